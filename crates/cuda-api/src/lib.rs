@@ -1,0 +1,1 @@
+//! CUDA driver and NVML types, and the one table of C signatures.

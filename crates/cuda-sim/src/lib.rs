@@ -1,0 +1,1 @@
+//! A simulated board of GPUs, shared by all processes through one file.

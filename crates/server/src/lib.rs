@@ -1,0 +1,1 @@
+//! Serve, health, metrics, logging, shutdown: once for every daemon.

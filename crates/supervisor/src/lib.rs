@@ -1,0 +1,1 @@
+//! Beside containers on a node: reads their regions safely, reaps, publishes targets.

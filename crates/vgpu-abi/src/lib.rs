@@ -1,0 +1,1 @@
+//! The files that the host and a container share: limits, targets, usage region.

@@ -1,0 +1,1 @@
+//! Whole programs under the library: linkage styles, kills, races, real clients.

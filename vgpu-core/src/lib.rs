@@ -1,0 +1,1 @@
+//! libvgpu.so: gives a program its share of a GPU and no more.

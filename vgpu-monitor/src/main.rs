@@ -1,0 +1,3 @@
+//! The node agent: usage of every container for Prometheus on port 31993.
+
+fn main() {}

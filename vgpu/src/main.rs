@@ -1,0 +1,3 @@
+//! The command people type: run, top, set, oom, sim.
+
+fn main() {}

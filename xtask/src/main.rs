@@ -1,0 +1,3 @@
+//! What cargo cannot say: header, generated code, dist, checks.
+
+fn main() {}
