@@ -93,10 +93,6 @@ handles! {
     NvmlDevice;
     /// A set of events that somebody waits for.
     NvmlEventSet;
-    /// A GPU instance of a card in MIG mode.
-    NvmlGpuInstance;
-    /// A compute instance within a GPU instance.
-    NvmlComputeInstance;
 }
 
 /// The version word that versioned structures carry: the structure's size with its version above.
@@ -129,7 +125,6 @@ macro_rules! nvml_functions {
             fn nvmlDeviceGetAccountingMode(device: NvmlDevice, mode: *mut u32);
             fn nvmlDeviceGetAccountingPids(device: NvmlDevice, count: *mut u32, pids: *mut u32);
             fn nvmlDeviceGetAccountingStats(device: NvmlDevice, pid: u32, stats: *mut NvmlAccountingStats);
-            fn nvmlDeviceGetAdaptiveClockInfoStatus(device: NvmlDevice, adaptive_clock_status: *mut u32);
             fn nvmlDeviceGetApplicationsClock(device: NvmlDevice, clock_type: u32, clock_mhz: *mut u32);
             fn nvmlDeviceGetArchitecture(device: NvmlDevice, arch: *mut u32);
             fn nvmlDeviceGetAttributes(device: NvmlDevice, attributes: *mut NvmlDeviceAttributes);
@@ -162,26 +157,18 @@ macro_rules! nvml_functions {
             fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig_device: NvmlDevice, device: *mut NvmlDevice);
             fn nvmlDeviceGetDisplayActive(device: NvmlDevice, is_active: *mut u32);
             fn nvmlDeviceGetDisplayMode(device: NvmlDevice, display: *mut u32);
-            fn nvmlDeviceGetDriverModel(device: NvmlDevice, current: *mut u32, pending: *mut u32);
             fn nvmlDeviceGetEccMode(device: NvmlDevice, current: *mut u32, pending: *mut u32);
             fn nvmlDeviceGetEncoderCapacity(device: NvmlDevice, encoder_query_type: u32, encoder_capacity: *mut u32);
             fn nvmlDeviceGetEncoderStats(device: NvmlDevice, session_count: *mut u32, average_fps: *mut u32, average_latency: *mut u32);
             fn nvmlDeviceGetEncoderUtilization(device: NvmlDevice, utilization: *mut u32, sampling_period_us: *mut u32);
             fn nvmlDeviceGetEnforcedPowerLimit(device: NvmlDevice, limit: *mut u32);
-            fn nvmlDeviceGetFanControlPolicy_v2(device: NvmlDevice, fan: u32, policy: *mut u32);
             fn nvmlDeviceGetFanSpeed(device: NvmlDevice, speed: *mut u32);
             fn nvmlDeviceGetFanSpeed_v2(device: NvmlDevice, fan: u32, speed: *mut u32);
             fn nvmlDeviceGetFieldValues(device: NvmlDevice, values_count: i32, values: *mut NvmlFieldValue);
-            fn nvmlDeviceGetGpcClkMinMaxVfOffset(device: NvmlDevice, min_offset: *mut i32, max_offset: *mut i32);
-            fn nvmlDeviceGetGpcClkVfOffset(device: NvmlDevice, offset: *mut i32);
-            fn nvmlDeviceGetGpuInstanceById(device: NvmlDevice, id: u32, gpu_instance: *mut NvmlGpuInstance);
             fn nvmlDeviceGetGpuInstanceId(device: NvmlDevice, id: *mut u32);
             fn nvmlDeviceGetGpuInstanceProfileInfo(device: NvmlDevice, profile: u32, info: *mut NvmlGpuInstanceProfileInfo);
             fn nvmlDeviceGetGpuInstanceProfileInfoV(device: NvmlDevice, profile: u32, info: *mut NvmlGpuInstanceProfileInfoV2);
-            fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: NvmlDevice, profile_id: u32, count: *mut u32);
-            fn nvmlDeviceGetGpuInstances(device: NvmlDevice, profile_id: u32, gpu_instances: *mut NvmlGpuInstance, count: *mut u32);
             fn nvmlDeviceGetGpuMaxPcieLinkGeneration(device: NvmlDevice, max_link_gen_device: *mut u32);
-            fn nvmlDeviceGetGpuOperationMode(device: NvmlDevice, current: *mut u32, pending: *mut u32);
             fn nvmlDeviceGetGraphicsRunningProcesses(device: NvmlDevice, info_count: *mut u32, infos: *mut NvmlProcessInfoV1);
             fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: NvmlDevice, info_count: *mut u32, infos: *mut NvmlProcessInfo);
             fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: NvmlDevice, info_count: *mut u32, infos: *mut NvmlProcessInfo);
@@ -205,8 +192,6 @@ macro_rules! nvml_functions {
             fn nvmlDeviceGetMaxMigDeviceCount(device: NvmlDevice, count: *mut u32);
             fn nvmlDeviceGetMaxPcieLinkGeneration(device: NvmlDevice, max_link_gen: *mut u32);
             fn nvmlDeviceGetMaxPcieLinkWidth(device: NvmlDevice, max_link_width: *mut u32);
-            fn nvmlDeviceGetMemClkMinMaxVfOffset(device: NvmlDevice, min_offset: *mut i32, max_offset: *mut i32);
-            fn nvmlDeviceGetMemClkVfOffset(device: NvmlDevice, offset: *mut i32);
             fn nvmlDeviceGetMemoryAffinity(device: NvmlDevice, node_set_size: u32, node_set: *mut c_ulong, scope: u32);
             fn nvmlDeviceGetMemoryBusWidth(device: NvmlDevice, bus_width: *mut u32);
             fn nvmlDeviceGetMemoryErrorCounter(device: NvmlDevice, error_type: u32, counter_type: u32, location_type: u32, count: *mut u64);
@@ -223,9 +208,6 @@ macro_rules! nvml_functions {
             fn nvmlDeviceGetNumFans(device: NvmlDevice, num_fans: *mut u32);
             fn nvmlDeviceGetNumGpuCores(device: NvmlDevice, num_cores: *mut u32);
             fn nvmlDeviceGetNumaNodeId(device: NvmlDevice, node: *mut u32);
-            fn nvmlDeviceGetNvLinkCapability(device: NvmlDevice, link: u32, capability: u32, cap_result: *mut u32);
-            fn nvmlDeviceGetNvLinkErrorCounter(device: NvmlDevice, link: u32, counter: u32, counter_value: *mut u64);
-            fn nvmlDeviceGetNvLinkRemoteDeviceType(device: NvmlDevice, link: u32, nv_link_device_type: *mut u32);
             fn nvmlDeviceGetNvLinkState(device: NvmlDevice, link: u32, is_active: *mut u32);
             fn nvmlDeviceGetNvLinkVersion(device: NvmlDevice, link: u32, version: *mut u32);
             fn nvmlDeviceGetOfaUtilization(device: NvmlDevice, utilization: *mut u32, sampling_period_us: *mut u32);
@@ -248,13 +230,13 @@ macro_rules! nvml_functions {
             fn nvmlDeviceGetPowerState(device: NvmlDevice, state: *mut u32);
             fn nvmlDeviceGetPowerUsage(device: NvmlDevice, power: *mut u32);
             fn nvmlDeviceGetProcessUtilization(device: NvmlDevice, utilization: *mut NvmlProcessUtilizationSample, process_samples_count: *mut u32, last_seen_time_stamp: u64);
-            fn nvmlDeviceGetProcessesUtilizationInfo(device: NvmlDevice, proceses_util_info: *mut NvmlProcessesUtilizationInfo);
+            fn nvmlDeviceGetProcessesUtilizationInfo(device: NvmlDevice, info: *mut NvmlProcessesUtilizationInfo);
             fn nvmlDeviceGetRemappedRows(device: NvmlDevice, corr_rows: *mut u32, unc_rows: *mut u32, is_pending: *mut u32, failure_occurred: *mut u32);
             fn nvmlDeviceGetRetiredPages(device: NvmlDevice, cause: u32, page_count: *mut u32, addresses: *mut u64);
             fn nvmlDeviceGetRetiredPagesPendingStatus(device: NvmlDevice, is_pending: *mut u32);
             fn nvmlDeviceGetRetiredPages_v2(device: NvmlDevice, cause: u32, page_count: *mut u32, addresses: *mut u64, timestamps: *mut u64);
             fn nvmlDeviceGetRowRemapperHistogram(device: NvmlDevice, values: *mut NvmlRowRemapperHistogram);
-            fn nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, plist: *mut NvmlProcessDetailList);
+            fn nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: *mut NvmlProcessDetailList);
             fn nvmlDeviceGetSamples(device: NvmlDevice, kind: u32, last_seen_time_stamp: u64, sample_val_type: *mut u32, sample_count: *mut u32, samples: *mut NvmlSample);
             fn nvmlDeviceGetSerial(device: NvmlDevice, serial: *mut c_char, length: u32);
             fn nvmlDeviceGetSupportedClocksEventReasons(device: NvmlDevice, supported_clocks_event_reasons: *mut u64);
@@ -286,11 +268,6 @@ macro_rules! nvml_functions {
             fn nvmlGetExcludedDeviceCount(device_count: *mut u32);
             fn nvmlGpmQueryDeviceSupport(device: NvmlDevice, gpm_support: *mut NvmlGpmSupport);
             fn nvmlGpmQueryIfStreamingEnabled(device: NvmlDevice, state: *mut u32);
-            fn nvmlGpuInstanceGetComputeInstanceById(gpu_instance: NvmlGpuInstance, id: u32, compute_instance: *mut NvmlComputeInstance);
-            fn nvmlGpuInstanceGetComputeInstanceProfileInfo(gpu_instance: NvmlGpuInstance, profile: u32, eng_profile: u32, info: *mut NvmlComputeInstanceProfileInfo);
-            fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(gpu_instance: NvmlGpuInstance, profile_id: u32, count: *mut u32);
-            fn nvmlGpuInstanceGetComputeInstances(gpu_instance: NvmlGpuInstance, profile_id: u32, compute_instances: *mut NvmlComputeInstance, count: *mut u32);
-            fn nvmlGpuInstanceGetInfo(gpu_instance: NvmlGpuInstance, info: *mut NvmlGpuInstanceInfo);
             fn nvmlInit();
             fn nvmlInitWithFlags(flags: u32);
             fn nvmlInit_v2();

@@ -1,7 +1,7 @@
 //! NVML's structures, laid out as C lays them out, as far as a hook or the simulated library reads
 //! or writes them. Plain values; who owns the memory behind a pointer is the caller's business.
 
-use crate::nvml::{NO_INSTANCE, NvmlDevice, NvmlGpuInstance, NvmlReturn, c_char, struct_version};
+use crate::nvml::{NO_INSTANCE, NvmlDevice, NvmlReturn, c_char, struct_version};
 
 macro_rules! structs {
     ($($(#[$doc:meta])* struct $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* } size $size:literal;)*) => {$(
@@ -388,58 +388,6 @@ structs! {
         /// "MIG 1g.5gb".
         name: [c_char; 96],
     } size 152;
-
-    /// A GPU instance that exists.
-    struct NvmlGpuInstanceInfo {
-        /// Its card.
-        device: NvmlDevice,
-        /// Its id.
-        id: u32,
-        /// Of which profile.
-        profile_id: u32,
-        /// First slice.
-        placement_start: u32,
-        /// Slices.
-        placement_size: u32,
-    } size 24;
-
-    /// A kind of compute instance that a GPU instance can be cut into.
-    struct NvmlComputeInstanceProfileInfo {
-        /// Its id.
-        id: u32,
-        /// Slices that it takes.
-        slice_count: u32,
-        /// How many fit into an empty GPU instance.
-        instance_count: u32,
-        /// Multiprocessors.
-        multiprocessor_count: u32,
-        /// Copy engines.
-        shared_copy_engine_count: u32,
-        /// Decoders.
-        shared_decoder_count: u32,
-        /// Encoders.
-        shared_encoder_count: u32,
-        /// JPEG engines.
-        shared_jpeg_count: u32,
-        /// Optical flow engines.
-        shared_ofa_count: u32,
-    } size 36;
-
-    /// A compute instance that exists.
-    struct NvmlComputeInstanceInfo {
-        /// Its card.
-        device: NvmlDevice,
-        /// Its GPU instance.
-        gpu_instance: NvmlGpuInstance,
-        /// Its id.
-        id: u32,
-        /// Of which profile.
-        profile_id: u32,
-        /// First slice.
-        placement_start: u32,
-        /// Slices.
-        placement_size: u32,
-    } size 32;
 
     /// Whether a device has the GPM counters.
     struct NvmlGpmSupport {
