@@ -1,1 +1,25 @@
-//! The files that the host and a container share: limits, targets, usage region.
+//! The files that the host and a container share: limits and targets (the host writes), usage
+//! region (the container writes). Owns their layout, the reserve algorithm, slots and liveness.
+//!
+//! Never logs, never allocates on a hot path, never waits longer than 100 ms for somebody else,
+//! and knows nothing of CUDA or Kubernetes: a device is an index and a text, a charge is bytes.
+
+#![deny(unsafe_code)]
+
+pub mod size;
+
+pub mod layout;
+
+#[cfg(not(loom))]
+pub mod limits;
+#[cfg(not(loom))]
+pub mod targets;
+
+pub mod budget;
+#[cfg(not(loom))]
+pub mod region;
+
+#[cfg(not(loom))]
+pub mod host;
+
+mod atomic;

@@ -1,0 +1,18 @@
+//! Which atomics the crate stands on: the machine's, or loom's model of them under `--cfg loom`.
+//! Owns nothing else.
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// Orders an earlier read-modify-write before later loads.
+///
+/// On the machine the `SeqCst` accesses around it do that already and this is nothing. loom treats
+/// a `SeqCst` access as `AcqRel` and models only the fence, so under loom it is the fence.
+#[inline(always)]
+pub(crate) fn seq_cst_point() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}

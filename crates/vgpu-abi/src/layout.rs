@@ -1,0 +1,459 @@
+//! What the shared files look like, byte for byte: a wire format between two releases. Owns every
+//! offset, size and magic number, and states them beside the types, so that a moved field does not
+//! compile.
+//!
+//! Never holds a pointer, never means anything by padding, and never moves a field: what is new
+//! takes reserved room and, where an old reader would be misled by it, a new version.
+
+use crate::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+/// Devices that one container can have.
+pub const MAX_DEVICES: usize = 16;
+/// Processes that one container can have at a time.
+pub const MAX_SLOTS: usize = 1024;
+/// Objects that several processes hold together, at a time.
+pub const MAX_SHARED: usize = 2048;
+/// Refusals that are remembered.
+pub const MAX_OOMS: usize = 64;
+/// The largest holders that a refusal names.
+pub const MAX_HOLDERS: usize = 5;
+/// Bytes of a device's UUID text, zero-padded.
+pub const UUID_BYTES: usize = 96;
+/// Bytes of the name of the refused call, zero-padded.
+pub const CALL_BYTES: usize = 48;
+/// Groups of hooks that are counted apart.
+pub const HOOK_GROUPS: usize = 16;
+/// 64-bit words of a bitmap with one bit for each slot.
+pub const SLOT_WORDS: usize = 16;
+
+/// First eight bytes of a usage region: `vgpuREGN`.
+pub const REGION_MAGIC: u64 = 0x4e47_4552_7570_6776;
+/// Version of the usage region.
+pub const REGION_VERSION: u32 = 1;
+/// First eight bytes of a limits file: `vgpuLIMT`.
+pub const LIMITS_MAGIC: u64 = 0x544d_494c_7570_6776;
+/// Version of the limits file.
+pub const LIMITS_VERSION: u32 = 1;
+/// First eight bytes of a targets file: `vgpuTRGT`.
+pub const TARGETS_MAGIC: u64 = 0x5447_5254_7570_6776;
+/// Version of the targets file.
+pub const TARGETS_VERSION: u32 = 1;
+
+/// A charge word (`confirmed`, `pending`): its low 44 bits are bytes.
+pub const CHARGE_BYTES_MASK: u64 = 0x0000_0fff_ffff_ffff;
+/// A charge word: from this bit on, ten bits count how often bytes were added, so that a reader
+/// sees whether two looks at it belong to one moment.
+pub const CHARGE_COUNT_SHIFT: u32 = 44;
+/// A charge word: from this bit on, ten bits repeat the slot's generation, so that a write that
+/// was meant for the slot's former owner fails.
+pub const CHARGE_TAG_SHIFT: u32 = 54;
+
+/// A slot that nobody uses.
+pub const SLOT_FREE: u32 = 0;
+/// A slot that somebody is about to use.
+pub const SLOT_JOINING: u32 = 1;
+/// A slot in use.
+pub const SLOT_USED: u32 = 2;
+
+/// A place in the shared-object table that nobody uses.
+pub const SHARED_FREE: u32 = 0;
+/// A place in the shared-object table that is being filled or cleared.
+pub const SHARED_CHANGING: u32 = 1;
+/// A place in the shared-object table whose charge stands.
+pub const SHARED_LIVE: u32 = 2;
+
+/// Record locks of a region lie beyond every byte of it: the one on this byte plus the slot says
+/// that the slot's owner lives.
+pub const LOCK_SLOTS: u64 = 1 << 40;
+/// On this byte plus the device: who decides about a device that is full.
+pub const LOCK_DEVICES: u64 = (1 << 40) + (1 << 20);
+/// On this byte: who changes the shared-object table.
+pub const LOCK_SHARED: u64 = (1 << 40) + (2 << 20);
+
+/// Head of the usage region. Everything is written by the tenant and judged by the host.
+#[repr(C, align(64))]
+pub struct RegionHeader {
+    /// [`REGION_MAGIC`].
+    pub magic: AtomicU64,
+    /// [`REGION_VERSION`]; stored last, so 0 is a region that was never finished.
+    pub version: AtomicU32,
+    /// Size of this header.
+    pub header_bytes: AtomicU32,
+    /// Size of the file.
+    pub region_bytes: AtomicU64,
+    /// Devices in the table that mean something.
+    pub device_count: AtomicU32,
+    /// [`MAX_DEVICES`].
+    pub device_capacity: AtomicU32,
+    /// [`MAX_SLOTS`].
+    pub slot_capacity: AtomicU32,
+    /// Size of a [`Slot`].
+    pub slot_bytes: AtomicU32,
+    /// [`MAX_SHARED`].
+    pub shared_capacity: AtomicU32,
+    /// [`MAX_OOMS`].
+    pub oom_capacity: AtomicU32,
+    /// When the region was made, nanoseconds since 1970.
+    pub created_unix_ns: AtomicU64,
+    /// Room for what a later version says once.
+    pub reserved_0: [AtomicU64; 9],
+    /// Slots below this one were in use at some time; no other slot has ever been written.
+    pub slots_high_water: AtomicU32,
+    /// The same for the shared-object table.
+    pub shared_high_water: AtomicU32,
+    /// Room that keeps the next field on a line of its own.
+    pub reserved_1: [AtomicU64; 7],
+    /// One bit for each slot: set before its first charge, cleared after its last.
+    pub slots_in_use: [AtomicU64; SLOT_WORDS],
+    /// Requests that were refused for want of room.
+    pub refused: AtomicU64,
+    /// Bounded waits for another party that ran out.
+    pub waits_ran_out: AtomicU64,
+    /// Slot locks that were lost (a program closed the file) and taken again.
+    pub locks_retaken: AtomicU64,
+    /// Processes that found their slot taken away and joined again.
+    pub rejoined: AtomicU64,
+    /// Slots of dead processes that were cleared.
+    pub reaped: AtomicU64,
+    /// Objects that found no place in the shared-object table.
+    pub shared_full: AtomicU64,
+    /// Refusals recorded so far; the last one stands at this number less one, modulo
+    /// [`MAX_OOMS`].
+    pub ooms: AtomicU64,
+    /// Processes that found no free slot.
+    pub slots_full: AtomicU64,
+    /// Hooked calls of processes that are gone, by group.
+    pub past_hook_calls: [AtomicU64; HOOK_GROUPS],
+    /// Room for what a later version counts.
+    pub reserved_2: [AtomicU64; 448],
+}
+
+/// One device of the container, in the order in which the container sees them.
+#[repr(C, align(64))]
+pub struct RegionDevice {
+    /// UUID text, zero-padded; empty where the region was made without knowing it.
+    pub uuid: [AtomicU8; UUID_BYTES],
+    /// Room that keeps the next field on a line of its own.
+    pub reserved_0: [AtomicU64; 4],
+    /// Bytes of all shared objects on this device: a charge word without a tag.
+    pub shared: AtomicU64,
+    /// What a context was seen to take, bytes; 0 where nobody has looked yet.
+    pub context_bytes: AtomicU64,
+    /// What a module was seen to take, bytes; 0 where nobody has looked yet.
+    pub module_bytes: AtomicU64,
+    /// Size of the device, bytes; 0 where it is not known.
+    pub physical_bytes: AtomicU64,
+    /// Room for the rest of the line.
+    pub reserved_1: [AtomicU64; 4],
+    /// Compute credit of the container on this device, nanoseconds, two's complement.
+    pub credit_ns: AtomicU64,
+    /// When credit was last refilled, nanoseconds of the monotonic clock.
+    pub credit_at_ns: AtomicU64,
+    /// GPU time that the container was seen to use, nanoseconds.
+    pub busy_ns: AtomicU64,
+    /// Room for compute.
+    pub reserved_2: [AtomicU64; 5],
+}
+
+/// Who owns a slot.
+#[repr(C, align(64))]
+pub struct SlotHead {
+    /// [`SLOT_FREE`], [`SLOT_JOINING`] or [`SLOT_USED`].
+    pub state: AtomicU32,
+    /// Process id in the owner's own namespace.
+    pub pid: AtomicU32,
+    /// Raised whenever the slot changes hands; its low ten bits tag the charge words.
+    pub generation: AtomicU64,
+    /// Start time of the process, in clock ticks since boot (`/proc/PID/stat`, field 22).
+    pub start_time: AtomicU64,
+    /// Inode of the process's pid namespace; 0 where it could not be read.
+    pub pid_namespace: AtomicU64,
+    /// Where the process's stack starts (`/proc/PID/stat`, field 28): another value under the
+    /// same pid and start time is another program after `exec`. 0 where it could not be read.
+    pub start_stack: AtomicU64,
+    /// When the slot was taken, nanoseconds since 1970.
+    pub joined_unix_ns: AtomicU64,
+    /// Name of the program (`/proc/PID/comm`), zero-padded.
+    pub name: [AtomicU8; 16],
+    /// Hooked calls by group.
+    pub hook_calls: [AtomicU64; HOOK_GROUPS],
+    /// Room for what a later version knows of a process.
+    pub reserved: [AtomicU64; 8],
+}
+
+/// What one process uses of one device. Only its own process and, once that is dead, a reaper
+/// write it.
+#[repr(C, align(64))]
+pub struct DeviceUse {
+    /// Charge word: what the driver has given.
+    pub confirmed: AtomicU64,
+    /// Of `confirmed`: contexts, bytes.
+    pub contexts: AtomicU64,
+    /// Of `confirmed`: modules, bytes.
+    pub modules: AtomicU64,
+    /// Room for more kinds.
+    pub reserved_0: [AtomicU64; 5],
+    /// Charge word: what has been asked of the driver and is not answered yet.
+    pub pending: AtomicU64,
+    /// Launches.
+    pub launches: AtomicU64,
+    /// GPU time used, nanoseconds.
+    pub busy_ns: AtomicU64,
+    /// Compute credit leased and not used yet, nanoseconds.
+    pub leased_ns: AtomicU64,
+    /// Estimated GPU time of the work in flight, nanoseconds.
+    pub in_flight_ns: AtomicU64,
+    /// Share of the device in the last window, thousandths.
+    pub busy_permille: AtomicU32,
+    /// The process's priority on this device, 0 is the highest.
+    pub priority: AtomicU32,
+    /// Room for compute.
+    pub reserved_1: [AtomicU64; 2],
+}
+
+/// A process: who it is, and what it uses of each device.
+#[repr(C, align(64))]
+pub struct Slot {
+    /// Who it is.
+    pub head: SlotHead,
+    /// What it uses.
+    pub devices: [DeviceUse; MAX_DEVICES],
+}
+
+/// An object that several processes may hold: its charge stands here, once.
+#[repr(C, align(64))]
+pub struct SharedObject {
+    /// [`SHARED_FREE`], [`SHARED_CHANGING`] or [`SHARED_LIVE`].
+    pub state: AtomicU32,
+    /// Index of the device.
+    pub device: AtomicU32,
+    /// What names it, the same in every process.
+    pub key: [AtomicU64; 2],
+    /// Its charge, bytes.
+    pub bytes: AtomicU64,
+    /// Room that keeps the next field on a line of its own.
+    pub reserved: [AtomicU64; 4],
+    /// One bit for each slot that holds it.
+    pub holders: [AtomicU64; SLOT_WORDS],
+}
+
+/// Somebody who held memory when a request was refused.
+#[repr(C)]
+pub struct OomHolder {
+    /// Process id in its own namespace; 0 ends the list; `UINT32_MAX` stands for shared objects.
+    pub pid: AtomicU32,
+    /// Its slot.
+    pub slot: AtomicU32,
+    /// What it held, bytes.
+    pub bytes: AtomicU64,
+}
+
+/// A refusal.
+#[repr(C, align(64))]
+pub struct OomEntry {
+    /// Twice its number plus two; odd while it is being written; stored last.
+    pub sequence: AtomicU64,
+    /// Nanoseconds since 1970.
+    pub time_unix_ns: AtomicU64,
+    /// Who asked: process id in its own namespace.
+    pub pid: AtomicU32,
+    /// Index of the device.
+    pub device: AtomicU32,
+    /// How many bytes were asked for.
+    pub asked: AtomicU64,
+    /// The limit then.
+    pub limit: AtomicU64,
+    /// What was used then.
+    pub used: AtomicU64,
+    /// Why: 0 full, 1 a wait ran out, 2 closed.
+    pub why: AtomicU32,
+    /// Room.
+    pub reserved_0: AtomicU32,
+    /// The refused call, zero-padded.
+    pub call: [AtomicU8; CALL_BYTES],
+    /// The largest holders, largest first.
+    pub holders: [OomHolder; MAX_HOLDERS],
+    /// Room.
+    pub reserved_1: [AtomicU64; 9],
+}
+
+/// The usage region: one file, written by the container, `pread` by the host.
+#[repr(C, align(64))]
+pub struct RegionLayout {
+    /// What it is.
+    pub header: RegionHeader,
+    /// Its devices.
+    pub devices: [RegionDevice; MAX_DEVICES],
+    /// The last refusals, a ring.
+    pub ooms: [OomEntry; MAX_OOMS],
+    /// Objects that several processes hold.
+    pub shared: [SharedObject; MAX_SHARED],
+    /// Processes.
+    pub slots: [Slot; MAX_SLOTS],
+}
+
+/// Head of a file that the host owns (limits, targets). Two copies of the content follow.
+#[repr(C, align(64))]
+pub struct HostFileHeader {
+    /// [`LIMITS_MAGIC`] or [`TARGETS_MAGIC`].
+    pub magic: AtomicU64,
+    /// Version of the content; stored last.
+    pub version: AtomicU32,
+    /// Size of one copy.
+    pub copy_bytes: AtomicU32,
+    /// Size of the file.
+    pub file_bytes: AtomicU64,
+    /// Generation times two, plus which copy holds it: one store flips both.
+    pub current: AtomicU64,
+    /// When the owner last looked after the file, nanoseconds of the monotonic clock.
+    pub heartbeat_ns: AtomicU64,
+    /// Room.
+    pub reserved: [AtomicU64; 507],
+}
+
+/// What a container may use of one device.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LimitsDevice {
+    /// UUID text, zero-padded; empty stands for "the device at this index".
+    pub uuid: [u8; UUID_BYTES],
+    /// Memory limit, bytes; 0 is no cap.
+    pub memory_bytes: u64,
+    /// Size of the device, bytes; 0 where it is not known.
+    pub physical_bytes: u64,
+    /// What a context is expected to take, bytes; 0 where it is not known.
+    pub context_bytes: u64,
+    /// What a module is expected to take, bytes; 0 where it is not known.
+    pub module_bytes: u64,
+    /// Share of compute time, percent; 0 and 100 are no cap.
+    pub core_percent: u32,
+    /// Room.
+    pub reserved_0: u32,
+    /// Room.
+    pub reserved_1: [u64; 7],
+}
+
+/// One copy of the limits.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LimitsCopy {
+    /// [`LIMITS_VERSION`].
+    pub version: u32,
+    /// Devices that mean something.
+    pub device_count: u32,
+    /// Raised with every change.
+    pub generation: u64,
+    /// Priority, 0 is the highest.
+    pub priority: u32,
+    /// 0 default, 1 force, 2 floor, 3 disable.
+    pub policy: u32,
+    /// Devices that are not named: 0 deny, 1 allow.
+    pub unlisted: u32,
+    /// Room.
+    pub reserved_0: [u32; 9],
+    /// What the container may use.
+    pub devices: [LimitsDevice; MAX_DEVICES],
+    /// Room.
+    pub reserved_1: [u64; 119],
+    /// Over everything before it.
+    pub checksum: u64,
+}
+
+/// The limits: one file, written by the host, mapped read-only by the container.
+#[repr(C, align(64))]
+pub struct LimitsLayout {
+    /// What it is, and which copy counts.
+    pub header: HostFileHeader,
+    /// The copies.
+    pub copies: [LimitsCopy; 2],
+}
+
+/// What the host knows of one process.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TargetsEntry {
+    /// Generation of the file's content that this entry belongs to.
+    pub generation: u64,
+    /// Generation of the slot that it speaks of.
+    pub slot_generation: u64,
+    /// Process id on the host; 0 where it is not known.
+    pub host_pid: u32,
+    /// Room.
+    pub reserved_0: u32,
+    /// What the driver takes for contexts and modules beyond the process's own allocations, by
+    /// device, bytes.
+    pub overhead_bytes: [u64; MAX_DEVICES],
+    /// Target of the compute arbiter by device, thousandths of the device; 0 is none.
+    pub target_permille: [u32; MAX_DEVICES],
+    /// Room.
+    pub reserved_1: [u64; 4],
+    /// Over everything before it.
+    pub checksum: u64,
+}
+
+/// One copy of the targets.
+#[repr(C, align(64))]
+pub struct TargetsCopy {
+    /// By slot. Only those in use are written.
+    pub entries: [TargetsEntry; MAX_SLOTS],
+}
+
+/// The targets: one file, written by the host, mapped read-only by the container.
+#[repr(C, align(64))]
+pub struct TargetsLayout {
+    /// What it is, and which copy counts.
+    pub header: HostFileHeader,
+    /// The copies.
+    pub copies: [TargetsCopy; 2],
+}
+
+/// States a layout beside its type: a change that moves a field does not compile.
+///
+/// loom's atomics have a size of their own, so under loom nothing is stated.
+macro_rules! assert_layout {
+    ($type:ident: size $size:expr, align $align:expr $(, $field:ident @ $offset:expr)* $(,)?) => {
+        #[cfg(not(loom))]
+        const _: () = {
+            assert!(size_of::<$type>() == $size, concat!("size of ", stringify!($type)));
+            assert!(align_of::<$type>() == $align, concat!("alignment of ", stringify!($type)));
+            $(assert!(
+                std::mem::offset_of!($type, $field) == $offset,
+                concat!("offset of ", stringify!($type), ".", stringify!($field)),
+            );)*
+        };
+    };
+}
+
+assert_layout!(RegionHeader: size 4096, align 64, magic @ 0, version @ 8, header_bytes @ 12,
+    region_bytes @ 16, device_count @ 24, device_capacity @ 28, slot_capacity @ 32,
+    slot_bytes @ 36, shared_capacity @ 40, oom_capacity @ 44, created_unix_ns @ 48,
+    slots_high_water @ 128, shared_high_water @ 132, slots_in_use @ 192, refused @ 320,
+    waits_ran_out @ 328, locks_retaken @ 336, rejoined @ 344, reaped @ 352, shared_full @ 360,
+    ooms @ 368, slots_full @ 376, past_hook_calls @ 384, reserved_2 @ 512);
+assert_layout!(RegionDevice: size 256, align 64, uuid @ 0, shared @ 128, context_bytes @ 136,
+    module_bytes @ 144, physical_bytes @ 152, credit_ns @ 192, credit_at_ns @ 200, busy_ns @ 208);
+assert_layout!(SlotHead: size 256, align 64, state @ 0, pid @ 4, generation @ 8, start_time @ 16,
+    pid_namespace @ 24, start_stack @ 32, joined_unix_ns @ 40, name @ 48, hook_calls @ 64,
+    reserved @ 192);
+assert_layout!(DeviceUse: size 128, align 64, confirmed @ 0, contexts @ 8, modules @ 16,
+    pending @ 64, launches @ 72, busy_ns @ 80, leased_ns @ 88, in_flight_ns @ 96,
+    busy_permille @ 104, priority @ 108);
+assert_layout!(Slot: size 2304, align 64, head @ 0, devices @ 256);
+assert_layout!(SharedObject: size 192, align 64, state @ 0, device @ 4, key @ 8, bytes @ 24,
+    holders @ 64);
+assert_layout!(OomHolder: size 16, align 8, pid @ 0, slot @ 4, bytes @ 8);
+assert_layout!(OomEntry: size 256, align 64, sequence @ 0, time_unix_ns @ 8, pid @ 16,
+    device @ 20, asked @ 24, limit @ 32, used @ 40, why @ 48, call @ 56, holders @ 104);
+assert_layout!(RegionLayout: size 2_777_088, align 64, header @ 0, devices @ 4096, ooms @ 8192,
+    shared @ 24_576, slots @ 417_792);
+assert_layout!(HostFileHeader: size 4096, align 64, magic @ 0, version @ 8, copy_bytes @ 12,
+    file_bytes @ 16, current @ 24, heartbeat_ns @ 32);
+assert_layout!(LimitsDevice: size 192, align 8, uuid @ 0, memory_bytes @ 96, physical_bytes @ 104,
+    context_bytes @ 112, module_bytes @ 120, core_percent @ 128);
+assert_layout!(LimitsCopy: size 4096, align 64, version @ 0, device_count @ 4, generation @ 8,
+    priority @ 16, policy @ 20, unlisted @ 24, devices @ 64, checksum @ 4088);
+assert_layout!(LimitsLayout: size 12_288, align 64, header @ 0, copies @ 4096);
+assert_layout!(TargetsEntry: size 256, align 64, generation @ 0, slot_generation @ 8,
+    host_pid @ 16, overhead_bytes @ 24, target_permille @ 152, checksum @ 248);
+assert_layout!(TargetsCopy: size 262_144, align 64, entries @ 0);
+assert_layout!(TargetsLayout: size 528_384, align 64, header @ 0, copies @ 4096);
