@@ -1,6 +1,8 @@
 //! NVML as its callers see it: return codes, handles, and the one table of signatures.
 //! The structures stand in `nvml_structs.rs`. Nothing here calls NVML or decides anything.
 
+use core::ffi::CStr;
+
 pub use core::ffi::{c_char, c_ulong, c_void};
 
 pub use crate::nvml_structs::*;
@@ -19,8 +21,11 @@ macro_rules! returns {
 
             /// The code's text, worded as the real library words it; `None` for a code unknown here.
             #[must_use]
-            pub const fn text(self) -> Option<&'static str> {
-                match self.0 { $($code => Some($text),)* _ => None }
+            pub fn text(self) -> Option<&'static CStr> {
+                match self.0 {
+                    $($code => CStr::from_bytes_until_nul(concat!($text, "\0").as_bytes()).ok(),)*
+                    _ => None,
+                }
             }
         }
     };
@@ -313,7 +318,7 @@ mod tests {
         assert_eq!(NvmlReturn(4242).text(), None);
         assert_eq!(
             NvmlReturn::INSUFFICIENT_SIZE.text(),
-            Some("Insufficient Size")
+            Some(c"Insufficient Size")
         );
     }
 }

@@ -1,0 +1,880 @@
+//! What NVML says of one device: names, memory, clocks, heat. The card is a made-up one for data
+//! centres; what such a card does not have (a display, NVLink, an encoder's licence) is answered as a
+//! real one would.
+
+use cuda_api::nvml::*;
+
+use crate::border::{Answer, field, get, put, put_list, put_text, text};
+use crate::card::{self, Card};
+use crate::mig;
+use crate::state::{Target, handle, ready, target, whole};
+
+pub(crate) const MEMORY_MHZ: u32 = 1_593;
+const POWER_LIMIT_MW: u32 = 300_000;
+const ON: u32 = 1;
+const OFF: u32 = 0;
+
+// Which devices there are, and how to name one.
+
+pub(crate) fn nvmlDeviceGetCount(count: *mut u32) -> Answer {
+    ready()?;
+    put(count, card::count() as u32)
+}
+
+pub(crate) fn nvmlDeviceGetCount_v2(count: *mut u32) -> Answer {
+    nvmlDeviceGetCount(count)
+}
+
+pub(crate) fn nvmlDeviceGetHandleByIndex(index: u32, device: *mut NvmlDevice) -> Answer {
+    ready()?;
+    let card = Card::at(index as usize).ok_or(NvmlReturn::INVALID_ARGUMENT)?;
+    if card.lost() {
+        return Err(NvmlReturn::GPU_IS_LOST);
+    }
+    put(device, handle(card, None))
+}
+
+pub(crate) fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: *mut NvmlDevice) -> Answer {
+    nvmlDeviceGetHandleByIndex(index, device)
+}
+
+/// The card that `is` holds for.
+fn find(device: *mut NvmlDevice, is: impl Fn(Card) -> bool) -> Answer {
+    ready()?;
+    let card = Card::all()
+        .find(|&card| is(card))
+        .ok_or(NvmlReturn::NOT_FOUND)?;
+    if card.lost() {
+        return Err(NvmlReturn::GPU_IS_LOST);
+    }
+    put(device, handle(card, None))
+}
+
+pub(crate) fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut NvmlDevice) -> Answer {
+    let uuid = text(uuid)?;
+    if uuid.starts_with("MIG-") {
+        ready()?;
+        let (card, slice) = mig::by_uuid(&uuid).ok_or(NvmlReturn::NOT_FOUND)?;
+        return put(device, handle(card, Some(slice.index)));
+    }
+    find(device, |card| card.uuid() == uuid)
+}
+
+pub(crate) fn nvmlDeviceGetHandleBySerial(
+    serial: *const c_char,
+    device: *mut NvmlDevice,
+) -> Answer {
+    let serial = text(serial)?;
+    find(device, |card| card.serial() == serial)
+}
+
+pub(crate) fn nvmlDeviceGetHandleByPciBusId(id: *const c_char, device: *mut NvmlDevice) -> Answer {
+    let id = text(id)?;
+    let place = bus_id(&id).ok_or(NvmlReturn::INVALID_ARGUMENT)?;
+    find(device, |card| {
+        (card.pci_domain(), card.pci_bus(), 0) == place
+    })
+}
+
+pub(crate) fn nvmlDeviceGetHandleByPciBusId_v2(
+    id: *const c_char,
+    device: *mut NvmlDevice,
+) -> Answer {
+    nvmlDeviceGetHandleByPciBusId(id, device)
+}
+
+/// `[domain:]bus:device[.function]`, in hexadecimal digits of either case.
+fn bus_id(text: &str) -> Option<(u32, u32, u32)> {
+    let place = text.split_once('.').map_or(text, |(place, _)| place);
+    let parts: Vec<u32> = place
+        .split(':')
+        .map(|part| u32::from_str_radix(part, 16).ok())
+        .collect::<Option<_>>()?;
+    match parts[..] {
+        [domain, bus, device] => Some((domain, bus, device)),
+        [bus, device] => Some((0, bus, device)),
+        _ => None,
+    }
+}
+
+pub(crate) fn nvmlDeviceGetIndex(device: NvmlDevice, index: *mut u32) -> Answer {
+    match target(device)? {
+        Target::Card(card) => put(index, card.index() as u32),
+        Target::Mig(_, slice) => put(index, slice.index),
+    }
+}
+
+pub(crate) fn nvmlDeviceGetMinorNumber(device: NvmlDevice, minor: *mut u32) -> Answer {
+    put(minor, target(device)?.card().index() as u32)
+}
+
+pub(crate) fn nvmlDeviceGetModuleId(device: NvmlDevice, id: *mut u32) -> Answer {
+    put(id, whole(device)?.index() as u32)
+}
+
+pub(crate) fn nvmlDeviceGetUUID(device: NvmlDevice, uuid: *mut c_char, length: u32) -> Answer {
+    match target(device)? {
+        Target::Card(card) => put_text(uuid, length, &card.uuid()),
+        Target::Mig(card, slice) => put_text(uuid, length, &mig::uuid(card, slice.index)),
+    }
+}
+
+pub(crate) fn nvmlDeviceGetSerial(device: NvmlDevice, serial: *mut c_char, length: u32) -> Answer {
+    put_text(serial, length, &target(device)?.card().serial())
+}
+
+pub(crate) fn nvmlDeviceGetName(device: NvmlDevice, name: *mut c_char, length: u32) -> Answer {
+    match target(device)? {
+        Target::Card(card) => put_text(name, length, &card.name()),
+        Target::Mig(card, slice) => put_text(
+            name,
+            length,
+            &format!("{} MIG {}", card.name(), slice.name()),
+        ),
+    }
+}
+
+// Where it sits.
+
+const DEVICE_ID: u32 = 0x20b5_10de;
+const SUBSYSTEM_ID: u32 = 0x1533_10de;
+
+fn legacy_id<const N: usize>(card: Card) -> [c_char; N] {
+    field(&format!(
+        "{:04X}:{:02X}:00.0",
+        card.pci_domain(),
+        card.pci_bus()
+    ))
+}
+
+fn long_id<const N: usize>(card: Card) -> [c_char; N] {
+    field(&format!(
+        "{:08X}:{:02X}:00.0",
+        card.pci_domain(),
+        card.pci_bus()
+    ))
+}
+
+pub(crate) fn nvmlDeviceGetPciInfo(device: NvmlDevice, pci: *mut NvmlPciInfoV1) -> Answer {
+    let card = target(device)?.card();
+    put(
+        pci,
+        NvmlPciInfoV1 {
+            bus_id: legacy_id(card),
+            domain: card.pci_domain(),
+            bus: card.pci_bus(),
+            device: 0,
+            device_id: DEVICE_ID,
+        },
+    )
+}
+
+pub(crate) fn nvmlDeviceGetPciInfo_v2(device: NvmlDevice, pci: *mut NvmlPciInfoV2) -> Answer {
+    let card = target(device)?.card();
+    put(
+        pci,
+        NvmlPciInfoV2 {
+            bus_id: legacy_id(card),
+            domain: card.pci_domain(),
+            bus: card.pci_bus(),
+            device: 0,
+            device_id: DEVICE_ID,
+            subsystem_id: SUBSYSTEM_ID,
+            reserved: [0; 4],
+        },
+    )
+}
+
+pub(crate) fn nvmlDeviceGetPciInfo_v3(device: NvmlDevice, pci: *mut NvmlPciInfo) -> Answer {
+    let card = target(device)?.card();
+    put(
+        pci,
+        NvmlPciInfo {
+            bus_id_legacy: legacy_id(card),
+            domain: card.pci_domain(),
+            bus: card.pci_bus(),
+            device: 0,
+            device_id: DEVICE_ID,
+            subsystem_id: SUBSYSTEM_ID,
+            bus_id: long_id(card),
+        },
+    )
+}
+
+pub(crate) fn nvmlDeviceGetPciInfoExt(device: NvmlDevice, pci: *mut NvmlPciInfoExt) -> Answer {
+    if get(pci)?.version != NvmlPciInfoExt::VERSION {
+        return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
+    }
+    let card = target(device)?.card();
+    put(
+        pci,
+        NvmlPciInfoExt {
+            version: NvmlPciInfoExt::VERSION,
+            domain: card.pci_domain(),
+            bus: card.pci_bus(),
+            device: 0,
+            device_id: DEVICE_ID,
+            subsystem_id: SUBSYSTEM_ID,
+            base_class: 3,
+            sub_class: 2,
+            bus_id: long_id(card),
+        },
+    )
+}
+
+pub(crate) fn nvmlDeviceGetTopologyCommonAncestor(
+    device1: NvmlDevice,
+    device2: NvmlDevice,
+    level: *mut u32,
+) -> Answer {
+    const INTERNAL: u32 = 0;
+    const HOST_BRIDGE: u32 = 30;
+    let same = whole(device1)? == whole(device2)?;
+    put(level, if same { INTERNAL } else { HOST_BRIDGE })
+}
+
+pub(crate) fn nvmlDeviceGetTopologyNearestGpus(
+    device: NvmlDevice,
+    level: u32,
+    count: *mut u32,
+    devices: *mut NvmlDevice,
+) -> Answer {
+    const HOST_BRIDGE: u32 = 30;
+    let own = whole(device)?;
+    let near: Vec<NvmlDevice> = Card::all()
+        .filter(|&card| level == HOST_BRIDGE && card != own)
+        .map(|card| handle(card, None))
+        .collect();
+    if get(count)? == 0 {
+        return put(count, near.len() as u32);
+    }
+    put_list(count, devices, &near)
+}
+
+pub(crate) fn nvmlDeviceGetP2PStatus(
+    device1: NvmlDevice,
+    device2: NvmlDevice,
+    _index: u32,
+    status: *mut u32,
+) -> Answer {
+    whole(device1)?;
+    whole(device2)?;
+    put(status, 0)
+}
+
+pub(crate) fn nvmlDeviceOnSameBoard(
+    device1: NvmlDevice,
+    device2: NvmlDevice,
+    same: *mut i32,
+) -> Answer {
+    put(same, i32::from(whole(device1)? == whole(device2)?))
+}
+
+/// All processors that the machine has.
+fn affinity(size: u32, set: *mut c_ulong) -> Answer {
+    if set.is_null() || size == 0 {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    for word in 0..size as usize {
+        let bits = processors.saturating_sub(word * 64);
+        let mask = if bits >= 64 {
+            c_ulong::MAX
+        } else {
+            (1 << bits) - 1
+        };
+        // `word` is below the size that the caller gives its array.
+        put(set.wrapping_add(word), mask)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn nvmlDeviceGetCpuAffinity(device: NvmlDevice, size: u32, set: *mut c_ulong) -> Answer {
+    whole(device)?;
+    affinity(size, set)
+}
+
+pub(crate) fn nvmlDeviceGetCpuAffinityWithinScope(
+    device: NvmlDevice,
+    size: u32,
+    set: *mut c_ulong,
+    _scope: u32,
+) -> Answer {
+    whole(device)?;
+    affinity(size, set)
+}
+
+pub(crate) fn nvmlDeviceGetMemoryAffinity(
+    device: NvmlDevice,
+    size: u32,
+    set: *mut c_ulong,
+    _scope: u32,
+) -> Answer {
+    whole(device)?;
+    if set.is_null() || size == 0 {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    for word in 0..size as usize {
+        put(set.wrapping_add(word), c_ulong::from(word == 0))?;
+    }
+    Ok(())
+}
+
+// Memory.
+
+/// (total, reserved, used without the reserve) in bytes.
+fn memory(device: NvmlDevice) -> Result<(u64, u64, u64), NvmlReturn> {
+    Ok(match target(device)? {
+        Target::Card(card) => (card.total(), card.reserved(), card.used()),
+        Target::Mig(card, slice) => {
+            let used = card
+                .processes()
+                .iter()
+                .filter(|process| process.instance == slice.gpu_instance)
+                .map(|process| process.bytes)
+                .sum();
+            (slice.bytes, 0, used)
+        }
+    })
+}
+
+pub(crate) fn nvmlDeviceGetMemoryInfo(device: NvmlDevice, info: *mut NvmlMemory) -> Answer {
+    let (total, reserved, used) = memory(device)?;
+    let used = used.saturating_add(reserved).min(total);
+    put(
+        info,
+        NvmlMemory {
+            total,
+            free: total - used,
+            used,
+        },
+    )
+}
+
+pub(crate) fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, info: *mut NvmlMemoryV2) -> Answer {
+    if get(info)?.version != NvmlMemoryV2::VERSION {
+        return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
+    }
+    let (total, reserved, used) = memory(device)?;
+    let free = total.saturating_sub(used).saturating_sub(reserved);
+    put(
+        info,
+        NvmlMemoryV2 {
+            version: NvmlMemoryV2::VERSION,
+            total,
+            reserved,
+            free,
+            used,
+        },
+    )
+}
+
+pub(crate) fn nvmlDeviceGetBAR1MemoryInfo(device: NvmlDevice, info: *mut NvmlBar1Memory) -> Answer {
+    let total = match target(device)? {
+        Target::Card(card) => card.total().next_power_of_two(),
+        Target::Mig(_, slice) => slice.bytes.next_power_of_two(),
+    };
+    let used = 2 << 20;
+    put(
+        info,
+        NvmlBar1Memory {
+            total,
+            free: total.saturating_sub(used),
+            used,
+        },
+    )
+}
+
+pub(crate) fn nvmlDeviceGetMemoryBusWidth(device: NvmlDevice, width: *mut u32) -> Answer {
+    whole(device)?;
+    put(width, 5120)
+}
+
+// Answers that are the same for every card.
+
+macro_rules! constants {
+    ($($name:ident($($arg:ident: $ty:ty),*) => { $($out:ident: $value:expr),* };)*) => {$(
+        pub(crate) fn $name(device: NvmlDevice, $($arg: $ty,)* $($out: constants!(@out $out)),*) -> Answer {
+            $(let _: $ty = $arg;)*
+            whole(device)?;
+            $(put($out, $value)?;)*
+            Ok(())
+        }
+    )*};
+    (@out long) => { *mut u64 };
+    (@out $out:ident) => { *mut u32 };
+}
+
+const SPEED_MBPS: u32 = 16_000;
+const MAX_SPEED_16000: u32 = 4;
+const CLOCK_IDLE: u64 = 1;
+
+constants! {
+    nvmlDeviceGetAPIRestriction(_api: u32) => { restricted: OFF };
+    nvmlDeviceGetAutoBoostedClocksEnabled() => { enabled: ON, default: ON };
+    nvmlDeviceGetBrand() => { brand: 2 };
+    nvmlDeviceGetBusType() => { bus: 2 };
+    nvmlDeviceGetComputeMode() => { mode: 0 };
+    nvmlDeviceGetCurrPcieLinkGeneration() => { generation: 4 };
+    nvmlDeviceGetCurrPcieLinkWidth() => { width: 16 };
+    nvmlDeviceGetMaxPcieLinkGeneration() => { generation: 4 };
+    nvmlDeviceGetMaxPcieLinkWidth() => { width: 16 };
+    nvmlDeviceGetGpuMaxPcieLinkGeneration() => { generation: 4 };
+    nvmlDeviceGetPcieLinkMaxSpeed() => { speed: MAX_SPEED_16000 };
+    nvmlDeviceGetPcieSpeed() => { speed: SPEED_MBPS };
+    nvmlDeviceGetPcieReplayCounter() => { count: 0 };
+    nvmlDeviceGetDefaultEccMode() => { mode: ON };
+    nvmlDeviceGetEccMode() => { current: ON, pending: ON };
+    nvmlDeviceGetDisplayActive() => { active: OFF };
+    nvmlDeviceGetDisplayMode() => { mode: OFF };
+    nvmlDeviceGetEncoderCapacity(_kind: u32) => { percent: 100 };
+    nvmlDeviceGetEncoderStats() => { sessions: 0, fps: 0, latency: 0 };
+    nvmlDeviceGetDecoderUtilization() => { percent: 0, period_us: 167_000 };
+    nvmlDeviceGetEncoderUtilization() => { percent: 0, period_us: 167_000 };
+    nvmlDeviceGetJpgUtilization() => { percent: 0, period_us: 167_000 };
+    nvmlDeviceGetOfaUtilization() => { percent: 0, period_us: 167_000 };
+    nvmlDeviceGetEnforcedPowerLimit() => { milliwatts: POWER_LIMIT_MW };
+    nvmlDeviceGetPowerManagementLimit() => { milliwatts: POWER_LIMIT_MW };
+    nvmlDeviceGetPowerManagementDefaultLimit() => { milliwatts: POWER_LIMIT_MW };
+    nvmlDeviceGetPowerManagementLimitConstraints() => { least: 100_000, most: POWER_LIMIT_MW };
+    nvmlDeviceGetPowerManagementMode() => { mode: ON };
+    nvmlDeviceGetPowerSource() => { source: 0 };
+    nvmlDeviceGetPersistenceMode() => { mode: ON };
+    nvmlDeviceGetInforomConfigurationChecksum() => { checksum: 0x5eed };
+    nvmlDeviceGetIrqNum() => { irq: 64 };
+    nvmlDeviceGetMinMaxFanSpeed() => { least: 0, most: 100 };
+    nvmlDeviceGetNumFans() => { fans: 1 };
+    nvmlDeviceGetFanSpeed() => { percent: 30 };
+    nvmlDeviceGetMultiGpuBoard() => { multi: 0 };
+    nvmlDeviceGetRetiredPagesPendingStatus() => { pending: OFF };
+    nvmlDeviceGetRemappedRows() => { correctable: 0, uncorrectable: 0, pending: 0, failed: 0 };
+    nvmlDeviceGetPcieThroughput(_counter: u32) => { kib_per_s: 0 };
+    nvmlDeviceGetSupportedClocksEventReasons() => { long: 0x1ff };
+    nvmlDeviceGetSupportedClocksThrottleReasons() => { long: 0x1ff };
+    nvmlDeviceGetSupportedEventTypes() => { long: crate::event::SUPPORTED };
+    nvmlDeviceGetTotalEccErrors(_error: u32, _counter: u32) => { long: 0 };
+    nvmlDeviceGetMemoryErrorCounter(_error: u32, _counter: u32, _location: u32) => { long: 0 };
+    nvmlDeviceGetVirtualizationMode() => { mode: 0 };
+    nvmlGpmQueryIfStreamingEnabled() => { state: OFF };
+}
+
+pub(crate) fn nvmlDeviceGetNvLinkState(
+    device: NvmlDevice,
+    _link: u32,
+    _active: *mut u32,
+) -> Answer {
+    whole(device)?;
+    Err(NvmlReturn::NOT_SUPPORTED)
+}
+
+pub(crate) fn nvmlDeviceGetNvLinkVersion(
+    device: NvmlDevice,
+    _link: u32,
+    _version: *mut u32,
+) -> Answer {
+    whole(device)?;
+    Err(NvmlReturn::NOT_SUPPORTED)
+}
+
+/// The machine has one memory node, so the driver names none.
+pub(crate) fn nvmlDeviceGetNumaNodeId(device: NvmlDevice, _node: *mut u32) -> Answer {
+    whole(device)?;
+    Err(NvmlReturn::NOT_SUPPORTED)
+}
+
+fn only_fan(device: NvmlDevice, fan: u32, speed: *mut u32) -> Answer {
+    whole(device)?;
+    if fan != 0 {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    put(speed, 30)
+}
+
+pub(crate) fn nvmlDeviceGetFanSpeed_v2(device: NvmlDevice, fan: u32, speed: *mut u32) -> Answer {
+    only_fan(device, fan, speed)
+}
+
+pub(crate) fn nvmlDeviceGetTargetFanSpeed(device: NvmlDevice, fan: u32, speed: *mut u32) -> Answer {
+    only_fan(device, fan, speed)
+}
+
+pub(crate) fn nvmlGpmQueryDeviceSupport(device: NvmlDevice, info: *mut NvmlGpmSupport) -> Answer {
+    whole(device)?;
+    let version = get(info)?.version;
+    put(
+        info,
+        NvmlGpmSupport {
+            version,
+            is_supported: 0,
+        },
+    )
+}
+
+// Texts.
+
+pub(crate) fn nvmlDeviceGetBoardPartNumber(
+    device: NvmlDevice,
+    part: *mut c_char,
+    length: u32,
+) -> Answer {
+    whole(device)?;
+    put_text(part, length, "900-00000-0000-000")
+}
+
+pub(crate) fn nvmlDeviceGetVbiosVersion(
+    device: NvmlDevice,
+    version: *mut c_char,
+    length: u32,
+) -> Answer {
+    whole(device)?;
+    put_text(version, length, "92.00.45.00.03")
+}
+
+pub(crate) fn nvmlDeviceGetInforomImageVersion(
+    device: NvmlDevice,
+    version: *mut c_char,
+    length: u32,
+) -> Answer {
+    whole(device)?;
+    put_text(version, length, "1001.0200.00.03")
+}
+
+pub(crate) fn nvmlDeviceGetInforomVersion(
+    device: NvmlDevice,
+    object: u32,
+    version: *mut c_char,
+    length: u32,
+) -> Answer {
+    whole(device)?;
+    match object {
+        0 => put_text(version, length, "2.0"),
+        1 => put_text(version, length, "6.16"),
+        2 => Err(NvmlReturn::NOT_SUPPORTED),
+        _ => Err(NvmlReturn::INVALID_ARGUMENT),
+    }
+}
+
+// What it can do.
+
+pub(crate) fn nvmlDeviceGetArchitecture(device: NvmlDevice, architecture: *mut u32) -> Answer {
+    put(
+        architecture,
+        match target(device)?.card().capability() {
+            (3, _) => 2,
+            (5, _) => 3,
+            (6, _) => 4,
+            (7, 0..=4) => 5,
+            (7, _) => 6,
+            (8, 9) => 8,
+            (8, _) => 7,
+            (9, _) => 9,
+            (10.., _) => 10,
+            _ => u32::MAX,
+        },
+    )
+}
+
+pub(crate) fn nvmlDeviceGetCudaComputeCapability(
+    device: NvmlDevice,
+    major: *mut i32,
+    minor: *mut i32,
+) -> Answer {
+    let capability = target(device)?.card().capability();
+    put(major, capability.0)?;
+    put(minor, capability.1)
+}
+
+pub(crate) fn nvmlDeviceGetNumGpuCores(device: NvmlDevice, cores: *mut u32) -> Answer {
+    put(cores, whole(device)?.multiprocessors() * 64)
+}
+
+pub(crate) fn nvmlDeviceGetBoardId(device: NvmlDevice, id: *mut u32) -> Answer {
+    put(id, whole(device)?.pci_bus() << 8)
+}
+
+// Clocks, heat and power: made up, but moving with the load so that a graph has something to show.
+
+fn clock(card: Card, kind: u32) -> Result<u32, NvmlReturn> {
+    match kind {
+        0 | 1 => Ok(card.sm_mhz()),
+        2 => Ok(MEMORY_MHZ),
+        3 => Ok(1_290),
+        _ => Err(NvmlReturn::INVALID_ARGUMENT),
+    }
+}
+
+fn most(kind: u32) -> Result<u32, NvmlReturn> {
+    match kind {
+        0 | 1 => Ok(card::SM_MHZ_MOST),
+        2 => Ok(MEMORY_MHZ),
+        3 => Ok(1_290),
+        _ => Err(NvmlReturn::INVALID_ARGUMENT),
+    }
+}
+
+pub(crate) fn nvmlDeviceGetClockInfo(device: NvmlDevice, kind: u32, mhz: *mut u32) -> Answer {
+    put(mhz, clock(whole(device)?, kind)?)
+}
+
+pub(crate) fn nvmlDeviceGetClock(device: NvmlDevice, kind: u32, id: u32, mhz: *mut u32) -> Answer {
+    let card = whole(device)?;
+    put(
+        mhz,
+        if id == 0 {
+            clock(card, kind)?
+        } else {
+            most(kind)?
+        },
+    )
+}
+
+macro_rules! most_clocks {
+    ($($name:ident)*) => {$(
+        pub(crate) fn $name(device: NvmlDevice, kind: u32, mhz: *mut u32) -> Answer {
+            whole(device)?;
+            put(mhz, most(kind)?)
+        }
+    )*};
+}
+
+most_clocks! {
+    nvmlDeviceGetMaxClockInfo nvmlDeviceGetApplicationsClock nvmlDeviceGetDefaultApplicationsClock
+    nvmlDeviceGetMaxCustomerBoostClock
+}
+
+pub(crate) fn nvmlDeviceGetMinMaxClockOfPState(
+    device: NvmlDevice,
+    kind: u32,
+    state: u32,
+    least_mhz: *mut u32,
+    most_mhz: *mut u32,
+) -> Answer {
+    whole(device)?;
+    if state != 0 {
+        return Err(NvmlReturn::NOT_SUPPORTED);
+    }
+    put(
+        least_mhz,
+        if kind == 2 {
+            MEMORY_MHZ
+        } else {
+            card::SM_MHZ_LEAST
+        },
+    )?;
+    put(most_mhz, most(kind)?)
+}
+
+pub(crate) fn nvmlDeviceGetSupportedMemoryClocks(
+    device: NvmlDevice,
+    count: *mut u32,
+    clocks: *mut u32,
+) -> Answer {
+    whole(device)?;
+    put_list(count, clocks, &[MEMORY_MHZ])
+}
+
+pub(crate) fn nvmlDeviceGetSupportedGraphicsClocks(
+    device: NvmlDevice,
+    memory_mhz: u32,
+    count: *mut u32,
+    clocks: *mut u32,
+) -> Answer {
+    whole(device)?;
+    if memory_mhz != MEMORY_MHZ {
+        return Err(NvmlReturn::NOT_FOUND);
+    }
+    let list: Vec<u32> = (card::SM_MHZ_LEAST..=card::SM_MHZ_MOST)
+        .rev()
+        .step_by(15)
+        .collect();
+    put_list(count, clocks, &list)
+}
+
+fn reasons(device: NvmlDevice, reasons: *mut u64) -> Answer {
+    let (busy, _) = whole(device)?.utilization();
+    put(reasons, if busy == 0 { CLOCK_IDLE } else { 0 })
+}
+
+pub(crate) fn nvmlDeviceGetCurrentClocksEventReasons(device: NvmlDevice, out: *mut u64) -> Answer {
+    reasons(device, out)
+}
+
+pub(crate) fn nvmlDeviceGetCurrentClocksThrottleReasons(
+    device: NvmlDevice,
+    out: *mut u64,
+) -> Answer {
+    reasons(device, out)
+}
+
+pub(crate) fn nvmlDeviceGetPerformanceState(device: NvmlDevice, state: *mut u32) -> Answer {
+    whole(device)?;
+    put(state, 0)
+}
+
+pub(crate) fn nvmlDeviceGetPowerState(device: NvmlDevice, state: *mut u32) -> Answer {
+    nvmlDeviceGetPerformanceState(device, state)
+}
+
+pub(crate) fn nvmlDeviceGetSupportedPerformanceStates(
+    device: NvmlDevice,
+    states: *mut u32,
+    bytes: u32,
+) -> Answer {
+    const UNKNOWN: u32 = 32;
+    whole(device)?;
+    let room = bytes as usize / size_of::<u32>();
+    if room == 0 {
+        return Err(NvmlReturn::INSUFFICIENT_SIZE);
+    }
+    for slot in 0..room {
+        // `slot` is below the size that the caller gives its array.
+        put(
+            states.wrapping_add(slot),
+            if slot == 0 { 0 } else { UNKNOWN },
+        )?;
+    }
+    Ok(())
+}
+
+pub(crate) fn nvmlDeviceGetTemperature(device: NvmlDevice, sensor: u32, out: *mut u32) -> Answer {
+    let card = whole(device)?;
+    if sensor != 0 {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    put(out, card.celsius())
+}
+
+pub(crate) fn nvmlDeviceGetTemperatureThreshold(
+    device: NvmlDevice,
+    threshold: u32,
+    out: *mut u32,
+) -> Answer {
+    whole(device)?;
+    match threshold {
+        0 => put(out, 92),
+        1 => put(out, 89),
+        2 => put(out, 95),
+        3 => put(out, 85),
+        4..=6 => Err(NvmlReturn::NOT_SUPPORTED),
+        _ => Err(NvmlReturn::INVALID_ARGUMENT),
+    }
+}
+
+pub(crate) fn nvmlDeviceGetPowerUsage(device: NvmlDevice, milliwatts: *mut u32) -> Answer {
+    put(milliwatts, whole(device)?.power_mw())
+}
+
+pub(crate) fn nvmlDeviceGetTotalEnergyConsumption(
+    device: NvmlDevice,
+    millijoules: *mut u64,
+) -> Answer {
+    put(millijoules, whole(device)?.energy_mj())
+}
+
+pub(crate) fn nvmlDeviceGetViolationStatus(
+    device: NvmlDevice,
+    _policy: u32,
+    time: *mut NvmlViolationTime,
+) -> Answer {
+    let (reference_time, _) = whole(device)?.sampled_us();
+    put(
+        time,
+        NvmlViolationTime {
+            reference_time,
+            violation_time: 0,
+        },
+    )
+}
+
+// Health: nothing is broken.
+
+pub(crate) fn nvmlDeviceGetRetiredPages(
+    device: NvmlDevice,
+    _cause: u32,
+    count: *mut u32,
+    addresses: *mut u64,
+) -> Answer {
+    whole(device)?;
+    put_list(count, addresses, &[])
+}
+
+pub(crate) fn nvmlDeviceGetRetiredPages_v2(
+    device: NvmlDevice,
+    cause: u32,
+    count: *mut u32,
+    addresses: *mut u64,
+    _timestamps: *mut u64,
+) -> Answer {
+    nvmlDeviceGetRetiredPages(device, cause, count, addresses)
+}
+
+pub(crate) fn nvmlDeviceGetRowRemapperHistogram(
+    device: NvmlDevice,
+    out: *mut NvmlRowRemapperHistogram,
+) -> Answer {
+    whole(device)?;
+    put(
+        out,
+        NvmlRowRemapperHistogram {
+            max: 640,
+            high: 0,
+            partial: 0,
+            low: 0,
+            none: 0,
+        },
+    )
+}
+
+/// Each field is answered by itself, with its own return code.
+pub(crate) fn nvmlDeviceGetFieldValues(
+    device: NvmlDevice,
+    count: i32,
+    values: *mut NvmlFieldValue,
+) -> Answer {
+    const MEMORY_TEMPERATURE: u32 = 82;
+    const ENERGY: u32 = 83;
+    const POWER_AVERAGE: u32 = 185;
+    const POWER_INSTANT: u32 = 186;
+    const POWER_LEAST: u32 = 187;
+    const POWER_MOST: u32 = 188;
+    const POWER_DEFAULT: u32 = 189;
+    const POWER_CURRENT: u32 = 190;
+    const POWER_REQUESTED: u32 = 192;
+    let card = whole(device)?;
+    if values.is_null() || count < 1 {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    let (now, _) = card.sampled_us();
+    for index in 0..count as usize {
+        // `index` is below the size that the caller gives its array.
+        let place = values.wrapping_add(index);
+        let mut answer = get(place)?;
+        let value = match answer.field_id {
+            1 | 2 => Some(u64::from(ON)),
+            3..=31 | 92..=95 | 142..=145 | 169 | 173..=183 => Some(0),
+            MEMORY_TEMPERATURE => Some(u64::from(card.celsius()) + 4),
+            ENERGY => Some(card.energy_mj()),
+            POWER_AVERAGE | POWER_INSTANT => Some(u64::from(card.power_mw())),
+            POWER_LEAST => Some(100_000),
+            POWER_MOST | POWER_DEFAULT | POWER_CURRENT | POWER_REQUESTED => {
+                Some(u64::from(POWER_LIMIT_MW))
+            }
+            _ => None,
+        };
+        answer.timestamp = now as i64;
+        answer.latency_us = 1;
+        answer.value_type = if matches!(answer.field_id, 1 | 2 | 82 | 185..=192) {
+            NvmlValue::UNSIGNED_INT
+        } else {
+            NvmlValue::UNSIGNED_LONG_LONG
+        };
+        answer.value = NvmlValue(value.unwrap_or(0));
+        answer.result = if value.is_some() {
+            NvmlReturn::SUCCESS
+        } else {
+            NvmlReturn::NOT_SUPPORTED
+        };
+        put(place, answer)?;
+    }
+    Ok(())
+}

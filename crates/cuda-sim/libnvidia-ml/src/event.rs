@@ -1,0 +1,98 @@
+//! Event sets: what somebody waits for. The board's faults are the only events that happen.
+
+use std::time::{Duration, Instant};
+
+use cuda_api::nvml::*;
+
+use crate::border::{Answer, get, put};
+use crate::card::Card;
+use crate::state::{handle, ready, whole};
+
+const XID: u64 = 8;
+/// XID errors, and what a real card would also offer but never happens here.
+pub(crate) const SUPPORTED: u64 = 0x1 | 0x2 | XID | 0x10;
+
+/// For each registered card, how many faults had been seen when it was registered.
+type Watched = Vec<(usize, u64)>;
+
+pub(crate) fn nvmlEventSetCreate(set: *mut NvmlEventSet) -> Answer {
+    ready()?;
+    if set.is_null() {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    let watched: Box<Watched> = Box::default();
+    put(set, NvmlEventSet(Box::into_raw(watched).cast()))
+}
+
+pub(crate) fn nvmlEventSetFree(set: NvmlEventSet) -> Answer {
+    ready()?;
+    if set.is_null() {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    // SAFETY: a set comes from `nvmlEventSetCreate` and is freed once, by the caller's word.
+    drop(unsafe { Box::from_raw(set.0.cast::<Watched>()) });
+    Ok(())
+}
+
+fn watched<'a>(set: NvmlEventSet) -> Result<&'a mut Watched, NvmlReturn> {
+    // SAFETY: a set comes from `nvmlEventSetCreate`, is not freed yet, and is used by one thread at
+    // a time, by the caller's word.
+    unsafe { set.0.cast::<Watched>().as_mut() }.ok_or(NvmlReturn::INVALID_ARGUMENT)
+}
+
+pub(crate) fn nvmlDeviceRegisterEvents(
+    device: NvmlDevice,
+    event_types: u64,
+    set: NvmlEventSet,
+) -> Answer {
+    let card = whole(device)?;
+    if event_types & !SUPPORTED != 0 {
+        return Err(NvmlReturn::NOT_SUPPORTED);
+    }
+    watched(set)?.push((card.index(), card.faults().0));
+    Ok(())
+}
+
+pub(crate) fn nvmlEventSetWait(
+    set: NvmlEventSet,
+    data: *mut NvmlEventData,
+    timeout_ms: u32,
+) -> Answer {
+    ready()?;
+    get(data)?;
+    let end = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
+    loop {
+        for (index, seen) in watched(set)?.iter_mut() {
+            let Some(card) = Card::at(*index) else {
+                continue;
+            };
+            let (count, xid) = card.faults();
+            if count > *seen {
+                *seen = count;
+                return put(
+                    data,
+                    NvmlEventData {
+                        device: handle(card, None),
+                        event_type: XID,
+                        event_data: xid,
+                        gpu_instance_id: NO_INSTANCE,
+                        compute_instance_id: NO_INSTANCE,
+                    },
+                );
+            }
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(NvmlReturn::TIMEOUT);
+        }
+        std::thread::sleep(left.min(Duration::from_millis(20)));
+    }
+}
+
+pub(crate) fn nvmlEventSetWait_v2(
+    set: NvmlEventSet,
+    data: *mut NvmlEventData,
+    timeout_ms: u32,
+) -> Answer {
+    nvmlEventSetWait(set, data, timeout_ms)
+}

@@ -1,0 +1,282 @@
+//! Who uses a device: process lists, utilisation by process, accounting. As coarse and as late as
+//! NVML is; the board decides both.
+
+use cuda_api::nvml::*;
+
+use crate::border::{Answer, get, put, put_list};
+use crate::card::{Card, Process};
+use crate::state::{Target, target, whole};
+
+/// The processes that compute on a device, with the MIG instance that they compute on.
+fn computing(device: NvmlDevice) -> Result<Vec<(Process, u32)>, NvmlReturn> {
+    Ok(match target(device)? {
+        Target::Card(card) => card
+            .processes()
+            .into_iter()
+            .map(|process| (process, process.instance))
+            .collect(),
+        Target::Mig(card, slice) => card
+            .processes()
+            .into_iter()
+            .filter(|process| process.instance == slice.gpu_instance)
+            .map(|process| (process, slice.gpu_instance))
+            .collect(),
+    })
+}
+
+fn list_v1(device: NvmlDevice, count: *mut u32, infos: *mut NvmlProcessInfoV1) -> Answer {
+    let list: Vec<_> = computing(device)?
+        .into_iter()
+        .map(|(process, _)| NvmlProcessInfoV1::new(process.pid, process.bytes))
+        .collect();
+    put_list(count, infos, &list)
+}
+
+fn list(device: NvmlDevice, count: *mut u32, infos: *mut NvmlProcessInfo) -> Answer {
+    let list: Vec<_> = computing(device)?
+        .into_iter()
+        .map(|(process, instance)| NvmlProcessInfo {
+            pid: process.pid,
+            used_gpu_memory: process.bytes,
+            gpu_instance_id: instance,
+            compute_instance_id: if instance == NO_INSTANCE {
+                NO_INSTANCE
+            } else {
+                0
+            },
+        })
+        .collect();
+    put_list(count, infos, &list)
+}
+
+/// Nobody draws on a simulated card, and no MPS server runs on it.
+fn nobody<T: Copy>(device: NvmlDevice, count: *mut u32, infos: *mut T) -> Answer {
+    target(device)?;
+    put_list(count, infos, &[])
+}
+
+macro_rules! process_lists {
+    ($($name:ident, $info:ty => $answer:ident;)*) => {$(
+        pub(crate) fn $name(device: NvmlDevice, count: *mut u32, infos: *mut $info) -> Answer {
+            $answer(device, count, infos)
+        }
+    )*};
+}
+
+process_lists! {
+    nvmlDeviceGetComputeRunningProcesses, NvmlProcessInfoV1 => list_v1;
+    nvmlDeviceGetComputeRunningProcesses_v2, NvmlProcessInfo => list;
+    nvmlDeviceGetComputeRunningProcesses_v3, NvmlProcessInfo => list;
+    nvmlDeviceGetGraphicsRunningProcesses, NvmlProcessInfoV1 => nobody;
+    nvmlDeviceGetGraphicsRunningProcesses_v2, NvmlProcessInfo => nobody;
+    nvmlDeviceGetGraphicsRunningProcesses_v3, NvmlProcessInfo => nobody;
+    nvmlDeviceGetMPSComputeRunningProcesses, NvmlProcessInfoV1 => nobody;
+    nvmlDeviceGetMPSComputeRunningProcesses_v2, NvmlProcessInfo => nobody;
+    nvmlDeviceGetMPSComputeRunningProcesses_v3, NvmlProcessInfo => nobody;
+}
+
+pub(crate) fn nvmlDeviceGetRunningProcessDetailList(
+    device: NvmlDevice,
+    list: *mut NvmlProcessDetailList,
+) -> Answer {
+    const COMPUTE: u32 = 0;
+    const MPS: u32 = 2;
+    let mut request = get(list)?;
+    if request.version != NvmlProcessDetailList::VERSION {
+        return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
+    }
+    if request.mode > MPS {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    let mut details = Vec::new();
+    if request.mode == COMPUTE {
+        details.extend(computing(device)?.into_iter().map(|(process, instance)| {
+            NvmlProcessDetail {
+                gpu_instance_id: instance,
+                compute_instance_id: if instance == NO_INSTANCE {
+                    NO_INSTANCE
+                } else {
+                    0
+                },
+                ..NvmlProcessDetail::new(process.pid, process.bytes)
+            }
+        }));
+    } else {
+        target(device)?;
+    }
+    let answer = put_list(&raw mut request.count, request.array, &details);
+    put(list, request)?;
+    answer
+}
+
+pub(crate) fn nvmlDeviceGetProcessUtilization(
+    device: NvmlDevice,
+    samples: *mut NvmlProcessUtilizationSample,
+    count: *mut u32,
+    last_seen: u64,
+) -> Answer {
+    let list: Vec<_> = whole(device)?
+        .process_samples(last_seen)
+        .into_iter()
+        .map(|sample| NvmlProcessUtilizationSample {
+            pid: sample.pid,
+            time_stamp: sample.time_us,
+            sm_util: sample.sm,
+            mem_util: sample.memory,
+            enc_util: 0,
+            dec_util: 0,
+        })
+        .collect();
+    get(count)?;
+    if list.is_empty() {
+        return Err(NvmlReturn::NOT_FOUND);
+    }
+    put_list(count, samples, &list)
+}
+
+pub(crate) fn nvmlDeviceGetProcessesUtilizationInfo(
+    device: NvmlDevice,
+    info: *mut NvmlProcessesUtilizationInfo,
+) -> Answer {
+    let mut request = get(info)?;
+    if request.version != NvmlProcessesUtilizationInfo::VERSION {
+        return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
+    }
+    let list: Vec<_> = whole(device)?
+        .process_samples(request.last_seen)
+        .into_iter()
+        .map(|sample| NvmlProcessUtilizationInfo {
+            time_stamp: sample.time_us,
+            pid: sample.pid,
+            sm_util: sample.sm,
+            mem_util: sample.memory,
+            enc_util: 0,
+            dec_util: 0,
+            jpg_util: 0,
+            ofa_util: 0,
+        })
+        .collect();
+    if list.is_empty() {
+        return Err(NvmlReturn::NOT_FOUND);
+    }
+    let answer = put_list(&raw mut request.count, request.array, &list);
+    put(info, request)?;
+    answer
+}
+
+pub(crate) fn nvmlDeviceGetUtilizationRates(
+    device: NvmlDevice,
+    utilization: *mut NvmlUtilization,
+) -> Answer {
+    let card = unpartitioned(device)?;
+    let (gpu, memory) = card.utilization();
+    put(utilization, NvmlUtilization { gpu, memory })
+}
+
+/// A card in MIG mode does not say how busy it is.
+fn unpartitioned(device: NvmlDevice) -> Result<Card, NvmlReturn> {
+    let card = whole(device)?;
+    if crate::mig::enabled(card) {
+        Err(NvmlReturn::NOT_SUPPORTED)
+    } else {
+        Ok(card)
+    }
+}
+
+pub(crate) fn nvmlDeviceGetSamples(
+    device: NvmlDevice,
+    kind: u32,
+    last_seen: u64,
+    value_type: *mut u32,
+    count: *mut u32,
+    samples: *mut NvmlSample,
+) -> Answer {
+    const POWER: u32 = 0;
+    const GPU: u32 = 1;
+    const MEMORY: u32 = 2;
+    const ENCODER: u32 = 3;
+    const DECODER: u32 = 4;
+    const SM_CLOCK: u32 = 5;
+    const MEMORY_CLOCK: u32 = 6;
+    let card = unpartitioned(device)?;
+    let (gpu, memory) = card.utilization();
+    let value = match kind {
+        POWER => card.power_mw(),
+        GPU => gpu,
+        MEMORY => memory,
+        ENCODER | DECODER => 0,
+        SM_CLOCK => card.sm_mhz(),
+        MEMORY_CLOCK => crate::device::MEMORY_MHZ,
+        _ => return Err(NvmlReturn::NOT_SUPPORTED),
+    };
+    put(value_type, NvmlValue::UNSIGNED_INT)?;
+    let (newest, period) = card.sampled_us();
+    // The driver keeps the last few seconds; this one knows only the present, so it repeats it.
+    let list: Vec<_> = (0..16)
+        .rev()
+        .map(|age| newest.saturating_sub(age * period))
+        .filter(|&time_stamp| time_stamp > last_seen)
+        .map(|time_stamp| NvmlSample {
+            time_stamp,
+            value: NvmlValue(u64::from(value)),
+        })
+        .collect();
+    if list.is_empty() {
+        return Err(NvmlReturn::NOT_FOUND);
+    }
+    // Asked without an array, NVML answers with the number alone.
+    if samples.is_null() {
+        return put(count, list.len() as u32);
+    }
+    let room = (get(count)? as usize).min(list.len());
+    put_list(count, samples, &list[list.len() - room..])
+}
+
+// Accounting is on, and remembers those who are alive.
+
+pub(crate) fn nvmlDeviceGetAccountingMode(device: NvmlDevice, mode: *mut u32) -> Answer {
+    whole(device)?;
+    put(mode, 1)
+}
+
+pub(crate) fn nvmlDeviceGetAccountingBufferSize(device: NvmlDevice, size: *mut u32) -> Answer {
+    whole(device)?;
+    put(size, 4000)
+}
+
+pub(crate) fn nvmlDeviceGetAccountingPids(
+    device: NvmlDevice,
+    count: *mut u32,
+    pids: *mut u32,
+) -> Answer {
+    let list: Vec<u32> = whole(device)?
+        .processes()
+        .iter()
+        .map(|process| process.pid)
+        .collect();
+    put_list(count, pids, &list)
+}
+
+pub(crate) fn nvmlDeviceGetAccountingStats(
+    device: NvmlDevice,
+    pid: u32,
+    stats: *mut NvmlAccountingStats,
+) -> Answer {
+    let processes = whole(device)?.processes();
+    let process = processes
+        .iter()
+        .find(|process| process.pid == pid)
+        .ok_or(NvmlReturn::NOT_FOUND)?;
+    put(
+        stats,
+        NvmlAccountingStats {
+            gpu_utilization: 0,
+            memory_utilization: 0,
+            max_memory_usage: process.bytes,
+            time: 0,
+            start_time: 0,
+            is_running: 1,
+            reserved: [0; 5],
+        },
+    )
+}
