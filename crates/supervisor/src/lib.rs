@@ -1,1 +1,16 @@
-//! Beside containers on a node: reads their regions safely, reaps, publishes targets.
+//! Beside containers on a node: finds their directories, reads their regions safely, asks NVML
+//! what the processes really hold, and publishes what only the host can know (targets). Used by
+//! the node agent and by `vgpu run`, `vgpu top`, `vgpu set` and `vgpu oom` alike.
+//!
+//! Never maps a file that a tenant can write, never takes a container's lock, never prints, and
+//! knows nothing of Kubernetes beyond the labels that it is handed.
+
+#![forbid(unsafe_code)]
+
+pub mod instance;
+
+pub mod view;
+
+pub mod gpu;
+
+pub mod overhead;

@@ -1,0 +1,193 @@
+//! The node's GPUs as NVML tells of them: which there are, how large, how busy, and what each
+//! process holds. Owns the one place where a product asks NVML.
+//!
+//! Never caches: each call asks the driver. One sick GPU never hides the others.
+
+use std::ffi::OsStr;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its number, as `nvidia-smi` counts.
+    pub index: u32,
+    /// Its UUID (`GPU-…`).
+    pub uuid: String,
+    /// Its model.
+    pub name: String,
+    /// Its memory, bytes.
+    pub memory_bytes: u64,
+    /// Used memory, bytes, by all processes and the driver together.
+    pub used_bytes: u64,
+    /// Busy part of the last sample period, percent; nothing where NVML does not say.
+    pub utilization_percent: Option<u32>,
+}
+
+/// What one process has on one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuProcess {
+    /// UUID of the GPU.
+    pub uuid: String,
+    /// Process id on the host.
+    pub pid: u32,
+    /// Memory, bytes; nothing where NVML does not say.
+    pub used_bytes: Option<u64>,
+    /// Its part of the GPU's busy time in the last sample period, percent; nothing where NVML does
+    /// not say.
+    pub utilization_percent: Option<u32>,
+}
+
+/// The GPUs, and those that could not be asked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// In order of index.
+    pub gpus: Vec<Gpu>,
+    /// A sentence for each GPU that did not answer.
+    pub faults: Vec<String>,
+}
+
+/// Why the GPUs cannot be asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GpuError {
+    /// No driver here.
+    #[error("cannot load libnvidia-ml.so.1, the NVIDIA driver's management library: {0}")]
+    NoLibrary(String),
+    /// A driver that does not answer.
+    #[error("{call}: {reason}")]
+    Call {
+        /// What was asked.
+        call: &'static str,
+        /// What NVML said.
+        reason: String,
+    },
+}
+
+/// Who can be asked about GPUs. The products ask [`NvmlGpus`]; a unit test brings its own.
+pub trait Gpus: Send {
+    /// Which GPUs there are.
+    ///
+    /// # Errors
+    /// Nothing can be asked at all.
+    fn inventory(&self) -> Result<Inventory, GpuError>;
+
+    /// What every process has on every GPU, as far as NVML says. Process ids are the host's.
+    ///
+    /// # Errors
+    /// Nothing can be asked at all.
+    fn processes(&self) -> Result<Vec<GpuProcess>, GpuError>;
+}
+
+/// The driver's own answers. With the simulated driver's directory in `LD_LIBRARY_PATH`, these are
+/// the simulated GPUs.
+#[derive(Debug)]
+pub struct NvmlGpus {
+    nvml: Nvml,
+}
+
+impl NvmlGpus {
+    /// Loads NVML and starts it.
+    ///
+    /// # Errors
+    /// There is no NVIDIA driver here, or it does not start.
+    pub fn open() -> Result<Self, GpuError> {
+        // The name without a version is there only where development files are installed.
+        let mut answer = Err(GpuError::NoLibrary(String::new()));
+        for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
+            match Nvml::builder().lib_path(OsStr::new(name)).init() {
+                Ok(nvml) => return Ok(Self { nvml }),
+                Err(NvmlError::LibloadingError(error)) => {
+                    if matches!(&answer, Err(GpuError::NoLibrary(text)) if text.is_empty()) {
+                        answer = Err(GpuError::NoLibrary(error.to_string()));
+                    }
+                }
+                Err(error) => return Err(call("nvmlInit_v2")(error)),
+            }
+        }
+        answer
+    }
+
+    fn gpu(&self, index: u32) -> Result<Gpu, GpuError> {
+        let device = self
+            .nvml
+            .device_by_index(index)
+            .map_err(call("nvmlDeviceGetHandleByIndex_v2"))?;
+        let memory = device
+            .memory_info()
+            .map_err(call("nvmlDeviceGetMemoryInfo_v2"))?;
+        Ok(Gpu {
+            index,
+            uuid: device.uuid().map_err(call("nvmlDeviceGetUUID"))?,
+            name: device.name().unwrap_or_else(|_| String::from("unknown")),
+            memory_bytes: memory.total,
+            used_bytes: memory.used,
+            utilization_percent: device.utilization_rates().ok().map(|rates| rates.gpu),
+        })
+    }
+}
+
+impl Gpus for NvmlGpus {
+    fn inventory(&self) -> Result<Inventory, GpuError> {
+        let count = self
+            .nvml
+            .device_count()
+            .map_err(call("nvmlDeviceGetCount_v2"))?;
+        let mut inventory = Inventory::default();
+        for index in 0..count {
+            match self.gpu(index) {
+                Ok(gpu) => inventory.gpus.push(gpu),
+                Err(error) => inventory.faults.push(format!("GPU {index}: {error}")),
+            }
+        }
+        Ok(inventory)
+    }
+
+    fn processes(&self) -> Result<Vec<GpuProcess>, GpuError> {
+        let count = self
+            .nvml
+            .device_count()
+            .map_err(call("nvmlDeviceGetCount_v2"))?;
+        let mut all: Vec<GpuProcess> = Vec::new();
+        for index in 0..count {
+            // A lost GPU: `inventory` says so, here it just has no processes.
+            let Ok(device) = self.nvml.device_by_index(index) else {
+                continue;
+            };
+            let Ok(uuid) = device.uuid() else { continue };
+            let samples = device.process_utilization_stats(None).unwrap_or_default();
+            let compute = device.running_compute_processes().unwrap_or_default();
+            let graphics = device.running_graphics_processes().unwrap_or_default();
+            let first_of_gpu = all.len();
+            for process in compute.into_iter().chain(graphics) {
+                // A process with a compute and a graphics context stands in both lists.
+                let known = all.iter().skip(first_of_gpu).any(|p| p.pid == process.pid);
+                if known {
+                    continue;
+                }
+                let newest = samples
+                    .iter()
+                    .filter(|sample| sample.pid == process.pid)
+                    .max_by_key(|sample| sample.timestamp);
+                all.push(GpuProcess {
+                    uuid: uuid.clone(),
+                    pid: process.pid,
+                    used_bytes: match process.used_gpu_memory {
+                        UsedGpuMemory::Used(bytes) => Some(bytes),
+                        UsedGpuMemory::Unavailable => None,
+                    },
+                    utilization_percent: newest.map(|sample| sample.sm_util),
+                });
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn call(call: &'static str) -> impl Fn(NvmlError) -> GpuError {
+    move |error| GpuError::Call {
+        call,
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,562 @@
+//! One directory for each container: `limits`, `targets` and `container.json`, which the host
+//! owns, and `region`, which the container writes. Owns how such a directory is made, found,
+//! judged alive and taken away.
+//!
+//! Never follows a symbolic link below the root that it was given, never deletes a name that it
+//! does not know, and never trusts a file that somebody else could have put there.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl, openat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+use serde::{Deserialize, Serialize};
+
+/// What the container may use; host-owned.
+pub const LIMITS: &str = "limits";
+/// What the host has measured; host-owned.
+pub const TARGETS: &str = "targets";
+/// Who uses what; the container's to write.
+pub const REGION: &str = "region";
+/// Whose directory it is; host-owned, and locked by the runner as long as that lives.
+pub const LABELS: &str = "container.json";
+
+/// Larger label files are not ours.
+const LABELS_MOST_BYTES: u64 = 256 << 10;
+/// Directories below a root that are looked into: `board/uid/name`, `root/pod/container`.
+const DEPTH: usize = 3;
+/// More entries than this in one directory are not read: somebody is playing.
+const ENTRIES_MOST: usize = 4096;
+
+/// Why a directory cannot be used as an instance.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InstanceError {
+    /// The system said no.
+    #[error("cannot {action} {path}: {errno}", path = path.display(), errno = errno.desc())]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The answer.
+        errno: Errno,
+    },
+    /// Not the kind of file that it must be.
+    #[error("{path} is not a {expected}", path = path.display())]
+    Kind {
+        /// What was looked at.
+        path: PathBuf,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// Somebody else could have written it.
+    #[error("{path} belongs to uid {owner} with mode {mode:03o}; it must belong to uid {expected} or root, and nobody else may write it", path = path.display())]
+    Ownership {
+        /// What was looked at.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Whose it must be.
+        expected: u32,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The labels cannot be read.
+    #[error("{path} is not a label file: {reason}", path = path.display())]
+    Labels {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Another runner has the directory.
+    #[error("{path} is in use by another runner", path = path.display())]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+impl InstanceError {
+    fn system(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(Errno) -> Self {
+        let path = path.into();
+        move |errno| Self::System {
+            action,
+            path,
+            errno,
+        }
+    }
+
+    /// What the system answered, where that is the reason.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::System { errno, .. } => Some(*errno),
+            _ => None,
+        }
+    }
+}
+
+/// `container.json`: whose directory it is. Every field may be missing, so that releases can be
+/// mixed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Labels {
+    /// What people call it; the directory's name under `vgpu run`.
+    pub name: String,
+    /// Kubernetes namespace; empty under `vgpu run`.
+    pub namespace: String,
+    /// Pod; empty under `vgpu run`.
+    pub pod: String,
+    /// Container; the name under `vgpu run`.
+    pub container: String,
+    /// Pod's uid; empty under `vgpu run`.
+    pub pod_uid: String,
+    /// The command with its arguments; empty in a pod.
+    pub command: Vec<String>,
+    /// When it was made, seconds since 1970.
+    pub created_unix: u64,
+    /// Process that supervises it; 0 where the node agent does.
+    pub runner_pid: u32,
+    /// Limits file of the container in which this one was started: its limits are a ceiling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outer_limits: Option<PathBuf>,
+}
+
+/// An instance's directory, held open, so that no rename can slip another one in.
+#[derive(Debug)]
+pub struct Instance {
+    path: PathBuf,
+    dir: OwnedFd,
+    owner: u32,
+}
+
+impl Instance {
+    /// Opens the directory.
+    ///
+    /// # Errors
+    /// It is missing, a link, no directory, or others may write it.
+    pub fn open(path: &Path) -> Result<Self, InstanceError> {
+        let dir = nix::fcntl::open(path, DIR_FLAGS, Mode::empty())
+            .map_err(|errno| dir_error(path, errno))?;
+        Self::adopt(path.to_owned(), dir)
+    }
+
+    fn open_at(parent: &OwnedFd, name: &[u8], path: PathBuf) -> Result<Self, InstanceError> {
+        let dir = openat(parent, name, DIR_FLAGS, Mode::empty())
+            .map_err(|errno| dir_error(&path, errno))?;
+        Self::adopt(path, dir)
+    }
+
+    fn adopt(path: PathBuf, dir: OwnedFd) -> Result<Self, InstanceError> {
+        let stat = fstat(&dir).map_err(InstanceError::system("look at", &path))?;
+        let mode = stat.st_mode & 0o7777;
+        if mode & 0o022 != 0 {
+            return Err(InstanceError::Ownership {
+                path,
+                owner: stat.st_uid,
+                expected: stat.st_uid,
+                mode,
+            });
+        }
+        Ok(Self {
+            path,
+            dir,
+            owner: stat.st_uid,
+        })
+    }
+
+    /// Makes the directory `name` below `parent` with its labels, locked by this process.
+    ///
+    /// Limits, targets and region are the caller's to put there: it knows the devices.
+    ///
+    /// # Errors
+    /// The name exists, or the disk is full, or the parent cannot be written.
+    pub fn create(
+        parent: &OwnedFd,
+        parent_path: &Path,
+        name: &str,
+        labels: &Labels,
+    ) -> Result<(Self, RunnerLock), InstanceError> {
+        let path = parent_path.join(name);
+        mkdirat(parent, name, Mode::from_bits_truncate(0o700))
+            .map_err(InstanceError::system("make", &path))?;
+        let instance = Self::open_at(parent, name.as_bytes(), path)?;
+        match instance.write_labels(labels) {
+            Ok(lock) => Ok((instance, lock)),
+            Err(error) => {
+                // Nothing else stands in a directory that was made a moment ago.
+                unlinkat(&instance.dir, LABELS, UnlinkatFlags::NoRemoveDir).ok();
+                unlinkat(parent, name, UnlinkatFlags::RemoveDir).ok();
+                Err(error)
+            }
+        }
+    }
+
+    fn write_labels(&self, labels: &Labels) -> Result<RunnerLock, InstanceError> {
+        let path = self.path.join(LABELS);
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let file = openat(&self.dir, LABELS, flags, Mode::from_bits_truncate(0o600))
+            .map_err(InstanceError::system("make", &path))?;
+        let mut file = File::from(file);
+        let lock = nix::libc::flock {
+            l_type: LOCK_WRITE,
+            ..whole_file()
+        };
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).map_err(InstanceError::system("lock", &path))?;
+        let text = serde_json::to_vec_pretty(labels).map_err(|error| InstanceError::Labels {
+            path: path.clone(),
+            reason: error.to_string(),
+        })?;
+        file.write_all(&text)
+            .and_then(|()| file.write_all(b"\n"))
+            .map_err(|error| InstanceError::System {
+                action: "write",
+                path,
+                errno: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
+            })?;
+        Ok(RunnerLock { file })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Uid that owns the directory.
+    #[must_use]
+    pub fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    /// The directory itself.
+    #[must_use]
+    pub fn dir(&self) -> &OwnedFd {
+        &self.dir
+    }
+
+    /// A path of one of its files that leads through the open directory, whatever was renamed
+    /// since.
+    #[must_use]
+    pub fn steady_path(&self, name: &str) -> PathBuf {
+        use std::os::fd::AsRawFd;
+        PathBuf::from(format!(
+            "/proc/self/fd/{}/{name}",
+            self.dir.as_fd().as_raw_fd()
+        ))
+    }
+
+    /// Opens a file that the host owns, and checks that it does.
+    ///
+    /// # Errors
+    /// It is missing, a link, no regular file, or somebody else could have written it.
+    pub fn host_file(&self, name: &str, write: bool) -> Result<File, InstanceError> {
+        let path = self.path.join(name);
+        let access = if write {
+            OFlag::O_RDWR
+        } else {
+            OFlag::O_RDONLY
+        };
+        let flags = access | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let file = openat(&self.dir, name, flags, Mode::empty()).map_err(|errno| match errno {
+            Errno::ELOOP => InstanceError::Kind {
+                path: path.clone(),
+                expected: "regular file",
+            },
+            errno => InstanceError::System {
+                action: "open",
+                path: path.clone(),
+                errno,
+            },
+        })?;
+        let stat = fstat(&file).map_err(InstanceError::system("look at", &path))?;
+        self.check_host_file(&path, &stat)?;
+        Ok(File::from(file))
+    }
+
+    fn check_host_file(&self, path: &Path, stat: &FileStat) -> Result<(), InstanceError> {
+        if SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
+            return Err(InstanceError::Kind {
+                path: path.to_owned(),
+                expected: "regular file",
+            });
+        }
+        let mode = stat.st_mode & 0o7777;
+        if (stat.st_uid != self.owner && stat.st_uid != 0) || mode & 0o022 != 0 {
+            return Err(InstanceError::Ownership {
+                path: path.to_owned(),
+                owner: stat.st_uid,
+                expected: self.owner,
+                mode,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whose directory it is.
+    ///
+    /// # Errors
+    /// There are no labels, or they cannot be read.
+    pub fn labels(&self) -> Result<Labels, InstanceError> {
+        let path = self.path.join(LABELS);
+        let file = self.host_file(LABELS, false)?;
+        let mut text = Vec::new();
+        file.take(LABELS_MOST_BYTES + 1)
+            .read_to_end(&mut text)
+            .map_err(|error| InstanceError::System {
+                action: "read",
+                path: path.clone(),
+                errno: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
+            })?;
+        if text.len() as u64 > LABELS_MOST_BYTES {
+            let reason = format!("it is larger than {LABELS_MOST_BYTES} bytes");
+            return Err(InstanceError::Labels { path, reason });
+        }
+        serde_json::from_slice(&text).map_err(|error| InstanceError::Labels {
+            path,
+            reason: error.to_string(),
+        })
+    }
+
+    /// Whether the runner that made the directory still lives: the kernel drops its lock on any
+    /// death.
+    #[must_use]
+    pub fn runner_lives(&self) -> bool {
+        let Ok(file) = self.host_file(LABELS, false) else {
+            return false;
+        };
+        let mut lock = nix::libc::flock {
+            l_type: LOCK_WRITE,
+            ..whole_file()
+        };
+        match fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)) {
+            Ok(_) => lock.l_type != LOCK_NONE,
+            // A file system without such locks: we cannot know, so nothing is taken away.
+            Err(_) => true,
+        }
+    }
+
+    /// Process ids whose environment names this directory, as far as this process may look.
+    ///
+    /// A program that was started under the limits but has not touched the GPU yet holds no slot,
+    /// and still must find its files.
+    #[must_use]
+    pub fn started_under(&self) -> Vec<u32> {
+        let mut wanted = b"VGPU_LIMITS=".to_vec();
+        wanted.extend_from_slice(self.path.join(LIMITS).as_os_str().as_bytes());
+        let Ok(proc) = std::fs::read_dir("/proc") else {
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        for entry in proc.flatten() {
+            let Some(pid) = entry
+                .file_name()
+                .to_str()
+                .and_then(|n| n.parse::<u32>().ok())
+            else {
+                continue;
+            };
+            let Ok(environ) = std::fs::read(entry.path().join("environ")) else {
+                continue;
+            };
+            if environ
+                .split(|byte| *byte == 0)
+                .any(|variable| variable == wanted)
+            {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    /// Takes the directory away: the names that we know, then the directory. A directory with
+    /// anything else in it stays.
+    ///
+    /// # Errors
+    /// Something could not be deleted.
+    pub fn remove(self, parent: &OwnedFd) -> Result<(), InstanceError> {
+        let Some(name) = self.path.file_name() else {
+            return Err(InstanceError::Kind {
+                path: self.path,
+                expected: "directory with a name",
+            });
+        };
+        // The labels go last: they say whose the rest is, should this process die here.
+        for file in [REGION, TARGETS, LIMITS, LABELS] {
+            match unlinkat(&self.dir, file, UnlinkatFlags::NoRemoveDir) {
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(errno) => {
+                    let path = self.path.join(file);
+                    return Err(InstanceError::System {
+                        action: "remove",
+                        path,
+                        errno,
+                    });
+                }
+            }
+        }
+        unlinkat(parent, name, UnlinkatFlags::RemoveDir)
+            .map_err(InstanceError::system("remove", &self.path))
+    }
+}
+
+/// Says that the runner lives, until it is dropped or the process dies.
+#[derive(Debug)]
+pub struct RunnerLock {
+    file: File,
+}
+
+impl RunnerLock {
+    /// Replaces the labels, keeping the lock.
+    ///
+    /// # Errors
+    /// The disk is full.
+    pub fn rewrite(&mut self, labels: &Labels) -> std::io::Result<()> {
+        let text = serde_json::to_vec_pretty(labels).map_err(std::io::Error::other)?;
+        self.file.seek(SeekFrom::Start(0))?;
+        self.file.write_all(&text)?;
+        self.file.set_len(text.len() as u64)
+    }
+}
+
+const DIR_FLAGS: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
+
+// The constants are small positive numbers in every libc.
+#[expect(clippy::cast_possible_truncation, reason = "F_WRLCK is 1")]
+const LOCK_WRITE: i16 = nix::libc::F_WRLCK as i16;
+#[expect(clippy::cast_possible_truncation, reason = "F_UNLCK is 2")]
+const LOCK_NONE: i16 = nix::libc::F_UNLCK as i16;
+
+fn whole_file() -> nix::libc::flock {
+    nix::libc::flock {
+        l_type: LOCK_NONE,
+        l_whence: 0,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
+}
+
+fn dir_error(path: &Path, errno: Errno) -> InstanceError {
+    match errno {
+        Errno::ELOOP | Errno::ENOTDIR => InstanceError::Kind {
+            path: path.to_owned(),
+            expected: "directory (a link counts as none)",
+        },
+        errno => InstanceError::System {
+            action: "open",
+            path: path.to_owned(),
+            errno,
+        },
+    }
+}
+
+/// Something below a root that could not be read as an instance, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Broken {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// What a scan met besides instances.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scan {
+    /// Directories that this process may not read: other users' ones.
+    pub unreadable: Vec<PathBuf>,
+    /// Directories that look like instances and are none.
+    pub broken: Vec<Broken>,
+}
+
+/// Hands every instance below `root` to `visit`, in order of path.
+///
+/// A directory with a `limits` or a `region` in it is an instance, and is not looked into further.
+/// Names that begin with a dot are left alone. At most three levels are read, and 4,096 entries of
+/// each directory.
+///
+/// # Errors
+/// The root itself cannot be read.
+pub fn scan(root: &Path, visit: &mut dyn FnMut(Instance)) -> Result<Scan, InstanceError> {
+    let flags = DIR_FLAGS.difference(OFlag::O_NOFOLLOW);
+    let dir =
+        nix::fcntl::open(root, flags, Mode::empty()).map_err(|errno| dir_error(root, errno))?;
+    let mut found = Scan::default();
+    scan_dir(&dir, root, 0, visit, &mut found)?;
+    Ok(found)
+}
+
+fn scan_dir(
+    dir: &OwnedFd,
+    path: &Path,
+    depth: usize,
+    visit: &mut dyn FnMut(Instance),
+    found: &mut Scan,
+) -> Result<(), InstanceError> {
+    let copy = dir.try_clone().map_err(|error| InstanceError::System {
+        action: "open",
+        path: path.to_owned(),
+        errno: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
+    })?;
+    let mut entries = nix::dir::Dir::from_fd(copy).map_err(InstanceError::system("read", path))?;
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    for entry in entries.iter().flatten() {
+        let name = entry.file_name().to_bytes();
+        let may_be_dir = !matches!(
+            entry.file_type(),
+            Some(kind) if kind != nix::dir::Type::Directory && kind != nix::dir::Type::Symlink
+        );
+        if name.first() == Some(&b'.') || !may_be_dir {
+            continue;
+        }
+        if names.len() == ENTRIES_MOST {
+            let reason = format!("more than {ENTRIES_MOST} entries, the rest was not read");
+            found.broken.push(Broken {
+                path: path.to_owned(),
+                reason,
+            });
+            break;
+        }
+        names.push(name.to_owned());
+    }
+    names.sort();
+    for name in names {
+        let path = path.join(std::ffi::OsStr::from_bytes(&name));
+        match Instance::open_at(dir, &name, path.clone()) {
+            Ok(child) => {
+                if has(&child.dir, LIMITS) || has(&child.dir, REGION) {
+                    visit(child);
+                } else if depth + 1 < DEPTH {
+                    let read = scan_dir(&child.dir, &path, depth + 1, visit, found);
+                    if let Err(error) = read {
+                        found.broken.push(Broken {
+                            path,
+                            reason: error.to_string(),
+                        });
+                    }
+                }
+            }
+            // Gone since the directory was read.
+            Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+            Err(error) if error.errno() == Some(Errno::EACCES) => found.unreadable.push(path),
+            Err(error) => found.broken.push(Broken {
+                path,
+                reason: error.to_string(),
+            }),
+        }
+    }
+    Ok(())
+}
+
+fn has(dir: &OwnedFd, name: &str) -> bool {
+    nix::sys::stat::fstatat(dir, name, nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW).is_ok()
+}

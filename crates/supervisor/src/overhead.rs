@@ -1,0 +1,177 @@
+//! What only the host can measure of a container's processes: what their contexts and modules
+//! really take, and what the region does not know of. Owns the comparison of NVML with the region,
+//! and the targets file that it ends in.
+//!
+//! Never writes a region, never judges a number that moved while it was looked at.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use vgpu_abi::host::{SlotSnapshot, Snapshot};
+use vgpu_abi::layout::MAX_DEVICES;
+use vgpu_abi::limits::DeviceUuid;
+use vgpu_abi::targets::{Target, TargetsFile};
+
+use crate::gpu::{GpuProcess, Gpus};
+use crate::instance::{Instance, TARGETS};
+use crate::view::{self, ContainerView};
+
+/// How often a supervisor looks.
+pub const PERIOD: Duration = Duration::from_millis(100);
+
+/// Looks after one container: measures, and publishes what it measured.
+#[derive(Debug)]
+pub struct Watch {
+    targets: TargetsFile,
+    /// By slot and its generation.
+    known: HashMap<(usize, u64), Target>,
+    written: Vec<(usize, Target)>,
+}
+
+impl Watch {
+    /// Opens the targets file of an instance.
+    ///
+    /// # Errors
+    /// The file is missing or is none; the text says which.
+    pub fn open(instance: &Instance) -> Result<Self, String> {
+        instance
+            .host_file(TARGETS, true)
+            .map_err(|error| error.to_string())?;
+        let targets = TargetsFile::open(&instance.steady_path(TARGETS))
+            .map_err(|error| format!("targets: {error}"))?;
+        Ok(Self {
+            targets,
+            known: HashMap::new(),
+            written: Vec::new(),
+        })
+    }
+
+    /// Looks once; call it every [`PERIOD`]. `now_ns` is the monotonic clock.
+    ///
+    /// # Errors
+    /// The region or the limits cannot be read, or the targets cannot be written. The next look
+    /// may succeed.
+    pub fn look(
+        &mut self,
+        instance: &Instance,
+        gpus: &dyn Gpus,
+        now_ns: u64,
+    ) -> Result<(), String> {
+        let before = view::snapshot(instance)?;
+        let mut targets = Vec::new();
+        if before.slots.iter().any(|slot| slot.alive) {
+            let limits = view::read_limits(instance)?;
+            let uuids: Vec<_> = limits.devices.iter().map(|device| device.uuid).collect();
+            let held = gpus.processes().map_err(|error| error.to_string())?;
+            let after = view::snapshot(instance)?;
+            targets = measure(&before, &held, &after, &uuids, &self.known);
+        }
+        self.known = targets
+            .iter()
+            .map(|(slot, t)| ((*slot, t.slot_generation), *t))
+            .collect();
+        // The heartbeat is part of the file: it is written even where nothing else changed.
+        self.targets
+            .write(&targets, now_ns)
+            .map_err(|error| format!("targets: {error}"))?;
+        self.written = targets;
+        Ok(())
+    }
+
+    /// What was published last.
+    #[must_use]
+    pub fn published(&self) -> &[(usize, Target)] {
+        &self.written
+    }
+}
+
+/// What the driver takes for each living process beyond its own buffers.
+///
+/// NVML and the region are two looks at a moving thing, so a figure counts only where the process's
+/// charges were the same before and after NVML was asked, nothing was pending, and it holds no
+/// object together with others (NVML counts these for somebody, but does not say for whom). Else
+/// what was known before stays.
+#[must_use]
+pub fn measure(
+    before: &Snapshot,
+    held: &[GpuProcess],
+    after: &Snapshot,
+    uuids: &[DeviceUuid],
+    known: &HashMap<(usize, u64), Target>,
+) -> Vec<(usize, Target)> {
+    let mut targets = Vec::new();
+    for slot in before.slots.iter().filter(|slot| slot.alive) {
+        let same = |other: &&SlotSnapshot| {
+            other.slot == slot.slot && other.generation == slot.generation && other.alive
+        };
+        let Some(later) = after.slots.iter().find(same) else {
+            continue;
+        };
+        let old = known.get(&(slot.slot, slot.generation)).copied();
+        let mut target = old.unwrap_or_default();
+        target.slot_generation = slot.generation;
+        target.host_pid = slot.host_pid.unwrap_or(0);
+        for (index, uuid) in uuids.iter().enumerate().take(MAX_DEVICES) {
+            let (Some(was), Some(is)) = (slot.devices.get(index), later.devices.get(index)) else {
+                continue;
+            };
+            let moved = was.confirmed_bytes != is.confirmed_bytes
+                || was.buffer_bytes != is.buffer_bytes
+                || was.pending_bytes != 0
+                || is.pending_bytes != 0;
+            let shares = after
+                .shared
+                .iter()
+                .any(|s| s.device == index && s.holders.contains(&slot.slot));
+            let Some(total) = nvml_bytes(held, slot.host_pid, uuid) else {
+                continue;
+            };
+            if moved || shares {
+                continue;
+            }
+            if let Some(overhead) = target.overhead_bytes.get_mut(index) {
+                *overhead = total.saturating_sub(is.buffer_bytes);
+            }
+        }
+        targets.push((slot.slot, target));
+    }
+    targets
+}
+
+fn nvml_bytes(held: &[GpuProcess], pid: Option<u32>, uuid: &DeviceUuid) -> Option<u64> {
+    let pid = pid?;
+    held.iter()
+        .find(|p| p.pid == pid && p.uuid == uuid.as_str())?
+        .used_bytes
+}
+
+impl ContainerView {
+    /// Compares with what NVML sees of the container's processes, and fills in what the region
+    /// does not know of. An object that several processes hold counts for each of them, so the
+    /// figure may be too small where memory is shared, and never too large.
+    pub fn account(&mut self, held: &[GpuProcess]) {
+        let mut total = 0_u64;
+        for device in &mut self.devices {
+            device.unaccounted_bytes = 0;
+            for process in &self.processes {
+                let Some(pid) = process.host_pid else {
+                    continue;
+                };
+                let seen = held.iter().find(|p| p.pid == pid && p.uuid == device.uuid);
+                let Some(seen) = seen.and_then(|p| p.used_bytes) else {
+                    continue;
+                };
+                let charged = process.devices.get(device.index).map_or(0, |used| {
+                    used.confirmed_bytes
+                        .saturating_add(used.pending_bytes)
+                        .saturating_add(device.shared_bytes)
+                });
+                device.unaccounted_bytes = device
+                    .unaccounted_bytes
+                    .saturating_add(seen.saturating_sub(charged));
+            }
+            total = total.saturating_add(device.unaccounted_bytes);
+        }
+        self.unaccounted_bytes = total;
+    }
+}

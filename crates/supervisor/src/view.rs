@@ -1,0 +1,377 @@
+//! One container as people and metrics see it: limits, labels and region put together. Owns which
+//! of the three is believed in what.
+//!
+//! Never fails for all because of one: what cannot be read becomes an entry that says why. Never
+//! lets a text through that could move a terminal's cursor.
+
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use vgpu_abi::host::{Counters, DeviceUseSnapshot, OomSnapshot, SlotSnapshot, Snapshot};
+use vgpu_abi::limits::{Limits, LimitsFile};
+use vgpu_abi::region::Why;
+
+use crate::instance::{self, Broken, Instance, InstanceError, LIMITS, Labels, REGION};
+
+/// A container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerView {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Uid that owns the directory.
+    pub owner: u32,
+    /// What people call it.
+    pub name: String,
+    /// Kubernetes namespace; empty under `vgpu run`.
+    pub namespace: String,
+    /// Pod; empty under `vgpu run`.
+    pub pod: String,
+    /// Container; the name under `vgpu run`.
+    pub container: String,
+    /// Pod's uid; empty under `vgpu run`.
+    pub pod_uid: String,
+    /// The command with its arguments; empty in a pod.
+    pub command: Vec<String>,
+    /// When it was made, seconds since 1970.
+    pub created_unix: u64,
+    /// Process that supervises it; 0 where the node agent does.
+    pub runner_pid: u32,
+    /// Whether that process lives; nothing where the node agent supervises.
+    pub runner_alive: Option<bool>,
+    /// Generation of the limits.
+    pub limits_generation: u64,
+    /// Priority, 0 is the highest.
+    pub priority: u32,
+    /// Its devices, in the order in which it sees them.
+    pub devices: Vec<DeviceView>,
+    /// Its living processes that have touched a device.
+    pub processes: Vec<ProcessView>,
+    /// The last refusals, oldest first; at most 64 are kept.
+    pub ooms: Vec<OomView>,
+    /// Refusals that were recorded, ever.
+    pub oom_count: u64,
+    /// Requests that were refused, ever.
+    pub refused: u64,
+    /// Bounded waits for another process that ran out, ever.
+    pub waits_ran_out: u64,
+    /// Hooked calls, ever, by group ([`vgpu_abi::host::HOOK_GROUP_NAMES`]).
+    pub hook_calls: Vec<(&'static str, u64)>,
+    /// Every counter of the region.
+    pub counters: Counters,
+    /// Bytes that NVML sees and the region does not, over all devices; 0 until somebody calls
+    /// [`ContainerView::account`].
+    pub unaccounted_bytes: u64,
+}
+
+/// A device of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceView {
+    /// Its number, as the container counts.
+    pub index: usize,
+    /// Its UUID; empty where the limits go by index.
+    pub uuid: String,
+    /// Memory limit, bytes; 0 is no cap.
+    pub limit_bytes: u64,
+    /// Size of the device, bytes; 0 where it is not known.
+    pub physical_bytes: u64,
+    /// Compute limit, percent; 0 and 100 are no cap.
+    pub core_percent: u32,
+    /// Charged, bytes: buffers, contexts, modules, shared objects.
+    pub used_bytes: u64,
+    /// Of these: contexts, bytes.
+    pub context_bytes: u64,
+    /// Of these: modules, bytes.
+    pub module_bytes: u64,
+    /// Of these: buffers and shared objects, bytes.
+    pub buffer_bytes: u64,
+    /// Of the buffers: objects that several processes hold, bytes.
+    pub shared_bytes: u64,
+    /// Asked for and not answered yet, bytes.
+    pub pending_bytes: u64,
+    /// More is used than the limit allows: nothing new is granted until it has shrunk.
+    pub pending_shrink: bool,
+    /// GPU time that the container was seen to use, nanoseconds.
+    pub busy_ns: u64,
+    /// Launches.
+    pub launches: u64,
+    /// Bytes that NVML sees and the region does not.
+    pub unaccounted_bytes: u64,
+}
+
+/// A process of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessView {
+    /// Its slot in the region.
+    pub slot: usize,
+    /// Process id in its own namespace, as it says.
+    pub pid: u32,
+    /// Process id on the host, as the kernel says; nothing where it is not visible from here.
+    pub host_pid: Option<u32>,
+    /// Name of the program, as it says.
+    pub name: String,
+    /// When it joined, seconds since 1970, as it says.
+    pub joined_unix: u64,
+    /// What it uses, by the container's device number.
+    pub devices: Vec<DeviceUseSnapshot>,
+    /// Hooked calls.
+    pub hook_calls: u64,
+}
+
+/// A refusal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OomView {
+    /// Its number, from 0.
+    pub number: u64,
+    /// When, nanoseconds since 1970.
+    pub time_unix_ns: u64,
+    /// Who asked: process id in its own namespace.
+    pub pid: u32,
+    /// The refused call.
+    pub call: String,
+    /// The container's device number.
+    pub device: usize,
+    /// Asked for, bytes.
+    pub asked: u64,
+    /// The limit then, bytes.
+    pub limit: u64,
+    /// Used then, bytes.
+    pub used: u64,
+    /// Why it was refused.
+    pub why: Why,
+    /// The largest holders, largest first.
+    pub holders: Vec<HolderView>,
+}
+
+impl OomView {
+    /// The smallest limit under which the request would have been let in, bytes.
+    #[must_use]
+    pub fn would_fit(&self) -> u64 {
+        self.used.saturating_add(self.asked)
+    }
+}
+
+/// Somebody who held memory when a request was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HolderView {
+    /// Process id in its own namespace; nothing for objects that several processes hold.
+    pub pid: Option<u32>,
+    /// What it held, bytes.
+    pub bytes: u64,
+}
+
+/// Everything below a root.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Views {
+    /// Containers, in order of path.
+    pub containers: Vec<ContainerView>,
+    /// What looked like a container and could not be read.
+    pub broken: Vec<Broken>,
+    /// Directories that this process may not read: other users' ones.
+    pub unreadable: Vec<PathBuf>,
+}
+
+/// Reads every container below a root.
+///
+/// # Errors
+/// The root itself cannot be read.
+pub fn read_all(root: &Path) -> Result<Views, InstanceError> {
+    let mut views = Views::default();
+    let mut broken = Vec::new();
+    let scan = instance::scan(root, &mut |instance| match read(&instance) {
+        Ok(view) => views.containers.push(view),
+        Err(reason) => broken.push(Broken {
+            path: instance.path().to_owned(),
+            reason,
+        }),
+    })?;
+    views.broken = broken;
+    views.broken.extend(scan.broken);
+    views.unreadable = scan.unreadable;
+    Ok(views)
+}
+
+/// Reads one container; the error says what is wrong with it.
+///
+/// # Errors
+/// A file is missing, of another kind, somebody else's, or does not hold what it must.
+pub fn read(instance: &Instance) -> Result<ContainerView, String> {
+    let limits = read_limits(instance)?;
+    let labels = match instance.labels() {
+        Ok(labels) => labels,
+        Err(error) if error.errno() == Some(Errno::ENOENT) => Labels::default(),
+        Err(error) => return Err(error.to_string()),
+    };
+    let snapshot = snapshot(instance)?;
+    let runner_alive = (labels.runner_pid != 0).then(|| instance.runner_lives());
+    Ok(compose(instance, &limits, labels, &snapshot, runner_alive))
+}
+
+/// Reads the limits of an instance, checking first that its owner wrote them.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_limits(instance: &Instance) -> Result<Limits, String> {
+    instance
+        .host_file(LIMITS, false)
+        .map_err(|error| error.to_string())?;
+    let file = LimitsFile::open(&instance.steady_path(LIMITS));
+    file.and_then(|file| file.read())
+        .map_err(|error| format!("limits: {error}"))
+}
+
+/// Reads the region of an instance.
+///
+/// # Errors
+/// As [`read`].
+pub fn snapshot(instance: &Instance) -> Result<Snapshot, String> {
+    use std::os::fd::AsFd;
+    vgpu_abi::host::snapshot_at(instance.dir().as_fd(), REGION)
+        .map_err(|error| format!("region: {error}"))
+}
+
+fn compose(
+    instance: &Instance,
+    limits: &Limits,
+    labels: Labels,
+    snapshot: &Snapshot,
+    runner_alive: Option<bool>,
+) -> ContainerView {
+    let name = if labels.name.is_empty() {
+        instance
+            .path()
+            .file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+            .unwrap_or_default()
+    } else {
+        labels.name
+    };
+    let hook_calls = vgpu_abi::host::HOOK_GROUP_NAMES
+        .into_iter()
+        .zip(snapshot.counters.hook_calls)
+        .collect();
+    ContainerView {
+        path: instance.path().to_owned(),
+        owner: instance.owner(),
+        name: plain(&name),
+        namespace: plain(&labels.namespace),
+        pod: plain(&labels.pod),
+        container: plain(&labels.container),
+        pod_uid: plain(&labels.pod_uid),
+        command: labels.command.iter().map(|word| plain(word)).collect(),
+        created_unix: labels.created_unix,
+        runner_pid: labels.runner_pid,
+        runner_alive,
+        limits_generation: limits.generation,
+        priority: limits.priority,
+        devices: (0..limits.devices.len())
+            .filter_map(|index| device(index, limits, snapshot))
+            .collect(),
+        processes: snapshot
+            .slots
+            .iter()
+            .filter(|slot| slot.alive)
+            .map(|slot| process(slot, limits.devices.len()))
+            .collect(),
+        ooms: snapshot.ooms.iter().map(oom).collect(),
+        oom_count: snapshot.counters.ooms,
+        refused: snapshot.counters.refused,
+        waits_ran_out: snapshot.counters.waits_ran_out,
+        hook_calls,
+        counters: snapshot.counters,
+        unaccounted_bytes: 0,
+    }
+}
+
+fn device(index: usize, limits: &Limits, snapshot: &Snapshot) -> Option<DeviceView> {
+    let limit = limits.devices.get(index)?;
+    let mut sum = DeviceUseSnapshot::default();
+    for slot in snapshot.slots.iter().filter(|slot| slot.alive) {
+        let Some(used) = slot.devices.get(index) else {
+            continue;
+        };
+        sum.pending_bytes = sum.pending_bytes.saturating_add(used.pending_bytes);
+        sum.buffer_bytes = sum.buffer_bytes.saturating_add(used.buffer_bytes);
+        sum.context_bytes = sum.context_bytes.saturating_add(used.context_bytes);
+        sum.module_bytes = sum.module_bytes.saturating_add(used.module_bytes);
+        sum.launches = sum.launches.saturating_add(used.launches);
+        sum.busy_ns = sum.busy_ns.saturating_add(used.busy_ns);
+    }
+    let shared_bytes = snapshot
+        .devices
+        .get(index)
+        .map_or(0, |device| device.shared_bytes);
+    let used_bytes = snapshot.used_bytes(index);
+    Some(DeviceView {
+        index,
+        uuid: limit.uuid.as_str().to_owned(),
+        limit_bytes: limit.memory_bytes,
+        physical_bytes: limit.physical_bytes,
+        core_percent: limit.core_percent,
+        used_bytes,
+        context_bytes: sum.context_bytes,
+        module_bytes: sum.module_bytes,
+        buffer_bytes: sum.buffer_bytes.saturating_add(shared_bytes),
+        shared_bytes,
+        pending_bytes: sum.pending_bytes,
+        pending_shrink: limit.memory_bytes != 0 && used_bytes > limit.memory_bytes,
+        busy_ns: sum.busy_ns,
+        launches: sum.launches,
+        unaccounted_bytes: 0,
+    })
+}
+
+fn process(slot: &SlotSnapshot, devices: usize) -> ProcessView {
+    ProcessView {
+        slot: slot.slot,
+        pid: slot.pid,
+        host_pid: slot.host_pid,
+        name: plain(&slot.name),
+        joined_unix: slot.joined_unix_ns / 1_000_000_000,
+        devices: slot.devices.iter().take(devices).copied().collect(),
+        hook_calls: slot
+            .hook_calls
+            .iter()
+            .fold(0, |sum, n| sum.saturating_add(*n)),
+    }
+}
+
+fn oom(record: &OomSnapshot) -> OomView {
+    OomView {
+        number: record.number,
+        time_unix_ns: record.time_unix_ns,
+        pid: record.pid,
+        call: plain(&record.call),
+        device: record.device,
+        asked: record.asked,
+        limit: record.limit,
+        used: record.used,
+        why: record.why,
+        holders: record
+            .holders
+            .iter()
+            .filter(|holder| holder.pid != 0)
+            .map(|holder| HolderView {
+                pid: (holder.pid != SHARED_HOLDER).then_some(holder.pid),
+                bytes: holder.bytes,
+            })
+            .collect(),
+    }
+}
+
+/// Stands for shared objects in a list of holders.
+const SHARED_HOLDER: u32 = u32::MAX;
+
+/// Texts longer than this are cut.
+const LONGEST_TEXT: usize = 253;
+
+/// A text that a tenant may have written, without what a terminal or a log would act on.
+fn plain(text: &str) -> String {
+    let harmful = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+    };
+    text.chars()
+        .take(LONGEST_TEXT)
+        .map(|c| if harmful(c) { '?' } else { c })
+        .collect()
+}
