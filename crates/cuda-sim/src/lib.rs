@@ -1,1 +1,12 @@
 //! A simulated board of GPUs, shared by all processes through one file.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::indexing_slicing,
+    reason = "a simulator: indices are its own and bounded by its tables; sizes are 64-bit"
+)]
+
+pub mod clock;
+pub mod exec;
+pub mod script;

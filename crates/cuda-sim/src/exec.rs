@@ -1,0 +1,855 @@
+//! The board's work, shared: one file that every process maps, a lock that survives its holder, and
+//! the waits. What happens in it is [`model`]'s; this file never decides who runs.
+//!
+//! Nothing drives the GPUs: whoever looks first plays what has happened since somebody looked last.
+//! The lock is a robust one: when its holder is killed, the next one repairs what is derived and goes
+//! on. Nobody waits for the GPU while he holds it.
+
+pub mod model;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::clock::{Clock, ClockKind, ClockWords, monotonic_ns, wall_ns};
+use crate::script::{MAX_SCRIPT_BYTES, Script};
+use model::State;
+pub use model::{DEPTH, MAX_DEVICES, Place, ProcessTruth, UtilizationSample, Waiting, Work};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"vgpuexec");
+const VERSION: u32 = 1;
+
+/// Where the clock's words lie in the file: see [`ClockWords`].
+pub const CLOCK_OFFSET: usize = 64;
+
+/// What counts for whoever creates the file; later ones join it as it is.
+#[derive(Debug, Clone, Default)]
+pub struct ExecConfig {
+    /// Where time comes from.
+    pub clock: ClockKind,
+    /// The text of the script; checked by [`Script::parse`] before.
+    pub script: String,
+}
+
+#[repr(C)]
+struct Area {
+    magic: AtomicU64,
+    version: AtomicU32,
+    reserved: [u32; 13],
+    clock: ClockWords,
+    boot_id: [u8; 40],
+    next_reap_ns: AtomicU64,
+    script_len: u64,
+    script: [u8; MAX_SCRIPT_BYTES],
+    lock: libc::pthread_mutex_t,
+    state: State,
+}
+
+const _: () = assert!(
+    std::mem::offset_of!(Area, clock) == CLOCK_OFFSET,
+    "documented"
+);
+
+/// One process's view of the board's work.
+#[derive(Debug)]
+pub struct Exec {
+    map: MmapRaw,
+    script: Script,
+}
+
+/// A process's place on the board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessId(u32);
+
+/// A stream's place on the board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChannelId {
+    index: u32,
+    generation: u32,
+}
+
+/// An event's place on the board, the same for all processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventId {
+    /// Index in the board's table.
+    pub index: u32,
+    /// Tells it from an earlier event at that index.
+    pub generation: u32,
+}
+
+/// A record of an event, as a waiter or a reader of times remembers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// The event.
+    pub event: EventId,
+    /// Which record of it; 0 is "never recorded", which is done.
+    pub number: u64,
+}
+
+/// Why work was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The stream is gone, with its context or its process's place.
+    Closed,
+    /// The board has no room for another process, stream or event.
+    NoRoom,
+}
+
+impl Exec {
+    /// Opens the board's work at `path`, and makes it when there is none.
+    ///
+    /// # Errors
+    /// When the file cannot be opened, made or mapped, is another program's, or the script in
+    /// `config` cannot be read (then nothing is made).
+    pub fn open(path: &Path, config: &ExecConfig) -> io::Result<Self> {
+        let script = Script::parse(&config.script).map_err(invalid)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o666)
+            .open(path)?;
+        let _locked = FileLock::take(&file)?;
+        let fresh = file.metadata()?.len() == 0;
+        if fresh {
+            file.set_len(size_of::<Area>() as u64)?;
+        } else if file.metadata()?.len() != size_of::<Area>() as u64 {
+            return Err(invalid(format!(
+                "{} is not a board's work of this version",
+                path.display()
+            )));
+        }
+        let map = MmapOptions::new().map_raw(&file)?;
+        let mut exec = Self { map, script };
+        if fresh || exec.area().magic.load(Ordering::Acquire) == 0 || exec.is_of_an_earlier_boot() {
+            exec.create(config)?;
+        } else if exec.area().magic.load(Ordering::Acquire) != MAGIC
+            || exec.area().version.load(Ordering::Acquire) != VERSION
+        {
+            return Err(invalid(format!(
+                "{} is not a board's work of this version",
+                path.display()
+            )));
+        }
+        exec.script = exec.shared_script()?;
+        Ok(exec)
+    }
+
+    fn create(&mut self, config: &ExecConfig) -> io::Result<()> {
+        let area = self.map.as_mut_ptr().cast::<Area>();
+        // SAFETY: the file has an Area's size, and the file lock keeps every other process out of
+        // it until the magic is published; what was there before belongs to an earlier boot.
+        let area = unsafe { &mut *area };
+        area.magic.store(0, Ordering::SeqCst);
+        area.boot_id = boot_id();
+        area.script_len = config.script.len() as u64;
+        area.script[..config.script.len()].copy_from_slice(config.script.as_bytes());
+        init_robust(&mut area.lock)?;
+        let clock = Clock::new(&area.clock);
+        clock.init(config.clock);
+        let script = Script::parse(&config.script).map_err(invalid)?;
+        area.state
+            .start(clock.now(), script.slice_ns, script.sample_ns);
+        area.version.store(VERSION, Ordering::SeqCst);
+        area.magic.store(MAGIC, Ordering::Release);
+        Ok(())
+    }
+
+    fn is_of_an_earlier_boot(&self) -> bool {
+        // The monotonic clock began anew, and every process on the board is gone.
+        self.area().boot_id != boot_id()
+    }
+
+    fn shared_script(&self) -> io::Result<Script> {
+        let area = self.area();
+        let length = usize::try_from(area.script_len).unwrap_or(usize::MAX);
+        let bytes = area
+            .script
+            .get(..length)
+            .ok_or_else(|| invalid("script too long".to_owned()))?;
+        Script::parse(&String::from_utf8_lossy(bytes)).map_err(invalid)
+    }
+
+    fn area(&self) -> &Area {
+        // SAFETY: the mapping has an Area's size and lives as long as self; what others write in it
+        // is atomic, or under the lock, or was written before the magic.
+        unsafe { &*self.map.as_ptr().cast::<Area>() }
+    }
+
+    /// The board's clock.
+    pub fn clock(&self) -> Clock<'_> {
+        Clock::new(&self.area().clock)
+    }
+
+    /// How long kernels, copies and calls take here.
+    pub fn script(&self) -> &Script {
+        &self.script
+    }
+
+    /// Takes the lock and plays everything up to now.
+    fn now(&self) -> Guard<'_> {
+        let mut guard = self.lock();
+        self.reap_sometimes(&mut guard);
+        // Read under the lock, so that nobody plays a time that another has gone past.
+        guard.advance(self.clock().now());
+        guard
+    }
+
+    fn lock(&self) -> Guard<'_> {
+        let area = self.map.as_mut_ptr().cast::<Area>();
+        // SAFETY: the mapping holds an Area; no reference to its lock is made here.
+        let lock = unsafe { &raw mut (*area).lock };
+        // SAFETY: as above, for its state.
+        let state = unsafe { &raw mut (*area).state };
+        // SAFETY: the mutex was made by `create`; it lives in the mapping, which outlives the guard.
+        let answer = unsafe { libc::pthread_mutex_lock(lock) };
+        // SAFETY: the mutex is held, so nobody else has a reference to the state.
+        let state = unsafe { &mut *state };
+        let mut guard = Guard { lock, state };
+        if answer == libc::EOWNERDEAD {
+            guard.repair();
+            // SAFETY: as above; its holder died, we hold it, and the state is in order.
+            unsafe { libc::pthread_mutex_consistent(lock) };
+        }
+        guard
+    }
+
+    /// Looks whether those who have work are alive, at most every 10 ms of real time.
+    fn reap_sometimes(&self, state: &mut State) {
+        let now_ns = monotonic_ns();
+        let next = &self.area().next_reap_ns;
+        // Relaxed: only read and written under the lock.
+        if now_ns >= next.load(Ordering::Relaxed) {
+            next.store(now_ns + 10_000_000, Ordering::Relaxed);
+            state.reap_busy(is_alive);
+        }
+    }
+
+    /// Looks for dead processes now, and drops what they have queued.
+    pub fn reap(&self) {
+        let mut state = self.now();
+        state.reap(is_alive);
+    }
+
+    // --- processes and streams --------------------------------------------------------------
+
+    /// Gives this process its place on the board.
+    ///
+    /// # Errors
+    /// When 256 living processes are there.
+    pub fn join(&self) -> Result<ProcessId, Refused> {
+        let (start_time, namespace) = (start_time(std::process::id()), own_pid_namespace());
+        let mut state = self.now();
+        state.reap(is_alive);
+        state
+            .join(std::process::id(), start_time, namespace)
+            .map(ProcessId)
+            .ok_or(Refused::NoRoom)
+    }
+
+    /// Gives the place back.
+    pub fn leave(&self, process: ProcessId) {
+        self.now().leave(process.0);
+    }
+
+    /// Opens a stream on a device.
+    ///
+    /// # Errors
+    /// When the board has no room for one more.
+    pub fn open_channel(&self, process: ProcessId, device: usize) -> Result<ChannelId, Refused> {
+        let device = u32::try_from(device).map_err(|_| Refused::NoRoom)?;
+        let opened = self
+            .now()
+            .open_channel(process.0, device)
+            .ok_or(Refused::NoRoom)?;
+        Ok(ChannelId {
+            index: opened.0,
+            generation: opened.1,
+        })
+    }
+
+    /// Closes a stream; what it has queued is still done.
+    pub fn close_channel(&self, channel: ChannelId) {
+        let mut state = self.now();
+        if state.end_of(channel.index).generation == channel.generation {
+            state.close_channel(channel.index);
+        }
+    }
+
+    /// Closes a stream and drops what it has queued.
+    pub fn drop_channel(&self, channel: ChannelId) {
+        let mut state = self.now();
+        if state.end_of(channel.index).generation == channel.generation {
+            state.drop_channel(channel.index as usize);
+        }
+        drop(state);
+        self.clock().announce();
+    }
+
+    /// Puts work at a stream's end. While 1,024 items wait there it waits, without the lock.
+    ///
+    /// # Errors
+    /// When the stream is closed.
+    pub fn submit(&self, channel: ChannelId, work: Work) -> Result<Place, Refused> {
+        loop {
+            let seen = self.clock().changes();
+            let mut state = self.now();
+            let end = state.end_of(channel.index);
+            if end.generation != channel.generation {
+                return Err(Refused::Closed);
+            }
+            if let Some(place) = state.submit(channel.index, work) {
+                return Ok(place);
+            }
+            let first = Place {
+                sequence: end.sequence - DEPTH as u64,
+                ..end
+            };
+            let hint = state.at_least_ns(first);
+            self.rest(state, seen, hint);
+        }
+    }
+
+    /// The place before which everything lies that a stream has been given; `None` when all of it
+    /// is done.
+    pub fn last_place(&self, channel: ChannelId) -> Option<Place> {
+        let state = self.now();
+        let end = state.end_of(channel.index);
+        if end.generation != channel.generation || state.queued(channel.index) == 0 {
+            return None;
+        }
+        Some(Place {
+            sequence: end.sequence - 1,
+            ..end
+        })
+    }
+
+    /// Whether everything that the streams have been given is done.
+    pub fn is_idle(&self, channel: ChannelId) -> bool {
+        let idle = self.last_place(channel).is_none();
+        self.looked(idle);
+        idle
+    }
+
+    /// Whether the item at a place is done.
+    pub fn is_past(&self, place: Place) -> bool {
+        self.now().is_past(place)
+    }
+
+    /// Waits until the item at a place is done.
+    pub fn wait(&self, place: Place) {
+        loop {
+            let seen = self.clock().changes();
+            let state = self.now();
+            if state.is_past(place) {
+                return;
+            }
+            let hint = state.at_least_ns(place);
+            self.rest(state, seen, hint);
+        }
+    }
+
+    /// Waits until everything that the stream has been given so far is done.
+    pub fn drain(&self, channel: ChannelId) {
+        if let Some(place) = self.last_place(channel) {
+            self.wait(place);
+        }
+    }
+
+    // --- events -----------------------------------------------------------------------------
+
+    /// A new event.
+    ///
+    /// # Errors
+    /// When the board has no room for one more.
+    pub fn open_event(&self, process: ProcessId) -> Result<EventId, Refused> {
+        let (index, generation) = self.lock().open_event(process.0).ok_or(Refused::NoRoom)?;
+        Ok(EventId { index, generation })
+    }
+
+    /// Forgets an event.
+    pub fn close_event(&self, event: EventId) {
+        self.lock().close_event(event.index, event.generation);
+    }
+
+    /// Records an event at a stream's end.
+    ///
+    /// # Errors
+    /// When the stream or the event is closed.
+    pub fn record(&self, channel: ChannelId, event: EventId) -> Result<Record, Refused> {
+        let number = {
+            let mut state = self.lock();
+            state
+                .records(event.index, event.generation)
+                .ok_or(Refused::Closed)?;
+            state.next_record(event.index)
+        };
+        self.submit(
+            channel,
+            Work::Record {
+                event: event.index,
+                number,
+            },
+        )?;
+        Ok(Record { event, number })
+    }
+
+    /// The last record of an event, in whatever process; number 0 when there was none.
+    ///
+    /// # Errors
+    /// When the event is closed.
+    pub fn last_record(&self, event: EventId) -> Result<Record, Refused> {
+        let number = self
+            .lock()
+            .records(event.index, event.generation)
+            .ok_or(Refused::Closed)?;
+        Ok(Record { event, number })
+    }
+
+    /// Lets a stream wait for a record.
+    ///
+    /// # Errors
+    /// When the stream is closed.
+    pub fn wait_for_record(&self, channel: ChannelId, record: Record) -> Result<(), Refused> {
+        if record.number == 0 || self.lock().event_done(record.event.index, record.number) {
+            return Ok(());
+        }
+        let EventId { index, generation } = record.event;
+        self.submit(
+            channel,
+            Work::WaitEvent {
+                event: index,
+                generation,
+                number: record.number,
+            },
+        )?;
+        Ok(())
+    }
+
+    /// When a record was reached, on the board's clock; `None` while it is not.
+    pub fn record_time_ns(&self, record: Record) -> Option<u64> {
+        let state = self.now();
+        let done = state.event_done(record.event.index, record.number);
+        let time_ns = state.event_time_ns(record.event.index);
+        drop(state);
+        self.looked(done);
+        done.then_some(time_ns)
+    }
+
+    /// Waits until a record is reached.
+    pub fn wait_record(&self, record: Record) {
+        loop {
+            let seen = self.clock().changes();
+            let state = self.now();
+            let EventId { index, generation } = record.event;
+            if state.records(index, generation).is_none() || state.event_done(index, record.number)
+            {
+                return;
+            }
+            let hint = state.at_least_ns(state.event_place(index));
+            self.rest(state, seen, hint);
+        }
+    }
+
+    // --- work that its owner does -------------------------------------------------------------
+
+    /// Work of this process at which a stream stands until it is released.
+    pub fn waiting(&self, process: ProcessId) -> Vec<Waiting> {
+        self.now().waiting(process.0)
+    }
+
+    /// The owner has done what a stream stood at.
+    pub fn release(&self, place: Place) {
+        let mut state = self.now();
+        state.release(place);
+        state.advance(self.clock().now());
+        drop(state);
+        self.clock().announce();
+    }
+
+    /// Waits until something may have changed, at most `longest`; a helper's sleep between looks.
+    pub fn sleep(&self, seen: u32, longest: Duration) {
+        self.clock().wait(seen, longest);
+    }
+
+    /// Nanoseconds that must at least go by before a place is past.
+    pub fn at_least_ns(&self, place: Place) -> u64 {
+        self.now().at_least_ns(place)
+    }
+
+    // --- waiting ------------------------------------------------------------------------------
+
+    /// A look that found the GPU busy moves a jumping clock, or a program that polls would do so
+    /// for ever.
+    fn looked(&self, done: bool) {
+        if !done && self.clock().kind() == ClockKind::Jump {
+            self.clock().advance(1_000);
+        }
+    }
+
+    /// Lets time go by: lets go of the lock, then sleeps until what is awaited can have happened.
+    fn rest(&self, mut state: Guard<'_>, seen: u32, hint_ns: u64) {
+        let clock = self.clock();
+        match clock.kind() {
+            ClockKind::Real => {
+                drop(state);
+                self.rest_real(seen, hint_ns);
+            }
+            ClockKind::Virtual => {
+                drop(state);
+                clock.wait(seen, Duration::from_millis(20));
+            }
+            ClockKind::Jump => {
+                let next = if state.anybody_waiting() {
+                    None
+                } else {
+                    state.next_event_ns()
+                };
+                drop(state);
+                match next {
+                    Some(next) => clock.advance_to(next),
+                    None => clock.wait(seen, Duration::from_millis(1)),
+                }
+            }
+        }
+    }
+
+    fn rest_real(&self, seen: u32, hint_ns: u64) {
+        const SPIN_NS: u64 = 60_000;
+        if hint_ns > SPIN_NS {
+            // Woken late is slow, woken early costs a look: so the last stretch is spun.
+            let sleep_ns = (hint_ns - SPIN_NS).min(20_000_000);
+            self.clock().wait(seen, Duration::from_nanos(sleep_ns));
+        } else if hint_ns == 0 {
+            // Somebody has to act, and announces it; or another process's turn has to end.
+            self.clock().wait(seen, Duration::from_micros(50));
+        } else {
+            let until = monotonic_ns() + hint_ns;
+            while monotonic_ns() < until {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    // --- truth --------------------------------------------------------------------------------
+
+    /// What each process has done to a device, the dead included.
+    pub fn truth(&self, device: usize) -> Vec<ProcessTruth> {
+        if device >= MAX_DEVICES {
+            return Vec::new();
+        }
+        let mut state = self.now();
+        state.reap(is_alive);
+        state.truth(device)
+    }
+
+    /// Nanoseconds in which any kernel held the device.
+    pub fn device_busy_ns(&self, device: usize) -> u64 {
+        if device < MAX_DEVICES {
+            self.now().device_busy_ns(device)
+        } else {
+            0
+        }
+    }
+
+    /// Samples of each process's use that ended after `since_ns` (board's clock), oldest first; as
+    /// coarse and as late as NVML's.
+    pub fn process_utilization(&self, device: usize, since_ns: u64) -> Vec<UtilizationSample> {
+        if device >= MAX_DEVICES {
+            return Vec::new();
+        }
+        self.now().process_utilization(device, since_ns)
+    }
+
+    /// Samples of the whole device that ended after `since_ns`, oldest first.
+    pub fn device_samples(&self, device: usize, since_ns: u64) -> Vec<UtilizationSample> {
+        if device >= MAX_DEVICES {
+            return Vec::new();
+        }
+        self.now().device_samples(device, since_ns)
+    }
+
+    /// The last whole sampling period of a device.
+    pub fn device_utilization(&self, device: usize) -> UtilizationSample {
+        self.now().device_utilization(device.min(MAX_DEVICES - 1))
+    }
+
+    /// A moment of the board's clock as microseconds since 1970, as NVML states times.
+    pub fn unix_us(&self, board_ns: u64) -> u64 {
+        let ago = self.clock().now().saturating_sub(board_ns);
+        wall_ns().saturating_sub(ago) / 1_000
+    }
+
+    /// The other way round: microseconds since 1970 as a moment of the board's clock.
+    pub fn board_ns(&self, unix_us: u64) -> u64 {
+        let ago = wall_ns().saturating_sub(unix_us.saturating_mul(1_000));
+        self.clock().now().saturating_sub(ago)
+    }
+}
+
+/// The state, locked.
+struct Guard<'a> {
+    lock: *mut libc::pthread_mutex_t,
+    state: &'a mut State,
+}
+
+impl Deref for Guard<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.state
+    }
+}
+
+impl DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.state
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the guard's making took this mutex in this thread, and only its drop lets go.
+        unsafe { libc::pthread_mutex_unlock(self.lock) };
+    }
+}
+
+/// The file's lock, while it is made; the kernel drops it when its holder dies.
+struct FileLock<'a>(&'a File);
+
+impl<'a> FileLock<'a> {
+    fn take(file: &'a File) -> io::Result<Self> {
+        loop {
+            // SAFETY: a call on a descriptor that is ours.
+            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
+                return Ok(Self(file));
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+impl Drop for FileLock<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+    }
+}
+
+fn init_robust(lock: &mut libc::pthread_mutex_t) -> io::Result<()> {
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+    let attributes = attributes.as_mut_ptr();
+    let steps: [&dyn Fn() -> libc::c_int; 4] = [
+        // SAFETY: `attributes` is room for one, made here and used in order.
+        &|| unsafe { libc::pthread_mutexattr_init(attributes) },
+        // SAFETY: as above.
+        &|| unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) },
+        // SAFETY: as above.
+        &|| unsafe { libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST) },
+        // SAFETY: `lock` is memory of ours that nobody uses yet.
+        &|| unsafe { libc::pthread_mutex_init(std::ptr::from_ref(lock).cast_mut(), attributes) },
+    ];
+    for step in steps {
+        match step() {
+            0 => {}
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+    Ok(())
+}
+
+fn invalid(what: impl ToString) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_string())
+}
+
+fn boot_id() -> [u8; 40] {
+    let mut id = [0; 40];
+    if let Ok(text) = std::fs::read("/proc/sys/kernel/random/boot_id") {
+        let length = text.len().min(id.len());
+        id[..length].copy_from_slice(&text[..length]);
+    }
+    id
+}
+
+/// Field 22 of `/proc/PID/stat`, 0 when there is no such process.
+fn start_time(pid: u32) -> u64 {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return 0;
+    };
+    // The name in field 2 may hold spaces and brackets.
+    let Some((_, fields)) = stat.rsplit_once(')') else {
+        return 0;
+    };
+    fields
+        .split_whitespace()
+        .nth(19)
+        .and_then(|field| field.parse().ok())
+        .unwrap_or(0)
+}
+
+fn own_pid_namespace() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
+}
+
+/// Whether that process lives; one of another namespace counts as alive, since it cannot be seen.
+fn is_alive(pid: u32, start: u64, namespace: u64) -> bool {
+    pid == std::process::id()
+        || namespace != own_pid_namespace()
+        || (start != 0 && start_time(pid) == start && !is_zombie(pid))
+}
+
+/// A killed process whose parent has not looked: its GPU work is gone already.
+fn is_zombie(pid: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return true;
+    };
+    stat.rsplit_once(')')
+        .is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::START_NS;
+
+    fn board(clock: ClockKind) -> (tempfile::TempDir, Exec) {
+        let directory = tempfile::tempdir().unwrap();
+        let config = ExecConfig {
+            clock,
+            script: "slice 1ms".to_owned(),
+        };
+        let exec = Exec::open(&directory.path().join("exec"), &config).unwrap();
+        (directory, exec)
+    }
+
+    #[test]
+    fn a_second_opener_sees_the_same_clock_script_and_work() {
+        let (directory, first) = board(ClockKind::Virtual);
+        let config = ExecConfig {
+            clock: ClockKind::Real,
+            script: "slice 7ms".to_owned(),
+        };
+        let second = Exec::open(&directory.path().join("exec"), &config).unwrap();
+        let process = first.join().unwrap();
+        let channel = first.open_channel(process, 0).unwrap();
+        first.submit(channel, Work::Kernel { ns: 500 }).unwrap();
+
+        second.clock().advance(300);
+
+        assert_eq!(second.script().slice_ns, 1_000_000);
+        assert_eq!(first.clock().now(), START_NS + 300);
+        assert_eq!(second.truth(0)[0].busy_ns, 300);
+    }
+
+    #[test]
+    fn who_waits_on_a_jumping_clock_comes_out_at_the_exact_time() {
+        let (_directory, exec) = board(ClockKind::Jump);
+        let process = exec.join().unwrap();
+        let channel = exec.open_channel(process, 0).unwrap();
+        for _ in 0..5 {
+            exec.submit(channel, Work::Kernel { ns: 250_000 }).unwrap();
+        }
+
+        exec.drain(channel);
+
+        assert_eq!(exec.clock().now(), START_NS + 1_250_000);
+    }
+
+    #[test]
+    fn a_launch_into_a_full_queue_waits_for_the_first_to_finish() {
+        let (_directory, exec) = board(ClockKind::Jump);
+        let process = exec.join().unwrap();
+        let channel = exec.open_channel(process, 0).unwrap();
+
+        for _ in 0..=DEPTH {
+            exec.submit(channel, Work::Kernel { ns: 1_000 }).unwrap();
+        }
+
+        assert_eq!(exec.clock().now(), START_NS + 1_000);
+    }
+
+    #[test]
+    fn events_tell_the_time_between_two_places_of_a_stream() {
+        let (_directory, exec) = board(ClockKind::Jump);
+        let process = exec.join().unwrap();
+        let channel = exec.open_channel(process, 3).unwrap();
+        let [start, end] = [
+            exec.open_event(process).unwrap(),
+            exec.open_event(process).unwrap(),
+        ];
+        let start = exec.record(channel, start).unwrap();
+        exec.submit(channel, Work::Kernel { ns: 123_456 }).unwrap();
+        let end = exec.record(channel, end).unwrap();
+        assert_eq!(exec.record_time_ns(end), None);
+
+        exec.wait_record(end);
+
+        let times = [start, end].map(|record| exec.record_time_ns(record).unwrap());
+        assert_eq!(times[1] - times[0], 123_456);
+    }
+
+    #[test]
+    fn a_killed_process_leaves_the_gpu_to_the_others() {
+        let (directory, exec) = board(ClockKind::Virtual);
+        let path = directory.path().join("exec");
+        // SAFETY: the child only works on a mapping of its own and waits for its end.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let exec = Exec::open(&path, &ExecConfig::default()).unwrap();
+            let process = exec.join().unwrap();
+            let channel = exec.open_channel(process, 0).unwrap();
+            exec.submit(channel, Work::Kernel { ns: u64::MAX / 4 })
+                .unwrap();
+            loop {
+                std::thread::park();
+            }
+        }
+        while exec.truth(0).is_empty() || exec.device_busy_ns(0) == 0 {
+            exec.clock().advance(10);
+        }
+        // SAFETY: our own child.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        // SAFETY: as above; nothing is asked of its status.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+
+        exec.reap();
+        let busy_ns = exec.device_busy_ns(0);
+        exec.clock().advance(1_000_000);
+
+        assert_eq!(exec.device_busy_ns(0), busy_ns);
+        assert!(!exec.truth(0)[0].alive);
+    }
+
+    #[test]
+    fn the_lock_of_a_dead_holder_is_taken_over() {
+        let (_directory, exec) = board(ClockKind::Virtual);
+        std::thread::scope(|scope| {
+            scope.spawn(|| std::mem::forget(exec.lock()));
+        });
+
+        assert_eq!(exec.truth(0), []);
+    }
+
+    #[test]
+    fn a_foreign_file_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("exec");
+        std::fs::write(&path, "something else").unwrap();
+
+        let error = Exec::open(&path, &ExecConfig::default()).unwrap_err();
+
+        assert!(error.to_string().contains("not a board's work"), "{error}");
+    }
+}

@@ -1,0 +1,436 @@
+//! How long a simulated kernel takes: a rule by its name, the script that a person writes, and the
+//! names and arguments that carry a time themselves. Text in, values out; never reads a clock.
+//!
+//! A script is lines of words; `#` begins a comment. The first `kernel` line whose pattern fits
+//! decides (`*` stands for any characters, `?` for one).
+//!
+//! ```text
+//! default 10us                      # what no line names
+//! kernel matmul*      2ms           # a fixed time
+//! kernel axpy         5us + 20ns/block
+//! kernel sleep_ns     arg ns        # its first argument, a u64, counts ns (us, ms)
+//! kernel allreduce*   peers 2 50us  # spins until two such kernels run, then 50us
+//! kernel wait_flag    flag 10us     # spins until the u32 that its first argument points to is not 0
+//! copy   25GB/s 2us                 # copies: this rate, and a latency
+//! slice  2ms                        # how long a process keeps the GPU while another one waits
+//! sample 167ms                      # how often NVML's utilisation is written down
+//! call   cuEventRecord 800ns        # processor time that this driver call costs
+//! ```
+//!
+//! Without a script a kernel takes 10 us, unless its name ends in a time of its own, as
+//! `step__250us` does, or its launch carries [`LAUNCH_ATTRIBUTE_NS`].
+
+use std::fmt;
+
+/// A launch attribute (`CUlaunchAttribute.id`) that only the simulated driver knows: its value's
+/// first eight bytes are the kernel's time in nanoseconds. It wins over the script.
+pub const LAUNCH_ATTRIBUTE_NS: u32 = 0x5647_5055;
+
+/// The longest script in bytes: it lies in the board's file, so that all processes use one.
+pub const MAX_SCRIPT_BYTES: usize = 16 * 1024;
+
+/// What a kernel does to the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Duration {
+    /// Runs for `ns + ns_per_block * blocks`.
+    Fixed {
+        /// Nanoseconds of the whole launch.
+        ns: u64,
+        /// Nanoseconds for each block of the grid.
+        ns_per_block: u64,
+    },
+    /// Runs for what its first argument says, times this many nanoseconds.
+    Argument {
+        /// Nanoseconds that one unit of the argument stands for.
+        unit_ns: u64,
+    },
+    /// Spins until this many kernels of the same rule run, then runs for `ns`.
+    Peers {
+        /// How many must run together.
+        parties: u32,
+        /// Nanoseconds after that.
+        ns: u64,
+    },
+    /// Spins until the word that its first argument points to is not zero, then runs for `ns`.
+    Flag {
+        /// Nanoseconds after that.
+        ns: u64,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    pattern: String,
+    duration: Duration,
+}
+
+/// Everything that a script says, with the defaults where it is silent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Script {
+    default_ns: u64,
+    rules: Vec<Rule>,
+    calls: Vec<(String, u64)>,
+    /// Bytes that a copy moves in a second.
+    pub copy_bytes_per_second: u64,
+    /// Nanoseconds that each copy takes besides.
+    pub copy_latency_ns: u64,
+    /// Nanoseconds that a process keeps the GPU while another one waits for it.
+    pub slice_ns: u64,
+    /// Nanoseconds between two samples of NVML's utilisation.
+    pub sample_ns: u64,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            default_ns: 10_000,
+            rules: Vec::new(),
+            calls: Vec::new(),
+            copy_bytes_per_second: 25_000_000_000,
+            copy_latency_ns: 2_000,
+            slice_ns: 2_000_000,
+            sample_ns: 166_666_667,
+        }
+    }
+}
+
+/// A line that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScriptError {
+    /// Counted from 1; 0 when it is about the whole script.
+    pub line: usize,
+    /// What was read, and what is accepted.
+    pub what: String,
+}
+
+impl fmt::Display for ScriptError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.line == 0 {
+            return write!(f, "script: {}", self.what);
+        }
+        write!(f, "script line {}: {}", self.line, self.what)
+    }
+}
+
+impl std::error::Error for ScriptError {}
+
+impl Script {
+    /// Reads a script.
+    ///
+    /// # Errors
+    /// Names the line, what stands there and what is accepted.
+    pub fn parse(text: &str) -> Result<Self, ScriptError> {
+        if text.len() > MAX_SCRIPT_BYTES {
+            let what = format!("{} bytes long, at most {MAX_SCRIPT_BYTES} fit", text.len());
+            return Err(ScriptError { line: 0, what });
+        }
+        let mut script = Self::default();
+        for (index, line) in text.lines().enumerate() {
+            let bare = line.split('#').next().unwrap_or("");
+            let words: Vec<&str> = bare.split_whitespace().collect();
+            script.take(&words).map_err(|what| ScriptError {
+                line: index + 1,
+                what,
+            })?;
+        }
+        Ok(script)
+    }
+
+    fn take(&mut self, words: &[&str]) -> Result<(), String> {
+        match words {
+            [] => {}
+            ["default", time] => self.default_ns = time_ns(time)?,
+            ["kernel", pattern, rule @ ..] => {
+                let duration = duration(rule)?;
+                self.rules.push(Rule {
+                    pattern: (*pattern).to_owned(),
+                    duration,
+                });
+            }
+            ["copy", rate] => self.copy_bytes_per_second = bytes_per_second(rate)?,
+            ["copy", rate, latency] => {
+                self.copy_bytes_per_second = bytes_per_second(rate)?;
+                self.copy_latency_ns = time_ns(latency)?;
+            }
+            ["slice", time] => self.slice_ns = above_zero("slice", time_ns(time)?)?,
+            ["sample", time] => self.sample_ns = above_zero("sample", time_ns(time)?)?,
+            ["call", name, time] => self.calls.push(((*name).to_owned(), time_ns(time)?)),
+            [word, ..] => {
+                return Err(format!(
+                    "{word:?} begins no line that is known, or has too many or too few words: \
+                     accepted are default, kernel, copy, slice, sample, call"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the kernel of this name does, and which line said so (0: none; the name or the default).
+    pub fn kernel(&self, name: &str) -> (Duration, usize) {
+        let found = self.rules.iter().position(|rule| fits(&rule.pattern, name));
+        if let Some((index, rule)) = found.and_then(|i| self.rules.get(i).map(|rule| (i, rule))) {
+            return (rule.duration, index + 1);
+        }
+        let own = name
+            .rsplit_once("__")
+            .and_then(|(_, time)| time_ns(time).ok());
+        (
+            Duration::Fixed {
+                ns: own.unwrap_or(self.default_ns),
+                ns_per_block: 0,
+            },
+            0,
+        )
+    }
+
+    /// Nanoseconds of processor time that a driver call costs, 0 for most.
+    pub fn call_ns(&self, name: &str) -> u64 {
+        self.calls
+            .iter()
+            .find(|(call, _)| call == name)
+            .map_or(0, |(_, ns)| *ns)
+    }
+
+    /// Whether any driver call costs anything.
+    pub fn has_calls(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    /// Nanoseconds that a copy of `bytes` takes.
+    pub fn copy_ns(&self, bytes: u64) -> u64 {
+        let transfer = u128::from(bytes) * 1_000_000_000 / u128::from(self.copy_bytes_per_second);
+        self.copy_latency_ns
+            .saturating_add(u64::try_from(transfer).unwrap_or(u64::MAX))
+    }
+}
+
+fn duration(words: &[&str]) -> Result<Duration, String> {
+    match words {
+        ["arg", unit] => Ok(Duration::Argument {
+            unit_ns: unit_ns(unit)?,
+        }),
+        ["peers", parties, time] => {
+            let parties = parties.parse().ok().filter(|n| (1..=64).contains(n));
+            let parties =
+                parties.ok_or_else(|| "peers: a number from 1 to 64 is accepted".to_owned())?;
+            Ok(Duration::Peers {
+                parties,
+                ns: time_ns(time)?,
+            })
+        }
+        ["flag", time] => Ok(Duration::Flag { ns: time_ns(time)? }),
+        [time] => match time.strip_suffix("/block") {
+            Some(each) => Ok(Duration::Fixed {
+                ns: 0,
+                ns_per_block: time_ns(each)?,
+            }),
+            None => Ok(Duration::Fixed {
+                ns: time_ns(time)?,
+                ns_per_block: 0,
+            }),
+        },
+        [time, "+", each] => match each.strip_suffix("/block") {
+            Some(each) => Ok(Duration::Fixed {
+                ns: time_ns(time)?,
+                ns_per_block: time_ns(each)?,
+            }),
+            None => Err(format!(
+                "{each:?}: a time for each block is accepted, as 20ns/block"
+            )),
+        },
+        other => Err(format!(
+            "{:?} is no time of a kernel: accepted are 2ms, 5us + 20ns/block, arg ns, \
+             peers 2 50us, flag 10us",
+            other.join(" ")
+        )),
+    }
+}
+
+fn above_zero(what: &str, ns: u64) -> Result<u64, String> {
+    if ns == 0 {
+        Err(format!("{what}: a time above 0 is accepted"))
+    } else {
+        Ok(ns)
+    }
+}
+
+fn unit_ns(unit: &str) -> Result<u64, String> {
+    match unit {
+        "ns" => Ok(1),
+        "us" => Ok(1_000),
+        "ms" => Ok(1_000_000),
+        "s" => Ok(1_000_000_000),
+        other => Err(format!(
+            "{other:?} is no unit of time: accepted are ns, us, ms, s"
+        )),
+    }
+}
+
+/// Reads `10us`, `1.5ms`, `2s`, `0ns`.
+///
+/// # Errors
+/// Says what was read and what is accepted.
+pub fn time_ns(text: &str) -> Result<u64, String> {
+    let (number, unit) = number_and_unit(text)?;
+    let ns = number * unit_ns(unit)? as f64;
+    if ns > 1e15 {
+        return Err(format!("{text:?} is longer than eleven days"));
+    }
+    Ok(ns.round() as u64)
+}
+
+fn bytes_per_second(text: &str) -> Result<u64, String> {
+    let refused = || format!("{text:?} is no rate: accepted are B/s, KB/s, MB/s, GB/s, TB/s");
+    let (number, unit) = number_and_unit(text)?;
+    let factor = match unit {
+        "B/s" => 1.0,
+        "KB/s" => 1e3,
+        "MB/s" => 1e6,
+        "GB/s" => 1e9,
+        "TB/s" => 1e12,
+        _ => return Err(refused()),
+    };
+    let rate = (number * factor).round() as u64;
+    if rate == 0 { Err(refused()) } else { Ok(rate) }
+}
+
+fn number_and_unit(text: &str) -> Result<(f64, &str), String> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let value: f64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is no time or rate: 10us, 1.5ms, 2s are"))?;
+    Ok((value, unit))
+}
+
+/// Whether `name` fits `pattern`, where `*` stands for any characters and `?` for one.
+fn fits(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut p, mut n) = (0, 0);
+    // Where the last star stood, and how much of the name it has taken: on a misfit it takes one more.
+    let mut retry: Option<(usize, usize)> = None;
+    while let Some(&letter) = name.get(n) {
+        match pattern.get(p) {
+            Some(b'*') => {
+                retry = Some((p, n));
+                p += 1;
+            }
+            Some(&want) if want == b'?' || want == letter => {
+                p += 1;
+                n += 1;
+            }
+            _ => {
+                let Some((star, taken)) = retry else {
+                    return false;
+                };
+                retry = Some((star, taken + 1));
+                p = star + 1;
+                n = taken + 1;
+            }
+        }
+    }
+    pattern
+        .get(p..)
+        .is_some_and(|rest| rest.iter().all(|&letter| letter == b'*'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fixed(ns: u64) -> Duration {
+        Duration::Fixed {
+            ns,
+            ns_per_block: 0,
+        }
+    }
+
+    #[test]
+    fn the_first_line_that_fits_decides() {
+        let script = Script::parse("kernel matmul_small 5us\nkernel matmul* 2ms # big\n").unwrap();
+
+        assert_eq!(script.kernel("matmul_small"), (fixed(5_000), 1));
+        assert_eq!(script.kernel("matmul_f32"), (fixed(2_000_000), 2));
+        assert_eq!(script.kernel("other"), (fixed(10_000), 0));
+    }
+
+    #[test]
+    fn a_name_may_carry_its_own_time() {
+        let script = Script::default();
+
+        assert_eq!(script.kernel("step__250us").0, fixed(250_000));
+        assert_eq!(script.kernel("step__fast").0, fixed(10_000));
+    }
+
+    #[test]
+    fn every_form_of_the_documentation_is_read() {
+        let script = Script::parse(
+            "default 1ms\nkernel axpy 5us + 20ns/block\nkernel sleep_ns arg us\n\
+             kernel allreduce* peers 2 50us\nkernel wait_flag flag 10us\ncopy 10GB/s 1us\n\
+             slice 1ms\nsample 1s\ncall cuEventRecord 800ns",
+        )
+        .unwrap();
+
+        assert_eq!(
+            script.kernel("axpy").0,
+            Duration::Fixed {
+                ns: 5_000,
+                ns_per_block: 20
+            }
+        );
+        assert_eq!(
+            script.kernel("sleep_ns").0,
+            Duration::Argument { unit_ns: 1_000 }
+        );
+        assert_eq!(
+            script.kernel("allreduce_f").0,
+            Duration::Peers {
+                parties: 2,
+                ns: 50_000
+            }
+        );
+        assert_eq!(script.kernel("wait_flag").0, Duration::Flag { ns: 10_000 });
+        assert_eq!(script.copy_ns(10_000_000_000), 1_000_001_000);
+        assert_eq!(
+            (script.slice_ns, script.sample_ns),
+            (1_000_000, 1_000_000_000)
+        );
+        assert_eq!(
+            (script.call_ns("cuEventRecord"), script.call_ns("cuInit")),
+            (800, 0)
+        );
+    }
+
+    #[test]
+    fn a_bad_line_is_named_with_what_is_accepted() {
+        for (text, line, says) in [
+            ("slice 0ms", 1, "above 0"),
+            ("\nkernel a 10", 2, "no unit of time"),
+            ("kernel a peers many 1us", 1, "1 to 64"),
+            ("kernel a", 1, "accepted are 2ms"),
+            ("kernal a 1us", 1, "accepted are default, kernel"),
+            ("copy fast", 1, "no time or rate"),
+        ] {
+            let error = Script::parse(text).unwrap_err();
+            assert_eq!(error.line, line, "{text}");
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn patterns_fit_as_in_a_shell() {
+        for (pattern, name, want) in [
+            ("*", "", true),
+            ("a*c", "abbc", true),
+            ("a*c", "abcb", false),
+            ("a?c", "abc", true),
+            ("a?c", "ac", false),
+            ("*mul*", "matmul_f32", true),
+            ("a*b*c", "a-b-b-c", true),
+        ] {
+            assert_eq!(fits(pattern, name), want, "{pattern} {name}");
+        }
+    }
+}
