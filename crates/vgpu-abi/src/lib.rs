@@ -23,3 +23,5 @@ pub mod region;
 pub mod host;
 
 mod atomic;
+#[cfg(not(loom))]
+mod hostfile;

@@ -5,9 +5,14 @@
 //! through a mapping), and never lets a reader see half a change.
 
 use std::fmt;
+use std::mem::offset_of;
 use std::path::Path;
 
-use crate::layout::{MAX_DEVICES, UUID_BYTES};
+use crate::hostfile::{Current, Fields, FieldsMut, HostFile, Make, bytes_of, checksum};
+use crate::layout::{
+    LIMITS_MAGIC, LIMITS_VERSION, LimitsCopy, LimitsDevice, LimitsLayout, MAX_DEVICES, UUID_BYTES,
+};
+use crate::region::map::Words;
 
 /// A device's UUID as text (`GPU-…`, `MIG-…`), at most 95 bytes. The empty one stands for "the
 /// device at this index".
@@ -279,33 +284,191 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
+/// How often a reader looks again before it takes what it sees for damage.
+const LOOKS: usize = 4;
+
+const COPY_BYTES: usize = size_of::<LimitsCopy>();
+const COPY_WORDS: usize = COPY_BYTES / 8;
+const MAKE: Make = Make {
+    magic: LIMITS_MAGIC,
+    version: LIMITS_VERSION,
+    copy_bytes: COPY_BYTES,
+    file_bytes: size_of::<LimitsLayout>(),
+};
+
+impl Policy {
+    fn number(self) -> u32 {
+        match self {
+            Self::Default => 0,
+            Self::Force => 1,
+            Self::Floor => 2,
+            Self::Disable => 3,
+        }
+    }
+
+    fn of(number: u32) -> Option<Self> {
+        [Self::Default, Self::Force, Self::Floor, Self::Disable]
+            .get(number as usize)
+            .copied()
+    }
+}
+
+impl Unlisted {
+    fn number(self) -> u32 {
+        match self {
+            Self::Deny => 0,
+            Self::Allow => 1,
+        }
+    }
+
+    fn of(number: u32) -> Option<Self> {
+        [Self::Deny, Self::Allow].get(number as usize).copied()
+    }
+}
+
+fn encode(limits: &Limits, generation: u64) -> Result<[u64; COPY_WORDS], FileError> {
+    if limits.devices.len() > MAX_DEVICES {
+        return Err(FileError::TooManyDevices {
+            asked: limits.devices.len(),
+        });
+    }
+    let mut words = [0; COPY_WORDS];
+    let mut to = FieldsMut(&mut words);
+    to.u32(offset_of!(LimitsCopy, version), LIMITS_VERSION);
+    let count = u32::try_from(limits.devices.len()).unwrap_or(0);
+    to.u32(offset_of!(LimitsCopy, device_count), count);
+    to.u64(offset_of!(LimitsCopy, generation), generation);
+    to.u32(offset_of!(LimitsCopy, priority), limits.priority);
+    to.u32(offset_of!(LimitsCopy, policy), limits.policy.number());
+    to.u32(offset_of!(LimitsCopy, unlisted), limits.unlisted.number());
+    for (index, device) in limits.devices.iter().enumerate() {
+        let at = offset_of!(LimitsCopy, devices) + index * size_of::<LimitsDevice>();
+        to.bytes(at + offset_of!(LimitsDevice, uuid), device.uuid.bytes());
+        to.u64(
+            at + offset_of!(LimitsDevice, memory_bytes),
+            device.memory_bytes,
+        );
+        to.u64(
+            at + offset_of!(LimitsDevice, physical_bytes),
+            device.physical_bytes,
+        );
+        to.u64(
+            at + offset_of!(LimitsDevice, context_bytes),
+            device.context_bytes,
+        );
+        to.u64(
+            at + offset_of!(LimitsDevice, module_bytes),
+            device.module_bytes,
+        );
+        to.u32(
+            at + offset_of!(LimitsDevice, core_percent),
+            device.core_percent.min(100),
+        );
+    }
+    let sum = checksum(words.get(..COPY_WORDS - 1).unwrap_or_default());
+    FieldsMut(&mut words).u64(offset_of!(LimitsCopy, checksum), sum);
+    Ok(words)
+}
+
+/// What a copy says, if it is whole and says nothing that no writer of this version writes.
+fn decode(words: &[u64; COPY_WORDS]) -> Option<LimitsValue> {
+    let from = Fields(words);
+    let sum = checksum(words.get(..COPY_WORDS - 1)?);
+    if from.u64(offset_of!(LimitsCopy, checksum)) != sum
+        || from.u32(offset_of!(LimitsCopy, version)) != LIMITS_VERSION
+    {
+        return None;
+    }
+    let device_count = from.u32(offset_of!(LimitsCopy, device_count)) as usize;
+    if device_count > MAX_DEVICES {
+        return None;
+    }
+    let mut devices = [DeviceLimit::default(); MAX_DEVICES];
+    for (index, device) in devices.iter_mut().enumerate().take(device_count) {
+        let at = offset_of!(LimitsCopy, devices) + index * size_of::<LimitsDevice>();
+        let uuid: [u8; UUID_BYTES] = from.bytes(at + offset_of!(LimitsDevice, uuid));
+        *device = DeviceLimit {
+            uuid: DeviceUuid::from_bytes(&uuid),
+            memory_bytes: from.u64(at + offset_of!(LimitsDevice, memory_bytes)),
+            core_percent: from.u32(at + offset_of!(LimitsDevice, core_percent)),
+            physical_bytes: from.u64(at + offset_of!(LimitsDevice, physical_bytes)),
+            context_bytes: from.u64(at + offset_of!(LimitsDevice, context_bytes)),
+            module_bytes: from.u64(at + offset_of!(LimitsDevice, module_bytes)),
+        };
+        if device.core_percent > 100 || *device.uuid.bytes() != uuid {
+            return None;
+        }
+    }
+    Some(LimitsValue {
+        generation: from.u64(offset_of!(LimitsCopy, generation)),
+        priority: from.u32(offset_of!(LimitsCopy, priority)),
+        policy: Policy::of(from.u32(offset_of!(LimitsCopy, policy)))?,
+        unlisted: Unlisted::of(from.u32(offset_of!(LimitsCopy, unlisted)))?,
+        device_count,
+        devices,
+    })
+}
+
+fn copy_out(words: &Words, offset: usize) -> [u64; COPY_WORDS] {
+    std::array::from_fn(|word| words.load(offset + word * 8))
+}
+
+/// The limits that count. A writer that is busy with the copy under our eyes has flipped twice
+/// since; then there is a newer one to read. A copy that stays wrong is damaged; then the other one
+/// counts, the newer one of two.
+fn load(words: &Words) -> Result<LimitsValue, FileError> {
+    for _look in 0..LOOKS {
+        let current = Current::of(words);
+        if let Some(value) = decode(&copy_out(words, current.offset(COPY_BYTES)))
+            && value.generation == current.generation()
+        {
+            return Ok(value);
+        }
+    }
+    let current = Current::of(words);
+    let one = decode(&copy_out(words, current.offset(COPY_BYTES)));
+    let other = decode(&copy_out(words, current.other_offset(COPY_BYTES)));
+    match (one, other) {
+        (Some(one), Some(other)) if one.generation >= other.generation => Ok(one),
+        (_, Some(other)) => Ok(other),
+        (Some(one), None) => Ok(one),
+        (None, None) => Err(FileError::Corrupt),
+    }
+}
+
 /// The host's side: the one writer.
 #[derive(Debug)]
-pub struct LimitsFile {}
+pub struct LimitsFile(HostFile);
 
 impl LimitsFile {
     /// Makes the file; it must not exist.
     ///
     /// # Errors
     /// See [`FileError`].
-    pub fn create(_path: &Path, _limits: &Limits) -> Result<Self, FileError> {
-        todo!()
+    pub fn create(path: &Path, limits: &Limits) -> Result<Self, FileError> {
+        let first = encode(limits, 1)?;
+        let file = HostFile::create(path, &MAKE, |file| {
+            file.write_spare(&bytes_of(&first), 0)?;
+            file.flip(1);
+            Ok(())
+        })?;
+        Ok(Self(file))
     }
 
     /// Opens a file that exists, for reading and, where the file's mode lets us, writing.
     ///
     /// # Errors
     /// See [`FileError`].
-    pub fn open(_path: &Path) -> Result<Self, FileError> {
-        todo!()
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        HostFile::open(path, &MAKE, true).map(Self)
     }
 
     /// The limits as they stand.
     ///
     /// # Errors
-    /// See [`FileError`].
+    /// [`FileError::Corrupt`] when neither copy is valid.
     pub fn read(&self) -> Result<Limits, FileError> {
-        todo!()
+        load(self.0.words()).map(|value| Limits::from(&value))
     }
 
     /// Replaces the limits and gives back their generation. Readers see the old ones or the new
@@ -313,28 +476,48 @@ impl LimitsFile {
     ///
     /// # Errors
     /// See [`FileError`].
-    pub fn write(&self, _limits: &Limits) -> Result<u64, FileError> {
-        todo!()
+    pub fn write(&self, limits: &Limits) -> Result<u64, FileError> {
+        self.update(|_old| limits.clone())
+    }
+
+    /// Replaces the limits by what `change` makes of those that stand, in one turn: no other
+    /// writer comes between. Where neither copy is valid, `change` gets nothing.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub fn update(&self, change: impl FnOnce(Option<Limits>) -> Limits) -> Result<u64, FileError> {
+        let _turn = self.0.exclusive()?;
+        let old = self.read().ok();
+        let last = old.as_ref().map_or(0, |old| old.generation);
+        let last = last.max(Current::of(self.0.words()).generation());
+        // A generation is 63 bits wide beside the bit that names the copy.
+        let generation = (last + 1) & (u64::MAX >> 1);
+        let words = encode(&change(old), generation)?;
+        self.0.write_spare(&bytes_of(&words), 0)?;
+        self.0.flip(generation);
+        Ok(generation)
     }
 }
 
 /// The container's side: a read-only mapping.
 #[derive(Debug)]
-pub struct LimitsMap {}
+pub struct LimitsMap(Words);
 
 impl LimitsMap {
     /// Maps the file.
     ///
     /// # Errors
     /// See [`FileError`].
-    pub fn open(_path: &Path) -> Result<Self, FileError> {
-        todo!()
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        HostFile::open(path, &MAKE, false).map(|file| Self(file.into_words()))
     }
 
-    /// A number that differs when the limits have changed: one atomic load.
+    /// A number that differs when the limits have changed: one atomic load. Compare it with what
+    /// it was before the last [`LimitsMap::load`], not with a generation in a value.
     #[must_use]
+    #[inline]
     pub fn generation(&self) -> u64 {
-        todo!()
+        Current::of(&self.0).raw()
     }
 
     /// Reads the limits; allocates nothing and makes no system call.
@@ -342,6 +525,231 @@ impl LimitsMap {
     /// # Errors
     /// [`FileError::Corrupt`] when neither copy is valid: the caller keeps what it has, or refuses.
     pub fn load(&self) -> Result<LimitsValue, FileError> {
-        todo!()
+        load(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    fn limits(memory_bytes: u64) -> Limits {
+        let device = DeviceLimit {
+            uuid: DeviceUuid::new("GPU-12345678-aaaa-bbbb-cccc-0123456789ab").unwrap(),
+            memory_bytes,
+            core_percent: 30,
+            physical_bytes: 16 << 30,
+            context_bytes: 300 << 20,
+            module_bytes: 2 << 20,
+        };
+        let devices = vec![device; 3];
+        Limits {
+            generation: 0,
+            priority: 1,
+            policy: Policy::Floor,
+            unlisted: Unlisted::Allow,
+            devices,
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_what_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("limits");
+
+        let file = LimitsFile::create(&path, &limits(4 << 30)).unwrap();
+        let map = LimitsMap::open(&path).unwrap();
+        let before = map.generation();
+        let generation = file.write(&limits(8 << 30)).unwrap();
+
+        assert_eq!(generation, 2);
+        assert_ne!(map.generation(), before);
+        let value = map.load().unwrap();
+        assert_eq!(
+            Limits::from(&value),
+            Limits {
+                generation: 2,
+                ..limits(8 << 30)
+            }
+        );
+        assert_eq!(
+            LimitsFile::open(&path).unwrap().read().unwrap().devices[2].memory_bytes,
+            8 << 30
+        );
+    }
+
+    #[test]
+    fn a_damaged_copy_falls_back_to_the_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("limits");
+        let file = LimitsFile::create(&path, &limits(1 << 30)).unwrap();
+        file.write(&limits(2 << 30)).unwrap();
+        let map = LimitsMap::open(&path).unwrap();
+        let bytes = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+
+        // The second write landed in the first copy: the first one of all went to the second.
+        bytes.write_all_at(&[0xff; 7], 4096 + 64 + 96).unwrap();
+        assert_eq!(map.load().unwrap().devices()[0].memory_bytes, 1 << 30);
+
+        bytes.write_all_at(&[0xff; 7], 8192 + 64 + 96).unwrap();
+        assert_eq!(map.load(), Err(FileError::Corrupt));
+        assert_eq!(file.read(), Err(FileError::Corrupt));
+
+        assert_eq!(file.write(&limits(3 << 30)), Ok(3));
+        assert_eq!(map.load().unwrap().devices()[0].memory_bytes, 3 << 30);
+    }
+
+    #[test]
+    fn a_reader_never_sees_half_a_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("limits");
+        let file = LimitsFile::create(&path, &limits(1)).unwrap();
+        let map = LimitsMap::open(&path).unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for bytes in 2..3_000 {
+                    file.write(&limits(bytes)).unwrap();
+                }
+                done.store(true, std::sync::atomic::Ordering::Release);
+            });
+            let mut last = 0;
+            while !done.load(std::sync::atomic::Ordering::Acquire) {
+                let value = map.load().unwrap();
+                let seen: Vec<_> = value.devices().iter().map(|d| d.memory_bytes).collect();
+                assert_eq!(seen, [value.generation; 3]);
+                assert!(value.generation >= last);
+                last = value.generation;
+            }
+        });
+    }
+
+    #[test]
+    fn writers_take_turns() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("limits");
+        LimitsFile::create(&path, &limits(0)).unwrap();
+
+        std::thread::scope(|scope| {
+            for _writer in 0..4 {
+                scope.spawn(|| {
+                    let file = LimitsFile::open(&path).unwrap();
+                    for _ in 0..50 {
+                        let more =
+                            |old: Option<Limits>| limits(old.unwrap().devices[0].memory_bytes + 1);
+                        file.update(more).unwrap();
+                    }
+                });
+            }
+        });
+
+        let last = LimitsMap::open(&path).unwrap().load().unwrap();
+        assert_eq!(
+            (last.devices()[0].memory_bytes, last.generation),
+            (200, 201)
+        );
+    }
+
+    #[test]
+    fn what_is_no_limits_file_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let good = at("good");
+        LimitsFile::create(&good, &limits(1)).unwrap();
+        let changed = |name: &str, offset: u64, bytes: &[u8]| {
+            std::fs::copy(&good, at(name)).unwrap();
+            let file = std::fs::OpenOptions::new()
+                .write(true)
+                .open(at(name))
+                .unwrap();
+            file.write_all_at(bytes, offset).unwrap();
+            LimitsMap::open(&at(name)).unwrap_err()
+        };
+        std::os::unix::fs::symlink(&good, at("link")).unwrap();
+        std::fs::write(at("empty"), b"").unwrap();
+        std::fs::write(at("text"), b"this is no limits file at all").unwrap();
+        std::process::Command::new("mkfifo")
+            .arg(at("pipe"))
+            .status()
+            .unwrap();
+
+        let open = |name: &str| LimitsMap::open(&at(name)).unwrap_err();
+        assert_eq!(open("nothing"), FileError::Missing);
+        assert_eq!(open("link"), FileError::NotRegular);
+        assert_eq!(open("pipe"), FileError::NotRegular);
+        assert_eq!(
+            LimitsMap::open(dir.path()).unwrap_err(),
+            FileError::NotRegular
+        );
+        assert_eq!(
+            LimitsFile::open(&at("pipe")).unwrap_err(),
+            FileError::NotRegular
+        );
+        assert_eq!(
+            open("empty"),
+            FileError::WrongSize {
+                found: 0,
+                expected: 12_288
+            }
+        );
+        assert_eq!(open("text"), FileError::WrongMagic);
+        assert_eq!(
+            changed("long", 12_288, &[0]),
+            FileError::WrongSize {
+                found: 12_289,
+                expected: 12_288
+            }
+        );
+        assert_eq!(changed("other", 0, b"x"), FileError::WrongMagic);
+        assert_eq!(changed("half", 8, &[0; 4]), FileError::Unfinished);
+        assert_eq!(
+            changed("new", 8, &2_u32.to_ne_bytes()),
+            FileError::NewerVersion { found: 2, known: 1 }
+        );
+        assert_eq!(
+            LimitsFile::create(&good, &limits(1)).unwrap_err(),
+            FileError::Exists
+        );
+        let many = Limits {
+            devices: vec![DeviceLimit::default(); 17],
+            ..limits(1)
+        };
+        assert_eq!(
+            LimitsFile::create(&at("many"), &many).unwrap_err(),
+            FileError::TooManyDevices { asked: 17 }
+        );
+        assert!(!at("many").exists());
+    }
+
+    #[test]
+    fn a_device_uuid_is_short_printable_text() {
+        assert_eq!(DeviceUuid::new("GPU-1").unwrap().as_str(), "GPU-1");
+        assert!(DeviceUuid::new("").unwrap().is_empty());
+        assert!(DeviceUuid::new("GPU 1").is_err());
+        assert!(DeviceUuid::new(&"x".repeat(96)).is_err());
+        assert!(DeviceUuid::new(&"x".repeat(95)).is_ok());
+        assert_eq!(DeviceUuid::from_bytes(&[0xff; 96]).as_str(), "");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_in_the_file_make_a_reader_panic(
+            at in 4096_u64..12_200,
+            noise in proptest::collection::vec(proptest::prelude::any::<u8>(), 1..64),
+            head in proptest::prelude::any::<u64>(),
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("limits");
+            LimitsFile::create(&path, &limits(5)).unwrap();
+            let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.write_all_at(&head.to_ne_bytes(), 24).unwrap();
+            file.write_all_at(&noise, at).unwrap();
+
+            if let Ok(value) = LimitsMap::open(&path).unwrap().load() {
+                proptest::prop_assert_eq!(value.devices()[0].memory_bytes, 5);
+            }
+        }
     }
 }

@@ -4,6 +4,11 @@
 //! Never allocates or panics after `open`, never waits longer than 100 ms, keeps no `std` lock, and
 //! leaves nothing behind that a SIGKILL at any step would turn into a hang or a leak.
 
+#[allow(unsafe_code, reason = "shared mappings become references here")]
+pub(crate) mod map;
+#[allow(unsafe_code, reason = "system calls are made here")]
+pub(crate) mod sys;
+
 use std::fmt;
 use std::path::Path;
 

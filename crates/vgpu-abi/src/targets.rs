@@ -3,10 +3,16 @@
 //!
 //! Never speaks of a process without naming the generation of its slot.
 
+use std::mem::offset_of;
 use std::path::Path;
 
-use crate::layout::MAX_DEVICES;
+use crate::hostfile::{Current, Fields, FieldsMut, HostFile, Make, bytes_of, checksum, heartbeat};
+use crate::layout::{
+    MAX_DEVICES, MAX_SLOTS, TARGETS_MAGIC, TARGETS_VERSION, TargetsCopy, TargetsEntry,
+    TargetsLayout,
+};
 use crate::limits::FileError;
+use crate::region::map::Words;
 
 /// What the host knows of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,77 +27,238 @@ pub struct Target {
     pub target_permille: [u32; MAX_DEVICES],
 }
 
+const ENTRY_BYTES: usize = size_of::<TargetsEntry>();
+const ENTRY_WORDS: usize = ENTRY_BYTES / 8;
+const COPY_BYTES: usize = size_of::<TargetsCopy>();
+const MAKE: Make = Make {
+    magic: TARGETS_MAGIC,
+    version: TARGETS_VERSION,
+    copy_bytes: COPY_BYTES,
+    file_bytes: size_of::<TargetsLayout>(),
+};
+
+fn encode(target: &Target, generation: u64) -> [u64; ENTRY_WORDS] {
+    let mut words = [0; ENTRY_WORDS];
+    let mut to = FieldsMut(&mut words);
+    to.u64(offset_of!(TargetsEntry, generation), generation);
+    to.u64(
+        offset_of!(TargetsEntry, slot_generation),
+        target.slot_generation,
+    );
+    to.u32(offset_of!(TargetsEntry, host_pid), target.host_pid);
+    for (index, bytes) in target.overhead_bytes.iter().enumerate() {
+        to.u64(offset_of!(TargetsEntry, overhead_bytes) + index * 8, *bytes);
+    }
+    for (index, permille) in target.target_permille.iter().enumerate() {
+        to.u32(
+            offset_of!(TargetsEntry, target_permille) + index * 4,
+            *permille,
+        );
+    }
+    let sum = checksum(words.get(..ENTRY_WORDS - 1).unwrap_or_default());
+    FieldsMut(&mut words).u64(offset_of!(TargetsEntry, checksum), sum);
+    words
+}
+
+/// What an entry says, if it is whole and of this generation of the file.
+fn decode(words: &[u64; ENTRY_WORDS], generation: u64) -> Option<Target> {
+    let from = Fields(words);
+    let sum = checksum(words.get(..ENTRY_WORDS - 1)?);
+    if from.u64(offset_of!(TargetsEntry, checksum)) != sum
+        || from.u64(offset_of!(TargetsEntry, generation)) != generation
+    {
+        return None;
+    }
+    Some(Target {
+        slot_generation: from.u64(offset_of!(TargetsEntry, slot_generation)),
+        host_pid: from.u32(offset_of!(TargetsEntry, host_pid)),
+        overhead_bytes: std::array::from_fn(|i| {
+            from.u64(offset_of!(TargetsEntry, overhead_bytes) + i * 8)
+        }),
+        target_permille: std::array::from_fn(|i| {
+            from.u32(offset_of!(TargetsEntry, target_permille) + i * 4)
+        }),
+    })
+}
+
+/// Reads one entry. Each has a checksum of its own, so that nobody reads more than its own. A
+/// writer busy with the copy under our eyes has flipped twice since; then we look again.
+fn load(words: &Words, slot: usize) -> Option<Target> {
+    if slot >= MAX_SLOTS {
+        return None;
+    }
+    loop {
+        let current = Current::of(words);
+        let at = current.offset(COPY_BYTES) + slot * ENTRY_BYTES;
+        let entry = std::array::from_fn(|word| words.load(at + word * 8));
+        if let Some(target) = decode(&entry, current.generation()) {
+            return Some(target);
+        }
+        if Current::of(words) == current {
+            return None;
+        }
+    }
+}
+
 /// The host's side: the one writer.
 #[derive(Debug)]
-pub struct TargetsFile {}
+pub struct TargetsFile(HostFile);
 
 impl TargetsFile {
     /// Makes the file, with no targets in it; it must not exist.
     ///
     /// # Errors
     /// See [`FileError`].
-    pub fn create(_path: &Path) -> Result<Self, FileError> {
-        todo!()
+    pub fn create(path: &Path) -> Result<Self, FileError> {
+        HostFile::create(path, &MAKE, |_file| Ok(())).map(Self)
     }
 
     /// Opens a file that exists.
     ///
     /// # Errors
     /// See [`FileError`].
-    pub fn open(_path: &Path) -> Result<Self, FileError> {
-        todo!()
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        HostFile::open(path, &MAKE, true).map(Self)
     }
 
-    /// Replaces all targets: pairs of slot and target. `heartbeat_ns` is the monotonic clock.
+    /// Replaces all targets: pairs of slot and target. `heartbeat_ns` is the monotonic clock. Gives
+    /// back the generation. A slot beyond the last is left out.
     ///
     /// # Errors
     /// See [`FileError`].
     pub fn write(
         &mut self,
-        _targets: &[(usize, Target)],
-        _heartbeat_ns: u64,
+        targets: &[(usize, Target)],
+        heartbeat_ns: u64,
     ) -> Result<u64, FileError> {
-        todo!()
+        let _turn = self.0.exclusive()?;
+        let generation = (Current::of(self.0.words()).generation() + 1) & (u64::MAX >> 1);
+        for (slot, target) in targets.iter().filter(|(slot, _)| *slot < MAX_SLOTS) {
+            let entry = encode(target, generation);
+            self.0.write_spare(&bytes_of(&entry), slot * ENTRY_BYTES)?;
+        }
+        self.0.set_heartbeat(heartbeat_ns);
+        self.0.flip(generation);
+        Ok(generation)
     }
 
     /// The targets as they stand.
     ///
     /// # Errors
-    /// See [`FileError`].
+    /// None today; the form leaves room for one.
     pub fn read(&self) -> Result<Vec<(usize, Target)>, FileError> {
-        todo!()
+        let words = self.0.words();
+        Ok((0..MAX_SLOTS)
+            .filter_map(|slot| Some((slot, load(words, slot)?)))
+            .collect())
     }
 }
 
 /// The container's side: a read-only mapping.
 #[derive(Debug)]
-pub struct TargetsMap {}
+pub struct TargetsMap(Words);
 
 impl TargetsMap {
     /// Maps the file.
     ///
     /// # Errors
     /// See [`FileError`].
-    pub fn open(_path: &Path) -> Result<Self, FileError> {
-        todo!()
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        HostFile::open(path, &MAKE, false).map(|file| Self(file.into_words()))
     }
 
     /// A number that differs when the targets were written again: one atomic load.
     #[must_use]
+    #[inline]
     pub fn generation(&self) -> u64 {
-        todo!()
+        Current::of(&self.0).raw()
     }
 
     /// When the host last wrote, nanoseconds of the monotonic clock.
     #[must_use]
     pub fn heartbeat_ns(&self) -> u64 {
-        todo!()
+        heartbeat(&self.0)
     }
 
     /// What the host knows of the process that has this slot in this generation; allocates
     /// nothing and makes no system call.
     #[must_use]
-    pub fn target(&self, _slot: usize, _slot_generation: u64) -> Option<Target> {
-        todo!()
+    pub fn target(&self, slot: usize, slot_generation: u64) -> Option<Target> {
+        load(&self.0, slot).filter(|target| target.slot_generation == slot_generation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(number: u64) -> Target {
+        Target {
+            slot_generation: 7,
+            host_pid: 4711,
+            overhead_bytes: [number; MAX_DEVICES],
+            target_permille: [250; MAX_DEVICES],
+        }
+    }
+
+    #[test]
+    fn a_target_is_read_by_the_generation_of_its_slot_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("targets");
+        let mut file = TargetsFile::create(&path).unwrap();
+        let map = TargetsMap::open(&path).unwrap();
+        assert_eq!(map.target(3, 7), None);
+
+        file.write(
+            &[(3, target(300)), (1023, target(1)), (1024, target(2))],
+            99,
+        )
+        .unwrap();
+
+        assert_eq!(map.target(3, 7), Some(target(300)));
+        assert_eq!(map.target(3, 8), None);
+        assert_eq!(map.target(1024, 7), None);
+        assert_eq!(map.heartbeat_ns(), 99);
+        assert_eq!(file.read().unwrap(), [(3, target(300)), (1023, target(1))]);
+    }
+
+    #[test]
+    fn a_target_that_is_not_written_again_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("targets");
+        let mut file = TargetsFile::create(&path).unwrap();
+        let map = TargetsMap::open(&path).unwrap();
+
+        for round in 1..5 {
+            file.write(&[(0, target(round)), (1, target(round))], round)
+                .unwrap();
+        }
+        file.write(&[(1, target(9))], 9).unwrap();
+
+        assert_eq!(map.target(0, 7), None);
+        assert_eq!(map.target(1, 7), Some(target(9)));
+    }
+
+    #[test]
+    fn a_reader_never_sees_half_a_target() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("targets");
+        let mut file = TargetsFile::create(&path).unwrap();
+        file.write(&[(5, target(0))], 0).unwrap();
+        let map = TargetsMap::open(&path).unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..5_000 {
+                    file.write(&[(5, target(round))], round).unwrap();
+                }
+                done.store(true, std::sync::atomic::Ordering::Release);
+            });
+            while !done.load(std::sync::atomic::Ordering::Acquire) {
+                let seen = map.target(5, 7).expect("it is in every generation");
+                assert_eq!(seen.overhead_bytes, [seen.overhead_bytes[0]; MAX_DEVICES]);
+            }
+        });
     }
 }

@@ -1,0 +1,312 @@
+//! A file that the host owns and the container maps: header, two copies, one word that says which
+//! copy counts. Owns how such a file is made, opened, checked and flipped.
+//!
+//! Never makes it longer or shorter, never replaces it, and never knows what is in the copies.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use crate::layout::HostFileHeader;
+use crate::limits::FileError;
+use crate::region::{map::Words, sys};
+
+/// What kind of file.
+pub(crate) struct Make {
+    pub(crate) magic: u64,
+    pub(crate) version: u32,
+    pub(crate) copy_bytes: usize,
+    pub(crate) file_bytes: usize,
+}
+
+const CURRENT: usize = offset_of!(HostFileHeader, current);
+const HEARTBEAT: usize = offset_of!(HostFileHeader, heartbeat_ns);
+const VERSION: usize = offset_of!(HostFileHeader, version);
+pub(crate) const HEADER_BYTES: usize = size_of::<HostFileHeader>();
+
+fn system(call: &'static str) -> impl Fn(io::Error) -> FileError {
+    move |error| match error.raw_os_error().unwrap_or(libc::EIO) {
+        libc::ENOENT | libc::ENOTDIR => FileError::Missing,
+        libc::EEXIST => FileError::Exists,
+        libc::ELOOP | libc::EISDIR | libc::ENXIO => FileError::NotRegular,
+        libc::ENOSPC | libc::EDQUOT => FileError::NoSpace,
+        errno => FileError::System { call, errno },
+    }
+}
+
+fn errno(call: &'static str) -> impl Fn(i32) -> FileError {
+    move |errno| system(call)(io::Error::from_raw_os_error(errno))
+}
+
+/// One half of a header or a copy, for `pwrite`.
+fn write_at(file: &File, bytes: &[u8], offset: usize) -> Result<(), FileError> {
+    file.write_all_at(bytes, offset as u64)
+        .map_err(system("write"))
+}
+
+/// An open file of a known make.
+#[derive(Debug)]
+pub(crate) struct HostFile {
+    file: File,
+    words: Words,
+    copy_bytes: usize,
+}
+
+impl HostFile {
+    /// Makes the file: readable by all, writable by its owner. `fill` writes the first copy.
+    pub(crate) fn create(
+        path: &Path,
+        make: &Make,
+        fill: impl FnOnce(&Self) -> Result<(), FileError>,
+    ) -> Result<Self, FileError> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o644);
+        let file = options.open(path).map_err(system("open"))?;
+        let made = Self::fill_new(file, make, fill);
+        if made.is_err() {
+            // Half a file serves nobody; that it cannot be removed is not the error to tell.
+            let _gone = std::fs::remove_file(path);
+        }
+        made
+    }
+
+    fn fill_new(
+        file: File,
+        make: &Make,
+        fill: impl FnOnce(&Self) -> Result<(), FileError>,
+    ) -> Result<Self, FileError> {
+        sys::allocate_or_write(file.as_raw_fd(), make.file_bytes as u64)
+            .map_err(errno("fallocate"))?;
+        let words = Words::map(&file, make.file_bytes, true).map_err(errno("mmap"))?;
+        let made = Self {
+            file,
+            words,
+            copy_bytes: make.copy_bytes,
+        };
+        write_at(
+            &made.file,
+            &make.magic.to_ne_bytes(),
+            offset_of!(HostFileHeader, magic),
+        )?;
+        let copy_bytes = u32::try_from(make.copy_bytes).unwrap_or(0);
+        write_at(
+            &made.file,
+            &copy_bytes.to_ne_bytes(),
+            offset_of!(HostFileHeader, copy_bytes),
+        )?;
+        let file_bytes = make.file_bytes as u64;
+        write_at(
+            &made.file,
+            &file_bytes.to_ne_bytes(),
+            offset_of!(HostFileHeader, file_bytes),
+        )?;
+        fill(&made)?;
+        // Last: a file without a version was never finished.
+        write_at(&made.file, &make.version.to_ne_bytes(), VERSION)?;
+        Ok(made)
+    }
+
+    /// Opens the file for reading and, where its mode lets us and `write` asks, writing.
+    pub(crate) fn open(path: &Path, make: &Make, write: bool) -> Result<Self, FileError> {
+        let attempt = |write: bool| {
+            let mut options = OpenOptions::new();
+            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+            options.read(true).write(write).custom_flags(flags);
+            options.open(path)
+        };
+        let (file, writable) = match attempt(write) {
+            Ok(file) => (file, write),
+            Err(e) if write && matches!(e.raw_os_error(), Some(libc::EACCES | libc::EROFS)) => {
+                (attempt(false).map_err(system("open"))?, false)
+            }
+            Err(e) => return Err(system("open")(e)),
+        };
+        let stat = sys::fstat(file.as_raw_fd()).map_err(errno("fstat"))?;
+        if !stat.regular {
+            return Err(FileError::NotRegular);
+        }
+        let expected = make.file_bytes as u64;
+        let mut head = [0; 16];
+        let known = file.read_exact_at(&mut head, 0).is_ok();
+        let (magic, rest) = head.split_at(8);
+        let version = u32::from_ne_bytes(rest.first_chunk().copied().unwrap_or_default());
+        if known {
+            if magic != make.magic.to_ne_bytes() {
+                let blank = magic == [0; 8];
+                return Err(if blank {
+                    FileError::Unfinished
+                } else {
+                    FileError::WrongMagic
+                });
+            }
+            if version == 0 {
+                return Err(FileError::Unfinished);
+            }
+            if version > make.version {
+                return Err(FileError::NewerVersion {
+                    found: version,
+                    known: make.version,
+                });
+            }
+        }
+        if stat.bytes != expected {
+            return Err(FileError::WrongSize {
+                found: stat.bytes,
+                expected,
+            });
+        }
+        let words = Words::map(&file, make.file_bytes, writable).map_err(errno("mmap"))?;
+        Ok(Self {
+            file,
+            words,
+            copy_bytes: make.copy_bytes,
+        })
+    }
+
+    /// The mapping alone, for a reader that keeps no descriptor.
+    pub(crate) fn into_words(self) -> Words {
+        self.words
+    }
+
+    /// Waits until no other process writes. The lock goes with the guard.
+    pub(crate) fn exclusive(&self) -> Result<Turn<'_>, FileError> {
+        self.file.lock().map_err(system("flock"))?;
+        Ok(Turn(self))
+    }
+
+    /// Writes a part of the copy that does not count at the moment.
+    pub(crate) fn write_spare(&self, bytes: &[u8], offset: usize) -> Result<(), FileError> {
+        let spare = usize::from(self.words.load(CURRENT) & 1 == 0);
+        write_at(
+            &self.file,
+            bytes,
+            HEADER_BYTES + spare * self.copy_bytes + offset,
+        )
+    }
+
+    /// The copy that was spare counts from here on: one store.
+    pub(crate) fn flip(&self, generation: u64) {
+        let spare = u64::from(self.words.load(CURRENT) & 1 == 0);
+        self.words.store(CURRENT, generation << 1 | spare);
+    }
+
+    pub(crate) fn set_heartbeat(&self, now_ns: u64) {
+        self.words.store(HEARTBEAT, now_ns);
+    }
+
+    pub(crate) fn words(&self) -> &Words {
+        &self.words
+    }
+}
+
+/// The right to write; see [`HostFile::exclusive`].
+pub(crate) struct Turn<'a>(&'a HostFile);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // The kernel gives it back with the descriptor, should this fail.
+        let _done = self.0.file.unlock();
+    }
+}
+
+/// Which copy counts, and which generation it should have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Current(u64);
+
+impl Current {
+    pub(crate) fn of(words: &Words) -> Self {
+        Self(words.load(CURRENT))
+    }
+
+    pub(crate) fn raw(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn generation(self) -> u64 {
+        self.0 >> 1
+    }
+
+    /// Byte offset of the copy that counts.
+    pub(crate) fn offset(self, copy_bytes: usize) -> usize {
+        HEADER_BYTES + if self.0 & 1 == 0 { 0 } else { copy_bytes }
+    }
+
+    /// Byte offset of the other copy.
+    pub(crate) fn other_offset(self, copy_bytes: usize) -> usize {
+        HEADER_BYTES + if self.0 & 1 == 0 { copy_bytes } else { 0 }
+    }
+}
+
+/// When the owner last looked after the file.
+pub(crate) fn heartbeat(words: &Words) -> u64 {
+    words.load(HEARTBEAT)
+}
+
+/// A checksum that tells a whole copy from a torn one. It keeps no attacker out: the host alone
+/// can write.
+pub(crate) fn checksum(words: &[u64]) -> u64 {
+    let mut sum = 0x7667_7075_5f61_6269_u64;
+    for word in words {
+        sum = (sum.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+    sum
+}
+
+/// Words copied out of a mapping, read as the fields of a `repr(C)` type.
+pub(crate) struct Fields<'a>(pub(crate) &'a [u64]);
+
+impl Fields<'_> {
+    pub(crate) fn u64(&self, offset: usize) -> u64 {
+        self.0.get(offset / 8).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn u32(&self, offset: usize) -> u32 {
+        let word = self.u64(offset).to_ne_bytes();
+        let half = word.get(offset % 8..).unwrap_or_default();
+        u32::from_ne_bytes(half.first_chunk().copied().unwrap_or_default())
+    }
+
+    pub(crate) fn bytes<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        for (chunk, at) in bytes.chunks_mut(8).zip((offset..).step_by(8)) {
+            let word = self.u64(at).to_ne_bytes();
+            for (to, from) in chunk.iter_mut().zip(word) {
+                *to = from;
+            }
+        }
+        bytes
+    }
+}
+
+/// Words about to be written, filled as the fields of a `repr(C)` type.
+pub(crate) struct FieldsMut<'a>(pub(crate) &'a mut [u64]);
+
+impl FieldsMut<'_> {
+    pub(crate) fn u64(&mut self, offset: usize, value: u64) {
+        if let Some(word) = self.0.get_mut(offset / 8) {
+            *word = value;
+        }
+    }
+
+    pub(crate) fn u32(&mut self, offset: usize, value: u32) {
+        self.bytes(offset, &value.to_ne_bytes());
+    }
+
+    pub(crate) fn bytes(&mut self, offset: usize, value: &[u8]) {
+        for (byte, at) in value.iter().zip(offset..) {
+            let mut word = Fields(self.0).u64(at).to_ne_bytes();
+            if let Some(place) = word.get_mut(at % 8) {
+                *place = *byte;
+            }
+            self.u64(at, u64::from_ne_bytes(word));
+        }
+    }
+}
+
+/// Words as the bytes that stand in a file.
+pub(crate) fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}

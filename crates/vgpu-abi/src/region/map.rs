@@ -1,0 +1,127 @@
+//! Shared mappings as typed references. Owns the step from bytes in a file to atomics.
+//!
+//! Never hands out anything but atomics over a file: other processes write to it at any moment.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::layout::RegionLayout;
+
+fn errno_of(error: &std::io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// A file as 64-bit words, for files that the host owns.
+#[derive(Debug)]
+pub(crate) struct Words {
+    map: MmapRaw,
+    writable: bool,
+}
+
+impl Words {
+    /// Maps the first `bytes` of a file. The caller has checked that it has as many.
+    pub(crate) fn map(file: &File, bytes: usize, writable: bool) -> Result<Self, i32> {
+        let mut options = MmapOptions::new();
+        options.len(bytes);
+        let map = if writable {
+            options.map_raw(file)
+        } else {
+            options.map_raw_read_only(file)
+        };
+        map.map(|map| Self { map, writable })
+            .map_err(|e| errno_of(&e))
+    }
+
+    fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        if offset % 8 != 0 || offset.checked_add(8)? > self.map.len() {
+            return None;
+        }
+        let at = self.map.as_ptr().wrapping_add(offset).cast::<AtomicU64>();
+        // SAFETY: the word lies inside the mapping, which lives as long as `self`; the mapping is
+        // page-aligned and `offset` a multiple of 8. The file is never made shorter (its owner
+        // writes in place). A word of a read-only mapping is only ever loaded from.
+        Some(unsafe { &*at })
+    }
+
+    /// The word at a byte offset; 0 outside.
+    pub(crate) fn load(&self, offset: usize) -> u64 {
+        // Acquire: what the writer stored before it flipped the copies is seen after the flip.
+        self.word(offset)
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Stores the word at a byte offset; nothing outside, and nothing in a read-only mapping.
+    pub(crate) fn store(&self, offset: usize, value: u64) {
+        if let (true, Some(word)) = (self.writable, self.word(offset)) {
+            // Release: the copy was written before.
+            word.store(value, Ordering::Release);
+        }
+    }
+}
+
+/// The usage region, mapped for reading and writing.
+#[derive(Debug)]
+pub(crate) struct RegionMap(MmapRaw);
+
+impl RegionMap {
+    /// Maps the file. The caller has checked that it has the size of a [`RegionLayout`] and its
+    /// room on the disk.
+    pub(crate) fn map(file: &File) -> Result<Self, i32> {
+        let mut options = MmapOptions::new();
+        options.len(size_of::<RegionLayout>());
+        options.map_raw(file).map(Self).map_err(|e| errno_of(&e))
+    }
+
+    /// The region.
+    #[inline]
+    pub(crate) fn layout(&self) -> &RegionLayout {
+        let at = self.0.as_ptr().cast::<RegionLayout>();
+        // SAFETY: the mapping is as long as the type, page-aligned, lives as long as `self`, and
+        // the type is made of atomics only, for which every bit pattern is a value and every
+        // concurrent write is a race that atomics allow.
+        unsafe { &*at }
+    }
+}
+
+/// Memory of this process alone that a forked child finds zeroed.
+#[derive(Debug)]
+pub(crate) struct PrivateMap<T> {
+    map: MmapRaw,
+    of: std::marker::PhantomData<T>,
+}
+
+/// What may stand in a [`PrivateMap`].
+///
+/// # Safety
+/// All zeros is a value of the type, it is made of atomics only, and its alignment is at most that
+/// of a page.
+pub(crate) unsafe trait Zeroed {}
+
+impl<T: Zeroed> PrivateMap<T> {
+    /// Maps zeroed memory. Where the kernel cannot wipe it in a child (before Linux 4.14), the
+    /// child has to be told.
+    pub(crate) fn new() -> Result<Self, i32> {
+        let map = MmapOptions::new()
+            .len(size_of::<T>())
+            .map_anon()
+            .map_err(|e| errno_of(&e))?;
+        let map = MmapRaw::from(map);
+        // A child without the wipe is told by `Region::after_fork_in_child`.
+        let _wiped = super::sys::wipe_on_fork(map.as_mut_ptr(), map.len());
+        Ok(Self {
+            map,
+            of: std::marker::PhantomData,
+        })
+    }
+
+    /// The value.
+    #[inline]
+    pub(crate) fn get(&self) -> &T {
+        let at = self.map.as_ptr().cast::<T>();
+        // SAFETY: the mapping is as long as the type and page-aligned, lives as long as `self`,
+        // and `Zeroed` promises that zeros are a value and that all access is atomic.
+        unsafe { &*at }
+    }
+}
