@@ -1,3 +1,62 @@
-//! What cargo cannot say: header, generated code, dist, checks.
+//! What cargo cannot say: the C header, generated tables, the files that ship, and the checks on them.
+//! This file only hands each command to its module; nothing here ships.
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::print_stdout,
+    reason = "a command for developers talks to them"
+)]
 
-fn main() {}
+mod check;
+mod codegen;
+mod dist;
+mod elf;
+mod graph;
+mod header;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "Tasks of the workspace that cargo has no word for")]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Write include/vgpu.h from vgpu-abi.
+    Header {
+        /// Change nothing; fail when the committed file is stale.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Write the tables of crates/cuda-api from tests/vectors/symbols.
+    Codegen {
+        /// Change nothing; fail when a committed file is stale.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Build what ships into target/dist: glibc 2.17 and newer, no other dependency that could be missing.
+    Dist(dist::Args),
+    /// Header, generated code, crate graph, and the ELF rules for what `dist` built.
+    Check(check::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().task {
+        Task::Header { check } => header::run(check),
+        Task::Codegen { check } => codegen::run(check),
+        Task::Dist(args) => dist::run(&args),
+        Task::Check(args) => check::run(&args),
+    }
+}
+
+/// The top of the repository, wherever cargo was called from.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask stands in the workspace")
+        .to_path_buf()
+}

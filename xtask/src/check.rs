@@ -1,0 +1,201 @@
+//! `cargo xtask check`: what is generated is fresh, the crates depend as drawn, and what ships loads everywhere.
+//! Changes nothing in the working tree; the library is built below target/ when it is asked to look at it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+use crate::elf::{self, Dynamic};
+use crate::{codegen, dist, graph, header};
+
+/// The newest glibc that a program may need to load us.
+const GLIBC_FLOOR: (u32, u32) = (2, 17);
+/// A missing dependency of a preloaded library kills every program in a container: these are always there.
+const NEEDED: [&str; 3] = ["libc.so.6", "libpthread.so.0", "libdl.so.2"];
+/// What the library exports beside the driver's own names: its ways round the dynamic linker.
+const LINKER_NAMES: [&str; 4] = ["dlsym", "dlvsym", "dlopen", "dlmopen"];
+/// Our own names begin so; the marker that tells our library from the driver is one.
+const OWN_PREFIX: &str = "vgpu_";
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Look at this libvgpu.so instead of building one for glibc 2.17.
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+}
+
+/// Runs every check and tells all that failed, not only the first.
+///
+/// # Errors
+/// When a check fails.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let mut failed = 0_u32;
+    let mut report = |what: &str, result: anyhow::Result<String>| match result {
+        Ok(note) if note.is_empty() => println!("ok      {what}"),
+        Ok(note) => println!("{note}"),
+        Err(error) => {
+            failed += 1;
+            println!("FAILED  {what}: {error:#}");
+        }
+    };
+    report(
+        "include/vgpu.h is fresh",
+        header::run(true).map(|()| String::new()),
+    );
+    report(
+        "the tables of cuda-api are fresh",
+        codegen::run(true).map(|()| String::new()),
+    );
+    report("crates depend as docs/architecture.md draws", crate_graph());
+    match (&args.library, dist::tools()) {
+        (Some(file), _) => report("libvgpu.so loads everywhere", library(file)),
+        (None, Ok(_)) => {
+            let built = dist::run(&dist::Args { library: true });
+            let file = dist::folder().join("lib/vgpu/libvgpu.so");
+            report(
+                "libvgpu.so loads everywhere",
+                built.and_then(|()| library(&file)),
+            );
+        }
+        (None, Err(missing)) => report(
+            "",
+            Ok(format!("skipped libvgpu.so loads everywhere: {missing}")),
+        ),
+    }
+    if failed > 0 {
+        bail!("{failed} checks failed");
+    }
+    Ok(())
+}
+
+fn crate_graph() -> anyhow::Result<String> {
+    let differences = graph::differences(&crate::root())?;
+    if !differences.is_empty() {
+        bail!("{}", differences.join("; "));
+    }
+    Ok(String::new())
+}
+
+fn library(file: &Path) -> anyhow::Result<String> {
+    let complaints = complaints(&elf::read(file)?, &driver_names()?);
+    if !complaints.is_empty() {
+        bail!("{}: {}", file.display(), complaints.join("; "));
+    }
+    Ok(String::new())
+}
+
+/// Every name that some release of the driver exports: the ones we may export too.
+fn driver_names() -> anyhow::Result<BTreeSet<String>> {
+    let folder = crate::root().join("tests/vectors/symbols");
+    let read = |name: &str| {
+        std::fs::read_to_string(folder.join(name)).with_context(|| format!("cannot read {name}"))
+    };
+    let mut names: BTreeSet<String> = BTreeSet::new();
+    for list in ["libcuda-550.txt", "libnvidia-ml-550.txt"] {
+        names.extend(read(list)?.lines().map(|line| line.trim().to_owned()));
+    }
+    let table = read("procaddr.csv")?;
+    names.extend(table.lines().flat_map(|row| {
+        row.split(',')
+            .map(|cell| cell.trim().to_owned())
+            .collect::<Vec<_>>()
+    }));
+    Ok(names)
+}
+
+fn complaints(found: &Dynamic, driver: &BTreeSet<String>) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for name in found
+        .needed
+        .iter()
+        .filter(|name| !NEEDED.contains(&name.as_str()))
+    {
+        complaints.push(format!("it needs {name}, which an image may lack"));
+    }
+    if let Some((major, minor)) = found.glibc.iter().find(|version| **version > GLIBC_FLOOR) {
+        complaints.push(format!(
+            "it needs glibc {major}.{minor}, newer than {}.{}",
+            GLIBC_FLOOR.0, GLIBC_FLOOR.1
+        ));
+    }
+    let allowed = |name: &str| {
+        driver.contains(name) || LINKER_NAMES.contains(&name) || name.starts_with(OWN_PREFIX)
+    };
+    for name in found.exports.iter().filter(|name| !allowed(name)) {
+        complaints.push(format!("it exports {name}, which no driver has"));
+    }
+    for name in [
+        "cuInit",
+        "cuMemAlloc_v2",
+        "cuGetProcAddress_v2",
+        "nvmlDeviceGetMemoryInfo",
+        "dlsym",
+        "dlvsym",
+        "dlopen",
+    ] {
+        if !found.exports.iter().any(|exported| exported == name) {
+            complaints.push(format!("it does not export {name}"));
+        }
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Dynamic {
+        Dynamic {
+            needed: vec!["libc.so.6".to_owned()],
+            exports: [
+                "cuInit",
+                "cuMemAlloc_v2",
+                "cuGetProcAddress_v2",
+                "nvmlDeviceGetMemoryInfo",
+                "dlsym",
+                "dlvsym",
+                "dlopen",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+            glibc: vec![(2, 2), (2, 17)],
+            ..Dynamic::default()
+        }
+    }
+
+    fn check(found: &Dynamic) -> String {
+        complaints(found, &driver_names().unwrap()).join("; ")
+    }
+
+    #[test]
+    fn a_good_library_has_no_complaint() {
+        assert_eq!(check(&good()), "");
+    }
+
+    #[test]
+    fn a_newer_glibc_is_named() {
+        let found = Dynamic {
+            glibc: vec![(2, 17), (2, 34)],
+            ..good()
+        };
+        assert_eq!(check(&found), "it needs glibc 2.34, newer than 2.17");
+    }
+
+    #[test]
+    fn a_dependency_that_may_be_missing_is_named() {
+        let mut found = good();
+        found.needed.push("libgcc_s.so.1".to_owned());
+        assert_eq!(
+            check(&found),
+            "it needs libgcc_s.so.1, which an image may lack"
+        );
+    }
+
+    #[test]
+    fn a_name_that_no_driver_has_is_named() {
+        let mut found = good();
+        found.exports.push("cudnnCreate".to_owned());
+        assert_eq!(check(&found), "it exports cudnnCreate, which no driver has");
+    }
+}
