@@ -256,7 +256,15 @@ pub type CuAsyncCallback =
 /// Hears of a core dump: data, pid, device.
 pub type CuCoredumpStatusCallback = Option<unsafe extern "C-unwind" fn(*mut c_void, i32, CuDevice)>;
 /// Captures a graph again.
-pub type CuGraphRecaptureCallback = Option<unsafe extern "C-unwind" fn(*mut c_void) -> CuResult>;
+pub type CuGraphRecaptureCallback = Option<
+    unsafe extern "C-unwind" fn(
+        *mut c_void,
+        CuGraphNode,
+        *const CuGraphNodeParams,
+        *const CuGraphNodeParams,
+        u32,
+    ) -> CuResult,
+>;
 
 /// Each row as a type of its own name: `signature::cuMemAlloc_v2` is the type of a pointer to that
 /// function, so that an implementation or a cast that differs from its row does not compile.

@@ -3,10 +3,28 @@
 //! decides nothing, depends on nothing.
 #![cfg_attr(not(test), no_std)]
 
+mod classes;
 pub mod driver;
 mod driver_structs;
 mod driver_table;
+mod generated;
 pub mod nvml;
 mod nvml_structs;
 
+pub use classes::{Class, class_of};
 pub use driver::*;
+pub use generated::{DRIVER_SYMBOLS, NVML_SYMBOLS, PROC_ADDRESSES};
+
+/// One answer of `cuGetProcAddress`: from driver version `since` on (12040 is 12.4), the name asked
+/// for means this symbol, in this stream mode. The newest row not above the version asked for counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProcAddress {
+    /// The name that programs ask for, without a version.
+    pub name: &'static str,
+    /// The first driver version with this answer.
+    pub since: i32,
+    /// Whether the answer is for per-thread default streams.
+    pub per_thread: bool,
+    /// The symbol that the name means.
+    pub symbol: &'static str,
+}

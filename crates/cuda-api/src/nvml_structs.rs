@@ -441,6 +441,9 @@ pub trait ProcessEntry: Copy {
     /// The same entry (its MIG instances too) with another pid and memory.
     #[must_use]
     fn with(self, pid: u32, used_gpu_memory: u64) -> Self;
+    /// The same entry on a MIG instance, where this version can say so.
+    #[must_use]
+    fn on_instance(self, gpu_instance_id: u32, compute_instance_id: u32) -> Self;
 }
 
 impl ProcessEntry for NvmlProcessInfoV1 {
@@ -461,6 +464,9 @@ impl ProcessEntry for NvmlProcessInfoV1 {
             pid,
             used_gpu_memory,
         }
+    }
+    fn on_instance(self, _gpu_instance_id: u32, _compute_instance_id: u32) -> Self {
+        self
     }
 }
 
@@ -486,6 +492,13 @@ impl ProcessEntry for NvmlProcessInfo {
             ..self
         }
     }
+    fn on_instance(self, gpu_instance_id: u32, compute_instance_id: u32) -> Self {
+        NvmlProcessInfo {
+            gpu_instance_id,
+            compute_instance_id,
+            ..self
+        }
+    }
 }
 
 impl ProcessEntry for NvmlProcessDetail {
@@ -508,6 +521,13 @@ impl ProcessEntry for NvmlProcessDetail {
         NvmlProcessDetail {
             pid,
             used_gpu_memory,
+            ..self
+        }
+    }
+    fn on_instance(self, gpu_instance_id: u32, compute_instance_id: u32) -> Self {
+        NvmlProcessDetail {
+            gpu_instance_id,
+            compute_instance_id,
             ..self
         }
     }
