@@ -7,6 +7,12 @@
     reason = "a simulator: indices are its own and bounded by its tables; sizes are 64-bit"
 )]
 
+pub mod board;
 pub mod clock;
+pub mod config;
 pub mod exec;
+mod process;
 pub mod script;
+
+pub use board::Board;
+pub use config::Config;

@@ -1,0 +1,679 @@
+//! What stands in a module's image: the names of its kernels, their parameters, its variables.
+//! Reads PTX text, cubins (ELF), fat binaries (LZ4 inside too) and archives of them; bytes in,
+//! values out. Never runs or compiles anything: a simulated kernel only takes time.
+
+use std::collections::BTreeMap;
+
+/// What a module offers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Image {
+    /// Kernels by name.
+    pub(crate) kernels: BTreeMap<String, Kernel>,
+    /// Variables by name, with their size in bytes.
+    pub(crate) variables: BTreeMap<String, Variable>,
+    /// Textures and surfaces that the module declares.
+    pub(crate) references: Vec<String>,
+    /// Bytes that the image itself has.
+    pub(crate) bytes: usize,
+    /// Nothing could be read in it (a compression that is not known): every name is found.
+    pub(crate) opaque: bool,
+}
+
+/// A kernel's declaration.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Kernel {
+    /// Offset and size of each parameter in bytes.
+    pub(crate) parameters: Vec<(usize, usize)>,
+    /// Registers of a thread.
+    pub(crate) registers: i32,
+    /// Bytes of static shared memory.
+    pub(crate) shared_bytes: i32,
+    /// Bytes of local memory of a thread.
+    pub(crate) local_bytes: i32,
+    /// Threads of a block at most, 0 when it does not say.
+    pub(crate) max_threads: i32,
+}
+
+/// A variable's declaration.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Variable {
+    /// Its size.
+    pub(crate) bytes: usize,
+    /// It lies in constant memory.
+    pub(crate) constant: bool,
+    /// It is managed memory.
+    pub(crate) managed: bool,
+}
+
+/// Why an image is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    /// It looks like text, but not like PTX.
+    Ptx,
+    /// It is nothing that is known.
+    Image,
+}
+
+const FATBIN_MAGIC: u32 = 0xba55_ed50;
+const WRAPPER_MAGIC: u32 = 0x4662_43b1;
+
+/// How long the image at `start` is, by what it says itself; 0 when it does not say.
+///
+/// # Safety
+/// `start` points to an image: text that ends in a zero, or a binary with its whole header.
+pub(crate) unsafe fn extent(start: *const u8) -> usize {
+    // SAFETY: every kind of image has at least four bytes, text with its end among them.
+    let magic = unsafe { read_u32(start) };
+    match magic {
+        FATBIN_MAGIC => {
+            // SAFETY: the header of a fat binary is 16 bytes.
+            let header = unsafe { std::slice::from_raw_parts(start, 16) };
+            u16_at(header, 6).unwrap_or(16) as usize + u64_at(header, 8).unwrap_or(0) as usize
+        }
+        0x464c_457f => {
+            // SAFETY: the header of an ELF file is 64 bytes.
+            let header = unsafe { std::slice::from_raw_parts(start, 64) };
+            // SAFETY: the caller vouches for the whole file, whose tables the header places.
+            unsafe { elf_extent(start, header) }
+        }
+        // SAFETY: text ends in a zero, as the caller vouches.
+        _ => unsafe { std::ffi::CStr::from_ptr(start.cast()) }.count_bytes(),
+    }
+}
+
+/// The image inside a wrapper that cudart's compiler makes, or the image itself.
+///
+/// # Safety
+/// As for [`extent`].
+pub(crate) unsafe fn unwrapped(start: *const u8) -> *const u8 {
+    // SAFETY: every kind of image has at least four bytes.
+    if unsafe { read_u32(start) } != WRAPPER_MAGIC {
+        return start;
+    }
+    // SAFETY: a wrapper is magic, version, and the address of the fat binary.
+    let inner = unsafe { start.add(8).cast::<*const u8>().read_unaligned() };
+    if inner.is_null() { start } else { inner }
+}
+
+/// # Safety
+/// Four bytes can be read, or a zero stands among the first.
+unsafe fn read_u32(start: *const u8) -> u32 {
+    let mut value = [0; 4];
+    for (offset, byte) in value.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for it up to the first zero.
+        *byte = unsafe { start.add(offset).read() };
+        if *byte == 0 {
+            break;
+        }
+    }
+    u32::from_le_bytes(value)
+}
+
+/// # Safety
+/// The whole file lies at `start`.
+unsafe fn elf_extent(start: *const u8, header: &[u8]) -> usize {
+    let section_table = u64_at(header, 0x28).unwrap_or(0) as usize;
+    let entry = u16_at(header, 0x3a).unwrap_or(0) as usize;
+    let count = u16_at(header, 0x3c).unwrap_or(0) as usize;
+    let program_table = u64_at(header, 0x20).unwrap_or(0) as usize;
+    let program_count = u16_at(header, 0x38).unwrap_or(0) as usize;
+    let mut end = (section_table + entry * count).max(64);
+    if program_table != 0 {
+        end = end.max(program_table + program_count * 56);
+    }
+    for index in 0..count {
+        // SAFETY: the section table is part of the file.
+        let section =
+            unsafe { std::slice::from_raw_parts(start.add(section_table + index * entry), entry) };
+        const NOBITS: u32 = 8;
+        if u32_at(section, 4) != Some(NOBITS) {
+            let offset = u64_at(section, 0x18).unwrap_or(0) as usize;
+            end = end.max(offset + u64_at(section, 0x20).unwrap_or(0) as usize);
+        }
+    }
+    end
+}
+
+impl Image {
+    /// Reads an image.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Unreadable> {
+        let mut image = Self::default();
+        image.add(bytes)?;
+        image.bytes = bytes.len();
+        Ok(image)
+    }
+
+    /// Adds what another image offers, as a linker does.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub(crate) fn add(&mut self, bytes: &[u8]) -> Result<(), Unreadable> {
+        self.bytes += bytes.len();
+        match u32_at(bytes, 0) {
+            Some(FATBIN_MAGIC) => self.add_fatbin(bytes),
+            Some(0x464c_457f) => self.add_elf(bytes),
+            _ if bytes.starts_with(b"!<arch>\n") => self.add_archive(bytes),
+            _ => self.add_ptx(bytes),
+        }
+    }
+
+    fn add_archive(&mut self, bytes: &[u8]) -> Result<(), Unreadable> {
+        let mut at = 8;
+        while let Some(header) = bytes.get(at..at + 60) {
+            let size = std::str::from_utf8(&header[48..58]).ok();
+            let size: usize =
+                size.and_then(|text| text.trim().parse().ok()).ok_or(Unreadable::Image)?;
+            let member = bytes.get(at + 60..at + 60 + size).ok_or(Unreadable::Image)?;
+            if matches!(u32_at(member, 0), Some(FATBIN_MAGIC | 0x464c_457f)) {
+                self.add(member)?;
+            }
+            at += 60 + size + size % 2;
+        }
+        Ok(())
+    }
+
+    fn add_fatbin(&mut self, bytes: &[u8]) -> Result<(), Unreadable> {
+        const PTX: u16 = 1;
+        const ELF: u16 = 2;
+        let mut at = u16_at(bytes, 6).ok_or(Unreadable::Image)? as usize;
+        let mut any = false;
+        while let Some(kind) = u16_at(bytes, at) {
+            let header = u32_at(bytes, at + 4).ok_or(Unreadable::Image)? as usize;
+            let padded = u64_at(bytes, at + 8).ok_or(Unreadable::Image)? as usize;
+            let packed = u32_at(bytes, at + 16).ok_or(Unreadable::Image)? as usize;
+            let flags = u64_at(bytes, at + 40).unwrap_or(0);
+            let unpacked = u64_at(bytes, at + 56).unwrap_or(0) as usize;
+            if header == 0 {
+                break;
+            }
+            let end = at.saturating_add(header).saturating_add(padded);
+            let Some(payload) = bytes.get(at + header..end) else { break };
+            any = true;
+            let text = if flags & 0x2000 != 0 {
+                payload.get(..packed).and_then(|packed| lz4(packed, unpacked))
+            } else if flags & 0x8000 != 0 {
+                None // zstd
+            } else {
+                Some(payload.to_vec())
+            };
+            match (kind, text) {
+                // One code for several GPUs names the same kernels: a second reading adds nothing.
+                (PTX, Some(text)) => self.opaque |= self.add_ptx(&text).is_err(),
+                (ELF, Some(file)) => self.opaque |= self.add_elf(&file).is_err(),
+                _ => self.opaque = true,
+            }
+            at = end;
+        }
+        if any { Ok(()) } else { Err(Unreadable::Image) }
+    }
+
+    fn add_ptx(&mut self, bytes: &[u8]) -> Result<(), Unreadable> {
+        let text = bytes.split(|&byte| byte == 0).next().unwrap_or(bytes);
+        let text = std::str::from_utf8(text).map_err(|_| Unreadable::Image)?;
+        if text.trim().is_empty() {
+            return Err(Unreadable::Image);
+        }
+        let text = without_comments(text);
+        if !text.contains(".version") || !text.contains(".target") {
+            return Err(Unreadable::Ptx);
+        }
+        let mut depth = 0_i32;
+        let mut kernel: Option<String> = None;
+        for statement in statements(&text) {
+            if depth == 0 {
+                if let Some((name, entry)) = entry_of(statement.text) {
+                    self.kernels.insert(name.clone(), entry);
+                    kernel = Some(name);
+                } else if let Some((name, variable)) = variable_of(statement.text) {
+                    self.variables.insert(name, variable);
+                } else if let Some(name) = reference_of(statement.text) {
+                    self.references.push(name);
+                }
+            } else if let Some(kernel) = kernel.as_ref().and_then(|k| self.kernels.get_mut(k)) {
+                if let Some(bytes) = sized_in(statement.text, ".shared") {
+                    kernel.shared_bytes += bytes as i32;
+                } else if let Some(bytes) = sized_in(statement.text, ".local") {
+                    kernel.local_bytes += bytes as i32;
+                }
+            }
+            depth += match statement.end {
+                '{' => 1,
+                '}' => -1,
+                _ => 0,
+            };
+            if depth == 0 && statement.end == '}' {
+                kernel = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_elf(&mut self, file: &[u8]) -> Result<(), Unreadable> {
+        let elf = Elf::read(file).ok_or(Unreadable::Image)?;
+        for (index, section) in elf.sections.iter().enumerate() {
+            if let Some(name) = section.name.strip_prefix(".text.") {
+                // A device function that was not inlined has code of its own, but is no entry.
+                if elf.symbols.iter().any(|s| s.name == name && s.entry) {
+                    let kernel = self.kernels.entry(name.to_owned()).or_default();
+                    kernel.registers = (section.info >> 24) as i32;
+                }
+            }
+            if let Some(name) = section.name.strip_prefix(".nv.info.")
+                && let Some(kernel) = self.kernels.get_mut(name)
+            {
+                kernel.read_info(elf.bytes(section));
+            }
+            if let Some(name) = section.name.strip_prefix(".nv.shared.")
+                && let Some(kernel) = self.kernels.get_mut(name)
+            {
+                kernel.shared_bytes = section.size as i32;
+            }
+            let data = section.name == ".nv.global" || section.name == ".nv.global.init";
+            let constant = section.name.starts_with(".nv.constant3");
+            if data || constant {
+                for symbol in elf.symbols.iter().filter(|s| s.section == index && s.object) {
+                    let bytes = symbol.size;
+                    let variable = Variable { bytes, constant, managed: false };
+                    self.variables.insert(symbol.name.to_owned(), variable);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Kernel {
+    /// Reads a cubin's `.nv.info` section of this kernel.
+    fn read_info(&mut self, info: &[u8]) {
+        let mut parameters = BTreeMap::new();
+        let mut at = 0;
+        while let (Some(&format), Some(&attribute)) = (info.get(at), info.get(at + 1)) {
+            let value = u16_at(info, at + 2).unwrap_or(0) as usize;
+            let (payload, length) = match format {
+                4 => (at + 4, value),
+                _ => (at + 4, 0),
+            };
+            match attribute {
+                // Parameter: index (4), ordinal (2), offset (2), size in the upper 14 bits of 4.
+                0x17 if length >= 12 => {
+                    let ordinal = u16_at(info, payload + 4).unwrap_or(0);
+                    let offset = u16_at(info, payload + 6).unwrap_or(0) as usize;
+                    let size = (u32_at(info, payload + 8).unwrap_or(0) >> 18) as usize;
+                    parameters.insert(ordinal, (offset, size));
+                }
+                0x05 if length >= 12 => {
+                    let dims = [0, 4, 8].map(|o| u32_at(info, payload + o).unwrap_or(1));
+                    self.max_threads = dims.iter().product::<u32>() as i32;
+                }
+                _ => {}
+            }
+            at = payload + length;
+        }
+        if !parameters.is_empty() {
+            self.parameters = parameters.into_values().collect();
+        }
+    }
+}
+
+// --- PTX ------------------------------------------------------------------------------------
+
+struct Statement<'a> {
+    text: &'a str,
+    end: char,
+}
+
+fn without_comments(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(slash) = rest.find('/') {
+        let (before, after) = rest.split_at(slash);
+        out.push_str(before);
+        if after.starts_with("//") {
+            rest = after.find('\n').map_or("", |end| after.get(end..).unwrap_or(""));
+        } else if after.starts_with("/*") {
+            rest = after.find("*/").map_or("", |end| after.get(end + 2..).unwrap_or(""));
+        } else {
+            out.push('/');
+            rest = after.get(1..).unwrap_or("");
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Pieces that end in `;`, `{` or `}`; a brace in an initialiser does not end one.
+fn statements(text: &str) -> impl Iterator<Item = Statement<'_>> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let mut search = 0;
+        loop {
+            let found = rest.get(search..)?.find([';', '{', '}'])? + search;
+            let (piece, after) = rest.split_at(found);
+            let end = after.chars().next()?;
+            if end == '{' && piece.trim_end().ends_with('=') {
+                search = found + after.find(';')?;
+                continue;
+            }
+            rest = after.get(1..)?;
+            return Some(Statement { text: piece, end });
+        }
+    })
+}
+
+fn entry_of(statement: &str) -> Option<(String, Kernel)> {
+    let (_, after) = statement.split_once(".entry")?;
+    let (name, tail) = match after.split_once('(') {
+        Some((name, tail)) => (name, tail),
+        None => (after, ")"),
+    };
+    let name = name.split_whitespace().next()?.to_owned();
+    let (list, directives) = tail.rsplit_once(')').unwrap_or((tail, ""));
+    let mut kernel = Kernel { registers: 32, ..Kernel::default() };
+    let mut offset = 0_usize;
+    for parameter in list.split(',').filter(|text| text.contains(".param")) {
+        let (bytes, align) = declared(parameter);
+        offset = offset.next_multiple_of(align);
+        kernel.parameters.push((offset, bytes));
+        offset += bytes;
+    }
+    for name in [".maxntid", ".reqntid"] {
+        if let Some((_, dims)) = directives.split_once(name) {
+            let dims = dims.split('.').next().unwrap_or("");
+            let product = dims.split(',').filter_map(|d| d.trim().parse::<i32>().ok()).product();
+            kernel.max_threads = product;
+        }
+    }
+    Some((name, kernel))
+}
+
+fn variable_of(statement: &str) -> Option<(String, Variable)> {
+    let statement = statement.trim();
+    if statement.contains(".extern") || statement.contains(".func") {
+        return None;
+    }
+    let constant = statement.contains(".const ");
+    if !constant && !statement.contains(".global ") {
+        return None;
+    }
+    let declaration = statement.split('=').next()?;
+    if declaration.contains("ref") && reference_of(declaration).is_some() {
+        return None;
+    }
+    let last = declaration.split_whitespace().last()?;
+    let name = last.split('[').next()?.trim();
+    let (bytes, _) = declared(declaration);
+    let managed = statement.contains(".attribute") && statement.contains(".managed");
+    Some((name.to_owned(), Variable { bytes, constant, managed }))
+}
+
+fn reference_of(statement: &str) -> Option<String> {
+    let declared = [".texref", ".surfref", ".samplerref"].iter().any(|t| statement.contains(t));
+    let name = statement.split('=').next()?.split_whitespace().last()?;
+    declared.then(|| name.to_owned())
+}
+
+fn sized_in(statement: &str, space: &str) -> Option<usize> {
+    let statement = statement.trim();
+    statement.starts_with(space).then(|| declared(statement).0)
+}
+
+/// Bytes and alignment of a declaration such as `.align 8 .b8 name[24]` or `.v4 .f32 name`.
+fn declared(text: &str) -> (usize, usize) {
+    let mut element = 8;
+    let mut vector = 1;
+    let mut align = 0;
+    let mut words = text.split_whitespace();
+    while let Some(word) = words.next() {
+        match word {
+            ".align" => align = words.next().and_then(|n| n.parse().ok()).unwrap_or(0),
+            ".b8" | ".u8" | ".s8" => element = 1,
+            ".b16" | ".u16" | ".s16" | ".f16" | ".bf16" => element = 2,
+            ".b32" | ".u32" | ".s32" | ".f32" | ".f16x2" => element = 4,
+            ".b64" | ".u64" | ".s64" | ".f64" => element = 8,
+            ".b128" => element = 16,
+            ".v2" => vector = 2,
+            ".v4" => vector = 4,
+            _ => {}
+        }
+    }
+    let mut count = 1_usize;
+    let declaration = text.split('=').next().unwrap_or("");
+    for part in declaration.split('[').skip(1) {
+        let length = part.split(']').next().unwrap_or("").trim();
+        count = count.saturating_mul(length.parse().unwrap_or(1));
+    }
+    let bytes = count.saturating_mul(element * vector);
+    (bytes, if align == 0 { element * vector } else { align })
+}
+
+// --- ELF ------------------------------------------------------------------------------------
+
+struct Elf<'a> {
+    file: &'a [u8],
+    sections: Vec<Section<'a>>,
+    symbols: Vec<Symbol<'a>>,
+}
+
+struct Section<'a> {
+    name: &'a str,
+    kind: u32,
+    offset: usize,
+    size: usize,
+    link: usize,
+    info: u32,
+}
+
+struct Symbol<'a> {
+    name: &'a str,
+    section: usize,
+    size: usize,
+    entry: bool,
+    object: bool,
+}
+
+impl<'a> Elf<'a> {
+    fn read(file: &'a [u8]) -> Option<Self> {
+        if !file.starts_with(b"\x7fELF") {
+            return None;
+        }
+        let table = u64_at(file, 0x28)? as usize;
+        let entry = u16_at(file, 0x3a)? as usize;
+        let count = u16_at(file, 0x3c)? as usize;
+        let names = u16_at(file, 0x3e)? as usize;
+        let raw = |index: usize| file.get(table.checked_add(index.checked_mul(entry)?)?..);
+        let names_at = u64_at(raw(names)?, 0x18)? as usize;
+        let mut sections = Vec::new();
+        for index in 0..count {
+            let header = raw(index)?;
+            sections.push(Section {
+                name: text_at(file, names_at.checked_add(u32_at(header, 0)? as usize)?)?,
+                kind: u32_at(header, 4)?,
+                offset: u64_at(header, 0x18)? as usize,
+                size: u64_at(header, 0x20)? as usize,
+                link: u32_at(header, 0x28)? as usize,
+                info: u32_at(header, 0x2c)?,
+            });
+        }
+        let mut elf = Self { file, sections, symbols: Vec::new() };
+        elf.symbols = elf.read_symbols();
+        Some(elf)
+    }
+
+    fn read_symbols(&self) -> Vec<Symbol<'a>> {
+        const SYMBOLS: u32 = 2;
+        let mut symbols = Vec::new();
+        for section in self.sections.iter().filter(|section| section.kind == SYMBOLS) {
+            let Some(strings) = self.sections.get(section.link) else { continue };
+            for raw in self.bytes(section).chunks_exact(24) {
+                let name = u32_at(raw, 0).map_or(0, |offset| offset as usize);
+                let Some(name) = text_at(self.file, strings.offset.saturating_add(name)) else {
+                    continue;
+                };
+                symbols.push(Symbol {
+                    name,
+                    section: u16_at(raw, 6).unwrap_or(0) as usize,
+                    size: u64_at(raw, 16).unwrap_or(0) as usize,
+                    object: raw[4] & 0xf == 1,
+                    entry: raw[4] & 0xf == 2 && raw[5] & 0x10 != 0,
+                });
+            }
+        }
+        symbols
+    }
+
+    fn bytes(&self, section: &Section<'_>) -> &'a [u8] {
+        let end = section.offset.saturating_add(section.size);
+        self.file.get(section.offset..end).unwrap_or(&[])
+    }
+}
+
+fn text_at(bytes: &[u8], at: usize) -> Option<&str> {
+    let rest = bytes.get(at..)?;
+    let end = rest.iter().position(|&byte| byte == 0)?;
+    std::str::from_utf8(rest.get(..end)?).ok()
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+/// Unpacks an LZ4 block of at most 256 MiB.
+fn lz4(packed: &[u8], unpacked: usize) -> Option<Vec<u8>> {
+    if unpacked > 256 << 20 {
+        return None;
+    }
+    let mut out = Vec::with_capacity(unpacked);
+    let mut at = 0;
+    let length = |first: u8, at: &mut usize| -> Option<usize> {
+        let mut length = usize::from(first);
+        if first == 15 {
+            loop {
+                let more = *packed.get(*at)?;
+                *at += 1;
+                length += usize::from(more);
+                if more != 255 {
+                    break;
+                }
+            }
+        }
+        Some(length)
+    };
+    while let Some(&token) = packed.get(at) {
+        at += 1;
+        let literals = length(token >> 4, &mut at)?;
+        out.extend_from_slice(packed.get(at..at + literals)?);
+        at += literals;
+        if at >= packed.len() {
+            break;
+        }
+        let back = usize::from(u16_at(packed, at)?);
+        at += 2;
+        let matched = length(token & 15, &mut at)? + 4;
+        let start = out.len().checked_sub(back).filter(|_| back > 0)?;
+        if out.len() + matched > unpacked {
+            return None;
+        }
+        for offset in 0..matched {
+            out.push(*out.get(start + offset)?);
+        }
+    }
+    (out.len() == unpacked).then_some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PTX: &str = r#"
+        .version 8.0  // as nvcc writes it
+        .target sm_80
+        .address_size 64
+        .visible .global .align 4 .b8 table[1024];
+        .global .align 8 .u64 counter = 0;
+        .const .align 4 .b8 weights[16] = {1, 2, 3, 4};
+        .extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);
+        .visible .entry axpy(
+            .param .u64 axpy_param_0,
+            .param .f32 axpy_param_1,
+            .param .align 8 .b8 axpy_param_2[24]
+        )
+        .maxntid 128, 1, 1
+        {
+            .shared .align 4 .b8 tile[4096];
+            .reg .b32 %r<3>;
+            { ret; }
+        }
+        /* .entry not_this() {} */
+        .visible .entry empty() { ret; }
+    "#;
+
+    #[test]
+    fn ptx_names_its_kernels_and_variables() {
+        let image = Image::parse(PTX.as_bytes()).unwrap();
+
+        assert_eq!(image.kernels.keys().collect::<Vec<_>>(), ["axpy", "empty"]);
+        let axpy = &image.kernels["axpy"];
+        assert_eq!(axpy.parameters, [(0, 8), (8, 4), (16, 24)]);
+        assert_eq!((axpy.shared_bytes, axpy.max_threads), (4096, 128));
+        let sizes: Vec<_> = image.variables.iter().map(|(n, v)| (n.as_str(), v.bytes)).collect();
+        assert_eq!(sizes, [("counter", 8), ("table", 1024), ("weights", 16)]);
+        assert!(image.variables["weights"].constant);
+    }
+
+    #[test]
+    fn text_that_is_no_ptx_is_refused() {
+        assert_eq!(Image::parse(b"hello"), Err(Unreadable::Ptx));
+        assert_eq!(Image::parse(b""), Err(Unreadable::Image));
+        assert_eq!(Image::parse(&[0xff, 0xfe, 1, 2]), Err(Unreadable::Image));
+    }
+
+    #[test]
+    fn a_fat_binary_is_read_through_its_compression() {
+        let text = PTX.as_bytes();
+        // All literals: the simplest LZ4 block there is.
+        let mut packed = vec![0xf0];
+        let mut left = text.len() - 15;
+        while left >= 255 {
+            packed.push(255);
+            left -= 255;
+        }
+        packed.push(left as u8);
+        packed.extend_from_slice(text);
+        let mut entry = vec![0; 64];
+        entry[0] = 1;
+        entry[4] = 64;
+        entry[8..16].copy_from_slice(&(packed.len() as u64).to_le_bytes());
+        entry[16..20].copy_from_slice(&(packed.len() as u32).to_le_bytes());
+        entry[40..48].copy_from_slice(&0x2000_u64.to_le_bytes());
+        entry[56..64].copy_from_slice(&(text.len() as u64).to_le_bytes());
+        entry.extend_from_slice(&packed);
+        let mut fatbin = FATBIN_MAGIC.to_le_bytes().to_vec();
+        fatbin.extend_from_slice(&[1, 0, 16, 0]);
+        fatbin.extend_from_slice(&(entry.len() as u64).to_le_bytes());
+        fatbin.extend_from_slice(&entry);
+
+        let image = Image::parse(&fatbin).unwrap();
+
+        assert!(image.kernels.contains_key("axpy"));
+        assert!(!image.opaque);
+        // SAFETY: a whole fat binary.
+        assert_eq!(unsafe { extent(fatbin.as_ptr()) }, fatbin.len());
+    }
+
+    #[test]
+    fn lz4_copies_what_overlaps() {
+        // "ab", then six bytes from two back, then the closing literals.
+        assert_eq!(lz4(&[0x22, b'a', b'b', 2, 0, 0x10, b'!'], 9).unwrap(), b"abababab!");
+    }
+}

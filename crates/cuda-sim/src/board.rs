@@ -1,0 +1,866 @@
+//! The board's memory: one file that every process maps, who has taken how much of which GPU, and
+//! what processes hold together. It is the truth that tests compare with. It never sees a pointer:
+//! addresses and contents are the driver library's.
+//!
+//! A process's memory ends with the process, as with the real driver: whoever looks next finds it
+//! gone and gives its memory back (after `release_delay_ms`, when a test wants to see that).
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::clock::monotonic_ns;
+use crate::config::{self, Config, MAX_GPUS};
+use crate::process::{self, Identity};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
+const VERSION: u64 = 1;
+/// Processes that can be on the board at once.
+pub const MAX_PROCESSES: usize = 1024;
+/// Allocations that several processes can hold together at once.
+pub const MAX_SHARED: usize = 4096;
+/// Processes that can hold one of them.
+pub const MAX_HOLDERS: usize = 32;
+
+/// Why memory was not given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The GPU has no room for it.
+    NoMemory,
+    /// The board's tables are full.
+    NoRoom,
+    /// No such thing, or not this process's.
+    Unknown,
+}
+
+/// What memory is taken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Asked for by the program.
+    Alloc,
+    /// Contexts, modules: what the driver takes for itself.
+    Overhead,
+}
+
+/// A process's place on the board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    index: usize,
+    generation: u64,
+}
+
+/// An allocation that several processes can hold, the same number for all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SharedId(pub u64);
+
+/// What a process has taken of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessUse {
+    /// Process id as it sees itself.
+    pub pid: u32,
+    /// Start time, in clock ticks since boot.
+    pub start_time: u64,
+    /// Bytes that the program asked for, as the driver rounds them; shared ones with their first
+    /// living holder.
+    pub alloc_bytes: u64,
+    /// Bytes of contexts and modules.
+    pub overhead_bytes: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Use {
+    alloc: u64,
+    overhead: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Process {
+    identity: Identity,
+    generation: u64,
+    /// When it was first seen dead, in ns of the machine's clock; 0 while it lives.
+    died_ns: u64,
+    uses: [Use; MAX_GPUS],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Holder {
+    /// Index of the process, plus one; 0 is empty.
+    process: u32,
+    count: u32,
+    generation: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Shared {
+    /// 0 is empty.
+    id: u64,
+    device: u64,
+    bytes: u64,
+    holders: [Holder; MAX_HOLDERS],
+}
+
+#[repr(C)]
+struct Device {
+    total: u64,
+    used: u64,
+    faults: u64,
+    last_xid: u64,
+    lost: u64,
+}
+
+#[repr(C)]
+struct State {
+    next_generation: u64,
+    next_shared: u64,
+    devices: [Device; MAX_GPUS],
+    processes: [Process; MAX_PROCESSES],
+    shared: [Shared; MAX_SHARED],
+}
+
+const TEXT: usize = 4096;
+
+#[repr(C)]
+struct Area {
+    magic: AtomicU64,
+    version: u64,
+    boot_id: [u8; 40],
+    seed: u64,
+    gpus: u64,
+    driver_version: u64,
+    context_bytes: u64,
+    release_delay_ns: u64,
+    mig: [u8; TEXT],
+    faults: [u8; TEXT],
+    lock: libc::pthread_mutex_t,
+    state: State,
+}
+
+/// One process's view of the board's memory.
+#[derive(Debug)]
+pub struct Board {
+    map: MmapRaw,
+    path: PathBuf,
+}
+
+impl Board {
+    /// Joins the board that the environment names, and makes it when there is none.
+    ///
+    /// # Errors
+    /// When the settings are not understood, or the file cannot be made, mapped, or is another's.
+    pub fn from_env() -> io::Result<Self> {
+        let path = config::board_path();
+        let config = Config::from_env().map_err(invalid)?;
+        Self::create(&path, &config)
+    }
+
+    /// Makes the board at `path`, or joins it as it is when it is there.
+    ///
+    /// # Errors
+    /// When the file cannot be made, mapped, or is another's.
+    pub fn create(path: &Path, config: &Config) -> io::Result<Self> {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o666)
+            .open(path)?;
+        Self::join_file(path, &file, Some(config))
+    }
+
+    /// Opens a board that is there.
+    ///
+    /// # Errors
+    /// When there is none, or the file is another's.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        Self::join_file(path, &file, None)
+    }
+
+    fn join_file(path: &Path, file: &File, config: Option<&Config>) -> io::Result<Self> {
+        let not_ours = || {
+            invalid(format!(
+                "{} is not a board of this version; remove it, or name another in VGPU_SIM_BOARD",
+                path.display()
+            ))
+        };
+        let _locked = process::FileLock::take(file)?;
+        let fresh = file.metadata()?.len() == 0;
+        if fresh {
+            if config.is_none() {
+                return Err(not_ours());
+            }
+            file.set_len(size_of::<Area>() as u64)?;
+        } else if file.metadata()?.len() != size_of::<Area>() as u64 {
+            return Err(not_ours());
+        }
+        // Best effort: the creator's umask must not keep another user's programs off the board.
+        drop(file.set_permissions(fs::Permissions::from_mode(0o666)));
+        let board = Self {
+            map: MmapOptions::new().map_raw(file)?,
+            path: path.to_owned(),
+        };
+        // Acquire: what was written before the magic is seen.
+        let magic = board.area().magic.load(Ordering::Acquire);
+        let earlier_boot = magic == MAGIC && board.area().boot_id != process::boot_id();
+        match config {
+            Some(config) if magic == 0 || earlier_boot => board.init(config)?,
+            _ if magic != MAGIC || board.area().version != VERSION => return Err(not_ours()),
+            _ => {}
+        }
+        Ok(board)
+    }
+
+    fn init(&self, config: &Config) -> io::Result<()> {
+        // SAFETY: the file has an Area's size, and the file lock keeps every other process out of
+        // it until the magic is published.
+        let area = unsafe { &mut *self.map.as_mut_ptr().cast::<Area>() };
+        // SeqCst: nobody may take an old magic for the new content.
+        area.magic.store(0, Ordering::SeqCst);
+        area.version = VERSION;
+        area.boot_id = process::boot_id();
+        area.seed = seed_of(&self.path);
+        area.gpus = config.memory_bytes.len().min(MAX_GPUS) as u64;
+        area.driver_version = u64::from(config.driver_version);
+        area.context_bytes = config.context_bytes;
+        area.release_delay_ns = config.release_delay_ms.saturating_mul(1_000_000);
+        area.mig = text(&config.mig)?;
+        area.faults = text(&config.faults)?;
+        process::init_robust(&mut area.lock)?;
+        area.state.next_generation = 1;
+        area.state.next_shared = 1;
+        for process in &mut area.state.processes {
+            process.generation = 0;
+            process.identity = Identity::default();
+        }
+        for shared in &mut area.state.shared {
+            shared.id = 0;
+        }
+        for (device, &bytes) in area.state.devices.iter_mut().zip(&config.memory_bytes) {
+            *device = Device {
+                total: bytes,
+                used: 0,
+                faults: 0,
+                last_xid: 0,
+                lost: 0,
+            };
+        }
+        // Release: pairs with the Acquire of whoever joins.
+        area.magic.store(MAGIC, Ordering::Release);
+        Ok(())
+    }
+
+    fn area(&self) -> &Area {
+        // SAFETY: the mapping has an Area's size and lives as long as self; what others write in it
+        // is atomic, or under the lock, or was written before the magic.
+        unsafe { &*self.map.as_ptr().cast::<Area>() }
+    }
+
+    fn lock(&self) -> process::Locked<'_, State> {
+        let area = self.map.as_mut_ptr().cast::<Area>();
+        // SAFETY: the mapping holds an Area; only the address is taken.
+        let lock = unsafe { &raw mut (*area).lock };
+        // SAFETY: as above.
+        let state = unsafe { &raw mut (*area).state };
+        // SAFETY: both live in the mapping, which self keeps; the mutex was made by `init` and
+        // guards this state.
+        unsafe { process::Locked::take(lock, state, State::repair) }
+    }
+
+    /// Where the board is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory beside it, for memory that processes share.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn shared_dir(&self) -> io::Result<PathBuf> {
+        let mut name = self.path.clone().into_os_string();
+        name.push(".d");
+        let directory = PathBuf::from(name);
+        fs::create_dir_all(&directory)?;
+        // Best effort: other users' programs share the board.
+        drop(fs::set_permissions(
+            &directory,
+            fs::Permissions::from_mode(0o1777),
+        ));
+        Ok(directory)
+    }
+
+    /// How many GPUs it has.
+    #[must_use]
+    pub fn gpus(&self) -> usize {
+        (self.area().gpus as usize).min(MAX_GPUS)
+    }
+
+    /// The CUDA version that the driver reports.
+    #[must_use]
+    pub fn driver_version(&self) -> u32 {
+        self.area().driver_version as u32
+    }
+
+    /// What a context takes, in bytes.
+    #[must_use]
+    pub fn context_bytes(&self) -> u64 {
+        self.area().context_bytes
+    }
+
+    /// MIG instances, as the creator's settings said.
+    #[must_use]
+    pub fn mig(&self) -> String {
+        untext(&self.area().mig)
+    }
+
+    /// Faults on demand, as the creator's settings said.
+    #[must_use]
+    pub fn faults(&self) -> String {
+        untext(&self.area().faults)
+    }
+
+    /// A GPU's 16 bytes of identity: the same for all processes, different on another board.
+    #[must_use]
+    pub fn uuid_bytes(&self, gpu: usize) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        let first = mix(self.area().seed ^ (gpu as u64 + 1));
+        bytes[..8].copy_from_slice(&first.to_be_bytes());
+        bytes[8..].copy_from_slice(&mix(first).to_be_bytes());
+        bytes
+    }
+
+    /// The same as NVML and `CUDA_VISIBLE_DEVICES` write it.
+    #[must_use]
+    pub fn uuid(&self, gpu: usize) -> String {
+        let hex: String = self
+            .uuid_bytes(gpu)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        format!(
+            "GPU-{}-{}-{}-{}-{}",
+            &hex[..8],
+            &hex[8..12],
+            &hex[12..16],
+            &hex[16..20],
+            &hex[20..]
+        )
+    }
+
+    /// Memory of a GPU, in bytes; 0 when there is no such GPU.
+    #[must_use]
+    pub fn total_bytes(&self, gpu: usize) -> u64 {
+        if gpu < self.gpus() {
+            self.lock().devices[gpu].total
+        } else {
+            0
+        }
+    }
+
+    // --- the driver's side --------------------------------------------------------------------
+
+    /// Gives this process its place. What an earlier program of the same process held (before an
+    /// exec) is given back.
+    ///
+    /// # Errors
+    /// When 1,024 living processes are there.
+    pub fn join(&self) -> Result<Member, Refused> {
+        let identity = Identity::own();
+        let mut state = self.lock();
+        state.reap(self.area().release_delay_ns);
+        for index in 0..MAX_PROCESSES {
+            if state.processes[index].is_same_process(&identity) {
+                state.release(index);
+            }
+        }
+        let index = (0..MAX_PROCESSES)
+            .find(|&index| state.processes[index].generation == 0)
+            .ok_or(Refused::NoRoom)?;
+        let generation = state.next_generation;
+        state.next_generation += 1;
+        state.processes[index] = Process {
+            identity,
+            generation,
+            died_ns: 0,
+            uses: [Use {
+                alloc: 0,
+                overhead: 0,
+            }; MAX_GPUS],
+        };
+        Ok(Member { index, generation })
+    }
+
+    /// Gives the place and all memory back.
+    pub fn leave(&self, member: Member) {
+        let mut state = self.lock();
+        if state.own(member).is_some() {
+            state.release(member.index);
+        }
+    }
+
+    /// Takes memory.
+    ///
+    /// # Errors
+    /// When the GPU has no room for it, dead processes' memory counted as free.
+    pub fn take(&self, member: Member, gpu: usize, bytes: u64, kind: Kind) -> Result<(), Refused> {
+        let mut state = self.lock();
+        if gpu >= self.gpus() || state.own(member).is_none() {
+            return Err(Refused::Unknown);
+        }
+        if !state.has_room(gpu, bytes) {
+            state.reap(self.area().release_delay_ns);
+            if !state.has_room(gpu, bytes) {
+                return Err(Refused::NoMemory);
+            }
+        }
+        state.devices[gpu].used += bytes;
+        let uses = &mut state.processes[member.index].uses[gpu];
+        match kind {
+            Kind::Alloc => uses.alloc += bytes,
+            Kind::Overhead => uses.overhead += bytes,
+        }
+        Ok(())
+    }
+
+    /// Gives memory back; never more than the process has.
+    pub fn give(&self, member: Member, gpu: usize, bytes: u64, kind: Kind) {
+        let mut state = self.lock();
+        if gpu >= MAX_GPUS || state.own(member).is_none() {
+            return;
+        }
+        let uses = &mut state.processes[member.index].uses[gpu];
+        let word = match kind {
+            Kind::Alloc => &mut uses.alloc,
+            Kind::Overhead => &mut uses.overhead,
+        };
+        let bytes = bytes.min(*word);
+        *word -= bytes;
+        state.devices[gpu].used = state.devices[gpu].used.saturating_sub(bytes);
+    }
+
+    /// Makes memory that this process has taken (as [`Kind::Alloc`]) one that others can hold too;
+    /// this process is its first holder.
+    ///
+    /// # Errors
+    /// When the process has not that much, or the table is full.
+    pub fn share(&self, member: Member, gpu: usize, bytes: u64) -> Result<SharedId, Refused> {
+        let mut state = self.lock();
+        state.own(member).ok_or(Refused::Unknown)?;
+        let slot = (0..MAX_SHARED)
+            .find(|&slot| state.shared[slot].id == 0)
+            .ok_or(Refused::NoRoom)?;
+        let uses = state.processes[member.index]
+            .uses
+            .get_mut(gpu)
+            .ok_or(Refused::Unknown)?;
+        uses.alloc = uses.alloc.checked_sub(bytes).ok_or(Refused::Unknown)?;
+        let id = state.next_shared;
+        state.next_shared += 1;
+        let mut holders = [Holder {
+            process: 0,
+            count: 0,
+            generation: 0,
+        }; MAX_HOLDERS];
+        holders[0] = Holder {
+            process: member.index as u32 + 1,
+            count: 1,
+            generation: member.generation,
+        };
+        state.shared[slot] = Shared {
+            id,
+            device: gpu as u64,
+            bytes,
+            holders,
+        };
+        Ok(SharedId(id))
+    }
+
+    /// Holds a shared allocation once more.
+    ///
+    /// # Errors
+    /// When it is gone, or has as many holders as fit.
+    pub fn hold(&self, member: Member, id: SharedId) -> Result<(), Refused> {
+        let mut state = self.lock();
+        state.own(member).ok_or(Refused::Unknown)?;
+        let own = member.index as u32 + 1;
+        let shared = state.shared_mut(id).ok_or(Refused::Unknown)?;
+        let holder = match shared
+            .holders
+            .iter()
+            .position(|holder| holder.process == own)
+        {
+            Some(index) => &mut shared.holders[index],
+            None => shared
+                .holders
+                .iter_mut()
+                .find(|holder| holder.process == 0)
+                .ok_or(Refused::NoRoom)?,
+        };
+        holder.process = own;
+        holder.generation = member.generation;
+        holder.count += 1;
+        Ok(())
+    }
+
+    /// Holds it once less; with the last holder it is gone. Answers whether it is.
+    pub fn let_go(&self, member: Member, id: SharedId) -> bool {
+        let mut state = self.lock();
+        let own = member.index as u32 + 1;
+        let Some(shared) = state.shared_mut(id) else {
+            return true;
+        };
+        if let Some(holder) = shared
+            .holders
+            .iter_mut()
+            .find(|holder| holder.process == own && holder.generation == member.generation)
+        {
+            holder.count = holder.count.saturating_sub(1);
+            if holder.count == 0 {
+                holder.process = 0;
+            }
+        }
+        state.drop_if_unheld(id)
+    }
+
+    /// Device and size of a shared allocation, while anybody holds it.
+    #[must_use]
+    pub fn shared(&self, id: SharedId) -> Option<(usize, u64)> {
+        let mut state = self.lock();
+        state
+            .shared_mut(id)
+            .map(|shared| (shared.device as usize, shared.bytes))
+    }
+
+    // --- truth --------------------------------------------------------------------------------
+
+    /// Gives dead processes' memory back now, whatever the delay.
+    pub fn reap(&self) {
+        self.lock().reap(0);
+    }
+
+    /// Bytes of a GPU that are taken, the dead reaped first (after the release delay).
+    #[must_use]
+    pub fn used_bytes(&self, gpu: usize) -> u64 {
+        let mut state = self.lock();
+        state.reap(self.area().release_delay_ns);
+        state.devices.get(gpu).map_or(0, |device| device.used)
+    }
+
+    /// Bytes that allocations shared by processes take of a GPU; part of [`Self::used_bytes`].
+    #[must_use]
+    pub fn shared_bytes(&self, gpu: usize) -> u64 {
+        let mut state = self.lock();
+        state.reap(self.area().release_delay_ns);
+        state
+            .shared
+            .iter()
+            .filter(|shared| shared.id != 0 && shared.device as usize == gpu)
+            .map(|shared| shared.bytes)
+            .sum()
+    }
+
+    /// What each process has taken of a GPU; those that have taken nothing are left out.
+    #[must_use]
+    pub fn processes(&self, gpu: usize) -> Vec<ProcessUse> {
+        let mut state = self.lock();
+        state.reap(self.area().release_delay_ns);
+        let mut shared = vec![0; MAX_PROCESSES];
+        for object in state.shared.iter().filter(|object| object.id != 0) {
+            let first = object.holders.iter().find(|holder| holder.process != 0);
+            if let (Some(first), true) = (first, object.device as usize == gpu) {
+                shared[first.process as usize - 1] += object.bytes;
+            }
+        }
+        (0..MAX_PROCESSES)
+            .filter_map(|index| {
+                let process = &state.processes[index];
+                let uses = process.uses.get(gpu)?;
+                let taken = ProcessUse {
+                    pid: process.identity.pid,
+                    start_time: process.identity.start_time,
+                    alloc_bytes: uses.alloc + shared[index],
+                    overhead_bytes: uses.overhead,
+                };
+                let any = taken.alloc_bytes + taken.overhead_bytes > 0;
+                (process.generation != 0 && any).then_some(taken)
+            })
+            .collect()
+    }
+
+    // --- faults -------------------------------------------------------------------------------
+
+    /// Records an XID on a GPU; 79 means that it fell off the bus.
+    pub fn fault(&self, gpu: usize, xid: u64) {
+        if let Some(device) = self.lock().devices.get_mut(gpu) {
+            device.faults += 1;
+            device.last_xid = xid;
+            if xid == 79 {
+                device.lost = 1;
+            }
+        }
+    }
+
+    /// How many faults a GPU has had, and the XID of the last.
+    #[must_use]
+    pub fn fault_count(&self, gpu: usize) -> (u64, u64) {
+        let state = self.lock();
+        state
+            .devices
+            .get(gpu)
+            .map_or((0, 0), |device| (device.faults, device.last_xid))
+    }
+
+    /// Whether a GPU fell off the bus.
+    #[must_use]
+    pub fn is_lost(&self, gpu: usize) -> bool {
+        self.lock()
+            .devices
+            .get(gpu)
+            .is_some_and(|device| device.lost != 0)
+    }
+}
+
+impl Process {
+    fn is_same_process(&self, identity: &Identity) -> bool {
+        self.generation != 0
+            && self.identity.pid == identity.pid
+            && self.identity.start_time == identity.start_time
+            && self.identity.pid_namespace == identity.pid_namespace
+    }
+}
+
+impl State {
+    /// After a holder of the lock died: `used` is derived from who holds what.
+    fn repair(&mut self) {
+        for gpu in 0..MAX_GPUS {
+            let own: u64 = self
+                .processes
+                .iter()
+                .filter(|process| process.generation != 0)
+                .map(|process| process.uses[gpu].alloc + process.uses[gpu].overhead)
+                .sum();
+            let shared: u64 = self
+                .shared
+                .iter()
+                .filter(|shared| shared.id != 0 && shared.device as usize == gpu)
+                .map(|shared| shared.bytes)
+                .sum();
+            self.devices[gpu].used = own + shared;
+        }
+    }
+
+    fn own(&self, member: Member) -> Option<&Process> {
+        self.processes
+            .get(member.index)
+            .filter(|process| process.generation == member.generation)
+    }
+
+    fn has_room(&self, gpu: usize, bytes: u64) -> bool {
+        let device = &self.devices[gpu];
+        device
+            .used
+            .checked_add(bytes)
+            .is_some_and(|used| used <= device.total)
+    }
+
+    fn shared_mut(&mut self, id: SharedId) -> Option<&mut Shared> {
+        self.shared
+            .iter_mut()
+            .find(|shared| shared.id == id.0 && id.0 != 0)
+    }
+
+    fn drop_if_unheld(&mut self, id: SharedId) -> bool {
+        let Some(shared) = self.shared_mut(id) else {
+            return true;
+        };
+        if shared.holders.iter().any(|holder| holder.process != 0) {
+            return false;
+        }
+        let (gpu, bytes) = (shared.device as usize, shared.bytes);
+        shared.id = 0;
+        self.devices[gpu].used = self.devices[gpu].used.saturating_sub(bytes);
+        true
+    }
+
+    fn reap(&mut self, delay_ns: u64) {
+        for index in 0..MAX_PROCESSES {
+            let process = &self.processes[index];
+            if process.generation == 0 || process.identity.is_alive() {
+                continue;
+            }
+            let now_ns = monotonic_ns().max(1);
+            let died_ns = match process.died_ns {
+                0 => now_ns,
+                seen => seen,
+            };
+            self.processes[index].died_ns = died_ns;
+            if now_ns.saturating_sub(died_ns) >= delay_ns {
+                self.release(index);
+            }
+        }
+    }
+
+    fn release(&mut self, index: usize) {
+        for gpu in 0..MAX_GPUS {
+            let uses = self.processes[index].uses[gpu];
+            let bytes = uses.alloc + uses.overhead;
+            self.devices[gpu].used = self.devices[gpu].used.saturating_sub(bytes);
+        }
+        let generation = self.processes[index].generation;
+        self.processes[index].generation = 0;
+        let own = index as u32 + 1;
+        for slot in 0..MAX_SHARED {
+            if self.shared[slot].id == 0 {
+                continue;
+            }
+            for holder in &mut self.shared[slot].holders {
+                if holder.process == own && holder.generation == generation {
+                    holder.process = 0;
+                }
+            }
+            self.drop_if_unheld(SharedId(self.shared[slot].id));
+        }
+    }
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+fn text(from: &str) -> io::Result<[u8; TEXT]> {
+    let mut to = [0; TEXT];
+    if from.len() >= TEXT {
+        return Err(invalid(format!("a setting of {} bytes", from.len())));
+    }
+    to[..from.len()].copy_from_slice(from.as_bytes());
+    Ok(to)
+}
+
+fn untext(from: &[u8; TEXT]) -> String {
+    let end = from.iter().position(|&byte| byte == 0).unwrap_or(TEXT);
+    String::from_utf8_lossy(&from[..end]).into_owned()
+}
+
+/// From the path, so that a board's UUIDs are the same each time it is made there.
+fn seed_of(path: &Path) -> u64 {
+    path.as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |seed, &byte| {
+            mix(seed ^ u64::from(byte))
+        })
+}
+
+/// The finaliser of splitmix64.
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn board() -> (tempfile::TempDir, Board) {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config {
+            memory_bytes: vec![1 << 30; 2],
+            ..Config::default()
+        };
+        let board = Board::create(&directory.path().join("board"), &config).unwrap();
+        (directory, board)
+    }
+
+    #[test]
+    fn memory_past_the_card_is_refused_and_takes_nothing() {
+        let (_directory, board) = board();
+        let me = board.join().unwrap();
+
+        assert_eq!(board.take(me, 0, 1 << 29, Kind::Alloc), Ok(()));
+        assert_eq!(
+            board.take(me, 0, (1 << 29) + 1, Kind::Alloc),
+            Err(Refused::NoMemory)
+        );
+
+        assert_eq!(board.used_bytes(0), 1 << 29);
+        assert_eq!(board.used_bytes(1), 0);
+    }
+
+    #[test]
+    fn a_killed_process_gives_its_memory_back() {
+        let (_directory, board) = board();
+        // SAFETY: the child only uses the board, then is killed; it never returns into the test.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            if let Ok(me) = board.join() {
+                drop(board.take(me, 0, 1 << 20, Kind::Alloc));
+                let shared = board.share(me, 0, 1 << 19);
+                drop(shared);
+            }
+            loop {
+                // SAFETY: waits for the signal.
+                unsafe { libc::pause() };
+            }
+        }
+        while board.used_bytes(0) == 0 || board.shared_bytes(0) == 0 {
+            std::thread::yield_now();
+        }
+        // SAFETY: our own child.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        // SAFETY: waits for it; it may stay a zombie until then, and a zombie holds no memory.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+
+        assert_eq!(board.used_bytes(0), 0);
+        assert!(board.processes(0).is_empty());
+    }
+
+    #[test]
+    fn shared_memory_lives_until_its_last_holder_lets_go() {
+        let (_directory, board) = board();
+        let me = board.join().unwrap();
+        board.take(me, 1, 4096, Kind::Alloc).unwrap();
+
+        let id = board.share(me, 1, 4096).unwrap();
+        board.hold(me, id).unwrap();
+
+        assert!(!board.let_go(me, id));
+        assert_eq!(board.used_bytes(1), 4096);
+        assert!(board.let_go(me, id));
+        assert_eq!(board.used_bytes(1), 0);
+    }
+
+    #[test]
+    fn uuids_differ_and_stay() {
+        let (directory, board) = board();
+        let again = Board::open(&directory.path().join("board")).unwrap();
+
+        assert_ne!(board.uuid(0), board.uuid(1));
+        assert_eq!(board.uuid(0), again.uuid(0));
+        assert_eq!(board.uuid(0).len(), 40);
+    }
+
+    #[test]
+    fn a_file_that_is_no_board_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("board");
+        fs::write(&path, "not a board").unwrap();
+
+        let error = Board::create(&path, &Config::default()).unwrap_err();
+
+        assert!(error.to_string().contains("not a board"), "{error}");
+    }
+}

@@ -1,0 +1,219 @@
+//! What a board is made of, and the environment that says so. It counts for whoever creates the
+//! board; later processes join it as it is. It never opens anything.
+
+use std::env;
+use std::path::PathBuf;
+
+use crate::clock::ClockKind;
+
+/// At most this many GPUs stand on a board.
+pub const MAX_GPUS: usize = 16;
+
+/// What a board is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Memory of each GPU, in bytes; as many GPUs as there are entries.
+    pub memory_bytes: Vec<u64>,
+    /// The CUDA version that the driver reports: 1000 × major + 10 × minor.
+    pub driver_version: u32,
+    /// What a context takes, in bytes.
+    pub context_bytes: u64,
+    /// How long a dead process's memory stays taken, in milliseconds.
+    pub release_delay_ms: u64,
+    /// Where time comes from.
+    pub clock: ClockKind,
+    /// Text of the kernel script; empty is the default rule.
+    pub script: String,
+    /// Faults on demand, as text.
+    pub faults: String,
+    /// MIG instances, as text.
+    pub mig: String,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            memory_bytes: vec![16 << 30; 2],
+            driver_version: 12_040,
+            context_bytes: 300 << 20,
+            release_delay_ms: 0,
+            clock: ClockKind::default(),
+            script: String::new(),
+            faults: String::new(),
+            mig: String::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads the `VGPU_SIM_*` variables.
+    ///
+    /// # Errors
+    /// With what was read and what is accepted.
+    pub fn from_env() -> Result<Self, String> {
+        Self::from_lookup(|name| env::var(name).ok().filter(|value| !value.is_empty()))
+    }
+
+    /// The same from any source of values.
+    ///
+    /// # Errors
+    /// With what was read and what is accepted.
+    pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let mut config = Self::default();
+        let gpus = match get("VGPU_SIM_GPUS") {
+            Some(text) => text
+                .parse::<usize>()
+                .ok()
+                .filter(|count| (1..=MAX_GPUS).contains(count))
+                .ok_or_else(|| format!("VGPU_SIM_GPUS is {text:?}: a number from 1 to 16"))?,
+            None => config.memory_bytes.len(),
+        };
+        config.memory_bytes = vec![16 << 30; gpus];
+        if let Some(text) = get("VGPU_SIM_MEMORY") {
+            for part in text.split(',') {
+                let (index, size) = match part.split_once('=') {
+                    Some((index, size)) => (Some(index), size),
+                    None => (None, part),
+                };
+                let bytes = size_bytes("VGPU_SIM_MEMORY", size)?;
+                match index {
+                    None => config.memory_bytes.fill(bytes),
+                    Some(index) => {
+                        let index = index.trim().parse::<usize>().ok();
+                        *index
+                            .and_then(|index| config.memory_bytes.get_mut(index))
+                            .ok_or_else(|| {
+                                format!(
+                                    "VGPU_SIM_MEMORY is {text:?}: an index below the {gpus} GPUs before each ="
+                                )
+                            })? = bytes;
+                    }
+                }
+            }
+        }
+        if let Some(text) = get("VGPU_SIM_DRIVER") {
+            config.driver_version = driver_version(&text)?;
+        }
+        if let Some(text) = get("VGPU_SIM_CONTEXT") {
+            config.context_bytes = size_bytes("VGPU_SIM_CONTEXT", &text)?;
+        }
+        if let Some(text) = get("VGPU_SIM_RELEASE_DELAY_MS") {
+            config.release_delay_ms = text.parse().map_err(|_| {
+                format!("VGPU_SIM_RELEASE_DELAY_MS is {text:?}: whole milliseconds")
+            })?;
+        }
+        if let Some(text) = get("VGPU_SIM_CLOCK") {
+            config.clock = ClockKind::parse(&text)?;
+        }
+        if let Some(path) = get("VGPU_SIM_SCRIPT") {
+            config.script = std::fs::read_to_string(&path)
+                .map_err(|error| format!("VGPU_SIM_SCRIPT is {path:?}: {error}"))?;
+        }
+        config.faults = get("VGPU_SIM_FAULTS").unwrap_or_default();
+        config.mig = get("VGPU_SIM_MIG").unwrap_or_default();
+        Ok(config)
+    }
+}
+
+/// Where the board is: `VGPU_SIM_BOARD`, else one for this user below `/tmp`.
+#[must_use]
+pub fn board_path() -> PathBuf {
+    env::var_os("VGPU_SIM_BOARD")
+        .filter(|path| !path.is_empty())
+        .map_or_else(
+            || {
+                // SAFETY: no argument, no failure.
+                let uid = unsafe { libc::geteuid() };
+                PathBuf::from(format!("/tmp/vgpu-sim-{uid}/board"))
+            },
+            PathBuf::from,
+        )
+}
+
+/// `12.4` or `12040`, as CUDA numbers its versions.
+fn driver_version(text: &str) -> Result<u32, String> {
+    let wrong = || format!("VGPU_SIM_DRIVER is {text:?}: a CUDA version such as 12.4 or 12040");
+    let version = match text.split_once('.') {
+        Some((major, minor)) => {
+            let major: u32 = major.parse().map_err(|_| wrong())?;
+            let minor: u32 = minor.parse().map_err(|_| wrong())?;
+            major * 1000 + minor * 10
+        }
+        None => text.parse().map_err(|_| wrong())?,
+    };
+    if (9_000..100_000).contains(&version) {
+        Ok(version)
+    } else {
+        Err(wrong())
+    }
+}
+
+/// `16Gi`, `512Mi`, `80G`: a whole number and a unit, Ki Mi Gi Ti 1024-based, K M G T 1000-based.
+fn size_bytes(name: &str, text: &str) -> Result<u64, String> {
+    let wrong = || format!("{name} is {text:?}: a size such as 16Gi or 512Mi");
+    let text_trimmed = text.trim();
+    let digits = text_trimmed
+        .find(|character: char| !character.is_ascii_digit())
+        .ok_or_else(wrong)?;
+    let (number, unit) = text_trimmed.split_at(digits);
+    let unit: u64 = match unit {
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        "K" => 1_000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        "T" => 1_000_000_000_000,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    number
+        .checked_mul(unit)
+        .filter(|&bytes| bytes > 0)
+        .ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Config, String> {
+        Config::from_lookup(|name| {
+            pairs
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn sizes_and_versions_are_read_as_written() {
+        let config = read(&[
+            ("VGPU_SIM_GPUS", "3"),
+            ("VGPU_SIM_MEMORY", "8Gi,2=40G"),
+            ("VGPU_SIM_DRIVER", "13.1"),
+        ])
+        .unwrap();
+
+        assert_eq!(config.memory_bytes, [8 << 30, 8 << 30, 40_000_000_000]);
+        assert_eq!(config.driver_version, 13_010);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_with_what_was_read() {
+        for (name, value) in [
+            ("VGPU_SIM_GPUS", "0"),
+            ("VGPU_SIM_GPUS", "17"),
+            ("VGPU_SIM_MEMORY", "16"),
+            ("VGPU_SIM_MEMORY", "-1Gi"),
+            ("VGPU_SIM_MEMORY", "9=1Gi"),
+            ("VGPU_SIM_DRIVER", "new"),
+            ("VGPU_SIM_CLOCK", "sundial"),
+            ("VGPU_SIM_SCRIPT", "/does/not/exist"),
+        ] {
+            let error = read(&[(name, value)]).unwrap_err();
+            assert!(error.contains(value.trim_start_matches("9=")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Who a process is and whether it lives, and the locks that survive their holder. It knows nothing
+//! of memory or time.
+
+use std::fs::{self, File};
+use std::io;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+
+/// A process, told from every other that has had or will have its number.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Identity {
+    /// As it sees itself.
+    pub(crate) pid: u32,
+    reserved: u32,
+    /// In clock ticks since boot.
+    pub(crate) start_time: u64,
+    /// Inode of its pid namespace.
+    pub(crate) pid_namespace: u64,
+    /// Where its stack starts: an exec gives it another one.
+    pub(crate) stack: u64,
+}
+
+impl Identity {
+    /// This process.
+    #[must_use]
+    pub(crate) fn own() -> Self {
+        let pid = std::process::id();
+        let (start_time, stack) = stat(pid).map_or((0, 0), |stat| (stat.start_time, stat.stack));
+        Self {
+            pid,
+            reserved: 0,
+            start_time,
+            pid_namespace: own_pid_namespace(),
+            stack,
+        }
+    }
+
+    /// Whether it still runs the program that it ran. A process of another pid namespace, which
+    /// cannot be looked at by its number, counts as alive.
+    #[must_use]
+    pub(crate) fn is_alive(&self) -> bool {
+        if self.pid_namespace != own_pid_namespace() {
+            return true;
+        }
+        stat(self.pid).is_some_and(|stat| {
+            // A stack of 0 is "not allowed to see it".
+            let same_program = stat.stack == 0 || self.stack == 0 || stat.stack == self.stack;
+            stat.start_time == self.start_time && same_program && !stat.is_ending
+        })
+    }
+}
+
+struct Stat {
+    start_time: u64,
+    stack: u64,
+    is_ending: bool,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in brackets may hold blanks and brackets; what follows the last one is regular.
+    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    let start_time = fields.nth(18)?.parse().ok()?;
+    let stack = fields.nth(5)?.parse().ok()?;
+    Some(Stat {
+        start_time,
+        stack,
+        is_ending: state == "Z" || state == "X",
+    })
+}
+
+fn own_pid_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
+}
+
+/// The running kernel's boot: what an earlier one left in a file is nobody's.
+#[must_use]
+pub(crate) fn boot_id() -> [u8; 40] {
+    let mut id = [0; 40];
+    if let Ok(text) = fs::read("/proc/sys/kernel/random/boot_id") {
+        let length = text.len().min(id.len());
+        id[..length].copy_from_slice(&text[..length]);
+    }
+    id
+}
+
+/// A file's lock, while it is made; the kernel drops it when its holder dies.
+#[derive(Debug)]
+pub(crate) struct FileLock<'a>(&'a File);
+
+impl<'a> FileLock<'a> {
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// When the file system has no locks.
+    pub(crate) fn take(file: &'a File) -> io::Result<Self> {
+        loop {
+            // SAFETY: a call on a descriptor that the caller keeps open.
+            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
+                return Ok(Self(file));
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+impl Drop for FileLock<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as above; a failure leaves the lock to the descriptor's close.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+    }
+}
+
+/// Makes a mutex that processes share and that tells the next one when its holder died.
+///
+/// # Errors
+/// When the C library has none.
+pub(crate) fn init_robust(lock: &mut libc::pthread_mutex_t) -> io::Result<()> {
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+    let attributes = attributes.as_mut_ptr();
+    let check = |code: i32| match code {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code)),
+    };
+    // SAFETY: makes the attributes, which live on this stack.
+    check(unsafe { libc::pthread_mutexattr_init(attributes) })?;
+    // SAFETY: they were made above.
+    check(unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) })?;
+    // SAFETY: they were made above.
+    check(unsafe { libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST) })?;
+    // SAFETY: the mutex is the caller's alone until this returns.
+    check(unsafe { libc::pthread_mutex_init(lock, attributes) })?;
+    // SAFETY: they were made above and are not used again.
+    check(unsafe { libc::pthread_mutexattr_destroy(attributes) })
+}
+
+/// What a robust mutex guards, while it is held.
+#[derive(Debug)]
+pub(crate) struct Locked<'a, T> {
+    lock: *mut libc::pthread_mutex_t,
+    state: *mut T,
+    lives: PhantomData<&'a mut T>,
+}
+
+impl<T> Locked<'_, T> {
+    /// Waits for the mutex; `repair` runs when its last holder died.
+    ///
+    /// # Safety
+    /// Both pointers are valid for the lifetime, the mutex was made by [`init_robust`], and the
+    /// state is reached through it alone.
+    pub(crate) unsafe fn take(
+        lock: *mut libc::pthread_mutex_t,
+        state: *mut T,
+        repair: impl FnOnce(&mut T),
+    ) -> Self {
+        // SAFETY: the caller vouches for the mutex.
+        let answer = unsafe { libc::pthread_mutex_lock(lock) };
+        let mut locked = Self {
+            lock,
+            state,
+            lives: PhantomData,
+        };
+        if answer == libc::EOWNERDEAD {
+            repair(&mut locked);
+            // SAFETY: its holder died, we hold it, and the state is in order.
+            unsafe { libc::pthread_mutex_consistent(lock) };
+        }
+        locked
+    }
+}
+
+impl<T> Deref for Locked<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the mutex is held, and `take`'s caller vouched for the pointer.
+        unsafe { &*self.state }
+    }
+}
+
+impl<T> DerefMut for Locked<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and self is borrowed mutably.
+        unsafe { &mut *self.state }
+    }
+}
+
+impl<T> Drop for Locked<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: `take` locked it in this thread.
+        unsafe { libc::pthread_mutex_unlock(self.lock) };
+    }
+}
