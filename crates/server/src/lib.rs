@@ -1,1 +1,22 @@
-//! Serve, health, metrics, logging, shutdown: once for every daemon.
+//! What every daemon of ours does besides its work: listen, serve, say that it lives, show its
+//! metrics, log, stop when it is told to.
+//!
+//! Never knows a route or a setting of one daemon, and never waits without an end for whoever is
+//! at the other end of a connection.
+
+#![forbid(unsafe_code)]
+
+mod exposition;
+mod health;
+mod listen;
+mod logging;
+mod metrics;
+mod patience;
+mod signal;
+
+pub use exposition::{Format, prometheus_text};
+pub use health::{Readiness, health};
+pub use listen::{BindError, Listener, Manners};
+pub use logging::{LogError, LogFormat, log_to_stderr};
+pub use metrics::metrics;
+pub use signal::asked_to_stop;

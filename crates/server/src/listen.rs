@@ -1,0 +1,289 @@
+//! Accepting connections and serving a router on them, with an end to everything that the other
+//! side could draw out: headers, reading the answer, the number of connections, stopping.
+//!
+//! Never decides what is served.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::patience::Patient;
+
+/// What a client may draw out, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Manners {
+    /// Connections at a time; further ones are closed at once.
+    pub connections: usize,
+    /// Of these from one address, so that nobody shuts out the others.
+    pub connections_per_address: usize,
+    /// For a whole request head, and between two requests on one connection.
+    pub head_timeout: Duration,
+    /// For progress while an answer is written.
+    pub write_timeout: Duration,
+    /// Bytes of a request head; more is answered with 431.
+    pub head_bytes: usize,
+    /// Headers of a request; more is answered with 431.
+    pub headers: usize,
+    /// For requests in flight when the daemon is asked to stop.
+    pub stop_timeout: Duration,
+}
+
+impl Default for Manners {
+    fn default() -> Self {
+        Self {
+            connections: 128,
+            connections_per_address: 32,
+            head_timeout: Duration::from_secs(10),
+            write_timeout: Duration::from_secs(10),
+            head_bytes: 16 << 10,
+            headers: 64,
+            stop_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why nothing listens.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Somebody else has the address.
+    #[error(
+        "cannot listen on {address}: the port is in use; `ss -ltnp 'sport = :{port}'` as root \
+         shows by which process",
+        port = address.port()
+    )]
+    InUse {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// Ports below 1024 are root's.
+    #[error(
+        "cannot listen on {address}: permission denied; ports below 1024 need root or \
+         CAP_NET_BIND_SERVICE"
+    )]
+    Denied {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The machine does not have the address.
+    #[error(
+        "cannot listen on {address}: this machine has no such address; `ip address` lists them, \
+         0.0.0.0 stands for all"
+    )]
+    NoSuchAddress {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The system said something else.
+    #[error("cannot listen on {address}: {error}")]
+    System {
+        /// The address.
+        address: SocketAddr,
+        /// The answer.
+        error: io::Error,
+    },
+}
+
+/// A port on which somebody listens and nobody is served yet.
+#[derive(Debug)]
+pub struct Listener {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// Takes the address; port 0 takes any free one.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub async fn bind(address: SocketAddr) -> Result<Self, BindError> {
+        let bound = async {
+            let listener = TcpListener::bind(address).await?;
+            let address = listener.local_addr()?;
+            Ok(Self { listener, address })
+        };
+        bound.await.map_err(|error: io::Error| match error.kind() {
+            io::ErrorKind::AddrInUse => BindError::InUse { address },
+            io::ErrorKind::PermissionDenied => BindError::Denied { address },
+            io::ErrorKind::AddrNotAvailable => BindError::NoSuchAddress { address },
+            _ => BindError::System { address, error },
+        })
+    }
+
+    /// The address with the port that was taken.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop` is ready; then lets requests in flight finish, for as long as the
+    /// manners say.
+    pub async fn serve(self, router: Router, manners: Manners, stop: impl Future) {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(manners.head_timeout)
+            .max_buf_size(manners.head_bytes.max(8192))
+            .max_headers(manners.headers);
+        let guests = Guests::default();
+        let (stopping, stopped) = watch::channel(false);
+        let mut connections = JoinSet::new();
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                _ = &mut stop => break,
+                accepted = self.listener.accept() => accepted,
+                // Ended connections are taken off at once: their memory goes with them.
+                Some(_) = connections.join_next() => continue,
+            };
+            match accepted {
+                Ok((stream, from)) => {
+                    let Some(guest) = guests.admit(from.ip(), &manners) else {
+                        tracing::debug!(%from, "too many connections, this one is closed");
+                        continue;
+                    };
+                    let connection = serve_one(
+                        stream,
+                        http.clone(),
+                        router.clone(),
+                        manners,
+                        stopped.clone(),
+                    );
+                    connections.spawn(async move {
+                        connection.await;
+                        drop(guest);
+                    });
+                }
+                // The connection was gone before it was accepted.
+                Err(error) if is_the_clients(&error) => {}
+                Err(error) => {
+                    // Out of descriptors or memory: those come back when connections end.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+        drop(self.listener);
+        stopping.send_replace(true);
+        let all_ended = async { while connections.join_next().await.is_some() {} };
+        if timeout(manners.stop_timeout, all_ended).await.is_err() {
+            tracing::warn!(open = connections.len(), "connections are cut off");
+            connections.shutdown().await;
+        }
+    }
+}
+
+async fn serve_one(
+    stream: TcpStream,
+    http: http1::Builder,
+    router: Router,
+    manners: Manners,
+    mut stopped: watch::Receiver<bool>,
+) {
+    // An answer leaves as it is written; a failure here costs some milliseconds, no more.
+    drop(stream.set_nodelay(true));
+    let io = TokioIo::new(Patient::new(stream, manners.write_timeout));
+    let mut connection =
+        std::pin::pin!(http.serve_connection(io, TowerToHyperService::new(router)));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        // The other end went away, was too slow or does not speak HTTP: its business.
+        tracing::debug!(%error, "connection ended");
+    }
+}
+
+fn is_the_clients(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+    )
+}
+
+/// Who is connected, by address.
+#[derive(Debug, Clone, Default)]
+struct Guests {
+    by_address: Arc<Mutex<HashMap<IpAddr, usize>>>,
+}
+
+/// One connection of an address; it leaves when this is dropped.
+struct Guest {
+    guests: Guests,
+    address: IpAddr,
+}
+
+impl Guests {
+    fn admit(&self, address: IpAddr, manners: &Manners) -> Option<Guest> {
+        let mut by_address = self.lock();
+        let all: usize = by_address.values().sum();
+        let same = by_address.get(&address).copied().unwrap_or(0);
+        if all >= manners.connections || same >= manners.connections_per_address {
+            return None;
+        }
+        by_address.insert(address, same + 1);
+        Some(Guest {
+            guests: self.clone(),
+            address,
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, usize>> {
+        // Counts are whole between two lines: a panic elsewhere does not spoil them.
+        self.by_address
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let mut by_address = self.guests.lock();
+        match by_address.get_mut(&self.address) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(by_address.remove(&self.address)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_cannot_shut_out_the_others() {
+        let manners = Manners {
+            connections: 3,
+            connections_per_address: 2,
+            ..Manners::default()
+        };
+        let guests = Guests::default();
+        let [a, b, c] = [1, 2, 3].map(|last| IpAddr::from([127, 0, 0, last]));
+
+        let first = guests.admit(a, &manners).unwrap();
+        let _second = guests.admit(a, &manners).unwrap();
+        assert!(guests.admit(a, &manners).is_none());
+        let _other = guests.admit(b, &manners).unwrap();
+        assert!(guests.admit(c, &manners).is_none());
+
+        drop(first);
+        assert!(guests.admit(a, &manners).is_some());
+        drop((_second, _other));
+        assert!(guests.lock().is_empty());
+    }
+}
