@@ -1,0 +1,372 @@
+//! What NVML tells a container: its share as if it were the card, its processes as if there were no
+//! others. The real function has always been called first; a rule here changes an answer that the
+//! driver gave, or translates a failure that comes from the container's own numbering. Nothing is
+//! allocated, and what the driver says of a device that is not the container's stays as it is.
+//!
+//! `nvmlInternalGetExportTable` and everything that has no row here is the driver's alone.
+
+pub(crate) mod devices;
+mod lists;
+mod names;
+
+use core::ffi::c_char;
+
+use cuda_api::nvml::*;
+
+use crate::container::{self, Container, Device, Process, Standing};
+use crate::driver::nvml as driver;
+use crate::guest::Verdict;
+use crate::hooks::hooks;
+
+hooks! {
+    nvml -> NvmlReturn;
+
+    /// Handles are looked at again afterwards.
+    fn nvmlInit() => { _, after_init() }
+    /// Handles are looked at again afterwards.
+    fn nvmlInit_v2() => { _, after_init() }
+    /// Handles are looked at again afterwards.
+    fn nvmlInitWithFlags(flags: u32) => { _, after_init() }
+
+    /// The container's share, and what it has used of it.
+    fn nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: *mut NvmlMemory)
+        => { _, after_memory(device, memory) }
+    /// The container's share, and what it has used of it.
+    fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: *mut NvmlMemoryV2)
+        => { _, after_memory_v2(device, memory) }
+
+    /// The cards that the container sees.
+    fn nvmlDeviceGetCount(device_count: *mut u32) => { _, after_count(device_count) }
+    /// The cards that the container sees.
+    fn nvmlDeviceGetCount_v2(device_count: *mut u32) => { _, after_count(device_count) }
+    /// By the container's numbering.
+    fn nvmlDeviceGetHandleByIndex(index: u32, device: *mut NvmlDevice)
+        => { _, after_handle_by_index(index, device) }
+    /// By the container's numbering.
+    fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: *mut NvmlDevice)
+        => { _, after_handle_by_index(index, device) }
+    /// In the container's numbering.
+    fn nvmlDeviceGetIndex(device: NvmlDevice, index: *mut u32)
+        => { _, after_index(device, index) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut NvmlDevice)
+        => { _, after_handle(device) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetHandleBySerial(serial: *const c_char, device: *mut NvmlDevice)
+        => { _, after_handle(device) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetHandleByPciBusId(pci_bus_id: *const c_char, device: *mut NvmlDevice)
+        => { _, after_handle(device) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetHandleByPciBusId_v2(pci_bus_id: *const c_char, device: *mut NvmlDevice)
+        => { _, after_handle(device) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetMigDeviceHandleByIndex(
+        device: NvmlDevice,
+        index: u32,
+        mig_device: *mut NvmlDevice,
+    ) => { _, after_handle(mig_device) }
+
+    /// The container's own processes.
+    fn nvmlDeviceGetComputeRunningProcesses(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfoV1,
+    ) => { room(info_count), lists::after_compute(device, info_count, infos) }
+    /// The container's own processes.
+    fn nvmlDeviceGetComputeRunningProcesses_v2(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => { room(info_count), lists::after_compute(device, info_count, infos) }
+    /// The container's own processes.
+    fn nvmlDeviceGetComputeRunningProcesses_v3(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => { room(info_count), lists::after_compute(device, info_count, infos) }
+    /// The container's own processes.
+    fn nvmlDeviceGetGraphicsRunningProcesses(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfoV1,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetGraphicsRunningProcesses
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetGraphicsRunningProcesses_v2
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetGraphicsRunningProcesses_v3
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetMPSComputeRunningProcesses(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfoV1,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetMPSComputeRunningProcesses
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetMPSComputeRunningProcesses_v3
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: *mut NvmlProcessDetailList)
+        => { lists::room_of_details(list), lists::after_details(device, list) }
+
+    /// The container's own processes.
+    fn nvmlDeviceGetProcessUtilization(
+        device: NvmlDevice,
+        utilization: *mut NvmlProcessUtilizationSample,
+        process_samples_count: *mut u32,
+        last_seen_time_stamp: u64,
+    ) => {
+        room(process_samples_count),
+        lists::after_samples(device, utilization, process_samples_count, last_seen_time_stamp)
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetProcessesUtilizationInfo(
+        device: NvmlDevice,
+        info: *mut NvmlProcessesUtilizationInfo,
+    ) => { lists::room_of_samples(info), lists::after_samples_info(device, info) }
+    /// What the container's own processes keep busy, as far as the driver tells it apart.
+    fn nvmlDeviceGetUtilizationRates(device: NvmlDevice, utilization: *mut NvmlUtilization)
+        => { _, lists::after_rates(device, utilization) }
+
+    /// The container's own processes.
+    fn nvmlDeviceGetAccountingPids(device: NvmlDevice, count: *mut u32, pids: *mut u32)
+        => { room(count), lists::after_accounting_pids(device, count, pids) }
+    /// Of the container's own processes, by the pid that the container knows.
+    fn nvmlDeviceGetAccountingStats(device: NvmlDevice, pid: u32, stats: *mut NvmlAccountingStats)
+        => { _, lists::after_accounting_stats(device, pid, stats) }
+
+    /// By the pid that the container knows.
+    fn nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32)
+        => { _, names::after_process_name(pid, name, length) }
+}
+
+/// A device that has a limit, and what stands behind it.
+#[derive(Clone, Copy)]
+struct Limited {
+    container: &'static Container,
+    process: &'static Process,
+    /// Index in limits and region.
+    index: usize,
+}
+
+/// The container, if there is one.
+fn here() -> Option<(&'static Container, &'static Process)> {
+    match container::standing() {
+        Standing::Ready(container, process) => Some((container, process)),
+        Standing::Transparent | Standing::Closed => None,
+    }
+}
+
+/// The container's device behind a handle; `None` when the driver's answer is to stand.
+fn limited(device: NvmlDevice) -> Option<Limited> {
+    let (container, process) = here()?;
+    match devices::of(container, device)? {
+        Device::Limited(index) => {
+            process.tick(container);
+            Some(Limited { container, process, index })
+        }
+        Device::Unlimited | Device::Denied => None,
+    }
+}
+
+/// Reads what a caller keeps behind a pointer.
+fn get<T: Copy>(from: *const T) -> Option<T> {
+    // SAFETY: NULL, or what the C function asks of its caller; the driver has accepted it, or will.
+    (!from.is_null()).then(|| unsafe { from.read() })
+}
+
+/// Writes an answer behind a pointer of the caller; NULL is left to the driver.
+fn put<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        // SAFETY: what the C function asks of its caller, and the driver has accepted it.
+        unsafe { to.write(value) };
+    }
+}
+
+/// How much room the caller has for a list, before the driver overwrites it.
+fn room(count: *mut u32) -> Verdict<u32, NvmlReturn> {
+    match get(count) {
+        Some(room) if here().is_some() => Verdict::Call(room),
+        _ => Verdict::Pass,
+    }
+}
+
+fn after_init(result: NvmlReturn) {
+    if result.is_success() {
+        devices::forget();
+    }
+}
+
+/// A card's memory as the container has it: total, used, free. `physical` and `physical_free` are the
+/// driver's. Without a cap the whole card is there, but no more is free than the card has.
+fn share(limit: u64, used: u64, physical: u64, physical_free: u64) -> NvmlMemory {
+    if limit == 0 {
+        let free = physical.saturating_sub(used).min(physical_free);
+        return NvmlMemory { total: physical, used, free };
+    }
+    let total = limit.min(physical);
+    NvmlMemory { total, used, free: total.saturating_sub(used) }
+}
+
+impl Limited {
+    fn share(&self, physical: u64, physical_free: u64) -> NvmlMemory {
+        let limit = self.process.memory_limit(self.container, self.index);
+        share(limit, self.container.region.used(self.index), physical, physical_free)
+    }
+}
+
+fn after_memory(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlMemory) {
+    if !result.is_success() {
+        return;
+    }
+    if let (Some(limited), Some(driver)) = (limited(device), get(memory)) {
+        put(memory, limited.share(driver.total, driver.free));
+    }
+}
+
+fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlMemoryV2) {
+    if !result.is_success() {
+        return;
+    }
+    if let (Some(limited), Some(driver)) = (limited(device), get(memory)) {
+        let NvmlMemory { total, used, free } = limited.share(driver.total, driver.free);
+        // What the driver keeps for itself is no part of a share that is smaller than the card.
+        let reserved = if total < driver.total { 0 } else { driver.reserved };
+        let free = free.min(total.saturating_sub(reserved));
+        put(memory, NvmlMemoryV2 { version: driver.version, total, reserved, free, used });
+    }
+}
+
+fn after_count(result: NvmlReturn, count: *mut u32) {
+    if !result.is_success() {
+        return;
+    }
+    if let Some((container, _)) = here()
+        && devices::hides(container)
+    {
+        put(count, devices::count(container));
+    }
+}
+
+fn after_handle_by_index(
+    result: NvmlReturn,
+    index: u32,
+    device: *mut NvmlDevice,
+) -> Option<NvmlReturn> {
+    let (container, _) = here()?;
+    if result == NvmlReturn::UNINITIALIZED || device.is_null() || !devices::hides(container) {
+        return None;
+    }
+    let Some(real) = devices::real_index(container, index) else {
+        put(device, NvmlDevice::NULL);
+        return Some(NvmlReturn::INVALID_ARGUMENT);
+    };
+    if real == index && result.is_success() {
+        return None;
+    }
+    // SAFETY: the caller's pointer, which is not NULL.
+    Some(unsafe { driver::nvmlDeviceGetHandleByIndex_v2(real, device) })
+}
+
+fn after_index(result: NvmlReturn, device: NvmlDevice, index: *mut u32) {
+    if !result.is_success() {
+        return;
+    }
+    let Some((container, _)) = here() else { return };
+    if !devices::hides(container) || devices::card_of(device).is_some() {
+        return;
+    }
+    if let Some(shown) = get(index).and_then(|real| devices::shown_index(container, real)) {
+        put(index, shown);
+    }
+}
+
+fn after_handle(result: NvmlReturn, device: *mut NvmlDevice) -> Option<NvmlReturn> {
+    if !result.is_success() {
+        return None;
+    }
+    let (container, _) = here()?;
+    let handle = get(device)?;
+    if !devices::hides(container) || devices::is_visible(container, handle) {
+        return None;
+    }
+    put(device, NvmlDevice::NULL);
+    Some(NvmlReturn::NOT_FOUND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn memory(total: u64, used: u64, free: u64) -> NvmlMemory {
+        NvmlMemory { total: total * GIB, free: free * GIB, used: used * GIB }
+    }
+
+    #[test]
+    fn a_limit_is_the_size_of_the_card() {
+        assert_eq!(share(4 * GIB, GIB, 16 * GIB, 2 * GIB), memory(4, 1, 3));
+    }
+
+    #[test]
+    fn a_limit_above_the_card_is_the_card() {
+        assert_eq!(share(64 * GIB, GIB, 16 * GIB, 15 * GIB), memory(16, 1, 15));
+    }
+
+    #[test]
+    fn use_above_a_lowered_limit_leaves_nothing_free_and_not_eighteen_exabytes() {
+        assert_eq!(share(4 * GIB, 6 * GIB, 16 * GIB, 2 * GIB), memory(4, 6, 0));
+    }
+
+    #[test]
+    fn without_a_cap_no_more_is_free_than_the_card_has() {
+        assert_eq!(share(0, GIB, 16 * GIB, 2 * GIB), memory(16, 1, 2));
+    }
+}
