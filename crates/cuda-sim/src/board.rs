@@ -807,9 +807,8 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             if let Ok(me) = board.join() {
-                drop(board.take(me, 0, 1 << 20, Kind::Alloc));
-                let shared = board.share(me, 0, 1 << 19);
-                drop(shared);
+                let taken = board.take(me, 0, 1 << 20, Kind::Alloc);
+                taken.and_then(|()| board.share(me, 0, 1 << 19).map(drop)).ok();
             }
             loop {
                 // SAFETY: waits for the signal.

@@ -299,6 +299,20 @@ impl Exec {
     /// # Errors
     /// When the stream is closed.
     pub fn submit(&self, channel: ChannelId, work: Work) -> Result<Place, Refused> {
+        self.submit_after(channel, &[], work)
+    }
+
+    /// The same, but the work starts only after all that the streams `after` have been given.
+    ///
+    /// # Errors
+    /// When the stream is closed.
+    pub fn submit_after(
+        &self,
+        channel: ChannelId,
+        after: &[ChannelId],
+        work: Work,
+    ) -> Result<Place, Refused> {
+        let after: &[(u32, u32)] = &after.iter().map(|id| (id.index, id.generation)).collect::<Vec<_>>();
         loop {
             let seen = self.clock().changes();
             let mut state = self.now();
@@ -306,13 +320,10 @@ impl Exec {
             if end.generation != channel.generation {
                 return Err(Refused::Closed);
             }
-            if let Some(place) = state.submit(channel.index, work) {
+            if let Some(place) = state.submit_after(channel.index, after, work) {
                 return Ok(place);
             }
-            let first = Place {
-                sequence: end.sequence - DEPTH as u64,
-                ..end
-            };
+            let first = Place { sequence: end.sequence - state.queued(channel.index), ..end };
             let hint = state.at_least_ns(first);
             self.rest(state, seen, hint);
         }
@@ -475,9 +486,22 @@ impl Exec {
         self.clock().announce();
     }
 
-    /// Waits until something may have changed, at most `longest`; a helper's sleep between looks.
-    pub fn sleep(&self, seen: u32, longest: Duration) {
-        self.clock().wait(seen, longest);
+    /// A helper's sleep between two looks at [`Exec::waiting`]: until this process may have to act,
+    /// or something was announced since `seen`. `polls` says that it has conditions to look at.
+    pub fn rest_until_needed(&self, process: ProcessId, seen: u32, polls: bool) {
+        let state = self.now();
+        match state.acts_in_ns(process.0) {
+            Some(ns) if !polls && ns > 0 => self.rest(state, seen, ns),
+            _ => {
+                drop(state);
+                self.clock().wait(seen, Duration::from_micros(if polls { 50 } else { 2_000 }));
+            }
+        }
+    }
+
+    /// Wakes helpers and waiters of all processes: something changed that they cannot foresee.
+    pub fn announce(&self) {
+        self.clock().announce();
     }
 
     /// Nanoseconds that must at least go by before a place is past.

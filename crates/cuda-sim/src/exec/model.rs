@@ -86,6 +86,7 @@ pub enum Work {
 
 /// A place in a channel's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C)]
 pub struct Place {
     /// The channel's index.
     pub channel: u32,
@@ -94,6 +95,8 @@ pub struct Place {
     /// Counted from the channel's beginning.
     pub sequence: u64,
 }
+
+const NOWHERE: Place = Place { channel: 0, generation: 0, sequence: 0 };
 
 const KIND_KERNEL: u32 = 1;
 const KIND_RENDEZVOUS: u32 = 2;
@@ -195,7 +198,8 @@ struct Channel {
     generation: u32,
     head: u64,
     tail: u64,
-    reserved: [u64; 4],
+    last_wait: Place,
+    reserved: [u64; 2],
 }
 
 const FREE: u32 = 0;
@@ -466,7 +470,8 @@ impl State {
             generation,
             head: 0,
             tail: 0,
-            reserved: [0; 4],
+            last_wait: NOWHERE,
+            reserved: [0; 2],
         };
         Some((index as u32, generation))
     }
@@ -515,6 +520,58 @@ impl State {
         self.channels[index].tail = tail + 1;
         self.busy[index / 64] |= 1 << (index % 64);
         Some(place)
+    }
+
+    /// Puts work at the end of a channel, after everything that `after` have been given so far;
+    /// `None` when there is no room for it and the waits.
+    pub fn submit_after(&mut self, index: u32, after: &[(u32, u32)], work: Work) -> Option<Place> {
+        let channel = &self.channels[index as usize];
+        if channel.tail - channel.head + after.len() as u64 + 1 > DEPTH as u64 {
+            return None;
+        }
+        for &(other, generation) in after {
+            let other_channel = &self.channels[other as usize];
+            if other == index
+                || other_channel.generation != generation
+                || other_channel.head == other_channel.tail
+            {
+                continue;
+            }
+            let place = Place { channel: other, generation, sequence: other_channel.tail - 1 };
+            // The same wait twice says nothing: the first one stands before it in the queue.
+            if self.channels[index as usize].last_wait != place {
+                self.channels[index as usize].last_wait = place;
+                self.submit(index, Work::WaitChannel { place })?;
+            }
+        }
+        self.submit(index, work)
+    }
+
+    /// Nanoseconds that must at least go by before this process has to act; `None` when nothing
+    /// that is queued asks for it.
+    pub fn acts_in_ns(&self, process: u32) -> Option<u64> {
+        let mut soonest: Option<u64> = None;
+        let mut from = 0;
+        while let Some(index) = self.next_busy(from) {
+            from = index + 1;
+            let channel = &self.channels[index];
+            if channel.process != process {
+                continue;
+            }
+            let first = (channel.head..channel.tail).find(|&sequence| {
+                let item = &self.rings[index][sequence as usize % DEPTH];
+                matches!(item.kind, KIND_HOST | KIND_SPIN) && !item.has(FLAG_RELEASED)
+            });
+            if let Some(sequence) = first {
+                let generation = channel.generation;
+                let place = Place { channel: index as u32, generation, sequence };
+                // A spin's own time comes after it was released.
+                let own = self.rings[index][sequence as usize % DEPTH].ns;
+                let ns = self.at_least_ns(place).saturating_sub(own);
+                soonest = Some(soonest.map_or(ns, |soonest| soonest.min(ns)));
+            }
+        }
+        soonest
     }
 
     /// Where the next item of a channel will stand.
@@ -639,11 +696,7 @@ impl State {
             recorded: 0,
             done: 0,
             time_ns: 0,
-            last: Place {
-                channel: 0,
-                generation: 0,
-                sequence: 0,
-            },
+            last: NOWHERE,
         };
         self.event_hint = index as u64 + 1;
         self.events_used = self.events_used.max(index as u64 + 1);
