@@ -312,7 +312,10 @@ impl Exec {
         after: &[ChannelId],
         work: Work,
     ) -> Result<Place, Refused> {
-        let after: &[(u32, u32)] = &after.iter().map(|id| (id.index, id.generation)).collect::<Vec<_>>();
+        let after: &[(u32, u32)] = &after
+            .iter()
+            .map(|id| (id.index, id.generation))
+            .collect::<Vec<_>>();
         loop {
             let seen = self.clock().changes();
             let mut state = self.now();
@@ -323,7 +326,10 @@ impl Exec {
             if let Some(place) = state.submit_after(channel.index, after, work) {
                 return Ok(place);
             }
-            let first = Place { sequence: end.sequence - state.queued(channel.index), ..end };
+            let first = Place {
+                sequence: end.sequence - state.queued(channel.index),
+                ..end
+            };
             let hint = state.at_least_ns(first);
             self.rest(state, seen, hint);
         }
@@ -494,7 +500,8 @@ impl Exec {
             Some(ns) if !polls && ns > 0 => self.rest(state, seen, ns),
             _ => {
                 drop(state);
-                self.clock().wait(seen, Duration::from_micros(if polls { 50 } else { 2_000 }));
+                self.clock()
+                    .wait(seen, Duration::from_micros(if polls { 50 } else { 2_000 }));
             }
         }
     }
@@ -532,7 +539,7 @@ impl Exec {
                 clock.wait(seen, Duration::from_millis(20));
             }
             ClockKind::Jump => {
-                let next = if state.anybody_waiting() {
+                let next = if state.anybody_acts() {
                     None
                 } else {
                     state.next_event_ns()

@@ -61,6 +61,12 @@ pub enum Work {
         /// The owner's name for it.
         token: u64,
     },
+    /// Stops the channel until its owner has seen a condition hold and releases it. Other than with
+    /// [`Work::Host`] nobody is about to act, so a jumping clock goes on.
+    Poll {
+        /// The owner's name for it.
+        token: u64,
+    },
     /// Writes down the time.
     Record {
         /// The event's index.
@@ -96,7 +102,11 @@ pub struct Place {
     pub sequence: u64,
 }
 
-const NOWHERE: Place = Place { channel: 0, generation: 0, sequence: 0 };
+const NOWHERE: Place = Place {
+    channel: 0,
+    generation: 0,
+    sequence: 0,
+};
 
 const KIND_KERNEL: u32 = 1;
 const KIND_RENDEZVOUS: u32 = 2;
@@ -106,6 +116,7 @@ const KIND_HOST: u32 = 5;
 const KIND_RECORD: u32 = 6;
 const KIND_WAIT_EVENT: u32 = 7;
 const KIND_WAIT_CHANNEL: u32 = 8;
+const KIND_POLL: u32 = 9;
 
 const FLAG_ARRIVED: u32 = 1;
 const FLAG_RELEASED: u32 = 2;
@@ -149,6 +160,7 @@ impl Item {
             }
             Work::Copy { ns } => (item.kind, item.ns) = (KIND_COPY, ns),
             Work::Host { token } => (item.kind, item.key) = (KIND_HOST, token),
+            Work::Poll { token } => (item.kind, item.key) = (KIND_POLL, token),
             Work::Record { event, number } => {
                 item.kind = KIND_RECORD;
                 (item.target, item.number) = (event, number);
@@ -537,7 +549,11 @@ impl State {
             {
                 continue;
             }
-            let place = Place { channel: other, generation, sequence: other_channel.tail - 1 };
+            let place = Place {
+                channel: other,
+                generation,
+                sequence: other_channel.tail - 1,
+            };
             // The same wait twice says nothing: the first one stands before it in the queue.
             if self.channels[index as usize].last_wait != place {
                 self.channels[index as usize].last_wait = place;
@@ -560,11 +576,15 @@ impl State {
             }
             let first = (channel.head..channel.tail).find(|&sequence| {
                 let item = &self.rings[index][sequence as usize % DEPTH];
-                matches!(item.kind, KIND_HOST | KIND_SPIN) && !item.has(FLAG_RELEASED)
+                matches!(item.kind, KIND_HOST | KIND_POLL | KIND_SPIN) && !item.has(FLAG_RELEASED)
             });
             if let Some(sequence) = first {
                 let generation = channel.generation;
-                let place = Place { channel: index as u32, generation, sequence };
+                let place = Place {
+                    channel: index as u32,
+                    generation,
+                    sequence,
+                };
                 // A spin's own time comes after it was released.
                 let own = self.rings[index][sequence as usize % DEPTH].ns;
                 let ns = self.at_least_ns(place).saturating_sub(own);
@@ -649,7 +669,7 @@ impl State {
                 continue;
             }
             let item = &self.rings[index][channel.head as usize % DEPTH];
-            if matches!(item.kind, KIND_HOST | KIND_SPIN)
+            if matches!(item.kind, KIND_HOST | KIND_POLL | KIND_SPIN)
                 && item.has(FLAG_ARRIVED)
                 && !item.has(FLAG_RELEASED)
             {
@@ -667,9 +687,17 @@ impl State {
         found
     }
 
-    /// Whether any process has to act before its channel goes on.
-    pub fn anybody_waiting(&self) -> bool {
-        (0..self.processes_used as u32).any(|process| !self.waiting(process).is_empty())
+    /// Whether any process is about to act, so that its channel goes on.
+    pub fn anybody_acts(&self) -> bool {
+        let mut from = 0;
+        while let Some(index) = self.next_busy(from) {
+            from = index + 1;
+            let item = self.head_item(index);
+            if item.kind == KIND_HOST && item.has(FLAG_ARRIVED) && !item.has(FLAG_RELEASED) {
+                return true;
+            }
+        }
+        false
     }
 
     /// The owner has acted: the item at a place may go on.
@@ -848,7 +876,7 @@ impl State {
                     item.end_ns <= self.time_ns
                 }
             }
-            KIND_HOST => {
+            KIND_HOST | KIND_POLL => {
                 self.rings[index][slot].flags |= FLAG_ARRIVED;
                 item.has(FLAG_RELEASED)
             }
