@@ -24,6 +24,23 @@ pub struct Gpu {
     pub used_bytes: u64,
     /// Busy part of the last sample period, percent; nothing where NVML does not say.
     pub utilization_percent: Option<u32>,
+    /// Part of the last sample period in which its memory was read or written, percent; nothing
+    /// where NVML does not say.
+    pub memory_utilization_percent: Option<u32>,
+    /// The instances that it is split into; none where it is whole.
+    pub instances: Vec<MigInstance>,
+}
+
+/// A part of a GPU (MIG).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MigInstance {
+    /// Its UUID (`MIG-…`).
+    pub uuid: String,
+    /// Its shape, such as `1g.5gb`; empty where NVML does not say.
+    pub profile: String,
+    /// Ids of its GPU instance and compute instance: NVML's safe interface tells them with the
+    /// processes that run there, so there are none while nothing runs.
+    pub ids: Option<(u32, u32)>,
 }
 
 /// What one process has on one GPU.
@@ -117,15 +134,44 @@ impl NvmlGpus {
         let memory = device
             .memory_info()
             .map_err(call("nvmlDeviceGetMemoryInfo_v2"))?;
+        let rates = device.utilization_rates().ok();
         Ok(Gpu {
             index,
             uuid: device.uuid().map_err(call("nvmlDeviceGetUUID"))?,
             name: device.name().unwrap_or_else(|_| String::from("unknown")),
             memory_bytes: memory.total,
             used_bytes: memory.used,
-            utilization_percent: device.utilization_rates().ok().map(|rates| rates.gpu),
+            utilization_percent: rates.as_ref().map(|rates| rates.gpu),
+            memory_utilization_percent: rates.as_ref().map(|rates| rates.memory),
+            instances: instances(&device),
         })
     }
+}
+
+/// A GPU has at most seven instances; a driver that says more is not believed.
+const INSTANCES_MOST: u32 = 16;
+
+fn instances(device: &nvml_wrapper::Device<'_>) -> Vec<MigInstance> {
+    // An error stands for a GPU that cannot be split, or is not.
+    let places = device.mig_device_count().unwrap_or(0).min(INSTANCES_MOST);
+    let mut instances = Vec::new();
+    for place in 0..places {
+        let Ok(instance) = device.mig_device_by_index(place) else {
+            continue;
+        };
+        let Ok(uuid) = instance.uuid() else { continue };
+        let name = instance.name().unwrap_or_default();
+        let profile = name.rsplit_once("MIG ").map_or("", |(_, profile)| profile);
+        let processes = instance.running_compute_processes().unwrap_or_default();
+        instances.push(MigInstance {
+            uuid,
+            profile: profile.trim().to_owned(),
+            ids: processes
+                .iter()
+                .find_map(|p| p.gpu_instance_id.zip(p.compute_instance_id)),
+        });
+    }
+    instances
 }
 
 impl Gpus for NvmlGpus {
