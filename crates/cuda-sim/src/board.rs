@@ -15,6 +15,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use crate::clock::monotonic_ns;
 use crate::config::{self, Config, MAX_GPUS};
+use crate::exec::{Exec, ExecConfig};
 use crate::process::{self, Identity};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
@@ -256,6 +257,13 @@ impl Board {
                 lost: 0,
             };
         }
+        // The work of an earlier board at this place is nobody's.
+        drop(fs::remove_file(self.exec_path()));
+        let exec = ExecConfig {
+            clock: config.clock,
+            script: config.script.clone(),
+        };
+        Exec::open(&self.exec_path(), &exec)?;
         // Release: pairs with the Acquire of whoever joins.
         area.magic.store(MAGIC, Ordering::Release);
         Ok(())
@@ -282,6 +290,20 @@ impl Board {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The board's clock and the GPUs' work.
+    ///
+    /// # Errors
+    /// When its file cannot be mapped.
+    pub fn exec(&self) -> io::Result<Exec> {
+        Exec::open(&self.exec_path(), &ExecConfig::default())
+    }
+
+    fn exec_path(&self) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(".exec");
+        PathBuf::from(name)
     }
 
     /// The directory beside it, for memory that processes share.
@@ -808,7 +830,9 @@ mod tests {
         if child == 0 {
             if let Ok(me) = board.join() {
                 let taken = board.take(me, 0, 1 << 20, Kind::Alloc);
-                taken.and_then(|()| board.share(me, 0, 1 << 19).map(drop)).ok();
+                taken
+                    .and_then(|()| board.share(me, 0, 1 << 19).map(drop))
+                    .ok();
             }
             loop {
                 // SAFETY: waits for the signal.

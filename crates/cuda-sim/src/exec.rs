@@ -5,12 +5,10 @@
 //! The lock is a robust one: when its holder is killed, the next one repairs what is derived and goes
 //! on. Nobody waits for the GPU while he holds it.
 
-pub mod model;
+mod model;
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
-use std::ops::{Deref, DerefMut};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,6 +17,7 @@ use std::time::Duration;
 use memmap2::{MmapOptions, MmapRaw};
 
 use crate::clock::{Clock, ClockKind, ClockWords, monotonic_ns, wall_ns};
+use crate::process::{self, Identity};
 use crate::script::{MAX_SCRIPT_BYTES, Script};
 use model::State;
 pub use model::{DEPTH, MAX_DEVICES, Place, ProcessTruth, UtilizationSample, Waiting, Work};
@@ -117,7 +116,7 @@ impl Exec {
             .truncate(false)
             .mode(0o666)
             .open(path)?;
-        let _locked = FileLock::take(&file)?;
+        let _locked = process::FileLock::take(&file)?;
         let fresh = file.metadata()?.len() == 0;
         if fresh {
             file.set_len(size_of::<Area>() as u64)?;
@@ -149,10 +148,10 @@ impl Exec {
         // it until the magic is published; what was there before belongs to an earlier boot.
         let area = unsafe { &mut *area };
         area.magic.store(0, Ordering::SeqCst);
-        area.boot_id = boot_id();
+        area.boot_id = process::boot_id();
         area.script_len = config.script.len() as u64;
         area.script[..config.script.len()].copy_from_slice(config.script.as_bytes());
-        init_robust(&mut area.lock)?;
+        process::init_robust(&mut area.lock)?;
         let clock = Clock::new(&area.clock);
         clock.init(config.clock);
         let script = Script::parse(&config.script).map_err(invalid)?;
@@ -165,7 +164,7 @@ impl Exec {
 
     fn is_of_an_earlier_boot(&self) -> bool {
         // The monotonic clock began anew, and every process on the board is gone.
-        self.area().boot_id != boot_id()
+        self.area().boot_id != process::boot_id()
     }
 
     fn shared_script(&self) -> io::Result<Script> {
@@ -205,21 +204,13 @@ impl Exec {
 
     fn lock(&self) -> Guard<'_> {
         let area = self.map.as_mut_ptr().cast::<Area>();
-        // SAFETY: the mapping holds an Area; no reference to its lock is made here.
+        // SAFETY: the mapping holds an Area; only the address is taken.
         let lock = unsafe { &raw mut (*area).lock };
-        // SAFETY: as above, for its state.
+        // SAFETY: as above.
         let state = unsafe { &raw mut (*area).state };
-        // SAFETY: the mutex was made by `create`; it lives in the mapping, which outlives the guard.
-        let answer = unsafe { libc::pthread_mutex_lock(lock) };
-        // SAFETY: the mutex is held, so nobody else has a reference to the state.
-        let state = unsafe { &mut *state };
-        let mut guard = Guard { lock, state };
-        if answer == libc::EOWNERDEAD {
-            guard.repair();
-            // SAFETY: as above; its holder died, we hold it, and the state is in order.
-            unsafe { libc::pthread_mutex_consistent(lock) };
-        }
-        guard
+        // SAFETY: both live in the mapping, which self keeps; the mutex was made by `create` and
+        // guards this state.
+        unsafe { process::Locked::take(lock, state, State::repair) }
     }
 
     /// Looks whether those who have work are alive, at most every 10 ms of real time.
@@ -229,14 +220,14 @@ impl Exec {
         // Relaxed: only read and written under the lock.
         if now_ns >= next.load(Ordering::Relaxed) {
             next.store(now_ns + 10_000_000, Ordering::Relaxed);
-            state.reap_busy(is_alive);
+            state.reap_busy(Identity::is_alive);
         }
     }
 
     /// Looks for dead processes now, and drops what they have queued.
     pub fn reap(&self) {
         let mut state = self.now();
-        state.reap(is_alive);
+        state.reap(Identity::is_alive);
     }
 
     // --- processes and streams --------------------------------------------------------------
@@ -246,11 +237,10 @@ impl Exec {
     /// # Errors
     /// When 256 living processes are there.
     pub fn join(&self) -> Result<ProcessId, Refused> {
-        let (start_time, namespace) = (start_time(std::process::id()), own_pid_namespace());
         let mut state = self.now();
-        state.reap(is_alive);
+        state.reap(Identity::is_alive);
         state
-            .join(std::process::id(), start_time, namespace)
+            .join(Identity::own())
             .map(ProcessId)
             .ok_or(Refused::NoRoom)
     }
@@ -578,7 +568,7 @@ impl Exec {
             return Vec::new();
         }
         let mut state = self.now();
-        state.reap(is_alive);
+        state.reap(Identity::is_alive);
         state.truth(device)
     }
 
@@ -627,127 +617,10 @@ impl Exec {
 }
 
 /// The state, locked.
-struct Guard<'a> {
-    lock: *mut libc::pthread_mutex_t,
-    state: &'a mut State,
-}
-
-impl Deref for Guard<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        self.state
-    }
-}
-
-impl DerefMut for Guard<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        self.state
-    }
-}
-
-impl Drop for Guard<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the guard's making took this mutex in this thread, and only its drop lets go.
-        unsafe { libc::pthread_mutex_unlock(self.lock) };
-    }
-}
-
-/// The file's lock, while it is made; the kernel drops it when its holder dies.
-struct FileLock<'a>(&'a File);
-
-impl<'a> FileLock<'a> {
-    fn take(file: &'a File) -> io::Result<Self> {
-        loop {
-            // SAFETY: a call on a descriptor that is ours.
-            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
-                return Ok(Self(file));
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
-    }
-}
-
-impl Drop for FileLock<'_> {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
-    }
-}
-
-fn init_robust(lock: &mut libc::pthread_mutex_t) -> io::Result<()> {
-    let mut attributes = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
-    let attributes = attributes.as_mut_ptr();
-    let steps: [&dyn Fn() -> libc::c_int; 4] = [
-        // SAFETY: `attributes` is room for one, made here and used in order.
-        &|| unsafe { libc::pthread_mutexattr_init(attributes) },
-        // SAFETY: as above.
-        &|| unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) },
-        // SAFETY: as above.
-        &|| unsafe { libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST) },
-        // SAFETY: `lock` is memory of ours that nobody uses yet.
-        &|| unsafe { libc::pthread_mutex_init(std::ptr::from_ref(lock).cast_mut(), attributes) },
-    ];
-    for step in steps {
-        match step() {
-            0 => {}
-            error => return Err(io::Error::from_raw_os_error(error)),
-        }
-    }
-    Ok(())
-}
+type Guard<'a> = process::Locked<'a, State>;
 
 fn invalid(what: impl ToString) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_string())
-}
-
-fn boot_id() -> [u8; 40] {
-    let mut id = [0; 40];
-    if let Ok(text) = std::fs::read("/proc/sys/kernel/random/boot_id") {
-        let length = text.len().min(id.len());
-        id[..length].copy_from_slice(&text[..length]);
-    }
-    id
-}
-
-/// Field 22 of `/proc/PID/stat`, 0 when there is no such process.
-fn start_time(pid: u32) -> u64 {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
-        return 0;
-    };
-    // The name in field 2 may hold spaces and brackets.
-    let Some((_, fields)) = stat.rsplit_once(')') else {
-        return 0;
-    };
-    fields
-        .split_whitespace()
-        .nth(19)
-        .and_then(|field| field.parse().ok())
-        .unwrap_or(0)
-}
-
-fn own_pid_namespace() -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
-}
-
-/// Whether that process lives; one of another namespace counts as alive, since it cannot be seen.
-fn is_alive(pid: u32, start: u64, namespace: u64) -> bool {
-    pid == std::process::id()
-        || namespace != own_pid_namespace()
-        || (start != 0 && start_time(pid) == start && !is_zombie(pid))
-}
-
-/// A killed process whose parent has not looked: its GPU work is gone already.
-fn is_zombie(pid: u32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
-        return true;
-    };
-    stat.rsplit_once(')')
-        .is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
 #[cfg(test)]

@@ -12,18 +12,20 @@
 //! that have a kernel to run, and an idle one loses its turn at once. Copies have engines of their
 //! own and take no turn.
 
+use crate::process::Identity;
+
 /// GPUs on a board.
 pub const MAX_DEVICES: usize = 16;
 /// Processes that work on a board, alive or not yet forgotten.
-pub const MAX_PROCESSES: usize = 256;
+pub(super) const MAX_PROCESSES: usize = 256;
 /// Streams on a board.
-pub const MAX_CHANNELS: usize = 2048;
+pub(super) const MAX_CHANNELS: usize = 2048;
 /// Items in a channel's queue; a launch into a full one waits, as in the real driver.
 pub const DEPTH: usize = 1024;
 /// Events on a board.
-pub const MAX_EVENTS: usize = 1 << 17;
+pub(super) const MAX_EVENTS: usize = 1 << 17;
 /// Samples kept for each GPU.
-pub const SAMPLES: usize = 1024;
+pub(super) const SAMPLES: usize = 1024;
 
 const NOBODY: u32 = u32::MAX;
 
@@ -245,9 +247,8 @@ struct Usage {
 struct Process {
     /// 0 never used, 1 alive, 2 dead and remembered.
     state: u32,
-    pid: u32,
-    start_time: u64,
-    pid_namespace: u64,
+    reserved: u32,
+    identity: Identity,
     usage: [Usage; MAX_DEVICES],
 }
 
@@ -323,7 +324,7 @@ impl From<RawSample> for UtilizationSample {
 /// The board's work. A zeroed one, started, is an idle board.
 #[repr(C)]
 #[derive(Debug)]
-pub struct State {
+pub(super) struct State {
     time_ns: u64,
     next_sample_ns: u64,
     slice_ns: u64,
@@ -343,20 +344,15 @@ pub struct State {
 
 impl State {
     /// Begins the board's life at `now_ns`.
-    pub fn start(&mut self, now_ns: u64, slice_ns: u64, sample_ns: u64) {
+    pub(super) fn start(&mut self, now_ns: u64, slice_ns: u64, sample_ns: u64) {
         self.time_ns = now_ns;
         self.slice_ns = slice_ns.max(1);
         self.sample_ns = sample_ns.max(1);
         self.next_sample_ns = self.sample_after(now_ns);
     }
 
-    /// Up to when everything has been played.
-    pub fn time_ns(&self) -> u64 {
-        self.time_ns
-    }
-
     /// Brings derived words back in line after a process died while it wrote.
-    pub fn repair(&mut self) {
+    pub(super) fn repair(&mut self) {
         self.busy = [0; MAX_CHANNELS / 64];
         for index in 0..MAX_CHANNELS {
             let channel = &mut self.channels[index];
@@ -372,7 +368,7 @@ impl State {
     // --- processes -------------------------------------------------------------------------
 
     /// Gives a process its place; `None` when there is no room.
-    pub fn join(&mut self, pid: u32, start_time: u64, pid_namespace: u64) -> Option<u32> {
+    pub(super) fn join(&mut self, identity: Identity) -> Option<u32> {
         let free = (0..MAX_PROCESSES)
             .find(|&i| self.processes[i].state == 0)
             .or_else(|| (0..MAX_PROCESSES).find(|&i| self.processes[i].state == 2))?;
@@ -387,9 +383,8 @@ impl State {
         let usage = [zero; MAX_DEVICES];
         self.processes[free] = Process {
             state: 1,
-            pid,
-            start_time,
-            pid_namespace,
+            reserved: 0,
+            identity,
             usage,
         };
         self.processes_used = self.processes_used.max(free as u64 + 1);
@@ -397,7 +392,7 @@ impl State {
     }
 
     /// Drops what a process has queued; what it used is remembered.
-    pub fn leave(&mut self, process: u32) {
+    pub(super) fn leave(&mut self, process: u32) {
         for index in 0..MAX_CHANNELS {
             if self.channels[index].state != FREE && self.channels[index].process == process {
                 self.drop_channel(index);
@@ -414,19 +409,17 @@ impl State {
     }
 
     /// Looks for processes that are gone, and lets them leave.
-    pub fn reap(&mut self, is_alive: impl Fn(u32, u64, u64) -> bool) {
+    pub(super) fn reap(&mut self, is_alive: impl Fn(&Identity) -> bool) {
         for index in 0..self.processes_used as usize {
             let process = &self.processes[index];
-            if process.state == 1
-                && !is_alive(process.pid, process.start_time, process.pid_namespace)
-            {
+            if process.state == 1 && !is_alive(&process.identity) {
                 self.leave(index as u32);
             }
         }
     }
 
     /// The same, but looks only at processes that have work queued: the others hold nobody up.
-    pub fn reap_busy(&mut self, is_alive: impl Fn(u32, u64, u64) -> bool) {
+    pub(super) fn reap_busy(&mut self, is_alive: impl Fn(&Identity) -> bool) {
         let mut looked_at = [0_u64; MAX_PROCESSES / 64];
         let mut from = 0;
         while let Some(index) = self.next_busy(from) {
@@ -437,14 +430,14 @@ impl State {
             }
             looked_at[owner / 64] |= 1 << (owner % 64);
             let process = &self.processes[owner];
-            if !is_alive(process.pid, process.start_time, process.pid_namespace) {
+            if !is_alive(&process.identity) {
                 self.leave(owner as u32);
             }
         }
     }
 
     /// What each process did to a device, dead ones included.
-    pub fn truth(&self, device: usize) -> Vec<ProcessTruth> {
+    pub(super) fn truth(&self, device: usize) -> Vec<ProcessTruth> {
         let known = &self.processes[..self.processes_used as usize];
         known
             .iter()
@@ -452,8 +445,8 @@ impl State {
             .map(|process| {
                 let usage = &process.usage[device];
                 ProcessTruth {
-                    pid: process.pid,
-                    start_time: process.start_time,
+                    pid: process.identity.pid,
+                    start_time: process.identity.start_time,
                     alive: process.state == 1,
                     busy_ns: usage.busy_ns,
                     copy_ns: usage.copy_ns,
@@ -465,14 +458,14 @@ impl State {
     }
 
     /// Nanoseconds in which any kernel held the device.
-    pub fn device_busy_ns(&self, device: usize) -> u64 {
+    pub(super) fn device_busy_ns(&self, device: usize) -> u64 {
         self.devices[device].busy_ns
     }
 
     // --- channels --------------------------------------------------------------------------
 
     /// Opens a channel of a process on a device; `None` when there is no room.
-    pub fn open_channel(&mut self, process: u32, device: u32) -> Option<(u32, u32)> {
+    pub(super) fn open_channel(&mut self, process: u32, device: u32) -> Option<(u32, u32)> {
         let index = (0..MAX_CHANNELS).find(|&i| self.channels[i].state == FREE)?;
         let generation = self.channels[index].generation.wrapping_add(1);
         self.channels[index] = Channel {
@@ -489,7 +482,7 @@ impl State {
     }
 
     /// Closes a channel once what it has queued is done.
-    pub fn close_channel(&mut self, channel: u32) {
+    pub(super) fn close_channel(&mut self, channel: u32) {
         let channel = &mut self.channels[channel as usize];
         channel.state = if channel.head == channel.tail {
             FREE
@@ -499,7 +492,7 @@ impl State {
     }
 
     /// Closes a channel and forgets what it has queued, as the end of a context does.
-    pub fn drop_channel(&mut self, index: usize) {
+    pub(super) fn drop_channel(&mut self, index: usize) {
         self.busy[index / 64] &= !(1 << (index % 64));
         let channel = &mut self.channels[index];
         channel.state = FREE;
@@ -507,7 +500,7 @@ impl State {
     }
 
     /// Puts work at the end of a channel; `None` when 1,024 items wait there.
-    pub fn submit(&mut self, index: u32, work: Work) -> Option<Place> {
+    pub(super) fn submit(&mut self, index: u32, work: Work) -> Option<Place> {
         let index = index as usize;
         let Channel {
             generation,
@@ -536,7 +529,12 @@ impl State {
 
     /// Puts work at the end of a channel, after everything that `after` have been given so far;
     /// `None` when there is no room for it and the waits.
-    pub fn submit_after(&mut self, index: u32, after: &[(u32, u32)], work: Work) -> Option<Place> {
+    pub(super) fn submit_after(
+        &mut self,
+        index: u32,
+        after: &[(u32, u32)],
+        work: Work,
+    ) -> Option<Place> {
         let channel = &self.channels[index as usize];
         if channel.tail - channel.head + after.len() as u64 + 1 > DEPTH as u64 {
             return None;
@@ -565,7 +563,7 @@ impl State {
 
     /// Nanoseconds that must at least go by before this process has to act; `None` when nothing
     /// that is queued asks for it.
-    pub fn acts_in_ns(&self, process: u32) -> Option<u64> {
+    pub(super) fn acts_in_ns(&self, process: u32) -> Option<u64> {
         let mut soonest: Option<u64> = None;
         let mut from = 0;
         while let Some(index) = self.next_busy(from) {
@@ -595,7 +593,7 @@ impl State {
     }
 
     /// Where the next item of a channel will stand.
-    pub fn end_of(&self, index: u32) -> Place {
+    pub(super) fn end_of(&self, index: u32) -> Place {
         let channel = &self.channels[index as usize];
         Place {
             channel: index,
@@ -605,13 +603,13 @@ impl State {
     }
 
     /// Items that wait in a channel or run at its head.
-    pub fn queued(&self, index: u32) -> u64 {
+    pub(super) fn queued(&self, index: u32) -> u64 {
         let channel = &self.channels[index as usize];
         channel.tail - channel.head
     }
 
     /// Whether the item at a place is done.
-    pub fn is_past(&self, place: Place) -> bool {
+    pub(super) fn is_past(&self, place: Place) -> bool {
         let channel = &self.channels[place.channel as usize];
         channel.state == FREE
             || channel.generation != place.generation
@@ -619,7 +617,7 @@ impl State {
     }
 
     /// Nanoseconds that must at least go by before the item at a place is done.
-    pub fn at_least_ns(&self, place: Place) -> u64 {
+    pub(super) fn at_least_ns(&self, place: Place) -> u64 {
         self.at_least(place, 4)
     }
 
@@ -659,7 +657,7 @@ impl State {
     }
 
     /// Work of a process that stands at the head of its channel until the process acts.
-    pub fn waiting(&self, process: u32) -> Vec<Waiting> {
+    pub(super) fn waiting(&self, process: u32) -> Vec<Waiting> {
         let mut found = Vec::new();
         let mut from = 0;
         while let Some(index) = self.next_busy(from) {
@@ -688,7 +686,7 @@ impl State {
     }
 
     /// Whether any process is about to act, so that its channel goes on.
-    pub fn anybody_acts(&self) -> bool {
+    pub(super) fn anybody_acts(&self) -> bool {
         let mut from = 0;
         while let Some(index) = self.next_busy(from) {
             from = index + 1;
@@ -701,7 +699,7 @@ impl State {
     }
 
     /// The owner has acted: the item at a place may go on.
-    pub fn release(&mut self, place: Place) {
+    pub(super) fn release(&mut self, place: Place) {
         if self.is_past(place) {
             return;
         }
@@ -712,7 +710,7 @@ impl State {
     // --- events ----------------------------------------------------------------------------
 
     /// A new event: its index and generation; `None` when there is no room.
-    pub fn open_event(&mut self, process: u32) -> Option<(u32, u32)> {
+    pub(super) fn open_event(&mut self, process: u32) -> Option<(u32, u32)> {
         let hint = self.event_hint as usize % MAX_EVENTS;
         let index = (hint..MAX_EVENTS)
             .chain(0..hint)
@@ -732,7 +730,7 @@ impl State {
     }
 
     /// Forgets an event; who waits for it goes on.
-    pub fn close_event(&mut self, event: u32, generation: u32) {
+    pub(super) fn close_event(&mut self, event: u32, generation: u32) {
         if let Some(slot) = self.events.get_mut(event as usize)
             && slot.generation == generation
         {
@@ -742,37 +740,37 @@ impl State {
     }
 
     /// The number for the next record of an event.
-    pub fn next_record(&mut self, event: u32) -> u64 {
+    pub(super) fn next_record(&mut self, event: u32) -> u64 {
         let event = &mut self.events[event as usize];
         event.recorded += 1;
         event.recorded
     }
 
     /// How often an event was recorded; `None` when it is not this event any more.
-    pub fn records(&self, event: u32, generation: u32) -> Option<u64> {
+    pub(super) fn records(&self, event: u32, generation: u32) -> Option<u64> {
         let slot = self.events.get(event as usize)?;
         (slot.generation == generation && slot.process != 0).then_some(slot.recorded)
     }
 
     /// Whether that record of an event is done.
-    pub fn event_done(&self, event: u32, number: u64) -> bool {
+    pub(super) fn event_done(&self, event: u32, number: u64) -> bool {
         self.events[event as usize].done >= number
     }
 
     /// When an event's last finished record was reached.
-    pub fn event_time_ns(&self, event: u32) -> u64 {
+    pub(super) fn event_time_ns(&self, event: u32) -> u64 {
         self.events[event as usize].time_ns
     }
 
     /// Where an event was recorded last.
-    pub fn event_place(&self, event: u32) -> Place {
+    pub(super) fn event_place(&self, event: u32) -> Place {
         self.events[event as usize].last
     }
 
     // --- time ------------------------------------------------------------------------------
 
     /// Plays everything that happens up to `now_ns`.
-    pub fn advance(&mut self, now_ns: u64) {
+    pub(super) fn advance(&mut self, now_ns: u64) {
         loop {
             let turns = self.arrange();
             if self.time_ns >= now_ns {
@@ -795,7 +793,7 @@ impl State {
     }
 
     /// When something happens next that needs nobody's help; `None` when nothing would.
-    pub fn next_event_ns(&mut self) -> Option<u64> {
+    pub(super) fn next_event_ns(&mut self) -> Option<u64> {
         let turns = self.arrange();
         self.next_change(&turns)
     }
@@ -1152,7 +1150,7 @@ impl State {
                 }
                 let raw = RawSample {
                     time_ns,
-                    pid: process.pid,
+                    pid: process.identity.pid,
                     sm_percent: percent(usage.sampled_busy_ns),
                     memory_percent: percent(usage.sampled_copy_ns),
                 };
@@ -1177,7 +1175,11 @@ impl State {
     }
 
     /// The samples of each process that ended after `since_ns`, oldest first.
-    pub fn process_utilization(&self, device: usize, since_ns: u64) -> Vec<UtilizationSample> {
+    pub(super) fn process_utilization(
+        &self,
+        device: usize,
+        since_ns: u64,
+    ) -> Vec<UtilizationSample> {
         let device = &self.devices[device];
         let first = device.sample_count.saturating_sub(SAMPLES as u64);
         (first..device.sample_count)
@@ -1189,7 +1191,7 @@ impl State {
 
     /// The samples of the whole device that ended after `since_ns`, oldest first. A period in which
     /// nothing ran has none.
-    pub fn device_samples(&self, device: usize, since_ns: u64) -> Vec<UtilizationSample> {
+    pub(super) fn device_samples(&self, device: usize, since_ns: u64) -> Vec<UtilizationSample> {
         let device = &self.devices[device];
         let first = device.total_count.saturating_sub(128);
         (first..device.total_count)
@@ -1200,7 +1202,7 @@ impl State {
     }
 
     /// The last whole period of a device.
-    pub fn device_utilization(&self, device: usize) -> UtilizationSample {
+    pub(super) fn device_utilization(&self, device: usize) -> UtilizationSample {
         let last = self.devices[device].last;
         let end_ns = self.next_sample_ns.saturating_sub(self.sample_ns);
         if last.time_ns == end_ns && end_ns != 0 {
@@ -1281,6 +1283,12 @@ mod tests {
         state
     }
 
+    fn program(pid: u32) -> Identity {
+        let mut identity = Identity::default();
+        identity.pid = pid;
+        identity
+    }
+
     fn since_start(ns: u64) -> u64 {
         1000 * MS + ns
     }
@@ -1305,7 +1313,7 @@ mod tests {
     #[test]
     fn kernels_of_a_stream_run_one_after_the_other() {
         let mut state = board();
-        let process = state.join(1, 1, 1).unwrap();
+        let process = state.join(program(1)).unwrap();
         let channel = stream(&mut state, process);
         state.submit(channel, kernel(3)).unwrap();
         let first = record(&mut state, channel, process);
@@ -1323,7 +1331,7 @@ mod tests {
     #[test]
     fn streams_of_a_process_run_side_by_side() {
         let mut state = board();
-        let process = state.join(1, 1, 1).unwrap();
+        let process = state.join(program(1)).unwrap();
         let channels = [stream(&mut state, process), stream(&mut state, process)];
         for channel in channels {
             state.submit(channel, kernel(5)).unwrap();
@@ -1338,7 +1346,10 @@ mod tests {
     #[test]
     fn processes_take_turns_of_a_slice() {
         let mut state = board();
-        let processes = [state.join(1, 1, 1).unwrap(), state.join(2, 1, 1).unwrap()];
+        let processes = [
+            state.join(program(1)).unwrap(),
+            state.join(program(2)).unwrap(),
+        ];
         let channels = processes.map(|process| stream(&mut state, process));
         for channel in channels {
             state.submit(channel, kernel(6)).unwrap();
@@ -1359,7 +1370,10 @@ mod tests {
     #[test]
     fn a_process_without_work_loses_its_turn_at_once() {
         let mut state = board();
-        let processes = [state.join(1, 1, 1).unwrap(), state.join(2, 1, 1).unwrap()];
+        let processes = [
+            state.join(program(1)).unwrap(),
+            state.join(program(2)).unwrap(),
+        ];
         let channels = processes.map(|process| stream(&mut state, process));
         state.submit(channels[0], Work::Kernel { ns: 100 }).unwrap();
         state.submit(channels[1], Work::Kernel { ns: 100 }).unwrap();
@@ -1373,7 +1387,7 @@ mod tests {
     #[test]
     fn a_stream_waits_for_another_streams_event() {
         let mut state = board();
-        let process = state.join(1, 1, 1).unwrap();
+        let process = state.join(program(1)).unwrap();
         let (first, second) = (stream(&mut state, process), stream(&mut state, process));
         state.submit(first, kernel(3)).unwrap();
         let (event, generation) = state.open_event(process).unwrap();
@@ -1401,7 +1415,10 @@ mod tests {
     #[test]
     fn ranks_that_wait_for_each_other_meet_although_they_take_turns() {
         let mut state = board();
-        let processes = [state.join(1, 1, 1).unwrap(), state.join(2, 1, 1).unwrap()];
+        let processes = [
+            state.join(program(1)).unwrap(),
+            state.join(program(2)).unwrap(),
+        ];
         let channels = processes.map(|process| stream(&mut state, process));
         let work = Work::Rendezvous {
             key: 7,
@@ -1422,7 +1439,7 @@ mod tests {
     #[test]
     fn a_kernel_spins_until_its_owner_releases_it() {
         let mut state = board();
-        let process = state.join(1, 1, 1).unwrap();
+        let process = state.join(program(1)).unwrap();
         let channel = stream(&mut state, process);
         state
             .submit(channel, Work::Spin { token: 9, ns: MS })
@@ -1447,7 +1464,7 @@ mod tests {
     #[test]
     fn host_work_stops_its_stream_and_leaves_the_gpu_to_others() {
         let mut state = board();
-        let process = state.join(1, 1, 1).unwrap();
+        let process = state.join(program(1)).unwrap();
         let channel = stream(&mut state, process);
         state.submit(channel, Work::Host { token: 1 }).unwrap();
         state.submit(channel, kernel(1)).unwrap();
@@ -1463,7 +1480,7 @@ mod tests {
     #[test]
     fn a_full_queue_takes_no_more() {
         let mut state = board();
-        let process = state.join(1, 1, 1).unwrap();
+        let process = state.join(program(1)).unwrap();
         let channel = stream(&mut state, process);
         for _ in 0..DEPTH {
             state.submit(channel, kernel(1)).unwrap();
@@ -1478,14 +1495,17 @@ mod tests {
     #[test]
     fn the_dead_lose_their_queues_and_keep_what_they_used() {
         let mut state = board();
-        let processes = [state.join(1, 1, 1).unwrap(), state.join(2, 1, 1).unwrap()];
+        let processes = [
+            state.join(program(1)).unwrap(),
+            state.join(program(2)).unwrap(),
+        ];
         let channels = processes.map(|process| stream(&mut state, process));
         for channel in channels {
             state.submit(channel, kernel(20)).unwrap();
         }
         state.advance(since_start(4 * MS));
 
-        state.reap(|pid, _, _| pid != 1);
+        state.reap(|identity| identity.pid != 1);
         state.advance(since_start(10 * MS));
 
         let truth = state.truth(0);
@@ -1496,7 +1516,7 @@ mod tests {
     #[test]
     fn copies_run_beside_kernels() {
         let mut state = board();
-        let process = state.join(1, 1, 1).unwrap();
+        let process = state.join(program(1)).unwrap();
         let (first, second) = (stream(&mut state, process), stream(&mut state, process));
         state.submit(first, kernel(4)).unwrap();
         state.submit(second, Work::Copy { ns: 3 * MS }).unwrap();
@@ -1512,7 +1532,10 @@ mod tests {
     #[test]
     fn utilisation_is_written_down_once_a_period() {
         let mut state = board();
-        let processes = [state.join(11, 1, 1).unwrap(), state.join(22, 1, 1).unwrap()];
+        let processes = [
+            state.join(program(11)).unwrap(),
+            state.join(program(22)).unwrap(),
+        ];
         let channels = processes.map(|process| stream(&mut state, process));
         state.submit(channels[0], kernel(30)).unwrap();
         state.submit(channels[1], kernel(20)).unwrap();
@@ -1537,7 +1560,10 @@ mod tests {
     fn how_often_one_looks_changes_nothing() {
         let ends = [1, 7, 1000].map(|steps| {
             let mut state = board();
-            let processes = [state.join(1, 1, 1).unwrap(), state.join(2, 1, 1).unwrap()];
+            let processes = [
+                state.join(program(1)).unwrap(),
+                state.join(program(2)).unwrap(),
+            ];
             let channels = processes.map(|process| stream(&mut state, process));
             for i in 0..50_u64 {
                 state
@@ -1571,7 +1597,7 @@ mod tests {
     #[test]
     fn a_closed_stream_finishes_its_work_and_is_then_free() {
         let mut state = board();
-        let process = state.join(1, 1, 1).unwrap();
+        let process = state.join(program(1)).unwrap();
         let channel = stream(&mut state, process);
         let place = state.submit(channel, kernel(1)).unwrap();
         state.close_channel(channel);
