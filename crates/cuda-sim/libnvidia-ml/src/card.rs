@@ -1,9 +1,11 @@
 //! One card as this library shows it, over the board. Everything that comes from `cuda_sim` comes
 //! through here.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::OnceLock;
 
 use cuda_api::nvml::{NO_INSTANCE, NvmlReturn};
+use cuda_sim::Board;
+use cuda_sim::exec::Exec;
 
 pub(crate) const SM_MHZ_LEAST: u32 = 210;
 pub(crate) const SM_MHZ_MOST: u32 = 1_410;
@@ -30,24 +32,70 @@ pub(crate) struct ProcessSample {
     pub(crate) memory: u32,
 }
 
+/// The board, and the work on it.
+struct Machine {
+    board: Board,
+    /// `None` when nobody can tell who is busy; then nobody is.
+    work: Option<Exec>,
+}
+
+static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
+
 /// Opens the board, once.
 pub(crate) fn open() -> Result<(), NvmlReturn> {
-    Ok(())
+    machine().map(|_| ()).ok_or(NvmlReturn::DRIVER_NOT_LOADED)
+}
+
+fn machine() -> Option<&'static Machine> {
+    MACHINE
+        .get_or_init(|| match join() {
+            Ok(machine) => Some(machine),
+            Err(error) => {
+                // A simulator's user has nowhere else to read why no GPU is there.
+                #[expect(clippy::print_stderr, reason = "a setting that was not understood")]
+                {
+                    eprintln!("vgpu sim: {error}");
+                }
+                None
+            }
+        })
+        .as_ref()
+}
+
+fn join() -> std::io::Result<Machine> {
+    let board = Board::from_env()?;
+    if crate::mig::sizes(&board.mig(), 0).is_none() {
+        return Err(std::io::Error::other(format!(
+            "VGPU_SIM_MIG is {:?}: for each GPU that is cut its index, = and sizes such as 1g,2g,4g \
+             (of 1g, 2g, 3g, 4g, 7g, at most 7 together), with ; between GPUs",
+            board.mig()
+        )));
+    }
+    let work = board.exec().ok();
+    Ok(Machine { board, work })
+}
+
+fn board() -> Option<&'static Board> {
+    machine().map(|machine| &machine.board)
+}
+
+fn work() -> Option<&'static Exec> {
+    machine()?.work.as_ref()
 }
 
 /// How many cards the board has.
 pub(crate) fn count() -> usize {
-    2
+    board().map_or(0, Board::gpus)
 }
 
 /// The CUDA version that the driver reports: 1000 × major + 10 × minor.
 pub(crate) fn cuda_version() -> i32 {
-    12_040
+    board().map_or(0, |board| board.driver_version() as i32)
 }
 
-/// What `VGPU_SIM_MIG` says.
+/// How the cards are cut into MIG devices.
 pub(crate) fn mig_setting() -> String {
-    std::env::var("VGPU_SIM_MIG").unwrap_or_default()
+    board().map(Board::mig).unwrap_or_default()
 }
 
 /// A card of the board.
@@ -70,7 +118,7 @@ impl Card {
     }
 
     pub(crate) fn uuid(self) -> String {
-        format!("GPU-00000000-0000-0000-0000-00000000000{}", self.0)
+        board().map(|board| board.uuid(self.0)).unwrap_or_default()
     }
 
     pub(crate) fn serial(self) -> String {
@@ -87,7 +135,7 @@ impl Card {
     }
 
     pub(crate) fn total(self) -> u64 {
-        16 << 30
+        board().map_or(0, |board| board.total_bytes(self.0))
     }
 
     /// Kept by driver and firmware.
@@ -97,7 +145,7 @@ impl Card {
 
     /// Used by processes, in bytes.
     pub(crate) fn used(self) -> u64 {
-        0
+        board().map_or(0, |board| board.used_bytes(self.0))
     }
 
     pub(crate) fn pci_domain(self) -> u32 {
@@ -118,57 +166,76 @@ impl Card {
 
     /// Whether it fell off the bus.
     pub(crate) fn lost(self) -> bool {
-        false
+        board().is_some_and(|board| board.is_lost(self.0))
     }
 
     /// How many faults it has had, and the XID of the last.
     pub(crate) fn faults(self) -> (u64, u64) {
-        (0, 0)
+        board().map_or((0, 0), |board| board.fault_count(self.0))
     }
 
-    /// Who computes on it.
+    /// Who computes on it. On a card that is cut, the board does not know on which part; the first is
+    /// where a program lands that names none.
     pub(crate) fn processes(self) -> Vec<Process> {
-        let instance = if crate::mig::enabled(self) {
-            1
-        } else {
-            NO_INSTANCE
-        };
-        let _ = Process {
-            pid: 0,
-            bytes: 0,
-            instance,
-        };
-        Vec::new()
+        let instance = crate::mig::slice(self, 0).map_or(NO_INSTANCE, |slice| slice.gpu_instance);
+        let processes = board()
+            .map(|board| board.processes(self.0))
+            .unwrap_or_default();
+        processes
+            .into_iter()
+            .map(|process| Process {
+                pid: process.pid,
+                bytes: process.alloc_bytes + process.overhead_bytes,
+                instance,
+            })
+            .collect()
     }
 
     /// Samples of processes that are newer than `last_seen` (microseconds since the epoch).
-    pub(crate) fn process_samples(self, _last_seen: u64) -> Vec<ProcessSample> {
-        Vec::new()
+    pub(crate) fn process_samples(self, last_seen: u64) -> Vec<ProcessSample> {
+        let Some(work) = work() else {
+            return Vec::new();
+        };
+        work.process_utilization(self.0, work.board_ns(last_seen))
+            .into_iter()
+            .map(|sample| ProcessSample {
+                pid: sample.pid,
+                time_us: work.unix_us(sample.time_ns),
+                sm: sample.sm_percent,
+                memory: sample.memory_percent,
+            })
+            .filter(|sample| sample.time_us > last_seen)
+            .collect()
     }
 
-    /// When the last sample was taken and how far apart they are, in microseconds.
-    pub(crate) fn sampled_us(self) -> (u64, u64) {
-        const PERIOD: u64 = 166_667;
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |now| now.as_micros());
-        let now = now as u64;
-        (now - now % PERIOD, PERIOD)
+    /// Samples of the whole card that are newer than `last_seen` (microseconds since the epoch).
+    pub(crate) fn samples(self, last_seen: u64) -> Vec<ProcessSample> {
+        let Some(work) = work() else {
+            return Vec::new();
+        };
+        work.device_samples(self.0, work.board_ns(last_seen))
+            .into_iter()
+            .map(|sample| ProcessSample {
+                pid: 0,
+                time_us: work.unix_us(sample.time_ns),
+                sm: sample.sm_percent,
+                memory: sample.memory_percent,
+            })
+            .filter(|sample| sample.time_us > last_seen)
+            .collect()
+    }
+
+    /// The present, in microseconds since the epoch, on the board's clock.
+    pub(crate) fn now_us(self) -> u64 {
+        work().map_or(0, |work| work.unix_us(work.clock().now()))
     }
 
     /// Percent of the last sampling period in which a kernel ran, and in which memory was used.
     pub(crate) fn utilization(self) -> (u32, u32) {
-        let samples = self.process_samples(0);
-        let newest = samples
-            .iter()
-            .map(|sample| sample.time_us)
-            .max()
-            .unwrap_or(0);
-        let last = samples.iter().filter(|sample| sample.time_us == newest);
-        let (sm, memory) = last.fold((0, 0), |(sm, memory), sample| {
-            (sm + sample.sm, memory + sample.memory)
-        });
-        (sm.min(100), memory.min(100))
+        work().map_or((0, 0), |work| {
+            let sample = work.device_utilization(self.0);
+            (sample.sm_percent, sample.memory_percent)
+        })
     }
 
     pub(crate) fn sm_mhz(self) -> u32 {
@@ -184,12 +251,18 @@ impl Card {
     }
 
     pub(crate) fn power_mw(self) -> u32 {
-        52_000 + self.utilization().0 * 2_300
+        power_mw(self.utilization().0)
     }
 
-    /// Since the machine was switched on; here, at idle power since the epoch's last full day.
+    /// What it has used since the machine's midnight, as if idle, and what its kernels took on top.
     pub(crate) fn energy_mj(self) -> u64 {
-        let (now, _) = self.sampled_us();
-        now / 1_000_000 % 86_400 * 52_000
+        let idle = self.now_us() / 1_000_000 % 86_400 * u64::from(power_mw(0));
+        let busy_ns = work().map_or(0, |work| work.device_busy_ns(self.0));
+        idle + busy_ns / 1_000_000 * u64::from(power_mw(100) - power_mw(0)) / 1_000
     }
+}
+
+/// What a card draws at so many percent.
+pub(crate) fn power_mw(percent: u32) -> u32 {
+    52_000 + percent * 2_300
 }

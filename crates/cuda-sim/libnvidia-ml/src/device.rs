@@ -776,7 +776,7 @@ pub(crate) fn nvmlDeviceGetViolationStatus(
     _policy: u32,
     time: *mut NvmlViolationTime,
 ) -> Answer {
-    let (reference_time, _) = whole(device)?.sampled_us();
+    let reference_time = whole(device)?.now_us();
     put(
         time,
         NvmlViolationTime {
@@ -844,7 +844,7 @@ pub(crate) fn nvmlDeviceGetFieldValues(
     if values.is_null() || count < 1 {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
-    let (now, _) = card.sampled_us();
+    let now = card.now_us();
     for index in 0..count as usize {
         // `index` is below the size that the caller gives its array.
         let place = values.wrapping_add(index);

@@ -4,7 +4,7 @@
 use cuda_api::nvml::*;
 
 use crate::border::{Answer, get, put, put_list};
-use crate::card::{Card, Process};
+use crate::card::{Card, Process, SM_MHZ_LEAST, SM_MHZ_MOST, power_mw};
 use crate::state::{Target, target, whole};
 
 /// The processes that compute on a device, with the MIG instance that they compute on.
@@ -199,28 +199,28 @@ pub(crate) fn nvmlDeviceGetSamples(
     const SM_CLOCK: u32 = 5;
     const MEMORY_CLOCK: u32 = 6;
     let card = unpartitioned(device)?;
-    let (gpu, memory) = card.utilization();
-    let value = match kind {
-        POWER => card.power_mw(),
-        GPU => gpu,
-        MEMORY => memory,
-        ENCODER | DECODER => 0,
-        SM_CLOCK => card.sm_mhz(),
-        MEMORY_CLOCK => crate::device::MEMORY_MHZ,
-        _ => return Err(NvmlReturn::NOT_SUPPORTED),
-    };
-    put(value_type, NvmlValue::UNSIGNED_INT)?;
-    let (newest, period) = card.sampled_us();
-    // The driver keeps the last few seconds; this one knows only the present, so it repeats it.
-    let list: Vec<_> = (0..16)
-        .rev()
-        .map(|age| newest.saturating_sub(age * period))
-        .filter(|&time_stamp| time_stamp > last_seen)
-        .map(|time_stamp| NvmlSample {
-            time_stamp,
-            value: NvmlValue(u64::from(value)),
+    let value = |percent: u32, memory: u32| {
+        Ok(match kind {
+            POWER => power_mw(percent),
+            GPU => percent,
+            MEMORY => memory,
+            ENCODER | DECODER => 0,
+            SM_CLOCK if percent == 0 => SM_MHZ_LEAST,
+            SM_CLOCK => SM_MHZ_MOST,
+            MEMORY_CLOCK => crate::device::MEMORY_MHZ,
+            _ => return Err(NvmlReturn::NOT_SUPPORTED),
         })
-        .collect();
+    };
+    value(0, 0)?;
+    put(value_type, NvmlValue::UNSIGNED_INT)?;
+    let mut list = Vec::new();
+    for sample in card.samples(last_seen) {
+        let value = NvmlValue(u64::from(value(sample.sm, sample.memory)?));
+        list.push(NvmlSample {
+            time_stamp: sample.time_us,
+            value,
+        });
+    }
     if list.is_empty() {
         return Err(NvmlReturn::NOT_FOUND);
     }
