@@ -1,1 +1,36 @@
-//! libvgpu.so: gives a program its share of a GPU and no more.
+//! libvgpu.so: gives a program its share of a GPU and no more. It is preloaded into programs that know
+//! nothing of it, stands between them and the CUDA driver, and reserves before the driver gives.
+//!
+//! The way of a call: an exported symbol of [`hooks`] runs the rule that stands before, calls the
+//! genuine function that [`driver`] found, and runs the rule that stands after. Programs come to the
+//! hooks by the linker, or by `dlsym` and `cuGetProcAddress` ([`linker`], [`dispatch`]).
+//!
+//! A guest: it starts no thread, installs no signal handler, changes no environment variable, prints
+//! nothing, keeps `errno`, has no constructor, waits for no peer longer than 100 ms, and keeps nothing
+//! of its own alive across a call of the driver.
+
+mod dispatch;
+mod hooks;
+mod linker;
+
+mod contexts;
+mod memory;
+mod nvml;
+mod pools;
+mod report;
+
+mod books;
+mod container;
+mod ledger;
+mod map;
+
+mod arch;
+mod border;
+mod driver;
+mod elf;
+mod query;
+
+mod guest;
+mod lock;
+mod log;
+mod settings;

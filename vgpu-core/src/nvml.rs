@@ -13,6 +13,7 @@ use core::ffi::c_char;
 
 use cuda_api::nvml::*;
 
+use crate::border::{read, write};
 use crate::container::{self, Container, Device, Process, Standing};
 use crate::driver::nvml as driver;
 use crate::guest::Verdict;
@@ -209,29 +210,19 @@ fn limited(device: NvmlDevice) -> Option<Limited> {
     match devices::of(container, device)? {
         Device::Limited(index) => {
             process.tick(container);
-            Some(Limited { container, process, index })
+            Some(Limited {
+                container,
+                process,
+                index,
+            })
         }
         Device::Unlimited | Device::Denied => None,
     }
 }
 
-/// Reads what a caller keeps behind a pointer.
-fn get<T: Copy>(from: *const T) -> Option<T> {
-    // SAFETY: NULL, or what the C function asks of its caller; the driver has accepted it, or will.
-    (!from.is_null()).then(|| unsafe { from.read() })
-}
-
-/// Writes an answer behind a pointer of the caller; NULL is left to the driver.
-fn put<T>(to: *mut T, value: T) {
-    if !to.is_null() {
-        // SAFETY: what the C function asks of its caller, and the driver has accepted it.
-        unsafe { to.write(value) };
-    }
-}
-
 /// How much room the caller has for a list, before the driver overwrites it.
 fn room(count: *mut u32) -> Verdict<u32, NvmlReturn> {
-    match get(count) {
+    match read(count) {
         Some(room) if here().is_some() => Verdict::Call(room),
         _ => Verdict::Pass,
     }
@@ -248,16 +239,29 @@ fn after_init(result: NvmlReturn) {
 fn share(limit: u64, used: u64, physical: u64, physical_free: u64) -> NvmlMemory {
     if limit == 0 {
         let free = physical.saturating_sub(used).min(physical_free);
-        return NvmlMemory { total: physical, used, free };
+        return NvmlMemory {
+            total: physical,
+            used,
+            free,
+        };
     }
     let total = limit.min(physical);
-    NvmlMemory { total, used, free: total.saturating_sub(used) }
+    NvmlMemory {
+        total,
+        used,
+        free: total.saturating_sub(used),
+    }
 }
 
 impl Limited {
     fn share(&self, physical: u64, physical_free: u64) -> NvmlMemory {
         let limit = self.process.memory_limit(self.container, self.index);
-        share(limit, self.container.region.used(self.index), physical, physical_free)
+        share(
+            limit,
+            self.container.region.used(self.index),
+            physical,
+            physical_free,
+        )
     }
 }
 
@@ -265,8 +269,8 @@ fn after_memory(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlMemory)
     if !result.is_success() {
         return;
     }
-    if let (Some(limited), Some(driver)) = (limited(device), get(memory)) {
-        put(memory, limited.share(driver.total, driver.free));
+    if let (Some(limited), Some(driver)) = (limited(device), read(memory)) {
+        write(memory, limited.share(driver.total, driver.free));
     }
 }
 
@@ -274,12 +278,25 @@ fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlMemo
     if !result.is_success() {
         return;
     }
-    if let (Some(limited), Some(driver)) = (limited(device), get(memory)) {
+    if let (Some(limited), Some(driver)) = (limited(device), read(memory)) {
         let NvmlMemory { total, used, free } = limited.share(driver.total, driver.free);
         // What the driver keeps for itself is no part of a share that is smaller than the card.
-        let reserved = if total < driver.total { 0 } else { driver.reserved };
+        let reserved = if total < driver.total {
+            0
+        } else {
+            driver.reserved
+        };
         let free = free.min(total.saturating_sub(reserved));
-        put(memory, NvmlMemoryV2 { version: driver.version, total, reserved, free, used });
+        write(
+            memory,
+            NvmlMemoryV2 {
+                version: driver.version,
+                total,
+                reserved,
+                free,
+                used,
+            },
+        );
     }
 }
 
@@ -290,7 +307,7 @@ fn after_count(result: NvmlReturn, count: *mut u32) {
     if let Some((container, _)) = here()
         && devices::hides(container)
     {
-        put(count, devices::count(container));
+        write(count, devices::count(container));
     }
 }
 
@@ -304,7 +321,7 @@ fn after_handle_by_index(
         return None;
     }
     let Some(real) = devices::real_index(container, index) else {
-        put(device, NvmlDevice::NULL);
+        write(device, NvmlDevice::NULL);
         return Some(NvmlReturn::INVALID_ARGUMENT);
     };
     if real == index && result.is_success() {
@@ -322,8 +339,8 @@ fn after_index(result: NvmlReturn, device: NvmlDevice, index: *mut u32) {
     if !devices::hides(container) || devices::card_of(device).is_some() {
         return;
     }
-    if let Some(shown) = get(index).and_then(|real| devices::shown_index(container, real)) {
-        put(index, shown);
+    if let Some(shown) = read(index).and_then(|real| devices::shown_index(container, real)) {
+        write(index, shown);
     }
 }
 
@@ -332,11 +349,11 @@ fn after_handle(result: NvmlReturn, device: *mut NvmlDevice) -> Option<NvmlRetur
         return None;
     }
     let (container, _) = here()?;
-    let handle = get(device)?;
+    let handle = read(device)?;
     if !devices::hides(container) || devices::is_visible(container, handle) {
         return None;
     }
-    put(device, NvmlDevice::NULL);
+    write(device, NvmlDevice::NULL);
     Some(NvmlReturn::NOT_FOUND)
 }
 
@@ -347,7 +364,11 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn memory(total: u64, used: u64, free: u64) -> NvmlMemory {
-        NvmlMemory { total: total * GIB, free: free * GIB, used: used * GIB }
+        NvmlMemory {
+            total: total * GIB,
+            free: free * GIB,
+            used: used * GIB,
+        }
     }
 
     #[test]

@@ -22,8 +22,12 @@ struct Row {
     value: AtomicU32,
 }
 
-static ROWS: [Row; REMEMBERED] =
-    [const { Row { handle: AtomicUsize::new(0), value: AtomicU32::new(0) } }; REMEMBERED];
+static ROWS: [Row; REMEMBERED] = [const {
+    Row {
+        handle: AtomicUsize::new(0),
+        value: AtomicU32::new(0),
+    }
+}; REMEMBERED];
 
 /// Counts `nvmlInit` calls: after one, the same handle may stand for another device.
 static ROUND: AtomicU32 = AtomicU32::new(1);
@@ -70,7 +74,11 @@ pub(crate) fn of(container: &Container, handle: NvmlDevice) -> Option<Device> {
 fn remember(row: &Row, key: usize, value: u32) {
     // Relaxed: nobody reads the value before the handle is there. Whoever loses has a row the next
     // time.
-    if row.handle.compare_exchange(0, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+    if row
+        .handle
+        .compare_exchange(0, TAKEN, Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok()
+    {
         // Relaxed: the handle publishes it.
         row.value.store(value, Ordering::Relaxed);
         // Release: whoever sees the handle sees the value.
@@ -99,7 +107,11 @@ fn unpack(value: u32) -> Device {
 fn look_up(container: &Container, handle: NvmlDevice) -> Option<Device> {
     let Some(limits) = container.limits() else {
         // The peers' variables number cards as NVML does, and know no MIG devices.
-        let index = if card_of(handle).is_some() { usize::MAX } else { index_of(handle)? as usize };
+        let index = if card_of(handle).is_some() {
+            usize::MAX
+        } else {
+            index_of(handle)? as usize
+        };
         return Some(if index < vgpu_abi::layout::MAX_DEVICES {
             Device::Limited(index)
         } else {
@@ -179,7 +191,10 @@ pub(crate) fn card_of(handle: NvmlDevice) -> Option<NvmlDevice> {
 
 fn has_listed_part(container: &Container, card: NvmlDevice) -> bool {
     let any_mig = container.limits().is_some_and(|limits| {
-        limits.devices().iter().any(|device| device.uuid.as_str().starts_with("MIG-"))
+        limits
+            .devices()
+            .iter()
+            .any(|device| device.uuid.as_str().starts_with("MIG-"))
     });
     if !any_mig {
         return false;
@@ -200,7 +215,9 @@ fn has_listed_part(container: &Container, card: NvmlDevice) -> bool {
 
 /// Does the container hide devices at all?
 pub(crate) fn hides(container: &Container) -> bool {
-    container.limits().is_some_and(|limits| limits.unlisted == Unlisted::Deny)
+    container
+        .limits()
+        .is_some_and(|limits| limits.unlisted == Unlisted::Deny)
 }
 
 /// Cards of the machine, as NVML counts them.
@@ -236,7 +253,9 @@ pub(crate) fn real_index(container: &Container, index: u32) -> Option<u32> {
 
 /// The index by which the container knows the card that NVML has at `real`.
 pub(crate) fn shown_index(container: &Container, real: u32) -> Option<u32> {
-    visible(container).zip(0..).find_map(|(index, shown)| (index == real).then_some(shown))
+    visible(container)
+        .zip(0..)
+        .find_map(|(index, shown)| (index == real).then_some(shown))
 }
 
 #[cfg(test)]
@@ -245,7 +264,12 @@ mod tests {
 
     #[test]
     fn what_is_remembered_of_a_handle_comes_back() {
-        for device in [Device::Unlimited, Device::Denied, Device::Limited(0), Device::Limited(15)] {
+        for device in [
+            Device::Unlimited,
+            Device::Denied,
+            Device::Limited(0),
+            Device::Limited(15),
+        ] {
             assert_eq!(unpack(pack(device, 0x00ab_cdef)), device);
             assert_eq!(pack(device, 0x00ab_cdef) >> 8, 0x00ab_cdef);
         }
@@ -253,7 +277,10 @@ mod tests {
 
     #[test]
     fn a_row_that_somebody_is_writing_is_left_alone() {
-        let row = Row { handle: AtomicUsize::new(TAKEN), value: AtomicU32::new(7) };
+        let row = Row {
+            handle: AtomicUsize::new(TAKEN),
+            value: AtomicU32::new(7),
+        };
 
         remember(&row, 4096, 9);
 

@@ -6,7 +6,8 @@ use core::mem::MaybeUninit;
 use cuda_api::nvml::*;
 use vgpu_abi::region::ProcessUse;
 
-use super::{Limited, devices, driver, get, here, limited, put};
+use super::{Limited, devices, driver, here, limited};
+use crate::border::{read, write};
 use crate::container::Container;
 use crate::guest::Verdict;
 
@@ -78,12 +79,19 @@ fn write_members<T: ProcessEntry>(
         if found < room {
             let entry = T::new(member.pid, member.used);
             // `found` is below the room that the caller has.
-            put(infos.wrapping_add(found), entry.on_instance(gpu_instance, compute_instance));
+            write(
+                infos.wrapping_add(found),
+                entry.on_instance(gpu_instance, compute_instance),
+            );
         }
         found += 1;
     }
-    put(count, u32::try_from(found).unwrap_or(u32::MAX));
-    if found > room { NvmlReturn::INSUFFICIENT_SIZE } else { NvmlReturn::SUCCESS }
+    write(count, u32::try_from(found).unwrap_or(u32::MAX));
+    if found > room {
+        NvmlReturn::INSUFFICIENT_SIZE
+    } else {
+        NvmlReturn::SUCCESS
+    }
 }
 
 /// The MIG instances behind a handle.
@@ -117,7 +125,12 @@ pub(super) fn after_others<T: ProcessEntry>(
     ask: ProcessList<T>,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
-    let list = List { room, count, array: infos, when_empty: NvmlReturn::SUCCESS };
+    let list = List {
+        room,
+        count,
+        array: infos,
+        when_empty: NvmlReturn::SUCCESS,
+    };
     list.settle(
         result,
         |entry| own_entry(&limited, entry),
@@ -128,13 +141,17 @@ pub(super) fn after_others<T: ProcessEntry>(
 
 fn own_entry<T: ProcessEntry>(limited: &Limited, entry: T) -> Option<T> {
     let member = member(limited, entry.pid())?;
-    let used = if member.used > 0 { member.used } else { entry.memory() };
+    let used = if member.used > 0 {
+        member.used
+    } else {
+        entry.memory()
+    };
     Some(entry.with(member.pid, used))
 }
 
 /// How much room the caller has, before the driver overwrites it.
 pub(super) fn room_of_details(list: *mut NvmlProcessDetailList) -> Verdict<u32, NvmlReturn> {
-    match get(list) {
+    match read(list) {
         Some(list) if here().is_some() => Verdict::Call(list.count),
         _ => Verdict::Pass,
     }
@@ -151,7 +168,7 @@ pub(super) fn after_details(
         return None;
     }
     let limited = limited(device)?;
-    let mut request = get(list)?;
+    let mut request = read(list)?;
     let answer = if request.mode == COMPUTE {
         let count = &raw mut request.count;
         Some(write_members(&limited, device, room, count, request.array))
@@ -167,18 +184,21 @@ pub(super) fn after_details(
             result,
             |entry| own_entry(&limited, entry),
             |count, array| {
-                let mut own =
-                    NvmlProcessDetailList { version, mode, count: get(count).unwrap_or(0), array };
-                // SAFETY: as the caller's own call, with as much room as stated.
-                let result = unsafe {
-                    driver::nvmlDeviceGetRunningProcessDetailList(device, &raw mut own)
+                let mut own = NvmlProcessDetailList {
+                    version,
+                    mode,
+                    count: read(count).unwrap_or(0),
+                    array,
                 };
-                put(count, own.count);
+                // SAFETY: as the caller's own call, with as much room as stated.
+                let result =
+                    unsafe { driver::nvmlDeviceGetRunningProcessDetailList(device, &raw mut own) };
+                write(count, own.count);
                 result
             },
         )
     };
-    put(list, request);
+    write(list, request);
     answer
 }
 
@@ -191,7 +211,12 @@ pub(super) fn after_samples(
     last_seen: u64,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
-    let list = List { room, count, array: samples, when_empty: NvmlReturn::NOT_FOUND };
+    let list = List {
+        room,
+        count,
+        array: samples,
+        when_empty: NvmlReturn::NOT_FOUND,
+    };
     list.settle(
         result,
         |sample| {
@@ -207,7 +232,7 @@ pub(super) fn after_samples(
 
 /// How much room the caller has, before the driver overwrites it.
 pub(super) fn room_of_samples(info: *mut NvmlProcessesUtilizationInfo) -> Verdict<u32, NvmlReturn> {
-    match get(info) {
+    match read(info) {
         Some(info) if here().is_some() => Verdict::Call(info.count),
         _ => Verdict::Pass,
     }
@@ -220,7 +245,7 @@ pub(super) fn after_samples_info(
     info: *mut NvmlProcessesUtilizationInfo,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
-    let mut request = get(info)?;
+    let mut request = read(info)?;
     let (version, last_seen) = (request.version, request.last_seen);
     let list = List {
         room,
@@ -237,18 +262,18 @@ pub(super) fn after_samples_info(
         |count, array| {
             let mut own = NvmlProcessesUtilizationInfo {
                 version,
-                count: get(count).unwrap_or(0),
+                count: read(count).unwrap_or(0),
                 last_seen,
                 array,
             };
             // SAFETY: as the caller's own call, with as much room as stated.
             let result =
                 unsafe { driver::nvmlDeviceGetProcessesUtilizationInfo(device, &raw mut own) };
-            put(count, own.count);
+            write(count, own.count);
             result
         },
     );
-    put(info, request);
+    write(info, request);
     answer
 }
 
@@ -263,7 +288,9 @@ pub(super) fn after_rates(
     if !result.is_success() {
         return;
     }
-    let Some(limited) = limited(device) else { return };
+    let Some(limited) = limited(device) else {
+        return;
+    };
     let mut samples = [const { MaybeUninit::<NvmlProcessUtilizationSample>::uninit() }; OWN_ROOM];
     let mut count = OWN_ROOM as u32;
     let since = now_us().saturating_sub(WINDOW_US);
@@ -282,7 +309,10 @@ pub(super) fn after_rates(
         NvmlReturn::NOT_FOUND => &[],
         _ => return,
     };
-    put(utilization, busy(samples, |pid| member(&limited, pid).is_some()));
+    write(
+        utilization,
+        busy(samples, |pid| member(&limited, pid).is_some()),
+    );
 }
 
 /// Sums the newest sample of each process that is ours.
@@ -293,20 +323,25 @@ fn busy(
     let mut sum = NvmlUtilization { gpu: 0, memory: 0 };
     for (at, sample) in samples.iter().enumerate() {
         let is_newest = samples.iter().enumerate().all(|(other_at, other)| {
-            other.pid != sample.pid
-                || (other.time_stamp, other_at) <= (sample.time_stamp, at)
+            other.pid != sample.pid || (other.time_stamp, other_at) <= (sample.time_stamp, at)
         });
         if is_newest && is_ours(sample.pid) {
             sum.gpu = sum.gpu.saturating_add(sample.sm_util);
             sum.memory = sum.memory.saturating_add(sample.mem_util);
         }
     }
-    NvmlUtilization { gpu: sum.gpu.min(100), memory: sum.memory.min(100) }
+    NvmlUtilization {
+        gpu: sum.gpu.min(100),
+        memory: sum.memory.min(100),
+    }
 }
 
 /// The wall clock, which is what NVML stamps samples with; microseconds since 1970.
 fn now_us() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: writes one timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
     now.tv_sec.unsigned_abs().saturating_mul(1_000_000) + now.tv_nsec.unsigned_abs() / 1_000
@@ -320,7 +355,12 @@ pub(super) fn after_accounting_pids(
     pids: *mut u32,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
-    let list = List { room, count, array: pids, when_empty: NvmlReturn::SUCCESS };
+    let list = List {
+        room,
+        count,
+        array: pids,
+        when_empty: NvmlReturn::SUCCESS,
+    };
     list.settle(
         result,
         |pid| Some(member(&limited, pid)?.pid),
@@ -343,9 +383,9 @@ pub(super) fn after_accounting_stats(
     match members(limited.container, limited.index).find(|member| member.pid == pid) {
         Some(member) if member.driver_pid == pid => None,
         // SAFETY: as the caller's own call, for another pid.
-        Some(member) => Some(unsafe {
-            driver::nvmlDeviceGetAccountingStats(device, member.driver_pid, stats)
-        }),
+        Some(member) => {
+            Some(unsafe { driver::nvmlDeviceGetAccountingStats(device, member.driver_pid, stats) })
+        }
         None => {
             if result.is_success() && !stats.is_null() {
                 // SAFETY: the caller's structure, of which all zeros is a value.
@@ -379,17 +419,17 @@ impl<T: Copy> List<T> {
     ) -> Option<NvmlReturn> {
         match result {
             NvmlReturn::SUCCESS if !self.array.is_null() => {
-                let found = get(self.count)?.min(self.room);
+                let found = read(self.count)?.min(self.room);
                 let mut kept = 0;
                 for at in 0..found {
                     // `at` is below the number of entries that the driver wrote.
-                    let entry = get(self.array.wrapping_add(at as usize))?;
+                    let entry = read(self.array.wrapping_add(at as usize))?;
                     if let Some(entry) = keep(entry) {
-                        put(self.array.wrapping_add(kept as usize), entry);
+                        write(self.array.wrapping_add(kept as usize), entry);
                         kept += 1;
                     }
                 }
-                put(self.count, kept);
+                write(self.count, kept);
                 (kept == 0).then_some(self.when_empty)
             }
             NvmlReturn::SUCCESS | NvmlReturn::INSUFFICIENT_SIZE => {
@@ -399,8 +439,11 @@ impl<T: Copy> List<T> {
                     return None;
                 }
                 let entries = filled(&own, count);
-                let kept = entries.iter().filter(|&&entry| keep(entry).is_some()).count();
-                put(self.count, u32::try_from(kept).unwrap_or(u32::MAX));
+                let kept = entries
+                    .iter()
+                    .filter(|&&entry| keep(entry).is_some())
+                    .count();
+                write(self.count, u32::try_from(kept).unwrap_or(u32::MAX));
                 if kept == 0 {
                     return Some(self.when_empty);
                 }
@@ -410,7 +453,7 @@ impl<T: Copy> List<T> {
                 for (at, entry) in entries.iter().filter_map(|&entry| keep(entry)).enumerate() {
                     if at < kept {
                         // `at` is below the room that the caller has.
-                        put(self.array.wrapping_add(at), entry);
+                        write(self.array.wrapping_add(at), entry);
                     }
                 }
                 Some(NvmlReturn::SUCCESS)
@@ -438,20 +481,25 @@ mod tests {
     /// Settles a list of a driver that holds `entries`, for a caller with room for `room`.
     fn settle(entries: &[u32], room: u32, array: Option<&mut [u32]>) -> (NvmlReturn, u32) {
         let driver = |count: *mut u32, array: *mut u32| {
-            let room = get(count).unwrap() as usize;
-            put(count, entries.len() as u32);
+            let room = read(count).unwrap() as usize;
+            write(count, entries.len() as u32);
             if !entries.is_empty() && (room < entries.len() || array.is_null()) {
                 return NvmlReturn::INSUFFICIENT_SIZE;
             }
             for (at, &entry) in entries.iter().enumerate() {
-                put(array.wrapping_add(at), entry);
+                write(array.wrapping_add(at), entry);
             }
             NvmlReturn::SUCCESS
         };
         let mut count = room;
         let array = array.map_or(core::ptr::null_mut(), <[u32]>::as_mut_ptr);
         let result = driver(&raw mut count, array);
-        let list = List { room, count: &raw mut count, array, when_empty: NvmlReturn::NOT_FOUND };
+        let list = List {
+            room,
+            count: &raw mut count,
+            array,
+            when_empty: NvmlReturn::NOT_FOUND,
+        };
         let answer = list.settle(result, even, driver).unwrap_or(result);
         (answer, count)
     }
@@ -460,7 +508,10 @@ mod tests {
     fn neighbours_are_left_out_of_a_list() {
         let mut array = [0; 8];
 
-        assert_eq!(settle(&[1, 2, 3, 4], 8, Some(&mut array)), (NvmlReturn::SUCCESS, 2));
+        assert_eq!(
+            settle(&[1, 2, 3, 4], 8, Some(&mut array)),
+            (NvmlReturn::SUCCESS, 2)
+        );
         assert_eq!(array.get(..2), Some(&[20, 40][..]));
     }
 
@@ -468,7 +519,10 @@ mod tests {
     fn room_for_our_own_is_enough_though_the_driver_has_more() {
         let mut array = [0; 2];
 
-        assert_eq!(settle(&[1, 2, 3, 4], 2, Some(&mut array)), (NvmlReturn::SUCCESS, 2));
+        assert_eq!(
+            settle(&[1, 2, 3, 4], 2, Some(&mut array)),
+            (NvmlReturn::SUCCESS, 2)
+        );
         assert_eq!(array, [20, 40]);
     }
 
@@ -476,15 +530,24 @@ mod tests {
     fn too_little_room_tells_the_number_of_our_own() {
         let mut array = [0; 1];
 
-        assert_eq!(settle(&[1, 2, 3, 4], 1, Some(&mut array)), (NvmlReturn::INSUFFICIENT_SIZE, 2));
+        assert_eq!(
+            settle(&[1, 2, 3, 4], 1, Some(&mut array)),
+            (NvmlReturn::INSUFFICIENT_SIZE, 2)
+        );
         assert_eq!(array, [0]);
-        assert_eq!(settle(&[1, 2, 3, 4], 0, None), (NvmlReturn::INSUFFICIENT_SIZE, 2));
+        assert_eq!(
+            settle(&[1, 2, 3, 4], 0, None),
+            (NvmlReturn::INSUFFICIENT_SIZE, 2)
+        );
     }
 
     #[test]
     fn neighbours_alone_are_nobody() {
         assert_eq!(settle(&[1, 3], 0, None), (NvmlReturn::NOT_FOUND, 0));
-        assert_eq!(settle(&[1, 3], 8, Some(&mut [0; 8])), (NvmlReturn::NOT_FOUND, 0));
+        assert_eq!(
+            settle(&[1, 3], 8, Some(&mut [0; 8])),
+            (NvmlReturn::NOT_FOUND, 0)
+        );
     }
 
     #[test]
@@ -497,12 +560,22 @@ mod tests {
             enc_util: 0,
             dec_util: 0,
         };
-        let samples =
-            [sample(2, 10, 90), sample(2, 20, 30), sample(3, 20, 50), sample(4, 20, 80)];
+        let samples = [
+            sample(2, 10, 90),
+            sample(2, 20, 30),
+            sample(3, 20, 50),
+            sample(4, 20, 80),
+        ];
 
         let ours = busy(&samples, |pid| pid % 2 == 0);
 
-        assert_eq!(ours, NvmlUtilization { gpu: 100, memory: 2 });
+        assert_eq!(
+            ours,
+            NvmlUtilization {
+                gpu: 100,
+                memory: 2
+            }
+        );
         assert_eq!(busy(&samples, |pid| pid == 2).gpu, 30);
     }
 }

@@ -5,7 +5,8 @@ use core::ffi::c_char;
 
 use cuda_api::nvml::NvmlReturn;
 
-use super::{here, put};
+use super::here;
+use crate::border::write;
 
 /// A member of the container is named by what its own `/proc` says, and so is a process that the
 /// driver does not find.
@@ -19,7 +20,10 @@ pub(super) fn after_process_name(
         return None;
     }
     let (container, _) = here()?;
-    let is_member = container.region.processes().any(|process| process.pid == pid);
+    let is_member = container
+        .region
+        .processes()
+        .any(|process| process.pid == pid);
     if result.is_success() && !is_member {
         return None;
     }
@@ -27,9 +31,9 @@ pub(super) fn after_process_name(
     let program = command(pid, &mut program)?;
     let kept = program.len().min(length as usize - 1);
     for (at, &byte) in program.iter().take(kept).enumerate() {
-        put(name.wrapping_add(at), byte.cast_signed());
+        write(name.wrapping_add(at), byte.cast_signed());
     }
-    put(name.wrapping_add(kept), 0);
+    write(name.wrapping_add(kept), 0);
     Some(NvmlReturn::SUCCESS)
 }
 
@@ -66,7 +70,11 @@ fn path_of(pid: u32) -> [u8; 32] {
             break;
         }
     }
-    let parts = [&b"/proc/"[..], digits.get(first..).unwrap_or_default(), &b"/cmdline"[..]];
+    let parts = [
+        &b"/proc/"[..],
+        digits.get(first..).unwrap_or_default(),
+        &b"/cmdline"[..],
+    ];
     for (to, from) in path.iter_mut().zip(parts.into_iter().flatten()) {
         *to = *from;
     }
@@ -79,8 +87,16 @@ mod tests {
 
     #[test]
     fn a_pid_is_written_out() {
-        for (pid, path) in [(0, "/proc/0/cmdline"), (4_294_967_295, "/proc/4294967295/cmdline")] {
-            assert_eq!(std::ffi::CStr::from_bytes_until_nul(&path_of(pid)).unwrap().to_str(), Ok(path));
+        for (pid, path) in [
+            (0, "/proc/0/cmdline"),
+            (4_294_967_295, "/proc/4294967295/cmdline"),
+        ] {
+            assert_eq!(
+                std::ffi::CStr::from_bytes_until_nul(&path_of(pid))
+                    .unwrap()
+                    .to_str(),
+                Ok(path)
+            );
         }
     }
 

@@ -1,0 +1,60 @@
+//! The only assembly: functions that stand in for the loader's and jump on to them, so that the real
+//! one still sees its caller's return address (`RTLD_NEXT` and `$ORIGIN` depend on it). x86-64;
+//! another processor is one more module here. Never decides anything: `linker.rs` does.
+
+#[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64")))]
+compile_error!("the loader's entry points are written for x86-64 only");
+
+/// What a stand-in was called with, saved on its stack. The rule may change it before the jump.
+#[repr(C)]
+pub(crate) struct Arguments {
+    /// First, second and third argument, as the caller passed them.
+    pub(crate) args: [usize; 3],
+}
+
+/// Defines exported functions of up to three arguments: the rule looks at the arguments and answers
+/// with an address to jump to, or with 0 to return the (possibly changed) first argument.
+macro_rules! stand_ins {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty => $rule:path;)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As the loader's function of this name.
+            #[unsafe(naked)]
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
+                // Three pushes align the stack for the call (it came in at 8 modulo 16).
+                core::arch::naked_asm!(
+                    "push rdx",
+                    "push rsi",
+                    "push rdi",
+                    "mov rdi, rsp",
+                    "call {rule}",
+                    "pop rdi",
+                    "pop rsi",
+                    "pop rdx",
+                    "test rax, rax",
+                    "jz 2f",
+                    "jmp rax",
+                    "2:",
+                    "mov rax, rdi",
+                    "ret",
+                    rule = sym $rule,
+                )
+            }
+        )*
+    };
+}
+pub(crate) use stand_ins;
+
+/// About where the stack stands; it grows down.
+#[inline(always)]
+pub(crate) fn stack_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: reads one register and touches nothing.
+    unsafe {
+        core::arch::asm!("mov {}, rsp", out(reg) pointer, options(nomem, nostack, preserves_flags));
+    }
+    pointer
+}

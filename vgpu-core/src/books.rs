@@ -1,0 +1,282 @@
+//! What every rule begins with: how this process stands, which device a call is about, and a charge
+//! or a refusal with its record. Calls no hook and no driver function that changes anything.
+
+use core::sync::atomic::Ordering;
+
+use cuda_api::CuResult;
+use vgpu_abi::region::{Charge, Kind, Refusal};
+
+use crate::container::{self, Container, Device, Process, Standing};
+use crate::contexts;
+use crate::guest::{self, Verdict};
+use crate::ledger::Ledger;
+use crate::log::line;
+use crate::query;
+
+/// The container's books, open for a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Books {
+    /// The shared files.
+    pub(crate) container: &'static Container,
+    /// What this process knows.
+    pub(crate) process: &'static Process,
+}
+
+/// Where a call's memory goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// To a device with books, in this context.
+    Device {
+        /// Its index in the region.
+        device: usize,
+        /// Our number of the context that it dies with; 0 for none.
+        owner: u64,
+    },
+    /// Where nobody counts (no context, an unlimited device): the driver answers.
+    Elsewhere,
+    /// To a device that the container may not use.
+    Denied,
+}
+
+/// What a call is counted as, in the region's groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Group {
+    /// Memory is given or taken back.
+    Memory = 0,
+    /// A figure is shown.
+    Report = 1,
+    /// A context or a module comes or goes.
+    Context = 2,
+    /// Work is launched.
+    Launch = 3,
+    /// Work is waited for.
+    Sync = 4,
+    /// A function is looked up.
+    Dispatch = 5,
+    /// NVML.
+    Nvml = 6,
+}
+
+/// Opens the books, or says what a rule answers without them.
+pub(crate) fn open<T>(group: Group) -> Result<Books, Verdict<T>> {
+    match container::standing() {
+        Standing::Ready(container, process) => {
+            let books = Books { container, process };
+            books.count(group);
+            process.tick(container);
+            Ok(books)
+        }
+        Standing::Transparent => Err(Verdict::Pass),
+        Standing::Closed => Err(Verdict::Refuse(CuResult::NOT_PERMITTED)),
+    }
+}
+
+/// Opens the books for a rule that stands after the call.
+pub(crate) fn opened() -> Option<Books> {
+    match container::standing() {
+        Standing::Ready(container, process) => Some(Books { container, process }),
+        Standing::Transparent | Standing::Closed => None,
+    }
+}
+
+/// Opens the books or leaves the rule with the answer that stands for it.
+macro_rules! books {
+    ($group:ident) => {
+        match $crate::books::open($crate::books::Group::$group) {
+            Ok(books) => books,
+            Err(verdict) => return verdict,
+        }
+    };
+}
+pub(crate) use books;
+
+impl Books {
+    /// What this process holds.
+    pub(crate) fn ledger(&self) -> &'static Ledger {
+        &self.process.ledger
+    }
+
+    /// Counts a call: in this thread, and from time to time in the region (at 1, 2, 4, … 64 calls,
+    /// then every 64, so that a short program is seen, too).
+    #[inline]
+    pub(crate) fn count(&self, group: Group) {
+        guest::thread(|thread| {
+            let Some(batch) = thread.calls.get(group as usize) else {
+                return;
+            };
+            let (calls, wanted) = (batch.0.get() + 1, batch.1.get());
+            if calls <= wanted {
+                batch.0.set(calls);
+                return;
+            }
+            batch.0.set(0);
+            batch.1.set((wanted * 2 + 1).min(63));
+            self.container
+                .region
+                .count_hooks(group as usize, u64::from(calls));
+        });
+    }
+
+    /// The current context's device.
+    #[inline]
+    pub(crate) fn here(&self) -> Place {
+        let Some(context) = query::current_context() else {
+            return Place::Elsewhere;
+        };
+        self.of_context(context)
+    }
+
+    /// A context's device.
+    #[inline]
+    pub(crate) fn of_context(&self, context: u64) -> Place {
+        let epoch = self.context_epoch();
+        let known = guest::thread(|thread| {
+            (thread.context.get() == context && thread.context_epoch.get() == epoch)
+                .then(|| (thread.device.get(), thread.context_number.get()))
+        });
+        match known {
+            Some((device, owner)) => Place::Device {
+                device: device as usize,
+                owner,
+            },
+            None => self.find_context(context, epoch),
+        }
+    }
+
+    #[cold]
+    fn find_context(&self, context: u64, epoch: u32) -> Place {
+        let Some(ordinal) = query::context_ordinal(context) else {
+            return Place::Elsewhere;
+        };
+        match self.process.device(self.container, ordinal) {
+            Device::Unlimited => Place::Elsewhere,
+            Device::Denied => Place::Denied,
+            Device::Limited(device) => {
+                let owner = contexts::adopt(self, context, device);
+                guest::thread(|thread| {
+                    thread.context.set(context);
+                    thread.context_epoch.set(epoch);
+                    thread.device.set(u32::try_from(device).unwrap_or(0));
+                    thread.context_number.set(owner);
+                });
+                Place::Device { device, owner }
+            }
+        }
+    }
+
+    /// Differs when an address may stand for another context than before.
+    #[inline]
+    fn context_epoch(&self) -> u32 {
+        // Relaxed: a context that is destroyed while it is used is the host's own race.
+        let gone = self.ledger().contexts_gone.load(Ordering::Relaxed);
+        self.process.epoch.load(Ordering::Relaxed) << 20 | gone & 0xf_ffff
+    }
+
+    /// The place of a device that the caller names by the driver's ordinal.
+    pub(crate) fn of_ordinal(&self, ordinal: i32) -> Place {
+        match self.process.device(self.container, ordinal) {
+            Device::Limited(device) => Place::Device { device, owner: 0 },
+            Device::Unlimited => Place::Elsewhere,
+            Device::Denied => Place::Denied,
+        }
+    }
+
+    /// The driver's ordinal of a device of the region.
+    pub(crate) fn ordinal_of(&self, device: usize) -> Option<i32> {
+        (0..query::device_count()?).find(|&ordinal| {
+            self.process.device(self.container, ordinal) == Device::Limited(device)
+        })
+    }
+
+    /// Reserves room, or says what the caller is told instead.
+    #[inline]
+    pub(crate) fn reserve(
+        &self,
+        call: &str,
+        device: usize,
+        bytes: u64,
+    ) -> Result<Charge, CuResult> {
+        let limit = self.process.memory_limit(self.container, device);
+        self.container
+            .region
+            .reserve(device, bytes, limit)
+            .map_err(|refusal| self.refuse(call, device, &refusal))
+    }
+
+    #[cold]
+    fn refuse(&self, call: &str, device: usize, refusal: &Refusal) -> CuResult {
+        let mut now = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: writes one timespec.
+        unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
+        let unix_ns = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
+        self.container
+            .region
+            .record_oom(call, device, refusal, unix_ns);
+        line!(
+            Warn,
+            "{call}: device {device}: {} asked, {} of {} used: {:?}",
+            refusal.asked,
+            refusal.used,
+            refusal.limit,
+            refusal.why
+        );
+        CuResult::OUT_OF_MEMORY
+    }
+
+    /// The driver has given what was reserved, and it turned out to be `bytes`.
+    pub(crate) fn confirm_as(&self, charge: Charge, kind: Kind, bytes: u64) {
+        self.container.region.confirm(charge, kind);
+        if bytes != charge.bytes() {
+            self.container
+                .region
+                .adjust(charge.device(), kind, charge.bytes(), bytes);
+        }
+    }
+}
+
+const SMALL_STEP: u64 = 512;
+/// The driver's granularity from 1 MiB on, and of everything that is mapped.
+pub(crate) const STEP: u64 = 2 << 20;
+
+/// What the driver takes for a plain allocation: steps of 512 bytes below 1 MiB, else of 2 MiB.
+#[inline]
+pub(crate) fn taken(bytes: u64) -> u64 {
+    let step = if bytes < 1 << 20 { SMALL_STEP } else { STEP };
+    bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
+}
+
+/// What the driver takes for mapped memory: steps of 2 MiB.
+#[inline]
+pub(crate) fn mapped(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX)
+}
+
+/// A size of C as ours.
+#[inline]
+pub(crate) fn size(bytes: usize) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_driver_takes() {
+        for (asked, expected) in [
+            (1, 512),
+            (512, 512),
+            (513, 1024),
+            ((1 << 20) - 1, 1 << 20),
+            (1 << 20, 2 << 20),
+            ((2 << 20) + 1, 4 << 20),
+            (u64::MAX, u64::MAX),
+        ] {
+            assert_eq!(taken(asked), expected, "{asked}");
+        }
+    }
+}

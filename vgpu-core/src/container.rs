@@ -1,0 +1,525 @@
+//! What this process knows of its container: the usage region, the limits, which device is which.
+//! Set up at the first hooked call, again in a forked child (whose memory of it the kernel wipes),
+//! and never in a constructor. Decides no call: the rules ask here.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::path::Path;
+
+use vgpu_abi::layout::MAX_DEVICES;
+use vgpu_abi::limits::{DeviceUuid, LimitsMap, LimitsValue, Unlisted};
+use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::targets::{Target, TargetsMap};
+
+use crate::guest;
+use crate::ledger::Ledger;
+use crate::linker;
+use crate::lock::{self, Lock, ProcessLock};
+use crate::log::line;
+use crate::query;
+use crate::settings::{PeerLimits, Process as Here, Settings, Source};
+
+/// How this process stands.
+#[derive(Clone, Copy)]
+pub(crate) enum Standing {
+    /// There are limits, and they are understood.
+    Ready(&'static Container, &'static Process),
+    /// Nobody set a limit: every call goes to the driver unchanged.
+    Transparent,
+    /// There are limits that were not understood: nothing may be had.
+    Closed,
+}
+
+/// The shared files. Survives a fork: the mappings are shared.
+pub(crate) struct Container {
+    /// Who uses what.
+    pub(crate) region: Region,
+    limits: LimitsFrom,
+    targets: Option<TargetsMap>,
+}
+
+enum LimitsFrom {
+    File(LimitsMap),
+    Peers(PeerLimits),
+}
+
+/// A device as the rules see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// The device at this index of limits and region.
+    Limited(usize),
+    /// Not named in the limits, which let such devices be used.
+    Unlimited,
+    /// Not named in the limits, which forbid such devices.
+    Denied,
+}
+
+/// Ordinals that the driver may number devices by.
+const MAX_ORDINALS: usize = 64;
+
+/// What dies with a fork: the kernel gives a child zeros in its place, and all zeros means "not set
+/// up yet".
+#[repr(C)]
+pub(crate) struct Process {
+    phase: AtomicU32,
+    /// Differs between a process and its forked child, and is never 0 once set up.
+    pub(crate) epoch: AtomicU32,
+    /// When something was last looked at that costs a look (milliseconds).
+    looked_at_ms: AtomicU64,
+    limits_lock: Lock,
+    limits_generation: AtomicU64,
+    limits_known: AtomicU32,
+    unlisted_allowed: AtomicU32,
+    memory_bytes: [AtomicU64; MAX_DEVICES],
+    devices: [AtomicU32; MAX_ORDINALS],
+    /// Host-measured overhead that was last taken over, by device.
+    targets_generation: AtomicU64,
+    /// What this process holds.
+    pub(crate) ledger: Ledger,
+}
+
+const UNSET: u32 = 0;
+const READY: u32 = 1;
+const TRANSPARENT: u32 = 2;
+const CLOSED: u32 = 3;
+
+static CONTAINER: AtomicPtr<Container> = AtomicPtr::new(core::ptr::null_mut());
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
+static SET_UP: ProcessLock = ProcessLock::new();
+static EPOCH: AtomicU32 = AtomicU32::new(0);
+static ONCE: AtomicU32 = AtomicU32::new(0);
+
+/// Another thread's set-up is waited for this long; it opens files, no more.
+const LONGEST_SET_UP_MS: i64 = 10_000;
+
+/// How this process stands. Sets it up at the first call.
+#[inline]
+pub(crate) fn standing() -> Standing {
+    match process() {
+        Some(process) => match process.phase.load(Ordering::Acquire) {
+            READY => ready(process),
+            TRANSPARENT => Standing::Transparent,
+            CLOSED => Standing::Closed,
+            _ => set_up(),
+        },
+        None => set_up(),
+    }
+}
+
+#[inline]
+fn process() -> Option<&'static Process> {
+    // Acquire: the memory was mapped before.
+    let process = PROCESS.load(Ordering::Acquire);
+    // SAFETY: mapped once and never unmapped; all its words are atomics.
+    unsafe { process.as_ref() }
+}
+
+#[inline]
+fn ready(process: &'static Process) -> Standing {
+    // Acquire: made before the phase was set (or before the fork).
+    let container = CONTAINER.load(Ordering::Acquire);
+    // SAFETY: made once and never dropped.
+    unsafe { container.as_ref() }.map_or(Standing::Closed, |it| Standing::Ready(it, process))
+}
+
+#[cold]
+#[inline(never)]
+fn set_up() -> Standing {
+    let Some(_held) = SET_UP.hold(LONGEST_SET_UP_MS) else {
+        return Standing::Closed;
+    };
+    once_for_a_family();
+    let Some(process) = process().or_else(map_process) else {
+        return Standing::Closed;
+    };
+    // Relaxed: under the lock.
+    match process.phase.load(Ordering::Relaxed) {
+        UNSET => {}
+        READY => return ready(process),
+        TRANSPARENT => return Standing::Transparent,
+        _ => return Standing::Closed,
+    }
+    // Relaxed: the phase publishes it.
+    process
+        .epoch
+        .store(EPOCH.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+    let phase = match open() {
+        Ok(Some(container)) => {
+            if let Err(error) = container.region.join() {
+                line!(Error, "no slot: {error}");
+            }
+            process.refresh_limits(container);
+            READY
+        }
+        Ok(None) => TRANSPARENT,
+        Err(()) => CLOSED,
+    };
+    // Release: whoever sees the phase sees what was made before.
+    process.phase.store(phase, Ordering::Release);
+    match phase {
+        READY => ready(process),
+        TRANSPARENT => Standing::Transparent,
+        _ => Standing::Closed,
+    }
+}
+
+/// What forked children inherit and must not repeat.
+fn once_for_a_family() {
+    // Relaxed: under the lock of the set-up.
+    if ONCE.swap(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    guest::silence_panics();
+    if let Some((path, level)) = Settings::log_of(&Here) {
+        crate::log::write_to(&path, level);
+    }
+    // Not linked: musl has no such symbol, and there we must load, too.
+    if let Some(register) = linker::libc_function(c"__register_atfork") {
+        type Handler = Option<unsafe extern "C" fn()>;
+        type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> i32;
+        // SAFETY: glibc defines it so; its name and signature are part of its ABI.
+        let register = unsafe { core::mem::transmute::<*mut c_void, Register>(register) };
+        // SAFETY: the handler lives as long as the process (the library is never unloaded).
+        unsafe { register(None, None, Some(in_forked_child), core::ptr::null_mut()) };
+    }
+}
+
+/// For kernels that cannot wipe the memory themselves (before Linux 4.14). Does not run in a `vfork`
+/// child, which shares its parent's memory and must not touch it.
+unsafe extern "C" fn in_forked_child() {
+    // Relaxed: a forked child has one thread.
+    let process = PROCESS.load(Ordering::Relaxed);
+    if !process.is_null() {
+        // SAFETY: our own mapping of that size, for which all zeros is a value.
+        unsafe { process.write_bytes(0, 1) };
+    }
+    // Relaxed: as above.
+    let container = CONTAINER.load(Ordering::Relaxed);
+    // SAFETY: made once and never dropped.
+    if let Some(container) = unsafe { container.as_ref() } {
+        container.region.after_fork_in_child();
+    }
+}
+
+fn map_process() -> Option<&'static Process> {
+    let size = size_of::<Process>();
+    // SAFETY: a new private mapping.
+    let memory = unsafe {
+        libc::mmap(
+            core::ptr::null_mut(),
+            size,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if memory == libc::MAP_FAILED {
+        line!(Error, "no memory for the ledger");
+        return None;
+    }
+    // An older kernel refuses; the handler at fork does it then.
+    // SAFETY: our own mapping.
+    unsafe { libc::madvise(memory, size, libc::MADV_WIPEONFORK) };
+    // Release: whoever sees the pointer sees the zeros.
+    PROCESS.store(memory.cast(), Ordering::Release);
+    process()
+}
+
+/// The container's files: `None` when nobody set a limit.
+fn open() -> Result<Option<&'static Container>, ()> {
+    // Relaxed: under the lock of the set-up.
+    let known = CONTAINER.load(Ordering::Relaxed);
+    // SAFETY: made once and never dropped.
+    if let Some(container) = unsafe { known.as_ref() } {
+        return Ok(Some(container));
+    }
+    let settings = Settings::read(&Here)
+        .inspect_err(|error| line!(Error, "nothing may be had: {error}"))
+        .map_err(|_| ())?;
+    let container = match settings.source {
+        Source::None => return Ok(None),
+        Source::Files {
+            limits,
+            targets,
+            region,
+        } => {
+            let map = LimitsMap::open(&limits).map_err(|error| closed(&limits, &error))?;
+            map.load().map_err(|error| closed(&limits, &error))?;
+            Container {
+                region: Region::open(&region).map_err(|error| closed(&region, &error))?,
+                limits: LimitsFrom::File(map),
+                targets: TargetsMap::open(&targets).ok(),
+            }
+        }
+        Source::Peers(peers) => {
+            let devices = [RegionDevice::default(); MAX_DEVICES];
+            let path = peers.region.clone();
+            let region = Region::open_or_create(&path, &devices, 0o666)
+                .map_err(|error| closed(&path, &error))?;
+            Container {
+                region,
+                limits: LimitsFrom::Peers(*peers),
+                targets: None,
+            }
+        }
+    };
+    let container = Box::leak(Box::new(container));
+    // Release: whoever sees the pointer sees the container.
+    CONTAINER.store(container, Ordering::Release);
+    Ok(Some(container))
+}
+
+fn closed(path: &Path, error: &impl core::fmt::Display) {
+    line!(Error, "nothing may be had: {}: {error}", path.display());
+}
+
+impl Container {
+    /// What the host measured of this process, once it has.
+    pub(crate) fn target(&self) -> Option<Target> {
+        let seat = self.region.seat()?;
+        self.targets.as_ref()?.target(seat.slot, seat.generation)
+    }
+
+    /// What the host knows of the process that has this slot in this generation.
+    pub(crate) fn target_of(&self, slot: usize, generation: u64) -> Option<Target> {
+        self.targets.as_ref()?.target(slot, generation)
+    }
+
+    /// Does a host process measure what contexts and modules take?
+    pub(crate) fn is_measured(&self) -> bool {
+        self.targets.is_some()
+    }
+
+    /// The limits as they stand, for what is not cached.
+    pub(crate) fn limits(&self) -> Option<LimitsValue> {
+        match &self.limits {
+            LimitsFrom::File(map) => map.load().ok(),
+            LimitsFrom::Peers(_) => None,
+        }
+    }
+
+    fn limits_generation(&self) -> u64 {
+        match &self.limits {
+            LimitsFrom::File(map) => map.generation(),
+            LimitsFrom::Peers(_) => 1,
+        }
+    }
+}
+
+impl Process {
+    /// The memory limit of a device as of now, bytes; 0 is no cap.
+    #[inline]
+    pub(crate) fn memory_limit(&self, container: &Container, device: usize) -> u64 {
+        // Acquire: the limits were stored before their generation.
+        if self.limits_generation.load(Ordering::Acquire) != container.limits_generation()
+            || self.limits_known.load(Ordering::Relaxed) == 0
+        {
+            self.refresh_limits(container);
+        }
+        // Relaxed: one word, and any value that it had lately is right.
+        self.memory_bytes
+            .get(device)
+            .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
+    }
+
+    #[cold]
+    fn refresh_limits(&self, container: &Container) {
+        let Some(_held) = self.limits_lock.hold() else {
+            return;
+        };
+        let generation = container.limits_generation();
+        match &container.limits {
+            LimitsFrom::File(map) => match map.load() {
+                Ok(value) => {
+                    for (word, limit) in self.memory_bytes.iter().zip(value.devices()) {
+                        // Relaxed: the generation below publishes them.
+                        word.store(limit.memory_bytes, Ordering::Relaxed);
+                    }
+                    let allowed = u32::from(value.unlisted == Unlisted::Allow);
+                    // Relaxed: as above.
+                    self.unlisted_allowed.store(allowed, Ordering::Relaxed);
+                    line!(Info, "limits of generation {} read", value.generation);
+                }
+                // What was read last stays in force.
+                Err(error) => line!(Error, "limits: {error}"),
+            },
+            LimitsFrom::Peers(peers) => {
+                for (word, &bytes) in self.memory_bytes.iter().zip(&peers.memory_bytes) {
+                    // Relaxed: as above.
+                    word.store(bytes, Ordering::Relaxed);
+                }
+            }
+        }
+        self.limits_known.store(1, Ordering::Relaxed);
+        // Release: whoever sees the generation sees the limits.
+        self.limits_generation.store(generation, Ordering::Release);
+    }
+
+    /// Which device of the container the driver's ordinal is.
+    #[inline]
+    pub(crate) fn device(&self, container: &Container, ordinal: i32) -> Device {
+        let slot = usize::try_from(ordinal)
+            .ok()
+            .and_then(|ordinal| self.devices.get(ordinal));
+        let Some(slot) = slot else {
+            return Device::Denied;
+        };
+        // Relaxed: the word says all.
+        match slot.load(Ordering::Relaxed) {
+            0 => self.find_device(container, ordinal, slot),
+            code => decode(code),
+        }
+    }
+
+    #[cold]
+    fn find_device(&self, container: &Container, ordinal: i32, slot: &AtomicU32) -> Device {
+        // A device that cannot be asked for its name is asked again the next time.
+        let found = match &container.limits {
+            LimitsFrom::File(map) => {
+                let Ok(value) = map.load() else {
+                    return Device::Denied;
+                };
+                let Some(names) = query::device_uuids(ordinal) else {
+                    return Device::Denied;
+                };
+                let by_name = names.iter().find_map(|name| {
+                    value
+                        .devices()
+                        .iter()
+                        .position(|device| is_uuid(&device.uuid, name))
+                });
+                let by_index = || {
+                    let index = usize::try_from(ordinal).ok()?;
+                    value.devices().get(index)?.uuid.is_empty().then_some(index)
+                };
+                match (by_name.or_else(by_index), value.unlisted) {
+                    (Some(index), _) => Device::Limited(index),
+                    (None, Unlisted::Allow) => Device::Unlimited,
+                    (None, Unlisted::Deny) => Device::Denied,
+                }
+            }
+            LimitsFrom::Peers(_) => {
+                let index = query::visible_index(ordinal)
+                    .or_else(|| usize::try_from(ordinal).ok())
+                    .filter(|&index| index < MAX_DEVICES);
+                index.map_or(Device::Unlimited, Device::Limited)
+            }
+        };
+        // Relaxed: the word says all.
+        slot.store(encode(found), Ordering::Relaxed);
+        line!(Info, "device {ordinal} of the driver is {found:?}");
+        found
+    }
+
+    /// At most every 50 ms: looks after our slot and clears those of dead processes.
+    #[inline]
+    pub(crate) fn tick(&self, container: &Container) {
+        let now = lock::milliseconds().unsigned_abs();
+        // Relaxed: a clock's word guards no other memory.
+        let last = self.looked_at_ms.load(Ordering::Relaxed);
+        if now.wrapping_sub(last) >= 50 {
+            self.look(container, now, last);
+        }
+    }
+
+    #[cold]
+    fn look(&self, container: &Container, now: u64, last: u64) {
+        // Relaxed: only one thread does the work.
+        if self
+            .looked_at_ms
+            .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+            .is_err()
+        {
+            return;
+        }
+        container.region.tick(now.wrapping_mul(1_000_000));
+        container.region.reap();
+        self.take_over_overhead(container);
+    }
+
+    fn take_over_overhead(&self, container: &Container) {
+        let Some(targets) = &container.targets else {
+            return;
+        };
+        let generation = targets.generation();
+        // Relaxed: a repetition harms nobody.
+        if self.targets_generation.swap(generation, Ordering::Relaxed) == generation {
+            return;
+        }
+        if let Some(target) = container.target() {
+            self.ledger
+                .settle_overhead(container, &target.overhead_bytes);
+        }
+    }
+}
+
+fn encode(device: Device) -> u32 {
+    match device {
+        Device::Limited(index) => u32::try_from(index).map_or(2, |index| index + 3),
+        Device::Unlimited => 1,
+        Device::Denied => 2,
+    }
+}
+
+fn decode(code: u32) -> Device {
+    match code {
+        1 => Device::Unlimited,
+        2 => Device::Denied,
+        index => Device::Limited(index.saturating_sub(3) as usize),
+    }
+}
+
+/// Does the text (`GPU-…` or `MIG-…`) name these 16 bytes?
+fn is_uuid(text: &DeviceUuid, bytes: &[u8; 16]) -> bool {
+    let text = text.as_str();
+    let digits = text.split_once('-').map_or(text, |(_, digits)| digits);
+    let mut digits = digits.bytes().filter(|&byte| byte != b'-');
+    let same = bytes.iter().all(|byte| {
+        [byte >> 4, byte & 0xf].into_iter().all(|half| {
+            let digit = digits
+                .next()
+                .and_then(|digit| char::from(digit).to_digit(16));
+            digit == Some(u32::from(half))
+        })
+    });
+    same && digits.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_compared_by_its_digits() {
+        let bytes = core::array::from_fn(|at| u8::try_from(at).unwrap() * 17);
+
+        for (text, same) in [
+            ("GPU-00112233-4455-6677-8899-aabbccddeeff", true),
+            ("MIG-00112233-4455-6677-8899-AABBCCDDEEFF", true),
+            ("GPU-00112233-4455-6677-8899-aabbccddeefe", false),
+            ("GPU-00112233-4455-6677-8899-aabbccddeeff0", false),
+            ("GPU-", false),
+            ("", false),
+        ] {
+            assert_eq!(
+                is_uuid(&DeviceUuid::new(text).unwrap(), &bytes),
+                same,
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_device_survives_its_word() {
+        for device in [
+            Device::Limited(0),
+            Device::Limited(15),
+            Device::Unlimited,
+            Device::Denied,
+        ] {
+            assert_eq!(decode(encode(device)), device);
+            assert_ne!(encode(device), 0);
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! The exported C symbols: one table. A row is a function of the driver with the rule that stands
+//! before its call and the one that stands after it; between the two stands the genuine function and
+//! nothing of ours, because an exception, a cancelled thread or a `longjmp` may leave through it.
+//! Decides nothing: the rules do (`memory.rs`, `nvml.rs`).
+
+use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::driver::{self, Library};
+use cuda_api::{PROC_ADDRESSES, ProcAddress};
+
+/// One exported function.
+pub(crate) struct Hook {
+    /// Its name.
+    pub(crate) name: &'static CStr,
+    /// Its own address.
+    pub(crate) address: *const c_void,
+    /// The row of the genuine function in its library's table.
+    pub(crate) row: usize,
+}
+
+// SAFETY: the address is that of a function: it is never written through and never goes away.
+unsafe impl Sync for Hook {}
+
+/// Exports functions and lists them in `HOOKS`. In the braces: the rule before, the rule after, each
+/// with the arguments that it takes, or `_` for none. The rule before answers with a
+/// [`crate::guest::Verdict`]; the rule after gets what that carried, the driver's result and its
+/// arguments, and answers nothing or `Some(result)`. A row whose signature differs from
+/// `cuda_api`'s does not compile.
+macro_rules! hooks {
+    (
+        $library:ident -> $ret:ty;
+        $($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) => { $($rule:tt)* })*
+    ) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As the vendor's function of this name.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            #[allow(non_snake_case, reason = "named as in C")]
+            #[allow(clippy::too_many_arguments, reason = "the C signature")]
+            pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+                crate::hooks::way!($library $name ($($arg),*) $($rule)*)
+            }
+
+            const _: crate::driver::$library::signature::$name = $name;
+        )*
+
+        /// The functions of this table.
+        pub(crate) static HOOKS: &[crate::hooks::Hook] = &[$(crate::hooks::Hook {
+            name: crate::hooks::c_name(concat!(stringify!($name), "\0")),
+            address: $name as *const core::ffi::c_void,
+            row: crate::driver::$library::Row::$name as usize,
+        },)*];
+
+        /// Their names, in the same order.
+        pub(crate) const NAMES: &[&str] = &[$(stringify!($name),)*];
+    };
+}
+pub(crate) use hooks;
+
+/// The way of one call: before, the driver, after.
+macro_rules! way {
+    ($library:ident $name:ident ($($arg:ident),*)
+        $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
+    ) => {
+        match crate::guest::before(move || $($before)::+($($b),*)) {
+            crate::guest::Verdict::Call(carried) => {
+                // SAFETY: the caller's own arguments.
+                let result = unsafe { crate::driver::$library::$name($($arg),*) };
+                crate::guest::after(result, move || $($after)::+(carried, result $(, $a)*))
+            }
+            // SAFETY: the caller's own arguments.
+            crate::guest::Verdict::Pass => unsafe { crate::driver::$library::$name($($arg),*) },
+            crate::guest::Verdict::Refuse(result) => result,
+        }
+    };
+    ($library:ident $name:ident ($($arg:ident),*)
+        $($before:ident)::+ ($($b:expr),* $(,)?), _
+    ) => {
+        match crate::guest::before::<(), _>(move || $($before)::+($($b),*)) {
+            crate::guest::Verdict::Call(()) | crate::guest::Verdict::Pass => {
+                // SAFETY: the caller's own arguments.
+                unsafe { crate::driver::$library::$name($($arg),*) }
+            }
+            crate::guest::Verdict::Refuse(result) => result,
+        }
+    };
+    ($library:ident $name:ident ($($arg:ident),*)
+        _, $($after:ident)::+ ($($a:expr),* $(,)?)
+    ) => {{
+        // SAFETY: the caller's own arguments.
+        let result = unsafe { crate::driver::$library::$name($($arg),*) };
+        crate::guest::after(result, move || $($after)::+(result $(, $a)*))
+    }};
+}
+pub(crate) use way;
+
+/// A name with its zero as a C string; a compile error without one.
+pub(crate) const fn c_name(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a symbol's name has no zero inside"),
+    }
+}
+
+/// The driver's function of this name that we export, and its library. Exact names only.
+pub(crate) fn find(name: &CStr) -> Option<(&'static Library, &'static Hook)> {
+    let (library, hooks, index): (_, _, &[u16]) = match name.to_bytes() {
+        [b'c', b'u', ..] => (&driver::cuda::LIBRARY, cuda::HOOKS, &CUDA_INDEX),
+        [b'n', b'v', ..] => (&driver::nvml::LIBRARY, crate::nvml::HOOKS, &NVML_INDEX),
+        _ => return None,
+    };
+    let mut at = hash(name.to_bytes());
+    loop {
+        let entry = *index.get(at % index.len())?;
+        let hook = hooks.get(usize::from(entry).checked_sub(1)?)?;
+        if hook.name == name {
+            return Some((library, hook));
+        }
+        at += 1;
+    }
+}
+
+/// An address that the genuine `cuGetProcAddress` gave for `symbol`: our hook of that very function
+/// (so version and per-thread stream are the driver's choice), if it has one.
+pub(crate) fn hook_of(
+    found: *mut c_void,
+    symbol: &CStr,
+    version: i32,
+    per_thread: bool,
+) -> Option<*const c_void> {
+    match by_address(found as usize) {
+        Found::Hook(hook) => cuda::HOOKS.get(hook).map(|hook| hook.address),
+        Found::Unknown => by_version(symbol, version, per_thread),
+    }
+}
+
+enum Found {
+    Hook(usize),
+    Unknown,
+}
+
+const ADDRESS_SLOTS: usize = 1024;
+const MIXED: u64 = 0xffff;
+
+/// Genuine address (48 bits) and number of its hook (16 bits, [`MIXED`] where several functions
+/// share an address); 0 is empty. Filled once, before the first use.
+static BY_ADDRESS: [AtomicU64; ADDRESS_SLOTS] = [const { AtomicU64::new(0) }; ADDRESS_SLOTS];
+static FILLED: AtomicU64 = AtomicU64::new(0);
+
+fn by_address(address: usize) -> Found {
+    // Acquire: the table was stored before.
+    if FILLED.load(Ordering::Acquire) == 0 {
+        fill();
+    }
+    let mut at = spread(address);
+    for _ in 0..ADDRESS_SLOTS {
+        // Relaxed: published by FILLED.
+        let entry = BY_ADDRESS
+            .get(at % ADDRESS_SLOTS)
+            .map_or(0, |slot| slot.load(Ordering::Relaxed));
+        if entry == 0 {
+            break;
+        }
+        if entry >> 16 == address as u64 {
+            let number = entry & 0xffff;
+            if number == MIXED {
+                break;
+            }
+            return usize::try_from(number).map_or(Found::Unknown, Found::Hook);
+        }
+        at += 1;
+    }
+    Found::Unknown
+}
+
+#[cold]
+fn fill() {
+    if !driver::cuda::LIBRARY.is_loaded() {
+        return;
+    }
+    for (number, hook) in cuda::HOOKS.iter().enumerate() {
+        put(
+            driver::cuda::LIBRARY.address(hook.row) as usize,
+            number as u64,
+        );
+    }
+    // Release: whoever sees the mark sees the table. Two threads may fill it: they store the same.
+    FILLED.store(1, Ordering::Release);
+}
+
+fn put(address: usize, number: u64) {
+    if address == 0 {
+        return;
+    }
+    let mut at = spread(address);
+    for _ in 0..ADDRESS_SLOTS {
+        let Some(slot) = BY_ADDRESS.get(at % ADDRESS_SLOTS) else {
+            return;
+        };
+        let wanted = (address as u64) << 16 | number;
+        // Relaxed: FILLED publishes it.
+        match slot.compare_exchange(0, wanted, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(there) if there >> 16 == address as u64 => {
+                if there != wanted {
+                    // Relaxed: FILLED publishes it.
+                    slot.store((address as u64) << 16 | MIXED, Ordering::Relaxed);
+                }
+                return;
+            }
+            Err(_) => at += 1,
+        }
+    }
+}
+
+fn spread(address: usize) -> usize {
+    (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
+}
+
+/// Where addresses do not tell (a driver that hands out others than it exports): the newest symbol of
+/// this name that the asked version knows.
+fn by_version(symbol: &CStr, version: i32, per_thread: bool) -> Option<*const c_void> {
+    let mut at = hash(symbol.to_bytes());
+    let mut best: Option<&ProcAddress> = None;
+    loop {
+        let entry = *PROC_INDEX.get(at % PROC_INDEX.len())?;
+        if entry == 0 {
+            break;
+        }
+        let row = PROC_ADDRESSES.get(usize::from(entry) - 1)?;
+        at += 1;
+        if row.name.as_bytes() != symbol.to_bytes()
+            || row.since > version
+            || (row.per_thread && !per_thread)
+        {
+            continue;
+        }
+        let better =
+            best.is_none_or(|best| (row.per_thread, row.since) > (best.per_thread, best.since));
+        if better {
+            best = Some(row);
+        }
+    }
+    let symbol = best?.symbol;
+    let hook = cuda::HOOKS
+        .iter()
+        .find(|hook| hook.name.to_bytes() == symbol.as_bytes())?;
+    Some(hook.address)
+}
+
+const CUDA_INDEX: [u16; 1024] = index(cuda::NAMES);
+const NVML_INDEX: [u16; 256] = index(crate::nvml::NAMES);
+/// By looked-up name, those rows of the driver's version table whose name leads to a hook.
+const PROC_INDEX: [u16; 2048] = {
+    let rows = PROC_ADDRESSES;
+    let mut table = [0; 2048];
+    let mut row = 0;
+    while row < rows.len() {
+        insert(&mut table, rows[row].name.as_bytes(), row);
+        row += 1;
+    }
+    table
+};
+
+/// An open-addressed table from name to number (plus one), at most half full.
+#[allow(
+    clippy::indexing_slicing,
+    reason = "evaluated by the compiler: a wrong index does not compile"
+)]
+const fn index<const SLOTS: usize>(names: &[&str]) -> [u16; SLOTS] {
+    assert!(names.len() * 2 <= SLOTS, "the table of names is too small");
+    let mut table = [0; SLOTS];
+    let mut number = 0;
+    while number < names.len() {
+        insert(&mut table, names[number].as_bytes(), number);
+        number += 1;
+    }
+    table
+}
+
+#[allow(
+    clippy::indexing_slicing,
+    reason = "evaluated by the compiler: a wrong index does not compile"
+)]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "there are fewer than 65,535 names"
+)]
+const fn insert(table: &mut [u16], name: &[u8], number: usize) {
+    let mut at = hash(name);
+    while table[at % table.len()] != 0 {
+        at += 1;
+    }
+    table[at % table.len()] = number as u16 + 1;
+}
+
+#[allow(clippy::indexing_slicing, reason = "bounded by the loop's condition")]
+const fn hash(name: &[u8]) -> usize {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    let mut at = 0;
+    while at < name.len() {
+        hash = (hash ^ name[at] as u64).wrapping_mul(0x0100_0000_01b3);
+        at += 1;
+    }
+    (hash >> 32 ^ hash) as usize & 0xffff_ffff
+}
+
+/// The driver's functions.
+pub(crate) mod cuda {
+    #[allow(
+        clippy::wildcard_imports,
+        reason = "the rows name most types of the crate"
+    )]
+    use cuda_api::*;
+
+    use crate::{contexts, dispatch, memory, report};
+
+    hooks! {
+        cuda -> CuResult;
+
+        // Looking up.
+
+        /// Refused where the limits were not understood.
+        fn cuInit(flags: u32) => { dispatch::before_init(), _ }
+        /// The driver's answer, with our hook in place of a function that has one.
+        fn cuGetProcAddress(symbol: *const c_char, out: *mut *mut c_void, version: i32, flags: u64)
+            => { _, dispatch::after_proc_address(symbol, out, version, flags) }
+        /// The driver's answer, with our hook in place of a function that has one.
+        fn cuGetProcAddress_v2(
+            symbol: *const c_char, out: *mut *mut c_void, version: i32, flags: u64,
+            status: *mut CuDriverProcAddressQueryResult,
+        ) => { _, dispatch::after_proc_address(symbol, out, version, flags) }
+        /// Without the devices that the container may not use.
+        fn cuDeviceGetCount(count: *mut i32) => { _, dispatch::after_device_count(count) }
+        /// By the container's numbering.
+        fn cuDeviceGet(device: *mut CuDevice, ordinal: i32)
+            => { _, dispatch::after_device_get(device, ordinal) }
+        /// Not found when the container may not use it.
+        fn cuDeviceGetByPCIBusId(device: *mut CuDevice, pci_bus_id: *const c_char)
+            => { _, dispatch::after_device_named(device) }
+
+        // Figures.
+
+        /// The container's share and what is left of it.
+        fn cuMemGetInfo(free: *mut u32, total: *mut u32)
+            => { _, report::after_memory_info(free, total) }
+        /// The container's share and what is left of it.
+        fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize)
+            => { _, report::after_memory_info(free, total) }
+        /// The container's share.
+        fn cuDeviceTotalMem(bytes: *mut u32, device: CuDevice)
+            => { _, report::after_total(bytes, device) }
+        /// The container's share.
+        fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CuDevice)
+            => { _, report::after_total(bytes, device) }
+
+        // Plain memory.
+
+        /// Refused once the container holds its memory limit.
+        fn cuMemAlloc(ptr: *mut u32, bytes: u32)
+            => { memory::before_alloc("cuMemAlloc", bytes as usize), memory::after_alloc(ptr) }
+        /// Refused once the container holds its memory limit.
+        fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize)
+            => { memory::before_alloc("cuMemAlloc_v2", bytes), memory::after_alloc(out) }
+        /// Charged at once, wherever its pages are.
+        fn cuMemAllocManaged(out: *mut CuDevicePtr, bytes: usize, flags: u32)
+            => { memory::before_alloc("cuMemAllocManaged", bytes), memory::after_alloc(out) }
+        /// Charged as the driver's pitch makes it.
+        fn cuMemAllocPitch(
+            ptr: *mut u32, pitch: *mut u32, width_bytes: u32, height: u32, element_bytes: u32,
+        ) => {
+            memory::before_pitch("cuMemAllocPitch", u64::from(width_bytes), u64::from(height)),
+            memory::after_pitch(ptr, memory::figure(pitch), u64::from(height))
+        }
+        /// Charged as the driver's pitch makes it.
+        fn cuMemAllocPitch_v2(
+            out: *mut CuDevicePtr, pitch: *mut usize, width_bytes: usize, height: usize,
+            element_bytes: u32,
+        ) => {
+            memory::before_pitch("cuMemAllocPitch_v2", width_bytes as u64, height as u64),
+            memory::after_pitch(out, memory::figure(pitch), height as u64)
+        }
+        /// Refunds what was charged for the pointer.
+        fn cuMemFree(ptr: u32) => { memory::before_free(ptr), memory::after_free() }
+        /// Refunds what was charged for the pointer.
+        fn cuMemFree_v2(ptr: CuDevicePtr) => { memory::before_free(ptr), memory::after_free() }
+
+        /// Charged by its rows.
+        fn cuArrayCreate(handle: *mut CuArray, desc: *const CuArrayDescriptorV1)
+            => { memory::before_array("cuArrayCreate", desc, 1), memory::after_array(handle) }
+        /// Charged by its rows.
+        fn cuArrayCreate_v2(handle: *mut CuArray, desc: *const CuArrayDescriptor)
+            => { memory::before_array("cuArrayCreate_v2", desc, 1), memory::after_array(handle) }
+        /// Charged by its rows.
+        fn cuArray3DCreate(handle: *mut CuArray, desc: *const CuArray3DDescriptorV1)
+            => { memory::before_array("cuArray3DCreate", desc, 1), memory::after_array(handle) }
+        /// Charged by its rows.
+        fn cuArray3DCreate_v2(handle: *mut CuArray, desc: *const CuArray3DDescriptor)
+            => { memory::before_array("cuArray3DCreate_v2", desc, 1), memory::after_array(handle) }
+        /// Charged by the rows of its levels.
+        fn cuMipmappedArrayCreate(
+            handle: *mut CuMipmappedArray, desc: *const CuArray3DDescriptor, levels: u32,
+        ) => {
+            memory::before_array("cuMipmappedArrayCreate", desc, levels),
+            memory::after_array(handle)
+        }
+        /// Refunds it.
+        fn cuArrayDestroy(array: CuArray)
+            => { memory::before_array_free(array), memory::after_array_free() }
+        /// Refunds it.
+        fn cuMipmappedArrayDestroy(array: CuMipmappedArray)
+            => { memory::before_array_free(array), memory::after_array_free() }
+
+        /// Its charge moves to the table of what processes share.
+        fn cuIpcGetMemHandle(handle: *mut CuIpcMemHandle, ptr: CuDevicePtr)
+            => { _, memory::after_ipc_get(handle, ptr) }
+        /// Not charged a second time.
+        fn cuIpcOpenMemHandle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32)
+            => { _, memory::after_ipc_open(out, handle) }
+        /// Not charged a second time.
+        fn cuIpcOpenMemHandle_v2(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32)
+            => { _, memory::after_ipc_open(out, handle) }
+        /// The last holder takes the charge along.
+        fn cuIpcCloseMemHandle(ptr: CuDevicePtr)
+            => { memory::before_ipc_close(ptr), memory::after_free() }
+
+        // Contexts.
+
+        /// Reserves what a context is known to take.
+        fn cuCtxCreate(out: *mut CuContext, flags: u32, device: CuDevice)
+            => { contexts::before_create("cuCtxCreate", device), contexts::after_create(out) }
+        /// Reserves what a context is known to take.
+        fn cuCtxCreate_v2(out: *mut CuContext, flags: u32, device: CuDevice)
+            => { contexts::before_create("cuCtxCreate_v2", device), contexts::after_create(out) }
+        /// Reserves what a context is known to take.
+        fn cuCtxCreate_v3(
+            out: *mut CuContext, affinity: *mut CuExecAffinityParam, count: i32, flags: u32,
+            device: CuDevice,
+        ) => { contexts::before_create("cuCtxCreate_v3", device), contexts::after_create(out) }
+        /// Reserves what a context is known to take.
+        fn cuCtxCreate_v4(
+            out: *mut CuContext, params: *mut CuCtxCreateParams, flags: u32, device: CuDevice,
+        ) => { contexts::before_create("cuCtxCreate_v4", device), contexts::after_create(out) }
+        /// Refunds the context and what the driver frees with it.
+        fn cuCtxDestroy(context: CuContext)
+            => { contexts::before_destroy(context), contexts::after_destroy() }
+        /// Refunds the context and what the driver frees with it.
+        fn cuCtxDestroy_v2(context: CuContext)
+            => { contexts::before_destroy(context), contexts::after_destroy() }
+        /// One more reference.
+        fn cuCtxAttach(out: *mut CuContext, flags: u32) => { _, contexts::after_attach(out) }
+        /// Refunds the context with its last reference.
+        fn cuCtxDetach(context: CuContext)
+            => { contexts::before_detach(context), contexts::after_destroy() }
+        /// Reserves what a context is known to take, if it is not there yet.
+        fn cuDevicePrimaryCtxRetain(out: *mut CuContext, device: CuDevice) => {
+            contexts::before_retain("cuDevicePrimaryCtxRetain", device),
+            contexts::after_retain(out)
+        }
+        /// Refunds the context with its last reference.
+        fn cuDevicePrimaryCtxRelease(device: CuDevice) => { _, contexts::after_release(device) }
+        /// Refunds the context with its last reference.
+        fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) => { _, contexts::after_release(device) }
+        /// Refunds the context and what the driver frees with it.
+        fn cuDevicePrimaryCtxReset(device: CuDevice) => { _, contexts::after_release(device) }
+        /// Refunds the context and what the driver frees with it.
+        fn cuDevicePrimaryCtxReset_v2(device: CuDevice) => { _, contexts::after_release(device) }
+        /// Makes the primary context if it is not there yet.
+        fn cuGreenCtxCreate(
+            out: *mut CuGreenCtx, desc: CuDevResourceDesc, device: CuDevice, flags: u32,
+        ) => {
+            contexts::before_retain("cuGreenCtxCreate", device),
+            contexts::after_green_create(out)
+        }
+        /// Refunds what it made.
+        fn cuGreenCtxDestroy(green: CuGreenCtx)
+            => { contexts::before_green_destroy(green), contexts::after_green_destroy() }
+        /// Not charged a second time.
+        fn cuCtxFromGreenCtx(context: *mut CuContext, green: CuGreenCtx)
+            => { _, contexts::after_from_green(context, green) }
+        /// A larger heap or print buffer is memory, too.
+        fn cuCtxSetLimit(limit: CuLimit, value: usize)
+            => { contexts::before_set_limit("cuCtxSetLimit", limit, value), contexts::after_set_limit() }
+    }
+}

@@ -1,0 +1,221 @@
+//! What this process holds: of which allocation, in which context, from which pool; and what contexts
+//! and modules were charged. Lives in memory that a fork wipes, so a child begins with nothing and its
+//! frees refund nothing. Keeps the region's books right; decides no call.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use vgpu_abi::layout::MAX_DEVICES;
+use vgpu_abi::region::Kind;
+
+use crate::container::Container;
+use crate::lock::Lock;
+use crate::map::Map;
+
+/// Pools with books of their own; allocations from further ones are charged one by one.
+pub(crate) const MAX_POOLS: usize = 64;
+
+/// See the module's text. All zeros is an empty one.
+#[repr(C)]
+pub(crate) struct Ledger {
+    /// Everything that the driver gave a name.
+    pub(crate) map: Map,
+    /// Contexts that are gone: what was remembered of a context by its address is void.
+    pub(crate) contexts_gone: AtomicU32,
+    /// Numbers given to contexts so far.
+    pub(crate) contexts_numbered: AtomicU32,
+    /// What contexts and modules were charged, by device.
+    overhead: [Overhead; MAX_DEVICES],
+    /// Memory pools.
+    pub(crate) pools: [Pool; MAX_POOLS],
+    /// Held while a pool is entered into `pools`.
+    pub(crate) pools_lock: Lock,
+    /// Pools that have something charged; 0 means that no synchronisation needs a look.
+    pub(crate) pools_in_use: AtomicU32,
+    /// Memory of graphs, by device.
+    pub(crate) graphs: [GraphMemory; MAX_DEVICES],
+    /// Has this process made a memory node?
+    pub(crate) graph_nodes: AtomicU32,
+}
+
+#[repr(C)]
+struct Overhead {
+    lock: Lock,
+    context_bytes: AtomicU64,
+    module_bytes: AtomicU64,
+    contexts: AtomicU32,
+    measured_bytes: AtomicU64,
+    primary: AtomicU64,
+}
+
+/// One memory pool of the driver.
+#[repr(C)]
+pub(crate) struct Pool {
+    /// The driver's handle; 0 is nobody's.
+    pub(crate) handle: AtomicU64,
+    /// Held while it is settled.
+    pub(crate) lock: Lock,
+    /// Region index of its device.
+    pub(crate) device: AtomicU32,
+    /// What is charged for it, bytes.
+    pub(crate) charged: AtomicU64,
+    /// What is given out of it, bytes.
+    pub(crate) given: AtomicU64,
+    /// Its owner has destroyed it: it cannot be asked any more, and goes with its last allocation.
+    pub(crate) destroyed: AtomicU32,
+}
+
+/// What the graphs of a device hold.
+#[repr(C)]
+pub(crate) struct GraphMemory {
+    /// Held while it is settled.
+    pub(crate) lock: Lock,
+    /// The driver's ordinal of the device, plus one.
+    pub(crate) ordinal: AtomicU32,
+    /// What is charged for it, bytes.
+    pub(crate) charged: AtomicU64,
+    /// Raised when memory was given back: graphs must reserve again.
+    pub(crate) trims: AtomicU32,
+}
+
+/// What contexts and modules are charged as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Contexts.
+    Context,
+    /// Modules and libraries.
+    Module,
+}
+
+impl Part {
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Self::Context => Kind::Context,
+            Self::Module => Kind::Module,
+        }
+    }
+}
+
+impl Overhead {
+    fn word(&self, part: Part) -> &AtomicU64 {
+        match part {
+            Part::Context => &self.context_bytes,
+            Part::Module => &self.module_bytes,
+        }
+    }
+}
+
+impl Ledger {
+    /// The region was charged this much for a context or a module.
+    pub(crate) fn add_overhead(&self, device: usize, part: Part, bytes: u64) {
+        let Some(overhead) = self.overhead.get(device) else {
+            return;
+        };
+        // Relaxed: a sum that guards no other memory.
+        overhead.word(part).fetch_add(bytes, Ordering::Relaxed);
+        if part == Part::Context {
+            // Relaxed: as above.
+            overhead.contexts.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A context that exists was charged this much more.
+    pub(crate) fn grow_context(&self, device: usize, bytes: u64) {
+        let Some(overhead) = self.overhead.get(device) else {
+            return;
+        };
+        // Relaxed: a sum that guards no other memory.
+        overhead.context_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// A context or a module is gone. Its charge may have been settled to another figure meanwhile:
+    /// what goes is its share of what stands, and with the last context all of it.
+    pub(crate) fn drop_overhead(
+        &self,
+        container: &Container,
+        device: usize,
+        part: Part,
+        bytes: u64,
+    ) {
+        let Some(overhead) = self.overhead.get(device) else {
+            return;
+        };
+        let Some(_held) = overhead.lock.hold() else {
+            return;
+        };
+        let word = overhead.word(part);
+        // Relaxed: under the lock.
+        let charged = word.load(Ordering::Relaxed);
+        let is_last = part == Part::Context && {
+            // Relaxed: as above.
+            let before = overhead.contexts.load(Ordering::Relaxed);
+            overhead
+                .contexts
+                .store(before.saturating_sub(1), Ordering::Relaxed);
+            before <= 1
+        };
+        let gone = if is_last { charged } else { bytes.min(charged) };
+        // Relaxed: as above.
+        word.fetch_sub(gone, Ordering::Relaxed);
+        container.region.release(device, gone, part.kind());
+    }
+
+    /// The host measured what contexts and modules take of each device: the books follow when the
+    /// figure has changed. (Between two looks, estimates stand on top of it.)
+    pub(crate) fn settle_overhead(&self, container: &Container, measured: &[u64; MAX_DEVICES]) {
+        for (device, (overhead, &bytes)) in self.overhead.iter().zip(measured).enumerate() {
+            // Relaxed: guards no other memory.
+            if bytes == 0 || overhead.measured_bytes.swap(bytes, Ordering::Relaxed) == bytes {
+                continue;
+            }
+            self.settle_device(container, device, bytes);
+        }
+    }
+
+    /// The contexts and modules of one device take this much.
+    pub(crate) fn settle_device(&self, container: &Container, device: usize, bytes: u64) {
+        let Some(overhead) = self.overhead.get(device) else {
+            return;
+        };
+        let Some(_held) = overhead.lock.hold() else {
+            return;
+        };
+        // Relaxed: under the lock, as all below.
+        let contexts = overhead.contexts.load(Ordering::Relaxed);
+        if contexts == 0 {
+            return;
+        }
+        let modules = overhead.module_bytes.load(Ordering::Relaxed);
+        let was = overhead.context_bytes.load(Ordering::Relaxed);
+        let is = bytes.saturating_sub(modules);
+        overhead.context_bytes.store(is, Ordering::Relaxed);
+        container.region.adjust(device, Kind::Context, was, is);
+        if contexts == 1 && is > 0 {
+            container.region.learn_context_bytes(device, is);
+        }
+    }
+
+    /// Remembers the primary context of a device (its handle; 0: none); gives the one before.
+    pub(crate) fn swap_primary(&self, device: usize, context: u64) -> u64 {
+        // Relaxed: a handle guards no memory of ours.
+        self.overhead
+            .get(device)
+            .map_or(0, |it| it.primary.swap(context, Ordering::Relaxed))
+    }
+
+    /// The primary context of a device; 0: none that we know.
+    pub(crate) fn primary(&self, device: usize) -> u64 {
+        // Relaxed: as above.
+        self.overhead
+            .get(device)
+            .map_or(0, |it| it.primary.load(Ordering::Relaxed))
+    }
+
+    /// What contexts and modules of this process are charged on a device, bytes.
+    pub(crate) fn overhead_bytes(&self, device: usize) -> u64 {
+        self.overhead.get(device).map_or(0, |overhead| {
+            // Relaxed: a figure of the moment.
+            overhead.context_bytes.load(Ordering::Relaxed)
+                + overhead.module_bytes.load(Ordering::Relaxed)
+        })
+    }
+}

@@ -1,0 +1,210 @@
+//! A lock for a guest: bounded waits, no allocation, all zeros is unlocked (so that memory which a
+//! fork wipes holds no lock), no poison. Never held across a driver call.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const AWAITED: u32 = 2;
+
+/// No wait for anybody is longer.
+const LONGEST_WAIT_MS: i64 = 100;
+
+/// Lives in memory that a forked child sees as zeros.
+#[repr(transparent)]
+pub(crate) struct Lock(AtomicU32);
+
+/// The lock is held until this is dropped.
+pub(crate) struct Held<'a>(&'a Lock);
+
+impl Lock {
+    #[cfg(test)]
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU32::new(FREE))
+    }
+
+    /// Waits up to 100 ms; `None` when that was not enough.
+    #[inline]
+    pub(crate) fn hold(&self) -> Option<Held<'_>> {
+        // Acquire: what the last holder wrote under the lock is seen.
+        if self
+            .0
+            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+        {
+            return Some(Held(self));
+        }
+        self.wait()
+    }
+
+    #[cold]
+    fn wait(&self) -> Option<Held<'_>> {
+        for _ in 0..100 {
+            core::hint::spin_loop();
+            // Acquire: as above.
+            if self
+                .0
+                .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+            {
+                return Some(Held(self));
+            }
+        }
+        let deadline = milliseconds() + LONGEST_WAIT_MS;
+        // Acquire: as above. Whoever waited leaves it marked as awaited, for others may wait too.
+        while self.0.swap(AWAITED, Ordering::Acquire) != FREE {
+            let left = deadline - milliseconds();
+            if left <= 0 {
+                return None;
+            }
+            futex_wait(&self.0, AWAITED, left);
+        }
+        Some(Held(self))
+    }
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: the next holder sees what we wrote.
+        if self.0.0.swap(FREE, Ordering::Release) == AWAITED {
+            futex_wake_one(&self.0.0);
+        }
+    }
+}
+
+/// A lock whose holder may have been left behind by a fork: it names the process that holds it. For
+/// memory that no fork wipes, and for what happens once.
+pub(crate) struct ProcessLock(AtomicU32);
+
+/// The lock is held until this is dropped.
+pub(crate) struct HeldByProcess<'a>(&'a ProcessLock);
+
+impl ProcessLock {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU32::new(FREE))
+    }
+
+    /// Waits up to `longest_ms` for another thread of this process; takes it over from a process
+    /// that this one was forked from.
+    pub(crate) fn hold(&self, longest_ms: i64) -> Option<HeldByProcess<'_>> {
+        let me = std::process::id();
+        let deadline = milliseconds() + longest_ms;
+        loop {
+            // Acquire: what the last holder wrote under the lock is seen.
+            let Err(holder) =
+                self.0
+                    .compare_exchange(FREE, me, Ordering::Acquire, Ordering::Acquire)
+            else {
+                return Some(HeldByProcess(self));
+            };
+            if holder != me {
+                // Acquire: as above; of several threads of a forked child one takes it over.
+                let taken =
+                    self.0
+                        .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed);
+                if taken.is_ok() {
+                    return Some(HeldByProcess(self));
+                }
+                continue;
+            }
+            let left = deadline - milliseconds();
+            if left <= 0 {
+                return None;
+            }
+            futex_wait(&self.0, holder, left.min(5));
+        }
+    }
+}
+
+impl Drop for HeldByProcess<'_> {
+    fn drop(&mut self) {
+        // Release: the next holder sees what we wrote.
+        self.0.0.store(FREE, Ordering::Release);
+        futex_wake_one(&self.0.0);
+    }
+}
+
+/// Milliseconds of a clock that only goes forward.
+pub(crate) fn milliseconds() -> i64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes one timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    now.tv_sec * 1000 + now.tv_nsec / 1_000_000
+}
+
+fn futex_wait(word: &AtomicU32, expected: u32, longest_ms: i64) {
+    let timeout = libc::timespec {
+        tv_sec: longest_ms / 1000,
+        tv_nsec: longest_ms % 1000 * 1_000_000,
+    };
+    // SAFETY: the word lives as long as the reference; a bare system call is no cancellation point.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            expected,
+            &raw const timeout,
+        )
+    };
+}
+
+fn futex_wake_one(word: &AtomicU32) {
+    // SAFETY: as above; waking is harmless when nobody waits.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+            1,
+        )
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::UnsafeCell;
+
+    #[test]
+    fn one_at_a_time() {
+        struct Shared(Lock, UnsafeCell<u64>);
+        // SAFETY: the cell is only touched under the lock.
+        unsafe impl Sync for Shared {}
+        let shared = Shared(Lock::new(), UnsafeCell::new(0));
+
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        let shared = &shared;
+                        let _held = shared.0.hold().unwrap();
+                        // SAFETY: under the lock.
+                        unsafe { *shared.1.get() += 1 };
+                    }
+                });
+            }
+        });
+
+        assert_eq!(shared.1.into_inner(), 40_000);
+    }
+
+    #[test]
+    fn a_wait_ends() {
+        let lock = Lock::new();
+        let _held = lock.hold();
+
+        assert!(lock.hold().is_none());
+    }
+
+    #[test]
+    fn a_lock_that_a_fork_left_behind_is_taken_over() {
+        let lock = ProcessLock(AtomicU32::new(std::process::id() + 1));
+
+        assert!(lock.hold(0).is_some());
+    }
+}

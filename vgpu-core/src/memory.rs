@@ -1,0 +1,508 @@
+//! Rules: plain device memory, arrays, and memory shared by IPC. Reserve, call, confirm or refund.
+//! Pools, mapped memory, contexts, modules and graphs have files of their own.
+
+use cuda_api::{
+    CuArray3DDescriptor, CuArray3DDescriptorV1, CuArrayDescriptor, CuArrayDescriptorV1,
+    CuDevicePtr, CuIpcMemHandle, CuResult,
+};
+use vgpu_abi::region::{Charge, Kind, SharedKey};
+
+use crate::books::{self, Books, Place, books, size, taken};
+use crate::border;
+use crate::guest::Verdict;
+use crate::log::line;
+use crate::map::{Entry, Space};
+use crate::pools;
+
+/// What a pointer is charged as (`Entry::what`).
+pub(crate) mod what {
+    /// A charge of its own.
+    pub(crate) const OWN: u8 = 0;
+    /// Out of a pool with books of its own; `owner` is the pool's place.
+    pub(crate) const POOL: u8 = 1;
+    /// Out of a pool without: a charge of its own, which no context takes along.
+    pub(crate) const LOOSE: u8 = 2;
+    /// In the shared table, exported from here; `owner` is the context.
+    pub(crate) const SHARED: u8 = 3;
+    /// In the shared table, opened here.
+    pub(crate) const OPENED: u8 = 4;
+}
+
+/// Does the driver free it with the context that it was made in?
+pub(crate) fn dies_with_its_context(entry: &Entry) -> bool {
+    matches!(entry.what, what::OWN)
+}
+
+/// Room for something that the driver is about to give.
+#[derive(Clone, Copy)]
+pub(crate) struct Reserved {
+    charge: Charge,
+    owner: u64,
+}
+
+/// Something that the driver is about to take back.
+#[derive(Clone, Copy)]
+pub(crate) struct Leaving {
+    number: u64,
+    entry: Entry,
+}
+
+/// A device pointer of either width of the C interface.
+pub(crate) trait Address: Copy {
+    fn number(self) -> u64;
+}
+
+impl Address for CuDevicePtr {
+    fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// The interface before driver 3.2.
+impl Address for u32 {
+    fn number(self) -> u64 {
+        u64::from(self)
+    }
+}
+
+impl<T> Address for *mut T {
+    fn number(self) -> u64 {
+        self as u64
+    }
+}
+
+/// Room on the current context's device.
+fn reserve_here(books: &Books, call: &str, bytes: u64) -> Verdict<Reserved> {
+    match books.here() {
+        Place::Device { device, owner } => match books.reserve(call, device, bytes) {
+            Ok(charge) => Verdict::Call(Reserved { charge, owner }),
+            Err(result) => Verdict::Refuse(result),
+        },
+        Place::Elsewhere => Verdict::Pass,
+        Place::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
+    }
+}
+
+/// The driver has given it, under this number and as this many bytes.
+fn given(books: &Books, reserved: Reserved, space: Space, number: u64, bytes: u64) {
+    let charge = reserved.charge;
+    books.confirm_as(charge, Kind::Buffer, bytes);
+    let entry = Entry {
+        bytes,
+        owner: reserved.owner,
+        device: u8::try_from(charge.device()).unwrap_or(u8::MAX),
+        ..Entry::default()
+    };
+    let (before, kept) = books.ledger().map.put(space, number, entry);
+    if let Some(before) = before {
+        // The driver has given the same number again: what stood there went past us.
+        forget(books, number, &before);
+    }
+    if !kept {
+        line!(
+            Error,
+            "{bytes} bytes stay charged until the end: no memory to remember them in"
+        );
+    }
+}
+
+pub(crate) fn before_alloc(call: &str, bytes: usize) -> Verdict<Reserved> {
+    let books = books!(Memory);
+    if bytes == 0 {
+        return Verdict::Pass;
+    }
+    reserve_here(&books, call, taken(size(bytes)))
+}
+
+pub(crate) fn after_alloc<A: Address>(reserved: Reserved, result: CuResult, out: *mut A) {
+    let Some(books) = books::opened() else { return };
+    match border::read(out) {
+        Some(pointer) if result == CuResult::SUCCESS => {
+            given(
+                &books,
+                reserved,
+                Space::Pointer,
+                pointer.number(),
+                reserved.charge.bytes(),
+            );
+        }
+        _ => books.container.region.refund(reserved.charge),
+    }
+}
+
+const ROW_STEP: u64 = 512;
+
+fn row(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(ROW_STEP).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn before_pitch(call: &str, width: u64, height: u64) -> Verdict<Reserved> {
+    let books = books!(Memory);
+    if width == 0 || height == 0 {
+        return Verdict::Pass;
+    }
+    reserve_here(&books, call, taken(row(width).saturating_mul(height)))
+}
+
+/// Charged is what the driver's own pitch makes of it.
+pub(crate) fn after_pitch<A: Address>(
+    reserved: Reserved,
+    result: CuResult,
+    out: *mut A,
+    pitch: Option<u64>,
+    height: u64,
+) {
+    let Some(books) = books::opened() else { return };
+    match border::read(out) {
+        Some(pointer) if result == CuResult::SUCCESS => {
+            let bytes = pitch.map_or(reserved.charge.bytes(), |it| {
+                taken(it.saturating_mul(height))
+            });
+            given(&books, reserved, Space::Pointer, pointer.number(), bytes);
+        }
+        _ => books.container.region.refund(reserved.charge),
+    }
+}
+
+/// A pointer that we have not seen goes to the driver unchanged. One that we have is taken out before
+/// the call: after it another thread may be given the same number.
+pub(crate) fn before_free(pointer: impl Address) -> Verdict<Leaving> {
+    let books = books!(Memory);
+    leaving(&books, Space::Pointer, pointer.number())
+}
+
+fn leaving(books: &Books, space: Space, number: u64) -> Verdict<Leaving> {
+    match books.ledger().map.take(space, number) {
+        Some(entry) => Verdict::Call(Leaving { number, entry }),
+        None => Verdict::Pass,
+    }
+}
+
+pub(crate) fn after_free(leaving: Leaving, result: CuResult) {
+    let Some(books) = books::opened() else { return };
+    let Leaving { number, entry } = leaving;
+    if result == CuResult::SUCCESS {
+        forget(&books, number, &entry);
+    } else {
+        books.ledger().map.put(Space::Pointer, number, entry);
+    }
+}
+
+/// The driver has taken it back.
+fn forget(books: &Books, number: u64, entry: &Entry) {
+    let device = usize::from(entry.device);
+    match entry.what {
+        what::POOL => pools::given_back(books, entry),
+        what::SHARED | what::OPENED => {
+            if let Some(key) = books.ledger().map.take(Space::SharedKey, number) {
+                unhold(books, SharedKey([key.bytes, key.owner]));
+            }
+        }
+        _ => books
+            .container
+            .region
+            .release(device, entry.bytes, Kind::Buffer),
+    }
+}
+
+fn unhold(books: &Books, key: SharedKey) {
+    if let Err(error) = books.container.region.unhold(key) {
+        line!(Warn, "a shared object stays charged: {error}");
+    }
+}
+
+/// An array's shape, of whichever version of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    width: u64,
+    height: u64,
+    depth: u64,
+    element: u64,
+    flags: u32,
+}
+
+/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: memory comes later, as mapped memory.
+const COMES_LATER: u32 = 0x40 | 0x80;
+
+/// Bytes of one channel (`CU_AD_FORMAT_*`).
+fn channel_bytes(format: u32) -> u64 {
+    match format {
+        0x01 | 0x08 => 1,
+        0x02 | 0x09 | 0x10 => 2,
+        0x03 | 0x0a | 0x20 => 4,
+        _ => 1,
+    }
+}
+
+pub(crate) trait Described: Copy {
+    fn shape(self) -> Shape;
+}
+
+impl Described for CuArrayDescriptorV1 {
+    fn shape(self) -> Shape {
+        Shape {
+            width: self.width.into(),
+            height: self.height.into(),
+            depth: 0,
+            element: channel_bytes(self.format) * u64::from(self.num_channels),
+            flags: 0,
+        }
+    }
+}
+
+impl Described for CuArrayDescriptor {
+    fn shape(self) -> Shape {
+        Shape {
+            width: size(self.width),
+            height: size(self.height),
+            depth: 0,
+            element: channel_bytes(self.format) * u64::from(self.num_channels),
+            flags: 0,
+        }
+    }
+}
+
+impl Described for CuArray3DDescriptorV1 {
+    fn shape(self) -> Shape {
+        Shape {
+            width: self.width.into(),
+            height: self.height.into(),
+            depth: self.depth.into(),
+            element: channel_bytes(self.format) * u64::from(self.num_channels),
+            flags: self.flags,
+        }
+    }
+}
+
+impl Described for CuArray3DDescriptor {
+    fn shape(self) -> Shape {
+        Shape {
+            width: size(self.width),
+            height: size(self.height),
+            depth: size(self.depth),
+            element: channel_bytes(self.format) * u64::from(self.num_channels),
+            flags: self.flags,
+        }
+    }
+}
+
+impl Shape {
+    /// Rows of 512-byte steps, by height, depth and levels; 0 where memory comes later.
+    fn bytes(&self, levels: u32) -> u64 {
+        if self.flags & COMES_LATER != 0 || self.width == 0 {
+            return 0;
+        }
+        let rows = self.height.max(1).saturating_mul(self.depth.max(1));
+        let one = row(self.width.saturating_mul(self.element)).saturating_mul(rows);
+        taken(one.saturating_mul(u64::from(levels.max(1))))
+    }
+}
+
+pub(crate) fn before_array<D: Described>(
+    call: &str,
+    description: *const D,
+    levels: u32,
+) -> Verdict<Reserved> {
+    let books = books!(Memory);
+    let Some(shape) = border::read(description).map(D::shape) else {
+        return Verdict::Pass;
+    };
+    match shape.bytes(levels) {
+        0 => Verdict::Pass,
+        bytes => reserve_here(&books, call, bytes),
+    }
+}
+
+pub(crate) fn after_array<A: Address>(reserved: Reserved, result: CuResult, out: *mut A) {
+    let Some(books) = books::opened() else { return };
+    match border::read(out) {
+        Some(array) if result == CuResult::SUCCESS => {
+            given(
+                &books,
+                reserved,
+                Space::Array,
+                array.number(),
+                reserved.charge.bytes(),
+            );
+        }
+        _ => books.container.region.refund(reserved.charge),
+    }
+}
+
+pub(crate) fn before_array_free(array: impl Address) -> Verdict<Leaving> {
+    let books = books!(Memory);
+    leaving(&books, Space::Array, array.number())
+}
+
+pub(crate) fn after_array_free(leaving: Leaving, result: CuResult) {
+    let Some(books) = books::opened() else { return };
+    if result == CuResult::SUCCESS {
+        forget(&books, leaving.number, &leaving.entry);
+    } else {
+        books
+            .ledger()
+            .map
+            .put(Space::Array, leaving.number, leaving.entry);
+    }
+}
+
+/// The name of a shared object, from the bytes by which the driver names it to other processes.
+pub(crate) fn key_of(bytes: &[u8]) -> SharedKey {
+    let half = |seed: u64| {
+        bytes.iter().fold(seed, |hash, &byte| {
+            (hash ^ u64::from(byte))
+                .wrapping_mul(0x0100_0000_01b3)
+                .rotate_left(5)
+        })
+    };
+    SharedKey([half(0xcbf2_9ce4_8422_2325) | 1, half(0x9e37_79b9_7f4a_7c15)])
+}
+
+fn remember_key(books: &Books, number: u64, key: SharedKey) {
+    let SharedKey([first, second]) = key;
+    let entry = Entry {
+        bytes: first,
+        owner: second,
+        ..Entry::default()
+    };
+    books.ledger().map.put(Space::SharedKey, number, entry);
+}
+
+/// Others may open it from now on: its charge moves to the shared table, where the last holder
+/// carries it.
+pub(crate) fn after_ipc_get(result: CuResult, handle: *mut CuIpcMemHandle, pointer: CuDevicePtr) {
+    let Some(books) = books::opened() else { return };
+    let Some(handle) = border::read(handle).filter(|_| result == CuResult::SUCCESS) else {
+        return;
+    };
+    let Some(entry) = books.ledger().map.get(Space::Pointer, pointer.0) else {
+        return;
+    };
+    if entry.what != what::OWN {
+        return;
+    }
+    let key = key_of(&handle.reserved);
+    let device = usize::from(entry.device);
+    match books
+        .container
+        .region
+        .share(key, device, entry.bytes, Kind::Buffer)
+    {
+        Ok(()) => {
+            remember_key(&books, pointer.0, key);
+            let shared = Entry {
+                what: what::SHARED,
+                ..entry
+            };
+            books.ledger().map.put(Space::Pointer, pointer.0, shared);
+        }
+        Err(error) => line!(
+            Warn,
+            "cuIpcGetMemHandle: charged to this process alone: {error}"
+        ),
+    }
+}
+
+/// Memory of another process. If that one is of this container, we hold its charge with it; if not,
+/// it is charged there.
+pub(crate) fn after_ipc_open<A: Address>(result: CuResult, out: *mut A, handle: CuIpcMemHandle) {
+    let Some(books) = books::opened() else { return };
+    let Some(pointer) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        return;
+    };
+    let key = key_of(&handle.reserved);
+    if let Ok(shared) = books.container.region.hold(key) {
+        let entry = Entry {
+            bytes: shared.bytes,
+            device: u8::try_from(shared.device).unwrap_or(u8::MAX),
+            what: what::OPENED,
+            ..Entry::default()
+        };
+        remember_key(&books, pointer.number(), key);
+        if let (Some(before), _) = books
+            .ledger()
+            .map
+            .put(Space::Pointer, pointer.number(), entry)
+            && before.what == what::OPENED
+        {
+            // Opened once more at the same address: the driver counts, and so do we.
+            let again = Entry {
+                handles: before.handles + 1,
+                ..entry
+            };
+            books
+                .ledger()
+                .map
+                .put(Space::Pointer, pointer.number(), again);
+            unhold(&books, key);
+        }
+    }
+}
+
+/// Closing what was opened as often takes our hold away.
+pub(crate) fn before_ipc_close(pointer: CuDevicePtr) -> Verdict<Leaving> {
+    let books = books!(Memory);
+    match books.ledger().map.get(Space::Pointer, pointer.0) {
+        Some(entry) if entry.what == what::OPENED && entry.handles == 0 => {
+            leaving(&books, Space::Pointer, pointer.0)
+        }
+        Some(entry) if entry.what == what::OPENED => {
+            let less = Entry {
+                handles: entry.handles - 1,
+                ..entry
+            };
+            books.ledger().map.put(Space::Pointer, pointer.0, less);
+            Verdict::Pass
+        }
+        _ => Verdict::Pass,
+    }
+}
+
+/// A C pointer to a figure of either width.
+pub(crate) fn figure<T: Copy + TryInto<u64>>(from: *const T) -> Option<u64> {
+    border::read(from)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_is_charged_by_its_rows() {
+        let shape = Shape {
+            width: 100,
+            height: 10,
+            depth: 0,
+            element: 4,
+            flags: 0,
+        };
+
+        assert_eq!(shape.bytes(1), 512 * 10);
+        assert_eq!(Shape { depth: 3, ..shape }.bytes(2), 512 * 10 * 3 * 2);
+        assert_eq!(
+            Shape {
+                flags: 0x40,
+                ..shape
+            }
+            .bytes(1),
+            0
+        );
+        assert_eq!(
+            Shape {
+                width: u64::MAX,
+                ..shape
+            }
+            .bytes(9),
+            u64::MAX
+        );
+    }
+
+    #[test]
+    fn keys_differ_as_their_bytes_do() {
+        let mut bytes = [0u8; 64];
+        let first = key_of(&bytes);
+        bytes[63] = 1;
+
+        assert_ne!(first, key_of(&bytes));
+    }
+}

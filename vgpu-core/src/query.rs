@@ -1,0 +1,348 @@
+//! What we ask the driver ourselves, as safe functions: the genuine ones only, never through a hook.
+//! Answers `None` where the driver does not know. Changes nothing in the driver, and runs what could
+//! disturb a capture under the relaxed capture mode.
+
+use core::ffi::{CStr, c_void};
+
+use cuda_api::nvml::{NvmlDevice, NvmlProcessInfo};
+use cuda_api::{
+    CuContext, CuDevice, CuDevicePtr, CuGraph, CuGraphNode, CuMemAllocNodeParams, CuMemoryPool,
+    CuResult, CuStream, CuUuid,
+};
+
+use crate::driver::{cuda, nvml};
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: u32 = 2;
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
+const CAPTURING: u32 = 1;
+
+/// A pool's memory, bytes (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`).
+pub(crate) const POOL_RESERVED: u32 = 5;
+/// Of it, what is given out, bytes (`CU_MEMPOOL_ATTR_USED_MEM_CURRENT`).
+pub(crate) const POOL_USED: u32 = 7;
+/// A device's graph memory, bytes (`CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`).
+const GRAPH_RESERVED: u32 = 2;
+
+/// `CU_GRAPH_NODE_TYPE_GRAPH`.
+const NODE_CHILD: u32 = 4;
+/// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
+pub(crate) const NODE_ALLOC: u32 = 10;
+
+fn ok(result: CuResult) -> Option<()> {
+    (result == CuResult::SUCCESS).then_some(())
+}
+
+/// The thread's current context.
+#[inline]
+pub(crate) fn current_context() -> Option<u64> {
+    let mut context: CuContext = core::ptr::null_mut();
+    // SAFETY: one handle to write to.
+    ok(unsafe { cuda::cuCtxGetCurrent(&raw mut context) })?;
+    (!context.is_null()).then_some(context as u64)
+}
+
+/// The driver's ordinal of the current context's device.
+pub(crate) fn current_ordinal() -> Option<i32> {
+    let mut device = CuDevice(0);
+    // SAFETY: one word to write to.
+    ok(unsafe { cuda::cuCtxGetDevice(&raw mut device) })?;
+    Some(device.0)
+}
+
+/// The device's names as bytes: of the MIG instance if it is one, and of the card.
+pub(crate) fn device_uuids(ordinal: i32) -> Option<[[u8; 16]; 2]> {
+    let mut instance = CuUuid { bytes: [0; 16] };
+    let mut card = CuUuid { bytes: [0; 16] };
+    // SAFETY: sixteen bytes to write to.
+    let by_instance = ok(unsafe { cuda::cuDeviceGetUuid_v2(&raw mut instance, CuDevice(ordinal)) });
+    // SAFETY: as above.
+    let by_card = ok(unsafe { cuda::cuDeviceGetUuid(&raw mut card, CuDevice(ordinal)) });
+    match (by_instance, by_card) {
+        (None, None) => None,
+        (None, Some(())) => Some([card.bytes; 2]),
+        (Some(()), None) => Some([instance.bytes; 2]),
+        (Some(()), Some(())) => Some([instance.bytes, card.bytes]),
+    }
+}
+
+/// How many devices the driver shows.
+pub(crate) fn device_count() -> Option<i32> {
+    let mut count = 0;
+    // SAFETY: one word to write to.
+    ok(unsafe { cuda::cuDeviceGetCount(&raw mut count) })?;
+    Some(count)
+}
+
+/// Is the device's primary context alive?
+pub(crate) fn primary_is_active(ordinal: i32) -> Option<bool> {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: two words to write to.
+    ok(unsafe {
+        cuda::cuDevicePrimaryCtxGetState(CuDevice(ordinal), &raw mut flags, &raw mut active)
+    })?;
+    Some(active != 0)
+}
+
+/// The device's size, bytes.
+pub(crate) fn device_bytes(ordinal: i32) -> Option<u64> {
+    let mut bytes = 0usize;
+    // SAFETY: one word to write to.
+    ok(unsafe { cuda::cuDeviceTotalMem_v2(&raw mut bytes, CuDevice(ordinal)) })?;
+    u64::try_from(bytes).ok()
+}
+
+/// Runs queries so that they break nobody's capture.
+pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
+    let mut mode = RELAXED;
+    // SAFETY: one word to read and write; it exchanges this thread's mode.
+    let exchanged = ok(unsafe { cuda::cuThreadExchangeStreamCaptureMode(&raw mut mode) });
+    let answer = work();
+    if exchanged.is_some() {
+        // SAFETY: as above; it gives the thread its own mode back.
+        let restored = unsafe { cuda::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        debug_assert_eq!(restored, CuResult::SUCCESS);
+    }
+    answer
+}
+
+/// Is work on this stream being captured rather than done?
+pub(crate) fn is_capturing(stream: CuStream) -> bool {
+    let mut status = 0;
+    // SAFETY: the caller's own stream; one word to write to.
+    let asked = unsafe { cuda::cuStreamIsCapturing(stream, &raw mut status) };
+    ok(asked).is_some() && status == CAPTURING
+}
+
+/// The context that a stream belongs to; the legacy and per-thread streams belong to the current one.
+pub(crate) fn stream_context(stream: CuStream) -> Option<u64> {
+    if (stream as usize) <= 2 {
+        return current_context();
+    }
+    let mut context: CuContext = core::ptr::null_mut();
+    // SAFETY: the caller's own stream; one handle to write to.
+    ok(unsafe { cuda::cuStreamGetCtx(stream, &raw mut context) })?;
+    (!context.is_null()).then_some(context as u64)
+}
+
+/// The ordinal of a context's device.
+pub(crate) fn context_ordinal(context: u64) -> Option<i32> {
+    if current_context() == Some(context) {
+        return current_ordinal();
+    }
+    let context: CuContext = core::ptr::with_exposed_provenance_mut(usize::try_from(context).ok()?);
+    // SAFETY: a context that the driver named to us just now.
+    ok(unsafe { cuda::cuCtxPushCurrent_v2(context) })?;
+    let ordinal = current_ordinal();
+    let mut popped: CuContext = core::ptr::null_mut();
+    // SAFETY: takes off what was pushed above.
+    ok(unsafe { cuda::cuCtxPopCurrent_v2(&raw mut popped) })?;
+    ordinal
+}
+
+/// The pool that `cuMemAllocAsync` takes from on this device.
+pub(crate) fn device_pool(ordinal: i32) -> Option<u64> {
+    let mut pool: CuMemoryPool = core::ptr::null_mut();
+    // SAFETY: one handle to write to.
+    ok(unsafe { cuda::cuDeviceGetMemPool(&raw mut pool, CuDevice(ordinal)) })?;
+    (!pool.is_null()).then_some(pool as u64)
+}
+
+/// The pool that a device begins with.
+pub(crate) fn default_pool(ordinal: i32) -> Option<u64> {
+    let mut pool: CuMemoryPool = core::ptr::null_mut();
+    // SAFETY: one handle to write to.
+    ok(unsafe { cuda::cuDeviceGetDefaultMemPool(&raw mut pool, CuDevice(ordinal)) })?;
+    (!pool.is_null()).then_some(pool as u64)
+}
+
+/// A pool's figure ([`POOL_RESERVED`], [`POOL_USED`]), bytes.
+pub(crate) fn pool_bytes(pool: u64, attribute: u32) -> Option<u64> {
+    let pool: CuMemoryPool = core::ptr::with_exposed_provenance_mut(usize::try_from(pool).ok()?);
+    let mut bytes = 0u64;
+    // SAFETY: the attribute is a 64-bit number, and there is room for one.
+    ok(unsafe { cuda::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) })?;
+    Some(bytes)
+}
+
+/// What the device's graphs hold, bytes.
+pub(crate) fn graph_bytes(ordinal: i32) -> Option<u64> {
+    let mut bytes = 0u64;
+    let value: *mut c_void = (&raw mut bytes).cast();
+    // SAFETY: the attribute is a 64-bit number, and there is room for one.
+    ok(unsafe { cuda::cuDeviceGetGraphMemAttribute(CuDevice(ordinal), GRAPH_RESERVED, value) })?;
+    Some(bytes)
+}
+
+/// A limit of the current context (`CU_LIMIT_*`), bytes.
+pub(crate) fn context_limit(limit: u32) -> Option<u64> {
+    let mut value = 0usize;
+    // SAFETY: one word to write to.
+    ok(unsafe { cuda::cuCtxGetLimit(&raw mut value, limit) })?;
+    u64::try_from(value).ok()
+}
+
+/// What the memory nodes of a graph and of the graphs within it allocate: ordinal of the device and
+/// bytes of each.
+pub(crate) fn graph_allocations(graph: CuGraph, depth: u32, each: &mut impl FnMut(i32, u64)) {
+    const AT_ONCE: usize = 4096;
+    let mut count = 0usize;
+    // SAFETY: the caller's own graph; asks for the number only.
+    let asked = unsafe { cuda::cuGraphGetNodes(graph, core::ptr::null_mut(), &raw mut count) };
+    if ok(asked).is_none() || count == 0 || depth > 8 {
+        return;
+    }
+    // The graph's nodes come all at once; there may be many, and never on a path of an allocator.
+    let mut nodes: Vec<CuGraphNode> = Vec::new();
+    if nodes.try_reserve_exact(count.min(AT_ONCE * 256)).is_err() {
+        return;
+    }
+    nodes.resize(count.min(AT_ONCE * 256), core::ptr::null_mut());
+    count = nodes.len();
+    // SAFETY: the caller's own graph, and room for that many nodes.
+    if ok(unsafe { cuda::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) }).is_none() {
+        return;
+    }
+    for node in nodes.into_iter().take(count) {
+        let mut kind = 0;
+        // SAFETY: a node that the driver named just now.
+        if ok(unsafe { cuda::cuGraphNodeGetType(node, &raw mut kind) }).is_none() {
+            continue;
+        }
+        if kind == NODE_ALLOC {
+            let mut params = CuMemAllocNodeParams::zeroed();
+            // SAFETY: as above, and room for the parameters.
+            let asked = unsafe { cuda::cuGraphMemAllocNodeGetParams(node, &raw mut params) };
+            if ok(asked).is_some() && params.pool.location.kind == DEVICE {
+                each(
+                    params.pool.location.id,
+                    u64::try_from(params.bytes).unwrap_or(u64::MAX),
+                );
+            }
+        } else if kind == NODE_CHILD {
+            let mut child: CuGraph = core::ptr::null_mut();
+            // SAFETY: as above, and room for one handle.
+            let asked = unsafe { cuda::cuGraphChildGraphNodeGetGraph(node, &raw mut child) };
+            if ok(asked).is_some() {
+                graph_allocations(child, depth + 1, each);
+            }
+        }
+    }
+}
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+pub(crate) const DEVICE: u32 = 1;
+
+/// Gives back what was allocated in stream order a moment ago.
+pub(crate) fn free_async(pointer: CuDevicePtr, stream: CuStream) {
+    // SAFETY: memory that the driver gave us just now and that nobody has seen.
+    let freed = unsafe { cuda::cuMemFreeAsync(pointer, stream) };
+    debug_assert_eq!(freed, CuResult::SUCCESS);
+}
+
+/// Which device of NVML the driver's ordinal is, where `CUDA_VISIBLE_DEVICES` says so: by index, by
+/// UUID (or its beginning), by the card of a MIG device. `None`: the variable is not set.
+pub(crate) fn visible_index(ordinal: i32) -> Option<usize> {
+    // SAFETY: a C string; nobody but the host changes its own environment.
+    let list = unsafe { libc::getenv(c"CUDA_VISIBLE_DEVICES".as_ptr()) };
+    if list.is_null() {
+        return None;
+    }
+    // SAFETY: an environment string ends in a zero.
+    let list = unsafe { CStr::from_ptr(list) }.to_bytes();
+    let entry = list
+        .split(|&byte| byte == b',')
+        .nth(usize::try_from(ordinal).ok()?)?;
+    let entry = entry.trim_ascii();
+    if let Some(index) = core::str::from_utf8(entry)
+        .ok()
+        .and_then(|text| text.parse().ok())
+    {
+        return Some(index);
+    }
+    nvml_index(ordinal)
+}
+
+/// NVML's index of a device, by its UUID.
+fn nvml_index(ordinal: i32) -> Option<usize> {
+    let [_, card] = device_uuids(ordinal)?;
+    with_nvml(|| {
+        let device = nvml_device(&card)?;
+        let mut index = 0;
+        // SAFETY: a handle that NVML gave just now, one word to write to.
+        let asked = unsafe { nvml::nvmlDeviceGetIndex(device, &raw mut index) };
+        asked.is_success().then(|| usize::try_from(index).ok())?
+    })
+}
+
+/// What NVML says that this process holds of the device in all, bytes. `None` where NVML does not
+/// know this process by the number that it has here (in a pid namespace).
+pub(crate) fn own_bytes(ordinal: i32) -> Option<u64> {
+    const MOST: usize = 256;
+    const EMPTY: NvmlProcessInfo = NvmlProcessInfo {
+        pid: 0,
+        used_gpu_memory: 0,
+        gpu_instance_id: 0,
+        compute_instance_id: 0,
+    };
+    let [_, card] = device_uuids(ordinal)?;
+    with_nvml(|| {
+        let device = nvml_device(&card)?;
+        let mut processes = [EMPTY; MOST];
+        let mut count = u32::try_from(MOST).ok()?;
+        // SAFETY: room for as many as are asked for.
+        let asked = unsafe {
+            nvml::nvmlDeviceGetComputeRunningProcesses_v3(
+                device,
+                &raw mut count,
+                processes.as_mut_ptr(),
+            )
+        };
+        if !asked.is_success() {
+            return None;
+        }
+        let me = std::process::id();
+        let known = processes.iter().take(usize::try_from(count).ok()?);
+        let bytes = known
+            .filter(|info| info.pid == me)
+            .map(|info| info.used_gpu_memory)
+            .max()?;
+        (bytes != cuda_api::nvml::VALUE_NOT_AVAILABLE).then_some(bytes)
+    })
+}
+
+fn with_nvml<T>(work: impl FnOnce() -> Option<T>) -> Option<T> {
+    if !nvml::LIBRARY.ensure() {
+        return None;
+    }
+    // SAFETY: takes nothing; the library counts who initialised it.
+    if !unsafe { nvml::nvmlInit_v2() }.is_success() {
+        return None;
+    }
+    let answer = work();
+    // SAFETY: undoes the above.
+    let ended = unsafe { nvml::nvmlShutdown() };
+    debug_assert!(ended.is_success());
+    answer
+}
+
+fn nvml_device(uuid: &[u8; 16]) -> Option<NvmlDevice> {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = [0u8; 48];
+    let mut room = text.iter_mut();
+    for &byte in b"GPU-" {
+        *room.next()? = byte;
+    }
+    for (at, byte) in uuid.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            *room.next()? = b'-';
+        }
+        for half in [byte >> 4, byte & 0xf] {
+            *room.next()? = *DIGITS.get(usize::from(half))?;
+        }
+    }
+    let mut device = NvmlDevice::NULL;
+    // SAFETY: a text that ends in a zero, one handle to write to.
+    let asked = unsafe { nvml::nvmlDeviceGetHandleByUUID(text.as_ptr().cast(), &raw mut device) };
+    asked.is_success().then_some(device)
+}
