@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn a_panic_before_lets_the_call_through_and_after_keeps_the_result() {
         let verdict = before(|| -> Verdict<(), u32> { panic!("in a rule") });
-        let result = after(7, || panic!("in a rule"));
+        let result = after(7, || -> () { panic!("in a rule") });
 
         assert_eq!(verdict, Verdict::Pass);
         assert_eq!(result, 7);

@@ -13,8 +13,9 @@ use core::ffi::c_char;
 
 use cuda_api::nvml::*;
 
+use crate::books::{self, Books, Group};
 use crate::border::{read, write};
-use crate::container::{self, Container, Device, Process, Standing};
+use crate::container::Device;
 use crate::driver::nvml as driver;
 use crate::guest::Verdict;
 use crate::hooks::hooks;
@@ -187,34 +188,28 @@ hooks! {
         => { _, names::after_process_name(pid, name, length) }
 }
 
-/// A device that has a limit, and what stands behind it.
+/// A device that has books, and the books.
 #[derive(Clone, Copy)]
 struct Limited {
-    container: &'static Container,
-    process: &'static Process,
+    books: Books,
     /// Index in limits and region.
     index: usize,
 }
 
-/// The container, if there is one.
-fn here() -> Option<(&'static Container, &'static Process)> {
-    match container::standing() {
-        Standing::Ready(container, process) => Some((container, process)),
-        Standing::Transparent | Standing::Closed => None,
-    }
+/// The container's books, if there is a container; the call is counted.
+fn here() -> Option<Books> {
+    let books = books::opened()?;
+    books.count(Group::Nvml);
+    Some(books)
 }
 
 /// The container's device behind a handle; `None` when the driver's answer is to stand.
 fn limited(device: NvmlDevice) -> Option<Limited> {
-    let (container, process) = here()?;
-    match devices::of(container, device)? {
+    let books = here()?;
+    match devices::of(books.container, device)? {
         Device::Limited(index) => {
-            process.tick(container);
-            Some(Limited {
-                container,
-                process,
-                index,
-            })
+            books.process.tick(books.container);
+            Some(Limited { books, index })
         }
         Device::Unlimited | Device::Denied => None,
     }
@@ -223,7 +218,7 @@ fn limited(device: NvmlDevice) -> Option<Limited> {
 /// How much room the caller has for a list, before the driver overwrites it.
 fn room(count: *mut u32) -> Verdict<u32, NvmlReturn> {
     match read(count) {
-        Some(room) if here().is_some() => Verdict::Call(room),
+        Some(room) if books::opened().is_some() => Verdict::Call(room),
         _ => Verdict::Pass,
     }
 }
@@ -304,7 +299,7 @@ fn after_count(result: NvmlReturn, count: *mut u32) {
     if !result.is_success() {
         return;
     }
-    if let Some((container, _)) = here()
+    if let Some(Books { container, .. }) = here()
         && devices::hides(container)
     {
         write(count, devices::count(container));
@@ -316,7 +311,7 @@ fn after_handle_by_index(
     index: u32,
     device: *mut NvmlDevice,
 ) -> Option<NvmlReturn> {
-    let (container, _) = here()?;
+    let Books { container, .. } = here()?;
     if result == NvmlReturn::UNINITIALIZED || device.is_null() || !devices::hides(container) {
         return None;
     }
@@ -335,7 +330,9 @@ fn after_index(result: NvmlReturn, device: NvmlDevice, index: *mut u32) {
     if !result.is_success() {
         return;
     }
-    let Some((container, _)) = here() else { return };
+    let Some(Books { container, .. }) = here() else {
+        return;
+    };
     if !devices::hides(container) || devices::card_of(device).is_some() {
         return;
     }
@@ -348,7 +345,7 @@ fn after_handle(result: NvmlReturn, device: *mut NvmlDevice) -> Option<NvmlRetur
     if !result.is_success() {
         return None;
     }
-    let (container, _) = here()?;
+    let Books { container, .. } = here()?;
     let handle = read(device)?;
     if !devices::hides(container) || devices::is_visible(container, handle) {
         return None;

@@ -6,13 +6,14 @@ use core::mem::MaybeUninit;
 use cuda_api::nvml::*;
 use vgpu_abi::region::ProcessUse;
 
-use super::{Limited, devices, driver, here, limited};
+use super::{Limited, devices, driver, limited};
+use crate::books;
 use crate::border::{read, write};
 use crate::container::Container;
 use crate::guest::Verdict;
 
 /// Entries of which we can make an own list when the caller's room was too small for the driver's.
-const OWN_ROOM: usize = 256;
+const OWN_ROOM: u32 = 256;
 
 /// A process of the container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +47,7 @@ fn driver_pid(container: &Container, process: &ProcessUse) -> u32 {
 
 /// The container's process behind a pid of the driver's.
 fn member(limited: &Limited, driver_pid: u32) -> Option<Member> {
-    members(limited.container, limited.index).find(|member| member.driver_pid == driver_pid)
+    members(limited.books.container, limited.index).find(|member| member.driver_pid == driver_pid)
 }
 
 /// Who computes is known from our own books, so the driver's list is not looked at: it may be too
@@ -75,7 +76,7 @@ fn write_members<T: ProcessEntry>(
     let (gpu_instance, compute_instance) = instance_of(device);
     let room = if infos.is_null() { 0 } else { room as usize };
     let mut found = 0;
-    for member in members(limited.container, limited.index).filter(|member| member.used > 0) {
+    for member in members(limited.books.container, limited.index).filter(|member| member.used > 0) {
         if found < room {
             let entry = T::new(member.pid, member.used);
             // `found` is below the room that the caller has.
@@ -152,7 +153,7 @@ fn own_entry<T: ProcessEntry>(limited: &Limited, entry: T) -> Option<T> {
 /// How much room the caller has, before the driver overwrites it.
 pub(super) fn room_of_details(list: *mut NvmlProcessDetailList) -> Verdict<u32, NvmlReturn> {
     match read(list) {
-        Some(list) if here().is_some() => Verdict::Call(list.count),
+        Some(list) if books::opened().is_some() => Verdict::Call(list.count),
         _ => Verdict::Pass,
     }
 }
@@ -233,7 +234,7 @@ pub(super) fn after_samples(
 /// How much room the caller has, before the driver overwrites it.
 pub(super) fn room_of_samples(info: *mut NvmlProcessesUtilizationInfo) -> Verdict<u32, NvmlReturn> {
     match read(info) {
-        Some(info) if here().is_some() => Verdict::Call(info.count),
+        Some(info) if books::opened().is_some() => Verdict::Call(info.count),
         _ => Verdict::Pass,
     }
 }
@@ -291,8 +292,9 @@ pub(super) fn after_rates(
     let Some(limited) = limited(device) else {
         return;
     };
-    let mut samples = [const { MaybeUninit::<NvmlProcessUtilizationSample>::uninit() }; OWN_ROOM];
-    let mut count = OWN_ROOM as u32;
+    let mut samples =
+        [const { MaybeUninit::<NvmlProcessUtilizationSample>::uninit() }; OWN_ROOM as usize];
+    let mut count = OWN_ROOM;
     let since = now_us().saturating_sub(WINDOW_US);
     // SAFETY: as much room as stated.
     let result = unsafe {
@@ -380,20 +382,19 @@ pub(super) fn after_accounting_stats(
         return None;
     }
     let limited = limited(device)?;
-    match members(limited.container, limited.index).find(|member| member.pid == pid) {
-        Some(member) if member.driver_pid == pid => None,
-        // SAFETY: as the caller's own call, for another pid.
-        Some(member) => {
-            Some(unsafe { driver::nvmlDeviceGetAccountingStats(device, member.driver_pid, stats) })
+    let member = members(limited.books.container, limited.index).find(|member| member.pid == pid);
+    let Some(Member { driver_pid, .. }) = member else {
+        if result.is_success() && !stats.is_null() {
+            // SAFETY: the caller's structure, of which all zeros is a value.
+            unsafe { stats.write_bytes(0, 1) };
         }
-        None => {
-            if result.is_success() && !stats.is_null() {
-                // SAFETY: the caller's structure, of which all zeros is a value.
-                unsafe { stats.write_bytes(0, 1) };
-            }
-            Some(NvmlReturn::NOT_FOUND)
-        }
+        return Some(NvmlReturn::NOT_FOUND);
+    };
+    if driver_pid == pid {
+        return None;
     }
+    // SAFETY: as the caller's own call, for another pid.
+    Some(unsafe { driver::nvmlDeviceGetAccountingStats(device, driver_pid, stats) })
 }
 
 /// A list of the caller's, by NVML's protocol: `count` is the room before and the number after; with
@@ -433,8 +434,8 @@ impl<T: Copy> List<T> {
                 (kept == 0).then_some(self.when_empty)
             }
             NvmlReturn::SUCCESS | NvmlReturn::INSUFFICIENT_SIZE => {
-                let mut own = [const { MaybeUninit::<T>::uninit() }; OWN_ROOM];
-                let mut count = OWN_ROOM as u32;
+                let mut own = [const { MaybeUninit::<T>::uninit() }; OWN_ROOM as usize];
+                let mut count = OWN_ROOM;
                 if !ask(&raw mut count, own.as_mut_ptr().cast()).is_success() {
                     return None;
                 }

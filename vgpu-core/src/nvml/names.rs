@@ -6,6 +6,7 @@ use core::ffi::c_char;
 use cuda_api::nvml::NvmlReturn;
 
 use super::here;
+use crate::books::Books;
 use crate::border::write;
 
 /// A member of the container is named by what its own `/proc` says, and so is a process that the
@@ -19,7 +20,7 @@ pub(super) fn after_process_name(
     if name.is_null() || length == 0 || result == NvmlReturn::UNINITIALIZED {
         return None;
     }
-    let (container, _) = here()?;
+    let Books { container, .. } = here()?;
     let is_member = container
         .region
         .processes()
