@@ -250,13 +250,10 @@ fn share(limit: u64, used: u64, physical: u64, physical_free: u64) -> NvmlMemory
 
 impl Limited {
     fn share(&self, physical: u64, physical_free: u64) -> NvmlMemory {
-        let limit = self.process.memory_limit(self.container, self.index);
-        share(
-            limit,
-            self.container.region.used(self.index),
-            physical,
-            physical_free,
-        )
+        let Books { container, process } = self.books;
+        let limit = process.memory_limit(container, self.index);
+        let used = container.region.used(self.index);
+        share(limit, used, physical, physical_free)
     }
 }
 

@@ -483,7 +483,7 @@ mod tests {
     fn settle(entries: &[u32], room: u32, array: Option<&mut [u32]>) -> (NvmlReturn, u32) {
         let driver = |count: *mut u32, array: *mut u32| {
             let room = read(count).unwrap() as usize;
-            write(count, entries.len() as u32);
+            write(count, u32::try_from(entries.len()).unwrap());
             if !entries.is_empty() && (room < entries.len() || array.is_null()) {
                 return NvmlReturn::INSUFFICIENT_SIZE;
             }
