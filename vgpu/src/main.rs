@@ -1,3 +1,117 @@
-//! The command people type: run, top, set, oom, sim.
+//! The command people type: `vgpu run`, `top`, `set`, `oom`, `sim`. Owns what they read and type;
+//! what a daemon needs too stands in `supervisor`.
+//!
+//! Never needs root, never talks to a daemon, and never starts a program under a limit that was
+//! not understood.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod args;
+mod values;
+
+mod oom;
+mod run;
+mod set;
+mod sim;
+mod top;
+
+mod board;
+mod child;
+mod library;
+mod limits;
+mod text;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Args, Command};
+
+/// Why the command ends without having done what it was asked.
+#[derive(Debug)]
+enum Failure {
+    /// What was typed cannot be meant: exit code 2.
+    Usage(String),
+    /// It was understood and could not be done: exit code 1.
+    Failed(anyhow::Error),
+    /// The program could not be started: the code that a shell gives.
+    NotStarted {
+        /// 126 or 127.
+        code: u8,
+        /// What was tried and what the system said.
+        text: String,
+    },
+}
+
+impl Failure {
+    fn usage(text: impl Into<String>) -> Self {
+        Self::Usage(text.into())
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let (name, result) = match args.command {
+        Command::Run(args) => ("vgpu run", run::run(&args)),
+        Command::Set(args) => ("vgpu set", set::run(&args)),
+        Command::Top(args) => ("vgpu top", top::run(&args)),
+        Command::Oom(args) => ("vgpu oom", oom::run(&args)),
+        Command::Sim(args) => ("vgpu sim", sim::run(&args)),
+        Command::Completions { shell } => ("vgpu completions", completions(shell)),
+        Command::Version => ("vgpu version", version()),
+    };
+    match result {
+        Ok(code) => code,
+        Err(failure) => fail(name, &failure),
+    }
+}
+
+fn fail(name: &str, failure: &Failure) -> ExitCode {
+    let (code, text) = match failure {
+        Failure::Usage(text) => (2, text.clone()),
+        Failure::Failed(error) if is_broken_pipe(error) => return ExitCode::SUCCESS,
+        Failure::Failed(error) => (1, format!("{error:#}")),
+        Failure::NotStarted { code, text } => (*code, text.clone()),
+    };
+    // Where nobody can be told, the exit code still says it.
+    writeln!(std::io::stderr(), "{name}: {text}").ok();
+    ExitCode::from(code)
+}
+
+/// `vgpu top | head`: the reader has seen enough.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn completions(shell: args::Shell) -> Result<ExitCode, Failure> {
+    let mut script = Vec::new();
+    let shell = match shell {
+        args::Shell::Bash => clap_complete::Shell::Bash,
+        args::Shell::Zsh => clap_complete::Shell::Zsh,
+        args::Shell::Fish => clap_complete::Shell::Fish,
+    };
+    clap_complete::generate(shell, &mut Args::command(), "vgpu", &mut script);
+    std::io::stdout().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn version() -> Result<ExitCode, Failure> {
+    writeln!(
+        std::io::stdout(),
+        "vgpu {} (limits {}, region {}, targets {})",
+        env!("CARGO_PKG_VERSION"),
+        vgpu_abi::layout::LIMITS_VERSION,
+        vgpu_abi::layout::REGION_VERSION,
+        vgpu_abi::layout::TARGETS_VERSION,
+    )?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,259 @@
+//! What can be typed. Owns every flag, its help and its examples.
+//!
+//! Never decides: a value that parses is a value, and what it means for the GPUs that there are
+//! is decided elsewhere.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::values::{self, ContainerName, DriverVersion, GpuMem, GpuRef, SimMemory};
+
+/// Give each program its share of GPU memory, and no more.
+#[derive(Debug, Parser)]
+#[command(
+    name = "vgpu",
+    version,
+    arg_required_else_help = true,
+    disable_help_subcommand = true,
+    after_help = "\
+Examples:
+  vgpu run --gpumem 4Gi -- python train.py     at most 4 GiB of each GPU
+  vgpu top                                     who uses what
+  vgpu set python-1 --gpumem 8Gi               more, while it runs
+  vgpu oom python-1                            what was refused, and who held the memory
+  vgpu sim -- vgpu run --gpumem 4Gi -- ./app   all of it without a GPU"
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command under a GPU memory limit
+    Run(RunArgs),
+    /// Show containers, their processes, and what they use
+    Top(TopArgs),
+    /// Change the limit of a running container
+    Set(SetArgs),
+    /// Show refused requests, and who held the memory
+    Oom(OomArgs),
+    /// Run a command on simulated GPUs
+    Sim(SimArgs),
+    /// Print a completion script for a shell
+    #[command(after_help = "\
+Examples:
+  vgpu completions bash > ~/.local/share/bash-completion/completions/vgpu
+  vgpu completions zsh > ~/.zfunc/_vgpu
+  vgpu completions fish > ~/.config/fish/completions/vgpu.fish")]
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+    /// Print the version, and those of the files that it reads and writes
+    Version,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  vgpu run --gpumem 4Gi -- python train.py          at most 4 GiB of each GPU
+  vgpu run --gpumem 4Gi --gpu 0 -- python train.py  GPU 0 only, 4 GiB of it
+  vgpu run --gpumem 0=4Gi,1=8Gi -- ./app            GPUs 0 and 1, a limit each
+  vgpu run --name train --gpumem 4Gi -- ./app       a name for top, set and oom
+
+The command and everything that it starts share the limit. The exit code is the command's:
+128 and the signal's number when a signal killed it, 126 when it could not be run, 127 when
+it was not found. Inside a vgpu run, limits can only be lowered.
+
+The limit is cooperative: the command runs as the same user, who could take the library out of
+its environment. Limits that hold against a tenant are the node agent's.")]
+pub(crate) struct RunArgs {
+    /// Memory limit: SIZE for every GPU, or GPU=SIZE,… (Ki Mi Gi Ti are 1024-based, K M G T 1000)
+    #[arg(long, value_name = "SIZE|GPU=SIZE,…", value_parser = values::gpu_mem, allow_hyphen_values = true)]
+    pub(crate) gpumem: Vec<GpuMem>,
+
+    /// GPUs that the command may use, by number as nvidia-smi shows it or by UUID [default: all,
+    /// or those that --gpumem names]
+    #[arg(long, value_name = "GPU,…", value_parser = values::gpu_ref, value_delimiter = ',', allow_hyphen_values = true)]
+    pub(crate) gpu: Vec<GpuRef>,
+
+    /// Name for top, set and oom [default: the command's name and a number]
+    #[arg(long, value_parser = values::container_name, allow_hyphen_values = true)]
+    pub(crate) name: Option<ContainerName>,
+
+    /// The library to preload [default: beside this program, else /usr/local/vgpu]
+    #[arg(long, env = "VGPU_LIBRARY", value_name = "FILE", value_parser = values::path)]
+    pub(crate) library: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) board: BoardArg,
+
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
+
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Where running containers are found.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BoardArg {
+    /// Directory of the running containers [default: /run/vgpu, else /tmp/vgpu]
+    #[arg(long, env = "VGPU_BOARD", value_name = "DIR", value_parser = values::path)]
+    pub(crate) board: Option<PathBuf>,
+}
+
+/// Flags that limit compute time. They are known, so that they are refused with the reason.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct ComputeArgs {
+    #[arg(long, hide = true, num_args = 0..=1, allow_hyphen_values = true)]
+    gpucores: Option<Option<OsString>>,
+    #[arg(long, hide = true, num_args = 0..=1, allow_hyphen_values = true)]
+    policy: Option<Option<OsString>>,
+    #[arg(long, hide = true, num_args = 0..=1, allow_hyphen_values = true)]
+    floor: Option<Option<OsString>>,
+    #[arg(long, hide = true, num_args = 0..=1, allow_hyphen_values = true)]
+    priority: Option<Option<OsString>>,
+}
+
+impl ComputeArgs {
+    /// The first flag that was given, if any.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        [
+            ("--gpucores", &self.gpucores),
+            ("--policy", &self.policy),
+            ("--floor", &self.floor),
+            ("--priority", &self.priority),
+        ]
+        .into_iter()
+        .find_map(|(flag, value)| value.is_some().then_some(flag))
+    }
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  vgpu set train --gpumem 8Gi        every GPU of the container
+  vgpu set train --gpumem 0=8Gi      GPU 0 only; the others stay as they are
+
+The change is seen by the container's processes within 100 ms. A limit below what is used takes
+nothing away: new requests are refused until enough was freed, and top says pending-shrink.")]
+pub(crate) struct SetArgs {
+    /// Name of the container, or UID/NAME where several users have one of this name
+    pub(crate) name: String,
+
+    /// New memory limit: SIZE for each of its GPUs, or GPU=SIZE,… for some
+    #[arg(long, value_name = "SIZE|GPU=SIZE,…", value_parser = values::gpu_mem, allow_hyphen_values = true)]
+    pub(crate) gpumem: Vec<GpuMem>,
+
+    #[command(flatten)]
+    pub(crate) board: BoardArg,
+
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  vgpu top                    live; q or Ctrl-C ends it
+  vgpu top --once             print once
+  vgpu top --json | jq .      for programs; docs/command.md has the fields
+
+Without a terminal it prints once. NO_COLOR switches colour off.")]
+pub(crate) struct TopArgs {
+    /// Print once instead of live
+    #[arg(long)]
+    pub(crate) once: bool,
+
+    /// Print once, as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// How often the live table is drawn: 500ms, 2s or seconds
+    #[arg(long, default_value = "1s", value_parser = values::interval, allow_hyphen_values = true)]
+    pub(crate) interval: Duration,
+
+    #[command(flatten)]
+    pub(crate) board: BoardArg,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  vgpu oom                 every container's refused requests
+  vgpu oom train           those of one
+  vgpu oom --json          for programs; docs/command.md has the fields
+
+A container keeps its last 64.")]
+pub(crate) struct OomArgs {
+    /// Name of the container [default: all]
+    pub(crate) name: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) board: BoardArg,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  vgpu sim -- ./app                                        2 GPUs of 16 GiB
+  vgpu sim --gpus 8 --memory 80Gi -- ./app
+  vgpu sim --memory 0=16Gi,1=40Gi -- python -c 'import numba.cuda'
+  vgpu sim -- vgpu run --gpumem 4Gi -- ./app               with a limit
+  vgpu sim --board /tmp/b -- ./app                         keep the board: a later call with
+                                                           the same file joins it as it is
+Inside another vgpu sim, a call without settings of its own joins the outer board.")]
+pub(crate) struct SimArgs {
+    /// Number of GPUs, 1 to 16 [default: 2]
+    #[arg(long, value_name = "N", value_parser = values::sim_gpus, allow_hyphen_values = true)]
+    pub(crate) gpus: Option<u32>,
+
+    /// Memory of each GPU, or GPU=SIZE,… [default: 16Gi]
+    #[arg(long, value_name = "SIZE|GPU=SIZE,…", value_parser = values::sim_memory, allow_hyphen_values = true)]
+    pub(crate) memory: Option<SimMemory>,
+
+    /// CUDA version that the driver reports [default: 12.4]
+    #[arg(long, value_name = "MAJOR.MINOR", value_parser = values::driver_version, allow_hyphen_values = true)]
+    pub(crate) driver: Option<DriverVersion>,
+
+    /// File of the board, kept at the end [default: one of its own, removed at the end]
+    #[arg(long, value_name = "FILE", value_parser = values::path)]
+    pub(crate) board: Option<PathBuf>,
+
+    /// Clock of the board [default: real]
+    #[arg(long, value_name = "CLOCK")]
+    pub(crate) clock: Option<Clock>,
+
+    /// File that says how long kernels take, by function name
+    #[arg(long, value_name = "FILE", value_parser = values::path)]
+    pub(crate) script: Option<PathBuf>,
+
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Clock {
+    /// Kernels take real time
+    Real,
+    /// Time passes when the program waits for it
+    Virtual,
+}

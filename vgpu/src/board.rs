@@ -1,0 +1,443 @@
+//! The board: a directory that all users of a machine's GPUs share, with a directory of each
+//! user's own below it, with one of each running container below that. Owns where it is, who may
+//! own what in it, and what is cleared away.
+//!
+//! Never follows a link to it, never works below a directory that a stranger could rename things
+//! in, and never takes away what still has a living process.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag, openat};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
+use nix::unistd::{AccessFlags, Uid, access};
+use supervisor::instance::{self, Instance, RunnerLock};
+use supervisor::view::{self, ContainerView, Views};
+
+/// Where the board is, where the machine's administrator made room for it.
+const SYSTEM: &str = "/run/vgpu";
+/// Where it is otherwise.
+const FALLBACK: &str = "/tmp/vgpu";
+
+const DIR: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
+
+/// This user's directory on a board, held open.
+#[derive(Debug)]
+pub(crate) struct UserDir {
+    path: PathBuf,
+    dir: OwnedFd,
+}
+
+/// Keeps other commands of this user from making or clearing directories meanwhile.
+#[derive(Debug)]
+pub(crate) struct UserLock<'a> {
+    user: &'a UserDir,
+    _lock: Flock<OwnedFd>,
+}
+
+impl UserDir {
+    /// Opens this user's directory on the board, making both where they are missing.
+    pub(crate) fn open(board: Option<&Path>) -> anyhow::Result<Self> {
+        let board = match board {
+            Some(path) => open_board(path, true)?,
+            None => default_board()?,
+        };
+        let uid = Uid::effective();
+        let name = uid.to_string();
+        let path = board.path.join(&name);
+        match mkdirat(&board.dir, name.as_str(), Mode::S_IRWXU) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(errno) => {
+                return Err(errno).with_context(|| {
+                    format!(
+                        "cannot make {}; choose another board with --board",
+                        path.display()
+                    )
+                });
+            }
+        }
+        let dir = openat(&board.dir, name.as_str(), DIR, Mode::empty())
+            .map_err(|errno| not_a_directory(&path, errno))?;
+        check_own(&path, &dir)?;
+        Ok(Self { path, dir })
+    }
+
+    /// Waits until no other command of this user makes or clears directories, at most 5 s.
+    pub(crate) fn lock(&self) -> anyhow::Result<UserLock<'_>> {
+        let path = self.path.join(".lock");
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut file = openat(&self.dir, ".lock", flags, Mode::S_IRUSR | Mode::S_IWUSR)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        let until = Instant::now() + Duration::from_secs(5);
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => {
+                    return Ok(UserLock {
+                        user: self,
+                        _lock: lock,
+                    });
+                }
+                Err((again, Errno::EWOULDBLOCK)) if Instant::now() < until => {
+                    file = again;
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err((_, Errno::EWOULDBLOCK)) => bail!(
+                    "another vgpu command has held {} for 5 s; end it and try again",
+                    path.display()
+                ),
+                Err((_, errno)) => {
+                    return Err(errno).with_context(|| format!("cannot lock {}", path.display()));
+                }
+            }
+        }
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory itself.
+    pub(crate) fn dir(&self) -> &OwnedFd {
+        &self.dir
+    }
+}
+
+impl UserLock<'_> {
+    /// Takes away the directories of containers whose runner and processes are all gone.
+    pub(crate) fn clear_ended(&self) -> anyhow::Result<()> {
+        let mut ended = Vec::new();
+        instance::scan(&self.user.path, &mut |instance| {
+            if has_ended(&instance) {
+                ended.push(instance);
+            }
+        })?;
+        // A program that is in the middle of `exec` shows no environment for a moment.
+        if !ended.is_empty() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        for instance in ended {
+            let is_direct_child = instance.path().parent() == Some(&self.user.path);
+            if is_direct_child && has_ended(&instance) {
+                // What cannot be cleared is in nobody's way; `top` keeps showing it.
+                instance.remove(&self.user.dir).ok();
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a directory of this name, locked by this process.
+    pub(crate) fn create(
+        &self,
+        name: &str,
+        labels: &instance::Labels,
+    ) -> Result<(Instance, RunnerLock), instance::InstanceError> {
+        Instance::create(&self.user.dir, &self.user.path, name, labels)
+    }
+
+    /// Takes a directory of this user away.
+    pub(crate) fn remove(&self, instance: Instance) -> Result<(), instance::InstanceError> {
+        instance.remove(&self.user.dir)
+    }
+}
+
+/// Whether nothing lives any more that needs this directory.
+pub(crate) fn has_ended(instance: &Instance) -> bool {
+    if instance.runner_lives() {
+        return false;
+    }
+    // A region that cannot be read keeps nobody alive: it was never finished, or it was broken.
+    let slot_lives =
+        view::snapshot(instance).is_ok_and(|region| region.slots.iter().any(|slot| slot.alive));
+    !slot_lives && instance.started_under().is_empty()
+}
+
+struct Board {
+    path: PathBuf,
+    dir: OwnedFd,
+}
+
+fn default_board() -> anyhow::Result<Board> {
+    let system = Path::new(SYSTEM);
+    if Uid::effective().is_root() || usable(system) {
+        if let Ok(board) = open_board(system, true) {
+            return Ok(board);
+        }
+    }
+    match open_board(Path::new(FALLBACK), true) {
+        Ok(board) => Ok(board),
+        // Somebody else's directory: they could rename ours away. Our own is as good.
+        Err(_) => open_board(&private_board(), true),
+    }
+}
+
+fn private_board() -> PathBuf {
+    PathBuf::from(format!("{FALLBACK}-{}", Uid::effective()))
+}
+
+fn usable(path: &Path) -> bool {
+    access(path, AccessFlags::W_OK | AccessFlags::X_OK).is_ok()
+}
+
+/// Opens a board; `make` makes it first where there is none.
+fn open_board(path: &Path, make: bool) -> anyhow::Result<Board> {
+    let path = std::path::absolute(path)
+        .with_context(|| format!("board {}: not a path", path.display()))?;
+    // The library's settings and LD_PRELOAD carry these paths from here on.
+    let mut made = false;
+    if make {
+        match nix::unistd::mkdir(&path, Mode::from_bits_truncate(0o755)) {
+            Ok(()) => made = true,
+            Err(Errno::EEXIST) => {}
+            Err(errno) => {
+                return Err(errno).with_context(|| {
+                    format!(
+                        "cannot make the board {}; give another with --board",
+                        path.display()
+                    )
+                });
+            }
+        }
+    }
+    let dir = nix::fcntl::open(&path, DIR, Mode::empty())
+        .map_err(|errno| not_a_directory(&path, errno))?;
+    let stat = fstat(&dir).with_context(|| format!("cannot look at {}", path.display()))?;
+    let me = Uid::effective().as_raw();
+    if stat.st_uid != me && stat.st_uid != 0 {
+        bail!(
+            "the board {} belongs to uid {}, who could put other files in the place of yours; it \
+             must belong to root or to you (uid {me}). Give another with --board, or have root \
+             run: install -d -m 1777 {SYSTEM}",
+            path.display(),
+            stat.st_uid
+        );
+    }
+    if made {
+        // Whatever the umask says: everybody may have a directory in it, nobody may touch another's.
+        let mode = Mode::from_bits_truncate(0o1777);
+        fchmod(&dir, mode).with_context(|| format!("cannot open up {}", path.display()))?;
+    } else if stat.st_mode & 0o022 != 0 && stat.st_mode & 0o1000 == 0 {
+        bail!(
+            "the board {} has mode {:04o}: others may write it and it is not sticky, so they could \
+             put other files in the place of yours. Run: chmod +t {}",
+            path.display(),
+            stat.st_mode & 0o7777,
+            path.display()
+        );
+    }
+    Ok(Board { path, dir })
+}
+
+fn not_a_directory(path: &Path, errno: Errno) -> anyhow::Error {
+    match errno {
+        Errno::ELOOP | Errno::ENOTDIR => anyhow!(
+            "{} is not a directory, or it is a link, which is not followed; remove it, or give \
+             another board with --board",
+            path.display()
+        ),
+        errno => anyhow::Error::new(errno).context(format!("cannot open {}", path.display())),
+    }
+}
+
+fn check_own(path: &Path, dir: &OwnedFd) -> anyhow::Result<()> {
+    let stat = fstat(dir).with_context(|| format!("cannot look at {}", path.display()))?;
+    let me = Uid::effective().as_raw();
+    if stat.st_uid != me {
+        bail!(
+            "{} belongs to uid {}, not to you (uid {me}); somebody took your place on this board. \
+             Give another with --board",
+            path.display(),
+            stat.st_uid
+        );
+    }
+    if stat.st_mode & 0o022 != 0 {
+        bail!(
+            "{} has mode {:04o}: others may write it. Run: chmod go-w {}",
+            path.display(),
+            stat.st_mode & 0o7777,
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Boards to read: the one that was named, else every default one that exists.
+fn boards_to_read(named: Option<&Path>) -> anyhow::Result<Vec<PathBuf>> {
+    if let Some(path) = named {
+        return Ok(vec![open_board(path, false)?.path]);
+    }
+    let mut candidates = vec![PathBuf::from(SYSTEM), PathBuf::from(FALLBACK)];
+    if Uid::effective().is_root() {
+        candidates.extend(private_boards());
+    } else {
+        candidates.push(private_board());
+    }
+    Ok(candidates
+        .into_iter()
+        .filter(|path| is_readable_board(path))
+        .collect())
+}
+
+/// Root sees those who had no shared board, too.
+fn private_boards() -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir("/tmp") else {
+        return Vec::new();
+    };
+    let mut found: Vec<PathBuf> = entries
+        .flatten()
+        .filter(|entry| {
+            let name = entry.file_name();
+            let uid = name.as_bytes().strip_prefix(b"vgpu-").unwrap_or_default();
+            !uid.is_empty() && uid.iter().all(u8::is_ascii_digit)
+        })
+        .map(|entry| entry.path())
+        .collect();
+    found.sort();
+    found
+}
+
+/// Reading needs less trust than writing: each user's directory is checked by itself.
+fn is_readable_board(path: &Path) -> bool {
+    nix::sys::stat::lstat(path)
+        .is_ok_and(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR)
+}
+
+/// Reads every container that this user may see.
+pub(crate) fn read(named: Option<&Path>) -> anyhow::Result<Views> {
+    let mut all = Views::default();
+    for board in boards_to_read(named)? {
+        let views = match view::read_all(&board) {
+            Ok(views) => views,
+            Err(error) if named.is_some() => return Err(error.into()),
+            Err(_) => continue,
+        };
+        for container in views.containers {
+            match misplaced(&board, &container) {
+                Some(reason) => {
+                    let path = container.path;
+                    all.broken.push(instance::Broken { path, reason });
+                }
+                None => all.containers.push(container),
+            }
+        }
+        all.broken.extend(views.broken);
+        all.unreadable.extend(views.unreadable);
+    }
+    Ok(all)
+}
+
+/// A directory in the place of a user who does not own it was put there by somebody else.
+fn misplaced(board: &Path, container: &ContainerView) -> Option<String> {
+    let below = container.path.strip_prefix(board).ok()?;
+    let user = below.components().next()?.as_os_str().to_str()?;
+    let uid: u32 = user.parse().ok()?;
+    (uid != container.owner).then(|| {
+        format!(
+            "belongs to uid {}, in the place of uid {uid}",
+            container.owner
+        )
+    })
+}
+
+/// Clears what has ended of this user's containers, on every board that is read. What goes wrong
+/// is in nobody's way.
+pub(crate) fn clear_own(named: Option<&Path>) {
+    let Ok(boards) = boards_to_read(named) else {
+        return;
+    };
+    for board in boards {
+        if !board.join(Uid::effective().to_string()).is_dir() {
+            continue;
+        }
+        let Ok(user) = UserDir::open(Some(&board)) else {
+            continue;
+        };
+        let Ok(lock) = user.lock() else { continue };
+        lock.clear_ended().ok();
+    }
+}
+
+/// A container and its directory, found by its name.
+pub(crate) struct Found {
+    pub(crate) view: ContainerView,
+    pub(crate) instance: Instance,
+}
+
+/// Why there is no one container of a name.
+pub(crate) fn find(named: Option<&Path>, name: &str) -> Result<Found, crate::Failure> {
+    let views = read(named)?;
+    let (uid, wanted) = match name.split_once('/') {
+        Some((uid, name)) => match uid.parse::<u32>() {
+            Ok(uid) => (Some(uid), name),
+            Err(_) => {
+                return Err(crate::Failure::usage(format!(
+                    "{name:?} is not a container's name; accepted: NAME or UID/NAME"
+                )));
+            }
+        },
+        None => (None, name),
+    };
+    let mut matching: Vec<&ContainerView> = views
+        .containers
+        .iter()
+        .filter(|c| c.name == wanted && uid.is_none_or(|uid| uid == c.owner))
+        .collect();
+    let me = Uid::effective().as_raw();
+    if matching.len() > 1 && matching.iter().filter(|c| c.owner == me).count() == 1 {
+        matching.retain(|c| c.owner == me);
+    }
+    match matching.as_slice() {
+        [one] => {
+            let instance = Instance::open(&one.path)?;
+            Ok(Found {
+                view: (*one).clone(),
+                instance,
+            })
+        }
+        [] => Err(crate::Failure::Failed(anyhow!(unknown(name, &views)))),
+        several => {
+            let list: Vec<_> = several
+                .iter()
+                .map(|c| format!("{}/{}", c.owner, c.name))
+                .collect();
+            Err(crate::Failure::usage(format!(
+                "several containers are called {wanted:?}; say which: {}",
+                list.join(", ")
+            )))
+        }
+    }
+}
+
+fn unknown(name: &str, views: &Views) -> String {
+    let mut names: Vec<&str> = views.containers.iter().map(|c| c.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut text = if names.is_empty() {
+        format!("no container is called {name:?}: none is running")
+    } else {
+        format!(
+            "no container is called {name:?}; running: {}",
+            names.join(", ")
+        )
+    };
+    if !views.unreadable.is_empty() {
+        let hidden = views.unreadable.len();
+        text.push_str(&format!(
+            " (and those of {hidden} other users, which only root can read)"
+        ));
+    }
+    if !views.broken.is_empty() {
+        text.push_str(&format!(
+            " ({} could not be read; vgpu top says why)",
+            views.broken.len()
+        ));
+    }
+    text
+}

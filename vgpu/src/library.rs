@@ -1,0 +1,127 @@
+//! Where the library and the simulated driver are, seen from this program. Owns the list of places.
+//!
+//! Never searches beyond that list: a preloaded library from an unexpected place is worse than none.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+/// Where a container finds it, and where a package puts it.
+const INSTALLED: &str = "/usr/local/vgpu/libvgpu.so";
+
+/// The library to preload.
+pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let candidates = match named {
+        Some(path) => vec![path.to_owned()],
+        None => {
+            let mut candidates = Vec::new();
+            if let Some(dir) = exe_dir() {
+                candidates.push(dir.join("../lib/vgpu/libvgpu.so"));
+                candidates.push(dir.join("libvgpu.so"));
+            }
+            candidates.push(PathBuf::from(INSTALLED));
+            candidates
+        }
+    };
+    let Some(found) = candidates.iter().find(|path| path.exists()) else {
+        let list: Vec<_> = candidates
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        bail!(
+            "cannot find libvgpu.so; looked at {}. Say where it is with --library or VGPU_LIBRARY",
+            list.join(", ")
+        );
+    };
+    let found = found
+        .canonicalize()
+        .with_context(|| format!("cannot follow {}", found.display()))?;
+    check(&found)?;
+    Ok(found)
+}
+
+/// The dynamic loader only prints a warning about a library that it cannot preload, and runs the
+/// program without a limit. So it is looked at first.
+fn check(path: &Path) -> anyhow::Result<()> {
+    use std::io::Read;
+    let mut head = [0_u8; 18];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));
+    if let Err(error) = read {
+        bail!(
+            "cannot read the library {}: {error}. Name another with --library",
+            path.display()
+        );
+    }
+    // ELF, 64 bits, a shared object.
+    let is_library = head.starts_with(b"\x7fELF\x02") && head.ends_with(&[3, 0]);
+    if !is_library {
+        bail!(
+            "{} is not a 64-bit shared library; name libvgpu.so with --library",
+            path.display()
+        );
+    }
+    if path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|byte| b" :\t\n".contains(byte))
+    {
+        bail!(
+            "the library's path {:?} has a space or a colon in it, and LD_PRELOAD separates paths by \
+             these; copy the library elsewhere and name it with --library",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// The value of `LD_PRELOAD` with the library first and everything else kept.
+pub(crate) fn preload(library: &Path, old: Option<&OsStr>) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    let Some(old) = old else { return value };
+    let others = old
+        .as_bytes()
+        .split(|byte| b" :".contains(byte))
+        .filter(|path| !path.is_empty() && *path != library.as_os_str().as_bytes());
+    for path in others {
+        value.push(":");
+        value.push(OsStr::from_bytes(path));
+    }
+    value
+}
+
+/// The two libraries of the simulated driver: `libcuda` and `libnvidia-ml`.
+pub(crate) fn find_simulated() -> anyhow::Result<(PathBuf, PathBuf)> {
+    let dirs = match std::env::var_os("VGPU_SIM_LIBS") {
+        Some(dir) => vec![PathBuf::from(dir)],
+        None => exe_dir()
+            .map(|dir| vec![dir.join("../lib/vgpu/sim"), dir.clone(), dir.join("deps")])
+            .unwrap_or_default(),
+    };
+    for dir in &dirs {
+        let first = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| dir.join(name))
+                .find_map(|path| path.canonicalize().ok())
+        };
+        let cuda = first(&["libcuda.so.1", "libcuda.so"]);
+        let nvml = first(&["libnvidia-ml.so.1", "libnvidia-ml.so", "libnvidia_ml.so"]);
+        if let (Some(cuda), Some(nvml)) = (cuda, nvml) {
+            return Ok((cuda, nvml));
+        }
+    }
+    let list: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    bail!(
+        "cannot find the simulated driver (libcuda.so and libnvidia-ml.so); looked in {}. Say where \
+         it is with VGPU_SIM_LIBS=DIR",
+        list.join(", ")
+    )
+}
+
+fn exe_dir() -> Option<PathBuf> {
+    let exe = std::env::current_exe().ok()?;
+    Some(exe.parent()?.to_owned())
+}

@@ -1,0 +1,210 @@
+//! `vgpu oom`: what was refused, and who held the memory then. Owns the report and its JSON.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::process::ExitCode;
+
+use serde::Serialize;
+use supervisor::gpu::{Gpus, Inventory, NvmlGpus};
+use supervisor::view::{ContainerView, HolderView, OomView};
+use vgpu_abi::region::Why;
+use vgpu_abi::size::Size;
+
+use crate::args::OomArgs;
+use crate::text::utc;
+use crate::{Failure, board};
+
+pub(crate) fn run(args: &OomArgs) -> Result<ExitCode, Failure> {
+    let named = args.board.board.as_deref();
+    let containers = match &args.name {
+        Some(name) => vec![board::find(named, name)?.view],
+        None => board::read(named)?.containers,
+    };
+    let inventory = NvmlGpus::open()
+        .and_then(|gpus| gpus.inventory())
+        .unwrap_or_default();
+    let mut out = std::io::stdout();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &document(&containers, &inventory))
+            .map_err(std::io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(report(&containers, &inventory).as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Described in docs/command.md; fields are added and never renamed.
+#[derive(Debug, Serialize)]
+struct Document {
+    version: u32,
+    records: Vec<Record>,
+}
+
+#[derive(Debug, Serialize)]
+struct Record {
+    container: String,
+    owner_uid: u32,
+    namespace: String,
+    pod: String,
+    number: u64,
+    time_unix_ns: u64,
+    pid: u32,
+    call: String,
+    device: usize,
+    gpu: Option<u32>,
+    uuid: Option<String>,
+    asked_bytes: u64,
+    limit_bytes: u64,
+    used_bytes: u64,
+    would_fit_bytes: u64,
+    reason: &'static str,
+    holders: Vec<Holder>,
+}
+
+#[derive(Debug, Serialize)]
+struct Holder {
+    pid: Option<u32>,
+    name: Option<String>,
+    bytes: u64,
+}
+
+fn document(containers: &[ContainerView], inventory: &Inventory) -> Document {
+    let record = |container: &ContainerView, oom: &OomView| Record {
+        container: container.name.clone(),
+        owner_uid: container.owner,
+        namespace: container.namespace.clone(),
+        pod: container.pod.clone(),
+        number: oom.number,
+        time_unix_ns: oom.time_unix_ns,
+        pid: oom.pid,
+        call: oom.call.clone(),
+        device: oom.device,
+        gpu: gpu_number(container, oom, inventory),
+        uuid: container
+            .devices
+            .get(oom.device)
+            .map(|device| device.uuid.clone()),
+        asked_bytes: oom.asked,
+        limit_bytes: oom.limit,
+        used_bytes: oom.used,
+        would_fit_bytes: oom.would_fit(),
+        reason: reason(oom.why).0,
+        holders: oom
+            .holders
+            .iter()
+            .map(|holder| Holder {
+                pid: holder.pid,
+                name: holder_name(container, holder),
+                bytes: holder.bytes,
+            })
+            .collect(),
+    };
+    let records = containers
+        .iter()
+        .flat_map(|container| container.ooms.iter().map(|oom| record(container, oom)))
+        .collect();
+    Document {
+        version: 1,
+        records,
+    }
+}
+
+fn report(containers: &[ContainerView], inventory: &Inventory) -> String {
+    let mut out = String::new();
+    for container in containers {
+        for oom in &container.ooms {
+            describe(container, oom, inventory, &mut out);
+        }
+        let kept = container.ooms.len() as u64;
+        if container.oom_count > kept {
+            writeln!(
+                out,
+                "{}: {} older refusals are no longer kept\n",
+                container.name,
+                container.oom_count - kept
+            )
+            .ok();
+        }
+    }
+    if out.is_empty() {
+        let names: Vec<_> = containers
+            .iter()
+            .map(|container| container.name.as_str())
+            .collect();
+        if names.is_empty() {
+            out.push_str("No containers are running.\n");
+        } else {
+            writeln!(out, "Nothing was refused in: {}", names.join(", ")).ok();
+        }
+    }
+    out
+}
+
+fn describe(container: &ContainerView, oom: &OomView, inventory: &Inventory, out: &mut String) {
+    let gpu = gpu_number(container, oom, inventory).map_or_else(
+        || format!("device {}", oom.device),
+        |gpu| format!("GPU {gpu}"),
+    );
+    let (_, reason) = reason(oom.why);
+    writeln!(
+        out,
+        "{}  {}  {} of process {}: {} on {gpu}, {reason}",
+        utc(oom.time_unix_ns / 1_000_000_000),
+        container.name,
+        oom.call,
+        oom.pid,
+        Size(oom.asked),
+    )
+    .ok();
+    writeln!(out, "  limit {}, used {}", Size(oom.limit), Size(oom.used)).ok();
+    let mut heading = "  held by";
+    for holder in &oom.holders {
+        let who = match (holder.pid, holder_name(container, holder)) {
+            (Some(pid), Some(name)) => format!("process {pid} {name}"),
+            (Some(pid), None) => format!("process {pid}"),
+            (None, _) => String::from("objects that several processes hold"),
+        };
+        writeln!(out, "{heading} {who}: {}", Size(holder.bytes)).ok();
+        heading = "         ";
+    }
+    let fits = would_fit_text(oom.would_fit());
+    writeln!(
+        out,
+        "  would fit with a limit of at least {fits}: vgpu set {} --gpumem {fits}\n",
+        container.name
+    )
+    .ok();
+}
+
+/// A size that can be typed and is not below the bytes that are needed.
+fn would_fit_text(bytes: u64) -> String {
+    format!("{}Mi", bytes.div_ceil(1 << 20))
+}
+
+fn holder_name(container: &ContainerView, holder: &HolderView) -> Option<String> {
+    let pid = holder.pid?;
+    let process = container
+        .processes
+        .iter()
+        .find(|process| process.pid == pid)?;
+    Some(process.name.clone())
+}
+
+fn gpu_number(container: &ContainerView, oom: &OomView, inventory: &Inventory) -> Option<u32> {
+    let device = container.devices.get(oom.device)?;
+    inventory
+        .gpus
+        .iter()
+        .find(|gpu| gpu.uuid == device.uuid)
+        .map(|gpu| gpu.index)
+}
+
+/// For programs, and for people.
+fn reason(why: Why) -> (&'static str, &'static str) {
+    match why {
+        Why::Full => ("full", "more than what is left"),
+        Why::TimedOut => ("timed-out", "a wait for another process ran out"),
+        Why::Closed => ("closed", "the accounting was not available"),
+    }
+}

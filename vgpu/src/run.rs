@@ -1,0 +1,332 @@
+//! `vgpu run`: a command under a limit. Owns the life of a container: its directory is made before
+//! the command starts, looked after while it runs, and taken away when nothing needs it any more.
+//!
+//! Never starts the command where a part of its limit is missing.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, anyhow};
+use nix::errno::Errno;
+use nix::time::{ClockId, clock_gettime};
+use supervisor::gpu::{Gpus, NvmlGpus};
+use supervisor::instance::{Instance, LIMITS, Labels, REGION, RunnerLock, TARGETS};
+use supervisor::overhead::{PERIOD, Watch};
+use vgpu_abi::limits::LimitsFile;
+use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::size::Size;
+use vgpu_abi::targets::TargetsFile;
+
+use crate::args::{ComputeArgs, RunArgs};
+use crate::board::{self, UserDir, UserLock};
+use crate::limits::{self, AGENT_LIMITS, Outer, Share};
+use crate::values::{GpuMem, name_of_command};
+use crate::{Failure, child, library};
+
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
+    refuse_compute(&args.compute)?;
+    // Said before anything is looked for, so that it is the first thing that a beginner reads.
+    limits::merge(&args.gpumem).map_err(Failure::Usage)?;
+    let library = library::find(args.library.as_deref())?;
+    let outer = outer()?;
+    let gpus = NvmlGpus::open().map_err(no_gpu)?;
+    let inventory = gpus.inventory().map_err(no_gpu)?;
+    if inventory.gpus.is_empty() {
+        let faults = inventory.faults.join("; ");
+        return Err(Failure::Failed(anyhow!(
+            "the driver shows no GPU{}{faults}. Try it on simulated ones: vgpu sim -- vgpu run …",
+            if faults.is_empty() { "" } else { ": " }
+        )));
+    }
+    let shares = limits::share(&inventory.gpus, &args.gpu, &args.gpumem, outer.as_ref())
+        .map_err(Failure::Usage)?;
+
+    let user = UserDir::open(args.board.board.as_deref())?;
+    let signals = child::Signals::hold()?;
+    child::adopt_orphans();
+    let container = Container::make(&user, args, &shares, outer.as_ref())?;
+    warn_of_overbooking(args, &container, &shares);
+    let mut variables = vec![
+        (
+            "LD_PRELOAD",
+            library::preload(&library, std::env::var_os("LD_PRELOAD").as_deref()),
+        ),
+        (
+            "VGPU_LIMITS",
+            container.instance.path().join(LIMITS).into_os_string(),
+        ),
+        (
+            "VGPU_REGION",
+            container.instance.path().join(REGION).into_os_string(),
+        ),
+    ];
+    if let Some(visible) = visible_devices(args, &shares) {
+        variables.push(("CUDA_VISIBLE_DEVICES", visible));
+    }
+    let child = match child::start(&args.command, &variables, &signals) {
+        Ok(child) => child,
+        Err(failure) => {
+            container.end(&user);
+            return Err(failure);
+        }
+    };
+    let watching = Watching::start(&container.instance, Box::new(gpus));
+    let end = child::wait(child, &signals);
+    if let Some(watching) = watching {
+        watching.stop();
+    }
+    container.end(&user);
+    Ok(child::end_alike(end?))
+}
+
+/// Compute limits come with another release; until then nobody may believe that they hold.
+pub(crate) fn refuse_compute(compute: &ComputeArgs) -> Result<(), Failure> {
+    match compute.given() {
+        None => Ok(()),
+        Some(flag) => Err(Failure::usage(format!(
+            "{flag} is refused: this release limits memory only, and a compute limit that does not \
+             hold would be worse than none. Leave it out, and give --gpumem"
+        ))),
+    }
+}
+
+fn outer() -> Result<Option<Outer>, Failure> {
+    let outer = limits::outer()?;
+    let by_agent = |outer: &Outer| {
+        outer
+            .file
+            .as_deref()
+            .is_some_and(|file| file == std::path::Path::new(AGENT_LIMITS))
+    };
+    if outer.as_ref().is_some_and(by_agent) {
+        return Err(Failure::Failed(anyhow!(
+            "the limits of this container are the node agent's ({AGENT_LIMITS}); they hold for \
+             every program in it, and the library takes no others. Start the command without vgpu \
+             run"
+        )));
+    }
+    Ok(outer)
+}
+
+fn no_gpu(error: supervisor::gpu::GpuError) -> Failure {
+    Failure::Failed(anyhow!(
+        "{error}. On a machine without an NVIDIA driver, try it on simulated GPUs: vgpu sim -- vgpu \
+         run …"
+    ))
+}
+
+/// What the command sees, where GPUs were chosen. CUDA counts them from 0 in this order.
+fn visible_devices(args: &RunArgs, shares: &[Share]) -> Option<OsString> {
+    let chosen = !args.gpu.is_empty()
+        || !args
+            .gpumem
+            .iter()
+            .any(|memory| matches!(memory, GpuMem::Each(_)));
+    let list: Vec<_> = shares.iter().map(|share| share.uuid.as_str()).collect();
+    chosen.then(|| OsString::from(list.join(",")))
+}
+
+/// The directory of the command, and the lock that says that we live.
+struct Container {
+    instance: Instance,
+    lock: RunnerLock,
+    name: String,
+}
+
+impl Container {
+    fn make(
+        user: &UserDir,
+        args: &RunArgs,
+        shares: &[Share],
+        outer: Option<&Outer>,
+    ) -> Result<Self, Failure> {
+        let only_one = user.lock()?;
+        only_one.clear_ended()?;
+        let (name, instance, lock) = claim(&only_one, args, outer)?;
+        match fill(&instance, shares) {
+            Ok(()) => Ok(Self {
+                instance,
+                lock,
+                name,
+            }),
+            Err(error) => {
+                only_one.remove(instance).ok();
+                Err(Failure::Failed(error))
+            }
+        }
+    }
+
+    /// Takes the directory away, or leaves it to processes that are still there.
+    fn end(self, user: &UserDir) {
+        use std::io::Write;
+        if child::has_descendants() && !self.instance.started_under().is_empty() {
+            // Whoever comes next sees by the missing lock that nobody supervises it, and clears it
+            // when the last process is gone.
+            drop(self.lock);
+            writeln!(
+                std::io::stderr(),
+                "vgpu run: processes of {} are still running under its limit; vgpu top shows them",
+                self.name
+            )
+            .ok();
+            return;
+        }
+        let removed = match user.lock() {
+            Ok(only_one) => only_one.remove(self.instance).map_err(anyhow::Error::from),
+            Err(error) => Err(error),
+        };
+        drop(self.lock);
+        // The next run clears it.
+        removed.ok();
+    }
+}
+
+fn claim(
+    only_one: &UserLock<'_>,
+    args: &RunArgs,
+    outer: Option<&Outer>,
+) -> Result<(String, Instance, RunnerLock), Failure> {
+    let command: Vec<String> = args
+        .command
+        .iter()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let labels = |name: &str| Labels {
+        name: name.to_owned(),
+        container: name.to_owned(),
+        command: command.clone(),
+        created_unix: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |t| t.as_secs()),
+        runner_pid: std::process::id(),
+        outer_limits: outer.and_then(|outer| outer.file.clone()),
+        ..Labels::default()
+    };
+    if let Some(name) = &args.name {
+        let name = name.as_str();
+        return match only_one.create(name, &labels(name)) {
+            Ok((instance, lock)) => Ok((name.to_owned(), instance, lock)),
+            Err(error) if error.errno() == Some(Errno::EEXIST) => Err(Failure::Failed(anyhow!(
+                "a container called {name:?} is running; choose another --name, or leave it \
+                     out (vgpu top lists them)"
+            ))),
+            Err(error) => Err(error.into()),
+        };
+    }
+    let base = name_of_command(command.first().map_or("", String::as_str));
+    for number in 1..=9_999 {
+        let name = format!("{base}-{number}");
+        match only_one.create(&name, &labels(&name)) {
+            Ok((instance, lock)) => return Ok((name, instance, lock)),
+            Err(error) if error.errno() == Some(Errno::EEXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Failure::Failed(anyhow!(
+        "9,999 containers called {base}-N are running; give a --name"
+    )))
+}
+
+fn fill(instance: &Instance, shares: &[Share]) -> anyhow::Result<()> {
+    let path = instance.path().display();
+    let limits = limits::limits_of(shares)?;
+    LimitsFile::create(&instance.steady_path(LIMITS), &limits)
+        .with_context(|| format!("cannot make {path}/{LIMITS}"))?;
+    TargetsFile::create(&instance.steady_path(TARGETS))
+        .with_context(|| format!("cannot make {path}/{TARGETS}"))?;
+    let devices: Vec<RegionDevice> = limits
+        .devices
+        .iter()
+        .map(|device| RegionDevice {
+            uuid: device.uuid,
+            physical_bytes: device.physical_bytes,
+        })
+        .collect();
+    Region::create(&instance.steady_path(REGION), &devices, 0o600)
+        .with_context(|| format!("cannot make {path}/{REGION}"))
+}
+
+/// Limits that add up to more than the GPU are allowed, and each of them holds; but the last to ask
+/// may find the GPU full. That is worth a word.
+fn warn_of_overbooking(args: &RunArgs, container: &Container, shares: &[Share]) {
+    use std::io::Write;
+    let Ok(views) = board::read(args.board.board.as_deref()) else {
+        return;
+    };
+    for share in shares {
+        let others = views
+            .containers
+            .iter()
+            .filter(|view| view.path != container.instance.path())
+            .flat_map(|view| &view.devices)
+            .filter(|device| device.uuid == share.uuid)
+            .fold(0_u64, |sum, device| sum.saturating_add(device.limit_bytes));
+        let sum = others.saturating_add(share.bytes);
+        if sum > share.physical_bytes {
+            writeln!(
+                std::io::stderr(),
+                "vgpu run: the limits on GPU {} add up to {} of its {}: whoever comes last may \
+                 find it full",
+                share.index,
+                Size(sum),
+                Size(share.physical_bytes)
+            )
+            .ok();
+        }
+    }
+}
+
+/// The thread that looks after the container every 100 ms.
+struct Watching {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Watching {
+    /// Nothing where the container cannot be watched: its limits hold without.
+    fn start(instance: &Instance, gpus: Box<dyn Gpus>) -> Option<Self> {
+        // The thread holds its own descriptor: ours goes with the directory.
+        let instance = Instance::open(instance.path()).ok()?;
+        let mut watch = Watch::open(&instance).ok()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name(String::from("watch"))
+            .spawn(move || {
+                // Relaxed: the flag guards no other memory.
+                while !seen.load(Ordering::Relaxed) {
+                    // A look that fails is followed by another one.
+                    watch.look(&instance, &*gpus, monotonic_ns()).ok();
+                    std::thread::park_timeout(PERIOD);
+                }
+            })
+            .ok()?;
+        Some(Self { stop, thread })
+    }
+
+    /// Waits for a look that is under way, at most a second: a driver that hangs must not keep the
+    /// command's exit code from whoever waits for it.
+    fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.thread().unpark();
+        for _ in 0..1_000 {
+            if self.thread.is_finished() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+}
+
+fn monotonic_ns() -> u64 {
+    let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC) else {
+        return 0;
+    };
+    let seconds = u64::try_from(now.tv_sec()).unwrap_or(0);
+    seconds
+        .saturating_mul(1_000_000_000)
+        .saturating_add(u64::try_from(now.tv_nsec()).unwrap_or(0))
+}

@@ -1,0 +1,130 @@
+//! `vgpu top`: who uses what. Owns the table and the JSON document.
+//!
+//! Never changes anything, except that it clears away what has ended of this user's own.
+
+mod json;
+mod screen;
+mod table;
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use supervisor::gpu::{GpuProcess, Gpus, Inventory, NvmlGpus};
+use supervisor::view::{ContainerView, Views};
+
+use crate::args::TopArgs;
+use crate::text::Paint;
+use crate::{Failure, board};
+
+/// Everything that is shown, read at one moment.
+#[derive(Debug, Default)]
+struct Picture {
+    time_unix: u64,
+    inventory: Inventory,
+    held: Vec<GpuProcess>,
+    views: Views,
+    /// Why the GPUs themselves are not shown.
+    gpu_error: Option<String>,
+}
+
+pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
+    let named = args.board.board.as_deref();
+    board::clear_own(named);
+    let gpus = NvmlGpus::open();
+    let gpus: Result<&dyn Gpus, String> = match &gpus {
+        Ok(gpus) => Ok(gpus),
+        Err(error) => Err(error.to_string()),
+    };
+    let mut out = std::io::stdout();
+    let is_terminal = out.is_terminal();
+    let paint = Paint(is_terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()));
+    if args.json {
+        let picture = look(named, &gpus)?;
+        serde_json::to_writer_pretty(&mut out, &json::document(&picture))
+            .map_err(std::io::Error::from)?;
+        writeln!(out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.once || !is_terminal || !std::io::stdin().is_terminal() {
+        let picture = look(named, &gpus)?;
+        out.write_all(table::draw(&picture, paint).as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    screen::run(args.interval, &mut || {
+        let picture = look(named, &gpus)?;
+        Ok(table::draw(&picture, paint))
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn look(named: Option<&Path>, gpus: &Result<&dyn Gpus, String>) -> anyhow::Result<Picture> {
+    let mut picture = Picture {
+        time_unix: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |t| t.as_secs()),
+        views: board::read(named)?,
+        ..Picture::default()
+    };
+    match gpus {
+        Ok(gpus) => {
+            match gpus.inventory() {
+                Ok(inventory) => picture.inventory = inventory,
+                Err(error) => picture.gpu_error = Some(error.to_string()),
+            }
+            picture.held = gpus.processes().unwrap_or_default();
+        }
+        Err(error) => picture.gpu_error = Some(error.clone()),
+    }
+    for container in &mut picture.views.containers {
+        container.account(&picture.held);
+    }
+    Ok(picture)
+}
+
+/// What a container is doing, in one word.
+fn state(container: &ContainerView) -> &'static str {
+    if container.devices.iter().any(|device| device.pending_shrink) {
+        return "pending-shrink";
+    }
+    match container.runner_alive {
+        // Its runner was killed; its processes, if any, go on under the limit.
+        Some(false) => "orphaned",
+        _ => "running",
+    }
+}
+
+impl Picture {
+    /// The number of a GPU, as `nvidia-smi` counts.
+    fn gpu_number(&self, uuid: &str) -> Option<u32> {
+        self.inventory
+            .gpus
+            .iter()
+            .find(|gpu| gpu.uuid == uuid)
+            .map(|gpu| gpu.index)
+    }
+
+    /// Busy part of a GPU by one process, percent; nothing where NVML does not say.
+    fn process_busy(&self, uuid: &str, host_pid: Option<u32>) -> Option<u32> {
+        let pid = host_pid?;
+        self.held
+            .iter()
+            .find(|p| p.pid == pid && p.uuid == uuid)?
+            .utilization_percent
+    }
+
+    /// Busy part of a GPU by all processes of a container, percent.
+    fn container_busy(&self, uuid: &str, container: &ContainerView) -> Option<u32> {
+        let parts: Vec<u32> = container
+            .processes
+            .iter()
+            .filter_map(|process| self.process_busy(uuid, process.host_pid))
+            .collect();
+        (!parts.is_empty()).then(|| {
+            parts
+                .iter()
+                .fold(0_u32, |sum, part| sum.saturating_add(*part))
+        })
+    }
+}

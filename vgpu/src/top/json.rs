@@ -1,0 +1,225 @@
+//! What `vgpu top --json` prints: a promise to programs, described in docs/command.md. Fields are
+//! added and never renamed; `version` is raised where one changes its meaning.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+use supervisor::view::{ContainerView, DeviceView, ProcessView};
+use vgpu_abi::host::DeviceUseSnapshot;
+
+use super::Picture;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Document {
+    version: u32,
+    time_unix: u64,
+    gpus: Vec<Gpu>,
+    gpu_error: Option<String>,
+    gpu_faults: Vec<String>,
+    containers: Vec<Container>,
+    broken: Vec<Broken>,
+    unreadable: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Gpu {
+    index: u32,
+    uuid: String,
+    name: String,
+    memory_bytes: u64,
+    used_bytes: u64,
+    utilization_percent: Option<u32>,
+    limits_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Container {
+    name: String,
+    owner_uid: u32,
+    namespace: String,
+    pod: String,
+    container: String,
+    pod_uid: String,
+    state: &'static str,
+    command: Vec<String>,
+    created_unix: u64,
+    runner_pid: Option<u32>,
+    path: String,
+    limits_generation: u64,
+    devices: Vec<Device>,
+    processes: Vec<Process>,
+    ooms: u64,
+    refused: u64,
+    waits_ran_out: u64,
+    hook_calls: BTreeMap<&'static str, u64>,
+    unaccounted_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Device {
+    index: usize,
+    gpu: Option<u32>,
+    uuid: String,
+    limit_bytes: u64,
+    physical_bytes: u64,
+    used_bytes: u64,
+    buffer_bytes: u64,
+    context_bytes: u64,
+    module_bytes: u64,
+    shared_bytes: u64,
+    pending_bytes: u64,
+    pending_shrink: bool,
+    unaccounted_bytes: u64,
+    utilization_percent: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct Process {
+    pid: u32,
+    host_pid: Option<u32>,
+    name: String,
+    joined_unix: u64,
+    devices: Vec<ProcessDevice>,
+}
+
+#[derive(Debug, Serialize)]
+struct ProcessDevice {
+    index: usize,
+    used_bytes: u64,
+    buffer_bytes: u64,
+    context_bytes: u64,
+    module_bytes: u64,
+    pending_bytes: u64,
+    launches: u64,
+    utilization_percent: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct Broken {
+    path: String,
+    reason: String,
+}
+
+pub(super) fn document(picture: &Picture) -> Document {
+    let limits_on = |uuid: &str| {
+        let devices = picture.views.containers.iter().flat_map(|c| &c.devices);
+        devices
+            .filter(|device| device.uuid == uuid)
+            .fold(0_u64, |sum, device| sum.saturating_add(device.limit_bytes))
+    };
+    Document {
+        version: 1,
+        time_unix: picture.time_unix,
+        gpus: picture
+            .inventory
+            .gpus
+            .iter()
+            .map(|gpu| Gpu {
+                index: gpu.index,
+                uuid: gpu.uuid.clone(),
+                name: gpu.name.clone(),
+                memory_bytes: gpu.memory_bytes,
+                used_bytes: gpu.used_bytes,
+                utilization_percent: gpu.utilization_percent,
+                limits_bytes: limits_on(&gpu.uuid),
+            })
+            .collect(),
+        gpu_error: picture.gpu_error.clone(),
+        gpu_faults: picture.inventory.faults.clone(),
+        containers: picture
+            .views
+            .containers
+            .iter()
+            .map(|c| container(picture, c))
+            .collect(),
+        broken: picture
+            .views
+            .broken
+            .iter()
+            .map(|broken| Broken {
+                path: broken.path.display().to_string(),
+                reason: broken.reason.clone(),
+            })
+            .collect(),
+        unreadable: picture
+            .views
+            .unreadable
+            .iter()
+            .map(|p| p.display().to_string())
+            .collect(),
+    }
+}
+
+fn container(picture: &Picture, view: &ContainerView) -> Container {
+    Container {
+        name: view.name.clone(),
+        owner_uid: view.owner,
+        namespace: view.namespace.clone(),
+        pod: view.pod.clone(),
+        container: view.container.clone(),
+        pod_uid: view.pod_uid.clone(),
+        state: super::state(view),
+        command: view.command.clone(),
+        created_unix: view.created_unix,
+        runner_pid: (view.runner_alive == Some(true)).then_some(view.runner_pid),
+        path: view.path.display().to_string(),
+        limits_generation: view.limits_generation,
+        devices: view
+            .devices
+            .iter()
+            .map(|d| device(picture, view, d))
+            .collect(),
+        processes: view
+            .processes
+            .iter()
+            .map(|p| process(picture, view, p))
+            .collect(),
+        ooms: view.oom_count,
+        refused: view.refused,
+        waits_ran_out: view.waits_ran_out,
+        hook_calls: view.hook_calls.iter().copied().collect(),
+        unaccounted_bytes: view.unaccounted_bytes,
+    }
+}
+
+fn device(picture: &Picture, view: &ContainerView, device: &DeviceView) -> Device {
+    Device {
+        index: device.index,
+        gpu: picture.gpu_number(&device.uuid),
+        uuid: device.uuid.clone(),
+        limit_bytes: device.limit_bytes,
+        physical_bytes: device.physical_bytes,
+        used_bytes: device.used_bytes,
+        buffer_bytes: device.buffer_bytes,
+        context_bytes: device.context_bytes,
+        module_bytes: device.module_bytes,
+        shared_bytes: device.shared_bytes,
+        pending_bytes: device.pending_bytes,
+        pending_shrink: device.pending_shrink,
+        unaccounted_bytes: device.unaccounted_bytes,
+        utilization_percent: picture.container_busy(&device.uuid, view),
+    }
+}
+
+fn process(picture: &Picture, view: &ContainerView, process: &ProcessView) -> Process {
+    let device = |(index, used): (usize, &DeviceUseSnapshot)| ProcessDevice {
+        index,
+        used_bytes: used.confirmed_bytes,
+        buffer_bytes: used.buffer_bytes,
+        context_bytes: used.context_bytes,
+        module_bytes: used.module_bytes,
+        pending_bytes: used.pending_bytes,
+        launches: used.launches,
+        utilization_percent: view
+            .devices
+            .get(index)
+            .and_then(|device| picture.process_busy(&device.uuid, process.host_pid)),
+    };
+    Process {
+        pid: process.pid,
+        host_pid: process.host_pid,
+        name: process.name.clone(),
+        joined_unix: process.joined_unix,
+        devices: process.devices.iter().enumerate().map(device).collect(),
+    }
+}

@@ -1,0 +1,238 @@
+//! What `vgpu top` shows a person. A picture in, text out.
+
+use std::fmt::Write;
+
+use supervisor::view::{ContainerView, ProcessView};
+use vgpu_abi::size::Size;
+
+use super::{Picture, state};
+use crate::text::{Paint, Table, bar, percent, percent_text, used_of, utc};
+
+const BAR: usize = 16;
+
+pub(super) fn draw(picture: &Picture, paint: Paint) -> String {
+    let mut out = String::new();
+    let containers = &picture.views.containers;
+    let processes: usize = containers.iter().map(|c| c.processes.len()).sum();
+    writeln!(
+        out,
+        "{}  {}, {}, {}",
+        paint.bold("vgpu top"),
+        utc(picture.time_unix),
+        count(containers.len(), "container"),
+        count_es(processes, "process"),
+    )
+    .ok();
+    writeln!(out).ok();
+    draw_gpus(picture, paint, &mut out);
+    writeln!(out).ok();
+    draw_containers(picture, paint, &mut out);
+    draw_notes(picture, paint, &mut out);
+    out
+}
+
+fn draw_gpus(picture: &Picture, paint: Paint, out: &mut String) {
+    if let Some(error) = &picture.gpu_error {
+        writeln!(
+            out,
+            "{}",
+            paint.yellow(&format!("GPUs are not shown: {error}"))
+        )
+        .ok();
+        return;
+    }
+    let mut table = Table::default();
+    table.row(heads(
+        &["GPU", "MODEL", "MEMORY", "", "", "LIMITS", "COMPUTE"],
+        paint,
+    ));
+    for gpu in &picture.inventory.gpus {
+        let limits = picture
+            .views
+            .containers
+            .iter()
+            .flat_map(|container| &container.devices)
+            .filter(|device| device.uuid == gpu.uuid)
+            .fold(0_u64, |sum, device| sum.saturating_add(device.limit_bytes));
+        let limits_text = Size(limits).to_string();
+        table.row(vec![
+            gpu.index.to_string(),
+            gpu.name.clone(),
+            used_of(gpu.used_bytes, gpu.memory_bytes),
+            share(gpu.used_bytes, gpu.memory_bytes),
+            bar(gpu.used_bytes, gpu.memory_bytes, BAR, paint),
+            if limits > gpu.memory_bytes {
+                paint.yellow(&limits_text)
+            } else {
+                limits_text
+            },
+            percent_text(gpu.utilization_percent),
+        ]);
+    }
+    table.write(out);
+}
+
+fn draw_containers(picture: &Picture, paint: Paint, out: &mut String) {
+    let containers = &picture.views.containers;
+    if containers.is_empty() {
+        writeln!(
+            out,
+            "No containers. Start one: vgpu run --gpumem 4Gi -- COMMAND"
+        )
+        .ok();
+        return;
+    }
+    let mut table = Table::default();
+    let names = [
+        "CONTAINER",
+        "GPU",
+        "MEMORY",
+        "",
+        "",
+        "COMPUTE",
+        "OOMS",
+        "STATE",
+    ];
+    table.row(heads(&names, paint));
+    for container in containers {
+        container_rows(picture, container, paint, &mut table);
+    }
+    table.write(out);
+}
+
+fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, table: &mut Table) {
+    for (row, device) in container.devices.iter().enumerate() {
+        let first = row == 0;
+        let gpu = picture.gpu_number(&device.uuid);
+        let word = if device.pending_shrink {
+            "pending-shrink"
+        } else {
+            state(container)
+        };
+        let ooms = match container.oom_count {
+            0 => String::from("0"),
+            count => paint.red(&count.to_string()),
+        };
+        table.row(vec![
+            if first {
+                paint.bold(&full_name(container))
+            } else {
+                String::new()
+            },
+            gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string()),
+            used_of(device.used_bytes, device.limit_bytes),
+            share(device.used_bytes, device.limit_bytes),
+            bar(device.used_bytes, device.limit_bytes, BAR, paint),
+            percent_text(picture.container_busy(&device.uuid, container)),
+            if first { ooms } else { String::new() },
+            match word {
+                "running" => String::from(word),
+                word => paint.yellow(word),
+            },
+        ]);
+    }
+    for process in &container.processes {
+        process_rows(picture, container, process, paint, table);
+    }
+}
+
+fn process_rows(
+    picture: &Picture,
+    container: &ContainerView,
+    process: &ProcessView,
+    paint: Paint,
+    table: &mut Table,
+) {
+    let pid = process.host_pid.unwrap_or(process.pid);
+    let mut name = Some(format!("  {pid} {}", process.name));
+    for (device, used) in container.devices.iter().zip(&process.devices) {
+        let has_any = used.confirmed_bytes > 0 || used.pending_bytes > 0;
+        let is_last_chance = name.is_some() && device.index + 1 == container.devices.len();
+        if !has_any && !is_last_chance {
+            continue;
+        }
+        let gpu = picture.gpu_number(&device.uuid);
+        table.row(vec![
+            name.take().unwrap_or_default(),
+            gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string()),
+            Size(used.confirmed_bytes).to_string(),
+            share(used.confirmed_bytes, device.limit_bytes),
+            bar(used.confirmed_bytes, device.limit_bytes, BAR, paint),
+            percent_text(picture.process_busy(&device.uuid, process.host_pid)),
+        ]);
+    }
+}
+
+fn draw_notes(picture: &Picture, paint: Paint, out: &mut String) {
+    let mut notes: Vec<String> = picture.inventory.faults.clone();
+    for container in &picture.views.containers {
+        if container.unaccounted_bytes > 0 {
+            notes.push(format!(
+                "{}: NVML sees {} more than its region knows of",
+                full_name(container),
+                Size(container.unaccounted_bytes)
+            ));
+        }
+    }
+    for broken in &picture.views.broken {
+        notes.push(format!("{}: {}", broken.path.display(), broken.reason));
+    }
+    if !picture.views.unreadable.is_empty() {
+        notes.push(format!(
+            "the containers of {} are not shown: only they and root can read them",
+            count(picture.views.unreadable.len(), "other user")
+        ));
+    }
+    if !notes.is_empty() {
+        writeln!(out).ok();
+    }
+    for note in notes {
+        writeln!(out, "{}", paint.yellow(&format!("! {note}"))).ok();
+    }
+}
+
+fn full_name(container: &ContainerView) -> String {
+    if container.pod.is_empty() {
+        container.name.clone()
+    } else {
+        format!(
+            "{}/{}/{}",
+            container.namespace, container.pod, container.container
+        )
+    }
+}
+
+fn share(used: u64, limit: u64) -> String {
+    percent(used, limit)
+        .map(|percent| format!("{percent}%"))
+        .unwrap_or_default()
+}
+
+fn heads(names: &[&str], paint: Paint) -> Vec<String> {
+    names
+        .iter()
+        .map(|name| {
+            if name.is_empty() {
+                String::new()
+            } else {
+                paint.dim(name)
+            }
+        })
+        .collect()
+}
+
+fn count(number: usize, what: &str) -> String {
+    if number == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{number} {what}s")
+    }
+}
+
+fn count_es(number: usize, what: &str) -> String {
+    if number == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{number} {what}es")
+    }
+}
