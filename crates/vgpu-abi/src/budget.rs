@@ -1,8 +1,16 @@
 //! Reserve first: the algorithm that keeps the sum of all charges below the limit while any number
-//! of processes race. Owns charge words, reserve, confirm, refund, release, join and reap, over a
-//! small trait for what they need of the outside, so that the same code runs under loom.
+//! of processes race. Owns charge words, reserve, confirm, refund, release, and how a slot changes
+//! hands, over small traits for what they need of the outside, so that the same code runs under
+//! loom.
 //!
 //! Never makes a system call, reads a clock or maps a file.
+
+use crate::atomic::{AtomicU32, AtomicU64, Ordering, seq_cst_point};
+use crate::crash::crash_point;
+use crate::layout::{
+    CHARGE_BYTES_MASK, CHARGE_COUNT_SHIFT, CHARGE_TAG_SHIFT, DeviceUse, SLOT_FREE, SLOT_JOINING,
+    SLOT_USED, SLOT_WORDS, SlotHead,
+};
 
 /// What memory was taken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -21,7 +29,8 @@ pub enum Kind {
 pub struct Charge {
     pub(crate) device: u32,
     pub(crate) bytes: u64,
-    pub(crate) me: u64,
+    /// The slot and its generation, as the region packs them.
+    pub(crate) seat: u64,
 }
 
 impl Charge {
@@ -58,6 +67,587 @@ pub enum Why {
     Full,
     /// A bounded wait for another process ran out.
     TimedOut,
-    /// There is no slot for this process, no such device, or more bytes than any device has.
+    /// There is no slot for this process, or no such device.
     Closed,
+}
+
+/// More than one process can be charged on one device: 16 TiB less a byte.
+pub const MOST_BYTES: u64 = CHARGE_BYTES_MASK;
+
+const TAG_MASK: u64 = u64::MAX << CHARGE_TAG_SHIFT;
+const COUNT_MASK: u64 = !(TAG_MASK | CHARGE_BYTES_MASK);
+const ONE_COUNT: u64 = 1 << CHARGE_COUNT_SHIFT;
+
+/// The bytes in a charge word.
+#[inline]
+pub(crate) fn bytes_in(word: u64) -> u64 {
+    word & CHARGE_BYTES_MASK
+}
+
+/// How a slot's generation shows in its charge words.
+#[inline]
+pub(crate) fn tag_of(generation: u64) -> u64 {
+    generation << CHARGE_TAG_SHIFT
+}
+
+/// The slot has changed hands since this process took it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stale;
+
+/// Why bytes were not added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotAdded {
+    Stale,
+    /// The word has no room for so many.
+    Overflow,
+}
+
+#[inline]
+fn change(
+    word: &AtomicU64,
+    tag: u64,
+    next: impl Fn(u64) -> Result<u64, NotAdded>,
+) -> Result<(), NotAdded> {
+    // Relaxed: the exchange below is what counts.
+    let mut old = word.load(Ordering::Relaxed);
+    loop {
+        if old & TAG_MASK != tag {
+            return Err(NotAdded::Stale);
+        }
+        // SeqCst: every process must see all changes of all charge words in one order; the proof
+        // that no two can both slip past the limit stands on it.
+        match word.compare_exchange(old, next(old)?, Ordering::SeqCst, Ordering::Relaxed) {
+            Ok(_) => return Ok(()),
+            Err(seen) => old = seen,
+        }
+    }
+}
+
+/// Adds bytes to a charge word, and counts that it did.
+#[inline]
+pub(crate) fn add(word: &AtomicU64, tag: u64, bytes: u64) -> Result<(), NotAdded> {
+    change(word, tag, |old| {
+        let sum = bytes_in(old)
+            .checked_add(bytes)
+            .filter(|sum| *sum <= MOST_BYTES);
+        let sum = sum.ok_or(NotAdded::Overflow)?;
+        Ok(tag | (old.wrapping_add(ONE_COUNT) & COUNT_MASK) | sum)
+    })
+}
+
+/// Takes bytes from a charge word; never below zero.
+#[inline]
+pub(crate) fn take(word: &AtomicU64, tag: u64, bytes: u64) -> Result<(), Stale> {
+    change(word, tag, |old| {
+        Ok(old & !CHARGE_BYTES_MASK | bytes_in(old).saturating_sub(bytes))
+    })
+    .map_err(|_| Stale)
+}
+
+/// Adds to a word that only its own process writes; what does not fit is left out.
+#[inline]
+fn add_plain(word: &AtomicU64, bytes: u64) {
+    // Relaxed: a breakdown for readers; no decision is made on it.
+    word.fetch_add(bytes, Ordering::Relaxed);
+}
+
+#[inline]
+fn take_plain(word: &AtomicU64, bytes: u64) {
+    let less = |old: u64| Some(old.saturating_sub(bytes));
+    // Relaxed: a breakdown for readers; no decision is made on it.
+    let _old = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+}
+
+fn breakdown(cells: &DeviceUse, kind: Kind) -> Option<&AtomicU64> {
+    match kind {
+        // The rest of `confirmed`: the commonest kind costs nothing.
+        Kind::Buffer => None,
+        Kind::Context => Some(&cells.contexts),
+        Kind::Module => Some(&cells.modules),
+    }
+}
+
+/// What the algorithm reads of the region.
+pub(crate) trait Ledger {
+    /// Slots of this word of the bitmap that may hold charges; nothing beyond the last word.
+    fn in_use(&self, word: usize) -> Option<u64>;
+    /// What a slot uses of a device.
+    fn cells(&self, slot: usize, device: usize) -> Option<&DeviceUse>;
+    /// The charge word of all shared objects of a device.
+    fn shared(&self, device: usize) -> Option<&AtomicU64>;
+}
+
+/// What the slow way needs of the outside. All waits end.
+pub(crate) trait Outside: Ledger {
+    /// How long one request has waited already.
+    type Wait;
+    fn begin_wait(&self) -> Self::Wait;
+    /// Becomes the one process and the one thread that decides about a device. False when the time
+    /// is over.
+    fn enter(&self, device: usize, wait: &mut Self::Wait) -> bool;
+    fn leave(&self, device: usize);
+    /// Keeps the shared-object table still. False when the time is over.
+    fn enter_shared(&self, wait: &mut Self::Wait) -> bool;
+    fn leave_shared(&self);
+    /// Clears the slots of the dead; how many.
+    fn reap(&self, wait: &mut Self::Wait) -> usize;
+    /// Lets others go on. False when the time is over.
+    fn pause(&self, wait: &mut Self::Wait) -> bool;
+}
+
+/// Calls `each` for every slot that may hold charges.
+#[inline]
+pub(crate) fn each_slot<L: Ledger + ?Sized>(ledger: &L, mut each: impl FnMut(usize)) {
+    for word in 0..SLOT_WORDS {
+        let Some(mut bits) = ledger.in_use(word) else {
+            break;
+        };
+        while bits != 0 {
+            each(word * 64 + bits.trailing_zeros() as usize);
+            bits &= bits - 1;
+        }
+    }
+}
+
+/// Everything that is charged or may become charged: what must not exceed the limit.
+///
+/// Of each slot pending is read first: a charge is added to confirmed before it is taken from
+/// pending, so it is seen at least once. Slots are read before shared objects, for the same reason.
+#[inline]
+fn charged<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
+    let mut sum = 0_u64;
+    each_slot(ledger, |slot| {
+        if let Some(cells) = ledger.cells(slot, device) {
+            // SeqCst: these loads stand after our own addition in the one order of all changes.
+            let pending = bytes_in(cells.pending.load(Ordering::SeqCst));
+            let confirmed = bytes_in(cells.confirmed.load(Ordering::SeqCst));
+            sum = sum.saturating_add(pending).saturating_add(confirmed);
+        }
+    });
+    let shared = ledger
+        .shared(device)
+        .map_or(0, |word| word.load(Ordering::SeqCst));
+    sum.saturating_add(bytes_in(shared))
+}
+
+/// What is confirmed, added up one word after the other: not of one moment.
+pub(crate) fn confirmed<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
+    look_at_confirmed(ledger, device).0
+}
+
+/// The sum of confirmed charges, and a fingerprint of how often each word was added to.
+fn look_at_confirmed<L: Ledger + ?Sized>(ledger: &L, device: usize) -> (u64, u64) {
+    let mut sum = 0_u64;
+    let mut print = 0_u64;
+    let mut look = |place: u64, word: u64| {
+        sum = sum.saturating_add(bytes_in(word));
+        let seen = place << 20 ^ (word & !CHARGE_BYTES_MASK) >> CHARGE_COUNT_SHIFT;
+        print = (print.rotate_left(5) ^ seen).wrapping_mul(0x517c_c1b7_2722_0a95);
+    };
+    each_slot(ledger, |slot| {
+        if let Some(cells) = ledger.cells(slot, device) {
+            // SeqCst: as in `charged`.
+            look(slot as u64, cells.confirmed.load(Ordering::SeqCst));
+        }
+    });
+    if let Some(shared) = ledger.shared(device) {
+        // SeqCst: as in `charged`.
+        look(u64::MAX, shared.load(Ordering::SeqCst));
+    }
+    (sum, print)
+}
+
+/// How often the slow way looks for one moment before it lets others go on first.
+const LOOKS: usize = 16;
+
+/// What is confirmed, of one moment: nothing was added to any word between two looks, so all that
+/// the second look found was there when it began. A refusal that stands on this sum is explained
+/// by it; a sum read word by word could hold a charge on both sides of a free and an allocation.
+fn confirmed_at_one_moment<L: Ledger + ?Sized>(ledger: &L, device: usize) -> Option<u64> {
+    let (_, mut before) = look_at_confirmed(ledger, device);
+    for _look in 0..LOOKS {
+        seq_cst_point();
+        let (sum, after) = look_at_confirmed(ledger, device);
+        if before == after {
+            return Some(sum);
+        }
+        before = after;
+    }
+    None
+}
+
+/// Why nothing was reserved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The slot is no longer ours: join and try again.
+    Stale,
+    Full {
+        used: u64,
+    },
+    TimedOut {
+        used: u64,
+    },
+    NoSuchDevice,
+}
+
+/// A place in the ledger: whose slot, and its tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) slot: usize,
+    pub(crate) tag: u64,
+}
+
+/// Reserves room; `limit` 0 is no cap.
+#[inline]
+pub(crate) fn reserve<O: Outside + ?Sized>(
+    outside: &O,
+    place: Place,
+    device: usize,
+    bytes: u64,
+    limit: u64,
+) -> Result<(), Refused> {
+    let Some(own) = outside.cells(place.slot, device) else {
+        return Err(Refused::NoSuchDevice);
+    };
+    match add(&own.pending, place.tag, bytes) {
+        Ok(()) => {}
+        Err(NotAdded::Stale) => return Err(Refused::Stale),
+        Err(NotAdded::Overflow) => {
+            return Err(Refused::Full {
+                used: confirmed(outside, device),
+            });
+        }
+    }
+    crash_point!("reserve:pending");
+    if limit == 0 {
+        return Ok(());
+    }
+    seq_cst_point();
+    if charged(outside, device) <= limit {
+        crash_point!("reserve:done");
+        return Ok(());
+    }
+    take(&own.pending, place.tag, bytes).map_err(|Stale| Refused::Stale)?;
+    crash_point!("reserve:taken-back");
+    reserve_slowly(outside, place, device, bytes, limit)
+}
+
+/// The way of a request that did not fit at first sight: one at a time for each device.
+#[cold]
+fn reserve_slowly<O: Outside + ?Sized>(
+    outside: &O,
+    place: Place,
+    device: usize,
+    bytes: u64,
+    limit: u64,
+) -> Result<(), Refused> {
+    let mut wait = outside.begin_wait();
+    loop {
+        if !outside.enter(device, &mut wait) {
+            return Err(Refused::TimedOut {
+                used: confirmed(outside, device),
+            });
+        }
+        crash_point!("slow:locked");
+        let decision = decide(outside, place, device, bytes, limit, &mut wait);
+        outside.leave(device);
+        crash_point!("slow:unlocked");
+        if let Some(decision) = decision {
+            return decision;
+        }
+        if !outside.pause(&mut wait) {
+            return Err(Refused::TimedOut {
+                used: confirmed(outside, device),
+            });
+        }
+    }
+}
+
+/// Yes, no, or (nothing) "not as long as others wait for their driver".
+fn decide<O: Outside + ?Sized>(
+    outside: &O,
+    place: Place,
+    device: usize,
+    bytes: u64,
+    limit: u64,
+    wait: &mut O::Wait,
+) -> Option<Result<(), Refused>> {
+    let own = outside.cells(place.slot, device)?;
+    match add(&own.pending, place.tag, bytes) {
+        Ok(()) => {}
+        Err(NotAdded::Stale) => return Some(Err(Refused::Stale)),
+        Err(NotAdded::Overflow) => {
+            return Some(Err(Refused::Full {
+                used: confirmed(outside, device),
+            }));
+        }
+    }
+    crash_point!("slow:pending");
+    seq_cst_point();
+    if charged(outside, device) <= limit {
+        return Some(Ok(()));
+    }
+    if outside.reap(wait) > 0 && charged(outside, device) <= limit {
+        return Some(Ok(()));
+    }
+    // A charge that is on its way from a slot into the shared-object table stands in both.
+    let used = if outside.enter_shared(wait) {
+        let used = confirmed_at_one_moment(outside, device);
+        outside.leave_shared();
+        used
+    } else {
+        None
+    };
+    crash_point!("slow:decided");
+    if take(&own.pending, place.tag, bytes).is_err() {
+        return Some(Err(Refused::Stale));
+    }
+    crash_point!("slow:taken-back");
+    let used = used?;
+    (used.saturating_add(bytes) > limit).then_some(Err(Refused::Full { used }))
+}
+
+/// The driver has given what was reserved: added to confirmed before it leaves pending, so that
+/// nobody misses it.
+#[inline]
+pub(crate) fn confirm(cells: &DeviceUse, tag: u64, bytes: u64, kind: Kind) -> Result<(), Stale> {
+    charge(cells, tag, bytes, kind)?;
+    crash_point!("confirm:added");
+    // The word may have been cleared in between; then there is nothing to take.
+    let _stale = take(&cells.pending, tag, bytes);
+    crash_point!("confirm:done");
+    Ok(())
+}
+
+/// Adds to confirmed. What the driver holds is charged, whether it fits or not.
+#[inline]
+pub(crate) fn charge(cells: &DeviceUse, tag: u64, bytes: u64, kind: Kind) -> Result<(), Stale> {
+    match add(&cells.confirmed, tag, bytes) {
+        Ok(()) => {}
+        Err(NotAdded::Stale) => return Err(Stale),
+        Err(NotAdded::Overflow) => {
+            // No card is as large; a full word refuses everything from here on.
+            change(&cells.confirmed, tag, |old| Ok(old | CHARGE_BYTES_MASK)).map_err(|_| Stale)?;
+        }
+    }
+    if let Some(word) = breakdown(cells, kind) {
+        crash_point!("charge:confirmed");
+        add_plain(word, bytes);
+    }
+    Ok(())
+}
+
+/// The driver has refused what was reserved.
+#[inline]
+pub(crate) fn refund(cells: &DeviceUse, tag: u64, bytes: u64) -> Result<(), Stale> {
+    crash_point!("refund:begin");
+    take(&cells.pending, tag, bytes)?;
+    crash_point!("refund:done");
+    Ok(())
+}
+
+/// The driver has taken back what was confirmed.
+#[inline]
+pub(crate) fn release(cells: &DeviceUse, tag: u64, bytes: u64, kind: Kind) -> Result<(), Stale> {
+    crash_point!("release:begin");
+    take(&cells.confirmed, tag, bytes)?;
+    if let Some(word) = breakdown(cells, kind) {
+        crash_point!("release:taken");
+        take_plain(word, bytes);
+    }
+    crash_point!("release:done");
+    Ok(())
+}
+
+/// Who owns a slot, as it stands there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Identity {
+    pub(crate) pid: u32,
+    pub(crate) start_time: u64,
+    pub(crate) pid_namespace: u64,
+    pub(crate) start_stack: u64,
+    pub(crate) image: u64,
+}
+
+impl Identity {
+    fn of(head: &SlotHead) -> Self {
+        // Relaxed: whoever judges an identity holds the slot's lock, or only looks.
+        Self {
+            pid: head.pid.load(Ordering::Relaxed),
+            start_time: head.start_time.load(Ordering::Relaxed),
+            pid_namespace: head.pid_namespace.load(Ordering::Relaxed),
+            start_stack: head.start_stack.load(Ordering::Relaxed),
+            image: head.image.load(Ordering::Relaxed),
+        }
+    }
+
+    fn store(&self, head: &SlotHead) {
+        // Relaxed: the slot's state is stored after them.
+        head.pid.store(self.pid, Ordering::Relaxed);
+        head.start_time.store(self.start_time, Ordering::Relaxed);
+        head.pid_namespace
+            .store(self.pid_namespace, Ordering::Relaxed);
+        head.start_stack.store(self.start_stack, Ordering::Relaxed);
+        head.image.store(self.image, Ordering::Relaxed);
+    }
+}
+
+/// What a slot needs to change hands.
+pub(crate) trait Slots: Ledger {
+    fn slot_count(&self) -> usize;
+    fn device_count(&self) -> usize;
+    fn head(&self, slot: usize) -> Option<&SlotHead>;
+    /// The word of the bitmap that has this slot's bit.
+    fn in_use_word(&self, slot: usize) -> Option<&AtomicU64>;
+    fn high_water(&self) -> &AtomicU32;
+    /// Takes the slot's own lock, or says at once that it is held.
+    fn try_lock(&self, slot: usize) -> bool;
+    fn unlock(&self, slot: usize);
+    /// The second look: whether the owner is gone although, or because, its lock is free.
+    fn is_gone(&self, owner: &Identity) -> bool;
+    /// Takes the slot out of all shared objects. False when that has to wait.
+    fn let_go_of_shared(&self, slot: usize) -> bool;
+    /// Keeps what a slot counted.
+    fn keep_counts(&self, slot: usize);
+}
+
+/// Clears a slot whose lock the caller holds and whose owner is gone. False when it has to wait.
+fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
+    crash_point!("clear:begin");
+    if !slots.let_go_of_shared(slot) {
+        return false;
+    }
+    crash_point!("clear:shared");
+    // SeqCst: with the generation all words change their tag; an owner that is alive after all
+    // finds that out at its next change and joins again.
+    let generation = head.generation.load(Ordering::SeqCst).wrapping_add(1);
+    head.generation.store(generation, Ordering::SeqCst);
+    crash_point!("clear:generation");
+    for device in 0..slots.device_count() {
+        if let Some(cells) = slots.cells(slot, device) {
+            empty(&cells.confirmed, tag_of(generation));
+            empty(&cells.pending, tag_of(generation));
+            // Relaxed: breakdowns and measurements; no decision is made on them.
+            cells.contexts.store(0, Ordering::Relaxed);
+            cells.modules.store(0, Ordering::Relaxed);
+            cells.launches.store(0, Ordering::Relaxed);
+            cells.busy_ns.store(0, Ordering::Relaxed);
+            cells.leased_ns.store(0, Ordering::Relaxed);
+            cells.in_flight_ns.store(0, Ordering::Relaxed);
+            cells.busy_permille.store(0, Ordering::Relaxed);
+        }
+        crash_point!("clear:device");
+    }
+    slots.keep_counts(slot);
+    crash_point!("clear:counts");
+    Identity::default().store(head);
+    // SeqCst: after everything else; a slot that is free is empty.
+    head.state.store(SLOT_FREE, Ordering::SeqCst);
+    crash_point!("clear:free");
+    if let Some(word) = slots.in_use_word(slot) {
+        // SeqCst: nobody may stop looking at the slot before it is empty.
+        word.fetch_and(!(1 << (slot % 64)), Ordering::SeqCst);
+    }
+    true
+}
+
+/// No bytes, another tag; the count stays, so that it only ever grows.
+fn empty(word: &AtomicU64, tag: u64) {
+    let next = |old: u64| Some(old & COUNT_MASK | tag & TAG_MASK);
+    // SeqCst: as every change of a charge word.
+    let _old = word.fetch_update(Ordering::SeqCst, Ordering::Relaxed, next);
+}
+
+/// Clears a slot if its owner is gone. `me` is never taken for gone.
+pub(crate) fn reap_slot<S: Slots + ?Sized>(slots: &S, slot: usize, me: &Identity) -> bool {
+    let Some(head) = slots.head(slot) else {
+        return false;
+    };
+    // SeqCst: a look without the lock, to spare the lock; the one that counts comes below.
+    if head.state.load(Ordering::SeqCst) == SLOT_FREE || Identity::of(head) == *me {
+        return false;
+    }
+    if !slots.try_lock(slot) {
+        return false;
+    }
+    crash_point!("reap:locked");
+    // SeqCst: the look that counts: the slot cannot change hands while we hold its lock.
+    let state = head.state.load(Ordering::SeqCst);
+    let owner = Identity::of(head);
+    let gone = match state {
+        SLOT_FREE => false,
+        SLOT_USED => owner != *me && slots.is_gone(&owner),
+        // Killed while it joined: its lock is free, and nothing is charged yet.
+        _ => true,
+    };
+    let cleared = gone && clear(slots, slot, head);
+    slots.unlock(slot);
+    crash_point!("reap:unlocked");
+    cleared
+}
+
+/// Takes a slot for `me` and keeps its lock. Nothing when all are used by living processes.
+pub(crate) fn claim<S: Slots + ?Sized>(slots: &S, me: &Identity) -> Option<(usize, u64)> {
+    for slot in 0..slots.slot_count() {
+        let Some(head) = slots.head(slot) else { break };
+        // SeqCst: a look without the lock. A slot that is ours already (another copy of the
+        // library in this process) must not be locked: unlocking it would drop the other's lock.
+        if head.state.load(Ordering::SeqCst) == SLOT_USED && Identity::of(head) == *me {
+            continue;
+        }
+        if !slots.try_lock(slot) {
+            continue;
+        }
+        crash_point!("join:locked");
+        // SeqCst: the look that counts, under the lock.
+        let state = head.state.load(Ordering::SeqCst);
+        let free = match state {
+            SLOT_FREE => true,
+            SLOT_USED => slots.is_gone(&Identity::of(head)) && clear(slots, slot, head),
+            _ => clear(slots, slot, head),
+        };
+        if !free {
+            slots.unlock(slot);
+            continue;
+        }
+        return Some((slot, take_seat(slots, slot, head, me)));
+    }
+    None
+}
+
+fn take_seat<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead, me: &Identity) -> u64 {
+    let above = u32::try_from(slot + 1).unwrap_or(u32::MAX);
+    // SeqCst: raised before anything is written to the slot.
+    slots.high_water().fetch_max(above, Ordering::SeqCst);
+    crash_point!("join:high-water");
+    // SeqCst: from here on, whoever finds the lock free clears the slot.
+    head.state.store(SLOT_JOINING, Ordering::SeqCst);
+    crash_point!("join:joining");
+    let generation = head.generation.load(Ordering::SeqCst).wrapping_add(1);
+    head.generation.store(generation, Ordering::SeqCst);
+    for device in 0..slots.device_count() {
+        if let Some(cells) = slots.cells(slot, device) {
+            empty(&cells.confirmed, tag_of(generation));
+            empty(&cells.pending, tag_of(generation));
+        }
+    }
+    crash_point!("join:emptied");
+    me.store(head);
+    crash_point!("join:named");
+    if let Some(word) = slots.in_use_word(slot) {
+        // SeqCst: set before the first charge, so that every sum that must see it does.
+        word.fetch_or(1 << (slot % 64), Ordering::SeqCst);
+    }
+    crash_point!("join:in-use");
+    // SeqCst: last; the identity stands.
+    head.state.store(SLOT_USED, Ordering::SeqCst);
+    crash_point!("join:done");
+    generation
+}
+
+/// Gives a slot back whose lock the caller holds.
+pub(crate) fn vacate<S: Slots + ?Sized>(slots: &S, slot: usize) -> bool {
+    slots
+        .head(slot)
+        .is_some_and(|head| clear(slots, slot, head))
 }

@@ -5,10 +5,21 @@
 //! never lets a number in it decide how much is read or allocated.
 
 use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::layout::{HOOK_GROUPS, MAX_DEVICES};
+use crate::budget::{MOST_BYTES, bytes_in};
+use crate::layout::{
+    CALL_BYTES, DeviceUse, HOOK_GROUPS, LOCK_SLOTS, MAX_DEVICES, MAX_HOLDERS, MAX_OOMS, MAX_SHARED,
+    MAX_SLOTS, OomEntry, OomHolder, REGION_MAGIC, REGION_VERSION, RegionDevice, RegionHeader,
+    RegionLayout, SHARED_LIVE, SLOT_USED, SharedObject, Slot, SlotHead,
+};
 use crate::limits::DeviceUuid;
+use crate::region::sys::{self, LockOwner};
 use crate::region::{Holder, SharedKey, Why};
 
 /// Names of the groups in which hooked calls are counted; the rest of [`HOOK_GROUPS`] is room.
@@ -75,7 +86,7 @@ impl fmt::Display for SnapshotError {
             }
             Self::Truncated => write!(f, "became shorter while it was read"),
             Self::System { call, errno } => {
-                write!(f, "{call}: {}", std::io::Error::from_raw_os_error(errno))
+                write!(f, "{call}: {}", io::Error::from_raw_os_error(errno))
             }
         }
     }
@@ -241,17 +252,297 @@ impl Snapshot {
 ///
 /// # Errors
 /// See [`SnapshotError`].
-pub fn snapshot(_path: &Path) -> Result<Snapshot, SnapshotError> {
-    todo!()
+pub fn snapshot(path: &Path) -> Result<Snapshot, SnapshotError> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    read(&file.map_err(system("open"))?)
 }
 
-/// Reads a region below an open directory, so that nothing between can be swapped.
+/// Reads a region below an open directory, so that nothing between can be swapped. `name` is one
+/// name, not a path.
 ///
 /// # Errors
 /// See [`SnapshotError`].
-pub fn snapshot_at(
-    _directory: std::os::fd::BorrowedFd<'_>,
-    _name: &str,
-) -> Result<Snapshot, SnapshotError> {
-    todo!()
+pub fn snapshot_at(directory: BorrowedFd<'_>, name: &str) -> Result<Snapshot, SnapshotError> {
+    if name.contains('/') || name == ".." {
+        return Err(SnapshotError::Missing);
+    }
+    // What `openat` does, without a call of our own: the descriptor's directory as a path.
+    let directory = format!("/proc/self/fd/{}", directory.as_raw_fd());
+    snapshot(&Path::new(&directory).join(name))
+}
+
+fn system(call: &'static str) -> impl Fn(io::Error) -> SnapshotError {
+    move |error| match error.raw_os_error().unwrap_or(libc::EIO) {
+        libc::ENOENT | libc::ENOTDIR => SnapshotError::Missing,
+        libc::ELOOP | libc::EISDIR | libc::ENXIO | libc::ENODEV => SnapshotError::NotRegular,
+        errno => SnapshotError::System { call, errno },
+    }
+}
+
+fn read(file: &File) -> Result<Snapshot, SnapshotError> {
+    let stat = sys::fstat(file.as_raw_fd()).map_err(|errno| SnapshotError::System {
+        call: "fstat",
+        errno,
+    })?;
+    if !stat.regular {
+        return Err(SnapshotError::NotRegular);
+    }
+    let expected = size_of::<RegionLayout>() as u64;
+    if stat.bytes != expected {
+        return Err(SnapshotError::WrongSize {
+            found: stat.bytes,
+            expected,
+        });
+    }
+    let head = Part::read(file, 0, HEAD_BYTES)?;
+    check(&head)?;
+    let slots = in_use(&head)
+        .map(|slot| read_slot(file, slot))
+        .filter_map(Result::transpose);
+    let slots = slots.collect::<Result<Vec<_>, _>>()?;
+    let mut snapshot = Snapshot {
+        created_unix_ns: head.u64(offset_of!(RegionHeader, created_unix_ns)),
+        devices: devices(&head),
+        shared: shared(file, &head)?,
+        ooms: ooms(&head),
+        counters: counters(&head),
+        slots,
+    };
+    for slot in &snapshot.slots {
+        for (sum, calls) in snapshot.counters.hook_calls.iter_mut().zip(slot.hook_calls) {
+            *sum = sum.saturating_add(calls);
+        }
+    }
+    Ok(snapshot)
+}
+
+/// Header, devices and refusals: always read as a whole.
+const HEAD_BYTES: usize = offset_of!(RegionLayout, shared);
+
+/// A part of the file, as it was at one `pread`.
+struct Part(Vec<u8>);
+
+impl Part {
+    fn read(file: &File, offset: usize, bytes: usize) -> Result<Self, SnapshotError> {
+        let mut buffer = vec![0; bytes];
+        match file.read_exact_at(&mut buffer, offset as u64) {
+            Ok(()) => Ok(Self(buffer)),
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(SnapshotError::Truncated),
+            Err(e) => Err(system("pread")(e)),
+        }
+    }
+
+    fn bytes<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let bytes = self.0.get(offset..).and_then(|rest| rest.first_chunk());
+        bytes.copied().unwrap_or([0; N])
+    }
+
+    fn u64(&self, offset: usize) -> u64 {
+        u64::from_ne_bytes(self.bytes(offset))
+    }
+
+    fn u32(&self, offset: usize) -> u32 {
+        u32::from_ne_bytes(self.bytes(offset))
+    }
+
+    /// Text that a tenant wrote, for a terminal or a metric: printable ASCII only.
+    fn text<const N: usize>(&self, offset: usize) -> String {
+        let bytes: [u8; N] = self.bytes(offset);
+        let text = bytes.iter().take_while(|byte| **byte != 0);
+        let printable = |byte: &u8| {
+            let fine = byte.is_ascii_graphic() || *byte == b' ';
+            if fine { char::from(*byte) } else { '?' }
+        };
+        text.map(printable).collect()
+    }
+}
+
+fn check(head: &Part) -> Result<(), SnapshotError> {
+    let magic = head.u64(offset_of!(RegionHeader, magic));
+    let version = head.u32(offset_of!(RegionHeader, version));
+    if magic != REGION_MAGIC {
+        let blank = magic == 0;
+        return Err(if blank {
+            SnapshotError::Unfinished
+        } else {
+            SnapshotError::WrongMagic
+        });
+    }
+    match version {
+        REGION_VERSION => Ok(()),
+        0 => Err(SnapshotError::Unfinished),
+        found => Err(SnapshotError::WrongVersion {
+            found,
+            known: REGION_VERSION,
+        }),
+    }
+}
+
+/// No card and no counter is as large; a larger number is noise. Sums of 1,024 such fit 64 bits.
+fn bytes_at(part: &Part, offset: usize) -> u64 {
+    part.u64(offset).min(MOST_BYTES)
+}
+
+fn devices(head: &Part) -> Vec<DeviceSnapshot> {
+    let count = head.u32(offset_of!(RegionHeader, device_count)) as usize;
+    let device = |index: usize| {
+        let at = offset_of!(RegionLayout, devices) + index * size_of::<RegionDevice>();
+        DeviceSnapshot {
+            uuid: DeviceUuid::from_bytes(&head.bytes(at + offset_of!(RegionDevice, uuid))),
+            physical_bytes: bytes_at(head, at + offset_of!(RegionDevice, physical_bytes)),
+            shared_bytes: bytes_in(head.u64(at + offset_of!(RegionDevice, shared))),
+            context_bytes: bytes_at(head, at + offset_of!(RegionDevice, context_bytes)),
+            module_bytes: bytes_at(head, at + offset_of!(RegionDevice, module_bytes)),
+        }
+    };
+    (0..count.min(MAX_DEVICES)).map(device).collect()
+}
+
+fn counters(head: &Part) -> Counters {
+    let past = offset_of!(RegionHeader, past_hook_calls);
+    Counters {
+        refused: head.u64(offset_of!(RegionHeader, refused)),
+        waits_ran_out: head.u64(offset_of!(RegionHeader, waits_ran_out)),
+        locks_retaken: head.u64(offset_of!(RegionHeader, locks_retaken)),
+        rejoined: head.u64(offset_of!(RegionHeader, rejoined)),
+        reaped: head.u64(offset_of!(RegionHeader, reaped)),
+        shared_full: head.u64(offset_of!(RegionHeader, shared_full)),
+        ooms: head.u64(offset_of!(RegionHeader, ooms)),
+        slots_full: head.u64(offset_of!(RegionHeader, slots_full)),
+        hook_calls: std::array::from_fn(|group| head.u64(past + group * 8)),
+    }
+}
+
+/// The slots that the header calls used.
+fn in_use(head: &Part) -> impl Iterator<Item = usize> + '_ {
+    let above = head.u32(offset_of!(RegionHeader, slots_high_water)) as usize;
+    (0..above.min(MAX_SLOTS)).filter(|slot| {
+        let word = offset_of!(RegionHeader, slots_in_use) + slot / 64 * 8;
+        head.u64(word) & 1 << (slot % 64) != 0
+    })
+}
+
+fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, SnapshotError> {
+    let offset = offset_of!(RegionLayout, slots) + index * size_of::<Slot>();
+    let slot = Part::read(file, offset, size_of::<Slot>())?;
+    if slot.u32(offset_of!(SlotHead, state)) != SLOT_USED {
+        return Ok(None);
+    }
+    let owner = sys::lock_owner(file.as_raw_fd(), LOCK_SLOTS + index as u64).map_err(|errno| {
+        SnapshotError::System {
+            call: "F_GETLK",
+            errno,
+        }
+    })?;
+    let device = |device: usize| {
+        let at = offset_of!(Slot, devices) + device * size_of::<DeviceUse>();
+        let confirmed = bytes_in(slot.u64(at + offset_of!(DeviceUse, confirmed)));
+        let contexts = slot
+            .u64(at + offset_of!(DeviceUse, contexts))
+            .min(confirmed);
+        let modules = slot
+            .u64(at + offset_of!(DeviceUse, modules))
+            .min(confirmed - contexts);
+        DeviceUseSnapshot {
+            confirmed_bytes: confirmed,
+            pending_bytes: bytes_in(slot.u64(at + offset_of!(DeviceUse, pending))),
+            buffer_bytes: confirmed - contexts - modules,
+            context_bytes: contexts,
+            module_bytes: modules,
+            launches: slot.u64(at + offset_of!(DeviceUse, launches)),
+            busy_ns: slot.u64(at + offset_of!(DeviceUse, busy_ns)),
+            busy_permille: slot
+                .u32(at + offset_of!(DeviceUse, busy_permille))
+                .min(1000),
+        }
+    };
+    let calls = offset_of!(SlotHead, hook_calls);
+    Ok(Some(SlotSnapshot {
+        slot: index,
+        generation: slot.u64(offset_of!(SlotHead, generation)),
+        pid: slot.u32(offset_of!(SlotHead, pid)),
+        start_time: slot.u64(offset_of!(SlotHead, start_time)),
+        pid_namespace: slot.u64(offset_of!(SlotHead, pid_namespace)),
+        name: slot.text::<16>(offset_of!(SlotHead, name)),
+        joined_unix_ns: slot.u64(offset_of!(SlotHead, joined_unix_ns)),
+        alive: owner != LockOwner::Nobody,
+        host_pid: match owner {
+            LockOwner::Process(pid) if pid > 0 => Some(pid),
+            _ => None,
+        },
+        devices: std::array::from_fn(device),
+        hook_calls: std::array::from_fn(|group| slot.u64(calls + group * 8)),
+    }))
+}
+
+fn shared(file: &File, head: &Part) -> Result<Vec<SharedSnapshot>, SnapshotError> {
+    const OBJECT: usize = size_of::<SharedObject>();
+    let above = head.u32(offset_of!(RegionHeader, shared_high_water)) as usize;
+    let above = above.min(MAX_SHARED);
+    let table = Part::read(file, offset_of!(RegionLayout, shared), above * OBJECT)?;
+    let object = |index: usize| {
+        let at = index * OBJECT;
+        let device = table.u32(at + offset_of!(SharedObject, device)) as usize;
+        let live = table.u32(at + offset_of!(SharedObject, state)) == SHARED_LIVE;
+        if !live || device >= MAX_DEVICES {
+            return None;
+        }
+        let key = at + offset_of!(SharedObject, key);
+        let holds = |slot: &usize| {
+            let word = table.u64(at + offset_of!(SharedObject, holders) + slot / 64 * 8);
+            word & 1 << (slot % 64) != 0
+        };
+        Some(SharedSnapshot {
+            key: SharedKey([table.u64(key), table.u64(key + 8)]),
+            device,
+            bytes: bytes_at(&table, at + offset_of!(SharedObject, bytes)),
+            holders: (0..MAX_SLOTS).filter(holds).collect(),
+        })
+    };
+    Ok((0..above).filter_map(object).collect())
+}
+
+/// The refusals that were finished and not overwritten since, oldest first.
+fn ooms(head: &Part) -> Vec<OomSnapshot> {
+    let end = head.u64(offset_of!(RegionHeader, ooms));
+    let numbers = end.saturating_sub(MAX_OOMS as u64)..end;
+    let oom = |number: u64| {
+        let index = usize::try_from(number % MAX_OOMS as u64).unwrap_or(0);
+        let at = offset_of!(RegionLayout, ooms) + index * size_of::<OomEntry>();
+        let finished = number.wrapping_mul(2).wrapping_add(2);
+        let device = head.u32(at + offset_of!(OomEntry, device)) as usize;
+        let why = match head.u32(at + offset_of!(OomEntry, why)) {
+            0 => Why::Full,
+            1 => Why::TimedOut,
+            _ => Why::Closed,
+        };
+        if head.u64(at + offset_of!(OomEntry, sequence)) != finished || device >= MAX_DEVICES {
+            return None;
+        }
+        let holder = |index: usize| {
+            let at = at + offset_of!(OomEntry, holders) + index * size_of::<OomHolder>();
+            Holder {
+                pid: head.u32(at + offset_of!(OomHolder, pid)),
+                slot: head.u32(at + offset_of!(OomHolder, slot)),
+                bytes: bytes_at(head, at + offset_of!(OomHolder, bytes)),
+            }
+        };
+        Some(OomSnapshot {
+            number,
+            time_unix_ns: head.u64(at + offset_of!(OomEntry, time_unix_ns)),
+            pid: head.u32(at + offset_of!(OomEntry, pid)),
+            call: head.text::<CALL_BYTES>(at + offset_of!(OomEntry, call)),
+            device,
+            asked: head.u64(at + offset_of!(OomEntry, asked)),
+            limit: head.u64(at + offset_of!(OomEntry, limit)),
+            used: head.u64(at + offset_of!(OomEntry, used)),
+            why,
+            holders: (0..MAX_HOLDERS)
+                .map(holder)
+                .take_while(|h| h.pid != 0)
+                .collect(),
+        })
+    };
+    numbers.filter_map(oom).collect()
 }

@@ -177,8 +177,10 @@ pub struct SlotHead {
     pub name: [AtomicU8; 16],
     /// Hooked calls by group.
     pub hook_calls: [AtomicU64; HOOK_GROUPS],
+    /// Random bytes of the program image: others under the same pid after `exec`.
+    pub image: AtomicU64,
     /// Room for what a later version knows of a process.
-    pub reserved: [AtomicU64; 8],
+    pub reserved: [AtomicU64; 7],
 }
 
 /// What one process uses of one device. Only its own process and, once that is dead, a reaper
@@ -434,7 +436,7 @@ assert_layout!(RegionDevice: size 256, align 64, uuid @ 0, shared @ 128, context
     module_bytes @ 144, physical_bytes @ 152, credit_ns @ 192, credit_at_ns @ 200, busy_ns @ 208);
 assert_layout!(SlotHead: size 256, align 64, state @ 0, pid @ 4, generation @ 8, start_time @ 16,
     pid_namespace @ 24, start_stack @ 32, joined_unix_ns @ 40, name @ 48, hook_calls @ 64,
-    reserved @ 192);
+    image @ 192);
 assert_layout!(DeviceUse: size 128, align 64, confirmed @ 0, contexts @ 8, modules @ 16,
     pending @ 64, launches @ 72, busy_ns @ 80, leased_ns @ 88, in_flight_ns @ 96,
     busy_permille @ 104, priority @ 108);

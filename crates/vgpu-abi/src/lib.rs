@@ -22,6 +22,9 @@ pub mod region;
 #[cfg(not(loom))]
 pub mod host;
 
+pub use crash::CRASH_POINTS;
+
 mod atomic;
+mod crash;
 #[cfg(not(loom))]
 mod hostfile;

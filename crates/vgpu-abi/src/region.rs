@@ -9,10 +9,29 @@ pub(crate) mod map;
 #[allow(unsafe_code, reason = "system calls are made here")]
 pub(crate) mod sys;
 
-use std::fmt;
-use std::path::Path;
+mod private;
+mod shared;
+mod slots;
 
-use crate::layout::{HOOK_GROUPS, MAX_DEVICES, MAX_HOLDERS};
+use std::ffi::c_int;
+use std::fmt;
+use std::fs::OpenOptions;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
+
+use self::map::{PrivateMap, RegionMap};
+use self::private::{OwnUse, Private};
+use self::sys::CPath;
+use crate::budget::{self, Ledger, NotAdded, Place, Refused, Stale, bytes_in, tag_of};
+use crate::crash::crash_point;
+use crate::layout::{
+    CALL_BYTES, DeviceUse, LOCK_DEVICES, LOCK_SHARED, LOCK_SLOTS, MAX_DEVICES, MAX_HOLDERS,
+    MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, REGION_MAGIC, REGION_VERSION, RegionHeader,
+    RegionLayout, SLOT_USED, Slot, UUID_BYTES,
+};
 use crate::limits::DeviceUuid;
 
 pub use crate::budget::{Charge, Kind, Refusal, Why};
@@ -210,12 +229,163 @@ pub struct ProcessUse {
 
 /// The usage region, mapped. Usable from many threads, and from a forked child, which takes a slot
 /// of its own.
-pub struct Region {}
+pub struct Region {
+    map: RegionMap,
+    private: PrivateMap<Private>,
+    /// What the record locks are taken through; checked before use, opened again when lost.
+    fd: AtomicI32,
+    path: Box<CPath>,
+    device: u64,
+    inode: u64,
+    on_overlay: bool,
+}
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region").finish_non_exhaustive()
+        f.debug_struct("Region")
+            .field("seat", &self.seat())
+            .finish_non_exhaustive()
     }
+}
+
+/// Our descriptor is not below this where the limit on descriptors lets us.
+const LOWEST_FD: c_int = 1000;
+/// How often a call joins again before it gives up.
+const TRIES: usize = 4;
+/// `tick` looks at most this often.
+const TICK_NS: u64 = 50_000_000;
+
+const SEAT_SLOT_BITS: u32 = 11;
+const SEAT_SLOT_MASK: u64 = (1 << SEAT_SLOT_BITS) - 1;
+
+fn pack(slot: usize, generation: u64) -> u64 {
+    generation << SEAT_SLOT_BITS | (slot as u64 + 1)
+}
+
+/// The place of a packed seat; of no seat, one that is in no table.
+#[inline]
+fn place_of(seat: u64) -> Place {
+    let slot = (seat & SEAT_SLOT_MASK).wrapping_sub(1);
+    Place {
+        slot: usize::try_from(slot).unwrap_or(usize::MAX),
+        tag: tag_of(seat >> SEAT_SLOT_BITS),
+    }
+}
+
+fn bump(counter: &AtomicU64) {
+    // Relaxed: the counter guards no other memory.
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+fn store_text(to: &[AtomicU8], text: &[u8]) {
+    // The last byte stays zero, so that C can print it. Relaxed: guarded by what is stored after.
+    let last = to.len().saturating_sub(1);
+    for (index, byte) in to.iter().enumerate() {
+        let value = if index < last {
+            text.get(index).copied().unwrap_or(0)
+        } else {
+            0
+        };
+        byte.store(value, Ordering::Relaxed);
+    }
+}
+
+fn refused_by_system(call: &'static str, errno: i32) -> RegionError {
+    match errno {
+        libc::ENOENT | libc::ENOTDIR => RegionError::Missing,
+        libc::EEXIST => RegionError::Exists,
+        libc::ELOOP | libc::EISDIR | libc::ENXIO => RegionError::NotRegular,
+        libc::ENOSPC | libc::EDQUOT => RegionError::NoSpace,
+        libc::ENAMETOOLONG => RegionError::BadPath,
+        errno => RegionError::System { call, errno },
+    }
+}
+
+fn refused_by_io(call: &'static str) -> impl Fn(std::io::Error) -> RegionError {
+    move |error| refused_by_system(call, error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// The header and the device table of a new region, as bytes.
+fn new_head(devices: &[RegionDevice]) -> Vec<u8> {
+    use std::mem::offset_of;
+
+    const DEVICE: usize = size_of::<crate::layout::RegionDevice>();
+    let mut head = vec![0; offset_of!(RegionLayout, devices) + DEVICE * devices.len()];
+    let mut put = |offset: usize, bytes: &[u8]| {
+        for (to, from) in head.iter_mut().skip(offset).zip(bytes) {
+            *to = *from;
+        }
+    };
+    let small = |value: usize| u32::try_from(value).unwrap_or(u32::MAX).to_ne_bytes();
+    put(offset_of!(RegionHeader, magic), &REGION_MAGIC.to_ne_bytes());
+    put(
+        offset_of!(RegionHeader, header_bytes),
+        &small(size_of::<RegionHeader>()),
+    );
+    let bytes = size_of::<RegionLayout>() as u64;
+    put(offset_of!(RegionHeader, region_bytes), &bytes.to_ne_bytes());
+    put(
+        offset_of!(RegionHeader, device_count),
+        &small(devices.len()),
+    );
+    put(
+        offset_of!(RegionHeader, device_capacity),
+        &small(MAX_DEVICES),
+    );
+    put(offset_of!(RegionHeader, slot_capacity), &small(MAX_SLOTS));
+    put(
+        offset_of!(RegionHeader, slot_bytes),
+        &small(size_of::<Slot>()),
+    );
+    put(
+        offset_of!(RegionHeader, shared_capacity),
+        &small(MAX_SHARED),
+    );
+    put(offset_of!(RegionHeader, oom_capacity), &small(MAX_OOMS));
+    put(
+        offset_of!(RegionHeader, created_unix_ns),
+        &sys::unix_ns().to_ne_bytes(),
+    );
+    for (index, device) in devices.iter().enumerate() {
+        let at = offset_of!(RegionLayout, devices) + DEVICE * index;
+        put(
+            at + offset_of!(crate::layout::RegionDevice, uuid),
+            device.uuid.bytes(),
+        );
+        let physical = at + offset_of!(crate::layout::RegionDevice, physical_bytes);
+        put(physical, &device.physical_bytes.to_ne_bytes());
+    }
+    head
+}
+
+/// A descriptor that is given back unless it is kept.
+struct Opened(c_int);
+
+impl Opened {
+    fn keep(self) -> c_int {
+        let fd = self.0;
+        std::mem::forget(self);
+        fd
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        sys::close(self.0);
+    }
+}
+
+/// Opens the region and moves the descriptor to where a program that closes what it did not open
+/// hardly looks.
+fn open_high(path: &CPath) -> Result<Opened, i32> {
+    let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let low = Opened(sys::open(path, flags)?);
+    for lowest in [LOWEST_FD, 512, 256, 64] {
+        if let Ok(high) = sys::duplicate(low.0, lowest) {
+            return Ok(Opened(high));
+        }
+    }
+    Ok(low)
 }
 
 impl Region {
@@ -224,16 +394,119 @@ impl Region {
     ///
     /// # Errors
     /// See [`RegionError`]; [`RegionError::NoSpace`] where the disk is full.
-    pub fn create(_path: &Path, _devices: &[RegionDevice], _mode: u32) -> Result<(), RegionError> {
-        todo!()
+    pub fn create(path: &Path, devices: &[RegionDevice], mode: u32) -> Result<(), RegionError> {
+        if devices.len() > MAX_DEVICES {
+            return Err(RegionError::TooManyDevices {
+                asked: devices.len(),
+            });
+        }
+        let Some(name) = path.file_name() else {
+            return Err(RegionError::BadPath);
+        };
+        if path.symlink_metadata().is_ok() {
+            return Err(RegionError::Exists);
+        }
+        let mut new = std::ffi::OsString::from(".");
+        new.push(name);
+        new.push(format!(".{}.{}.new", sys::process_id(), sys::unix_ns()));
+        let new = path.with_file_name(new);
+        let made = Self::create_at(&new, devices, mode).and_then(|()| {
+            // A link, not a rename: it never replaces what somebody else made meanwhile.
+            match std::fs::hard_link(&new, path) {
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => {
+                    std::fs::rename(&new, path).map_err(refused_by_io("rename"))
+                }
+                linked => linked.map_err(refused_by_io("link")),
+            }
+        });
+        // It is gone already where it was renamed, or was never made.
+        let _gone = std::fs::remove_file(&new);
+        made
+    }
+
+    fn create_at(path: &Path, devices: &[RegionDevice], mode: u32) -> Result<(), RegionError> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = options.open(path).map_err(refused_by_io("open"))?;
+        sys::allocate_or_write(file.as_raw_fd(), size_of::<RegionLayout>() as u64)
+            .map_err(|errno| refused_by_system("fallocate", errno))?;
+        file.write_all_at(&new_head(devices), 0)
+            .map_err(refused_by_io("write"))?;
+        // Last: a region without a version was never finished.
+        let version = std::mem::offset_of!(RegionHeader, version) as u64;
+        file.write_all_at(&REGION_VERSION.to_ne_bytes(), version)
+            .map_err(refused_by_io("write"))?;
+        let permissions = std::fs::Permissions::from_mode(mode);
+        file.set_permissions(permissions)
+            .map_err(refused_by_io("chmod"))
     }
 
     /// Maps a file that exists.
     ///
     /// # Errors
     /// See [`RegionError`].
-    pub fn open(_path: &Path) -> Result<Self, RegionError> {
-        todo!()
+    pub fn open(path: &Path) -> Result<Self, RegionError> {
+        let path = std::path::absolute(path).map_err(refused_by_io("getcwd"))?;
+        let path = CPath::new(path.as_os_str().as_bytes()).ok_or(RegionError::BadPath)?;
+        let fd = open_high(&path).map_err(|errno| refused_by_system("open", errno))?;
+        let stat = sys::fstat(fd.0).map_err(|errno| refused_by_system("fstat", errno))?;
+        if !stat.regular {
+            return Err(RegionError::NotRegular);
+        }
+        let expected = size_of::<RegionLayout>() as u64;
+        if stat.bytes != expected {
+            return Err(RegionError::WrongSize {
+                found: stat.bytes,
+                expected,
+            });
+        }
+        if stat.allocated_bytes < expected {
+            // A hole that the disk has no room for would kill us when we write to it.
+            match sys::allocate(fd.0, expected) {
+                Ok(()) | Err(libc::EOPNOTSUPP | libc::ENOSYS) => {}
+                Err(errno) => return Err(refused_by_system("fallocate", errno)),
+            }
+        }
+        let map = RegionMap::map(fd.0).map_err(|errno| refused_by_system("mmap", errno))?;
+        let private = PrivateMap::new().map_err(|errno| refused_by_system("mmap", errno))?;
+        Self::check(&map.layout().header)?;
+        let on_overlay = sys::on_overlay(fd.0);
+        Ok(Self {
+            map,
+            private,
+            fd: AtomicI32::new(fd.keep()),
+            path: Box::new(path),
+            device: stat.device,
+            inode: stat.inode,
+            on_overlay,
+        })
+    }
+
+    fn check(header: &RegionHeader) -> Result<(), RegionError> {
+        // Acquire: the version was stored last.
+        let found = header.version.load(Ordering::Acquire);
+        // Relaxed from here on: written before the version.
+        let magic = header.magic.load(Ordering::Relaxed);
+        if magic != REGION_MAGIC {
+            return Err(if magic == 0 {
+                RegionError::Unfinished
+            } else {
+                RegionError::WrongMagic
+            });
+        }
+        if found == 0 {
+            return Err(RegionError::Unfinished);
+        }
+        let same = header.region_bytes.load(Ordering::Relaxed) == size_of::<RegionLayout>() as u64
+            && header.slot_bytes.load(Ordering::Relaxed) as usize == size_of::<Slot>()
+            && header.slot_capacity.load(Ordering::Relaxed) as usize == MAX_SLOTS;
+        if found != REGION_VERSION || !same {
+            return Err(RegionError::WrongVersion {
+                found,
+                known: REGION_VERSION,
+            });
+        }
+        Ok(())
     }
 
     /// Maps the file, and makes it first where there is none. Several processes may do so at once.
@@ -241,17 +514,40 @@ impl Region {
     /// # Errors
     /// See [`RegionError`].
     pub fn open_or_create(
-        _path: &Path,
-        _devices: &[RegionDevice],
-        _mode: u32,
+        path: &Path,
+        devices: &[RegionDevice],
+        mode: u32,
     ) -> Result<Self, RegionError> {
-        todo!()
+        match Self::open(path) {
+            Err(RegionError::Missing) => {}
+            opened => return opened,
+        }
+        match Self::create(path, devices, mode) {
+            Ok(()) | Err(RegionError::Exists) => Self::open(path),
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether the file lies on an overlay file system, where another container would not see it.
     #[must_use]
     pub fn on_overlay(&self) -> bool {
-        todo!()
+        self.on_overlay
+    }
+
+    #[inline]
+    fn layout(&self) -> &RegionLayout {
+        self.map.layout()
+    }
+
+    #[inline]
+    fn private(&self) -> &Private {
+        self.private.get()
+    }
+
+    #[inline]
+    fn slot_device(&self, seat: u64, device: usize) -> Option<(&DeviceUse, u64)> {
+        let place = place_of(seat);
+        Some((self.cells(place.slot, device)?, place.tag))
     }
 
     /// Takes a slot for this process, unless it has one. Every call that needs a slot does this by
@@ -260,182 +556,466 @@ impl Region {
     /// # Errors
     /// See [`JoinError`].
     pub fn join(&self) -> Result<Seat, JoinError> {
-        todo!()
+        // Acquire: whoever stored the seat had filled the slot.
+        let seat = match self.private().seat.load(Ordering::Acquire) {
+            0 => self.sit_down(0)?,
+            seat => seat,
+        };
+        Ok(Seat {
+            slot: place_of(seat).slot,
+            generation: seat >> SEAT_SLOT_BITS,
+        })
     }
 
     /// This process's slot, if it has one.
     #[must_use]
     pub fn seat(&self) -> Option<Seat> {
-        todo!()
+        // Acquire: as in `join`.
+        match self.private().seat.load(Ordering::Acquire) {
+            0 => None,
+            seat => Some(Seat {
+                slot: place_of(seat).slot,
+                generation: seat >> SEAT_SLOT_BITS,
+            }),
+        }
     }
 
-    /// Gives the slot back with all its charges: at an orderly end of the process.
-    pub fn leave(&self) {
-        todo!()
+    /// The packed seat; joins where there is none. 0 when that fails.
+    #[inline]
+    fn seated(&self) -> u64 {
+        // Acquire: as in `join`.
+        match self.private().seat.load(Ordering::Acquire) {
+            0 => self.sit_down(0).unwrap_or(0),
+            seat => seat,
+        }
     }
 
     /// Tells a forked child that it is one. Needed only where the kernel cannot (before Linux
     /// 4.14); harmless elsewhere.
     pub fn after_fork_in_child(&self) {
-        todo!()
+        self.private().reset();
     }
 
     /// Devices that the region was made for.
     #[must_use]
     pub fn device_count(&self) -> usize {
-        todo!()
+        // Relaxed: written before the version, which `open` has seen.
+        let count = self.layout().header.device_count.load(Ordering::Relaxed);
+        (count as usize).min(MAX_DEVICES)
     }
 
     /// The device at this index, as it was named when the region was made.
     #[must_use]
-    pub fn device(&self, _device: usize) -> Option<RegionDevice> {
-        todo!()
+    pub fn device(&self, device: usize) -> Option<RegionDevice> {
+        if device >= self.device_count() {
+            return None;
+        }
+        let entry = self.layout().devices.get(device)?;
+        let mut uuid = [0; UUID_BYTES];
+        for (to, from) in uuid.iter_mut().zip(&entry.uuid) {
+            // Relaxed: written before the version, which `open` has seen.
+            *to = from.load(Ordering::Relaxed);
+        }
+        Some(RegionDevice {
+            uuid: DeviceUuid::from_bytes(&uuid),
+            // Relaxed: as above.
+            physical_bytes: entry.physical_bytes.load(Ordering::Relaxed),
+        })
     }
 
     /// Reserves room before the driver is asked. `limit` is bytes; 0 is no cap.
     ///
     /// # Errors
     /// [`Refusal`]; it is counted, and nothing is charged.
-    pub fn reserve(&self, _device: usize, _bytes: u64, _limit: u64) -> Result<Charge, Refusal> {
-        todo!()
+    #[inline]
+    pub fn reserve(&self, device: usize, bytes: u64, limit: u64) -> Result<Charge, Refusal> {
+        let seat = self.seated();
+        let reserved = budget::reserve(self, place_of(seat), device, bytes, limit);
+        match (reserved, u32::try_from(device)) {
+            (Ok(()), Ok(device)) => Ok(Charge {
+                device,
+                bytes,
+                seat,
+            }),
+            (Err(refused), _) => self.reserve_again(device, bytes, limit, seat, refused),
+            (Ok(()), Err(_)) => Err(Refusal {
+                limit,
+                used: 0,
+                asked: bytes,
+                why: Why::Closed,
+            }),
+        }
+    }
+
+    /// The rare ends of `reserve`: a slot that was taken away, a refusal.
+    #[cold]
+    fn reserve_again(
+        &self,
+        device: usize,
+        bytes: u64,
+        limit: u64,
+        mut seat: u64,
+        mut refused: Refused,
+    ) -> Result<Charge, Refusal> {
+        for _try in 0..TRIES {
+            if refused != Refused::Stale {
+                break;
+            }
+            seat = match self.sit_down(seat) {
+                Ok(seat) => seat,
+                Err(_) => break,
+            };
+            match budget::reserve(self, place_of(seat), device, bytes, limit) {
+                Ok(()) => {
+                    let device = u32::try_from(device).unwrap_or(u32::MAX);
+                    return Ok(Charge {
+                        device,
+                        bytes,
+                        seat,
+                    });
+                }
+                Err(again) => refused = again,
+            }
+        }
+        bump(&self.layout().header.refused);
+        let (used, why) = match refused {
+            Refused::Full { used } => (used, Why::Full),
+            Refused::TimedOut { used } => (used, Why::TimedOut),
+            Refused::Stale | Refused::NoSuchDevice => (self.used(device), Why::Closed),
+        };
+        Err(Refusal {
+            limit,
+            used,
+            asked: bytes,
+            why,
+        })
     }
 
     /// The driver has given what was reserved.
-    pub fn confirm(&self, _charge: Charge, _kind: Kind) {
-        todo!()
+    #[inline]
+    pub fn confirm(&self, charge: Charge, kind: Kind) {
+        // Acquire: as in `join`.
+        let seat = self.private().seat.load(Ordering::Acquire);
+        if seat == charge.seat
+            && let Some((cells, tag)) = self.slot_device(seat, charge.device())
+            && budget::confirm(cells, tag, charge.bytes, kind).is_ok()
+            && let Some(own) = self.private().own.get(charge.device())
+            && note(own, tag, charge.bytes, kind).is_ok()
+        {
+            return;
+        }
+        // The slot was taken away, or this is a forked child: what the driver gave is charged to
+        // the slot that we have. What was pending went with the old one.
+        self.charge(charge.device(), charge.bytes, kind);
     }
 
     /// The driver has refused what was reserved.
-    pub fn refund(&self, _charge: Charge) {
-        todo!()
+    #[inline]
+    pub fn refund(&self, charge: Charge) {
+        // Acquire: as in `join`.
+        let seat = self.private().seat.load(Ordering::Acquire);
+        if seat == charge.seat
+            && let Some((cells, tag)) = self.slot_device(seat, charge.device())
+        {
+            // A slot that was taken away took the pending charge with it.
+            let _stale = budget::refund(cells, tag, charge.bytes);
+        }
     }
 
     /// The driver has taken back what was confirmed. Never goes below zero.
-    pub fn release(&self, _device: usize, _bytes: u64, _kind: Kind) {
-        todo!()
+    #[inline]
+    pub fn release(&self, device: usize, bytes: u64, kind: Kind) {
+        self.on_own(device, |cells, own, tag| {
+            budget::release(cells, tag, bytes, kind)?;
+            crash_point!("release:slot");
+            forget(own, tag, bytes, kind)
+        });
     }
 
     /// Charges what the driver holds already (an estimate that is settled): no limit is looked at.
-    pub fn charge(&self, _device: usize, _bytes: u64, _kind: Kind) {
-        todo!()
+    pub fn charge(&self, device: usize, bytes: u64, kind: Kind) {
+        self.on_own(device, |cells, own, tag| {
+            budget::charge(cells, tag, bytes, kind)?;
+            note(own, tag, bytes, kind)
+        });
     }
 
     /// Settles an estimate: `from` bytes are charged, `to` is what it turned out to be.
-    pub fn adjust(&self, _device: usize, _kind: Kind, _from: u64, _to: u64) {
-        todo!()
+    pub fn adjust(&self, device: usize, kind: Kind, from: u64, to: u64) {
+        if to > from {
+            self.charge(device, to - from, kind);
+        } else if from > to {
+            self.release(device, from - to, kind);
+        }
+    }
+
+    /// Changes this process's slot and its own sum alike. When the slot turns out to be taken away
+    /// between the two, what was done to the old one is lost with it and is done to the new one.
+    #[inline]
+    fn on_own(
+        &self,
+        device: usize,
+        change: impl Fn(&DeviceUse, &OwnUse, u64) -> Result<(), Stale>,
+    ) {
+        let mut seat = self.seated();
+        for _try in 0..TRIES {
+            let Some((cells, tag)) = self.slot_device(seat, device) else {
+                return;
+            };
+            let Some(own) = self.private().own.get(device) else {
+                return;
+            };
+            if change(cells, own, tag).is_ok() {
+                return;
+            }
+            seat = self.sit_down(seat).unwrap_or(0);
+        }
     }
 
     /// Confirmed charges of all processes and of shared objects on this device, bytes. Pending
     /// ones are not counted.
     #[must_use]
-    pub fn used(&self, _device: usize) -> u64 {
-        todo!()
+    pub fn used(&self, device: usize) -> u64 {
+        budget::confirmed(self, device)
     }
 
     /// Confirmed charges of this process on this device, bytes; shared objects left out.
     #[must_use]
-    pub fn used_by_me(&self, _device: usize) -> u64 {
-        todo!()
+    pub fn used_by_me(&self, device: usize) -> u64 {
+        // Relaxed: a number for a report.
+        let own = self.private().own.get(device);
+        own.map_or(0, |own| bytes_in(own.confirmed.load(Ordering::Relaxed)))
     }
 
     /// Pending charges of all processes on this device, bytes.
     #[must_use]
-    pub fn pending(&self, _device: usize) -> u64 {
-        todo!()
+    pub fn pending(&self, device: usize) -> u64 {
+        let mut sum = 0_u64;
+        budget::each_slot(self, |slot| {
+            if let Some(cells) = self.cells(slot, device) {
+                // Relaxed: a number for a report.
+                sum = sum.saturating_add(bytes_in(cells.pending.load(Ordering::Relaxed)));
+            }
+        });
+        sum
     }
 
-    /// Clears the slots of dead processes; how many.
-    pub fn reap(&self) -> usize {
-        todo!()
-    }
-
-    /// Looks after the slot: takes a lost lock again, joins again where the slot was taken away.
-    /// `now_ns` is any monotonic clock; does something at most every 50 ms. Call it on hooked
-    /// calls. Tells whether it looked.
-    pub fn tick(&self, _now_ns: u64) -> bool {
-        todo!()
-    }
-
-    /// Moves a confirmed charge of this process into the shared-object table, held by this
-    /// process.
-    ///
-    /// # Errors
-    /// See [`ShareError`]; the charge then stays with this process.
-    pub fn share(
-        &self,
-        _key: SharedKey,
-        _device: usize,
-        _bytes: u64,
-        _kind: Kind,
-    ) -> Result<(), ShareError> {
-        todo!()
-    }
-
-    /// This process holds the object too. Each hold wants an `unhold`.
-    ///
-    /// # Errors
-    /// See [`ShareError`].
-    pub fn hold(&self, _key: SharedKey) -> Result<Shared, ShareError> {
-        todo!()
-    }
-
-    /// This process holds the object once less. With the last holder of all the charge goes; then
-    /// the answer is true.
-    ///
-    /// # Errors
-    /// See [`ShareError`].
-    pub fn unhold(&self, _key: SharedKey) -> Result<bool, ShareError> {
-        todo!()
-    }
-
-    /// The object of this name.
-    #[must_use]
-    pub fn shared(&self, _key: SharedKey) -> Option<Shared> {
-        todo!()
-    }
-
-    /// Counts hooked calls; `group` is below [`HOOK_GROUPS`].
-    pub fn count_hooks(&self, _group: usize, _calls: u64) {
-        let _groups = HOOK_GROUPS;
-        todo!()
+    /// Counts hooked calls; `group` is below [`HOOK_GROUPS`](crate::layout::HOOK_GROUPS).
+    #[inline]
+    pub fn count_hooks(&self, group: usize, calls: u64) {
+        // Relaxed: the counter guards no other memory, nor does the seat here: a call counted in
+        // a slot that was just given away is a call counted.
+        let place = place_of(self.private().seat.load(Ordering::Relaxed));
+        let slot = self
+            .layout()
+            .slots
+            .get(place.slot)
+            .map(|slot| &slot.head.hook_calls);
+        let counters = slot.unwrap_or(&self.layout().header.past_hook_calls);
+        if let Some(counter) = counters.get(group) {
+            // Relaxed: as above.
+            counter.fetch_add(calls, Ordering::Relaxed);
+        }
     }
 
     /// Remembers a refusal, with the largest holders as they are now. `call` is the name of the
     /// refused function, cut at 47 bytes; `time_unix_ns` is nanoseconds since 1970.
-    pub fn record_oom(&self, _call: &str, _device: usize, _refusal: &Refusal, _time_unix_ns: u64) {
-        todo!()
+    pub fn record_oom(&self, call: &str, device: usize, refusal: &Refusal, time_unix_ns: u64) {
+        let holders = self.holders(device);
+        let header = &self.layout().header;
+        // Relaxed: takes a number; the entry says by itself when it is finished.
+        let number = header.ooms.fetch_add(1, Ordering::Relaxed);
+        let index = usize::try_from(number % MAX_OOMS as u64).unwrap_or(0);
+        let Some(entry) = self.layout().ooms.get(index) else {
+            return;
+        };
+        // Release twice: odd before the fields, even after them.
+        entry
+            .sequence
+            .store(number.wrapping_mul(2).wrapping_add(1), Ordering::Release);
+        crash_point!("oom:begun");
+        fill_oom(entry, call, device, refusal, time_unix_ns);
+        for (to, from) in entry.holders.iter().zip(&holders) {
+            // Relaxed: the sequence is stored after.
+            to.pid.store(from.pid, Ordering::Relaxed);
+            to.slot.store(from.slot, Ordering::Relaxed);
+            to.bytes.store(from.bytes, Ordering::Relaxed);
+        }
+        crash_point!("oom:filled");
+        entry
+            .sequence
+            .store(number.wrapping_mul(2).wrapping_add(2), Ordering::Release);
+        crash_point!("oom:done");
     }
 
     /// The largest holders of this device, largest first.
     #[must_use]
-    pub fn holders(&self, _device: usize) -> [Holder; MAX_HOLDERS] {
-        todo!()
+    pub fn holders(&self, device: usize) -> [Holder; MAX_HOLDERS] {
+        let mut largest = [Holder::default(); MAX_HOLDERS];
+        let mut rank = |mut next: Holder| {
+            for place in &mut largest {
+                if next.bytes > place.bytes {
+                    std::mem::swap(&mut next, place);
+                }
+            }
+        };
+        for process in self.processes() {
+            let bytes = process.used_bytes.get(device).copied().unwrap_or(0);
+            let slot = u32::try_from(process.slot).unwrap_or(u32::MAX);
+            rank(Holder {
+                pid: process.pid,
+                slot,
+                bytes,
+            });
+        }
+        // Relaxed: a number for a report.
+        let shared = self
+            .shared_word(device)
+            .map_or(0, |word| word.load(Ordering::Relaxed));
+        rank(Holder {
+            pid: u32::MAX,
+            slot: u32::MAX,
+            bytes: bytes_in(shared),
+        });
+        largest
     }
 
     /// The processes that have a slot.
     pub fn processes(&self) -> impl Iterator<Item = ProcessUse> + '_ {
-        std::iter::empty()
+        let above = self.high_water_slots();
+        let slots = self.layout().slots.iter().enumerate().take(above);
+        slots.filter_map(|(index, slot)| {
+            // Acquire: the identity was stored before the state. Relaxed below: numbers for a
+            // report.
+            if slot.head.state.load(Ordering::Acquire) != SLOT_USED {
+                return None;
+            }
+            let used = |device: usize| {
+                let cells = slot.devices.get(device);
+                cells.map_or(0, |c| bytes_in(c.confirmed.load(Ordering::Relaxed)))
+            };
+            Some(ProcessUse {
+                slot: index,
+                generation: slot.head.generation.load(Ordering::Relaxed),
+                pid: slot.head.pid.load(Ordering::Relaxed),
+                pid_namespace: slot.head.pid_namespace.load(Ordering::Relaxed),
+                used_bytes: std::array::from_fn(used),
+            })
+        })
+    }
+
+    fn high_water_slots(&self) -> usize {
+        // SeqCst: raised before anything is written to a slot; sums stand on it.
+        let above = self.layout().header.slots_high_water.load(Ordering::SeqCst);
+        (above as usize).min(MAX_SLOTS)
+    }
+
+    fn shared_word(&self, device: usize) -> Option<&AtomicU64> {
+        self.layout()
+            .devices
+            .get(device)
+            .map(|device| &device.shared)
+    }
+
+    fn learned(&self, device: usize, of: fn(&crate::layout::RegionDevice) -> &AtomicU64) -> u64 {
+        // Relaxed: an estimate; it guards nothing.
+        self.layout()
+            .devices
+            .get(device)
+            .map_or(0, |d| of(d).load(Ordering::Relaxed))
+    }
+
+    fn learn(&self, device: usize, of: fn(&crate::layout::RegionDevice) -> &AtomicU64, bytes: u64) {
+        if let Some(device) = self.layout().devices.get(device) {
+            // Relaxed: an estimate; it guards nothing.
+            of(device).store(bytes, Ordering::Relaxed);
+        }
     }
 
     /// What a context was seen to take on this device, bytes; 0 where nobody has looked yet.
     #[must_use]
-    pub fn learned_context_bytes(&self, _device: usize) -> u64 {
-        todo!()
+    pub fn learned_context_bytes(&self, device: usize) -> u64 {
+        self.learned(device, |d| &d.context_bytes)
     }
 
     /// Remembers what a context was seen to take.
-    pub fn learn_context_bytes(&self, _device: usize, _bytes: u64) {
-        todo!()
+    pub fn learn_context_bytes(&self, device: usize, bytes: u64) {
+        self.learn(device, |d| &d.context_bytes, bytes);
     }
 
     /// What a module was seen to take on this device, bytes; 0 where nobody has looked yet.
     #[must_use]
-    pub fn learned_module_bytes(&self, _device: usize) -> u64 {
-        todo!()
+    pub fn learned_module_bytes(&self, device: usize) -> u64 {
+        self.learned(device, |d| &d.module_bytes)
     }
 
     /// Remembers what a module was seen to take.
-    pub fn learn_module_bytes(&self, _device: usize, _bytes: u64) {
-        todo!()
+    pub fn learn_module_bytes(&self, device: usize, bytes: u64) {
+        self.learn(device, |d| &d.module_bytes, bytes);
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.leave();
+        if let Some(fd) = self.descriptor_as_is() {
+            sys::close(fd);
+        }
+    }
+}
+
+fn fill_oom(entry: &OomEntry, call: &str, device: usize, refusal: &Refusal, time_unix_ns: u64) {
+    // Relaxed: the sequence is stored after.
+    let order = Ordering::Relaxed;
+    entry.time_unix_ns.store(time_unix_ns, order);
+    entry.pid.store(sys::process_id(), order);
+    entry
+        .device
+        .store(u32::try_from(device).unwrap_or(u32::MAX), order);
+    entry.asked.store(refusal.asked, order);
+    entry.limit.store(refusal.limit, order);
+    entry.used.store(refusal.used, order);
+    let why = match refusal.why {
+        Why::Full => 0,
+        Why::TimedOut => 1,
+        Why::Closed => 2,
+    };
+    entry.why.store(why, order);
+    let call = call.as_bytes();
+    store_text(&entry.call, call.get(..CALL_BYTES - 1).unwrap_or(call));
+}
+
+/// Adds to this process's own sum.
+#[inline]
+fn note(own: &OwnUse, tag: u64, bytes: u64, kind: Kind) -> Result<(), Stale> {
+    match budget::add(&own.confirmed, tag, bytes) {
+        Err(NotAdded::Stale) => return Err(Stale),
+        // A sum beyond all cards; the slot's word is full too.
+        Ok(()) | Err(NotAdded::Overflow) => {}
+    }
+    if let Some(word) = part(own, kind) {
+        // Relaxed: a breakdown for a report.
+        word.fetch_add(bytes, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Takes from this process's own sum.
+#[inline]
+fn forget(own: &OwnUse, tag: u64, bytes: u64, kind: Kind) -> Result<(), Stale> {
+    budget::take(&own.confirmed, tag, bytes)?;
+    if let Some(word) = part(own, kind) {
+        let less = |old: u64| Some(old.saturating_sub(bytes));
+        // Relaxed: a breakdown for a report.
+        let _old = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+    Ok(())
+}
+
+fn part(own: &OwnUse, kind: Kind) -> Option<&AtomicU64> {
+    match kind {
+        Kind::Buffer => None,
+        Kind::Context => Some(&own.contexts),
+        Kind::Module => Some(&own.modules),
     }
 }

@@ -3,6 +3,7 @@
 //! Never hands out anything but atomics over a file: other processes write to it at any moment.
 
 use std::fs::File;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -68,10 +69,10 @@ pub(crate) struct RegionMap(MmapRaw);
 impl RegionMap {
     /// Maps the file. The caller has checked that it has the size of a [`RegionLayout`] and its
     /// room on the disk.
-    pub(crate) fn map(file: &File) -> Result<Self, i32> {
+    pub(crate) fn map(fd: RawFd) -> Result<Self, i32> {
         let mut options = MmapOptions::new();
         options.len(size_of::<RegionLayout>());
-        options.map_raw(file).map(Self).map_err(|e| errno_of(&e))
+        options.map_raw(fd).map(Self).map_err(|e| errno_of(&e))
     }
 
     /// The region.

@@ -16,8 +16,6 @@ pub(crate) const PATH_BYTES: usize = 4096;
 pub(crate) struct CPath([u8; PATH_BYTES]);
 
 impl CPath {
-    pub(crate) const EMPTY: Self = Self([0; PATH_BYTES]);
-
     /// Nothing when the path is too long or holds a zero byte.
     pub(crate) fn new(path: &[u8]) -> Option<Self> {
         let mut bytes = [0; PATH_BYTES];
@@ -327,4 +325,11 @@ pub(crate) fn image_token() -> u64 {
     // SAFETY: AT_RANDOM is the address of 16 bytes that the kernel put above the stack and that
     // stay for the life of the image; they need not be aligned.
     unsafe { at.read_unaligned() }
+}
+
+/// Dies at once, as by `kill -9`.
+#[cfg(feature = "crash-points")]
+pub(crate) fn kill_myself() {
+    // SAFETY: the call takes integers; it does not come back.
+    let _dead = unsafe { libc::syscall(libc::SYS_kill, process_id(), libc::SIGKILL) };
 }
