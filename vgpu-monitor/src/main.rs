@@ -1,3 +1,90 @@
-//! The node agent: usage of every container for Prometheus on port 31993.
+//! The node agent as a process: settings, a port, a signal to stop.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use server::{Listener, Manners, Readiness};
+use vgpu_monitor::args::Args;
+use vgpu_monitor::exporter::Names;
+use vgpu_monitor::gpu::Asker;
+use vgpu_monitor::node::Node;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Err(error) = server::log_to_stderr(args.log_format.into(), &args.log) {
+        return complain(&error.into());
+    }
+    // One thread serves; a scrape reads files on a second.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime");
+    match runtime.and_then(|runtime| {
+        let ended = runtime.block_on(run(args));
+        // A scrape that hangs in a file system does not keep the process.
+        runtime.shutdown_background();
+        ended
+    }) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(&error),
+    }
+}
+
+#[expect(
+    clippy::print_stderr,
+    reason = "the log may not be there; an error is for whoever started us"
+)]
+fn complain(error: &anyhow::Error) -> ExitCode {
+    eprintln!("vgpu-monitor: {error:#}");
+    ExitCode::FAILURE
+}
+
+async fn run(args: Args) -> anyhow::Result<()> {
+    match std::fs::metadata(&args.root) {
+        Ok(root) if !root.is_dir() => bail!("--root {}: not a directory", args.root.display()),
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            tracing::info!(root = %args.root.display(), "not there yet: no container is shown until it is");
+        }
+        Err(error) => {
+            return Err(error).with_context(|| format!("--root {}", args.root.display()));
+        }
+    }
+    let names = if args.legacy_metrics {
+        Names::WithLegacy
+    } else {
+        Names::Present
+    };
+    let asker = if args.no_nvml {
+        None
+    } else {
+        Some(Asker::start().context("cannot start the thread that asks the driver")?)
+    };
+    let node = Arc::new(Node::new(args.root.clone(), args.node(), names, asker));
+    let readiness = Readiness::waiting_for("the first look at the containers");
+
+    let stop = server::asked_to_stop().context("cannot handle signals")?;
+    let listener = Listener::bind(args.metrics_addr).await.map_err(|error| {
+        anyhow::anyhow!("{error}; perhaps another vgpu-monitor: --metrics-addr takes another port")
+    })?;
+    tracing::info!(
+        address = %listener.address(),
+        root = %args.root.display(),
+        node = %args.node(),
+        "serving /metrics"
+    );
+    let router = vgpu_monitor::router(Arc::clone(&node), readiness.clone());
+    let first_look = tokio::task::spawn_blocking(move || drop(node.look(&readiness)));
+    let stop = async {
+        let signal = stop.await;
+        tracing::info!(signal, "stopping");
+    };
+    listener.serve(router, Manners::default(), stop).await;
+    first_look.abort();
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! Every setting of the agent: a flag, its variable, its default.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+
+/// Serves what every container on this node uses of its GPUs, for Prometheus.
+///
+/// /metrics is read from the containers' files at each scrape; /healthz says that the process
+/// serves, /readyz that it can read. docs/metrics.md explains every series.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "vgpu-monitor", version)]
+pub struct Args {
+    /// Directory below which containers have theirs; it may appear later.
+    #[arg(
+        long,
+        env = "VGPU_ROOT",
+        value_name = "DIR",
+        default_value = "/run/vgpu"
+    )]
+    pub root: PathBuf,
+
+    /// Where to serve `/metrics`: ADDRESS:PORT, or :PORT for every address of the node.
+    #[arg(
+        long,
+        env = "VGPU_METRICS_ADDR",
+        value_name = "ADDRESS",
+        default_value = "0.0.0.0:31993",
+        value_parser = address
+    )]
+    pub metrics_addr: SocketAddr,
+
+    /// Serve HAMi's older metric names beside the present ones.
+    #[arg(long, env = "VGPU_LEGACY_METRICS", value_parser = clap::builder::BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    pub legacy_metrics: bool,
+
+    /// Name of this node in the `node` label; by default the host's name.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+
+    /// Do not ask the NVIDIA driver: no series of whole GPUs, no utilisation by process.
+    #[arg(long, env = "VGPU_NO_NVML", value_parser = clap::builder::BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    pub no_nvml: bool,
+
+    /// What to log: error, warn, info, debug, or directives such as warn,vgpu_monitor=debug.
+    #[arg(
+        long,
+        env = "VGPU_MONITOR_LOG",
+        value_name = "FILTER",
+        default_value = "info"
+    )]
+    pub log: String,
+
+    /// How a log line looks.
+    #[arg(long, env = "VGPU_MONITOR_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// How a log line looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl From<LogFormat> for server::LogFormat {
+    fn from(format: LogFormat) -> Self {
+        match format {
+            LogFormat::Text => Self::Text,
+            LogFormat::Json => Self::Json,
+        }
+    }
+}
+
+impl Args {
+    /// The node's name: as given, else the host's, else `unknown`.
+    #[must_use]
+    pub fn node(&self) -> String {
+        let given = self
+            .node_name
+            .as_deref()
+            .map(str::trim)
+            .filter(|name| !name.is_empty());
+        given.map_or_else(host_name, str::to_owned)
+    }
+}
+
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() {
+        "unknown".to_owned()
+    } else {
+        name.to_owned()
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    // HAMi's agent takes ":9394", and so do people who come from there.
+    let port = text
+        .strip_prefix(':')
+        .and_then(|port| port.parse::<u16>().ok());
+    if let Some(port) = port {
+        return Ok(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
+    }
+    text.parse().map_err(|_| {
+        "accepted: an address with a port, such as 0.0.0.0:31993, [::]:31993 or :31993".to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Args, clap::Error> {
+        Args::try_parse_from([&["vgpu-monitor"], args].concat())
+    }
+
+    #[test]
+    fn an_address_may_be_a_port_alone() {
+        let args = parse(&["--metrics-addr", ":9394"]).unwrap();
+        assert_eq!(args.metrics_addr, "0.0.0.0:9394".parse().unwrap());
+        let args = parse(&["--metrics-addr", "[::1]:1"]).unwrap();
+        assert_eq!(args.metrics_addr, "[::1]:1".parse().unwrap());
+    }
+
+    #[test]
+    fn an_address_that_is_none_says_what_is_accepted() {
+        for text in [
+            "",
+            "31993",
+            "localhost",
+            "0.0.0.0",
+            ":",
+            ":70000",
+            "0.0.0.0:port",
+            "[::]",
+        ] {
+            let error = parse(&["--metrics-addr", text]).unwrap_err().to_string();
+            assert!(error.contains(&format!("'{text}'")), "{error}");
+            assert!(error.contains("such as 0.0.0.0:31993"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_node_without_a_name_has_the_hosts() {
+        let named = parse(&["--node-name", " gpu-7 "]).unwrap();
+        let empty = parse(&["--node-name", ""]).unwrap();
+
+        assert_eq!(named.node(), "gpu-7");
+        assert_eq!(empty.node(), host_name());
+        assert!(!empty.node().is_empty());
+    }
+
+    #[test]
+    fn a_switch_may_say_what_it_is() {
+        assert!(parse(&["--legacy-metrics"]).unwrap().legacy_metrics);
+        assert!(
+            !parse(&["--legacy-metrics=false", "--no-nvml"])
+                .unwrap()
+                .legacy_metrics
+        );
+        assert!(parse(&["--no-nvml=perhaps"]).is_err());
+    }
+}

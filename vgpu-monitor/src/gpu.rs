@@ -1,0 +1,190 @@
+//! Asking the NVIDIA driver, on a thread of its own: a driver that hangs costs the series that it
+//! would have given, and no scrape waits longer than [`PATIENCE`] for it.
+//!
+//! Never asks twice at a time, and never keeps an answer for a later scrape.
+
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
+
+/// A scrape waits so long for the driver.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// A driver that is not there is looked for again after this.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// What the driver says.
+#[derive(Debug, Clone, Default)]
+pub struct Answer {
+    /// The GPUs.
+    pub inventory: Inventory,
+    /// What processes hold.
+    pub processes: Vec<GpuProcess>,
+}
+
+/// The thread that asks.
+#[derive(Debug)]
+pub struct Asker {
+    questions: SyncSender<Sender<Option<Answer>>>,
+    patience: Duration,
+}
+
+impl Asker {
+    /// Starts the thread; the driver is opened at the first question, and again when it was not
+    /// there.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start() -> std::io::Result<Self> {
+        Self::start_with(PATIENCE, || {
+            NvmlGpus::open().map(|gpus| Box::new(gpus) as Box<dyn Gpus>)
+        })
+    }
+
+    fn start_with(
+        patience: Duration,
+        open: impl Fn() -> Result<Box<dyn Gpus>, GpuError> + Send + 'static,
+    ) -> std::io::Result<Self> {
+        // No room beside the question that is being answered: a second one is refused at once.
+        let (questions, asked) = sync_channel(0);
+        std::thread::Builder::new()
+            .name("nvml".to_owned())
+            .spawn(move || answer_all(&asked, &open))?;
+        Ok(Self {
+            questions,
+            patience,
+        })
+    }
+
+    /// What the driver says; nothing where it is missing, fails, or does not answer in time.
+    #[must_use]
+    pub fn ask(&self) -> Option<Answer> {
+        let (reply, answer) = channel();
+        let begun = Instant::now();
+        // The thread may still be on its way back to the door: that takes no time worth counting,
+        // while a hanging driver is noticed without waiting for it again and again.
+        while self.questions.try_send(reply.clone()).is_err() {
+            if begun.elapsed() > Duration::from_millis(100).min(self.patience) {
+                tracing::warn!("the NVIDIA driver has not answered an earlier question yet");
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(reply);
+        answer.recv_timeout(self.patience).ok().flatten()
+    }
+}
+
+type Open = dyn Fn() -> Result<Box<dyn Gpus>, GpuError>;
+
+fn answer_all(questions: &Receiver<Sender<Option<Answer>>>, open: &Open) {
+    let mut gpus: Option<Box<dyn Gpus>> = None;
+    let mut failed_at: Option<Instant> = None;
+    let mut last_failure = String::new();
+    while let Ok(reply) = questions.recv() {
+        let mut fail = |error: &GpuError| {
+            // Once for each reason: a node without a GPU is no news.
+            let reason = error.to_string();
+            if reason != last_failure {
+                tracing::warn!(%reason, "no answer from the NVIDIA driver");
+                last_failure = reason;
+            }
+        };
+        if gpus.is_none() && failed_at.is_none_or(|at| at.elapsed() >= RETRY) {
+            match open() {
+                Ok(opened) => {
+                    tracing::info!("the NVIDIA driver answers");
+                    gpus = Some(opened);
+                }
+                Err(error) => {
+                    failed_at = Some(Instant::now());
+                    fail(&error);
+                }
+            }
+        }
+        let answer = gpus.as_deref().map(ask_once).transpose();
+        let answer = answer.unwrap_or_else(|error| {
+            fail(&error);
+            // A driver that was replaced under us wants to be opened again.
+            gpus = None;
+            failed_at = Some(Instant::now());
+            None
+        });
+        // Whoever asked may have given up.
+        drop(reply.send(answer));
+    }
+}
+
+fn ask_once(gpus: &dyn Gpus) -> Result<Answer, GpuError> {
+    Ok(Answer {
+        inventory: gpus.inventory()?,
+        processes: gpus.processes()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    /// Answers, or hangs until the other end of `hang` is dropped.
+    struct Driver {
+        hang: Option<Receiver<()>>,
+    }
+
+    impl Gpus for Driver {
+        fn inventory(&self) -> Result<Inventory, GpuError> {
+            if let Some(hang) = &self.hang {
+                assert!(hang.recv().is_err(), "nobody sends");
+            }
+            Ok(Inventory {
+                gpus: Vec::new(),
+                faults: vec!["GPU 3: lost".to_owned()],
+            })
+        }
+
+        fn processes(&self) -> Result<Vec<GpuProcess>, GpuError> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn a_driver_that_answers_is_passed_on() {
+        let asker = Asker::start_with(PATIENCE, || Ok(Box::new(Driver { hang: None }))).unwrap();
+
+        for _ in 0..3 {
+            let answer = asker.ask().unwrap();
+            assert_eq!(answer.inventory.faults, ["GPU 3: lost"]);
+        }
+    }
+
+    #[test]
+    fn a_driver_that_hangs_is_given_up_and_found_again_when_it_wakes() {
+        let (wake, hang) = channel();
+        let hang = Mutex::new(Some(hang));
+        let asker = Asker::start_with(Duration::from_millis(20), move || {
+            Ok(Box::new(Driver {
+                hang: hang.lock().unwrap().take(),
+            }))
+        })
+        .unwrap();
+
+        assert!(asker.ask().is_none());
+        assert!(asker.ask().is_none());
+
+        drop(wake);
+        let awake = (0..1000).find(|_| asker.ask().is_some());
+        assert!(awake.is_some());
+    }
+
+    #[test]
+    fn a_missing_driver_is_an_answer() {
+        let asker = Asker::start_with(PATIENCE, || {
+            Err(GpuError::NoLibrary("no such file".to_owned()))
+        })
+        .unwrap();
+
+        assert!(asker.ask().is_none());
+        assert!(asker.ask().is_none());
+    }
+}

@@ -1,0 +1,32 @@
+//! The node agent: what every container on this node uses of its GPUs, for Prometheus.
+//!
+//! Reads when it is asked and keeps next to nothing between two scrapes. Never maps a file that a
+//! tenant can write, never decides placement, and never lets one broken container, one sick GPU or
+//! one slow client hide the others.
+
+#![forbid(unsafe_code)]
+
+pub mod args;
+
+pub mod exporter;
+
+pub mod regions;
+
+pub mod gpu;
+
+pub mod node;
+
+use std::sync::Arc;
+
+use axum::Router;
+use prometheus_client::registry::Registry;
+use server::Readiness;
+
+use crate::node::{Collector, Node};
+
+/// Every route of the agent.
+pub fn router(node: Arc<Node>, readiness: Readiness) -> Router {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Collector::new(node, readiness.clone())));
+    server::health(readiness).merge(server::metrics(registry))
+}

@@ -1,0 +1,247 @@
+//! One look at the node, at the moment of a scrape: containers, GPUs, and the little that has to
+//! be remembered from the look before (counts, and when a launch was last seen).
+//!
+//! Never remembers anything of a container that is gone.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::DescriptorEncoder;
+use server::Readiness;
+
+use crate::exporter::{self, Gpu, Look, Names, Shown};
+use crate::gpu::{Answer, Asker};
+use crate::regions::{self, Found};
+
+/// What was skipped is logged once for each place and reason, up to so many.
+const LOGGED_MOST: usize = 1000;
+
+/// The node that is looked at.
+#[derive(Debug)]
+pub struct Node {
+    root: PathBuf,
+    name: String,
+    names: Names,
+    asker: Option<Asker>,
+    our_uid: u32,
+    memory: Mutex<Memory>,
+}
+
+#[derive(Debug, Default)]
+struct Memory {
+    devices: HashMap<(PathBuf, usize), Remembered>,
+    skipped: Skipped,
+    logged: HashSet<String>,
+}
+
+/// A container's device at the look before.
+#[derive(Debug, Clone, Copy)]
+struct Remembered {
+    created_unix: u64,
+    looked_at: Instant,
+    launches: u64,
+    launched_at: Option<Instant>,
+    busy_ns: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Skipped {
+    broken: u64,
+    duplicate: u64,
+    unreadable: u64,
+    root: u64,
+}
+
+impl Node {
+    /// A node whose containers are below `root`. Without an asker the driver is not asked.
+    #[must_use]
+    pub fn new(root: PathBuf, name: String, names: Names, asker: Option<Asker>) -> Self {
+        let our_uid = nix::unistd::geteuid().as_raw();
+        Self {
+            root,
+            name,
+            names,
+            asker,
+            our_uid,
+            memory: Mutex::default(),
+        }
+    }
+
+    /// Looks, and says in `readiness` whether the root could be read.
+    pub fn look(&self, readiness: &Readiness) -> Shown {
+        let begun = Instant::now();
+        // The driver first: a process that it names and that is gone in the region is no news,
+        // while one that the region names and the driver does not know would look idle.
+        let answer = self.asker.as_ref().map(Asker::ask);
+        let nvml_up = answer.as_ref().map(Option::is_some);
+        let answer = answer.flatten();
+
+        let views = regions::read(&self.root);
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let root_readable = views.is_ok();
+        let views = views.unwrap_or_else(|error| {
+            readiness.not_ready(error.to_string());
+            memory.skipped.root = memory.skipped.root.saturating_add(1);
+            memory.log("the root cannot be read", &error.to_string());
+            supervisor::view::Views::default()
+        });
+        if root_readable {
+            readiness.ready();
+        }
+
+        for broken in &views.broken {
+            memory.log(
+                "broken",
+                &format!("{}: {}", broken.path.display(), broken.reason),
+            );
+        }
+        for path in &views.unreadable {
+            memory.log("may not be read", &path.display().to_string());
+        }
+        let mut census = regions::census(views.containers, answer.as_ref(), self.our_uid);
+        for path in &census.duplicates {
+            memory.log("has another container's name", path);
+        }
+        let broken = views.broken.len().saturating_add(census.duplicates.len()) as u64;
+        memory.skipped.add(
+            views.broken.len(),
+            census.duplicates.len(),
+            views.unreadable.len(),
+        );
+        memory.compare(&mut census.found, begun);
+
+        let answer = answer.unwrap_or_default();
+        Shown {
+            node: self.name.clone(),
+            gpus: gpus(&answer),
+            containers: census.found.into_iter().map(|found| found.shown).collect(),
+            look: Look {
+                root_readable,
+                broken,
+                skipped: memory.skipped.by_reason(),
+                nvml_up,
+                gpu_faults: answer.inventory.faults.len() as u64,
+                took: begun.elapsed(),
+            },
+        }
+    }
+}
+
+fn gpus(answer: &Answer) -> Vec<Gpu> {
+    let shown = |gpu: &supervisor::gpu::Gpu| Gpu {
+        index: gpu.index,
+        uuid: gpu.uuid.clone(),
+        model: gpu.name.clone(),
+        used_bytes: gpu.used_bytes,
+        utilization_percent: gpu.utilization_percent,
+        memory_utilization_percent: gpu.memory_utilization_percent,
+    };
+    answer.inventory.gpus.iter().map(shown).collect()
+}
+
+impl Memory {
+    /// Fills in what takes two looks to see, and forgets who is gone.
+    fn compare(&mut self, found: &mut [Found], now: Instant) {
+        let mut seen = HashMap::with_capacity(self.devices.len());
+        for Found { shown, view } in found {
+            for (device, is) in shown.devices.iter_mut().zip(&view.devices) {
+                let key = (view.path.clone(), is.index);
+                // A new container in the place of an old one starts anew.
+                let was = self
+                    .devices
+                    .get(&key)
+                    .filter(|was| was.created_unix == view.created_unix);
+                let launched = is.launches > was.map_or(0, |was| was.launches);
+                let launched_at = if launched {
+                    Some(now)
+                } else {
+                    was.and_then(|w| w.launched_at)
+                };
+                device.since_launch = launched_at.map(|at| now.saturating_duration_since(at));
+                if device.utilization_percent.is_none() {
+                    device.utilization_percent =
+                        was.and_then(|was| busy_percent(was, is.busy_ns, now));
+                }
+                seen.insert(
+                    key,
+                    Remembered {
+                        created_unix: view.created_unix,
+                        looked_at: now,
+                        launches: is.launches,
+                        launched_at,
+                        busy_ns: is.busy_ns,
+                    },
+                );
+            }
+        }
+        self.devices = seen;
+    }
+
+    fn log(&mut self, what: &'static str, detail: &str) {
+        if self.logged.len() < LOGGED_MOST && self.logged.insert(format!("{what} {detail}")) {
+            tracing::warn!(detail, "skipped: {what}");
+        }
+    }
+}
+
+/// Busy part of the time between two looks, by what the library measured itself; nothing where it
+/// measures nothing.
+fn busy_percent(was: &Remembered, busy_ns: u64, now: Instant) -> Option<f64> {
+    // Less than this apart, the edges of both looks outweigh what is between them.
+    const SHORTEST: Duration = Duration::from_millis(100);
+    let between = now.saturating_duration_since(was.looked_at);
+    if busy_ns == 0 || between < SHORTEST {
+        return None;
+    }
+    // A process that ended took its time with it: the sum may have become smaller.
+    let busy = Duration::from_nanos(busy_ns.saturating_sub(was.busy_ns));
+    Some(100.0 * busy.as_secs_f64() / between.as_secs_f64())
+}
+
+impl Skipped {
+    fn add(&mut self, broken: usize, duplicate: usize, unreadable: usize) {
+        self.broken = self.broken.saturating_add(broken as u64);
+        self.duplicate = self.duplicate.saturating_add(duplicate as u64);
+        self.unreadable = self.unreadable.saturating_add(unreadable as u64);
+    }
+
+    fn by_reason(self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("broken", self.broken),
+            ("duplicate", self.duplicate),
+            ("unreadable", self.unreadable),
+            ("root", self.root),
+        ]
+    }
+}
+
+/// Looks at each scrape and writes what it saw.
+pub struct Collector {
+    node: std::sync::Arc<Node>,
+    readiness: Readiness,
+}
+
+impl Collector {
+    /// For one node.
+    #[must_use]
+    pub fn new(node: std::sync::Arc<Node>, readiness: Readiness) -> Self {
+        Self { node, readiness }
+    }
+}
+
+impl fmt::Debug for Collector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Collector")
+            .field("root", &self.node.root)
+            .finish_non_exhaustive()
+    }
+}
+
+impl prometheus_client::collector::Collector for Collector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        exporter::encode(&self.node.look(&self.readiness), self.node.names, encoder)
+    }
+}
