@@ -1,1 +1,66 @@
-//! libcuda.so.1 of the simulated board.
+//! libcuda.so.1 of the simulated board: the driver API over `cuda_sim`, with every name that the
+//! real library exports. What no module writes answers `CUDA_ERROR_NOT_SUPPORTED`.
+//!
+//! A module writes a driver function under the driver's own name, as plain Rust, beginning its line
+//! with `pub(crate) unsafe fn cu…`; build.rs finds it there and makes the export around it.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::indexing_slicing,
+    clippy::missing_safety_doc,
+    clippy::too_many_arguments,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a driver's border: C callers pass pointers and sizes that only their contract vouches for"
+)]
+#![allow(non_snake_case, reason = "functions carry the driver's names")]
+#![allow(
+    missing_docs,
+    reason = "the exports are the driver's own, documented by its maker"
+)]
+
+mod border;
+mod driver;
+mod faults;
+mod visible;
+
+mod context;
+mod device;
+mod init;
+mod pool;
+mod procaddr;
+
+/// What ends with a context, in this order; its memory is the last.
+const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[];
+
+/// A driver function and where it is.
+pub(crate) struct Address {
+    pub(crate) name: &'static str,
+    pub(crate) address: *const (),
+}
+
+// SAFETY: addresses of functions; nothing is read through them.
+unsafe impl Sync for Address {}
+
+mod exports {
+    #![allow(
+        non_upper_case_globals,
+        clippy::fn_to_numeric_cast_any,
+        clippy::zero_ptr,
+        unreachable_pub,
+        dead_code,
+        unused_qualifications,
+        reason = "made by build.rs from the table of signatures"
+    )]
+    use cuda_api::driver::*;
+
+    use crate::{Address, border};
+
+    include!(concat!(env!("OUT_DIR"), "/exports.rs"));
+}
+
+pub(crate) use exports::ADDRESSES;
+
+/// Tells libraries that look for the real driver that this one is simulated.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub static vgpu_simulated_driver: u32 = 1;

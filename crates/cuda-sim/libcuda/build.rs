@@ -1,0 +1,212 @@
+//! Makes the exported functions: one for each row of `cuda_api::driver_functions!` whose name a
+//! module of src/ implements, and an answer "not supported" for every other name of the driver.
+//!
+//! A module implements a driver function by writing it under its own name, as plain Rust:
+//! `pub(crate) unsafe fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> CuResult`. The export
+//! around it takes its types from the row, so another signature does not compile. A `_ptsz` or `_ptds`
+//! form that no module writes is the plain form with per-thread default streams.
+//! It also links the library as the real one is: its SONAME, and its own symbols bound to itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::{env, fs};
+
+/// Arguments of a row: name and type of each.
+type Arguments = &'static [(&'static str, &'static str)];
+
+macro_rules! rows {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*);)*) => {
+        &[$((stringify!($name), &[$((stringify!($arg), stringify!($ty))),*])),*]
+    };
+}
+
+const ROWS: &[(&str, Arguments)] = cuda_api::driver_functions!(rows);
+
+/// Variables that the debugger reads and writes in the driver; everything else is a function.
+const DEBUGGER_WORDS: &[&str] = &[
+    "cudbgApiClientPid",
+    "cudbgApiClientRevision",
+    "cudbgAttachHandlerAvailable",
+    "cudbgDebuggerCapabilities",
+    "cudbgDebuggerInitialized",
+    "cudbgDetachSuspendedDevicesMask",
+    "cudbgEnableIntegratedMemcheck",
+    "cudbgEnableLaunchBlocking",
+    "cudbgEnablePreemptionDebugging",
+    "cudbgInjectionPath",
+    "cudbgIpcFlag",
+    "cudbgReportDriverApiErrorFlags",
+    "cudbgReportedDriverApiErrorCode",
+    "cudbgReportedDriverApiErrorFuncNameAddr",
+    "cudbgReportedDriverApiErrorFuncNameSize",
+    "cudbgReportedDriverInternalErrorCode",
+    "cudbgResumeForAttachDetach",
+    "cudbgRpcEnabled",
+    "cudbgSessionId",
+    "cudbgUseExternalDebugger",
+];
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=src");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
+
+    let written = written_functions();
+    let out = env::var("OUT_DIR").expect("cargo sets it");
+    fs::write(Path::new(&out).join("exports.rs"), exports(&written)).expect("OUT_DIR is ours");
+}
+
+/// The driver functions that modules write: name, and the module's path.
+fn written_functions() -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    collect(
+        Path::new("src/lib.rs"),
+        Path::new("src"),
+        "crate",
+        &mut found,
+    );
+    found
+}
+
+/// Reads a module and those that it declares.
+fn collect(file: &Path, below: &Path, module: &str, found: &mut BTreeMap<String, String>) {
+    let text = fs::read_to_string(file)
+        .unwrap_or_else(|error| panic!("{} is declared, but: {error}", file.display()));
+    for line in text.lines() {
+        let declared = line
+            .strip_prefix("pub(crate) ")
+            .unwrap_or(line)
+            .strip_prefix("mod ");
+        if let Some(inner) = declared.and_then(|rest| rest.strip_suffix(';')) {
+            let file = below.join(format!("{inner}.rs"));
+            collect(
+                &file,
+                &below.join(inner),
+                &format!("{module}::{inner}"),
+                found,
+            );
+        }
+        let Some(rest) = line.strip_prefix("pub(crate) unsafe fn cu") else {
+            continue;
+        };
+        let name: String = rest
+            .chars()
+            .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
+            .collect();
+        if name.starts_with(|c: char| c.is_ascii_uppercase()) {
+            let earlier = found.insert(format!("cu{name}"), module.to_owned());
+            assert!(
+                earlier.is_none(),
+                "cu{name} is written twice: {earlier:?} and {module}"
+            );
+        }
+    }
+}
+
+fn exports(written: &BTreeMap<String, String>) -> String {
+    let rows: BTreeMap<&str, Arguments> = ROWS.iter().copied().collect();
+    let exported: BTreeSet<&str> = cuda_api::DRIVER_SYMBOLS.iter().copied().collect();
+    let handed_out: BTreeSet<&str> = cuda_api::PROC_ADDRESSES
+        .iter()
+        .map(|address| address.symbol)
+        .collect();
+    for name in written.keys() {
+        assert!(
+            rows.contains_key(name.as_str()),
+            "{name} has no row in cuda_api::driver_functions!"
+        );
+    }
+
+    let mut out = String::from("// Made by build.rs.\n");
+    let mut addresses = Vec::new();
+    for name in exported.union(&handed_out) {
+        let attribute = if exported.contains(name) {
+            "#[cfg_attr(not(test), unsafe(no_mangle))]"
+        } else {
+            "// Newer than what is exported: reached through cuGetProcAddress only."
+        };
+        if DEBUGGER_WORDS.contains(name) {
+            writeln!(
+                out,
+                "{attribute}\npub(crate) static {name}: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);"
+            )
+        } else if let Some((body, per_thread)) = body(name, written, &rows) {
+            let arguments = rows.get(name).copied().unwrap_or_default();
+            let declared: Vec<String> =
+                arguments.iter().map(|(arg, ty)| format!("{arg}: {ty}")).collect();
+            let passed: Vec<&str> = arguments.iter().map(|(arg, _)| *arg).collect();
+            let needs_init = !NEED_NO_INIT.contains(name);
+            addresses.push(*name);
+            writeln!(
+                out,
+                "{attribute}\npub(crate) unsafe extern \"C-unwind\" fn {name}({}) -> CuResult {{\n    \
+                 // SAFETY: the caller keeps to the driver's contract for this function.\n    \
+                 border::call({name:?}, {needs_init}, {per_thread}, || unsafe {{ {body}({}) }})\n}}",
+                declared.join(", "),
+                passed.join(", "),
+            )
+        } else {
+            addresses.push(*name);
+            writeln!(
+                out,
+                "{attribute}\npub(crate) extern \"C-unwind\" fn {name}() -> CuResult {{\n    CuResult::NOT_SUPPORTED\n}}"
+            )
+        }
+        .expect("a string takes all");
+    }
+    writeln!(out, "/// Every driver function, sorted by name.").expect("a string takes all");
+    writeln!(
+        out,
+        "pub(crate) static ADDRESSES: [Address; {}] = [",
+        addresses.len()
+    )
+    .expect("a string takes all");
+    for name in addresses {
+        writeln!(
+            out,
+            "    Address {{ name: {name:?}, address: {name} as *const () }},"
+        )
+        .expect("a string takes all");
+    }
+    out.push_str("];\n");
+    out
+}
+
+/// What may be asked of a driver that nobody has initialised.
+const NEED_NO_INIT: &[&str] = &[
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuGetExportTable",
+    "cuGetProcAddress",
+    "cuGetProcAddress_v2",
+    "cuInit",
+];
+
+/// Path of the function behind an export, and whether its default stream is the thread's own.
+fn body(
+    name: &str,
+    written: &BTreeMap<String, String>,
+    rows: &BTreeMap<&str, Arguments>,
+) -> Option<(String, bool)> {
+    let per_thread = name.ends_with("_ptsz") || name.ends_with("_ptds");
+    if let Some(module) = written.get(name) {
+        return Some((format!("{module}::{name}"), per_thread));
+    }
+    let plain = name
+        .strip_suffix("_ptsz")
+        .or_else(|| name.strip_suffix("_ptds"))?;
+    let module = written.get(plain)?;
+    let types = |name: &str| {
+        rows.get(name)
+            .map(|row| row.iter().map(|(_, ty)| *ty).collect())
+    };
+    let (own, other): (Option<Vec<&str>>, Option<Vec<&str>>) = (types(name), types(plain));
+    assert!(
+        own.is_some() && own == other,
+        "{name} and {plain} differ: {name} needs code of its own"
+    );
+    Some((format!("{module}::{plain}"), true))
+}

@@ -1,0 +1,747 @@
+//! Contexts: made and destroyed, primary or the program's own, and which one each thread has current.
+//! What lives in a context belongs to other modules; `AT_END` tells them that it ends.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_api::driver::*;
+use cuda_sim::board::Kind;
+
+use crate::{border, driver};
+
+/// Called with each context that ends, in this order, while its memory is still there.
+const AT_END: &[fn(Ctx)] = crate::AT_CONTEXT_END;
+
+type Ctx = &'static Context;
+
+/// A context. Never freed: a handle that outlives it still says what became of it.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// The number that programs hold.
+    pub(crate) handle: usize,
+    pub(crate) id: u64,
+    /// As this process numbers its devices.
+    pub(crate) device: CuDevice,
+    /// The board's GPU.
+    pub(crate) gpu: usize,
+    pub(crate) is_primary: bool,
+    flags: AtomicU32,
+    alive: AtomicBool,
+    attached: AtomicU32,
+    version: u32,
+    /// Green contexts: how many multiprocessors; 0 is all.
+    pub(crate) multiprocessors: AtomicU32,
+    settings: Mutex<Settings>,
+}
+
+#[derive(Debug, Clone)]
+struct Settings {
+    cache: u32,
+    shared: u32,
+    limits: [usize; LIMITS],
+    peers: Vec<usize>,
+    /// Bytes taken of the GPU for limits that were raised.
+    heap_bytes: u64,
+}
+
+/// Stack, printf buffer, heap, sync depth, pending launches, L2 granularity, persisting L2.
+const LIMITS: usize = 7;
+const LIMIT_DEFAULTS: [usize; LIMITS] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
+const PRINTF_LIMIT: usize = 1;
+const HEAP_LIMIT: usize = 2;
+
+struct Primary {
+    context: Option<Ctx>,
+    retained: u32,
+    flags: u32,
+}
+
+#[derive(Default)]
+struct Contexts {
+    all: HashMap<usize, Ctx>,
+    primaries: HashMap<usize, Primary>,
+}
+
+static CONTEXTS: Mutex<Option<Contexts>> = Mutex::new(None);
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+const DEPTH: usize = 64;
+
+/// What is current in a thread. Nothing to destroy: a thread's exit may still ask for it.
+struct Stack {
+    depth: Cell<usize>,
+    contexts: [Cell<Option<Ctx>>; DEPTH],
+}
+
+thread_local! {
+    static STACK: Stack = const {
+        Stack { depth: Cell::new(0), contexts: [const { Cell::new(None) }; DEPTH] }
+    };
+}
+
+impl Context {
+    /// The number as programs pass it.
+    pub(crate) fn as_handle(&self) -> CuContext {
+        std::ptr::without_provenance_mut(self.handle)
+    }
+
+    /// Whether it has not been destroyed.
+    pub(crate) fn is_alive(&self) -> bool {
+        // Acquire: pairs with the Release of whoever makes or ends it.
+        self.alive.load(Ordering::Acquire)
+    }
+
+    fn settings(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether kernels of this context may touch a context's memory on another GPU.
+    pub(crate) fn is_peer_of(&self, gpu: usize) -> bool {
+        gpu == self.gpu || self.settings().peers.contains(&gpu)
+    }
+
+    fn checked(&'static self) -> Result<Ctx, CuResult> {
+        if self.is_alive() {
+            Ok(self)
+        } else {
+            Err(CuResult::CONTEXT_IS_DESTROYED)
+        }
+    }
+}
+
+fn with<T>(body: impl FnOnce(&mut Contexts) -> T) -> T {
+    let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    body(contexts.get_or_insert_with(Contexts::default))
+}
+
+// --- the calling thread's context -----------------------------------------------------------
+
+fn top() -> Option<Ctx> {
+    STACK.with(|stack| match stack.depth.get() {
+        0 => None,
+        depth => stack.contexts[depth - 1].get(),
+    })
+}
+
+/// The calling thread's context.
+///
+/// # Errors
+/// When it has none, or it was destroyed.
+#[inline]
+pub(crate) fn current() -> Result<Ctx, CuResult> {
+    top().ok_or(CuResult::INVALID_CONTEXT)?.checked()
+}
+
+/// The context of a handle, alive.
+///
+/// # Errors
+/// When the handle is none, or its context was destroyed.
+pub(crate) fn find(handle: CuContext) -> Result<Ctx, CuResult> {
+    known(handle)?.checked()
+}
+
+/// The same, where null means the calling thread's.
+///
+/// # Errors
+/// As for [`find`] and [`current`].
+pub(crate) fn find_or_current(handle: CuContext) -> Result<Ctx, CuResult> {
+    if handle.is_null() {
+        current()
+    } else {
+        find(handle)
+    }
+}
+
+fn known(handle: CuContext) -> Result<Ctx, CuResult> {
+    with(|contexts| contexts.all.get(&handle.addr()).copied()).ok_or(CuResult::INVALID_CONTEXT)
+}
+
+/// Some living context of this process on a GPU, the primary one first.
+pub(crate) fn any_on(gpu: usize) -> Option<Ctx> {
+    with(|contexts| {
+        let primary = contexts
+            .primaries
+            .get(&gpu)
+            .and_then(|primary| primary.context);
+        primary.filter(|context| context.is_alive()).or_else(|| {
+            contexts
+                .all
+                .values()
+                .copied()
+                .find(|c| c.gpu == gpu && c.is_alive())
+        })
+    })
+}
+
+fn push(context: Option<Ctx>) -> Result<(), CuResult> {
+    STACK.with(|stack| {
+        let depth = stack.depth.get();
+        let slot = stack.contexts.get(depth).ok_or(CuResult::OUT_OF_MEMORY)?;
+        slot.set(context);
+        stack.depth.set(depth + 1);
+        Ok(())
+    })
+}
+
+fn pop() -> Option<Ctx> {
+    STACK.with(|stack| {
+        let depth = stack.depth.get().checked_sub(1)?;
+        stack.depth.set(depth);
+        stack.contexts[depth].take()
+    })
+}
+
+// --- making and ending ------------------------------------------------------------------------
+
+fn make(device: CuDevice, flags: u32, version: u32, is_primary: bool) -> Result<Ctx, CuResult> {
+    let gpu = driver::the()?.gpu(device)?;
+    charge(gpu)?;
+    let context = Box::leak(Box::new(Context {
+        handle: 0,
+        // Relaxed: only has to differ from every other.
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        device,
+        gpu,
+        is_primary,
+        flags: AtomicU32::new(flags),
+        alive: AtomicBool::new(true),
+        attached: AtomicU32::new(1),
+        version,
+        multiprocessors: AtomicU32::new(0),
+        settings: Mutex::new(fresh_settings()),
+    }));
+    context.handle = std::ptr::from_ref(context).addr();
+    let context: Ctx = context;
+    with(|contexts| contexts.all.insert(context.handle, context));
+    Ok(context)
+}
+
+fn fresh_settings() -> Settings {
+    Settings {
+        cache: 0,
+        shared: 0,
+        limits: LIMIT_DEFAULTS,
+        peers: Vec::new(),
+        heap_bytes: 0,
+    }
+}
+
+/// Takes what a context takes of its GPU.
+fn charge(gpu: usize) -> Result<(), CuResult> {
+    let driver = driver::the()?;
+    if driver.board.is_lost(gpu) {
+        return Err(CuResult::DEVICE_UNAVAILABLE);
+    }
+    driver.take(gpu, driver.board.context_bytes(), Kind::Overhead)
+}
+
+/// Ends a context and everything in it. Its object stays, and says that it is gone.
+fn end(context: Ctx) {
+    // AcqRel: whoever ends it first does the rest, after everything that made it.
+    if !context.alive.swap(false, Ordering::AcqRel) {
+        return;
+    }
+    for gone in AT_END {
+        gone(context);
+    }
+    let settings = std::mem::replace(&mut *context.settings(), fresh_settings());
+    if let Some(driver) = driver::get() {
+        let bytes = driver.board.context_bytes() + settings.heap_bytes;
+        driver.give(context.gpu, bytes, Kind::Overhead);
+    }
+    if !context.is_primary {
+        // Its handle says "invalid" from now on, except to threads that still have it current.
+        with(|contexts| contexts.all.remove(&context.handle));
+    }
+}
+
+/// Makes a context that belongs to a green one; destroyed by [`destroy_green`].
+///
+/// # Errors
+/// When the device has no room for it.
+pub(crate) fn make_green(device: CuDevice, multiprocessors: u32) -> Result<Ctx, CuResult> {
+    let context = make(device, 0, 3020, false)?;
+    // Relaxed: read by whoever got the context from us.
+    context
+        .multiprocessors
+        .store(multiprocessors, Ordering::Relaxed);
+    Ok(context)
+}
+
+/// Ends a green context's context.
+pub(crate) fn destroy_green(context: Ctx) {
+    end(context);
+}
+
+fn create(out: *mut CuContext, flags: u32, device: CuDevice, version: u32) -> CuResult {
+    border::answer(|| {
+        if out.is_null() || flags & !FLAGS != 0 || flags & SCHEDULING > BLOCKING {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let context = make(device, flags & FLAGS, version, false)?;
+        push(Some(context))?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(out, context.as_handle()) }
+    })
+}
+
+/// Scheduling, mapped host memory, local memory kept, core dumps, memory synchronised.
+const FLAGS: u32 = 0xff;
+const SCHEDULING: u32 = 7;
+const BLOCKING: u32 = 4;
+
+pub(crate) unsafe fn cuCtxCreate(out: *mut CuContext, flags: u32, device: CuDevice) -> CuResult {
+    create(out, flags, device, 3010)
+}
+
+pub(crate) unsafe fn cuCtxCreate_v2(out: *mut CuContext, flags: u32, device: CuDevice) -> CuResult {
+    create(out, flags, device, 3020)
+}
+
+pub(crate) unsafe fn cuCtxCreate_v3(
+    out: *mut CuContext,
+    _params_array: *mut CuExecAffinityParam,
+    count_params: i32,
+    flags: u32,
+    device: CuDevice,
+) -> CuResult {
+    if count_params > 0 {
+        // Limits by MPS; there is none.
+        return CuResult::UNSUPPORTED_EXEC_AFFINITY;
+    }
+    create(out, flags, device, 3020)
+}
+
+pub(crate) unsafe fn cuCtxCreate_v4(
+    out: *mut CuContext,
+    params: *mut CuCtxCreateParams,
+    flags: u32,
+    device: CuDevice,
+) -> CuResult {
+    if !params.is_null() {
+        // SAFETY: the caller's structure.
+        let params = unsafe { params.read_unaligned() };
+        if params.num_affinity > 0 {
+            return CuResult::UNSUPPORTED_EXEC_AFFINITY;
+        }
+        if !params.cig.is_null() {
+            return CuResult::NOT_SUPPORTED;
+        }
+    }
+    create(out, flags, device, 3020)
+}
+
+fn destroy(handle: CuContext) -> CuResult {
+    border::answer(|| {
+        let context = known(handle)?;
+        if context.is_primary {
+            return Err(CuResult::INVALID_CONTEXT);
+        }
+        let context = context.checked()?;
+        if top().is_some_and(|current| std::ptr::eq(current, context)) {
+            pop();
+        }
+        end(context);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuCtxDestroy(context: CuContext) -> CuResult {
+    destroy(context)
+}
+
+pub(crate) unsafe fn cuCtxDestroy_v2(context: CuContext) -> CuResult {
+    destroy(context)
+}
+
+pub(crate) unsafe fn cuCtxAttach(out: *mut CuContext, flags: u32) -> CuResult {
+    border::answer(|| {
+        let context = current()?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(out, context.as_handle()) }?;
+        // Relaxed: a count.
+        context.attached.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuCtxDetach(context: CuContext) -> CuResult {
+    match find(context) {
+        // AcqRel: the last one ends it, after the others.
+        Ok(found) if found.attached.fetch_sub(1, Ordering::AcqRel) == 1 => destroy(context),
+        Ok(_) => CuResult::SUCCESS,
+        Err(code) => code,
+    }
+}
+
+// --- the stack --------------------------------------------------------------------------------
+
+fn push_current(context: CuContext) -> CuResult {
+    border::answer(|| push(Some(find(context)?)))
+}
+
+pub(crate) unsafe fn cuCtxPushCurrent(context: CuContext) -> CuResult {
+    push_current(context)
+}
+
+pub(crate) unsafe fn cuCtxPushCurrent_v2(context: CuContext) -> CuResult {
+    push_current(context)
+}
+
+fn pop_current(out: *mut CuContext) -> CuResult {
+    border::answer(|| {
+        let context = pop().ok_or(CuResult::INVALID_CONTEXT)?;
+        // SAFETY: null, or the caller's pointer.
+        unsafe { border::put_if(out, context.as_handle()) };
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuCtxPopCurrent(out: *mut CuContext) -> CuResult {
+    pop_current(out)
+}
+
+pub(crate) unsafe fn cuCtxPopCurrent_v2(out: *mut CuContext) -> CuResult {
+    pop_current(out)
+}
+
+pub(crate) unsafe fn cuCtxSetCurrent(context: CuContext) -> CuResult {
+    border::answer(|| {
+        if context.is_null() {
+            pop();
+            return Ok(());
+        }
+        let found = find(context)?;
+        pop();
+        push(Some(found))
+    })
+}
+
+pub(crate) unsafe fn cuCtxGetCurrent(out: *mut CuContext) -> CuResult {
+    let handle = top().map_or(std::ptr::null_mut(), Context::as_handle);
+    // SAFETY: the caller's pointer.
+    border::answer(|| unsafe { border::put(out, handle) })
+}
+
+pub(crate) unsafe fn cuCtxGetDevice(device: *mut CuDevice) -> CuResult {
+    // SAFETY: the caller's pointer.
+    border::answer(|| unsafe { border::put(device, current()?.device) })
+}
+
+pub(crate) unsafe fn cuCtxGetDevice_v2(device: *mut CuDevice, context: CuContext) -> CuResult {
+    // SAFETY: the caller's pointer.
+    border::answer(|| unsafe { border::put(device, find_or_current(context)?.device) })
+}
+
+// --- what a context says of itself --------------------------------------------------------------
+
+pub(crate) unsafe fn cuCtxGetFlags(flags: *mut u32) -> CuResult {
+    // SAFETY: the caller's pointer. Relaxed: one number.
+    border::answer(|| unsafe { border::put(flags, current()?.flags.load(Ordering::Relaxed)) })
+}
+
+pub(crate) unsafe fn cuCtxSetFlags(flags: u32) -> CuResult {
+    border::answer(|| {
+        if flags & !FLAGS != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // Relaxed: one number.
+        current()?.flags.store(flags, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuCtxGetId(context: CuContext, ctx_id: *mut u64) -> CuResult {
+    // SAFETY: the caller's pointer.
+    border::answer(|| unsafe { border::put(ctx_id, find_or_current(context)?.id) })
+}
+
+pub(crate) unsafe fn cuCtxGetApiVersion(context: CuContext, version: *mut u32) -> CuResult {
+    // SAFETY: the caller's pointer.
+    border::answer(|| unsafe { border::put(version, find_or_current(context)?.version) })
+}
+
+pub(crate) unsafe fn cuCtxGetCacheConfig(config: *mut CuFuncCache) -> CuResult {
+    // SAFETY: the caller's pointer.
+    border::answer(|| unsafe { border::put(config, current()?.settings().cache) })
+}
+
+pub(crate) unsafe fn cuCtxSetCacheConfig(config: CuFuncCache) -> CuResult {
+    border::answer(|| {
+        if config > 3 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        current()?.settings().cache = config;
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuCtxGetSharedMemConfig(config: *mut CuSharedconfig) -> CuResult {
+    // SAFETY: the caller's pointer.
+    border::answer(|| unsafe { border::put(config, current()?.settings().shared) })
+}
+
+pub(crate) unsafe fn cuCtxSetSharedMemConfig(config: CuSharedconfig) -> CuResult {
+    border::answer(|| {
+        if config > 2 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        current()?.settings().shared = config;
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuCtxResetPersistingL2Cache() -> CuResult {
+    border::answer(|| current().map(drop))
+}
+
+pub(crate) unsafe fn cuCtxGetStreamPriorityRange(
+    least_priority: *mut i32,
+    greatest_priority: *mut i32,
+) -> CuResult {
+    border::answer(|| {
+        current()?;
+        // SAFETY: null, or the caller's pointer.
+        unsafe { border::put_if(least_priority, 0) };
+        // SAFETY: null, or the caller's pointer.
+        unsafe { border::put_if(greatest_priority, -5) };
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuCtxGetExecAffinity(
+    exec_affinity: *mut CuExecAffinityParam,
+    kind: CuExecAffinityType,
+) -> CuResult {
+    border::answer(|| {
+        current()?;
+        let _nobody_sets_one = (exec_affinity, kind);
+        Err(CuResult::UNSUPPORTED_EXEC_AFFINITY)
+    })
+}
+
+pub(crate) unsafe fn cuCtxGetLimit(value: *mut usize, limit: CuLimit) -> CuResult {
+    border::answer(|| {
+        let limits = current()?.settings().limits;
+        let found = *limits
+            .get(limit as usize)
+            .ok_or(CuResult::UNSUPPORTED_LIMIT)?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(value, found) }
+    })
+}
+
+/// A bigger heap or printf buffer is taken of the GPU at once; a smaller one gives it back.
+pub(crate) unsafe fn cuCtxSetLimit(limit: CuLimit, value: usize) -> CuResult {
+    border::answer(|| {
+        let context = current()?;
+        let driver = driver::the()?;
+        let mut settings = context.settings();
+        let index = limit as usize;
+        if index >= LIMITS {
+            return Err(CuResult::UNSUPPORTED_LIMIT);
+        }
+        let mut limits = settings.limits;
+        limits[index] = value;
+        let over = |index: usize| limits[index].saturating_sub(LIMIT_DEFAULTS[index]) as u64;
+        let heap_bytes = (over(PRINTF_LIMIT) + over(HEAP_LIMIT)).next_multiple_of(2 << 20);
+        match heap_bytes.checked_sub(settings.heap_bytes) {
+            Some(more) => driver.take(context.gpu, more, Kind::Overhead)?,
+            None => {
+                driver.give(
+                    context.gpu,
+                    settings.heap_bytes - heap_bytes,
+                    Kind::Overhead,
+                );
+            }
+        }
+        settings.heap_bytes = heap_bytes;
+        settings.limits = limits;
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuCtxEnablePeerAccess(peer_context: CuContext, flags: u32) -> CuResult {
+    border::answer(|| {
+        let context = current()?;
+        let peer = find(peer_context)?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if peer.gpu == context.gpu {
+            return Err(CuResult::INVALID_CONTEXT);
+        }
+        let mut settings = context.settings();
+        if settings.peers.contains(&peer.gpu) {
+            return Err(CuResult::PEER_ACCESS_ALREADY_ENABLED);
+        }
+        settings.peers.push(peer.gpu);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuCtxDisablePeerAccess(peer_context: CuContext) -> CuResult {
+    border::answer(|| {
+        let peer = find(peer_context)?;
+        let mut settings = current()?.settings();
+        let found = settings.peers.iter().position(|&gpu| gpu == peer.gpu);
+        settings
+            .peers
+            .swap_remove(found.ok_or(CuResult::PEER_ACCESS_NOT_ENABLED)?);
+        Ok(())
+    })
+}
+
+// --- primary contexts -----------------------------------------------------------------------------
+
+pub(crate) unsafe fn cuDevicePrimaryCtxRetain(out: *mut CuContext, device: CuDevice) -> CuResult {
+    border::answer(|| {
+        if out.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let context = retain_primary(device)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(out, context.as_handle()) }
+    })
+}
+
+/// Retains a device's primary context, making or reviving it: its handle stays the same.
+pub(crate) fn retain_primary(device: CuDevice) -> Result<Ctx, CuResult> {
+    let gpu = driver::the()?.gpu(device)?;
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let (known, flags) = with(|contexts| {
+        let primary = primary_of(contexts, gpu);
+        (primary.context, primary.flags)
+    });
+    let context = match known {
+        Some(context) if context.is_alive() => context,
+        Some(context) => {
+            charge(gpu)?;
+            // Relaxed and Release: the flags are there before it is alive.
+            context.flags.store(flags, Ordering::Relaxed);
+            context.alive.store(true, Ordering::Release);
+            context
+        }
+        None => make(device, flags, 3020, true)?,
+    };
+    with(|contexts| {
+        let primary = primary_of(contexts, gpu);
+        primary.context = Some(context);
+        primary.retained += 1;
+    });
+    Ok(context)
+}
+
+fn primary_of(contexts: &mut Contexts, gpu: usize) -> &mut Primary {
+    contexts.primaries.entry(gpu).or_insert(Primary {
+        context: None,
+        retained: 0,
+        flags: 0,
+    })
+}
+
+/// Releases a device's primary context; with the last holder it ends.
+pub(crate) fn release_primary(device: CuDevice) -> Result<(), CuResult> {
+    let gpu = driver::the()?.gpu(device)?;
+    let last = with(|contexts| {
+        let primary = primary_of(contexts, gpu);
+        primary.retained = primary
+            .retained
+            .checked_sub(1)
+            .ok_or(CuResult::INVALID_CONTEXT)?;
+        Ok::<_, CuResult>(primary.context.filter(|_| primary.retained == 0))
+    })?;
+    if let Some(context) = last {
+        end(context);
+    }
+    Ok(())
+}
+
+fn reset_primary(device: CuDevice) -> Result<(), CuResult> {
+    let gpu = driver::the()?.gpu(device)?;
+    let context = with(|contexts| {
+        let primary = primary_of(contexts, gpu);
+        primary.retained = 0;
+        primary.context
+    });
+    if let Some(context) = context {
+        end(context);
+    }
+    Ok(())
+}
+
+fn set_primary_flags(device: CuDevice, flags: u32) -> Result<(), CuResult> {
+    let gpu = driver::the()?.gpu(device)?;
+    if flags & !FLAGS != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    with(|contexts| {
+        let primary = primary_of(contexts, gpu);
+        primary.flags = flags;
+        if let Some(context) = primary.context {
+            // Relaxed: one number.
+            context.flags.store(flags, Ordering::Relaxed);
+        }
+    });
+    Ok(())
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxRelease(device: CuDevice) -> CuResult {
+    border::answer(|| release_primary(device))
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) -> CuResult {
+    border::answer(|| release_primary(device))
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxReset(device: CuDevice) -> CuResult {
+    border::answer(|| reset_primary(device))
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(device: CuDevice) -> CuResult {
+    border::answer(|| reset_primary(device))
+}
+
+/// The first form refuses to change the flags of a context that is there.
+pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags(device: CuDevice, flags: u32) -> CuResult {
+    border::answer(|| {
+        let gpu = driver::the()?.gpu(device)?;
+        let active =
+            with(|contexts| primary_of(contexts, gpu).context).is_some_and(Context::is_alive);
+        if active {
+            return Err(CuResult::PRIMARY_CONTEXT_ACTIVE);
+        }
+        set_primary_flags(device, flags)
+    })
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags_v2(device: CuDevice, flags: u32) -> CuResult {
+    border::answer(|| set_primary_flags(device, flags))
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxGetState(
+    device: CuDevice,
+    flags: *mut u32,
+    active: *mut i32,
+) -> CuResult {
+    border::answer(|| {
+        let gpu = driver::the()?.gpu(device)?;
+        let (set, alive) = with(|contexts| {
+            let primary = primary_of(contexts, gpu);
+            (
+                primary.flags,
+                primary.context.is_some_and(Context::is_alive),
+            )
+        });
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(flags, set) }?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(active, i32::from(alive)) }
+    })
+}

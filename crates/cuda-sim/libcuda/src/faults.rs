@@ -1,0 +1,127 @@
+//! Faults on demand, as `VGPU_SIM_FAULTS` words them: which call fails with what, which one is slow.
+//! Knows nothing of what the calls do.
+//!
+//! Entries stand between commas; a name may end in `*`:
+//! `fail:cuMemAlloc_v2=2` (that code, always), `fail:cuMemAlloc_v2=2@3` (only the third such call of a
+//! process), `slow:cuMem*=500us`. Entries of other kinds (`xid:…`) are another's to read.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use cuda_api::driver::CuResult;
+
+/// The faults of one process.
+#[derive(Debug, Default)]
+pub(crate) struct Faults(Vec<Fault>);
+
+#[derive(Debug)]
+struct Fault {
+    name: String,
+    what: What,
+    met: AtomicU64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// Answers this code; at this call only, when not 0.
+    Fail {
+        code: u32,
+        at: u64,
+    },
+    Slow {
+        ns: u64,
+    },
+}
+
+impl Faults {
+    /// Reads the text; an entry that is not understood is left out.
+    #[must_use]
+    pub(crate) fn parse(text: &str) -> Self {
+        Self(
+            text.split(',')
+                .filter_map(|entry| entry_of(entry.trim()))
+                .collect(),
+        )
+    }
+
+    /// No fault of a call.
+    #[inline]
+    #[must_use]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Waits, or answers, as the faults for this name say.
+    ///
+    /// # Errors
+    /// With the fault's code.
+    pub(crate) fn meet(&self, name: &str) -> Result<(), CuResult> {
+        for fault in self.0.iter().filter(|fault| fault.is_for(name)) {
+            // Relaxed: a count, and nothing else.
+            let number = fault.met.fetch_add(1, Ordering::Relaxed) + 1;
+            match fault.what {
+                What::Fail { code, at } if at == 0 || at == number => return Err(CuResult(code)),
+                What::Fail { .. } => {}
+                What::Slow { ns } => std::thread::sleep(Duration::from_nanos(ns)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Fault {
+    fn is_for(&self, name: &str) -> bool {
+        match self.name.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => self.name == name,
+        }
+    }
+}
+
+fn entry_of(entry: &str) -> Option<Fault> {
+    let (kind, rest) = entry.split_once(':')?;
+    let (name, value) = rest.split_once('=')?;
+    let what = match kind {
+        "fail" => {
+            let (code, at) = value.split_once('@').unwrap_or((value, "0"));
+            What::Fail {
+                code: code.parse().ok()?,
+                at: at.parse().ok()?,
+            }
+        }
+        "slow" => What::Slow {
+            ns: cuda_sim::script::time_ns(value).ok()?,
+        },
+        _ => return None,
+    };
+    Some(Fault {
+        name: name.to_owned(),
+        what,
+        met: AtomicU64::new(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_fails_as_often_as_its_fault_says() {
+        let faults = Faults::parse("fail:cuMemAlloc_v2=2@2, fail:cuMemCreate=801, xid:0=79");
+
+        assert_eq!(faults.meet("cuMemAlloc_v2"), Ok(()));
+        assert_eq!(faults.meet("cuMemAlloc_v2"), Err(CuResult::OUT_OF_MEMORY));
+        assert_eq!(faults.meet("cuMemAlloc_v2"), Ok(()));
+        assert_eq!(faults.meet("cuMemCreate"), Err(CuResult::NOT_SUPPORTED));
+        assert_eq!(faults.meet("cuMemCreate"), Err(CuResult::NOT_SUPPORTED));
+        assert_eq!(faults.meet("cuMemFree_v2"), Ok(()));
+    }
+
+    #[test]
+    fn a_name_may_end_in_a_star() {
+        let faults = Faults::parse("fail:cuMem*=999");
+
+        assert_eq!(faults.meet("cuMemFree_v2"), Err(CuResult::UNKNOWN));
+        assert_eq!(faults.meet("cuCtxCreate_v2"), Ok(()));
+    }
+}

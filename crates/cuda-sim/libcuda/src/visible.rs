@@ -1,0 +1,82 @@
+//! Which GPUs a process sees: `CUDA_VISIBLE_DEVICES`, read as the real driver reads it. Decides with
+//! values; the environment is read in one place.
+
+use cuda_sim::Board;
+
+/// GPUs of the board that this process sees, in its order.
+#[must_use]
+pub(crate) fn devices(board: &Board) -> Vec<usize> {
+    let uuids: Vec<String> = (0..board.gpus()).map(|gpu| board.uuid(gpu)).collect();
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => chosen(&list, &uuids),
+        // All simulated GPUs are equally fast and stand in bus order, so CUDA_DEVICE_ORDER changes nothing.
+        Err(_) => (0..uuids.len()).collect(),
+    }
+}
+
+/// The list ends at the first entry that names nothing; a GPU named twice makes it empty.
+fn chosen(list: &str, uuids: &[String]) -> Vec<usize> {
+    let mut devices = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        let Some(gpu) = named(entry, uuids) else {
+            break;
+        };
+        if devices.contains(&gpu) {
+            return Vec::new();
+        }
+        devices.push(gpu);
+    }
+    devices
+}
+
+/// A GPU by its index, its UUID, an unambiguous beginning of that, or a MIG instance of it
+/// (`MIG-GPU-<uuid>/<gi>/<ci>`).
+fn named(entry: &str, uuids: &[String]) -> Option<usize> {
+    if let Ok(index) = entry.parse::<usize>() {
+        return (index < uuids.len()).then_some(index);
+    }
+    let uuid = match entry.strip_prefix("MIG-") {
+        Some(instance) => instance.split('/').next()?,
+        None => entry,
+    };
+    if uuid.len() <= "GPU-".len() {
+        return None;
+    }
+    let mut fitting = (0..uuids.len()).filter(|&gpu| {
+        uuids[gpu]
+            .get(..uuid.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(uuid))
+    });
+    let first = fitting.next()?;
+    fitting.next().is_none().then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen_of(list: &str) -> Vec<usize> {
+        let uuids = ["GPU-aa11", "GPU-aa22", "GPU-bb33"].map(str::to_owned);
+        chosen(list, &uuids)
+    }
+
+    #[test]
+    fn devices_are_named_by_index_uuid_and_unambiguous_beginning() {
+        assert_eq!(chosen_of("2,0"), [2, 0]);
+        assert_eq!(chosen_of("GPU-bb33, GPU-aa2"), [2, 1]);
+        assert_eq!(chosen_of("MIG-GPU-bb33/1/0"), [2]);
+    }
+
+    #[test]
+    fn the_list_ends_at_the_first_name_of_nothing() {
+        assert_eq!(chosen_of("1,-1,0"), [1]);
+        assert_eq!(chosen_of("0,GPU-aa,1"), [0]);
+        assert_eq!(chosen_of(""), [0; 0]);
+        assert_eq!(chosen_of("3"), [0; 0]);
+    }
+
+    #[test]
+    fn a_device_named_twice_hides_them_all() {
+        assert_eq!(chosen_of("0,1,0"), [0; 0]);
+    }
+}
