@@ -130,9 +130,10 @@ def story():
         check(f"{program.name} ({program.client}) reads its limit as the card's size", gib(total), total == size * GIB)
 
     print("\nEach takes memory; one reaches its limit", flush=True)
-    check("serve takes 6 GiB", serve.tell("take 6"), True)
-    check("mesh takes 1 GiB", mesh.tell("take 1"), True)
-    check("mesh runs a kernel", mesh.tell("spin"), True)
+    for program, words, what in ((serve, "take 6", "takes 6 GiB"), (mesh, "take 1", "takes 1 GiB"),
+                                 (mesh, "spin", "runs a kernel")):
+        answer = program.tell(words)
+        check(f"{program.name} {what}", answer, answer in ("took", "done"))
     answers = [train.tell("take 1") for _ in range(4)]
     check("train takes 1 GiB, four times", ", ".join(answers),
           answers[:3] == ["took"] * 3 and answers[3].startswith("refused") and "OUT_OF_MEMORY" in answers[3])
