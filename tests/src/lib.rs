@@ -1,1 +1,2 @@
-//! Whole programs under the library: linkage styles, kills, races, real clients.
+//! Whole programs under the library: linkage styles, kills, races, real clients. The tests stand in
+//! preload/, clients/ and bench/; this library is empty because only tests need what they need.

@@ -1,0 +1,438 @@
+//! A world for one test: a board of simulated GPUs, a limits file and a usage region in a folder of
+//! their own, and programs compiled from tests/preload that run in it under libvgpu.so.
+//! Never shares a board between two tests, and never reads anything outside the repository.
+#![allow(
+    dead_code,
+    reason = "each test program uses the part of it that it needs"
+)]
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use cuda_sim::{Board, Config};
+use tempfile::TempDir;
+use vgpu_abi::host::Snapshot;
+use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
+use vgpu_abi::region::{Region, RegionDevice};
+
+/// One mebibyte.
+pub const MIB: u64 = 1 << 20;
+/// What a context takes on a test's board.
+pub const CONTEXT: u64 = 16 * MIB;
+/// Memory of each GPU on a test's board.
+pub const CARD: u64 = 1024 * MIB;
+
+/// One test's board, limits, region and programs.
+pub struct World {
+    folder: TempDir,
+    gpus: usize,
+}
+
+impl World {
+    /// One GPU, with room for `bytes` beside one context.
+    pub fn with_room(bytes: u64) -> Self {
+        Self::with_limits(&[bytes + CONTEXT])
+    }
+
+    /// As many GPUs as limits, each in bytes.
+    pub fn with_limits(limits: &[u64]) -> Self {
+        let world = Self::without_limits(limits.len());
+        let board = world.board();
+        let uuid = |gpu| DeviceUuid::new(&board.uuid(gpu)).expect("the board's UUIDs are texts");
+        let devices = limits.iter().enumerate().map(|(gpu, &memory_bytes)| DeviceLimit {
+            uuid: uuid(gpu),
+            memory_bytes,
+            physical_bytes: CARD,
+            context_bytes: CONTEXT,
+            ..DeviceLimit::default()
+        });
+        let limits_file = Limits {
+            devices: devices.collect(),
+            ..Limits::default()
+        };
+        LimitsFile::create(&world.path("limits"), &limits_file).expect("the limits file is new");
+        let region: Vec<_> = (0..limits.len())
+            .map(|gpu| RegionDevice {
+                uuid: uuid(gpu),
+                physical_bytes: CARD,
+            })
+            .collect();
+        Region::create(&world.path("region"), &region, 0o666).expect("the region is new");
+        world
+    }
+
+    /// A board only: what runs here has no limits file.
+    pub fn without_limits(gpus: usize) -> Self {
+        Self::with_board(gpus, &Config::default())
+    }
+
+    /// As `without_limits`, with the driver's version, faults and clock of `config`.
+    pub fn with_board(gpus: usize, config: &Config) -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("vgpu-test-")
+            .tempdir()
+            .expect("there is room in the temporary folder");
+        let config = Config {
+            memory_bytes: vec![CARD; gpus],
+            context_bytes: CONTEXT,
+            ..config.clone()
+        };
+        Board::create(&folder.path().join("board"), &config).expect("the board is new");
+        let world = Self { folder, gpus };
+        std::fs::create_dir(world.path("sim")).expect("the folder is new");
+        for (name, file) in [
+            ("libcuda.so", "libcuda.so"),
+            ("libcuda.so.1", "libcuda.so"),
+            ("libnvidia-ml.so", "libnvidia_ml.so"),
+            ("libnvidia-ml.so.1", "libnvidia_ml.so"),
+        ] {
+            std::os::unix::fs::symlink(built(file), world.path("sim").join(name))
+                .expect("the link is new");
+        }
+        world
+    }
+
+    /// A file of this world.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The truth: what the simulated driver holds, for whom.
+    pub fn board(&self) -> Board {
+        Board::open(&self.path("board")).expect("the board was created with the world")
+    }
+
+    /// Our books, as a host reads them.
+    pub fn snapshot(&self) -> Snapshot {
+        vgpu_abi::host::snapshot(&self.path("region")).expect("the region is whole")
+    }
+
+    /// What the books say that this GPU's container uses.
+    pub fn booked(&self, gpu: usize) -> u64 {
+        self.snapshot().used_bytes(gpu)
+    }
+
+    /// Changes the memory limit of one GPU while programs run.
+    pub fn set_limit(&self, gpu: usize, bytes: u64) {
+        let file = LimitsFile::open(&self.path("limits")).expect("the limits file is there");
+        let mut limits = file.read().expect("the limits file is whole");
+        limits.devices[gpu].memory_bytes = bytes;
+        file.write(&limits).expect("the limits file can be written");
+    }
+
+    /// A program of tests/preload, compiled when it is first run.
+    pub fn program(&self, name: &str) -> Program<'_> {
+        let mut program = self.command(self.path(name));
+        program.source = Some(name.to_owned());
+        program
+    }
+
+    /// Any program, under the library in this world.
+    pub fn command(&self, file: impl Into<PathBuf>) -> Program<'_> {
+        let mut env: Vec<(OsString, OsString)> = vec![
+            ("LD_PRELOAD".into(), built("libvgpu.so").into()),
+            ("LD_LIBRARY_PATH".into(), self.path("sim").into()),
+            ("VGPU_SIM_BOARD".into(), self.path("board").into()),
+            ("VGPU_LOG".into(), self.path("log").into()),
+            ("VGPU_LOG_LEVEL".into(), "debug".into()),
+        ];
+        if self.path("limits").exists() {
+            env.push(("VGPU_LIMITS".into(), self.path("limits").into()));
+            env.push(("VGPU_REGION".into(), self.path("region").into()));
+        }
+        Program {
+            world: self,
+            source: None,
+            file: file.into(),
+            compiler: vec![],
+            args: vec![],
+            env,
+            linked: false,
+            static_linked: false,
+        }
+    }
+
+    /// Compiles a shared library of tests/preload; with `linked`, it depends on libcuda.so.1.
+    pub fn library(&self, name: &str, linked: bool) -> PathBuf {
+        let file = self.path(&format!("lib{name}.so"));
+        let mut options: Vec<OsString> = vec!["-shared".into(), "-fPIC".into()];
+        if linked {
+            options.extend(self.link_options());
+        }
+        compile(&source(name), &file, &options);
+        file
+    }
+
+    fn link_options(&self) -> Vec<OsString> {
+        let mut folder = OsString::from("-L");
+        folder.push(self.path("sim"));
+        vec!["-Wl,--no-as-needed".into(), folder, "-lcuda".into()]
+    }
+
+    /// What the library wrote to its log, for a failed assertion.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+/// A program that is about to run in a world.
+pub struct Program<'a> {
+    world: &'a World,
+    source: Option<String>,
+    file: PathBuf,
+    compiler: Vec<OsString>,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    linked: bool,
+    static_linked: bool,
+}
+
+impl Program<'_> {
+    /// Links it to libcuda.so.1.
+    pub fn linked(mut self) -> Self {
+        self.linked = true;
+        self
+    }
+
+    /// Links it statically.
+    pub fn statically(mut self) -> Self {
+        self.static_linked = true;
+        self
+    }
+
+    /// One more argument.
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Sets a variable; the last value counts.
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.env.retain(|(known, _)| known != name);
+        self.env.push((name.into(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Takes a variable away.
+    pub fn without(mut self, name: &str) -> Self {
+        self.env.retain(|(known, _)| known != name);
+        self
+    }
+
+    /// As without our library.
+    pub fn native(self) -> Self {
+        self.without("LD_PRELOAD")
+    }
+
+    /// Preloads `library` before ours.
+    pub fn preload_before(self, library: &Path) -> Self {
+        let ours = built("libvgpu.so");
+        self.env("LD_PRELOAD", join(library, &ours))
+    }
+
+    /// Preloads `library` after ours.
+    pub fn preload_after(self, library: &Path) -> Self {
+        let ours = built("libvgpu.so");
+        self.env("LD_PRELOAD", join(&ours, library))
+    }
+
+    /// An option of the compiler.
+    pub fn option(mut self, option: &str) -> Self {
+        self.compiler.push(option.into());
+        self
+    }
+
+    /// Compiles what is not compiled yet.
+    pub fn build(&self) {
+        let Some(name) = &self.source else { return };
+        if self.file.exists() {
+            return;
+        }
+        let mut options = self.compiler.clone();
+        options.push("-pthread".into());
+        if self.linked {
+            options.extend(self.world.link_options());
+        }
+        if self.static_linked {
+            options.extend(["-static".into(), "-Wno-error".into()]);
+        }
+        compile(&source(name), &self.file, &options);
+    }
+
+    /// The command, for what `run` cannot do.
+    pub fn command(&self) -> Command {
+        self.build();
+        let mut command = Command::new(&self.file);
+        command.args(&self.args).env_clear().current_dir(self.world.folder.path());
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self) -> Outcome {
+        let output = self.command().stdin(Stdio::null()).output().expect("the program starts");
+        Outcome {
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            code: output.status.code(),
+            signal: output.status.signal(),
+        }
+    }
+
+    /// What it prints; fails the test when it does not end with 0 or writes to stderr.
+    #[track_caller]
+    pub fn prints(&self) -> String {
+        let outcome = self.run();
+        assert_eq!(
+            (outcome.code, outcome.signal, outcome.stderr.as_str()),
+            (Some(0), None, ""),
+            "it printed:\n{}\nour log:\n{}",
+            outcome.stdout,
+            self.world.log()
+        );
+        outcome.stdout
+    }
+
+    /// Starts it, to be talked with line by line.
+    pub fn start(&self) -> Running {
+        let mut child = self
+            .command()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let stdin = child.stdin.take().expect("it is piped");
+        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        Running {
+            child,
+            stdin: Some(stdin),
+            stdout,
+        }
+    }
+}
+
+/// How a program ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    pub stdout: String,
+    pub stderr: String,
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+}
+
+/// A program that waits for a line before each step and answers with a line after it.
+pub struct Running {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it make a step.
+    pub fn tell(&mut self, line: &str) {
+        let stdin = self.stdin.as_mut().expect("it still listens");
+        writeln!(stdin, "{line}").expect("it still listens");
+    }
+
+    /// The next line that it prints; empty at its end.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("it prints text");
+        line.trim_end().to_owned()
+    }
+
+    /// Tells it a step and reads its answer.
+    pub fn step(&mut self, line: &str) -> String {
+        self.tell(line);
+        self.line()
+    }
+
+    /// Kills it as the kernel's OOM killer would.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it is our child");
+        self.child.wait().expect("it is our child");
+    }
+
+    /// Closes its input and waits for its end.
+    pub fn end(mut self) -> Option<i32> {
+        drop(self.stdin.take());
+        self.child.wait().expect("it is our child").code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        // A test that failed half-way leaves nothing behind; one that ended well has waited already.
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            drop(self.child.kill());
+            drop(self.child.wait());
+        }
+    }
+}
+
+/// A product of the build, which lies beside the test program.
+pub fn built(file: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("a program has a path");
+    let file = own.parent().expect("it lies in a folder").join(file);
+    assert!(file.exists(), "{} was not built", file.display());
+    file
+}
+
+/// A C or C++ file of tests/preload.
+pub fn source(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload");
+    let file = folder.join(format!("{name}.c"));
+    if file.exists() { file } else { folder.join(format!("{name}.cpp")) }
+}
+
+/// Compiles one file with the system's compiler for its language.
+pub fn compile(source: &Path, to: &Path, options: &[OsString]) {
+    let compiler = if source.extension() == Some(OsStr::new("cpp")) { "c++" } else { "cc" };
+    compile_with(compiler, source, to, options);
+}
+
+/// Compiles one file with a compiler of that name.
+pub fn compile_with(compiler: &str, source: &Path, to: &Path, options: &[OsString]) {
+    let output = Command::new(compiler)
+        .args(["-O1", "-g", "-Wall", "-I"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("preload"))
+        .arg(source)
+        .arg("-o")
+        .arg(to)
+        .args(options)
+        .output()
+        .unwrap_or_else(|error| panic!("cannot start {compiler}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{} does not compile:\n{said}", source.display());
+}
+
+/// Says that a test cannot run here, and why; scripts/test lists what was said.
+pub fn skip(test: &str, reason: &str) {
+    println!("skipped {test}: {reason}");
+    let Some(list) = std::env::var_os("VGPU_TEST_SKIPS") else { return };
+    let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
+    if let Ok(mut file) = file {
+        drop(writeln!(file, "{test}: {reason}"));
+    }
+}
+
+/// Is this command installed?
+pub fn installed(command: &str) -> bool {
+    std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|dir| dir.join(command).is_file())
+}
+
+fn join(first: &Path, second: &Path) -> OsString {
+    let mut list = first.as_os_str().to_owned();
+    list.push(":");
+    list.push(second);
+    list
+}
