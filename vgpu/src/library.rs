@@ -125,3 +125,25 @@ fn exe_dir() -> Option<PathBuf> {
     let exe = std::env::current_exe().ok()?;
     Some(exe.parent()?.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_comes_first_and_everything_else_stays() {
+        let check = |old: Option<&str>| {
+            preload(Path::new("/l/libvgpu.so"), old.map(OsStr::new))
+                .into_string()
+                .unwrap()
+        };
+
+        assert_eq!(check(None), "/l/libvgpu.so");
+        assert_eq!(check(Some("")), "/l/libvgpu.so");
+        assert_eq!(
+            check(Some("/a.so /b.so:/c.so")),
+            "/l/libvgpu.so:/a.so:/b.so:/c.so"
+        );
+        assert_eq!(check(Some("/a.so:/l/libvgpu.so")), "/l/libvgpu.so:/a.so");
+    }
+}

@@ -345,3 +345,251 @@ fn peers(variables: &[(String, String)]) -> Result<Option<Outer>, String> {
         },
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::{gpu_mem, gpu_ref};
+    use expect_test::{Expect, expect};
+
+    fn gpu(index: u32, uuid: &str, gib: u64) -> Gpu {
+        Gpu {
+            index,
+            uuid: String::from(uuid),
+            name: String::from("Test GPU"),
+            memory_bytes: gib << 30,
+            used_bytes: 0,
+            utilization_percent: None,
+            memory_utilization_percent: None,
+            instances: Vec::new(),
+        }
+    }
+
+    fn outer_of(devices: &[(&str, u64)], unlisted: Unlisted) -> Outer {
+        let devices = devices
+            .iter()
+            .map(|(uuid, gib)| DeviceLimit {
+                uuid: DeviceUuid::new(uuid).unwrap(),
+                memory_bytes: gib << 30,
+                physical_bytes: if uuid.is_empty() { 0 } else { 16 << 30 },
+                ..DeviceLimit::default()
+            })
+            .collect();
+        let limits = Limits {
+            unlisted,
+            devices,
+            ..Limits::default()
+        };
+        Outer {
+            source: String::from("outer"),
+            file: None,
+            limits,
+        }
+    }
+
+    /// `--gpu`, `--gpumem` … on GPUs 0 (16 GiB) and 1 (40 GiB).
+    fn check(gpu_list: &str, memory: &[&str], outer: Option<&Outer>, expected: Expect) {
+        let gpus = [gpu(0, "GPU-aa00", 16), gpu(1, "GPU-ab11", 40)];
+        let wanted: Vec<GpuRef> = gpu_list
+            .split_terminator(',')
+            .map(|text| gpu_ref(text).unwrap())
+            .collect();
+        let memory: Vec<GpuMem> = memory.iter().map(|text| gpu_mem(text).unwrap()).collect();
+        let found = match share(&gpus, &wanted, &memory, outer) {
+            Ok(shares) => shares
+                .iter()
+                .map(|s| format!("{} {}/{}", s.index, Size(s.bytes), Size(s.physical_bytes)))
+                .collect::<Vec<_>>()
+                .join(", "),
+            Err(error) => error,
+        };
+        expected.assert_eq(&found);
+    }
+
+    #[test]
+    fn one_size_counts_for_every_gpu_that_was_chosen() {
+        check("", &["4Gi"], None, expect!["0 4Gi/16Gi, 1 4Gi/40Gi"]);
+        check("1", &["4Gi"], None, expect!["1 4Gi/40Gi"]);
+        check("1,0", &["4Gi"], None, expect!["1 4Gi/40Gi, 0 4Gi/16Gi"]);
+        check("GPU-ab", &["4Gi"], None, expect!["1 4Gi/40Gi"]);
+        check(
+            "",
+            &["4Gi", "1=8Gi"],
+            None,
+            expect!["0 4Gi/16Gi, 1 8Gi/40Gi"],
+        );
+    }
+
+    #[test]
+    fn a_list_by_gpu_chooses_those_gpus() {
+        check("", &["1=8Gi"], None, expect!["1 8Gi/40Gi"]);
+        check(
+            "",
+            &["0=4Gi,1=8Gi"],
+            None,
+            expect!["0 4Gi/16Gi, 1 8Gi/40Gi"],
+        );
+        check(
+            "",
+            &["0=4Gi", "1=8Gi"],
+            None,
+            expect!["0 4Gi/16Gi, 1 8Gi/40Gi"],
+        );
+        check(
+            "0,1",
+            &["1=8Gi"],
+            None,
+            expect!["GPU 0 has no limit; add 0=SIZE to --gpumem, or leave it out of --gpu"],
+        );
+        check(
+            "0",
+            &["0=4Gi,1=8Gi"],
+            None,
+            expect![
+                "--gpumem names GPU 1, which --gpu leaves out; add 1 to --gpu, or leave it out of --gpumem"
+            ],
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_granted_says_what_can() {
+        check(
+            "",
+            &["17Gi"],
+            None,
+            expect!["17Gi is more than GPU 0 has: 16Gi (Test GPU); give at most that"],
+        );
+        check(
+            "7",
+            &["4Gi"],
+            None,
+            expect!["there is no GPU 7; there are: 0 (GPU-aa00, 16Gi), 1 (GPU-ab11, 40Gi)"],
+        );
+        check(
+            "GPU-a",
+            &["4Gi"],
+            None,
+            expect![
+                "GPU-a is the beginning of several GPUs' UUIDs: 0 (GPU-aa00, 16Gi), 1 (GPU-ab11, 40Gi)"
+            ],
+        );
+        check(
+            "GPU-zz",
+            &["4Gi"],
+            None,
+            expect!["there is no GPU GPU-zz; there are: 0 (GPU-aa00, 16Gi), 1 (GPU-ab11, 40Gi)"],
+        );
+        check(
+            "0,GPU-aa00",
+            &["4Gi"],
+            None,
+            expect!["--gpu names GPU 0 twice; name it once"],
+        );
+        check(
+            "",
+            &["0=1Gi,GPU-aa=2Gi"],
+            None,
+            expect!["--gpumem names GPU 0 twice; name it once"],
+        );
+        check(
+            "",
+            &[],
+            None,
+            expect![
+                "no limit given; give one, such as --gpumem 4Gi (of every GPU) or --gpumem 0=4Gi,1=8Gi"
+            ],
+        );
+        check(
+            "0",
+            &[],
+            None,
+            expect![
+                "no limit given; give one, such as --gpumem 4Gi (of every GPU) or --gpumem 0=4Gi,1=8Gi"
+            ],
+        );
+        check(
+            "",
+            &["4Gi", "8Gi"],
+            None,
+            expect!["--gpumem gives every GPU 4Gi and 8Gi; give one of them, or GPU=SIZE"],
+        );
+        check(
+            "",
+            &["0=4Gi", "0=8Gi"],
+            None,
+            expect!["--gpumem names GPU 0 twice; name it once"],
+        );
+    }
+
+    #[test]
+    fn inside_limits_they_can_only_be_lowered() {
+        let outer = outer_of(&[("GPU-aa00", 4)], Unlisted::Deny);
+        check("", &["2Gi"], Some(&outer), expect!["0 2Gi/16Gi"]);
+        check("", &["4Gi"], Some(&outer), expect!["0 4Gi/16Gi"]);
+        check(
+            "",
+            &["5Gi"],
+            Some(&outer),
+            expect![
+                "5Gi of GPU 0 is more than the 4Gi that the limits around allow (outer); inside a container limits can only be lowered"
+            ],
+        );
+        check(
+            "1",
+            &["2Gi"],
+            Some(&outer),
+            expect![
+                "GPU 1 (GPU-ab11) is not among the GPUs that the limits around allow (outer); choose others with --gpu"
+            ],
+        );
+
+        let by_index = outer_of(&[("", 4), ("", 0)], Unlisted::Allow);
+        check(
+            "",
+            &["8Gi"],
+            Some(&by_index),
+            expect![
+                "8Gi of GPU 0 is more than the 4Gi that the limits around allow (outer); inside a container limits can only be lowered"
+            ],
+        );
+        check("1", &["8Gi"], Some(&by_index), expect!["1 8Gi/40Gi"]);
+    }
+
+    #[test]
+    fn limits_of_another_stack_count_and_the_smaller_of_two_wins() {
+        let read = |list: &[(&str, &str)]| {
+            let list: Vec<_> = list
+                .iter()
+                .map(|(n, v)| (String::from(*n), String::from(*v)))
+                .collect();
+            match peers(&list) {
+                Ok(None) => String::from("none"),
+                Ok(Some(outer)) => {
+                    let first = outer.limits.devices.iter().take(2);
+                    let sizes: Vec<_> = first.map(|d| Size(d.memory_bytes).to_string()).collect();
+                    sizes.join(" ")
+                }
+                Err(error) => error,
+            }
+        };
+
+        assert_eq!(read(&[]), "none");
+        assert_eq!(read(&[("CUDA_DEVICE_MEMORY_LIMIT", "4g")]), "4Gi 4Gi");
+        assert_eq!(
+            read(&[
+                ("CUDA_DEVICE_MEMORY_LIMIT", "4g"),
+                ("CUDA_DEVICE_MEMORY_LIMIT_1", "2g")
+            ]),
+            "4Gi 2Gi"
+        );
+        assert_eq!(
+            read(&[
+                ("CUDA_DEVICE_MEMORY_LIMIT", "4g"),
+                ("HCS_VRAM_QUOTA", "3Gi")
+            ]),
+            "3Gi 3Gi"
+        );
+        assert_eq!(read(&[("CUDA_DEVICE_MEMORY_LIMIT", "0")]), "none");
+        expect![[r#"CUDA_DEVICE_MEMORY_LIMIT in the environment: size "lots" is not a number with a unit; accepted: whole bytes, or a whole number and one of k m g in any case, with or without i, B or iB (all 1024-based), such as 4g, 4Gi or 4096MiB. Correct it, or unset it"#]].assert_eq(&read(&[("CUDA_DEVICE_MEMORY_LIMIT", "lots")]));
+    }
+}

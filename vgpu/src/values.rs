@@ -172,7 +172,7 @@ pub(crate) fn path(text: &str) -> Result<PathBuf, String> {
 }
 
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
-    let accepted = "accepted: 100ms to 1h, as 500ms, 2s or 1.5 (seconds)";
+    let accepted = "accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)";
     let text = text.trim();
     let (number, unit_ms) = if let Some(number) = text.strip_suffix("ms") {
         (number, 1.0)
@@ -254,5 +254,217 @@ pub(crate) fn driver_version(text: &str) -> Result<DriverVersion, String> {
         _ => Err(format!(
             "{text:?} is no CUDA version; accepted: 11.0 to 13.9, such as 12.4"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::{Expect, expect};
+
+    fn check<T: fmt::Debug>(read: fn(&str) -> Result<T, String>, texts: &[&str], expected: Expect) {
+        let mut found = String::new();
+        for text in texts {
+            match read(text) {
+                Ok(value) => found.push_str(&format!("{text:?} => {value:?}\n")),
+                Err(error) => found.push_str(&format!("{text:?} => {error}\n")),
+            }
+        }
+        expected.assert_eq(&found);
+    }
+
+    #[test]
+    fn a_memory_limit_is_one_size_or_a_list_by_gpu() {
+        check(
+            gpu_mem,
+            &["4Gi", "1.5G", "0=4Gi,1=8Gi", "GPU-ab12=512Mi", " 4 Gi "],
+            expect![[r#"
+                "4Gi" => Each(4294967296)
+                "1.5G" => Each(1500000000)
+                "0=4Gi,1=8Gi" => By([(Index(0), 4294967296), (Index(1), 8589934592)])
+                "GPU-ab12=512Mi" => By([(Uuid("GPU-ab12"), 536870912)])
+                " 4 Gi " => Each(4294967296)
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_memory_limit_that_is_not_understood_says_what_is() {
+        check(
+            gpu_mem,
+            &[
+                "4096",
+                "4GB",
+                "0",
+                "0Gi",
+                "-1Gi",
+                "",
+                "4Gi,8Gi",
+                "0=4Gi,0=8Gi",
+                "x=4Gi",
+                "0=",
+                "=4Gi",
+            ],
+            expect![[r#"
+                "4096" => size "4096" has no unit; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
+                "4GB" => size "4GB" has a unit that is not known; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
+                "0" => size "0" has no unit; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
+                "0Gi" => a limit of "0Gi" leaves no memory at all; leave the GPU out with --gpu instead
+                "-1Gi" => size "-1Gi" is negative; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
+                "" => size "" is empty; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
+                "4Gi,8Gi" => "4Gi" names no GPU; accepted: one SIZE for every GPU (4Gi), or a list of GPU=SIZE (0=4Gi,1=8Gi)
+                "0=4Gi,0=8Gi" => GPU 0 is named twice in "0=4Gi,0=8Gi"; name it once
+                "x=4Gi" => GPU "x" is not known; accepted: a number as nvidia-smi shows it (0), or a UUID (GPU-…, MIG-…)
+                "0=" => size "" is empty; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
+                "=4Gi" => a GPU is missing; accepted: a number as nvidia-smi shows it (0), or a UUID (GPU-…, MIG-…)
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_gpu_is_a_number_or_a_uuid() {
+        check(
+            gpu_ref,
+            &[
+                "0",
+                "15",
+                "GPU-1f",
+                "MIG-GPU-1/2/3",
+                "-1",
+                "gpu0",
+                "GPU-",
+                "99999999999",
+                "0x1",
+                "",
+            ],
+            expect![[r#"
+                "0" => Index(0)
+                "15" => Index(15)
+                "GPU-1f" => Uuid("GPU-1f")
+                "MIG-GPU-1/2/3" => Uuid("MIG-GPU-1/2/3")
+                "-1" => GPU "-1" is not known; accepted: a number as nvidia-smi shows it (0), or a UUID (GPU-…, MIG-…)
+                "gpu0" => GPU "gpu0" is not known; accepted: a number as nvidia-smi shows it (0), or a UUID (GPU-…, MIG-…)
+                "GPU-" => GPU "GPU-" is not known; accepted: a number as nvidia-smi shows it (0), or a UUID (GPU-…, MIG-…)
+                "99999999999" => GPU "99999999999" is too large a number; accepted: a number as nvidia-smi shows it (0), or a UUID (GPU-…, MIG-…)
+                "0x1" => GPU "0x1" is not known; accepted: a number as nvidia-smi shows it (0), or a UUID (GPU-…, MIG-…)
+                "" => a GPU is missing; accepted: a number as nvidia-smi shows it (0), or a UUID (GPU-…, MIG-…)
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_name_is_safe_as_a_file_and_as_an_argument() {
+        let long = "x".repeat(64);
+        check(
+            container_name,
+            &[
+                "train", "a.b_c-1", "", ".", "..", ".x", "-x", "a/b", "a b", "ä", &long,
+            ],
+            expect![[r#"
+                "train" => ContainerName("train")
+                "a.b_c-1" => ContainerName("a.b_c-1")
+                "" => "" is not a name; accepted: 1 to 63 of a-z A-Z 0-9 . _ -, the first a letter or a digit
+                "." => "." is not a name; accepted: 1 to 63 of a-z A-Z 0-9 . _ -, the first a letter or a digit
+                ".." => ".." is not a name; accepted: 1 to 63 of a-z A-Z 0-9 . _ -, the first a letter or a digit
+                ".x" => ".x" is not a name; accepted: 1 to 63 of a-z A-Z 0-9 . _ -, the first a letter or a digit
+                "-x" => "-x" is not a name; accepted: 1 to 63 of a-z A-Z 0-9 . _ -, the first a letter or a digit
+                "a/b" => "a/b" is not a name; accepted: 1 to 63 of a-z A-Z 0-9 . _ -, the first a letter or a digit
+                "a b" => "a b" is not a name; accepted: 1 to 63 of a-z A-Z 0-9 . _ -, the first a letter or a digit
+                "ä" => "ä" is not a name; accepted: 1 to 63 of a-z A-Z 0-9 . _ -, the first a letter or a digit
+                "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" => "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" is not a name; accepted: 1 to 63 of a-z A-Z 0-9 . _ -, the first a letter or a digit
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_command_gives_a_name_that_is_one() {
+        for command in [
+            "python3",
+            "/usr/bin/env",
+            "./a b",
+            "..",
+            "",
+            "-x",
+            "ünix",
+            &"y".repeat(300),
+        ] {
+            let name = format!("{}-{}", name_of_command(command), 9_999);
+            assert!(container_name(&name).is_ok(), "{command:?} gives {name:?}");
+        }
+    }
+
+    #[test]
+    fn an_interval_has_a_smallest_and_a_largest() {
+        check(
+            interval,
+            &[
+                "1s", "500ms", "2", "1.5", "99ms", "1h", "0", "-1", "1e3", "3601", "nan", "inf",
+                "", "ms",
+            ],
+            expect![[r#"
+                "1s" => 1s
+                "500ms" => 500ms
+                "2" => 2s
+                "1.5" => 1.5s
+                "99ms" => interval "99ms" is out of range; accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)
+                "1h" => interval "1h" is not a time; accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)
+                "0" => interval "0" is out of range; accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)
+                "-1" => interval "-1" is not a time; accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)
+                "1e3" => interval "1e3" is not a time; accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)
+                "3601" => interval "3601" is out of range; accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)
+                "nan" => interval "nan" is not a time; accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)
+                "inf" => interval "inf" is not a time; accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)
+                "" => interval "" is not a time; accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)
+                "ms" => interval "ms" is not a time; accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)
+            "#]],
+        );
+    }
+
+    #[test]
+    fn simulated_gpus_are_described_in_words_that_the_board_reads() {
+        check(
+            sim_memory,
+            &[
+                "16Gi",
+                "1.5Gi",
+                "16G",
+                "0=16Gi,1=40Gi",
+                "16",
+                "1Mi",
+                "5Ti",
+                "16=1Gi",
+                "GPU-a=1Gi",
+            ],
+            expect![[r#"
+                "16Gi" => SimMemory("16384Mi")
+                "1.5Gi" => SimMemory("1536Mi")
+                "16G" => SimMemory("15258Mi")
+                "0=16Gi,1=40Gi" => SimMemory("0=16384Mi,1=40960Mi")
+                "16" => size "16" has no unit; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
+                "1Mi" => "1Mi" is no size for a GPU; accepted: 64Mi to 4Ti
+                "5Ti" => "5Ti" is no size for a GPU; accepted: 64Mi to 4Ti
+                "16=1Gi" => "16" is no number of a simulated GPU; accepted: 0 to 15
+                "GPU-a=1Gi" => "GPU-a" is no number of a simulated GPU; accepted: 0 to 15
+            "#]],
+        );
+        check(
+            driver_version,
+            &[
+                "12.4", "13.0", "11.8", "12", "12.10", "10.2", "14.0", "12.4.1", "a.b", "+12.4", "",
+            ],
+            expect![[r#"
+                "12.4" => DriverVersion(12040)
+                "13.0" => DriverVersion(13000)
+                "11.8" => DriverVersion(11080)
+                "12" => "12" is no CUDA version; accepted: 11.0 to 13.9, such as 12.4
+                "12.10" => "12.10" is no CUDA version; accepted: 11.0 to 13.9, such as 12.4
+                "10.2" => "10.2" is no CUDA version; accepted: 11.0 to 13.9, such as 12.4
+                "14.0" => "14.0" is no CUDA version; accepted: 11.0 to 13.9, such as 12.4
+                "12.4.1" => "12.4.1" is no CUDA version; accepted: 11.0 to 13.9, such as 12.4
+                "a.b" => "a.b" is no CUDA version; accepted: 11.0 to 13.9, such as 12.4
+                "+12.4" => "+12.4" is no CUDA version; accepted: 11.0 to 13.9, such as 12.4
+                "" => "" is no CUDA version; accepted: 11.0 to 13.9, such as 12.4
+            "#]],
+        );
     }
 }
