@@ -5,6 +5,7 @@
 //! Never follows a symbolic link below the root that it was given, never deletes a name that it
 //! does not know, and never trusts a file that somebody else could have put there.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,7 +32,12 @@ const LABELS_MOST_BYTES: u64 = 256 << 10;
 /// Directories below a root that are looked into: `board/uid/name`, `root/pod/container`.
 const DEPTH: usize = 3;
 /// More entries than this in one directory are not read: somebody is playing.
-const ENTRIES_MOST: usize = 4096;
+const ENTRIES_MOST: usize = 65_536;
+/// More directories than this of one owner are not looked into. Anybody may make directories on a
+/// shared board, so the bound is each owner's own: nobody uses up another's.
+const DIRECTORIES_MOST: usize = 4096;
+/// More places than this that could not be read are not remembered.
+const COMPLAINTS_MOST: usize = 1000;
 
 /// Why a directory cannot be used as an instance.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -469,7 +475,7 @@ pub struct Broken {
     pub reason: String,
 }
 
-/// What a scan met besides instances.
+/// What a scan met besides instances; the first 1,000 of each kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scan {
     /// Directories that this process may not read: other users' ones.
@@ -481,8 +487,8 @@ pub struct Scan {
 /// Hands every instance below `root` to `visit`, in order of path.
 ///
 /// A directory with a `limits` or a `region` in it is an instance, and is not looked into further.
-/// Names that begin with a dot are left alone. At most three levels are read, and 4,096 entries of
-/// each directory.
+/// Names that begin with a dot are left alone. At most three levels are read, 65,536 entries of
+/// each directory, and 4,096 directories of each owner.
 ///
 /// # Errors
 /// The root itself cannot be read.
@@ -491,72 +497,124 @@ pub fn scan(root: &Path, visit: &mut dyn FnMut(Instance)) -> Result<Scan, Instan
     let dir =
         nix::fcntl::open(root, flags, Mode::empty()).map_err(|errno| dir_error(root, errno))?;
     let mut found = Scan::default();
-    scan_dir(&dir, root, 0, visit, &mut found)?;
+    let mut walk = Walk {
+        visit,
+        found: &mut found,
+        of_owner: HashMap::new(),
+    };
+    walk.dir(&dir, root, 0)?;
     Ok(found)
 }
 
-fn scan_dir(
-    dir: &OwnedFd,
-    path: &Path,
-    depth: usize,
-    visit: &mut dyn FnMut(Instance),
-    found: &mut Scan,
-) -> Result<(), InstanceError> {
-    let copy = dir.try_clone().map_err(|error| InstanceError::System {
-        action: "open",
-        path: path.to_owned(),
-        errno: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
-    })?;
-    let mut entries = nix::dir::Dir::from_fd(copy).map_err(InstanceError::system("read", path))?;
-    let mut names: Vec<Vec<u8>> = Vec::new();
-    for entry in entries.iter().flatten() {
-        let name = entry.file_name().to_bytes();
-        let may_be_dir = !matches!(
-            entry.file_type(),
-            Some(kind) if kind != nix::dir::Type::Directory && kind != nix::dir::Type::Symlink
-        );
-        if name.first() == Some(&b'.') || !may_be_dir {
-            continue;
+struct Walk<'a> {
+    visit: &'a mut dyn FnMut(Instance),
+    found: &'a mut Scan,
+    /// Directories looked into so far, by owner.
+    of_owner: HashMap<u32, usize>,
+}
+
+impl Walk<'_> {
+    fn dir(&mut self, dir: &OwnedFd, path: &Path, depth: usize) -> Result<(), InstanceError> {
+        let copy = dir.try_clone().map_err(|error| InstanceError::System {
+            action: "open",
+            path: path.to_owned(),
+            errno: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
+        })?;
+        let mut entries =
+            nix::dir::Dir::from_fd(copy).map_err(InstanceError::system("read", path))?;
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        for entry in entries.iter().flatten() {
+            let name = entry.file_name().to_bytes();
+            let may_be_dir = !matches!(
+                entry.file_type(),
+                Some(kind) if kind != nix::dir::Type::Directory && kind != nix::dir::Type::Symlink
+            );
+            if name.first() == Some(&b'.') || !may_be_dir {
+                continue;
+            }
+            if names.len() == ENTRIES_MOST {
+                self.broken(
+                    path,
+                    format!("more than {ENTRIES_MOST} entries, the rest was not read"),
+                );
+                break;
+            }
+            names.push(name.to_owned());
         }
-        if names.len() == ENTRIES_MOST {
-            let reason = format!("more than {ENTRIES_MOST} entries, the rest was not read");
-            found.broken.push(Broken {
+        names.sort();
+        for name in names {
+            let path = path.join(std::ffi::OsStr::from_bytes(&name));
+            match Instance::open_at(dir, &name, path.clone()) {
+                Ok(child) => self.child(child, path, depth),
+                // Gone since the directory was read.
+                Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+                Err(error) if error.errno() == Some(Errno::EACCES) => {
+                    if self.found.unreadable.len() < COMPLAINTS_MOST {
+                        self.found.unreadable.push(path);
+                    }
+                }
+                Err(error) => self.broken(&path, error.to_string()),
+            }
+        }
+        Ok(())
+    }
+
+    fn child(&mut self, child: Instance, path: PathBuf, depth: usize) {
+        let owner = child.owner();
+        let looked_into = self.of_owner.entry(owner).or_default();
+        *looked_into = looked_into.saturating_add(1);
+        if *looked_into > DIRECTORIES_MOST {
+            // Said once: the list must not grow with what it bounds.
+            if *looked_into == DIRECTORIES_MOST + 1 {
+                let reason = format!(
+                    "uid {owner} has more than {DIRECTORIES_MOST} directories, this one and all further ones were not read"
+                );
+                self.broken(&path, reason);
+            }
+        } else if has(&child.dir, LIMITS) || has(&child.dir, REGION) {
+            (self.visit)(child);
+        } else if depth + 1 < DEPTH
+            && let Err(error) = self.dir(&child.dir, &path, depth + 1)
+        {
+            self.broken(&path, error.to_string());
+        }
+    }
+
+    fn broken(&mut self, path: &Path, reason: String) {
+        if self.found.broken.len() < COMPLAINTS_MOST {
+            self.found.broken.push(Broken {
                 path: path.to_owned(),
                 reason,
             });
-            break;
-        }
-        names.push(name.to_owned());
-    }
-    names.sort();
-    for name in names {
-        let path = path.join(std::ffi::OsStr::from_bytes(&name));
-        match Instance::open_at(dir, &name, path.clone()) {
-            Ok(child) => {
-                if has(&child.dir, LIMITS) || has(&child.dir, REGION) {
-                    visit(child);
-                } else if depth + 1 < DEPTH {
-                    let read = scan_dir(&child.dir, &path, depth + 1, visit, found);
-                    if let Err(error) = read {
-                        found.broken.push(Broken {
-                            path,
-                            reason: error.to_string(),
-                        });
-                    }
-                }
-            }
-            // Gone since the directory was read.
-            Err(error) if error.errno() == Some(Errno::ENOENT) => {}
-            Err(error) if error.errno() == Some(Errno::EACCES) => found.unreadable.push(path),
-            Err(error) => found.broken.push(Broken {
-                path,
-                reason: error.to_string(),
-            }),
         }
     }
-    Ok(())
 }
 
 fn has(dir: &OwnedFd, name: &str) -> bool {
     nix::sys::stat::fstatat(dir, name, nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_owners_directories_are_bounded_and_the_rest_is_said_once() {
+        let root = tempfile::tempdir().unwrap();
+        for number in 0..DIRECTORIES_MOST + 50 {
+            std::fs::create_dir(root.path().join(format!("{number:05}"))).unwrap();
+        }
+
+        let found = scan(root.path(), &mut |_| panic!("no instance is here")).unwrap();
+
+        let [broken] = &found.broken[..] else {
+            panic!("{:?}", found.broken)
+        };
+        assert!(broken.path.ends_with(format!("{DIRECTORIES_MOST:05}")));
+        assert!(
+            broken.reason.contains("more than 4096 directories"),
+            "{}",
+            broken.reason
+        );
+    }
 }
