@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use cuda_api::driver::{CuDevice, CuResult};
 use cuda_sim::Board;
 use cuda_sim::board::{Kind, Member, Refused};
-
-use crate::faults::Faults;
+use cuda_sim::faults::Faults;
 
 /// An initialised driver.
 pub(crate) struct Driver {
@@ -161,7 +160,7 @@ impl Driver {
         if self.faults.is_empty() {
             Ok(())
         } else {
-            self.faults.meet(name)
+            self.faults.meet(name).map_err(CuResult)
         }
     }
 }

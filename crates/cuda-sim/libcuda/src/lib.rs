@@ -21,7 +21,6 @@
 
 mod border;
 mod driver;
-mod faults;
 mod visible;
 
 mod context;

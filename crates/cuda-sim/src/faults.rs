@@ -1,5 +1,6 @@
 //! Faults on demand, as `VGPU_SIM_FAULTS` words them: which call fails with what, which one is slow.
-//! Knows nothing of what the calls do.
+//! For both libraries: a code is the CUDA driver's or NVML's, by the name. Knows nothing of what the
+//! calls do.
 //!
 //! Entries stand between commas; a name may end in `*`:
 //! `fail:cuMemAlloc_v2=2` (that code, always), `fail:cuMemAlloc_v2=2@3` (only the third such call of a
@@ -8,11 +9,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cuda_api::driver::CuResult;
-
 /// The faults of one process.
 #[derive(Debug, Default)]
-pub(crate) struct Faults(Vec<Fault>);
+pub struct Faults(Vec<Fault>);
 
 #[derive(Debug)]
 struct Fault {
@@ -36,7 +35,7 @@ enum What {
 impl Faults {
     /// Reads the text; an entry that is not understood is left out.
     #[must_use]
-    pub(crate) fn parse(text: &str) -> Self {
+    pub fn parse(text: &str) -> Self {
         Self(
             text.split(',')
                 .filter_map(|entry| entry_of(entry.trim()))
@@ -47,7 +46,7 @@ impl Faults {
     /// No fault of a call.
     #[inline]
     #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
@@ -55,12 +54,12 @@ impl Faults {
     ///
     /// # Errors
     /// With the fault's code.
-    pub(crate) fn meet(&self, name: &str) -> Result<(), CuResult> {
+    pub fn meet(&self, name: &str) -> Result<(), u32> {
         for fault in self.0.iter().filter(|fault| fault.is_for(name)) {
             // Relaxed: a count, and nothing else.
             let number = fault.met.fetch_add(1, Ordering::Relaxed) + 1;
             match fault.what {
-                What::Fail { code, at } if at == 0 || at == number => return Err(CuResult(code)),
+                What::Fail { code, at } if at == 0 || at == number => return Err(code),
                 What::Fail { .. } => {}
                 What::Slow { ns } => std::thread::sleep(Duration::from_nanos(ns)),
             }
@@ -90,7 +89,7 @@ fn entry_of(entry: &str) -> Option<Fault> {
             }
         }
         "slow" => What::Slow {
-            ns: cuda_sim::script::time_ns(value).ok()?,
+            ns: crate::script::time_ns(value).ok()?,
         },
         _ => return None,
     };
@@ -110,10 +109,10 @@ mod tests {
         let faults = Faults::parse("fail:cuMemAlloc_v2=2@2, fail:cuMemCreate=801, xid:0=79");
 
         assert_eq!(faults.meet("cuMemAlloc_v2"), Ok(()));
-        assert_eq!(faults.meet("cuMemAlloc_v2"), Err(CuResult::OUT_OF_MEMORY));
+        assert_eq!(faults.meet("cuMemAlloc_v2"), Err(2));
         assert_eq!(faults.meet("cuMemAlloc_v2"), Ok(()));
-        assert_eq!(faults.meet("cuMemCreate"), Err(CuResult::NOT_SUPPORTED));
-        assert_eq!(faults.meet("cuMemCreate"), Err(CuResult::NOT_SUPPORTED));
+        assert_eq!(faults.meet("cuMemCreate"), Err(801));
+        assert_eq!(faults.meet("cuMemCreate"), Err(801));
         assert_eq!(faults.meet("cuMemFree_v2"), Ok(()));
     }
 
@@ -121,7 +120,7 @@ mod tests {
     fn a_name_may_end_in_a_star() {
         let faults = Faults::parse("fail:cuMem*=999");
 
-        assert_eq!(faults.meet("cuMemFree_v2"), Err(CuResult::UNKNOWN));
+        assert_eq!(faults.meet("cuMemFree_v2"), Err(999));
         assert_eq!(faults.meet("cuCtxCreate_v2"), Ok(()));
     }
 }
