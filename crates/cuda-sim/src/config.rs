@@ -111,6 +111,7 @@ impl Config {
         }
         config.faults = get("VGPU_SIM_FAULTS").unwrap_or_default();
         config.mig = get("VGPU_SIM_MIG").unwrap_or_default();
+        crate::mig::parse(&config.mig)?;
         Ok(config)
     }
 }
@@ -211,6 +212,7 @@ mod tests {
             ("VGPU_SIM_DRIVER", "new"),
             ("VGPU_SIM_CLOCK", "sundial"),
             ("VGPU_SIM_SCRIPT", "/does/not/exist"),
+            ("VGPU_SIM_MIG", "0=9g"),
         ] {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.contains(value.trim_start_matches("9=")), "{error}");

@@ -12,6 +12,7 @@ pub mod clock;
 pub mod config;
 pub mod exec;
 pub mod faults;
+pub mod mig;
 mod process;
 pub mod script;
 

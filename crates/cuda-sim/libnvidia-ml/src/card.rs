@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 use cuda_api::nvml::{NO_INSTANCE, NvmlReturn};
 use cuda_sim::Board;
 use cuda_sim::exec::Exec;
+use cuda_sim::faults::Faults;
+use cuda_sim::mig::Instance;
 
 pub(crate) const SM_MHZ_LEAST: u32 = 210;
 pub(crate) const SM_MHZ_MOST: u32 = 1_410;
@@ -37,6 +39,7 @@ struct Machine {
     board: Board,
     /// `None` when nobody can tell who is busy; then nobody is.
     work: Option<Exec>,
+    faults: Faults,
 }
 
 static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
@@ -51,10 +54,9 @@ fn machine() -> Option<&'static Machine> {
         .get_or_init(|| match join() {
             Ok(machine) => Some(machine),
             Err(error) => {
-                // A simulator's user has nowhere else to read why no GPU is there.
-                #[expect(clippy::print_stderr, reason = "a setting that was not understood")]
-                {
-                    eprintln!("vgpu sim: {error}");
+                // The real library says nothing either; who wonders sets the variable.
+                if let Some(path) = std::env::var_os("VGPU_SIM_LOG") {
+                    drop(std::fs::write(path, format!("nvmlInit: {error}\n")));
                 }
                 None
             }
@@ -64,15 +66,13 @@ fn machine() -> Option<&'static Machine> {
 
 fn join() -> std::io::Result<Machine> {
     let board = Board::from_env()?;
-    if crate::mig::sizes(&board.mig(), 0).is_none() {
-        return Err(std::io::Error::other(format!(
-            "VGPU_SIM_MIG is {:?}: for each GPU that is cut its index, = and sizes such as 1g,2g,4g \
-             (of 1g, 2g, 3g, 4g, 7g, at most 7 together), with ; between GPUs",
-            board.mig()
-        )));
-    }
     let work = board.exec().ok();
-    Ok(Machine { board, work })
+    let faults = Faults::parse(&board.faults());
+    Ok(Machine {
+        board,
+        work,
+        faults,
+    })
 }
 
 fn board() -> Option<&'static Board> {
@@ -81,6 +81,11 @@ fn board() -> Option<&'static Board> {
 
 fn work() -> Option<&'static Exec> {
     machine()?.work.as_ref()
+}
+
+/// The faults of calls that the board was made with.
+pub(crate) fn faults() -> Option<&'static Faults> {
+    machine().map(|machine| &machine.faults)
 }
 
 /// How many cards the board has.
@@ -93,9 +98,10 @@ pub(crate) fn cuda_version() -> i32 {
     board().map_or(0, |board| board.driver_version() as i32)
 }
 
-/// How the cards are cut into MIG devices.
-pub(crate) fn mig_setting() -> String {
-    board().map(Board::mig).unwrap_or_default()
+/// The MIG device with this UUID.
+pub(crate) fn instance_named(uuid: &str) -> Option<(Card, Instance)> {
+    let (gpu, instance) = board()?.instance_named(uuid)?;
+    Some((Card(gpu), instance))
 }
 
 /// A card of the board.
@@ -157,11 +163,30 @@ impl Card {
     }
 
     pub(crate) fn capability(self) -> (i32, i32) {
-        (8, 0)
+        (9, 0)
     }
 
     pub(crate) fn multiprocessors(self) -> u32 {
-        108
+        132
+    }
+
+    /// The MIG devices that it is cut into.
+    pub(crate) fn instances(self) -> Vec<Instance> {
+        board()
+            .map(|board| board.instances(self.0))
+            .unwrap_or_default()
+    }
+
+    /// One of them.
+    pub(crate) fn instance(self, index: u32) -> Option<Instance> {
+        self.instances().get(index as usize).copied()
+    }
+
+    /// The name of one of them.
+    pub(crate) fn instance_uuid(self, index: u32) -> String {
+        board()
+            .map(|board| board.instance_uuid(self.0, index))
+            .unwrap_or_default()
     }
 
     /// Whether it fell off the bus.
@@ -177,7 +202,9 @@ impl Card {
     /// Who computes on it. On a card that is cut, the board does not know on which part; the first is
     /// where a program lands that names none.
     pub(crate) fn processes(self) -> Vec<Process> {
-        let instance = crate::mig::slice(self, 0).map_or(NO_INSTANCE, |slice| slice.gpu_instance);
+        let instance = self
+            .instance(0)
+            .map_or(NO_INSTANCE, |part| part.gpu_instance);
         let processes = board()
             .map(|board| board.processes(self.0))
             .unwrap_or_default();

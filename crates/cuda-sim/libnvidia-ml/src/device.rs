@@ -6,7 +6,6 @@ use cuda_api::nvml::*;
 
 use crate::border::{Answer, field, get, put, put_list, put_text, text};
 use crate::card::{self, Card};
-use crate::mig;
 use crate::state::{Target, handle, ready, target, whole};
 
 pub(crate) const MEMORY_MHZ: u32 = 1_593;
@@ -54,8 +53,8 @@ pub(crate) fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut NvmlDe
     let uuid = text(uuid)?;
     if uuid.starts_with("MIG-") {
         ready()?;
-        let (card, slice) = mig::by_uuid(&uuid).ok_or(NvmlReturn::NOT_FOUND)?;
-        return put(device, handle(card, Some(slice.index)));
+        let (card, part) = card::instance_named(&uuid).ok_or(NvmlReturn::NOT_FOUND)?;
+        return put(device, handle(card, Some(part.index)));
     }
     find(device, |card| card.uuid() == uuid)
 }
@@ -100,7 +99,7 @@ fn bus_id(text: &str) -> Option<(u32, u32, u32)> {
 pub(crate) fn nvmlDeviceGetIndex(device: NvmlDevice, index: *mut u32) -> Answer {
     match target(device)? {
         Target::Card(card) => put(index, card.index() as u32),
-        Target::Mig(_, slice) => put(index, slice.index),
+        Target::Mig(_, part) => put(index, part.index),
     }
 }
 
@@ -115,7 +114,7 @@ pub(crate) fn nvmlDeviceGetModuleId(device: NvmlDevice, id: *mut u32) -> Answer 
 pub(crate) fn nvmlDeviceGetUUID(device: NvmlDevice, uuid: *mut c_char, length: u32) -> Answer {
     match target(device)? {
         Target::Card(card) => put_text(uuid, length, &card.uuid()),
-        Target::Mig(card, slice) => put_text(uuid, length, &mig::uuid(card, slice.index)),
+        Target::Mig(card, part) => put_text(uuid, length, &card.instance_uuid(part.index)),
     }
 }
 
@@ -126,18 +125,18 @@ pub(crate) fn nvmlDeviceGetSerial(device: NvmlDevice, serial: *mut c_char, lengt
 pub(crate) fn nvmlDeviceGetName(device: NvmlDevice, name: *mut c_char, length: u32) -> Answer {
     match target(device)? {
         Target::Card(card) => put_text(name, length, &card.name()),
-        Target::Mig(card, slice) => put_text(
+        Target::Mig(card, part) => put_text(
             name,
             length,
-            &format!("{} MIG {}", card.name(), slice.name()),
+            &format!("{} MIG {}", card.name(), part.shape()),
         ),
     }
 }
 
 // Where it sits.
 
-const DEVICE_ID: u32 = 0x20b5_10de;
-const SUBSYSTEM_ID: u32 = 0x1533_10de;
+const DEVICE_ID: u32 = 0x2330_10de;
+const SUBSYSTEM_ID: u32 = 0x16c1_10de;
 
 fn legacy_id<const N: usize>(card: Card) -> [c_char; N] {
     field(&format!(
@@ -326,14 +325,14 @@ pub(crate) fn nvmlDeviceGetMemoryAffinity(
 fn memory(device: NvmlDevice) -> Result<(u64, u64, u64), NvmlReturn> {
     Ok(match target(device)? {
         Target::Card(card) => (card.total(), card.reserved(), card.used()),
-        Target::Mig(card, slice) => {
+        Target::Mig(card, part) => {
             let used = card
                 .processes()
                 .iter()
-                .filter(|process| process.instance == slice.gpu_instance)
+                .filter(|process| process.instance == part.gpu_instance)
                 .map(|process| process.bytes)
                 .sum();
-            (slice.bytes, 0, used)
+            (part.bytes, 0, used)
         }
     })
 }
@@ -372,7 +371,7 @@ pub(crate) fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, info: *mut NvmlMemo
 pub(crate) fn nvmlDeviceGetBAR1MemoryInfo(device: NvmlDevice, info: *mut NvmlBar1Memory) -> Answer {
     let total = match target(device)? {
         Target::Card(card) => card.total().next_power_of_two(),
-        Target::Mig(_, slice) => slice.bytes.next_power_of_two(),
+        Target::Mig(_, part) => part.bytes.next_power_of_two(),
     };
     let used = 2 << 20;
     put(

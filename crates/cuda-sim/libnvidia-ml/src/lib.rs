@@ -30,7 +30,7 @@ macro_rules! exports {
         /// As in C: pointers are NULL or point to what the documentation says.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> NvmlReturn {
-            match answers::$name($($arg),*) {
+            match state::toll(stringify!($name)).and_then(|()| answers::$name($($arg),*)) {
                 Ok(()) => NvmlReturn::SUCCESS,
                 Err(code) => code,
             }

@@ -1,122 +1,21 @@
-//! MIG: which cards are cut, and into what. The cut comes from `VGPU_SIM_MIG`
-//! (`0=1g,1g,3g;1=7g`: GPU index, then the size of each MIG device in sevenths of the card) and stays
-//! as it is; creating and destroying instances is not simulated.
+//! MIG: which cards are cut, and into what. The cut is the board's (`cuda_sim::mig`); creating and
+//! destroying instances is not simulated.
 
 use cuda_api::nvml::*;
+use cuda_sim::mig::{Instance, MAX_INSTANCES, SLICES};
 
 use crate::border::{Answer, field, get, put};
 use crate::card::Card;
 use crate::state::{Target, handle, target, whole};
 
-/// Sevenths of the multiprocessors that a card has for MIG.
-const SLICES: u32 = 7;
-/// Most MIG devices on a card.
-const MOST: u32 = 7;
-
-/// One MIG device: a GPU instance with one compute instance that fills it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Slice {
-    /// Among the MIG devices of its card.
-    pub(crate) index: u32,
-    /// Id of its GPU instance.
-    pub(crate) gpu_instance: u32,
-    /// Sevenths of the card's multiprocessors.
-    pub(crate) sevenths: u32,
-    /// Memory in bytes.
-    pub(crate) bytes: u64,
-    /// Multiprocessors.
-    pub(crate) multiprocessors: u32,
-}
-
-impl Slice {
-    /// "1g.5gb"
-    pub(crate) fn name(&self) -> String {
-        format!("{}g.{}gb", self.sevenths, (self.bytes >> 30).max(1))
-    }
-}
-
-/// The slice with `sevenths` of `card`; memory comes in eighths, as on the real cards.
-fn cut(card: Card, index: u32, sevenths: u32) -> Slice {
-    let eighths = match sevenths {
-        1 => 1,
-        2 => 2,
-        3 | 4 => 4,
-        _ => 8,
-    };
-    // Ids of GPU instances start at 1 on a real card with more than one of them (0 is the whole).
-    let gpu_instance = if sevenths == SLICES { 0 } else { index + 1 };
-    Slice {
-        index,
-        gpu_instance,
-        sevenths,
-        bytes: card.total() / 8 * eighths,
-        multiprocessors: card.multiprocessors() / 8 * sevenths,
-    }
-}
-
-/// How `text` cuts the GPU with this index; empty when it does not, `None` when it is malformed.
-pub(crate) fn sizes(text: &str, gpu: usize) -> Option<Vec<u32>> {
-    let mut found = Vec::new();
-    for part in text
-        .split(';')
-        .map(str::trim)
-        .filter(|part| !part.is_empty())
-    {
-        let (index, list) = part.split_once('=')?;
-        let index: usize = index.trim().parse().ok()?;
-        let sizes: Vec<u32> = list
-            .split(',')
-            .map(|size| {
-                let size = size.trim().strip_suffix('g')?.parse().ok()?;
-                matches!(size, 1..=4 | 7).then_some(size)
-            })
-            .collect::<Option<_>>()?;
-        if sizes.iter().sum::<u32>() > SLICES {
-            return None;
-        }
-        if index == gpu {
-            found = sizes;
-        }
-    }
-    Some(found)
-}
-
-/// The MIG devices of a card.
-pub(crate) fn slices(card: Card) -> Vec<Slice> {
-    sizes(&crate::card::mig_setting(), card.index())
-        .unwrap_or_default()
-        .into_iter()
-        .zip(0..)
-        .map(|(sevenths, index)| cut(card, index, sevenths))
-        .collect()
-}
-
-/// The MIG device `index` of a card.
-pub(crate) fn slice(card: Card, index: u32) -> Option<Slice> {
-    slices(card).get(index as usize).copied()
-}
-
 /// Whether a card is cut.
 pub(crate) fn enabled(card: Card) -> bool {
-    !slices(card).is_empty()
+    !card.instances().is_empty()
 }
 
-/// The MIG device's name for ever: its card's UUID with the index written over the last digits.
-pub(crate) fn uuid(card: Card, index: u32) -> String {
-    let own = card.uuid();
-    let own = own.strip_prefix("GPU-").unwrap_or(&own);
-    let kept = own.len().saturating_sub(4);
-    format!("MIG-{}f{:03x}", own.get(..kept).unwrap_or(own), index)
-}
-
-/// The MIG device with this UUID.
-pub(crate) fn by_uuid(wanted: &str) -> Option<(Card, Slice)> {
-    Card::all().find_map(|card| {
-        slices(card)
-            .into_iter()
-            .find(|slice| uuid(card, slice.index) == wanted)
-            .map(|slice| (card, slice))
-    })
+/// Multiprocessors of a part of a card.
+fn multiprocessors(card: Card, sevenths: u32) -> u32 {
+    card.multiprocessors() / 8 * sevenths
 }
 
 pub(crate) fn nvmlDeviceGetMigMode(
@@ -131,7 +30,7 @@ pub(crate) fn nvmlDeviceGetMigMode(
 
 pub(crate) fn nvmlDeviceGetMaxMigDeviceCount(device: NvmlDevice, count: *mut u32) -> Answer {
     whole(device)?;
-    put(count, MOST)
+    put(count, MAX_INSTANCES)
 }
 
 pub(crate) fn nvmlDeviceGetMigDeviceHandleByIndex(
@@ -140,13 +39,13 @@ pub(crate) fn nvmlDeviceGetMigDeviceHandleByIndex(
     mig: *mut NvmlDevice,
 ) -> Answer {
     let card = whole(device)?;
-    if index >= MOST {
+    if index >= MAX_INSTANCES {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
     if !enabled(card) {
         return Err(NvmlReturn::NOT_FOUND);
     }
-    slice(card, index).ok_or(NvmlReturn::NOT_FOUND)?;
+    card.instance(index).ok_or(NvmlReturn::NOT_FOUND)?;
     put(mig, handle(card, Some(index)))
 }
 
@@ -166,9 +65,9 @@ pub(crate) fn nvmlDeviceIsMigDeviceHandle(device: NvmlDevice, is_mig: *mut u32) 
 }
 
 /// A MIG device; what is asked of it does not exist for a whole card.
-fn part(device: NvmlDevice) -> Result<(Card, Slice), NvmlReturn> {
+fn part(device: NvmlDevice) -> Result<(Card, Instance), NvmlReturn> {
     match target(device)? {
-        Target::Mig(card, slice) => Ok((card, slice)),
+        Target::Mig(card, part) => Ok((card, part)),
         Target::Card(_) => Err(NvmlReturn::INVALID_ARGUMENT),
     }
 }
@@ -186,19 +85,19 @@ pub(crate) fn nvmlDeviceGetAttributes(
     device: NvmlDevice,
     attributes: *mut NvmlDeviceAttributes,
 ) -> Answer {
-    let (_, slice) = part(device)?;
+    let (card, part) = part(device)?;
     put(
         attributes,
         NvmlDeviceAttributes {
-            multiprocessor_count: slice.multiprocessors,
-            shared_copy_engine_count: slice.sevenths,
-            shared_decoder_count: slice.sevenths / 2,
+            multiprocessor_count: multiprocessors(card, part.sevenths),
+            shared_copy_engine_count: part.sevenths,
+            shared_decoder_count: part.sevenths / 2,
             shared_encoder_count: 0,
-            shared_jpeg_count: u32::from(slice.sevenths == SLICES),
-            shared_ofa_count: u32::from(slice.sevenths == SLICES),
-            gpu_instance_slice_count: slice.sevenths,
-            compute_instance_slice_count: slice.sevenths,
-            memory_size_mib: slice.bytes >> 20,
+            shared_jpeg_count: u32::from(part.sevenths == SLICES),
+            shared_ofa_count: u32::from(part.sevenths == SLICES),
+            gpu_instance_slice_count: part.sevenths,
+            compute_instance_slice_count: part.sevenths,
+            memory_size_mib: part.bytes >> 20,
         },
     )
 }
@@ -235,19 +134,19 @@ fn profile_id(sevenths: u32) -> u32 {
 }
 
 fn profile_info(card: Card, sevenths: u32) -> NvmlGpuInstanceProfileInfo {
-    let slice = cut(card, 0, sevenths);
+    let part = Instance::cut(card.total(), 0, sevenths);
     NvmlGpuInstanceProfileInfo {
         id: profile_id(sevenths),
         is_p2p_supported: 0,
         slice_count: sevenths,
         instance_count: SLICES / sevenths,
-        multiprocessor_count: slice.multiprocessors,
+        multiprocessor_count: multiprocessors(card, part.sevenths),
         copy_engine_count: sevenths,
         decoder_count: sevenths / 2,
         encoder_count: 0,
         jpeg_count: u32::from(sevenths == SLICES),
         ofa_count: u32::from(sevenths == SLICES),
-        memory_size_mib: slice.bytes >> 20,
+        memory_size_mib: part.bytes >> 20,
     }
 }
 
@@ -286,7 +185,10 @@ pub(crate) fn nvmlDeviceGetGpuInstanceProfileInfoV(
             jpeg_count: plain.jpeg_count,
             ofa_count: plain.ofa_count,
             memory_size_mib: plain.memory_size_mib,
-            name: field(&format!("MIG {}", cut(card, 0, sevenths).name())),
+            name: field(&format!(
+                "MIG {}",
+                Instance::cut(card.total(), 0, sevenths).shape()
+            )),
         },
     )
 }

@@ -15,11 +15,11 @@ fn computing(device: NvmlDevice) -> Result<Vec<(Process, u32)>, NvmlReturn> {
             .into_iter()
             .map(|process| (process, process.instance))
             .collect(),
-        Target::Mig(card, slice) => card
+        Target::Mig(card, part) => card
             .processes()
             .into_iter()
-            .filter(|process| process.instance == slice.gpu_instance)
-            .map(|process| (process, slice.gpu_instance))
+            .filter(|process| process.instance == part.gpu_instance)
+            .map(|process| (process, part.gpu_instance))
             .collect(),
     })
 }

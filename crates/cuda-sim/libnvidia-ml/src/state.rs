@@ -4,10 +4,10 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_api::nvml::{NvmlDevice, NvmlReturn};
+use cuda_sim::mig::Instance;
 
 use crate::border::Answer;
 use crate::card::{self, Card};
-use crate::mig::{self, Slice};
 
 static USERS: AtomicU32 = AtomicU32::new(0);
 
@@ -42,13 +42,22 @@ pub(crate) fn ready() -> Answer {
     Ok(())
 }
 
+/// What a call has to pass before it is answered: the faults that the board was made with.
+pub(crate) fn toll(name: &str) -> Answer {
+    // Before the board is open there is no fault to meet.
+    if ready().is_err() {
+        return Ok(());
+    }
+    card::faults().map_or(Ok(()), |faults| faults.meet(name).map_err(NvmlReturn))
+}
+
 /// What a device handle stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     /// A whole card.
     Card(Card),
     /// A MIG device of it.
-    Mig(Card, Slice),
+    Mig(Card, Instance),
 }
 
 impl Target {
@@ -84,8 +93,9 @@ pub(crate) fn target(device: NvmlDevice) -> Result<Target, NvmlReturn> {
     }
     match bits & 0x1f {
         0 => Ok(Target::Card(card)),
-        mig => mig::slice(card, mig as u32 - 1)
-            .map(|slice| Target::Mig(card, slice))
+        mig => card
+            .instance(mig as u32 - 1)
+            .map(|part| Target::Mig(card, part))
             .ok_or(NvmlReturn::INVALID_ARGUMENT),
     }
 }

@@ -64,6 +64,7 @@ fn world() -> &'static World {
         let config = Config {
             memory_bytes: vec![16 * GIB, 40 * GIB, 16 * GIB, 16 * GIB],
             mig: "1=1g,2g,3g".to_owned(),
+            faults: "fail:nvmlDeviceGetPowerUsage=3".to_owned(),
             ..Config::default()
         };
         let board = Board::create(&path, &config).unwrap();
@@ -446,4 +447,16 @@ fn versions_follow_the_boards_driver() {
     assert_eq!(string(&text), "550.163.01");
     let short = call!((nvml.nvmlSystemGetDriverVersion), text.as_mut_ptr(), 4);
     assert_eq!(short, NvmlReturn::INSUFFICIENT_SIZE);
+}
+
+#[test]
+fn a_call_fails_when_the_board_has_that_fault() {
+    let session = session();
+    let nvml = session.nvml();
+    let device = session.device(IDLE);
+    let mut milliwatts = 0;
+    assert_eq!(
+        call!((nvml.nvmlDeviceGetPowerUsage), device, &raw mut milliwatts),
+        NvmlReturn::NOT_SUPPORTED
+    );
 }
