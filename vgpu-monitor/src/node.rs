@@ -14,7 +14,7 @@ use server::Readiness;
 
 use crate::exporter::{self, Gpu, Look, Names, Shown};
 use crate::gpu::{Answer, Asker};
-use crate::regions::{self, Found};
+use crate::regions::{self, Budget, Census, Found};
 
 /// What was skipped is logged once for each place and reason, up to so many.
 const LOGGED_MOST: usize = 1000;
@@ -30,10 +30,11 @@ pub struct Node {
     memory: Mutex<Memory>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Memory {
     devices: HashMap<(PathBuf, usize), Remembered>,
-    skipped: Skipped,
+    /// By reason, since the agent started.
+    skipped: [(&'static str, u64); 5],
     logged: HashSet<String>,
 }
 
@@ -47,14 +48,6 @@ struct Remembered {
     busy_ns: u64,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Skipped {
-    broken: u64,
-    duplicate: u64,
-    unreadable: u64,
-    root: u64,
-}
-
 impl Node {
     /// A node whose containers are below `root`. Without an asker the driver is not asked.
     #[must_use]
@@ -66,7 +59,7 @@ impl Node {
             names,
             asker,
             our_uid,
-            memory: Mutex::default(),
+            memory: Mutex::new(Memory::new()),
         }
     }
 
@@ -79,38 +72,18 @@ impl Node {
         let nvml_up = answer.as_ref().map(Option::is_some);
         let answer = answer.flatten();
 
-        let views = regions::read(&self.root);
+        let census = regions::read(&self.root, answer.as_ref(), self.our_uid, Budget::default());
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let root_readable = views.is_ok();
-        let views = views.unwrap_or_else(|error| {
-            readiness.not_ready(error.to_string());
-            memory.skipped.root = memory.skipped.root.saturating_add(1);
-            memory.log("the root cannot be read", &error.to_string());
-            supervisor::view::Views::default()
-        });
-        if root_readable {
-            readiness.ready();
+        let root_readable = census.is_ok();
+        match &census {
+            Ok(_) => readiness.ready(),
+            Err(error) => {
+                readiness.not_ready(error.to_string());
+                memory.log("the root cannot be read", &error.to_string());
+            }
         }
-
-        for broken in &views.broken {
-            memory.log(
-                "broken",
-                &format!("{}: {}", broken.path.display(), broken.reason),
-            );
-        }
-        for path in &views.unreadable {
-            memory.log("may not be read", &path.display().to_string());
-        }
-        let mut census = regions::census(views.containers, answer.as_ref(), self.our_uid);
-        for path in &census.duplicates {
-            memory.log("has another container's name", path);
-        }
-        let broken = views.broken.len().saturating_add(census.duplicates.len()) as u64;
-        memory.skipped.add(
-            views.broken.len(),
-            census.duplicates.len(),
-            views.unreadable.len(),
-        );
+        let mut census = census.unwrap_or_default();
+        memory.complain(&census, root_readable);
         memory.compare(&mut census.found, begun);
 
         let answer = answer.unwrap_or_default();
@@ -120,8 +93,8 @@ impl Node {
             containers: census.found.into_iter().map(|found| found.shown).collect(),
             look: Look {
                 root_readable,
-                broken,
-                skipped: memory.skipped.by_reason(),
+                broken: (census.broken.len().saturating_add(census.duplicates.len())) as u64,
+                skipped: memory.skipped.to_vec(),
                 nvml_up,
                 gpu_faults: answer.inventory.faults.len() as u64,
                 took: begun.elapsed(),
@@ -143,18 +116,59 @@ fn gpus(answer: &Answer) -> Vec<Gpu> {
 }
 
 impl Memory {
+    fn new() -> Self {
+        Self {
+            devices: HashMap::new(),
+            skipped: ["broken", "duplicate", "unreadable", "budget", "root"]
+                .map(|reason| (reason, 0)),
+            logged: HashSet::new(),
+        }
+    }
+
+    /// Counts what was skipped and says it once.
+    fn complain(&mut self, census: &Census, root_readable: bool) {
+        for broken in &census.broken {
+            self.log(
+                "broken",
+                &format!("{}: {}", broken.path.display(), broken.reason),
+            );
+        }
+        for path in &census.unreadable {
+            self.log("may not be read", &path.display().to_string());
+        }
+        for path in &census.duplicates {
+            self.log("has another container's name", &path.display().to_string());
+        }
+        if census.beyond_budget > 0 {
+            self.log(
+                "beyond its owner's budget",
+                "one user has more containers than are shown",
+            );
+        }
+        for (reason, sum) in &mut self.skipped {
+            *sum = sum.saturating_add(match *reason {
+                "broken" => census.broken.len() as u64,
+                "duplicate" => census.duplicates.len() as u64,
+                "unreadable" => census.unreadable.len() as u64,
+                "budget" => census.beyond_budget,
+                _ => u64::from(!root_readable),
+            });
+        }
+    }
+
     /// Fills in what takes two looks to see, and forgets who is gone.
     fn compare(&mut self, found: &mut [Found], now: Instant) {
         let mut seen = HashMap::with_capacity(self.devices.len());
-        for Found { shown, view } in found {
-            for (device, is) in shown.devices.iter_mut().zip(&view.devices) {
-                let key = (view.path.clone(), is.index);
+        for found in found {
+            let devices = found.shown.devices.iter_mut().zip(&found.work).enumerate();
+            for (index, (device, (launches, busy_ns))) in devices {
+                let key = (found.path.clone(), index);
                 // A new container in the place of an old one starts anew.
                 let was = self
                     .devices
                     .get(&key)
-                    .filter(|was| was.created_unix == view.created_unix);
-                let launched = is.launches > was.map_or(0, |was| was.launches);
+                    .filter(|was| was.created_unix == found.created_unix);
+                let launched = *launches > was.map_or(0, |was| was.launches);
                 let launched_at = if launched {
                     Some(now)
                 } else {
@@ -163,16 +177,16 @@ impl Memory {
                 device.since_launch = launched_at.map(|at| now.saturating_duration_since(at));
                 if device.utilization_percent.is_none() {
                     device.utilization_percent =
-                        was.and_then(|was| busy_percent(was, is.busy_ns, now));
+                        was.and_then(|was| busy_percent(was, *busy_ns, now));
                 }
                 seen.insert(
                     key,
                     Remembered {
-                        created_unix: view.created_unix,
+                        created_unix: found.created_unix,
                         looked_at: now,
-                        launches: is.launches,
+                        launches: *launches,
                         launched_at,
-                        busy_ns: is.busy_ns,
+                        busy_ns: *busy_ns,
                     },
                 );
             }
@@ -199,23 +213,6 @@ fn busy_percent(was: &Remembered, busy_ns: u64, now: Instant) -> Option<f64> {
     // A process that ended took its time with it: the sum may have become smaller.
     let busy = Duration::from_nanos(busy_ns.saturating_sub(was.busy_ns));
     Some(100.0 * busy.as_secs_f64() / between.as_secs_f64())
-}
-
-impl Skipped {
-    fn add(&mut self, broken: usize, duplicate: usize, unreadable: usize) {
-        self.broken = self.broken.saturating_add(broken as u64);
-        self.duplicate = self.duplicate.saturating_add(duplicate as u64);
-        self.unreadable = self.unreadable.saturating_add(unreadable as u64);
-    }
-
-    fn by_reason(self) -> Vec<(&'static str, u64)> {
-        vec![
-            ("broken", self.broken),
-            ("duplicate", self.duplicate),
-            ("unreadable", self.unreadable),
-            ("root", self.root),
-        ]
-    }
 }
 
 /// Looks at each scrape and writes what it saw.

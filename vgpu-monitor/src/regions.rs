@@ -1,85 +1,172 @@
 //! Containers as they are shown: which of what a directory says is believed, and under which name
 //! each stands, so that no two series are the same.
 //!
-//! Never reads a tenant's file itself: `supervisor` does, by `pread`, and clamps.
+//! Never reads a tenant's file itself: `supervisor` does, by `pread`, and clamps. Never lets one
+//! owner of directories use up the time or the room of the others.
 
-use std::collections::HashSet;
-use std::path::Path;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use supervisor::instance::InstanceError;
-use supervisor::view::{self, ContainerView, DeviceView, Views};
+use supervisor::instance::{self, Broken, InstanceError};
+use supervisor::view::{self, ContainerView, DeviceView};
 
 use crate::exporter::{Container, Device, Instance};
 use crate::gpu::Answer;
+
+/// What reading one owner's containers may cost in one look, beyond root's and our own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Containers of one owner.
+    pub containers: usize,
+    /// Time for one owner.
+    pub time: Duration,
+}
+
+impl Default for Budget {
+    /// More than a person starts, and less than a scrape waits.
+    fn default() -> Self {
+        Self {
+            containers: 512,
+            time: Duration::from_millis(500),
+        }
+    }
+}
+
+/// A container, where it was found, and what the next look wants to know of this one.
+#[derive(Debug, Clone, Default)]
+pub struct Found {
+    /// As it is shown.
+    pub shown: Container,
+    /// Its directory.
+    pub path: PathBuf,
+    /// Uid that owns the directory.
+    pub owner: u32,
+    /// When it was made, seconds since 1970.
+    pub created_unix: u64,
+    /// By device: launches, and GPU time used in nanoseconds.
+    pub work: Vec<(u64, u64)>,
+}
+
+/// Everything below a root.
+#[derive(Debug, Default)]
+pub struct Census {
+    /// Containers; no two have the same namespace, pod and container.
+    pub found: Vec<Found>,
+    /// What looked like a container and could not be shown; the first 1,000.
+    pub broken: Vec<Broken>,
+    /// Directories that this process may not read; the first 1,000.
+    pub unreadable: Vec<PathBuf>,
+    /// Containers that would have had another one's name.
+    pub duplicates: Vec<PathBuf>,
+    /// Containers beyond their owner's budget.
+    pub beyond_budget: u64,
+}
 
 /// Reads everything below the root. One that is not there yet holds no container.
 ///
 /// # Errors
 /// The root is there and cannot be read.
-pub fn read(root: &Path) -> Result<Views, InstanceError> {
-    match view::read_all(root) {
-        Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Views::default()),
-        views => views,
+pub fn read(
+    root: &Path,
+    answer: Option<&Answer>,
+    our_uid: u32,
+    budget: Budget,
+) -> Result<Census, InstanceError> {
+    let mut census = Census::default();
+    let mut spent: HashMap<u32, (usize, Duration)> = HashMap::new();
+    let mut broken = Vec::new();
+    let scan = instance::scan(root, &mut |instance| {
+        let owner = instance.owner();
+        let begun = Instant::now();
+        let (containers, time) = spent.entry(owner).or_default();
+        let is_over = *containers >= budget.containers || *time >= budget.time;
+        if is_over && owner != 0 && owner != our_uid {
+            census.beyond_budget = census.beyond_budget.saturating_add(1);
+            return;
+        }
+        match view::read(&instance) {
+            // Only what is shown is kept: a region may name a thousand processes.
+            Ok(view) => census.found.extend(found(view, answer, our_uid)),
+            Err(reason) => broken.push(Broken {
+                path: instance.path().to_owned(),
+                reason,
+            }),
+        }
+        *containers = containers.saturating_add(1);
+        *time = time.saturating_add(begun.elapsed());
+    });
+    let scan = match scan {
+        Err(error) if error.errno() == Some(Errno::ENOENT) => instance::Scan::default(),
+        scan => scan?,
+    };
+    census.broken = broken;
+    census.broken.extend(scan.broken);
+    census.unreadable = scan.unreadable;
+    census.settle_names();
+    Ok(census)
+}
+
+impl Census {
+    /// Gives each container a name of its own. Where two containers of several users have the same
+    /// one, the owner with the smallest uid keeps it, and the others stand as `UID/NAME`.
+    fn settle_names(&mut self) {
+        self.found
+            .sort_by(|a, b| (a.owner, &a.path).cmp(&(b.owner, &b.path)));
+        let mut taken: HashSet<[String; 3]> = HashSet::with_capacity(self.found.len());
+        let duplicates = &mut self.duplicates;
+        self.found.retain_mut(|found| {
+            let Container {
+                namespace,
+                pod,
+                container,
+                ..
+            } = &mut found.shown;
+            let names = [container.clone(), format!("{}/{container}", found.owner)];
+            let free = names
+                .into_iter()
+                .find(|name| taken.insert([namespace.clone(), pod.clone(), name.clone()]));
+            let Some(free) = free else {
+                duplicates.push(found.path.clone());
+                return false;
+            };
+            *container = free;
+            true
+        });
     }
 }
 
-/// A container, where it was found, and what a later look needs to know of this one.
-#[derive(Debug, Clone)]
-pub struct Found {
-    /// As it is shown.
-    pub shown: Container,
-    /// As it was read.
-    pub view: ContainerView,
-}
-
-/// What a look found.
-#[derive(Debug, Default)]
-pub struct Census {
-    /// Containers; no two have the same namespace, pod and container.
-    pub found: Vec<Found>,
-    /// Paths of those that would have had another one's name.
-    pub duplicates: Vec<String>,
-}
-
-/// Chooses names and fills in what the driver knows.
+/// A container as it is shown, with what the driver knows of it; nothing for what a killed run
+/// left behind.
 ///
 /// Namespace and pod are believed where root or `our_uid` owns the directory: any user can make a
-/// directory of their own below a shared root and write into it whose pod it is. Where two
-/// containers of several users have the same name, the owner with the smallest uid keeps it, and
-/// the others stand as `UID/NAME`.
-#[must_use]
-pub fn census(views: Vec<ContainerView>, answer: Option<&Answer>, our_uid: u32) -> Census {
-    let mut views: Vec<_> = views.into_iter().filter(|view| !is_over(view)).collect();
-    views.sort_by(|a, b| (a.owner, &a.path).cmp(&(b.owner, &b.path)));
-    let mut taken: HashSet<[String; 3]> = HashSet::with_capacity(views.len());
-    let mut census = Census::default();
-    for mut view in views {
-        if let Some(answer) = answer {
-            view.account(&answer.processes);
-        }
-        let trusted = view.owner == 0 || view.owner == our_uid;
-        let own_name = if view.container.is_empty() {
-            &view.name
+/// directory of their own on a shared board and write into it whose pod it is.
+fn found(mut view: ContainerView, answer: Option<&Answer>, our_uid: u32) -> Option<Found> {
+    if is_over(&view) {
+        return None;
+    }
+    if let Some(answer) = answer {
+        view.account(&answer.processes);
+    }
+    let trusted = view.owner == 0 || view.owner == our_uid;
+    let believed = |text: &str| {
+        if trusted {
+            text.to_owned()
         } else {
-            &view.container
-        };
-        let (namespace, pod) = match trusted {
-            true => (view.namespace.clone(), view.pod.clone()),
-            false => (String::new(), String::new()),
-        };
-        let names = [own_name.clone(), format!("{}/{own_name}", view.owner)];
-        let name = names
-            .into_iter()
-            .find(|name| taken.insert([namespace.clone(), pod.clone(), name.clone()]));
-        let Some(container) = name else {
-            census.duplicates.push(view.path.display().to_string());
-            continue;
-        };
-        let shown = Container {
-            namespace,
-            pod,
-            container,
+            String::new()
+        }
+    };
+    let name = if view.container.is_empty() {
+        &view.name
+    } else {
+        &view.container
+    };
+    Some(Found {
+        shown: Container {
+            namespace: believed(&view.namespace),
+            pod: believed(&view.pod),
+            container: name.clone(),
             devices: view
                 .devices
                 .iter()
@@ -90,10 +177,16 @@ pub fn census(views: Vec<ContainerView>, answer: Option<&Answer>, our_uid: u32) 
             refused: view.refused,
             waits_expired: view.waits_ran_out,
             hook_calls: view.hook_calls.clone(),
-        };
-        census.found.push(Found { shown, view });
-    }
-    census
+        },
+        owner: view.owner,
+        created_unix: view.created_unix,
+        work: view
+            .devices
+            .iter()
+            .map(|d| (d.launches, d.busy_ns))
+            .collect(),
+        path: view.path,
+    })
 }
 
 /// A directory that a killed `vgpu run` left behind: whoever comes next takes it away.
@@ -161,7 +254,6 @@ fn utilization(view: &ContainerView, device: &DeviceView, answer: &Answer) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
     use supervisor::gpu::{Gpu, GpuProcess, Inventory, MigInstance};
     use supervisor::view::ProcessView;
 
@@ -246,6 +338,16 @@ mod tests {
         }
     }
 
+    fn census(views: Vec<ContainerView>, answer: Option<&Answer>, our_uid: u32) -> Census {
+        let mut census = Census::default();
+        census.found = views
+            .into_iter()
+            .filter_map(|v| found(v, answer, our_uid))
+            .collect();
+        census.settle_names();
+        census
+    }
+
     fn names(census: &Census) -> Vec<String> {
         let name = |found: &Found| {
             let Container {
@@ -270,7 +372,7 @@ mod tests {
         let census = census(views, None, 0);
 
         assert_eq!(names(&census), ["||train", "||1000/train"]);
-        assert_eq!(census.duplicates, ["/r/1000/train"]);
+        assert_eq!(census.duplicates, [PathBuf::from("/r/1000/train")]);
     }
 
     #[test]

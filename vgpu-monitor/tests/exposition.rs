@@ -1,0 +1,235 @@
+//! The whole exposition, letter for letter, in both formats and with both sets of names; and the
+//! list of series against the document that explains them.
+
+#![allow(clippy::unwrap_used, reason = "a test: a panic is its answer")]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, StatusCode};
+use expect_test::{expect, expect_file};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::registry::Registry;
+use tower::ServiceExt;
+use vgpu_monitor::exporter::{Container, Device, Gpu, Instance, Look, Names, Shown, encode};
+
+#[derive(Debug)]
+struct Fixed(Shown, Names);
+
+impl Collector for Fixed {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
+        encode(&self.0, self.1, encoder)
+    }
+}
+
+fn exposition(shown: Shown, names: Names, accept: &str) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Fixed(shown, names)));
+    let request = Request::get("/metrics")
+        .header("accept", accept)
+        .body(Body::empty())
+        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let response = server::metrics(registry).oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        let body = to_bytes(response.into_body(), 1 << 24).await.unwrap();
+        String::from_utf8(body.to_vec()).unwrap()
+    })
+}
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0";
+const TEXT: &str = "text/plain";
+
+fn gpu(index: u32, used_bytes: u64, busy: Option<u32>) -> Gpu {
+    Gpu {
+        index,
+        uuid: format!("GPU-0000000{index}-1111-2222-3333-444444444444"),
+        model: "NVIDIA A100-SXM4-40GB".to_owned(),
+        used_bytes,
+        utilization_percent: busy,
+        memory_utilization_percent: busy.map(|busy| busy / 2),
+    }
+}
+
+/// A node with a pod on a GPU, a run without Kubernetes on an instance, and a card that says
+/// nothing of its use.
+fn node() -> Shown {
+    let training = Container {
+        namespace: "research".to_owned(),
+        pod: "train-0".to_owned(),
+        container: "main".to_owned(),
+        devices: vec![
+            Device {
+                index: 0,
+                uuid: "GPU-00000000-1111-2222-3333-444444444444".to_owned(),
+                used_bytes: 3_221_225_472,
+                limit_bytes: Some(4_294_967_296),
+                context_bytes: 314_572_800,
+                module_bytes: 2_097_152,
+                buffer_bytes: 2_904_555_520,
+                utilization_percent: Some(62.5),
+                since_launch: Some(Duration::from_millis(250)),
+                unaccounted_bytes: Some(1_048_576),
+                pending_shrink: false,
+                instance: None,
+            },
+            Device {
+                index: 1,
+                uuid: "GPU-00000001-1111-2222-3333-444444444444".to_owned(),
+                used_bytes: 9_007_199_254_740_993,
+                limit_bytes: Some(1024),
+                buffer_bytes: 9_007_199_254_740_993,
+                utilization_percent: Some(0.0),
+                unaccounted_bytes: Some(0),
+                pending_shrink: true,
+                ..Device::default()
+            },
+        ],
+        processes: 2,
+        ooms: 1,
+        refused: 3,
+        waits_expired: 0,
+        hook_calls: vec![("alloc", 120), ("launch", 4_000_000)],
+    };
+    let serving = Container {
+        container: "serve".to_owned(),
+        devices: vec![Device {
+            index: 0,
+            uuid: "MIG-22222222-3333-4444-5555-666666666666".to_owned(),
+            instance: Some(Instance {
+                profile: "1g.5gb".to_owned(),
+                ids: Some((7, 0)),
+            }),
+            ..Device::default()
+        }],
+        ..Container::default()
+    };
+    Shown {
+        node: "gpu-node-1".to_owned(),
+        gpus: vec![gpu(0, 4_000_000_000, Some(63)), gpu(1, 0, None)],
+        containers: vec![training, serving],
+        look: Look {
+            root_readable: true,
+            broken: 1,
+            skipped: vec![("broken", 5), ("duplicate", 0)],
+            nvml_up: Some(true),
+            gpu_faults: 0,
+            took: Duration::from_micros(1500),
+        },
+    }
+}
+
+#[test]
+fn the_present_names_in_open_metrics() {
+    expect_file!["golden/present.openmetrics.txt"].assert_eq(&exposition(
+        node(),
+        Names::Present,
+        OPEN_METRICS,
+    ));
+}
+
+#[test]
+fn the_present_names_in_prometheus_text() {
+    expect_file!["golden/present.prometheus.txt"].assert_eq(&exposition(
+        node(),
+        Names::Present,
+        TEXT,
+    ));
+}
+
+#[test]
+fn the_older_names_stand_behind_the_present_ones_in_open_metrics() {
+    expect_file!["golden/legacy.openmetrics.txt"].assert_eq(&exposition(
+        node(),
+        Names::WithLegacy,
+        OPEN_METRICS,
+    ));
+}
+
+#[test]
+fn the_older_names_stand_behind_the_present_ones_in_prometheus_text() {
+    let text = exposition(node(), Names::WithLegacy, TEXT);
+
+    expect_file!["golden/legacy.prometheus.txt"].assert_eq(&text);
+    assert!(text.starts_with(&exposition(node(), Names::Present, TEXT)));
+}
+
+#[test]
+fn a_node_without_anything_still_says_how_it_is() {
+    let shown = Shown {
+        look: Look {
+            took: Duration::ZERO,
+            ..Look::default()
+        },
+        ..Shown::default()
+    };
+
+    let samples: Vec<String> = exposition(shown, Names::WithLegacy, TEXT)
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.starts_with("hami_build_info{"))
+        .map(str::to_owned)
+        .collect();
+
+    expect![[r#"
+        vgpu_monitor_root_readable 0
+        vgpu_monitor_broken_regions 0
+        vgpu_monitor_scrape_duration_seconds 0.0"#]]
+    .assert_eq(&samples.join("\n"));
+}
+
+#[test]
+fn a_name_cannot_write_a_series_of_its_own() {
+    let hostile = "x\"} 1\nhami_vgpu_memory_used_bytes{container=\"prod\\";
+    let container = Container {
+        container: hostile.to_owned(),
+        devices: vec![Device::default()],
+        ..Container::default()
+    };
+    let shown = Shown {
+        containers: vec![container],
+        ..Shown::default()
+    };
+
+    for accept in [OPEN_METRICS, TEXT] {
+        let text = exposition(shown.clone(), Names::WithLegacy, accept);
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with("hami_vgpu_memory_used_bytes"))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                r#"hami_vgpu_memory_used_bytes{namespace="",pod="",container="x\"} 1\nhami_vgpu_memory_used_bytes{container=\"prod\\",vdevice_index="0",device_uuid=""} 0"#
+            ]
+        );
+    }
+}
+
+fn declared(text: &str) -> BTreeSet<String> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .filter_map(|line| line.split(' ').next())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn every_series_is_explained_and_every_explained_series_is_there() {
+    let served = declared(&exposition(node(), Names::WithLegacy, TEXT));
+    let document = include_str!("../../docs/metrics.md");
+    let explained: BTreeSet<String> = document
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .filter_map(|line| line.split('`').next())
+        .filter(|name| !name.starts_with('-') && !name.starts_with('/'))
+        .map(str::to_owned)
+        .collect();
+
+    assert_eq!(explained, served);
+}
