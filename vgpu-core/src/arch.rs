@@ -23,7 +23,7 @@ macro_rules! stand_ins {
             /// As the loader's function of this name.
             #[unsafe(naked)]
             #[cfg_attr(not(test), unsafe(no_mangle))]
-            pub unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
+            pub(crate) unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
                 // Three pushes align the stack for the call (it came in at 8 modulo 16).
                 core::arch::naked_asm!(
                     "push rdx",

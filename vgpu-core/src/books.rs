@@ -197,15 +197,20 @@ impl Books {
         device: usize,
         bytes: u64,
     ) -> Result<Charge, CuResult> {
-        let limit = self.process.memory_limit(self.container, device);
-        self.container
-            .region
-            .reserve(device, bytes, limit)
+        self.try_reserve(device, bytes)
             .map_err(|refusal| self.refuse(call, device, &refusal))
     }
 
+    /// Reserves room, without a record of a refusal.
+    #[inline]
+    pub(crate) fn try_reserve(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
+        let limit = self.process.memory_limit(self.container, device);
+        self.container.region.reserve(device, bytes, limit)
+    }
+
+    /// Records a refusal, and says what the caller is told.
     #[cold]
-    fn refuse(&self, call: &str, device: usize, refusal: &Refusal) -> CuResult {
+    pub(crate) fn refuse(&self, call: &str, device: usize, refusal: &Refusal) -> CuResult {
         let mut now = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,

@@ -286,11 +286,6 @@ impl Container {
         self.targets.as_ref()?.target(slot, generation)
     }
 
-    /// Does a host process measure what contexts and modules take?
-    pub(crate) fn is_measured(&self) -> bool {
-        self.targets.is_some()
-    }
-
     /// The limits as they stand, for what is not cached.
     pub(crate) fn limits(&self) -> Option<LimitsValue> {
         match &self.limits {

@@ -12,11 +12,12 @@ use crate::guest::Verdict;
 use crate::ledger::Part;
 use crate::log::line;
 use crate::map::{Entry, Space, Then};
+use crate::memory;
 use crate::query;
 
 /// The context is the device's primary one.
 const PRIMARY: u8 = 1;
-/// The context was made from a green one: it owns nothing.
+/// The context was made from a green one, which is charged for it.
 const GREEN: u8 = 2;
 
 /// A context about to be made.
@@ -221,16 +222,20 @@ fn gone(books: &Books, entry: &Entry) {
     let mut buffers = 0;
     let mut modules = 0;
     ledger.map.sweep(|space, held| {
-        let goes = held.owner == entry.owner
-            && matches!(space, Space::Pointer | Space::Array | Space::Module)
-            && crate::memory::dies_with_its_context(held);
-        if goes {
-            match space {
-                Space::Module => modules += held.bytes,
-                _ => buffers += held.bytes,
+        let of_it = held.owner == entry.owner;
+        match space {
+            Space::Pointer | Space::Array if of_it && memory::dies_with_its_context(held) => {
+                buffers += held.bytes;
+                true
             }
+            Space::Module if of_it => {
+                modules += held.bytes;
+                true
+            }
+            // The context that was made from a green one.
+            Space::Context => of_it && held.what == GREEN,
+            _ => false,
         }
-        goes
     });
     books
         .container
@@ -346,7 +351,7 @@ fn primary_gone(books: &Books, ordinal: i32) {
     }
 }
 
-/// `cuGreenCtxCreate` makes the primary context if it is not there yet.
+/// A green context is charged as one of its own.
 pub(crate) fn after_green_create(making: Making, result: CuResult, out: *mut CuGreenCtx) {
     let Some(books) = books::opened() else { return };
     let Some(green) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
@@ -355,16 +360,15 @@ pub(crate) fn after_green_create(making: Making, result: CuResult, out: *mut CuG
     let bytes = making.charge.map_or(0, |charge| charge.bytes());
     let entry = Entry {
         bytes,
-        what: GREEN,
         ..named(&books, making.device)
     };
     books.ledger().map.put(Space::Green, green as u64, entry);
     if let Some(charge) = making.charge {
         books.container.region.confirm(charge, Kind::Context);
-        books
-            .ledger()
-            .add_overhead(making.device, Part::Context, bytes);
     }
+    books
+        .ledger()
+        .add_overhead(making.device, Part::Context, bytes);
 }
 
 /// The context of a green one is known from here on: it is not charged a second time.
@@ -380,28 +384,17 @@ pub(crate) fn after_from_green(result: CuResult, out: *mut CuContext, green: CuG
     let Some(entry) = map.get(Space::Green, green as u64) else {
         return;
     };
-    if map.get(Space::Context, context as u64).is_some() {
-        return;
+    if map.get(Space::Context, context as u64).is_none() {
+        map.put(
+            Space::Context,
+            context as u64,
+            Entry {
+                bytes: 0,
+                what: GREEN,
+                ..entry
+            },
+        );
     }
-    // What is allocated in it belongs to the primary context.
-    let primary = books.ledger().primary(usize::from(entry.device));
-    let owner = map
-        .get(Space::Context, primary)
-        .map_or(0, |primary| primary.owner);
-    map.put(
-        Space::Context,
-        context as u64,
-        Entry {
-            bytes: 0,
-            owner,
-            ..entry
-        },
-    );
-    let link = |held: &mut Entry| {
-        held.owner = context as u64;
-        (Then::Keep, ())
-    };
-    map.change(Space::Green, green as u64, link);
 }
 
 pub(crate) fn before_green_destroy(green: CuGreenCtx) -> Verdict<Going> {
@@ -417,50 +410,36 @@ pub(crate) fn before_green_destroy(green: CuGreenCtx) -> Verdict<Going> {
 
 pub(crate) fn after_green_destroy(going: Going, result: CuResult) {
     let Some(books) = books::opened() else { return };
-    let Going {
-        context: green,
-        entry,
-    } = going;
-    if result != CuResult::SUCCESS {
-        books.ledger().map.put(Space::Green, green, entry);
-        return;
-    }
-    let ledger = books.ledger();
-    // Relaxed: see `gone`.
-    ledger.contexts_gone.fetch_add(1, Ordering::Relaxed);
-    let of_green = |held: &mut Entry| {
-        (
-            if held.what == GREEN {
-                Then::Remove
-            } else {
-                Then::Keep
-            },
-            (),
-        )
-    };
-    ledger.map.change(Space::Context, entry.owner, of_green);
-    if entry.bytes > 0 {
-        let device = usize::from(entry.device);
-        ledger.drop_overhead(books.container, device, Part::Context, entry.bytes);
+    if result == CuResult::SUCCESS {
+        gone(&books, &going.entry);
+    } else {
+        books
+            .ledger()
+            .map
+            .put(Space::Green, going.context, going.entry);
     }
 }
 
-/// `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE` are bytes of the device.
-fn is_sized(limit: u32) -> bool {
-    matches!(limit, 1 | 2)
-}
+/// `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE` are bytes of the device, and their
+/// defaults are part of every context.
+const PRINTF: u32 = 1;
+const PRINTF_BYTES: u64 = 1 << 20;
+const HEAP: u32 = 2;
+const HEAP_BYTES: u64 = 8 << 20;
 
 /// A limit about to be set.
 #[derive(Clone, Copy)]
 pub(crate) struct Setting {
-    charge: Charge,
+    charge: Option<Charge>,
+    less: u64,
+    device: usize,
     context: u64,
 }
 
-/// A larger heap or print buffer is reserved; a smaller one stays charged until the context goes.
+/// A larger heap or print buffer is reserved, a smaller one refunded.
 pub(crate) fn before_set_limit(call: &str, limit: u32, value: usize) -> Verdict<Setting> {
     let books = books!(Context);
-    if !is_sized(limit) {
+    if limit != PRINTF && limit != HEAP {
         return Verdict::Pass;
     }
     let Place::Device { device, .. } = books.here() else {
@@ -469,31 +448,66 @@ pub(crate) fn before_set_limit(call: &str, limit: u32, value: usize) -> Verdict<
     let Some(context) = query::current_context() else {
         return Verdict::Pass;
     };
-    let Some(before) = query::context_limit(limit) else {
+    let (Some(printf), Some(heap)) = (query::context_limit(PRINTF), query::context_limit(HEAP))
+    else {
         return Verdict::Pass;
     };
-    let more = books::size(value).saturating_sub(before);
-    if more == 0 {
-        return Verdict::Pass;
+    let value = books::size(value);
+    let before = beyond_defaults(printf, heap);
+    let then = if limit == PRINTF {
+        beyond_defaults(value, heap)
+    } else {
+        beyond_defaults(printf, value)
+    };
+    let setting = Setting {
+        charge: None,
+        less: before.saturating_sub(then),
+        device,
+        context,
+    };
+    if then <= before {
+        return Verdict::Call(setting);
     }
-    match books.reserve(call, device, books::mapped(more)) {
-        Ok(charge) => Verdict::Call(Setting { charge, context }),
+    match books.reserve(call, device, then - before) {
+        Ok(charge) => Verdict::Call(Setting {
+            charge: Some(charge),
+            ..setting
+        }),
         Err(result) => Verdict::Refuse(result),
     }
 }
 
+fn beyond_defaults(printf: u64, heap: u64) -> u64 {
+    let beyond = printf
+        .saturating_sub(PRINTF_BYTES)
+        .saturating_add(heap.saturating_sub(HEAP_BYTES));
+    books::mapped(beyond)
+}
+
 pub(crate) fn after_set_limit(setting: Setting, result: CuResult) {
     let Some(books) = books::opened() else { return };
-    let Setting { charge, context } = setting;
+    let Setting {
+        charge,
+        less,
+        device,
+        context,
+    } = setting;
     if result != CuResult::SUCCESS {
-        books.container.region.refund(charge);
+        if let Some(charge) = charge {
+            books.container.region.refund(charge);
+        }
         return;
     }
-    books.container.region.confirm(charge, Kind::Context);
-    books.ledger().grow_context(charge.device(), charge.bytes());
-    let grown = |entry: &mut Entry| {
-        entry.bytes += charge.bytes();
+    let more = charge.map_or(0, |charge| charge.bytes());
+    if let Some(charge) = charge {
+        books.container.region.confirm(charge, Kind::Context);
+    }
+    books
+        .ledger()
+        .resize_context(books.container, device, more, less);
+    let resized = |entry: &mut Entry| {
+        entry.bytes = entry.bytes.saturating_add(more).saturating_sub(less);
         (Then::Keep, ())
     };
-    books.ledger().map.change(Space::Context, context, grown);
+    books.ledger().map.change(Space::Context, context, resized);
 }

@@ -26,7 +26,7 @@ pub(crate) struct Library {
 
 /// Our own libraries define it and nobody else does, whatever file name they are given.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub static VGPU_LIBRARY_MARKER: u32 = 1;
+pub(crate) static VGPU_LIBRARY_MARKER: u32 = 1;
 
 const MARKER: &CStr = c"VGPU_LIBRARY_MARKER";
 
@@ -116,11 +116,6 @@ impl Library {
             return core::ptr::null_mut();
         }
         self.address(row)
-    }
-
-    /// Names of all rows.
-    pub(crate) fn names(&self) -> &'static [&'static CStr] {
-        self.names
     }
 }
 

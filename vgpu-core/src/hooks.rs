@@ -40,7 +40,7 @@ macro_rules! hooks {
             #[cfg_attr(not(test), unsafe(no_mangle))]
             #[allow(non_snake_case, reason = "named as in C")]
             #[allow(clippy::too_many_arguments, reason = "the C signature")]
-            pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+            pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
                 crate::hooks::way!($library $name ($($arg),*) $($rule)*)
             }
 
@@ -155,8 +155,7 @@ fn by_address(address: usize) -> Found {
     if FILLED.load(Ordering::Acquire) == 0 {
         fill();
     }
-    let mut at = spread(address);
-    for _ in 0..ADDRESS_SLOTS {
+    for at in (0..ADDRESS_SLOTS).map(|step| spread(address) + step) {
         // Relaxed: published by FILLED.
         let entry = BY_ADDRESS
             .get(at % ADDRESS_SLOTS)
@@ -171,7 +170,6 @@ fn by_address(address: usize) -> Found {
             }
             return usize::try_from(number).map_or(Found::Unknown, Found::Hook);
         }
-        at += 1;
     }
     Found::Unknown
 }
@@ -254,6 +252,10 @@ fn by_version(symbol: &CStr, version: i32, per_thread: bool) -> Option<*const c_
 const CUDA_INDEX: [u16; 1024] = index(cuda::NAMES);
 const NVML_INDEX: [u16; 256] = index(crate::nvml::NAMES);
 /// By looked-up name, those rows of the driver's version table whose name leads to a hook.
+#[allow(
+    clippy::indexing_slicing,
+    reason = "evaluated by the compiler: a wrong index does not compile"
+)]
 const PROC_INDEX: [u16; 2048] = {
     let rows = PROC_ADDRESSES;
     let mut table = [0; 2048];
@@ -298,6 +300,7 @@ const fn insert(table: &mut [u16], name: &[u8], number: usize) {
 }
 
 #[allow(clippy::indexing_slicing, reason = "bounded by the loop's condition")]
+#[allow(clippy::cast_possible_truncation, reason = "24 bits")]
 const fn hash(name: &[u8]) -> usize {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     let mut at = 0;
@@ -305,7 +308,7 @@ const fn hash(name: &[u8]) -> usize {
         hash = (hash ^ name[at] as u64).wrapping_mul(0x0100_0000_01b3);
         at += 1;
     }
-    (hash >> 32 ^ hash) as usize & 0xffff_ffff
+    (hash >> 40) as usize
 }
 
 /// The driver's functions.
@@ -316,7 +319,7 @@ pub(crate) mod cuda {
     )]
     use cuda_api::*;
 
-    use crate::{contexts, dispatch, memory, report};
+    use crate::{contexts, dispatch, graphs, memory, modules, pools, report, virtual_memory};
 
     hooks! {
         cuda -> CuResult;
@@ -484,5 +487,122 @@ pub(crate) mod cuda {
         /// A larger heap or print buffer is memory, too.
         fn cuCtxSetLimit(limit: CuLimit, value: usize)
             => { contexts::before_set_limit("cuCtxSetLimit", limit, value), contexts::after_set_limit() }
+
+        // Stream-ordered memory.
+
+        /// Reserves what its pool may grow by.
+        fn cuMemAllocAsync(out: *mut CuDevicePtr, bytes: usize, stream: CuStream) => { pools::before_alloc("cuMemAllocAsync", bytes, None, stream), pools::after_alloc("cuMemAllocAsync", out, stream) }
+        /// Reserves what its pool may grow by.
+        fn cuMemAllocFromPoolAsync(out: *mut CuDevicePtr, bytes: usize, pool: CuMemoryPool, stream: CuStream) => { pools::before_alloc("cuMemAllocFromPoolAsync", bytes, Some(pool), stream), pools::after_alloc("cuMemAllocFromPoolAsync", out, stream) }
+        /// Goes back to its pool.
+        fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) => { memory::before_free(ptr), memory::after_free() }
+        /// Reserves what its pool may grow by.
+        fn cuMemAllocAsync_ptsz(out: *mut CuDevicePtr, bytes: usize, stream: CuStream) => { pools::before_alloc("cuMemAllocAsync", bytes, None, stream), pools::after_alloc("cuMemAllocAsync", out, stream) }
+        /// Reserves what its pool may grow by.
+        fn cuMemAllocFromPoolAsync_ptsz(out: *mut CuDevicePtr, bytes: usize, pool: CuMemoryPool, stream: CuStream) => { pools::before_alloc("cuMemAllocFromPoolAsync", bytes, Some(pool), stream), pools::after_alloc("cuMemAllocFromPoolAsync", out, stream) }
+        /// Goes back to its pool.
+        fn cuMemFreeAsync_ptsz(ptr: CuDevicePtr, stream: CuStream) => { memory::before_free(ptr), memory::after_free() }
+        /// Its books begin.
+        fn cuMemPoolCreate(out: *mut CuMemoryPool, properties: *const CuMemPoolProps) => { _, pools::after_create(out, properties) }
+        /// What it holds goes with its last allocation.
+        fn cuMemPoolDestroy(pool: CuMemoryPool) => { pools::before_destroy(pool), pools::after_destroy(pool) }
+        /// Settled to what it then holds.
+        fn cuMemPoolTrimTo(pool: CuMemoryPool, keep: usize) => { _, pools::after_change(pool) }
+        /// Settled to what it then holds.
+        fn cuMemPoolSetAttribute(pool: CuMemoryPool, attribute: CuMemPoolAttribute, value: *mut c_void) => { _, pools::after_change(pool) }
+        /// Memory of whoever made it.
+        fn cuMemPoolImportFromShareableHandle(out: *mut CuMemoryPool, handle: *mut c_void, kind: CuMemAllocationHandleType, flags: u64) => { _, pools::after_import(out) }
+        // Memory that is made and mapped apart.
+
+        /// Charged to the device that it is asked for on.
+        fn cuMemCreate(out: *mut CuMemAllocationHandle, bytes: usize, properties: *const CuMemAllocationProp, flags: u64) => { virtual_memory::before_create("cuMemCreate", bytes, properties), virtual_memory::after_create(out) }
+        /// Refunded when no mapping holds it either.
+        fn cuMemRelease(handle: CuMemAllocationHandle) => { virtual_memory::before_release(handle), virtual_memory::after_release() }
+        /// Holds the memory.
+        fn cuMemMap(ptr: CuDevicePtr, bytes: usize, offset: usize, handle: CuMemAllocationHandle, flags: u64) => { virtual_memory::before_map(handle), virtual_memory::after_map(ptr, bytes, handle) }
+        /// Holds the memory no more.
+        fn cuMemUnmap(ptr: CuDevicePtr, bytes: usize) => { _, virtual_memory::after_unmap(ptr, bytes) }
+        /// One more reference.
+        fn cuMemRetainAllocationHandle(out: *mut CuMemAllocationHandle, address: *mut c_void) => { _, virtual_memory::after_retain(out) }
+        /// Its charge moves to the table of what processes share.
+        fn cuMemExportToShareableHandle(out: *mut c_void, handle: CuMemAllocationHandle, kind: CuMemAllocationHandleType, flags: u64) => { _, virtual_memory::after_export(out, handle, kind) }
+        /// Not charged a second time.
+        fn cuMemImportFromShareableHandle(out: *mut CuMemAllocationHandle, name: *mut c_void, kind: CuMemAllocationHandleType) => { _, virtual_memory::after_import(out, name, kind) }
+        /// A sparse array holds what is mapped to it.
+        fn cuMemMapArrayAsync(tiles: *mut c_void, count: u32, stream: CuStream) => { _, virtual_memory::after_map_array(tiles, count) }
+        /// A sparse array holds what is mapped to it.
+        fn cuMemMapArrayAsync_ptsz(tiles: *mut c_void, count: u32, stream: CuStream) => { _, virtual_memory::after_map_array(tiles, count) }
+        /// A multicast object holds what is bound to it.
+        fn cuMulticastBindMem(object: CuMemAllocationHandle, offset: usize, memory: CuMemAllocationHandle, memory_offset: usize, bytes: usize, flags: u64) => { virtual_memory::before_bind(memory), virtual_memory::after_bind(object, offset) }
+        /// A multicast object holds what is bound to it.
+        fn cuMulticastBindMem_v2(object: CuMemAllocationHandle, device: CuDevice, offset: usize, memory: CuMemAllocationHandle, memory_offset: usize, bytes: usize, flags: u64) => { virtual_memory::before_bind(memory), virtual_memory::after_bind(object, offset) }
+        /// A multicast object holds what is bound to it.
+        fn cuMulticastBindAddr(object: CuMemAllocationHandle, offset: usize, ptr: CuDevicePtr, bytes: usize, flags: u64) => { virtual_memory::before_bind_address(ptr), virtual_memory::after_bind(object, offset) }
+        /// A multicast object holds what is bound to it.
+        fn cuMulticastBindAddr_v2(object: CuMemAllocationHandle, device: CuDevice, offset: usize, ptr: CuDevicePtr, bytes: usize, flags: u64) => { virtual_memory::before_bind_address(ptr), virtual_memory::after_bind(object, offset) }
+        /// Holds the memory no more.
+        fn cuMulticastUnbind(object: CuMemAllocationHandle, device: CuDevice, offset: usize, bytes: usize) => { _, virtual_memory::after_unbind(object, device, offset) }
+        // Modules and libraries.
+
+        /// Reserves what its file takes.
+        fn cuModuleLoad(out: *mut CuModule, path: *const c_char) => { modules::before_load_file("cuModuleLoad", path), modules::after_load(out) }
+        /// Reserves what its image takes.
+        fn cuModuleLoadData(out: *mut CuModule, image: *const c_void) => { modules::before_load_data("cuModuleLoadData", image), modules::after_load(out) }
+        /// Reserves what its image takes.
+        fn cuModuleLoadDataEx(out: *mut CuModule, image: *const c_void, count: u32, options: *mut CuJitOption, values: *mut *mut c_void) => { modules::before_load_data("cuModuleLoadDataEx", image), modules::after_load(out) }
+        /// Reserves what its image takes.
+        fn cuModuleLoadFatBinary(out: *mut CuModule, image: *const c_void) => { modules::before_load_data("cuModuleLoadFatBinary", image), modules::after_load(out) }
+        /// Refunds it.
+        fn cuModuleUnload(module: CuModule) => { modules::before_unload(module), modules::after_unload() }
+        /// Reserves what its image takes.
+        fn cuLibraryLoadData(out: *mut CuLibrary, image: *const c_void, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { modules::before_load_data("cuLibraryLoadData", image), modules::after_load_library(out) }
+        /// Reserves what its file takes.
+        fn cuLibraryLoadFromFile(out: *mut CuLibrary, path: *const c_char, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { modules::before_load_file("cuLibraryLoadFromFile", path), modules::after_load_library(out) }
+        /// Refunds it.
+        fn cuLibraryUnload(library: CuLibrary) => { modules::before_unload(library), modules::after_unload() }
+        // Memory of graphs.
+
+        /// From here on graphs are looked at.
+        fn cuGraphAddMemAllocNode(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, count: usize, params: *mut CuMemAllocNodeParams) => { _, graphs::after_add_alloc() }
+        /// From here on graphs are looked at, if it is a memory node.
+        fn cuGraphAddNode(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
+        /// From here on graphs are looked at, if it is a memory node.
+        fn cuGraphAddNode_v2(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
+        /// Counts what it will want.
+        fn cuGraphInstantiate(out: *mut CuGraphExec, graph: CuGraph, error_node: *mut CuGraphNode, text: *mut c_char, length: usize) => { _, graphs::after_instantiate(out, graph) }
+        /// Counts what it will want.
+        fn cuGraphInstantiate_v2(out: *mut CuGraphExec, graph: CuGraph, error_node: *mut CuGraphNode, text: *mut c_char, length: usize) => { _, graphs::after_instantiate(out, graph) }
+        /// Counts what it will want.
+        fn cuGraphInstantiateWithFlags(out: *mut CuGraphExec, graph: CuGraph, flags: u64) => { _, graphs::after_instantiate(out, graph) }
+        /// Counts what it will want.
+        fn cuGraphInstantiateWithParams(out: *mut CuGraphExec, graph: CuGraph, params: *mut CuGraphInstantiateParams) => { _, graphs::after_instantiate(out, graph) }
+        /// Counts what it will want.
+        fn cuGraphInstantiateWithParams_ptsz(out: *mut CuGraphExec, graph: CuGraph, params: *mut CuGraphInstantiateParams) => { _, graphs::after_instantiate(out, graph) }
+        /// Reserves what the graph's memory nodes want.
+        fn cuGraphUpload(exec: CuGraphExec, stream: CuStream) => { graphs::before_launch("cuGraphUpload", exec), graphs::after_launch() }
+        /// Reserves what the graph's memory nodes want.
+        fn cuGraphLaunch(exec: CuGraphExec, stream: CuStream) => { graphs::before_launch("cuGraphLaunch", exec), graphs::after_launch() }
+        /// Reserves what the graph's memory nodes want.
+        fn cuGraphUpload_ptsz(exec: CuGraphExec, stream: CuStream) => { graphs::before_launch("cuGraphUpload", exec), graphs::after_launch() }
+        /// Reserves what the graph's memory nodes want.
+        fn cuGraphLaunch_ptsz(exec: CuGraphExec, stream: CuStream) => { graphs::before_launch("cuGraphLaunch", exec), graphs::after_launch() }
+        /// Settled to what is left.
+        fn cuGraphExecDestroy(exec: CuGraphExec) => { _, graphs::after_destroy(exec) }
+        /// Settled to what is left.
+        fn cuGraphDestroy(graph: CuGraph) => { _, graphs::after_change() }
+        /// Settled to what is left.
+        fn cuDeviceGraphMemTrim(device: CuDevice) => { _, graphs::after_trim(device) }
+        // Waiting: pools give back then.
+
+        /// Settles pools to what they keep.
+        fn cuCtxSynchronize() => { _, pools::after_sync() }
+        /// Settles pools to what they keep.
+        fn cuCtxSynchronize_v2(context: CuContext) => { _, pools::after_sync() }
+        /// Settles pools to what they keep.
+        fn cuStreamSynchronize(stream: CuStream) => { _, pools::after_sync() }
+        /// Settles pools to what they keep.
+        fn cuStreamSynchronize_ptsz(stream: CuStream) => { _, pools::after_sync() }
+        /// Settles pools to what they keep.
+        fn cuEventSynchronize(event: CuEvent) => { _, pools::after_sync() }
     }
 }

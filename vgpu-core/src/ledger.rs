@@ -33,8 +33,6 @@ pub(crate) struct Ledger {
     pub(crate) pools_in_use: AtomicU32,
     /// Memory of graphs, by device.
     pub(crate) graphs: [GraphMemory; MAX_DEVICES],
-    /// Has this process made a memory node?
-    pub(crate) graph_nodes: AtomicU32,
 }
 
 #[repr(C)]
@@ -118,13 +116,30 @@ impl Ledger {
         }
     }
 
-    /// A context that exists was charged this much more.
-    pub(crate) fn grow_context(&self, device: usize, bytes: u64) {
+    /// A context that exists was charged this much more, or holds this much less.
+    pub(crate) fn resize_context(
+        &self,
+        container: &Container,
+        device: usize,
+        more: u64,
+        less: u64,
+    ) {
         let Some(overhead) = self.overhead.get(device) else {
             return;
         };
-        // Relaxed: a sum that guards no other memory.
-        overhead.context_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let Some(_held) = overhead.lock.hold() else {
+            return;
+        };
+        // Relaxed: under the lock.
+        let before = overhead
+            .context_bytes
+            .load(Ordering::Relaxed)
+            .saturating_add(more);
+        let less = less.min(before);
+        overhead
+            .context_bytes
+            .store(before - less, Ordering::Relaxed);
+        container.region.release(device, less, Kind::Context);
     }
 
     /// A context or a module is gone. Its charge may have been settled to another figure meanwhile:
@@ -200,14 +215,6 @@ impl Ledger {
         self.overhead
             .get(device)
             .map_or(0, |it| it.primary.swap(context, Ordering::Relaxed))
-    }
-
-    /// The primary context of a device; 0: none that we know.
-    pub(crate) fn primary(&self, device: usize) -> u64 {
-        // Relaxed: as above.
-        self.overhead
-            .get(device)
-            .map_or(0, |it| it.primary.load(Ordering::Relaxed))
     }
 
     /// What contexts and modules of this process are charged on a device, bytes.

@@ -14,10 +14,13 @@ mod hooks;
 mod linker;
 
 mod contexts;
+mod graphs;
 mod memory;
+mod modules;
 mod nvml;
 mod pools;
 mod report;
+mod virtual_memory;
 
 mod books;
 mod container;

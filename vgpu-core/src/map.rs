@@ -34,8 +34,10 @@ pub(crate) enum Space {
     Multicast = 9,
     /// Imported external memory.
     External = 10,
-    /// A green context, and the context that was made from it.
+    /// A green context.
     Green = 11,
+    /// As `SharedKey`, of a memory handle.
+    HandleKey = 12,
 }
 
 /// What is known of a key.
@@ -191,17 +193,19 @@ impl Map {
 }
 
 fn space_of(key: u64) -> Option<Space> {
+    SPACES.into_iter().find(|&space| space as u64 == key >> 56)
+}
+
+const SPACES: [Space; 12] = {
     use Space::{
-        Array, Context, External, GraphExec, Green, Handle, Mapping, Module, Multicast, Pointer,
-        SharedKey,
+        Array, Context, External, GraphExec, Green, Handle, HandleKey, Mapping, Module, Multicast,
+        Pointer, SharedKey,
     };
     [
         Pointer, Handle, Mapping, Array, Module, Context, GraphExec, SharedKey, Multicast,
-        External, Green,
+        External, Green, HandleKey,
     ]
-    .into_iter()
-    .find(|&space| space as u64 == key >> 56)
-}
+};
 
 impl Table {
     fn cell(&mut self, at: usize) -> Option<&mut Cell> {
@@ -219,7 +223,7 @@ impl Table {
             match self.cell(at)?.key {
                 0 => return None,
                 found if found == key => return Some(at),
-                _ => at = at + 1 & mask,
+                _ => at = (at + 1) & mask,
             }
         }
     }
@@ -250,7 +254,7 @@ impl Table {
                 *cell = new;
                 return;
             }
-            at = at + 1 & mask;
+            at = (at + 1) & mask;
         }
     }
 
@@ -258,7 +262,7 @@ impl Table {
     fn remove(&mut self, at: usize) {
         let mask = self.capacity - 1;
         let mut gap = at;
-        let mut next = at + 1 & mask;
+        let mut next = (at + 1) & mask;
         while let Some(&mut moved) = self.cell(next) {
             if moved.key == 0 {
                 break;
@@ -271,7 +275,7 @@ impl Table {
                 }
                 gap = next;
             }
-            next = next + 1 & mask;
+            next = (next + 1) & mask;
         }
         if let Some(cell) = self.cell(gap) {
             cell.key = 0;

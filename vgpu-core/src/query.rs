@@ -19,8 +19,6 @@ const CAPTURING: u32 = 1;
 
 /// A pool's memory, bytes (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`).
 pub(crate) const POOL_RESERVED: u32 = 5;
-/// Of it, what is given out, bytes (`CU_MEMPOOL_ATTR_USED_MEM_CURRENT`).
-pub(crate) const POOL_USED: u32 = 7;
 /// A device's graph memory, bytes (`CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`).
 const GRAPH_RESERVED: u32 = 2;
 
@@ -84,14 +82,6 @@ pub(crate) fn primary_is_active(ordinal: i32) -> Option<bool> {
     Some(active != 0)
 }
 
-/// The device's size, bytes.
-pub(crate) fn device_bytes(ordinal: i32) -> Option<u64> {
-    let mut bytes = 0usize;
-    // SAFETY: one word to write to.
-    ok(unsafe { cuda::cuDeviceTotalMem_v2(&raw mut bytes, CuDevice(ordinal)) })?;
-    u64::try_from(bytes).ok()
-}
-
 /// Runs queries so that they break nobody's capture.
 pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let mut mode = RELAXED;
@@ -148,21 +138,24 @@ pub(crate) fn device_pool(ordinal: i32) -> Option<u64> {
     (!pool.is_null()).then_some(pool as u64)
 }
 
-/// The pool that a device begins with.
-pub(crate) fn default_pool(ordinal: i32) -> Option<u64> {
-    let mut pool: CuMemoryPool = core::ptr::null_mut();
-    // SAFETY: one handle to write to.
-    ok(unsafe { cuda::cuDeviceGetDefaultMemPool(&raw mut pool, CuDevice(ordinal)) })?;
-    (!pool.is_null()).then_some(pool as u64)
-}
-
-/// A pool's figure ([`POOL_RESERVED`], [`POOL_USED`]), bytes.
+/// A pool's figure ([`POOL_RESERVED`]), bytes.
 pub(crate) fn pool_bytes(pool: u64, attribute: u32) -> Option<u64> {
     let pool: CuMemoryPool = core::ptr::with_exposed_provenance_mut(usize::try_from(pool).ok()?);
     let mut bytes = 0u64;
     // SAFETY: the attribute is a 64-bit number, and there is room for one.
     ok(unsafe { cuda::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) })?;
     Some(bytes)
+}
+
+/// Tells a pool to keep no more than this, bytes.
+pub(crate) fn trim_pool(pool: u64, keep: u64) {
+    let (Ok(pool), Ok(keep)) = (usize::try_from(pool), usize::try_from(keep)) else {
+        return;
+    };
+    let pool: CuMemoryPool = core::ptr::with_exposed_provenance_mut(pool);
+    // SAFETY: a pool that the caller has just allocated from.
+    let trimmed = unsafe { cuda::cuMemPoolTrimTo(pool, keep) };
+    debug_assert_eq!(trimmed, CuResult::SUCCESS);
 }
 
 /// What the device's graphs hold, bytes.
