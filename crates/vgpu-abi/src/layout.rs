@@ -64,11 +64,11 @@ pub const SHARED_LIVE: u32 = 2;
 
 /// Record locks of a region lie beyond every byte of it: the one on this byte plus the slot says
 /// that the slot's owner lives.
-pub const LOCK_SLOTS: u64 = 1 << 40;
+pub const LOCK_SLOTS: u64 = 0x0000_0100_0000_0000;
 /// On this byte plus the device: who decides about a device that is full.
-pub const LOCK_DEVICES: u64 = (1 << 40) + (1 << 20);
+pub const LOCK_DEVICES: u64 = 0x0000_0100_0010_0000;
 /// On this byte: who changes the shared-object table.
-pub const LOCK_SHARED: u64 = (1 << 40) + (2 << 20);
+pub const LOCK_SHARED: u64 = 0x0000_0100_0020_0000;
 
 /// Head of the usage region. Everything is written by the tenant and judged by the host.
 #[repr(C, align(64))]

@@ -42,14 +42,6 @@ pub(crate) fn errno() -> Errno {
     unsafe { *at }
 }
 
-/// Puts this thread's `errno` back to what it was.
-pub(crate) fn set_errno(value: Errno) {
-    // SAFETY: glibc's function has no precondition and gives the address of a thread-local.
-    let at = unsafe { libc::__errno_location() };
-    // SAFETY: the address is that of this thread's `errno`, valid as long as the thread runs.
-    unsafe { *at = value }
-}
-
 fn fd_of(result: c_long) -> c_int {
     c_int::try_from(result).unwrap_or(-1)
 }

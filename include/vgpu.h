@@ -1,0 +1,417 @@
+/* The files that a GPU container and its host share: usage region, limits, targets.
+ *
+ * Made from crates/vgpu-abi/src/layout.rs by `cargo xtask header`; do not edit. Words that several
+ * processes write are plain integers here: load them with __atomic_load_n, store them not at all,
+ * and check what you read: the region is its tenant's to write. */
+
+#ifndef VGPU_H
+#define VGPU_H
+
+#include <stdint.h>
+#define VGPU_ALIGNED(n) __attribute__((aligned(n)))
+
+// Devices that one container can have.
+#define VGPU_MAX_DEVICES 16
+
+// Processes that one container can have at a time.
+#define VGPU_MAX_SLOTS 1024
+
+// Objects that several processes hold together, at a time.
+#define VGPU_MAX_SHARED 2048
+
+// Refusals that are remembered.
+#define VGPU_MAX_OOMS 64
+
+// The largest holders that a refusal names.
+#define VGPU_MAX_HOLDERS 5
+
+// Bytes of a device's UUID text, zero-padded.
+#define VGPU_UUID_BYTES 96
+
+// Bytes of the name of the refused call, zero-padded.
+#define VGPU_CALL_BYTES 48
+
+// Groups of hooks that are counted apart.
+#define VGPU_HOOK_GROUPS 16
+
+// 64-bit words of a bitmap with one bit for each slot.
+#define VGPU_SLOT_WORDS 16
+
+// First eight bytes of a usage region: `vgpuREGN`.
+#define VGPU_REGION_MAGIC 5640553278764771190
+
+// Version of the usage region.
+#define VGPU_REGION_VERSION 1
+
+// First eight bytes of a limits file: `vgpuLIMT`.
+#define VGPU_LIMITS_MAGIC 6074592065129310070
+
+// Version of the limits file.
+#define VGPU_LIMITS_VERSION 1
+
+// First eight bytes of a targets file: `vgpuTRGT`.
+#define VGPU_TARGETS_MAGIC 6072913145233434486
+
+// Version of the targets file.
+#define VGPU_TARGETS_VERSION 1
+
+// A charge word (`confirmed`, `pending`): its low 44 bits are bytes.
+#define VGPU_CHARGE_BYTES_MASK 17592186044415
+
+// A charge word: from this bit on, ten bits count how often bytes were added, so that a reader
+// sees whether two looks at it belong to one moment.
+#define VGPU_CHARGE_COUNT_SHIFT 44
+
+// A charge word: from this bit on, ten bits repeat the slot's generation, so that a write that
+// was meant for the slot's former owner fails.
+#define VGPU_CHARGE_TAG_SHIFT 54
+
+// A slot that nobody uses.
+#define VGPU_SLOT_FREE 0
+
+// A slot that somebody is about to use.
+#define VGPU_SLOT_JOINING 1
+
+// A slot in use.
+#define VGPU_SLOT_USED 2
+
+// A place in the shared-object table that nobody uses.
+#define VGPU_SHARED_FREE 0
+
+// A place in the shared-object table that is being filled or cleared.
+#define VGPU_SHARED_CHANGING 1
+
+// A place in the shared-object table whose charge stands.
+#define VGPU_SHARED_LIVE 2
+
+// Record locks of a region lie beyond every byte of it: the one on this byte plus the slot says
+// that the slot's owner lives.
+#define VGPU_LOCK_SLOTS 1099511627776
+
+// On this byte plus the device: who decides about a device that is full.
+#define VGPU_LOCK_DEVICES 1099512676352
+
+// On this byte: who changes the shared-object table.
+#define VGPU_LOCK_SHARED 1099513724928
+
+// Head of the usage region. Everything is written by the tenant and judged by the host.
+typedef struct VGPU_ALIGNED(64) VgpuRegionHeader {
+  // REGION_MAGIC.
+  uint64_t magic;
+  // REGION_VERSION; stored last, so 0 is a region that was never finished.
+  uint32_t version;
+  // Size of this header.
+  uint32_t header_bytes;
+  // Size of the file.
+  uint64_t region_bytes;
+  // Devices in the table that mean something.
+  uint32_t device_count;
+  // MAX_DEVICES.
+  uint32_t device_capacity;
+  // MAX_SLOTS.
+  uint32_t slot_capacity;
+  // Size of a Slot.
+  uint32_t slot_bytes;
+  // MAX_SHARED.
+  uint32_t shared_capacity;
+  // MAX_OOMS.
+  uint32_t oom_capacity;
+  // When the region was made, nanoseconds since 1970.
+  uint64_t created_unix_ns;
+  // Room for what a later version says once.
+  uint64_t reserved_0[9];
+  // Slots below this one were in use at some time; no other slot has ever been written.
+  uint32_t slots_high_water;
+  // The same for the shared-object table.
+  uint32_t shared_high_water;
+  // Room that keeps the next field on a line of its own.
+  uint64_t reserved_1[7];
+  // One bit for each slot: set before its first charge, cleared after its last.
+  uint64_t slots_in_use[VGPU_SLOT_WORDS];
+  // Requests that were refused for want of room.
+  uint64_t refused;
+  // Bounded waits for another party that ran out.
+  uint64_t waits_ran_out;
+  // Slot locks that were lost (a program closed the file) and taken again.
+  uint64_t locks_retaken;
+  // Processes that found their slot taken away and joined again.
+  uint64_t rejoined;
+  // Slots of dead processes that were cleared.
+  uint64_t reaped;
+  // Objects that found no place in the shared-object table.
+  uint64_t shared_full;
+  // Refusals recorded so far; the last one stands at this number less one, modulo
+  // MAX_OOMS.
+  uint64_t ooms;
+  // Processes that found no free slot.
+  uint64_t slots_full;
+  // Hooked calls of processes that are gone, by group.
+  uint64_t past_hook_calls[VGPU_HOOK_GROUPS];
+  // Room for what a later version counts.
+  uint64_t reserved_2[448];
+} VgpuRegionHeader;
+
+// One device of the container, in the order in which the container sees them.
+typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
+  // UUID text, zero-padded; empty where the region was made without knowing it.
+  uint8_t uuid[VGPU_UUID_BYTES];
+  // Room that keeps the next field on a line of its own.
+  uint64_t reserved_0[4];
+  // Bytes of all shared objects on this device: a charge word without a tag.
+  uint64_t shared;
+  // What a context was seen to take, bytes; 0 where nobody has looked yet.
+  uint64_t context_bytes;
+  // What a module was seen to take, bytes; 0 where nobody has looked yet.
+  uint64_t module_bytes;
+  // Size of the device, bytes; 0 where it is not known.
+  uint64_t physical_bytes;
+  // Room for the rest of the line.
+  uint64_t reserved_1[4];
+  // Compute credit of the container on this device, nanoseconds, two's complement.
+  uint64_t credit_ns;
+  // When credit was last refilled, nanoseconds of the monotonic clock.
+  uint64_t credit_at_ns;
+  // GPU time that the container was seen to use, nanoseconds.
+  uint64_t busy_ns;
+  // Room for compute.
+  uint64_t reserved_2[5];
+} VgpuRegionDevice;
+
+// Somebody who held memory when a request was refused.
+typedef struct VgpuOomHolder {
+  // Process id in its own namespace; 0 ends the list; `UINT32_MAX` stands for shared objects.
+  uint32_t pid;
+  // Its slot.
+  uint32_t slot;
+  // What it held, bytes.
+  uint64_t bytes;
+} VgpuOomHolder;
+
+// A refusal.
+typedef struct VGPU_ALIGNED(64) VgpuOomEntry {
+  // Twice its number plus two; odd while it is being written; stored last.
+  uint64_t sequence;
+  // Nanoseconds since 1970.
+  uint64_t time_unix_ns;
+  // Who asked: process id in its own namespace.
+  uint32_t pid;
+  // Index of the device.
+  uint32_t device;
+  // How many bytes were asked for.
+  uint64_t asked;
+  // The limit then.
+  uint64_t limit;
+  // What was used then.
+  uint64_t used;
+  // Why: 0 full, 1 a wait ran out, 2 closed.
+  uint32_t why;
+  // Room.
+  uint32_t reserved_0;
+  // The refused call, zero-padded.
+  uint8_t call[VGPU_CALL_BYTES];
+  // The largest holders, largest first.
+  struct VgpuOomHolder holders[VGPU_MAX_HOLDERS];
+  // Room.
+  uint64_t reserved_1[9];
+} VgpuOomEntry;
+
+// An object that several processes may hold: its charge stands here, once.
+typedef struct VGPU_ALIGNED(64) VgpuSharedObject {
+  // SHARED_FREE, SHARED_CHANGING or SHARED_LIVE.
+  uint32_t state;
+  // Index of the device.
+  uint32_t device;
+  // What names it, the same in every process.
+  uint64_t key[2];
+  // Its charge, bytes.
+  uint64_t bytes;
+  // Room that keeps the next field on a line of its own.
+  uint64_t reserved[4];
+  // One bit for each slot that holds it.
+  uint64_t holders[VGPU_SLOT_WORDS];
+} VgpuSharedObject;
+
+// Who owns a slot.
+typedef struct VGPU_ALIGNED(64) VgpuSlotHead {
+  // SLOT_FREE, SLOT_JOINING or SLOT_USED.
+  uint32_t state;
+  // Process id in the owner's own namespace.
+  uint32_t pid;
+  // Raised whenever the slot changes hands; its low ten bits tag the charge words.
+  uint64_t generation;
+  // Start time of the process, in clock ticks since boot (`/proc/PID/stat`, field 22).
+  uint64_t start_time;
+  // Inode of the process's pid namespace; 0 where it could not be read.
+  uint64_t pid_namespace;
+  // Where the process's stack starts (`/proc/PID/stat`, field 28): another value under the
+  // same pid and start time is another program after `exec`. 0 where it could not be read.
+  uint64_t start_stack;
+  // When the slot was taken, nanoseconds since 1970.
+  uint64_t joined_unix_ns;
+  // Name of the program (`/proc/PID/comm`), zero-padded.
+  uint8_t name[16];
+  // Hooked calls by group.
+  uint64_t hook_calls[VGPU_HOOK_GROUPS];
+  // Random bytes of the program image: others under the same pid after `exec`.
+  uint64_t image;
+  // Room for what a later version knows of a process.
+  uint64_t reserved[7];
+} VgpuSlotHead;
+
+// What one process uses of one device. Only its own process and, once that is dead, a reaper
+// write it.
+typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
+  // Charge word: what the driver has given.
+  uint64_t confirmed;
+  // Of `confirmed`: contexts, bytes.
+  uint64_t contexts;
+  // Of `confirmed`: modules, bytes.
+  uint64_t modules;
+  // Room for more kinds.
+  uint64_t reserved_0[5];
+  // Charge word: what has been asked of the driver and is not answered yet.
+  uint64_t pending;
+  // Launches.
+  uint64_t launches;
+  // GPU time used, nanoseconds.
+  uint64_t busy_ns;
+  // Compute credit leased and not used yet, nanoseconds.
+  uint64_t leased_ns;
+  // Estimated GPU time of the work in flight, nanoseconds.
+  uint64_t in_flight_ns;
+  // Share of the device in the last window, thousandths.
+  uint32_t busy_permille;
+  // The process's priority on this device, 0 is the highest.
+  uint32_t priority;
+  // Room for compute.
+  uint64_t reserved_1[2];
+} VgpuDeviceUse;
+
+// A process: who it is, and what it uses of each device.
+typedef struct VGPU_ALIGNED(64) VgpuSlot {
+  // Who it is.
+  struct VgpuSlotHead head;
+  // What it uses.
+  struct VgpuDeviceUse devices[VGPU_MAX_DEVICES];
+} VgpuSlot;
+
+// The usage region: one file, written by the container, `pread` by the host.
+typedef struct VGPU_ALIGNED(64) VgpuRegionLayout {
+  // What it is.
+  struct VgpuRegionHeader header;
+  // Its devices.
+  struct VgpuRegionDevice devices[VGPU_MAX_DEVICES];
+  // The last refusals, a ring.
+  struct VgpuOomEntry ooms[VGPU_MAX_OOMS];
+  // Objects that several processes hold.
+  struct VgpuSharedObject shared[VGPU_MAX_SHARED];
+  // Processes.
+  struct VgpuSlot slots[VGPU_MAX_SLOTS];
+} VgpuRegionLayout;
+
+// Head of a file that the host owns (limits, targets). Two copies of the content follow.
+typedef struct VGPU_ALIGNED(64) VgpuHostFileHeader {
+  // LIMITS_MAGIC or TARGETS_MAGIC.
+  uint64_t magic;
+  // Version of the content; stored last.
+  uint32_t version;
+  // Size of one copy.
+  uint32_t copy_bytes;
+  // Size of the file.
+  uint64_t file_bytes;
+  // Generation times two, plus which copy holds it: one store flips both.
+  uint64_t current;
+  // When the owner last looked after the file, nanoseconds of the monotonic clock.
+  uint64_t heartbeat_ns;
+  // Room.
+  uint64_t reserved[507];
+} VgpuHostFileHeader;
+
+// What a container may use of one device.
+typedef struct VgpuLimitsDevice {
+  // UUID text, zero-padded; empty stands for "the device at this index".
+  uint8_t uuid[VGPU_UUID_BYTES];
+  // Memory limit, bytes; 0 is no cap.
+  uint64_t memory_bytes;
+  // Size of the device, bytes; 0 where it is not known.
+  uint64_t physical_bytes;
+  // What a context is expected to take, bytes; 0 where it is not known.
+  uint64_t context_bytes;
+  // What a module is expected to take, bytes; 0 where it is not known.
+  uint64_t module_bytes;
+  // Share of compute time, percent; 0 and 100 are no cap.
+  uint32_t core_percent;
+  // Room.
+  uint32_t reserved_0;
+  // Room.
+  uint64_t reserved_1[7];
+} VgpuLimitsDevice;
+
+// One copy of the limits.
+typedef struct VGPU_ALIGNED(64) VgpuLimitsCopy {
+  // LIMITS_VERSION.
+  uint32_t version;
+  // Devices that mean something.
+  uint32_t device_count;
+  // Raised with every change.
+  uint64_t generation;
+  // Priority, 0 is the highest.
+  uint32_t priority;
+  // 0 default, 1 force, 2 floor, 3 disable.
+  uint32_t policy;
+  // Devices that are not named: 0 deny, 1 allow.
+  uint32_t unlisted;
+  // Room.
+  uint32_t reserved_0[9];
+  // What the container may use.
+  struct VgpuLimitsDevice devices[VGPU_MAX_DEVICES];
+  // Room.
+  uint64_t reserved_1[119];
+  // Over everything before it.
+  uint64_t checksum;
+} VgpuLimitsCopy;
+
+// The limits: one file, written by the host, mapped read-only by the container.
+typedef struct VGPU_ALIGNED(64) VgpuLimitsLayout {
+  // What it is, and which copy counts.
+  struct VgpuHostFileHeader header;
+  // The copies.
+  struct VgpuLimitsCopy copies[2];
+} VgpuLimitsLayout;
+
+// What the host knows of one process.
+typedef struct VGPU_ALIGNED(64) VgpuTargetsEntry {
+  // Generation of the file's content that this entry belongs to.
+  uint64_t generation;
+  // Generation of the slot that it speaks of.
+  uint64_t slot_generation;
+  // Process id on the host; 0 where it is not known.
+  uint32_t host_pid;
+  // Room.
+  uint32_t reserved_0;
+  // What the driver takes for contexts and modules beyond the process's own allocations, by
+  // device, bytes.
+  uint64_t overhead_bytes[VGPU_MAX_DEVICES];
+  // Target of the compute arbiter by device, thousandths of the device; 0 is none.
+  uint32_t target_permille[VGPU_MAX_DEVICES];
+  // Room.
+  uint64_t reserved_1[4];
+  // Over everything before it.
+  uint64_t checksum;
+} VgpuTargetsEntry;
+
+// One copy of the targets.
+typedef struct VGPU_ALIGNED(64) VgpuTargetsCopy {
+  // By slot. Only those in use are written.
+  struct VgpuTargetsEntry entries[VGPU_MAX_SLOTS];
+} VgpuTargetsCopy;
+
+// The targets: one file, written by the host, mapped read-only by the container.
+typedef struct VGPU_ALIGNED(64) VgpuTargetsLayout {
+  // What it is, and which copy counts.
+  struct VgpuHostFileHeader header;
+  // The copies.
+  struct VgpuTargetsCopy copies[2];
+} VgpuTargetsLayout;
+
+#endif  /* VGPU_H */
