@@ -271,7 +271,13 @@ fn check_own(path: &Path, dir: &OwnedFd) -> anyhow::Result<()> {
 /// Boards to read: the one that was named, else every default one that exists.
 fn boards_to_read(named: Option<&Path>) -> anyhow::Result<Vec<PathBuf>> {
     if let Some(path) = named {
-        return Ok(vec![open_board(path, false)?.path]);
+        // Nobody has run anything there yet: no containers, and no error.
+        let is_missing = nix::sys::stat::lstat(path) == Err(Errno::ENOENT);
+        return if is_missing {
+            Ok(Vec::new())
+        } else {
+            Ok(vec![open_board(path, false)?.path])
+        };
     }
     let mut candidates = vec![PathBuf::from(SYSTEM), PathBuf::from(FALLBACK)];
     if Uid::effective().is_root() {

@@ -8,6 +8,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::errno::Errno;
@@ -245,16 +246,24 @@ fn in_foreground() -> bool {
     terminal.is_ok_and(|terminal| tcgetpgrp(terminal).is_ok_and(|group| group == getpgrp()))
 }
 
-/// Whether processes that the command started are still there. Needs [`adopt_orphans`].
+/// Whether processes that the command started stay after it: those that are about to end, as a
+/// killed shell's last child is, are given a moment. Needs [`adopt_orphans`].
 pub(crate) fn has_descendants() -> bool {
+    let until = Instant::now() + LAST_BREATH;
     loop {
         match waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             Ok(WaitStatus::StillAlive) => return true,
             Ok(_) | Err(Errno::EINTR | Errno::EINVAL) => {}
             Err(_) => return false,
         }
     }
 }
+
+/// How long processes that the command left behind may take to end.
+const LAST_BREATH: Duration = Duration::from_millis(200);
 
 /// Processes whose parent ends become our children, so that we know of them.
 pub(crate) fn adopt_orphans() {
@@ -276,6 +285,8 @@ pub(crate) fn end_alike(end: End) -> ExitCode {
             let mut set = SigSet::empty();
             set.add(signal);
             if set.thread_unblock().is_ok() {
+                // Rust looks at the first SIGSEGV or SIGBUS, and lets the second one kill.
+                raise(signal).ok();
                 raise(signal).ok();
             }
             // A signal that we ignore, as we found it.

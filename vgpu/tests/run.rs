@@ -1,0 +1,516 @@
+//! `vgpu run` as a parent: exit codes, signals, environment, its directory from beginning to end.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use common::{Machine, Running, VGPU, ended, library, lives, until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const LOOP: &str = "echo ready; while :; do sleep 0.02; done";
+
+#[test]
+fn the_exit_code_is_the_commands() {
+    let machine = Machine::new();
+
+    for code in [0, 1, 2, 3, 126, 127, 128, 255] {
+        let script = format!("exit {code}");
+        let ended = machine.run(&["run", "--gpumem", "4Gi", "--", "sh", "-c", &script]);
+        assert_eq!((ended.code, ended.err.as_str()), (Some(code), ""), "{code}");
+    }
+}
+
+#[test]
+fn a_command_that_a_signal_killed_ends_vgpu_alike_and_a_shell_sees_128_and_the_signal() {
+    let machine = Machine::new();
+
+    for signal in [
+        Signal::SIGTERM,
+        Signal::SIGKILL,
+        Signal::SIGSEGV,
+        Signal::SIGINT,
+    ] {
+        let script = format!("kill -{} $$", signal as i32);
+        let ended = machine.run(&["run", "--gpumem", "4Gi", "--", "sh", "-c", &script]);
+        assert_eq!(ended.signal, Some(signal as i32), "{signal}: {ended:?}");
+    }
+    let script = format!("{VGPU} run --gpumem 4Gi -- sh -c 'kill -TERM $$'; echo $?");
+    let seen = ended(machine.command("sh").args(["-c", &script]));
+    assert_eq!(seen.out, "143\n");
+    // SIGPIPE is ignored in us, so it is told by the code.
+    let ended = machine.run(&["run", "--gpumem", "4Gi", "--", "sh", "-c", "kill -PIPE $$"]);
+    assert_eq!(ended.code, Some(141));
+}
+
+#[test]
+fn a_command_that_cannot_be_run_gives_the_codes_of_a_shell() {
+    let machine = Machine::new();
+    let text = machine.path("text");
+    fs::write(&text, "not a program\n").unwrap();
+    let no_interpreter = machine.path("no-interpreter");
+    fs::write(&no_interpreter, "#!/nonexistent/sh\n").unwrap();
+    let noise = machine.path("noise");
+    fs::write(&noise, b"\x7fELF\x01\x02\x03").unwrap();
+    for file in [&no_interpreter, &noise] {
+        fs::set_permissions(file, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let directory = machine.dir.path().to_owned();
+
+    for (command, code) in [
+        ("/nonexistent/program", 127),
+        ("no-such-program-anywhere", 127),
+        ("", 127),
+        (no_interpreter.to_str().unwrap(), 127),
+        (text.to_str().unwrap(), 126),
+        (directory.to_str().unwrap(), 126),
+        (noise.to_str().unwrap(), 126),
+    ] {
+        let ended = machine.run(&["run", "--gpumem", "4Gi", "--", command]);
+        assert_eq!(ended.code, Some(code), "{command:?}: {ended:?}");
+        let start = format!("vgpu run: cannot run {command}: ");
+        assert!(ended.err.starts_with(&start), "{}", ended.err);
+        assert_eq!(machine.names(), [""; 0], "{command:?} left its directory");
+    }
+}
+
+#[test]
+fn signals_sent_to_vgpu_reach_the_command() {
+    let machine = Machine::new();
+
+    for name in [
+        "HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "WINCH", "CONT",
+    ] {
+        let script = format!("trap 'echo got {name}; exit 7' {name}; {LOOP}");
+        // A shell ignores INT and QUIT in what it starts in the background; a test harness may be
+        // such a shell's child, and a shell cannot trap what was ignored when it started.
+        let running = machine.start(&["--gpumem", "4Gi"], &script);
+        running.signal(format!("SIG{name}").parse().unwrap());
+        let ended = running.end();
+        assert_eq!(ended.code, Some(7), "{name}: {ended:?}");
+        assert!(ended.out.ends_with(&format!("got {name}\n")), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_signal_that_the_command_sends_to_its_parent_does_not_come_back() {
+    let machine = Machine::new();
+    let script = "trap 'echo came back; exit 9' USR1; kill -USR1 $PPID; sleep 0.3; echo ready";
+
+    let ended = machine.start(&["--gpumem", "4Gi"], script).end();
+
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "ready\n"));
+}
+
+#[test]
+fn the_command_gets_the_signal_state_that_a_shell_would_give_it() {
+    let machine = Machine::new();
+    let words = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"];
+    // Signals 32 and 33 are the C library's own, and it sets them as it needs them.
+    let state = |ended: common::Ended| {
+        let lines = ended.out.lines().map(|line| {
+            let (name, bits) = line.split_once(":\t").unwrap();
+            (
+                name.to_owned(),
+                u64::from_str_radix(bits, 16).unwrap() & !(3 << 31),
+            )
+        });
+        lines.collect::<Vec<_>>()
+    };
+    let plain = state(ended(machine.command("grep").args(&words[1..])));
+
+    let under = state(ended(
+        machine.vgpu(["run", "--gpumem", "4Gi", "--"]).args(words),
+    ));
+
+    assert_eq!(plain.len(), 2);
+    assert_eq!(under, plain);
+}
+
+#[test]
+fn the_environment_names_the_library_first_and_the_files_and_keeps_the_rest() {
+    let machine = Machine::new();
+    let mut command = machine.vgpu(["run", "--gpumem", "4Gi", "--name", "env", "--"]);
+    command.args(["sh", "-c", "echo $LD_PRELOAD; echo $VGPU_LIMITS; echo $VGPU_REGION; echo $KEPT; echo $CUDA_VISIBLE_DEVICES"]);
+    command.env("LD_PRELOAD", "libm.so.6").env("KEPT", "yes");
+
+    let ended = ended(&mut command);
+
+    let dir = machine.containers().join("env");
+    let library = library().canonicalize().unwrap();
+    let expected = format!(
+        "{}:libm.so.6\n{dir}/limits\n{dir}/region\nyes\n\n",
+        library.display(),
+        dir = dir.display()
+    );
+    assert_eq!(ended.out, expected, "{}", ended.err);
+}
+
+#[test]
+fn a_choice_of_gpus_is_what_the_command_sees() {
+    let machine = Machine::new();
+    let top = machine.top();
+    let uuid = |index: usize| top["gpus"][index]["uuid"].as_str().unwrap().to_owned();
+    let seen = |flags: &[&str]| {
+        let words = [
+            &["run"],
+            flags,
+            &["--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"],
+        ]
+        .concat();
+        let ended = machine.run(&words);
+        assert_eq!(ended.err, "");
+        ended.out.trim().to_owned()
+    };
+
+    assert_eq!(seen(&["--gpumem", "4Gi"]), "");
+    assert_eq!(seen(&["--gpumem", "4Gi", "--gpu", "1"]), uuid(1));
+    assert_eq!(seen(&["--gpumem", "1=4Gi"]), uuid(1));
+    assert_eq!(
+        seen(&["--gpumem", "4Gi", "--gpu", "1,0"]),
+        format!("{},{}", uuid(1), uuid(0))
+    );
+    assert_eq!(seen(&["--gpumem", "4Gi", "--gpu", &uuid(0)]), uuid(0));
+}
+
+#[test]
+fn the_directory_is_there_while_the_command_runs_and_gone_afterwards() {
+    let machine = Machine::new();
+
+    let running = machine.start(&["--gpumem", "4Gi", "--name", "here"], LOOP);
+    let dir = machine.containers().join("here");
+    let mut files: Vec<_> = fs::read_dir(&dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    files.sort();
+    assert_eq!(files, ["container.json", "limits", "region", "targets"]);
+    for (path, mode) in [
+        (&machine.board, 0o1777),
+        (&machine.containers(), 0o700),
+        (&dir, 0o700),
+    ] {
+        assert_eq!(
+            fs::metadata(path).unwrap().permissions().mode() & 0o7777,
+            mode
+        );
+    }
+    running.stop();
+
+    assert_eq!(machine.names(), [""; 0]);
+}
+
+#[test]
+fn names_are_unique_and_a_taken_one_is_refused() {
+    let machine = Machine::new();
+    let first = machine.start(&["--gpumem", "1Gi"], LOOP);
+    let second = machine.start(&["--gpumem", "1Gi"], LOOP);
+    let third = machine.start(&["--gpumem", "1Gi", "--name", "mine"], LOOP);
+    assert_eq!(machine.names(), ["mine", "sh-1", "sh-2"]);
+
+    let refused = machine.run(&["run", "--gpumem", "1Gi", "--name", "mine", "--", "true"]);
+
+    assert_eq!(refused.code, Some(1));
+    assert!(
+        refused
+            .err
+            .contains("a container called \"mine\" is running"),
+        "{}",
+        refused.err
+    );
+    for running in [first, second, third] {
+        running.stop();
+    }
+    let again = machine.run(&["run", "--gpumem", "1Gi", "--name", "mine", "--", "true"]);
+    assert_eq!(again.code, Some(0));
+}
+
+#[test]
+fn twenty_runs_at_once_get_a_name_each_and_leave_nothing() {
+    let machine = Machine::new();
+    let children: Vec<_> = (0..20)
+        .map(|_| {
+            let mut command = machine.vgpu(["run", "--gpumem", "100Mi", "--", "sleep", "0.2"]);
+            command.spawn().unwrap()
+        })
+        .collect();
+
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+
+    assert_eq!(machine.names(), [""; 0]);
+}
+
+#[test]
+fn a_killed_runner_leaves_its_command_under_the_limit_and_the_next_run_clears_up() {
+    let machine = Machine::new();
+    let running = machine.start(
+        &["--gpumem", "4Gi", "--name", "left"],
+        &format!("echo $$; {LOOP}"),
+    );
+    let said = running.said();
+    let pid = said.lines().next().unwrap().to_owned();
+    running.signal(Signal::SIGKILL);
+    let mut running = running;
+    assert!(!running.child.wait().unwrap().success());
+
+    // It lives on, top shows it, its limit can be set, and nobody takes its files away.
+    assert!(lives(&pid));
+    let seen = machine.top();
+    assert_eq!(seen["containers"][0]["name"], "left");
+    assert_eq!(seen["containers"][0]["state"], "orphaned");
+    assert_eq!(
+        machine.run(&["run", "--gpumem", "1Gi", "--", "true"]).code,
+        Some(0)
+    );
+    assert_eq!(machine.names(), ["left"]);
+    assert_eq!(
+        machine.run(&["set", "left", "--gpumem", "2Gi"]).code,
+        Some(0)
+    );
+
+    // Once it has ended, the next run clears up.
+    kill(Pid::from_raw(pid.parse().unwrap()), Signal::SIGKILL).unwrap();
+    until("a run has cleared up", || {
+        assert_eq!(
+            machine.run(&["run", "--gpumem", "1Gi", "--", "true"]).code,
+            Some(0)
+        );
+        machine.names().is_empty()
+    });
+}
+
+#[test]
+fn top_clears_up_after_a_runner_and_a_command_that_were_both_killed() {
+    let machine = Machine::new();
+    let running = machine.start(&["--gpumem", "4Gi"], &format!("echo $$; {LOOP}"));
+    let pid = running.said().lines().next().unwrap().to_owned();
+    running.signal(Signal::SIGKILL);
+    kill(Pid::from_raw(pid.parse().unwrap()), Signal::SIGKILL).unwrap();
+    let mut running = running;
+    running.child.wait().unwrap();
+    until("the command is gone", || !lives(&pid));
+    assert_eq!(machine.names(), ["sh-1"]);
+
+    // The shell's last `sleep` may still be there.
+    until("top has cleared up", || {
+        machine.top()["containers"].as_array().unwrap().is_empty()
+    });
+
+    assert_eq!(machine.names(), [""; 0]);
+}
+
+#[test]
+fn what_the_command_left_in_the_background_keeps_its_files() {
+    let machine = Machine::new();
+    let ended = machine.run(&[
+        "run",
+        "--gpumem",
+        "4Gi",
+        "--name",
+        "daemon",
+        "--",
+        "sh",
+        "-c",
+        "setsid sh -c 'while :; do sleep 0.02; done' >/dev/null 2>&1 & echo $!",
+    ]);
+    assert_eq!(ended.code, Some(0));
+    assert!(
+        ended.err.contains("processes of daemon are still running"),
+        "{}",
+        ended.err
+    );
+    assert_eq!(machine.names(), ["daemon"]);
+
+    kill(
+        Pid::from_raw(ended.out.trim().parse().unwrap()),
+        Signal::SIGKILL,
+    )
+    .unwrap();
+    until("top has cleared up", || {
+        machine.top();
+        machine.names().is_empty()
+    });
+}
+
+#[test]
+fn a_command_that_cannot_be_interrupted_is_waited_for() {
+    let machine = Machine::new();
+    let script = "trap '' TERM INT; echo ready; sleep 0.3; echo done; exit 5";
+    let running = machine.start(&["--gpumem", "4Gi"], script);
+    running.signal(Signal::SIGTERM);
+    running.signal(Signal::SIGINT);
+
+    let ended = running.end();
+
+    assert_eq!((ended.code, ended.out.as_str()), (Some(5), "ready\ndone\n"));
+}
+
+#[test]
+fn standard_input_and_descriptors_go_through() {
+    let machine = Machine::new();
+    let script = format!(
+        "echo hello | {VGPU} run --gpumem 4Gi -- cat; {VGPU} run --gpumem 4Gi -- sh -c 'echo three >&3' 3>&1"
+    );
+
+    let ended = ended(machine.command("sh").args(["-c", &script]));
+
+    assert_eq!(
+        (ended.out.as_str(), ended.err.as_str()),
+        ("hello\nthree\n", "")
+    );
+}
+
+#[test]
+fn nested_runs_can_only_lower() {
+    let machine = Machine::new();
+    let nested = |outer: &str, inner: &str| {
+        let script = format!("{VGPU} run {inner} -- echo started");
+        machine.run(&["run", "--gpumem", outer, "--", "sh", "-c", &script])
+    };
+
+    let lower = nested("4Gi", "--gpumem 2Gi");
+    assert_eq!(
+        (lower.code, lower.out.as_str()),
+        (Some(0), "started\n"),
+        "{}",
+        lower.err
+    );
+    let same = nested("4Gi", "--gpumem 4Gi");
+    assert_eq!(same.out, "started\n", "{}", same.err);
+    let higher = nested("4Gi", "--gpumem 5Gi");
+    assert_eq!((higher.code, higher.out.as_str()), (Some(2), ""));
+    assert!(
+        higher
+            .err
+            .contains("5Gi of GPU 0 is more than the 4Gi that the limits around allow"),
+        "{}",
+        higher.err
+    );
+    let other_gpu = nested("0=4Gi", "--gpumem 1=1Gi");
+    assert_eq!(
+        (other_gpu.code, other_gpu.out.as_str()),
+        (Some(2), ""),
+        "{}",
+        other_gpu.err
+    );
+    let by_other_stack = {
+        let mut command = machine.vgpu(["run", "--gpumem", "4Gi", "--", "echo", "started"]);
+        ended(command.env("CUDA_DEVICE_MEMORY_LIMIT", "2g"))
+    };
+    assert_eq!(
+        (by_other_stack.code, by_other_stack.out.as_str()),
+        (Some(2), "")
+    );
+    let unreadable = {
+        let mut command = machine.vgpu(["run", "--gpumem", "4Gi", "--", "echo", "started"]);
+        ended(command.env("VGPU_LIMITS", "/nonexistent/limits"))
+    };
+    assert_eq!((unreadable.code, unreadable.out.as_str()), (Some(1), ""));
+    assert!(
+        unreadable.err.contains("/nonexistent/limits"),
+        "{}",
+        unreadable.err
+    );
+}
+
+#[test]
+fn a_missing_library_says_where_it_was_looked_for() {
+    let machine = Machine::new();
+    let start = |library: &str| {
+        let words = [
+            "run",
+            "--gpumem",
+            "4Gi",
+            "--library",
+            library,
+            "--",
+            "echo",
+            "started",
+        ];
+        let ended = machine.run(&words);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""), "{library}");
+        ended.err
+    };
+    let spaced = machine.path("a b.so");
+    fs::copy(library(), &spaced).unwrap();
+    let text = machine.path("text.so");
+    fs::write(&text, "not a library, although it is long enough").unwrap();
+
+    assert!(start("/nonexistent/libvgpu.so").contains("looked at /nonexistent/libvgpu.so"));
+    assert!(start(text.to_str().unwrap()).contains("not a 64-bit shared library"));
+    assert!(start(spaced.to_str().unwrap()).contains("has a space or a colon"));
+    assert!(start("/").contains("cannot read the library"));
+    // Without --library: the places are all named.
+    let mut command = machine.vgpu(["run", "--gpumem", "4Gi", "--", "true"]);
+    let bare = machine.path("bin/vgpu");
+    fs::create_dir(machine.path("bin")).unwrap();
+    fs::copy(VGPU, &bare).unwrap();
+    let mut moved = machine.command(&bare);
+    moved.args(command.get_args()).env_remove("VGPU_LIBRARY");
+    command.env_remove("VGPU_LIBRARY");
+    let ended = ended(&mut moved);
+    for place in [
+        "bin/../lib/vgpu/libvgpu.so",
+        "bin/libvgpu.so",
+        "/usr/local/vgpu/libvgpu.so",
+    ] {
+        assert!(ended.err.contains(place), "{place} in {}", ended.err);
+    }
+}
+
+#[test]
+fn without_a_driver_the_error_says_what_to_try() {
+    let machine = Machine::new();
+    let mut command = machine.vgpu(["run", "--gpumem", "4Gi", "--", "echo", "started"]);
+
+    let ended = ended(command.env_remove("LD_LIBRARY_PATH"));
+
+    if ended.code == Some(0) {
+        // A machine with an NVIDIA driver.
+        return;
+    }
+    assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+    assert!(ended.err.contains("libnvidia-ml.so.1"), "{}", ended.err);
+    assert!(ended.err.contains("vgpu sim -- vgpu run"), "{}", ended.err);
+}
+
+#[test]
+fn limits_that_add_up_to_more_than_the_gpu_are_worth_a_word() {
+    let machine = Machine::new();
+    let first = machine.start(&["--gpumem", "0=12Gi"], LOOP);
+
+    let second = machine.run(&["run", "--gpumem", "0=8Gi", "--", "true"]);
+
+    assert_eq!(second.code, Some(0));
+    assert!(
+        second
+            .err
+            .contains("the limits on GPU 0 add up to 20Gi of its 16Gi"),
+        "{}",
+        second.err
+    );
+    first.stop();
+}
+
+#[test]
+fn a_run_in_a_new_session_still_ends_with_its_command() {
+    let machine = Machine::new();
+    let mut command = machine.command("setsid");
+    command.args(["--wait", VGPU, "run", "--gpumem", "1Gi", "--", "sh", "-c"]);
+    command.arg(format!("trap 'exit 3' TSTP; {LOOP}"));
+    let running = Running::start(&mut command);
+    // Where no shell could continue it, a stop must not stop it for good: the command hears of it.
+    let runner =
+        fs::read_to_string(format!("/proc/{0}/task/{0}/children", running.child.id())).unwrap();
+    let runner = runner
+        .split_whitespace()
+        .next()
+        .map_or(running.pid(), |pid| Pid::from_raw(pid.parse().unwrap()));
+
+    kill(runner, Signal::SIGTSTP).unwrap();
+
+    assert_eq!(running.end().code, Some(3));
+}
