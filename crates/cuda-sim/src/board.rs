@@ -117,6 +117,16 @@ struct Device {
     lost: u64,
 }
 
+impl Device {
+    fn met(&mut self, xid: u64) {
+        self.faults += 1;
+        self.last_xid = xid;
+        if xid == 79 {
+            self.lost = 1;
+        }
+    }
+}
+
 #[repr(C)]
 struct State {
     next_generation: u64,
@@ -256,6 +266,11 @@ impl Board {
                 last_xid: 0,
                 lost: 0,
             };
+        }
+        for (gpu, xid) in crate::faults::xids(&config.faults) {
+            if let Some(device) = area.state.devices.get_mut(gpu) {
+                device.met(xid);
+            }
         }
         // The work of an earlier board at this place is nobody's.
         drop(fs::remove_file(self.exec_path()));
@@ -626,11 +641,7 @@ impl Board {
     /// Records an XID on a GPU; 79 means that it fell off the bus.
     pub fn fault(&self, gpu: usize, xid: u64) {
         if let Some(device) = self.lock().devices.get_mut(gpu) {
-            device.faults += 1;
-            device.last_xid = xid;
-            if xid == 79 {
-                device.lost = 1;
-            }
+            device.met(xid);
         }
     }
 

@@ -110,6 +110,7 @@ impl Config {
                 .map_err(|error| format!("VGPU_SIM_SCRIPT is {path:?}: {error}"))?;
         }
         config.faults = get("VGPU_SIM_FAULTS").unwrap_or_default();
+        crate::faults::check(&config.faults)?;
         config.mig = get("VGPU_SIM_MIG").unwrap_or_default();
         crate::mig::parse(&config.mig)?;
         Ok(config)
@@ -213,6 +214,7 @@ mod tests {
             ("VGPU_SIM_CLOCK", "sundial"),
             ("VGPU_SIM_SCRIPT", "/does/not/exist"),
             ("VGPU_SIM_MIG", "0=9g"),
+            ("VGPU_SIM_FAULTS", "xid:79"),
         ] {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.contains(value.trim_start_matches("9=")), "{error}");

@@ -4,7 +4,8 @@
 //!
 //! Entries stand between commas; a name may end in `*`:
 //! `fail:cuMemAlloc_v2=2` (that code, always), `fail:cuMemAlloc_v2=2@3` (only the third such call of a
-//! process), `slow:cuMem*=500us`. Entries of other kinds (`xid:…`) are another's to read.
+//! process), `slow:cuMem*=500us`. `xid:1=79` is no call's fault but GPU 1's: it has met that XID from
+//! the start (79: it has fallen off the bus).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -36,11 +37,7 @@ impl Faults {
     /// Reads the text; an entry that is not understood is left out.
     #[must_use]
     pub fn parse(text: &str) -> Self {
-        Self(
-            text.split(',')
-                .filter_map(|entry| entry_of(entry.trim()))
-                .collect(),
-        )
+        Self(entries(text).filter_map(entry_of).collect())
     }
 
     /// No fault of a call.
@@ -75,6 +72,37 @@ impl Fault {
             None => self.name == name,
         }
     }
+}
+
+/// GPUs and the XIDs that they have met from the start.
+#[must_use]
+pub fn xids(text: &str) -> Vec<(usize, u64)> {
+    entries(text).filter_map(xid_of).collect()
+}
+
+/// Looks whether every entry is understood.
+///
+/// # Errors
+/// With what was read and what is accepted.
+pub fn check(text: &str) -> Result<(), String> {
+    match entries(text).find(|entry| entry_of(entry).is_none() && xid_of(entry).is_none()) {
+        None => Ok(()),
+        Some(entry) => Err(format!(
+            "VGPU_SIM_FAULTS has {entry:?}: fail:NAME=CODE, fail:NAME=CODE@NUMBER, slow:NAME=TIME such \
+             as 500us, or xid:GPU=XID, with commas between them"
+        )),
+    }
+}
+
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty())
+}
+
+fn xid_of(entry: &str) -> Option<(usize, u64)> {
+    let (gpu, xid) = entry.strip_prefix("xid:")?.split_once('=')?;
+    Some((gpu.trim().parse().ok()?, xid.trim().parse().ok()?))
 }
 
 fn entry_of(entry: &str) -> Option<Fault> {
@@ -122,5 +150,30 @@ mod tests {
 
         assert_eq!(faults.meet("cuMemFree_v2"), Err(999));
         assert_eq!(faults.meet("cuCtxCreate_v2"), Ok(()));
+    }
+
+    #[test]
+    fn a_gpu_has_met_the_xids_of_its_faults() {
+        assert_eq!(
+            xids("fail:cuMemCreate=2, xid:1=79,xid:0=31"),
+            [(1, 79), (0, 31)]
+        );
+    }
+
+    #[test]
+    fn an_entry_that_is_not_understood_is_named() {
+        assert_eq!(
+            check("fail:cuInit=100@1, slow:cuMem*=1ms, xid:0=79"),
+            Ok(())
+        );
+        for entry in [
+            "fail:cuInit",
+            "fail:cuInit=x",
+            "slow:cuInit=fast",
+            "xid:79",
+            "cuInit=2",
+        ] {
+            assert!(check(entry).unwrap_err().contains(entry), "{entry}");
+        }
     }
 }

@@ -61,13 +61,23 @@ pub fn parse(text: &str) -> Result<Vec<(usize, Vec<u32>)>, String> {
         )
     };
     let mut cuts: Vec<(usize, Vec<u32>)> = Vec::new();
-    for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
+    for part in text
+        .split(';')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+    {
         let (index, list) = part.split_once('=').ok_or_else(wrong)?;
         let index = index.trim().parse().map_err(|_| wrong())?;
         let mut sizes: Vec<u32> = Vec::new();
         for size in list.split(',') {
-            let size = size.trim().strip_suffix('g').and_then(|size| size.parse().ok());
-            sizes.push(size.filter(|size| matches!(size, 1..=4 | 7)).ok_or_else(wrong)?);
+            let size = size
+                .trim()
+                .strip_suffix('g')
+                .and_then(|size| size.parse().ok());
+            sizes.push(
+                size.filter(|size| matches!(size, 1..=4 | 7))
+                    .ok_or_else(wrong)?,
+            );
         }
         if sizes.iter().sum::<u32>() > SLICES || cuts.iter().any(|(known, _)| *known == index) {
             return Err(wrong());
@@ -84,7 +94,10 @@ impl Board {
         let total = self.total_bytes(gpu);
         // The settings were understood when the board was made.
         let cuts = parse(&self.mig()).unwrap_or_default();
-        let sizes = cuts.into_iter().find(|(index, _)| *index == gpu).map(|(_, sizes)| sizes);
+        let sizes = cuts
+            .into_iter()
+            .find(|(index, _)| *index == gpu)
+            .map(|(_, sizes)| sizes);
         sizes
             .unwrap_or_default()
             .into_iter()
@@ -115,13 +128,17 @@ impl Board {
     /// The MIG device that `name` names: `MIG-<uuid>`, or as of old `MIG-GPU-<uuid>/<gi>/<ci>`.
     #[must_use]
     pub fn instance_named(&self, name: &str) -> Option<(usize, Instance)> {
-        let all = (0..self.gpus())
-            .flat_map(|gpu| self.instances(gpu).into_iter().map(move |instance| (gpu, instance)));
+        let all = (0..self.gpus()).flat_map(|gpu| {
+            self.instances(gpu)
+                .into_iter()
+                .map(move |instance| (gpu, instance))
+        });
         let old = |gpu: usize, instance: &Instance| {
             format!("MIG-{}/{}/0", self.uuid(gpu), instance.gpu_instance)
         };
         all.into_iter().find(|(gpu, instance)| {
-            self.instance_uuid(*gpu, instance.index).eq_ignore_ascii_case(name)
+            self.instance_uuid(*gpu, instance.index)
+                .eq_ignore_ascii_case(name)
                 || old(*gpu, instance).eq_ignore_ascii_case(name)
         })
     }
@@ -134,7 +151,10 @@ mod tests {
 
     #[test]
     fn a_gpu_is_cut_as_the_text_says() {
-        assert_eq!(parse("0=1g, 1g,3g ;2=7g"), Ok(vec![(0, vec![1, 1, 3]), (2, vec![7])]));
+        assert_eq!(
+            parse("0=1g, 1g,3g ;2=7g"),
+            Ok(vec![(0, vec![1, 1, 3]), (2, vec![7])])
+        );
         assert_eq!(parse(""), Ok(vec![]));
     }
 
@@ -156,7 +176,10 @@ mod tests {
     #[test]
     fn a_mig_device_is_found_by_both_of_its_names() {
         let directory = tempfile::tempdir().unwrap();
-        let config = Config { mig: "1=2g,1g".to_owned(), ..Config::default() };
+        let config = Config {
+            mig: "1=2g,1g".to_owned(),
+            ..Config::default()
+        };
         let board = Board::create(&directory.path().join("board"), &config).unwrap();
 
         let named = |name: &str| board.instance_named(name).map(|(gpu, it)| (gpu, it.index));
