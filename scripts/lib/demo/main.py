@@ -15,7 +15,7 @@ import time
 import urllib.request
 
 GIB = 1 << 30
-HERE = os.path.dirname(os.path.abspath(__file__))
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../tests/clients/program.py")
 arguments = argparse.ArgumentParser()
 for flag in ("--bin", "--work", "--port"):
     arguments.add_argument(flag, required=True)
@@ -58,7 +58,7 @@ class Program:
         self.name, self.client, self.gpu, self.limit = name, client, gpu, limit
         self.process = subprocess.Popen(
             [VGPU, "run", "--name", name, "--gpu", str(gpu), "--gpumem", limit, "--",
-             sys.executable, os.path.join(HERE, "program.py"), client],
+             sys.executable, PROGRAM, client],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "VGPU_BOARD": BOARD},
         )
@@ -122,8 +122,8 @@ def eventually(step, what, right):
 
 def story():
     print("\nThree programs start under different limits on two GPUs of 16 GiB", flush=True)
-    train = Program("train", "cuda-python", 0, "4Gi")
-    serve = Program("serve", "cuda-python", 0, "8Gi")
+    train = Program("train", "cuda-bindings", 0, "4Gi")
+    serve = Program("serve", "cuda-bindings", 0, "8Gi")
     mesh = Program("mesh", "numba", 1, "2Gi")
     for program, size in ((train, 4), (serve, 8), (mesh, 2)):
         total = int(program.tell("total"))

@@ -1,0 +1,218 @@
+"""A CUDA program that does what it is told, one word a line on its standard input; it knows nothing of limits.
+
+    program.py CLIENT
+
+    total            prints what the program believes is the card's size, in bytes
+    free             prints what it believes is free, in bytes
+    take GIB         allocates one piece; prints "took", or "refused" and the client's own words
+    fill GIB         takes pieces of that size until one is refused; prints how many
+    drop             frees the last piece
+    spin             starts a kernel and waits for it
+
+Each class below is one client library, used as its own documentation shows it.
+"""
+
+import sys
+
+GIB = 1 << 30
+
+
+class CudaBindings:
+    """cuda.bindings: the driver API as it is."""
+
+    def __init__(self):
+        from cuda.bindings import driver
+
+        self.cu = driver
+        self.pieces = []
+        self.ask(driver.cuInit(0))
+        device = self.ask(driver.cuDeviceGet(0))
+        self.ask(driver.cuCtxSetCurrent(self.ask(driver.cuDevicePrimaryCtxRetain(device))))
+
+    def ask(self, answer):
+        code, *values = answer
+        if code != self.cu.CUresult.CUDA_SUCCESS:
+            raise MemoryError(code.name)
+        return values[0] if len(values) == 1 else values
+
+    def memory(self):
+        return self.ask(self.cu.cuMemGetInfo())
+
+    def take(self, size):
+        self.pieces.append(self.ask(self.cu.cuMemAlloc(size)))
+
+    def drop(self):
+        self.ask(self.cu.cuMemFree(self.pieces.pop()))
+
+    def spin(self):
+        source = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry spin() { ret; }\n\0"
+        module = self.ask(self.cu.cuModuleLoadData(source))
+        function = self.ask(self.cu.cuModuleGetFunction(module, b"spin"))
+        self.ask(self.cu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
+        self.ask(self.cu.cuCtxSynchronize())
+        self.ask(self.cu.cuModuleUnload(module))
+
+
+class CudaCore(CudaBindings):
+    """cuda.core: buffers out of the device's memory pool."""
+
+    def __init__(self):
+        from cuda.bindings import driver
+        from cuda.core import Device
+
+        self.cu = driver
+        self.pieces = []
+        self.device = Device(0)
+        self.device.set_current()
+
+    def take(self, size):
+        try:
+            self.pieces.append(self.device.allocate(size, stream=self.device.default_stream))
+        except Exception as refusal:
+            if "OUT_OF_MEMORY" not in str(refusal):
+                raise
+            raise MemoryError(str(refusal)) from refusal
+
+    def drop(self):
+        self.pieces.pop().close()
+        self.device.sync()
+
+
+class Numba:
+    """numba: arrays and a kernel that its compiler makes."""
+
+    def __init__(self):
+        from numba import cuda
+
+        self.cuda = cuda
+        self.pieces = []
+
+        @cuda.jit
+        def fill(values):
+            at = cuda.grid(1)
+            if at < values.size:
+                values[at] = at
+
+        self.kernel = fill
+
+    def memory(self):
+        return tuple(self.cuda.current_context().get_memory_info())
+
+    def take(self, size):
+        try:
+            self.pieces.append(self.cuda.device_array(size, dtype="uint8"))
+        except Exception as refusal:
+            if "OUT_OF_MEMORY" not in str(refusal):
+                raise
+            raise MemoryError(str(refusal)) from refusal
+
+    def drop(self):
+        self.pieces.pop()
+        self.cuda.current_context().deallocations.clear()
+
+    def spin(self):
+        values = self.cuda.device_array(1024, dtype="float32")
+        self.kernel[8, 128](values)
+        self.cuda.synchronize()
+
+
+class PyCuda:
+    """pycuda: linked with the driver library."""
+
+    def __init__(self):
+        import pycuda.autoinit  # noqa: F401  makes the context
+        import pycuda.driver
+
+        self.driver = pycuda.driver
+        self.pieces = []
+
+    def memory(self):
+        return self.driver.mem_get_info()
+
+    def take(self, size):
+        try:
+            self.pieces.append(self.driver.mem_alloc(size))
+        except self.driver.MemoryError as refusal:
+            raise MemoryError(str(refusal)) from refusal
+
+    def drop(self):
+        self.pieces.pop().free()
+
+    def spin(self):
+        source = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry spin() { ret; }\n"
+        function = self.driver.module_from_buffer(source).get_function("spin")
+        function(block=(1, 1, 1))
+        self.driver.Context.synchronize()
+
+
+class Torch:
+    """PyTorch 1.8.1: its own cudart 10.2, and a caching allocator."""
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        self.pieces = []
+        torch.cuda.init()
+
+    def memory(self):
+        total = self.torch.cuda.get_device_properties(0).total_memory
+        return total - self.torch.cuda.memory_reserved(), total
+
+    def take(self, size):
+        try:
+            self.pieces.append(self.torch.empty(size, dtype=self.torch.uint8, device="cuda"))
+        except RuntimeError as refusal:
+            if "out of memory" not in str(refusal):
+                raise
+            raise MemoryError(str(refusal)) from refusal
+
+    def drop(self):
+        self.pieces.pop()
+        self.torch.cuda.empty_cache()
+
+    def spin(self):
+        self.torch.cuda.synchronize()
+
+
+CLIENTS = {
+    "cuda-bindings": CudaBindings,
+    "cuda-core": CudaCore,
+    "numba": Numba,
+    "pycuda": PyCuda,
+    "torch": Torch,
+}
+
+
+def answer(program, word, rest):
+    if word == "total":
+        return program.memory()[1]
+    if word == "free":
+        return program.memory()[0]
+    if word == "take":
+        program.take(int(float(rest[0]) * GIB))
+        return "took"
+    if word == "fill":
+        count = 0
+        try:
+            while True:
+                program.take(int(float(rest[0]) * GIB))
+                count += 1
+        except MemoryError:
+            return count
+    getattr(program, word)()
+    return "done"
+
+
+def main():
+    program = CLIENTS[sys.argv[1]]()
+    for line in sys.stdin:
+        word, *rest = line.split()
+        try:
+            print(answer(program, word, rest), flush=True)
+        except MemoryError as refusal:
+            print("refused", " ".join(str(refusal).split()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Runs every CUDA client under `vgpu run` on the simulated GPUs and checks what it sees and gets.
+
+Runs inside `vgpu sim` with one GPU of 16 GiB. A client of program.py must see its limit as the card's size, fill up to
+it, be refused past it, free and go on; two at once must not pass a limit that they share. A client of watch.py must
+see the container's share, use and processes. Prints a line for each, and "N passed" at the end.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+GIB = 1 << 30
+LIMIT = 2 * GIB
+PIECE = 0.125
+HERE = os.path.dirname(os.path.abspath(__file__))
+arguments = argparse.ArgumentParser()
+arguments.add_argument("--bin", required=True, help="where vgpu is")
+arguments.add_argument("--torch", help="a Python with PyTorch 1.8.1")
+arguments.add_argument("--cudarc", help="the cudarc client, built")
+arguments.add_argument("--without", action="append", default=[], metavar="CLIENT=REASON", help="cannot run here")
+arguments.add_argument("only", nargs="*")
+ARGS = arguments.parse_args()
+VGPU = os.path.join(ARGS.bin, "vgpu")
+WITHOUT = dict(entry.split("=", 1) for entry in ARGS.without)
+PROGRAM = os.path.join(HERE, "program.py")
+
+ALLOCATING = {
+    "cuda-bindings": [sys.executable, PROGRAM, "cuda-bindings"],
+    "cuda-core": [sys.executable, PROGRAM, "cuda-core"],
+    "numba": [sys.executable, PROGRAM, "numba"],
+    "pycuda": [sys.executable, PROGRAM, "pycuda"],
+    "torch": [ARGS.torch, PROGRAM, "torch"],
+    "cudarc": [ARGS.cudarc],
+}
+WATCHING = ("nvidia-ml-py", "nvitop", "gpustat", "nvtop")
+
+
+class Wrong(Exception):
+    """A client saw or got something else than it had to."""
+
+
+def expect(what, seen, right):
+    if not right:
+        raise Wrong(f"{what}: {seen}")
+
+
+def top():
+    told = subprocess.run(
+        [VGPU, "top", "--once", "--json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    expect("vgpu top", told.stderr.strip(), told.returncode == 0)
+    return json.loads(told.stdout)
+
+
+def booked(name):
+    return sum(
+        device["used_bytes"]
+        for entry in top()["containers"]
+        if entry["name"] == name
+        for device in entry["devices"]
+    )
+
+
+class Contained:
+    """A command under `vgpu run`, told what to do line by line."""
+
+    def __init__(self, name, command):
+        self.process = subprocess.Popen(
+            [VGPU, "run", "--name", name, "--gpumem", f"{LIMIT >> 20}Mi", "--", *command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        self.watchdog = threading.Timer(180, self.process.kill)
+        self.watchdog.start()
+
+    def tell(self, words):
+        try:
+            self.process.stdin.write(words + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        return self.hear(words)
+
+    def hear(self, what):
+        answer = self.process.stdout.readline().strip()
+        if not answer:
+            self.process.kill()
+            said = self.process.stderr.read()
+            raise Wrong(f"ended at {what!r}: {said.strip()[-1500:]}")
+        return answer
+
+    def end(self):
+        self.process.stdin.close()
+        code = self.process.wait(timeout=60)
+        said = self.process.stderr.read()
+        self.watchdog.cancel()
+        expect("exit code", f"{code} {said[-1500:]}", code == 0)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.watchdog.cancel()
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+
+
+def alone(client, command):
+    name = f"{client}-alone"
+    with Contained(name, command) as program:
+        total = int(program.tell("total"))
+        expect("the limit as the card's size", total, total == LIMIT)
+        count = int(program.tell(f"fill {PIECE}"))
+        # A context and a module of a client's own stand beside the pieces; nothing else of size does.
+        expect("pieces up to the limit", count, LIMIT * 0.7 <= count * PIECE * GIB <= LIMIT)
+        used = booked(name)
+        expect("books", used, count * PIECE * GIB <= used <= LIMIT)
+        refusal = program.tell(f"take {PIECE}")
+        expect("the refusal", refusal, refusal.startswith("refused"))
+        record = subprocess.run([VGPU, "oom", name], capture_output=True, text=True, check=False).stdout
+        expect("a record of it", record, "cuMem" in record)
+        expect("free", "", program.tell("drop") == "done")
+        again = program.tell(f"take {PIECE}")
+        expect("a piece after one was freed", again, again == "took")
+        expect("a kernel", "", program.tell("spin") == "done")
+        program.end()
+    return f"{count} pieces of 128 MiB"
+
+
+def together(client, command):
+    name = f"{client}-pair"
+    highest = 0
+    with Contained(name, [sys.executable, os.path.join(HERE, "pair.py"), str(PIECE), *command]) as pair:
+        done = threading.Event()
+
+        def watch():
+            nonlocal highest
+            while not done.is_set():
+                highest = max(highest, top()["gpus"][0]["used_bytes"])
+                time.sleep(0.02)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            counts = [int(count) for count in pair.hear("fill").split()]
+        finally:
+            done.set()
+            watcher.join()
+        highest = max(highest, top()["gpus"][0]["used_bytes"])
+        # What the driver holds, not what our books say.
+        expect("two together", f"{counts}, {highest} bytes on the card", sum(counts) > 0 and highest <= LIMIT)
+        pair.end()
+    return f"two together {counts[0]} + {counts[1]}, at most {highest / GIB:.2f} GiB on the card"
+
+
+def watching(client):
+    name = f"{client}-seen"
+    with Contained(name, [sys.executable, os.path.join(HERE, "beside.py"), client]) as both:
+        seen = json.loads(both.hear("what it sees"))
+        pid = int(both.hear("the holder's pid"))
+        both.end()
+    expect("the limit as the card's size", seen, seen["total"] == LIMIT)
+    expect("what is used", seen, GIB <= seen["used"] <= LIMIT)
+    expect("the container's one process", seen, seen["pids"] == [pid])
+    expect("GPUs", seen, seen["gpus"] == 1)
+    return f"{seen['used'] / GIB:.2f} of {seen['total'] / GIB:.2f} GiB, process {pid}"
+
+
+def main():
+    passed, failed = 0, []
+    cases = [(client, kind) for client in ALLOCATING for kind in (alone, together)]
+    cases += [(client, watching) for client in WATCHING]
+    for client, kind in cases:
+        title = f"{client} {kind.__name__}"
+        if ARGS.only and client not in ARGS.only:
+            continue
+        if client in WITHOUT:
+            print(f"skipped {title}: {WITHOUT[client]}", flush=True)
+            continue
+        started = time.monotonic()
+        try:
+            what = kind(client, ALLOCATING[client]) if client in ALLOCATING else kind(client)
+        except (Wrong, ValueError, OSError, subprocess.SubprocessError) as problem:
+            failed.append(title)
+            print(f"FAILED {title}: {problem}", flush=True)
+            continue
+        passed += 1
+        print(f"ok {title}: {what} ({time.monotonic() - started:.1f} s)", flush=True)
+    print(f"{passed} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+sys.exit(main())
