@@ -40,34 +40,48 @@ struct World {
 }
 
 impl World {
+    /// A container with one capped device and one without a cap, and not the third.
     fn new() -> Self {
+        Self::with("", |board| {
+            vec![(board.uuid(CAPPED), 4 * GIB), (board.uuid(UNCAPPED), 0)]
+        })
+    }
+
+    /// A container with these devices and caps, on a board that is cut as `mig` says.
+    fn with(mig: &str, devices: impl Fn(&Board) -> Vec<(String, u64)>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let config = Config {
             memory_bytes: vec![16 * GIB; 3],
             clock: ClockKind::Virtual,
+            mig: mig.to_owned(),
             ..Config::default()
         };
         let board = Board::create(&directory.path().join("board"), &config).unwrap();
         let work = board.exec().unwrap();
         let uuids: Vec<String> = (0..3).map(|gpu| board.uuid(gpu)).collect();
-        let limit = |gpu: usize, memory_bytes| DeviceLimit {
-            uuid: DeviceUuid::new(&uuids[gpu]).unwrap(),
-            memory_bytes,
-            physical_bytes: 16 * GIB,
-            ..DeviceLimit::default()
-        };
+        let (mut limits, mut rows) = (Vec::new(), Vec::new());
+        for (uuid, memory_bytes) in devices(&board) {
+            let uuid = DeviceUuid::new(&uuid).unwrap();
+            let physical_bytes = 16 * GIB;
+            limits.push(DeviceLimit {
+                uuid,
+                memory_bytes,
+                physical_bytes,
+                ..DeviceLimit::default()
+            });
+            rows.push(RegionDevice {
+                uuid,
+                physical_bytes,
+            });
+        }
         let limits = Limits {
             unlisted: Unlisted::Deny,
-            devices: vec![limit(CAPPED, 4 * GIB), limit(UNCAPPED, 0)],
+            devices: limits,
             ..Limits::default()
         };
         LimitsFile::create(&directory.path().join("limits"), &limits).unwrap();
-        let devices = [CAPPED, UNCAPPED].map(|gpu| RegionDevice {
-            uuid: DeviceUuid::new(&uuids[gpu]).unwrap(),
-            physical_bytes: 16 * GIB,
-        });
         let path = directory.path().join("region");
-        Region::create(&path, &devices, 0o600).unwrap();
+        Region::create(&path, &rows, 0o600).unwrap();
         let region = Region::open(&path).unwrap();
         Self {
             directory,
@@ -233,6 +247,10 @@ fn asks() {
         ask_devices(&nvml, count);
         return;
     }
+    if about == "parts" {
+        ask_parts(&nvml);
+        return;
+    }
     // The capped device comes after the uncapped one, as on the board.
     let mut device = NvmlDevice::NULL;
     ok(call!(
@@ -300,6 +318,38 @@ fn ask_devices(nvml: &Nvml, count: u32) {
         say!(
             "the board's {on_board} by uuid: {result:?}, handle {}",
             !device.is_null()
+        );
+    }
+}
+
+fn ask_parts(nvml: &Nvml) {
+    let mut card = NvmlDevice::NULL;
+    ok(call!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &raw mut card)));
+    for index in 0..3 {
+        let mut part = NvmlDevice::NULL;
+        let result = call!(nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index, &raw mut part));
+        if result != NvmlReturn::SUCCESS {
+            say!("part {index}: {result:?}, handle {}", !part.is_null());
+            continue;
+        }
+        let mut memory = NvmlMemory {
+            total: 0,
+            free: 0,
+            used: 0,
+        };
+        ok(call!(nvml.nvmlDeviceGetMemoryInfo(part, &raw mut memory)));
+        let mut list = [NvmlProcessInfo::new(0, 0); 1];
+        let (mut count, first) = (1, list.as_mut_ptr());
+        ok(call!(nvml.nvmlDeviceGetComputeRunningProcesses_v3(
+            part,
+            &raw mut count,
+            first
+        )));
+        say!(
+            "part {index}: {} MiB, {} used; {count} process on instance {} of it",
+            memory.total >> 20,
+            memory.used >> 20,
+            list[0].gpu_instance_id
         );
     }
 }
@@ -460,4 +510,20 @@ fn a_process_that_the_host_knows_by_another_pid_is_shown_by_its_own() {
         samples: NvmlReturn(0), of [PID]
     "#]]
     .assert_eq(&world.told("utilization"));
+}
+
+#[test]
+fn a_mig_device_of_a_container_is_shown_by_its_own_entry_and_its_siblings_are_not() {
+    let world = World::with("1=1g,3g,1g", |board| {
+        vec![(board.instance_uuid(1, 1), 2 * GIB)]
+    });
+    let charge = world.region.reserve(0, GIB, 0).unwrap();
+    world.region.confirm(charge, Kind::Buffer);
+
+    expect![[r#"
+        part 0: NvmlReturn(6), handle false
+        part 1: 2048 MiB, 1024 used; 1 process on instance 2 of it
+        part 2: NvmlReturn(6), handle false
+    "#]]
+    .assert_eq(&world.told("parts"));
 }
