@@ -1,0 +1,262 @@
+//! The agent as it ships: a process on a loopback port, a tenant beside it, a scraper before it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test: a panic is its answer"
+)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use common::Board;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use vgpu_abi::budget::Kind;
+use vgpu_abi::region::Region;
+
+/// Far more than anything here takes.
+const HANGS: Duration = Duration::from_secs(60);
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu-monitor"));
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    // What the caller's shell sets must not choose what is tested.
+    for variable in [
+        "VGPU_ROOT",
+        "VGPU_METRICS_ADDR",
+        "VGPU_LEGACY_METRICS",
+        "NODE_NAME",
+    ] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+struct Agent {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Agent {
+    fn start(root: &Path, more: &[&str]) -> Self {
+        let root = root.to_str().unwrap();
+        let args = [
+            "--root",
+            root,
+            "--metrics-addr",
+            "127.0.0.1:0",
+            "--log-format",
+            "json",
+        ];
+        let mut child = command(&[&args, more].concat()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let address = loop {
+            let mut line = String::new();
+            assert_ne!(
+                log.read_line(&mut line).unwrap(),
+                0,
+                "it serves before it ends"
+            );
+            let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+            if let Some(address) = event["fields"]["address"].as_str() {
+                break address.parse().unwrap();
+            }
+        };
+        // Whoever does not read a log must not stop its writer.
+        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        Self { child, address }
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(HANGS)).unwrap();
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// The samples of a series.
+    fn series(&self, name: &str) -> Vec<String> {
+        let answer = self.get("/metrics");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        let of_it = |line: &&str| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with(['{', ' ']))
+        };
+        answer.lines().filter(of_it).map(str::to_owned).collect()
+    }
+
+    fn stop(mut self, signal: Signal) -> ExitStatus {
+        kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(begun.elapsed() < HANGS, "it stops");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            drop(self.child.kill());
+            drop(self.child.wait());
+        }
+    }
+}
+
+fn refused(args: &[&str]) -> String {
+    let output = command(args).output().unwrap();
+    assert!(!output.status.success());
+    assert!(output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_tenants_charges_are_shown_as_it_makes_them() {
+    let board = Board::new();
+    let dir = board.container("train", 4 << 30);
+    let agent = Agent::start(board.root(), &["--no-nvml"]);
+    let used = || agent.series("hami_vgpu_memory_used_bytes");
+    let labels = r#"{namespace="",pod="",container="train",vdevice_index="0",device_uuid="GPU-00000000-1111-2222-3333-444444444444"}"#;
+    assert_eq!(used(), [format!("hami_vgpu_memory_used_bytes{labels} 0")]);
+
+    // This process is the tenant.
+    let region = Region::open(&dir.join("region")).unwrap();
+    let charge = region.reserve(0, 3 << 30, 4 << 30).unwrap();
+    region.confirm(charge, Kind::Buffer);
+    let refusal = region.reserve(0, 2 << 30, 4 << 30).unwrap_err();
+    region.record_oom("cuMemAlloc_v2", 0, &refusal, 1);
+
+    assert_eq!(
+        used(),
+        [format!("hami_vgpu_memory_used_bytes{labels} 3221225472")]
+    );
+    let value = |name: &str| agent.series(name)[0].rsplit(' ').next().unwrap().to_owned();
+    assert_eq!(value("hami_vgpu_memory_buffer_bytes"), "3221225472");
+    assert_eq!(value("hami_vgpu_memory_limit_bytes"), "4294967296");
+    assert_eq!(value("vgpu_container_processes"), "1");
+    assert_eq!(value("vgpu_container_oom_total"), "1");
+    assert_eq!(value("vgpu_container_refused_calls_total"), "1");
+
+    region.release(0, 3 << 30, Kind::Buffer);
+    assert_eq!(used(), [format!("hami_vgpu_memory_used_bytes{labels} 0")]);
+}
+
+#[test]
+fn a_limit_that_shrinks_below_what_is_used_shows_as_pending() {
+    use vgpu_abi::limits::LimitsFile;
+    let board = Board::new();
+    let dir = board.container("train", 4 << 30);
+    let agent = Agent::start(board.root(), &["--no-nvml"]);
+    let region = Region::open(&dir.join("region")).unwrap();
+    region.confirm(region.reserve(0, 3 << 30, 4 << 30).unwrap(), Kind::Buffer);
+    let pending = || agent.series("vgpu_container_pending_shrink")[0].ends_with(" 1");
+    assert!(!pending());
+
+    let limits = LimitsFile::open(&dir.join("limits")).unwrap();
+    let mut smaller = limits.read().unwrap();
+    smaller.devices[0].memory_bytes = 2 << 30;
+    limits.write(&smaller).unwrap();
+
+    assert!(pending());
+}
+
+#[test]
+fn health_and_readiness_answer_and_a_stop_is_clean() {
+    let board = Board::new();
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let agent = Agent::start(&board.root().join("later"), &["--no-nvml"]);
+
+        assert!(agent.get("/healthz").ends_with("\r\n\r\nok\n"));
+        let begun = Instant::now();
+        while !agent.get("/readyz").ends_with("\r\n\r\nready\n") {
+            assert!(begun.elapsed() < HANGS, "the first look ends");
+        }
+        assert!(agent.get("/").starts_with("HTTP/1.1 404 "));
+
+        assert_eq!(agent.stop(signal).code(), Some(0));
+    }
+}
+
+#[test]
+fn a_node_without_a_driver_says_so_and_shows_its_containers() {
+    let board = Board::new();
+    board.container("train", 4 << 30);
+    // Where there is a driver, this test sees it and says only that containers are shown.
+    let agent = Agent::start(board.root(), &["--node-name", "gpu-7"]);
+
+    assert_eq!(agent.series("hami_vgpu_memory_limit_bytes").len(), 1);
+    assert_eq!(agent.series("vgpu_monitor_nvml_up").len(), 1);
+    assert!(agent.series("vGPU_device_memory_limit_in_bytes").is_empty());
+}
+
+#[test]
+fn the_older_names_are_a_switch() {
+    let board = Board::new();
+    board.container("train", 4 << 30);
+
+    let agent = Agent::start(board.root(), &["--no-nvml", "--legacy-metrics"]);
+
+    assert_eq!(
+        agent.series("vGPU_device_memory_limit_in_bytes"),
+        [
+            r#"vGPU_device_memory_limit_in_bytes{podnamespace="",podname="",ctrname="train",vdeviceid="0",deviceuuid="GPU-00000000-1111-2222-3333-444444444444"} 4294967296"#
+        ]
+    );
+}
+
+#[test]
+fn a_port_that_is_taken_is_an_error_that_says_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+
+    let error = refused(&["--metrics-addr", &address, "--log", "error"]);
+
+    let port = taken.local_addr().unwrap().port();
+    assert_eq!(
+        error,
+        format!(
+            "vgpu-monitor: cannot listen on {address}: the port is in use; `ss -ltnp 'sport = \
+             :{port}'` as root shows by which process; perhaps another vgpu-monitor: \
+             --metrics-addr takes another port\n"
+        )
+    );
+}
+
+#[test]
+fn settings_that_are_not_understood_start_nothing() {
+    let board = Board::new();
+    let file = board.root().join("file");
+    std::fs::write(&file, "").unwrap();
+
+    let root = refused(&[
+        "--root",
+        file.to_str().unwrap(),
+        "--metrics-addr",
+        "127.0.0.1:0",
+    ]);
+    assert!(root.contains("not a directory"), "{root}");
+    let address = refused(&["--metrics-addr", "everywhere"]);
+    assert!(address.contains("such as 0.0.0.0:31993"), "{address}");
+    let log = refused(&["--log", "vgpu=loud"]);
+    assert!(log.contains("accepted: error, warn, info"), "{log}");
+}
