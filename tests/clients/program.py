@@ -175,7 +175,43 @@ class Torch:
         self.torch.cuda.synchronize()
 
 
+class Cudart:
+    """The CUDA runtime library that CUDART names, through ctypes. From 11.2 on it wants a genuine driver."""
+
+    def __init__(self):
+        import ctypes
+        import os
+
+        self.c = ctypes
+        self.cudart = ctypes.CDLL(os.environ["CUDART"])
+        self.pieces = []
+        self.ask(self.cudart.cudaFree(None))
+
+    def ask(self, code):
+        if code:
+            name = self.cudart.cudaGetErrorName
+            name.restype = self.c.c_char_p
+            raise MemoryError(name(code).decode())
+
+    def memory(self):
+        free, total = self.c.c_size_t(), self.c.c_size_t()
+        self.ask(self.cudart.cudaMemGetInfo(self.c.byref(free), self.c.byref(total)))
+        return free.value, total.value
+
+    def take(self, size):
+        piece = self.c.c_void_p()
+        self.ask(self.cudart.cudaMalloc(self.c.byref(piece), self.c.c_size_t(size)))
+        self.pieces.append(piece)
+
+    def drop(self):
+        self.ask(self.cudart.cudaFree(self.pieces.pop()))
+
+    def spin(self):
+        self.ask(self.cudart.cudaDeviceSynchronize())
+
+
 CLIENTS = {
+    "cudart": Cudart,
     "cuda-bindings": CudaBindings,
     "cuda-core": CudaCore,
     "numba": Numba,
