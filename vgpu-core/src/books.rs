@@ -63,6 +63,9 @@ pub(crate) fn open<T>(group: Group) -> Result<Books, Verdict<T>> {
     match container::standing() {
         Standing::Ready(container, process) => {
             let books = Books { container, process };
+            if let Some(charge) = guest::take_left_behind() {
+                container.region.refund(charge);
+            }
             books.count(group);
             process.tick(container);
             Ok(books)
@@ -205,7 +208,23 @@ impl Books {
     #[inline]
     pub(crate) fn try_reserve(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
         let limit = self.process.memory_limit(self.container, device);
-        self.container.region.reserve(device, bytes, limit)
+        let charge = self.container.region.reserve(device, bytes, limit)?;
+        guest::note_pending(charge);
+        Ok(charge)
+    }
+
+    /// The driver has given what was reserved.
+    #[inline]
+    pub(crate) fn confirm(&self, charge: Charge, kind: Kind) {
+        self.container.region.confirm(charge, kind);
+        guest::settle_pending();
+    }
+
+    /// The driver has not given what was reserved.
+    #[inline]
+    pub(crate) fn refund(&self, charge: Charge) {
+        self.container.region.refund(charge);
+        guest::settle_pending();
     }
 
     /// Records a refusal, and says what the caller is told.
@@ -234,7 +253,7 @@ impl Books {
 
     /// The driver has given what was reserved, and it turned out to be `bytes`.
     pub(crate) fn confirm_as(&self, charge: Charge, kind: Kind, bytes: u64) {
-        self.container.region.confirm(charge, kind);
+        self.confirm(charge, kind);
         if bytes != charge.bytes() {
             self.container
                 .region

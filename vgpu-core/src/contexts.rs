@@ -104,7 +104,7 @@ pub(crate) fn after_create(making: Making, result: CuResult, out: *mut CuContext
 
 fn refund(books: &Books, making: Making) {
     if let Some(charge) = making.charge {
-        books.container.region.refund(charge);
+        books.refund(charge);
     }
 }
 
@@ -126,7 +126,7 @@ fn made(books: &Books, making: Making, context: u64, what: u8) {
         line!(Error, "a context is not remembered: no memory");
     }
     if let Some(charge) = making.charge {
-        books.container.region.confirm(charge, Kind::Context);
+        books.confirm(charge, Kind::Context);
     }
     books
         .ledger()
@@ -364,7 +364,7 @@ pub(crate) fn after_green_create(making: Making, result: CuResult, out: *mut CuG
     };
     books.ledger().map.put(Space::Green, green as u64, entry);
     if let Some(charge) = making.charge {
-        books.container.region.confirm(charge, Kind::Context);
+        books.confirm(charge, Kind::Context);
     }
     books
         .ledger()
@@ -494,13 +494,13 @@ pub(crate) fn after_set_limit(setting: Setting, result: CuResult) {
     } = setting;
     if result != CuResult::SUCCESS {
         if let Some(charge) = charge {
-            books.container.region.refund(charge);
+            books.refund(charge);
         }
         return;
     }
     let more = charge.map_or(0, |charge| charge.bytes());
     if let Some(charge) = charge {
-        books.container.region.confirm(charge, Kind::Context);
+        books.confirm(charge, Kind::Context);
     }
     books
         .ledger()

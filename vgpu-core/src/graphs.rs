@@ -155,7 +155,7 @@ pub(crate) fn after_launch(launching: Launching, result: CuResult) {
     let Some(books) = books::opened() else { return };
     settle(&books, launching.device);
     if let Some(charge) = launching.charge {
-        books.container.region.refund(charge);
+        books.refund(charge);
     }
     if result == CuResult::SUCCESS {
         let there = |entry: &mut Entry| {

@@ -6,6 +6,8 @@ use core::cell::Cell;
 use core::ffi::c_int;
 use core::panic::AssertUnwindSafe;
 
+use vgpu_abi::region::Charge;
+
 use crate::arch::stack_pointer;
 
 /// What a rule says before the driver is called.
@@ -53,6 +55,8 @@ pub(crate) struct Thread {
     pub(crate) device: Cell<u32>,
     /// Our own number of `context`.
     pub(crate) context_number: Cell<u64>,
+    /// A charge whose call has not come back yet, and where the stack stood.
+    pending: Cell<Option<(Charge, usize)>>,
 }
 
 thread_local! {
@@ -64,6 +68,7 @@ thread_local! {
             context_epoch: Cell::new(0),
             device: Cell::new(0),
             context_number: Cell::new(0),
+            pending: Cell::new(None),
         }
     };
 }
@@ -83,6 +88,31 @@ impl Thread {
     }
 }
 
+/// Notes a charge that is to be confirmed or refunded when the driver's call comes back.
+#[inline]
+pub(crate) fn note_pending(charge: Charge) {
+    thread(|thread| thread.pending.set(Some((charge, thread.inside.get()))));
+}
+
+/// The call has come back.
+#[inline]
+pub(crate) fn settle_pending() {
+    thread(|thread| thread.pending.set(None));
+}
+
+/// A charge whose call was left by a jump or an exception: this call stands no deeper on the stack
+/// than that one did, so it is not called by it.
+#[inline]
+pub(crate) fn take_left_behind() -> Option<Charge> {
+    thread(|thread| match thread.pending.get() {
+        Some((charge, mark)) if thread.inside.get() >= mark => {
+            thread.pending.set(None);
+            Some(charge)
+        }
+        _ => None,
+    })
+}
+
 /// Is this thread within a rule of ours (so that the call comes from our own doing)?
 #[inline]
 pub(crate) fn is_inside() -> bool {
@@ -90,14 +120,16 @@ pub(crate) fn is_inside() -> bool {
 }
 
 /// Runs the part of a hook that stands before the driver's call. A panic lets the call through.
-#[inline]
+///
+/// Not inlined: the hook's own frame, which an exception may leave through, is to catch nothing.
+#[inline(never)]
 pub(crate) fn before<T: Copy, R: Copy>(rule: impl FnOnce() -> Verdict<T, R>) -> Verdict<T, R> {
     surround(rule).unwrap_or(Verdict::Pass)
 }
 
 /// Runs the part of a hook that stands after the driver's call. After a panic the driver's result
-/// stands.
-#[inline]
+/// stands. Not inlined: see [`before`].
+#[inline(never)]
 pub(crate) fn after<A: Answer<R>, R: Copy>(result: R, rule: impl FnOnce() -> A) -> R {
     surround(rule).map_or(result, |answer| answer.or(result))
 }

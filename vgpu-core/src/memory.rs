@@ -126,7 +126,7 @@ pub(crate) fn after_alloc<A: Address>(reserved: Reserved, result: CuResult, out:
                 reserved.charge.bytes(),
             );
         }
-        _ => books.container.region.refund(reserved.charge),
+        _ => books.refund(reserved.charge),
     }
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn after_pitch<A: Address>(
             });
             given(&books, reserved, Space::Pointer, pointer.number(), bytes);
         }
-        _ => books.container.region.refund(reserved.charge),
+        _ => books.refund(reserved.charge),
     }
 }
 
@@ -325,7 +325,7 @@ pub(crate) fn after_array<A: Address>(reserved: Reserved, result: CuResult, out:
                 reserved.charge.bytes(),
             );
         }
-        _ => books.container.region.refund(reserved.charge),
+        _ => books.refund(reserved.charge),
     }
 }
 

@@ -80,9 +80,9 @@ fn loaded<A: Address>(loading: Loading, result: CuResult, out: *mut A, owner: u6
     let Some(books) = books::opened() else { return };
     let charge = loading.charge;
     let Some(module) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        return books.container.region.refund(charge);
+        return books.refund(charge);
     };
-    books.container.region.confirm(charge, Kind::Module);
+    books.confirm(charge, Kind::Module);
     books
         .ledger()
         .add_overhead(charge.device(), Part::Module, charge.bytes());

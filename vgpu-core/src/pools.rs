@@ -204,7 +204,7 @@ pub(crate) fn after_alloc(
     let given = border::read(out).filter(|_| result == CuResult::SUCCESS);
     let Some(pointer) = given else {
         if let Some(charge) = charge {
-            books.container.region.refund(charge);
+            books.refund(charge);
         }
         return None;
     };
@@ -215,7 +215,7 @@ pub(crate) fn after_alloc(
     };
     let Some((place, known)) = pool.and_then(|at| Some((at, books.ledger().pools.get(at)?))) else {
         let charge = charge?;
-        books.container.region.confirm(charge, Kind::Buffer);
+        books.confirm(charge, Kind::Buffer);
         let loose = Entry {
             bytes: charge.bytes(),
             what: what::LOOSE,
@@ -237,7 +237,7 @@ pub(crate) fn after_alloc(
     };
     // What the pool grew by is charged before what was reserved for it is given back.
     settle(&books, known);
-    books.container.region.refund(charge);
+    books.refund(charge);
     None
 }
 
@@ -263,7 +263,7 @@ fn keep_or_undo(
     match books.reserve(call, device, holds - charged) {
         Ok(charge) => {
             settle(books, pool);
-            books.container.region.refund(charge);
+            books.refund(charge);
             None
         }
         Err(refused) => {

@@ -48,9 +48,9 @@ pub(crate) fn before_create(
 pub(crate) fn after_create(charge: Charge, result: CuResult, out: *mut CuMemAllocationHandle) {
     let Some(books) = books::opened() else { return };
     let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        return books.container.region.refund(charge);
+        return books.refund(charge);
     };
-    books.container.region.confirm(charge, Kind::Buffer);
+    books.confirm(charge, Kind::Buffer);
     let entry = Entry {
         bytes: charge.bytes(),
         device: u8::try_from(charge.device()).unwrap_or(u8::MAX),
