@@ -4,4 +4,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod environment;
+mod guest;
+mod kills;
 mod linkage;
+mod memory;

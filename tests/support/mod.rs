@@ -19,36 +19,39 @@ use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
 use vgpu_abi::region::{Region, RegionDevice};
 
 /// One mebibyte.
-pub const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 /// What a context takes on a test's board.
-pub const CONTEXT: u64 = 16 * MIB;
+pub(crate) const CONTEXT: u64 = 16 * MIB;
 /// Memory of each GPU on a test's board.
-pub const CARD: u64 = 1024 * MIB;
+pub(crate) const CARD: u64 = 1024 * MIB;
 
 /// One test's board, limits, region and programs.
-pub struct World {
+pub(crate) struct World {
     folder: TempDir,
     gpus: usize,
 }
 
 impl World {
     /// One GPU, with room for `bytes` beside one context.
-    pub fn with_room(bytes: u64) -> Self {
+    pub(crate) fn with_room(bytes: u64) -> Self {
         Self::with_limits(&[bytes + CONTEXT])
     }
 
     /// As many GPUs as limits, each in bytes.
-    pub fn with_limits(limits: &[u64]) -> Self {
+    pub(crate) fn with_limits(limits: &[u64]) -> Self {
         let world = Self::without_limits(limits.len());
         let board = world.board();
         let uuid = |gpu| DeviceUuid::new(&board.uuid(gpu)).expect("the board's UUIDs are texts");
-        let devices = limits.iter().enumerate().map(|(gpu, &memory_bytes)| DeviceLimit {
-            uuid: uuid(gpu),
-            memory_bytes,
-            physical_bytes: CARD,
-            context_bytes: CONTEXT,
-            ..DeviceLimit::default()
-        });
+        let devices = limits
+            .iter()
+            .enumerate()
+            .map(|(gpu, &memory_bytes)| DeviceLimit {
+                uuid: uuid(gpu),
+                memory_bytes,
+                physical_bytes: CARD,
+                context_bytes: CONTEXT,
+                ..DeviceLimit::default()
+            });
         let limits_file = Limits {
             devices: devices.collect(),
             ..Limits::default()
@@ -65,12 +68,12 @@ impl World {
     }
 
     /// A board only: what runs here has no limits file.
-    pub fn without_limits(gpus: usize) -> Self {
+    pub(crate) fn without_limits(gpus: usize) -> Self {
         Self::with_board(gpus, &Config::default())
     }
 
     /// As `without_limits`, with the driver's version, faults and clock of `config`.
-    pub fn with_board(gpus: usize, config: &Config) -> Self {
+    pub(crate) fn with_board(gpus: usize, config: &Config) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("vgpu-test-")
             .tempdir()
@@ -96,27 +99,27 @@ impl World {
     }
 
     /// A file of this world.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// The truth: what the simulated driver holds, for whom.
-    pub fn board(&self) -> Board {
+    pub(crate) fn board(&self) -> Board {
         Board::open(&self.path("board")).expect("the board was created with the world")
     }
 
     /// Our books, as a host reads them.
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         vgpu_abi::host::snapshot(&self.path("region")).expect("the region is whole")
     }
 
     /// What the books say that this GPU's container uses.
-    pub fn booked(&self, gpu: usize) -> u64 {
+    pub(crate) fn booked(&self, gpu: usize) -> u64 {
         self.snapshot().used_bytes(gpu)
     }
 
     /// Changes the memory limit of one GPU while programs run.
-    pub fn set_limit(&self, gpu: usize, bytes: u64) {
+    pub(crate) fn set_limit(&self, gpu: usize, bytes: u64) {
         let file = LimitsFile::open(&self.path("limits")).expect("the limits file is there");
         let mut limits = file.read().expect("the limits file is whole");
         limits.devices[gpu].memory_bytes = bytes;
@@ -124,14 +127,14 @@ impl World {
     }
 
     /// A program of tests/preload, compiled when it is first run.
-    pub fn program(&self, name: &str) -> Program<'_> {
+    pub(crate) fn program(&self, name: &str) -> Program<'_> {
         let mut program = self.command(self.path(name));
         program.source = Some(name.to_owned());
         program
     }
 
     /// Any program, under the library in this world.
-    pub fn command(&self, file: impl Into<PathBuf>) -> Program<'_> {
+    pub(crate) fn command(&self, file: impl Into<PathBuf>) -> Program<'_> {
         let mut env: Vec<(OsString, OsString)> = vec![
             ("LD_PRELOAD".into(), built("libvgpu.so").into()),
             ("LD_LIBRARY_PATH".into(), self.path("sim").into()),
@@ -156,7 +159,7 @@ impl World {
     }
 
     /// Compiles a shared library of tests/preload; with `linked`, it depends on libcuda.so.1.
-    pub fn library(&self, name: &str, linked: bool) -> PathBuf {
+    pub(crate) fn library(&self, name: &str, linked: bool) -> PathBuf {
         let file = self.path(&format!("lib{name}.so"));
         let mut options: Vec<OsString> = vec!["-shared".into(), "-fPIC".into()];
         if linked {
@@ -173,13 +176,13 @@ impl World {
     }
 
     /// What the library wrote to its log, for a failed assertion.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 }
 
 /// A program that is about to run in a world.
-pub struct Program<'a> {
+pub(crate) struct Program<'a> {
     world: &'a World,
     source: Option<String>,
     file: PathBuf,
@@ -192,61 +195,61 @@ pub struct Program<'a> {
 
 impl Program<'_> {
     /// Links it to libcuda.so.1.
-    pub fn linked(mut self) -> Self {
+    pub(crate) fn linked(mut self) -> Self {
         self.linked = true;
         self
     }
 
     /// Links it statically.
-    pub fn statically(mut self) -> Self {
+    pub(crate) fn statically(mut self) -> Self {
         self.static_linked = true;
         self
     }
 
     /// One more argument.
-    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+    pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().to_owned());
         self
     }
 
     /// Sets a variable; the last value counts.
-    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.env.retain(|(known, _)| known != name);
         self.env.push((name.into(), value.as_ref().to_owned()));
         self
     }
 
     /// Takes a variable away.
-    pub fn without(mut self, name: &str) -> Self {
+    pub(crate) fn without(mut self, name: &str) -> Self {
         self.env.retain(|(known, _)| known != name);
         self
     }
 
     /// As without our library.
-    pub fn native(self) -> Self {
+    pub(crate) fn native(self) -> Self {
         self.without("LD_PRELOAD")
     }
 
     /// Preloads `library` before ours.
-    pub fn preload_before(self, library: &Path) -> Self {
+    pub(crate) fn preload_before(self, library: &Path) -> Self {
         let ours = built("libvgpu.so");
         self.env("LD_PRELOAD", join(library, &ours))
     }
 
     /// Preloads `library` after ours.
-    pub fn preload_after(self, library: &Path) -> Self {
+    pub(crate) fn preload_after(self, library: &Path) -> Self {
         let ours = built("libvgpu.so");
         self.env("LD_PRELOAD", join(&ours, library))
     }
 
     /// An option of the compiler.
-    pub fn option(mut self, option: &str) -> Self {
+    pub(crate) fn option(mut self, option: &str) -> Self {
         self.compiler.push(option.into());
         self
     }
 
     /// Compiles what is not compiled yet.
-    pub fn build(&self) {
+    pub(crate) fn build(&self) {
         let Some(name) = &self.source else { return };
         if self.file.exists() {
             return;
@@ -263,18 +266,25 @@ impl Program<'_> {
     }
 
     /// The command, for what `run` cannot do.
-    pub fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         self.build();
         let mut command = Command::new(&self.file);
-        command.args(&self.args).env_clear().current_dir(self.world.folder.path());
+        command
+            .args(&self.args)
+            .env_clear()
+            .current_dir(self.world.folder.path());
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command
     }
 
     /// Runs it to its end.
-    pub fn run(&self) -> Outcome {
-        let output = self.command().stdin(Stdio::null()).output().expect("the program starts");
+    pub(crate) fn run(&self) -> Outcome {
+        let output = self
+            .command()
+            .stdin(Stdio::null())
+            .output()
+            .expect("the program starts");
         Outcome {
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -285,7 +295,7 @@ impl Program<'_> {
 
     /// What it prints; fails the test when it does not end with 0 or writes to stderr.
     #[track_caller]
-    pub fn prints(&self) -> String {
+    pub(crate) fn prints(&self) -> String {
         let outcome = self.run();
         assert_eq!(
             (outcome.code, outcome.signal, outcome.stderr.as_str()),
@@ -298,7 +308,7 @@ impl Program<'_> {
     }
 
     /// Starts it, to be talked with line by line.
-    pub fn start(&self) -> Running {
+    pub(crate) fn start(&self) -> Running {
         let mut child = self
             .command()
             .stdin(Stdio::piped())
@@ -317,52 +327,52 @@ impl Program<'_> {
 
 /// How a program ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
-    pub stdout: String,
-    pub stderr: String,
-    pub code: Option<i32>,
-    pub signal: Option<i32>,
+pub(crate) struct Outcome {
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) code: Option<i32>,
+    pub(crate) signal: Option<i32>,
 }
 
 /// A program that waits for a line before each step and answers with a line after it.
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Running {
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Lets it make a step.
-    pub fn tell(&mut self, line: &str) {
+    pub(crate) fn tell(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().expect("it still listens");
         writeln!(stdin, "{line}").expect("it still listens");
     }
 
     /// The next line that it prints; empty at its end.
-    pub fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).expect("it prints text");
         line.trim_end().to_owned()
     }
 
     /// Tells it a step and reads its answer.
-    pub fn step(&mut self, line: &str) -> String {
+    pub(crate) fn step(&mut self, line: &str) -> String {
         self.tell(line);
         self.line()
     }
 
     /// Kills it as the kernel's OOM killer would.
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().expect("it is our child");
         self.child.wait().expect("it is our child");
     }
 
     /// Closes its input and waits for its end.
-    pub fn end(mut self) -> Option<i32> {
+    pub(crate) fn end(mut self) -> Option<i32> {
         drop(self.stdin.take());
         self.child.wait().expect("it is our child").code()
     }
@@ -380,7 +390,7 @@ impl Drop for Running {
 }
 
 /// A product of the build, which lies beside the test program.
-pub fn built(file: &str) -> PathBuf {
+pub(crate) fn built(file: &str) -> PathBuf {
     let own = std::env::current_exe().expect("a program has a path");
     let file = own.parent().expect("it lies in a folder").join(file);
     assert!(file.exists(), "{} was not built", file.display());
@@ -388,20 +398,28 @@ pub fn built(file: &str) -> PathBuf {
 }
 
 /// A C or C++ file of tests/preload.
-pub fn source(name: &str) -> PathBuf {
+pub(crate) fn source(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload");
     let file = folder.join(format!("{name}.c"));
-    if file.exists() { file } else { folder.join(format!("{name}.cpp")) }
+    if file.exists() {
+        file
+    } else {
+        folder.join(format!("{name}.cpp"))
+    }
 }
 
 /// Compiles one file with the system's compiler for its language.
-pub fn compile(source: &Path, to: &Path, options: &[OsString]) {
-    let compiler = if source.extension() == Some(OsStr::new("cpp")) { "c++" } else { "cc" };
+pub(crate) fn compile(source: &Path, to: &Path, options: &[OsString]) {
+    let compiler = if source.extension() == Some(OsStr::new("cpp")) {
+        "c++"
+    } else {
+        "cc"
+    };
     compile_with(compiler, source, to, options);
 }
 
 /// Compiles one file with a compiler of that name.
-pub fn compile_with(compiler: &str, source: &Path, to: &Path, options: &[OsString]) {
+pub(crate) fn compile_with(compiler: &str, source: &Path, to: &Path, options: &[OsString]) {
     let output = Command::new(compiler)
         .args(["-O1", "-g", "-Wall", "-I"])
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("preload"))
@@ -412,22 +430,22 @@ pub fn compile_with(compiler: &str, source: &Path, to: &Path, options: &[OsStrin
         .output()
         .unwrap_or_else(|error| panic!("cannot start {compiler}: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{} does not compile:\n{said}", source.display());
+    assert!(
+        output.status.success(),
+        "{} does not compile:\n{said}",
+        source.display()
+    );
 }
 
 /// Says that a test cannot run here, and why; scripts/test lists what was said.
-pub fn skip(test: &str, reason: &str) {
+pub(crate) fn skip(test: &str, reason: &str) {
     println!("skipped {test}: {reason}");
-    let Some(list) = std::env::var_os("VGPU_TEST_SKIPS") else { return };
-    let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
-    if let Ok(mut file) = file {
-        drop(writeln!(file, "{test}: {reason}"));
-    }
 }
 
 /// Is this command installed?
-pub fn installed(command: &str) -> bool {
-    std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|dir| dir.join(command).is_file())
+pub(crate) fn installed(command: &str) -> bool {
+    std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
+        .any(|dir| dir.join(command).is_file())
 }
 
 fn join(first: &Path, second: &Path) -> OsString {

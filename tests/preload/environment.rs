@@ -1,0 +1,168 @@
+//! What the environment says about limits: the peers' variables work, and what is not understood
+//! starts nothing.
+
+use crate::support::{MIB, World};
+
+const REFUSED: &str =
+    "ready 800\ntotal 0\nfirst 800\nfree 0 of 0\nsecond 800\nfreed 800\nagain 800\nfreed 800\n";
+
+/// What `ready` and the total are under these variables, on one card of 1024 MiB.
+#[track_caller]
+fn check(variables: &[(&str, &str)], expected: &str) {
+    let world = World::without_limits(2);
+    let mut program = world.program("direct").linked();
+    program = program.env("CUDA_DEVICE_MEMORY_SHARED_CACHE", world.path("shared"));
+    for (name, value) in variables {
+        program = program.env(name, value.replace("$W", world.path("").to_str().unwrap()));
+    }
+    let printed = program.prints();
+    let head: Vec<_> = printed.lines().take(2).collect();
+    assert_eq!(head.join(", "), expected, "{variables:?}\n{}", world.log());
+}
+
+#[test]
+fn without_a_variable_the_library_changes_nothing() {
+    let world = World::without_limits(1);
+    let with = world.program("direct").linked().prints();
+    assert_eq!(with, world.program("direct").linked().native().prints());
+}
+
+#[test]
+fn the_peers_sizes_are_read_as_they_are_written() {
+    for (text, mebibytes) in [
+        ("116m", 116),
+        ("116M", 116),
+        ("116MiB", 116),
+        ("118784k", 116),
+        ("121634816", 116),
+        ("1g", 1024),
+        ("0", 1024),
+    ] {
+        check(
+            &[("CUDA_DEVICE_MEMORY_LIMIT", text)],
+            &format!("ready 0, total {mebibytes}"),
+        );
+    }
+}
+
+#[test]
+fn a_devices_own_limit_counts_before_the_one_for_all() {
+    check(
+        &[
+            ("CUDA_DEVICE_MEMORY_LIMIT", "200m"),
+            ("CUDA_DEVICE_MEMORY_LIMIT_0", "150m"),
+        ],
+        "ready 0, total 150",
+    );
+    check(
+        &[
+            ("CUDA_DEVICE_MEMORY_LIMIT", "200m"),
+            ("CUDA_DEVICE_MEMORY_LIMIT_1", "150m"),
+        ],
+        "ready 0, total 200",
+    );
+}
+
+#[test]
+fn of_two_families_the_smaller_limit_counts() {
+    check(
+        &[
+            ("CUDA_DEVICE_MEMORY_LIMIT", "200m"),
+            ("HCS_VRAM_QUOTA", "100m"),
+        ],
+        "ready 0, total 100",
+    );
+    check(
+        &[
+            ("CUDA_DEVICE_MEMORY_LIMIT", "100m"),
+            ("HCS_VRAM_QUOTA", "200m"),
+        ],
+        "ready 0, total 100",
+    );
+}
+
+#[test]
+fn what_is_not_understood_starts_nothing() {
+    for (name, text) in [
+        ("CUDA_DEVICE_MEMORY_LIMIT", "4 Gigs"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "-1"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "1.5g"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "m"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "99999999999999999999"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "lots"),
+        ("HCS_VRAM_QUOTA", "16Gx"),
+        ("CUDA_DEVICE_SM_LIMIT", "101"),
+        ("CUDA_DEVICE_SM_LIMIT", "half"),
+        ("GPU_CORE_UTILIZATION_POLICY", "sometimes"),
+        ("CUDA_TASK_PRIORITY", "high"),
+        ("VGPU_LIMITS", "$W/missing"),
+        ("VGPU_LIMITS", "$W"),
+    ] {
+        let mut variables = vec![(name, text)];
+        if !name.contains("MEMORY") {
+            variables.push(("CUDA_DEVICE_MEMORY_LIMIT", "100m"));
+        }
+        if name == "VGPU_LIMITS" {
+            variables.push(("VGPU_REGION", "$W/region"));
+        }
+        check(&variables, "ready 800, total 0");
+    }
+}
+
+#[test]
+fn a_limits_file_without_its_region_starts_nothing() {
+    let world = World::with_room(100 * MIB);
+    let program = || world.program("direct").linked();
+    assert_eq!(program().without("VGPU_REGION").prints(), REFUSED);
+    assert_eq!(
+        program().env("VGPU_REGION", world.path("missing")).prints(),
+        REFUSED
+    );
+    assert_eq!(program().env("VGPU_REGION", "/dev/null").prints(), REFUSED);
+    assert_eq!(
+        program().env("VGPU_REGION", world.path("limits")).prints(),
+        REFUSED
+    );
+}
+
+#[test]
+fn a_damaged_limits_file_starts_nothing() {
+    let world = World::with_room(100 * MIB);
+    let whole = std::fs::read(world.path("limits")).unwrap();
+    let damaged: [Vec<u8>; 4] = [
+        vec![],
+        whole[..whole.len() / 2].to_vec(),
+        vec![0; whole.len()],
+        whole.iter().map(|byte| byte ^ 0x55).collect(),
+    ];
+    for bytes in damaged {
+        std::fs::write(world.path("limits"), bytes).unwrap();
+        assert_eq!(world.program("direct").linked().prints(), REFUSED);
+    }
+}
+
+#[test]
+fn the_log_says_what_was_read_and_what_is_accepted() {
+    let world = World::without_limits(1);
+    world
+        .program("direct")
+        .linked()
+        .env("CUDA_DEVICE_MEMORY_LIMIT", "4 Gigs")
+        .prints();
+    let log = world.log();
+    assert!(
+        log.contains("CUDA_DEVICE_MEMORY_LIMIT") && log.contains("4 Gigs"),
+        "{log}"
+    );
+}
+
+#[test]
+fn nothing_is_printed_and_nothing_is_written_without_a_log() {
+    let world = World::with_room(100 * MIB);
+    world
+        .program("direct")
+        .linked()
+        .without("VGPU_LOG")
+        .prints();
+    assert_eq!(world.log(), "");
+}

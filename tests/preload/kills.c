@@ -1,0 +1,42 @@
+/* Takes and gives memory in every way that a program may be killed in, for ever. The argument seeds its
+ * choices, so that no two do the same at the same time. */
+#include <unistd.h>
+#include "driver.h"
+
+extern CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned);
+extern CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
+extern CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+extern CUresult cuCtxSynchronize(void);
+
+static unsigned random_number(unsigned *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+int main(int count, char **words) {
+    const struct driver driver = LINKED_DRIVER;
+    enum { PIECES = 16 };
+    CUdeviceptr pieces[PIECES] = {0};
+    int ordered[PIECES] = {0};
+    unsigned state = count > 1 ? (unsigned)atoi(words[1]) : 1;
+    if (ready(&driver) != 0) return 1;
+    if (write(1, "up\n", 3) != 3) return 1;
+    for (;;) {
+        unsigned at = random_number(&state) % PIECES;
+        if (pieces[at] != 0) {
+            CUresult result = ordered[at] ? cuMemFreeAsync(pieces[at], NULL) : driver.free(pieces[at]);
+            if (result != 0) return 2;
+            if (ordered[at]) cuCtxSynchronize();
+            pieces[at] = 0;
+            continue;
+        }
+        size_t bytes = (size_t)(random_number(&state) % 8192) * 1024 + 1;
+        unsigned how = random_number(&state) % 3;
+        ordered[at] = how == 2;
+        CUresult result = how == 0   ? driver.alloc(&pieces[at], bytes)
+                          : how == 1 ? cuMemAllocManaged(&pieces[at], bytes, 1)
+                                     : cuMemAllocAsync(&pieces[at], bytes, NULL);
+        if (result == 2) pieces[at] = 0;
+        else if (result != 0) return 3;
+    }
+}

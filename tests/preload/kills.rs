@@ -1,0 +1,94 @@
+//! Death at any moment: processes that share a limit are killed while they allocate, and afterwards the
+//! books say what the simulated driver holds.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{CONTEXT, MIB, World};
+
+const PROCESSES: u32 = 6;
+const KILLS: u32 = 200;
+
+#[test]
+fn after_hundreds_of_kills_the_books_say_what_the_driver_holds() {
+    let world = World::with_room(0);
+    let limit = 160 * MIB + u64::from(PROCESSES) * CONTEXT;
+    world.set_limit(0, limit);
+    let program = world.program("kills").linked();
+    program.build();
+    let start = |seed: u32| -> Child {
+        let mut child = program
+            .command()
+            .arg(seed.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert_eq!(line, "up\n", "{:?}\n{}", child.wait(), world.log());
+        child
+    };
+    let mut children: Vec<Child> = (0..PROCESSES).map(start).collect();
+    let board = world.board();
+
+    let mut most = 0;
+    for kill in 0..KILLS {
+        // Not a clock of the test: only spreads the kills over whatever they are doing.
+        std::thread::sleep(Duration::from_micros(u64::from(kill * 7919 % 5000)));
+        most = most.max(board.used_bytes(0));
+        let victim = (kill * 31 % PROCESSES) as usize;
+        let child = &mut children[victim];
+        assert_eq!(
+            child.try_wait().unwrap(),
+            None,
+            "it ended by itself\n{}",
+            world.log()
+        );
+        child.kill().unwrap();
+        child.wait().unwrap();
+        children[victim] = start(PROCESSES + kill);
+    }
+    assert!(most <= limit, "{most} held of {limit}");
+
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert_eq!(board.used_bytes(0), 0);
+
+    // Whoever comes next finds all of it free: what the dead had is reaped at its first call.
+    let mut next = world.program("memory").linked().start();
+    assert_eq!(next.step("ready"), "ready 0");
+    assert_eq!(
+        next.step(&format!("alloc {}", (limit - CONTEXT) / MIB)),
+        "alloc 0"
+    );
+    assert_eq!(world.booked(0), board.used_bytes(0));
+    let counters = world.snapshot().counters;
+    assert_eq!(counters.waits_ran_out, 0, "{counters:?}");
+}
+
+#[test]
+fn a_killed_process_gives_its_memory_to_one_that_waits_for_it() {
+    let world = World::with_room(100 * MIB);
+    world.set_limit(0, 100 * MIB + 2 * CONTEXT);
+    let mut waiting = world.program("memory").linked().start();
+    assert_eq!(waiting.step("ready"), "ready 0");
+    let mut slowest = Duration::ZERO;
+    for _ in 0..10 {
+        let mut holder = world.program("memory").linked().start();
+        assert_eq!(holder.step("ready"), "ready 0");
+        assert_eq!(holder.step("alloc 100"), "alloc 0");
+        assert_eq!(waiting.step("alloc 100"), "alloc 2");
+
+        holder.kill();
+        let killed = Instant::now();
+        assert_eq!(waiting.step("alloc 100"), "alloc 0");
+        slowest = slowest.max(killed.elapsed());
+        assert_eq!(waiting.step("free"), "free 0");
+    }
+    println!("free at the first call after the kill, {slowest:?} at most");
+}

@@ -1,0 +1,54 @@
+/* A libcuda.so.1 that hands everything on to the simulated one, except that a request of 11 MiB throws
+ * a C++ exception, one of 12 MiB jumps to odd_place, one of 13 MiB waits to be cancelled, and cuInit
+ * takes as long as ODD_INIT_MS says. odd_names.inc has the driver's names, made by the test. */
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <stdexcept>
+
+extern "C" {
+jmp_buf odd_place;
+
+/* Each name jumps to wherever the simulated driver has it; arguments and result pass untouched. */
+#define NAME(name)                                                                        \
+    __attribute__((visibility("hidden"))) void *odd_##name;                               \
+    __asm__(".text\n.globl " #name "\n.type " #name ", @function\n" #name                 \
+            ":\n\tjmp *odd_" #name "(%rip)\n");
+#include "odd_names.inc"
+#undef NAME
+
+static unsigned (*real_alloc)(unsigned long long *, size_t);
+static unsigned (*real_init)(unsigned);
+
+unsigned cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
+    switch (bytes >> 20) {
+    case 11: throw std::runtime_error("odd");
+    case 12: longjmp(odd_place, 1);
+    case 13:
+        for (;;) pause();
+    default: return real_alloc(pointer, bytes);
+    }
+}
+
+unsigned cuInit(unsigned flags) {
+    const char *wait = getenv("ODD_INIT_MS");
+    if (wait != NULL) usleep((unsigned)atoi(wait) * 1000u);
+    return real_init(flags);
+}
+
+__attribute__((constructor)) static void find_all(void) {
+    void *real = dlopen(getenv("ODD_REAL"), RTLD_NOW | RTLD_LOCAL);
+    if (real == NULL) {
+        fprintf(stderr, "%s\n", dlerror());
+        abort();
+    }
+#define NAME(name) odd_##name = dlsym(real, #name);
+#include "odd_names.inc"
+#undef NAME
+    *(void **)&real_alloc = dlsym(real, "cuMemAlloc_v2");
+    *(void **)&real_init = dlsym(real, "cuInit");
+}
+}
