@@ -99,9 +99,25 @@ fn completions(shell: args::Shell) -> Result<ExitCode, Failure> {
         args::Shell::Zsh => clap_complete::Shell::Zsh,
         args::Shell::Fish => clap_complete::Shell::Fish,
     };
-    clap_complete::generate(shell, &mut Args::command(), "vgpu", &mut script);
+    let mut offered = offered(&Args::command());
+    clap_complete::generate(shell, &mut offered, "vgpu", &mut script);
     std::io::stdout().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The command without the flags that are only there to be refused.
+fn offered(command: &clap::Command) -> clap::Command {
+    let about = command.get_about().cloned().unwrap_or_default();
+    clap::Command::new(command.get_name().to_owned())
+        .about(about)
+        .disable_help_subcommand(true)
+        .args(
+            command
+                .get_arguments()
+                .filter(|arg| !arg.is_hide_set())
+                .cloned(),
+        )
+        .subcommands(command.get_subcommands().map(offered))
 }
 
 fn version() -> Result<ExitCode, Failure> {

@@ -168,18 +168,47 @@ fn describe(container: &ContainerView, oom: &OomView, inventory: &Inventory, out
         writeln!(out, "{heading} {who}: {}", Size(holder.bytes)).ok();
         heading = "         ";
     }
+    describe_fit(container, oom, inventory, out);
+    writeln!(out).ok();
+}
+
+/// The smallest limit that would have been enough, and how to give it.
+fn describe_fit(container: &ContainerView, oom: &OomView, inventory: &Inventory, out: &mut String) {
     let fits = would_fit_text(oom.would_fit());
+    let physical = container
+        .devices
+        .get(oom.device)
+        .map_or(0, |device| device.physical_bytes);
+    if physical != 0 && oom.would_fit() > physical {
+        writeln!(
+            out,
+            "  would fit with a limit of at least {fits}, which is more than the GPU has ({})",
+            Size(physical)
+        )
+        .ok();
+        return;
+    }
+    let name = &container.name;
+    // With several GPUs, the advice is for this one only.
+    let value = match gpu_number(container, oom, inventory) {
+        Some(gpu) if container.devices.len() > 1 => format!("{gpu}={fits}"),
+        _ => fits.clone(),
+    };
     writeln!(
         out,
-        "  would fit with a limit of at least {fits}: vgpu set {} --gpumem {fits}\n",
-        container.name
+        "  would fit with a limit of at least {fits}: vgpu set {name} --gpumem {value}"
     )
     .ok();
 }
 
 /// A size that can be typed and is not below the bytes that are needed.
 fn would_fit_text(bytes: u64) -> String {
-    format!("{}Mi", bytes.div_ceil(1 << 20))
+    let mib = bytes.div_ceil(1 << 20);
+    if mib % 1024 == 0 {
+        format!("{}Gi", mib / 1024)
+    } else {
+        format!("{mib}Mi")
+    }
 }
 
 fn holder_name(container: &ContainerView, holder: &HolderView) -> Option<String> {

@@ -26,6 +26,7 @@ pub(crate) fn run(args: &SimArgs) -> Result<ExitCode, Failure> {
             )));
         }
     }
+    check_memory(args)?;
     let signals = child::Signals::hold()?;
     child::adopt_orphans();
     let place = Place::make()?;
@@ -45,6 +46,29 @@ pub(crate) fn run(args: &SimArgs) -> Result<ExitCode, Failure> {
         place.end();
     }
     Ok(child::end_alike(end?))
+}
+
+/// The board would say no in the middle of the command's first call.
+fn check_memory(args: &SimArgs) -> Result<(), Failure> {
+    let Some(memory) = &args.memory else {
+        return Ok(());
+    };
+    let around = std::env::var("VGPU_SIM_GPUS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let gpus: u32 = args.gpus.or(around).unwrap_or(2);
+    for part in memory.0.split(',') {
+        let index = part
+            .split_once('=')
+            .and_then(|(index, _)| index.parse::<u32>().ok());
+        if let Some(index) = index.filter(|index| *index >= gpus) {
+            return Err(Failure::usage(format!(
+                "--memory names GPU {index} of {gpus}; accepted: 0 to {}, or more --gpus",
+                gpus - 1
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// A directory of this call's own.

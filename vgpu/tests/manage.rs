@@ -1,0 +1,572 @@
+//! `vgpu set`, `top` and `oom` on containers that run. The test's own process plays the program:
+//! it joins the container's region and charges it, as the library does.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use common::{Machine, Running};
+use expect_test::expect;
+use vgpu_abi::region::{Kind, Region};
+
+const LOOP: &str = "echo ready; while :; do sleep 0.02; done";
+
+/// A container of this name with 4 GiB of GPU 0 and 8 GiB of GPU 1.
+fn container(machine: &Machine, name: &str) -> (Running, Region) {
+    let running = machine.start(&["--gpumem", "0=4Gi,1=8Gi", "--name", name], LOOP);
+    let region = Region::open(&machine.containers().join(name).join("region")).unwrap();
+    (running, region)
+}
+
+fn charge(region: &Region, device: usize, mib: u64, kind: Kind) {
+    let charge = region.reserve(device, mib << 20, 0).unwrap();
+    region.confirm(charge, kind);
+}
+
+/// Asks for more than there is, as the library does where a program does so.
+fn be_refused(region: &Region, device: usize, mib: u64, limit_mib: u64) {
+    let refusal = region
+        .reserve(device, mib << 20, limit_mib << 20)
+        .unwrap_err();
+    region.record_oom("cuMemAlloc_v2", device, &refusal, 1_795_271_523_000_000_000);
+}
+
+/// The text with what differs from run to run taken out; with it goes the width of the columns.
+fn steady(text: &str) -> String {
+    let me = std::process::id().to_string();
+    let name = fs::read_to_string("/proc/self/comm").unwrap();
+    let uid = format!("uid {}", nix::unistd::geteuid());
+    let mut out = String::new();
+    for line in text.lines() {
+        let line = line
+            .replace(&me, "PID")
+            .replace(name.trim(), "PROGRAM")
+            .replace(&uid, "uid ME");
+        let line = match line.strip_prefix("vgpu top  ") {
+            Some(rest) => format!("vgpu top  TIME{}", &rest[20..]),
+            None => line,
+        };
+        let indent = line.len() - line.trim_start().len();
+        out.push_str(&line[..indent.min(2)]);
+        let cells: Vec<_> = line
+            .split("  ")
+            .map(str::trim)
+            .filter(|cell| !cell.is_empty())
+            .collect();
+        out.push_str(&cells.join("  "));
+        out.push('\n');
+    }
+    out
+}
+
+#[test]
+fn set_changes_the_limit_while_the_program_runs() {
+    let machine = Machine::new();
+    let (running, region) = container(&machine, "train");
+    charge(&region, 0, 3 << 10, Kind::Buffer);
+    let limits = |machine: &Machine| {
+        let top = machine.top();
+        let devices = top["containers"][0]["devices"].as_array().unwrap().clone();
+        let gib = |d: &serde_json::Value| d["limit_bytes"].as_u64().unwrap() >> 20;
+        devices.iter().map(gib).collect::<Vec<_>>()
+    };
+    assert_eq!(limits(&machine), [4096, 8192]);
+
+    let one = machine.run(&["set", "train", "--gpumem", "0=6Gi"]);
+    expect![[r#"
+        train GPU 0: limit 4Gi -> 6Gi, used 3Gi
+        train GPU 1: limit 8Gi -> 8Gi, used 0
+    "#]]
+    .assert_eq(&one.out);
+    assert_eq!(limits(&machine), [6144, 8192]);
+
+    let both = machine.run(&["set", "train", "--gpumem", "8Gi"]);
+    expect![[r#"
+        train GPU 0: limit 6Gi -> 8Gi, used 3Gi
+        train GPU 1: limit 8Gi -> 8Gi, used 0
+    "#]]
+    .assert_eq(&both.out);
+    assert_eq!(limits(&machine), [8192, 8192]);
+    running.stop();
+}
+
+#[test]
+fn a_limit_below_what_is_used_shows_as_pending_shrink_until_it_has_shrunk() {
+    let machine = Machine::new();
+    let (running, region) = container(&machine, "train");
+    charge(&region, 0, 3 << 10, Kind::Buffer);
+
+    let set = machine.run(&["set", "train", "--gpumem", "0=2Gi"]);
+
+    assert_eq!(set.code, Some(0));
+    expect![[r#"
+        train GPU 0: limit 4Gi -> 2Gi, used 3Gi; pending-shrink: nothing new until 1Gi more is free
+        train GPU 1: limit 8Gi -> 8Gi, used 0
+    "#]]
+    .assert_eq(&set.out);
+    let state = |machine: &Machine| {
+        let top = machine.top();
+        let device = &top["containers"][0]["devices"][0];
+        (
+            top["containers"][0]["state"].clone(),
+            device["pending_shrink"].clone(),
+        )
+    };
+    assert_eq!(state(&machine), ("pending-shrink".into(), true.into()));
+    region.release(0, 2 << 30, Kind::Buffer);
+    assert_eq!(state(&machine), ("running".into(), false.into()));
+    running.stop();
+}
+
+#[test]
+fn set_says_no_to_what_cannot_be() {
+    let machine = Machine::new();
+    let (running, _region) = container(&machine, "train");
+    let (other, _region) = container(&machine, "serve");
+    let check = |words: &[&str], code: i32, says: &str| {
+        let ended = machine.run(&[&["set"], words].concat());
+        assert_eq!(
+            (ended.code, ended.out.as_str()),
+            (Some(code), ""),
+            "{words:?} {ended:?}"
+        );
+        assert!(ended.err.contains(says), "{words:?}: {}", ended.err);
+    };
+
+    check(
+        &["trian", "--gpumem", "1Gi"],
+        1,
+        "no container is called \"trian\"; running: serve, train",
+    );
+    check(
+        &["x/train", "--gpumem", "1Gi"],
+        2,
+        "accepted: NAME or UID/NAME",
+    );
+    check(&["train"], 2, "no limit given");
+    check(
+        &["train", "--gpumem", "17Gi"],
+        2,
+        "17Gi is more than GPU 0 has: 16Gi",
+    );
+    check(
+        &["train", "--gpumem", "2=1Gi"],
+        2,
+        "the container has no GPU 2; it has: 0 (GPU-",
+    );
+    check(&["train", "--gpumem", "0"], 2, "has no unit");
+    check(
+        &["train", "--gpumem", "1Gi", "--board", "/nonexistent"],
+        1,
+        "none is running",
+    );
+    running.stop();
+    other.stop();
+}
+
+#[test]
+fn set_inside_a_container_can_only_lower_and_so_can_set_on_a_nested_one() {
+    let machine = Machine::new();
+    let outer = machine.start(&["--gpumem", "4Gi", "--name", "outer"], LOOP);
+    let limits = machine.containers().join("outer/limits");
+    let mut command = machine.vgpu([
+        "run", "--gpumem", "2Gi", "--name", "inner", "--", "sh", "-c", LOOP,
+    ]);
+    let inner = Running::start(command.env("VGPU_LIMITS", &limits));
+    let inside = |words: &[&str]| common::ended(machine.vgpu(words).env("VGPU_LIMITS", &limits));
+
+    let raised = inside(&["set", "outer", "--gpumem", "8Gi"]);
+    assert_eq!(raised.code, Some(2));
+    assert!(
+        raised
+            .err
+            .contains("inside a container limits can only be lowered"),
+        "{}",
+        raised.err
+    );
+    // From outside, too, the inner one stays within the outer one.
+    let raised = machine.run(&["set", "inner", "--gpumem", "5Gi"]);
+    assert_eq!(raised.code, Some(2));
+    assert!(raised.err.contains("more than the 4Gi"), "{}", raised.err);
+    assert_eq!(
+        machine.run(&["set", "inner", "--gpumem", "3Gi"]).code,
+        Some(0)
+    );
+    assert_eq!(inside(&["set", "outer", "--gpumem", "3Gi"]).code, Some(0));
+    inner.stop();
+    outer.stop();
+}
+
+#[test]
+fn top_shows_who_uses_what() {
+    let machine = Machine::new();
+    let (running, region) = container(&machine, "train");
+    charge(&region, 0, 3 << 10, Kind::Buffer);
+    charge(&region, 0, 300, Kind::Context);
+    charge(&region, 1, 1 << 10, Kind::Buffer);
+    be_refused(&region, 0, 1 << 10, 4 << 10);
+    let (other, _region) = container(&machine, "serve");
+
+    let top = machine.run(&["top", "--once"]);
+
+    expect![[r#"
+        vgpu top  TIME, 2 containers, 1 process
+
+        GPU  MODEL          MEMORY                            LIMITS  COMPUTE
+        0    Simulated GPU  0 / 16Gi  0%  [----------------]  8Gi     0%
+        1    Simulated GPU  0 / 16Gi  0%  [----------------]  16Gi    0%
+
+        CONTAINER                GPU  MEMORY                                 COMPUTE  OOMS  STATE
+        serve                    0    0 / 4Gi       0%   [----------------]  –        0     running
+                                 1    0 / 8Gi       0%   [----------------]  –              running
+        train                    0    3.29Gi / 4Gi  82%  [#############---]  –        1     running
+                                 1    1Gi / 8Gi     12%  [#---------------]  –              running
+          PID manage-ba0a8d03  0    3.29Gi        82%  [#############---]  –
+                                 1    1Gi           12%  [#---------------]  –
+    "#]]
+    .assert_eq(&steady(&top.out));
+    // Without a terminal, the same.
+    let live = machine.run(&["top"]);
+    assert_eq!(steady(&live.out), steady(&top.out));
+    assert!(!live.out.contains('\u{1b}'));
+    running.stop();
+    other.stop();
+}
+
+#[test]
+fn top_without_containers_says_how_to_start_one() {
+    let machine = Machine::new();
+
+    let top = machine.run(&["top", "--once"]);
+
+    expect![[r#"
+        vgpu top  TIME, 0 containers, 0 processes
+
+        GPU  MODEL          MEMORY                            LIMITS  COMPUTE
+        0    Simulated GPU  0 / 16Gi  0%  [----------------]  0       0%
+        1    Simulated GPU  0 / 16Gi  0%  [----------------]  0       0%
+
+        No containers. Start one: vgpu run --gpumem 4Gi -- COMMAND
+    "#]]
+    .assert_eq(&steady(&top.out));
+}
+
+#[test]
+fn the_json_of_top_is_a_promise() {
+    let machine = Machine::new();
+    let (running, region) = container(&machine, "train");
+    charge(&region, 0, 3 << 10, Kind::Buffer);
+    charge(&region, 0, 300, Kind::Context);
+    be_refused(&region, 0, 1 << 10, 4 << 10);
+
+    let mut top = machine.top();
+
+    let container = &mut top["containers"][0];
+    assert_eq!(container["processes"][0]["host_pid"], std::process::id());
+    for key in ["created_unix", "runner_pid", "path", "owner_uid"] {
+        assert!(!container[key].is_null(), "{key}");
+        container[key] = "…".into();
+    }
+    container["processes"][0]["pid"] = "…".into();
+    container["processes"][0]["host_pid"] = "…".into();
+    container["processes"][0]["joined_unix"] = "…".into();
+    container["processes"][0]["name"] = "…".into();
+    let second = container["devices"].as_array_mut().unwrap().pop().unwrap();
+    assert_eq!(second["index"], 1);
+    container["processes"][0]["devices"]
+        .as_array_mut()
+        .unwrap()
+        .pop();
+    container["devices"][0]["uuid"] = "…".into();
+    container["command"] = "…".into();
+    top["gpus"].as_array_mut().unwrap().pop();
+    top["gpus"][0]["uuid"] = "…".into();
+    top["time_unix"] = "…".into();
+    expect![[r#"
+        {
+          "broken": [],
+          "containers": [
+            {
+              "command": "…",
+              "container": "train",
+              "created_unix": "…",
+              "devices": [
+                {
+                  "buffer_bytes": 3221225472,
+                  "context_bytes": 314572800,
+                  "gpu": 0,
+                  "index": 0,
+                  "limit_bytes": 4294967296,
+                  "module_bytes": 0,
+                  "pending_bytes": 0,
+                  "pending_shrink": false,
+                  "physical_bytes": 17179869184,
+                  "shared_bytes": 0,
+                  "unaccounted_bytes": 0,
+                  "used_bytes": 3535798272,
+                  "utilization_percent": null,
+                  "uuid": "…"
+                }
+              ],
+              "hook_calls": {
+                "alloc": 0,
+                "capture": 0,
+                "context": 0,
+                "dispatch": 0,
+                "launch": 0,
+                "pass": 0,
+                "report": 0,
+                "sync": 0,
+                "visibility": 0
+              },
+              "limits_generation": 1,
+              "name": "train",
+              "namespace": "",
+              "ooms": 1,
+              "owner_uid": "…",
+              "path": "…",
+              "pod": "",
+              "pod_uid": "",
+              "processes": [
+                {
+                  "devices": [
+                    {
+                      "buffer_bytes": 3221225472,
+                      "context_bytes": 314572800,
+                      "index": 0,
+                      "launches": 0,
+                      "module_bytes": 0,
+                      "pending_bytes": 0,
+                      "used_bytes": 3535798272,
+                      "utilization_percent": null
+                    }
+                  ],
+                  "host_pid": "…",
+                  "joined_unix": "…",
+                  "name": "…",
+                  "pid": "…"
+                }
+              ],
+              "refused": 1,
+              "runner_pid": "…",
+              "state": "running",
+              "unaccounted_bytes": 0,
+              "waits_ran_out": 0
+            }
+          ],
+          "gpu_error": null,
+          "gpu_faults": [],
+          "gpus": [
+            {
+              "index": 0,
+              "limits_bytes": 4294967296,
+              "memory_bytes": 17179869184,
+              "name": "Simulated GPU",
+              "used_bytes": 0,
+              "utilization_percent": 0,
+              "uuid": "…"
+            }
+          ],
+          "time_unix": "…",
+          "unreadable": [],
+          "version": 1
+        }"#]]
+    .assert_eq(&serde_json::to_string_pretty(&top).unwrap());
+    running.stop();
+}
+
+#[test]
+fn oom_says_what_was_refused_who_held_it_and_what_would_fit() {
+    let machine = Machine::new();
+    let (running, region) = container(&machine, "train");
+    let nothing = machine.run(&["oom"]);
+    assert_eq!(nothing.out, "Nothing was refused in: train\n");
+    charge(&region, 1, 7 << 10, Kind::Buffer);
+    be_refused(&region, 1, 2 << 10, 8 << 10);
+
+    let all = machine.run(&["oom"]);
+    let one = machine.run(&["oom", "train"]);
+    let json = machine.run(&["oom", "train", "--json"]);
+
+    let report = steady(&one.out);
+    expect![[r#"
+        2026-11-21 14:32:03Z  train  cuMemAlloc_v2 of process PID: 2Gi on GPU 1, more than what is left
+          limit 8Gi, used 7Gi
+          held by process PID PROGRAM: 7Gi
+          would fit with a limit of at least 9216Mi: vgpu set train --gpumem 9216Mi
+
+    "#]].assert_eq(&report);
+    assert_eq!(all.out, one.out);
+    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    let record = &json["records"][0];
+    assert_eq!(json["version"], 1);
+    assert_eq!(record["call"], "cuMemAlloc_v2");
+    assert_eq!(record["asked_bytes"], 2_u64 << 30);
+    assert_eq!(record["limit_bytes"], 8_u64 << 30);
+    assert_eq!(record["used_bytes"], 7_u64 << 30);
+    assert_eq!(record["would_fit_bytes"], 9_u64 << 30);
+    assert_eq!(record["holders"][0]["pid"], std::process::id());
+    assert_eq!(record["reason"], "full");
+    assert_eq!(record["gpu"], 1);
+    // The advice works.
+    let advice = one
+        .out
+        .lines()
+        .find_map(|line| line.split_once(": vgpu "))
+        .unwrap()
+        .1;
+    let words: Vec<_> = advice.split(' ').collect();
+    assert_eq!(machine.run(&words).code, Some(0), "{advice}");
+    running.stop();
+    assert_eq!(machine.run(&["oom"]).out, "No containers are running.\n");
+    assert_eq!(machine.run(&["oom", "train"]).code, Some(1));
+}
+
+#[test]
+fn a_broken_container_is_told_of_and_hides_no_other() {
+    let machine = Machine::new();
+    let (running, _region) = container(&machine, "train");
+    let broken = |name: &str, break_it: fn(&Path)| {
+        let dir = machine.containers().join(name);
+        fs::create_dir(&dir).unwrap();
+        for file in ["limits", "targets", "region", "container.json"] {
+            fs::copy(
+                machine.containers().join("train").join(file),
+                dir.join(file),
+            )
+            .unwrap();
+        }
+        break_it(&dir);
+    };
+    // Something alive in each of them, or they would be cleared away as ended.
+    let mut keepers = Vec::new();
+    for (name, break_it) in [
+        (
+            "b-empty-region",
+            (|dir| fs::write(dir.join("region"), "").unwrap()) as fn(&Path),
+        ),
+        ("b-fifo", |dir| {
+            fs::remove_file(dir.join("region")).unwrap();
+            nix::unistd::mkfifo(&dir.join("region"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        }),
+        ("b-label", |dir| {
+            fs::write(dir.join("container.json"), "{\"name\": 7}").unwrap()
+        }),
+        ("b-limits", |dir| {
+            fs::write(dir.join("limits"), vec![0_u8; 12288]).unwrap()
+        }),
+        ("b-link", |dir| {
+            fs::remove_file(dir.join("region")).unwrap();
+            symlink("/dev/zero", dir.join("region")).unwrap();
+        }),
+        ("b-writable", |dir| {
+            fs::set_permissions(dir.join("limits"), PermissionsExt::from_mode(0o666)).unwrap();
+        }),
+    ] {
+        broken(name, break_it);
+        let mut keeper = machine.command("sleep");
+        keeper.arg("30").env(
+            "VGPU_LIMITS",
+            machine.containers().join(name).join("limits"),
+        );
+        keepers.push(keeper.spawn().unwrap());
+    }
+
+    let top = machine.top();
+    let table = machine.run(&["top", "--once"]);
+
+    assert_eq!(top["containers"].as_array().unwrap().len(), 1);
+    let told: Vec<_> = top["broken"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|b| {
+            let path = b["path"].as_str().unwrap();
+            let dir = machine.containers();
+            let dir = dir.to_str().unwrap();
+            format!(
+                "{}: {}",
+                path.rsplit('/').next().unwrap(),
+                b["reason"].as_str().unwrap().replace(dir, "DIR")
+            )
+        })
+        .collect();
+    expect![[r#"
+        b-empty-region: region: file of 0 bytes, expected 2777088
+        b-fifo: region: not a regular file
+        b-label: DIR/b-label/container.json is not a label file: invalid type: integer `7`, expected a string at line 1 column 10
+        b-limits: limits: a file that was never finished
+        b-link: region: not a regular file
+        b-writable: DIR/b-writable/limits belongs to uid 0 with mode 666; it must belong to uid 0 or root, and nobody else may write it"#]].assert_eq(&steady(&told.join("\n")));
+    assert!(
+        table.out.contains("! ") && table.out.contains("b-fifo"),
+        "{}",
+        table.out
+    );
+    for mut keeper in keepers {
+        keeper.kill().unwrap();
+        keeper.wait().unwrap();
+    }
+    running.stop();
+}
+
+#[test]
+fn a_name_that_a_program_made_up_cannot_move_the_cursor() {
+    let machine = Machine::new();
+    let (running, _region) = container(&machine, "train");
+    let labels = machine.containers().join("train/container.json");
+    let text = fs::read_to_string(&labels).unwrap();
+    let hostile = text.replace(
+        "\"name\": \"train\"",
+        "\"name\": \"\\u001b[2Jx\\u202ey\\nz\"",
+    );
+    assert_ne!(text, hostile);
+    fs::write(&labels, hostile).unwrap();
+
+    let table = machine.run(&["top", "--once"]);
+
+    assert!(table.out.contains("?[2Jx?y?z"), "{}", table.out);
+    assert!(!table.out.contains('\u{1b}') && !table.out.contains('\u{202e}'));
+    running.stop();
+}
+
+#[test]
+fn completions_and_version_and_help_are_there() {
+    let machine = Machine::new();
+
+    for shell in ["bash", "zsh", "fish"] {
+        let script = machine.run(&["completions", shell]);
+        assert_eq!(script.code, Some(0));
+        assert!(script.out.contains("gpumem"), "{shell}");
+        assert!(
+            !script.out.contains("gpucores"),
+            "{shell}: a flag that is refused is not offered"
+        );
+    }
+    let version = machine.run(&["version"]);
+    assert!(
+        version
+            .out
+            .starts_with(&format!("vgpu {} (limits ", env!("CARGO_PKG_VERSION")))
+    );
+    for command in ["run", "set", "top", "oom", "sim"] {
+        let help = machine.run(&[command, "--help"]);
+        assert!(help.out.contains("Examples:\n"), "{command}");
+        assert!(!help.out.contains("gpucores"));
+    }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let machine = Machine::new();
+    let script = format!(
+        "{vgpu} top --once | true; {vgpu} completions bash | head -n 1 >/dev/null; echo ${{PIPESTATUS[0]}}",
+        vgpu = common::VGPU
+    );
+
+    let ended = common::ended(machine.command("bash").args(["-c", &script]));
+
+    assert_eq!((ended.out.as_str(), ended.err.as_str()), ("0\n", ""));
+}

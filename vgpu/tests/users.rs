@@ -1,0 +1,276 @@
+//! The board between users: who may see what, and what is refused where somebody prepared it.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::process::Command;
+
+use common::{Machine, Running, VGPU, ended, is_root};
+
+const LOOP: &str = "echo ready; while :; do sleep 0.02; done";
+const NOBODY: u32 = 65534;
+
+/// The same command as another user.
+fn as_nobody(command: &Command) -> Command {
+    let mut other = Command::new("setpriv");
+    other.args([
+        "--reuid",
+        "65534",
+        "--regid",
+        "65534",
+        "--clear-groups",
+        "--",
+    ]);
+    other
+        .arg(command.get_program())
+        .args(command.get_args())
+        .env_clear();
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            other.env(name, value);
+        }
+    }
+    other.stdin(std::process::Stdio::null());
+    other
+}
+
+/// A machine whose files another user can reach, too. Nothing where there is no other user.
+fn shared() -> Option<Machine> {
+    if !is_root() {
+        println!("skipped: only root can be several users");
+        return None;
+    }
+    let machine = Machine::new();
+    fs::set_permissions(machine.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let probe = as_nobody(machine.command(VGPU).arg("version")).output();
+    if !probe.is_ok_and(|output| output.status.success()) {
+        println!("skipped: another user cannot run {VGPU} (or there is no setpriv)");
+        return None;
+    }
+    Some(machine)
+}
+
+/// The simulated board is each user's own: the driver's file is not what this is about.
+fn nobody(machine: &Machine, words: &[&str]) -> Command {
+    let mut command = machine.vgpu(words);
+    let home = machine.path("nobody");
+    if !home.exists() {
+        fs::create_dir(&home).unwrap();
+        chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    command.env("VGPU_SIM_BOARD", home.join("sim-board"));
+    as_nobody(&command)
+}
+
+#[test]
+fn several_users_share_a_board_and_see_only_their_own_except_for_root() {
+    let Some(machine) = shared() else { return };
+    let mine = machine.start(&["--gpumem", "4Gi", "--name", "train"], LOOP);
+    let theirs = Running::start(&mut nobody(
+        &machine,
+        &[
+            "run", "--gpumem", "2Gi", "--name", "train", "--", "sh", "-c", LOOP,
+        ],
+    ));
+    assert_eq!(
+        fs::metadata(&machine.board).unwrap().permissions().mode() & 0o7777,
+        0o1777
+    );
+
+    // Root sees both, and has to say which it means only where its own is not meant.
+    let top = machine.top();
+    let owners: Vec<_> = top["containers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["owner_uid"].clone())
+        .collect();
+    assert_eq!(owners, [0, NOBODY]);
+    assert_eq!(
+        machine.run(&["set", "train", "--gpumem", "3Gi"]).code,
+        Some(0)
+    );
+    assert_eq!(
+        machine.run(&["set", "65534/train", "--gpumem", "1Gi"]).code,
+        Some(0)
+    );
+    let limits = |top: &serde_json::Value, index: usize| {
+        top["containers"][index]["devices"][0]["limit_bytes"].clone()
+    };
+    let top = machine.top();
+    assert_eq!(
+        (limits(&top, 0), limits(&top, 1)),
+        ((3_u64 << 30).into(), (1_u64 << 30).into())
+    );
+
+    // The other one sees its own, and is told that there is more.
+    let seen = ended(&mut nobody(&machine, &["top", "--once"]));
+    assert!(seen.out.contains("1 container,"), "{}", seen.out);
+    assert!(
+        seen.out
+            .contains("the containers of 1 other user are not shown"),
+        "{}",
+        seen.out
+    );
+    let refused = ended(&mut nobody(
+        &machine,
+        &["set", "0/train", "--gpumem", "1Gi"],
+    ));
+    assert_eq!(refused.code, Some(1));
+    assert!(
+        refused.err.contains("which only root can read"),
+        "{}",
+        refused.err
+    );
+    assert!(ended(&mut nobody(&machine, &["set", "train", "--gpumem", "2Gi"])).code == Some(0));
+
+    mine.stop();
+    theirs.stop();
+    assert_eq!(machine.names(), [""; 0]);
+    assert_eq!(
+        fs::read_dir(machine.board.join("65534")).unwrap().count(),
+        1,
+        "only the lock"
+    );
+}
+
+#[test]
+fn a_board_that_is_a_link_or_open_to_others_is_refused() {
+    let machine = Machine::new();
+    let refused = |says: &str| {
+        let ended = machine.run(&["run", "--gpumem", "1Gi", "--", "echo", "started"]);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""), "{ended:?}");
+        assert!(ended.err.contains(says), "{}", ended.err);
+    };
+
+    let elsewhere = machine.path("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    symlink(&elsewhere, &machine.board).unwrap();
+    refused("is not a directory, or it is a link");
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+    fs::remove_file(&machine.board).unwrap();
+
+    fs::write(&machine.board, "").unwrap();
+    refused("is not a directory");
+    fs::remove_file(&machine.board).unwrap();
+
+    fs::create_dir(&machine.board).unwrap();
+    fs::set_permissions(&machine.board, PermissionsExt::from_mode(0o777)).unwrap();
+    refused("is not sticky");
+    fs::set_permissions(&machine.board, PermissionsExt::from_mode(0o1777)).unwrap();
+
+    symlink(&elsewhere, machine.containers()).unwrap();
+    refused("it is a link");
+    fs::remove_file(machine.containers()).unwrap();
+
+    fs::create_dir(machine.containers()).unwrap();
+    fs::set_permissions(machine.containers(), PermissionsExt::from_mode(0o777)).unwrap();
+    refused("others may write it");
+    fs::set_permissions(machine.containers(), PermissionsExt::from_mode(0o700)).unwrap();
+
+    symlink(&elsewhere, machine.containers().join("train")).unwrap();
+    let taken = machine.run(&[
+        "run", "--gpumem", "1Gi", "--name", "train", "--", "echo", "started",
+    ]);
+    assert_eq!((taken.code, taken.out.as_str()), (Some(1), ""));
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+    let missing = machine.path("no/such/board");
+    let ended = machine.run(&[
+        "run",
+        "--gpumem",
+        "1Gi",
+        "--board",
+        missing.to_str().unwrap(),
+        "--",
+        "true",
+    ]);
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended.err.contains("give another with --board"),
+        "{}",
+        ended.err
+    );
+}
+
+#[test]
+fn a_place_that_a_stranger_took_is_refused() {
+    let Some(machine) = shared() else { return };
+    // The stranger's board.
+    fs::create_dir(&machine.board).unwrap();
+    chown(&machine.board, Some(NOBODY), Some(NOBODY)).unwrap();
+    let ended = machine.run(&["run", "--gpumem", "1Gi", "--", "echo", "started"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+    assert!(ended.err.contains("belongs to uid 65534"), "{}", ended.err);
+
+    // Our place on a good board.
+    chown(&machine.board, Some(0), Some(0)).unwrap();
+    fs::set_permissions(&machine.board, PermissionsExt::from_mode(0o1777)).unwrap();
+    fs::create_dir(machine.containers()).unwrap();
+    chown(machine.containers(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let ended = machine.run(&["run", "--gpumem", "1Gi", "--", "echo", "started"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+    assert!(
+        ended.err.contains("somebody took your place"),
+        "{}",
+        ended.err
+    );
+
+    // A container in another user's name is told of, and not believed.
+    let forged = machine.board.join("4242/forged");
+    fs::create_dir_all(&forged).unwrap();
+    fs::write(forged.join("limits"), "").unwrap();
+    for path in [&forged, &forged.join("limits"), &machine.board.join("4242")] {
+        chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let top = machine.top();
+    assert_eq!(top["containers"].as_array().unwrap().len(), 0);
+    assert_eq!(top["broken"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn without_a_board_of_the_machine_each_user_finds_one() {
+    let Some(machine) = shared() else { return };
+    // No --board, no VGPU_BOARD: /run/vgpu, which root has made by now, serves all.
+    let run = |command: &mut Command| {
+        command.env_remove("VGPU_BOARD");
+        command.env("VGPU_LIBRARY", common::library());
+    };
+    let script = "dirname $VGPU_LIMITS";
+    let mut mine = machine.vgpu([
+        "run",
+        "--gpumem",
+        "1Gi",
+        "--name",
+        "vgpu-users-test",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]);
+    run(&mut mine);
+    let mine = ended(&mut mine);
+    let mut theirs = nobody(
+        &machine,
+        &[
+            "run",
+            "--gpumem",
+            "1Gi",
+            "--name",
+            "vgpu-users-test",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ],
+    );
+    run(&mut theirs);
+    let theirs = ended(&mut theirs);
+
+    assert_eq!(mine.out, "/run/vgpu/0/vgpu-users-test\n", "{}", mine.err);
+    assert_eq!(
+        theirs.out, "/run/vgpu/65534/vgpu-users-test\n",
+        "{}",
+        theirs.err
+    );
+}
