@@ -19,7 +19,7 @@ use crate::exec::{Exec, ExecConfig};
 use crate::process::{self, Identity};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Processes that can be on the board at once.
 pub const MAX_PROCESSES: usize = 1024;
 /// Allocations that several processes can hold together at once.
@@ -70,6 +70,8 @@ pub struct ProcessUse {
     pub alloc_bytes: u64,
     /// Bytes of contexts and modules.
     pub overhead_bytes: u64,
+    /// Index of the MIG device that it works on.
+    pub instance: Option<u32>,
 }
 
 #[repr(C)]
@@ -86,6 +88,8 @@ struct Process {
     generation: u64,
     /// When it was first seen dead, in ns of the machine's clock; 0 while it lives.
     died_ns: u64,
+    /// Index of the MIG device that it works on, plus one; 0 is none.
+    instance: u64,
     uses: [Use; MAX_GPUS],
 }
 
@@ -431,12 +435,27 @@ impl Board {
             identity,
             generation,
             died_ns: 0,
+            instance: 0,
             uses: [Use {
                 alloc: 0,
                 overhead: 0,
             }; MAX_GPUS],
         };
         Ok(Member { index, generation })
+    }
+
+    /// This process works on a MIG device of the GPUs that it uses, and has no more room than that.
+    pub fn settle(&self, member: Member, instance: u32) {
+        let mut state = self.lock();
+        if state.own(member).is_some() {
+            state.processes[member.index].instance = u64::from(instance) + 1;
+        }
+    }
+
+    /// Room of the part of a GPU that a process works on; `None` for all of the GPU.
+    fn part_bytes(&self, gpu: usize, instance: Option<u32>) -> Option<u64> {
+        let index = instance? as usize;
+        self.instances(gpu).get(index).map(|part| part.bytes)
     }
 
     /// Gives the place and all memory back.
@@ -453,12 +472,23 @@ impl Board {
     /// When the GPU has no room for it, dead processes' memory counted as free.
     pub fn take(&self, member: Member, gpu: usize, bytes: u64, kind: Kind) -> Result<(), Refused> {
         let mut state = self.lock();
+        let instance = instance_of(&state.processes[member.index]);
+        let mut part = None;
+        if instance.is_some() {
+            drop(state);
+            part = self.part_bytes(gpu, instance);
+            state = self.lock();
+        }
         if gpu >= self.gpus() || state.own(member).is_none() {
             return Err(Refused::Unknown);
         }
-        if !state.has_room(gpu, bytes) {
+        let has_room = |state: &State| {
+            let fits = |total| state.part_used(gpu, instance).saturating_add(bytes) <= total;
+            state.has_room(gpu, bytes) && part.is_none_or(fits)
+        };
+        if !has_room(&state) {
             state.reap(self.area().release_delay_ns);
-            if !state.has_room(gpu, bytes) {
+            if !has_room(&state) {
                 return Err(Refused::NoMemory);
             }
         }
@@ -629,6 +659,7 @@ impl Board {
                     start_time: process.identity.start_time,
                     alloc_bytes: uses.alloc + shared[index],
                     overhead_bytes: uses.overhead,
+                    instance: instance_of(process),
                 };
                 let any = taken.alloc_bytes + taken.overhead_bytes > 0;
                 (process.generation != 0 && any).then_some(taken)
@@ -674,6 +705,10 @@ impl Process {
     }
 }
 
+fn instance_of(process: &Process) -> Option<u32> {
+    process.instance.checked_sub(1).map(|index| index as u32)
+}
+
 impl State {
     /// After a holder of the lock died: `used` is derived from who holds what.
     fn repair(&mut self) {
@@ -706,6 +741,29 @@ impl State {
             .used
             .checked_add(bytes)
             .is_some_and(|used| used <= device.total)
+    }
+
+    /// Bytes of a GPU that processes of one MIG device of it have taken.
+    fn part_used(&self, gpu: usize, instance: Option<u32>) -> u64 {
+        let is_of = |process: &Process| process.generation != 0 && instance_of(process) == instance;
+        let own: u64 = self
+            .processes
+            .iter()
+            .filter(|process| is_of(process))
+            .map(|process| process.uses[gpu].alloc + process.uses[gpu].overhead)
+            .sum();
+        let of_first_holder = |shared: &&Shared| {
+            let first = shared.holders.iter().find(|holder| holder.process != 0);
+            first.is_some_and(|first| is_of(&self.processes[first.process as usize - 1]))
+        };
+        let shared: u64 = self
+            .shared
+            .iter()
+            .filter(|shared| shared.id != 0 && shared.device as usize == gpu)
+            .filter(of_first_holder)
+            .map(|shared| shared.bytes)
+            .sum();
+        own + shared
     }
 
     fn shared_mut(&mut self, id: SharedId) -> Option<&mut Shared> {
@@ -896,5 +954,22 @@ mod tests {
         let error = Board::create(&path, &Config::default()).unwrap_err();
 
         assert!(error.to_string().contains("not a board"), "{error}");
+    }
+
+    #[test]
+    fn a_process_on_a_mig_device_has_no_more_room_than_that() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config {
+            memory_bytes: vec![16 << 30],
+            mig: "0=1g,3g".to_owned(),
+            ..Config::default()
+        };
+        let board = Board::create(&directory.path().join("board"), &config).unwrap();
+        let me = board.join().unwrap();
+        board.settle(me, 0);
+
+        assert_eq!(board.take(me, 0, 2 << 30, Kind::Alloc), Ok(()));
+        assert_eq!(board.take(me, 0, 512, Kind::Alloc), Err(Refused::NoMemory));
+        assert_eq!(board.processes(0)[0].instance, Some(0));
     }
 }

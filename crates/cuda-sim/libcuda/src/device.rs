@@ -4,6 +4,7 @@
 use core::ffi::{CStr, c_char};
 
 use cuda_api::driver::*;
+use cuda_sim::mig::Instance;
 
 use crate::driver::{self, Driver};
 use crate::{border, context};
@@ -73,14 +74,24 @@ pub(crate) unsafe fn cuDeviceGetUuid(uuid: *mut CuUuid, device: CuDevice) -> CuR
     border::answer(|| unsafe { border::put(uuid, uuid_of(device)?) })
 }
 
+/// The MIG device's, where the process works on one; the first version names its GPU.
 pub(crate) unsafe fn cuDeviceGetUuid_v2(uuid: *mut CuUuid, device: CuDevice) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(uuid, uuid_of(device)?) })
+    border::answer(|| {
+        let (driver, gpu) = driver_of(device)?;
+        let of_part = |part: Instance| driver.board.instance_uuid_bytes(gpu, part.index);
+        let bytes = driver
+            .instance
+            .map_or_else(|| driver.board.uuid_bytes(gpu), of_part);
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(uuid, CuUuid { bytes }) }
+    })
 }
 
 fn total_of(device: CuDevice) -> Result<u64, CuResult> {
     let (driver, gpu) = driver_of(device)?;
-    Ok(driver.board.total_bytes(gpu))
+    Ok(driver
+        .instance
+        .map_or_else(|| driver.board.total_bytes(gpu), |part| part.bytes))
 }
 
 pub(crate) unsafe fn cuDeviceTotalMem(bytes: *mut u32, device: CuDevice) -> CuResult {

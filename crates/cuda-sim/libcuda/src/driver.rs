@@ -7,6 +7,9 @@ use cuda_api::driver::{CuDevice, CuResult};
 use cuda_sim::Board;
 use cuda_sim::board::{Kind, Member, Refused};
 use cuda_sim::faults::Faults;
+use cuda_sim::mig::Instance;
+
+use crate::visible::Visible;
 
 /// An initialised driver.
 pub(crate) struct Driver {
@@ -14,6 +17,8 @@ pub(crate) struct Driver {
     pub(crate) member: Member,
     /// GPUs of the board that this process sees, in its order.
     visible: Vec<usize>,
+    /// The MIG device that it works on, if its GPU is cut and it asked for one.
+    pub(crate) instance: Option<Instance>,
     faults: Faults,
 }
 
@@ -84,15 +89,22 @@ fn make() -> Result<(), CuResult> {
         CuResult::SYSTEM_NOT_READY
     })?;
     let faults = Faults::parse(&board.faults());
-    let visible = crate::visible::devices(&board);
+    let Visible {
+        gpus: visible,
+        instance,
+    } = crate::visible::devices(&board);
     if visible.is_empty() {
         return Err(CuResult::NO_DEVICE);
     }
     let member = board.join().map_err(|_| CuResult::OUT_OF_MEMORY)?;
+    if let Some(instance) = instance {
+        board.settle(member, instance.index);
+    }
     let driver = Box::into_raw(Box::new(Driver {
         board,
         member,
         visible,
+        instance,
         faults,
     }));
     DRIVER.store(driver, Ordering::Release);

@@ -2,15 +2,38 @@
 //! values; the environment is read in one place.
 
 use cuda_sim::Board;
+use cuda_sim::mig::Instance;
 
-/// GPUs of the board that this process sees, in its order.
+/// What a process sees.
+pub(crate) struct Visible {
+    /// GPUs of the board, in the process's order.
+    pub(crate) gpus: Vec<usize>,
+    /// The one MIG device that it works on: then its GPU is the only one.
+    pub(crate) instance: Option<Instance>,
+}
+
+/// What this process sees of the board.
 #[must_use]
-pub(crate) fn devices(board: &Board) -> Vec<usize> {
+pub(crate) fn devices(board: &Board) -> Visible {
     let uuids: Vec<String> = (0..board.gpus()).map(|gpu| board.uuid(gpu)).collect();
-    match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(list) => chosen(&list, &uuids),
+    let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
         // All simulated GPUs are equally fast and stand in bus order, so CUDA_DEVICE_ORDER changes nothing.
-        Err(_) => (0..uuids.len()).collect(),
+        return Visible {
+            gpus: (0..uuids.len()).collect(),
+            instance: None,
+        };
+    };
+    // A process works on one MIG device at most: the first that is named, if that comes first.
+    let first = list.split(',').next().unwrap_or_default().trim();
+    if let Some((gpu, instance)) = board.instance_named(first) {
+        return Visible {
+            gpus: vec![gpu],
+            instance: Some(instance),
+        };
+    }
+    Visible {
+        gpus: chosen(&list, &uuids),
+        instance: None,
     }
 }
 

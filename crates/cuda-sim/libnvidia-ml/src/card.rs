@@ -199,12 +199,9 @@ impl Card {
         board().map_or((0, 0), |board| board.fault_count(self.0))
     }
 
-    /// Who computes on it. On a card that is cut, the board does not know on which part; the first is
-    /// where a program lands that names none.
+    /// Who computes on it.
     pub(crate) fn processes(self) -> Vec<Process> {
-        let instance = self
-            .instance(0)
-            .map_or(NO_INSTANCE, |part| part.gpu_instance);
+        let parts = self.instances();
         let processes = board()
             .map(|board| board.processes(self.0))
             .unwrap_or_default();
@@ -213,7 +210,10 @@ impl Card {
             .map(|process| Process {
                 pid: process.pid,
                 bytes: process.alloc_bytes + process.overhead_bytes,
-                instance,
+                instance: process
+                    .instance
+                    .and_then(|index| parts.get(index as usize))
+                    .map_or(NO_INSTANCE, |part| part.gpu_instance),
             })
             .collect()
     }
