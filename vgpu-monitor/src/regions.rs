@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use supervisor::gpu::Gpu;
 use supervisor::instance::{self, Broken, InstanceError};
 use supervisor::view::{self, ContainerView, DeviceView};
 
@@ -222,8 +223,8 @@ fn device(view: &ContainerView, device: &DeviceView, answer: Option<&Answer>) ->
         module_bytes: device.module_bytes,
         buffer_bytes: device.buffer_bytes,
         utilization_percent: gpu
-            .and(answer)
-            .and_then(|answer| utilization(view, device, answer)),
+            .zip(answer)
+            .and_then(|(gpu, answer)| utilization(view, device, gpu, answer)),
         since_launch: None,
         unaccounted_bytes: gpu.map(|_| device.unaccounted_bytes),
         pending_shrink: device.pending_shrink,
@@ -234,27 +235,30 @@ fn device(view: &ContainerView, device: &DeviceView, answer: Option<&Answer>) ->
     }
 }
 
-/// The sum over the container's processes; nothing where the driver knows of processes and says
-/// of none how busy it is.
-fn utilization(view: &ContainerView, device: &DeviceView, answer: &Answer) -> Option<f64> {
+/// The sum over the container's processes. Where the driver says how busy the GPU is, a process
+/// without a sample was idle; where it does not (a GPU that is split), nobody knows.
+fn utilization(
+    view: &ContainerView,
+    device: &DeviceView,
+    gpu: &Gpu,
+    answer: &Answer,
+) -> Option<f64> {
     let pids: HashSet<u32> = view.processes.iter().filter_map(|p| p.host_pid).collect();
-    let mut held = answer
+    let held = answer
         .processes
         .iter()
-        .filter(|process| process.uuid == device.uuid && pids.contains(&process.pid))
-        .peekable();
-    if held.peek().is_none() {
-        return Some(0.0);
-    }
-    held.filter_map(|process| process.utilization_percent)
+        .filter(|process| process.uuid == device.uuid && pids.contains(&process.pid));
+    let measured = held
+        .filter_map(|process| process.utilization_percent)
         .map(f64::from)
-        .reduce(|sum, percent| sum + percent)
+        .reduce(|sum, percent| sum + percent);
+    measured.or_else(|| gpu.utilization_percent.map(|_| 0.0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use supervisor::gpu::{Gpu, GpuProcess, Inventory, MigInstance};
+    use supervisor::gpu::{GpuProcess, Inventory, MigInstance};
     use supervisor::view::ProcessView;
 
     fn container(owner: u32, path: &str, name: &str) -> ContainerView {
@@ -464,20 +468,27 @@ mod tests {
         let mut view = container(0, "/r/a", "a");
         view.devices = vec![device_of("GPU-1")];
         view.processes = vec![process(11)];
-        let mut answer = Answer {
-            inventory: Inventory {
-                gpus: vec![gpu("GPU-1")],
+        let busy = |of_gpu: Option<u32>, of_process: Option<u32>| {
+            let mut gpu = gpu("GPU-1");
+            gpu.utilization_percent = of_gpu;
+            let inventory = Inventory {
+                gpus: vec![gpu],
                 faults: Vec::new(),
-            },
-            processes: Vec::new(),
-        };
-        let busy = |answer: Option<&Answer>| {
-            census(vec![view.clone()], answer, 0).found[0].shown.devices[0].utilization_percent
+            };
+            let answer = Answer {
+                inventory,
+                processes: vec![held("GPU-1", 11, 1, of_process)],
+            };
+            let census = census(vec![view.clone()], Some(&answer), 0);
+            census.found[0].shown.devices[0].utilization_percent
         };
 
-        assert_eq!(busy(Some(&answer)), Some(0.0));
-        answer.processes = vec![held("GPU-1", 11, 1, None)];
-        assert_eq!(busy(Some(&answer)), None);
-        assert_eq!(busy(None), None);
+        assert_eq!(busy(Some(90), Some(40)), Some(40.0));
+        assert_eq!(busy(Some(90), None), Some(0.0));
+        assert_eq!(busy(None, None), None);
+        assert_eq!(
+            census(vec![view], None, 0).found[0].shown.devices[0].utilization_percent,
+            None
+        );
     }
 }
