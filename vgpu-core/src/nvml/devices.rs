@@ -106,12 +106,8 @@ fn unpack(value: u32) -> Device {
 #[cold]
 fn look_up(container: &Container, handle: NvmlDevice) -> Option<Device> {
     let Some(limits) = container.limits() else {
-        // The peers' variables number cards as NVML does, and know no MIG devices.
-        let index = if card_of(handle).is_some() {
-            usize::MAX
-        } else {
-            index_of(handle)? as usize
-        };
+        // The peers' variables number cards as NVML does; a part counts as its card.
+        let index = index_of(card_of(handle).unwrap_or(handle))? as usize;
         return Some(if index < vgpu_abi::layout::MAX_DEVICES {
             Device::Limited(index)
         } else {
@@ -123,15 +119,21 @@ fn look_up(container: &Container, handle: NvmlDevice) -> Option<Device> {
     if let Some(index) = listed(&limits, uuid) {
         return Some(Device::Limited(index));
     }
-    let unnamed = || {
-        let index = index_of(handle)? as usize;
-        let device = limits.devices().get(index)?;
-        (device.uuid.is_empty() && card_of(handle).is_none()).then_some(index)
-    };
-    Some(match (unnamed(), limits.unlisted) {
-        (Some(index), _) => Device::Limited(index),
-        (None, Unlisted::Allow) => Device::Unlimited,
-        (None, Unlisted::Deny) => Device::Denied,
+    // A MIG device that has no entry of its own is charged to its card.
+    if let Some(card) = card_of(handle) {
+        return of(container, card);
+    }
+    let index = index_of(handle)? as usize;
+    if limits
+        .devices()
+        .get(index)
+        .is_some_and(|device| device.uuid.is_empty())
+    {
+        return Some(Device::Limited(index));
+    }
+    Some(match limits.unlisted {
+        Unlisted::Allow => Device::Unlimited,
+        Unlisted::Deny => Device::Denied,
     })
 }
 
@@ -167,17 +169,10 @@ pub(crate) fn index_of(handle: NvmlDevice) -> Option<u32> {
 }
 
 /// Does the container see this card or MIG device? A card whose MIG devices are listed is seen,
-/// since one gets to those through it; a MIG device of a listed card is seen, too.
+/// since one gets to those through it.
 pub(crate) fn is_visible(container: &Container, handle: NvmlDevice) -> bool {
-    match of(container, handle) {
-        Some(Device::Denied) => {
-            card_of(handle).is_some_and(|card| {
-                of(container, card).is_some_and(|device| device != Device::Denied)
-            }) || has_listed_part(container, handle)
-        }
-        // What cannot be named is the driver's to answer for.
-        Some(_) | None => true,
-    }
+    // What cannot be named is the driver's to answer for.
+    of(container, handle) != Some(Device::Denied) || has_listed_part(container, handle)
 }
 
 /// The card of a MIG device.
