@@ -162,6 +162,9 @@ impl World {
     pub(crate) fn library(&self, name: &str, linked: bool) -> PathBuf {
         let file = self.path(&format!("lib{name}.so"));
         let mut options: Vec<OsString> = vec!["-shared".into(), "-fPIC".into()];
+        if name == "small_driver" {
+            options.push("-Wl,-soname,libcuda.so.1".into());
+        }
         if linked {
             options.extend(self.link_options());
         }
