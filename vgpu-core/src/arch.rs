@@ -58,3 +58,38 @@ pub(crate) fn stack_pointer() -> usize {
     }
     pointer
 }
+
+/// Room for what we keep of each thread, in bytes; zeros to begin with.
+pub(crate) const THREAD_BYTES: usize = 256;
+
+// Rust's own thread-local variables cost a call of the loader at each look, several times on every
+// hooked call. This one is at a fixed distance from the thread's own pointer, which a library that
+// is there from the start can have.
+core::arch::global_asm!(
+    ".section .tbss.vgpu_thread_block,\"awT\",@nobits",
+    ".p2align 6",
+    ".globl vgpu_thread_block",
+    ".hidden vgpu_thread_block",
+    ".type vgpu_thread_block, @object",
+    ".size vgpu_thread_block, {bytes}",
+    "vgpu_thread_block:",
+    ".zero {bytes}",
+    ".text",
+    bytes = const THREAD_BYTES,
+);
+
+/// This thread's room.
+#[inline(always)]
+pub(crate) fn thread_block() -> *mut u8 {
+    let block: usize;
+    // SAFETY: reads the thread's pointer and a word that the loader has filled in.
+    unsafe {
+        core::arch::asm!(
+            "mov {block}, qword ptr fs:[0]",
+            "add {block}, qword ptr [rip + vgpu_thread_block@GOTTPOFF]",
+            block = out(reg) block,
+            options(pure, nomem, nostack),
+        );
+    }
+    core::ptr::with_exposed_provenance_mut(block)
+}

@@ -59,15 +59,13 @@ pub(crate) enum Group {
 }
 
 /// Opens the books, or says what a rule answers without them.
+#[inline(always)]
 pub(crate) fn open<T>(group: Group) -> Result<Books, Verdict<T>> {
     match container::standing() {
         Standing::Ready(container, process) => {
             let books = Books { container, process };
-            if let Some(charge) = guest::take_left_behind() {
-                container.region.refund(charge);
-            }
+            guest::refund_left_behind(|charge| container.region.refund(charge));
             books.count(group);
-            process.tick(container);
             Ok(books)
         }
         Standing::Transparent => Err(Verdict::Pass),
@@ -193,7 +191,7 @@ impl Books {
     }
 
     /// Reserves room, or says what the caller is told instead.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn reserve(
         &self,
         call: &str,
@@ -205,8 +203,9 @@ impl Books {
     }
 
     /// Reserves room, without a record of a refusal.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn try_reserve(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
+        self.process.tick(self.container);
         let limit = self.process.memory_limit(self.container, device);
         let charge = self.container.region.reserve(device, bytes, limit)?;
         guest::note_pending(charge);

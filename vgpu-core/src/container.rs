@@ -125,6 +125,10 @@ fn ready(process: &'static Process) -> Standing {
 #[cold]
 #[inline(never)]
 fn set_up() -> Standing {
+    guest::uncancelled(set_up_once)
+}
+
+fn set_up_once() -> Standing {
     let Some(_held) = SET_UP.hold(LONGEST_SET_UP_MS) else {
         return Standing::Closed;
     };
@@ -369,6 +373,10 @@ impl Process {
 
     #[cold]
     fn find_device(&self, container: &Container, ordinal: i32, slot: &AtomicU32) -> Device {
+        guest::uncancelled(|| self.look_for_device(container, ordinal, slot))
+    }
+
+    fn look_for_device(&self, container: &Container, ordinal: i32, slot: &AtomicU32) -> Device {
         // A device that cannot be asked for its name is asked again the next time.
         let found = match &container.limits {
             LimitsFrom::File(map) => {

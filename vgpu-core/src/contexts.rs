@@ -8,7 +8,7 @@ use vgpu_abi::region::{Charge, Kind};
 
 use crate::books::{self, Books, Place, books};
 use crate::border;
-use crate::guest::Verdict;
+use crate::guest::{self, Verdict};
 use crate::ledger::Part;
 use crate::log::line;
 use crate::map::{Entry, Space, Then};
@@ -154,7 +154,7 @@ fn named(books: &Books, device: usize) -> Entry {
 /// and what is not a buffer is the context. (A host process that measures comes later, and again.)
 fn measure(books: &Books, device: usize, ordinal: i32) {
     let region = &books.container.region;
-    let Some(held) = query::own_bytes(ordinal) else {
+    let Some(held) = guest::uncancelled(|| query::own_bytes(ordinal)) else {
         return;
     };
     let overhead = books.ledger().overhead_bytes(device);

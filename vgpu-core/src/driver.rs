@@ -26,6 +26,10 @@ pub(crate) struct Library {
 
 /// Our own libraries define it and nobody else does, whatever file name they are given.
 #[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(
+    test,
+    allow(dead_code, reason = "found by its name, which tests do not export")
+)]
 pub(crate) static VGPU_LIBRARY_MARKER: u32 = 1;
 
 const MARKER: &CStr = c"VGPU_LIBRARY_MARKER";

@@ -4,11 +4,12 @@
 
 use core::cell::Cell;
 use core::ffi::c_int;
+use core::mem::MaybeUninit;
 use core::panic::AssertUnwindSafe;
 
 use vgpu_abi::region::Charge;
 
-use crate::arch::stack_pointer;
+use crate::arch::{THREAD_BYTES, stack_pointer, thread_block};
 
 /// What a rule says before the driver is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +41,15 @@ impl<R> Answer<R> for Option<R> {
     }
 }
 
-/// What we keep for each thread. No destructor, so it works in threads that are ending.
+/// What we keep for each thread, in memory that begins as zeros. No destructor, so it works in threads
+/// that are ending.
+#[repr(C, align(64))]
 pub(crate) struct Thread {
     /// Where the stack stood when a rule was entered; 0 outside. A jump over us leaves it stale, and
     /// a stale mark is seen by comparing it with the stack as it is now: nothing has to be unwound.
     inside: Cell<usize>,
+    /// Where the C library keeps this thread's `errno`; null until it was asked.
+    errno: Cell<*mut c_int>,
     /// Hooked calls by group that the region has not been told of yet, and how many it waits for.
     pub(crate) calls: [(Cell<u32>, Cell<u32>); 8],
     /// The context that was current when `device` was looked up, and the process epoch of then.
@@ -55,28 +60,20 @@ pub(crate) struct Thread {
     pub(crate) device: Cell<u32>,
     /// Our own number of `context`.
     pub(crate) context_number: Cell<u64>,
-    /// A charge whose call has not come back yet, and where the stack stood.
-    pending: Cell<Option<(Charge, usize)>>,
+    /// Where the stack stood when `pending` was noted; 0: nothing is pending.
+    pending_mark: Cell<usize>,
+    /// A charge whose call has not come back yet.
+    pending: Cell<MaybeUninit<Charge>>,
 }
 
-thread_local! {
-    static THREAD: Thread = const {
-        Thread {
-            inside: Cell::new(0),
-            calls: [const { (Cell::new(0), Cell::new(0)) }; 8],
-            context: Cell::new(0),
-            context_epoch: Cell::new(0),
-            device: Cell::new(0),
-            context_number: Cell::new(0),
-            pending: Cell::new(None),
-        }
-    };
-}
+const _: () = assert!(size_of::<Thread>() <= THREAD_BYTES);
 
 /// Runs `f` with this thread's own state.
-#[inline]
+#[inline(always)]
 pub(crate) fn thread<T>(f: impl FnOnce(&Thread) -> T) -> T {
-    THREAD.with(f)
+    // SAFETY: this thread's own room, large enough and of which all zeros is a value; it lives as
+    // long as the thread, and nobody keeps the reference.
+    f(unsafe { &*thread_block().cast::<Thread>() })
 }
 
 impl Thread {
@@ -86,31 +83,44 @@ impl Thread {
         let mark = self.inside.get();
         mark != 0 && stack_pointer() < mark
     }
+
+    #[inline]
+    fn errno(&self) -> *mut c_int {
+        if self.errno.get().is_null() {
+            // SAFETY: the C library gives each thread an errno of its own, for as long as it lives.
+            self.errno.set(unsafe { libc::__errno_location() });
+        }
+        self.errno.get()
+    }
 }
 
 /// Notes a charge that is to be confirmed or refunded when the driver's call comes back.
 #[inline]
 pub(crate) fn note_pending(charge: Charge) {
-    thread(|thread| thread.pending.set(Some((charge, thread.inside.get()))));
+    thread(|thread| {
+        thread.pending.set(MaybeUninit::new(charge));
+        thread.pending_mark.set(thread.inside.get());
+    });
 }
 
 /// The call has come back.
 #[inline]
 pub(crate) fn settle_pending() {
-    thread(|thread| thread.pending.set(None));
+    thread(|thread| thread.pending_mark.set(0));
 }
 
 /// A charge whose call was left by a jump or an exception: this call stands no deeper on the stack
 /// than that one did, so it is not called by it.
-#[inline]
-pub(crate) fn take_left_behind() -> Option<Charge> {
-    thread(|thread| match thread.pending.get() {
-        Some((charge, mark)) if thread.inside.get() >= mark => {
-            thread.pending.set(None);
-            Some(charge)
+#[inline(always)]
+pub(crate) fn refund_left_behind(refund: impl FnOnce(Charge)) {
+    thread(|thread| {
+        let mark = thread.pending_mark.get();
+        if mark != 0 && thread.inside.get() >= mark {
+            thread.pending_mark.set(0);
+            // SAFETY: written before the mark was.
+            refund(unsafe { thread.pending.get().assume_init() });
         }
-        _ => None,
-    })
+    });
 }
 
 /// Is this thread within a rule of ours (so that the call comes from our own doing)?
@@ -119,73 +129,64 @@ pub(crate) fn is_inside() -> bool {
     thread(Thread::is_inside)
 }
 
-/// Runs the part of a hook that stands before the driver's call. A panic lets the call through.
+/// Runs the part of a hook that stands before the driver's call, and writes what it says; a panic
+/// leaves `verdict` as it is.
 ///
 /// Not inlined: the hook's own frame, which an exception may leave through, is to catch nothing.
 #[inline(never)]
-pub(crate) fn before<T: Copy, R: Copy>(rule: impl FnOnce() -> Verdict<T, R>) -> Verdict<T, R> {
-    surround(rule).unwrap_or(Verdict::Pass)
+pub(crate) fn before<T: Copy, R: Copy>(
+    verdict: &mut Verdict<T, R>,
+    rule: impl FnOnce() -> Verdict<T, R>,
+) {
+    surround(|| *verdict = rule());
 }
 
 /// Runs the part of a hook that stands after the driver's call. After a panic the driver's result
 /// stands. Not inlined: see [`before`].
 #[inline(never)]
 pub(crate) fn after<A: Answer<R>, R: Copy>(result: R, rule: impl FnOnce() -> A) -> R {
-    surround(rule).map_or(result, |answer| answer.or(result))
+    let mut answer = result;
+    surround(|| answer = rule().or(result));
+    answer
 }
 
-/// Runs a rule with our manners; `None` when we are inside one already, or when it panicked.
-#[inline]
-pub(crate) fn surround<T>(rule: impl FnOnce() -> T) -> Option<T> {
+/// Runs a rule with our manners; not when we are inside one already. What it has to say it writes
+/// itself: an answer that came back through `catch_unwind` would be copied on every call.
+#[inline(always)]
+pub(crate) fn surround(rule: impl FnOnce()) {
     thread(|thread| {
         if thread.is_inside() {
-            return None;
+            return;
         }
         thread.inside.set(stack_pointer());
-        // SAFETY: the C library gives each thread an errno of its own, for as long as it lives.
-        let errno = unsafe { libc::__errno_location() };
-        // SAFETY: as above.
+        let errno = thread.errno();
+        // SAFETY: this thread's own errno.
         let kept = unsafe { errno.read() };
-        let cancellation = Cancellation::put_off();
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(rule));
-        cancellation.allow();
         // SAFETY: as above.
         unsafe { errno.write(kept) };
         thread.inside.set(0);
-        match outcome {
-            Ok(value) => Some(value),
-            Err(payload) => {
-                // Dropping it would run code of whoever panicked.
-                core::mem::forget(payload);
-                None
-            }
+        if let Err(payload) = outcome {
+            // Dropping it would run code of whoever panicked.
+            core::mem::forget(payload);
         }
-    })
+    });
 }
 
-/// A cancelled thread unwinds from system calls; Rust's frames do not let that through.
-struct Cancellation(c_int);
-
-const PTHREAD_CANCEL_DISABLE: c_int = 1;
+/// Runs what may call the C library's points of cancellation: a cancelled thread unwinds from there,
+/// and Rust's frames do not let that through. (What every call goes through has none: the region and
+/// the log make bare system calls.)
+pub(crate) fn uncancelled<T>(work: impl FnOnce() -> T) -> T {
+    const DISABLED: c_int = 1;
+    let mut old = 0;
+    pthread_setcancelstate(DISABLED, Some(&mut old));
+    let answer = work();
+    pthread_setcancelstate(old, None);
+    answer
+}
 
 unsafe extern "C" {
     safe fn pthread_setcancelstate(state: c_int, old: Option<&mut c_int>) -> c_int;
-}
-
-impl Cancellation {
-    #[inline]
-    fn put_off() -> Self {
-        let mut old = 0;
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, Some(&mut old));
-        Self(old)
-    }
-
-    #[inline]
-    fn allow(self) {
-        if self.0 != PTHREAD_CANCEL_DISABLE {
-            pthread_setcancelstate(self.0, None);
-        }
-    }
 }
 
 /// Makes panics of ours silent. The hook belongs to our own copy of the standard library (this is a
@@ -199,24 +200,32 @@ pub(crate) fn silence_panics() {
 mod tests {
     use super::*;
 
+    fn runs() -> bool {
+        let mut ran = false;
+        surround(|| ran = true);
+        ran
+    }
+
     #[test]
     fn a_rule_runs_once_and_not_within_itself() {
-        let nested = surround(|| surround(|| 1));
+        let mut nested = None;
+        surround(|| nested = Some(runs()));
 
-        assert_eq!(nested, Some(None));
-        assert_eq!(surround(|| 2), Some(2));
+        assert_eq!(nested, Some(false));
+        assert!(runs());
     }
 
     #[test]
     fn a_stale_mark_is_not_believed() {
         thread(|thread| thread.inside.set(stack_pointer() - 4096));
 
-        assert_eq!(surround(|| 1), Some(1));
+        assert!(runs());
     }
 
     #[test]
     fn a_panic_before_lets_the_call_through_and_after_keeps_the_result() {
-        let verdict = before(|| -> Verdict<(), u32> { panic!("in a rule") });
+        let mut verdict = Verdict::<(), u32>::Pass;
+        before(&mut verdict, || panic!("in a rule"));
         let result = after(7, || -> () { panic!("in a rule") });
 
         assert_eq!(verdict, Verdict::Pass);
@@ -225,11 +234,13 @@ mod tests {
 
     #[test]
     fn errno_is_kept() {
-        // SAFETY: this thread's own errno.
-        unsafe { *libc::__errno_location() = 42 };
+        let set = |value| {
+            // SAFETY: this thread's own errno.
+            thread(|thread| unsafe { thread.errno().write(value) });
+        };
+        set(42);
 
-        // SAFETY: a call that fails and sets errno.
-        surround(|| unsafe { libc::close(-1) });
+        surround(|| set(7));
 
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(42));
     }

@@ -64,8 +64,10 @@ pub(crate) use hooks;
 macro_rules! way {
     ($library:ident $name:ident ($($arg:ident),*)
         $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
-    ) => {
-        match crate::guest::before(move || $($before)::+($($b),*)) {
+    ) => {{
+        let mut verdict = crate::guest::Verdict::Pass;
+        crate::guest::before(&mut verdict, move || $($before)::+($($b),*));
+        match verdict {
             crate::guest::Verdict::Call(carried) => {
                 // SAFETY: the caller's own arguments.
                 let result = unsafe { crate::driver::$library::$name($($arg),*) };
@@ -75,18 +77,20 @@ macro_rules! way {
             crate::guest::Verdict::Pass => unsafe { crate::driver::$library::$name($($arg),*) },
             crate::guest::Verdict::Refuse(result) => result,
         }
-    };
+    }};
     ($library:ident $name:ident ($($arg:ident),*)
         $($before:ident)::+ ($($b:expr),* $(,)?), _
-    ) => {
-        match crate::guest::before::<(), _>(move || $($before)::+($($b),*)) {
+    ) => {{
+        let mut verdict = crate::guest::Verdict::<(), _>::Pass;
+        crate::guest::before(&mut verdict, move || $($before)::+($($b),*));
+        match verdict {
             crate::guest::Verdict::Call(()) | crate::guest::Verdict::Pass => {
                 // SAFETY: the caller's own arguments.
                 unsafe { crate::driver::$library::$name($($arg),*) }
             }
             crate::guest::Verdict::Refuse(result) => result,
         }
-    };
+    }};
     ($library:ident $name:ident ($($arg:ident),*)
         _, $($after:ident)::+ ($($a:expr),* $(,)?)
     ) => {{
@@ -256,16 +260,53 @@ const NVML_INDEX: [u16; 256] = index(crate::nvml::NAMES);
     clippy::indexing_slicing,
     reason = "evaluated by the compiler: a wrong index does not compile"
 )]
-const PROC_INDEX: [u16; 2048] = {
+const PROC_INDEX: [u16; 1024] = {
     let rows = PROC_ADDRESSES;
-    let mut table = [0; 2048];
-    let mut row = 0;
-    while row < rows.len() {
-        insert(&mut table, rows[row].name.as_bytes(), row);
-        row += 1;
+    let mut table = [0; 1024];
+    let mut first = 0;
+    while first < rows.len() {
+        // All rows of a name, which stand together, if any of them has a hook.
+        let mut end = first;
+        let mut any = false;
+        while end < rows.len() && is_same(rows[end].name.as_bytes(), rows[first].name.as_bytes()) {
+            any |= is_hook(rows[end].symbol.as_bytes());
+            end += 1;
+        }
+        while any && first < end {
+            insert(&mut table, rows[first].name.as_bytes(), first);
+            first += 1;
+        }
+        first = end;
     }
     table
 };
+
+#[allow(clippy::indexing_slicing, reason = "bounded by the loop's condition")]
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
+#[allow(
+    clippy::indexing_slicing,
+    reason = "evaluated by the compiler: a wrong index does not compile"
+)]
+const fn is_hook(name: &[u8]) -> bool {
+    let mut at = hash(name);
+    loop {
+        let entry = CUDA_INDEX[at % CUDA_INDEX.len()];
+        if entry == 0 {
+            return false;
+        }
+        if is_same(cuda::NAMES[entry as usize - 1].as_bytes(), name) {
+            return true;
+        }
+        at += 1;
+    }
+}
 
 /// An open-addressed table from name to number (plus one), at most half full.
 #[allow(
@@ -604,5 +645,56 @@ pub(crate) mod cuda {
         fn cuStreamSynchronize_ptsz(stream: CuStream) => { _, pools::after_sync() }
         /// Settles pools to what they keep.
         fn cuEventSynchronize(event: CuEvent) => { _, pools::after_sync() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_hook_is_found_by_its_name_and_nothing_else_is() {
+        for hook in cuda::HOOKS.iter().chain(crate::nvml::HOOKS) {
+            let (_, found) = find(hook.name).unwrap();
+            assert_eq!(found.name, hook.name);
+        }
+        for name in [
+            c"cudnnCreate",
+            c"cublasCreate_v2",
+            c"cuMemAlloc_v3",
+            c"cu",
+            c"nvmlNothing",
+        ] {
+            assert!(find(name).is_none(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn by_version_the_newest_symbol_that_the_version_knows() {
+        let name_of = |found: Option<*const c_void>| {
+            let hook = cuda::HOOKS
+                .iter()
+                .find(|hook| Some(hook.address) == found)?;
+            hook.name.to_str().ok()
+        };
+        for (name, version, per_thread, expected) in [
+            (c"cuMemAlloc", 2000, false, Some("cuMemAlloc")),
+            (c"cuMemAlloc", 12000, true, Some("cuMemAlloc_v2")),
+            (c"cuMemAllocAsync", 12000, false, Some("cuMemAllocAsync")),
+            (
+                c"cuMemAllocAsync",
+                12000,
+                true,
+                Some("cuMemAllocAsync_ptsz"),
+            ),
+            (c"cuMemAllocAsync", 11000, true, None),
+            (c"cuStreamCreate", 12000, false, None),
+        ] {
+            assert_eq!(
+                name_of(by_version(name, version, per_thread)),
+                expected,
+                "{name:?}"
+            );
+        }
     }
 }

@@ -5,12 +5,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-const AWAITED: u32 = 2;
 
 /// No wait for anybody is longer.
 const LONGEST_WAIT_MS: i64 = 100;
 
-/// Lives in memory that a forked child sees as zeros.
+/// For sections of some tens of nanoseconds: whoever waits spins, yields, then sleeps in short steps,
+/// so that letting it go costs one store and wakes nobody. Lives in memory that a forked child sees
+/// as zeros.
 #[repr(transparent)]
 pub(crate) struct Lock(AtomicU32);
 
@@ -26,40 +27,41 @@ impl Lock {
     /// Waits up to 100 ms; `None` when that was not enough.
     #[inline]
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
+        if self.take() {
+            Some(Held(self))
+        } else {
+            self.wait()
+        }
+    }
+
+    #[inline]
+    fn take(&self) -> bool {
         // Acquire: what the last holder wrote under the lock is seen.
-        if self
-            .0
+        self.0
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
-        {
-            return Some(Held(self));
-        }
-        self.wait()
     }
 
     #[cold]
     fn wait(&self) -> Option<Held<'_>> {
-        for _ in 0..100 {
-            core::hint::spin_loop();
-            // Acquire: as above.
-            if self
-                .0
-                .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
-            {
+        let mut looks = 0u32;
+        let mut deadline = None;
+        loop {
+            // Relaxed: a look, before the exchange that counts.
+            if self.0.load(Ordering::Relaxed) == FREE && self.take() {
                 return Some(Held(self));
             }
-        }
-        let deadline = milliseconds() + LONGEST_WAIT_MS;
-        // Acquire: as above. Whoever waited leaves it marked as awaited, for others may wait too.
-        while self.0.swap(AWAITED, Ordering::Acquire) != FREE {
-            let left = deadline - milliseconds();
-            if left <= 0 {
+            looks += 1;
+            if looks < 200 {
+                core::hint::spin_loop();
+                continue;
+            }
+            let now = milliseconds();
+            if now >= *deadline.get_or_insert(now + LONGEST_WAIT_MS) {
                 return None;
             }
-            futex_wait(&self.0, AWAITED, left);
+            pause(looks);
         }
-        Some(Held(self))
     }
 }
 
@@ -67,10 +69,30 @@ impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release: the next holder sees what we wrote.
-        if self.0.0.swap(FREE, Ordering::Release) == AWAITED {
-            futex_wake_one(&self.0.0);
-        }
+        self.0.0.store(FREE, Ordering::Release);
     }
+}
+
+/// Lets the holder run: first the rest of a time slice, then 50 µs.
+fn pause(looks: u32) {
+    // Bare system calls: the C library's functions are points of cancellation.
+    if looks < 210 {
+        // SAFETY: takes nothing.
+        unsafe { libc::syscall(libc::SYS_sched_yield) };
+        return;
+    }
+    let nap = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000,
+    };
+    // SAFETY: reads one timespec; what is left of the time is of no interest.
+    unsafe {
+        libc::syscall(
+            libc::SYS_nanosleep,
+            &raw const nap,
+            core::ptr::null::<libc::timespec>(),
+        )
+    };
 }
 
 /// A lock whose holder may have been left behind by a fork: it names the process that holds it. For

@@ -72,6 +72,7 @@ impl<T> Address for *mut T {
 }
 
 /// Room on the current context's device.
+#[inline(always)]
 fn reserve_here(books: &Books, call: &str, bytes: u64) -> Verdict<Reserved> {
     match books.here() {
         Place::Device { device, owner } => match books.reserve(call, device, bytes) {
@@ -84,6 +85,7 @@ fn reserve_here(books: &Books, call: &str, bytes: u64) -> Verdict<Reserved> {
 }
 
 /// The driver has given it, under this number and as this many bytes.
+#[inline(always)]
 fn given(books: &Books, reserved: Reserved, space: Space, number: u64, bytes: u64) {
     let charge = reserved.charge;
     books.confirm_as(charge, Kind::Buffer, bytes);
