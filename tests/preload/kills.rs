@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::races::{CALLS, Race, race};
 use crate::support::{CONTEXT, MIB, World};
 
 const PROCESSES: u32 = 6;
@@ -91,4 +92,11 @@ fn a_killed_process_gives_its_memory_to_one_that_waits_for_it() {
         assert_eq!(waiting.step("free"), "free 0");
     }
     println!("free at the first call after the kill, {slowest:?} at most");
+}
+
+#[test]
+fn of_processes_that_race_for_the_same_room_one_gets_it_and_never_two() {
+    for (call, name) in CALLS {
+        assert_eq!(race(call, 4, 500), Race { over: 0, nobody: 0 }, "{name}");
+    }
 }

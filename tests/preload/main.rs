@@ -1,6 +1,8 @@
 //! Whole programs under libvgpu.so on the simulated driver: one small program for each way that real
 //! ones find the driver, and for each thing that they do to it. The board knows the truth.
 
+#[path = "../support/races.rs"]
+mod races;
 #[path = "../support/mod.rs"]
 mod support;
 

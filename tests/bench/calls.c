@@ -1,0 +1,86 @@
+/* Times one kind of call from within the process that makes it: prints the median over batches and the
+ * 99.9th percentile of single calls, in nanoseconds, the clock's own cost taken off. */
+#include <time.h>
+#include <unistd.h>
+#include "../preload/driver.h"
+
+enum { BATCH = 64 };
+
+static const struct driver driver = LINKED_DRIVER;
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
+}
+
+static void alloc_and_free(void) {
+    CUdeviceptr pointer = 0;
+    if (driver.alloc(&pointer, 4096) != 0 || driver.free(pointer) != 0) exit(3);
+}
+
+static void info(void) {
+    size_t free_bytes, total;
+    if (driver.info(&free_bytes, &total) != 0) exit(3);
+}
+
+static void get_proc_address(void) {
+    void *found = NULL;
+    int status;
+    if (cuGetProcAddress_v2("cuMemAlloc", &found, 12000, 0, &status) != 0) exit(3);
+}
+
+static void nothing(void) {}
+
+static int by_size(const void *a, const void *b) {
+    double left = *(const double *)a, right = *(const double *)b;
+    return (left > right) - (left < right);
+}
+
+static void measure(void (*call)(void), size_t calls, double *median, double *worst) {
+    double *batches = malloc(sizeof(double) * (calls / BATCH + 1)), *singles = malloc(sizeof(double) * calls);
+    size_t count = 0;
+    for (size_t i = 0; i < 1000; i++) call();
+    for (size_t i = 0; i + BATCH <= calls; i += BATCH) {
+        double start = now();
+        for (int j = 0; j < BATCH; j++) call();
+        batches[count++] = (now() - start) / BATCH;
+    }
+    for (size_t i = 0; i < calls; i++) {
+        double start = now();
+        call();
+        singles[i] = now() - start;
+    }
+    qsort(batches, count, sizeof *batches, by_size);
+    qsort(singles, calls, sizeof *singles, by_size);
+    *median = batches[count / 2];
+    *worst = singles[calls - 1 - calls / 1000];
+    free(batches);
+    free(singles);
+}
+
+/* calls KIND COUNT [LIVE]: LIVE allocations stand while it measures. With "init", the time of cuInit and
+ * the first context. */
+int main(int count, char **words) {
+    if (count < 3) return 2;
+    const char *kind = words[1];
+    size_t calls = (size_t)atol(words[2]), live = count > 3 ? (size_t)atol(words[3]) : 0;
+    double start = now();
+    if (ready(&driver) != 0) return 1;
+    if (strcmp(kind, "init") == 0) {
+        printf("%.0f 0\n", now() - start);
+        return 0;
+    }
+    for (size_t i = 0; i < live; i++) {
+        CUdeviceptr pointer = 0;
+        if (driver.alloc(&pointer, 512) != 0) return 4;
+    }
+    void (*call)(void) = strcmp(kind, "alloc") == 0  ? alloc_and_free
+                         : strcmp(kind, "info") == 0 ? info
+                                                     : get_proc_address;
+    double median, worst, clock_median, clock_worst;
+    measure(nothing, 100000, &clock_median, &clock_worst);
+    measure(call, calls, &median, &worst);
+    printf("%.1f %.1f\n", median - clock_median, worst);
+    return 0;
+}
