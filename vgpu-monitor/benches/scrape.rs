@@ -1,1 +1,199 @@
-fn main() {}
+//! What the agent costs with 100 containers, each with a living process and two devices: one look,
+//! one exposition, one scrape over HTTP of the real process, and that process's memory and CPU.
+//!
+//! Prints, and never fails by a number.
+
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a bench: it prints, and a panic is its answer"
+)]
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::Board;
+use criterion::Criterion;
+use prometheus_client::registry::Registry;
+use server::Readiness;
+use vgpu_abi::budget::Kind;
+use vgpu_abi::region::Region;
+use vgpu_monitor::exporter::Names;
+use vgpu_monitor::node::{Collector, Node};
+
+const CONTAINERS: usize = 100;
+const TENANTS: &str = "VGPU_BENCH_TENANTS";
+
+fn main() {
+    if let Some(root) = std::env::var_os(TENANTS) {
+        return be_the_tenants(Path::new(&root));
+    }
+    let board = Board::new();
+    for number in 0..CONTAINERS {
+        board.container(&format!("container-{number:03}"), 4 << 30);
+    }
+    let tenants = start_tenants(board.root());
+
+    let mut criterion = Criterion::default()
+        .configure_from_args()
+        .sample_size(30)
+        .measurement_time(Duration::from_secs(4));
+    let node = || {
+        Arc::new(Node::new(
+            board.root().to_owned(),
+            "n".into(),
+            Names::Present,
+            None,
+        ))
+    };
+    let readiness = Readiness::waiting_for("the first look");
+    let looked = node();
+    let shown = looked.look(&readiness);
+    assert_eq!(shown.containers.len(), CONTAINERS);
+    assert!(
+        shown
+            .containers
+            .iter()
+            .all(|container| container.processes == 1)
+    );
+    criterion.bench_function("look, 100 containers", |b| {
+        b.iter(|| looked.look(&readiness))
+    });
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Collector::new(node(), readiness)));
+    criterion.bench_function("look and exposition, 100 containers", |b| {
+        b.iter(|| {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            server::prometheus_text(&text)
+        });
+    });
+    the_process(board.root());
+    criterion.final_summary();
+    stop(tenants);
+}
+
+/// The record lock of a slot belongs to a process, and one's own locks look free: so the tenants
+/// are a process of their own.
+fn start_tenants(root: &Path) -> Child {
+    let mut tenants = Command::new(std::env::current_exe().unwrap())
+        .env(TENANTS, root)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    BufReader::new(tenants.stdout.take().unwrap())
+        .read_line(&mut ready)
+        .unwrap();
+    assert_eq!(ready, "ready\n");
+    tenants
+}
+
+fn be_the_tenants(root: &Path) {
+    let mut regions = Vec::new();
+    for number in 0..CONTAINERS {
+        let dir: PathBuf = root.join(format!("1000/container-{number:03}"));
+        let region = Region::open(&dir.join("region")).unwrap();
+        region.confirm(region.reserve(0, 1 << 30, 4 << 30).unwrap(), Kind::Buffer);
+        regions.push(region);
+    }
+    println!("ready");
+    // Until the bench closes our input.
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+fn the_process(root: &Path) {
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_vgpu-monitor"))
+        .args([
+            "--metrics-addr",
+            "127.0.0.1:0",
+            "--log-format",
+            "json",
+            "--root",
+        ])
+        .arg(root)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(agent.stderr.take().unwrap());
+    let address = loop {
+        let mut line = String::new();
+        assert_ne!(log.read_line(&mut line).unwrap(), 0);
+        let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+        if let Some(address) = event["fields"]["address"].as_str() {
+            break address.to_owned();
+        }
+    };
+    let scrape = |accept: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        write!(
+            stream,
+            "GET /metrics HTTP/1.1\r\nhost: x\r\naccept: {accept}\r\nconnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 200 "));
+        answer.len()
+    };
+    scrape("*/*");
+    for accept in ["application/openmetrics-text", "text/plain"] {
+        let cpu_before = cpu_ticks(&agent);
+        let mut times = Vec::new();
+        let mut bytes = 0;
+        for _ in 0..200 {
+            let begun = Instant::now();
+            bytes = scrape(accept);
+            times.push(begun.elapsed());
+        }
+        times.sort();
+        let ticks = cpu_ticks(&agent) - cpu_before;
+        println!(
+            "scrape over HTTP, {CONTAINERS} containers, {accept}: p50 {:?}, p99 {:?}, {bytes} bytes, \
+             {:.2} ms of CPU",
+            times[100],
+            times[198],
+            f64::from(ticks) * 10.0 / 200.0
+        );
+    }
+    println!(
+        "memory of the agent: {} kB resident, {} kB at most",
+        status(&agent, "VmRSS"),
+        status(&agent, "VmHWM")
+    );
+    stop(agent);
+}
+
+fn status(process: &Child, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// User and system time, in hundredths of a second.
+fn cpu_ticks(process: &Child) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .unwrap()
+        .1
+        .split_whitespace()
+        .collect();
+    fields[11].parse::<u32>().unwrap() + fields[12].parse::<u32>().unwrap()
+}
+
+fn stop(mut process: Child) {
+    drop(process.stdin.take());
+    drop(process.kill());
+    drop(process.wait());
+}
