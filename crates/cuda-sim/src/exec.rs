@@ -325,6 +325,17 @@ impl Exec {
         }
     }
 
+    /// Lets what a stream is given next come after all that another has been given so far.
+    ///
+    /// # Errors
+    /// When the stream is closed.
+    pub fn order(&self, channel: ChannelId, after: ChannelId) -> Result<(), Refused> {
+        if let Some(place) = self.last_place(after) {
+            self.submit(channel, Work::WaitChannel { place })?;
+        }
+        Ok(())
+    }
+
     /// The place before which everything lies that a stream has been given; `None` when all of it
     /// is done.
     pub fn last_place(&self, channel: ChannelId) -> Option<Place> {

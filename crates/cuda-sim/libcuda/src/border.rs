@@ -34,6 +34,10 @@ pub(crate) fn call(
         if let Err(refused) = driver.toll(name) {
             return refused;
         }
+        crate::launch::call_costs(name);
+        if let Err(refused) = crate::capture::admits(name) {
+            return refused;
+        }
     }
     let outer = PER_THREAD.replace(per_thread);
     let result = body();
@@ -83,4 +87,12 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<(), CuResult>) -> CuResult {
         Ok(()) => CuResult::SUCCESS,
         Err(code) => code,
     }
+}
+
+/// Says no to a null pointer before anything is done.
+///
+/// # Errors
+/// When the pointer is null.
+pub(crate) fn check_out<T>(out: *const T) -> Result<(), CuResult> {
+    if out.is_null() { Err(CuResult::INVALID_VALUE) } else { Ok(()) }
 }

@@ -202,7 +202,8 @@ impl Image {
             match (kind, text) {
                 // One code for several GPUs names the same kernels: a second reading adds nothing.
                 (PTX, Some(text)) => self.opaque |= self.add_ptx(&text).is_err(),
-                (ELF, Some(file)) => self.opaque |= self.add_elf(&file).is_err(),
+                // A linked piece may be a fat binary or an archive itself.
+                (ELF, Some(file)) => self.opaque |= self.add(&file).is_err(),
                 _ => self.opaque = true,
             }
             at = end;
@@ -316,6 +317,28 @@ impl Kernel {
             self.parameters = parameters.into_values().collect();
         }
     }
+}
+
+/// Appends an entry to a fat binary's list, as it is.
+pub(crate) fn append_entry(entries: &mut Vec<u8>, is_ptx: bool, bytes: &[u8]) {
+    const HEADER: usize = 64;
+    let padded = bytes.len().next_multiple_of(8);
+    let mut header = [0; HEADER];
+    header[0] = if is_ptx { 1 } else { 2 };
+    header[4] = HEADER as u8;
+    header[8..16].copy_from_slice(&(padded as u64).to_le_bytes());
+    entries.extend_from_slice(&header);
+    entries.extend_from_slice(bytes);
+    entries.resize(entries.len() + padded - bytes.len(), 0);
+}
+
+/// A fat binary of these entries.
+pub(crate) fn fatbin_of(entries: Vec<u8>) -> Vec<u8> {
+    let mut fatbin = FATBIN_MAGIC.to_le_bytes().to_vec();
+    fatbin.extend_from_slice(&[1, 0, 16, 0]);
+    fatbin.extend_from_slice(&(entries.len() as u64).to_le_bytes());
+    fatbin.extend_from_slice(&entries);
+    fatbin
 }
 
 // --- PTX ------------------------------------------------------------------------------------

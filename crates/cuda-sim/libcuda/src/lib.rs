@@ -23,14 +23,43 @@ mod border;
 mod driver;
 mod visible;
 
+mod array;
+mod capture;
 mod context;
+mod copy;
 mod device;
+mod event;
+mod external;
+mod gpu;
+mod graph;
+mod graph_exec;
+mod helper;
+mod image;
 mod init;
+mod ipc;
+mod launch;
+mod memory;
+mod memory_node;
+mod module;
+mod ordered;
 mod pool;
 mod procaddr;
+mod space;
+mod stream;
+mod table;
+mod vmm;
 
 /// What ends with a context, in this order; its memory is the last.
-const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[];
+const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[
+    capture::context_gone,
+    stream::context_gone,
+    event::context_gone,
+    module::context_gone,
+    memory_node::context_gone,
+    array::context_gone,
+    memory::context_gone,
+    pool::context_gone,
+];
 
 /// A driver function and where it is.
 pub(crate) struct Address {

@@ -1,4 +1,622 @@
-//! Memory pools and stream-ordered allocation.
+//! Memory pools. A pool takes memory of its GPU in chunks, and gives empty
+//! ones back when somebody waits for the GPU and it keeps more than its threshold, or when trimmed.
+//! Graphs' memory is not here, but in `memory_node`.
 
-/// A stream of this GPU has been waited for.
-pub(crate) fn synchronized(_gpu: usize) {}
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_api::driver::*;
+use cuda_sim::board;
+
+use crate::context::{self, Context};
+use crate::memory::{self, Kind, STEP};
+use crate::{border, driver, ipc};
+
+/// What a pool takes at least when it grows.
+const CHUNK: u64 = 32 << 20;
+const PIECE_STEP: u64 = 512;
+pub(crate) const HANDLE_NONE: u64 = 0;
+pub(crate) const HANDLE_FILE_DESCRIPTOR: u64 = 1;
+
+/// A pool. Never freed: memory that outlives its destruction still comes back to it.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) gpu: usize,
+    sort: Sort,
+    handle_types: u64,
+    max_bytes: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sort {
+    /// The device's own.
+    Default,
+    /// Made by the program.
+    Made,
+    /// Another process's: only its pointers come in.
+    Imported,
+    /// Host memory, which takes nothing of a GPU.
+    Host,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_destroyed: bool,
+    chunks: Vec<Chunk>,
+    free_chunk_slots: Vec<usize>,
+    pieces: HashMap<u64, Piece>,
+    reserved: u64,
+    used: u64,
+    reserved_high: u64,
+    used_high: u64,
+    threshold: u64,
+    reuse: [i32; 3],
+    access: Vec<(i32, u32)>,
+}
+
+#[derive(Debug, Default)]
+struct Chunk {
+    bytes: u64,
+    used: u64,
+}
+
+/// Part of a chunk that somebody has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    chunk: usize,
+    bytes: u64,
+}
+
+#[derive(Default)]
+struct Pools {
+    all: Vec<&'static Pool>,
+    defaults: HashMap<usize, &'static Pool>,
+    current: HashMap<usize, &'static Pool>,
+}
+
+static POOLS: Mutex<Option<Pools>> = Mutex::new(None);
+
+fn with<T>(body: impl FnOnce(&mut Pools) -> T) -> T {
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    body(pools.get_or_insert_with(Pools::default))
+}
+
+fn new(gpu: usize, sort: Sort, handle_types: u64, max_bytes: u64) -> &'static Pool {
+    let state = Mutex::new(State { reuse: [1; 3], ..State::default() });
+    Box::leak(Box::new(Pool { gpu, sort, handle_types, max_bytes, state }))
+}
+
+/// A GPU's own pool.
+pub(crate) fn default_of(gpu: usize) -> &'static Pool {
+    with(|pools| {
+        if let Some(pool) = pools.defaults.get(&gpu) {
+            return *pool;
+        }
+        let pool = new(gpu, Sort::Default, HANDLE_NONE, 0);
+        pools.defaults.insert(gpu, pool);
+        pools.all.push(pool);
+        pool
+    })
+}
+
+/// The pool that stream-ordered allocation on a GPU takes from.
+pub(crate) fn current_of(gpu: usize) -> &'static Pool {
+    with(|pools| pools.current.get(&gpu).copied()).unwrap_or_else(|| default_of(gpu))
+}
+
+/// The pool of a handle.
+///
+/// # Errors
+/// When it is none, or was destroyed.
+pub(crate) fn find(handle: CuMemoryPool) -> Result<&'static Pool, CuResult> {
+    let wanted = handle.addr();
+    with(|pools| pools.all.iter().copied().find(|pool| pool.as_handle().addr() == wanted))
+        .ok_or(CuResult::INVALID_VALUE)
+}
+
+/// Something of this GPU has been waited for: its pools give back what is empty and beyond their
+/// threshold.
+pub(crate) fn synchronized(gpu: usize) {
+    let pools = with(|pools| pools.all.clone());
+    for pool in pools.into_iter().filter(|pool| pool.gpu == gpu) {
+        let keep = pool.state().threshold;
+        pool.trim(keep);
+    }
+}
+
+/// The last context of a process on a GPU is gone: so is what its pools gave out there.
+pub(crate) fn context_gone(context: &'static Context) {
+    if context::any_on(context.gpu).is_some() {
+        return;
+    }
+    let own = |block: &memory::Block| block.gpu == context.gpu && matches!(block.kind, Kind::Pool(_));
+    for (base, _) in memory::select(0..u64::MAX, own) {
+        if let Some(block) = memory::remove(base, own) {
+            memory::end(base, &block);
+        }
+    }
+    for pool in with(|pools| pools.all.clone()) {
+        if pool.gpu == context.gpu {
+            pool.trim(0);
+        }
+    }
+}
+
+impl Pool {
+    pub(crate) fn as_handle(&self) -> CuMemoryPool {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+
+    pub(crate) fn handle_types(&self) -> u64 {
+        self.handle_types
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn takes_memory(&self) -> bool {
+        self.sort != Sort::Host
+    }
+
+    /// Takes a part of the pool's memory, and more of the GPU's when it has no room.
+    ///
+    /// # Errors
+    /// When the GPU, or the pool's greatest size, has no room.
+    pub(crate) fn take(&self, bytes: u64) -> Result<Piece, CuResult> {
+        let bytes = bytes.checked_next_multiple_of(PIECE_STEP).ok_or(CuResult::OUT_OF_MEMORY)?;
+        let mut state = self.state();
+        let fitting = state.chunks.iter().position(|chunk| chunk.bytes - chunk.used >= bytes);
+        let chunk = match fitting {
+            Some(chunk) => chunk,
+            None => {
+                let grown = bytes.checked_next_multiple_of(STEP).ok_or(CuResult::OUT_OF_MEMORY)?;
+                let grown = grown.max(CHUNK);
+                if self.max_bytes != 0 && state.reserved + grown > self.max_bytes.max(CHUNK) {
+                    return Err(CuResult::OUT_OF_MEMORY);
+                }
+                drop(state);
+                self.grow(grown)?;
+                state = self.state();
+                let slot = state.free_chunk_slots.pop();
+                let chunk = slot.unwrap_or(state.chunks.len());
+                if slot.is_none() {
+                    state.chunks.push(Chunk::default());
+                }
+                state.chunks[chunk] = Chunk { bytes: grown, used: 0 };
+                state.reserved += grown;
+                state.reserved_high = state.reserved_high.max(state.reserved);
+                chunk
+            }
+        };
+        state.chunks[chunk].used += bytes;
+        state.used += bytes;
+        state.used_high = state.used_high.max(state.used);
+        Ok(Piece { chunk, bytes })
+    }
+
+    /// Takes memory of the GPU; when there is none, what this process's pools keep empty first.
+    fn grow(&self, bytes: u64) -> Result<(), CuResult> {
+        if !self.takes_memory() {
+            return Ok(());
+        }
+        let driver = driver::the()?;
+        let take = || driver.take(self.gpu, bytes, board::Kind::Alloc);
+        take().or_else(|_| {
+            for pool in with(|pools| pools.all.clone()) {
+                if pool.gpu == self.gpu {
+                    pool.trim(0);
+                }
+            }
+            take()
+        })
+    }
+
+    /// Gives a part back to the pool, which keeps it.
+    pub(crate) fn give(&self, piece: Piece) {
+        let mut state = self.state();
+        state.used -= piece.bytes;
+        state.chunks[piece.chunk].used -= piece.bytes;
+        let is_destroyed = state.is_destroyed;
+        drop(state);
+        if is_destroyed {
+            self.trim(0);
+        }
+    }
+
+    /// Gives empty chunks back to the GPU until at most `keep` bytes are left, or none is empty.
+    pub(crate) fn trim(&self, keep: u64) {
+        let mut state = self.state();
+        let mut given = 0;
+        for chunk in 0..state.chunks.len() {
+            if state.reserved <= keep {
+                break;
+            }
+            let Chunk { bytes, used } = state.chunks[chunk];
+            if bytes > 0 && used == 0 {
+                state.chunks[chunk].bytes = 0;
+                state.free_chunk_slots.push(chunk);
+                state.reserved -= bytes;
+                given += bytes;
+            }
+        }
+        drop(state);
+        if let Some(driver) = driver::get().filter(|_| given > 0 && self.takes_memory()) {
+            driver.give(self.gpu, given, board::Kind::Alloc);
+        }
+    }
+
+    /// Allocates: a block of addresses over a part of the pool.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub(crate) fn allocate(&'static self, bytes: u64) -> Result<u64, CuResult> {
+        if bytes == 0 || self.sort == Sort::Imported {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let piece = self.take(bytes)?;
+        let block = memory::block(bytes, self.gpu, Kind::Pool(self));
+        let base = memory::place(block, false).inspect_err(|_| self.give(piece))?;
+        self.state().pieces.insert(base, piece);
+        Ok(base)
+    }
+
+    /// One of its blocks has ended.
+    pub(crate) fn freed(&self, base: u64) {
+        let piece = self.state().pieces.remove(&base);
+        if let Some(piece) = piece {
+            self.give(piece);
+        }
+    }
+
+    /// Takes a block's memory out of the pool, for processes to hold together: from then on it is the
+    /// process's own, and the pool's chunk is smaller.
+    pub(crate) fn detach(&self, base: u64) -> Option<u64> {
+        let mut state = self.state();
+        let Piece { chunk, bytes } = state.pieces.remove(&base)?;
+        state.used -= bytes;
+        state.reserved -= bytes;
+        state.chunks[chunk].used -= bytes;
+        state.chunks[chunk].bytes -= bytes;
+        Some(bytes)
+    }
+
+    /// Bytes used, their high mark, bytes reserved, their high mark.
+    pub(crate) fn figures(&self) -> [u64; 4] {
+        let state = self.state();
+        [state.used, state.used_high, state.reserved, state.reserved_high]
+    }
+
+    /// Sets the high marks to what there is: that of the used bytes, that of the reserved.
+    pub(crate) fn reset_marks(&self, used: bool, reserved: bool) {
+        let mut state = self.state();
+        if used {
+            state.used_high = state.used;
+        }
+        if reserved {
+            state.reserved_high = state.reserved;
+        }
+    }
+}
+
+// --- pools ----------------------------------------------------------------------------------------
+
+const LOCATION_DEVICE: u32 = 1;
+const LOCATION_HOST: std::ops::RangeInclusive<u32> = 2..=4;
+const PINNED: u32 = 1;
+const MANAGED: u32 = 3;
+
+pub(crate) unsafe fn cuMemPoolCreate(
+    pool: *mut CuMemoryPool,
+    pool_props: *const CuMemPoolProps,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(pool)?;
+        // SAFETY: the caller's pointer.
+        let props = unsafe { border::get(pool_props) }?;
+        if props.kind != PINNED && props.kind != MANAGED {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if u64::from(props.handle_types) & !HANDLE_FILE_DESCRIPTOR != 0 {
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+        let (gpu, sort) = match props.location.kind {
+            LOCATION_DEVICE => (driver::the()?.gpu(CuDevice(props.location.id))?, Sort::Made),
+            kind if LOCATION_HOST.contains(&kind) => (0, Sort::Host),
+            _ => return Err(CuResult::INVALID_VALUE),
+        };
+        let made = new(gpu, sort, props.handle_types.into(), props.max_size as u64);
+        with(|pools| pools.all.push(made));
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(pool, made.as_handle()) }
+    })
+}
+
+pub(crate) unsafe fn cuMemPoolDestroy(pool: CuMemoryPool) -> CuResult {
+    border::answer(|| {
+        let found = find(pool)?;
+        if found.sort == Sort::Default {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        with(|pools| {
+            pools.all.retain(|other| !std::ptr::eq(*other, found));
+            pools.current.retain(|_, other| !std::ptr::eq(*other, found));
+        });
+        found.state().is_destroyed = true;
+        found.trim(0);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuMemPoolTrimTo(pool: CuMemoryPool, min_bytes_to_keep: usize) -> CuResult {
+    border::answer(|| {
+        find(pool)?.trim(min_bytes_to_keep as u64);
+        Ok(())
+    })
+}
+
+/// An attribute is a 32-bit or a 64-bit number, as CUDA says for each.
+pub(crate) unsafe fn cuMemPoolGetAttribute(
+    pool: CuMemoryPool,
+    attribute: CuMemPoolAttribute,
+    value: *mut c_void,
+) -> CuResult {
+    border::answer(|| {
+        let pool = find(pool)?;
+        let [used, used_high, reserved, reserved_high] = pool.figures();
+        let state = pool.state();
+        let number = match attribute {
+            1..=3 => {
+                let set = state.reuse[attribute as usize - 1];
+                // SAFETY: the caller's pointer, of the attribute's type.
+                return unsafe { border::put(value.cast::<i32>(), set) };
+            }
+            4 => state.threshold,
+            5 => reserved,
+            6 => reserved_high,
+            7 => used,
+            8 => used_high,
+            _ => return Err(CuResult::INVALID_VALUE),
+        };
+        // SAFETY: the caller's pointer, of the attribute's type.
+        unsafe { border::put(value.cast::<u64>(), number) }
+    })
+}
+
+pub(crate) unsafe fn cuMemPoolSetAttribute(
+    pool: CuMemoryPool,
+    attribute: CuMemPoolAttribute,
+    value: *mut c_void,
+) -> CuResult {
+    border::answer(|| {
+        let pool = find(pool)?;
+        if let 1..=3 = attribute {
+            // SAFETY: the caller's pointer, of the attribute's type.
+            pool.state().reuse[attribute as usize - 1] = unsafe { border::get(value.cast::<i32>()) }?;
+            return Ok(());
+        }
+        // SAFETY: the caller's pointer, of the attribute's type.
+        let number = unsafe { border::get(value.cast::<u64>()) }?;
+        match attribute {
+            4 => pool.state().threshold = number,
+            6 | 8 if number == 0 => pool.reset_marks(attribute == 8, attribute == 6),
+            _ => return Err(CuResult::INVALID_VALUE),
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuMemPoolSetAccess(
+    pool: CuMemoryPool,
+    map: *const CuMemAccessDesc,
+    count: usize,
+) -> CuResult {
+    border::answer(|| {
+        let pool = find(pool)?;
+        for index in 0..count {
+            // SAFETY: the caller's array has that many entries.
+            let desc = unsafe { border::get(map.wrapping_add(index)) }?;
+            let gpu = driver::the()?.gpu(CuDevice(desc.location.id))?;
+            if desc.location.kind != LOCATION_DEVICE || desc.flags == 0 && gpu == pool.gpu {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            let mut state = pool.state();
+            state.access.retain(|(device, _)| *device != desc.location.id);
+            state.access.push((desc.location.id, desc.flags));
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuMemPoolGetAccess(
+    flags: *mut CuMemAccessFlags,
+    pool: CuMemoryPool,
+    location: *mut CuMemLocation,
+) -> CuResult {
+    border::answer(|| {
+        const READ_WRITE: u32 = 3;
+        let pool = find(pool)?;
+        // SAFETY: the caller's pointer.
+        let location = unsafe { border::get(location) }?;
+        let gpu = driver::the()?.gpu(CuDevice(location.id))?;
+        let set = pool.state().access.iter().find(|(device, _)| *device == location.id).map(|(_, f)| *f);
+        let own = if gpu == pool.gpu { READ_WRITE } else { 0 };
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(flags, set.unwrap_or(own)) }
+    })
+}
+
+pub(crate) unsafe fn cuDeviceGetDefaultMemPool(
+    pool_out: *mut CuMemoryPool,
+    device: CuDevice,
+) -> CuResult {
+    border::answer(|| {
+        let gpu = driver::the()?.gpu(device)?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(pool_out, default_of(gpu).as_handle()) }
+    })
+}
+
+pub(crate) unsafe fn cuDeviceGetMemPool(pool: *mut CuMemoryPool, device: CuDevice) -> CuResult {
+    border::answer(|| {
+        let gpu = driver::the()?.gpu(device)?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(pool, current_of(gpu).as_handle()) }
+    })
+}
+
+fn set_current(gpu: usize, pool: CuMemoryPool) -> Result<(), CuResult> {
+    let pool = find(pool)?;
+    if pool.gpu != gpu || !matches!(pool.sort, Sort::Default | Sort::Made) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    with(|pools| pools.current.insert(gpu, pool));
+    Ok(())
+}
+
+pub(crate) unsafe fn cuDeviceSetMemPool(device: CuDevice, pool: CuMemoryPool) -> CuResult {
+    border::answer(|| set_current(driver::the()?.gpu(device)?, pool))
+}
+
+/// The GPU that a location and a kind of memory mean, in the forms of CUDA 13.
+unsafe fn gpu_at(location: *mut CuMemLocation, kind: u32) -> Result<usize, CuResult> {
+    // SAFETY: the caller's pointer.
+    let location = unsafe { border::get(location) }?;
+    if location.kind != LOCATION_DEVICE || kind != PINNED {
+        return Err(CuResult::NOT_SUPPORTED);
+    }
+    driver::the()?.gpu(CuDevice(location.id))
+}
+
+pub(crate) unsafe fn cuMemGetDefaultMemPool(
+    pool_out: *mut CuMemoryPool,
+    location: *mut CuMemLocation,
+    kind: CuMemAllocationType,
+) -> CuResult {
+    border::answer(|| {
+        // SAFETY: the caller's pointers.
+        unsafe { border::put(pool_out, default_of(gpu_at(location, kind)?).as_handle()) }
+    })
+}
+
+pub(crate) unsafe fn cuMemGetMemPool(
+    pool: *mut CuMemoryPool,
+    location: *mut CuMemLocation,
+    kind: CuMemAllocationType,
+) -> CuResult {
+    border::answer(|| {
+        // SAFETY: the caller's pointers.
+        unsafe { border::put(pool, current_of(gpu_at(location, kind)?).as_handle()) }
+    })
+}
+
+pub(crate) unsafe fn cuMemSetMemPool(
+    location: *mut CuMemLocation,
+    kind: CuMemAllocationType,
+    pool: CuMemoryPool,
+) -> CuResult {
+    // SAFETY: the caller's pointer.
+    border::answer(|| set_current(unsafe { gpu_at(location, kind) }?, pool))
+}
+
+// --- pools that processes share -------------------------------------------------------------------
+
+/// What an exported pool's descriptor says.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PoolToken {
+    magic: u64,
+    gpu: u64,
+    handle_types: u64,
+}
+
+const POOL_MAGIC: u64 = u64::from_le_bytes(*b"vgpupool");
+
+pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
+    handle_out: *mut c_void,
+    pool: CuMemoryPool,
+    handle_type: CuMemAllocationHandleType,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| {
+        let pool = find(pool)?;
+        let wanted = u64::from(handle_type);
+        if flags != 0 || wanted != HANDLE_FILE_DESCRIPTOR || pool.handle_types & wanted == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        border::check_out(handle_out)?;
+        let token =
+            PoolToken { magic: POOL_MAGIC, gpu: pool.gpu as u64, handle_types: pool.handle_types };
+        let file = ipc::memory_file(c"vgpu-sim-pool", size_of::<PoolToken>() as u64)?;
+        ipc::write_record(&file, 0, &token)?;
+        // SAFETY: the caller's pointer; the descriptor is its own from now on.
+        unsafe { border::put(handle_out.cast::<i32>(), ipc::for_program(&file)?) }
+    })
+}
+
+pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
+    pool_out: *mut CuMemoryPool,
+    handle: *mut c_void,
+    handle_type: CuMemAllocationHandleType,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(pool_out)?;
+        if flags != 0 || u64::from(handle_type) != HANDLE_FILE_DESCRIPTOR {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let file = ipc::from_program(handle.addr() as i32)?;
+        let token: PoolToken = ipc::read_record(&file, 0)?;
+        let driver = driver::the()?;
+        let gpu = token.gpu as usize;
+        if token.magic != POOL_MAGIC || driver.ordinal(gpu).is_none() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let pool = new(gpu, Sort::Imported, token.handle_types, 0);
+        with(|pools| pools.all.push(pool));
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(pool_out, pool.as_handle()) }
+    })
+}
+
+pub(crate) unsafe fn cuMemPoolExportPointer(
+    share_data_out: *mut CuMemPoolPtrExportData,
+    ptr: CuDevicePtr,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(share_data_out)?;
+        let (base, block) = memory::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
+        let Kind::Pool(pool) = block.kind else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        if base != ptr.0 || pool.handle_types & HANDLE_FILE_DESCRIPTOR == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let name = ipc::share(base, &block, || pool.detach(base))?;
+        let mut data = CuMemPoolPtrExportData { reserved: [0; 64] };
+        name.write(&mut data.reserved);
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(share_data_out, data) }
+    })
+}
+
+pub(crate) unsafe fn cuMemPoolImportPointer(
+    ptr_out: *mut CuDevicePtr,
+    pool: CuMemoryPool,
+    share_data: *mut CuMemPoolPtrExportData,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(ptr_out)?;
+        let pool = find(pool)?;
+        // SAFETY: the caller's pointer.
+        let data = unsafe { border::get(share_data) }?;
+        let name = ipc::Name::read(&data.reserved).ok_or(CuResult::INVALID_VALUE)?;
+        if pool.sort != Sort::Imported || name.gpu != pool.gpu as u64 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let base = ipc::open(&name, Kind::Pool(pool), None)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(ptr_out, CuDevicePtr(base)) }
+    })
+}

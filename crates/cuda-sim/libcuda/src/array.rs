@@ -1,0 +1,474 @@
+//! Arrays and mipmaps: memory with a shape, in rows of 512 bytes' multiples, that ends with its context.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cuda_api::driver::*;
+
+use crate::context::{self, Context};
+use crate::memory::{self, Kind, PITCH};
+use crate::{border, driver};
+
+/// An array, or a level of a mipmapped one.
+#[derive(Debug)]
+struct Array {
+    desc: Shape,
+    /// First byte of its first row.
+    base: u64,
+    context: &'static Context,
+    /// A level belongs to its mipmap.
+    is_level: bool,
+}
+
+#[derive(Debug)]
+struct Mipmap {
+    base: u64,
+    bytes: u64,
+    context: &'static Context,
+    levels: Vec<usize>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    width: u64,
+    height: u64,
+    depth: u64,
+    format: u32,
+    channels: u32,
+    flags: u32,
+}
+
+#[derive(Default)]
+struct Arrays {
+    arrays: HashMap<usize, Arc<Array>>,
+    mipmaps: HashMap<usize, Arc<Mipmap>>,
+}
+
+static ARRAYS: Mutex<Option<Arrays>> = Mutex::new(None);
+
+fn with<T>(body: impl FnOnce(&mut Arrays) -> T) -> T {
+    let mut arrays = ARRAYS.lock().unwrap_or_else(PoisonError::into_inner);
+    body(arrays.get_or_insert_with(Arrays::default))
+}
+
+const LAYERED: u32 = 1;
+const CUBEMAP: u32 = 4;
+/// Sparse, and mapped later: made without memory, which is not simulated.
+const WITHOUT_MEMORY: u32 = 0x40 | 0x80;
+const KNOWN_FLAGS: u32 = 0xff;
+
+impl Shape {
+    fn checked(self) -> Result<Self, CuResult> {
+        let sides = [self.width, self.height, self.depth];
+        let is_cube = self.flags & CUBEMAP != 0;
+        let bad_cube = is_cube && (self.width != self.height || !self.depth.is_multiple_of(6) || self.depth == 0);
+        if self.width == 0
+            || sides.iter().any(|side| *side > 1 << 31)
+            || !matches!(self.channels, 1 | 2 | 4)
+            || self.element_bytes().is_none()
+            || self.flags & !KNOWN_FLAGS != 0
+            || bad_cube
+            || (self.flags & LAYERED != 0 && self.depth == 0)
+        {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if self.flags & WITHOUT_MEMORY != 0 {
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+        Ok(self)
+    }
+
+    fn element_bytes(&self) -> Option<u64> {
+        let channel = match self.format {
+            0x01 | 0x08 | 0xb0 | 0xc0..=0xc5 => 1,
+            0x02 | 0x09 | 0x10 | 0xc6..=0xcb => 2,
+            0x03 | 0x0a | 0x20 => 4,
+            // Compressed blocks: a byte for each texel, or near enough.
+            0x91..=0x9e => 1,
+            _ => return None,
+        };
+        Some(channel * u64::from(self.channels))
+    }
+
+    fn pitch(&self) -> u64 {
+        (self.width * self.element_bytes().unwrap_or(1)).next_multiple_of(PITCH)
+    }
+
+    fn bytes(&self) -> Result<u64, CuResult> {
+        self.pitch()
+            .checked_mul(self.height.max(1))
+            .and_then(|slice| slice.checked_mul(self.depth.max(1)))
+            .ok_or(CuResult::OUT_OF_MEMORY)
+    }
+
+    /// A level of a mipmap: each side halved that often.
+    fn level(&self, level: u32) -> Self {
+        let half = |side: u64| if side == 0 { 0 } else { (side >> level).max(1) };
+        let layers = self.flags & (LAYERED | CUBEMAP) != 0;
+        Self {
+            width: half(self.width),
+            height: half(self.height),
+            depth: if layers { self.depth } else { half(self.depth) },
+            ..*self
+        }
+    }
+
+    fn told(&self) -> CuArray3DDescriptor {
+        CuArray3DDescriptor {
+            width: self.width as usize,
+            height: self.height as usize,
+            depth: self.depth as usize,
+            format: self.format,
+            num_channels: self.channels,
+            flags: self.flags,
+        }
+    }
+}
+
+fn find(handle: CuArray) -> Result<Arc<Array>, CuResult> {
+    with(|arrays| arrays.arrays.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
+}
+
+fn find_mipmap(handle: CuMipmappedArray) -> Result<Arc<Mipmap>, CuResult> {
+    with(|arrays| arrays.mipmaps.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
+}
+
+/// First byte, bytes between rows, rows of a slice.
+///
+/// # Errors
+/// When the handle is none.
+pub(crate) fn layout(handle: CuArray) -> Result<(u64, u64, u64), CuResult> {
+    let array = find(handle)?;
+    Ok((array.base, array.desc.pitch(), array.desc.height.max(1)))
+}
+
+/// Address of a stretch of a one-dimensional array.
+///
+/// # Errors
+/// When the handle is none, or the stretch is not inside.
+pub(crate) fn place(handle: CuArray, offset: u64, bytes: u64) -> Result<u64, CuResult> {
+    let array = find(handle)?;
+    let inside = offset.checked_add(bytes).is_some_and(|end| end <= array.desc.bytes().unwrap_or(0));
+    if inside { Ok(array.base + offset) } else { Err(CuResult::INVALID_VALUE) }
+}
+
+fn create(shape: Shape) -> Result<CuArray, CuResult> {
+    let context = context::current()?;
+    let desc = shape.checked()?;
+    let bytes = desc.bytes()?;
+    let base = memory::make(context, bytes, memory::rounded(bytes), Kind::Array, false)?;
+    Ok(keep(Array { desc, base, context, is_level: false }))
+}
+
+fn keep(array: Array) -> CuArray {
+    let array = Arc::new(array);
+    let handle = Arc::as_ptr(&array).addr();
+    with(|arrays| arrays.arrays.insert(handle, array));
+    std::ptr::without_provenance_mut(handle)
+}
+
+fn end_block(base: u64) {
+    if let Some(block) = memory::remove(base, |block| matches!(block.kind, Kind::Array)) {
+        memory::end(base, &block);
+    }
+}
+
+/// A context ends: its arrays end with it (their memory is a block of the context's).
+pub(crate) fn context_gone(context: &'static Context) {
+    with(|arrays| {
+        arrays.arrays.retain(|_, array| !std::ptr::eq(array.context, context));
+        arrays.mipmaps.retain(|_, mipmap| !std::ptr::eq(mipmap.context, context));
+    });
+}
+
+// --- arrays -----------------------------------------------------------------------------------------
+
+pub(crate) unsafe fn cuArrayCreate_v2(
+    handle: *mut CuArray,
+    desc: *const CuArrayDescriptor,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(handle)?;
+        // SAFETY: the caller's pointer.
+        let desc = unsafe { border::get(desc) }?;
+        let shape = Shape {
+            width: desc.width as u64,
+            height: desc.height as u64,
+            depth: 0,
+            format: desc.format,
+            channels: desc.num_channels,
+            flags: 0,
+        };
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(handle, create(shape)?) }
+    })
+}
+
+pub(crate) unsafe fn cuArrayCreate(
+    handle: *mut CuArray,
+    desc: *const CuArrayDescriptorV1,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(handle)?;
+        // SAFETY: the caller's pointer.
+        let desc = unsafe { border::get(desc) }?;
+        let shape = Shape {
+            width: desc.width.into(),
+            height: desc.height.into(),
+            depth: 0,
+            format: desc.format,
+            channels: desc.num_channels,
+            flags: 0,
+        };
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(handle, create(shape)?) }
+    })
+}
+
+fn shape_3d(desc: &CuArray3DDescriptor) -> Shape {
+    Shape {
+        width: desc.width as u64,
+        height: desc.height as u64,
+        depth: desc.depth as u64,
+        format: desc.format,
+        channels: desc.num_channels,
+        flags: desc.flags,
+    }
+}
+
+pub(crate) unsafe fn cuArray3DCreate_v2(
+    handle: *mut CuArray,
+    desc: *const CuArray3DDescriptor,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(handle)?;
+        // SAFETY: the caller's pointer.
+        let desc = unsafe { border::get(desc) }?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(handle, create(shape_3d(&desc))?) }
+    })
+}
+
+pub(crate) unsafe fn cuArray3DCreate(
+    handle: *mut CuArray,
+    desc: *const CuArray3DDescriptorV1,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(handle)?;
+        // SAFETY: the caller's pointer.
+        let desc = unsafe { border::get(desc) }?;
+        let shape = Shape {
+            width: desc.width.into(),
+            height: desc.height.into(),
+            depth: desc.depth.into(),
+            format: desc.format,
+            channels: desc.num_channels,
+            flags: desc.flags,
+        };
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(handle, create(shape)?) }
+    })
+}
+
+pub(crate) unsafe fn cuArrayDestroy(array: CuArray) -> CuResult {
+    border::answer(|| {
+        context::current()?;
+        let found = find(array)?;
+        if found.is_level {
+            return Err(CuResult::INVALID_HANDLE);
+        }
+        with(|arrays| arrays.arrays.remove(&array.addr()));
+        end_block(found.base);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuArrayGetDescriptor_v2(
+    desc: *mut CuArrayDescriptor,
+    array: CuArray,
+) -> CuResult {
+    border::answer(|| {
+        let told = find(array)?.desc.told();
+        let told = CuArrayDescriptor {
+            width: told.width,
+            height: told.height,
+            format: told.format,
+            num_channels: told.num_channels,
+        };
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(desc, told) }
+    })
+}
+
+pub(crate) unsafe fn cuArrayGetDescriptor(
+    desc: *mut CuArrayDescriptorV1,
+    array: CuArray,
+) -> CuResult {
+    border::answer(|| {
+        let told = find(array)?.desc.told();
+        let told = CuArrayDescriptorV1 {
+            width: told.width as u32,
+            height: told.height as u32,
+            format: told.format,
+            num_channels: told.num_channels,
+        };
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(desc, told) }
+    })
+}
+
+pub(crate) unsafe fn cuArray3DGetDescriptor_v2(
+    desc: *mut CuArray3DDescriptor,
+    array: CuArray,
+) -> CuResult {
+    // SAFETY: the caller's pointer.
+    border::answer(|| unsafe { border::put(desc, find(array)?.desc.told()) })
+}
+
+pub(crate) unsafe fn cuArray3DGetDescriptor(
+    desc: *mut CuArray3DDescriptorV1,
+    array: CuArray,
+) -> CuResult {
+    border::answer(|| {
+        let told = find(array)?.desc.told();
+        let told = CuArray3DDescriptorV1 {
+            width: told.width as u32,
+            height: told.height as u32,
+            depth: told.depth as u32,
+            format: told.format,
+            num_channels: told.num_channels,
+            flags: told.flags,
+        };
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(desc, told) }
+    })
+}
+
+/// Asked of arrays whose memory is mapped later, and there are none.
+pub(crate) unsafe fn cuArrayGetMemoryRequirements(
+    _memory_requirements: *mut CuArrayMemoryRequirements,
+    array: CuArray,
+    device: CuDevice,
+) -> CuResult {
+    border::answer(|| {
+        driver::the()?.gpu(device)?;
+        find(array)?;
+        Err(CuResult::INVALID_VALUE)
+    })
+}
+
+/// The same for sparse arrays.
+pub(crate) unsafe fn cuArrayGetSparseProperties(
+    _sparse_properties: *mut CuArraySparseProperties,
+    array: CuArray,
+) -> CuResult {
+    border::answer(|| {
+        find(array)?;
+        Err(CuResult::INVALID_VALUE)
+    })
+}
+
+/// Planes are for video formats of several.
+pub(crate) unsafe fn cuArrayGetPlane(
+    _plane_array: *mut CuArray,
+    array: CuArray,
+    _plane_idx: u32,
+) -> CuResult {
+    border::answer(|| {
+        find(array)?;
+        Err(CuResult::INVALID_VALUE)
+    })
+}
+
+// --- mipmaps ----------------------------------------------------------------------------------------
+
+pub(crate) unsafe fn cuMipmappedArrayCreate(
+    handle: *mut CuMipmappedArray,
+    desc: *const CuArray3DDescriptor,
+    count_mipmap_levels: u32,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(handle)?;
+        // SAFETY: the caller's pointer.
+        let shape = shape_3d(&unsafe { border::get(desc) }?).checked()?;
+        let context = context::current()?;
+        let longest = shape.width.max(shape.height).max(shape.depth).max(1);
+        let most = longest.ilog2() + 1;
+        if count_mipmap_levels == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let levels = count_mipmap_levels.min(most);
+        let mut bytes = 0;
+        for level in 0..levels {
+            bytes += shape.level(level).bytes()?;
+        }
+        let base = memory::make(context, bytes, memory::rounded(bytes), Kind::Array, false)?;
+        let made = keep_mipmap(base, bytes, context, shape, levels);
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(handle, made) }
+    })
+}
+
+fn keep_mipmap(
+    base: u64,
+    bytes: u64,
+    context: &'static Context,
+    shape: Shape,
+    levels: u32,
+) -> CuMipmappedArray {
+    let mut at = base;
+    let mut handles = Vec::new();
+    for level in 0..levels {
+        let desc = shape.level(level);
+        handles.push(keep(Array { desc, base: at, context, is_level: true }).addr());
+        at += desc.bytes().unwrap_or(0);
+    }
+    let mipmap = Arc::new(Mipmap { base, bytes, context, levels: handles });
+    let handle = Arc::as_ptr(&mipmap).addr();
+    with(|arrays| arrays.mipmaps.insert(handle, mipmap));
+    std::ptr::without_provenance_mut(handle)
+}
+
+/// A mipmap over memory that is somebody else's.
+///
+/// # Errors
+/// When the shape is none.
+pub(crate) fn mipmap_over(
+    base: u64,
+    desc: &CuArray3DDescriptor,
+    levels: u32,
+) -> Result<CuMipmappedArray, CuResult> {
+    let context = context::current()?;
+    let shape = shape_3d(desc).checked()?;
+    Ok(keep_mipmap(base, 0, context, shape, levels.max(1)))
+}
+
+pub(crate) unsafe fn cuMipmappedArrayDestroy(mipmapped_array: CuMipmappedArray) -> CuResult {
+    border::answer(|| {
+        context::current()?;
+        let found = find_mipmap(mipmapped_array)?;
+        with(|arrays| {
+            arrays.mipmaps.remove(&mipmapped_array.addr());
+            for level in &found.levels {
+                arrays.arrays.remove(level);
+            }
+        });
+        if found.bytes > 0 {
+            end_block(found.base);
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuMipmappedArrayGetLevel(
+    level_array: *mut CuArray,
+    mipmapped_array: CuMipmappedArray,
+    level: u32,
+) -> CuResult {
+    border::answer(|| {
+        let found = find_mipmap(mipmapped_array)?;
+        let handle = *found.levels.get(level as usize).ok_or(CuResult::INVALID_VALUE)?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(level_array, std::ptr::without_provenance_mut(handle)) }
+    })
+}

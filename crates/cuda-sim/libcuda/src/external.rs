@@ -1,0 +1,207 @@
+//! External memory and semaphores: what other APIs made and hand over as a file. The memory is the
+//! file's; importing it takes nothing of a GPU, as on a real one.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cuda_api::driver::*;
+
+use crate::memory::{self, Kind};
+use crate::space::PAGE;
+use crate::{array, border, context, ipc, stream};
+
+#[derive(Debug)]
+struct Memory {
+    file: File,
+    bytes: u64,
+}
+
+#[derive(Default)]
+struct Imports {
+    next: usize,
+    memories: HashMap<usize, Arc<Memory>>,
+    semaphores: HashMap<usize, File>,
+}
+
+static IMPORTS: Mutex<Option<Imports>> = Mutex::new(None);
+
+const OPAQUE_FD: u32 = 1;
+const TIMELINE_FD: u32 = 9;
+
+fn with<T>(body: impl FnOnce(&mut Imports) -> T) -> T {
+    let mut imports = IMPORTS.lock().unwrap_or_else(PoisonError::into_inner);
+    body(imports.get_or_insert_with(Imports::default))
+}
+
+/// A handle that no other import has had.
+fn number(imports: &mut Imports) -> usize {
+    imports.next += 0x100;
+    imports.next
+}
+
+/// The driver owns an imported descriptor from then on, and closes it.
+fn take_over(fd: i32) -> Result<File, CuResult> {
+    let file = ipc::from_program(fd)?;
+    // SAFETY: the program has handed this descriptor over.
+    unsafe { libc::close(fd) };
+    Ok(file)
+}
+
+pub(crate) unsafe fn cuImportExternalMemory(
+    ext_mem_out: *mut CuExternalMemory,
+    mem_handle_desc: *const CuExternalMemoryHandleDesc,
+) -> CuResult {
+    border::answer(|| {
+        context::current()?;
+        border::check_out(ext_mem_out)?;
+        // SAFETY: the caller's pointer.
+        let desc = unsafe { border::get(mem_handle_desc) }?;
+        if desc.kind != OPAQUE_FD {
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+        if desc.size == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the kind says that it is a descriptor.
+        let file = take_over(unsafe { desc.handle.fd })?;
+        let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
+        if length < desc.size {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let handle = with(|imports| {
+            let handle = number(imports);
+            imports.memories.insert(handle, Arc::new(Memory { file, bytes: desc.size }));
+            handle
+        });
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(ext_mem_out, std::ptr::without_provenance_mut(handle)) }
+    })
+}
+
+fn find(handle: CuExternalMemory) -> Result<Arc<Memory>, CuResult> {
+    with(|imports| imports.memories.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
+}
+
+fn map(memory: &Memory, offset: u64, bytes: u64) -> Result<u64, CuResult> {
+    let context = context::current()?;
+    let inside = offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes);
+    if bytes == 0 || !inside || !offset.is_multiple_of(PAGE) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let mut block = memory::block(bytes, context.gpu, Kind::External);
+    block.context = Some(context);
+    let base = memory::place(block, false)?;
+    ipc::map_over(base, bytes.next_multiple_of(PAGE), &memory.file, offset, true)?;
+    Ok(base)
+}
+
+pub(crate) unsafe fn cuExternalMemoryGetMappedBuffer(
+    dev_ptr: *mut CuDevicePtr,
+    ext_mem: CuExternalMemory,
+    buffer_desc: *const CuExternalMemoryBufferDesc,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(dev_ptr)?;
+        // SAFETY: the caller's pointer.
+        let desc = unsafe { border::get(buffer_desc) }?;
+        if desc.flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let base = map(&*find(ext_mem)?, desc.offset, desc.size)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(dev_ptr, CuDevicePtr(base)) }
+    })
+}
+
+pub(crate) unsafe fn cuExternalMemoryGetMappedMipmappedArray(
+    mipmap: *mut CuMipmappedArray,
+    ext_mem: CuExternalMemory,
+    mipmap_desc: *const CuExternalMemoryMipmappedArrayDesc,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(mipmap)?;
+        // SAFETY: the caller's pointer.
+        let desc = unsafe { border::get(mipmap_desc) }?;
+        let memory = find(ext_mem)?;
+        let bytes = memory.bytes.saturating_sub(desc.offset);
+        let base = map(&memory, desc.offset, bytes)?;
+        let made = array::mipmap_over(base, &desc.array, desc.num_levels)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(mipmap, made) }
+    })
+}
+
+pub(crate) unsafe fn cuDestroyExternalMemory(ext_mem: CuExternalMemory) -> CuResult {
+    let gone = with(|imports| imports.memories.remove(&ext_mem.addr()));
+    if gone.is_some() { CuResult::SUCCESS } else { CuResult::INVALID_HANDLE }
+}
+
+// --- semaphores: signalled and waited for at once, since nothing else runs on their other side ------
+
+pub(crate) unsafe fn cuImportExternalSemaphore(
+    ext_sem_out: *mut CuExternalSemaphore,
+    sem_handle_desc: *const CuExternalSemaphoreHandleDesc,
+) -> CuResult {
+    border::answer(|| {
+        context::current()?;
+        border::check_out(ext_sem_out)?;
+        // SAFETY: the caller's pointer.
+        let desc = unsafe { border::get(sem_handle_desc) }?;
+        if desc.kind != OPAQUE_FD && desc.kind != TIMELINE_FD {
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+        // SAFETY: the kind says that it is a descriptor.
+        let file = take_over(unsafe { desc.handle.fd })?;
+        let handle = with(|imports| {
+            let handle = number(imports);
+            imports.semaphores.insert(handle, file);
+            handle
+        });
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(ext_sem_out, std::ptr::without_provenance_mut(handle)) }
+    })
+}
+
+pub(crate) unsafe fn cuDestroyExternalSemaphore(ext_sem: CuExternalSemaphore) -> CuResult {
+    let gone = with(|imports| imports.semaphores.remove(&ext_sem.addr()));
+    if gone.is_some() { CuResult::SUCCESS } else { CuResult::INVALID_HANDLE }
+}
+
+unsafe fn all_known(
+    semaphores: *const CuExternalSemaphore,
+    count: u32,
+    stream: CuStream,
+) -> CuResult {
+    border::answer(|| {
+        stream::find(stream)?;
+        for index in 0..count as usize {
+            // SAFETY: the caller's array has that many entries.
+            let semaphore = unsafe { border::get(semaphores.wrapping_add(index)) }?;
+            if !with(|imports| imports.semaphores.contains_key(&semaphore.addr())) {
+                return Err(CuResult::INVALID_HANDLE);
+            }
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuSignalExternalSemaphoresAsync(
+    ext_sem_array: *const CuExternalSemaphore,
+    _params_array: *const c_void,
+    count_ext_sems: u32,
+    stream: CuStream,
+) -> CuResult {
+    // SAFETY: the caller's array.
+    unsafe { all_known(ext_sem_array, count_ext_sems, stream) }
+}
+
+pub(crate) unsafe fn cuWaitExternalSemaphoresAsync(
+    ext_sem_array: *const CuExternalSemaphore,
+    _params_array: *const c_void,
+    count_ext_sems: u32,
+    stream: CuStream,
+) -> CuResult {
+    // SAFETY: the caller's array.
+    unsafe { all_known(ext_sem_array, count_ext_sems, stream) }
+}

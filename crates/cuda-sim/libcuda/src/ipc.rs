@@ -1,0 +1,378 @@
+//! Memory that processes hold together: files that hold its contents, and the names by which they are
+//! passed on. Who holds it, and what it takes of its GPU, is the board's to count.
+
+use std::ffi::CStr;
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use cuda_api::driver::*;
+use cuda_sim::board::SharedId;
+
+use crate::context::{self, Context};
+use crate::driver::{self, Driver};
+use crate::memory::{self, Block, Kind};
+use crate::space::{PAGE, address};
+use crate::border;
+
+/// Descriptors of ours stand high, out of the way of programs that count on low numbers.
+const LEAST_DESCRIPTOR: i32 = 512;
+
+/// What passes from process to process: which memory, and how much of it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Name {
+    magic: u64,
+    pub(crate) id: u64,
+    pub(crate) gpu: u64,
+    pub(crate) bytes: u64,
+    pub(crate) pid: u64,
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"vgpu-ipc");
+
+impl Name {
+    /// Writes itself into a handle of 64 bytes.
+    pub(crate) fn write(&self, into: &mut [u8; 64]) {
+        for (slot, word) in into.chunks_exact_mut(8).zip(self.words()) {
+            slot.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    fn words(&self) -> [u64; 5] {
+        [self.magic, self.id, self.gpu, self.bytes, self.pid]
+    }
+
+    /// Reads a handle that [`Self::write`] wrote.
+    pub(crate) fn read(from: &[u8; 64]) -> Option<Self> {
+        let mut words = from.chunks_exact(8).filter_map(|word| word.try_into().ok()).map(u64::from_le_bytes);
+        let mut next = || words.next();
+        let name = Self { magic: next()?, id: next()?, gpu: next()?, bytes: next()?, pid: next()? };
+        (name.magic == MAGIC).then_some(name)
+    }
+}
+
+// --- files ----------------------------------------------------------------------------------------
+
+/// An empty file in memory, without a name that others could open.
+///
+/// # Errors
+/// When the process has no descriptor left, or the machine no memory.
+pub(crate) fn memory_file(name: &CStr, bytes: u64) -> Result<File, CuResult> {
+    // SAFETY: makes a descriptor of ours.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(CuResult::OPERATING_SYSTEM);
+    }
+    // SAFETY: the descriptor was made above and is nobody else's.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+    moved_up(&file)
+}
+
+/// The same file under a high descriptor, closed on exec.
+fn moved_up(file: &File) -> Result<File, CuResult> {
+    // SAFETY: a copy of an open descriptor.
+    let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR) };
+    // A process may allow itself fewer descriptors than that.
+    // SAFETY: as above.
+    let fd = if fd < 0 { unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) } } else { fd };
+    if fd < 0 {
+        return Err(CuResult::OPERATING_SYSTEM);
+    }
+    // SAFETY: made above, and nobody else's.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// A descriptor for the program to keep and close.
+///
+/// # Errors
+/// When the process has none left.
+pub(crate) fn for_program(file: &File) -> Result<i32, CuResult> {
+    Ok(file.try_clone().map_err(|_| CuResult::OPERATING_SYSTEM)?.into_raw_fd())
+}
+
+/// A descriptor of ours for the file that the program passes; its own stays open.
+///
+/// # Errors
+/// When it is none.
+pub(crate) fn from_program(fd: i32) -> Result<File, CuResult> {
+    // SAFETY: the program's descriptor, copied and left open; a number that is none fails.
+    let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd.max(0)) });
+    if fd < 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    moved_up(&file).map_err(|_| CuResult::INVALID_VALUE)
+}
+
+/// Writes a plain record into a file.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(crate) fn write_record<T: Copy>(file: &File, offset: u64, record: &T) -> Result<(), CuResult> {
+    // SAFETY: the record's own bytes; it is plain numbers without padding, as its callers' types are.
+    let bytes = unsafe {
+        std::slice::from_raw_parts(std::ptr::from_ref(record).cast::<u8>(), size_of::<T>())
+    };
+    file.write_all_at(bytes, offset).map_err(|_| CuResult::OPERATING_SYSTEM)
+}
+
+/// Reads a plain record from a file.
+///
+/// # Errors
+/// When the file is too short.
+pub(crate) fn read_record<T: Copy>(file: &File, offset: u64) -> Result<T, CuResult> {
+    let mut record = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: the record's own bytes, zeroed above; any bytes are a value of its callers' types.
+    let bytes =
+        unsafe { std::slice::from_raw_parts_mut(record.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+    file.read_exact_at(bytes, offset).map_err(|_| CuResult::INVALID_VALUE)?;
+    // SAFETY: every byte was written above.
+    Ok(unsafe { record.assume_init() })
+}
+
+fn path_of(driver: &Driver, id: u64) -> Result<PathBuf, CuResult> {
+    let directory = driver.board.shared_dir().map_err(|_| CuResult::OPERATING_SYSTEM)?;
+    Ok(directory.join(format!("memory-{id}")))
+}
+
+/// Nobody holds it any more: its file goes too.
+pub(crate) fn forget(driver: &Driver, id: SharedId) {
+    if let Ok(path) = path_of(driver, id.0) {
+        // It may never have had one.
+        drop(fs::remove_file(path));
+    }
+}
+
+/// Files of memory whose last holder was killed.
+fn sweep(driver: &Driver) {
+    let Ok(directory) = driver.board.shared_dir().and_then(fs::read_dir) else { return };
+    for entry in directory.flatten() {
+        let name = entry.file_name();
+        let id = name.to_str().and_then(|name| name.strip_prefix("memory-")?.parse().ok());
+        if id.is_some_and(|id| driver.board.shared(SharedId(id)).is_none()) {
+            drop(fs::remove_file(entry.path()));
+        }
+    }
+}
+
+// --- sharing a block ------------------------------------------------------------------------------
+
+/// Makes a block one that other processes can open; `carried` takes it out of whatever else carries
+/// its memory, and says how much that is.
+///
+/// # Errors
+/// When the board or the file system has no room.
+pub(crate) fn share(
+    base: u64,
+    block: &Block,
+    carried: impl FnOnce() -> Option<u64>,
+) -> Result<Name, CuResult> {
+    let driver = driver::the()?;
+    let name = |id: SharedId| Name {
+        magic: MAGIC,
+        id: id.0,
+        gpu: block.gpu as u64,
+        bytes: block.bytes,
+        pid: u64::from(std::process::id()),
+    };
+    if let Some(id) = block.shared {
+        return Ok(name(id));
+    }
+    sweep(driver);
+    let taken = carried().ok_or(CuResult::INVALID_VALUE)?;
+    let id = driver.board.share(driver.member, block.gpu, taken).map_err(driver::refusal)?;
+    let length = block.bytes.next_multiple_of(PAGE);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o666)
+        .open(path_of(driver, id.0)?)
+        .map_err(|_| CuResult::OPERATING_SYSTEM)?;
+    file.set_len(length).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+    copy_touched(base, length, &file)?;
+    map_over(base, length, &file, 0, true)?;
+    memory::change(base, |block| block.shared = Some(id));
+    Ok(name(id))
+}
+
+/// Copies the pages of a block that were ever touched; the others are empty in the file too.
+fn copy_touched(base: u64, length: u64, file: &File) -> Result<(), CuResult> {
+    let pages = (length / PAGE) as usize;
+    let mut touched = vec![0_u8; pages];
+    // SAFETY: a block of ours, and one byte for each of its pages.
+    let known = unsafe { libc::mincore(address(base), length as usize, touched.as_mut_ptr()) } == 0;
+    for page in (0..pages).filter(|page| !known || touched[*page] & 1 == 1) {
+        let offset = page as u64 * PAGE;
+        // SAFETY: a page of a block of ours.
+        let bytes = unsafe { std::slice::from_raw_parts(address::<u8>(base + offset), PAGE as usize) };
+        file.write_all_at(bytes, offset).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+    }
+    Ok(())
+}
+
+/// Lays a file over addresses of ours.
+///
+/// # Errors
+/// When the machine does not do it.
+pub(crate) fn map_over(
+    base: u64,
+    length: u64,
+    file: &File,
+    offset: u64,
+    readable: bool,
+) -> Result<(), CuResult> {
+    let protection = if readable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+    // SAFETY: replaces pages of a mapping of ours, which the caller has chosen, by the file's.
+    let mapped = unsafe {
+        libc::mmap(
+            address(base),
+            length as usize,
+            protection,
+            libc::MAP_SHARED | libc::MAP_FIXED,
+            file.as_raw_fd(),
+            offset as libc::off_t,
+        )
+    };
+    if mapped == libc::MAP_FAILED { Err(CuResult::MAP_FAILED) } else { Ok(()) }
+}
+
+/// Opens memory that another process has shared.
+///
+/// # Errors
+/// When it is gone, its GPU is not visible here, or there are no addresses.
+pub(crate) fn open(
+    name: &Name,
+    kind: Kind,
+    context: Option<&'static Context>,
+) -> Result<u64, CuResult> {
+    let driver = driver::the()?;
+    let gpu = name.gpu as usize;
+    if driver.ordinal(gpu).is_none() {
+        return Err(CuResult::INVALID_DEVICE);
+    }
+    let id = SharedId(name.id);
+    driver.board.hold(driver.member, id).map_err(|_| CuResult::INVALID_VALUE)?;
+    let opened = || {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path_of(driver, name.id)?)
+            .map_err(|_| CuResult::INVALID_VALUE)?;
+        let mut block = memory::block(name.bytes, gpu, kind);
+        block.context = context;
+        block.shared = Some(id);
+        let base = memory::place(block, false)?;
+        map_over(base, name.bytes.next_multiple_of(PAGE), &file, 0, true)?;
+        Ok(base)
+    };
+    opened().inspect_err(|_| {
+        driver.board.let_go(driver.member, id);
+    })
+}
+
+// --- the driver's functions -----------------------------------------------------------------------
+
+pub(crate) unsafe fn cuIpcGetMemHandle(handle: *mut CuIpcMemHandle, ptr: CuDevicePtr) -> CuResult {
+    border::answer(|| {
+        border::check_out(handle)?;
+        let (base, block) = memory::find(ptr.0)
+            .filter(|(_, block)| matches!(block.kind, Kind::Device))
+            .ok_or(CuResult::INVALID_VALUE)?;
+        let name = share(base, &block, || Some(block.taken))?;
+        let mut made = CuIpcMemHandle { reserved: [0; 64] };
+        name.write(&mut made.reserved);
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(handle, made) }
+    })
+}
+
+unsafe fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32) -> CuResult {
+    border::answer(|| {
+        const LAZY_PEER_ACCESS: u32 = 1;
+        border::check_out(out)?;
+        let context = context::current()?;
+        if flags != LAZY_PEER_ACCESS {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let name = Name::read(&handle.reserved).ok_or(CuResult::INVALID_VALUE)?;
+        if name.pid == u64::from(std::process::id()) {
+            // Its own memory; the real driver does not open it either.
+            return Err(CuResult::INVALID_CONTEXT);
+        }
+        let same = |block: &Block| {
+            matches!(block.kind, Kind::Opened { .. }) && block.shared == Some(SharedId(name.id))
+        };
+        let base = match memory::select(0..u64::MAX, same).first() {
+            Some((base, _)) => {
+                memory::change(*base, |block| {
+                    if let Kind::Opened { times } = &mut block.kind {
+                        *times += 1;
+                    }
+                });
+                *base
+            }
+            None => open(&name, Kind::Opened { times: 1 }, Some(context))?,
+        };
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(out, CuDevicePtr(base)) }
+    })
+}
+
+pub(crate) unsafe fn cuIpcOpenMemHandle(
+    out: *mut CuDevicePtr,
+    handle: CuIpcMemHandle,
+    flags: u32,
+) -> CuResult {
+    // SAFETY: the caller's pointer.
+    unsafe { open_handle(out, handle, flags) }
+}
+
+pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
+    out: *mut CuDevicePtr,
+    handle: CuIpcMemHandle,
+    flags: u32,
+) -> CuResult {
+    // SAFETY: the caller's pointer.
+    unsafe { open_handle(out, handle, flags) }
+}
+
+pub(crate) unsafe fn cuIpcCloseMemHandle(ptr: CuDevicePtr) -> CuResult {
+    border::answer(|| {
+        let left = memory::change(ptr.0, |block| match &mut block.kind {
+            Kind::Opened { times } => {
+                *times -= 1;
+                Some(*times)
+            }
+            _ => None,
+        });
+        match left.flatten() {
+            None => Err(CuResult::INVALID_VALUE),
+            Some(0) => {
+                if let Some(block) = memory::remove(ptr.0, |_| true) {
+                    memory::end(ptr.0, &block);
+                }
+                Ok(())
+            }
+            Some(_) => Ok(()),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_comes_back_from_its_handle() {
+        let name = Name { magic: MAGIC, id: 7, gpu: 1, bytes: 4096, pid: 42 };
+        let mut handle = [0xff; 64];
+        name.write(&mut handle);
+
+        assert_eq!(Name::read(&handle), Some(name));
+        assert_eq!(Name::read(&[0; 64]), None);
+    }
+}

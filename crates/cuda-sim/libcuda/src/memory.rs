@@ -1,0 +1,875 @@
+//! Plain memory: device, pitched, managed and host memory, what is free, and what a pointer is. The
+//! table of all blocks of addresses stands here; pools, VMM, arrays and IPC put theirs in it too.
+//!
+//! Device memory is host memory at the same address, so copies move real bytes. What a block takes of
+//! its GPU is rounded as the driver rounds it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use cuda_api::driver::*;
+use cuda_sim::board;
+
+use crate::context::{self, Context};
+use crate::driver::{self, Driver};
+use crate::pool::Pool;
+use crate::space::{self, PAGE, Space};
+use crate::{border, ipc, memory_node, vmm};
+
+/// Blocks of at least this size are taken in steps of 2 MiB, smaller ones in steps of 512 bytes.
+const BIG: u64 = 1 << 20;
+pub(crate) const STEP: u64 = 2 << 20;
+const SMALL_STEP: u64 = 512;
+
+/// A block of addresses.
+#[derive(Debug, Clone)]
+pub(crate) struct Block {
+    /// As asked for.
+    pub(crate) bytes: u64,
+    /// What it takes of its GPU; 0 when something else carries it.
+    pub(crate) taken: u64,
+    pub(crate) gpu: usize,
+    /// The context that it ends with.
+    pub(crate) context: Option<&'static Context>,
+    pub(crate) kind: Kind,
+    /// Different for every block that there ever was.
+    pub(crate) id: u64,
+    /// Processes hold it together, and the board carries it.
+    pub(crate) shared: Option<board::SharedId>,
+}
+
+/// What a block is.
+#[derive(Debug, Clone)]
+pub(crate) enum Kind {
+    Device,
+    Managed,
+    /// Variables of a module: the module's size carries them.
+    Module,
+    Pool(&'static Pool),
+    /// An allocation node's: its graph carries it while it is launched.
+    Graph,
+    /// An array's contents; no pointer of the program's.
+    Array,
+    Host {
+        flags: u32,
+    },
+    /// The program's own memory, made known.
+    Registered {
+        flags: u32,
+    },
+    /// Physical memory, mapped.
+    Mapped(vmm::Mapping),
+    /// Another process's memory, opened so many times.
+    Opened {
+        times: u32,
+    },
+    External,
+}
+
+impl Kind {
+    fn is_host(&self) -> bool {
+        matches!(self, Self::Host { .. } | Self::Registered { .. })
+    }
+
+    /// Whether the addresses are pieces of the space.
+    fn is_in_space(&self) -> bool {
+        !matches!(self, Self::Registered { .. } | Self::Mapped(_))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Blocks {
+    all: BTreeMap<u64, Block>,
+    space: Option<Space>,
+    low: Option<Space>,
+}
+
+static BLOCKS: Mutex<Option<Blocks>> = Mutex::new(None);
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Addresses below 4 GiB that there are for the first forms of driver functions.
+const LOW_BYTES: u64 = 1 << 30;
+
+fn with<T>(body: impl FnOnce(&mut Blocks) -> T) -> T {
+    let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    body(blocks.get_or_insert_with(Blocks::default))
+}
+
+/// What a plain block of this size takes of its GPU.
+#[must_use]
+pub(crate) fn rounded(bytes: u64) -> u64 {
+    let step = if bytes >= BIG { STEP } else { SMALL_STEP };
+    bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
+}
+
+impl Blocks {
+    /// Addresses for a block. Enough for all GPUs of a board four times over, so that pieces of odd
+    /// sizes do not use them up.
+    fn addresses(&mut self, bytes: u64, low: bool) -> Option<u64> {
+        if low {
+            if self.low.is_none() {
+                self.low = Space::reserve_low(LOW_BYTES);
+            }
+            return self.low.as_mut()?.take(bytes);
+        }
+        if self.space.is_none() {
+            let board = &driver::get()?.board;
+            let total: u64 = (0..board.gpus()).map(|gpu| board.total_bytes(gpu)).sum();
+            self.space = Space::reserve(total.saturating_mul(4).clamp(64 << 30, 16 << 40));
+        }
+        self.space.as_mut()?.take(bytes)
+    }
+
+    fn give_addresses(&mut self, base: u64, block: &Block) {
+        if !block.kind.is_in_space() {
+            return;
+        }
+        if block.shared.is_some() || matches!(block.kind, Kind::External) {
+            // A file lies over these pages; anonymous ones again.
+            vmm::blank(base, block.bytes.next_multiple_of(PAGE), true);
+        }
+        let space = match &mut self.low {
+            Some(low) if low.owns(base, LOW_BYTES) => Some(low),
+            _ => self.space.as_mut(),
+        };
+        if let Some(space) = space {
+            space.give(base, block.bytes);
+        }
+    }
+
+    /// The block that an address lies in.
+    fn at(&self, address: u64) -> Option<(u64, &Block)> {
+        let (&base, block) = self.all.range(..=address).next_back()?;
+        (address - base < block.bytes.max(1)).then_some((base, block))
+    }
+}
+
+/// Makes a block and takes its memory.
+///
+/// # Errors
+/// When the GPU has no room for it.
+pub(crate) fn make(
+    context: &'static Context,
+    bytes: u64,
+    taken: u64,
+    kind: Kind,
+    low: bool,
+) -> Result<u64, CuResult> {
+    let driver = driver::the()?;
+    if taken > 0 {
+        driver.take(context.gpu, taken, board::Kind::Alloc)?;
+    }
+    let block = Block {
+        bytes,
+        taken,
+        gpu: context.gpu,
+        context: Some(context),
+        kind,
+        // Relaxed: only has to differ from every other.
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        shared: None,
+    };
+    place(block, low).inspect_err(|_| driver.give(context.gpu, taken, board::Kind::Alloc))
+}
+
+/// Gives a block addresses and puts it into the table.
+///
+/// # Errors
+/// When there are no addresses left.
+pub(crate) fn place(block: Block, low: bool) -> Result<u64, CuResult> {
+    with(|blocks| {
+        let base = blocks.addresses(block.bytes, low).ok_or(CuResult::OUT_OF_MEMORY)?;
+        blocks.all.insert(base, block);
+        Ok(base)
+    })
+}
+
+/// Puts a block at addresses that somebody else has chosen.
+///
+/// # Errors
+/// When something is there already.
+pub(crate) fn place_at(base: u64, block: Block) -> Result<(), CuResult> {
+    with(|blocks| {
+        let last = base.checked_add(block.bytes).ok_or(CuResult::INVALID_VALUE)? - 1;
+        let before = blocks.at(base).is_some();
+        if before || blocks.all.range(base..=last).next().is_some() {
+            return Err(CuResult::ALREADY_MAPPED);
+        }
+        blocks.all.insert(base, block);
+        Ok(())
+    })
+}
+
+/// A block with a number of its own, not yet anywhere.
+pub(crate) fn block(bytes: u64, gpu: usize, kind: Kind) -> Block {
+    // Relaxed: only has to differ from every other.
+    let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+    Block { bytes, taken: 0, gpu, context: None, kind, id, shared: None }
+}
+
+/// Takes a block out of the table, if `wanted` says that it is one for its caller.
+pub(crate) fn remove(base: u64, wanted: impl FnOnce(&Block) -> bool) -> Option<Block> {
+    with(|blocks| {
+        if !blocks.all.get(&base).is_some_and(wanted) {
+            return None;
+        }
+        blocks.all.remove(&base)
+    })
+}
+
+/// Ends a block that is out of the table: gives back its addresses and what it takes of its GPU.
+pub(crate) fn end(base: u64, block: &Block) {
+    with(|blocks| blocks.give_addresses(base, block));
+    let Some(driver) = driver::get() else { return };
+    match block.shared {
+        Some(shared) => {
+            if driver.board.let_go(driver.member, shared) {
+                ipc::forget(driver, shared);
+            }
+        }
+        None if block.taken > 0 => driver.give(block.gpu, block.taken, board::Kind::Alloc),
+        None => {}
+    }
+    if let Kind::Pool(pool) = block.kind {
+        pool.freed(base);
+    }
+}
+
+/// The block that an address lies in, with its base.
+pub(crate) fn find(address: u64) -> Option<(u64, Block)> {
+    with(|blocks| blocks.at(address).map(|(base, block)| (base, block.clone())))
+}
+
+/// Changes a block in its place.
+pub(crate) fn change<T>(base: u64, body: impl FnOnce(&mut Block) -> T) -> Option<T> {
+    with(|blocks| blocks.all.get_mut(&base).map(body))
+}
+
+/// Bases of all blocks for which `wanted` holds, in a range of addresses.
+pub(crate) fn select(
+    range: std::ops::Range<u64>,
+    wanted: impl Fn(&Block) -> bool,
+) -> Vec<(u64, Block)> {
+    with(|blocks| {
+        let found = blocks.all.range(range).filter(|(_, block)| wanted(block));
+        found.map(|(&base, block)| (base, block.clone())).collect()
+    })
+}
+
+/// Whether `bytes` from an address on can be touched, all known to the driver.
+pub(crate) fn is_reachable(address: u64, bytes: u64) -> bool {
+    with(|blocks| {
+        let Some(end) = address.checked_add(bytes) else { return false };
+        let mut at = address;
+        loop {
+            let Some((base, block)) = blocks.at(at) else { return false };
+            if let Kind::Mapped(mapping) = &block.kind
+                && !mapping.is_accessible()
+            {
+                return false;
+            }
+            at = base + block.bytes;
+            if at >= end {
+                return true;
+            }
+        }
+    })
+}
+
+/// A context ends: its blocks end with it.
+pub(crate) fn context_gone(context: &'static Context) {
+    let own = |block: &Block| block.context.is_some_and(|other| std::ptr::eq(other, context));
+    for (base, _) in select(0..u64::MAX, own) {
+        if let Some(block) = remove(base, |_| true) {
+            end(base, &block);
+        }
+    }
+}
+
+/// A module's variables: addresses that live with a context and take nothing of their own.
+///
+/// # Errors
+/// When there are no addresses left.
+pub(crate) fn make_variables(context: &'static Context, bytes: u64) -> Result<u64, CuResult> {
+    make(context, bytes, 0, Kind::Module, false)
+}
+
+/// Ends what [`make_variables`] made.
+pub(crate) fn drop_variables(base: u64) {
+    if let Some(block) = remove(base, |block| matches!(block.kind, Kind::Module)) {
+        end(base, &block);
+    }
+}
+
+// --- device memory ------------------------------------------------------------------------------
+
+fn alloc(bytes: u64, kind: Kind, low: bool) -> Result<u64, CuResult> {
+    let context = context::current()?;
+    if bytes == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    make(context, bytes, rounded(bytes), kind, low)
+}
+
+pub(crate) unsafe fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> CuResult {
+    border::answer(|| {
+        border::check_out(out)?;
+        let base = alloc(bytes as u64, Kind::Device, false)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(out, CuDevicePtr(base)) }
+    })
+}
+
+pub(crate) unsafe fn cuMemAlloc(ptr: *mut u32, bytes: u32) -> CuResult {
+    border::answer(|| {
+        border::check_out(ptr)?;
+        let base = alloc(u64::from(bytes), Kind::Device, true)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(ptr, base as u32) }
+    })
+}
+
+/// Rows of a pitched block begin at multiples of this.
+pub(crate) const PITCH: u64 = 512;
+
+fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Result<(u64, u64), CuResult> {
+    if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let pitch = width.checked_next_multiple_of(PITCH).ok_or(CuResult::OUT_OF_MEMORY)?;
+    let bytes = pitch.checked_mul(height).ok_or(CuResult::OUT_OF_MEMORY)?;
+    Ok((alloc(bytes, Kind::Device, low)?, pitch))
+}
+
+pub(crate) unsafe fn cuMemAllocPitch_v2(
+    out: *mut CuDevicePtr,
+    pitch: *mut usize,
+    width_bytes: usize,
+    height: usize,
+    element_bytes: u32,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(out)?;
+        border::check_out(pitch)?;
+        let (base, row) = alloc_pitch(width_bytes as u64, height as u64, element_bytes, false)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(pitch, row as usize) }?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(out, CuDevicePtr(base)) }
+    })
+}
+
+pub(crate) unsafe fn cuMemAllocPitch(
+    ptr: *mut u32,
+    pitch: *mut u32,
+    width_bytes: u32,
+    height: u32,
+    element_bytes: u32,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(ptr)?;
+        border::check_out(pitch)?;
+        let (base, row) = alloc_pitch(width_bytes.into(), height.into(), element_bytes, true)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(pitch, row as u32) }?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(ptr, base as u32) }
+    })
+}
+
+const ATTACH_GLOBAL: u32 = 1;
+const ATTACH_HOST: u32 = 2;
+
+pub(crate) unsafe fn cuMemAllocManaged(
+    out: *mut CuDevicePtr,
+    bytes: usize,
+    flags: u32,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(out)?;
+        if flags != ATTACH_GLOBAL && flags != ATTACH_HOST {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let base = alloc(bytes as u64, Kind::Managed, false)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(out, CuDevicePtr(base)) }
+    })
+}
+
+fn free(base: u64) -> Result<(), CuResult> {
+    context::current()?;
+    if base == 0 {
+        return Ok(());
+    }
+    if memory_node::is_graphs(base) {
+        return if memory_node::free(base) { Ok(()) } else { Err(CuResult::INVALID_VALUE) };
+    }
+    let own = |block: &Block| {
+        matches!(block.kind, Kind::Device | Kind::Managed | Kind::Pool(_) | Kind::External)
+    };
+    let block = remove(base, own).ok_or(CuResult::INVALID_VALUE)?;
+    end(base, &block);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemFree_v2(ptr: CuDevicePtr) -> CuResult {
+    border::answer(|| free(ptr.0))
+}
+
+pub(crate) unsafe fn cuMemFree(ptr: u32) -> CuResult {
+    border::answer(|| free(ptr.into()))
+}
+
+fn range_of(address: u64) -> Result<(u64, u64), CuResult> {
+    context::current()?;
+    let (base, block) = find(address)
+        .filter(|(_, block)| !matches!(block.kind, Kind::Array | Kind::Registered { .. }))
+        .ok_or(CuResult::NOT_FOUND)?;
+    Ok((base, block.bytes))
+}
+
+pub(crate) unsafe fn cuMemGetAddressRange_v2(
+    base_out: *mut CuDevicePtr,
+    size_out: *mut usize,
+    ptr: CuDevicePtr,
+) -> CuResult {
+    border::answer(|| {
+        let (base, bytes) = range_of(ptr.0)?;
+        // SAFETY: null, or the caller's pointer.
+        unsafe { border::put_if(base_out, CuDevicePtr(base)) };
+        // SAFETY: null, or the caller's pointer.
+        unsafe { border::put_if(size_out, bytes as usize) };
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuMemGetAddressRange(
+    base_out: *mut u32,
+    size_out: *mut u32,
+    ptr: u32,
+) -> CuResult {
+    border::answer(|| {
+        let (base, bytes) = range_of(ptr.into())?;
+        // SAFETY: null, or the caller's pointer.
+        unsafe { border::put_if(base_out, base as u32) };
+        // SAFETY: null, or the caller's pointer.
+        unsafe { border::put_if(size_out, bytes as u32) };
+        Ok(())
+    })
+}
+
+fn info() -> Result<(u64, u64), CuResult> {
+    let context = context::current()?;
+    let board = &driver::the()?.board;
+    let total = board.total_bytes(context.gpu);
+    Ok((total.saturating_sub(board.used_bytes(context.gpu)), total))
+}
+
+pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CuResult {
+    border::answer(|| {
+        let (left, all) = info()?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(free, left as usize) }?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(total, all as usize) }
+    })
+}
+
+pub(crate) unsafe fn cuMemGetInfo(free: *mut u32, total: *mut u32) -> CuResult {
+    border::answer(|| {
+        let (left, all) = info()?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(free, u32::try_from(left).unwrap_or(u32::MAX)) }?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(total, u32::try_from(all).unwrap_or(u32::MAX)) }
+    })
+}
+
+// --- host memory --------------------------------------------------------------------------------
+
+/// Portable, device map, write combined.
+const HOST_FLAGS: u32 = 7;
+/// Portable, device map, I/O memory, read only.
+const REGISTER_FLAGS: u32 = 15;
+
+fn alloc_host(out: *mut *mut c_void, bytes: usize, flags: u32) -> CuResult {
+    border::answer(|| {
+        border::check_out(out)?;
+        let context = context::current()?;
+        if bytes == 0 || flags & !HOST_FLAGS != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let base = make(context, bytes as u64, 0, Kind::Host { flags }, false)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(out, space::address(base)) }
+    })
+}
+
+pub(crate) unsafe fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) -> CuResult {
+    alloc_host(out, bytes, flags)
+}
+
+pub(crate) unsafe fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) -> CuResult {
+    alloc_host(out, bytes, 0)
+}
+
+pub(crate) unsafe fn cuMemAllocHost(out: *mut *mut c_void, bytes: u32) -> CuResult {
+    alloc_host(out, bytes as usize, 0)
+}
+
+pub(crate) unsafe fn cuMemFreeHost(p: *mut c_void) -> CuResult {
+    border::answer(|| {
+        context::current()?;
+        if p.is_null() {
+            return Ok(());
+        }
+        let base = p.addr() as u64;
+        let block = remove(base, |block| matches!(block.kind, Kind::Host { .. }))
+            .ok_or(CuResult::INVALID_VALUE)?;
+        end(base, &block);
+        Ok(())
+    })
+}
+
+fn register(p: *mut c_void, bytes: usize, flags: u32) -> CuResult {
+    border::answer(|| {
+        let context = context::current()?;
+        if p.is_null() || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let mut block = block(bytes as u64, context.gpu, Kind::Registered { flags });
+        block.context = Some(context);
+        place_at(p.addr() as u64, block).map_err(|_| CuResult::HOST_MEMORY_ALREADY_REGISTERED)
+    })
+}
+
+pub(crate) unsafe fn cuMemHostRegister_v2(p: *mut c_void, bytes: usize, flags: u32) -> CuResult {
+    register(p, bytes, flags)
+}
+
+pub(crate) unsafe fn cuMemHostRegister(p: *mut c_void, bytes: usize, flags: u32) -> CuResult {
+    register(p, bytes, flags)
+}
+
+pub(crate) unsafe fn cuMemHostUnregister(p: *mut c_void) -> CuResult {
+    border::answer(|| {
+        context::current()?;
+        let registered = |block: &Block| matches!(block.kind, Kind::Registered { .. });
+        let block = remove(p.addr() as u64, registered).ok_or(CuResult::HOST_MEMORY_NOT_REGISTERED)?;
+        end(p.addr() as u64, &block);
+        Ok(())
+    })
+}
+
+fn host_block(p: *mut c_void) -> Result<(u64, Block), CuResult> {
+    context::current()?;
+    find(p.addr() as u64)
+        .filter(|(_, block)| block.kind.is_host())
+        .ok_or(CuResult::INVALID_VALUE)
+}
+
+pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
+    out: *mut CuDevicePtr,
+    p: *mut c_void,
+    flags: u32,
+) -> CuResult {
+    border::answer(|| {
+        host_block(p)?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(out, CuDevicePtr(p.addr() as u64)) }
+    })
+}
+
+pub(crate) unsafe fn cuMemHostGetDevicePointer(
+    out: *mut u32,
+    p: *mut c_void,
+    flags: u32,
+) -> CuResult {
+    border::answer(|| {
+        host_block(p)?;
+        let address = u32::try_from(p.addr()).map_err(|_| CuResult::INVALID_VALUE)?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(out, address) }
+    })
+}
+
+pub(crate) unsafe fn cuMemHostGetFlags(flags: *mut u32, p: *mut c_void) -> CuResult {
+    border::answer(|| {
+        let (_, block) = host_block(p)?;
+        let Kind::Host { flags: own } = block.kind else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        // Everything is mapped where there is one address space.
+        const DEVICE_MAP: u32 = 2;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(flags, own | DEVICE_MAP) }
+    })
+}
+
+// --- managed memory: hints ------------------------------------------------------------------------
+
+fn managed(address: u64, bytes: usize) -> Result<(), CuResult> {
+    let (base, block) = find(address).ok_or(CuResult::INVALID_VALUE)?;
+    let inside = bytes > 0 && address - base + bytes as u64 <= block.bytes.next_multiple_of(PAGE);
+    if matches!(block.kind, Kind::Managed) && inside { Ok(()) } else { Err(CuResult::INVALID_VALUE) }
+}
+
+fn advise(address: CuDevicePtr, bytes: usize, advice: u32, device: i32) -> Result<(), CuResult> {
+    const HOST: i32 = -1;
+    managed(address.0, bytes)?;
+    if !(1..=6).contains(&advice) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if advice >= 3 && device != HOST {
+        driver::the()?.gpu(CuDevice(device))?;
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemAdvise(
+    dev_ptr: CuDevicePtr,
+    count: usize,
+    advice: CuMemAdvise,
+    device: CuDevice,
+) -> CuResult {
+    border::answer(|| advise(dev_ptr, count, advice, device.0))
+}
+
+pub(crate) unsafe fn cuMemAdvise_v2(
+    dev_ptr: CuDevicePtr,
+    count: usize,
+    advice: CuMemAdvise,
+    location: CuMemLocation,
+) -> CuResult {
+    border::answer(|| advise(dev_ptr, count, advice, location_device(location)?))
+}
+
+/// The device of a location, -1 for the host.
+fn location_device(location: CuMemLocation) -> Result<i32, CuResult> {
+    match location.kind {
+        1 => Ok(location.id),
+        0 | 2..=4 => Ok(-1),
+        _ => Err(CuResult::INVALID_VALUE),
+    }
+}
+
+fn prefetch(address: CuDevicePtr, bytes: usize, device: i32) -> Result<(), CuResult> {
+    context::current()?;
+    managed(address.0, bytes)?;
+    if device != -1 {
+        driver::the()?.gpu(CuDevice(device))?;
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemPrefetchAsync(
+    dev_ptr: CuDevicePtr,
+    count: usize,
+    dst: CuDevice,
+    _stream: CuStream,
+) -> CuResult {
+    border::answer(|| prefetch(dev_ptr, count, dst.0))
+}
+
+pub(crate) unsafe fn cuMemPrefetchAsync_v2(
+    dev_ptr: CuDevicePtr,
+    count: usize,
+    location: CuMemLocation,
+    flags: u32,
+    _stream: CuStream,
+) -> CuResult {
+    border::answer(|| {
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        prefetch(dev_ptr, count, location_device(location)?)
+    })
+}
+
+unsafe fn range_attribute(
+    data: *mut c_void,
+    bytes: usize,
+    attribute: u32,
+    address: CuDevicePtr,
+    count: usize,
+) -> Result<(), CuResult> {
+    const NOWHERE: i32 = -2;
+    managed(address.0, count)?;
+    border::check_out(data)?;
+    let value = match attribute {
+        // Read mostly: nobody set it.
+        1 => 0,
+        // Preferred, accessed by, last prefetched to: nowhere.
+        2..=4 => NOWHERE,
+        5..=8 => 0,
+        _ => return Err(CuResult::INVALID_VALUE),
+    };
+    if bytes == 0 || !bytes.is_multiple_of(4) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    for index in 0..bytes / 4 {
+        // SAFETY: the caller's array has that many bytes.
+        unsafe { data.cast::<i32>().add(index).write_unaligned(value) };
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemRangeGetAttribute(
+    data: *mut c_void,
+    data_size: usize,
+    attribute: CuMemRangeAttribute,
+    dev_ptr: CuDevicePtr,
+    count: usize,
+) -> CuResult {
+    // SAFETY: the caller's array.
+    border::answer(|| unsafe { range_attribute(data, data_size, attribute, dev_ptr, count) })
+}
+
+pub(crate) unsafe fn cuMemRangeGetAttributes(
+    data: *mut *mut c_void,
+    data_sizes: *mut usize,
+    attributes: *mut CuMemRangeAttribute,
+    count_attributes: usize,
+    dev_ptr: CuDevicePtr,
+    count: usize,
+) -> CuResult {
+    border::answer(|| {
+        for index in 0..count_attributes {
+            // SAFETY: the caller's arrays have that many entries.
+            let (data, bytes, attribute) = unsafe {
+                (
+                    border::get(data.wrapping_add(index))?,
+                    border::get(data_sizes.wrapping_add(index))?,
+                    border::get(attributes.wrapping_add(index))?,
+                )
+            };
+            // SAFETY: the caller's array.
+            unsafe { range_attribute(data, bytes, attribute, dev_ptr, count) }?;
+        }
+        Ok(())
+    })
+}
+
+// --- what a pointer is ------------------------------------------------------------------------------
+
+/// An attribute's value, in its C type.
+enum Value {
+    Int(i32),
+    Long(u64),
+}
+
+fn pointer_attribute(attribute: u32, address: u64) -> Result<Value, CuResult> {
+    const HOST: i32 = 1;
+    const DEVICE: i32 = 2;
+    let driver = driver::the()?;
+    let (base, block) = find(address)
+        .filter(|(_, block)| !matches!(block.kind, Kind::Array))
+        .ok_or(CuResult::INVALID_VALUE)?;
+    let is_host = block.kind.is_host();
+    let yes = |yes: bool| Value::Int(i32::from(yes));
+    Ok(match attribute {
+        1 => {
+            let context = block.context.or_else(|| context::any_on(block.gpu));
+            Value::Long(context.map_or(0, |context| context.handle as u64))
+        }
+        2 => Value::Int(if is_host { HOST } else { DEVICE }),
+        3 => Value::Long(address),
+        4 if is_host || matches!(block.kind, Kind::Managed) => Value::Long(address),
+        6 | 15 | 21 => yes(false),
+        7 => Value::Long(block.id),
+        8 => yes(matches!(block.kind, Kind::Managed)),
+        9 => Value::Int(ordinal(driver, &block)),
+        10 => yes(matches!(block.kind, Kind::Device)),
+        11 => Value::Long(base),
+        12 | 18 => Value::Long(block.bytes),
+        13 => yes(true),
+        14 => Value::Long(match &block.kind {
+            Kind::Mapped(mapping) => mapping.handle_types(),
+            Kind::Pool(pool) => pool.handle_types(),
+            _ => 0,
+        }),
+        16 => Value::Int(match &block.kind {
+            Kind::Mapped(mapping) => mapping.access_of(context::current()?.gpu) as i32,
+            _ => 3,
+        }),
+        17 => Value::Long(match &block.kind {
+            Kind::Pool(pool) => pool.as_handle().addr() as u64,
+            _ => 0,
+        }),
+        19 => Value::Long(base),
+        20 => Value::Long(block.id),
+        _ => return Err(CuResult::INVALID_VALUE),
+    })
+}
+
+fn ordinal(driver: &Driver, block: &Block) -> i32 {
+    driver.ordinal(block.gpu).map_or(-1, |device| device.0)
+}
+
+unsafe fn put_value(data: *mut c_void, value: &Value) -> Result<(), CuResult> {
+    match *value {
+        // SAFETY: the caller's pointer, of the attribute's type.
+        Value::Int(value) => unsafe { border::put(data.cast::<i32>(), value) },
+        // SAFETY: the caller's pointer, of the attribute's type.
+        Value::Long(value) => unsafe { border::put(data.cast::<u64>(), value) },
+    }
+}
+
+pub(crate) unsafe fn cuPointerGetAttribute(
+    data: *mut c_void,
+    attribute: CuPointerAttribute,
+    ptr: CuDevicePtr,
+) -> CuResult {
+    border::answer(|| {
+        let value = pointer_attribute(attribute, ptr.0)?;
+        // SAFETY: the caller's pointer.
+        unsafe { put_value(data, &value) }
+    })
+}
+
+/// A pointer that the driver does not know is no error here: its attributes are all zero.
+pub(crate) unsafe fn cuPointerGetAttributes(
+    count_attributes: u32,
+    attributes: *mut CuPointerAttribute,
+    data: *mut *mut c_void,
+    ptr: CuDevicePtr,
+) -> CuResult {
+    border::answer(|| {
+        for index in 0..count_attributes as usize {
+            // SAFETY: the caller's array has that many entries.
+            let attribute = unsafe { border::get(attributes.wrapping_add(index)) }?;
+            // SAFETY: the caller's array has that many entries.
+            let data = unsafe { border::get(data.wrapping_add(index)) }?;
+            let nothing = match attribute {
+                2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => Value::Int(0),
+                9 => Value::Int(-2),
+                _ => Value::Long(0),
+            };
+            let value = pointer_attribute(attribute, ptr.0).unwrap_or(nothing);
+            // SAFETY: the caller's pointer.
+            unsafe { put_value(data, &value) }?;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuPointerSetAttribute(
+    value: *const c_void,
+    attribute: CuPointerAttribute,
+    ptr: CuDevicePtr,
+) -> CuResult {
+    border::answer(|| {
+        const SYNC_MEMOPS: u32 = 6;
+        if value.is_null() || attribute != SYNC_MEMOPS || find(ptr.0).is_none() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        Ok(())
+    })
+}

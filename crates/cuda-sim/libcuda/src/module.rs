@@ -1,0 +1,901 @@
+//! Modules, libraries, and what is found in them: functions, kernels, variables; and the linker that
+//! makes one image of several. A loaded module takes memory of its GPU: its image, rounded to 2 MiB.
+//! What stands in an image is read by `image.rs`; nothing is compiled.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use cuda_api::driver::*;
+use cuda_sim::board::Kind as Taken;
+use cuda_sim::script::Duration;
+
+use crate::border::answer;
+use crate::gpu::{Ctx, Done, exec, handle, lock, read_all, text, write, write_if};
+use crate::image::{self, Image, Unreadable, Variable};
+use crate::launch::{MAX_THREADS, SHARED_BYTES_OPT_IN};
+use crate::table::Table;
+use crate::{context, driver, memory};
+
+/// Something that can be launched: a function of a module, or a kernel of a library.
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) name: CString,
+    pub(crate) kernel: image::Kernel,
+    /// How long it takes, and which line of the script says so.
+    pub(crate) duration: (Duration, usize),
+    pub(crate) attributes: Mutex<HashMap<u32, i32>>,
+    pub(crate) old_style: Mutex<OldStyle>,
+    owner: Owner,
+    own: AtomicUsize,
+}
+
+/// What `cuFuncSetBlockShape` and its like have set.
+#[derive(Debug, Clone)]
+pub(crate) struct OldStyle {
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) parameters: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Module(usize),
+    Library(usize),
+}
+
+impl Function {
+    pub(crate) fn handle(&self) -> usize {
+        // Relaxed: written once, before anybody else could see it.
+        self.own.load(Ordering::Relaxed)
+    }
+}
+
+/// An image in a context.
+#[derive(Debug)]
+struct Module {
+    context: Ctx,
+    image: Arc<Image>,
+    taken: u64,
+    functions: Mutex<BTreeMap<String, Arc<Function>>>,
+    variables: Mutex<BTreeMap<String, (u64, usize)>>,
+    /// The library that it belongs to, if any.
+    library: usize,
+    loaded: AtomicBool,
+}
+
+/// An image that every context can use; it becomes a module where it is first used.
+#[derive(Debug)]
+struct Library {
+    image: Arc<Image>,
+    kernels: Mutex<BTreeMap<String, Arc<Function>>>,
+    modules: Mutex<HashMap<usize, usize>>,
+    /// Managed variables belong to the library, not to a context.
+    managed: Mutex<BTreeMap<String, (u64, usize)>>,
+}
+
+static FUNCTIONS: Table<Function> = Table::new();
+static MODULES: Table<Module> = Table::new();
+static LIBRARIES: Table<Library> = Table::new();
+static LINKS: Table<Link> = Table::new();
+
+/// Modules take whole pages of their GPU.
+const PAGE: u64 = 2 << 20;
+
+/// The function that a program means, a library's kernel too.
+pub(crate) fn function(function: CuFunction) -> Done<Arc<Function>> {
+    FUNCTIONS.get(function.addr()).ok_or(CuResult::INVALID_HANDLE)
+}
+
+/// Sees to it that what a function belongs to is loaded where it is to run.
+pub(crate) fn load_for(function: &Function, context: Ctx) -> Done {
+    match function.owner {
+        Owner::Module(_) => Ok(()),
+        Owner::Library(library) => module_of(library, context).map(drop),
+    }
+}
+
+/// A context is gone, and the modules in it; their functions are none from then on.
+pub(crate) fn context_gone(context: Ctx) {
+    for module in MODULES.take(|module| module.context.handle == context.handle) {
+        module.unload();
+    }
+    for library in LIBRARIES.select(|_| true) {
+        lock(&library.modules).remove(&context.handle);
+    }
+}
+
+impl Module {
+    fn unload(&self) {
+        if !self.loaded.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        for function in lock(&self.functions).values() {
+            FUNCTIONS.remove(function.handle());
+        }
+        for (_, place) in std::mem::take(&mut *lock(&self.variables)) {
+            memory::drop_variables(place.0);
+        }
+        if let Some(driver) = driver::get() {
+            driver.give(self.context.gpu, self.taken, Taken::Overhead);
+        }
+    }
+}
+
+// --- loading ------------------------------------------------------------------------------------
+
+fn unreadable(error: Unreadable) -> CuResult {
+    match error {
+        Unreadable::Ptx => CuResult::INVALID_PTX,
+        Unreadable::Image => CuResult::INVALID_IMAGE,
+    }
+}
+
+/// Reads the image that a program points to.
+fn image_at(start: *const c_void) -> Done<Image> {
+    if start.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // SAFETY: the program vouches for an image at this address.
+    let start = unsafe { image::unwrapped(start.cast()) };
+    // SAFETY: as above.
+    let bytes = unsafe { std::slice::from_raw_parts(start, image::extent(start)) };
+    Image::parse(bytes).map_err(unreadable)
+}
+
+fn image_in(path: *const c_char) -> Done<Image> {
+    let path = text(path)?;
+    let bytes = std::fs::read(path).map_err(|_| CuResult::FILE_NOT_FOUND)?;
+    Image::parse(&bytes).map_err(unreadable)
+}
+
+fn load(context: Ctx, image: Arc<Image>, library: usize) -> Done<usize> {
+    let taken = (image.bytes as u64).max(1).next_multiple_of(PAGE);
+    driver::the()?.take(context.gpu, taken, Taken::Overhead)?;
+    let module = Arc::new(Module {
+        context,
+        image,
+        taken,
+        functions: Mutex::new(BTreeMap::new()),
+        variables: Mutex::new(BTreeMap::new()),
+        library,
+        loaded: AtomicBool::new(true),
+    });
+    // Variables are there from the beginning, as in the real driver.
+    if let Err(code) = place_variables(&module) {
+        module.unload();
+        return Err(code);
+    }
+    Ok(MODULES.insert(module))
+}
+
+fn place_variables(module: &Module) -> Done {
+    let mut placed = lock(&module.variables);
+    for (name, variable) in &module.image.variables {
+        if !(variable.managed && module.library != 0) {
+            placed.insert(name.clone(), place(module.context, *variable)?);
+        }
+    }
+    Ok(())
+}
+
+/// Gives a variable its address; the module's size carries what it takes.
+fn place(context: Ctx, variable: Variable) -> Done<(u64, usize)> {
+    Ok((memory::make_variables(context, variable.bytes.max(1) as u64)?, variable.bytes))
+}
+
+fn load_current(out: *mut CuModule, image: impl FnOnce() -> Done<Image>) -> Done {
+    let context = context::current()?;
+    if out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, handle(load(context, Arc::new(image()?), 0)?))
+}
+
+fn make_function(name: &str, kernel: image::Kernel, owner: Owner) -> Done<Arc<Function>> {
+    let function = Arc::new(Function {
+        name: CString::new(name).map_err(|_| CuResult::INVALID_VALUE)?,
+        kernel,
+        duration: exec()?.script().kernel(name),
+        attributes: Mutex::new(HashMap::new()),
+        old_style: Mutex::new(OldStyle { block: [1; 3], shared: 0, parameters: Vec::new() }),
+        owner,
+        own: AtomicUsize::new(0),
+    });
+    let own = FUNCTIONS.insert(Arc::clone(&function));
+    function.own.store(own, Ordering::Relaxed);
+    Ok(function)
+}
+
+/// A kernel of an image by name; an image that cannot be read is believed to have it.
+fn kernel_in(image: &Image, name: &str) -> Done<image::Kernel> {
+    match image.kernels.get(name) {
+        Some(kernel) => Ok(kernel.clone()),
+        None if image.opaque => Ok(image::Kernel { registers: 32, ..image::Kernel::default() }),
+        None => Err(CuResult::NOT_FOUND),
+    }
+}
+
+fn function_in(
+    known: &Mutex<BTreeMap<String, Arc<Function>>>,
+    image: &Image,
+    name: &str,
+    owner: Owner,
+) -> Done<usize> {
+    let mut known = lock(known);
+    if let Some(function) = known.get(name) {
+        return Ok(function.handle());
+    }
+    let function = make_function(name, kernel_in(image, name)?, owner)?;
+    let handle = function.handle();
+    known.insert(name.to_owned(), function);
+    Ok(handle)
+}
+
+fn find_module(module: CuModule) -> Done<Arc<Module>> {
+    MODULES.get(module.addr()).ok_or(CuResult::INVALID_HANDLE)
+}
+
+fn find_library(library: CuLibrary) -> Done<Arc<Library>> {
+    LIBRARIES.get(library.addr()).ok_or(CuResult::INVALID_HANDLE)
+}
+
+/// The module that a library is in a context, loaded when it is not yet.
+fn module_of(library: usize, context: Ctx) -> Done<usize> {
+    let found = LIBRARIES.get(library).ok_or(CuResult::INVALID_HANDLE)?;
+    let mut modules = lock(&found.modules);
+    if let Some(&module) = modules.get(&context.handle) {
+        return Ok(module);
+    }
+    let module = load(context, Arc::clone(&found.image), library)?;
+    modules.insert(context.handle, module);
+    Ok(module)
+}
+
+fn module_function(module: usize, name: &str) -> Done<usize> {
+    let found = MODULES.get(module).ok_or(CuResult::INVALID_HANDLE)?;
+    function_in(&found.functions, &found.image, name, Owner::Module(module))
+}
+
+fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
+    if let Some(place) = lock(&module.variables).get(name) {
+        return Ok(*place);
+    }
+    if module.image.opaque {
+        // Its size is not known: eight bytes hold what most programs look for.
+        let variable = Variable { bytes: 8, constant: false, managed: false };
+        let place = place(module.context, variable)?;
+        lock(&module.variables).insert(name.to_owned(), place);
+        return Ok(place);
+    }
+    Err(CuResult::NOT_FOUND)
+}
+
+fn variable_of(module: CuModule, name: *const c_char) -> Done<(u64, usize)> {
+    let name = text(name)?;
+    let module = find_module(module)?;
+    match module_variable(&module, &name) {
+        Err(CuResult::NOT_FOUND) if module.library != 0 => {
+            managed_variable(&*find_library(handle(module.library))?, &name)
+        }
+        found => found,
+    }
+}
+
+fn managed_variable(library: &Library, name: &str) -> Done<(u64, usize)> {
+    let declared = library.image.variables.get(name).filter(|variable| variable.managed);
+    let variable = *declared.ok_or(CuResult::NOT_FOUND)?;
+    let mut managed = lock(&library.managed);
+    if let Some(place) = managed.get(name) {
+        return Ok(*place);
+    }
+    let place = place(context::current()?, variable)?;
+    managed.insert(name.to_owned(), place);
+    Ok(place)
+}
+
+fn load_library(out: *mut CuLibrary, image: impl FnOnce() -> Done<Image>) -> Done {
+    if out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let library = Arc::new(Library {
+        image: Arc::new(image()?),
+        kernels: Mutex::new(BTreeMap::new()),
+        modules: Mutex::new(HashMap::new()),
+        managed: Mutex::new(BTreeMap::new()),
+    });
+    write(out, handle(LIBRARIES.insert(library)))
+}
+
+pub(crate) unsafe fn cuModuleLoad(module: *mut CuModule, fname: *const c_char) -> CuResult {
+    answer(|| load_current(module, || image_in(fname)))
+}
+
+pub(crate) unsafe fn cuModuleLoadData(module: *mut CuModule, image: *const c_void) -> CuResult {
+    answer(|| load_current(module, || image_at(image)))
+}
+
+pub(crate) unsafe fn cuModuleLoadDataEx(
+    module: *mut CuModule,
+    image: *const c_void,
+    count_options: u32,
+    options: *mut CuJitOption,
+    option_values: *mut *mut c_void,
+) -> CuResult {
+    answer(|| {
+        answer_options(count_options, options, option_values)?;
+        load_current(module, || image_at(image))
+    })
+}
+
+pub(crate) unsafe fn cuModuleLoadFatBinary(
+    module: *mut CuModule,
+    fat_cubin: *const c_void,
+) -> CuResult {
+    answer(|| load_current(module, || image_at(fat_cubin)))
+}
+
+pub(crate) unsafe fn cuModuleUnload(module: CuModule) -> CuResult {
+    answer(|| {
+        let found = find_module(module)?;
+        if found.library != 0 {
+            return Err(CuResult::NOT_PERMITTED);
+        }
+        if let Some(module) = MODULES.remove(module.addr()) {
+            module.unload();
+        }
+        Ok(())
+    })
+}
+
+/// Answers the options that ask something: the logs of a compiler that did not run are empty.
+fn answer_options(count: u32, options: *mut CuJitOption, values: *mut *mut c_void) -> Done {
+    const WALL_TIME: u32 = 2;
+    const LOG_SIZES: [u32; 2] = [4, 6];
+    for (index, option) in read_all(options.cast_const(), count as usize)?.into_iter().enumerate() {
+        if LOG_SIZES.contains(&option) || option == WALL_TIME {
+            // SAFETY: as many values as options, and these are the driver's to write.
+            write_if(unsafe { values.add(index) }, std::ptr::null_mut());
+        }
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuModuleGetLoadingMode(mode: *mut CuModuleLoadingMode) -> CuResult {
+    const EAGER: u32 = 1;
+    const LAZY: u32 = 2;
+    let eager = std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER");
+    answer(|| write(mode, if eager { EAGER } else { LAZY }))
+}
+
+pub(crate) unsafe fn cuModuleGetFunction(
+    function: *mut CuFunction,
+    module: CuModule,
+    name: *const c_char,
+) -> CuResult {
+    answer(|| {
+        let name = text(name)?;
+        find_module(module)?;
+        write(function, handle(module_function(module.addr(), &name)?))
+    })
+}
+
+pub(crate) unsafe fn cuModuleGetFunctionCount(count: *mut u32, module: CuModule) -> CuResult {
+    answer(|| write(count, find_module(module)?.image.kernels.len() as u32))
+}
+
+pub(crate) unsafe fn cuModuleEnumerateFunctions(
+    functions: *mut CuFunction,
+    count_functions: u32,
+    module: CuModule,
+) -> CuResult {
+    answer(|| {
+        let image = Arc::clone(&find_module(module)?.image);
+        for (index, name) in image.kernels.keys().take(count_functions as usize).enumerate() {
+            let found = module_function(module.addr(), name)?;
+            // SAFETY: the program's array has as much room as it says.
+            write(unsafe { functions.add(index) }, handle(found))?;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuModuleGetGlobal_v2(
+    ptr: *mut CuDevicePtr,
+    bytes: *mut usize,
+    module: CuModule,
+    name: *const c_char,
+) -> CuResult {
+    answer(|| {
+        let (address, size) = variable_of(module, name)?;
+        write_if(ptr, CuDevicePtr(address));
+        write_if(bytes, size);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuModuleGetTexRef(
+    tex_ref: *mut CuTexref,
+    module: CuModule,
+    name: *const c_char,
+) -> CuResult {
+    answer(|| write(tex_ref, handle(reference(module, name)?)))
+}
+
+pub(crate) unsafe fn cuModuleGetSurfRef(
+    surf_ref: *mut CuSurfref,
+    module: CuModule,
+    name: *const c_char,
+) -> CuResult {
+    answer(|| write(surf_ref, handle(reference(module, name)?)))
+}
+
+/// A reference is a name that nobody reads through: the module's address stands for it.
+fn reference(module: CuModule, name: *const c_char) -> Done<usize> {
+    let name = text(name)?;
+    let found = find_module(module)?;
+    if found.image.opaque || found.image.references.contains(&name) {
+        Ok(module.addr())
+    } else {
+        Err(CuResult::NOT_FOUND)
+    }
+}
+
+// --- functions ----------------------------------------------------------------------------------
+
+fn attribute_of(function: &Function, attribute: u32) -> Done<i32> {
+    const PTX_VERSION: i32 = 80;
+    if let Some(&set) = lock(&function.attributes).get(&attribute) {
+        return Ok(set);
+    }
+    let kernel = &function.kernel;
+    Ok(match attribute {
+        0 if kernel.max_threads > 0 => kernel.max_threads,
+        0 => MAX_THREADS as i32,
+        1 => kernel.shared_bytes,
+        3 => kernel.local_bytes,
+        4 => kernel.registers.max(8),
+        5 | 6 => PTX_VERSION,
+        8 => (48 << 10) - kernel.shared_bytes,
+        9 => -1,
+        2 | 7 | 10..=15 => 0,
+        _ => return Err(CuResult::INVALID_VALUE),
+    })
+}
+
+fn set_attribute(function: &Function, attribute: u32, value: i32) -> Done {
+    const DYNAMIC_SHARED: u32 = 8;
+    if attribute == DYNAMIC_SHARED {
+        let most = SHARED_BYTES_OPT_IN as i32 - function.kernel.shared_bytes;
+        if value < 0 || value > most {
+            return Err(CuResult::INVALID_VALUE);
+        }
+    } else if !(9..=15).contains(&attribute) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    lock(&function.attributes).insert(attribute, value);
+    Ok(())
+}
+
+fn parameter(function: &Function, index: usize, offset: *mut usize, size: *mut usize) -> Done {
+    let (at, bytes) = *function.kernel.parameters.get(index).ok_or(CuResult::INVALID_VALUE)?;
+    write(offset, at)?;
+    write_if(size, bytes);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuFuncGetAttribute(
+    out: *mut i32,
+    attribute: CuFunctionAttribute,
+    func: CuFunction,
+) -> CuResult {
+    answer(|| write(out, attribute_of(&*function(func)?, attribute)?))
+}
+
+pub(crate) unsafe fn cuFuncSetAttribute(
+    func: CuFunction,
+    attribute: CuFunctionAttribute,
+    value: i32,
+) -> CuResult {
+    answer(|| set_attribute(&*function(func)?, attribute, value))
+}
+
+pub(crate) unsafe fn cuFuncSetCacheConfig(func: CuFunction, config: CuFuncCache) -> CuResult {
+    answer(|| if config > 3 { Err(CuResult::INVALID_VALUE) } else { function(func).map(drop) })
+}
+
+pub(crate) unsafe fn cuFuncSetSharedMemConfig(
+    func: CuFunction,
+    config: CuSharedconfig,
+) -> CuResult {
+    answer(|| if config > 2 { Err(CuResult::INVALID_VALUE) } else { function(func).map(drop) })
+}
+
+pub(crate) unsafe fn cuFuncGetModule(module: *mut CuModule, func: CuFunction) -> CuResult {
+    answer(|| {
+        let number = match function(func)?.owner {
+            Owner::Module(module) => module,
+            Owner::Library(library) => module_of(library, context::current()?)?,
+        };
+        write(module, handle(number))
+    })
+}
+
+pub(crate) unsafe fn cuFuncGetName(name: *mut *const c_char, func: CuFunction) -> CuResult {
+    answer(|| write(name, function(func)?.name.as_ptr()))
+}
+
+pub(crate) unsafe fn cuFuncGetParamCount(func: CuFunction, param_count: *mut usize) -> CuResult {
+    answer(|| write(param_count, function(func)?.kernel.parameters.len()))
+}
+
+pub(crate) unsafe fn cuFuncGetParamInfo(
+    func: CuFunction,
+    param_index: usize,
+    param_offset: *mut usize,
+    param_size: *mut usize,
+) -> CuResult {
+    answer(|| parameter(&*function(func)?, param_index, param_offset, param_size))
+}
+
+pub(crate) unsafe fn cuFuncIsLoaded(
+    state: *mut CuFunctionLoadingState,
+    func: CuFunction,
+) -> CuResult {
+    const LOADED: u32 = 1;
+    answer(|| {
+        function(func)?;
+        write(state, LOADED)
+    })
+}
+
+pub(crate) unsafe fn cuFuncLoad(func: CuFunction) -> CuResult {
+    answer(|| function(func).map(drop))
+}
+
+// --- libraries ----------------------------------------------------------------------------------
+
+pub(crate) unsafe fn cuLibraryLoadData(
+    library: *mut CuLibrary,
+    code: *const c_void,
+    jit_options: *mut CuJitOption,
+    jit_options_values: *mut *mut c_void,
+    count_jit_options: u32,
+    _library_options: *mut CuLibraryOption,
+    _library_option_values: *mut *mut c_void,
+    _count_library_options: u32,
+) -> CuResult {
+    answer(|| {
+        answer_options(count_jit_options, jit_options, jit_options_values)?;
+        load_library(library, || image_at(code))
+    })
+}
+
+pub(crate) unsafe fn cuLibraryLoadFromFile(
+    library: *mut CuLibrary,
+    file_name: *const c_char,
+    jit_options: *mut CuJitOption,
+    jit_options_values: *mut *mut c_void,
+    count_jit_options: u32,
+    _library_options: *mut CuLibraryOption,
+    _library_option_values: *mut *mut c_void,
+    _count_library_options: u32,
+) -> CuResult {
+    answer(|| {
+        answer_options(count_jit_options, jit_options, jit_options_values)?;
+        load_library(library, || image_in(file_name))
+    })
+}
+
+pub(crate) unsafe fn cuLibraryUnload(library: CuLibrary) -> CuResult {
+    answer(|| {
+        let found = LIBRARIES.remove(library.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+        for (_, module) in std::mem::take(&mut *lock(&found.modules)) {
+            if let Some(module) = MODULES.remove(module) {
+                module.unload();
+            }
+        }
+        for kernel in lock(&found.kernels).values() {
+            FUNCTIONS.remove(kernel.handle());
+        }
+        for (_, place) in std::mem::take(&mut *lock(&found.managed)) {
+            memory::drop_variables(place.0);
+        }
+        Ok(())
+    })
+}
+
+fn kernel_of(library: CuLibrary, name: &str) -> Done<usize> {
+    let found = find_library(library)?;
+    function_in(&found.kernels, &found.image, name, Owner::Library(library.addr()))
+}
+
+pub(crate) unsafe fn cuLibraryGetKernel(
+    kernel: *mut CuKernel,
+    library: CuLibrary,
+    name: *const c_char,
+) -> CuResult {
+    answer(|| write(kernel, handle(kernel_of(library, &text(name)?)?)))
+}
+
+pub(crate) unsafe fn cuLibraryGetKernelCount(count: *mut u32, lib: CuLibrary) -> CuResult {
+    answer(|| write(count, find_library(lib)?.image.kernels.len() as u32))
+}
+
+pub(crate) unsafe fn cuLibraryEnumerateKernels(
+    kernels: *mut CuKernel,
+    count_kernels: u32,
+    lib: CuLibrary,
+) -> CuResult {
+    answer(|| {
+        let image = Arc::clone(&find_library(lib)?.image);
+        for (index, name) in image.kernels.keys().take(count_kernels as usize).enumerate() {
+            let found = kernel_of(lib, name)?;
+            // SAFETY: the program's array has as much room as it says.
+            write(unsafe { kernels.add(index) }, handle(found))?;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) -> CuResult {
+    answer(|| write(module, handle(module_of(library.addr(), context::current()?)?)))
+}
+
+pub(crate) unsafe fn cuLibraryGetGlobal(
+    ptr: *mut CuDevicePtr,
+    bytes: *mut usize,
+    library: CuLibrary,
+    name: *const c_char,
+) -> CuResult {
+    answer(|| {
+        let module = module_of(library.addr(), context::current()?)?;
+        let (address, size) = variable_of(handle(module), name)?;
+        write_if(ptr, CuDevicePtr(address));
+        write_if(bytes, size);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuLibraryGetManaged(
+    ptr: *mut CuDevicePtr,
+    bytes: *mut usize,
+    library: CuLibrary,
+    name: *const c_char,
+) -> CuResult {
+    answer(|| {
+        let (address, size) = managed_variable(&*find_library(library)?, &text(name)?)?;
+        write_if(ptr, CuDevicePtr(address));
+        write_if(bytes, size);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuLibraryGetUnifiedFunction(
+    fptr: *mut *mut c_void,
+    library: CuLibrary,
+    symbol: *const c_char,
+) -> CuResult {
+    answer(|| {
+        let _no_device_symbols = (fptr, text(symbol)?);
+        find_library(library)?;
+        Err(CuResult::NOT_FOUND)
+    })
+}
+
+pub(crate) unsafe fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) -> CuResult {
+    answer(|| {
+        let found = function(kernel.cast())?;
+        let Owner::Library(library) = found.owner else { return Err(CuResult::INVALID_HANDLE) };
+        let module = module_of(library, context::current()?)?;
+        let name = found.name.to_string_lossy();
+        write(func, handle(module_function(module, &name)?))
+    })
+}
+
+pub(crate) unsafe fn cuKernelGetLibrary(lib: *mut CuLibrary, kernel: CuKernel) -> CuResult {
+    answer(|| match function(kernel.cast())?.owner {
+        Owner::Library(library) => write(lib, handle(library)),
+        Owner::Module(_) => Err(CuResult::INVALID_HANDLE),
+    })
+}
+
+pub(crate) unsafe fn cuKernelGetName(name: *mut *const c_char, kernel: CuKernel) -> CuResult {
+    answer(|| write(name, function(kernel.cast())?.name.as_ptr()))
+}
+
+pub(crate) unsafe fn cuKernelGetAttribute(
+    out: *mut i32,
+    attribute: CuFunctionAttribute,
+    kernel: CuKernel,
+    device: CuDevice,
+) -> CuResult {
+    answer(|| {
+        driver::the()?.gpu(device)?;
+        write(out, attribute_of(&*function(kernel.cast())?, attribute)?)
+    })
+}
+
+pub(crate) unsafe fn cuKernelSetAttribute(
+    attribute: CuFunctionAttribute,
+    val: i32,
+    kernel: CuKernel,
+    device: CuDevice,
+) -> CuResult {
+    answer(|| {
+        driver::the()?.gpu(device)?;
+        set_attribute(&*function(kernel.cast())?, attribute, val)
+    })
+}
+
+pub(crate) unsafe fn cuKernelSetCacheConfig(
+    kernel: CuKernel,
+    config: CuFuncCache,
+    device: CuDevice,
+) -> CuResult {
+    answer(|| {
+        driver::the()?.gpu(device)?;
+        if config > 3 { Err(CuResult::INVALID_VALUE) } else { function(kernel.cast()).map(drop) }
+    })
+}
+
+pub(crate) unsafe fn cuKernelGetParamCount(
+    kernel: CuKernel,
+    param_count: *mut usize,
+) -> CuResult {
+    answer(|| write(param_count, function(kernel.cast())?.kernel.parameters.len()))
+}
+
+pub(crate) unsafe fn cuKernelGetParamInfo(
+    kernel: CuKernel,
+    param_index: usize,
+    param_offset: *mut usize,
+    param_size: *mut usize,
+) -> CuResult {
+    answer(|| parameter(&*function(kernel.cast())?, param_index, param_offset, param_size))
+}
+
+// --- linking ------------------------------------------------------------------------------------
+
+/// What a program links: the pieces, and once it is complete, the image.
+#[derive(Debug, Default)]
+struct Link {
+    pieces: Mutex<Vec<(u32, Vec<u8>)>>,
+    image: OnceLock<Vec<u8>>,
+}
+
+const INPUT_CUBIN: u32 = 0;
+const INPUT_PTX: u32 = 1;
+const INPUT_FATBIN: u32 = 2;
+
+fn link_add(state: CuLinkState, kind: u32, bytes: Vec<u8>) -> Done {
+    let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+    if kind > 5 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if kind == INPUT_PTX || kind == INPUT_CUBIN || kind == INPUT_FATBIN {
+        Image::parse(&bytes).map_err(unreadable)?;
+    }
+    lock(&link.pieces).push((kind, bytes));
+    Ok(())
+}
+
+/// The pieces as one image: the only cubin as it is, everything else as a fat binary.
+fn linked(pieces: &[(u32, Vec<u8>)]) -> Vec<u8> {
+    if let [(INPUT_CUBIN, cubin)] = pieces {
+        return cubin.clone();
+    }
+    let mut entries = Vec::new();
+    for (kind, bytes) in pieces {
+        image::append_entry(&mut entries, *kind == INPUT_PTX, bytes);
+    }
+    image::fatbin_of(entries)
+}
+
+fn link_data(state: CuLinkState, kind: u32, data: *mut c_void, size: usize) -> Done {
+    link_add(state, kind, read_all(data.cast::<u8>().cast_const(), size)?)
+}
+
+fn link_file(state: CuLinkState, kind: u32, path: *const c_char) -> Done {
+    let bytes = std::fs::read(text(path)?).map_err(|_| CuResult::FILE_NOT_FOUND)?;
+    link_add(state, kind, bytes)
+}
+
+fn link_create(
+    count: u32,
+    options: *mut CuJitOption,
+    values: *mut *mut c_void,
+    state_out: *mut CuLinkState,
+) -> Done {
+    context::current()?;
+    if state_out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    answer_options(count, options, values)?;
+    write(state_out, handle(LINKS.insert(Arc::new(Link::default()))))
+}
+
+pub(crate) unsafe fn cuLinkCreate(
+    count_options: u32,
+    options: *mut CuJitOption,
+    option_values: *mut *mut c_void,
+    state_out: *mut CuLinkState,
+) -> CuResult {
+    answer(|| link_create(count_options, options, option_values, state_out))
+}
+
+pub(crate) unsafe fn cuLinkCreate_v2(
+    count_options: u32,
+    options: *mut CuJitOption,
+    option_values: *mut *mut c_void,
+    state_out: *mut CuLinkState,
+) -> CuResult {
+    answer(|| link_create(count_options, options, option_values, state_out))
+}
+
+pub(crate) unsafe fn cuLinkAddData(
+    state: CuLinkState,
+    kind: CuJitInputType,
+    data: *mut c_void,
+    size: usize,
+    _name: *const c_char,
+    _count_options: u32,
+    _options: *mut CuJitOption,
+    _option_values: *mut *mut c_void,
+) -> CuResult {
+    answer(|| link_data(state, kind, data, size))
+}
+
+pub(crate) unsafe fn cuLinkAddData_v2(
+    state: CuLinkState,
+    kind: CuJitInputType,
+    data: *mut c_void,
+    size: usize,
+    _name: *const c_char,
+    _count_options: u32,
+    _options: *mut CuJitOption,
+    _option_values: *mut *mut c_void,
+) -> CuResult {
+    answer(|| link_data(state, kind, data, size))
+}
+
+pub(crate) unsafe fn cuLinkAddFile(
+    state: CuLinkState,
+    kind: CuJitInputType,
+    path: *const c_char,
+    _count_options: u32,
+    _options: *mut CuJitOption,
+    _option_values: *mut *mut c_void,
+) -> CuResult {
+    answer(|| link_file(state, kind, path))
+}
+
+pub(crate) unsafe fn cuLinkAddFile_v2(
+    state: CuLinkState,
+    kind: CuJitInputType,
+    path: *const c_char,
+    _count_options: u32,
+    _options: *mut CuJitOption,
+    _option_values: *mut *mut c_void,
+) -> CuResult {
+    answer(|| link_file(state, kind, path))
+}
+
+pub(crate) unsafe fn cuLinkComplete(
+    state: CuLinkState,
+    cubin_out: *mut *mut c_void,
+    size_out: *mut usize,
+) -> CuResult {
+    answer(|| {
+        let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+        let image = link.image.get_or_init(|| linked(&lock(&link.pieces)));
+        write(cubin_out, image.as_ptr().cast_mut().cast())?;
+        write_if(size_out, image.len());
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuLinkDestroy(state: CuLinkState) -> CuResult {
+    answer(|| LINKS.remove(state.addr()).map(drop).ok_or(CuResult::INVALID_HANDLE))
+}

@@ -1,0 +1,74 @@
+//! Allocation in stream order: from pools, or as nodes of the graph that a stream captures.
+
+use cuda_api::driver::*;
+
+use crate::memory::{self, Kind};
+use crate::graph::Body;
+use crate::{border, capture, driver, memory_node, pool, stream};
+
+fn device_of(gpu: usize) -> Result<CuDevice, CuResult> {
+    driver::the()?.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)
+}
+
+unsafe fn alloc(
+    out: *mut CuDevicePtr,
+    bytes: usize,
+    pool: Option<CuMemoryPool>,
+    stream: CuStream,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(out)?;
+        let found = stream::find(stream)?;
+        let pool = match pool {
+            Some(pool) => pool::find(pool)?,
+            None => pool::current_of(found.context.gpu),
+        };
+        let mut base = 0;
+        let is_node = capture::takes(&found, || {
+            let node = memory_node::reserve_for(pool.gpu, device_of(pool.gpu)?, bytes as u64)?;
+            base = node.address();
+            Ok(Body::MemAlloc(node))
+        })?;
+        if !is_node {
+            base = pool.allocate(bytes as u64)?;
+        }
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(out, CuDevicePtr(base)) }
+    })
+}
+
+pub(crate) unsafe fn cuMemAllocAsync(
+    out: *mut CuDevicePtr,
+    bytes: usize,
+    stream: CuStream,
+) -> CuResult {
+    // SAFETY: the caller's pointer.
+    unsafe { alloc(out, bytes, None, stream) }
+}
+
+pub(crate) unsafe fn cuMemAllocFromPoolAsync(
+    out: *mut CuDevicePtr,
+    bytes: usize,
+    pool: CuMemoryPool,
+    stream: CuStream,
+) -> CuResult {
+    // SAFETY: the caller's pointer.
+    unsafe { alloc(out, bytes, Some(pool), stream) }
+}
+
+pub(crate) unsafe fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) -> CuResult {
+    border::answer(|| {
+        let found = stream::find(stream)?;
+        let node = || memory_node::make_free(ptr.0).map(Body::MemFree);
+        if capture::takes(&found, node)? {
+            return Ok(());
+        }
+        if memory_node::is_graphs(ptr.0) {
+            return if memory_node::free(ptr.0) { Ok(()) } else { Err(CuResult::INVALID_VALUE) };
+        }
+        let own = |block: &memory::Block| matches!(block.kind, Kind::Pool(_));
+        let block = memory::remove(ptr.0, own).ok_or(CuResult::INVALID_VALUE)?;
+        stream::in_order(&found, move || memory::end(ptr.0, &block))
+    })
+}
+

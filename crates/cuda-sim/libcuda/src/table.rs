@@ -1,0 +1,59 @@
+//! Handles that programs hold: each is the address of an object that the table keeps alive, so a
+//! handle that was never given, or is gone, is told from a good one without reading through it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Objects of one kind by their handle.
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    objects: RwLock<Option<HashMap<usize, Arc<T>>>>,
+}
+
+impl<T> Table<T> {
+    /// An empty one.
+    pub(crate) const fn new() -> Self {
+        Self { objects: RwLock::new(None) }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Option<HashMap<usize, Arc<T>>>> {
+        self.objects.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Option<HashMap<usize, Arc<T>>>> {
+        self.objects.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps an object; its handle is unique while it is kept.
+    pub(crate) fn insert(&self, object: Arc<T>) -> usize {
+        let handle = Arc::as_ptr(&object).addr();
+        self.write().get_or_insert_with(HashMap::new).insert(handle, object);
+        handle
+    }
+
+    /// The object of a handle.
+    pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
+        self.read().as_ref()?.get(&handle).cloned()
+    }
+
+    /// Takes an object out; the handle is none from then on.
+    pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
+        self.write().as_mut()?.remove(&handle)
+    }
+
+    /// Every object for which `wanted` holds.
+    pub(crate) fn select(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let objects = self.read();
+        let all = objects.iter().flat_map(HashMap::values);
+        all.filter(|object| wanted(object)).cloned().collect()
+    }
+
+    /// Takes out every object for which `wanted` holds.
+    pub(crate) fn take(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let chosen = self.select(wanted);
+        for object in &chosen {
+            self.remove(Arc::as_ptr(object).addr());
+        }
+        chosen
+    }
+}

@@ -1,0 +1,801 @@
+//! Virtual memory management: addresses reserved apart from memory, physical memory made apart from
+//! addresses, and the two brought together. Physical memory lives until its last handle is released and
+//! its last mapping gone, in whichever process that is.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_api::driver::*;
+use cuda_sim::board::{self, SharedId};
+
+use crate::memory::{self, Block, Kind, STEP};
+use crate::space::address;
+use crate::{border, driver, ipc};
+
+const PINNED: u32 = 1;
+const DEVICE: u32 = 1;
+const HOST: std::ops::RangeInclusive<u32> = 2..=4;
+const FILE_DESCRIPTOR: u32 = 1;
+
+/// Physical memory.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    handle: u64,
+    gpu: usize,
+    bytes: u64,
+    on_host: bool,
+    prop: Prop,
+    file: Arc<Contents>,
+    /// Where its contents begin in the file.
+    offset: u64,
+    shared: Mutex<Option<SharedId>>,
+    /// How many devices may join it, when it is a multicast object; and which have.
+    multicast: Option<u32>,
+    devices: AtomicU32,
+}
+
+/// The part of the properties that is told again.
+#[derive(Debug, Clone, Copy)]
+struct Prop {
+    handle_types: u32,
+    location: (u32, i32),
+    usage: u16,
+    compression: u8,
+    rdma: u8,
+}
+
+/// A file with physical memory in it.
+#[derive(Debug)]
+struct Contents {
+    file: File,
+    /// Of pieces; only in the file that all unshareable memory of a process stands in.
+    free: Option<Mutex<Pieces>>,
+}
+
+#[derive(Debug, Default)]
+struct Pieces {
+    end: u64,
+    free: HashMap<u64, Vec<u64>>,
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if let Some(pieces) = &self.file.free {
+            // The pages go back to the machine. Best effort: a file system may not know how.
+            // SAFETY: a descriptor of ours.
+            unsafe {
+                libc::fallocate(
+                    self.file.file.as_raw_fd(),
+                    libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                    self.offset as libc::off_t,
+                    self.bytes as libc::off_t,
+                )
+            };
+            lock(pieces).free.entry(self.bytes).or_default().push(self.offset);
+        }
+        // In a forked child the parent's memory is not the child's to give back.
+        let Some(driver) = driver::get() else { return };
+        match *lock(&self.shared) {
+            Some(shared) => {
+                driver.board.let_go(driver.member, shared);
+            }
+            None if self.takes_memory() => driver.give(self.gpu, self.bytes, board::Kind::Alloc),
+            None => {}
+        }
+    }
+}
+
+impl Physical {
+    fn takes_memory(&self) -> bool {
+        !self.on_host && self.multicast.is_none()
+    }
+}
+
+/// Physical memory at an address.
+#[derive(Debug, Clone)]
+pub(crate) struct Mapping {
+    physical: Arc<Physical>,
+    access: Arc<Access>,
+}
+
+/// Who may touch a mapping: a bit for each GPU.
+#[derive(Debug, Default)]
+struct Access {
+    read: AtomicU32,
+    write: AtomicU32,
+    any: AtomicBool,
+}
+
+impl Mapping {
+    /// Whether anybody may touch it.
+    pub(crate) fn is_accessible(&self) -> bool {
+        // Relaxed, as all in `Access`: the program orders its own calls.
+        self.access.any.load(Ordering::Relaxed)
+    }
+
+    /// Flags of access for a GPU: 0 none, 1 read, 3 read and write.
+    pub(crate) fn access_of(&self, gpu: usize) -> u32 {
+        let bit = 1 << gpu;
+        let read = self.access.read.load(Ordering::Relaxed) & bit != 0;
+        let write = self.access.write.load(Ordering::Relaxed) & bit != 0;
+        if write { 3 } else { u32::from(read) }
+    }
+
+    /// As what it may be exported.
+    pub(crate) fn handle_types(&self) -> u64 {
+        self.physical.prop.handle_types.into()
+    }
+}
+
+/// A handle that the program holds so many times.
+#[derive(Debug)]
+struct Held {
+    physical: Arc<Physical>,
+    times: u32,
+}
+
+static HANDLES: Mutex<BTreeMap<u64, Held>> = Mutex::new(BTreeMap::new());
+static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+static NEXT_HANDLE: AtomicU64 = AtomicU64::new(0x5600_0000_0001);
+static COMMON: Mutex<Option<Arc<Contents>>> = Mutex::new(None);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn held(handle: CuMemAllocationHandle) -> Result<Arc<Physical>, CuResult> {
+    let handles = lock(&HANDLES);
+    handles.get(&handle.0).map(|held| Arc::clone(&held.physical)).ok_or(CuResult::INVALID_VALUE)
+}
+
+// --- addresses --------------------------------------------------------------------------------------
+
+/// Makes pages nobody's again: nothing can be read there, or, with `usable`, zeroes can.
+pub(crate) fn blank(base: u64, bytes: u64, usable: bool) {
+    let protection = if usable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+    // SAFETY: replaces pages of a mapping of ours that nobody uses any more. Where the machine
+    // refuses, the old pages stay, and nobody is told of their address again.
+    unsafe {
+        libc::mmap(
+            address(base),
+            bytes as usize,
+            protection,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+            -1,
+            0,
+        )
+    };
+}
+
+pub(crate) unsafe fn cuMemAddressReserve(
+    ptr: *mut CuDevicePtr,
+    size: usize,
+    alignment: usize,
+    addr: CuDevicePtr,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(ptr)?;
+        let bytes = size as u64;
+        let aligned = alignment == 0 || alignment.is_power_of_two();
+        if bytes == 0 || !bytes.is_multiple_of(STEP) || !aligned || flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let base = reserve(bytes, (alignment as u64).max(STEP), addr.0)?;
+        lock(&RESERVED).insert(base, bytes);
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(ptr, CuDevicePtr(base)) }
+    })
+}
+
+fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Result<u64, CuResult> {
+    const NOBODY: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let map = |hint: u64, length: u64, flags: i32| {
+        // SAFETY: a new mapping that replaces none.
+        let mapped = unsafe {
+            libc::mmap(address(hint), length as usize, libc::PROT_NONE, NOBODY | flags, -1, 0)
+        };
+        (mapped != libc::MAP_FAILED).then(|| mapped.expose_provenance() as u64)
+    };
+    if wanted != 0 && wanted.is_multiple_of(alignment) {
+        // The wish is only one: elsewhere, when something is there.
+        if let Some(base) = map(wanted, bytes, libc::MAP_FIXED_NOREPLACE) {
+            return Ok(base);
+        }
+    }
+    let length = bytes.checked_add(alignment).ok_or(CuResult::OUT_OF_MEMORY)?;
+    let start = map(0, length, 0).ok_or(CuResult::OUT_OF_MEMORY)?;
+    let base = start.next_multiple_of(alignment);
+    let unmap = |from: u64, to: u64| {
+        if to > from {
+            // SAFETY: the ends of the mapping made above, which nobody knows of.
+            unsafe { libc::munmap(address(from), (to - from) as usize) };
+        }
+    };
+    unmap(start, base);
+    unmap(base + bytes, start + length);
+    Ok(base)
+}
+
+fn is_mapping(block: &Block) -> bool {
+    matches!(block.kind, Kind::Mapped(_))
+}
+
+pub(crate) unsafe fn cuMemAddressFree(ptr: CuDevicePtr, size: usize) -> CuResult {
+    border::answer(|| {
+        let (base, bytes) = (ptr.0, size as u64);
+        let mut reserved = lock(&RESERVED);
+        if reserved.get(&base) != Some(&bytes) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if !memory::select(base..base + bytes, is_mapping).is_empty() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        reserved.remove(&base);
+        // SAFETY: our own reservation, in which nothing is mapped.
+        unsafe { libc::munmap(address(base), size) };
+        Ok(())
+    })
+}
+
+fn is_reserved(base: u64, bytes: u64) -> bool {
+    let reserved = lock(&RESERVED);
+    let last = reserved.range(..=base).next_back();
+    last.is_some_and(|(start, length)| base - start + bytes <= *length)
+}
+
+// --- physical memory --------------------------------------------------------------------------------
+
+fn checked(prop: &CuMemAllocationProp) -> Result<(usize, bool), CuResult> {
+    if prop.kind != PINNED {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if prop.requested_handle_types & !FILE_DESCRIPTOR != 0 {
+        return Err(CuResult::NOT_SUPPORTED);
+    }
+    match prop.location.kind {
+        DEVICE => Ok((driver::the()?.gpu(CuDevice(prop.location.id))?, false)),
+        kind if HOST.contains(&kind) => Ok((0, true)),
+        _ => Err(CuResult::INVALID_VALUE),
+    }
+}
+
+pub(crate) unsafe fn cuMemGetAllocationGranularity(
+    granularity: *mut usize,
+    prop: *const CuMemAllocationProp,
+    option: CuMemAllocationGranularityFlags,
+) -> CuResult {
+    border::answer(|| {
+        // SAFETY: the caller's pointer.
+        checked(&unsafe { border::get(prop) }?)?;
+        if option > 1 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(granularity, STEP as usize) }
+    })
+}
+
+/// The file that all unshareable physical memory of this process stands in, so that each piece does
+/// not take a descriptor.
+fn common() -> Result<Arc<Contents>, CuResult> {
+    let mut common = lock(&COMMON);
+    if let Some(contents) = &*common {
+        return Ok(Arc::clone(contents));
+    }
+    let file = ipc::memory_file(c"vgpu-sim-memory", 0)?;
+    let contents = Arc::new(Contents { file, free: Some(Mutex::default()) });
+    *common = Some(Arc::clone(&contents));
+    Ok(contents)
+}
+
+/// A place for contents: a piece of the common file, or a file of its own that can be passed on.
+fn contents(bytes: u64, shareable: bool) -> Result<(Arc<Contents>, u64), CuResult> {
+    if shareable {
+        let length = bytes + size_of::<Label>() as u64;
+        let file = ipc::memory_file(c"vgpu-sim-shareable", length)?;
+        return Ok((Arc::new(Contents { file, free: None }), 0));
+    }
+    let common = common()?;
+    let offset = {
+        let Some(pieces) = &common.free else { return Err(CuResult::UNKNOWN) };
+        let mut pieces = lock(pieces);
+        if let Some(offset) = pieces.free.get_mut(&bytes).and_then(Vec::pop) {
+            offset
+        } else {
+            let end = pieces.end + bytes;
+            common.file.set_len(end).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+            std::mem::replace(&mut pieces.end, end)
+        }
+    };
+    Ok((common, offset))
+}
+
+fn keep(make: impl FnOnce(u64) -> Physical) -> CuMemAllocationHandle {
+    // Relaxed: only has to differ from every other.
+    let handle = NEXT_HANDLE.fetch_add(1, Ordering::Relaxed);
+    let physical = Arc::new(make(handle));
+    lock(&HANDLES).insert(handle, Held { physical, times: 1 });
+    CuMemAllocationHandle(handle)
+}
+
+pub(crate) unsafe fn cuMemCreate(
+    handle: *mut CuMemAllocationHandle,
+    size: usize,
+    prop: *const CuMemAllocationProp,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(handle)?;
+        // SAFETY: the caller's pointer.
+        let prop = unsafe { border::get(prop) }?;
+        let (gpu, on_host) = checked(&prop)?;
+        let bytes = size as u64;
+        if bytes == 0 || !bytes.is_multiple_of(STEP) || flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let driver = driver::the()?;
+        if !on_host {
+            driver.take(gpu, bytes, board::Kind::Alloc)?;
+        }
+        let (file, offset) = contents(bytes, prop.requested_handle_types != 0).inspect_err(|_| {
+            if !on_host {
+                driver.give(gpu, bytes, board::Kind::Alloc);
+            }
+        })?;
+        let made = keep(|handle| Physical {
+            handle,
+            gpu,
+            bytes,
+            on_host,
+            prop: Prop {
+                handle_types: prop.requested_handle_types,
+                location: (prop.location.kind, prop.location.id),
+                usage: prop.usage,
+                compression: prop.compression_type,
+                rdma: prop.gpu_direct_rdma_capable,
+            },
+            file,
+            offset,
+            shared: Mutex::new(None),
+            multicast: None,
+            devices: AtomicU32::new(0),
+        });
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(handle, made) }
+    })
+}
+
+pub(crate) unsafe fn cuMemRelease(handle: CuMemAllocationHandle) -> CuResult {
+    let mut handles = lock(&HANDLES);
+    let Some(held) = handles.get_mut(&handle.0) else {
+        return CuResult::INVALID_VALUE;
+    };
+    held.times -= 1;
+    if held.times > 0 {
+        return CuResult::SUCCESS;
+    }
+    let gone = handles.remove(&handle.0);
+    drop(handles);
+    // Gives the memory back, unless it is still mapped.
+    drop(gone);
+    CuResult::SUCCESS
+}
+
+pub(crate) unsafe fn cuMemRetainAllocationHandle(
+    handle: *mut CuMemAllocationHandle,
+    addr: *mut c_void,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(handle)?;
+        let (_, block) = memory::find(addr.addr() as u64).ok_or(CuResult::INVALID_VALUE)?;
+        let Kind::Mapped(mapping) = block.kind else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        let physical = mapping.physical;
+        let number = physical.handle;
+        lock(&HANDLES).entry(number).or_insert(Held { physical, times: 0 }).times += 1;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(handle, CuMemAllocationHandle(number)) }
+    })
+}
+
+pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
+    prop: *mut CuMemAllocationProp,
+    handle: CuMemAllocationHandle,
+) -> CuResult {
+    border::answer(|| {
+        let physical = held(handle)?;
+        let own = &physical.prop;
+        let mut told = CuMemAllocationProp::zeroed();
+        told.kind = PINNED;
+        told.requested_handle_types = own.handle_types;
+        told.location = CuMemLocation { kind: own.location.0, id: own.location.1 };
+        told.usage = own.usage;
+        told.compression_type = own.compression;
+        told.gpu_direct_rdma_capable = own.rdma;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(prop, told) }
+    })
+}
+
+// --- mapping ----------------------------------------------------------------------------------------
+
+pub(crate) unsafe fn cuMemMap(
+    ptr: CuDevicePtr,
+    size: usize,
+    offset: usize,
+    handle: CuMemAllocationHandle,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| {
+        let (base, bytes, offset) = (ptr.0, size as u64, offset as u64);
+        let physical = held(handle)?;
+        let whole = base.is_multiple_of(STEP) && bytes.is_multiple_of(STEP) && offset.is_multiple_of(STEP);
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= physical.bytes);
+        if bytes == 0 || !whole || !inside || flags != 0 || !is_reserved(base, bytes) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let (gpu, file) = (physical.gpu, Arc::clone(&physical.file));
+        let start = physical.offset + offset;
+        let mapping = Mapping { physical, access: Arc::default() };
+        memory::place_at(base, memory::block(bytes, gpu, Kind::Mapped(mapping)))
+            .map_err(|_| CuResult::INVALID_VALUE)?;
+        ipc::map_over(base, bytes, &file.file, start, false).inspect_err(|_| {
+            drop(memory::remove(base, is_mapping));
+        })
+    })
+}
+
+/// The mappings of a range, which must be whole and leave no gap.
+fn mappings(base: u64, bytes: u64) -> Result<Vec<(u64, Block)>, CuResult> {
+    let end = base.checked_add(bytes).filter(|_| bytes > 0).ok_or(CuResult::INVALID_VALUE)?;
+    let found = memory::select(base..end, is_mapping);
+    let mut at = base;
+    for (start, block) in &found {
+        if *start != at {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        at += block.bytes;
+    }
+    if at == end { Ok(found) } else { Err(CuResult::INVALID_VALUE) }
+}
+
+pub(crate) unsafe fn cuMemUnmap(ptr: CuDevicePtr, size: usize) -> CuResult {
+    border::answer(|| {
+        for (base, block) in mappings(ptr.0, size as u64)? {
+            blank(base, block.bytes, false);
+            // Gives the memory back, if its handle was released before.
+            drop(memory::remove(base, is_mapping));
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuMemSetAccess(
+    ptr: CuDevicePtr,
+    size: usize,
+    desc: *const CuMemAccessDesc,
+    count: usize,
+) -> CuResult {
+    border::answer(|| {
+        if count == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let found = mappings(ptr.0, size as u64)?;
+        for index in 0..count {
+            // SAFETY: the caller's array has that many entries.
+            let desc = unsafe { border::get(desc.wrapping_add(index)) }?;
+            let bit = match desc.location.kind {
+                DEVICE => 1 << driver::the()?.gpu(CuDevice(desc.location.id))?,
+                kind if HOST.contains(&kind) => 1 << 31,
+                _ => return Err(CuResult::INVALID_VALUE),
+            };
+            let (read, write) = match desc.flags {
+                0 => (false, false),
+                1 => (true, false),
+                3 => (true, true),
+                _ => return Err(CuResult::INVALID_VALUE),
+            };
+            for (_, block) in &found {
+                if let Kind::Mapped(mapping) = &block.kind {
+                    set(&mapping.access.read, bit, read);
+                    set(&mapping.access.write, bit, write);
+                }
+            }
+        }
+        for (base, block) in &found {
+            let Kind::Mapped(mapping) = &block.kind else { continue };
+            let any = mapping.access.read.load(Ordering::Relaxed) != 0;
+            mapping.access.any.store(any, Ordering::Relaxed);
+            let protection =
+                if any { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+            // SAFETY: a mapping of ours.
+            unsafe { libc::mprotect(address(*base), block.bytes as usize, protection) };
+        }
+        Ok(())
+    })
+}
+
+fn set(mask: &AtomicU32, bit: u32, on: bool) {
+    if on {
+        mask.fetch_or(bit, Ordering::Relaxed);
+    } else {
+        mask.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+pub(crate) unsafe fn cuMemGetAccess(
+    flags: *mut u64,
+    location: *const CuMemLocation,
+    ptr: CuDevicePtr,
+) -> CuResult {
+    border::answer(|| {
+        // SAFETY: the caller's pointer.
+        let location = unsafe { border::get(location) }?;
+        let (_, block) = memory::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
+        let Kind::Mapped(mapping) = block.kind else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        let gpu = match location.kind {
+            DEVICE => driver::the()?.gpu(CuDevice(location.id))?,
+            kind if HOST.contains(&kind) => 31,
+            _ => return Err(CuResult::INVALID_VALUE),
+        };
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(flags, mapping.access_of(gpu).into()) }
+    })
+}
+
+// --- between processes ------------------------------------------------------------------------------
+
+/// What a shareable file says of itself, after its contents.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Label {
+    magic: u64,
+    id: u64,
+    gpu: u64,
+    bytes: u64,
+    /// Kind and id of its location.
+    location: [u32; 2],
+}
+
+const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"vgpu-vmm");
+
+pub(crate) unsafe fn cuMemExportToShareableHandle(
+    shareable_handle: *mut c_void,
+    handle: CuMemAllocationHandle,
+    handle_type: CuMemAllocationHandleType,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(shareable_handle)?;
+        let physical = held(handle)?;
+        let allowed = handle_type == FILE_DESCRIPTOR && physical.prop.handle_types & handle_type != 0;
+        if !allowed || flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let driver = driver::the()?;
+        let mut shared = lock(&physical.shared);
+        if shared.is_none() {
+            let id = if physical.takes_memory() {
+                let made = driver.board.share(driver.member, physical.gpu, physical.bytes);
+                let id = made.map_err(driver::refusal)?;
+                *shared = Some(id);
+                id.0
+            } else {
+                0
+            };
+            let label = Label {
+                magic: LABEL_MAGIC,
+                id,
+                gpu: physical.gpu as u64,
+                bytes: physical.bytes,
+                location: [physical.prop.location.0, physical.prop.location.1 as u32],
+            };
+            ipc::write_record(&physical.file.file, physical.bytes, &label)?;
+        }
+        let fd = ipc::for_program(&physical.file.file)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(shareable_handle.cast::<i32>(), fd) }
+    })
+}
+
+pub(crate) unsafe fn cuMemImportFromShareableHandle(
+    handle: *mut CuMemAllocationHandle,
+    os_handle: *mut c_void,
+    sh_handle_type: CuMemAllocationHandleType,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(handle)?;
+        if sh_handle_type != FILE_DESCRIPTOR {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let file = ipc::from_program(os_handle.addr() as i32)?;
+        let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
+        let at = length.checked_sub(size_of::<Label>() as u64).ok_or(CuResult::INVALID_VALUE)?;
+        let label: Label = ipc::read_record(&file, at)?;
+        let driver = driver::the()?;
+        let gpu = label.gpu as usize;
+        let on_host = HOST.contains(&label.location[0]);
+        if label.magic != LABEL_MAGIC || label.bytes != at {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let ordinal = driver.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)?;
+        let shared = (label.id != 0).then_some(SharedId(label.id));
+        if let Some(id) = shared {
+            driver.board.hold(driver.member, id).map_err(|_| CuResult::INVALID_VALUE)?;
+        }
+        let id = if on_host { label.location[1] as i32 } else { ordinal.0 };
+        let made = keep(|handle| Physical {
+            handle,
+            gpu,
+            bytes: label.bytes,
+            on_host,
+            prop: Prop {
+                handle_types: FILE_DESCRIPTOR,
+                location: (label.location[0], id),
+                usage: 0,
+                compression: 0,
+                rdma: 0,
+            },
+            file: Arc::new(Contents { file, free: None }),
+            offset: 0,
+            shared: Mutex::new(shared),
+            multicast: None,
+            devices: AtomicU32::new(0),
+        });
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(handle, made) }
+    })
+}
+
+/// Handles of address ranges (DMA-BUF) are for other devices, of which there are none.
+pub(crate) unsafe fn cuMemGetHandleForAddressRange(
+    _handle: *mut c_void,
+    _ptr: CuDevicePtr,
+    _size: usize,
+    _handle_type: CuMemRangeHandleType,
+    _flags: u64,
+) -> CuResult {
+    CuResult::NOT_SUPPORTED
+}
+
+// --- multicast ----------------------------------------------------------------------------------------
+
+pub(crate) unsafe fn cuMulticastGetGranularity(
+    granularity: *mut usize,
+    prop: *const CuMulticastObjectProp,
+    option: CuMulticastGranularityFlags,
+) -> CuResult {
+    border::answer(|| {
+        // SAFETY: the caller's pointer.
+        let prop = unsafe { border::get(prop) }?;
+        if option > 1 || prop.num_devices == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(granularity, STEP as usize) }
+    })
+}
+
+/// A multicast object: addresses without memory of their own.
+pub(crate) unsafe fn cuMulticastCreate(
+    mc_handle: *mut CuMemAllocationHandle,
+    prop: *const CuMulticastObjectProp,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(mc_handle)?;
+        // SAFETY: the caller's pointer.
+        let prop = unsafe { border::get(prop) }?;
+        let bytes = prop.size as u64;
+        let shareable = prop.handle_types & u64::from(FILE_DESCRIPTOR) != 0;
+        let whole = bytes > 0 && bytes.is_multiple_of(STEP);
+        if prop.num_devices == 0 || !whole || prop.flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let (file, offset) = contents(bytes, shareable)?;
+        let made = keep(|handle| Physical {
+            handle,
+            gpu: 0,
+            bytes,
+            on_host: false,
+            prop: Prop {
+                handle_types: u32::from(shareable),
+                location: (DEVICE, 0),
+                usage: 0,
+                compression: 0,
+                rdma: 0,
+            },
+            file,
+            offset,
+            shared: Mutex::new(None),
+            multicast: Some(prop.num_devices),
+            devices: AtomicU32::new(0),
+        });
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(mc_handle, made) }
+    })
+}
+
+fn multicast(handle: CuMemAllocationHandle) -> Result<Arc<Physical>, CuResult> {
+    held(handle).and_then(|physical| match physical.multicast {
+        Some(_) => Ok(physical),
+        None => Err(CuResult::INVALID_VALUE),
+    })
+}
+
+pub(crate) unsafe fn cuMulticastAddDevice(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+) -> CuResult {
+    border::answer(|| {
+        let object = multicast(mc_handle)?;
+        let bit = 1 << driver::the()?.gpu(device)?;
+        // Relaxed: a mask, and nothing else.
+        let joined = object.devices.load(Ordering::Relaxed);
+        let room = joined.count_ones() < object.multicast.unwrap_or(0);
+        if joined & bit != 0 || !room {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        object.devices.fetch_or(bit, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+fn bind(handle: CuMemAllocationHandle, offset: usize, bytes: usize) -> Result<(), CuResult> {
+    let object = multicast(handle)?;
+    let whole = (bytes as u64).is_multiple_of(STEP) && (offset as u64).is_multiple_of(STEP);
+    let inside = offset.checked_add(bytes).is_some_and(|end| end as u64 <= object.bytes);
+    if bytes == 0 || !whole || !inside { Err(CuResult::INVALID_VALUE) } else { Ok(()) }
+}
+
+/// Bindings are checked, and copies through a multicast address stay in the object's own pages.
+pub(crate) unsafe fn cuMulticastBindMem(
+    mc_handle: CuMemAllocationHandle,
+    mc_offset: usize,
+    mem_handle: CuMemAllocationHandle,
+    mem_offset: usize,
+    size: usize,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| {
+        let memory = held(mem_handle)?;
+        let inside = mem_offset.checked_add(size).is_some_and(|end| end as u64 <= memory.bytes);
+        if flags != 0 || !inside || memory.multicast.is_some() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        bind(mc_handle, mc_offset, size)
+    })
+}
+
+pub(crate) unsafe fn cuMulticastBindAddr(
+    mc_handle: CuMemAllocationHandle,
+    mc_offset: usize,
+    memptr: CuDevicePtr,
+    size: usize,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| {
+        if flags != 0 || !memory::is_reachable(memptr.0, size as u64) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        bind(mc_handle, mc_offset, size)
+    })
+}
+
+pub(crate) unsafe fn cuMulticastUnbind(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+    mc_offset: usize,
+    size: usize,
+) -> CuResult {
+    border::answer(|| {
+        driver::the()?.gpu(device)?;
+        bind(mc_handle, mc_offset, size)
+    })
+}
