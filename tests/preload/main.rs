@@ -1,5 +1,11 @@
 //! Whole programs under libvgpu.so on the simulated driver: one small program for each way that real
 //! ones find the driver, and for each thing that they do to it. The board knows the truth.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test's helpers fail and speak as its body does"
+)]
 
 #[path = "../support/races.rs"]
 mod races;

@@ -16,7 +16,7 @@ const NEEDED: [&str; 3] = ["libc.so.6", "libpthread.so.0", "libdl.so.2"];
 /// What the library exports beside the driver's own names: its ways round the dynamic linker.
 const LINKER_NAMES: [&str; 4] = ["dlsym", "dlvsym", "dlopen", "dlmopen"];
 /// Our own names begin so; the marker that tells our library from the driver is one.
-const OWN_PREFIX: &str = "vgpu_";
+const OWN_PREFIX: &str = "VGPU_";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
