@@ -316,7 +316,7 @@ fn fill(set: &Memset) {
 
 fn copy_now(params: &CopyParams) {
     // A copy that the driver would refuse at launch has been refused when the node was made.
-    drop(crate::copy::perform_3d(&params.0));
+    crate::copy::perform_3d(&params.0).ok();
 }
 
 // --- updates ----------------------------------------------------------------------------------
