@@ -226,12 +226,15 @@ pub(crate) struct Shape {
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: memory comes later, as mapped memory.
 const COMES_LATER: u32 = 0x40 | 0x80;
 
+/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: depth counts layers, which every level has.
+const LAYERS: u32 = 0x01 | 0x04;
+
 /// Bytes of one channel (`CU_AD_FORMAT_*`).
 fn channel_bytes(format: u32) -> u64 {
     match format {
-        0x01 | 0x08 => 1,
-        0x02 | 0x09 | 0x10 => 2,
+        0x02 | 0x09 | 0x10 | 0xc6..=0xcb => 2,
         0x03 | 0x0a | 0x20 => 4,
+        // Eight bits, and compressed blocks, which take a byte for each texel or near enough.
         _ => 1,
     }
 }
@@ -289,14 +292,30 @@ impl Described for CuArray3DDescriptor {
 }
 
 impl Shape {
-    /// Rows of 512-byte steps, by height, depth and levels; 0 where memory comes later.
+    /// Rows of 512-byte steps, by height and depth, of all levels; 0 where memory comes later.
     fn bytes(&self, levels: u32) -> u64 {
         if self.flags & COMES_LATER != 0 || self.width == 0 {
             return 0;
         }
-        let rows = self.height.max(1).saturating_mul(self.depth.max(1));
-        let one = row(self.width.saturating_mul(self.element)).saturating_mul(rows);
-        taken(one.saturating_mul(u64::from(levels.max(1))))
+        let longest = self.width.max(self.height).max(self.depth);
+        let levels = levels.clamp(1, longest.ilog2() + 1);
+        let sum = (0..levels).fold(0u64, |sum, level| {
+            sum.saturating_add(self.level_bytes(level))
+        });
+        taken(sum)
+    }
+
+    /// Each level has half the sides of the one before.
+    fn level_bytes(&self, level: u32) -> u64 {
+        let half = |side: u64| (side >> level).max(1);
+        let depth = if self.flags & LAYERS != 0 {
+            self.depth.max(1)
+        } else {
+            half(self.depth)
+        };
+        row(half(self.width).saturating_mul(self.element))
+            .saturating_mul(half(self.height))
+            .saturating_mul(depth)
     }
 }
 
@@ -480,7 +499,20 @@ mod tests {
         };
 
         assert_eq!(shape.bytes(1), 512 * 10);
-        assert_eq!(Shape { depth: 3, ..shape }.bytes(2), 512 * 10 * 3 * 2);
+        assert_eq!(
+            Shape { depth: 4, ..shape }.bytes(2),
+            512 * 10 * 4 + 512 * 5 * 2
+        );
+        assert_eq!(
+            Shape {
+                depth: 4,
+                flags: 1,
+                ..shape
+            }
+            .bytes(2),
+            512 * 10 * 4 + 512 * 5 * 4
+        );
+        assert_eq!(shape.bytes(99), 512 * (10 + 5 + 2 + 1 + 1 + 1 + 1));
         assert_eq!(
             Shape {
                 flags: 0x40,

@@ -129,7 +129,9 @@ static void modules(void) {
     void *module, *library;
     step("module", CALL(cuModuleLoadData, (void **, const void *), &module, PTX));
     step("unload", CALL(cuModuleUnload, (void *), module));
-    step("library", CALL(cuLibraryLoadData, (void **, const void *, void *, void *, unsigned, void *, void *, unsigned), &library, PTX, 0, 0, 0, 0, 0, 0));
+    // Charged when it is loaded, taken when it is first used: compared then.
+    CALL(cuLibraryLoadData, (void **, const void *, void *, void *, unsigned, void *, void *, unsigned), &library, PTX, 0, 0, 0, 0, 0, 0);
+    step("library used", CALL(cuLibraryGetModule, (void **, void *), &module, library));
     step("unload library", CALL(cuLibraryUnload, (void *), library));
     step("module left to its context", CALL(cuModuleLoadData, (void **, const void *), &module, PTX));
 }

@@ -11,7 +11,11 @@ use vgpu_abi::host;
 
 /// Where cargo puts the libraries that this test depends on.
 fn built(name: &str) -> PathBuf {
-    let deps = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
+    let deps = std::env::current_exe()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .to_path_buf();
     [deps.join(name), deps.parent().unwrap().join(name)]
         .into_iter()
         .find(|path| path.exists())
@@ -69,7 +73,10 @@ fn after_every_call_the_books_are_what_the_driver_holds() {
         let truth = Board::open(&at("board")).map_or(0, |board| board.used_bytes(0));
         let books = host::snapshot(&at("region")).map_or(0, |seen| seen.used_bytes(0));
         let pending: u64 = host::snapshot(&at("region")).map_or(0, |seen| {
-            seen.slots.iter().map(|slot| slot.devices[0].pending_bytes).sum()
+            seen.slots
+                .iter()
+                .map(|slot| slot.devices[0].pending_bytes)
+                .sum()
         });
         if truth != books || pending != 0 {
             wrong.push(format!(
