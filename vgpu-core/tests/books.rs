@@ -22,9 +22,9 @@ fn built(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} is not built"))
 }
 
-fn compiled(directory: &Path) -> PathBuf {
-    let program = directory.join("books");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/books.c");
+fn compiled(name: &str, directory: &Path) -> PathBuf {
+    let program = directory.join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.c"));
     let status = Command::new("cc")
         .args(["-std=gnu11", "-O1", "-o"])
         .arg(&program)
@@ -36,17 +36,16 @@ fn compiled(directory: &Path) -> PathBuf {
     program
 }
 
-#[test]
-fn after_every_call_the_books_are_what_the_driver_holds() {
+/// Runs a program that stops after each step, and compares the books there. Gives the steps.
+fn steps_of(name: &str) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
-    for (name, library) in [
-        ("libcuda.so.1", "libcuda.so"),
-        ("libnvidia-ml.so.1", "libnvidia_ml.so"),
-    ] {
+    for (name, library) in
+        [("libcuda.so.1", "libcuda.so"), ("libnvidia-ml.so.1", "libnvidia_ml.so")]
+    {
         std::os::unix::fs::symlink(built(library), at(name)).unwrap();
     }
-    let mut child = Command::new(compiled(directory.path()))
+    let mut child = Command::new(compiled(name, directory.path()))
         .env("LD_PRELOAD", built("libvgpu.so"))
         .env("LD_LIBRARY_PATH", directory.path())
         .env("VGPU_SIM_BOARD", at("board"))
@@ -62,36 +61,54 @@ fn after_every_call_the_books_are_what_the_driver_holds() {
     let said = BufReader::new(child.stdout.take().unwrap());
 
     let mut wrong = Vec::new();
-    let mut steps = 0;
-    let mut last = String::new();
+    let mut steps = Vec::new();
     for line in said.lines() {
-        last = line.unwrap();
-        if last == "end" {
+        let step = line.unwrap();
+        if step == "end" {
+            steps.push(step);
             break;
         }
-        steps += 1;
         let truth = Board::open(&at("board")).map_or(0, |board| board.used_bytes(0));
-        let books = host::snapshot(&at("region")).map_or(0, |seen| seen.used_bytes(0));
-        let pending: u64 = host::snapshot(&at("region")).map_or(0, |seen| {
-            seen.slots
-                .iter()
-                .map(|slot| slot.devices[0].pending_bytes)
-                .sum()
+        let (books, pending) = host::snapshot(&at("region")).map_or((0, 0), |seen| {
+            let pending = seen.slots.iter().map(|slot| slot.devices[0].pending_bytes);
+            (seen.used_bytes(0), pending.sum::<u64>())
         });
         if truth != books || pending != 0 {
             wrong.push(format!(
-                "{last}: driver {} KiB, books {} KiB, pending {} KiB",
+                "{step}: driver {} KiB, books {} KiB, pending {} KiB",
                 truth / 1024,
                 books / 1024,
                 pending / 1024
             ));
         }
+        steps.push(step);
         go_on.write_all(b"\n").unwrap();
     }
     let status = child.wait().unwrap();
-
     let log = std::fs::read_to_string(at("log")).unwrap_or_default();
     assert!(wrong.is_empty(), "{}\nlog: {log}", wrong.join("\n"));
-    assert_eq!(last, "end", "{status}");
-    assert!(steps > 80, "{steps} steps");
+    assert_eq!(steps.last().map(String::as_str), Some("end"), "{status}");
+    steps
+}
+
+/// Steps that are meant to fail, and what they answer.
+const FAILURES: [&str; 2] = ["free again 1", "too much 2"];
+
+#[test]
+fn after_every_call_the_books_are_what_the_driver_holds() {
+    let steps = steps_of("books");
+
+    assert!(steps.len() > 80, "{} steps", steps.len());
+    let failed: Vec<_> =
+        steps.iter().filter(|step| !step.ends_with(" 0") && *step != "end").collect();
+    assert_eq!(failed, FAILURES);
+}
+
+#[test]
+fn what_two_processes_hold_together_is_charged_once_and_until_the_last_lets_go() {
+    let steps = steps_of("pair");
+
+    let failed: Vec<_> =
+        steps.iter().filter(|step| !step.ends_with(" 0") && *step != "end").collect();
+    assert!(failed.is_empty(), "{failed:?}");
 }
