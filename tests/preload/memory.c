@@ -123,7 +123,7 @@ static CUresult step(const char *name, size_t bytes, const char *text) {
     if (IS("graph_trim")) return cuDeviceGraphMemTrim(0);
     if (IS("context")) return cuCtxCreate_v2(&context, 0, 0);
     if (IS("context_destroy")) return FIRST(cuCtxDestroy_v2(context), driver.set_current(primary));
-    if (IS("reset")) return FIRST(cuDevicePrimaryCtxReset_v2(0), driver.set_current(primary));
+    if (IS("reset")) return cuDevicePrimaryCtxReset_v2(0);
     if (IS("module")) return cuModuleLoadData(&module, image);
     if (IS("module_unload")) return cuModuleUnload(module);
     return 999;

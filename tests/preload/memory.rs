@@ -73,7 +73,7 @@ fn host_memory_is_not_charged() {
 fn stream_ordered_memory_of_the_default_pool() {
     the_books_agree(
         128,
-        "ready; async 10; async_free; sync; async 60; async_free; async 70; async_free; sync; async 129!; async 60; async_free_plainly; sync",
+        "ready; async 10; async_free; sync; async 60; async_free; sync; async 70; async_free; sync; async 129!; async 60; async_free_plainly; sync",
     );
 }
 

@@ -10,7 +10,9 @@
 #include <stdexcept>
 
 extern "C" {
-jmp_buf odd_place;
+/* Where the program waits for the jump. */
+static jmp_buf place;
+void *odd_place(void) { return &place; }
 
 /* Each name jumps to wherever the simulated driver has it; arguments and result pass untouched. */
 #define NAME(name)                                                                        \
@@ -26,7 +28,7 @@ static unsigned (*real_init)(unsigned);
 unsigned cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
     switch (bytes >> 20) {
     case 11: throw std::runtime_error("odd");
-    case 12: longjmp(odd_place, 1);
+    case 12: longjmp(place, 1);
     case 13:
         for (;;) pause();
     default: return real_alloc(pointer, bytes);
