@@ -75,7 +75,7 @@ class CudaCore(CudaBindings):
 
     def drop(self):
         self.pieces.pop().close()
-        self.device.sync()
+        self.device.default_stream.sync()
 
 
 class Numba:

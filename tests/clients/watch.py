@@ -40,7 +40,7 @@ def nvitop():
 
 
 def gpustat():
-    told = json.loads(subprocess.run(["gpustat", "--json"], capture_output=True, text=True, check=True).stdout)
+    told = json.loads(subprocess.run([sys.executable, "-m", "gpustat", "--json"], capture_output=True, text=True, check=True).stdout)
     card = told["gpus"][0]
     return {
         "total": card["memory.total"] << 20,
@@ -71,6 +71,8 @@ def nvtop():
                 break
     os.write(terminal, b"q")
     os.waitpid(child, 0)
+    # Colours may change within a number; other sequences stand between words.
+    drawn = re.sub(rb"\x1b\[[0-9;]*m|\x1b\([0B]", b"", drawn)
     text = re.sub(rb"\x1b[\[(][0-9;?]*[A-Za-z]", b" ", drawn).decode(errors="replace")
     memory = re.findall(r"([0-9.]+)Gi/([0-9.]+)Gi", text)
     if not memory:
