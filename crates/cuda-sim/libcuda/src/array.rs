@@ -61,7 +61,8 @@ impl Shape {
     fn checked(self) -> Result<Self, CuResult> {
         let sides = [self.width, self.height, self.depth];
         let is_cube = self.flags & CUBEMAP != 0;
-        let bad_cube = is_cube && (self.width != self.height || !self.depth.is_multiple_of(6) || self.depth == 0);
+        let bad_cube = is_cube
+            && (self.width != self.height || !self.depth.is_multiple_of(6) || self.depth == 0);
         if self.width == 0
             || sides.iter().any(|side| *side > 1 << 31)
             || !matches!(self.channels, 1 | 2 | 4)
@@ -148,8 +149,14 @@ pub(crate) fn layout(handle: CuArray) -> Result<(u64, u64, u64), CuResult> {
 /// When the handle is none, or the stretch is not inside.
 pub(crate) fn place(handle: CuArray, offset: u64, bytes: u64) -> Result<u64, CuResult> {
     let array = find(handle)?;
-    let inside = offset.checked_add(bytes).is_some_and(|end| end <= array.desc.bytes().unwrap_or(0));
-    if inside { Ok(array.base + offset) } else { Err(CuResult::INVALID_VALUE) }
+    let inside = offset
+        .checked_add(bytes)
+        .is_some_and(|end| end <= array.desc.bytes().unwrap_or(0));
+    if inside {
+        Ok(array.base + offset)
+    } else {
+        Err(CuResult::INVALID_VALUE)
+    }
 }
 
 fn create(shape: Shape) -> Result<CuArray, CuResult> {
@@ -157,7 +164,12 @@ fn create(shape: Shape) -> Result<CuArray, CuResult> {
     let desc = shape.checked()?;
     let bytes = desc.bytes()?;
     let base = memory::make(context, bytes, memory::rounded(bytes), Kind::Array, false)?;
-    Ok(keep(Array { desc, base, context, is_level: false }))
+    Ok(keep(Array {
+        desc,
+        base,
+        context,
+        is_level: false,
+    }))
 }
 
 fn keep(array: Array) -> CuArray {
@@ -176,8 +188,12 @@ fn end_block(base: u64) {
 /// A context ends: its arrays end with it (their memory is a block of the context's).
 pub(crate) fn context_gone(context: &'static Context) {
     with(|arrays| {
-        arrays.arrays.retain(|_, array| !std::ptr::eq(array.context, context));
-        arrays.mipmaps.retain(|_, mipmap| !std::ptr::eq(mipmap.context, context));
+        arrays
+            .arrays
+            .retain(|_, array| !std::ptr::eq(array.context, context));
+        arrays
+            .mipmaps
+            .retain(|_, mipmap| !std::ptr::eq(mipmap.context, context));
     });
 }
 
@@ -420,10 +436,23 @@ fn keep_mipmap(
     let mut handles = Vec::new();
     for level in 0..levels {
         let desc = shape.level(level);
-        handles.push(keep(Array { desc, base: at, context, is_level: true }).addr());
+        handles.push(
+            keep(Array {
+                desc,
+                base: at,
+                context,
+                is_level: true,
+            })
+            .addr(),
+        );
         at += desc.bytes().unwrap_or(0);
     }
-    let mipmap = Arc::new(Mipmap { base, bytes, context, levels: handles });
+    let mipmap = Arc::new(Mipmap {
+        base,
+        bytes,
+        context,
+        levels: handles,
+    });
     let handle = Arc::as_ptr(&mipmap).addr();
     with(|arrays| arrays.mipmaps.insert(handle, mipmap));
     std::ptr::without_provenance_mut(handle)
@@ -467,7 +496,10 @@ pub(crate) unsafe fn cuMipmappedArrayGetLevel(
 ) -> CuResult {
     border::answer(|| {
         let found = find_mipmap(mipmapped_array)?;
-        let handle = *found.levels.get(level as usize).ok_or(CuResult::INVALID_VALUE)?;
+        let handle = *found
+            .levels
+            .get(level as usize)
+            .ok_or(CuResult::INVALID_VALUE)?;
         // SAFETY: the caller's pointer.
         unsafe { border::put(level_array, std::ptr::without_provenance_mut(handle)) }
     })

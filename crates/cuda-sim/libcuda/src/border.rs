@@ -94,5 +94,9 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<(), CuResult>) -> CuResult {
 /// # Errors
 /// When the pointer is null.
 pub(crate) fn check_out<T>(out: *const T) -> Result<(), CuResult> {
-    if out.is_null() { Err(CuResult::INVALID_VALUE) } else { Ok(()) }
+    if out.is_null() {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        Ok(())
+    }
 }

@@ -97,11 +97,6 @@ impl Context {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether kernels of this context may touch a context's memory on another GPU.
-    pub(crate) fn is_peer_of(&self, gpu: usize) -> bool {
-        gpu == self.gpu || self.settings().peers.contains(&gpu)
-    }
-
     fn checked(&'static self) -> Result<Ctx, CuResult> {
         if self.is_alive() {
             Ok(self)

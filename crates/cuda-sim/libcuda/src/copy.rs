@@ -197,6 +197,15 @@ fn boxed(copy: &Box3, wait: Wait) -> Result<(), CuResult> {
     })
 }
 
+/// The same for a description that the caller passes.
+unsafe fn boxed_from<T: Copy>(copy: *const T, wait: Wait) -> Result<(), CuResult>
+where
+    Box3: From<T>,
+{
+    // SAFETY: the caller's pointer.
+    boxed(&Box3::from(unsafe { border::get(copy) }?), wait)
+}
+
 fn ends(copy: &Box3) -> Result<Option<(Place, Place)>, CuResult> {
     let (width, height, depth) = (copy.width, copy.height, copy.depth);
     if width == 0 || height == 0 || depth == 0 {
@@ -947,77 +956,57 @@ pub(crate) unsafe fn cuMemsetD2D32Async(
 
 pub(crate) unsafe fn cuMemcpy2D(copy: *const CuMemcpy2DV1) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| boxed(&Box3::from(unsafe { border::get(copy) }?), Wait::Until))
+    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
 }
 
 pub(crate) unsafe fn cuMemcpy2DAsync(copy: *const CuMemcpy2DV1, stream: CuStream) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| {
-        boxed(
-            &Box3::from(unsafe { border::get(copy) }?),
-            Wait::Not(stream),
-        )
-    })
+    border::answer(|| unsafe { boxed_from(copy, Wait::Not(stream)) })
 }
 
 pub(crate) unsafe fn cuMemcpy2DUnaligned(copy: *const CuMemcpy2DV1) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| boxed(&Box3::from(unsafe { border::get(copy) }?), Wait::Until))
+    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
 }
 
 pub(crate) unsafe fn cuMemcpy2D_v2(copy: *const CuMemcpy2D) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| boxed(&Box3::from(unsafe { border::get(copy) }?), Wait::Until))
+    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
 }
 
 pub(crate) unsafe fn cuMemcpy2DAsync_v2(copy: *const CuMemcpy2D, stream: CuStream) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| {
-        boxed(
-            &Box3::from(unsafe { border::get(copy) }?),
-            Wait::Not(stream),
-        )
-    })
+    border::answer(|| unsafe { boxed_from(copy, Wait::Not(stream)) })
 }
 
 pub(crate) unsafe fn cuMemcpy2DUnaligned_v2(copy: *const CuMemcpy2D) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| boxed(&Box3::from(unsafe { border::get(copy) }?), Wait::Until))
+    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
 }
 
 pub(crate) unsafe fn cuMemcpy3D(copy: *const CuMemcpy3DV1) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| boxed(&Box3::from(unsafe { border::get(copy) }?), Wait::Until))
+    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
 }
 
 pub(crate) unsafe fn cuMemcpy3DAsync(copy: *const CuMemcpy3DV1, stream: CuStream) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| {
-        boxed(
-            &Box3::from(unsafe { border::get(copy) }?),
-            Wait::Not(stream),
-        )
-    })
+    border::answer(|| unsafe { boxed_from(copy, Wait::Not(stream)) })
 }
 
 pub(crate) unsafe fn cuMemcpy3D_v2(copy: *const CuMemcpy3D) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| boxed(&Box3::from(unsafe { border::get(copy) }?), Wait::Until))
+    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
 }
 
 pub(crate) unsafe fn cuMemcpy3DAsync_v2(copy: *const CuMemcpy3D, stream: CuStream) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| {
-        boxed(
-            &Box3::from(unsafe { border::get(copy) }?),
-            Wait::Not(stream),
-        )
-    })
+    border::answer(|| unsafe { boxed_from(copy, Wait::Not(stream)) })
 }
 
 pub(crate) unsafe fn cuMemcpy3DPeer(copy: *const CuMemcpy3DPeer) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| boxed(&Box3::from(unsafe { border::get(copy) }?), Wait::Until))
+    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
 }
 
 pub(crate) unsafe fn cuMemcpy3DPeerAsync(
@@ -1025,12 +1014,7 @@ pub(crate) unsafe fn cuMemcpy3DPeerAsync(
     stream: CuStream,
 ) -> CuResult {
     // SAFETY: the caller's pointer.
-    border::answer(|| {
-        boxed(
-            &Box3::from(unsafe { border::get(copy) }?),
-            Wait::Not(stream),
-        )
-    })
+    border::answer(|| unsafe { boxed_from(copy, Wait::Not(stream)) })
 }
 
 /// Each copy of a batch in stream order; the hints of where memory lies change nothing here.

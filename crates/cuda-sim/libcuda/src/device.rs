@@ -296,7 +296,7 @@ fn attribute_of(attribute: u32, gpu: usize, devices: usize) -> Option<i32> {
         140 => 0x16c1_10de,
         149 => 1,
         157 => MULTIPROCESSORS,
-        1..=LAST_ATTRIBUTE => 0,
+        known if known != 0 && known <= LAST_ATTRIBUTE => 0,
         _ => return None,
     })
 }

@@ -178,7 +178,6 @@ impl Driver {
 }
 
 /// The board's refusal as the driver says it.
-#[must_use]
 pub(crate) fn refusal(refused: Refused) -> CuResult {
     match refused {
         Refused::NoMemory | Refused::NoRoom => CuResult::OUT_OF_MEMORY,

@@ -71,7 +71,13 @@ pub(crate) unsafe fn cuImportExternalMemory(
         }
         let handle = with(|imports| {
             let handle = number(imports);
-            imports.memories.insert(handle, Arc::new(Memory { file, bytes: desc.size }));
+            imports.memories.insert(
+                handle,
+                Arc::new(Memory {
+                    file,
+                    bytes: desc.size,
+                }),
+            );
             handle
         });
         // SAFETY: not null, and the caller's.
@@ -85,14 +91,22 @@ fn find(handle: CuExternalMemory) -> Result<Arc<Memory>, CuResult> {
 
 fn map(memory: &Memory, offset: u64, bytes: u64) -> Result<u64, CuResult> {
     let context = context::current()?;
-    let inside = offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes);
+    let inside = offset
+        .checked_add(bytes)
+        .is_some_and(|end| end <= memory.bytes);
     if bytes == 0 || !inside || !offset.is_multiple_of(PAGE) {
         return Err(CuResult::INVALID_VALUE);
     }
     let mut block = memory::block(bytes, context.gpu, Kind::External);
     block.context = Some(context);
     let base = memory::place(block, false)?;
-    ipc::map_over(base, bytes.next_multiple_of(PAGE), &memory.file, offset, true)?;
+    ipc::map_over(
+        base,
+        bytes.next_multiple_of(PAGE),
+        &memory.file,
+        offset,
+        true,
+    )?;
     Ok(base)
 }
 
@@ -134,7 +148,11 @@ pub(crate) unsafe fn cuExternalMemoryGetMappedMipmappedArray(
 
 pub(crate) unsafe fn cuDestroyExternalMemory(ext_mem: CuExternalMemory) -> CuResult {
     let gone = with(|imports| imports.memories.remove(&ext_mem.addr()));
-    if gone.is_some() { CuResult::SUCCESS } else { CuResult::INVALID_HANDLE }
+    if gone.is_some() {
+        CuResult::SUCCESS
+    } else {
+        CuResult::INVALID_HANDLE
+    }
 }
 
 // --- semaphores: signalled and waited for at once, since nothing else runs on their other side ------
@@ -165,7 +183,11 @@ pub(crate) unsafe fn cuImportExternalSemaphore(
 
 pub(crate) unsafe fn cuDestroyExternalSemaphore(ext_sem: CuExternalSemaphore) -> CuResult {
     let gone = with(|imports| imports.semaphores.remove(&ext_sem.addr()));
-    if gone.is_some() { CuResult::SUCCESS } else { CuResult::INVALID_HANDLE }
+    if gone.is_some() {
+        CuResult::SUCCESS
+    } else {
+        CuResult::INVALID_HANDLE
+    }
 }
 
 unsafe fn all_known(

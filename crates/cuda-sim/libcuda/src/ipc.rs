@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
 
+use crate::border;
 use crate::context::{self, Context};
 use crate::driver::{self, Driver};
 use crate::memory::{self, Block, Kind};
 use crate::space::{PAGE, address};
-use crate::border;
 
 /// Descriptors of ours stand high, out of the way of programs that count on low numbers.
 const LEAST_DESCRIPTOR: i32 = 512;
@@ -46,9 +46,18 @@ impl Name {
 
     /// Reads a handle that [`Self::write`] wrote.
     pub(crate) fn read(from: &[u8; 64]) -> Option<Self> {
-        let mut words = from.chunks_exact(8).filter_map(|word| word.try_into().ok()).map(u64::from_le_bytes);
+        let mut words = from
+            .chunks_exact(8)
+            .filter_map(|word| word.try_into().ok())
+            .map(u64::from_le_bytes);
         let mut next = || words.next();
-        let name = Self { magic: next()?, id: next()?, gpu: next()?, bytes: next()?, pid: next()? };
+        let name = Self {
+            magic: next()?,
+            id: next()?,
+            gpu: next()?,
+            bytes: next()?,
+            pid: next()?,
+        };
         (name.magic == MAGIC).then_some(name)
     }
 }
@@ -71,16 +80,17 @@ pub(crate) fn memory_file(name: &CStr, bytes: u64) -> Result<File, CuResult> {
     moved_up(&file)
 }
 
-/// The same file under a high descriptor, closed on exec.
+/// The same file under a high descriptor, closed on exec; under any, where a process allows itself
+/// fewer descriptors than that.
 fn moved_up(file: &File) -> Result<File, CuResult> {
-    // SAFETY: a copy of an open descriptor.
-    let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR) };
-    // A process may allow itself fewer descriptors than that.
-    // SAFETY: as above.
-    let fd = if fd < 0 { unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) } } else { fd };
-    if fd < 0 {
-        return Err(CuResult::OPERATING_SYSTEM);
-    }
+    let copied = |least: i32| {
+        // SAFETY: a copy of an open descriptor.
+        let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
+        (fd >= 0).then_some(fd)
+    };
+    let fd = copied(LEAST_DESCRIPTOR)
+        .or_else(|| copied(0))
+        .ok_or(CuResult::OPERATING_SYSTEM)?;
     // SAFETY: made above, and nobody else's.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
@@ -90,7 +100,10 @@ fn moved_up(file: &File) -> Result<File, CuResult> {
 /// # Errors
 /// When the process has none left.
 pub(crate) fn for_program(file: &File) -> Result<i32, CuResult> {
-    Ok(file.try_clone().map_err(|_| CuResult::OPERATING_SYSTEM)?.into_raw_fd())
+    Ok(file
+        .try_clone()
+        .map_err(|_| CuResult::OPERATING_SYSTEM)?
+        .into_raw_fd())
 }
 
 /// A descriptor of ours for the file that the program passes; its own stays open.
@@ -115,7 +128,8 @@ pub(crate) fn write_record<T: Copy>(file: &File, offset: u64, record: &T) -> Res
     let bytes = unsafe {
         std::slice::from_raw_parts(std::ptr::from_ref(record).cast::<u8>(), size_of::<T>())
     };
-    file.write_all_at(bytes, offset).map_err(|_| CuResult::OPERATING_SYSTEM)
+    file.write_all_at(bytes, offset)
+        .map_err(|_| CuResult::OPERATING_SYSTEM)
 }
 
 /// Reads a plain record from a file.
@@ -127,13 +141,17 @@ pub(crate) fn read_record<T: Copy>(file: &File, offset: u64) -> Result<T, CuResu
     // SAFETY: the record's own bytes, zeroed above; any bytes are a value of its callers' types.
     let bytes =
         unsafe { std::slice::from_raw_parts_mut(record.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
-    file.read_exact_at(bytes, offset).map_err(|_| CuResult::INVALID_VALUE)?;
+    file.read_exact_at(bytes, offset)
+        .map_err(|_| CuResult::INVALID_VALUE)?;
     // SAFETY: every byte was written above.
     Ok(unsafe { record.assume_init() })
 }
 
 fn path_of(driver: &Driver, id: u64) -> Result<PathBuf, CuResult> {
-    let directory = driver.board.shared_dir().map_err(|_| CuResult::OPERATING_SYSTEM)?;
+    let directory = driver
+        .board
+        .shared_dir()
+        .map_err(|_| CuResult::OPERATING_SYSTEM)?;
     Ok(directory.join(format!("memory-{id}")))
 }
 
@@ -147,10 +165,14 @@ pub(crate) fn forget(driver: &Driver, id: SharedId) {
 
 /// Files of memory whose last holder was killed.
 fn sweep(driver: &Driver) {
-    let Ok(directory) = driver.board.shared_dir().and_then(fs::read_dir) else { return };
+    let Ok(directory) = driver.board.shared_dir().and_then(fs::read_dir) else {
+        return;
+    };
     for entry in directory.flatten() {
         let name = entry.file_name();
-        let id = name.to_str().and_then(|name| name.strip_prefix("memory-")?.parse().ok());
+        let id = name
+            .to_str()
+            .and_then(|name| name.strip_prefix("memory-")?.parse().ok());
         if id.is_some_and(|id| driver.board.shared(SharedId(id)).is_none()) {
             drop(fs::remove_file(entry.path()));
         }
@@ -182,7 +204,10 @@ pub(crate) fn share(
     }
     sweep(driver);
     let taken = carried().ok_or(CuResult::INVALID_VALUE)?;
-    let id = driver.board.share(driver.member, block.gpu, taken).map_err(driver::refusal)?;
+    let id = driver
+        .board
+        .share(driver.member, block.gpu, taken)
+        .map_err(driver::refusal)?;
     let length = block.bytes.next_multiple_of(PAGE);
     let file = OpenOptions::new()
         .read(true)
@@ -208,8 +233,10 @@ fn copy_touched(base: u64, length: u64, file: &File) -> Result<(), CuResult> {
     for page in (0..pages).filter(|page| !known || touched[*page] & 1 == 1) {
         let offset = page as u64 * PAGE;
         // SAFETY: a page of a block of ours.
-        let bytes = unsafe { std::slice::from_raw_parts(address::<u8>(base + offset), PAGE as usize) };
-        file.write_all_at(bytes, offset).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+        let bytes =
+            unsafe { std::slice::from_raw_parts(address::<u8>(base + offset), PAGE as usize) };
+        file.write_all_at(bytes, offset)
+            .map_err(|_| CuResult::OUT_OF_MEMORY)?;
     }
     Ok(())
 }
@@ -225,7 +252,11 @@ pub(crate) fn map_over(
     offset: u64,
     readable: bool,
 ) -> Result<(), CuResult> {
-    let protection = if readable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+    let protection = if readable {
+        libc::PROT_READ | libc::PROT_WRITE
+    } else {
+        libc::PROT_NONE
+    };
     // SAFETY: replaces pages of a mapping of ours, which the caller has chosen, by the file's.
     let mapped = unsafe {
         libc::mmap(
@@ -237,7 +268,11 @@ pub(crate) fn map_over(
             offset as libc::off_t,
         )
     };
-    if mapped == libc::MAP_FAILED { Err(CuResult::MAP_FAILED) } else { Ok(()) }
+    if mapped == libc::MAP_FAILED {
+        Err(CuResult::MAP_FAILED)
+    } else {
+        Ok(())
+    }
 }
 
 /// Opens memory that another process has shared.
@@ -255,7 +290,10 @@ pub(crate) fn open(
         return Err(CuResult::INVALID_DEVICE);
     }
     let id = SharedId(name.id);
-    driver.board.hold(driver.member, id).map_err(|_| CuResult::INVALID_VALUE)?;
+    driver
+        .board
+        .hold(driver.member, id)
+        .map_err(|_| CuResult::INVALID_VALUE)?;
     let opened = || {
         let file = OpenOptions::new()
             .read(true)
@@ -368,7 +406,13 @@ mod tests {
 
     #[test]
     fn a_name_comes_back_from_its_handle() {
-        let name = Name { magic: MAGIC, id: 7, gpu: 1, bytes: 4096, pid: 42 };
+        let name = Name {
+            magic: MAGIC,
+            id: 7,
+            gpu: 1,
+            bytes: 4096,
+            pid: 42,
+        };
         let mut handle = [0xff; 64];
         name.write(&mut handle);
 

@@ -29,6 +29,7 @@ mod context;
 mod copy;
 mod device;
 mod event;
+mod export_table;
 mod external;
 mod gpu;
 mod graph;
@@ -52,6 +53,7 @@ mod vmm;
 /// What ends with a context, in this order; its memory is the last.
 const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[
     capture::context_gone,
+    export_table::context_gone,
     stream::context_gone,
     event::context_gone,
     module::context_gone,
@@ -90,5 +92,6 @@ mod exports {
 pub(crate) use exports::ADDRESSES;
 
 /// Tells libraries that look for the real driver that this one is simulated.
+#[allow(non_upper_case_globals, reason = "a symbol's name")]
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub static vgpu_simulated_driver: u32 = 1;

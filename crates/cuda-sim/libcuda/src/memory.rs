@@ -55,9 +55,7 @@ pub(crate) enum Kind {
         flags: u32,
     },
     /// The program's own memory, made known.
-    Registered {
-        flags: u32,
-    },
+    Registered,
     /// Physical memory, mapped.
     Mapped(vmm::Mapping),
     /// Another process's memory, opened so many times.
@@ -69,12 +67,12 @@ pub(crate) enum Kind {
 
 impl Kind {
     fn is_host(&self) -> bool {
-        matches!(self, Self::Host { .. } | Self::Registered { .. })
+        matches!(self, Self::Host { .. } | Self::Registered)
     }
 
     /// Whether the addresses are pieces of the space.
     fn is_in_space(&self) -> bool {
-        !matches!(self, Self::Registered { .. } | Self::Mapped(_))
+        !matches!(self, Self::Registered | Self::Mapped(_))
     }
 }
 
@@ -179,7 +177,9 @@ pub(crate) fn make(
 /// When there are no addresses left.
 pub(crate) fn place(block: Block, low: bool) -> Result<u64, CuResult> {
     with(|blocks| {
-        let base = blocks.addresses(block.bytes, low).ok_or(CuResult::OUT_OF_MEMORY)?;
+        let base = blocks
+            .addresses(block.bytes, low)
+            .ok_or(CuResult::OUT_OF_MEMORY)?;
         blocks.all.insert(base, block);
         Ok(base)
     })
@@ -191,7 +191,10 @@ pub(crate) fn place(block: Block, low: bool) -> Result<u64, CuResult> {
 /// When something is there already.
 pub(crate) fn place_at(base: u64, block: Block) -> Result<(), CuResult> {
     with(|blocks| {
-        let last = base.checked_add(block.bytes).ok_or(CuResult::INVALID_VALUE)? - 1;
+        let last = base
+            .checked_add(block.bytes)
+            .ok_or(CuResult::INVALID_VALUE)?
+            - 1;
         let before = blocks.at(base).is_some();
         if before || blocks.all.range(base..=last).next().is_some() {
             return Err(CuResult::ALREADY_MAPPED);
@@ -205,7 +208,15 @@ pub(crate) fn place_at(base: u64, block: Block) -> Result<(), CuResult> {
 pub(crate) fn block(bytes: u64, gpu: usize, kind: Kind) -> Block {
     // Relaxed: only has to differ from every other.
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-    Block { bytes, taken: 0, gpu, context: None, kind, id, shared: None }
+    Block {
+        bytes,
+        taken: 0,
+        gpu,
+        context: None,
+        kind,
+        id,
+        shared: None,
+    }
 }
 
 /// Takes a block out of the table, if `wanted` says that it is one for its caller.
@@ -224,7 +235,8 @@ pub(crate) fn end(base: u64, block: &Block) {
     let Some(driver) = driver::get() else { return };
     match block.shared {
         Some(shared) => {
-            if driver.board.let_go(driver.member, shared) {
+            let is_gone = driver.board.let_go(driver.member, shared);
+            if is_gone {
                 ipc::forget(driver, shared);
             }
         }
@@ -238,7 +250,11 @@ pub(crate) fn end(base: u64, block: &Block) {
 
 /// The block that an address lies in, with its base.
 pub(crate) fn find(address: u64) -> Option<(u64, Block)> {
-    with(|blocks| blocks.at(address).map(|(base, block)| (base, block.clone())))
+    with(|blocks| {
+        blocks
+            .at(address)
+            .map(|(base, block)| (base, block.clone()))
+    })
 }
 
 /// Changes a block in its place.
@@ -260,10 +276,14 @@ pub(crate) fn select(
 /// Whether `bytes` from an address on can be touched, all known to the driver.
 pub(crate) fn is_reachable(address: u64, bytes: u64) -> bool {
     with(|blocks| {
-        let Some(end) = address.checked_add(bytes) else { return false };
+        let Some(end) = address.checked_add(bytes) else {
+            return false;
+        };
         let mut at = address;
         loop {
-            let Some((base, block)) = blocks.at(at) else { return false };
+            let Some((base, block)) = blocks.at(at) else {
+                return false;
+            };
             if let Kind::Mapped(mapping) = &block.kind
                 && !mapping.is_accessible()
             {
@@ -279,7 +299,11 @@ pub(crate) fn is_reachable(address: u64, bytes: u64) -> bool {
 
 /// A context ends: its blocks end with it.
 pub(crate) fn context_gone(context: &'static Context) {
-    let own = |block: &Block| block.context.is_some_and(|other| std::ptr::eq(other, context));
+    let own = |block: &Block| {
+        block
+            .context
+            .is_some_and(|other| std::ptr::eq(other, context))
+    };
     for (base, _) in select(0..u64::MAX, own) {
         if let Some(block) = remove(base, |_| true) {
             end(base, &block);
@@ -337,7 +361,9 @@ fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Result<(u64,
     if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
         return Err(CuResult::INVALID_VALUE);
     }
-    let pitch = width.checked_next_multiple_of(PITCH).ok_or(CuResult::OUT_OF_MEMORY)?;
+    let pitch = width
+        .checked_next_multiple_of(PITCH)
+        .ok_or(CuResult::OUT_OF_MEMORY)?;
     let bytes = pitch.checked_mul(height).ok_or(CuResult::OUT_OF_MEMORY)?;
     Ok((alloc(bytes, Kind::Device, low)?, pitch))
 }
@@ -403,10 +429,17 @@ fn free(base: u64) -> Result<(), CuResult> {
         return Ok(());
     }
     if memory_node::is_graphs(base) {
-        return if memory_node::free(base) { Ok(()) } else { Err(CuResult::INVALID_VALUE) };
+        return if memory_node::free(base) {
+            Ok(())
+        } else {
+            Err(CuResult::INVALID_VALUE)
+        };
     }
     let own = |block: &Block| {
-        matches!(block.kind, Kind::Device | Kind::Managed | Kind::Pool(_) | Kind::External)
+        matches!(
+            block.kind,
+            Kind::Device | Kind::Managed | Kind::Pool(_) | Kind::External
+        )
     };
     let block = remove(base, own).ok_or(CuResult::INVALID_VALUE)?;
     end(base, &block);
@@ -424,7 +457,7 @@ pub(crate) unsafe fn cuMemFree(ptr: u32) -> CuResult {
 fn range_of(address: u64) -> Result<(u64, u64), CuResult> {
     context::current()?;
     let (base, block) = find(address)
-        .filter(|(_, block)| !matches!(block.kind, Kind::Array | Kind::Registered { .. }))
+        .filter(|(_, block)| !matches!(block.kind, Kind::Array | Kind::Registered))
         .ok_or(CuResult::NOT_FOUND)?;
     Ok((base, block.bytes))
 }
@@ -461,7 +494,18 @@ pub(crate) unsafe fn cuMemGetAddressRange(
 
 fn info() -> Result<(u64, u64), CuResult> {
     let context = context::current()?;
-    let board = &driver::the()?.board;
+    let driver = driver::the()?;
+    let board = &driver.board;
+    if let Some(part) = driver.instance {
+        let own = |other: &board::ProcessUse| other.instance == Some(part.index);
+        let used: u64 = board
+            .processes(context.gpu)
+            .iter()
+            .filter(|process| own(process))
+            .map(|process| process.alloc_bytes + process.overhead_bytes)
+            .sum();
+        return Ok((part.bytes.saturating_sub(used), part.bytes));
+    }
     let total = board.total_bytes(context.gpu);
     Ok((total.saturating_sub(board.used_bytes(context.gpu)), total))
 }
@@ -538,7 +582,7 @@ fn register(p: *mut c_void, bytes: usize, flags: u32) -> CuResult {
         if p.is_null() || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let mut block = block(bytes as u64, context.gpu, Kind::Registered { flags });
+        let mut block = block(bytes as u64, context.gpu, Kind::Registered);
         block.context = Some(context);
         place_at(p.addr() as u64, block).map_err(|_| CuResult::HOST_MEMORY_ALREADY_REGISTERED)
     })
@@ -555,8 +599,9 @@ pub(crate) unsafe fn cuMemHostRegister(p: *mut c_void, bytes: usize, flags: u32)
 pub(crate) unsafe fn cuMemHostUnregister(p: *mut c_void) -> CuResult {
     border::answer(|| {
         context::current()?;
-        let registered = |block: &Block| matches!(block.kind, Kind::Registered { .. });
-        let block = remove(p.addr() as u64, registered).ok_or(CuResult::HOST_MEMORY_NOT_REGISTERED)?;
+        let registered = |block: &Block| matches!(block.kind, Kind::Registered);
+        let block =
+            remove(p.addr() as u64, registered).ok_or(CuResult::HOST_MEMORY_NOT_REGISTERED)?;
         end(p.addr() as u64, &block);
         Ok(())
     })
@@ -618,7 +663,11 @@ pub(crate) unsafe fn cuMemHostGetFlags(flags: *mut u32, p: *mut c_void) -> CuRes
 fn managed(address: u64, bytes: usize) -> Result<(), CuResult> {
     let (base, block) = find(address).ok_or(CuResult::INVALID_VALUE)?;
     let inside = bytes > 0 && address - base + bytes as u64 <= block.bytes.next_multiple_of(PAGE);
-    if matches!(block.kind, Kind::Managed) && inside { Ok(()) } else { Err(CuResult::INVALID_VALUE) }
+    if matches!(block.kind, Kind::Managed) && inside {
+        Ok(())
+    } else {
+        Err(CuResult::INVALID_VALUE)
+    }
 }
 
 fn advise(address: CuDevicePtr, bytes: usize, advice: u32, device: i32) -> Result<(), CuResult> {

@@ -2,8 +2,8 @@
 
 use cuda_api::driver::*;
 
-use crate::memory::{self, Kind};
 use crate::graph::Body;
+use crate::memory::{self, Kind};
 use crate::{border, capture, driver, memory_node, pool, stream};
 
 fn device_of(gpu: usize) -> Result<CuDevice, CuResult> {
@@ -64,11 +64,14 @@ pub(crate) unsafe fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) -> CuRes
             return Ok(());
         }
         if memory_node::is_graphs(ptr.0) {
-            return if memory_node::free(ptr.0) { Ok(()) } else { Err(CuResult::INVALID_VALUE) };
+            return if memory_node::free(ptr.0) {
+                Ok(())
+            } else {
+                Err(CuResult::INVALID_VALUE)
+            };
         }
         let own = |block: &memory::Block| matches!(block.kind, Kind::Pool(_));
         let block = memory::remove(ptr.0, own).ok_or(CuResult::INVALID_VALUE)?;
         stream::in_order(&found, move || memory::end(ptr.0, &block))
     })
 }
-

@@ -83,8 +83,17 @@ fn with<T>(body: impl FnOnce(&mut Pools) -> T) -> T {
 }
 
 fn new(gpu: usize, sort: Sort, handle_types: u64, max_bytes: u64) -> &'static Pool {
-    let state = Mutex::new(State { reuse: [1; 3], ..State::default() });
-    Box::leak(Box::new(Pool { gpu, sort, handle_types, max_bytes, state }))
+    let state = Mutex::new(State {
+        reuse: [1; 3],
+        ..State::default()
+    });
+    Box::leak(Box::new(Pool {
+        gpu,
+        sort,
+        handle_types,
+        max_bytes,
+        state,
+    }))
 }
 
 /// A GPU's own pool.
@@ -111,8 +120,14 @@ pub(crate) fn current_of(gpu: usize) -> &'static Pool {
 /// When it is none, or was destroyed.
 pub(crate) fn find(handle: CuMemoryPool) -> Result<&'static Pool, CuResult> {
     let wanted = handle.addr();
-    with(|pools| pools.all.iter().copied().find(|pool| pool.as_handle().addr() == wanted))
-        .ok_or(CuResult::INVALID_VALUE)
+    with(|pools| {
+        pools
+            .all
+            .iter()
+            .copied()
+            .find(|pool| pool.as_handle().addr() == wanted)
+    })
+    .ok_or(CuResult::INVALID_VALUE)
 }
 
 /// Something of this GPU has been waited for: its pools give back what is empty and beyond their
@@ -130,7 +145,8 @@ pub(crate) fn context_gone(context: &'static Context) {
     if context::any_on(context.gpu).is_some() {
         return;
     }
-    let own = |block: &memory::Block| block.gpu == context.gpu && matches!(block.kind, Kind::Pool(_));
+    let own =
+        |block: &memory::Block| block.gpu == context.gpu && matches!(block.kind, Kind::Pool(_));
     for (base, _) in memory::select(0..u64::MAX, own) {
         if let Some(block) = memory::remove(base, own) {
             memory::end(base, &block);
@@ -165,13 +181,20 @@ impl Pool {
     /// # Errors
     /// When the GPU, or the pool's greatest size, has no room.
     pub(crate) fn take(&self, bytes: u64) -> Result<Piece, CuResult> {
-        let bytes = bytes.checked_next_multiple_of(PIECE_STEP).ok_or(CuResult::OUT_OF_MEMORY)?;
+        let bytes = bytes
+            .checked_next_multiple_of(PIECE_STEP)
+            .ok_or(CuResult::OUT_OF_MEMORY)?;
         let mut state = self.state();
-        let fitting = state.chunks.iter().position(|chunk| chunk.bytes - chunk.used >= bytes);
+        let fitting = state
+            .chunks
+            .iter()
+            .position(|chunk| chunk.bytes - chunk.used >= bytes);
         let chunk = match fitting {
             Some(chunk) => chunk,
             None => {
-                let grown = bytes.checked_next_multiple_of(STEP).ok_or(CuResult::OUT_OF_MEMORY)?;
+                let grown = bytes
+                    .checked_next_multiple_of(STEP)
+                    .ok_or(CuResult::OUT_OF_MEMORY)?;
                 let grown = grown.max(CHUNK);
                 if self.max_bytes != 0 && state.reserved + grown > self.max_bytes.max(CHUNK) {
                     return Err(CuResult::OUT_OF_MEMORY);
@@ -184,7 +207,10 @@ impl Pool {
                 if slot.is_none() {
                     state.chunks.push(Chunk::default());
                 }
-                state.chunks[chunk] = Chunk { bytes: grown, used: 0 };
+                state.chunks[chunk] = Chunk {
+                    bytes: grown,
+                    used: 0,
+                };
                 state.reserved += grown;
                 state.reserved_high = state.reserved_high.max(state.reserved);
                 chunk
@@ -285,7 +311,12 @@ impl Pool {
     /// Bytes used, their high mark, bytes reserved, their high mark.
     pub(crate) fn figures(&self) -> [u64; 4] {
         let state = self.state();
-        [state.used, state.used_high, state.reserved, state.reserved_high]
+        [
+            state.used,
+            state.used_high,
+            state.reserved,
+            state.reserved_high,
+        ]
     }
 
     /// Sets the high marks to what there is: that of the used bytes, that of the reserved.
@@ -341,7 +372,9 @@ pub(crate) unsafe fn cuMemPoolDestroy(pool: CuMemoryPool) -> CuResult {
         }
         with(|pools| {
             pools.all.retain(|other| !std::ptr::eq(*other, found));
-            pools.current.retain(|_, other| !std::ptr::eq(*other, found));
+            pools
+                .current
+                .retain(|_, other| !std::ptr::eq(*other, found));
         });
         found.state().is_destroyed = true;
         found.trim(0);
@@ -393,7 +426,8 @@ pub(crate) unsafe fn cuMemPoolSetAttribute(
         let pool = find(pool)?;
         if let 1..=3 = attribute {
             // SAFETY: the caller's pointer, of the attribute's type.
-            pool.state().reuse[attribute as usize - 1] = unsafe { border::get(value.cast::<i32>()) }?;
+            pool.state().reuse[attribute as usize - 1] =
+                unsafe { border::get(value.cast::<i32>()) }?;
             return Ok(());
         }
         // SAFETY: the caller's pointer, of the attribute's type.
@@ -422,7 +456,9 @@ pub(crate) unsafe fn cuMemPoolSetAccess(
                 return Err(CuResult::INVALID_VALUE);
             }
             let mut state = pool.state();
-            state.access.retain(|(device, _)| *device != desc.location.id);
+            state
+                .access
+                .retain(|(device, _)| *device != desc.location.id);
             state.access.push((desc.location.id, desc.flags));
         }
         Ok(())
@@ -440,7 +476,12 @@ pub(crate) unsafe fn cuMemPoolGetAccess(
         // SAFETY: the caller's pointer.
         let location = unsafe { border::get(location) }?;
         let gpu = driver::the()?.gpu(CuDevice(location.id))?;
-        let set = pool.state().access.iter().find(|(device, _)| *device == location.id).map(|(_, f)| *f);
+        let set = pool
+            .state()
+            .access
+            .iter()
+            .find(|(device, _)| *device == location.id)
+            .map(|(_, f)| *f);
         let own = if gpu == pool.gpu { READ_WRITE } else { 0 };
         // SAFETY: the caller's pointer.
         unsafe { border::put(flags, set.unwrap_or(own)) }
@@ -546,8 +587,11 @@ pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
             return Err(CuResult::INVALID_VALUE);
         }
         border::check_out(handle_out)?;
-        let token =
-            PoolToken { magic: POOL_MAGIC, gpu: pool.gpu as u64, handle_types: pool.handle_types };
+        let token = PoolToken {
+            magic: POOL_MAGIC,
+            gpu: pool.gpu as u64,
+            handle_types: pool.handle_types,
+        };
         let file = ipc::memory_file(c"vgpu-sim-pool", size_of::<PoolToken>() as u64)?;
         ipc::write_record(&file, 0, &token)?;
         // SAFETY: the caller's pointer; the descriptor is its own from now on.

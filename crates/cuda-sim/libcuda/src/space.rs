@@ -21,7 +21,7 @@ impl Space {
     pub(crate) fn reserve(bytes: u64) -> Option<Self> {
         let mut bytes = bytes.next_multiple_of(PAGE);
         while bytes >= 1 << 30 {
-            if let Some(space) = Self::map(bytes, 0) {
+            if let Some(space) = Self::map(bytes, 0, 0) {
                 return Some(space);
             }
             bytes /= 2;
@@ -32,14 +32,19 @@ impl Space {
     /// The same below 4 GiB, for the first forms of driver functions, whose addresses have 32 bits.
     #[must_use]
     pub(crate) fn reserve_low(bytes: u64) -> Option<Self> {
-        Self::map(bytes, libc::MAP_32BIT)
+        const STEP: u64 = 256 << 20;
+        // High ones first: a program that is not position independent stands low, and grows.
+        let starts = (1..).map(|step| (1_u64 << 32).saturating_sub(bytes + step * STEP));
+        starts
+            .take_while(|start| *start >= 1 << 30)
+            .find_map(|start| Self::map(bytes, start, libc::MAP_FIXED_NOREPLACE))
     }
 
-    fn map(bytes: u64, flags: i32) -> Option<Self> {
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+    fn map(bytes: u64, at: u64, flags: i32) -> Option<Self> {
+        // SAFETY: a new anonymous mapping, which replaces none.
         let start = unsafe {
             libc::mmap(
-                std::ptr::null_mut(),
+                address(at),
                 bytes as usize,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags,
@@ -54,7 +59,17 @@ impl Space {
         // the kernel has none, the advice fails and is not needed.
         unsafe { libc::madvise(start, bytes as usize, libc::MADV_NOHUGEPAGE) };
         let start = start.expose_provenance() as u64;
-        Some(Self { next: start, end: start + bytes, free: HashMap::new() })
+        if at != 0 && start != at {
+            // A kernel that does not know the flag takes the address for a wish.
+            // SAFETY: the mapping made above, which nobody knows of.
+            unsafe { libc::munmap(address(start), bytes as usize) };
+            return None;
+        }
+        Some(Self {
+            next: start,
+            end: start + bytes,
+            free: HashMap::new(),
+        })
     }
 
     /// Whether an address is one of these.
@@ -70,17 +85,28 @@ impl Space {
         if let Some(piece) = self.free.get_mut(&bytes).and_then(Vec::pop) {
             return Some(piece);
         }
-        if let Some(next) = self.next.checked_add(bytes).filter(|next| *next <= self.end) {
+        if let Some(next) = self
+            .next
+            .checked_add(bytes)
+            .filter(|next| *next <= self.end)
+        {
             return Some(std::mem::replace(&mut self.next, next));
         }
         self.merge();
-        let (&size, _) = self.free.iter().filter(|(size, _)| **size >= bytes).min_by_key(|(size, _)| **size)?;
+        let (&size, _) = self
+            .free
+            .iter()
+            .filter(|(size, _)| **size >= bytes)
+            .min_by_key(|(size, _)| **size)?;
         let piece = self.free.get_mut(&size)?.pop()?;
         if self.free.get(&size).is_some_and(Vec::is_empty) {
             self.free.remove(&size);
         }
         if size > bytes {
-            self.free.entry(size - bytes).or_default().push(piece + bytes);
+            self.free
+                .entry(size - bytes)
+                .or_default()
+                .push(piece + bytes);
         }
         Some(piece)
     }

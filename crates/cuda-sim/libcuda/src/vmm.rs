@@ -74,7 +74,11 @@ impl Drop for Physical {
                     self.bytes as libc::off_t,
                 )
             };
-            lock(pieces).free.entry(self.bytes).or_default().push(self.offset);
+            lock(pieces)
+                .free
+                .entry(self.bytes)
+                .or_default()
+                .push(self.offset);
         }
         // In a forked child the parent's memory is not the child's to give back.
         let Some(driver) = driver::get() else { return };
@@ -148,14 +152,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn held(handle: CuMemAllocationHandle) -> Result<Arc<Physical>, CuResult> {
     let handles = lock(&HANDLES);
-    handles.get(&handle.0).map(|held| Arc::clone(&held.physical)).ok_or(CuResult::INVALID_VALUE)
+    handles
+        .get(&handle.0)
+        .map(|held| Arc::clone(&held.physical))
+        .ok_or(CuResult::INVALID_VALUE)
 }
 
 // --- addresses --------------------------------------------------------------------------------------
 
 /// Makes pages nobody's again: nothing can be read there, or, with `usable`, zeroes can.
 pub(crate) fn blank(base: u64, bytes: u64, usable: bool) {
-    let protection = if usable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+    let protection = if usable {
+        libc::PROT_READ | libc::PROT_WRITE
+    } else {
+        libc::PROT_NONE
+    };
     // SAFETY: replaces pages of a mapping of ours that nobody uses any more. Where the machine
     // refuses, the old pages stay, and nobody is told of their address again.
     unsafe {
@@ -196,7 +207,14 @@ fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Result<u64, CuResult> {
     let map = |hint: u64, length: u64, flags: i32| {
         // SAFETY: a new mapping that replaces none.
         let mapped = unsafe {
-            libc::mmap(address(hint), length as usize, libc::PROT_NONE, NOBODY | flags, -1, 0)
+            libc::mmap(
+                address(hint),
+                length as usize,
+                libc::PROT_NONE,
+                NOBODY | flags,
+                -1,
+                0,
+            )
         };
         (mapped != libc::MAP_FAILED).then(|| mapped.expose_provenance() as u64)
     };
@@ -206,7 +224,9 @@ fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Result<u64, CuResult> {
             return Ok(base);
         }
     }
-    let length = bytes.checked_add(alignment).ok_or(CuResult::OUT_OF_MEMORY)?;
+    let length = bytes
+        .checked_add(alignment)
+        .ok_or(CuResult::OUT_OF_MEMORY)?;
     let start = map(0, length, 0).ok_or(CuResult::OUT_OF_MEMORY)?;
     let base = start.next_multiple_of(alignment);
     let unmap = |from: u64, to: u64| {
@@ -287,7 +307,10 @@ fn common() -> Result<Arc<Contents>, CuResult> {
         return Ok(Arc::clone(contents));
     }
     let file = ipc::memory_file(c"vgpu-sim-memory", 0)?;
-    let contents = Arc::new(Contents { file, free: Some(Mutex::default()) });
+    let contents = Arc::new(Contents {
+        file,
+        free: Some(Mutex::default()),
+    });
     *common = Some(Arc::clone(&contents));
     Ok(contents)
 }
@@ -301,13 +324,18 @@ fn contents(bytes: u64, shareable: bool) -> Result<(Arc<Contents>, u64), CuResul
     }
     let common = common()?;
     let offset = {
-        let Some(pieces) = &common.free else { return Err(CuResult::UNKNOWN) };
+        let Some(pieces) = &common.free else {
+            return Err(CuResult::UNKNOWN);
+        };
         let mut pieces = lock(pieces);
         if let Some(offset) = pieces.free.get_mut(&bytes).and_then(Vec::pop) {
             offset
         } else {
             let end = pieces.end + bytes;
-            common.file.set_len(end).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+            common
+                .file
+                .set_len(end)
+                .map_err(|_| CuResult::OUT_OF_MEMORY)?;
             std::mem::replace(&mut pieces.end, end)
         }
     };
@@ -341,11 +369,12 @@ pub(crate) unsafe fn cuMemCreate(
         if !on_host {
             driver.take(gpu, bytes, board::Kind::Alloc)?;
         }
-        let (file, offset) = contents(bytes, prop.requested_handle_types != 0).inspect_err(|_| {
-            if !on_host {
-                driver.give(gpu, bytes, board::Kind::Alloc);
-            }
-        })?;
+        let (file, offset) =
+            contents(bytes, prop.requested_handle_types != 0).inspect_err(|_| {
+                if !on_host {
+                    driver.give(gpu, bytes, board::Kind::Alloc);
+                }
+            })?;
         let made = keep(|handle| Physical {
             handle,
             gpu,
@@ -397,7 +426,10 @@ pub(crate) unsafe fn cuMemRetainAllocationHandle(
         };
         let physical = mapping.physical;
         let number = physical.handle;
-        lock(&HANDLES).entry(number).or_insert(Held { physical, times: 0 }).times += 1;
+        lock(&HANDLES)
+            .entry(number)
+            .or_insert(Held { physical, times: 0 })
+            .times += 1;
         // SAFETY: not null, and the caller's.
         unsafe { border::put(handle, CuMemAllocationHandle(number)) }
     })
@@ -413,7 +445,10 @@ pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
         let mut told = CuMemAllocationProp::zeroed();
         told.kind = PINNED;
         told.requested_handle_types = own.handle_types;
-        told.location = CuMemLocation { kind: own.location.0, id: own.location.1 };
+        told.location = CuMemLocation {
+            kind: own.location.0,
+            id: own.location.1,
+        };
         told.usage = own.usage;
         told.compression_type = own.compression;
         told.gpu_direct_rdma_capable = own.rdma;
@@ -434,14 +469,20 @@ pub(crate) unsafe fn cuMemMap(
     border::answer(|| {
         let (base, bytes, offset) = (ptr.0, size as u64, offset as u64);
         let physical = held(handle)?;
-        let whole = base.is_multiple_of(STEP) && bytes.is_multiple_of(STEP) && offset.is_multiple_of(STEP);
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= physical.bytes);
+        let whole =
+            base.is_multiple_of(STEP) && bytes.is_multiple_of(STEP) && offset.is_multiple_of(STEP);
+        let inside = offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= physical.bytes);
         if bytes == 0 || !whole || !inside || flags != 0 || !is_reserved(base, bytes) {
             return Err(CuResult::INVALID_VALUE);
         }
         let (gpu, file) = (physical.gpu, Arc::clone(&physical.file));
         let start = physical.offset + offset;
-        let mapping = Mapping { physical, access: Arc::default() };
+        let mapping = Mapping {
+            physical,
+            access: Arc::default(),
+        };
         memory::place_at(base, memory::block(bytes, gpu, Kind::Mapped(mapping)))
             .map_err(|_| CuResult::INVALID_VALUE)?;
         ipc::map_over(base, bytes, &file.file, start, false).inspect_err(|_| {
@@ -452,7 +493,10 @@ pub(crate) unsafe fn cuMemMap(
 
 /// The mappings of a range, which must be whole and leave no gap.
 fn mappings(base: u64, bytes: u64) -> Result<Vec<(u64, Block)>, CuResult> {
-    let end = base.checked_add(bytes).filter(|_| bytes > 0).ok_or(CuResult::INVALID_VALUE)?;
+    let end = base
+        .checked_add(bytes)
+        .filter(|_| bytes > 0)
+        .ok_or(CuResult::INVALID_VALUE)?;
     let found = memory::select(base..end, is_mapping);
     let mut at = base;
     for (start, block) in &found {
@@ -461,7 +505,11 @@ fn mappings(base: u64, bytes: u64) -> Result<Vec<(u64, Block)>, CuResult> {
         }
         at += block.bytes;
     }
-    if at == end { Ok(found) } else { Err(CuResult::INVALID_VALUE) }
+    if at == end {
+        Ok(found)
+    } else {
+        Err(CuResult::INVALID_VALUE)
+    }
 }
 
 pub(crate) unsafe fn cuMemUnmap(ptr: CuDevicePtr, size: usize) -> CuResult {
@@ -508,11 +556,16 @@ pub(crate) unsafe fn cuMemSetAccess(
             }
         }
         for (base, block) in &found {
-            let Kind::Mapped(mapping) = &block.kind else { continue };
+            let Kind::Mapped(mapping) = &block.kind else {
+                continue;
+            };
             let any = mapping.access.read.load(Ordering::Relaxed) != 0;
             mapping.access.any.store(any, Ordering::Relaxed);
-            let protection =
-                if any { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+            let protection = if any {
+                libc::PROT_READ | libc::PROT_WRITE
+            } else {
+                libc::PROT_NONE
+            };
             // SAFETY: a mapping of ours.
             unsafe { libc::mprotect(address(*base), block.bytes as usize, protection) };
         }
@@ -575,7 +628,8 @@ pub(crate) unsafe fn cuMemExportToShareableHandle(
     border::answer(|| {
         border::check_out(shareable_handle)?;
         let physical = held(handle)?;
-        let allowed = handle_type == FILE_DESCRIPTOR && physical.prop.handle_types & handle_type != 0;
+        let allowed =
+            handle_type == FILE_DESCRIPTOR && physical.prop.handle_types & handle_type != 0;
         if !allowed || flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -583,7 +637,9 @@ pub(crate) unsafe fn cuMemExportToShareableHandle(
         let mut shared = lock(&physical.shared);
         if shared.is_none() {
             let id = if physical.takes_memory() {
-                let made = driver.board.share(driver.member, physical.gpu, physical.bytes);
+                let made = driver
+                    .board
+                    .share(driver.member, physical.gpu, physical.bytes);
                 let id = made.map_err(driver::refusal)?;
                 *shared = Some(id);
                 id.0
@@ -617,7 +673,9 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
         }
         let file = ipc::from_program(os_handle.addr() as i32)?;
         let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
-        let at = length.checked_sub(size_of::<Label>() as u64).ok_or(CuResult::INVALID_VALUE)?;
+        let at = length
+            .checked_sub(size_of::<Label>() as u64)
+            .ok_or(CuResult::INVALID_VALUE)?;
         let label: Label = ipc::read_record(&file, at)?;
         let driver = driver::the()?;
         let gpu = label.gpu as usize;
@@ -628,9 +686,16 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
         let ordinal = driver.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)?;
         let shared = (label.id != 0).then_some(SharedId(label.id));
         if let Some(id) = shared {
-            driver.board.hold(driver.member, id).map_err(|_| CuResult::INVALID_VALUE)?;
+            driver
+                .board
+                .hold(driver.member, id)
+                .map_err(|_| CuResult::INVALID_VALUE)?;
         }
-        let id = if on_host { label.location[1] as i32 } else { ordinal.0 };
+        let id = if on_host {
+            label.location[1] as i32
+        } else {
+            ordinal.0
+        };
         let made = keep(|handle| Physical {
             handle,
             gpu,
@@ -750,8 +815,14 @@ pub(crate) unsafe fn cuMulticastAddDevice(
 fn bind(handle: CuMemAllocationHandle, offset: usize, bytes: usize) -> Result<(), CuResult> {
     let object = multicast(handle)?;
     let whole = (bytes as u64).is_multiple_of(STEP) && (offset as u64).is_multiple_of(STEP);
-    let inside = offset.checked_add(bytes).is_some_and(|end| end as u64 <= object.bytes);
-    if bytes == 0 || !whole || !inside { Err(CuResult::INVALID_VALUE) } else { Ok(()) }
+    let inside = offset
+        .checked_add(bytes)
+        .is_some_and(|end| end as u64 <= object.bytes);
+    if bytes == 0 || !whole || !inside {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        Ok(())
+    }
 }
 
 /// Bindings are checked, and copies through a multicast address stay in the object's own pages.
@@ -765,7 +836,9 @@ pub(crate) unsafe fn cuMulticastBindMem(
 ) -> CuResult {
     border::answer(|| {
         let memory = held(mem_handle)?;
-        let inside = mem_offset.checked_add(size).is_some_and(|end| end as u64 <= memory.bytes);
+        let inside = mem_offset
+            .checked_add(size)
+            .is_some_and(|end| end as u64 <= memory.bytes);
         if flags != 0 || !inside || memory.multicast.is_some() {
             return Err(CuResult::INVALID_VALUE);
         }

@@ -1,0 +1,149 @@
+//! What the library exports and what it hands out by name, beside the recorded lists.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::ffi::{CString, c_void};
+use std::process::Command;
+use std::ptr::null_mut;
+
+use common::{Driver, alone, call, ok};
+use cuda_api::driver::*;
+use cuda_api::{DRIVER_SYMBOLS, PROC_ADDRESSES};
+
+fn symbols_of_the_library() -> BTreeSet<String> {
+    let listed = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(common::path())
+        .output();
+    let listed = String::from_utf8(listed.expect("nm comes with the compiler").stdout).unwrap();
+    listed
+        .lines()
+        .filter_map(|line| Some(line.split_whitespace().nth(2)?.to_owned()))
+        .collect()
+}
+
+#[test]
+fn the_library_exports_the_names_of_the_real_one_and_a_marker() {
+    let mut expected: BTreeSet<String> =
+        DRIVER_SYMBOLS.iter().map(|&name| name.to_owned()).collect();
+    expected.insert("vgpu_simulated_driver".to_owned());
+
+    assert_eq!(symbols_of_the_library(), expected);
+}
+
+#[test]
+fn the_library_has_the_soname_and_the_binding_of_the_real_one() {
+    let told = Command::new("readelf")
+        .arg("-d")
+        .arg(common::path())
+        .output();
+    let told = String::from_utf8(told.expect("readelf comes with the compiler").stdout).unwrap();
+
+    assert!(told.contains("Library soname: [libcuda.so.1]"), "{told}");
+    assert!(told.contains("SYMBOLIC"), "{told}");
+}
+
+#[test]
+fn a_function_that_nobody_wrote_says_not_supported() {
+    alone(
+        "a_function_that_nobody_wrote_says_not_supported",
+        &[],
+        |driver| {
+            let function: unsafe extern "C" fn(*mut c_void) -> CuResult =
+                driver.find("cuEGLApiInit");
+
+            // SAFETY: it reads none of its arguments.
+            assert_eq!(unsafe { function(null_mut()) }, CuResult::NOT_SUPPORTED);
+        },
+    );
+}
+
+struct Answer {
+    result: CuResult,
+    status: u32,
+    address: usize,
+}
+
+fn ask(driver: &Driver, name: &str, version: i32, flags: u64) -> Answer {
+    let name = CString::new(name).unwrap();
+    let (mut address, mut status) = (null_mut(), 99);
+    let result = call!(
+        driver,
+        cuGetProcAddress_v2(
+            name.as_ptr(),
+            &raw mut address,
+            version,
+            flags,
+            &raw mut status
+        )
+    );
+    Answer {
+        result,
+        status,
+        address: address.addr(),
+    }
+}
+
+#[test]
+fn every_recorded_name_is_answered_for_its_version_and_stream_mode() {
+    let name = "every_recorded_name_is_answered_for_its_version_and_stream_mode";
+    alone(name, &[("VGPU_SIM_DRIVER", "14.0")], |driver| {
+        for row in PROC_ADDRESSES {
+            let flags = if row.per_thread { 2 } else { 1 };
+            let answer = ask(driver, row.name, row.since, flags);
+
+            assert_eq!(
+                (answer.result, answer.status),
+                (CuResult::SUCCESS, 0),
+                "{row:?}"
+            );
+            if DRIVER_SYMBOLS.contains(&row.symbol) {
+                let exported: unsafe extern "C" fn() = driver.find(row.symbol);
+                assert_eq!(answer.address, exported as usize, "{row:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn names_newer_than_the_driver_are_unknown_to_it() {
+    alone(
+        "names_newer_than_the_driver_are_unknown_to_it",
+        &[],
+        |driver| {
+            let newer = ask(driver, "cuLogsCurrent", 13_000, 0);
+            assert_eq!(
+                (newer.result, newer.status, newer.address),
+                (CuResult::SUCCESS, 1, 0)
+            );
+
+            let too_old = ask(driver, "cuMemAllocAsync", 10_000, 0);
+            assert_eq!((too_old.status, too_old.address), (2, 0));
+
+            assert_eq!(
+                ask(driver, "cuInit", 12_000, 3).result,
+                CuResult::INVALID_VALUE
+            );
+            let mut address = null_mut();
+            let first = call!(
+                driver,
+                cuGetProcAddress(c"cuNothing".as_ptr(), &raw mut address, 12_000, 0)
+            );
+            assert_eq!(first, CuResult::NOT_FOUND);
+        },
+    );
+}
+
+#[test]
+fn the_reported_version_can_be_set() {
+    alone(
+        "the_reported_version_can_be_set",
+        &[("VGPU_SIM_DRIVER", "13.1")],
+        |driver| {
+            let mut version = 0;
+            ok!(driver, cuDriverGetVersion(&raw mut version));
+            assert_eq!(version, 13_010);
+        },
+    );
+}
