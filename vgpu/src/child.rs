@@ -153,12 +153,23 @@ fn environment(variables: &[(&str, OsString)]) -> anyhow::Result<Vec<CString>> {
 
 /// Waits until the command ends, and passes signals on meanwhile.
 pub(crate) fn wait(child: Pid, signals: &Signals) -> anyhow::Result<End> {
+    let mut waiting = Waiting {
+        child,
+        stop_was_asked: false,
+        continue_was_asked: false,
+    };
     loop {
-        if let Some(end) = reap(child)? {
+        if let Some(end) = waiting.reap()? {
             return Ok(end);
         }
+        let timeout = if waiting.continue_was_asked {
+            PollTimeout::from(CONTINUE_AFTER)
+        } else {
+            PollTimeout::NONE
+        };
         let mut fds = [PollFd::new(signals.fd.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::NONE) {
+        match poll(&mut fds, timeout) {
+            Ok(0) => waiting.pass_continue_on(),
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno).context("cannot wait for signals"),
         }
@@ -168,28 +179,89 @@ pub(crate) fn wait(child: Pid, signals: &Signals) -> anyhow::Result<End> {
                 continue;
             };
             let sender = i32::try_from(info.ssi_pid).unwrap_or(0);
-            pass_on(child, signal, info.ssi_code, Pid::from_raw(sender));
+            waiting.pass_on(signal, info.ssi_code, Pid::from_raw(sender));
         }
     }
 }
 
-fn pass_on(child: Pid, signal: Signal, code: i32, sender: Pid) {
-    let by_terminal = code == SI_KERNEL;
-    match signal {
-        Signal::SIGCHLD => {}
-        Signal::SIGTSTP => {
-            if !by_terminal && sender != child {
-                kill(child, signal).ok();
+struct Waiting {
+    child: Pid,
+    /// Somebody wants us stopped. The command stops first: one that is still about to would take
+    /// what is typed at the shell's prompt, and one that ignores it keeps us, too.
+    stop_was_asked: bool,
+    /// Somebody has continued us; see [`CONTINUE_AFTER`].
+    continue_was_asked: bool,
+}
+
+/// A shell continues the whole group, and the command needs nothing from us; passed on late, it
+/// would undo the stop key that was pressed since. So it is passed on only to a command that is
+/// still stopped after this long, when nothing else was asked meanwhile.
+const CONTINUE_AFTER: u16 = 50;
+
+impl Waiting {
+    fn pass_on(&mut self, signal: Signal, code: i32, sender: Pid) {
+        match signal {
+            Signal::SIGCHLD => return,
+            Signal::SIGTSTP => {
+                self.stop_was_asked = true;
+                self.continue_was_asked = false;
             }
-            stop_too();
+            Signal::SIGCONT => {
+                self.stop_was_asked = false;
+                self.continue_was_asked = true;
+                return;
+            }
+            _ => {}
         }
         // What the terminal raises goes to the whole group, and what the command sends to us it
         // did not mean for itself.
-        _ if by_terminal || sender == child => {}
-        signal => {
+        if code != SI_KERNEL && sender != self.child {
             // Gone in this moment: the next look says so.
-            kill(child, signal).ok();
+            kill(self.child, signal).ok();
         }
+    }
+
+    fn pass_continue_on(&mut self) {
+        self.continue_was_asked = false;
+        if is_stopped(self.child) {
+            kill(self.child, Signal::SIGCONT).ok();
+        }
+    }
+
+    /// Takes in everything that has ended or stopped; tells of the command itself.
+    fn reap(&mut self) -> anyhow::Result<Option<End>> {
+        let child = self.child;
+        loop {
+            let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
+            match waitpid(None::<Pid>, Some(flags)) {
+                Ok(WaitStatus::Exited(pid, code)) if pid == child => {
+                    return Ok(Some(End::Exited(code)));
+                }
+                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
+                    return Ok(Some(End::Killed(signal)));
+                }
+                Ok(WaitStatus::Stopped(pid, signal)) if pid == child => self.follow_stop(signal),
+                Ok(WaitStatus::StillAlive) => return Ok(None),
+                Ok(_) | Err(Errno::EINTR) => {}
+                // Ended by a signal that nix has no name for; whose end it was is seen here.
+                Err(Errno::EINVAL) => {
+                    if kill(child, None).is_err() {
+                        return Ok(Some(End::KilledByOther));
+                    }
+                }
+                Err(errno) => return Err(errno).context("cannot wait for the command"),
+            }
+        }
+    }
+
+    /// The command has stopped, by the terminal's stop key or by itself as an editor does: the
+    /// shell looks at us, so we stop too. It continues all of the group.
+    fn follow_stop(&mut self, signal: Signal) {
+        let of_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
+        if of_terminal && (self.stop_was_asked || in_foreground()) {
+            stop_too();
+        }
+        self.stop_was_asked = false;
     }
 }
 
@@ -206,39 +278,12 @@ fn stop_too() {
     }
 }
 
-/// Takes in everything that has ended or stopped; tells of the command itself.
-fn reap(child: Pid) -> anyhow::Result<Option<End>> {
-    loop {
-        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-        match waitpid(None::<Pid>, Some(flags)) {
-            Ok(WaitStatus::Exited(pid, code)) if pid == child => {
-                return Ok(Some(End::Exited(code)));
-            }
-            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
-                return Ok(Some(End::Killed(signal)));
-            }
-            Ok(WaitStatus::Stopped(pid, signal)) if pid == child => follow_stop(child, signal),
-            Ok(WaitStatus::StillAlive) => return Ok(None),
-            Ok(_) | Err(Errno::EINTR) => {}
-            // Ended by a signal that nix has no name for; whose end it was is seen below.
-            Err(Errno::EINVAL) => {
-                if kill(child, None).is_err() {
-                    return Ok(Some(End::KilledByOther));
-                }
-            }
-            Err(errno) => return Err(errno).context("cannot wait for the command"),
-        }
-    }
-}
-
-/// The command stopped itself by what the terminal uses (an editor's stop key): the shell looks at
-/// us, so we stop too, and continue it when we are continued.
-fn follow_stop(child: Pid, signal: Signal) {
-    let of_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
-    if of_terminal && in_foreground() {
-        stop_too();
-        kill(child, Signal::SIGCONT).ok();
-    }
+fn is_stopped(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which may have anything in it.
+    stat.rsplit(')')
+        .next()
+        .is_some_and(|rest| rest.trim_start().starts_with('T'))
 }
 
 fn in_foreground() -> bool {

@@ -4,6 +4,7 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 
 use common::{Machine, Running, VGPU, ended, library, lives, until};
 use nix::sys::signal::{Signal, kill};
@@ -80,7 +81,7 @@ fn signals_sent_to_vgpu_reach_the_command() {
     let machine = Machine::new();
 
     for name in [
-        "HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "WINCH", "CONT",
+        "HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "WINCH",
     ] {
         let script = format!("trap 'echo got {name}; exit 7' {name}; {LOOP}");
         // A shell ignores INT and QUIT in what it starts in the background; a test harness may be
@@ -513,4 +514,27 @@ fn a_run_in_a_new_session_still_ends_with_its_command() {
     kill(runner, Signal::SIGTSTP).unwrap();
 
     assert_eq!(running.end().code, Some(3));
+}
+
+#[test]
+fn stopping_and_continuing_vgpu_stops_and_continues_the_command() {
+    let machine = Machine::new();
+    let script = format!("echo $$; {LOOP}");
+    let mut command = machine.vgpu(["run", "--gpumem", "1Gi", "--", "sh", "-c", &script]);
+    // In a group that somebody could continue: in another one, the kernel stops nobody.
+    let running = Running::start(command.process_group(0));
+    let pid = running.said().lines().next().unwrap().to_owned();
+    let state = |pid: &str| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+    };
+
+    for _ in 0..3 {
+        running.signal(Signal::SIGTSTP);
+        until("the command has stopped", || state(&pid) == 'T');
+        running.signal(Signal::SIGCONT);
+        until("the command goes on", || state(&pid) != 'T');
+    }
+
+    assert_eq!(running.stop().signal, Some(Signal::SIGTERM as i32));
 }
