@@ -53,10 +53,24 @@ impl Library {
     #[cold]
     fn search(&self) -> bool {
         let found = elf::first(|object| self.is_genuine(object).then_some(*object));
+        let found = found.or_else(|| self.beneath_us());
         if let Some(object) = found {
             self.take(&object);
         }
         found.is_some()
+    }
+
+    /// Where we stand in for the library under its own name, we are linked to it by its path. A static
+    /// program's loader tells us no more than that.
+    fn beneath_us(&self) -> Option<Object> {
+        let ourselves = linker::ourselves()?;
+        let path = ourselves.needed(|name| {
+            let file = name.to_bytes().rsplit(|&byte| byte == b'/').next();
+            file.is_some_and(|file| file.starts_with(self.stem))
+        })?;
+        let library = linker::load(path, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        let object = elf::holding(linker::look_up(library, self.proof))?;
+        self.is_genuine(&object).then_some(object)
     }
 
     /// Is this object the vendor's library (and not one of ours under its name)?

@@ -4,6 +4,7 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 
 const DT_NULL: i64 = 0;
+const DT_NEEDED: i64 = 1;
 const DT_HASH: i64 = 4;
 const DT_STRTAB: i64 = 5;
 const DT_SYMTAB: i64 = 6;
@@ -47,6 +48,7 @@ pub(crate) struct Object {
     versions: *const u16,
     soname: *const c_char,
     path: *const c_char,
+    dynamic: *const Dynamic,
 }
 
 impl Object {
@@ -107,6 +109,7 @@ impl Object {
             versions: core::ptr::null(),
             soname: core::ptr::null(),
             path,
+            dynamic: core::ptr::null(),
         };
         let mut dynamic: *const Dynamic = core::ptr::null();
         for header in headers {
@@ -122,6 +125,7 @@ impl Object {
         if dynamic.is_null() {
             return None;
         }
+        object.dynamic = dynamic;
         let mut soname_offset = None;
         loop {
             // SAFETY: the dynamic section ends with DT_NULL, and we stop there.
@@ -183,6 +187,26 @@ impl Object {
         };
         self.soname().is_some_and(|name| matches(name.to_bytes()))
             || self.file_name().is_some_and(matches)
+    }
+
+    /// The first of the libraries that it was linked to, as it names them, for which `is_it` holds.
+    pub(crate) fn needed(&self, is_it: impl Fn(&CStr) -> bool) -> Option<&CStr> {
+        let mut dynamic = self.dynamic;
+        loop {
+            // SAFETY: the dynamic section ends with DT_NULL, and we stop there.
+            let entry = unsafe { dynamic.read() };
+            match entry.tag {
+                DT_NULL => return None,
+                DT_NEEDED => {
+                    let name = self.text(u32::try_from(entry.value).ok()?)?;
+                    if is_it(name) {
+                        return Some(name);
+                    }
+                }
+                _ => {}
+            }
+            dynamic = dynamic.wrapping_add(1);
+        }
     }
 
     /// Address of a function or variable that this object defines, by its whole name. Of several

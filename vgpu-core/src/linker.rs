@@ -54,6 +54,8 @@ impl Genuine {
                 .then(|| object.find(self.name))
                 .flatten()
         });
+        // In a static program's dlopen the loader lists nothing to us, but knows addresses.
+        let found = found.or_else(|| elf::holding(libc::getpid as *const c_void)?.find(self.name));
         let found = found.unwrap_or(core::ptr::null_mut());
         // Relaxed: as above.
         self.address.store(found, Ordering::Relaxed);
@@ -92,6 +94,23 @@ pub(crate) fn load(name: &CStr, flags: c_int) -> *mut c_void {
     let real = unsafe { core::mem::transmute::<*mut c_void, Dlopen>(real) };
     // SAFETY: a C string and flags.
     unsafe { real(name.as_ptr(), flags) }
+}
+
+/// Looks a name up in a library that `load` gave.
+pub(crate) fn look_up(library: *mut c_void, name: &CStr) -> *mut c_void {
+    let real = DLSYM.get();
+    if real.is_null() || library.is_null() {
+        return core::ptr::null_mut();
+    }
+    // SAFETY: the C library defines dlsym with this signature.
+    let real = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(real) };
+    // SAFETY: a handle of the loader and a C string.
+    unsafe { real(library, name.as_ptr()) }
+}
+
+/// The object that this code is in.
+pub(crate) fn ourselves() -> Option<Object> {
+    elf::holding(ourselves as *const c_void)
 }
 
 /// A function of the C library that older or other ones may lack (so that we must not link to it).

@@ -2,6 +2,12 @@
 //! libvgpu.so on the simulated driver. After each step the container's books are compared with what
 //! the simulated board says that the process holds.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on fails"
+)]
+
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -40,9 +46,10 @@ fn compiled(name: &str, directory: &Path) -> PathBuf {
 fn steps_of(name: &str) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
-    for (name, library) in
-        [("libcuda.so.1", "libcuda.so"), ("libnvidia-ml.so.1", "libnvidia_ml.so")]
-    {
+    for (name, library) in [
+        ("libcuda.so.1", "libcuda.so"),
+        ("libnvidia-ml.so.1", "libnvidia_ml.so"),
+    ] {
         std::os::unix::fs::symlink(built(library), at(name)).unwrap();
     }
     let mut child = Command::new(compiled(name, directory.path()))
@@ -99,8 +106,10 @@ fn after_every_call_the_books_are_what_the_driver_holds() {
     let steps = steps_of("books");
 
     assert!(steps.len() > 80, "{} steps", steps.len());
-    let failed: Vec<_> =
-        steps.iter().filter(|step| !step.ends_with(" 0") && *step != "end").collect();
+    let failed: Vec<_> = steps
+        .iter()
+        .filter(|step| !step.ends_with(" 0") && *step != "end")
+        .collect();
     assert_eq!(failed, FAILURES);
 }
 
@@ -108,7 +117,9 @@ fn after_every_call_the_books_are_what_the_driver_holds() {
 fn what_two_processes_hold_together_is_charged_once_and_until_the_last_lets_go() {
     let steps = steps_of("pair");
 
-    let failed: Vec<_> =
-        steps.iter().filter(|step| !step.ends_with(" 0") && *step != "end").collect();
+    let failed: Vec<_> = steps
+        .iter()
+        .filter(|step| !step.ends_with(" 0") && *step != "end")
+        .collect();
     assert!(failed.is_empty(), "{failed:?}");
 }
