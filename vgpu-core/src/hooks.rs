@@ -609,6 +609,8 @@ pub(crate) mod cuda {
         fn cuGraphAddNode(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
         /// From here on graphs are looked at, if it is a memory node.
         fn cuGraphAddNode_v2(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
+        /// From here on graphs are looked at, if it is a memory node.
+        fn cuGraphAddNode_v3(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
         /// Counts what it will want.
         fn cuGraphInstantiate(out: *mut CuGraphExec, graph: CuGraph, error_node: *mut CuGraphNode, text: *mut c_char, length: usize) => { _, graphs::after_instantiate(out, graph) }
         /// Counts what it will want.
@@ -695,6 +697,70 @@ mod tests {
                 expected,
                 "{name:?}"
             );
+        }
+    }
+
+    /// Names of the classes that a memory limit is about, which have no hook all the same.
+    const WITHOUT_A_HOOK: [(&str, &[&str]); 6] = [
+        (
+            "takes nothing of the device",
+            &[
+                "cuImportExternalMemory",
+                "cuDestroyExternalMemory",
+                "cuMemHostRegister",
+                "cuMemHostRegister_v2",
+                "cuMemPoolImportPointer",
+                "cuMulticastCreate",
+                "cuGraphMemFreeNodeGetParams",
+            ],
+        ),
+        (
+            "memory of another interface, which has it before CUDA maps it",
+            &[
+                "cuGraphicsMapResources",
+                "cuGraphicsMapResources_ptsz",
+                "cuGraphicsUnregisterResource",
+            ],
+        ),
+        (
+            "managed memory is charged when it is allocated, wherever its pages are",
+            &[
+                "cuMemPrefetchAsync",
+                "cuMemPrefetchAsync_ptsz",
+                "cuMemPrefetchAsync_v2",
+                "cuMemPrefetchAsync_v2_ptsz",
+                "cuMemPrefetchBatchAsync",
+                "cuMemPrefetchBatchAsync_ptsz",
+            ],
+        ),
+        (
+            "the driver lets no graph with memory nodes be updated or cloned into more memory",
+            &["cuGraphClone", "cuGraphExecUpdate", "cuGraphExecUpdate_v2"],
+        ),
+        (
+            "chooses a pool, which is looked up at each allocation",
+            &["cuMemGetMemPool", "cuMemSetMemPool"],
+        ),
+        (
+            "figures of this process alone, or of multiprocessors",
+            &[
+                "cuCtxGetDevResource",
+                "cuDeviceGetDevResource",
+                "cuDeviceGetAttribute",
+                "cuDeviceGetGraphMemAttribute",
+                "cuMemPoolGetAttribute",
+            ],
+        ),
+    ];
+
+    #[test]
+    fn whatever_a_memory_limit_is_about_has_a_hook_or_a_reason() {
+        use cuda_api::Class::{Alloc, Context, Report};
+        let newer = PROC_ADDRESSES.iter().map(|row| &row.symbol);
+        for name in cuda_api::DRIVER_SYMBOLS.iter().chain(newer) {
+            let limited = matches!(cuda_api::class_of(name), Some(Alloc | Report | Context));
+            let excused = WITHOUT_A_HOOK.iter().any(|(_, names)| names.contains(name));
+            assert_eq!(limited && !cuda::NAMES.contains(name), excused, "{name}");
         }
     }
 }
