@@ -98,16 +98,6 @@ impl UserDir {
             }
         }
     }
-
-    /// Where it is.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The directory itself.
-    pub(crate) fn dir(&self) -> &OwnedFd {
-        &self.dir
-    }
 }
 
 impl UserLock<'_> {
@@ -166,10 +156,10 @@ struct Board {
 
 fn default_board() -> anyhow::Result<Board> {
     let system = Path::new(SYSTEM);
-    if Uid::effective().is_root() || usable(system) {
-        if let Ok(board) = open_board(system, true) {
-            return Ok(board);
-        }
+    if (Uid::effective().is_root() || usable(system))
+        && let Ok(board) = open_board(system, true)
+    {
+        return Ok(board);
     }
     match open_board(Path::new(FALLBACK), true) {
         Ok(board) => Ok(board),

@@ -45,7 +45,7 @@ pub(crate) fn share(
     memory: &[GpuMem],
     outer: Option<&Outer>,
 ) -> Result<Vec<Share>, String> {
-    let (each, by_gpu) = merge(memory)?;
+    let Memory { each, by_gpu } = merge(memory)?;
     let mut named: Vec<(&Gpu, u64)> = Vec::new();
     for (gpu, bytes) in &by_gpu {
         let found = find(gpus, gpu)?;
@@ -147,8 +147,17 @@ fn grant(gpu: &Gpu, bytes: u64, outer: Option<&Outer>) -> Result<Share, String> 
     })
 }
 
+/// All `--gpumem` together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// For every GPU that is not named, bytes.
+    pub(crate) each: Option<u64>,
+    /// For those that are named, bytes.
+    pub(crate) by_gpu: Vec<(GpuRef, u64)>,
+}
+
 /// Puts several `--gpumem` together: at most one for every GPU, and those by GPU.
-pub(crate) fn merge(memory: &[GpuMem]) -> Result<(Option<u64>, Vec<(GpuRef, u64)>), String> {
+pub(crate) fn merge(memory: &[GpuMem]) -> Result<Memory, String> {
     let mut each = None;
     let mut by_gpu: Vec<(GpuRef, u64)> = Vec::new();
     for given in memory {
@@ -177,7 +186,7 @@ pub(crate) fn merge(memory: &[GpuMem]) -> Result<(Option<u64>, Vec<(GpuRef, u64)
             "no limit given; give one, such as --gpumem 4Gi (of every GPU) or --gpumem 0=4Gi,1=8Gi",
         ));
     }
-    Ok((each, by_gpu))
+    Ok(Memory { each, by_gpu })
 }
 
 /// The GPU of a name, or a sentence that lists those that there are.

@@ -204,7 +204,7 @@ fn describe_fit(container: &ContainerView, oom: &OomView, inventory: &Inventory,
 /// A size that can be typed and is not below the bytes that are needed.
 fn would_fit_text(bytes: u64) -> String {
     let mib = bytes.div_ceil(1 << 20);
-    if mib % 1024 == 0 {
+    if mib.is_multiple_of(1024) {
         format!("{}Gi", mib / 1024)
     } else {
         format!("{mib}Mi")

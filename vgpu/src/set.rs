@@ -109,7 +109,7 @@ fn change(
     gpu_numbers: &[Option<u64>],
     ceilings: &[Outer],
 ) -> Result<Limits, String> {
-    let (each, by_gpu) = limits::merge(memory)?;
+    let limits::Memory { each, by_gpu } = limits::merge(memory)?;
     let mut new = old.clone();
     let mut wanted: Vec<Option<u64>> = vec![each; old.devices.len()];
     for (gpu, bytes) in &by_gpu {

@@ -18,13 +18,11 @@ use crate::{Failure, child, library};
 
 pub(crate) fn run(args: &SimArgs) -> Result<ExitCode, Failure> {
     let (cuda, nvml) = library::find_simulated()?;
-    if let Some(script) = &args.script {
-        if !script.is_file() {
-            return Err(Failure::usage(format!(
-                "the script {} is not a file that can be read",
-                script.display()
-            )));
-        }
+    if let Some(script) = args.script.as_ref().filter(|script| !script.is_file()) {
+        return Err(Failure::usage(format!(
+            "the script {} is not a file that can be read",
+            script.display()
+        )));
     }
     check_memory(args)?;
     let signals = child::Signals::hold()?;

@@ -215,10 +215,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         // Reached with a child that was not waited for where a test fails.
         if self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            drop(nix::sys::signal::kill(
-                self.pid(),
-                nix::sys::signal::Signal::SIGTERM,
-            ));
+            nix::sys::signal::kill(self.pid(), nix::sys::signal::Signal::SIGTERM).ok();
             drop(self.child.wait());
         }
     }
