@@ -71,7 +71,7 @@ macro_rules! way {
             crate::guest::Verdict::Call(carried) => {
                 // SAFETY: the caller's own arguments.
                 let result = unsafe { crate::driver::$library::$name($($arg),*) };
-                crate::guest::after(result, move || $($after)::+(carried, result $(, $a)*))
+                crate::guest::after(result, || $($after)::+(carried, result $(, $a)*))
             }
             // SAFETY: the caller's own arguments.
             crate::guest::Verdict::Pass => unsafe { crate::driver::$library::$name($($arg),*) },

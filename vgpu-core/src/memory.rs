@@ -108,6 +108,7 @@ fn given(books: &Books, reserved: Reserved, space: Space, number: u64, bytes: u6
     }
 }
 
+#[inline(always)]
 pub(crate) fn before_alloc(call: &str, bytes: usize) -> Verdict<Reserved> {
     let books = books!(Memory);
     if bytes == 0 {
@@ -116,6 +117,7 @@ pub(crate) fn before_alloc(call: &str, bytes: usize) -> Verdict<Reserved> {
     reserve_here(&books, call, taken(size(bytes)))
 }
 
+#[inline(always)]
 pub(crate) fn after_alloc<A: Address>(reserved: Reserved, result: CuResult, out: *mut A) {
     let Some(books) = books::opened() else { return };
     match border::read(out) {
@@ -168,11 +170,13 @@ pub(crate) fn after_pitch<A: Address>(
 
 /// A pointer that we have not seen goes to the driver unchanged. One that we have is taken out before
 /// the call: after it another thread may be given the same number.
+#[inline(always)]
 pub(crate) fn before_free(pointer: impl Address) -> Verdict<Leaving> {
     let books = books!(Memory);
     leaving(&books, Space::Pointer, pointer.number())
 }
 
+#[inline(always)]
 fn leaving(books: &Books, space: Space, number: u64) -> Verdict<Leaving> {
     match books.ledger().map.take(space, number) {
         Some(entry) => Verdict::Call(Leaving { number, entry }),
@@ -180,6 +184,7 @@ fn leaving(books: &Books, space: Space, number: u64) -> Verdict<Leaving> {
     }
 }
 
+#[inline(always)]
 pub(crate) fn after_free(leaving: Leaving, result: CuResult) {
     let Some(books) = books::opened() else { return };
     let Leaving { number, entry } = leaving;
