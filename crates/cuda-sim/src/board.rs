@@ -135,6 +135,10 @@ impl Device {
 struct State {
     next_generation: u64,
     next_shared: u64,
+    /// No process ever stood at this index or above: what a look at all of them need not read.
+    process_end: u64,
+    /// The same for shared allocations.
+    shared_end: u64,
     devices: [Device; MAX_GPUS],
     processes: [Process; MAX_PROCESSES],
     shared: [Shared; MAX_SHARED],
@@ -255,6 +259,8 @@ impl Board {
         process::init_robust(&mut area.lock)?;
         area.state.next_generation = 1;
         area.state.next_shared = 1;
+        area.state.process_end = 0;
+        area.state.shared_end = 0;
         for process in &mut area.state.processes {
             process.generation = 0;
             process.identity = Identity::default();
@@ -421,7 +427,7 @@ impl Board {
         let identity = Identity::own();
         let mut state = self.lock();
         state.reap(self.area().release_delay_ns);
-        for index in 0..MAX_PROCESSES {
+        for index in 0..state.process_end() {
             if state.processes[index].is_same_process(&identity) {
                 state.release(index);
             }
@@ -431,6 +437,7 @@ impl Board {
             .ok_or(Refused::NoRoom)?;
         let generation = state.next_generation;
         state.next_generation += 1;
+        state.process_end = state.process_end.max(index as u64 + 1);
         state.processes[index] = Process {
             identity,
             generation,
@@ -535,6 +542,7 @@ impl Board {
         uses.alloc = uses.alloc.checked_sub(bytes).ok_or(Refused::Unknown)?;
         let id = state.next_shared;
         state.next_shared += 1;
+        state.shared_end = state.shared_end.max(slot as u64 + 1);
         let mut holders = [Holder {
             process: 0,
             count: 0,
@@ -631,7 +639,7 @@ impl Board {
         let mut state = self.lock();
         state.reap(self.area().release_delay_ns);
         state
-            .shared
+            .shared()
             .iter()
             .filter(|shared| shared.id != 0 && shared.device as usize == gpu)
             .map(|shared| shared.bytes)
@@ -644,13 +652,13 @@ impl Board {
         let mut state = self.lock();
         state.reap(self.area().release_delay_ns);
         let mut shared = vec![0; MAX_PROCESSES];
-        for object in state.shared.iter().filter(|object| object.id != 0) {
+        for object in state.shared().iter().filter(|object| object.id != 0) {
             let first = object.holders.iter().find(|holder| holder.process != 0);
             if let (Some(first), true) = (first, object.device as usize == gpu) {
                 shared[first.process as usize - 1] += object.bytes;
             }
         }
-        (0..MAX_PROCESSES)
+        (0..state.process_end())
             .filter_map(|index| {
                 let process = &state.processes[index];
                 let uses = process.uses.get(gpu)?;
@@ -720,7 +728,7 @@ impl State {
                 .map(|process| process.uses[gpu].alloc + process.uses[gpu].overhead)
                 .sum();
             let shared: u64 = self
-                .shared
+                .shared()
                 .iter()
                 .filter(|shared| shared.id != 0 && shared.device as usize == gpu)
                 .map(|shared| shared.bytes)
@@ -757,7 +765,7 @@ impl State {
             first.is_some_and(|first| is_of(&self.processes[first.process as usize - 1]))
         };
         let shared: u64 = self
-            .shared
+            .shared()
             .iter()
             .filter(|shared| shared.id != 0 && shared.device as usize == gpu)
             .filter(of_first_holder)
@@ -766,8 +774,17 @@ impl State {
         own + shared
     }
 
+    fn process_end(&self) -> usize {
+        (self.process_end as usize).min(MAX_PROCESSES)
+    }
+
+    fn shared(&self) -> &[Shared] {
+        &self.shared[..(self.shared_end as usize).min(MAX_SHARED)]
+    }
+
     fn shared_mut(&mut self, id: SharedId) -> Option<&mut Shared> {
-        self.shared
+        let end = (self.shared_end as usize).min(MAX_SHARED);
+        self.shared[..end]
             .iter_mut()
             .find(|shared| shared.id == id.0 && id.0 != 0)
     }
@@ -786,7 +803,7 @@ impl State {
     }
 
     fn reap(&mut self, delay_ns: u64) {
-        for index in 0..MAX_PROCESSES {
+        for index in 0..self.process_end() {
             let process = &self.processes[index];
             if process.generation == 0 || process.identity.is_alive() {
                 continue;
@@ -812,7 +829,7 @@ impl State {
         let generation = self.processes[index].generation;
         self.processes[index].generation = 0;
         let own = index as u32 + 1;
-        for slot in 0..MAX_SHARED {
+        for slot in 0..self.shared().len() {
             if self.shared[slot].id == 0 {
                 continue;
             }

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A process, told from every other that has had or will have its number.
 #[repr(C)]
@@ -42,6 +43,9 @@ impl Identity {
     /// cannot be looked at by its number, counts as alive.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
+        if self.pid == std::process::id() && self.is_own() {
+            return true;
+        }
         if self.pid_namespace != own_pid_namespace() {
             return true;
         }
@@ -50,6 +54,29 @@ impl Identity {
             let same_program = stat.stack == 0 || self.stack == 0 || stat.stack == self.stack;
             stat.start_time == self.start_time && same_program && !stat.is_ending
         })
+    }
+}
+
+impl Identity {
+    /// Whether this process, whose number it has, is the one that it names. Remembered, since it is
+    /// asked at every look at the board.
+    fn is_own(&self) -> bool {
+        static PID: AtomicU32 = AtomicU32::new(0);
+        static START_TIME: AtomicU64 = AtomicU64::new(0);
+        static NAMESPACE: AtomicU64 = AtomicU64::new(0);
+        static STACK: AtomicU64 = AtomicU64::new(0);
+        // Release and Acquire: the others are of the process that `PID` names. Threads that write
+        // at once write the same.
+        if PID.load(Ordering::Acquire) != self.pid {
+            let own = Self::own();
+            START_TIME.store(own.start_time, Ordering::Relaxed);
+            NAMESPACE.store(own.pid_namespace, Ordering::Relaxed);
+            STACK.store(own.stack, Ordering::Relaxed);
+            PID.store(own.pid, Ordering::Release);
+        }
+        START_TIME.load(Ordering::Relaxed) == self.start_time
+            && NAMESPACE.load(Ordering::Relaxed) == self.pid_namespace
+            && STACK.load(Ordering::Relaxed) == self.stack
     }
 }
 
