@@ -83,7 +83,10 @@ pub(crate) fn unsafe_call() -> Done {
     }
     let (thread, own_mode) = (stream::thread_number(), MODE.get());
     let mut met = false;
-    for capture in lock(&CAPTURES).iter().filter(|capture| !capture.is_invalid()) {
+    for capture in lock(&CAPTURES)
+        .iter()
+        .filter(|capture| !capture.is_invalid())
+    {
         let own = capture.thread == thread && capture.mode != RELAXED;
         let others = own_mode == GLOBAL && capture.mode == GLOBAL && capture.thread != thread;
         if own || others {
@@ -91,7 +94,11 @@ pub(crate) fn unsafe_call() -> Done {
             met = true;
         }
     }
-    if met { Err(CuResult::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    if met {
+        Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
+    } else {
+        Ok(())
+    }
 }
 
 /// A question about how far a stream is, or a wait for it.
@@ -133,7 +140,10 @@ pub(crate) fn query_of_context(context: Ctx) -> Done {
         return Ok(());
     }
     let mut met = false;
-    for capture in lock(&CAPTURES).iter().filter(|capture| capture.context == context.handle) {
+    for capture in lock(&CAPTURES)
+        .iter()
+        .filter(|capture| capture.context == context.handle)
+    {
         capture.invalidate();
         met = true;
     }
@@ -154,7 +164,11 @@ fn legacy_used(stream: &Stream) -> Done {
             met = true;
         }
     }
-    if met { Err(CuResult::STREAM_CAPTURE_IMPLICIT) } else { Ok(()) }
+    if met {
+        Err(CuResult::STREAM_CAPTURE_IMPLICIT)
+    } else {
+        Ok(())
+    }
 }
 
 /// Asks a stream for something that works while it captures, but not once that is spoilt.
@@ -224,7 +238,11 @@ const UNSAFE: &[&str] = &[
 /// As [`unsafe_call`], for the functions that are unsafe.
 #[inline]
 pub(crate) fn admits(name: &str) -> Done {
-    if anything_captures() && UNSAFE.binary_search(&name).is_ok() { unsafe_call() } else { Ok(()) }
+    if anything_captures() && UNSAFE.binary_search(&name).is_ok() {
+        unsafe_call()
+    } else {
+        Ok(())
+    }
 }
 
 // --- work that becomes nodes ----------------------------------------------------------------
@@ -282,7 +300,10 @@ pub(crate) fn place(stream: &Stream) -> Done<Option<(Arc<Capture>, Vec<usize>)>>
     if membership.capture.is_invalid() {
         return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
     }
-    Ok(Some((Arc::clone(&membership.capture), membership.after.clone())))
+    Ok(Some((
+        Arc::clone(&membership.capture),
+        membership.after.clone(),
+    )))
 }
 
 /// A stream waits for a captured event: it becomes part of that capture.
@@ -291,7 +312,9 @@ pub(crate) fn place(stream: &Stream) -> Done<Option<(Arc<Capture>, Vec<usize>)>>
 /// When the capture is over or spoilt, when the stream is in another one (both are spoilt then), or
 /// is the legacy stream.
 pub(crate) fn join(stream: &Stream, capture: &Arc<Capture>, nodes: &[usize]) -> Done {
-    let goes_on = lock(&CAPTURES).iter().any(|other| Arc::ptr_eq(other, capture));
+    let goes_on = lock(&CAPTURES)
+        .iter()
+        .any(|other| Arc::ptr_eq(other, capture));
     if !goes_on {
         return Err(CuResult::CAPTURED_EVENT);
     }
@@ -305,7 +328,10 @@ pub(crate) fn join(stream: &Stream, capture: &Arc<Capture>, nodes: &[usize]) -> 
     let mut own = lock(&stream.capture);
     match own.as_mut() {
         None => {
-            *own = Some(Membership { capture: Arc::clone(capture), after: nodes.to_vec() });
+            *own = Some(Membership {
+                capture: Arc::clone(capture),
+                after: nodes.to_vec(),
+            });
         }
         Some(member) if Arc::ptr_eq(&member.capture, capture) => {
             for &node in nodes {
@@ -378,7 +404,10 @@ fn end(stream: CuStream, out: *mut CuGraph) -> Done {
 
 /// Whether everything that other streams added comes before where the first stream stands.
 fn all_joined(capture: &Arc<Capture>, origin: &Stream) -> bool {
-    let ends = lock(&origin.capture).as_ref().map(|m| m.after.clone()).unwrap_or_default();
+    let ends = lock(&origin.capture)
+        .as_ref()
+        .map(|m| m.after.clone())
+        .unwrap_or_default();
     let before = capture.graph.ancestors(&ends);
     stream::all().iter().all(|stream| {
         let membership = lock(&stream.capture);
@@ -392,7 +421,10 @@ fn all_joined(capture: &Arc<Capture>, origin: &Stream) -> bool {
 fn finish(capture: &Arc<Capture>) {
     for stream in stream::all() {
         let mut membership = lock(&stream.capture);
-        if membership.as_ref().is_some_and(|m| Arc::ptr_eq(&m.capture, capture)) {
+        if membership
+            .as_ref()
+            .is_some_and(|m| Arc::ptr_eq(&m.capture, capture))
+        {
             *membership = None;
         }
     }
@@ -404,8 +436,11 @@ fn finish(capture: &Arc<Capture>) {
 
 /// A context is gone, and what its streams captured.
 pub(crate) fn context_gone(context: Ctx) {
-    let gone: Vec<_> =
-        lock(&CAPTURES).iter().filter(|c| c.context == context.handle).cloned().collect();
+    let gone: Vec<_> = lock(&CAPTURES)
+        .iter()
+        .filter(|c| c.context == context.handle)
+        .cloned()
+        .collect();
     for capture in gone {
         capture.invalidate();
         finish(&capture);
@@ -433,7 +468,9 @@ fn status(stream: &Stream) -> u32 {
 fn ask(stream: CuStream) -> Done<Arc<Stream>> {
     let stream = stream::find(stream)?;
     if stream.kind == Kind::Legacy
-        && stream::of_context(stream.context).iter().any(|o| o.is_blocking() && o.capture().is_some())
+        && stream::of_context(stream.context)
+            .iter()
+            .any(|o| o.is_blocking() && o.capture().is_some())
     {
         return Err(CuResult::STREAM_CAPTURE_IMPLICIT);
     }
@@ -448,7 +485,11 @@ thread_local! {
 /// An array that a program may read until its thread asks again.
 fn shown(nodes: Vec<usize>) -> *const CuGraphNode {
     let kept = SHOWN.get();
-    let kept = if kept.is_null() { Box::leak(Box::default()) } else { kept };
+    let kept = if kept.is_null() {
+        Box::leak(Box::default())
+    } else {
+        kept
+    };
     SHOWN.set(kept);
     // SAFETY: made above in this thread, never freed, and reached from this thread only.
     let kept = unsafe { &mut *kept };
@@ -471,7 +512,9 @@ fn info(
         return Ok(());
     }
     let membership = lock(&stream.capture);
-    let Some(membership) = membership.as_ref() else { return Ok(()) };
+    let Some(membership) = membership.as_ref() else {
+        return Ok(());
+    };
     write_if(id_out, membership.capture.id);
     write_if(graph_out, handle(membership.capture.graph.handle()));
     write_if(count_out, membership.after.len());
@@ -491,7 +534,10 @@ fn update_dependencies(
     if flags > SET {
         return Err(CuResult::INVALID_VALUE);
     }
-    let nodes: Vec<usize> = read_all(nodes, count)?.iter().map(|node| node.addr()).collect();
+    let nodes: Vec<usize> = read_all(nodes, count)?
+        .iter()
+        .map(|node| node.addr())
+        .collect();
     let stream = stream::find(stream)?;
     let mut membership = lock(&stream.capture);
     let membership = membership.as_mut().ok_or(CuResult::ILLEGAL_STATE)?;
@@ -533,8 +579,10 @@ pub(crate) unsafe fn cuStreamBeginCaptureToGraph(
 ) -> CuResult {
     answer(|| {
         let graph = graph::find(graph)?;
-        let after: Vec<usize> =
-            read_all(dependencies, count)?.iter().map(|node| node.addr()).collect();
+        let after: Vec<usize> = read_all(dependencies, count)?
+            .iter()
+            .map(|node| node.addr())
+            .collect();
         if !after.iter().all(|&node| graph.has(node)) {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -571,7 +619,16 @@ pub(crate) unsafe fn cuStreamGetCaptureInfo_v2(
     dependencies_out: *mut *const CuGraphNode,
     count_out: *mut usize,
 ) -> CuResult {
-    answer(|| info(stream, capture_status_out, id_out, graph_out, dependencies_out, count_out))
+    answer(|| {
+        info(
+            stream,
+            capture_status_out,
+            id_out,
+            graph_out,
+            dependencies_out,
+            count_out,
+        )
+    })
 }
 
 pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
@@ -584,7 +641,16 @@ pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
     count_out: *mut usize,
 ) -> CuResult {
     write_if(edge_data_out, std::ptr::null());
-    answer(|| info(stream, capture_status_out, id_out, graph_out, dependencies_out, count_out))
+    answer(|| {
+        info(
+            stream,
+            capture_status_out,
+            id_out,
+            graph_out,
+            dependencies_out,
+            count_out,
+        )
+    })
 }
 
 pub(crate) unsafe fn cuStreamUpdateCaptureDependencies(
@@ -606,9 +672,7 @@ pub(crate) unsafe fn cuStreamUpdateCaptureDependencies_v2(
     answer(|| update_dependencies(stream, dependencies, count, flags))
 }
 
-pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(
-    mode: *mut CuStreamCaptureMode,
-) -> CuResult {
+pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut CuStreamCaptureMode) -> CuResult {
     answer(|| {
         let wanted = read(mode)?;
         if wanted > THREAD_LOCAL.max(RELAXED) {

@@ -39,7 +39,10 @@ enum Last {
     /// In a stream of this process.
     Recorded(Record),
     /// In a stream that captured: after these nodes.
-    Captured { capture: Arc<Capture>, nodes: Vec<usize> },
+    Captured {
+        capture: Arc<Capture>,
+        nodes: Vec<usize>,
+    },
 }
 
 static EVENTS: Table<Event> = Table::new();
@@ -95,7 +98,9 @@ impl Event {
     pub(crate) fn wait_in(&self, stream: &Stream) -> Done {
         let record = self.record()?;
         stream::order(stream)?;
-        exec()?.wait_for_record(stream.channel, record).map_err(refused)
+        exec()?
+            .wait_for_record(stream.channel, record)
+            .map_err(refused)
     }
 }
 
@@ -109,7 +114,13 @@ fn create(flags: u32, out: *mut CuEvent) -> Done {
     let context = context::current()?;
     let id = exec()?.open_event(process()?).map_err(refused)?;
     let last = Mutex::new(Last::Board);
-    let event = Event { id, context, flags, opened: false, last };
+    let event = Event {
+        id,
+        context,
+        flags,
+        opened: false,
+        last,
+    };
     write(out, handle(EVENTS.insert(Arc::new(event))))
 }
 
@@ -121,7 +132,11 @@ pub(crate) fn record(stream: &Stream, event: CuEvent, flags: u32) -> Done {
     let event = find(event)?;
     if flags & EXTERNAL != 0 {
         let taken = capture::takes(stream, || Ok(Body::EventRecord(Arc::clone(&event))))?;
-        return if taken { Ok(()) } else { event.record_in(stream) };
+        return if taken {
+            Ok(())
+        } else {
+            event.record_in(stream)
+        };
     }
     if let Some((capture, nodes)) = capture::place(stream)? {
         *lock(&event.last) = Last::Captured { capture, nodes };
@@ -151,7 +166,10 @@ pub(crate) fn wait(stream: &Stream, event: CuEvent, flags: u32) -> Done {
 }
 
 fn destroy(event: CuEvent) -> Done {
-    EVENTS.remove(event.addr()).map(drop).ok_or(CuResult::INVALID_HANDLE)
+    EVENTS
+        .remove(event.addr())
+        .map(drop)
+        .ok_or(CuResult::INVALID_HANDLE)
 }
 
 fn elapsed(out: *mut f32, start: CuEvent, end: CuEvent) -> Done {
@@ -271,7 +289,13 @@ pub(crate) unsafe fn cuIpcGetEventHandle(out: *mut CuIpcEventHandle, event: CuEv
             return Err(CuResult::INVALID_HANDLE);
         }
         let EventId { index, generation } = event.id;
-        let shared = Shared { magic: SHARED, index, generation, flags: event.flags, rest: [0; 11] };
+        let shared = Shared {
+            magic: SHARED,
+            index,
+            generation,
+            flags: event.flags,
+            rest: [0; 11],
+        };
         write(out.cast::<Shared>(), shared)
     })
 }
@@ -285,11 +309,22 @@ pub(crate) unsafe fn cuIpcOpenEventHandle(
         if shared.magic != SHARED {
             return Err(CuResult::INVALID_HANDLE);
         }
-        let id = EventId { index: shared.index, generation: shared.generation };
-        exec()?.last_record(id).map_err(|_| CuResult::INVALID_HANDLE)?;
+        let id = EventId {
+            index: shared.index,
+            generation: shared.generation,
+        };
+        exec()?
+            .last_record(id)
+            .map_err(|_| CuResult::INVALID_HANDLE)?;
         let context = context::current()?;
         let last = Mutex::new(Last::Board);
-        let event = Event { id, context, flags: shared.flags, opened: true, last };
+        let event = Event {
+            id,
+            context,
+            flags: shared.flags,
+            opened: true,
+            last,
+        };
         write(out, handle(EVENTS.insert(Arc::new(event))))
     })
 }

@@ -28,7 +28,9 @@ pub(crate) fn work() -> Done<(&'static Exec, ProcessId)> {
         let process = exec.join().ok()?;
         Some((exec, process))
     });
-    work.as_ref().map(|(exec, process)| (exec, *process)).ok_or(CuResult::OPERATING_SYSTEM)
+    work.as_ref()
+        .map(|(exec, process)| (exec, *process))
+        .ok_or(CuResult::OPERATING_SYSTEM)
 }
 
 pub(crate) fn exec() -> Done<&'static Exec> {
@@ -96,7 +98,9 @@ pub(crate) fn read_all<T: Copy>(from: *const T, count: usize) -> Done<Vec<T>> {
         return Err(CuResult::INVALID_VALUE);
     }
     // SAFETY: an array argument of a driver function, with the length that its caller states.
-    Ok((0..count).map(|index| unsafe { from.add(index).read_unaligned() }).collect())
+    Ok((0..count)
+        .map(|index| unsafe { from.add(index).read_unaligned() })
+        .collect())
 }
 
 /// Reads a name; null is refused.
@@ -105,7 +109,9 @@ pub(crate) fn text(from: *const c_char) -> Done<String> {
         return Err(CuResult::INVALID_VALUE);
     }
     // SAFETY: a string argument of a driver function, not null.
-    Ok(unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned())
+    Ok(unsafe { CStr::from_ptr(from) }
+        .to_string_lossy()
+        .into_owned())
 }
 
 /// A pointer of the program's that travels to the helper thread and comes back unread.

@@ -35,8 +35,14 @@ pub(crate) enum Body {
     Memcpy(CopyParams),
     Memset(Memset),
     /// A copy or a fill that a capture took over: done by whoever gave it.
-    Copy { act: Arc<dyn Fn() + Send + Sync>, bytes: u64 },
-    Host { function: unsafe extern "C-unwind" fn(*mut c_void), data: Opaque },
+    Copy {
+        act: Arc<dyn Fn() + Send + Sync>,
+        bytes: u64,
+    },
+    Host {
+        function: unsafe extern "C-unwind" fn(*mut c_void),
+        data: Opaque,
+    },
     Child(Arc<Graph>),
     Empty,
     EventRecord(Arc<Event>),
@@ -183,14 +189,21 @@ impl Graph {
         let mut nodes = lock(&self.nodes);
         let distinct: HashSet<usize> = after.iter().copied().collect();
         if distinct.len() != after.len()
-            || !after.iter().all(|&before| nodes.list.iter().any(|node| node.handle() == before))
+            || !after
+                .iter()
+                .all(|&before| nodes.list.iter().any(|node| node.handle() == before))
         {
             return Err(CuResult::INVALID_VALUE);
         }
         let graph = self.own.get().cloned().unwrap_or_default();
         // Relaxed: only has to differ from every other.
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let node = Arc::new(Node { graph, body: Mutex::new(body), original: 0, id });
+        let node = Arc::new(Node {
+            graph,
+            body: Mutex::new(body),
+            original: 0,
+            id,
+        });
         let handle = node.handle();
         NODES.insert(Arc::clone(&node));
         nodes.list.push(node);
@@ -199,7 +212,10 @@ impl Graph {
     }
 
     pub(crate) fn has(&self, node: usize) -> bool {
-        lock(&self.nodes).list.iter().any(|known| known.handle() == node)
+        lock(&self.nodes)
+            .list
+            .iter()
+            .any(|known| known.handle() == node)
     }
 
     /// Those nodes, and everything that they come after.
@@ -226,8 +242,10 @@ impl Graph {
             let before = left.len();
             left.retain(|node| {
                 let after = &nodes.after[&node.handle()];
-                let known: Option<Vec<usize>> =
-                    after.iter().map(|other| places.get(other).copied()).collect();
+                let known: Option<Vec<usize>> = after
+                    .iter()
+                    .map(|other| places.get(other).copied())
+                    .collect();
                 let Some(known) = known else { return true };
                 places.insert(node.handle(), ordered.len());
                 ordered.push((Arc::clone(node), known));
@@ -245,7 +263,11 @@ impl Graph {
     }
 
     fn after(&self, node: usize) -> Vec<usize> {
-        lock(&self.nodes).after.get(&node).cloned().unwrap_or_default()
+        lock(&self.nodes)
+            .after
+            .get(&node)
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// A graph like this one, with nodes of its own.
@@ -340,7 +362,10 @@ fn add(
         return Err(CuResult::INVALID_VALUE);
     }
     let graph = find(graph)?;
-    let after: Vec<usize> = read_all(after, count)?.iter().map(|node| node.addr()).collect();
+    let after: Vec<usize> = read_all(after, count)?
+        .iter()
+        .map(|node| node.addr())
+        .collect();
     if !after.iter().all(|&node| graph.has(node)) {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -351,15 +376,32 @@ fn add(
 pub(crate) fn host(params: *const CuHostNodeParams) -> Done<Body> {
     let params = read(params)?;
     let function = params.callback.ok_or(CuResult::INVALID_VALUE)?;
-    Ok(Body::Host { function, data: Opaque(params.data) })
+    Ok(Body::Host {
+        function,
+        data: Opaque(params.data),
+    })
 }
 
 pub(crate) fn memset(params: &CuMemsetNodeParams) -> Done<Body> {
-    let CuMemsetNodeParams { dst, pitch, value, element_size, width, height } = *params;
+    let CuMemsetNodeParams {
+        dst,
+        pitch,
+        value,
+        element_size,
+        width,
+        height,
+    } = *params;
     if !matches!(element_size, 1 | 2 | 4) || dst.0 == 0 || width == 0 || height == 0 {
         return Err(CuResult::INVALID_VALUE);
     }
-    Ok(Body::Memset(Memset { dst: dst.0, pitch, value, element_size, width, height }))
+    Ok(Body::Memset(Memset {
+        dst: dst.0,
+        pitch,
+        value,
+        element_size,
+        width,
+        height,
+    }))
 }
 
 pub(crate) fn memcpy(params: *const CuMemcpy3D) -> Done<Body> {
@@ -388,7 +430,11 @@ pub(crate) fn kernel_v1(params: *const CuKernelNodeParamsV1) -> Done<Body> {
 
 pub(crate) fn kernel(params: &CuKernelNodeParams) -> Done<Body> {
     let p = *params;
-    let function = if p.function.is_null() { p.kernel.cast() } else { p.function };
+    let function = if p.function.is_null() {
+        p.kernel.cast()
+    } else {
+        p.function
+    };
     let grid = [p.grid_x, p.grid_y, p.grid_z];
     let block = [p.block_x, p.block_y, p.block_z];
     Launch::read(function, grid, block, p.shared_bytes, p.params, p.extra).map(Body::Kernel)
@@ -426,7 +472,10 @@ fn conditional(params: *mut CuConditionalNodeParams) -> Done<Body> {
     if p.kind > 2 || p.size == 0 || (p.kind == 1 && p.size != 1) || p.size > 64 {
         return Err(CuResult::INVALID_VALUE);
     }
-    if !lock(&CONDITIONS).get_or_insert_with(HashMap::new).contains_key(&p.handle) {
+    if !lock(&CONDITIONS)
+        .get_or_insert_with(HashMap::new)
+        .contains_key(&p.handle)
+    {
         return Err(CuResult::INVALID_VALUE);
     }
     let bodies: Vec<Arc<Graph>> = (0..p.size).map(|_| create()).collect();
@@ -434,7 +483,11 @@ fn conditional(params: *mut CuConditionalNodeParams) -> Done<Body> {
     let shown: Vec<CuGraph> = bodies.iter().map(|graph| handle(graph.handle())).collect();
     p.graphs_out = Box::leak(shown.into_boxed_slice()).as_mut_ptr();
     write(params, p)?;
-    Ok(Body::Conditional(Conditional { handle: p.handle, kind: p.kind, bodies }))
+    Ok(Body::Conditional(Conditional {
+        handle: p.handle,
+        kind: p.kind,
+        bodies,
+    }))
 }
 
 /// Values of conditional handles, as they are at a launch's beginning.
@@ -442,7 +495,10 @@ static CONDITIONS: Mutex<Option<HashMap<u64, u32>>> = Mutex::new(None);
 
 /// The value of a conditional handle.
 pub(crate) fn condition(handle: u64) -> u32 {
-    lock(&CONDITIONS).as_ref().and_then(|all| all.get(&handle).copied()).unwrap_or(0)
+    lock(&CONDITIONS)
+        .as_ref()
+        .and_then(|all| all.get(&handle).copied())
+        .unwrap_or(0)
 }
 
 /// Takes a node's new parameters; the kind must stay.
@@ -488,16 +544,29 @@ fn edges(graph: CuGraph, from: *mut CuGraphNode, to: *mut CuGraphNode, count: *m
     let graph = find(graph)?;
     let mut pairs = Vec::new();
     for node in graph.nodes() {
-        pairs.extend(graph.after(node.handle()).into_iter().map(|before| (before, node.handle())));
+        pairs.extend(
+            graph
+                .after(node.handle())
+                .into_iter()
+                .map(|before| (before, node.handle())),
+        );
     }
     if from.is_null() != to.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
     let starts: Vec<usize> = pairs.iter().map(|pair| pair.0).collect();
     let ends: Vec<usize> = pairs.iter().map(|pair| pair.1).collect();
-    let mut room = if from.is_null() { 0 } else { read(count.cast_const())? };
+    let mut room = if from.is_null() {
+        0
+    } else {
+        read(count.cast_const())?
+    };
     list(&starts, from, count)?;
-    if to.is_null() { Ok(()) } else { list(&ends, to, &raw mut room) }
+    if to.is_null() {
+        Ok(())
+    } else {
+        list(&ends, to, &raw mut room)
+    }
 }
 
 fn dependencies(node: CuGraphNode, out: *mut CuGraphNode, count: *mut usize) -> Done {
@@ -542,7 +611,9 @@ struct UserObject {
 static USER_OBJECTS: Table<UserObject> = Table::new();
 
 fn release_user_object(object: usize, count: u32) {
-    let Some(found) = USER_OBJECTS.get(object) else { return };
+    let Some(found) = USER_OBJECTS.get(object) else {
+        return;
+    };
     let mut left = lock(&found.count);
     *left = left.saturating_sub(count);
     if *left == 0 {
@@ -564,7 +635,12 @@ pub(crate) unsafe fn cuGraphCreate(out: *mut CuGraph, flags: u32) -> CuResult {
 }
 
 pub(crate) unsafe fn cuGraphDestroy(graph: CuGraph) -> CuResult {
-    answer(|| GRAPHS.remove(graph.addr()).map(drop).ok_or(CuResult::INVALID_VALUE))
+    answer(|| {
+        GRAPHS
+            .remove(graph.addr())
+            .map(drop)
+            .ok_or(CuResult::INVALID_VALUE)
+    })
 }
 
 pub(crate) unsafe fn cuGraphClone(out: *mut CuGraph, original_graph: CuGraph) -> CuResult {
@@ -586,8 +662,13 @@ pub(crate) unsafe fn cuGraphNodeFindInClone(
     answer(|| {
         let graph = find(cloned_graph)?;
         let nodes = graph.nodes();
-        let twin = nodes.iter().find(|node| node.original == original_node.addr());
-        write(node_out, handle(twin.ok_or(CuResult::INVALID_VALUE)?.handle()))
+        let twin = nodes
+            .iter()
+            .find(|node| node.original == original_node.addr());
+        write(
+            node_out,
+            handle(twin.ok_or(CuResult::INVALID_VALUE)?.handle()),
+        )
     })
 }
 
@@ -630,7 +711,11 @@ pub(crate) unsafe fn cuGraphAddMemsetNode(
     memset_params: *const CuMemsetNodeParams,
     _context: CuContext,
 ) -> CuResult {
-    answer(|| add(out, graph, dependencies, count, || memset(&read(memset_params)?)))
+    answer(|| {
+        add(out, graph, dependencies, count, || {
+            memset(&read(memset_params)?)
+        })
+    })
 }
 
 pub(crate) unsafe fn cuGraphAddHostNode(
@@ -752,15 +837,14 @@ pub(crate) unsafe fn cuGraphConditionalHandleCreate(
         // Relaxed: only has to differ from every other.
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let value = if flags == 1 { default_launch_value } else { 0 };
-        lock(&CONDITIONS).get_or_insert_with(HashMap::new).insert(id, value);
+        lock(&CONDITIONS)
+            .get_or_insert_with(HashMap::new)
+            .insert(id, value);
         write(handle_out, id)
     })
 }
 
-pub(crate) unsafe fn cuGraphNodeGetType(
-    node: CuGraphNode,
-    kind: *mut CuGraphNodeType,
-) -> CuResult {
+pub(crate) unsafe fn cuGraphNodeGetType(node: CuGraphNode, kind: *mut CuGraphNodeType) -> CuResult {
     answer(|| get(node, kind, |body| Some(body.kind())))
 }
 
@@ -948,9 +1032,9 @@ pub(crate) unsafe fn cuGraphKernelNodeGetAttribute(
 ) -> CuResult {
     answer(|| {
         get(node, value_out, |body| match body {
-            Body::Kernel(launch) => {
-                Some(CuLaunchAttributeValue { words: launch.attribute(attribute).unwrap_or([0; 8]) })
-            }
+            Body::Kernel(launch) => Some(CuLaunchAttributeValue {
+                words: launch.attribute(attribute).unwrap_or([0; 8]),
+            }),
             _ => None,
         })
     })
@@ -999,9 +1083,23 @@ pub(crate) unsafe fn cuGraphMemsetNodeGetParams(
 ) -> CuResult {
     answer(|| {
         get(node, params, |body| match *body {
-            Body::Memset(Memset { dst, pitch, value, element_size, width, height }) => {
+            Body::Memset(Memset {
+                dst,
+                pitch,
+                value,
+                element_size,
+                width,
+                height,
+            }) => {
                 let dst = CuDevicePtr(dst);
-                Some(CuMemsetNodeParams { dst, pitch, value, element_size, width, height })
+                Some(CuMemsetNodeParams {
+                    dst,
+                    pitch,
+                    value,
+                    element_size,
+                    width,
+                    height,
+                })
             }
             _ => None,
         })
@@ -1021,9 +1119,10 @@ pub(crate) unsafe fn cuGraphHostNodeGetParams(
 ) -> CuResult {
     answer(|| {
         get(node, params, |body| match *body {
-            Body::Host { function, data } => {
-                Some(CuHostNodeParams { callback: Some(function), data: data.0 })
-            }
+            Body::Host { function, data } => Some(CuHostNodeParams {
+                callback: Some(function),
+                data: data.0,
+            }),
             _ => None,
         })
     })
@@ -1078,10 +1177,7 @@ pub(crate) unsafe fn cuGraphEventWaitNodeGetEvent(
     })
 }
 
-pub(crate) unsafe fn cuGraphEventRecordNodeSetEvent(
-    node: CuGraphNode,
-    event: CuEvent,
-) -> CuResult {
+pub(crate) unsafe fn cuGraphEventRecordNodeSetEvent(node: CuGraphNode, event: CuEvent) -> CuResult {
     answer(|| set(node, || event::find(event).map(Body::EventRecord)))
 }
 
@@ -1131,10 +1227,7 @@ pub(crate) unsafe fn cuGraphNodeGetLocalId(node: CuGraphNode, node_id: *mut u32)
     answer(|| write(node_id, find_node(node)?.id as u32))
 }
 
-pub(crate) unsafe fn cuGraphNodeGetToolsId(
-    node: CuGraphNode,
-    tools_node_id: *mut u64,
-) -> CuResult {
+pub(crate) unsafe fn cuGraphNodeGetToolsId(node: CuGraphNode, tools_node_id: *mut u64) -> CuResult {
     answer(|| write(tools_node_id, find_node(node)?.id))
 }
 
@@ -1182,14 +1275,20 @@ pub(crate) unsafe fn cuUserObjectCreate(
             return Err(CuResult::INVALID_VALUE);
         }
         let count = Mutex::new(initial_refcount);
-        let object = Arc::new(UserObject { data: Opaque(ptr), destroy, count });
+        let object = Arc::new(UserObject {
+            data: Opaque(ptr),
+            destroy,
+            count,
+        });
         write(object_out, handle(USER_OBJECTS.insert(object)))
     })
 }
 
 pub(crate) unsafe fn cuUserObjectRetain(object: CuUserObject, count: u32) -> CuResult {
     answer(|| {
-        let found = USER_OBJECTS.get(object.addr()).ok_or(CuResult::INVALID_VALUE)?;
+        let found = USER_OBJECTS
+            .get(object.addr())
+            .ok_or(CuResult::INVALID_VALUE)?;
         *lock(&found.count) += count;
         Ok(())
     })
@@ -1197,7 +1296,9 @@ pub(crate) unsafe fn cuUserObjectRetain(object: CuUserObject, count: u32) -> CuR
 
 pub(crate) unsafe fn cuUserObjectRelease(object: CuUserObject, count: u32) -> CuResult {
     answer(|| {
-        USER_OBJECTS.get(object.addr()).ok_or(CuResult::INVALID_VALUE)?;
+        USER_OBJECTS
+            .get(object.addr())
+            .ok_or(CuResult::INVALID_VALUE)?;
         release_user_object(object.addr(), count);
         Ok(())
     })
@@ -1212,7 +1313,9 @@ pub(crate) unsafe fn cuGraphRetainUserObject(
     const MOVE: u32 = 1;
     answer(|| {
         let graph = find(graph)?;
-        let found = USER_OBJECTS.get(object.addr()).ok_or(CuResult::INVALID_VALUE)?;
+        let found = USER_OBJECTS
+            .get(object.addr())
+            .ok_or(CuResult::INVALID_VALUE)?;
         if flags & MOVE == 0 {
             *lock(&found.count) += count;
         }

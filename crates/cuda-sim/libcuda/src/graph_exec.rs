@@ -63,7 +63,12 @@ fn nodes_of(graph: &Graph) -> Done<Vec<ExecNode>> {
         .into_iter()
         .map(|(node, after)| {
             let body = lock(&node.body).clone();
-            ExecNode { origin: node.handle(), body, after, is_enabled: true }
+            ExecNode {
+                origin: node.handle(),
+                body,
+                after,
+                is_enabled: true,
+            }
         })
         .collect())
 }
@@ -102,7 +107,11 @@ impl Stretch {
     /// The times as work of one channel: the GPU is taken while any kernel runs, and a copy engine
     /// while only copies do.
     fn works(&self) -> Vec<Work> {
-        let mut times: Vec<u64> = self.spans.iter().flat_map(|span| [span.0, span.1]).collect();
+        let mut times: Vec<u64> = self
+            .spans
+            .iter()
+            .flat_map(|span| [span.0, span.1])
+            .collect();
         times.sort_unstable();
         times.dedup();
         let mut works: Vec<Work> = Vec::new();
@@ -148,7 +157,12 @@ impl Player<'_> {
     fn play(&mut self, nodes: &[ExecNode]) -> Done {
         let mut ends = vec![0_u64; nodes.len()];
         for (index, node) in nodes.iter().enumerate() {
-            let start = node.after.iter().map(|&before| ends[before]).max().unwrap_or(0);
+            let start = node
+                .after
+                .iter()
+                .map(|&before| ends[before])
+                .max()
+                .unwrap_or(0);
             ends[index] = start;
             if !node.is_enabled {
                 continue;
@@ -248,9 +262,9 @@ fn take_memory(nodes: &[ExecNode], free_first: bool) -> Done {
     let mut taken = Vec::new();
     for node in nodes.iter().filter(|node| node.is_enabled) {
         let done = match &node.body {
-            Body::MemAlloc(allocation) => {
-                allocation.launch(free_first).inspect(|()| taken.push(allocation.address()))
-            }
+            Body::MemAlloc(allocation) => allocation
+                .launch(free_first)
+                .inspect(|()| taken.push(allocation.address())),
             _ => Ok(()),
         };
         if let Err(code) = done {
@@ -288,7 +302,10 @@ fn launch(graph_exec: CuGraphExec, stream: CuStream) -> Done {
     if let Some(place) = *lock(&made.last) {
         stream::submit(&stream, Work::WaitChannel { place })?;
     }
-    let mut player = Player { stream: &stream, stretch: Stretch::default() };
+    let mut player = Player {
+        stream: &stream,
+        stretch: Stretch::default(),
+    };
     player.play(&nodes)?;
     player.stretch.submit(&stream)?;
     *lock(&made.last) = exec()?.last_place(stream.channel);
@@ -307,7 +324,8 @@ fn fill(set: &Memset) {
         let value = set.value.to_le_bytes();
         let unit = set.element_size as usize;
         // SAFETY: these addresses are the driver's own, as was just asked.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(crate::space::address::<u8>(start), row) };
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(crate::space::address::<u8>(start), row) };
         for element in bytes.chunks_exact_mut(unit) {
             element.copy_from_slice(&value[..unit]);
         }
@@ -426,7 +444,12 @@ pub(crate) unsafe fn cuGraphUpload(graph: CuGraphExec, stream: CuStream) -> CuRe
 }
 
 pub(crate) unsafe fn cuGraphExecDestroy(graph_exec: CuGraphExec) -> CuResult {
-    answer(|| EXECS.remove(graph_exec.addr()).map(drop).ok_or(CuResult::INVALID_VALUE))
+    answer(|| {
+        EXECS
+            .remove(graph_exec.addr())
+            .map(drop)
+            .ok_or(CuResult::INVALID_VALUE)
+    })
 }
 
 pub(crate) unsafe fn cuGraphExecGetFlags(graph_exec: CuGraphExec, flags: *mut u64) -> CuResult {
@@ -447,7 +470,11 @@ pub(crate) unsafe fn cuGraphExecUpdate(
         let (result, node) = update(graph_exec, graph)?;
         write_if(error_node_out, handle(node));
         write(update_result_out, result)?;
-        if result == UPDATE_SUCCESS { Ok(()) } else { Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE) }
+        if result == UPDATE_SUCCESS {
+            Ok(())
+        } else {
+            Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
+        }
     })
 }
 
@@ -459,9 +486,17 @@ pub(crate) unsafe fn cuGraphExecUpdate_v2(
     answer(|| {
         let (result, node) = update(graph_exec, graph)?;
         let error_from_node = std::ptr::null_mut();
-        let info = CuGraphExecUpdateResultInfo { result, error_node: handle(node), error_from_node };
+        let info = CuGraphExecUpdateResultInfo {
+            result,
+            error_node: handle(node),
+            error_from_node,
+        };
         write(result_info, info)?;
-        if result == UPDATE_SUCCESS { Ok(()) } else { Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE) }
+        if result == UPDATE_SUCCESS {
+            Ok(())
+        } else {
+            Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
+        }
     })
 }
 
@@ -520,7 +555,11 @@ pub(crate) unsafe fn cuGraphExecEventRecordNodeSetEvent(
     node: CuGraphNode,
     event: CuEvent,
 ) -> CuResult {
-    answer(|| set(graph_exec, node, || event::find(event).map(Body::EventRecord)))
+    answer(|| {
+        set(graph_exec, node, || {
+            event::find(event).map(Body::EventRecord)
+        })
+    })
 }
 
 pub(crate) unsafe fn cuGraphExecEventWaitNodeSetEvent(
@@ -575,7 +614,10 @@ pub(crate) unsafe fn cuGraphNodeGetEnabled(
         let made = find(graph_exec)?;
         let nodes = lock(&made.nodes);
         let found = nodes.iter().find(|known| known.origin == node.addr());
-        write(is_enabled, u32::from(found.ok_or(CuResult::INVALID_VALUE)?.is_enabled))
+        write(
+            is_enabled,
+            u32::from(found.ok_or(CuResult::INVALID_VALUE)?.is_enabled),
+        )
     })
 }
 
@@ -587,19 +629,29 @@ mod tests {
     fn a_stretch_keeps_the_gpu_while_any_kernel_runs() {
         // Two branches: a kernel of 5 beside a copy of 8, then a kernel of 2.
         let spans = vec![(0, 5, true), (0, 8, false), (8, 10, true)];
-        let stretch = Stretch { spans, acts: Vec::new() };
+        let stretch = Stretch {
+            spans,
+            acts: Vec::new(),
+        };
 
         let works = stretch.works();
 
         assert_eq!(
             works,
-            [Work::Kernel { ns: 5 }, Work::Copy { ns: 3 }, Work::Kernel { ns: 2 }]
+            [
+                Work::Kernel { ns: 5 },
+                Work::Copy { ns: 3 },
+                Work::Kernel { ns: 2 }
+            ]
         );
     }
 
     #[test]
     fn kernels_side_by_side_take_as_long_as_the_longest() {
-        let stretch = Stretch { spans: vec![(0, 5, true), (0, 9, true), (9, 12, true)], acts: Vec::new() };
+        let stretch = Stretch {
+            spans: vec![(0, 5, true), (0, 9, true), (9, 12, true)],
+            acts: Vec::new(),
+        };
 
         assert_eq!(stretch.works(), [Work::Kernel { ns: 12 }]);
     }

@@ -72,7 +72,10 @@ pub(crate) fn wake(exec: &Exec) {
 
 /// Forgets an action whose work was not taken, or was dropped with its context.
 pub(crate) fn forget(token: u64) {
-    if lock().as_mut().is_some_and(|helper| helper.actions.remove(&token).is_some()) {
+    if lock()
+        .as_mut()
+        .is_some_and(|helper| helper.actions.remove(&token).is_some())
+    {
         PENDING.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -106,7 +109,10 @@ fn with_signals_blocked<T>(body: impl FnOnce() -> T) -> T {
 fn run(exec: &Exec, process: ProcessId) {
     loop {
         let mut guard = lock();
-        while guard.as_ref().is_none_or(|helper| helper.actions.is_empty()) {
+        while guard
+            .as_ref()
+            .is_none_or(|helper| helper.actions.is_empty())
+        {
             guard = ARRIVED.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         drop(guard);
@@ -145,7 +151,9 @@ enum Taken {
 
 fn take_call(token: u64) -> Taken {
     let mut guard = lock();
-    let Some(helper) = guard.as_mut() else { return Taken::Nothing };
+    let Some(helper) = guard.as_mut() else {
+        return Taken::Nothing;
+    };
     match helper.actions.remove(&token) {
         Some(Action::Call(call)) => Taken::Call(call),
         Some(poll @ Action::Poll(_)) => {
@@ -161,7 +169,9 @@ fn look_at_conditions(exec: &Exec, waiting: &[cuda_sim::exec::Waiting]) -> bool 
     let mut any = false;
     for work in waiting {
         let mut guard = lock();
-        let Some(helper) = guard.as_mut() else { return any };
+        let Some(helper) = guard.as_mut() else {
+            return any;
+        };
         let holds = match helper.actions.get(&work.token) {
             Some(Action::Poll(holds)) => holds(),
             _ => false,

@@ -134,6 +134,22 @@ unsafe fn elf_extent(start: *const u8, header: &[u8]) -> usize {
     end
 }
 
+/// How many bytes of code a fat binary puts on a GPU: those of its biggest entry, since it has one for
+/// each kind of GPU. Looks at headers only.
+pub(crate) fn biggest_entry(bytes: &[u8]) -> usize {
+    let mut at = u16_at(bytes, 6).unwrap_or(16) as usize;
+    let mut biggest = 0;
+    while let (Some(header), Some(padded)) = (u32_at(bytes, at + 4), u64_at(bytes, at + 8)) {
+        if header == 0 {
+            break;
+        }
+        let unpacked = u64_at(bytes, at + 56).unwrap_or(0).max(padded) as usize;
+        biggest = biggest.max(unpacked);
+        at = at.saturating_add(header as usize).saturating_add(padded as usize);
+    }
+    biggest
+}
+
 impl Image {
     /// Reads an image.
     ///
@@ -164,9 +180,12 @@ impl Image {
         let mut at = 8;
         while let Some(header) = bytes.get(at..at + 60) {
             let size = std::str::from_utf8(&header[48..58]).ok();
-            let size: usize =
-                size.and_then(|text| text.trim().parse().ok()).ok_or(Unreadable::Image)?;
-            let member = bytes.get(at + 60..at + 60 + size).ok_or(Unreadable::Image)?;
+            let size: usize = size
+                .and_then(|text| text.trim().parse().ok())
+                .ok_or(Unreadable::Image)?;
+            let member = bytes
+                .get(at + 60..at + 60 + size)
+                .ok_or(Unreadable::Image)?;
             if matches!(u32_at(member, 0), Some(FATBIN_MAGIC | 0x464c_457f)) {
                 self.add(member)?;
             }
@@ -190,10 +209,14 @@ impl Image {
                 break;
             }
             let end = at.saturating_add(header).saturating_add(padded);
-            let Some(payload) = bytes.get(at + header..end) else { break };
+            let Some(payload) = bytes.get(at + header..end) else {
+                break;
+            };
             any = true;
             let text = if flags & 0x2000 != 0 {
-                payload.get(..packed).and_then(|packed| lz4(packed, unpacked))
+                payload
+                    .get(..packed)
+                    .and_then(|packed| lz4(packed, unpacked))
             } else if flags & 0x8000 != 0 {
                 None // zstd
             } else {
@@ -208,7 +231,9 @@ impl Image {
             }
             at = end;
         }
-        if any { Ok(()) } else { Err(Unreadable::Image) }
+        // A file without kernels of its own has an empty one.
+        let is_empty = u64_at(bytes, 8) == Some(0);
+        if any || is_empty { Ok(()) } else { Err(Unreadable::Image) }
     }
 
     fn add_ptx(&mut self, bytes: &[u8]) -> Result<(), Unreadable> {
@@ -275,9 +300,17 @@ impl Image {
             let data = section.name == ".nv.global" || section.name == ".nv.global.init";
             let constant = section.name.starts_with(".nv.constant3");
             if data || constant {
-                for symbol in elf.symbols.iter().filter(|s| s.section == index && s.object) {
+                for symbol in elf
+                    .symbols
+                    .iter()
+                    .filter(|s| s.section == index && s.object)
+                {
                     let bytes = symbol.size;
-                    let variable = Variable { bytes, constant, managed: false };
+                    let variable = Variable {
+                        bytes,
+                        constant,
+                        managed: false,
+                    };
                     self.variables.insert(symbol.name.to_owned(), variable);
                 }
             }
@@ -355,9 +388,13 @@ fn without_comments(text: &str) -> String {
         let (before, after) = rest.split_at(slash);
         out.push_str(before);
         if after.starts_with("//") {
-            rest = after.find('\n').map_or("", |end| after.get(end..).unwrap_or(""));
+            rest = after
+                .find('\n')
+                .map_or("", |end| after.get(end..).unwrap_or(""));
         } else if after.starts_with("/*") {
-            rest = after.find("*/").map_or("", |end| after.get(end + 2..).unwrap_or(""));
+            rest = after
+                .find("*/")
+                .map_or("", |end| after.get(end + 2..).unwrap_or(""));
         } else {
             out.push('/');
             rest = after.get(1..).unwrap_or("");
@@ -394,7 +431,10 @@ fn entry_of(statement: &str) -> Option<(String, Kernel)> {
     };
     let name = name.split_whitespace().next()?.to_owned();
     let (list, directives) = tail.rsplit_once(')').unwrap_or((tail, ""));
-    let mut kernel = Kernel { registers: 32, ..Kernel::default() };
+    let mut kernel = Kernel {
+        registers: 32,
+        ..Kernel::default()
+    };
     let mut offset = 0_usize;
     for parameter in list.split(',').filter(|text| text.contains(".param")) {
         let (bytes, align) = declared(parameter);
@@ -405,7 +445,10 @@ fn entry_of(statement: &str) -> Option<(String, Kernel)> {
     for name in [".maxntid", ".reqntid"] {
         if let Some((_, dims)) = directives.split_once(name) {
             let dims = dims.split('.').next().unwrap_or("");
-            let product = dims.split(',').filter_map(|d| d.trim().parse::<i32>().ok()).product();
+            let product = dims
+                .split(',')
+                .filter_map(|d| d.trim().parse::<i32>().ok())
+                .product();
             kernel.max_threads = product;
         }
     }
@@ -429,11 +472,20 @@ fn variable_of(statement: &str) -> Option<(String, Variable)> {
     let name = last.split('[').next()?.trim();
     let (bytes, _) = declared(declaration);
     let managed = statement.contains(".attribute") && statement.contains(".managed");
-    Some((name.to_owned(), Variable { bytes, constant, managed }))
+    Some((
+        name.to_owned(),
+        Variable {
+            bytes,
+            constant,
+            managed,
+        },
+    ))
 }
 
 fn reference_of(statement: &str) -> Option<String> {
-    let declared = [".texref", ".surfref", ".samplerref"].iter().any(|t| statement.contains(t));
+    let declared = [".texref", ".surfref", ".samplerref"]
+        .iter()
+        .any(|t| statement.contains(t));
     let name = statement.split('=').next()?.split_whitespace().last()?;
     declared.then(|| name.to_owned())
 }
@@ -520,7 +572,11 @@ impl<'a> Elf<'a> {
                 info: u32_at(header, 0x2c)?,
             });
         }
-        let mut elf = Self { file, sections, symbols: Vec::new() };
+        let mut elf = Self {
+            file,
+            sections,
+            symbols: Vec::new(),
+        };
         elf.symbols = elf.read_symbols();
         Some(elf)
     }
@@ -528,8 +584,14 @@ impl<'a> Elf<'a> {
     fn read_symbols(&self) -> Vec<Symbol<'a>> {
         const SYMBOLS: u32 = 2;
         let mut symbols = Vec::new();
-        for section in self.sections.iter().filter(|section| section.kind == SYMBOLS) {
-            let Some(strings) = self.sections.get(section.link) else { continue };
+        for section in self
+            .sections
+            .iter()
+            .filter(|section| section.kind == SYMBOLS)
+        {
+            let Some(strings) = self.sections.get(section.link) else {
+                continue;
+            };
             for raw in self.bytes(section).chunks_exact(24) {
                 let name = u32_at(raw, 0).map_or(0, |offset| offset as usize);
                 let Some(name) = text_at(self.file, strings.offset.saturating_add(name)) else {
@@ -560,15 +622,21 @@ fn text_at(bytes: &[u8], at: usize) -> Option<&str> {
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
+    Some(u16::from_le_bytes(
+        bytes.get(at..at.checked_add(2)?)?.try_into().ok()?,
+    ))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+    Some(u32::from_le_bytes(
+        bytes.get(at..at.checked_add(4)?)?.try_into().ok()?,
+    ))
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+    Some(u64::from_le_bytes(
+        bytes.get(at..at.checked_add(8)?)?.try_into().ok()?,
+    ))
 }
 
 /// Unpacks an LZ4 block of at most 256 MiB.
@@ -649,7 +717,11 @@ mod tests {
         let axpy = &image.kernels["axpy"];
         assert_eq!(axpy.parameters, [(0, 8), (8, 4), (16, 24)]);
         assert_eq!((axpy.shared_bytes, axpy.max_threads), (4096, 128));
-        let sizes: Vec<_> = image.variables.iter().map(|(n, v)| (n.as_str(), v.bytes)).collect();
+        let sizes: Vec<_> = image
+            .variables
+            .iter()
+            .map(|(n, v)| (n.as_str(), v.bytes))
+            .collect();
         assert_eq!(sizes, [("counter", 8), ("table", 1024), ("weights", 16)]);
         assert!(image.variables["weights"].constant);
     }
@@ -697,6 +769,9 @@ mod tests {
     #[test]
     fn lz4_copies_what_overlaps() {
         // "ab", then six bytes from two back, then the closing literals.
-        assert_eq!(lz4(&[0x22, b'a', b'b', 2, 0, 0x10, b'!'], 9).unwrap(), b"abababab!");
+        assert_eq!(
+            lz4(&[0x22, b'a', b'b', 2, 0, 0x10, b'!'], 9).unwrap(),
+            b"abababab!"
+        );
     }
 }

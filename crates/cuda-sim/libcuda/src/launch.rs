@@ -55,11 +55,21 @@ impl Launch {
         let function = module::function(function)?;
         check(&function, grid, block, shared)?;
         let arguments = Arc::new(copy_arguments(&function, params, extra)?);
-        Ok(Self { function, grid, block, shared, arguments, attributes: Vec::new() })
+        Ok(Self {
+            function,
+            grid,
+            block,
+            shared,
+            arguments,
+            attributes: Vec::new(),
+        })
     }
 
     pub(crate) fn attribute(&self, id: u32) -> Option<[u64; 8]> {
-        self.attributes.iter().find(|(known, _)| *known == id).map(|(_, words)| *words)
+        self.attributes
+            .iter()
+            .find(|(known, _)| *known == id)
+            .map(|(_, words)| *words)
     }
 
     pub(crate) fn set_attribute(&mut self, id: u32, words: [u64; 8]) {
@@ -163,15 +173,24 @@ fn plan(
     Ok(match duration {
         Duration::Fixed { ns, ns_per_block } => {
             let blocks = grid.iter().map(|&n| u64::from(n)).product::<u64>();
-            Plan::Time { ns: ns.saturating_add(ns_per_block.saturating_mul(blocks)) }
+            Plan::Time {
+                ns: ns.saturating_add(ns_per_block.saturating_mul(blocks)),
+            }
         }
-        Duration::Argument { unit_ns } => {
-            Plan::Time { ns: first().unwrap_or(0).saturating_mul(unit_ns) }
-        }
-        Duration::Peers { parties, ns } => Plan::Meet { key: rule as u64, parties, ns },
+        Duration::Argument { unit_ns } => Plan::Time {
+            ns: first().unwrap_or(0).saturating_mul(unit_ns),
+        },
+        Duration::Peers { parties, ns } => Plan::Meet {
+            key: rule as u64,
+            parties,
+            ns,
+        },
         Duration::Flag { ns } => {
             let address = first().filter(|a| *a != 0 && a.is_multiple_of(4));
-            Plan::Flag { address: address.ok_or(CuResult::INVALID_VALUE)?, ns }
+            Plan::Flag {
+                address: address.ok_or(CuResult::INVALID_VALUE)?,
+                ns,
+            }
         }
     })
 }
@@ -205,9 +224,16 @@ fn check(function: &Function, grid: [u32; 3], block: [u32; 3], shared: u32) -> D
     if most > 0 && threads > most as u64 {
         return Err(CuResult::LAUNCH_OUT_OF_RESOURCES);
     }
-    let asked = lock(&function.attributes).get(&MAX_DYNAMIC_SHARED).copied().unwrap_or(0);
+    let asked = lock(&function.attributes)
+        .get(&MAX_DYNAMIC_SHARED)
+        .copied()
+        .unwrap_or(0);
     let room = SHARED_BYTES.max(asked as u32);
-    if shared > room.saturating_sub(function.kernel.shared_bytes as u32).max(asked as u32) {
+    if shared
+        > room
+            .saturating_sub(function.kernel.shared_bytes as u32)
+            .max(asked as u32)
+    {
         return Err(CuResult::INVALID_VALUE);
     }
     Ok(())
@@ -246,7 +272,11 @@ fn copy_arguments(
     extra: *mut *mut c_void,
 ) -> Done<Arguments> {
     let wanted = &function.kernel.parameters;
-    let length = wanted.iter().map(|(offset, size)| offset + size).max().unwrap_or(0);
+    let length = wanted
+        .iter()
+        .map(|(offset, size)| offset + size)
+        .max()
+        .unwrap_or(0);
     let mut values = vec![0; length];
     if let Some((buffer, size)) = packed(extra)? {
         values = read_all(buffer, size.max(length))?;
@@ -258,7 +288,10 @@ fn copy_arguments(
         }
     }
     let start = values.as_mut_ptr();
-    let pointers = wanted.iter().map(|(offset, _)| start.wrapping_add(*offset).cast()).collect();
+    let pointers = wanted
+        .iter()
+        .map(|(offset, _)| start.wrapping_add(*offset).cast())
+        .collect();
     Ok(Arguments { values, pointers })
 }
 
@@ -268,7 +301,12 @@ fn first_argument(
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> Option<u64> {
-    let size = function.kernel.parameters.first().map_or(8, |(_, size)| *size).min(8);
+    let size = function
+        .kernel
+        .parameters
+        .first()
+        .map_or(8, |(_, size)| *size)
+        .min(8);
     let source = match packed(extra).ok()? {
         Some((buffer, _)) => buffer,
         None => read(params.cast_const()).ok()?.cast::<u8>().cast_const(),
@@ -299,7 +337,15 @@ fn launch(call: &Call<'_>) -> Done {
     let stream = stream::find(call.stream)?;
     check(&function, call.grid, call.block, call.shared)?;
     let captured = capture::takes(&stream, || {
-        let Call { function, grid, block, shared, params, extra, .. } = *call;
+        let Call {
+            function,
+            grid,
+            block,
+            shared,
+            params,
+            extra,
+            ..
+        } = *call;
         let mut launch = Launch::read(function, grid, block, shared, params, extra)?;
         for attribute in call.attributes {
             launch.set_attribute(attribute.id, attribute.value.words);
@@ -309,7 +355,10 @@ fn launch(call: &Call<'_>) -> Done {
     if captured {
         return Ok(());
     }
-    let own = call.attributes.iter().find(|attribute| attribute.id == LAUNCH_ATTRIBUTE_NS);
+    let own = call
+        .attributes
+        .iter()
+        .find(|attribute| attribute.id == LAUNCH_ATTRIBUTE_NS);
     let own_ns = own.map(|attribute| attribute.value.words[0]);
     let first = || first_argument(&function, call.params, call.extra);
     module::load_for(&function, stream.context)?;
@@ -339,14 +388,22 @@ fn blocks_per_multiprocessor(function: &Function, block: i32, dynamic: usize) ->
     let registers = function.kernel.registers.max(16) as u32;
     let by_registers = REGISTERS / (registers.next_multiple_of(8) * 32 * warps);
     let shared = function.kernel.shared_bytes as usize + dynamic;
-    let by_shared = (SHARED_PER_MULTIPROCESSOR as usize).checked_div(shared).unwrap_or(usize::MAX);
+    let by_shared = (SHARED_PER_MULTIPROCESSOR as usize)
+        .checked_div(shared)
+        .unwrap_or(usize::MAX);
     let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);
-    Ok(by_threads.min(by_registers).min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR))
+    Ok(by_threads
+        .min(by_registers)
+        .min(by_shared)
+        .min(BLOCKS_PER_MULTIPROCESSOR))
 }
 
 fn occupancy(out: *mut i32, function: CuFunction, block: i32, dynamic: usize) -> Done {
     let function = module::function(function)?;
-    write(out, blocks_per_multiprocessor(&function, block, dynamic)? as i32)
+    write(
+        out,
+        blocks_per_multiprocessor(&function, block, dynamic)? as i32,
+    )
 }
 
 fn best_block(
@@ -358,7 +415,11 @@ fn best_block(
     limit: i32,
 ) -> Done {
     let function = module::function(function)?;
-    let most = if limit > 0 { limit.min(MAX_THREADS as i32) } else { MAX_THREADS as i32 };
+    let most = if limit > 0 {
+        limit.min(MAX_THREADS as i32)
+    } else {
+        MAX_THREADS as i32
+    };
     let own = function.kernel.max_threads;
     let most = if own > 0 { most.min(own) } else { most };
     let mut best = (0, 0);
@@ -391,7 +452,16 @@ pub(crate) unsafe fn cuLaunchKernel(
 ) -> CuResult {
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
     answer(|| {
-        launch(&Call { function, grid, block, shared, stream, params, extra, attributes: &[] })
+        launch(&Call {
+            function,
+            grid,
+            block,
+            shared,
+            stream,
+            params,
+            extra,
+            attributes: &[],
+        })
     })
 }
 
@@ -403,7 +473,10 @@ pub(crate) unsafe fn cuLaunchKernelEx(
 ) -> CuResult {
     answer(|| {
         let config = read(config)?;
-        let attributes = read_all(config.attributes.cast_const(), config.num_attributes as usize)?;
+        let attributes = read_all(
+            config.attributes.cast_const(),
+            config.num_attributes as usize,
+        )?;
         launch(&Call {
             function,
             grid: [config.grid_x, config.grid_y, config.grid_z],
@@ -443,7 +516,16 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
     let extra = std::ptr::null_mut();
     answer(|| {
-        cooperative(&Call { function, grid, block, shared, stream, params, extra, attributes: &[] })
+        cooperative(&Call {
+            function,
+            grid,
+            block,
+            shared,
+            stream,
+            params,
+            extra,
+            attributes: &[],
+        })
     })
 }
 
@@ -542,7 +624,9 @@ pub(crate) unsafe fn cuFuncSetSharedSize(function: CuFunction, bytes: u32) -> Cu
 
 pub(crate) unsafe fn cuParamSetSize(function: CuFunction, numbytes: u32) -> CuResult {
     answer(|| {
-        lock(&module::function(function)?.old_style).parameters.resize(numbytes as usize, 0);
+        lock(&module::function(function)?.old_style)
+            .parameters
+            .resize(numbytes as usize, 0);
         Ok(())
     })
 }
@@ -617,7 +701,16 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSize(
     dynamic: usize,
     limit: i32,
 ) -> CuResult {
-    answer(|| best_block(min_grid_size, block_size, function, dynamic_of, dynamic, limit))
+    answer(|| {
+        best_block(
+            min_grid_size,
+            block_size,
+            function,
+            dynamic_of,
+            dynamic,
+            limit,
+        )
+    })
 }
 
 pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
@@ -629,7 +722,16 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     limit: i32,
     _flags: u32,
 ) -> CuResult {
-    answer(|| best_block(min_grid_size, block_size, function, dynamic_of, dynamic, limit))
+    answer(|| {
+        best_block(
+            min_grid_size,
+            block_size,
+            function,
+            dynamic_of,
+            dynamic,
+            limit,
+        )
+    })
 }
 
 pub(crate) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
@@ -645,7 +747,10 @@ pub(crate) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
         }
         let each = SHARED_PER_MULTIPROCESSOR / count_blocks as u32;
         let most = each.min(SHARED_BYTES_OPT_IN) as usize;
-        write(out, most.saturating_sub(function.kernel.shared_bytes as usize))
+        write(
+            out,
+            most.saturating_sub(function.kernel.shared_bytes as usize),
+        )
     })
 }
 

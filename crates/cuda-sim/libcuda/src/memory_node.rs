@@ -44,7 +44,12 @@ struct Kept {
 static KEPT: Mutex<Option<HashMap<usize, Kept>>> = Mutex::new(None);
 
 fn with_kept<T>(gpu: usize, body: impl FnOnce(&mut Kept) -> T) -> T {
-    body(lock(&KEPT).get_or_insert_with(HashMap::new).entry(gpu).or_default())
+    body(
+        lock(&KEPT)
+            .get_or_insert_with(HashMap::new)
+            .entry(gpu)
+            .or_default(),
+    )
 }
 
 fn take(gpu: usize, bytes: u64) -> Done {
@@ -67,7 +72,9 @@ impl Inner {
     fn give_back(&self) -> bool {
         let was_live = std::mem::take(&mut *lock(&self.is_live));
         if was_live {
-            with_kept(self.gpu, |kept| kept.used = kept.used.saturating_sub(self.bytes));
+            with_kept(self.gpu, |kept| {
+                kept.used = kept.used.saturating_sub(self.bytes)
+            });
         }
         was_live
     }
@@ -115,9 +122,19 @@ pub(crate) fn make(params: *mut CuMemAllocNodeParams) -> Done<Allocation> {
 /// When there are no addresses left.
 pub(crate) fn reserve_for(gpu: usize, device: CuDevice, bytes: u64) -> Done<Allocation> {
     let address = memory::place(memory::block(bytes, gpu, Kind::Graph), false)?;
-    let bytes = bytes.checked_next_multiple_of(512).ok_or(CuResult::OUT_OF_MEMORY)?;
-    let inner = Arc::new(Inner { address, bytes, gpu, is_live: Mutex::new(false), device });
-    lock(&ALLOCATIONS).get_or_insert_with(HashMap::new).insert(address, Arc::downgrade(&inner));
+    let bytes = bytes
+        .checked_next_multiple_of(512)
+        .ok_or(CuResult::OUT_OF_MEMORY)?;
+    let inner = Arc::new(Inner {
+        address,
+        bytes,
+        gpu,
+        is_live: Mutex::new(false),
+        device,
+    });
+    lock(&ALLOCATIONS)
+        .get_or_insert_with(HashMap::new)
+        .insert(address, Arc::downgrade(&inner));
     Ok(Allocation(inner))
 }
 
@@ -126,7 +143,9 @@ pub(crate) fn reserve_for(gpu: usize, device: CuDevice, bytes: u64) -> Done<Allo
 /// # Errors
 /// When it is none.
 pub(crate) fn make_free(address: u64) -> Done<u64> {
-    find(address).map(|_| address).ok_or(CuResult::INVALID_VALUE)
+    find(address)
+        .map(|_| address)
+        .ok_or(CuResult::INVALID_VALUE)
 }
 
 fn find(address: u64) -> Option<Arc<Inner>> {
@@ -162,7 +181,10 @@ impl Allocation {
     pub(crate) fn as_params(&self) -> CuMemAllocNodeParams {
         let mut params = CuMemAllocNodeParams::zeroed();
         params.pool.kind = 1;
-        params.pool.location = CuMemLocation { kind: 1, id: self.0.device.0 };
+        params.pool.location = CuMemLocation {
+            kind: 1,
+            id: self.0.device.0,
+        };
         params.bytes = self.0.bytes as usize;
         params.ptr = CuDevicePtr(self.0.address);
         params
@@ -235,8 +257,16 @@ pub(crate) fn context_gone(context: Ctx) {
     if context::any_on(context.gpu).is_some() {
         return;
     }
-    let all: Vec<_> = lock(&ALLOCATIONS).iter().flat_map(HashMap::values).cloned().collect();
-    for inner in all.iter().filter_map(Weak::upgrade).filter(|inner| inner.gpu == context.gpu) {
+    let all: Vec<_> = lock(&ALLOCATIONS)
+        .iter()
+        .flat_map(HashMap::values)
+        .cloned()
+        .collect();
+    for inner in all
+        .iter()
+        .filter_map(Weak::upgrade)
+        .filter(|inner| inner.gpu == context.gpu)
+    {
         inner.give_back();
     }
     // Without a driver there is nothing to give it back to.

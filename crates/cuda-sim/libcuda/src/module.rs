@@ -63,6 +63,16 @@ struct Module {
     /// The library that it belongs to, if any.
     library: usize,
     loaded: AtomicBool,
+    /// Where a runtime's image lies; it is read when somebody asks for a variable.
+    unread: Option<Unread>,
+}
+
+/// An image that a runtime has brought with the program, and that stays where it is until it is
+/// unloaded. There are a thousand of them in a big program, and most are never used.
+#[derive(Debug)]
+struct Unread {
+    start: usize,
+    image: OnceLock<Image>,
 }
 
 /// An image that every context can use; it becomes a module where it is first used.
@@ -85,7 +95,9 @@ const PAGE: u64 = 2 << 20;
 
 /// The function that a program means, a library's kernel too.
 pub(crate) fn function(function: CuFunction) -> Done<Arc<Function>> {
-    FUNCTIONS.get(function.addr()).ok_or(CuResult::INVALID_HANDLE)
+    FUNCTIONS
+        .get(function.addr())
+        .ok_or(CuResult::INVALID_HANDLE)
 }
 
 /// Sees to it that what a function belongs to is loaded where it is to run.
@@ -106,6 +118,18 @@ pub(crate) fn context_gone(context: Ctx) {
     }
 }
 
+impl Unread {
+    fn variable(&self, name: &str) -> Option<Variable> {
+        let image = self.image.get_or_init(|| {
+            let start = std::ptr::with_exposed_provenance::<u8>(self.start);
+            // SAFETY: the runtime keeps its image until it unloads the module.
+            let bytes = unsafe { std::slice::from_raw_parts(start, image::extent(start)) };
+            Image::parse(bytes).unwrap_or_default()
+        });
+        image.variables.get(name).copied()
+    }
+}
+
 impl Module {
     fn unload(&self) {
         if !self.loaded.swap(false, Ordering::SeqCst) {
@@ -117,10 +141,56 @@ impl Module {
         for (_, place) in std::mem::take(&mut *lock(&self.variables)) {
             memory::drop_variables(place.0);
         }
-        if let Some(driver) = driver::get() {
+        if self.unread.is_some() {
+            runtime_code(self.context, |bytes| *bytes = bytes.saturating_sub(self.taken)).ok();
+        } else if let Some(driver) = driver::get() {
             driver.give(self.context.gpu, self.taken, Taken::Overhead);
         }
     }
+}
+
+/// Bytes of code that runtimes have loaded into each context: they share pages, unlike modules that
+/// the program loads itself.
+static RUNTIME_CODE: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
+
+/// Changes what runtimes have in a context, and takes or gives the pages that it makes a difference of.
+fn runtime_code(context: Ctx, change: impl FnOnce(&mut u64)) -> Done {
+    let driver = driver::the()?;
+    let mut all = lock(&RUNTIME_CODE);
+    let bytes = all.get_or_insert_with(HashMap::new).entry(context.handle).or_insert(0);
+    let before = *bytes;
+    change(bytes);
+    let (old, new) = (before.next_multiple_of(PAGE), bytes.next_multiple_of(PAGE));
+    if new < old {
+        driver.give(context.gpu, old - new, Taken::Overhead);
+        return Ok(());
+    }
+    driver.take(context.gpu, new - old, Taken::Overhead).inspect_err(|_| *bytes = before)
+}
+
+/// Loads a runtime's image, by its functions' names as the runtime knows them.
+pub(crate) fn load_for_runtime(out: *mut CuModule, start: *const c_void) -> Done {
+    let context = context::current()?;
+    if out.is_null() || start.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // SAFETY: the runtime vouches for an image at this address, until it unloads it.
+    let start = unsafe { image::unwrapped(start.cast()) };
+    // SAFETY: as above.
+    let bytes = unsafe { std::slice::from_raw_parts(start, image::extent(start)) };
+    let taken = image::biggest_entry(bytes) as u64;
+    runtime_code(context, |bytes| *bytes += taken)?;
+    let module = Arc::new(Module {
+        context,
+        image: Arc::new(Image { opaque: true, ..Image::default() }),
+        taken,
+        functions: Mutex::new(BTreeMap::new()),
+        variables: Mutex::new(BTreeMap::new()),
+        library: 0,
+        loaded: AtomicBool::new(true),
+        unread: Some(Unread { start: start.expose_provenance(), image: OnceLock::new() }),
+    });
+    write(out, handle(MODULES.insert(module)))
 }
 
 // --- loading ------------------------------------------------------------------------------------
@@ -161,6 +231,7 @@ fn load(context: Ctx, image: Arc<Image>, library: usize) -> Done<usize> {
         variables: Mutex::new(BTreeMap::new()),
         library,
         loaded: AtomicBool::new(true),
+        unread: None,
     });
     // Variables are there from the beginning, as in the real driver.
     if let Err(code) = place_variables(&module) {
@@ -182,7 +253,10 @@ fn place_variables(module: &Module) -> Done {
 
 /// Gives a variable its address; the module's size carries what it takes.
 fn place(context: Ctx, variable: Variable) -> Done<(u64, usize)> {
-    Ok((memory::make_variables(context, variable.bytes.max(1) as u64)?, variable.bytes))
+    Ok((
+        memory::make_variables(context, variable.bytes.max(1) as u64)?,
+        variable.bytes,
+    ))
 }
 
 fn load_current(out: *mut CuModule, image: impl FnOnce() -> Done<Image>) -> Done {
@@ -199,7 +273,11 @@ fn make_function(name: &str, kernel: image::Kernel, owner: Owner) -> Done<Arc<Fu
         kernel,
         duration: exec()?.script().kernel(name),
         attributes: Mutex::new(HashMap::new()),
-        old_style: Mutex::new(OldStyle { block: [1; 3], shared: 0, parameters: Vec::new() }),
+        old_style: Mutex::new(OldStyle {
+            block: [1; 3],
+            shared: 0,
+            parameters: Vec::new(),
+        }),
         owner,
         own: AtomicUsize::new(0),
     });
@@ -212,7 +290,10 @@ fn make_function(name: &str, kernel: image::Kernel, owner: Owner) -> Done<Arc<Fu
 fn kernel_in(image: &Image, name: &str) -> Done<image::Kernel> {
     match image.kernels.get(name) {
         Some(kernel) => Ok(kernel.clone()),
-        None if image.opaque => Ok(image::Kernel { registers: 32, ..image::Kernel::default() }),
+        None if image.opaque => Ok(image::Kernel {
+            registers: 32,
+            ..image::Kernel::default()
+        }),
         None => Err(CuResult::NOT_FOUND),
     }
 }
@@ -238,7 +319,9 @@ fn find_module(module: CuModule) -> Done<Arc<Module>> {
 }
 
 fn find_library(library: CuLibrary) -> Done<Arc<Library>> {
-    LIBRARIES.get(library.addr()).ok_or(CuResult::INVALID_HANDLE)
+    LIBRARIES
+        .get(library.addr())
+        .ok_or(CuResult::INVALID_HANDLE)
 }
 
 /// The module that a library is in a context, loaded when it is not yet.
@@ -264,7 +347,11 @@ fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
     }
     if module.image.opaque {
         // Its size is not known: eight bytes hold what most programs look for.
-        let variable = Variable { bytes: 8, constant: false, managed: false };
+        let variable = Variable {
+            bytes: 8,
+            constant: false,
+            managed: false,
+        };
         let place = place(module.context, variable)?;
         lock(&module.variables).insert(name.to_owned(), place);
         return Ok(place);
@@ -284,7 +371,11 @@ fn variable_of(module: CuModule, name: *const c_char) -> Done<(u64, usize)> {
 }
 
 fn managed_variable(library: &Library, name: &str) -> Done<(u64, usize)> {
-    let declared = library.image.variables.get(name).filter(|variable| variable.managed);
+    let declared = library
+        .image
+        .variables
+        .get(name)
+        .filter(|variable| variable.managed);
     let variable = *declared.ok_or(CuResult::NOT_FOUND)?;
     let mut managed = lock(&library.managed);
     if let Some(place) = managed.get(name) {
@@ -353,7 +444,10 @@ pub(crate) unsafe fn cuModuleUnload(module: CuModule) -> CuResult {
 fn answer_options(count: u32, options: *mut CuJitOption, values: *mut *mut c_void) -> Done {
     const WALL_TIME: u32 = 2;
     const LOG_SIZES: [u32; 2] = [4, 6];
-    for (index, option) in read_all(options.cast_const(), count as usize)?.into_iter().enumerate() {
+    for (index, option) in read_all(options.cast_const(), count as usize)?
+        .into_iter()
+        .enumerate()
+    {
         if LOG_SIZES.contains(&option) || option == WALL_TIME {
             // SAFETY: as many values as options, and these are the driver's to write.
             write_if(unsafe { values.add(index) }, std::ptr::null_mut());
@@ -392,7 +486,12 @@ pub(crate) unsafe fn cuModuleEnumerateFunctions(
 ) -> CuResult {
     answer(|| {
         let image = Arc::clone(&find_module(module)?.image);
-        for (index, name) in image.kernels.keys().take(count_functions as usize).enumerate() {
+        for (index, name) in image
+            .kernels
+            .keys()
+            .take(count_functions as usize)
+            .enumerate()
+        {
             let found = module_function(module.addr(), name)?;
             // SAFETY: the program's array has as much room as it says.
             write(unsafe { functions.add(index) }, handle(found))?;
@@ -479,7 +578,11 @@ fn set_attribute(function: &Function, attribute: u32, value: i32) -> Done {
 }
 
 fn parameter(function: &Function, index: usize, offset: *mut usize, size: *mut usize) -> Done {
-    let (at, bytes) = *function.kernel.parameters.get(index).ok_or(CuResult::INVALID_VALUE)?;
+    let (at, bytes) = *function
+        .kernel
+        .parameters
+        .get(index)
+        .ok_or(CuResult::INVALID_VALUE)?;
     write(offset, at)?;
     write_if(size, bytes);
     Ok(())
@@ -502,14 +605,26 @@ pub(crate) unsafe fn cuFuncSetAttribute(
 }
 
 pub(crate) unsafe fn cuFuncSetCacheConfig(func: CuFunction, config: CuFuncCache) -> CuResult {
-    answer(|| if config > 3 { Err(CuResult::INVALID_VALUE) } else { function(func).map(drop) })
+    answer(|| {
+        if config > 3 {
+            Err(CuResult::INVALID_VALUE)
+        } else {
+            function(func).map(drop)
+        }
+    })
 }
 
 pub(crate) unsafe fn cuFuncSetSharedMemConfig(
     func: CuFunction,
     config: CuSharedconfig,
 ) -> CuResult {
-    answer(|| if config > 2 { Err(CuResult::INVALID_VALUE) } else { function(func).map(drop) })
+    answer(|| {
+        if config > 2 {
+            Err(CuResult::INVALID_VALUE)
+        } else {
+            function(func).map(drop)
+        }
+    })
 }
 
 pub(crate) unsafe fn cuFuncGetModule(module: *mut CuModule, func: CuFunction) -> CuResult {
@@ -590,7 +705,9 @@ pub(crate) unsafe fn cuLibraryLoadFromFile(
 
 pub(crate) unsafe fn cuLibraryUnload(library: CuLibrary) -> CuResult {
     answer(|| {
-        let found = LIBRARIES.remove(library.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+        let found = LIBRARIES
+            .remove(library.addr())
+            .ok_or(CuResult::INVALID_HANDLE)?;
         for (_, module) in std::mem::take(&mut *lock(&found.modules)) {
             if let Some(module) = MODULES.remove(module) {
                 module.unload();
@@ -608,7 +725,12 @@ pub(crate) unsafe fn cuLibraryUnload(library: CuLibrary) -> CuResult {
 
 fn kernel_of(library: CuLibrary, name: &str) -> Done<usize> {
     let found = find_library(library)?;
-    function_in(&found.kernels, &found.image, name, Owner::Library(library.addr()))
+    function_in(
+        &found.kernels,
+        &found.image,
+        name,
+        Owner::Library(library.addr()),
+    )
 }
 
 pub(crate) unsafe fn cuLibraryGetKernel(
@@ -630,7 +752,12 @@ pub(crate) unsafe fn cuLibraryEnumerateKernels(
 ) -> CuResult {
     answer(|| {
         let image = Arc::clone(&find_library(lib)?.image);
-        for (index, name) in image.kernels.keys().take(count_kernels as usize).enumerate() {
+        for (index, name) in image
+            .kernels
+            .keys()
+            .take(count_kernels as usize)
+            .enumerate()
+        {
             let found = kernel_of(lib, name)?;
             // SAFETY: the program's array has as much room as it says.
             write(unsafe { kernels.add(index) }, handle(found))?;
@@ -640,7 +767,12 @@ pub(crate) unsafe fn cuLibraryEnumerateKernels(
 }
 
 pub(crate) unsafe fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) -> CuResult {
-    answer(|| write(module, handle(module_of(library.addr(), context::current()?)?)))
+    answer(|| {
+        write(
+            module,
+            handle(module_of(library.addr(), context::current()?)?),
+        )
+    })
 }
 
 pub(crate) unsafe fn cuLibraryGetGlobal(
@@ -687,7 +819,9 @@ pub(crate) unsafe fn cuLibraryGetUnifiedFunction(
 pub(crate) unsafe fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) -> CuResult {
     answer(|| {
         let found = function(kernel.cast())?;
-        let Owner::Library(library) = found.owner else { return Err(CuResult::INVALID_HANDLE) };
+        let Owner::Library(library) = found.owner else {
+            return Err(CuResult::INVALID_HANDLE);
+        };
         let module = module_of(library, context::current()?)?;
         let name = found.name.to_string_lossy();
         write(func, handle(module_function(module, &name)?))
@@ -736,15 +870,21 @@ pub(crate) unsafe fn cuKernelSetCacheConfig(
 ) -> CuResult {
     answer(|| {
         driver::the()?.gpu(device)?;
-        if config > 3 { Err(CuResult::INVALID_VALUE) } else { function(kernel.cast()).map(drop) }
+        if config > 3 {
+            Err(CuResult::INVALID_VALUE)
+        } else {
+            function(kernel.cast()).map(drop)
+        }
     })
 }
 
-pub(crate) unsafe fn cuKernelGetParamCount(
-    kernel: CuKernel,
-    param_count: *mut usize,
-) -> CuResult {
-    answer(|| write(param_count, function(kernel.cast())?.kernel.parameters.len()))
+pub(crate) unsafe fn cuKernelGetParamCount(kernel: CuKernel, param_count: *mut usize) -> CuResult {
+    answer(|| {
+        write(
+            param_count,
+            function(kernel.cast())?.kernel.parameters.len(),
+        )
+    })
 }
 
 pub(crate) unsafe fn cuKernelGetParamInfo(
@@ -753,7 +893,14 @@ pub(crate) unsafe fn cuKernelGetParamInfo(
     param_offset: *mut usize,
     param_size: *mut usize,
 ) -> CuResult {
-    answer(|| parameter(&*function(kernel.cast())?, param_index, param_offset, param_size))
+    answer(|| {
+        parameter(
+            &*function(kernel.cast())?,
+            param_index,
+            param_offset,
+            param_size,
+        )
+    })
 }
 
 // --- linking ------------------------------------------------------------------------------------
@@ -897,5 +1044,10 @@ pub(crate) unsafe fn cuLinkComplete(
 }
 
 pub(crate) unsafe fn cuLinkDestroy(state: CuLinkState) -> CuResult {
-    answer(|| LINKS.remove(state.addr()).map(drop).ok_or(CuResult::INVALID_HANDLE))
+    answer(|| {
+        LINKS
+            .remove(state.addr())
+            .map(drop)
+            .ok_or(CuResult::INVALID_HANDLE)
+    })
 }

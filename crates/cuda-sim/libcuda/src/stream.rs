@@ -18,8 +18,8 @@ use crate::border::{self, answer};
 use crate::capture::{self, Capture};
 use crate::context;
 use crate::event;
-use crate::graph::{BatchOp, Body};
 use crate::gpu::{Ctx, Done, Opaque, exec, lock, process, read, refused, write};
+use crate::graph::{BatchOp, Body};
 use crate::helper::{self, Action};
 use crate::table::Table;
 
@@ -62,7 +62,9 @@ impl Stream {
 
     /// The capture that it is part of.
     pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
-        lock(&self.capture).as_ref().map(|membership| Arc::clone(&membership.capture))
+        lock(&self.capture)
+            .as_ref()
+            .map(|membership| Arc::clone(&membership.capture))
     }
 }
 
@@ -83,7 +85,9 @@ struct Thread(u64);
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        let Ok(mut defaults) = DEFAULTS.lock() else { return };
+        let Ok(mut defaults) = DEFAULTS.lock() else {
+            return;
+        };
         let mut gone = Vec::new();
         for defaults in defaults.iter_mut().flat_map(HashMap::values_mut) {
             gone.extend(defaults.threads.remove(&self.0));
@@ -106,7 +110,9 @@ pub(crate) fn thread_number() -> u64 {
     // Relaxed: only has to differ from every other.
     let new = || NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
     let number = THREAD.try_with(|thread| {
-        thread.try_borrow_mut().map(|mut thread| thread.get_or_insert_with(|| Thread(new())).0)
+        thread
+            .try_borrow_mut()
+            .map(|mut thread| thread.get_or_insert_with(|| Thread(new())).0)
     });
     match number {
         Ok(Ok(number)) => number,
@@ -115,7 +121,9 @@ pub(crate) fn thread_number() -> u64 {
 }
 
 fn open(context: Ctx, kind: Kind, flags: u32, priority: i32) -> Done<Arc<Stream>> {
-    let channel = exec()?.open_channel(process()?, context.gpu).map_err(refused)?;
+    let channel = exec()?
+        .open_channel(process()?, context.gpu)
+        .map_err(refused)?;
     Ok(Arc::new(Stream {
         context,
         channel,
@@ -135,7 +143,12 @@ pub(crate) fn create(context: Ctx, flags: u32, priority: i32) -> Done<Arc<Stream
     if flags & !NON_BLOCKING != 0 {
         return Err(CuResult::INVALID_VALUE);
     }
-    let stream = open(context, Kind::Made, flags, priority.clamp(GREATEST_PRIORITY, 0))?;
+    let stream = open(
+        context,
+        Kind::Made,
+        flags,
+        priority.clamp(GREATEST_PRIORITY, 0),
+    )?;
     STREAMS.insert(Arc::clone(&stream));
     Ok(stream)
 }
@@ -182,7 +195,10 @@ pub(crate) fn legacy(context: Ctx) -> Done<Arc<Stream>> {
 /// Every stream of a context, the default ones too.
 pub(crate) fn of_context(context: Ctx) -> Vec<Arc<Stream>> {
     let mut streams = STREAMS.select(|stream| stream.context.handle == context.handle);
-    if let Some(known) = lock(&DEFAULTS).as_ref().and_then(|all| all.get(&context.handle)) {
+    if let Some(known) = lock(&DEFAULTS)
+        .as_ref()
+        .and_then(|all| all.get(&context.handle))
+    {
         streams.extend(known.legacy.iter().cloned());
         streams.extend(known.threads.values().cloned());
     }
@@ -212,7 +228,10 @@ pub(crate) fn drain_context(context: Ctx) -> Done {
 pub(crate) fn context_gone(context: Ctx) {
     let context_handle = context.handle;
     let mut streams = STREAMS.take(|stream| stream.context.handle == context_handle);
-    if let Some(known) = lock(&DEFAULTS).as_mut().and_then(|all| all.remove(&context_handle)) {
+    if let Some(known) = lock(&DEFAULTS)
+        .as_mut()
+        .and_then(|all| all.remove(&context_handle))
+    {
         streams.extend(known.legacy);
         streams.extend(known.threads.into_values());
     }
@@ -227,21 +246,33 @@ pub(crate) fn context_gone(context: Ctx) {
 /// Puts work at a stream's end, in the order that default streams ask for.
 pub(crate) fn submit(stream: &Stream, work: Work) -> Done<Place> {
     let before = others_before(stream);
-    exec()?.submit_after(stream.channel, &before, work).map_err(refused)
+    exec()?
+        .submit_after(stream.channel, &before, work)
+        .map_err(refused)
 }
 
 /// The streams whose work comes before what a stream is given next.
 fn others_before(stream: &Stream) -> Vec<ChannelId> {
     if stream.kind == Kind::Legacy {
         let others = of_context(stream.context);
-        return others.iter().filter(|o| o.is_blocking()).map(|other| other.channel).collect();
+        return others
+            .iter()
+            .filter(|o| o.is_blocking())
+            .map(|other| other.channel)
+            .collect();
     }
     if !stream.is_blocking() {
         return Vec::new();
     }
     let defaults = lock(&DEFAULTS);
-    let known = defaults.as_ref().and_then(|all| all.get(&stream.context.handle));
-    known.and_then(|known| known.legacy.as_ref()).map(|legacy| legacy.channel).into_iter().collect()
+    let known = defaults
+        .as_ref()
+        .and_then(|all| all.get(&stream.context.handle));
+    known
+        .and_then(|known| known.legacy.as_ref())
+        .map(|legacy| legacy.channel)
+        .into_iter()
+        .collect()
 }
 
 /// Lets what a stream is given next come after what default streams ask for, without work of its own.
@@ -255,7 +286,9 @@ pub(crate) fn order(stream: &Stream) -> Done {
 
 /// Something that the host does when the stream comes to it.
 pub(crate) fn submit_call(stream: &Stream, call: impl FnOnce() + Send + 'static) -> Done {
-    submit_action(stream, Action::Call(Box::new(call)), |token| Work::Host { token })
+    submit_action(stream, Action::Call(Box::new(call)), |token| Work::Host {
+        token,
+    })
 }
 
 /// A condition that the stream stands at until it holds.
@@ -289,7 +322,12 @@ pub(crate) fn copy_async(
     act: impl Fn() + Send + Sync + 'static,
 ) -> Done {
     let act: Arc<dyn Fn() + Send + Sync> = Arc::new(act);
-    if capture::takes(stream, || Ok(Body::Copy { act: Arc::clone(&act), bytes }))? {
+    if capture::takes(stream, || {
+        Ok(Body::Copy {
+            act: Arc::clone(&act),
+            bytes,
+        })
+    })? {
         return Ok(());
     }
     if helper::anything_pending() {
@@ -297,7 +335,12 @@ pub(crate) fn copy_async(
     } else {
         act();
     }
-    submit(stream, Work::Copy { ns: exec()?.script().copy_ns(bytes) })?;
+    submit(
+        stream,
+        Work::Copy {
+            ns: exec()?.script().copy_ns(bytes),
+        },
+    )?;
     Ok(())
 }
 
@@ -323,8 +366,17 @@ pub(crate) fn in_order(stream: &Stream, act: impl FnOnce() + Send + 'static) -> 
 /// What a stream does to a word of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ValueOp {
-    Wait { address: u64, value: u64, bits: u32, how: u32 },
-    Write { address: u64, value: u64, bits: u32 },
+    Wait {
+        address: u64,
+        value: u64,
+        bits: u32,
+        how: u32,
+    },
+    Write {
+        address: u64,
+        value: u64,
+        bits: u32,
+    },
 }
 
 impl ValueOp {
@@ -339,9 +391,18 @@ impl ValueOp {
 
 pub(crate) fn submit_value(stream: &Stream, op: ValueOp) -> Done {
     match op {
-        ValueOp::Wait { address, value, bits, how } => {
+        ValueOp::Wait {
+            address,
+            value,
+            bits,
+            how,
+        } => {
             let holds = move || {
-                let mask = if bits == 32 { u64::from(u32::MAX) } else { u64::MAX };
+                let mask = if bits == 32 {
+                    u64::from(u32::MAX)
+                } else {
+                    u64::MAX
+                };
                 let (word, value) = (load(address, bits), value & mask);
                 match how & 3 {
                     0 if bits == 32 => (word as u32).wrapping_sub(value as u32) as i32 >= 0,
@@ -353,9 +414,11 @@ pub(crate) fn submit_value(stream: &Stream, op: ValueOp) -> Done {
             };
             submit_poll(stream, holds, |token| Work::Poll { token })
         }
-        ValueOp::Write { address, value, bits } => {
-            submit_call(stream, move || store(address, value, bits))
-        }
+        ValueOp::Write {
+            address,
+            value,
+            bits,
+        } => submit_call(stream, move || store(address, value, bits)),
     }
 }
 
@@ -427,10 +490,28 @@ pub(crate) fn value_ops(ops: *mut CuStreamBatchMemOpParams, count: u32) -> Done<
         let op = unsafe { ops.add(index).read() };
         let (address, value, how) = (op.address.0, op.value, op.flags);
         let op = match op.operation {
-            1 => ValueOp::Wait { address, value, bits: 32, how },
-            2 => ValueOp::Write { address, value, bits: 32 },
-            4 => ValueOp::Wait { address, value, bits: 64, how },
-            5 => ValueOp::Write { address, value, bits: 64 },
+            1 => ValueOp::Wait {
+                address,
+                value,
+                bits: 32,
+                how,
+            },
+            2 => ValueOp::Write {
+                address,
+                value,
+                bits: 32,
+            },
+            4 => ValueOp::Wait {
+                address,
+                value,
+                bits: 64,
+                how,
+            },
+            5 => ValueOp::Write {
+                address,
+                value,
+                bits: 64,
+            },
             // Flush of remote writes, memory barrier: nothing to order here.
             3 | 6 => continue,
             _ => return Err(CuResult::INVALID_VALUE),
@@ -469,32 +550,35 @@ fn destroy(handle: CuStream) -> Done {
     Ok(())
 }
 
-
 pub(crate) unsafe fn cuStreamCreate(out: *mut CuStream, flags: u32) -> CuResult {
-    answer(|| {
-        make(out, flags, 0)
-    })
+    answer(|| make(out, flags, 0))
 }
 
-pub(crate) unsafe fn cuStreamCreateWithPriority(out: *mut CuStream, flags: u32, priority: i32) -> CuResult {
-    answer(|| {
-        make(out, flags, priority)
-    })
+pub(crate) unsafe fn cuStreamCreateWithPriority(
+    out: *mut CuStream,
+    flags: u32,
+    priority: i32,
+) -> CuResult {
+    answer(|| make(out, flags, priority))
 }
 
 pub(crate) unsafe fn cuStreamDestroy(stream: CuStream) -> CuResult {
-    answer(|| { destroy(stream) })
+    answer(|| destroy(stream))
 }
 
 pub(crate) unsafe fn cuStreamDestroy_v2(stream: CuStream) -> CuResult {
-    answer(|| { destroy(stream) })
+    answer(|| destroy(stream))
 }
 
 pub(crate) unsafe fn cuStreamQuery(stream: CuStream) -> CuResult {
     answer(|| {
         let stream = find(stream)?;
         capture::query_of_stream(&stream)?;
-        if ordered_idle(&stream)? { Ok(()) } else { Err(CuResult::NOT_READY) }
+        if ordered_idle(&stream)? {
+            Ok(())
+        } else {
+            Err(CuResult::NOT_READY)
+        }
     })
 }
 
@@ -530,7 +614,12 @@ pub(crate) unsafe fn cuStreamWaitEvent(stream: CuStream, event: CuEvent, flags: 
     })
 }
 
-pub(crate) unsafe fn cuStreamAddCallback(stream: CuStream, callback: CuStreamCallback, data: *mut c_void, flags: u32) -> CuResult {
+pub(crate) unsafe fn cuStreamAddCallback(
+    stream: CuStream,
+    callback: CuStreamCallback,
+    data: *mut c_void,
+    flags: u32,
+) -> CuResult {
     answer(|| {
         let callback = callback.ok_or(CuResult::INVALID_VALUE)?;
         if flags != 0 {
@@ -547,34 +636,32 @@ pub(crate) unsafe fn cuStreamAddCallback(stream: CuStream, callback: CuStreamCal
     })
 }
 
-pub(crate) unsafe fn cuLaunchHostFunc(stream: CuStream, function: CuHostFn, data: *mut c_void) -> CuResult {
+pub(crate) unsafe fn cuLaunchHostFunc(
+    stream: CuStream,
+    function: CuHostFn,
+    data: *mut c_void,
+) -> CuResult {
     answer(|| {
         let function = function.ok_or(CuResult::INVALID_VALUE)?;
         let data = Opaque(data);
         let stream = find(stream)?;
         if capture::takes(&stream, || Ok(Body::Host { function, data }))? {
-        return Ok(());
+            return Ok(());
         }
         submit_call(&stream, move || call_host(function, data))
     })
 }
 
 pub(crate) unsafe fn cuStreamGetPriority(stream: CuStream, priority: *mut i32) -> CuResult {
-    answer(|| {
-        write(priority, find(stream)?.priority)
-    })
+    answer(|| write(priority, find(stream)?.priority))
 }
 
 pub(crate) unsafe fn cuStreamGetFlags(stream: CuStream, flags: *mut u32) -> CuResult {
-    answer(|| {
-        write(flags, find(stream)?.flags)
-    })
+    answer(|| write(flags, find(stream)?.flags))
 }
 
 pub(crate) unsafe fn cuStreamGetId(stream: CuStream, stream_id: *mut u64) -> CuResult {
-    answer(|| {
-        write(stream_id, find(stream)?.id)
-    })
+    answer(|| write(stream_id, find(stream)?.id))
 }
 
 pub(crate) unsafe fn cuStreamGetCtx(stream: CuStream, out: *mut CuContext) -> CuResult {
@@ -585,12 +672,20 @@ pub(crate) unsafe fn cuStreamGetCtx(stream: CuStream, out: *mut CuContext) -> Cu
     })
 }
 
-pub(crate) unsafe fn cuStreamGetCtx_v2(stream: CuStream, out: *mut CuContext, green_ctx: *mut CuGreenCtx) -> CuResult {
+pub(crate) unsafe fn cuStreamGetCtx_v2(
+    stream: CuStream,
+    out: *mut CuContext,
+    green_ctx: *mut CuGreenCtx,
+) -> CuResult {
     answer(|| {
         let stream = find(stream)?;
         let green = stream.green.load(Ordering::SeqCst);
         write(green_ctx, std::ptr::with_exposed_provenance_mut(green))?;
-        if green == 0 { write(out, stream.context.as_handle()) } else { write(out, std::ptr::null_mut()) }
+        if green == 0 {
+            write(out, stream.context.as_handle())
+        } else {
+            write(out, std::ptr::null_mut())
+        }
     })
 }
 
@@ -602,20 +697,29 @@ pub(crate) unsafe fn cuStreamGetGreenCtx(stream: CuStream, ctx_out: *mut CuGreen
 }
 
 pub(crate) unsafe fn cuStreamGetDevice(stream: CuStream, device: *mut CuDevice) -> CuResult {
-    answer(|| {
-        write(device, find(stream)?.context.device)
-    })
+    answer(|| write(device, find(stream)?.context.device))
 }
 
-pub(crate) unsafe fn cuStreamGetAttribute(stream: CuStream, attribute: CuLaunchAttributeId, value: *mut CuLaunchAttributeValue) -> CuResult {
+pub(crate) unsafe fn cuStreamGetAttribute(
+    stream: CuStream,
+    attribute: CuLaunchAttributeId,
+    value: *mut CuLaunchAttributeValue,
+) -> CuResult {
     answer(|| {
         let stream = find(stream)?;
-        let words = lock(&stream.attributes).get(&attribute).copied().unwrap_or([0; 8]);
+        let words = lock(&stream.attributes)
+            .get(&attribute)
+            .copied()
+            .unwrap_or([0; 8]);
         write(value, CuLaunchAttributeValue { words })
     })
 }
 
-pub(crate) unsafe fn cuStreamSetAttribute(stream: CuStream, attribute: CuLaunchAttributeId, value: *const CuLaunchAttributeValue) -> CuResult {
+pub(crate) unsafe fn cuStreamSetAttribute(
+    stream: CuStream,
+    attribute: CuLaunchAttributeId,
+    value: *const CuLaunchAttributeValue,
+) -> CuResult {
     answer(|| {
         let value = read(value)?;
         lock(&find(stream)?.attributes).insert(attribute, value.words);
@@ -631,7 +735,12 @@ pub(crate) unsafe fn cuStreamCopyAttributes(dst: CuStream, src: CuStream) -> CuR
     })
 }
 
-pub(crate) unsafe fn cuStreamAttachMemAsync(stream: CuStream, ptr: CuDevicePtr, length: usize, flags: u32) -> CuResult {
+pub(crate) unsafe fn cuStreamAttachMemAsync(
+    stream: CuStream,
+    ptr: CuDevicePtr,
+    length: usize,
+    flags: u32,
+) -> CuResult {
     answer(|| {
         let _unused = (ptr, length);
         if !matches!(flags, 1 | 2 | 4) {
@@ -641,67 +750,173 @@ pub(crate) unsafe fn cuStreamAttachMemAsync(stream: CuStream, ptr: CuDevicePtr, 
     })
 }
 
-pub(crate) unsafe fn cuStreamBatchMemOp(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) -> CuResult {
+pub(crate) unsafe fn cuStreamBatchMemOp(
+    stream: CuStream,
+    count: u32,
+    param_array: *mut CuStreamBatchMemOpParams,
+    flags: u32,
+) -> CuResult {
+    answer(|| batch(stream, count, param_array, flags))
+}
+
+pub(crate) unsafe fn cuStreamBatchMemOp_v2(
+    stream: CuStream,
+    count: u32,
+    param_array: *mut CuStreamBatchMemOpParams,
+    flags: u32,
+) -> CuResult {
+    answer(|| batch(stream, count, param_array, flags))
+}
+
+pub(crate) unsafe fn cuStreamWaitValue32(
+    stream: CuStream,
+    addr: CuDevicePtr,
+    value: u32,
+    flags: u32,
+) -> CuResult {
     answer(|| {
-        batch(stream, count, param_array, flags)
+        value_op(
+            stream,
+            ValueOp::Wait {
+                address: addr.0,
+                value: value.into(),
+                bits: 32,
+                how: flags,
+            },
+        )
     })
 }
 
-pub(crate) unsafe fn cuStreamBatchMemOp_v2(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) -> CuResult {
+pub(crate) unsafe fn cuStreamWaitValue32_v2(
+    stream: CuStream,
+    addr: CuDevicePtr,
+    value: u32,
+    flags: u32,
+) -> CuResult {
     answer(|| {
-        batch(stream, count, param_array, flags)
+        value_op(
+            stream,
+            ValueOp::Wait {
+                address: addr.0,
+                value: value.into(),
+                bits: 32,
+                how: flags,
+            },
+        )
     })
 }
 
-pub(crate) unsafe fn cuStreamWaitValue32(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) -> CuResult {
+pub(crate) unsafe fn cuStreamWaitValue64(
+    stream: CuStream,
+    addr: CuDevicePtr,
+    value: u64,
+    flags: u32,
+) -> CuResult {
     answer(|| {
-        value_op(stream, ValueOp::Wait { address: addr.0, value: value.into(), bits: 32, how: flags })
+        value_op(
+            stream,
+            ValueOp::Wait {
+                address: addr.0,
+                value,
+                bits: 64,
+                how: flags,
+            },
+        )
     })
 }
 
-pub(crate) unsafe fn cuStreamWaitValue32_v2(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) -> CuResult {
+pub(crate) unsafe fn cuStreamWaitValue64_v2(
+    stream: CuStream,
+    addr: CuDevicePtr,
+    value: u64,
+    flags: u32,
+) -> CuResult {
     answer(|| {
-        value_op(stream, ValueOp::Wait { address: addr.0, value: value.into(), bits: 32, how: flags })
+        value_op(
+            stream,
+            ValueOp::Wait {
+                address: addr.0,
+                value,
+                bits: 64,
+                how: flags,
+            },
+        )
     })
 }
 
-pub(crate) unsafe fn cuStreamWaitValue64(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) -> CuResult {
-    answer(|| {
-        value_op(stream, ValueOp::Wait { address: addr.0, value, bits: 64, how: flags })
-    })
-}
-
-pub(crate) unsafe fn cuStreamWaitValue64_v2(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) -> CuResult {
-    answer(|| {
-        value_op(stream, ValueOp::Wait { address: addr.0, value, bits: 64, how: flags })
-    })
-}
-
-pub(crate) unsafe fn cuStreamWriteValue32(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) -> CuResult {
+pub(crate) unsafe fn cuStreamWriteValue32(
+    stream: CuStream,
+    addr: CuDevicePtr,
+    value: u32,
+    flags: u32,
+) -> CuResult {
     answer(|| {
         let _default_or_no_barrier = flags;
-        value_op(stream, ValueOp::Write { address: addr.0, value: value.into(), bits: 32 })
+        value_op(
+            stream,
+            ValueOp::Write {
+                address: addr.0,
+                value: value.into(),
+                bits: 32,
+            },
+        )
     })
 }
 
-pub(crate) unsafe fn cuStreamWriteValue32_v2(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) -> CuResult {
+pub(crate) unsafe fn cuStreamWriteValue32_v2(
+    stream: CuStream,
+    addr: CuDevicePtr,
+    value: u32,
+    flags: u32,
+) -> CuResult {
     answer(|| {
         let _default_or_no_barrier = flags;
-        value_op(stream, ValueOp::Write { address: addr.0, value: value.into(), bits: 32 })
+        value_op(
+            stream,
+            ValueOp::Write {
+                address: addr.0,
+                value: value.into(),
+                bits: 32,
+            },
+        )
     })
 }
 
-pub(crate) unsafe fn cuStreamWriteValue64(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) -> CuResult {
+pub(crate) unsafe fn cuStreamWriteValue64(
+    stream: CuStream,
+    addr: CuDevicePtr,
+    value: u64,
+    flags: u32,
+) -> CuResult {
     answer(|| {
         let _default_or_no_barrier = flags;
-        value_op(stream, ValueOp::Write { address: addr.0, value, bits: 64 })
+        value_op(
+            stream,
+            ValueOp::Write {
+                address: addr.0,
+                value,
+                bits: 64,
+            },
+        )
     })
 }
 
-pub(crate) unsafe fn cuStreamWriteValue64_v2(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) -> CuResult {
+pub(crate) unsafe fn cuStreamWriteValue64_v2(
+    stream: CuStream,
+    addr: CuDevicePtr,
+    value: u64,
+    flags: u32,
+) -> CuResult {
     answer(|| {
         let _default_or_no_barrier = flags;
-        value_op(stream, ValueOp::Write { address: addr.0, value, bits: 64 })
+        value_op(
+            stream,
+            ValueOp::Write {
+                address: addr.0,
+                value,
+                bits: 64,
+            },
+        )
     })
 }
 
@@ -712,7 +927,10 @@ fn make(out: *mut CuStream, flags: u32, priority: i32) -> Done {
         return Err(CuResult::INVALID_VALUE);
     }
     let stream = create(context, flags, priority)?;
-    write(out, std::ptr::with_exposed_provenance_mut(Arc::as_ptr(&stream).expose_provenance()))
+    write(
+        out,
+        std::ptr::with_exposed_provenance_mut(Arc::as_ptr(&stream).expose_provenance()),
+    )
 }
 
 /// Whether everything is done that a program means by a stream: the legacy stream stands for the
@@ -742,4 +960,3 @@ pub(crate) fn synchronize(stream: &Stream) -> Done {
     }
     Ok(())
 }
-

@@ -13,7 +13,9 @@ pub(crate) struct Table<T> {
 impl<T> Table<T> {
     /// An empty one.
     pub(crate) const fn new() -> Self {
-        Self { objects: RwLock::new(None) }
+        Self {
+            objects: RwLock::new(None),
+        }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Option<HashMap<usize, Arc<T>>>> {
@@ -27,7 +29,9 @@ impl<T> Table<T> {
     /// Keeps an object; its handle is unique while it is kept.
     pub(crate) fn insert(&self, object: Arc<T>) -> usize {
         let handle = Arc::as_ptr(&object).addr();
-        self.write().get_or_insert_with(HashMap::new).insert(handle, object);
+        self.write()
+            .get_or_insert_with(HashMap::new)
+            .insert(handle, object);
         handle
     }
 

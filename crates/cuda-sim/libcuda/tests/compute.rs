@@ -102,7 +102,11 @@ impl Gpu {
         unsafe {
             let name = std::ffi::CString::new(name).unwrap();
             let mut function = null_mut();
-            ok(cuModuleGetFunction(&raw mut function, self.module, name.as_ptr()));
+            ok(cuModuleGetFunction(
+                &raw mut function,
+                self.module,
+                name.as_ptr(),
+            ));
             function
         }
     }
@@ -125,7 +129,21 @@ unsafe fn event() -> CuEvent {
 }
 
 unsafe fn launch(function: CuFunction, stream: CuStream) -> CuResult {
-    unsafe { cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, null_mut(), null_mut()) }
+    unsafe {
+        cuLaunchKernel(
+            function,
+            1,
+            1,
+            1,
+            32,
+            1,
+            1,
+            0,
+            stream,
+            null_mut(),
+            null_mut(),
+        )
+    }
 }
 
 unsafe fn launch_with(function: CuFunction, stream: CuStream, argument: u64) -> CuResult {
@@ -252,7 +270,10 @@ static SEEN: AtomicU32 = AtomicU32::new(0);
 unsafe extern "C-unwind" fn note(data: *mut c_void) {
     // What was there before it, times ten, plus its own.
     let own = data.addr() as u32;
-    SEEN.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |seen| Some(seen * 10 + own)).unwrap();
+    SEEN.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |seen| {
+        Some(seen * 10 + own)
+    })
+    .unwrap();
 }
 
 fn number(number: usize) -> *mut c_void {
@@ -612,13 +633,26 @@ test! {
 unsafe fn kernel_node(graph: CuGraph, after: &[CuGraphNode], function: CuFunction) -> CuGraphNode {
     unsafe {
         let params = CuKernelNodeParams {
-            function, grid_x: 1, grid_y: 1, grid_z: 1, block_x: 1, block_y: 1, block_z: 1,
-            shared_bytes: 0, params: null_mut(), extra: null_mut(), kernel: null_mut(),
+            function,
+            grid_x: 1,
+            grid_y: 1,
+            grid_z: 1,
+            block_x: 1,
+            block_y: 1,
+            block_z: 1,
+            shared_bytes: 0,
+            params: null_mut(),
+            extra: null_mut(),
+            kernel: null_mut(),
             context: null_mut(),
         };
         let mut node = null_mut();
         let added = cuGraphAddKernelNode_v2(
-            &raw mut node, graph, after.as_ptr(), after.len(), &raw const params,
+            &raw mut node,
+            graph,
+            after.as_ptr(),
+            after.len(),
+            &raw const params,
         );
         ok(added);
         node
