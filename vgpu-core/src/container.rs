@@ -8,7 +8,7 @@ use std::path::Path;
 
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::{DeviceUuid, LimitsMap, LimitsValue, Unlisted};
-use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::region::{Charge, Region, RegionDevice};
 use vgpu_abi::targets::{Target, TargetsMap};
 
 use crate::guest;
@@ -17,7 +17,7 @@ use crate::linker;
 use crate::lock::{self, Lock, ProcessLock};
 use crate::log::line;
 use crate::query;
-use crate::settings::{PeerLimits, Process as Here, Settings, Source};
+use crate::settings::{PeerLimits, Process as Here, Settings, Source, Surroundings};
 
 /// How this process stands.
 #[derive(Clone, Copy)]
@@ -174,6 +174,7 @@ fn once_for_a_family() {
         return;
     }
     guest::silence_panics();
+    guest::watch_threads();
     if let Some((path, level)) = Settings::log_of(&Here) {
         crate::log::write_to(&path, level);
     }
@@ -202,6 +203,13 @@ unsafe extern "C" fn in_forked_child() {
     // SAFETY: made once and never dropped.
     if let Some(container) = unsafe { container.as_ref() } {
         container.region.after_fork_in_child();
+    }
+}
+
+/// Takes back a charge of this process whose call nobody waits for any more.
+pub(crate) fn refund(charge: Charge) {
+    if let Standing::Ready(container, _) = standing() {
+        container.region.refund(charge);
     }
 }
 
@@ -259,8 +267,18 @@ fn open() -> Result<Option<&'static Container>, ()> {
         Source::Peers(peers) => {
             let devices = [RegionDevice::default(); MAX_DEVICES];
             let path = peers.region.clone();
-            let region = Region::open_or_create(&path, &devices, 0o666)
+            // One that was named is for all users of the container, the default one for this user.
+            let mode = if peers.is_own_region { 0o600 } else { 0o666 };
+            let region = Region::open_or_create(&path, &devices, mode)
                 .map_err(|error| closed(&path, &error))?;
+            if peers.is_own_region && !is_own(&path) {
+                line!(
+                    Error,
+                    "nothing may be had: {}: another user's file",
+                    path.display()
+                );
+                return Err(());
+            }
             Container {
                 region,
                 limits: LimitsFrom::Peers(*peers),
@@ -272,6 +290,12 @@ fn open() -> Result<Option<&'static Container>, ()> {
     // Release: whoever sees the pointer sees the container.
     CONTAINER.store(container, Ordering::Release);
     Ok(Some(container))
+}
+
+/// Does the file belong to this user (and not to somebody who was first in a shared directory)?
+fn is_own(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::symlink_metadata(path).is_ok_and(|file| file.uid() == Here.user())
 }
 
 fn closed(path: &Path, error: &impl core::fmt::Display) {

@@ -1,8 +1,6 @@
 //! Symbols of loaded objects, read from their ELF tables. Never asks `dlsym` (which we replace), never
 //! allocates, never keeps a pointer into an object that may be unloaded for longer than its caller.
 
-mod maps;
-
 use core::ffi::{CStr, c_char, c_int, c_void};
 
 const DT_NULL: i64 = 0;
@@ -72,8 +70,23 @@ impl Object {
     /// # Safety
     /// `base` is `dli_fbase` of a loaded object, which stays loaded meanwhile.
     pub(crate) unsafe fn at(base: *const c_void, path: *const c_char) -> Option<Self> {
-        // SAFETY: as this function's caller vouches.
-        let (bias, headers) = unsafe { headers_at(base, usize::MAX) }?;
+        let header = base.cast::<libc::Elf64_Ehdr>();
+        // SAFETY: an object's first mapped page begins with its ELF header.
+        let header = unsafe { header.read_unaligned() };
+        if header.e_ident.get(..4)? != b"\x7fELF" {
+            return None;
+        }
+        let first = base
+            .cast::<u8>()
+            .wrapping_add(usize::try_from(header.e_phoff).ok()?)
+            .cast::<libc::Elf64_Phdr>();
+        // SAFETY: the program headers lie in the same first page (the loader read them there).
+        let headers = unsafe { core::slice::from_raw_parts(first, usize::from(header.e_phnum)) };
+        let lowest = headers
+            .iter()
+            .find(|header| header.p_type == PT_LOAD)?
+            .p_vaddr;
+        let bias = (base as usize).wrapping_sub(usize::try_from(lowest).ok()?);
         // SAFETY: as this function's caller vouches.
         unsafe { Self::from_headers(bias, headers, path) }
     }
@@ -310,42 +323,6 @@ impl Object {
     }
 }
 
-/// Load bias and program headers of the object whose ELF header is mapped at `base`; none where they
-/// do not lie within its first `size` bytes.
-///
-/// # Safety
-/// `base` is the first mapped page of a file, which stays mapped meanwhile.
-unsafe fn headers_at(
-    base: *const c_void,
-    size: usize,
-) -> Option<(usize, &'static [libc::Elf64_Phdr])> {
-    let header = base.cast::<libc::Elf64_Ehdr>();
-    // SAFETY: a mapped page is longer than an ELF header.
-    let header = unsafe { header.read_unaligned() };
-    if header.e_ident.get(..4)? != b"\x7fELF" {
-        return None;
-    }
-    let (at, count) = (
-        usize::try_from(header.e_phoff).ok()?,
-        usize::from(header.e_phnum),
-    );
-    if at.checked_add(count * size_of::<libc::Elf64_Phdr>())? > size {
-        return None;
-    }
-    let first = base
-        .cast::<u8>()
-        .wrapping_add(at)
-        .cast::<libc::Elf64_Phdr>();
-    // SAFETY: the program headers lie in the same first pages (the loader read them there).
-    let headers = unsafe { core::slice::from_raw_parts(first, count) };
-    let lowest = headers
-        .iter()
-        .find(|header| header.p_type == PT_LOAD)?
-        .p_vaddr;
-    let bias = (base as usize).wrapping_sub(usize::try_from(lowest).ok()?);
-    Some((bias, headers))
-}
-
 fn gnu_hash(name: &[u8]) -> u32 {
     name.iter().fold(5381, |hash, &byte| {
         hash.wrapping_mul(33).wrapping_add(u32::from(byte))
@@ -366,7 +343,6 @@ pub(crate) fn first<T, F: FnMut(&Object) -> Option<T>>(choose: F) -> Option<T> {
     struct Search<T, F> {
         choose: F,
         found: Option<T>,
-        are_we_listed: bool,
     }
     extern "C" fn visit<T, F: FnMut(&Object) -> Option<T>>(
         info: *mut libc::dl_phdr_info,
@@ -379,7 +355,6 @@ pub(crate) fn first<T, F: FnMut(&Object) -> Option<T>>(choose: F) -> Option<T> {
         let info = unsafe { &*info };
         // SAFETY: the loader holds its lock, so the object stays loaded during the visit.
         if let Some(object) = unsafe { Object::from_phdr(info) } {
-            search.are_we_listed |= object.holds(first_in_maps::<()> as *const () as usize);
             search.found = (search.choose)(&object);
         }
         c_int::from(search.found.is_some())
@@ -387,31 +362,10 @@ pub(crate) fn first<T, F: FnMut(&Object) -> Option<T>>(choose: F) -> Option<T> {
     let mut search = Search {
         choose,
         found: None,
-        are_we_listed: false,
     };
     // SAFETY: `visit` has the signature that it is called with, and `search` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit::<T, F>), (&raw mut search).cast()) };
-    if search.found.is_none() && !search.are_we_listed {
-        // A static program has opened us: the loader that we see lists nothing of what it loaded.
-        return first_in_maps(&mut search.choose);
-    }
     search.found
-}
-
-/// As `first`, by what the kernel says is mapped. Without paths: an object is known by its soname.
-#[cold]
-fn first_in_maps<T>(choose: &mut dyn FnMut(&Object) -> Option<T>) -> Option<T> {
-    let mut found = None;
-    maps::each(&mut |map| {
-        if map.offset != 0 || map.inode == 0 || !map.is_readable {
-            return false;
-        }
-        if let Some(object) = maps::object(map) {
-            found = choose(&object);
-        }
-        found.is_some()
-    });
-    found
 }
 
 /// The object that an address belongs to, whichever namespace it was loaded into.

@@ -3,13 +3,15 @@
 //! stack stands. Never surrounds the driver's call itself.
 
 use core::cell::Cell;
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::panic::AssertUnwindSafe;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use vgpu_abi::region::Charge;
 
 use crate::arch::{THREAD_BYTES, stack_pointer, thread_block};
+use crate::container;
 
 /// What a rule says before the driver is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,8 @@ pub(crate) struct Thread {
     pending_mark: Cell<usize>,
     /// A charge whose call has not come back yet.
     pending: Cell<MaybeUninit<Charge>>,
+    /// Not 0: the C library calls [`at_thread_end`] when this thread ends.
+    is_watched: Cell<u32>,
 }
 
 const _: () = assert!(size_of::<Thread>() <= THREAD_BYTES);
@@ -100,6 +104,48 @@ pub(crate) fn note_pending(charge: Charge) {
     thread(|thread| {
         thread.pending.set(MaybeUninit::new(charge));
         thread.pending_mark.set(thread.inside.get());
+        if thread.is_watched.get() == 0 {
+            watch(thread);
+        }
+    });
+}
+
+/// The C library's number (plus one) under which it calls us when a thread ends; 0: none yet.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Asks the C library to call us when a thread ends. Once for a process and its children.
+pub(crate) fn watch_threads() {
+    let mut key = 0;
+    // SAFETY: one number to write to; the function stays, since the library is never unloaded.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(at_thread_end)) } == 0 {
+        // Relaxed: a number guards no memory.
+        KEY.store(key + 1, Ordering::Relaxed);
+    }
+}
+
+#[cold]
+fn watch(thread: &Thread) {
+    // Relaxed: as above.
+    if let Some(key) = KEY.load(Ordering::Relaxed).checked_sub(1) {
+        // Any value but null: what we want is the call.
+        let value = core::ptr::from_ref(thread).cast();
+        // SAFETY: a key that was made above.
+        let done = unsafe { libc::pthread_setspecific(key, value) };
+        thread.is_watched.set(u32::from(done == 0));
+    }
+}
+
+/// A thread that was cancelled inside the driver leaves its charge behind.
+unsafe extern "C" fn at_thread_end(_value: *mut c_void) {
+    surround(|| {
+        thread(|thread| {
+            // What was reserved before this frame was entered is nobody's any more.
+            if thread.pending_mark.replace(0) != 0 {
+                // SAFETY: written before the mark was.
+                container::refund(unsafe { thread.pending.get().assume_init() });
+            }
+            thread.is_watched.set(0);
+        });
     });
 }
 

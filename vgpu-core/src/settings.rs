@@ -59,6 +59,8 @@ pub(crate) struct PeerLimits {
     pub(crate) policy: Policy,
     /// The usage region, made by whoever comes first.
     pub(crate) region: PathBuf,
+    /// Nobody named it: it is this user's own, in a directory that all users share.
+    pub(crate) is_own_region: bool,
 }
 
 /// A setting that was not understood. Nothing runs with a limit that was not understood.
@@ -205,12 +207,15 @@ impl PeerLimits {
         let quota = bytes(from, c"HCS_VRAM_QUOTA")?;
         let memory = bytes(from, c"CUDA_DEVICE_MEMORY_LIMIT")?;
         let cores = percent(from, c"CUDA_DEVICE_SM_LIMIT")?;
+        let region = named_region(from);
+        let is_own_region = region.is_none();
         let mut limits = Self {
             memory_bytes: [0; MAX_DEVICES],
             core_percent: [0; MAX_DEVICES],
             priority: priority(from)?,
             policy: policy(from)?,
-            region: region(from),
+            region: region.unwrap_or_else(|| own_region(from)),
+            is_own_region,
         };
         let mut any = quota.is_some() || memory.is_some() || cores.is_some();
         for (device, (own_memory, own_cores)) in limits
@@ -318,13 +323,15 @@ fn policy(from: &impl Surroundings) -> Result<Policy, SettingError> {
     }
 }
 
-fn region(from: &impl Surroundings) -> PathBuf {
+fn named_region(from: &impl Surroundings) -> Option<PathBuf> {
     // A program with more rights than its caller makes no file of the caller's choice.
-    if !from.is_privileged()
-        && let Some(path) = path(from, c"CUDA_DEVICE_MEMORY_SHARED_CACHE")
-    {
-        return path;
+    if from.is_privileged() {
+        return None;
     }
+    path(from, c"CUDA_DEVICE_MEMORY_SHARED_CACHE")
+}
+
+fn own_region(from: &impl Surroundings) -> PathBuf {
     format!("/tmp/vgpu-{}.region", from.user()).into()
 }
 
