@@ -113,8 +113,9 @@ fn document(containers: &[ContainerView], inventory: &Inventory) -> Document {
 fn report(containers: &[ContainerView], inventory: &Inventory) -> String {
     let mut out = String::new();
     for container in containers {
-        for oom in &container.ooms {
-            describe(container, oom, inventory, &mut out);
+        let repeats = container.ooms.chunk_by(|one, next| is_repeat(one, next));
+        for ooms in repeats {
+            describe(container, ooms, inventory, &mut out);
         }
         let kept = container.ooms.len() as u64;
         if container.oom_count > kept {
@@ -141,7 +142,26 @@ fn report(containers: &[ContainerView], inventory: &Inventory) -> String {
     out
 }
 
-fn describe(container: &ContainerView, oom: &OomView, inventory: &Inventory, out: &mut String) {
+/// A program that tries again and again is told of once.
+fn is_repeat(one: &OomView, next: &OomView) -> bool {
+    let what = |oom: &OomView| {
+        (
+            oom.pid,
+            oom.call.clone(),
+            oom.device,
+            oom.asked,
+            oom.limit,
+            oom.used,
+        )
+    };
+    what(one) == what(next) && one.why == next.why && one.holders == next.holders
+}
+
+/// One refusal, or several of the same.
+fn describe(container: &ContainerView, ooms: &[OomView], inventory: &Inventory, out: &mut String) {
+    let (Some(oom), Some(last)) = (ooms.first(), ooms.last()) else {
+        return;
+    };
     let gpu = gpu_number(container, oom, inventory).map_or_else(
         || format!("device {}", oom.device),
         |gpu| format!("GPU {gpu}"),
@@ -157,6 +177,10 @@ fn describe(container: &ContainerView, oom: &OomView, inventory: &Inventory, out
         Size(oom.asked),
     )
     .ok();
+    if ooms.len() > 1 {
+        let until = utc(last.time_unix_ns / 1_000_000_000);
+        writeln!(out, "  and {} times more until {until}", ooms.len() - 1).ok();
+    }
     writeln!(out, "  limit {}, used {}", Size(oom.limit), Size(oom.used)).ok();
     let mut heading = "  held by";
     for holder in &oom.holders {

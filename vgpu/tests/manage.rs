@@ -391,6 +391,10 @@ fn oom_says_what_was_refused_who_held_it_and_what_would_fit() {
     assert_eq!(nothing.out, "Nothing was refused in: train\n");
     charge(&region, 1, 7 << 10, Kind::Buffer);
     be_refused(&region, 1, 2 << 10, 8 << 10);
+    // The same again is told of once.
+    be_refused(&region, 1, 2 << 10, 8 << 10);
+    be_refused(&region, 1, 2 << 10, 8 << 10);
+    be_refused(&region, 1, 20 << 10, 8 << 10);
 
     let all = machine.run(&["oom"]);
     let one = machine.run(&["oom", "train"]);
@@ -399,9 +403,15 @@ fn oom_says_what_was_refused_who_held_it_and_what_would_fit() {
     let report = steady(&one.out);
     expect![[r#"
         2026-11-21 14:32:03Z  train  cuMemAlloc_v2 of process PID: 2Gi on GPU 1, more than what is left
+          and 2 times more until 2026-11-21 14:32:03Z
           limit 8Gi, used 7Gi
           held by process PID PROGRAM: 7Gi
           would fit with a limit of at least 9Gi: vgpu set train --gpumem 1=9Gi
+
+        2026-11-21 14:32:03Z  train  cuMemAlloc_v2 of process PID: 20Gi on GPU 1, more than what is left
+          limit 8Gi, used 7Gi
+          held by process PID PROGRAM: 7Gi
+          would fit with a limit of at least 27Gi, which is more than the GPU has (16Gi)
 
     "#]].assert_eq(&report);
     assert_eq!(all.out, one.out);

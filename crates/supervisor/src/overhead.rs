@@ -175,3 +175,153 @@ impl ContainerView {
         self.unaccounted_bytes = total;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vgpu_abi::host::{Counters, DeviceSnapshot, DeviceUseSnapshot, SharedSnapshot};
+    use vgpu_abi::layout::HOOK_GROUPS;
+    use vgpu_abi::region::SharedKey;
+
+    const MIB: u64 = 1 << 20;
+
+    fn uuid() -> DeviceUuid {
+        DeviceUuid::new("GPU-a").unwrap()
+    }
+
+    /// A region with one process, of which the driver has given so much.
+    fn snapshot(buffers: u64, contexts: u64, pending: u64) -> Snapshot {
+        let mut devices = [DeviceUseSnapshot::default(); MAX_DEVICES];
+        devices[0] = DeviceUseSnapshot {
+            confirmed_bytes: (buffers + contexts) * MIB,
+            buffer_bytes: buffers * MIB,
+            context_bytes: contexts * MIB,
+            pending_bytes: pending * MIB,
+            ..DeviceUseSnapshot::default()
+        };
+        let slot = SlotSnapshot {
+            slot: 3,
+            generation: 7,
+            pid: 11,
+            start_time: 0,
+            pid_namespace: 0,
+            name: String::from("x"),
+            joined_unix_ns: 0,
+            alive: true,
+            host_pid: Some(42),
+            devices,
+            hook_calls: [0; HOOK_GROUPS],
+        };
+        Snapshot {
+            created_unix_ns: 0,
+            devices: vec![DeviceSnapshot {
+                uuid: uuid(),
+                physical_bytes: 0,
+                shared_bytes: 0,
+                context_bytes: 0,
+                module_bytes: 0,
+            }],
+            slots: vec![slot],
+            shared: Vec::new(),
+            ooms: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    fn nvml(pid: u32, mib: Option<u64>) -> Vec<GpuProcess> {
+        vec![GpuProcess {
+            uuid: String::from("GPU-a"),
+            pid,
+            used_bytes: mib.map(|mib| mib * MIB),
+            utilization_percent: None,
+        }]
+    }
+
+    /// Overhead in MiB, as published after these looks.
+    fn overhead(before: &Snapshot, held: &[GpuProcess], after: &Snapshot, known: u64) -> u64 {
+        let mut old = Target::default();
+        old.overhead_bytes[0] = known * MIB;
+        let known = HashMap::from([((3, 7), old)]);
+        let targets = measure(before, held, after, &[uuid()], &known);
+        assert_eq!(targets.len(), 1);
+        let (slot, target) = targets[0];
+        assert_eq!((slot, target.slot_generation, target.host_pid), (3, 7, 42));
+        target.overhead_bytes[0] / MIB
+    }
+
+    #[test]
+    fn overhead_is_what_nvml_sees_beyond_the_buffers() {
+        let quiet = snapshot(100, 300, 0);
+
+        assert_eq!(overhead(&quiet, &nvml(42, Some(450)), &quiet, 0), 350);
+        assert_eq!(overhead(&quiet, &nvml(42, Some(50)), &quiet, 0), 0);
+    }
+
+    #[test]
+    fn what_moved_while_nvml_was_asked_leaves_what_was_known() {
+        let (quiet, more) = (snapshot(100, 300, 0), snapshot(200, 300, 0));
+        let asking = snapshot(100, 300, 10);
+        let held = nvml(42, Some(450));
+
+        assert_eq!(overhead(&quiet, &held, &more, 333), 333);
+        assert_eq!(overhead(&asking, &held, &quiet, 333), 333);
+        assert_eq!(overhead(&quiet, &held, &asking, 333), 333);
+        // A process of another number, and one of which NVML says nothing.
+        assert_eq!(overhead(&quiet, &nvml(43, Some(450)), &quiet, 333), 333);
+        assert_eq!(overhead(&quiet, &nvml(42, None), &quiet, 333), 333);
+    }
+
+    #[test]
+    fn a_process_that_shares_an_object_is_not_measured() {
+        let mut shares = snapshot(100, 300, 0);
+        shares.shared.push(SharedSnapshot {
+            key: SharedKey([1, 2]),
+            device: 0,
+            bytes: MIB,
+            holders: vec![3],
+        });
+
+        assert_eq!(overhead(&shares, &nvml(42, Some(450)), &shares, 333), 333);
+    }
+
+    #[test]
+    fn a_slot_that_changed_hands_inherits_nothing() {
+        let quiet = snapshot(100, 300, 0);
+        let mut old = Target::default();
+        old.overhead_bytes[0] = 5;
+        let known = HashMap::from([((3, 6), old)]);
+
+        let targets = measure(&quiet, &[], &quiet, &[uuid()], &known);
+
+        assert_eq!(targets[0].1.overhead_bytes[0], 0);
+        let mut gone = quiet.clone();
+        gone.slots[0].alive = false;
+        assert_eq!(measure(&gone, &[], &gone, &[uuid()], &known), []);
+        assert_eq!(measure(&quiet, &[], &gone, &[uuid()], &known), []);
+    }
+
+    #[test]
+    fn a_tenant_that_zeroes_its_slot_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let instance = Instance::open(dir.path()).unwrap();
+        let limits = vgpu_abi::limits::Limits {
+            devices: vec![vgpu_abi::limits::DeviceLimit {
+                uuid: uuid(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let unaccounted = |snapshot: &Snapshot, held: &[GpuProcess]| {
+            let mut view = view::tests::view(&instance, &limits, snapshot);
+            view.account(held);
+            assert_eq!(view.devices[0].unaccounted_bytes, view.unaccounted_bytes);
+            view.unaccounted_bytes / MIB
+        };
+        let held = nvml(42, Some(400));
+
+        assert_eq!(unaccounted(&snapshot(100, 300, 0), &held), 0);
+        assert_eq!(unaccounted(&snapshot(50, 300, 50), &held), 0);
+        assert_eq!(unaccounted(&snapshot(0, 0, 0), &held), 400);
+        assert_eq!(unaccounted(&snapshot(0, 0, 0), &nvml(43, Some(400))), 0);
+    }
+}
