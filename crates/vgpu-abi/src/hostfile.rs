@@ -47,6 +47,45 @@ fn write_at(file: &File, bytes: &[u8], offset: usize) -> Result<(), FileError> {
         .map_err(system("write"))
 }
 
+/// Whether it is a file of this make, as far as its head and its size say.
+fn check(file: &File, make: &Make) -> Result<(), FileError> {
+    let stat = sys::fstat(file.as_raw_fd()).map_err(errno("fstat"))?;
+    if !stat.regular {
+        return Err(FileError::NotRegular);
+    }
+    let expected = make.file_bytes as u64;
+    let mut head = [0; 16];
+    let known = file.read_exact_at(&mut head, 0).is_ok();
+    let (magic, rest) = head.split_at(8);
+    let version = u32::from_ne_bytes(rest.first_chunk().copied().unwrap_or_default());
+    if known {
+        if magic != make.magic.to_ne_bytes() {
+            let blank = magic == [0; 8];
+            return Err(if blank {
+                FileError::Unfinished
+            } else {
+                FileError::WrongMagic
+            });
+        }
+        if version == 0 {
+            return Err(FileError::Unfinished);
+        }
+        if version > make.version {
+            return Err(FileError::NewerVersion {
+                found: version,
+                known: make.version,
+            });
+        }
+    }
+    if stat.bytes != expected {
+        return Err(FileError::WrongSize {
+            found: stat.bytes,
+            expected,
+        });
+    }
+    Ok(())
+}
+
 /// An open file of a known make.
 #[derive(Debug)]
 pub(crate) struct HostFile {
@@ -124,40 +163,7 @@ impl HostFile {
             }
             Err(e) => return Err(system("open")(e)),
         };
-        let stat = sys::fstat(file.as_raw_fd()).map_err(errno("fstat"))?;
-        if !stat.regular {
-            return Err(FileError::NotRegular);
-        }
-        let expected = make.file_bytes as u64;
-        let mut head = [0; 16];
-        let known = file.read_exact_at(&mut head, 0).is_ok();
-        let (magic, rest) = head.split_at(8);
-        let version = u32::from_ne_bytes(rest.first_chunk().copied().unwrap_or_default());
-        if known {
-            if magic != make.magic.to_ne_bytes() {
-                let blank = magic == [0; 8];
-                return Err(if blank {
-                    FileError::Unfinished
-                } else {
-                    FileError::WrongMagic
-                });
-            }
-            if version == 0 {
-                return Err(FileError::Unfinished);
-            }
-            if version > make.version {
-                return Err(FileError::NewerVersion {
-                    found: version,
-                    known: make.version,
-                });
-            }
-        }
-        if stat.bytes != expected {
-            return Err(FileError::WrongSize {
-                found: stat.bytes,
-                expected,
-            });
-        }
+        check(&file, make)?;
         let words = Words::map(&file, make.file_bytes, writable).map_err(errno("mmap"))?;
         Ok(Self {
             file,
@@ -202,6 +208,46 @@ impl HostFile {
     }
 }
 
+/// Where the words of such a file are read from.
+pub(crate) trait Source {
+    /// The word at a byte offset; 0 outside.
+    fn load(&self, offset: usize) -> u64;
+}
+
+impl Source for Words {
+    fn load(&self, offset: usize) -> u64 {
+        Words::load(self, offset)
+    }
+}
+
+/// A copy of the whole file, for whoever does not trust its owner not to make it shorter: that
+/// ends every process which has it mapped.
+pub(crate) struct Copied(Vec<u64>);
+
+impl Copied {
+    pub(crate) fn read(file: &File, make: &Make) -> Result<Self, FileError> {
+        check(file, make)?;
+        let mut bytes = vec![0; make.file_bytes];
+        file.read_exact_at(&mut bytes, 0).map_err(|error| {
+            if error.kind() == io::ErrorKind::UnexpectedEof {
+                // It has become shorter since it was checked.
+                let expected = make.file_bytes as u64;
+                return FileError::WrongSize { found: 0, expected };
+            }
+            system("read")(error)
+        })?;
+        let words = bytes.chunks_exact(8);
+        let word = |bytes: &[u8]| bytes.first_chunk().copied().map_or(0, u64::from_ne_bytes);
+        Ok(Self(words.map(word).collect()))
+    }
+}
+
+impl Source for Copied {
+    fn load(&self, offset: usize) -> u64 {
+        Fields(&self.0).u64(offset)
+    }
+}
+
 /// The right to write; see [`HostFile::exclusive`].
 pub(crate) struct Turn<'a>(&'a HostFile);
 
@@ -217,7 +263,7 @@ impl Drop for Turn<'_> {
 pub(crate) struct Current(u64);
 
 impl Current {
-    pub(crate) fn of(words: &Words) -> Self {
+    pub(crate) fn of(words: &impl Source) -> Self {
         Self(words.load(CURRENT))
     }
 

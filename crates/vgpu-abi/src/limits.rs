@@ -8,7 +8,9 @@ use std::fmt;
 use std::mem::offset_of;
 use std::path::Path;
 
-use crate::hostfile::{Current, Fields, FieldsMut, HostFile, Make, bytes_of, checksum};
+use crate::hostfile::{
+    Copied, Current, Fields, FieldsMut, HostFile, Make, Source, bytes_of, checksum,
+};
 use crate::layout::{
     LIMITS_MAGIC, LIMITS_VERSION, LimitsCopy, LimitsDevice, LimitsLayout, MAX_DEVICES, UUID_BYTES,
 };
@@ -409,7 +411,7 @@ fn decode(words: &[u64; COPY_WORDS]) -> Option<LimitsValue> {
     })
 }
 
-fn copy_out(words: &Words, offset: usize) -> [u64; COPY_WORDS] {
+fn copy_out(words: &impl Source, offset: usize) -> [u64; COPY_WORDS] {
     std::array::from_fn(|word| words.load(offset + word * 8))
 }
 
@@ -418,13 +420,20 @@ fn copy_out(words: &Words, offset: usize) -> [u64; COPY_WORDS] {
 /// counts, the newer one of two.
 fn load(words: &Words) -> Result<LimitsValue, FileError> {
     for _look in 0..LOOKS {
-        let current = Current::of(words);
-        if let Some(value) = decode(&copy_out(words, current.offset(COPY_BYTES)))
-            && value.generation == current.generation()
-        {
+        if let Some(value) = look(words) {
             return Ok(value);
         }
     }
+    salvage(words)
+}
+
+fn look(words: &impl Source) -> Option<LimitsValue> {
+    let current = Current::of(words);
+    let value = decode(&copy_out(words, current.offset(COPY_BYTES)))?;
+    (value.generation == current.generation()).then_some(value)
+}
+
+fn salvage(words: &impl Source) -> Result<LimitsValue, FileError> {
     let current = Current::of(words);
     let one = decode(&copy_out(words, current.offset(COPY_BYTES)));
     let other = decode(&copy_out(words, current.other_offset(COPY_BYTES)));
@@ -434,6 +443,24 @@ fn load(words: &Words) -> Result<LimitsValue, FileError> {
         (Some(one), None) => Ok(one),
         (None, None) => Err(FileError::Corrupt),
     }
+}
+
+/// Reads the limits out of an open file without mapping it: for a file that belongs to somebody
+/// else, who may make it shorter at any moment.
+///
+/// # Errors
+/// See [`FileError`].
+pub fn read_file(file: &std::fs::File) -> Result<Limits, FileError> {
+    let mut copied = Copied::read(file, &MAKE)?;
+    for _look in 1..LOOKS {
+        if let Some(value) = look(&copied) {
+            return Ok(Limits::from(&value));
+        }
+        copied = Copied::read(file, &MAKE)?;
+    }
+    look(&copied)
+        .map_or_else(|| salvage(&copied), Ok)
+        .map(|value| Limits::from(&value))
 }
 
 /// The host's side: the one writer.
@@ -624,6 +651,35 @@ mod tests {
                 last = value.generation;
             }
         });
+    }
+
+    #[test]
+    fn what_is_read_without_a_mapping_is_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("limits");
+        let file = LimitsFile::create(&path, &limits(1 << 30)).unwrap();
+        let raw = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        for bytes in 2..5_u64 {
+            file.write(&limits(bytes << 30)).unwrap();
+            assert_eq!(read_file(&raw), file.read());
+        }
+
+        // The fourth write landed in the second copy, and counts no longer: the third does.
+        raw.write_all_at(&[0xff; 7], 8192 + 64 + 96).unwrap();
+        assert_eq!(read_file(&raw), file.read());
+        drop(file);
+
+        raw.write_all_at(&[0xff; 7], 4096 + 64 + 96).unwrap();
+        assert_eq!(read_file(&raw), Err(FileError::Corrupt));
+        raw.set_len(100).unwrap();
+        assert!(matches!(
+            read_file(&raw),
+            Err(FileError::WrongSize { found: 100, .. })
+        ));
     }
 
     #[test]
