@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use vgpu_abi::host::{Counters, DeviceUseSnapshot, OomSnapshot, SlotSnapshot, Snapshot};
-use vgpu_abi::limits::{Limits, LimitsFile};
+use vgpu_abi::limits::{self, Limits};
 use vgpu_abi::region::Why;
 
 use crate::instance::{self, Broken, Instance, InstanceError, LIMITS, Labels, REGION};
@@ -211,12 +211,11 @@ pub fn read(instance: &Instance) -> Result<ContainerView, String> {
 /// # Errors
 /// As [`read`].
 pub fn read_limits(instance: &Instance) -> Result<Limits, String> {
-    instance
+    let file = instance
         .host_file(LIMITS, false)
         .map_err(|error| error.to_string())?;
-    let file = LimitsFile::open(&instance.steady_path(LIMITS));
-    file.and_then(|file| file.read())
-        .map_err(|error| format!("limits: {error}"))
+    // Never mapped: on a shared board the owner is another user, who may make it shorter.
+    limits::read_file(&file).map_err(|error| format!("limits: {error}"))
 }
 
 /// Reads the region of an instance.
@@ -374,4 +373,87 @@ fn plain(text: &str) -> String {
         .take(LONGEST_TEXT)
         .map(|c| if harmful(c) { '?' } else { c })
         .collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A container's view without its files.
+    pub(crate) fn view(instance: &Instance, limits: &Limits, region: &Snapshot) -> ContainerView {
+        compose(instance, limits, Labels::default(), region, None)
+    }
+
+    #[test]
+    fn a_text_that_a_tenant_wrote_acts_on_nothing() {
+        assert_eq!(plain("a\u{1b}[2J\nb\u{202e}c"), "a?[2J?b?c");
+        assert_eq!(plain("größe 🦀"), "größe 🦀");
+        assert_eq!(plain(&"x".repeat(1000)).len(), LONGEST_TEXT);
+    }
+
+    #[test]
+    fn one_that_cannot_be_read_hides_no_other_and_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            fs::write(dir.path().join(name).join("limits"), "nonsense").unwrap();
+        }
+        let path = dir.path().join("b");
+        fs::remove_file(path.join("limits")).unwrap();
+        make(&path);
+
+        let views = read_all(dir.path()).unwrap();
+
+        let names: Vec<_> = views.containers.iter().map(|c| c.name.as_str()).collect();
+        assert_eq!(names, ["b"]);
+        assert_eq!(views.containers[0].devices[0].limit_bytes, 1 << 30);
+        assert_eq!(views.broken.len(), 2);
+        assert!(views.broken[0].reason.starts_with("limits: "), "{views:?}");
+    }
+
+    fn make(path: &Path) {
+        use vgpu_abi::limits::{DeviceLimit, LimitsFile};
+        use vgpu_abi::region::{Region, RegionDevice};
+        let limits = Limits {
+            devices: vec![DeviceLimit {
+                memory_bytes: 1 << 30,
+                ..DeviceLimit::default()
+            }],
+            ..Limits::default()
+        };
+        LimitsFile::create(&path.join(LIMITS), &limits).unwrap();
+        Region::create(&path.join(REGION), &[RegionDevice::default()], 0o600).unwrap();
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+        #[test]
+        fn no_bytes_in_any_file_make_the_reader_panic(
+            spots in proptest::collection::vec((0_usize..2_777_088, proptest::num::u8::ANY), 1..200),
+            limits_spots in proptest::collection::vec((0_usize..12_288, proptest::num::u8::ANY), 0..20),
+            labels in "\\PC{0,60}",
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            make(dir.path());
+            for (file, spots) in [(REGION, &spots), (LIMITS, &limits_spots)] {
+                let path = dir.path().join(file);
+                let mut bytes = fs::read(&path).unwrap();
+                for (at, byte) in spots {
+                    if let Some(place) = bytes.get_mut(*at) {
+                        *place = *byte;
+                    }
+                }
+                fs::write(&path, bytes).unwrap();
+            }
+            fs::write(dir.path().join(instance::LABELS), labels).unwrap();
+            let instance = Instance::open(dir.path()).unwrap();
+
+            if let Ok(mut view) = read(&instance) {
+                view.account(&[]);
+                proptest::prop_assert!(view.devices.len() <= vgpu_abi::layout::MAX_DEVICES);
+                proptest::prop_assert!(view.processes.len() <= vgpu_abi::layout::MAX_SLOTS);
+            }
+        }
+    }
 }
