@@ -274,6 +274,33 @@ fn a_region_that_changes_under_the_look_breaks_nothing_else() {
 }
 
 #[test]
+fn limits_that_become_shorter_under_the_look_break_nothing_else() {
+    // Under `vgpu run` the limits are their user's own file: a mapping of it would end us here.
+    let board = Board::new();
+    board.container("good", 1 << 30);
+    let limits = board.container("shortened", 1 << 30).join("limits");
+    let whole = fs::read(&limits).unwrap();
+    let done = Arc::new(AtomicBool::new(false));
+    let shortener = {
+        let done = Arc::clone(&done);
+        std::thread::spawn(move || {
+            let file = OpenOptions::new().write(true).open(&limits).unwrap();
+            while !done.load(Ordering::Relaxed) {
+                file.write_all_at(&whole, 0).unwrap();
+                file.set_len(0).unwrap();
+            }
+        })
+    };
+
+    let node = node(board.root());
+    for _ in 0..500 {
+        assert_eq!(names(&look(&node))[0], "good");
+    }
+    done.store(true, Ordering::Relaxed);
+    shortener.join().unwrap();
+}
+
+#[test]
 fn ten_thousand_directories_are_a_bounded_number_to_read() {
     let board = Board::new();
     // Sorted before the others, so that a bound on all of them does not hide it.
