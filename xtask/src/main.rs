@@ -12,6 +12,7 @@ mod dist;
 mod elf;
 mod graph;
 mod header;
+mod overlay;
 
 use std::path::{Path, PathBuf};
 
@@ -40,6 +41,8 @@ enum Task {
     },
     /// Build what ships into target/dist: glibc 2.17 and newer, no other dependency that could be missing.
     Dist(dist::Args),
+    /// Put libvgpu.so before the driver under the driver's own name, for what a preload cannot reach.
+    Overlay(overlay::Args),
     /// Header, generated code, crate graph, and the ELF rules for what `dist` built.
     Check(check::Args),
 }
@@ -49,6 +52,7 @@ fn main() -> anyhow::Result<()> {
         Task::Header { check } => header::run(check),
         Task::Codegen { check } => codegen::run(check),
         Task::Dist(args) => dist::run(&args),
+        Task::Overlay(args) => overlay::run(&args),
         Task::Check(args) => check::run(&args),
     }
 }
