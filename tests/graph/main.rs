@@ -5,7 +5,9 @@ mod graph;
 
 #[test]
 fn crates_depend_as_the_architecture_document_draws() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap();
 
     let differences = graph::differences(root).unwrap();
 
