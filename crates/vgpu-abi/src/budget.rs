@@ -651,3 +651,6 @@ pub(crate) fn vacate<S: Slots + ?Sized>(slots: &S, slot: usize) -> bool {
         .head(slot)
         .is_some_and(|head| clear(slots, slot, head))
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests;

@@ -1,0 +1,598 @@
+//! The reserve algorithm and the change of hands of a slot, in every order that loom can think of
+//! up to a bound on pre-emptions. Processes are threads, record locks are flags, death is a flag.
+
+use std::cell::Cell;
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use loom::thread;
+
+use super::*;
+
+/// A region with one device.
+struct Model {
+    heads: Vec<SlotHead>,
+    cells: Vec<DeviceUse>,
+    /// The record locks of the slots.
+    held: Vec<AtomicBool>,
+    /// Which pids are dead.
+    dead: Vec<AtomicBool>,
+    in_use: AtomicU64,
+    high_water: AtomicU32,
+    shared: AtomicU64,
+    device_lock: AtomicBool,
+    shared_lock: AtomicBool,
+    waits_end: bool,
+}
+
+fn word() -> AtomicU64 {
+    AtomicU64::new(0)
+}
+
+fn head() -> SlotHead {
+    SlotHead {
+        state: AtomicU32::new(0),
+        pid: AtomicU32::new(0),
+        generation: word(),
+        start_time: word(),
+        pid_namespace: word(),
+        start_stack: word(),
+        joined_unix_ns: word(),
+        name: std::array::from_fn(|_| loom::sync::atomic::AtomicU8::new(0)),
+        hook_calls: std::array::from_fn(|_| word()),
+        image: word(),
+        reserved: std::array::from_fn(|_| word()),
+    }
+}
+
+fn cells() -> DeviceUse {
+    DeviceUse {
+        confirmed: word(),
+        contexts: word(),
+        modules: word(),
+        reserved_0: std::array::from_fn(|_| word()),
+        pending: word(),
+        launches: word(),
+        busy_ns: word(),
+        leased_ns: word(),
+        in_flight_ns: word(),
+        busy_permille: AtomicU32::new(0),
+        priority: AtomicU32::new(0),
+        reserved_1: std::array::from_fn(|_| word()),
+    }
+}
+
+impl Model {
+    fn new(slots: usize) -> Self {
+        Self {
+            heads: (0..slots).map(|_| head()).collect(),
+            cells: (0..slots).map(|_| cells()).collect(),
+            held: (0..slots).map(|_| AtomicBool::new(false)).collect(),
+            dead: (0..slots + 1).map(|_| AtomicBool::new(false)).collect(),
+            in_use: word(),
+            high_water: AtomicU32::new(0),
+            shared: word(),
+            device_lock: AtomicBool::new(false),
+            shared_lock: AtomicBool::new(false),
+            waits_end: false,
+        }
+    }
+
+    /// Every slot used already, as after a join that nobody raced with.
+    fn seated(slots: usize) -> Self {
+        let model = Self::new(slots);
+        model.in_use.store((1 << slots) - 1, Ordering::SeqCst);
+        model.high_water.store(slots as u32, Ordering::SeqCst);
+        model
+    }
+
+    fn charged_now(&self) -> u64 {
+        charged(self, 0)
+    }
+
+    fn confirm(&self, slot: usize, bytes: u64) {
+        confirm(&self.cells[slot], 0, bytes, Kind::Buffer).unwrap();
+    }
+
+    fn release(&self, slot: usize, bytes: u64) {
+        release(&self.cells[slot], 0, bytes, Kind::Buffer).unwrap();
+    }
+
+    fn reserve(&self, slot: usize, bytes: u64, limit: u64) -> Result<(), Refused> {
+        reserve(self, Place { slot, tag: 0 }, 0, bytes, limit)
+    }
+}
+
+fn take_lock(lock: &AtomicBool) {
+    while lock
+        .compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst)
+        .is_err()
+    {
+        thread::yield_now();
+    }
+}
+
+impl Ledger for Model {
+    fn in_use(&self, word: usize) -> Option<u64> {
+        (word == 0).then(|| self.in_use.load(Ordering::SeqCst))
+    }
+
+    fn cells(&self, slot: usize, device: usize) -> Option<&DeviceUse> {
+        (device == 0).then(|| self.cells.get(slot)).flatten()
+    }
+
+    fn shared(&self, _device: usize) -> Option<&AtomicU64> {
+        Some(&self.shared)
+    }
+}
+
+impl Outside for Model {
+    type Wait = u32;
+
+    fn begin_wait(&self) -> u32 {
+        0
+    }
+
+    fn enter(&self, _device: usize, _wait: &mut u32) -> bool {
+        take_lock(&self.device_lock);
+        true
+    }
+
+    fn leave(&self, _device: usize) {
+        self.device_lock.store(false, Ordering::SeqCst);
+    }
+
+    fn enter_shared(&self, _wait: &mut u32) -> bool {
+        take_lock(&self.shared_lock);
+        true
+    }
+
+    fn leave_shared(&self) {
+        self.shared_lock.store(false, Ordering::SeqCst);
+    }
+
+    fn reap(&self, _wait: &mut u32) -> usize {
+        0
+    }
+
+    fn pause(&self, wait: &mut u32) -> bool {
+        *wait += 1;
+        thread::yield_now();
+        // Time passes, and what was written becomes visible; loom would let us read the old values
+        // for ever. A read-modify-write reads the last one.
+        for cells in &self.cells {
+            cells.pending.fetch_add(0, Ordering::SeqCst);
+            cells.confirmed.fetch_add(0, Ordering::SeqCst);
+        }
+        !self.waits_end || *wait < 2
+    }
+}
+
+impl Slots for Model {
+    fn slot_count(&self) -> usize {
+        self.heads.len()
+    }
+
+    fn device_count(&self) -> usize {
+        1
+    }
+
+    fn head(&self, slot: usize) -> Option<&SlotHead> {
+        self.heads.get(slot)
+    }
+
+    fn in_use_word(&self, _slot: usize) -> Option<&AtomicU64> {
+        Some(&self.in_use)
+    }
+
+    fn high_water(&self) -> &AtomicU32 {
+        &self.high_water
+    }
+
+    fn try_lock(&self, slot: usize) -> bool {
+        self.held[slot]
+            .compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+
+    fn unlock(&self, slot: usize) {
+        self.held[slot].store(false, Ordering::SeqCst);
+    }
+
+    fn is_gone(&self, owner: &Identity) -> bool {
+        self.dead[owner.pid as usize].load(Ordering::SeqCst)
+    }
+
+    fn let_go_of_shared(&self, _slot: usize) -> bool {
+        true
+    }
+
+    fn keep_counts(&self, _slot: usize) {}
+}
+
+fn check(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 5_000;
+    // A bound for the few that would go on for hours.
+    builder.max_duration = Some(std::time::Duration::from_secs(10));
+    let rounds = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counted = rounds.clone();
+    let begin = std::time::Instant::now();
+    builder.check(move || {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        test();
+    });
+    let rounds = rounds.load(std::sync::atomic::Ordering::Relaxed);
+    eprintln!("{rounds} orders in {:.1?}", begin.elapsed());
+}
+
+/// Truth beside the ledger: what the driver holds. A plain count under loom's own lock would order
+/// the threads; this one is read only after all have ended, or added to in one step.
+#[derive(Clone)]
+struct Driver(std::sync::Arc<std::sync::Mutex<(u64, u64)>>);
+
+impl Driver {
+    fn new() -> Self {
+        Self(std::sync::Arc::new(std::sync::Mutex::new((0, 0))))
+    }
+
+    fn give(&self, bytes: u64) {
+        let mut held = self.0.lock().unwrap();
+        held.0 += bytes;
+        held.1 = held.1.max(held.0);
+    }
+
+    fn held(&self) -> u64 {
+        self.0.lock().unwrap().0
+    }
+
+    fn most(&self) -> u64 {
+        self.0.lock().unwrap().1
+    }
+}
+
+#[test]
+fn two_that_race_for_the_last_room_never_exceed_the_limit_and_one_gets_it() {
+    check(3, || {
+        let model = Arc::new(Model::seated(2));
+        let driver = Driver::new();
+        let ask = |slot: usize, bytes: u64| {
+            let (model, driver) = (model.clone(), driver.clone());
+            thread::spawn(move || {
+                let got = model.reserve(slot, bytes, 10);
+                if got.is_ok() {
+                    driver.give(bytes);
+                    model.confirm(slot, bytes);
+                }
+                got
+            })
+        };
+        let (one, two) = (ask(0, 6), ask(1, 5));
+        let (one, two) = (one.join().unwrap(), two.join().unwrap());
+
+        assert!(driver.most() <= 10);
+        assert_eq!(model.charged_now(), driver.held());
+        match (one, two) {
+            (Ok(()), Err(Refused::Full { used: 6 })) => {}
+            (Err(Refused::Full { used: 5 }), Ok(())) => {}
+            other => panic!("no order of the two explains {other:?}"),
+        }
+    });
+}
+
+#[test]
+fn two_that_both_fit_are_both_let_in() {
+    check(3, || {
+        let model = Arc::new(Model::seated(2));
+        let ask = |slot: usize, bytes: u64| {
+            let model = model.clone();
+            thread::spawn(move || {
+                let got = model.reserve(slot, bytes, 10);
+                model.confirm(slot, bytes);
+                got
+            })
+        };
+        let (one, two) = (ask(0, 5), ask(1, 5));
+
+        assert_eq!((one.join().unwrap(), two.join().unwrap()), (Ok(()), Ok(())));
+        assert_eq!(model.charged_now(), 10);
+    });
+}
+
+#[test]
+fn nobody_is_refused_for_a_request_that_the_driver_refuses_in_the_end() {
+    check(3, || {
+        let model = Arc::new(Model::seated(2));
+        let refunder = {
+            let model = model.clone();
+            thread::spawn(move || {
+                // Either the other one is in already, and this one is refused, or this one is let
+                // in, refused by the driver, and must not have kept the other one out.
+                if model.reserve(0, 6, 10).is_ok() {
+                    refund(&model.cells[0], 0, 6).unwrap();
+                }
+            })
+        };
+        let other = model.reserve(1, 6, 10);
+        if other.is_ok() {
+            model.confirm(1, 6);
+        }
+        refunder.join().unwrap();
+
+        assert_eq!(other, Ok(()));
+        assert_eq!(model.charged_now(), 6);
+    });
+}
+
+#[test]
+fn three_that_race_never_exceed_the_limit() {
+    check(1, || {
+        let model = Arc::new(Model::seated(3));
+        let driver = Driver::new();
+        let ask = |slot: usize| {
+            let (model, driver) = (model.clone(), driver.clone());
+            thread::spawn(move || {
+                let got = model.reserve(slot, 4, 10).is_ok();
+                if got {
+                    driver.give(4);
+                    model.confirm(slot, 4);
+                }
+                got
+            })
+        };
+        let (one, two) = (ask(0), ask(1));
+        let three = model.reserve(2, 4, 10).is_ok();
+        if three {
+            driver.give(4);
+            model.confirm(2, 4);
+        }
+        let got = [one.join().unwrap(), two.join().unwrap(), three];
+
+        assert!(driver.most() <= 10);
+        assert_eq!(
+            got.iter().filter(|got| **got).count(),
+            2,
+            "two of three fit"
+        );
+        assert_eq!(model.charged_now(), 8);
+    });
+}
+
+/// One frees while another takes what was freed; the third asks for what fits at every moment. A
+/// sum that held the charge on both sides would refuse it.
+#[test]
+fn a_charge_that_moves_from_one_process_to_another_is_not_counted_twice() {
+    check(3, || {
+        let model = Arc::new(Model::seated(3));
+        model.reserve(0, 5, 10).unwrap();
+        model.confirm(0, 5);
+        let frees = {
+            let model = model.clone();
+            thread::spawn(move || {
+                model.release(0, 5);
+                // Only after the free, so that at every moment at most five are used.
+                model.reserve(1, 5, 10).unwrap();
+                model.confirm(1, 5);
+            })
+        };
+        let third = model.reserve(2, 5, 10);
+        frees.join().unwrap();
+
+        assert_eq!(
+            third,
+            Ok(()),
+            "at no moment were more than five of ten used by others"
+        );
+    });
+}
+
+#[test]
+fn a_sum_that_a_refusal_stands_on_is_of_one_moment() {
+    check(4, || {
+        let model = Arc::new(Model::seated(2));
+        model.reserve(0, 5, 10).unwrap();
+        model.confirm(0, 5);
+        let moves = {
+            let model = model.clone();
+            thread::spawn(move || {
+                model.release(0, 5);
+                charge(&model.cells[1], 0, 5, Kind::Buffer).unwrap();
+            })
+        };
+        let sum = confirmed_at_one_moment(&*model, 0);
+        moves.join().unwrap();
+
+        assert!(
+            matches!(sum, Some(0 | 5)),
+            "five bytes move, and {sum:?} were seen"
+        );
+    });
+}
+
+#[test]
+fn a_wait_that_runs_out_is_closed_and_takes_back_what_it_asked_for() {
+    check(3, || {
+        let mut model = Model::seated(2);
+        model.waits_end = true;
+        let model = Arc::new(model);
+        model.reserve(0, 6, 10).unwrap();
+
+        // The driver of slot 0 does not answer.
+        let refused = model.reserve(1, 6, 10);
+
+        assert_eq!(refused, Err(Refused::TimedOut { used: 0 }));
+        assert_eq!(model.charged_now(), 6);
+    });
+}
+
+fn me(pid: u32) -> Identity {
+    Identity {
+        pid,
+        ..Identity::default()
+    }
+}
+
+/// Joins as `pid`, charges, and tells its place.
+fn join_and_charge(model: &Model, pid: u32, bytes: u64) -> Option<Place> {
+    let (slot, generation) = claim(model, &me(pid))?;
+    let place = Place {
+        slot,
+        tag: tag_of(generation),
+    };
+    reserve(model, place, 0, bytes, 10).ok()?;
+    confirm(&model.cells[slot], place.tag, bytes, Kind::Buffer).ok()?;
+    Some(place)
+}
+
+fn die(model: &Model, pid: u32, slot: usize) {
+    model.dead[pid as usize].store(true, Ordering::SeqCst);
+    model.unlock(slot);
+}
+
+#[test]
+fn a_reaper_that_looked_before_the_slot_changed_hands_takes_no_live_charge() {
+    check(3, || {
+        let model = Arc::new(Model::new(2));
+        let first = join_and_charge(&model, 1, 6).unwrap();
+        let dies_and_is_followed = {
+            let model = model.clone();
+            thread::spawn(move || {
+                die(&model, 1, first.slot);
+                // Takes the slot of the dead or another one; the reaper may be in the midst of it.
+                claim(&*model, &me(2)).map(|(slot, generation)| {
+                    let place = Place {
+                        slot,
+                        tag: tag_of(generation),
+                    };
+                    charge(&model.cells[slot], place.tag, 4, Kind::Buffer).unwrap();
+                    slot
+                })
+            })
+        };
+        for slot in 0..2 {
+            reap_slot(&*model, slot, &me(0));
+        }
+        let slot = dies_and_is_followed
+            .join()
+            .unwrap()
+            .expect("one of two slots is to be had");
+        let second = bytes_in(model.cells[slot].confirmed.load(Ordering::SeqCst));
+
+        assert_eq!(second, 4, "the live charge stands");
+        reap_slot(&*model, 0, &me(0));
+        reap_slot(&*model, 1, &me(0));
+        assert_eq!(model.charged_now(), 4, "and the dead one is gone");
+    });
+}
+
+#[test]
+fn two_that_join_at_once_take_two_slots() {
+    check(3, || {
+        let model = Arc::new(Model::new(2));
+        let other = {
+            let model = model.clone();
+            thread::spawn(move || join_and_charge(&model, 1, 4).unwrap())
+        };
+        let one = join_and_charge(&model, 0, 5).unwrap();
+        let other = other.join().unwrap();
+
+        assert_ne!(one.slot, other.slot);
+        assert_eq!(model.charged_now(), 9);
+    });
+}
+
+#[test]
+fn one_that_joins_while_another_reserves_is_seen_by_it_or_sees_it() {
+    check(3, || {
+        let model = Arc::new(Model::new(2));
+        let other = {
+            let model = model.clone();
+            thread::spawn(move || join_and_charge(&model, 1, 6).is_some())
+        };
+        let one = join_and_charge(&model, 0, 6).is_some();
+        let other = other.join().unwrap();
+
+        assert_eq!(
+            usize::from(one) + usize::from(other),
+            1,
+            "one of the two fits"
+        );
+        assert_eq!(model.charged_now(), 6);
+    });
+}
+
+#[test]
+fn two_reapers_clear_a_dead_slot_once() {
+    check(3, || {
+        let model = Arc::new(Model::new(1));
+        let dead = join_and_charge(&model, 0, 6).unwrap();
+        let before = model.heads[0].generation.load(Ordering::SeqCst);
+        die(&model, 0, dead.slot);
+        let other = {
+            let model = model.clone();
+            thread::spawn(move || reap_slot(&*model, 0, &me(1)))
+        };
+        let one = reap_slot(&*model, 0, &me(1));
+        let other = other.join().unwrap();
+
+        assert!(one ^ other || (one | other));
+        assert_eq!(model.heads[0].generation.load(Ordering::SeqCst), before + 1);
+        assert_eq!(model.charged_now(), 0);
+    });
+}
+
+#[test]
+fn an_owner_whose_slot_was_taken_away_changes_nothing_in_it() {
+    check(3, || {
+        // It lost its lock and is not visible to the reaper, which takes it for dead.
+        let model = Arc::new(Model::new(1));
+        let victim = join_and_charge(&model, 0, 6).unwrap();
+        die(&model, 0, victim.slot);
+        let reaper = {
+            let model = model.clone();
+            thread::spawn(move || {
+                reap_slot(&*model, 0, &me(1));
+                let place = join_and_charge(&model, 1, 3).unwrap();
+                assert_eq!(place.slot, 0);
+            })
+        };
+        let released = release(&model.cells[0], victim.tag, 6, Kind::Buffer);
+        let charged = charge(&model.cells[0], victim.tag, 5, Kind::Buffer);
+        reaper.join().unwrap();
+
+        let _either = (released, charged);
+        assert_eq!(
+            model.charged_now(),
+            3,
+            "the new owner's charge and nothing else"
+        );
+    });
+}
+
+#[test]
+fn a_charge_on_its_way_into_the_shared_table_is_never_unseen() {
+    check(3, || {
+        let model = Arc::new(Model::seated(2));
+        model.reserve(0, 6, 10).unwrap();
+        model.confirm(0, 6);
+        let shares = {
+            let model = model.clone();
+            thread::spawn(move || {
+                take_lock(&model.shared_lock);
+                // As `sum_up` does: a new count with the new sum.
+                model.shared.store(ONE_COUNT | 6, Ordering::SeqCst);
+                model.release(0, 6);
+                model.shared_lock.store(false, Ordering::SeqCst);
+            })
+        };
+        let fits = Cell::new(None);
+        match model.reserve(1, 5, 10) {
+            Err(Refused::Full { used }) => fits.set(Some(used)),
+            other => panic!("six of ten are used: {other:?}"),
+        }
+        shares.join().unwrap();
+
+        assert_eq!(fits.get(), Some(6), "once, not twice");
+    });
+}
