@@ -11,6 +11,7 @@ use vgpu_abi::limits::{DeviceUuid, LimitsMap, LimitsValue, Unlisted};
 use vgpu_abi::region::{Charge, Region, RegionDevice};
 use vgpu_abi::targets::{Target, TargetsMap};
 
+use crate::driver;
 use crate::guest;
 use crate::ledger::Ledger;
 use crate::linker;
@@ -245,6 +246,10 @@ fn open() -> Result<Option<&'static Container>, ()> {
     // SAFETY: made once and never dropped.
     if let Some(container) = unsafe { known.as_ref() } {
         return Ok(Some(container));
+    }
+    if driver::elder().is_some() {
+        line!(Info, "another copy of the library keeps the books");
+        return Ok(None);
     }
     let settings = Settings::read(&Here)
         .inspect_err(|error| line!(Error, "nothing may be had: {error}"))

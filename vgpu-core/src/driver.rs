@@ -34,6 +34,13 @@ pub(crate) static VGPU_LIBRARY_MARKER: u32 = 1;
 
 const MARKER: &CStr = c"VGPU_LIBRARY_MARKER";
 
+/// Another copy of ours that was loaded before this one, into the same namespace: a preload, where we
+/// are the overlay under the driver's name. It keeps the books, and we hand every call on to it.
+pub(crate) fn elder() -> Option<Object> {
+    let first = elf::first(|object| object.find(MARKER).is_some().then_some(*object))?;
+    (!linker::is_ours(&first)).then_some(first)
+}
+
 impl Library {
     /// Is the genuine library loaded? Looks for it when it was not there the last time.
     pub(crate) fn is_loaded(&self) -> bool {
@@ -80,10 +87,15 @@ impl Library {
             && object.find(MARKER).is_none()
     }
 
-    /// Keeps the addresses of all functions that we may call.
+    /// Keeps the addresses of all functions that we may call: an elder copy's where it has a hook, and
+    /// only of those that the library has.
     fn take(&self, object: &Object) {
+        let elder = elder();
         for (name, slot) in self.names.iter().zip(self.real) {
-            let address = object.find(name).unwrap_or(core::ptr::null_mut());
+            let genuine = object.find(name);
+            let hook = || elder.as_ref()?.find(name);
+            let address = genuine.map(|genuine| hook().unwrap_or(genuine));
+            let address = address.unwrap_or(core::ptr::null_mut());
             // Relaxed: the state below publishes it.
             slot.store(address, Ordering::Relaxed);
         }

@@ -80,7 +80,8 @@ fn is_libc(object: &Object) -> bool {
     STEMS.iter().any(|stem| object.is_called(stem))
 }
 
-fn is_ours(object: &Object) -> bool {
+/// Is it the object that this code is in?
+pub(crate) fn is_ours(object: &Object) -> bool {
     object.holds(is_ours as *const () as usize)
 }
 
