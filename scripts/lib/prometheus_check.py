@@ -61,13 +61,16 @@ def check(binaries, work, board, ends):
     run("train", "4Gi", [3072 * MIB, 2048 * MIB], ["0", "0", "0", "0", "2"])
     run("serve", "2Gi", [512 * MIB, 1 * MIB], ["0", "0", "0", "0", "0"])
     run("notebook", "1Gi", [64 * MIB, 4096 * MIB], ["0", "0", "0", "0", "2"])
-    own = os.path.dirname(top()["containers"][0]["path"])
-    make_odd(own)
+    serve = next(container for container in top()["containers"] if container["name"] == "serve")
+    make_odd(board, serve["path"])
 
     address = start_agent(ends, binaries, board, work)
     ask = start_prometheus(ends, work, address)
 
     compare("the numbers of vgpu top", lambda: differences(top(), ask))
+    odd = 'odd "name" \\ {a="b"} 1?ü'
+    labels = {"namespace": "research", "pod": "odd-0", "container": odd, "vdevice_index": "0"}
+    compare("a hostile name is one label", lambda: expect(ask, "hami_vgpu_memory_used_bytes", labels, [0]))
     compare("a broken region is counted", lambda: expect(ask, "vgpu_monitor_broken_regions", {}, [1]))
     compare("the build", lambda: expect(ask, "hami_build_info", {}, [1]))
     one_minute = 'count({__name__=~".+", job="vgpu"})'
@@ -91,19 +94,23 @@ def check(binaries, work, board, ends):
     compare("no sample was dropped and no rule failed", lambda: complaints(ask))
 
 
-def make_odd(own):
-    """A container whose name wants to be more than a label, and one whose region is a pipe."""
-    odd = os.path.join(own, "odd")
-    shutil.copytree(os.path.join(own, "serve"), odd)
+def make_odd(board, model):
+    """A pod whose container's name wants to be more than a label, and one whose region is a pipe.
+
+    Both stand beside the users' directories, as the node agent's do: `vgpu` clears away what has
+    ended of a user's own.
+    """
+    odd, broken = os.path.join(board, "pods", "odd"), os.path.join(board, "pods", "broken")
+    os.mkdir(os.path.dirname(odd), 0o755)
+    shutil.copytree(model, odd)
     os.chmod(odd, 0o700)
     path = os.path.join(odd, "container.json")
     with open(path, encoding="utf-8") as file:
         labels = json.load(file)
     labels["name"] = labels["container"] = 'odd "name" \\ {a="b"} 1\nü'
-    labels["runner_pid"] = 0
+    labels |= {"namespace": "research", "pod": "odd-0", "runner_pid": 0}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(labels, file)
-    broken = os.path.join(own, "broken")
     os.mkdir(broken, 0o700)
     shutil.copy(os.path.join(odd, "limits"), broken)
     os.mkfifo(os.path.join(broken, "region"), 0o600)
@@ -182,7 +189,7 @@ def start_prometheus(ends, work, agent):
 
 
 def expect(ask, series, labels, values):
-    selector = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items())
+    selector = ",".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in labels.items())
     found = [value for _, value in ask(f"{series}{{{selector}}}")]
     return [] if found == values else [f"{series}{{{selector}}} is {found}, expected {values}"]
 
