@@ -1,0 +1,274 @@
+//! The whole way: a CUDA program under `vgpu run` on the simulated driver, watched and changed by
+//! `vgpu top`, `set` and `oom` while it runs.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test that is wrong about its own machine has failed"
+)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use common::{Machine, until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The driver's word for a refusal: `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: &str = "2";
+
+/// The program, compiled. Nothing where there is no C compiler.
+fn compiled(machine: &Machine) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/client.c");
+    let program = machine.path("client");
+    let compiler = Command::new("cc")
+        .arg("-o")
+        .arg(&program)
+        .arg(source)
+        .arg("-ldl")
+        .status();
+    match compiler {
+        Ok(status) => {
+            assert!(status.success());
+            Some(program)
+        }
+        Err(error) => {
+            println!("skipped: no C compiler ({error})");
+            None
+        }
+    }
+}
+
+/// The program while it runs.
+struct Client {
+    child: Child,
+    to: Option<ChildStdin>,
+    from: BufReader<ChildStdout>,
+}
+
+impl Client {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let to = child.stdin.take();
+        let from = BufReader::new(child.stdout.take().unwrap());
+        let mut client = Self { child, to, from };
+        assert_eq!(client.answer(), "ready");
+        client
+    }
+
+    fn run(machine: &Machine, program: &Path, flags: &[&str]) -> Self {
+        let words = [&["run"], flags, &["--", program.to_str().unwrap()]].concat();
+        Self::start(&mut machine.vgpu(words))
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.from.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        writeln!(self.to.as_mut().unwrap(), "{command}").unwrap();
+        self.answer()
+    }
+
+    /// The end of its input ends it.
+    fn end(mut self) {
+        drop(self.to.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn used_mib(top: &serde_json::Value, container: usize) -> u64 {
+    top["containers"][container]["devices"][0]["used_bytes"]
+        .as_u64()
+        .unwrap()
+        >> 20
+}
+
+#[test]
+fn a_program_is_refused_at_its_limit_and_goes_on_when_set_raises_it() {
+    let machine = Machine::new();
+    let Some(program) = compiled(&machine) else {
+        return;
+    };
+    let mut client = Client::run(&machine, &program, &["--gpumem", "4Gi", "--name", "train"]);
+
+    assert_eq!(client.ask("total"), "4096");
+    assert_eq!(client.ask("alloc 3072"), "ok");
+    assert_eq!(client.ask("alloc 1024"), OUT_OF_MEMORY);
+
+    let oom = machine.run(&["oom", "train"]);
+    assert!(oom.out.contains("cuMemAlloc_v2"), "{}", oom.out);
+    let advice = oom
+        .out
+        .lines()
+        .find_map(|line| line.split_once(": vgpu "))
+        .unwrap()
+        .1;
+    let words: Vec<_> = advice.split(' ').collect();
+    let set = machine.run(&words);
+    assert_eq!(set.code, Some(0), "{advice}: {}", set.err);
+    assert_eq!(client.ask("alloc 1024"), "ok");
+    let top = machine.top();
+    assert_eq!(top["containers"][0]["ooms"], 1);
+    assert!(used_mib(&top, 0) >= 4096);
+    // NVML and the region agree, the program's context included.
+    assert_eq!(top["containers"][0]["unaccounted_bytes"], 0);
+    assert_eq!(
+        top["gpus"][0]["used_bytes"].as_u64().unwrap() >> 20,
+        used_mib(&top, 0)
+    );
+
+    assert_eq!(
+        machine.run(&["set", "train", "--gpumem", "2Gi"]).code,
+        Some(0)
+    );
+    assert_eq!(machine.top()["containers"][0]["state"], "pending-shrink");
+    assert_eq!(client.ask("alloc 1"), OUT_OF_MEMORY);
+    assert_eq!(client.ask("free"), "ok");
+    assert_eq!(client.ask("free"), "ok");
+    assert_eq!(client.ask("alloc 1"), "ok");
+    client.end();
+    assert_eq!(machine.top()["gpus"][0]["used_bytes"], 0);
+}
+
+#[test]
+fn a_program_that_was_killed_holds_nothing_and_its_neighbour_goes_on() {
+    let machine = Machine::new();
+    let Some(program) = compiled(&machine) else {
+        return;
+    };
+    let program = program.to_str().unwrap();
+    // Two processes of one container, one of them in the background.
+    let script = format!("mkfifo in; {program} <in >out & echo $! >pid; exec {program}");
+    let mut command = machine.vgpu(["run", "--gpumem", "4Gi", "--", "sh", "-c", &script]);
+    let mut client = Client::start(command.current_dir(machine.dir.path()));
+    // Opened for both, so that it does not wait for a reader.
+    let mut other = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(machine.path("in"))
+        .unwrap();
+    let said =
+        |text: &str| std::fs::read_to_string(machine.path("out")).unwrap_or_default() == text;
+    until("the other one is ready", || said("ready\n"));
+    other.write_all(b"alloc 3000\n").unwrap();
+    until("the other one has allocated", || said("ready\nok\n"));
+    assert_eq!(client.ask("alloc 1000"), OUT_OF_MEMORY);
+    assert_eq!(
+        machine.top()["containers"][0]["processes"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+
+    let pid = std::fs::read_to_string(machine.path("pid")).unwrap();
+    kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGKILL).unwrap();
+    until("its memory is free", || client.ask("alloc 1000") == "ok");
+
+    let top = machine.top();
+    assert_eq!(
+        top["containers"][0]["processes"].as_array().unwrap().len(),
+        1
+    );
+    assert_eq!(top["containers"][0]["unaccounted_bytes"], 0);
+    client.end();
+}
+
+#[test]
+fn the_runner_publishes_what_contexts_really_take() {
+    use vgpu_abi::targets::TargetsFile;
+    let machine = Machine::new();
+    let Some(program) = compiled(&machine) else {
+        return;
+    };
+    let words = [
+        "run",
+        "--gpumem",
+        "4Gi",
+        "--name",
+        "c",
+        "--",
+        program.to_str().unwrap(),
+    ];
+    let mut command = machine.vgpu(words);
+    let mut client = Client::start(command.env("VGPU_SIM_CONTEXT", "437Mi"));
+    assert_eq!(client.ask("alloc 100"), "ok");
+
+    let targets = TargetsFile::open(&machine.containers().join("c/targets")).unwrap();
+    until("the context was measured", || {
+        let published = targets.read().unwrap();
+        published
+            .iter()
+            .any(|(_, target)| target.overhead_bytes[0] == 437 << 20 && target.host_pid != 0)
+    });
+    client.end();
+}
+
+#[test]
+fn a_nested_run_has_the_smaller_limit() {
+    let machine = Machine::new();
+    let Some(program) = compiled(&machine) else {
+        return;
+    };
+    let words = [
+        "run",
+        "--gpumem",
+        "4Gi",
+        "--",
+        common::VGPU,
+        "run",
+        "--gpumem",
+        "1Gi",
+        "--",
+        program.to_str().unwrap(),
+    ];
+    let mut client = Client::start(&mut machine.vgpu(words));
+
+    assert_eq!(client.ask("total"), "1024");
+    assert_eq!(client.ask("alloc 500"), "ok");
+    assert_eq!(client.ask("alloc 500"), OUT_OF_MEMORY);
+    client.end();
+}
+
+#[test]
+fn a_program_sees_only_the_gpu_that_was_chosen_and_two_have_a_limit_each() {
+    let machine = Machine::new();
+    let Some(program) = compiled(&machine) else {
+        return;
+    };
+    let mut first = Client::run(&machine, &program, &["--gpumem", "1=3Gi", "--name", "a"]);
+    let mut second = Client::run(
+        &machine,
+        &program,
+        &["--gpumem", "2Gi", "--gpu", "1", "--name", "b"],
+    );
+
+    assert_eq!(
+        (first.ask("total"), second.ask("total")),
+        ("3072".into(), "2048".into())
+    );
+    assert_eq!(first.ask("alloc 2048"), "ok");
+    assert_eq!(second.ask("alloc 2048"), OUT_OF_MEMORY);
+    let top = machine.top();
+    assert_eq!(top["gpus"][0]["used_bytes"], 0);
+    assert_eq!(top["containers"][0]["devices"][0]["gpu"], 1);
+    first.end();
+    second.end();
+}
