@@ -201,7 +201,7 @@ pub(crate) const MAX_THREADS: u32 = 1024;
 const SHARED_BYTES: u32 = 48 << 10;
 /// Shared memory of a block at most.
 pub(crate) const SHARED_BYTES_OPT_IN: u32 = 227 << 10;
-pub(crate) const MULTIPROCESSORS: u32 = 108;
+const MULTIPROCESSORS: u32 = crate::device::MULTIPROCESSORS as u32;
 const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
 const REGISTERS: u32 = 65_536;

@@ -34,6 +34,7 @@ mod external;
 mod gpu;
 mod graph;
 mod graph_exec;
+mod green;
 mod helper;
 mod image;
 mod init;
@@ -48,11 +49,13 @@ mod procaddr;
 mod space;
 mod stream;
 mod table;
+mod texture;
 mod vmm;
 
 /// What ends with a context, in this order; its memory is the last.
 const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[
     capture::context_gone,
+    green::context_gone,
     export_table::context_gone,
     stream::context_gone,
     event::context_gone,

@@ -230,10 +230,13 @@ pub(crate) unsafe fn cuDeviceSetGraphMemAttribute(
         if read(value.cast::<u64>().cast_const())? != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        with_kept(gpu, |kept| match attribute {
-            USED_HIGH => Ok(kept.used_high = kept.used),
-            RESERVED_HIGH => Ok(kept.reserved_high = kept.reserved),
-            _ => Err(CuResult::INVALID_VALUE),
+        with_kept(gpu, |kept| {
+            match attribute {
+                USED_HIGH => kept.used_high = kept.used,
+                RESERVED_HIGH => kept.reserved_high = kept.reserved,
+                _ => return Err(CuResult::INVALID_VALUE),
+            }
+            Ok(())
         })
     })
 }

@@ -346,13 +346,14 @@ fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
         return Ok(*place);
     }
     if module.image.opaque {
-        // Its size is not known: eight bytes hold what most programs look for.
-        let variable = Variable {
+        // Where its size is not known: eight bytes hold what most programs look for.
+        let unknown = Variable {
             bytes: 8,
             constant: false,
             managed: false,
         };
-        let place = place(module.context, variable)?;
+        let declared = module.unread.as_ref().and_then(|unread| unread.variable(name));
+        let place = place(module.context, declared.unwrap_or(unknown))?;
         lock(&module.variables).insert(name.to_owned(), place);
         return Ok(place);
     }

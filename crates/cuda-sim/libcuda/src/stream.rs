@@ -8,7 +8,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
@@ -47,8 +47,6 @@ pub(crate) struct Stream {
     pub(crate) flags: u32,
     pub(crate) priority: i32,
     pub(crate) id: u64,
-    /// The green context that it was made from, as its handle.
-    pub(crate) green: AtomicUsize,
     /// What this stream captures, if anything: see `capture.rs`.
     pub(crate) capture: Mutex<Option<capture::Membership>>,
     attributes: Mutex<HashMap<u32, [u64; 8]>>,
@@ -132,7 +130,6 @@ fn open(context: Ctx, kind: Kind, flags: u32, priority: i32) -> Done<Arc<Stream>
         priority,
         // Relaxed: only has to differ from every other.
         id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-        green: AtomicUsize::new(0),
         capture: Mutex::new(None),
         attributes: Mutex::new(HashMap::new()),
     }))
@@ -175,7 +172,7 @@ pub(crate) fn find(handle: CuStream) -> Done<Arc<Stream>> {
             known.threads.insert(thread, Arc::clone(&stream));
             Ok(stream)
         }
-        handle => STREAMS.get(handle).ok_or_else(|| CuResult::INVALID_HANDLE),
+        handle => STREAMS.get(handle).ok_or(CuResult::INVALID_HANDLE),
     }
 }
 
@@ -679,7 +676,7 @@ pub(crate) unsafe fn cuStreamGetCtx_v2(
 ) -> CuResult {
     answer(|| {
         let stream = find(stream)?;
-        let green = stream.green.load(Ordering::SeqCst);
+        let green = crate::green::of_context(stream.context);
         write(green_ctx, std::ptr::with_exposed_provenance_mut(green))?;
         if green == 0 {
             write(out, stream.context.as_handle())
@@ -691,7 +688,7 @@ pub(crate) unsafe fn cuStreamGetCtx_v2(
 
 pub(crate) unsafe fn cuStreamGetGreenCtx(stream: CuStream, ctx_out: *mut CuGreenCtx) -> CuResult {
     answer(|| {
-        let green = find(stream)?.green.load(Ordering::SeqCst);
+        let green = crate::green::of_context(find(stream)?.context);
         write(ctx_out, std::ptr::with_exposed_provenance_mut(green))
     })
 }

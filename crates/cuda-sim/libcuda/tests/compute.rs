@@ -5,6 +5,8 @@
 #![allow(
     clippy::undocumented_unsafe_blocks,
     clippy::multiple_unsafe_ops_per_block,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
     reason = "every line here is a C call with values made on the line above"
 )]
 
@@ -735,5 +737,36 @@ test! {
         assert_eq!(cuGraphExecUpdate_v2(exec, other, &raw mut result), failed);
         assert_eq!(result.result, 2);
         assert_eq!(cuGraphInstantiateWithFlags(null_mut(), graph, 0), CuResult::INVALID_VALUE);
+    }
+}
+
+test! {
+    fn a_green_context_has_a_share_and_streams_of_its_own() {
+        let gpu = Gpu::new();
+        let board = Board::from_env().unwrap();
+        let before = board.used_bytes(0);
+        let mut whole: CuDevResource = CuDevResource::zeroed();
+        ok(cuDeviceGetDevResource(CuDevice(0), &raw mut whole, 1));
+        let (mut parts, mut rest, mut count) = ([whole; 2], whole, 2);
+        let result = parts.as_mut_ptr();
+        ok(cuDevSmResourceSplitByCount(result, &raw mut count, &raw const whole, &raw mut rest, 0, 33));
+        assert_eq!((count, parts[0].sm.sm_count, rest.sm.sm_count), (2, 40, whole.sm.sm_count - 80));
+
+        let (mut description, mut green, mut own) = (null_mut(), null_mut(), null_mut());
+        ok(cuDevResourceGenerateDesc(&raw mut description, result, 1));
+        ok(cuGreenCtxCreate(&raw mut green, description, CuDevice(0), 1));
+        let (mut context, mut of) = (null_mut(), null_mut());
+        ok(cuCtxFromGreenCtx(&raw mut context, green));
+        ok(cuCtxPushCurrent_v2(context));
+        ok(cuStreamCreate(&raw mut own, NON_BLOCKING));
+        ok(cuStreamGetGreenCtx(own, &raw mut of));
+        assert_eq!(of, green);
+        ok(launch(gpu.function("step__100us"), own));
+        ok(cuStreamSynchronize(own));
+        ok(cuCtxPopCurrent_v2(null_mut()));
+        ok(cuGreenCtxDestroy(green));
+
+        assert_eq!(board.used_bytes(0), before);
+        assert_eq!(cuGreenCtxDestroy(green), CuResult::INVALID_HANDLE);
     }
 }
