@@ -504,3 +504,32 @@ pub(crate) unsafe fn cuMipmappedArrayGetLevel(
         unsafe { border::put(level_array, std::ptr::without_provenance_mut(handle)) }
     })
 }
+
+/// Whether a number is a mipmap's handle.
+pub(crate) fn is_mipmap(handle: usize) -> bool {
+    with(|arrays| arrays.mipmaps.contains_key(&handle))
+}
+
+/// Asked of mipmaps whose memory is mapped later, and there are none.
+pub(crate) unsafe fn cuMipmappedArrayGetMemoryRequirements(
+    _memory_requirements: *mut CuArrayMemoryRequirements,
+    mipmap: CuMipmappedArray,
+    device: CuDevice,
+) -> CuResult {
+    border::answer(|| {
+        driver::the()?.gpu(device)?;
+        find_mipmap(mipmap)?;
+        Err(CuResult::INVALID_VALUE)
+    })
+}
+
+/// The same for sparse ones.
+pub(crate) unsafe fn cuMipmappedArrayGetSparseProperties(
+    _sparse_properties: *mut CuArraySparseProperties,
+    mipmap: CuMipmappedArray,
+) -> CuResult {
+    border::answer(|| {
+        find_mipmap(mipmap)?;
+        Err(CuResult::INVALID_VALUE)
+    })
+}

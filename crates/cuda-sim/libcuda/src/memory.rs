@@ -742,6 +742,62 @@ pub(crate) unsafe fn cuMemPrefetchAsync_v2(
     })
 }
 
+/// Every range of a batch, checked: where managed memory lies costs nothing here.
+unsafe fn batch(ptrs: *mut CuDevicePtr, sizes: *mut usize, count: usize, flags: u64) -> CuResult {
+    border::answer(|| {
+        context::current()?;
+        if count == 0 || flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        for index in 0..count {
+            // SAFETY: the caller's arrays have that many entries.
+            let ptr = unsafe { border::get(ptrs.wrapping_add(index)) }?;
+            // SAFETY: the caller's arrays have that many entries.
+            managed(ptr.0, unsafe { border::get(sizes.wrapping_add(index)) }?)?;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuMemPrefetchBatchAsync(
+    dptrs: *mut CuDevicePtr,
+    sizes: *mut usize,
+    count: usize,
+    _prefetch_locs: *mut CuMemLocation,
+    _prefetch_loc_idxs: *mut usize,
+    _count_prefetch_locs: usize,
+    flags: u64,
+    _stream: CuStream,
+) -> CuResult {
+    // SAFETY: the caller's arrays.
+    unsafe { batch(dptrs, sizes, count, flags) }
+}
+
+pub(crate) unsafe fn cuMemDiscardBatchAsync(
+    dptrs: *mut CuDevicePtr,
+    sizes: *mut usize,
+    count: usize,
+    flags: u64,
+    _stream: CuStream,
+) -> CuResult {
+    // SAFETY: the caller's arrays.
+    unsafe { batch(dptrs, sizes, count, flags) }
+}
+
+pub(crate) unsafe fn cuMemDiscardAndPrefetchBatchAsync(
+    dptrs: *mut CuDevicePtr,
+    sizes: *mut usize,
+    count: usize,
+    _prefetch_locs: *mut CuMemLocation,
+    _prefetch_loc_idxs: *mut usize,
+    _count_prefetch_locs: usize,
+    flags: u64,
+    _stream: CuStream,
+) -> CuResult {
+    // SAFETY: the caller's arrays.
+    unsafe { batch(dptrs, sizes, count, flags) }
+}
+
 unsafe fn range_attribute(
     data: *mut c_void,
     bytes: usize,

@@ -872,3 +872,34 @@ pub(crate) unsafe fn cuMulticastUnbind(
         bind(mc_handle, mc_offset, size)
     })
 }
+
+pub(crate) unsafe fn cuMulticastBindMem_v2(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+    mc_offset: usize,
+    mem_handle: CuMemAllocationHandle,
+    mem_offset: usize,
+    size: usize,
+    flags: u64,
+) -> CuResult {
+    if let Err(code) = driver::the().and_then(|driver| driver.gpu(device)) {
+        return code;
+    }
+    // SAFETY: takes no pointers.
+    unsafe { cuMulticastBindMem(mc_handle, mc_offset, mem_handle, mem_offset, size, flags) }
+}
+
+pub(crate) unsafe fn cuMulticastBindAddr_v2(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+    mc_offset: usize,
+    memptr: CuDevicePtr,
+    size: usize,
+    flags: u64,
+) -> CuResult {
+    if let Err(code) = driver::the().and_then(|driver| driver.gpu(device)) {
+        return code;
+    }
+    // SAFETY: takes no pointers that are read.
+    unsafe { cuMulticastBindAddr(mc_handle, mc_offset, memptr, size, flags) }
+}

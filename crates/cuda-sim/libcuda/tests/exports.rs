@@ -1,4 +1,12 @@
 //! What the library exports and what it hands out by name, beside the recorded lists.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "tests at a C border: a panic is the failure"
+)]
 
 mod common;
 

@@ -1,4 +1,12 @@
 //! Memory as a program sees it, beside what the board holds.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "tests at a C border: a panic is the failure"
+)]
 
 mod common;
 
@@ -493,5 +501,76 @@ fn a_mipmap_takes_all_its_levels() {
             call!(driver, cuMemcpyHtoA_v2(level, 0, null(), 0)),
             CuResult::SUCCESS
         );
+    });
+}
+
+#[test]
+fn a_texture_tells_what_it_was_made_of() {
+    alone("a_texture_tells_what_it_was_made_of", &[], |driver| {
+        driver.context(0);
+        let mut shape = CuArrayDescriptor::zeroed();
+        (shape.width, shape.height, shape.format, shape.num_channels) = (8, 8, 0x20, 1);
+        let mut array = null_mut();
+        ok!(driver, cuArrayCreate_v2(&raw mut array, &raw const shape));
+        let (mut resource, texture) = ([0_u64; 18], [0_u64; 13]);
+        resource[1] = array.addr() as u64;
+        let (mut made, mut told) = (0, [0_u64; 18]);
+        let from = (&raw const resource).cast();
+
+        ok!(
+            driver,
+            cuTexObjectCreate(&raw mut made, from, (&raw const texture).cast(), null())
+        );
+        ok!(
+            driver,
+            cuTexObjectGetResourceDesc((&raw mut told).cast(), made)
+        );
+
+        assert_eq!(told, resource);
+        ok!(driver, cuTexObjectDestroy(made));
+        assert_eq!(
+            call!(driver, cuTexObjectDestroy(made)),
+            CuResult::INVALID_VALUE
+        );
+        ok!(driver, cuArrayDestroy(array));
+        let gone = call!(
+            driver,
+            cuTexObjectCreate(&raw mut made, from, (&raw const texture).cast(), null())
+        );
+        assert_eq!(gone, CuResult::INVALID_VALUE);
+    });
+}
+
+#[test]
+fn host_memory_is_known_once_and_costs_no_device_memory() {
+    alone(
+        "host_memory_is_known_once_and_costs_no_device_memory",
+        &[],
+        |driver| {
+            driver.context(0);
+            let mut bytes = vec![0_u8; 8192];
+            let at = bytes.as_mut_ptr().cast();
+            ok!(driver, cuMemHostRegister_v2(at, 8192, 0));
+            let again = call!(driver, cuMemHostRegister_v2(at, 4096, 0));
+            assert_eq!(again, CuResult::HOST_MEMORY_ALREADY_REGISTERED);
+            let mut device = CuDevicePtr(0);
+            ok!(driver, cuMemHostGetDevicePointer_v2(&raw mut device, at, 0));
+            assert_eq!(device.0, at.addr() as u64);
+            ok!(driver, cuMemHostUnregister(at));
+            let gone = call!(driver, cuMemHostUnregister(at));
+            assert_eq!(gone, CuResult::HOST_MEMORY_NOT_REGISTERED);
+            assert_eq!(board().used_bytes(0), CONTEXT);
+        },
+    );
+}
+
+#[test]
+fn a_fault_on_demand_makes_one_call_fail() {
+    let faults = [("VGPU_SIM_FAULTS", "fail:cuMemAlloc_v2=2@2")];
+    alone("a_fault_on_demand_makes_one_call_fail", &faults, |driver| {
+        driver.context(0);
+        driver.alloc(1).unwrap();
+        assert_eq!(driver.alloc(1), Err(CuResult::OUT_OF_MEMORY));
+        driver.alloc(1).unwrap();
     });
 }

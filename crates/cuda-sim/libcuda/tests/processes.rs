@@ -1,4 +1,12 @@
 //! Several processes on a board: what they share, what is left when one is killed, and a fork.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "tests at a C border: a panic is the failure"
+)]
 
 mod common;
 
