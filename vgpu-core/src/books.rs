@@ -1,7 +1,7 @@
 //! What every rule begins with: how this process stands, which device a call is about, and a charge
 //! or a refusal with its record. Calls no hook and no driver function that changes anything.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_api::CuResult;
 use vgpu_abi::region::{Charge, Kind, Refusal};
@@ -239,14 +239,20 @@ impl Books {
         self.container
             .region
             .record_oom(call, device, refusal, unix_ns);
-        line!(
-            Warn,
-            "{call}: device {device}: {} asked, {} of {} used: {:?}",
-            refusal.asked,
-            refusal.used,
-            refusal.limit,
-            refusal.why
-        );
+        // A program that tries again and again fills no log: one line a second, the rest is in the
+        // region's counters.
+        let second = now.tv_sec.unsigned_abs();
+        // Relaxed: guards no other memory.
+        if LAST_SAID.swap(second, Ordering::Relaxed) != second {
+            line!(
+                Warn,
+                "{call}: device {device}: {} asked, {} of {} used: {:?}",
+                refusal.asked,
+                refusal.used,
+                refusal.limit,
+                refusal.why
+            );
+        }
         CuResult::OUT_OF_MEMORY
     }
 
@@ -260,6 +266,9 @@ impl Books {
         }
     }
 }
+
+/// The second (since 1970) in which a refusal was last logged.
+static LAST_SAID: AtomicU64 = AtomicU64::new(0);
 
 const SMALL_STEP: u64 = 512;
 /// The driver's granularity from 1 MiB on, and of everything that is mapped.
