@@ -41,7 +41,11 @@ pub struct ExecConfig {
 struct Area {
     magic: AtomicU64,
     version: AtomicU32,
-    reserved: [u32; 13],
+    reserved0: u32,
+    /// Nanoseconds since 1970 when the board's clock stood at zero: fixed, so that a time that is told
+    /// twice is the same.
+    unix_at_zero_ns: u64,
+    reserved: [u32; 10],
     clock: ClockWords,
     boot_id: [u8; 40],
     next_reap_ns: AtomicU64,
@@ -154,9 +158,11 @@ impl Exec {
         process::init_robust(&mut area.lock)?;
         let clock = Clock::new(&area.clock);
         clock.init(config.clock);
+        let unix_at_zero_ns = wall_ns().saturating_sub(clock.now());
         let script = Script::parse(&config.script).map_err(invalid)?;
         area.state
             .start(clock.now(), script.slice_ns, script.sample_ns);
+        area.unix_at_zero_ns = unix_at_zero_ns;
         area.version.store(VERSION, Ordering::SeqCst);
         area.magic.store(MAGIC, Ordering::Release);
         Ok(())
@@ -616,14 +622,13 @@ impl Exec {
 
     /// A moment of the board's clock as microseconds since 1970, as NVML states times.
     pub fn unix_us(&self, board_ns: u64) -> u64 {
-        let ago = self.clock().now().saturating_sub(board_ns);
-        wall_ns().saturating_sub(ago) / 1_000
+        (self.area().unix_at_zero_ns + board_ns) / 1_000
     }
 
-    /// The other way round: microseconds since 1970 as a moment of the board's clock.
+    /// The other way round: the last moment of the board's clock that is told as this microsecond.
     pub fn board_ns(&self, unix_us: u64) -> u64 {
-        let ago = wall_ns().saturating_sub(unix_us.saturating_mul(1_000));
-        self.clock().now().saturating_sub(ago)
+        let last_ns = unix_us.saturating_mul(1_000).saturating_add(999);
+        last_ns.saturating_sub(self.area().unix_at_zero_ns)
     }
 }
 
@@ -755,6 +760,27 @@ mod tests {
         });
 
         assert_eq!(exec.truth(0), []);
+    }
+
+    #[test]
+    fn a_time_that_is_told_is_not_told_again() {
+        let (_directory, exec) = board(ClockKind::Virtual);
+        let process = exec.join().unwrap();
+        let channel = exec.open_channel(process, 0).unwrap();
+        exec.submit(channel, Work::Kernel { ns: 50_000_000 })
+            .unwrap();
+        exec.clock().advance(1_000_000_000);
+        let samples = exec.process_utilization(0, 0);
+        assert_eq!(samples.len(), 1);
+
+        let told_us = exec.unix_us(samples[0].time_ns);
+
+        assert_eq!(exec.process_utilization(0, exec.board_ns(told_us)), []);
+        assert_eq!(
+            exec.process_utilization(0, exec.board_ns(told_us - 1))
+                .len(),
+            1
+        );
     }
 
     #[test]

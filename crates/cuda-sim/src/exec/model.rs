@@ -332,7 +332,8 @@ pub(super) struct State {
     processes_used: u64,
     events_used: u64,
     event_hint: u64,
-    reserved: [u64; 9],
+    started_ns: u64,
+    reserved: [u64; 8],
     /// Which channels have work: derived from heads and tails.
     busy: [u64; MAX_CHANNELS / 64],
     devices: [Device; MAX_DEVICES],
@@ -346,6 +347,7 @@ impl State {
     /// Begins the board's life at `now_ns`.
     pub(super) fn start(&mut self, now_ns: u64, slice_ns: u64, sample_ns: u64) {
         self.time_ns = now_ns;
+        self.started_ns = now_ns;
         self.slice_ns = slice_ns.max(1);
         self.sample_ns = sample_ns.max(1);
         self.next_sample_ns = self.sample_after(now_ns);
@@ -1123,7 +1125,8 @@ impl State {
     // --- utilisation -----------------------------------------------------------------------
 
     fn sample_after(&self, time_ns: u64) -> u64 {
-        (time_ns / self.sample_ns + 1) * self.sample_ns
+        let periods = (time_ns - self.started_ns) / self.sample_ns;
+        self.started_ns + (periods + 1) * self.sample_ns
     }
 
     fn nothing_sampled(&self) -> bool {
