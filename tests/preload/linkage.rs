@@ -1,14 +1,10 @@
 //! Every way in which programs find the driver ends at our hooks. What a preload cannot catch is
 //! here too, with what catches it.
 
-use std::ffi::OsStr;
-use std::path::PathBuf;
-use std::process::Command;
-
-use crate::support::{MIB, Program, World, built, skip};
+use crate::support::{MIB, Program, World};
 
 /// What a program prints whose limit leaves room for 100 MiB beside its context.
-const LIMITED: &str = "\
+pub(crate) const LIMITED: &str = "\
 ready 0
 total 116
 first 0
@@ -20,7 +16,7 @@ freed 0
 ";
 
 /// What it prints where nothing of ours reaches it.
-const UNLIMITED: &str = "\
+pub(crate) const UNLIMITED: &str = "\
 ready 0
 total 1024
 first 0
@@ -32,11 +28,11 @@ freed 0
 ";
 
 #[track_caller]
-fn is_limited(program: &Program<'_>) {
+pub(crate) fn is_limited(program: &Program<'_>) {
     assert_eq!(program.prints(), LIMITED);
 }
 
-fn world() -> World {
+pub(crate) fn world() -> World {
     World::with_room(100 * MIB)
 }
 
@@ -195,35 +191,14 @@ fn a_program_without_a_gpu_does_not_notice_us() {
     assert_eq!((with.code, with.stdout.as_str()), (Some(3), "errno 7\n"));
 }
 
-/// The library under the driver's own name, depending on the real one: what an administrator puts in
-/// front of it in the library path. Below it everything else resolves in the real driver.
-fn overlay(world: &World) -> Option<PathBuf> {
-    let folder = world.path("overlay");
-    std::fs::create_dir(&folder).unwrap();
-    let file = folder.join("libcuda.so.1");
-    std::fs::copy(built("libvgpu.so"), &file).unwrap();
-    // Two runs: in one, patchelf 0.14 writes the needed name over the soname.
-    let real = world.path("sim/libcuda.so.1");
-    for change in [
-        ["--set-soname".as_ref(), OsStr::new("libcuda.so.1")],
-        ["--add-needed".as_ref(), real.as_os_str()],
-    ] {
-        let done = Command::new("patchelf").args(change).arg(&file).status();
-        if !done.ok()?.success() {
-            return None;
-        }
-    }
-    Some(folder)
-}
-
 /// A static program before a small driver of its kind, under a limit of 116 MiB by a peer's variable.
-fn static_program(world: &World) -> Program<'_> {
+pub(crate) fn static_program<'a>(world: &'a World, name: &str) -> Program<'a> {
     let small = world.library("small_driver", false);
     for name in ["sim/libcuda.so", "sim/libcuda.so.1"] {
         std::fs::remove_file(world.path(name)).unwrap();
         std::fs::copy(&small, world.path(name)).unwrap();
     }
-    let program = world.program("static_program").statically();
+    let program = world.program(name).statically();
     program
         .env("CUDA_DEVICE_MEMORY_LIMIT", "116m")
         .env("CUDA_DEVICE_MEMORY_SHARED_CACHE", world.path("shared"))
@@ -232,44 +207,8 @@ fn static_program(world: &World) -> Program<'_> {
 
 #[test]
 fn a_static_program_is_out_of_a_preloads_reach() {
-    assert_eq!(static_program(&world()).prints(), UNLIMITED);
-}
-
-#[test]
-fn a_static_program_is_caught_by_the_overlay() {
-    let world = world();
-    let program = static_program(&world);
-    let Some(folder) = overlay(&world) else {
-        return skip(
-            "a_static_program_is_caught_by_the_overlay",
-            "patchelf is not installed",
-        );
-    };
-    let printed = program.native().env("LD_LIBRARY_PATH", folder).prints();
-    assert!(
-        printed.contains("total 116\nfirst 0\n") && printed.contains("second 2\n"),
-        "{printed}"
+    assert_eq!(
+        static_program(&world(), "static_program").prints(),
+        UNLIMITED
     );
-}
-
-#[test]
-fn the_overlay_catches_every_other_style_too() {
-    let world = world();
-    let Some(folder) = overlay(&world) else {
-        return skip(
-            "the_overlay_catches_every_other_style_too",
-            "patchelf is not installed",
-        );
-    };
-    let plugin = world.library("plugin", true);
-    for program in [
-        world.program("direct").linked(),
-        world.program("dlopen_dlsym"),
-        world.program("deepbind"),
-        world.program("getprocaddress"),
-        world.program("plugin_host").arg(plugin).arg("deepbind"),
-        world.program("dlmopen"),
-    ] {
-        is_limited(&program.native().env("LD_LIBRARY_PATH", &folder));
-    }
 }

@@ -17,3 +17,4 @@ mod guest;
 mod kills;
 mod linkage;
 mod memory;
+mod overlay;
