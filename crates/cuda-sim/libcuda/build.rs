@@ -52,6 +52,8 @@ fn main() {
     println!("cargo:rerun-if-changed=src");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
+    // A thread of ours and a fork handler may run at any time: the code stays where it is.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 
     let written = written_functions();
     let out = env::var("OUT_DIR").expect("cargo sets it");

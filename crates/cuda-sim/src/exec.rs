@@ -1,5 +1,5 @@
 //! The board's work, shared: one file that every process maps, a lock that survives its holder, and
-//! the waits. What happens in it is [`model`]'s; this file never decides who runs.
+//! the waits. What happens in it is `model`'s; this file never decides who runs.
 //!
 //! Nothing drives the GPUs: whoever looks first plays what has happened since somebody looked last.
 //! The lock is a robust one: when its holder is killed, the next one repairs what is derived and goes

@@ -67,7 +67,8 @@ struct Contexts {
 static CONTEXTS: Mutex<Option<Contexts>> = Mutex::new(None);
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-const DEPTH: usize = 64;
+/// Contexts that a thread can have pushed; a real driver has no such end.
+const DEPTH: usize = 256;
 
 /// What is current in a thread. Nothing to destroy: a thread's exit may still ask for it.
 struct Stack {
