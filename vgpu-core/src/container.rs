@@ -353,7 +353,7 @@ impl Process {
 
     #[cold]
     fn refresh_limits(&self, container: &Container) {
-        let Some(_held) = self.limits_lock.hold() else {
+        let Some(_held) = self.limits_lock.hold_briefly() else {
             return;
         };
         let generation = container.limits_generation();

@@ -6,8 +6,12 @@ use core::sync::atomic::{AtomicU32, Ordering};
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 
-/// No wait for anybody is longer.
-const LONGEST_WAIT_MS: i64 = 100;
+/// Another thread of this process, which is about to let go as soon as it runs: giving up on it would
+/// lose what the books were to be told. Ends all the same, should the thread be gone.
+const LONGEST_WAIT_MS: i64 = 10_000;
+
+/// Where nothing is lost by not waiting.
+const BRIEF_WAIT_MS: i64 = 100;
 
 /// For sections of some tens of nanoseconds: whoever waits spins, yields, then sleeps in short steps,
 /// so that letting it go costs one store and wakes nobody. Lives in memory that a forked child sees
@@ -24,13 +28,22 @@ impl Lock {
         Self(AtomicU32::new(FREE))
     }
 
-    /// Waits up to 100 ms; `None` when that was not enough.
+    /// Waits up to ten seconds; `None` when that was not enough.
     #[inline]
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
         if self.take() {
             Some(Held(self))
         } else {
-            self.wait()
+            self.wait(LONGEST_WAIT_MS)
+        }
+    }
+
+    /// Waits up to 100 ms; `None` when that was not enough.
+    pub(crate) fn hold_briefly(&self) -> Option<Held<'_>> {
+        if self.take() {
+            Some(Held(self))
+        } else {
+            self.wait(BRIEF_WAIT_MS)
         }
     }
 
@@ -43,7 +56,7 @@ impl Lock {
     }
 
     #[cold]
-    fn wait(&self) -> Option<Held<'_>> {
+    fn wait(&self, longest_ms: i64) -> Option<Held<'_>> {
         let mut looks = 0u32;
         let mut deadline = None;
         loop {
@@ -57,7 +70,7 @@ impl Lock {
                 continue;
             }
             let now = milliseconds();
-            if now >= *deadline.get_or_insert(now + LONGEST_WAIT_MS) {
+            if now >= *deadline.get_or_insert(now + longest_ms) {
                 return None;
             }
             pause(looks);
@@ -220,7 +233,7 @@ mod tests {
         let lock = Lock::new();
         let _held = lock.hold();
 
-        assert!(lock.hold().is_none());
+        assert!(lock.hold_briefly().is_none());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::container::Device;
 use crate::graphs;
 use crate::guest::Verdict;
 use crate::ledger::Pool;
+use crate::lock::Held;
 use crate::map::{Entry, Space};
 use crate::memory::what;
 use crate::query;
@@ -298,9 +299,12 @@ pub(crate) fn given_back(books: &Books, entry: &Entry) {
 
 /// What the pool holds now is what it is charged.
 pub(crate) fn settle(books: &Books, pool: &Pool) {
-    let Some(_held) = pool.lock.hold() else {
-        return;
-    };
+    if let Some(held) = pool.lock.hold() {
+        settle_held(books, pool, &held);
+    }
+}
+
+fn settle_held(books: &Books, pool: &Pool, _held: &Held<'_>) {
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);
     // Relaxed: under the lock, as all below.
@@ -347,7 +351,12 @@ pub(crate) fn after_sync(_result: CuResult) {
         // Acquire: as in `find`. Relaxed: an estimate.
         match pool.handle.load(Ordering::Acquire) {
             0 | DEAD => {}
-            _ if pool.charged.load(Ordering::Relaxed) > 0 => settle(&books, pool),
+            _ if pool.charged.load(Ordering::Relaxed) > 0 => {
+                // Whoever holds it settles it just now.
+                if let Some(held) = pool.lock.hold_briefly() {
+                    settle_held(&books, pool, &held);
+                }
+            }
             _ => {}
         }
     }
