@@ -274,6 +274,7 @@ mod tests {
             created_unix: 0,
             runner_pid: 0,
             runner_alive: None,
+            outer_limits: None,
             limits_generation: 1,
             priority: 0,
             devices: Vec::new(),

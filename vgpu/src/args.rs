@@ -237,7 +237,8 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "FILE", value_parser = values::path)]
     pub(crate) board: Option<PathBuf>,
 
-    /// Clock of the board [default: real]
+    /// Clock of the board: with the virtual one, time passes when a program waits for it [default:
+    /// real]
     #[arg(long, value_name = "CLOCK")]
     pub(crate) clock: Option<Clock>,
 
@@ -252,8 +253,6 @@ pub(crate) struct SimArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Clock {
-    /// Kernels take real time
     Real,
-    /// Time passes when the program waits for it
     Virtual,
 }

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
     let signals = child::Signals::hold()?;
     child::adopt_orphans();
     let container = Container::make(&user, args, &shares, outer.as_ref())?;
-    warn_of_overbooking(args, &container, &shares);
+    warn_of_overbooking(args, &shares);
     let mut variables = vec![
         (
             "LD_PRELOAD",
@@ -251,20 +251,14 @@ fn fill(instance: &Instance, shares: &[Share]) -> anyhow::Result<()> {
 
 /// Limits that add up to more than the GPU are allowed, and each of them holds; but the last to ask
 /// may find the GPU full. That is worth a word.
-fn warn_of_overbooking(args: &RunArgs, container: &Container, shares: &[Share]) {
+fn warn_of_overbooking(args: &RunArgs, shares: &[Share]) {
     use std::io::Write;
     let Ok(views) = board::read(args.board.board.as_deref()) else {
         return;
     };
     for share in shares {
-        let others = views
-            .containers
-            .iter()
-            .filter(|view| view.path != container.instance.path())
-            .flat_map(|view| &view.devices)
-            .filter(|device| device.uuid == share.uuid)
-            .fold(0_u64, |sum, device| sum.saturating_add(device.limit_bytes));
-        let sum = others.saturating_add(share.bytes);
+        // Ours is among them, unless it is a part of another one's.
+        let sum = views.limits_bytes(&share.uuid);
         if sum > share.physical_bytes {
             writeln!(
                 std::io::stderr(),

@@ -330,6 +330,7 @@ fn the_json_of_top_is_a_promise() {
               "limits_generation": 1,
               "name": "train",
               "namespace": "",
+              "nested": false,
               "ooms": 1,
               "owner_uid": "…",
               "path": "…",

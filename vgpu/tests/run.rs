@@ -499,6 +499,10 @@ fn limits_that_add_up_to_more_than_the_gpu_are_worth_a_word() {
         "{}",
         second.err
     );
+    // What is started inside another one has its part of that one's.
+    let script = format!("{VGPU} run --gpumem 0=3Gi -- true");
+    let nested = machine.run(&["run", "--gpumem", "0=3Gi", "--", "sh", "-c", &script]);
+    assert_eq!((nested.code, nested.err.as_str()), (Some(0), ""));
     first.stop();
 }
 

@@ -38,6 +38,9 @@ pub struct ContainerView {
     pub runner_pid: u32,
     /// Whether that process lives; nothing where the node agent supervises.
     pub runner_alive: Option<bool>,
+    /// Limits file of the container in which it was started: what it has is part of what that one
+    /// has, and counts once.
+    pub outer_limits: Option<PathBuf>,
     /// Generation of the limits.
     pub limits_generation: u64,
     /// Priority, 0 is the highest.
@@ -170,6 +173,20 @@ pub struct Views {
     pub unreadable: Vec<PathBuf>,
 }
 
+impl Views {
+    /// What all containers together may have of a GPU, bytes. One that was started inside another
+    /// has its part of that one's.
+    #[must_use]
+    pub fn limits_bytes(&self, uuid: &str) -> u64 {
+        self.containers
+            .iter()
+            .filter(|container| container.outer_limits.is_none())
+            .flat_map(|container| &container.devices)
+            .filter(|device| device.uuid == uuid)
+            .fold(0, |sum, device| sum.saturating_add(device.limit_bytes))
+    }
+}
+
 /// Reads every container below a root.
 ///
 /// # Errors
@@ -260,6 +277,7 @@ fn compose(
         created_unix: labels.created_unix,
         runner_pid: labels.runner_pid,
         runner_alive,
+        outer_limits: labels.outer_limits,
         limits_generation: limits.generation,
         priority: limits.priority,
         devices: (0..limits.devices.len())
@@ -427,7 +445,7 @@ pub(crate) mod tests {
     }
 
     proptest::proptest! {
-        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(32))]
         #[test]
         fn no_bytes_in_any_file_make_the_reader_panic(
             spots in proptest::collection::vec((0_usize..2_777_088, proptest::num::u8::ANY), 1..200),

@@ -41,6 +41,7 @@ struct Container {
     container: String,
     pod_uid: String,
     state: &'static str,
+    nested: bool,
     command: Vec<String>,
     created_unix: u64,
     runner_pid: Option<u32>,
@@ -101,12 +102,6 @@ struct Broken {
 }
 
 pub(super) fn document(picture: &Picture) -> Document {
-    let limits_on = |uuid: &str| {
-        let devices = picture.views.containers.iter().flat_map(|c| &c.devices);
-        devices
-            .filter(|device| device.uuid == uuid)
-            .fold(0_u64, |sum, device| sum.saturating_add(device.limit_bytes))
-    };
     Document {
         version: 1,
         time_unix: picture.time_unix,
@@ -121,7 +116,7 @@ pub(super) fn document(picture: &Picture) -> Document {
                 memory_bytes: gpu.memory_bytes,
                 used_bytes: gpu.used_bytes,
                 utilization_percent: gpu.utilization_percent,
-                limits_bytes: limits_on(&gpu.uuid),
+                limits_bytes: picture.views.limits_bytes(&gpu.uuid),
             })
             .collect(),
         gpu_error: picture.gpu_error.clone(),
@@ -159,6 +154,7 @@ fn container(picture: &Picture, view: &ContainerView) -> Container {
         container: view.container.clone(),
         pod_uid: view.pod_uid.clone(),
         state: super::state(view),
+        nested: view.outer_limits.is_some(),
         command: view.command.clone(),
         created_unix: view.created_unix,
         runner_pid: (view.runner_alive == Some(true)).then_some(view.runner_pid),

@@ -47,13 +47,7 @@ fn draw_gpus(picture: &Picture, paint: Paint, out: &mut String) {
         paint,
     ));
     for gpu in &picture.inventory.gpus {
-        let limits = picture
-            .views
-            .containers
-            .iter()
-            .flat_map(|container| &container.devices)
-            .filter(|device| device.uuid == gpu.uuid)
-            .fold(0_u64, |sum, device| sum.saturating_add(device.limit_bytes));
+        let limits = picture.views.limits_bytes(&gpu.uuid);
         let limits_text = Size(limits).to_string();
         table.row(vec![
             gpu.index.to_string(),
