@@ -202,9 +202,10 @@ impl Exec {
     /// Takes the lock and plays everything up to now.
     fn now(&self) -> Guard<'_> {
         let mut guard = self.lock();
-        self.reap_sometimes(&mut guard);
         // Read under the lock, so that nobody plays a time that another has gone past.
-        guard.advance(self.clock().now());
+        let now_ns = self.clock().now();
+        self.reap_sometimes(&mut guard, now_ns);
+        guard.advance(now_ns);
         guard
     }
 
@@ -220,8 +221,11 @@ impl Exec {
     }
 
     /// Looks whether those who have work are alive, at most every 10 ms of real time.
-    fn reap_sometimes(&self, state: &mut State) {
-        let now_ns = monotonic_ns();
+    fn reap_sometimes(&self, state: &mut State, board_ns: u64) {
+        let now_ns = match self.clock().kind() {
+            ClockKind::Real => board_ns,
+            ClockKind::Virtual | ClockKind::Jump => monotonic_ns(),
+        };
         let next = &self.area().next_reap_ns;
         // Relaxed: only read and written under the lock.
         if now_ns >= next.load(Ordering::Relaxed) {

@@ -11,13 +11,15 @@
 )]
 
 use std::ffi::c_void;
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda as _;
 use cuda_api::driver::*;
-use cuda_sim::Board;
+use cuda_sim::clock::ClockKind;
+use cuda_sim::{Board, Config};
 
 macro_rules! declare {
     ($(fn $name:ident($($arg:ident: $ty:ty),*);)*) => {
@@ -78,6 +80,7 @@ const PTX: &str = "
 .visible .global .align 4 .b8 table[256];
 .visible .entry step__100us(.param .u64 p0, .param .u32 p1) { ret; }
 .visible .entry step__300us() { ret; }
+.visible .entry step__1ms() { ret; }
 .visible .entry wait_flag(.param .u64 p0) { ret; }
 .visible .entry meet() { ret; }
 .visible .entry sleep(.param .u64 p0) { ret; }
@@ -769,4 +772,77 @@ test! {
         assert_eq!(board.used_bytes(0), before);
         assert_eq!(cuGreenCtxDestroy(green), CuResult::INVALID_HANDLE);
     }
+}
+
+// --- several processes ------------------------------------------------------------------------
+
+const MS: u64 = 1_000_000;
+
+/// What a child of the next test does: queues 20 kernels of 1 ms, says so, and waits for them.
+fn queue_and_wait() {
+    unsafe {
+        let gpu = Gpu::new();
+        let own = stream(NON_BLOCKING);
+        for _ in 0..20 {
+            ok(launch(gpu.function("step__1ms"), own));
+        }
+        println!("queued");
+        ok(cuStreamSynchronize(own));
+    }
+}
+
+#[test]
+fn two_processes_share_a_gpu_by_time_slices() {
+    const NAME: &str = "two_processes_share_a_gpu_by_time_slices";
+    if std::env::var_os("VGPU_SIM_TEST_ALONE").is_some() {
+        queue_and_wait();
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("board");
+    let config = Config {
+        clock: ClockKind::Virtual,
+        ..Config::default()
+    };
+    let board = Board::create(&path, &config).unwrap();
+    let exec = board.exec().unwrap();
+    let mut children: Vec<_> = (0..2)
+        .map(|_| {
+            Command::new(std::env::current_exe().unwrap())
+                .args([NAME, "--exact", "--nocapture"])
+                .env("VGPU_SIM_TEST_ALONE", NAME)
+                .env("VGPU_SIM_BOARD", &path)
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    for child in &mut children {
+        let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+        assert!(
+            lines
+                .map(Result::unwrap)
+                .any(|line| line.ends_with("queued"))
+        );
+    }
+    let shares = || {
+        exec.truth(0)
+            .iter()
+            .map(|truth| truth.busy_ns / MS)
+            .collect::<Vec<_>>()
+    };
+
+    exec.clock().advance(12 * MS);
+    assert_eq!(shares(), [6, 6]);
+    // One of them is killed in the middle: the other one has the GPU to itself at once.
+    children[0].kill().unwrap();
+    children[0].wait().unwrap();
+    exec.reap();
+    exec.clock().advance(10 * MS);
+
+    let mut after = shares();
+    after.sort_unstable();
+    assert_eq!(after, [6, 16]);
+    exec.clock().advance(4 * MS);
+    assert!(children[1].wait().unwrap().success());
 }

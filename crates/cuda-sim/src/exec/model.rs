@@ -333,7 +333,9 @@ pub(super) struct State {
     events_used: u64,
     event_hint: u64,
     started_ns: u64,
-    reserved: [u64; 8],
+    /// Devices that ever had a channel: the others need no look.
+    devices_used: u64,
+    reserved: [u64; 7],
     /// Which channels have work: derived from heads and tails.
     busy: [u64; MAX_CHANNELS / 64],
     devices: [Device; MAX_DEVICES],
@@ -468,6 +470,9 @@ impl State {
 
     /// Opens a channel of a process on a device; `None` when there is no room.
     pub(super) fn open_channel(&mut self, process: u32, device: u32) -> Option<(u32, u32)> {
+        self.devices_used |= 1_u64
+            .checked_shl(device)
+            .filter(|_| device < MAX_DEVICES as u32)?;
         let index = (0..MAX_CHANNELS).find(|&i| self.channels[i].state == FREE)?;
         let generation = self.channels[index].generation.wrapping_add(1);
         self.channels[index] = Channel {
@@ -773,6 +778,10 @@ impl State {
 
     /// Plays everything that happens up to `now_ns`.
     pub(super) fn advance(&mut self, now_ns: u64) {
+        if self.next_busy(0).is_none() && self.nothing_sampled() {
+            self.pass_idle(now_ns);
+            return;
+        }
         loop {
             let turns = self.arrange();
             if self.time_ns >= now_ns {
@@ -791,6 +800,18 @@ impl State {
             if self.time_ns == self.next_sample_ns {
                 self.sample();
             }
+        }
+    }
+
+    /// Nothing is queued and nothing is to be written down: time only passes.
+    fn pass_idle(&mut self, now_ns: u64) {
+        if self.time_ns >= now_ns {
+            return;
+        }
+        self.take_turns(&Turns::default());
+        self.time_ns = now_ns;
+        if now_ns >= self.next_sample_ns {
+            self.next_sample_ns = self.sample_after(now_ns);
         }
     }
 
@@ -977,7 +998,7 @@ impl State {
     }
 
     fn take_turns(&mut self, turns: &Turns) {
-        for device in 0..MAX_DEVICES {
+        for device in bits(self.devices_used) {
             let current = self.devices[device].current;
             if !turns.any(device) {
                 if current != 0 {
@@ -1009,7 +1030,7 @@ impl State {
     }
 
     fn turns_taken(&self, mut turns: Turns) -> Turns {
-        for device in 0..MAX_DEVICES {
+        for device in bits(self.devices_used) {
             turns.current[device] = match self.devices[device].current {
                 0 => NOBODY,
                 process => process - 1,
@@ -1060,7 +1081,7 @@ impl State {
                 _ => {}
             }
         }
-        for device in 0..MAX_DEVICES {
+        for device in bits(self.devices_used) {
             if turns.contended(device) {
                 earlier(self.devices[device].slice_end_ns);
             }
@@ -1093,7 +1114,8 @@ impl State {
                 _ => {}
             }
         }
-        for (device, copies) in copies.iter().enumerate() {
+        for device in bits(self.devices_used) {
+            let copies = &copies[device];
             let runs = turns.current[device];
             if runs != NOBODY {
                 let usage = &mut self.processes[runs as usize].usage[device];
@@ -1130,16 +1152,17 @@ impl State {
     }
 
     fn nothing_sampled(&self) -> bool {
-        self.devices
-            .iter()
-            .all(|device| device.sampled_busy_ns == 0 && device.sampled_copy_ns == 0)
+        bits(self.devices_used).all(|device| {
+            let device = &self.devices[device];
+            device.sampled_busy_ns == 0 && device.sampled_copy_ns == 0
+        })
     }
 
     /// Writes down the period that ends here.
     fn sample(&mut self) {
         let (time_ns, period) = (self.time_ns, self.sample_ns);
         let percent = |ns: u64| (ns * 100 / period).min(100) as u16;
-        for device in 0..MAX_DEVICES {
+        for device in bits(self.devices_used) {
             if self.devices[device].sampled_busy_ns == 0
                 && self.devices[device].sampled_copy_ns == 0
             {
@@ -1220,12 +1243,25 @@ impl State {
     }
 }
 
+/// The places of a word's set bits, lowest first.
+fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        if word == 0 {
+            return None;
+        }
+        let bit = word.trailing_zeros() as usize;
+        word &= word - 1;
+        Some(bit)
+    })
+}
+
 /// Who has kernels to run, and whose turn it is.
 #[derive(Debug)]
 struct Turns {
     waiting: [[u64; MAX_PROCESSES / 64]; MAX_DEVICES],
     current: [u32; MAX_DEVICES],
     copying: bool,
+    running: bool,
 }
 
 impl Default for Turns {
@@ -1234,12 +1270,14 @@ impl Default for Turns {
             waiting: Default::default(),
             current: [NOBODY; MAX_DEVICES],
             copying: false,
+            running: false,
         }
     }
 }
 
 impl Turns {
     fn add(&mut self, device: usize, process: u32) {
+        self.running = true;
         self.waiting[device][process as usize / 64] |= 1 << (process % 64);
     }
 
@@ -1260,7 +1298,7 @@ impl Turns {
     }
 
     fn idle(&self) -> bool {
-        !self.copying && (0..MAX_DEVICES).all(|device| !self.any(device))
+        !self.copying && !self.running
     }
 
     /// The first process with work from `from` on, round robin.
