@@ -1,7 +1,10 @@
 //! What the library adds to a program's calls: every row is measured without it and with it in the same
 //! run, on the simulated driver. Prints the table of docs/performance.md; fails nobody by the clock.
 //!
-//!   cargo bench -p tests --bench calls
+//!   cargo xtask dist --library
+//!   VGPU_TEST_LIBRARY=target/dist/lib/vgpu/libvgpu.so cargo bench -p tests --bench calls
+//!
+//! Without the variable it measures cargo's own release build, which is a little slower.
 #![allow(clippy::print_stdout, reason = "its table is what it is for")]
 #![allow(
     clippy::unwrap_used,

@@ -392,8 +392,12 @@ impl Drop for Running {
     }
 }
 
-/// A product of the build, which lies beside the test program.
+/// A product of the build, which lies beside the test program. `VGPU_TEST_LIBRARY` names another
+/// libvgpu.so to try, such as the one that `cargo xtask dist` made.
 pub(crate) fn built(file: &str) -> PathBuf {
+    if let (Some(other), "libvgpu.so") = (std::env::var_os("VGPU_TEST_LIBRARY"), file) {
+        return other.into();
+    }
     let own = std::env::current_exe().expect("a program has a path");
     let file = own.parent().expect("it lies in a folder").join(file);
     assert!(file.exists(), "{} was not built", file.display());
