@@ -60,7 +60,11 @@ fn put_resource(out: *mut CuDevResource, kind: u32, multiprocessors: u32) -> Don
 fn find(green: CuGreenCtx) -> Done<Arc<Green>> {
     let found = GREENS.get(green.addr()).ok_or(CuResult::INVALID_HANDLE)?;
     // SeqCst: destroyed once, by whoever comes first.
-    if found.is_gone.load(Ordering::SeqCst) { Err(CuResult::INVALID_HANDLE) } else { Ok(found) }
+    if found.is_gone.load(Ordering::SeqCst) {
+        Err(CuResult::INVALID_HANDLE)
+    } else {
+        Ok(found)
+    }
 }
 
 /// The multiprocessors of a context: a green one's share, else all.
@@ -74,7 +78,11 @@ fn share_of(context: Ctx) -> u32 {
 
 fn sm_input(input: *const CuDevResource) -> Done<u32> {
     let input = read(input)?;
-    if input.kind == SM { Ok(input.sm.sm_count) } else { Err(CuResult::INVALID_RESOURCE_TYPE) }
+    if input.kind == SM {
+        Ok(input.sm.sm_count)
+    } else {
+        Err(CuResult::INVALID_RESOURCE_TYPE)
+    }
 }
 
 /// Splits into groups of the same size.
@@ -113,12 +121,17 @@ fn split(
     params: *mut CuDevSmResourceGroupParams,
 ) -> Done {
     let mut left = sm_input(input)?;
-    for (index, group) in read_all(params.cast_const(), groups as usize)?.into_iter().enumerate() {
+    for (index, group) in read_all(params.cast_const(), groups as usize)?
+        .into_iter()
+        .enumerate()
+    {
         let wanted = match group.sm_count {
             0 => left / ALIGNMENT * ALIGNMENT,
             count => count.next_multiple_of(ALIGNMENT),
         };
-        left = left.checked_sub(wanted).ok_or(CuResult::INVALID_RESOURCE_CONFIGURATION)?;
+        left = left
+            .checked_sub(wanted)
+            .ok_or(CuResult::INVALID_RESOURCE_CONFIGURATION)?;
         if !result.is_null() {
             // SAFETY: the caller's array has as much room as it says.
             write(unsafe { result.add(index) }, resource(wanted))?;
@@ -135,7 +148,9 @@ pub(crate) fn of_context(context: Ctx) -> usize {
         return 0;
     }
     let found = GREENS.select(|green| green.context.handle == context.handle);
-    found.first().map_or(0, |green| Arc::as_ptr(green).expose_provenance())
+    found
+        .first()
+        .map_or(0, |green| Arc::as_ptr(green).expose_provenance())
 }
 
 /// A context is gone: a green one whose context it was is none any more.
@@ -216,7 +231,10 @@ pub(crate) unsafe fn cuDevResourceGenerateDesc(
         if total == 0 || total > MULTIPROCESSORS as u32 {
             return Err(CuResult::INVALID_RESOURCE_CONFIGURATION);
         }
-        write(out, handle(DESCRIPTIONS.insert(Arc::new(Description(total)))))
+        write(
+            out,
+            handle(DESCRIPTIONS.insert(Arc::new(Description(total)))),
+        )
     })
 }
 
@@ -228,7 +246,9 @@ pub(crate) unsafe fn cuGreenCtxCreate(
 ) -> CuResult {
     const DEFAULT_STREAM: u32 = 1;
     answer(|| {
-        let Description(share) = *DESCRIPTIONS.get(desc.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+        let Description(share) = *DESCRIPTIONS
+            .get(desc.addr())
+            .ok_or(CuResult::INVALID_HANDLE)?;
         if flags != DEFAULT_STREAM || out.is_null() {
             return Err(CuResult::INVALID_VALUE);
         }

@@ -145,7 +145,9 @@ pub(crate) fn biggest_entry(bytes: &[u8]) -> usize {
         }
         let unpacked = u64_at(bytes, at + 56).unwrap_or(0).max(padded) as usize;
         biggest = biggest.max(unpacked);
-        at = at.saturating_add(header as usize).saturating_add(padded as usize);
+        at = at
+            .saturating_add(header as usize)
+            .saturating_add(padded as usize);
     }
     biggest
 }
@@ -233,7 +235,11 @@ impl Image {
         }
         // A file without kernels of its own has an empty one.
         let is_empty = u64_at(bytes, 8) == Some(0);
-        if any || is_empty { Ok(()) } else { Err(Unreadable::Image) }
+        if any || is_empty {
+            Ok(())
+        } else {
+            Err(Unreadable::Image)
+        }
     }
 
     fn add_ptx(&mut self, bytes: &[u8]) -> Result<(), Unreadable> {

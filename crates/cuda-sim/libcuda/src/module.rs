@@ -142,7 +142,10 @@ impl Module {
             memory::drop_variables(place.0);
         }
         if self.unread.is_some() {
-            runtime_code(self.context, |bytes| *bytes = bytes.saturating_sub(self.taken)).ok();
+            runtime_code(self.context, |bytes| {
+                *bytes = bytes.saturating_sub(self.taken)
+            })
+            .ok();
         } else if let Some(driver) = driver::get() {
             driver.give(self.context.gpu, self.taken, Taken::Overhead);
         }
@@ -157,7 +160,10 @@ static RUNTIME_CODE: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
 fn runtime_code(context: Ctx, change: impl FnOnce(&mut u64)) -> Done {
     let driver = driver::the()?;
     let mut all = lock(&RUNTIME_CODE);
-    let bytes = all.get_or_insert_with(HashMap::new).entry(context.handle).or_insert(0);
+    let bytes = all
+        .get_or_insert_with(HashMap::new)
+        .entry(context.handle)
+        .or_insert(0);
     let before = *bytes;
     change(bytes);
     let (old, new) = (before.next_multiple_of(PAGE), bytes.next_multiple_of(PAGE));
@@ -165,7 +171,9 @@ fn runtime_code(context: Ctx, change: impl FnOnce(&mut u64)) -> Done {
         driver.give(context.gpu, old - new, Taken::Overhead);
         return Ok(());
     }
-    driver.take(context.gpu, new - old, Taken::Overhead).inspect_err(|_| *bytes = before)
+    driver
+        .take(context.gpu, new - old, Taken::Overhead)
+        .inspect_err(|_| *bytes = before)
 }
 
 /// Loads a runtime's image, by its functions' names as the runtime knows them.
@@ -182,13 +190,19 @@ pub(crate) fn load_for_runtime(out: *mut CuModule, start: *const c_void) -> Done
     runtime_code(context, |bytes| *bytes += taken)?;
     let module = Arc::new(Module {
         context,
-        image: Arc::new(Image { opaque: true, ..Image::default() }),
+        image: Arc::new(Image {
+            opaque: true,
+            ..Image::default()
+        }),
         taken,
         functions: Mutex::new(BTreeMap::new()),
         variables: Mutex::new(BTreeMap::new()),
         library: 0,
         loaded: AtomicBool::new(true),
-        unread: Some(Unread { start: start.expose_provenance(), image: OnceLock::new() }),
+        unread: Some(Unread {
+            start: start.expose_provenance(),
+            image: OnceLock::new(),
+        }),
     });
     write(out, handle(MODULES.insert(module)))
 }
@@ -352,7 +366,10 @@ fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
             constant: false,
             managed: false,
         };
-        let declared = module.unread.as_ref().and_then(|unread| unread.variable(name));
+        let declared = module
+            .unread
+            .as_ref()
+            .and_then(|unread| unread.variable(name));
         let place = place(module.context, declared.unwrap_or(unknown))?;
         lock(&module.variables).insert(name.to_owned(), place);
         return Ok(place);

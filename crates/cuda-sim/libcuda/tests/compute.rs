@@ -6,6 +6,7 @@
     clippy::undocumented_unsafe_blocks,
     clippy::multiple_unsafe_ops_per_block,
     clippy::unwrap_used,
+    clippy::print_stdout,
     clippy::cast_possible_truncation,
     reason = "every line here is a C call with values made on the line above"
 )]
