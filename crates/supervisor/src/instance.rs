@@ -756,7 +756,7 @@ mod tests {
     fn one_owners_directories_are_bounded_and_the_rest_is_said_once() {
         let root = tempfile::tempdir().unwrap();
         for number in 0..DIRECTORIES_MOST + 50 {
-            std::fs::create_dir(root.path().join(format!("{number:05}"))).unwrap();
+            fs::create_dir(root.path().join(format!("{number:05}"))).unwrap();
         }
 
         let found = scan(root.path(), &mut |_| panic!("no instance is here")).unwrap();
