@@ -174,7 +174,7 @@ fn settle(books: &Books, device: usize) {
     let Some(memory) = books.ledger().graphs.get(device) else {
         return;
     };
-    let Some(_held) = memory.lock.hold_briefly() else {
+    let Some(_held) = memory.lock.hold() else {
         return;
     };
     // Relaxed: under the lock, as below.
