@@ -166,3 +166,42 @@ fn nothing_is_printed_and_nothing_is_written_without_a_log() {
         .prints();
     assert_eq!(world.log(), "");
 }
+
+#[test]
+fn each_visible_device_has_the_limit_of_its_own_card() {
+    let limits = [100 * MIB, 200 * MIB, 300 * MIB];
+    let world = World::with_limits(&limits);
+    let uuid = |gpu| world.board().uuid(gpu);
+    for (visible, expected) in [
+        ("0".to_owned(), 100),
+        ("2".to_owned(), 300),
+        ("1,0".to_owned(), 200),
+        (uuid(1), 200),
+        (uuid(2)[..12].to_owned(), 300),
+        (format!("{},{}", uuid(2), uuid(0)), 300),
+    ] {
+        let printed = world
+            .program("direct")
+            .linked()
+            .env("CUDA_VISIBLE_DEVICES", &visible)
+            .prints();
+        assert_eq!(
+            printed.lines().nth(1),
+            Some(format!("total {expected}").as_str()),
+            "{visible}"
+        );
+    }
+}
+
+#[test]
+fn a_device_without_a_limit_in_the_file_is_not_there_for_the_container() {
+    let world = World::with_limits(&[100 * MIB]);
+    let other = World::without_limits(2);
+    // The limits of one world's card, on a board that has other cards.
+    let printed = world
+        .program("direct")
+        .linked()
+        .env("VGPU_SIM_BOARD", other.path("board"))
+        .run();
+    assert!(!printed.stdout.contains("first 0"), "{printed:?}");
+}

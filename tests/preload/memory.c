@@ -1,5 +1,7 @@
 /* An interpreter of allocation calls: one line in, one line out, and between two lines the test compares
  * our books with what the simulated driver holds. "NAME result" is the answer to every line. */
+#include <fcntl.h>
+#include <unistd.h>
 #include "driver.h"
 
 typedef void *handle;
@@ -55,6 +57,9 @@ extern CUresult cuModuleUnload(handle);
 
 #define FIRST(a, b) ({ CUresult first_ = (a); first_ != 0 ? first_ : (b); })
 
+extern CUresult cuMemExportToShareableHandle(void *, unsigned long long, int, unsigned long long);
+extern CUresult cuMemImportFromShareableHandle(unsigned long long *, void *, int);
+
 static const struct driver driver = LINKED_DRIVER;
 static CUcontext primary, context;
 static CUdeviceptr plain, pitched, managed, ordered, pooled, mapped, imported, in_graph;
@@ -65,7 +70,7 @@ static const char image[] =
     ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
 static CUresult step(const char *name, size_t bytes, const char *text) {
-    const alloc_prop prop = {.type = 1, .where = {1, 0}};
+    const alloc_prop prop = {.type = 1, .handles = 1, .where = {1, 0}};
     const pool_props in_pool = {.type = 1, .where = {1, 0}};
     const access_desc access = {{1, 0}, 3};
     size_t number = bytes;
@@ -108,6 +113,12 @@ static CUresult step(const char *name, size_t bytes, const char *text) {
         for (int i = 0; i < 64; i++) sscanf(text + 2 * i, "%2hhx", (unsigned char *)&named.bytes[i]);
         return cuIpcOpenMemHandle_v2(&imported, named, 1);
     }
+    if (IS("accept")) { /* a descriptor of another process, by way of /proc: opening it makes it ours */
+        int file = open(text, O_RDWR);
+        CUresult result = file < 0 ? 998 : cuMemImportFromShareableHandle(&created, (void *)(size_t)file, 1);
+        close(file);
+        return result;
+    }
     if (IS("close")) return cuIpcCloseMemHandle(imported);
     if (IS("graph")) {
         node_params params = {.pool = in_pool, .access = &access, .count = 1, .bytes = bytes};
@@ -136,7 +147,11 @@ int main(void) {
         ipc_handle named;
         text[0] = 0;
         sscanf(line, "%31s %199s", name, text);
-        if (strcmp(name, "export") == 0) {
+        if (strcmp(name, "offer") == 0) {
+            int file = -1;
+            CUresult result = cuMemExportToShareableHandle(&file, created, 1, 0);
+            printf("offer %u /proc/%d/fd/%d\n", result, getpid(), file);
+        } else if (strcmp(name, "export") == 0) {
             printf("export %u ", cuIpcGetMemHandle(&named, plain));
             for (int i = 0; i < 64; i++) printf("%02hhx", (unsigned char)named.bytes[i]);
             printf("\n");

@@ -258,3 +258,32 @@ fn what_a_killed_process_held_is_free_for_the_next_call() {
     take_step(&mut next, "alloc 100");
     agree(&world, "the next one's call");
 }
+
+#[test]
+fn created_memory_that_went_to_another_process_outlives_the_one_that_made_it() {
+    let world = World::with_room(100 * MIB);
+    world.set_limit(0, 100 * MIB + 2 * CONTEXT);
+    let mut one = world.program("memory").linked().start();
+    let mut other = world.program("memory").linked().start();
+    for program in [&mut one, &mut other] {
+        take_step(program, "ready");
+    }
+    take_step(&mut one, "create 60");
+    let offered = one.step("offer");
+    let path = offered
+        .strip_prefix("offer 0 ")
+        .expect("it was exported")
+        .to_owned();
+    take_step(&mut other, &format!("accept {path}"));
+    agree(&world, "accept");
+    take_step(&mut other, "map 60");
+    take_step(&mut other, "release");
+    agree(&world, "map and release");
+
+    one.kill();
+    take_step(&mut other, "alloc 60!");
+    agree(&world, "the maker's death");
+    take_step(&mut other, "unmap 60");
+    take_step(&mut other, "alloc 60");
+    agree(&world, "unmap");
+}
