@@ -113,7 +113,7 @@ fn document(containers: &[ContainerView], inventory: &Inventory) -> Document {
 fn report(containers: &[ContainerView], inventory: &Inventory) -> String {
     let mut out = String::new();
     for container in containers {
-        let repeats = container.ooms.chunk_by(|one, next| is_repeat(one, next));
+        let repeats = container.ooms.chunk_by(is_repeat);
         for ooms in repeats {
             describe(container, ooms, inventory, &mut out);
         }

@@ -31,7 +31,6 @@ struct Picture {
 
 pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
     let named = args.board.board.as_deref();
-    board::clear_own(named);
     let gpus = NvmlGpus::open();
     let gpus: Result<&dyn Gpus, String> = match &gpus {
         Ok(gpus) => Ok(gpus),
@@ -60,6 +59,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
 }
 
 fn look(named: Option<&Path>, gpus: &Result<&dyn Gpus, String>) -> anyhow::Result<Picture> {
+    board::clear_own(named);
     let mut picture = Picture {
         time_unix: SystemTime::now()
             .duration_since(UNIX_EPOCH)

@@ -280,3 +280,39 @@ fn without_a_board_of_the_machine_each_user_finds_one() {
         theirs.err
     );
 }
+
+#[test]
+fn a_full_disk_starts_nothing_and_leaves_nothing() {
+    let machine = Machine::new();
+    let small = machine.path("small");
+    fs::create_dir(&small).unwrap();
+    // A mount that only this command sees, and that goes with it.
+    let script = format!(
+        "mount -t tmpfs -o size=300k,mode=1777 none {small} || exit 99
+         {VGPU} run --gpumem 1Gi --board {small} -- echo started; echo code $?
+         find {small} -type f",
+        small = small.display()
+    );
+    let ended = ended(
+        machine
+            .command("unshare")
+            .args(["--mount", "sh", "-c", &script]),
+    );
+    if matches!(ended.code, Some(1 | 99 | 127)) && ended.out.is_empty() {
+        println!("skipped: no mounts here: {}", ended.err);
+        return;
+    }
+
+    let lock = small.join(nix::unistd::geteuid().to_string()).join(".lock");
+    assert_eq!(
+        ended.out,
+        format!("code 1\n{}\n", lock.display()),
+        "{}",
+        ended.err
+    );
+    assert!(
+        ended.err.contains("no space left on the disk"),
+        "{}",
+        ended.err
+    );
+}
