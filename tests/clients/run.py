@@ -8,6 +8,7 @@ see the container's share, use and processes. Prints a line for each, and "N pas
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +28,8 @@ arguments.add_argument("only", nargs="*")
 ARGS = arguments.parse_args()
 VGPU = os.path.join(ARGS.bin, "vgpu")
 LIMIT = ARGS.limit * GIB
+# PyTorch loads its thousand modules at the start, and they count.
+LARGE = {"torch": 3}
 WITHOUT = dict(entry.split("=", 1) for entry in ARGS.without)
 PROGRAM = os.path.join(HERE, "program.py")
 
@@ -71,15 +74,20 @@ def booked(name):
     )
 
 
+def limit_of(client):
+    return LIMIT * LARGE.get(client, 1)
+
+
 class Contained:
     """A command under `vgpu run`, told what to do line by line."""
 
-    def __init__(self, name, command):
+    def __init__(self, name, limit, command):
         self.process = subprocess.Popen(
-            [VGPU, "run", "--name", name, "--gpumem", f"{LIMIT >> 20}Mi", "--", *command],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [VGPU, "run", "--name", name, "--gpumem", f"{limit >> 20}Mi", "--", *command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )
-        self.watchdog = threading.Timer(180, self.process.kill)
+        # All of it: a command outlives a killed `vgpu run`.
+        self.watchdog = threading.Timer(120, os.killpg, (self.process.pid, signal.SIGKILL))
         self.watchdog.start()
 
     def tell(self, words):
@@ -93,7 +101,7 @@ class Contained:
     def hear(self, what):
         answer = self.process.stdout.readline().strip()
         if not answer:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
             said = self.process.stderr.read()
             raise Wrong(f"ended at {what!r}: {said.strip()[-1500:]}")
         return answer
@@ -117,14 +125,15 @@ class Contained:
 
 def alone(client, command):
     name = f"{client}-alone"
-    with Contained(name, command) as program:
+    limit = limit_of(client)
+    with Contained(name, limit, command) as program:
         total = int(program.tell("total"))
-        expect("the limit as the card's size", total, total == LIMIT)
+        expect("the limit as the card's size", total, total == limit)
         count = int(program.tell(f"fill {PIECE}"))
         # A context and a module of a client's own stand beside the pieces; nothing else of size does.
-        expect("pieces up to the limit", count, LIMIT * 0.7 <= count * PIECE * GIB <= LIMIT)
+        expect("pieces up to the limit", count, limit * 0.6 <= count * PIECE * GIB <= limit)
         used = booked(name)
-        expect("books", used, count * PIECE * GIB <= used <= LIMIT)
+        expect("books", used, count * PIECE * GIB <= used <= limit)
         refusal = program.tell(f"take {PIECE}")
         expect("the refusal", refusal, refusal.startswith("refused"))
         record = subprocess.run([VGPU, "oom", name], capture_output=True, text=True, check=False).stdout
@@ -140,7 +149,7 @@ def alone(client, command):
 def together(client, command):
     name = f"{client}-pair"
     before = highest = top()["gpus"][0]["used_bytes"]
-    with Contained(name, [sys.executable, os.path.join(HERE, "pair.py"), str(PIECE), *command]) as pair:
+    with Contained(name, limit_of(client), [sys.executable, os.path.join(HERE, "pair.py"), str(PIECE), *command]) as pair:
         done = threading.Event()
 
         def watch():
@@ -158,14 +167,14 @@ def together(client, command):
             watcher.join()
         highest = max(highest, top()["gpus"][0]["used_bytes"])
         # What the driver holds, not what our books say.
-        expect("two together", f"{counts}, {highest - before} bytes on the card", sum(counts) > 0 and highest - before <= LIMIT)
+        expect("two together", f"{counts}, {highest - before} bytes on the card", sum(counts) > 0 and highest - before <= limit_of(client))
         pair.end()
     return f"two together {counts[0]} + {counts[1]}, at most {(highest - before) / GIB:.2f} GiB on the card"
 
 
 def watching(client):
     name = f"{client}-seen"
-    with Contained(name, [sys.executable, os.path.join(HERE, "beside.py"), client]) as both:
+    with Contained(name, LIMIT, [sys.executable, os.path.join(HERE, "beside.py"), client]) as both:
         seen = json.loads(both.hear("what it sees"))
         pid = int(both.hear("the holder's pid"))
         both.end()
