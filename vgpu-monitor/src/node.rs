@@ -242,3 +242,83 @@ impl prometheus_client::collector::Collector for Collector {
         exporter::encode(&self.node.look(&self.readiness), self.node.names, encoder)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exporter::{Container, Device};
+
+    fn found(created_unix: u64, launches: u64, busy_ns: u64) -> Found {
+        let devices = vec![Device::default()];
+        Found {
+            shown: Container {
+                devices,
+                ..Container::default()
+            },
+            path: PathBuf::from("/r/a"),
+            created_unix,
+            work: vec![(launches, busy_ns)],
+            ..Found::default()
+        }
+    }
+
+    /// Looks at one container at these seconds, and gives back how long ago each look says that a
+    /// launch was seen, and how busy the device was.
+    fn looks(looks: &[(u64, Found)]) -> Vec<(Option<u64>, Option<f64>)> {
+        let begun = Instant::now();
+        let mut memory = Memory::new();
+        let mut seen = Vec::new();
+        for (second, found) in looks {
+            let mut found = [found.clone()];
+            memory.compare(&mut found, begun + Duration::from_secs(*second));
+            let device = &found[0].shown.devices[0];
+            seen.push((
+                device.since_launch.map(|t| t.as_secs()),
+                device.utilization_percent,
+            ));
+        }
+        seen
+    }
+
+    #[test]
+    fn the_last_launch_is_as_old_as_the_look_that_saw_it() {
+        let seen = looks(&[
+            (0, found(1, 0, 0)),
+            (10, found(1, 5, 0)),
+            (25, found(1, 5, 0)),
+            // A process ended and took its launches with it: nothing was launched.
+            (40, found(1, 2, 0)),
+            (55, found(1, 3, 0)),
+            // Another container in the same place.
+            (70, found(2, 0, 0)),
+        ]);
+
+        let since: Vec<_> = seen.iter().map(|(since, _)| *since).collect();
+        assert_eq!(since, [None, Some(0), Some(15), Some(30), Some(0), None]);
+    }
+
+    #[test]
+    fn without_the_driver_a_device_is_as_busy_as_the_library_measured() {
+        let second = 1_000_000_000;
+        let seen = looks(&[
+            (0, found(1, 0, 4 * second)),
+            (10, found(1, 0, 9 * second)),
+            (20, found(1, 0, 9 * second)),
+            (30, found(1, 0, second)),
+            (40, found(1, 0, 0)),
+        ]);
+
+        let busy: Vec<_> = seen.iter().map(|(_, busy)| *busy).collect();
+        assert_eq!(busy, [None, Some(50.0), Some(0.0), Some(0.0), None]);
+    }
+
+    #[test]
+    fn who_is_gone_is_forgotten() {
+        let mut memory = Memory::new();
+        memory.compare(&mut [found(1, 1, 1)], Instant::now());
+        assert_eq!(memory.devices.len(), 1);
+
+        memory.compare(&mut [], Instant::now());
+        assert!(memory.devices.is_empty());
+    }
+}

@@ -344,11 +344,11 @@ mod tests {
     }
 
     fn census(views: Vec<ContainerView>, answer: Option<&Answer>, our_uid: u32) -> Census {
-        let mut census = Census::default();
-        census.found = views
-            .into_iter()
-            .filter_map(|v| found(v, answer, our_uid))
-            .collect();
+        let found = views.into_iter().filter_map(|v| found(v, answer, our_uid));
+        let mut census = Census {
+            found: found.collect(),
+            ..Census::default()
+        };
         census.settle_names();
         census
     }
