@@ -154,7 +154,12 @@ fn set_up_once() -> Standing {
                 line!(Error, "no slot: {error}");
             }
             process.refresh_limits(container);
-            READY
+            // Limits that could not be read are not "no limit".
+            // Relaxed: stored by this thread.
+            match process.limits_known.load(Ordering::Relaxed) {
+                0 => CLOSED,
+                _ => READY,
+            }
         }
         Ok(None) => TRANSPARENT,
         Err(()) => CLOSED,
@@ -369,8 +374,14 @@ impl Process {
                     self.unlisted_allowed.store(allowed, Ordering::Relaxed);
                     line!(Info, "limits of generation {} read", value.generation);
                 }
-                // What was read last stays in force.
-                Err(error) => line!(Error, "limits: {error}"),
+                Err(error) => {
+                    line!(Error, "limits: {error}");
+                    // Relaxed: only this thread, or threads after it, ask.
+                    if self.limits_known.load(Ordering::Relaxed) == 0 {
+                        return;
+                    }
+                    // What was read last stays in force.
+                }
             },
             LimitsFrom::Peers(peers) => {
                 for (word, &bytes) in self.memory_bytes.iter().zip(&peers.memory_bytes) {
