@@ -36,6 +36,8 @@ pub(crate) struct Capture {
     context: usize,
     invalidated: AtomicBool,
     graph: Arc<Graph>,
+    /// Where streams stood that were destroyed since: they have to be joined like the others.
+    left_behind: Mutex<Vec<usize>>,
 }
 
 impl Capture {
@@ -373,6 +375,7 @@ fn begin(stream: CuStream, mode: u32, graph: Option<(Arc<Graph>, Vec<usize>)>) -
         context: stream.context.handle,
         invalidated: AtomicBool::new(false),
         graph,
+        left_behind: Mutex::new(Vec::new()),
     });
     lock(&CAPTURES).push(Arc::clone(&capture));
     ACTIVE.fetch_add(1, Ordering::SeqCst);
@@ -409,6 +412,12 @@ fn all_joined(capture: &Arc<Capture>, origin: &Stream) -> bool {
         .map(|m| m.after.clone())
         .unwrap_or_default();
     let before = capture.graph.ancestors(&ends);
+    if !lock(&capture.left_behind)
+        .iter()
+        .all(|node| before.contains(node))
+    {
+        return false;
+    }
     stream::all().iter().all(|stream| {
         let membership = lock(&stream.capture);
         membership.as_ref().is_none_or(|membership| {
@@ -447,13 +456,16 @@ pub(crate) fn context_gone(context: Ctx) {
     }
 }
 
-/// A stream is gone: a capture that began in it can never end.
+/// A stream is gone: a capture that began in it can never end; one that drew it in goes on.
 pub(crate) fn stream_gone(stream: &Stream) {
-    if let Some(capture) = stream.capture() {
+    let Some(Membership { capture, after }) = lock(&stream.capture).take() else {
+        return;
+    };
+    if capture.origin == stream.id {
         capture.invalidate();
-        if capture.origin == stream.id {
-            finish(&capture);
-        }
+        finish(&capture);
+    } else {
+        lock(&capture.left_behind).extend(after);
     }
 }
 

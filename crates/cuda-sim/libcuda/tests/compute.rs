@@ -79,7 +79,7 @@ const PTX: &str = "
 .target sm_70
 .address_size 64
 .visible .global .align 4 .b8 table[256];
-.visible .entry step__100us(.param .u64 p0, .param .u32 p1) { ret; }
+.visible .entry step__100us(.param .u64 p0) { ret; }
 .visible .entry step__300us() { ret; }
 .visible .entry step__1ms() { ret; }
 .visible .entry wait_flag(.param .u64 p0) { ret; }
@@ -594,6 +594,28 @@ test! {
         assert_eq!(cuStreamWaitEvent(two, inner, 0), CuResult::STREAM_CAPTURE_MERGE);
         assert_eq!(end_capture(one).0, CuResult::STREAM_CAPTURE_INVALIDATED);
         assert_eq!(end_capture(two).0, CuResult::STREAM_CAPTURE_INVALIDATED);
+    }
+}
+
+test! {
+    fn a_joined_stream_may_be_destroyed_before_its_capture_ends() {
+        let gpu = Gpu::new();
+        let one = stream(NON_BLOCKING);
+        let fork = event();
+        for (join, answer) in [(true, CuResult::SUCCESS), (false, CuResult::STREAM_CAPTURE_UNJOINED)] {
+            let two = stream(NON_BLOCKING);
+            ok(cuStreamBeginCapture_v2(one, GLOBAL));
+            ok(cuEventRecord(fork, one));
+            ok(cuStreamWaitEvent(two, fork, 0));
+            ok(launch(gpu.function("step__300us"), two));
+            if join {
+                ok(cuEventRecord(fork, two));
+                ok(cuStreamWaitEvent(one, fork, 0));
+            }
+            ok(cuStreamDestroy_v2(two));
+
+            assert_eq!(end_capture(one).0, answer);
+        }
     }
 }
 
