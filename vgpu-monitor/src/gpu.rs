@@ -3,7 +3,8 @@
 //!
 //! Never asks twice at a time, and never keeps an answer for a later scrape.
 
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
@@ -27,6 +28,8 @@ pub struct Answer {
 pub struct Asker {
     questions: SyncSender<Sender<Option<Answer>>>,
     patience: Duration,
+    /// The last question was not answered in time: it has been said.
+    silent: AtomicBool,
 }
 
 impl Asker {
@@ -53,25 +56,36 @@ impl Asker {
         Ok(Self {
             questions,
             patience,
+            silent: AtomicBool::new(false),
         })
     }
 
     /// What the driver says; nothing where it is missing, fails, or does not answer in time.
     #[must_use]
     pub fn ask(&self) -> Option<Answer> {
+        let answer = self.question();
+        // Relaxed: the flag guards no other memory.
+        let was_silent = self.silent.swap(answer.is_err(), Ordering::Relaxed);
+        if answer.is_err() && !was_silent {
+            let patience = self.patience;
+            tracing::warn!(?patience, "the NVIDIA driver does not answer in time");
+        }
+        answer.ok().flatten()
+    }
+
+    fn question(&self) -> Result<Option<Answer>, RecvTimeoutError> {
         let (reply, answer) = channel();
         let begun = Instant::now();
         // The thread may still be on its way back to the door: that takes no time worth counting,
         // while a hanging driver is noticed without waiting for it again and again.
         while self.questions.try_send(reply.clone()).is_err() {
             if begun.elapsed() > Duration::from_millis(100).min(self.patience) {
-                tracing::warn!("the NVIDIA driver has not answered an earlier question yet");
-                return None;
+                return Err(RecvTimeoutError::Timeout);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(reply);
-        answer.recv_timeout(self.patience).ok().flatten()
+        answer.recv_timeout(self.patience)
     }
 }
 

@@ -83,6 +83,10 @@ impl Node {
             }
         }
         let mut census = census.unwrap_or_default();
+        let faults = answer.iter().flat_map(|answer| &answer.inventory.faults);
+        for fault in faults {
+            memory.log("a GPU does not answer", fault);
+        }
         memory.complain(&census, root_readable);
         memory.compare(&mut census.found, begun);
 
