@@ -7,9 +7,9 @@
 
 mod model;
 
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -130,6 +130,8 @@ impl Exec {
                 path.display()
             )));
         }
+        // Best effort: the creator's umask must not keep another user's programs off the board.
+        drop(file.set_permissions(Permissions::from_mode(0o666)));
         let map = MmapOptions::new().map_raw(&file)?;
         let mut exec = Self { map, script };
         if fresh || exec.area().magic.load(Ordering::Acquire) == 0 || exec.is_of_an_earlier_boot() {
