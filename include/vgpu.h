@@ -124,8 +124,12 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionHeader {
   uint32_t slots_high_water;
   // The same for the shared-object table.
   uint32_t shared_high_water;
+  // Who waits for the table's lock, and who had it last: as in a RegionDevice.
+  uint64_t shared_wanted_ns;
+  // See `shared_wanted_ns`.
+  uint64_t shared_last;
   // Room that keeps the next field on a line of its own.
-  uint64_t reserved_1[7];
+  uint64_t reserved_1[5];
   // One bit for each slot: set before its first charge, cleared after its last.
   uint64_t slots_in_use[VGPU_SLOT_WORDS];
   // Requests that were refused for want of room.
@@ -165,8 +169,13 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
   uint64_t module_bytes;
   // Size of the device, bytes; 0 where it is not known.
   uint64_t physical_bytes;
+  // When somebody last found the device's lock held, nanoseconds of the monotonic clock; 0 when
+  // he has it. Who had the lock last lets him go first.
+  uint64_t wanted_ns;
+  // Who had the device's lock last: slot and generation, packed.
+  uint64_t last;
   // Room for the rest of the line.
-  uint64_t reserved_1[4];
+  uint64_t reserved_1[2];
   // Compute credit of the container on this device, nanoseconds, two's complement.
   uint64_t credit_ns;
   // When credit was last refilled, nanoseconds of the monotonic clock.

@@ -16,3 +16,17 @@ pub(crate) fn seq_cst_point() {
     #[cfg(loom)]
     loom::sync::atomic::fence(Ordering::SeqCst);
 }
+
+/// What stands in a word that is about to be exchanged; a wrong answer costs a round.
+///
+/// loom remembers one last access to a word, and a plain look by the same thread would make it
+/// forget the reader that the exchange races with: orders that matter would not be tried. Under loom
+/// the look is a read-modify-write.
+#[inline(always)]
+pub(crate) fn before_exchange(word: &AtomicU64) -> u64 {
+    // Relaxed: the exchange is what counts.
+    #[cfg(not(loom))]
+    return word.load(Ordering::Relaxed);
+    #[cfg(loom)]
+    word.fetch_add(0, Ordering::Relaxed)
+}

@@ -5,7 +5,7 @@
 //!
 //! Never makes a system call, reads a clock or maps a file.
 
-use crate::atomic::{AtomicU32, AtomicU64, Ordering, seq_cst_point};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering, before_exchange, seq_cst_point};
 use crate::crash::crash_point;
 use crate::layout::{
     CHARGE_BYTES_MASK, CHARGE_COUNT_SHIFT, CHARGE_TAG_SHIFT, DeviceUse, SLOT_FREE, SLOT_JOINING,
@@ -108,8 +108,7 @@ fn change(
     tag: u64,
     next: impl Fn(u64) -> Result<u64, NotAdded>,
 ) -> Result<(), NotAdded> {
-    // Relaxed: the exchange below is what counts.
-    let mut old = word.load(Ordering::Relaxed);
+    let mut old = before_exchange(word);
     loop {
         if old & TAG_MASK != tag {
             return Err(NotAdded::Stale);
@@ -553,9 +552,15 @@ fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
 
 /// No bytes, another tag; the count stays, so that it only ever grows.
 fn empty(word: &AtomicU64, tag: u64) {
-    let next = |old: u64| Some(old & COUNT_MASK | tag & TAG_MASK);
-    // SeqCst: as every change of a charge word.
-    let _old = word.fetch_update(Ordering::SeqCst, Ordering::Relaxed, next);
+    let mut old = before_exchange(word);
+    loop {
+        let next = old & COUNT_MASK | tag & TAG_MASK;
+        // SeqCst: as every change of a charge word.
+        match word.compare_exchange(old, next, Ordering::SeqCst, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(seen) => old = seen,
+        }
+    }
 }
 
 /// Clears a slot if its owner is gone. `me` is never taken for gone.

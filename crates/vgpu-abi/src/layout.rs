@@ -101,8 +101,12 @@ pub struct RegionHeader {
     pub slots_high_water: AtomicU32,
     /// The same for the shared-object table.
     pub shared_high_water: AtomicU32,
+    /// Who waits for the table's lock, and who had it last: as in a [`RegionDevice`].
+    pub shared_wanted_ns: AtomicU64,
+    /// See `shared_wanted_ns`.
+    pub shared_last: AtomicU64,
     /// Room that keeps the next field on a line of its own.
-    pub reserved_1: [AtomicU64; 7],
+    pub reserved_1: [AtomicU64; 5],
     /// One bit for each slot: set before its first charge, cleared after its last.
     pub slots_in_use: [AtomicU64; SLOT_WORDS],
     /// Requests that were refused for want of room.
@@ -143,8 +147,13 @@ pub struct RegionDevice {
     pub module_bytes: AtomicU64,
     /// Size of the device, bytes; 0 where it is not known.
     pub physical_bytes: AtomicU64,
+    /// When somebody last found the device's lock held, nanoseconds of the monotonic clock; 0 when
+    /// he has it. Who had the lock last lets him go first.
+    pub wanted_ns: AtomicU64,
+    /// Who had the device's lock last: slot and generation, packed.
+    pub last: AtomicU64,
     /// Room for the rest of the line.
-    pub reserved_1: [AtomicU64; 4],
+    pub reserved_1: [AtomicU64; 2],
     /// Compute credit of the container on this device, nanoseconds, two's complement.
     pub credit_ns: AtomicU64,
     /// When credit was last refilled, nanoseconds of the monotonic clock.
@@ -429,11 +438,11 @@ macro_rules! assert_layout {
 assert_layout!(RegionHeader: size 4096, align 64, magic @ 0, version @ 8, header_bytes @ 12,
     region_bytes @ 16, device_count @ 24, device_capacity @ 28, slot_capacity @ 32,
     slot_bytes @ 36, shared_capacity @ 40, oom_capacity @ 44, created_unix_ns @ 48,
-    slots_high_water @ 128, shared_high_water @ 132, slots_in_use @ 192, refused @ 320,
+    slots_high_water @ 128, shared_high_water @ 132, shared_wanted_ns @ 136, shared_last @ 144, slots_in_use @ 192, refused @ 320,
     waits_ran_out @ 328, locks_retaken @ 336, rejoined @ 344, reaped @ 352, shared_full @ 360,
     ooms @ 368, slots_full @ 376, past_hook_calls @ 384, reserved_2 @ 512);
 assert_layout!(RegionDevice: size 256, align 64, uuid @ 0, shared @ 128, context_bytes @ 136,
-    module_bytes @ 144, physical_bytes @ 152, credit_ns @ 192, credit_at_ns @ 200, busy_ns @ 208);
+    module_bytes @ 144, physical_bytes @ 152, wanted_ns @ 160, last @ 168, credit_ns @ 192, credit_at_ns @ 200, busy_ns @ 208);
 assert_layout!(SlotHead: size 256, align 64, state @ 0, pid @ 4, generation @ 8, start_time @ 16,
     pid_namespace @ 24, start_stack @ 32, joined_unix_ns @ 40, name @ 48, hook_calls @ 64,
     image @ 192);

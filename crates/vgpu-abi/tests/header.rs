@@ -36,11 +36,11 @@ fn in_rust() -> BTreeMap<String, Layout> {
     layouts! {
         RegionHeader { magic, version, header_bytes, region_bytes, device_count, device_capacity,
             slot_capacity, slot_bytes, shared_capacity, oom_capacity, created_unix_ns, reserved_0,
-            slots_high_water, shared_high_water, reserved_1, slots_in_use, refused, waits_ran_out,
+            slots_high_water, shared_high_water, shared_wanted_ns, shared_last, reserved_1, slots_in_use, refused, waits_ran_out,
             locks_retaken, rejoined, reaped, shared_full, ooms, slots_full, past_hook_calls,
             reserved_2 }
-        RegionDevice { uuid, reserved_0, shared, context_bytes, module_bytes, physical_bytes,
-            reserved_1, credit_ns, credit_at_ns, busy_ns, reserved_2 }
+        RegionDevice { uuid, reserved_0, shared, context_bytes, module_bytes, physical_bytes, wanted_ns,
+            last, reserved_1, credit_ns, credit_at_ns, busy_ns, reserved_2 }
         SlotHead { state, pid, generation, start_time, pid_namespace, start_stack, joined_unix_ns,
             name, hook_calls, image, reserved }
         DeviceUse { confirmed, contexts, modules, reserved_0, pending, launches, busy_ns,

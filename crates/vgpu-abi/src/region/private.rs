@@ -46,7 +46,7 @@ impl Wait {
         self.deadline_ns.saturating_sub(now)
     }
 
-    /// Lets others go on: first the rest of a time slice, then sleeps that grow to half a
+    /// Lets others go on: first the rest of a time slice, then sleeps that grow to a tenth of a
     /// millisecond. False when the time is over.
     pub(super) fn pause(&mut self) -> bool {
         let left = self.left_ns();
@@ -57,8 +57,8 @@ impl Wait {
         if self.rounds <= 8 {
             sys::give_way();
         } else {
-            let nap = 10_000_u64 << (self.rounds - 9).min(6);
-            sys::sleep_ns(nap.min(500_000).min(left));
+            let nap = 10_000_u64 << (self.rounds - 9).min(4);
+            sys::sleep_ns(nap.min(100_000).min(left));
         }
         true
     }

@@ -20,6 +20,12 @@ use crate::layout::{DeviceUse, MAX_DEVICES, MAX_SLOTS, SlotHead};
 /// How long a reaper waits for the shared-object table before it leaves a slot for the next one.
 const REAP_WAIT_NS: u64 = 5_000_000;
 
+/// Somebody who asked for a lock within this time is still asking.
+const ASKED_NS: u64 = 2_000_000;
+/// How long who had it last lets others go first, and how often.
+const NAP_NS: u64 = 100_000;
+const NAPS: u32 = 5;
+
 impl Region {
     /// The descriptor, if it still is ours: a program may have closed it, and another file may
     /// have its number.
@@ -299,15 +305,52 @@ impl Region {
 
     /// Waits for a record lock that somebody holds for a short time.
     pub(super) fn lock_record(&self, byte: u64, wait: &mut Wait) -> bool {
+        let (wanted, last) = self.queue_of(byte);
+        // Relaxed in all of these: hints for politeness; the kernel's lock is what counts.
+        let me = self.private().seat.load(Ordering::Relaxed);
+        if wanted.load(Ordering::Relaxed) != 0 && last.load(Ordering::Relaxed) == me {
+            self.let_others_go_first(wanted);
+        }
         loop {
             let Some(fd) = self.descriptor() else {
                 return false;
             };
             match sys::try_lock(fd, byte) {
-                Ok(true) => return true,
-                Ok(false) if wait.pause() => {}
-                _ => return false,
+                Ok(true) => {
+                    wanted.store(0, Ordering::Relaxed);
+                    last.store(me, Ordering::Relaxed);
+                    return true;
+                }
+                Ok(false) => wanted.store(sys::now_ns(), Ordering::Relaxed),
+                Err(_) => return false,
             }
+            if !wait.pause() {
+                return false;
+            }
+        }
+    }
+
+    /// A record lock has no queue: who gives it back and takes it again at once would be faster
+    /// than everyone who asks from time to time. So he naps, as long as somebody has just asked.
+    fn let_others_go_first(&self, wanted: &AtomicU64) {
+        for _nap in 0..NAPS {
+            // Relaxed: as in `lock_record`.
+            let asked = wanted.load(Ordering::Relaxed);
+            if asked == 0 || sys::now_ns().saturating_sub(asked) > ASKED_NS {
+                return;
+            }
+            sys::sleep_ns(NAP_NS);
+        }
+    }
+
+    fn queue_of(&self, byte: u64) -> (&AtomicU64, &AtomicU64) {
+        let header = &self.layout().header;
+        let device = byte
+            .checked_sub(LOCK_DEVICES)
+            .and_then(|at| usize::try_from(at).ok());
+        match device.and_then(|at| self.layout().devices.get(at)) {
+            Some(device) => (&device.wanted_ns, &device.last),
+            None => (&header.shared_wanted_ns, &header.shared_last),
         }
     }
 
