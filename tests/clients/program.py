@@ -153,7 +153,8 @@ class Torch:
 
         self.torch = torch
         self.pieces = []
-        torch.cuda.init()
+        # The context, and with it a thousand modules.
+        torch.zeros(1, device="cuda")
 
     def memory(self):
         total = self.torch.cuda.get_device_properties(0).total_memory

@@ -150,7 +150,7 @@ fn named(books: &Books, device: usize) -> Entry {
     }
 }
 
-/// The first context of a container that nobody measured before: NVML says what this process holds,
+/// A context that nobody measured before: NVML says what this process holds,
 /// and what is not a buffer is the context. (A host process that measures comes later, and again.)
 fn measure(books: &Books, device: usize, ordinal: i32) {
     let region = &books.container.region;
@@ -184,9 +184,8 @@ pub(crate) fn adopt(books: &Books, context: u64, device: usize) -> u64 {
     }
     books.container.region.charge(device, bytes, Kind::Context);
     books.ledger().add_overhead(device, Part::Context, bytes);
-    if bytes == 0
-        && let Some(ordinal) = books.ordinal_of(device)
-    {
+    // Whoever makes contexts past the hooks loads modules past them too, and has just done so.
+    if let Some(ordinal) = books.ordinal_of(device) {
         measure(books, device, ordinal);
     }
     entry.owner
