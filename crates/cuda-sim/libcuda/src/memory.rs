@@ -15,7 +15,7 @@ use crate::context::{self, Context};
 use crate::driver::{self, Driver};
 use crate::pool::Pool;
 use crate::space::{self, PAGE, Space};
-use crate::{border, ipc, memory_node, vmm};
+use crate::{border, ipc, memory_node, stream, vmm};
 
 /// Blocks of at least this size are taken in steps of 2 MiB, smaller ones in steps of 512 bytes.
 const BIG: u64 = 1 << 20;
@@ -424,10 +424,11 @@ pub(crate) unsafe fn cuMemAllocManaged(
 }
 
 fn free(base: u64) -> Result<(), CuResult> {
-    context::current()?;
+    let context = context::current()?;
     if base == 0 {
         return Ok(());
     }
+    stream::before_free(context)?;
     if memory_node::is_graphs(base) {
         return if memory_node::free(base) {
             Ok(())

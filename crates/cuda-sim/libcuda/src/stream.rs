@@ -83,6 +83,10 @@ struct Thread(u64);
 
 impl Drop for Thread {
     fn drop(&mut self) {
+        // In a forked child the lock may be held by a thread that is not there.
+        if crate::driver::get().is_none() {
+            return;
+        }
         let Ok(mut defaults) = DEFAULTS.lock() else {
             return;
         };
@@ -210,6 +214,15 @@ pub(crate) fn all() -> Vec<Arc<Stream>> {
         streams.extend(known.threads.values().cloned());
     }
     streams
+}
+
+/// Memory is about to go: host work that is queued may still want it.
+pub(crate) fn before_free(context: Ctx) -> Done {
+    if helper::anything_pending() && !helper::is_helper() {
+        drain_context(context)
+    } else {
+        Ok(())
+    }
 }
 
 /// Waits until everything that a context was given is done.
@@ -633,20 +646,31 @@ pub(crate) unsafe fn cuStreamAddCallback(
     })
 }
 
+fn launch_host(stream: CuStream, function: CuHostFn, data: *mut c_void) -> Done {
+    let function = function.ok_or(CuResult::INVALID_VALUE)?;
+    let data = Opaque(data);
+    let stream = find(stream)?;
+    if capture::takes(&stream, || Ok(Body::Host { function, data }))? {
+        return Ok(());
+    }
+    submit_call(&stream, move || call_host(function, data))
+}
+
 pub(crate) unsafe fn cuLaunchHostFunc(
     stream: CuStream,
     function: CuHostFn,
     data: *mut c_void,
 ) -> CuResult {
-    answer(|| {
-        let function = function.ok_or(CuResult::INVALID_VALUE)?;
-        let data = Opaque(data);
-        let stream = find(stream)?;
-        if capture::takes(&stream, || Ok(Body::Host { function, data }))? {
-            return Ok(());
-        }
-        submit_call(&stream, move || call_host(function, data))
-    })
+    answer(|| launch_host(stream, function, data))
+}
+
+pub(crate) unsafe fn cuLaunchHostFunc_v2(
+    stream: CuStream,
+    function: CuHostFn,
+    data: *mut c_void,
+    _sync_mode: u32,
+) -> CuResult {
+    answer(|| launch_host(stream, function, data))
 }
 
 pub(crate) unsafe fn cuStreamGetPriority(stream: CuStream, priority: *mut i32) -> CuResult {

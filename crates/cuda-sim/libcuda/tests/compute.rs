@@ -869,3 +869,41 @@ fn two_processes_share_a_gpu_by_time_slices() {
     exec.clock().advance(4 * MS);
     assert!(children[1].wait().unwrap().success());
 }
+
+test! {
+    fn memory_is_freed_only_after_the_host_work_that_was_queued_before() {
+        let gpu = Gpu::new();
+        let own = stream(NON_BLOCKING);
+        let mut memory = CuDevicePtr(0);
+        ok(cuMemAlloc_v2(&raw mut memory, 64));
+
+        ok(launch(gpu.function("step__300us"), own));
+        ok(cuLaunchHostFunc(own, Some(note), number(5)));
+        ok(cuMemsetD8Async(memory, 1, 64, own));
+        ok(cuMemFree_v2(memory));
+
+        assert_eq!(SEEN.load(Ordering::SeqCst), 5);
+    }
+}
+
+test! {
+    fn an_event_is_the_same_in_another_process() {
+        let gpu = Gpu::new();
+        let own = stream(NON_BLOCKING);
+        let (mut shared, mut twin, mut name) = (null_mut(), null_mut(), CuIpcEventHandle { reserved: [0; 64] });
+        const INTERPROCESS_WITHOUT_TIMING: u32 = 6;
+        assert_eq!(cuEventCreate(&raw mut shared, 4), CuResult::INVALID_VALUE);
+        ok(cuEventCreate(&raw mut shared, INTERPROCESS_WITHOUT_TIMING));
+        ok(cuIpcGetEventHandle(&raw mut name, shared));
+        // What another process would do with the handle.
+        ok(cuIpcOpenEventHandle(&raw mut twin, name));
+        ok(cuEventQuery(twin));
+
+        ok(launch(gpu.function("step__300us"), own));
+        ok(cuEventRecord(shared, own));
+        assert_eq!(cuEventQuery(twin), CuResult::NOT_READY);
+        ok(cuEventSynchronize(twin));
+
+        ok(cuStreamQuery(own));
+    }
+}
