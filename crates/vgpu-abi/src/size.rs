@@ -196,7 +196,7 @@ impl fmt::Display for Size {
                 continue;
             }
             let whole = self.0 >> shift;
-            let hundredths = ((u128::from(self.0 & (one - 1)) * 100) >> shift) as u32;
+            let hundredths = (u128::from(self.0 & (one - 1)) * 100) >> shift;
             let text = match hundredths {
                 0 => format!("{whole}{unit}"),
                 h if h % 10 == 0 => format!("{whole}.{}{unit}", h / 10),

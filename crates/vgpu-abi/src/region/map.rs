@@ -36,7 +36,7 @@ impl Words {
     }
 
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
-        if offset % 8 != 0 || offset.checked_add(8)? > self.map.len() {
+        if !offset.is_multiple_of(8) || offset.checked_add(8)? > self.map.len() {
             return None;
         }
         let at = self.map.as_ptr().wrapping_add(offset).cast::<AtomicU64>();
