@@ -651,10 +651,19 @@ fn take_seat<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead, me: &Id
 }
 
 /// Gives a slot back whose lock the caller holds.
+#[cfg(not(loom))]
 pub(crate) fn vacate<S: Slots + ?Sized>(slots: &S, slot: usize) -> bool {
     slots
         .head(slot)
         .is_some_and(|head| clear(slots, slot, head))
+}
+
+/// Leaves a slot that could not be cleared to the next reaper, although its owner lives on.
+#[cfg(not(loom))]
+pub(crate) fn disown<S: Slots + ?Sized>(slots: &S, slot: usize) {
+    if let Some(head) = slots.head(slot) {
+        Identity::default().store(head);
+    }
 }
 
 #[cfg(all(test, loom))]

@@ -208,9 +208,10 @@ impl Region {
             // Relaxed: the table's lock orders its changes.
             object.state.store(SHARED_CHANGING, Ordering::Relaxed);
             crash_point!("unshare:changing");
-            self.sum_up(object.device_index());
-            crash_point!("unshare:summed");
         }
+        // Also where others hold it: who put it here may have died before it was in the sum.
+        self.sum_up(object.device_index());
+        crash_point!("unshare:summed");
         object.drop_by(slot);
         crash_point!("unshare:dropped");
         if last {

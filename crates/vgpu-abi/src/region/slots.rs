@@ -209,7 +209,13 @@ impl Region {
             let slot = place_of(seat).slot;
             // Taken again in case it was lost. When somebody else has it, it is a reaper's.
             if sys::try_lock(fd, slot_byte(slot)) == Ok(true) {
-                let _later_reaped = budget::vacate(self, slot);
+                // At leisure, so that clearing the slot need not wait for it.
+                let mut wait = Wait::new();
+                let _then_vacated = self.let_go_of_all(slot, &mut wait);
+                if !budget::vacate(self, slot) {
+                    self.ran_out(&mut wait);
+                    budget::disown(self, slot);
+                }
                 crash_point!("leave:vacated");
                 sys::unlock(fd, slot_byte(slot));
             }
