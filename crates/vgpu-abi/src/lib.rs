@@ -5,6 +5,10 @@
 //! and knows nothing of CUDA or Kubernetes: a device is an index and a text, a charge is bytes.
 
 #![deny(unsafe_code)]
+#![cfg_attr(
+    all(loom, not(test)),
+    allow(dead_code, reason = "under loom only the tests use it")
+)]
 
 pub mod size;
 

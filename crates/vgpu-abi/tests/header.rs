@@ -1,6 +1,19 @@
 //! include/vgpu.h says in C what `layout` says in Rust: asked of a C compiler, and read back by
 //! bindgen. That the committed header is fresh is a test of xtask, which makes it.
-#![allow(missing_docs, reason = "tests are sentences")]
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    reason = "tests are sentences, and nobody links them"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::print_stderr,
+    clippy::let_underscore_must_use,
+    clippy::exit,
+    reason = "what goes wrong here is a test that fails, and it may say so"
+)]
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,6 +1,19 @@
 //! `kill -9` at every labelled step and at moments taken by chance, while others go on: afterwards
 //! the ledger says what the survivors say, and nobody has waited in vain.
-#![allow(missing_docs, reason = "tests are sentences")]
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    reason = "tests are sentences, and nobody links them"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::print_stderr,
+    clippy::let_underscore_must_use,
+    clippy::exit,
+    reason = "what goes wrong here is a test that fails, and it may say so"
+)]
 
 mod common;
 
