@@ -196,6 +196,21 @@ fn kill(child: &mut Child) {
     child.wait().unwrap();
 }
 
+/// Until all of them have a slot, for a while.
+fn wait_for_slots(place: &Place, victims: &[Child]) {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(2) {
+        let slots = place.snapshot().slots;
+        if victims
+            .iter()
+            .all(|victim| slots.iter().any(|slot| slot.pid == victim.id()))
+        {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
+}
+
 fn stop(survivors: &mut [Peer]) -> Vec<String> {
     for survivor in survivors.iter_mut() {
         survivor.send("stop");
@@ -295,6 +310,9 @@ fn whoever_is_killed_wherever_the_ledger_says_what_the_living_hold() {
                 // Two killed at a moment taken by chance.
                 let mut any = [start_victim(&place, None), start_victim(&place, None)];
                 std::thread::sleep(Duration::from_micros(3_000 + dice.below(6_000)));
+                if alone {
+                    wait_for_slots(&place, &any);
+                }
                 any.iter_mut().for_each(kill);
                 by_chance += any.len();
                 let mut labelled = start_victim(&place, Some(&at));
