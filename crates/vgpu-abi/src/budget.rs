@@ -534,6 +534,7 @@ fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
             cells.leased_ns.store(0, Ordering::Relaxed);
             cells.in_flight_ns.store(0, Ordering::Relaxed);
             cells.busy_permille.store(0, Ordering::Relaxed);
+            cells.priority.store(0, Ordering::Relaxed);
         }
         crash_point!("clear:device");
     }

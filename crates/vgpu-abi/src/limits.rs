@@ -518,7 +518,7 @@ impl LimitsFile {
         let last = old.as_ref().map_or(0, |old| old.generation);
         let last = last.max(Current::of(self.0.words()).generation());
         // A generation is 63 bits wide beside the bit that names the copy.
-        let generation = (last + 1) & (u64::MAX >> 1);
+        let generation = last.wrapping_add(1) & (u64::MAX >> 1);
         let words = encode(&change(old), generation)?;
         self.0.write_spare(&bytes_of(&words), 0)?;
         self.0.flip(generation);
