@@ -214,6 +214,12 @@ pub(crate) trait Source {
     fn load(&self, offset: usize) -> u64;
 }
 
+impl<S: Source> Source for &S {
+    fn load(&self, offset: usize) -> u64 {
+        S::load(self, offset)
+    }
+}
+
 impl Source for Words {
     fn load(&self, offset: usize) -> u64 {
         Words::load(self, offset)

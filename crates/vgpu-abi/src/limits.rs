@@ -288,6 +288,8 @@ impl std::error::Error for FileError {}
 
 /// How often a reader looks again before it takes what it sees for damage.
 const LOOKS: usize = 4;
+/// The same while the writer goes on and on.
+const MOST_LOOKS: usize = 1_000;
 
 const COPY_BYTES: usize = size_of::<LimitsCopy>();
 const COPY_WORDS: usize = COPY_BYTES / 8;
@@ -416,15 +418,33 @@ fn copy_out(words: &impl Source, offset: usize) -> [u64; COPY_WORDS] {
 }
 
 /// The limits that count. A writer that is busy with the copy under our eyes has flipped twice
-/// since; then there is a newer one to read. A copy that stays wrong is damaged; then the other one
-/// counts, the newer one of two.
-fn load(words: &Words) -> Result<LimitsValue, FileError> {
-    for _look in 0..LOOKS {
-        if let Some(value) = look(words) {
+/// since; then there is a newer one to read. A copy that stays wrong while nobody flips is damaged;
+/// then the other one counts, the newer one of two.
+fn settled<S: Source>(
+    mut source: impl FnMut() -> Result<S, FileError>,
+) -> Result<LimitsValue, FileError> {
+    let mut words = source()?;
+    let mut same = 0;
+    for _look in 0..MOST_LOOKS {
+        let current = Current::of(&words);
+        if let Some(value) = look(&words) {
             return Ok(value);
         }
+        words = source()?;
+        same = if Current::of(&words) == current {
+            same + 1
+        } else {
+            0
+        };
+        if same == LOOKS {
+            break;
+        }
     }
-    salvage(words)
+    salvage(&words)
+}
+
+fn load(words: &Words) -> Result<LimitsValue, FileError> {
+    settled(|| Ok(words))
 }
 
 fn look(words: &impl Source) -> Option<LimitsValue> {
@@ -451,16 +471,7 @@ fn salvage(words: &impl Source) -> Result<LimitsValue, FileError> {
 /// # Errors
 /// See [`FileError`].
 pub fn read_file(file: &std::fs::File) -> Result<Limits, FileError> {
-    let mut copied = Copied::read(file, &MAKE)?;
-    for _look in 1..LOOKS {
-        if let Some(value) = look(&copied) {
-            return Ok(Limits::from(&value));
-        }
-        copied = Copied::read(file, &MAKE)?;
-    }
-    look(&copied)
-        .map_or_else(|| salvage(&copied), Ok)
-        .map(|value| Limits::from(&value))
+    settled(|| Copied::read(file, &MAKE)).map(|value| Limits::from(&value))
 }
 
 /// The host's side: the one writer.
