@@ -784,7 +784,15 @@ mod tests {
             .env("VGPU_LIMITS", instance.path().join(LIMITS))
             .spawn()
             .unwrap();
-        let found = instance.started_under();
+        // A program that has just been started has its environment a moment later.
+        let mut found = instance.started_under();
+        for _look in 0..1_000 {
+            if !found.is_empty() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            found = instance.started_under();
+        }
         child.kill().unwrap();
         child.wait().unwrap();
 
