@@ -7,6 +7,7 @@ extern CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned);
 extern CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
 extern CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
 extern CUresult cuCtxSynchronize(void);
+extern CUresult cuIpcGetMemHandle(void *, CUdeviceptr);
 
 static unsigned random_number(unsigned *state) {
     *state = *state * 1664525u + 1013904223u;
@@ -43,5 +44,9 @@ int main(int count, char **words) {
                                      : cuMemAllocAsync(&pieces[at], bytes, NULL);
         if (result == 2) pieces[at] = 0;
         else if (result != 0) return 3;
+        else if (how == 0 && random_number(&state) % 4 == 0) {
+            char handle[64]; /* offered to other processes: its charge moves into the shared table */
+            if (cuIpcGetMemHandle(handle, pieces[at]) != 0) return 4;
+        }
     }
 }

@@ -2,11 +2,12 @@
 //! books say what the simulated driver holds.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::races::{CALLS, Race, race};
-use crate::support::{CONTEXT, MIB, World};
+use crate::support::{CONTEXT, MIB, World, skip};
 
 const PROCESSES: u32 = 4;
 const KILLS: u32 = 210;
@@ -72,6 +73,67 @@ fn after_hundreds_of_kills_the_books_say_what_the_driver_holds() {
     let counters = world.snapshot().counters;
     println!("{KILLS} kills, {counters:?}");
     assert_eq!(counters.waits_ran_out, 0);
+}
+
+/// Every place in the shared files' code at which a death could leave something half done, under the
+/// library and on the simulated driver. What a dead process had must be free to the last byte.
+#[test]
+fn killed_at_a_labelled_step_a_process_leaves_nothing_behind() {
+    const TEST: &str = "killed_at_a_labelled_step_a_process_leaves_nothing_behind";
+    if std::env::var_os("VGPU_TEST_LIBRARY").is_some() {
+        return skip(TEST, "the library that ships has no labelled steps");
+    }
+    let world = World::with_room(0);
+    world.set_limit(0, 60 * MIB + 2 * CONTEXT);
+    let mut holder = world.program("memory").linked().start();
+    assert_eq!(holder.step("ready"), "ready 0");
+    assert_eq!(holder.step("alloc 40"), "alloc 0");
+    let board = world.board();
+
+    let mut reached = Vec::new();
+    for point in vgpu_abi::CRASH_POINTS {
+        for nth in [1, 3] {
+            let victim = world
+                .program("kills")
+                .linked()
+                .env("VGPU_CRASH_AT", format!("{point}:{nth}"));
+            victim.build();
+            let mut child = victim.command().stdout(Stdio::null()).spawn().unwrap();
+            let begun = Instant::now();
+            let mut ended = child.try_wait().unwrap();
+            while ended.is_none() && begun.elapsed() < Duration::from_millis(200) {
+                std::thread::sleep(Duration::from_millis(1));
+                ended = child.try_wait().unwrap();
+            }
+            if let Some(status) = ended {
+                assert_eq!(
+                    status.signal(),
+                    Some(9),
+                    "{point}: {status}\n{}",
+                    world.log()
+                );
+                reached.push(*point);
+            } else {
+                // It did not come there; it dies wherever it is.
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+
+            // All that the victim may have had, and not a byte more.
+            assert_eq!(holder.step("alloc 36"), "alloc 0", "after {point}:{nth}");
+            assert_eq!(world.booked(0), board.used_bytes(0), "after {point}:{nth}");
+            assert_eq!(holder.step("alloc 1"), "alloc 2", "after {point}:{nth}");
+            assert_eq!(holder.step("free"), "free 0");
+        }
+    }
+    reached.dedup();
+    assert_eq!(world.snapshot().counters.waits_ran_out, 0);
+    println!(
+        "died at {} of {} labels: {reached:?}",
+        reached.len(),
+        vgpu_abi::CRASH_POINTS.len()
+    );
+    assert!(reached.len() >= 30, "{reached:?}");
 }
 
 #[test]
