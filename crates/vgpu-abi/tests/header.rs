@@ -132,17 +132,18 @@ fn a_c_compiler_finds_every_field_where_rust_does() {
         let mut compile = std::process::Command::new("cc");
         compile
             .args(language)
-            .args(["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"]);
+            .args(["-Wall", "-Wextra", "-Werror", "-fsyntax-only"]);
         if cxx {
             compile.args(["-D_Static_assert=static_assert", "-D_Alignof=alignof"]);
         }
         let output = compile
+            .arg("-I")
             .arg(header().parent().unwrap())
             .arg(&source)
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        if cxx && said.contains("cc1plus") {
+        if cxx && said.contains("exec") && said.contains("cc1plus") {
             eprintln!("skipped for C++: there is no C++ compiler here");
             continue;
         }
