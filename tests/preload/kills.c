@@ -1,5 +1,7 @@
 /* Takes and gives memory in every way that a program may be killed in, for ever. The argument seeds its
  * choices, so that no two do the same at the same time. */
+#include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #include "driver.h"
 
@@ -20,6 +22,7 @@ int main(int count, char **words) {
     CUdeviceptr pieces[PIECES] = {0};
     int ordered[PIECES] = {0};
     unsigned state = count > 1 ? (unsigned)atoi(words[1]) : 1;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* never outlives the test */
     CUresult result = ready(&driver);
     while (result == 2) { /* the others hold everything just then, even the room for a context */
         usleep(500);
