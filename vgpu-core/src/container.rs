@@ -17,6 +17,7 @@ use crate::ledger::Ledger;
 use crate::linker;
 use crate::lock::{self, Lock, ProcessLock};
 use crate::log::line;
+use crate::map;
 use crate::query;
 use crate::settings::{PeerLimits, Process as Here, Settings, Source, Surroundings};
 
@@ -221,21 +222,10 @@ pub(crate) fn refund(charge: Charge) {
 
 fn map_process() -> Option<&'static Process> {
     let size = size_of::<Process>();
-    // SAFETY: a new private mapping.
-    let memory = unsafe {
-        libc::mmap(
-            core::ptr::null_mut(),
-            size,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if memory == libc::MAP_FAILED {
+    let Some(memory) = map::zeroed(size) else {
         line!(Error, "no memory for the ledger");
         return None;
-    }
+    };
     // An older kernel refuses; the handler at fork does it then.
     // SAFETY: our own mapping.
     unsafe { libc::madvise(memory, size, libc::MADV_WIPEONFORK) };

@@ -4,6 +4,7 @@
 //! inherited pointers find nothing and refund nothing. Waits for no other process.
 
 use core::cell::UnsafeCell;
+use core::ffi::c_void;
 
 use crate::lock::Lock;
 
@@ -286,20 +287,9 @@ impl Table {
     fn grow(&mut self) -> bool {
         let capacity = (self.capacity * 2).max(FIRST_CAPACITY);
         let size = capacity * size_of::<Cell>();
-        // SAFETY: a new private mapping.
-        let memory = unsafe {
-            libc::mmap(
-                core::ptr::null_mut(),
-                size,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if memory == libc::MAP_FAILED {
+        let Some(memory) = zeroed(size) else {
             return false;
-        }
+        };
         let old = Table { ..*self };
         self.cells = memory.cast();
         self.capacity = capacity;
@@ -316,6 +306,22 @@ impl Table {
         }
         true
     }
+}
+
+/// Fresh pages of zeros, this process's own. Not from the allocator, which may be our caller.
+pub(crate) fn zeroed(size: usize) -> Option<*mut c_void> {
+    // SAFETY: a new private mapping.
+    let memory = unsafe {
+        libc::mmap(
+            core::ptr::null_mut(),
+            size,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    (memory != libc::MAP_FAILED).then_some(memory)
 }
 
 #[cfg(test)]
