@@ -155,6 +155,43 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionHeader {
   uint64_t reserved_2[448];
 } VgpuRegionHeader;
 
+// What one process has launched on one device.
+typedef struct VGPU_ALIGNED(64) VgpuComputeUse {
+  // Kernels launched.
+  uint64_t launches;
+  // Graphs launched.
+  uint64_t graph_launches;
+  // GPU time charged, nanoseconds.
+  uint64_t busy_ns;
+  // Estimated GPU time of the work in flight, nanoseconds.
+  uint64_t in_flight_ns;
+  // When work was last launched, nanoseconds of the monotonic clock; 0 is never. Only kept where
+  // the process's launches are measured.
+  uint64_t last_launch_ns;
+  // Time that launches have waited for credit or for a turn, nanoseconds.
+  uint64_t throttled_ns;
+  // Since when a launch has been waiting, nanoseconds of the monotonic clock; 0: none is.
+  uint64_t waiting_since_ns;
+  // Compute credit leased and not used yet, nanoseconds.
+  uint64_t leased_ns;
+  // Launches that had to wait.
+  uint64_t waits;
+  // Copies and fills put into streams.
+  uint64_t copies;
+  // What they copied and filled, bytes.
+  uint64_t copy_bytes;
+  // Host functions put into streams.
+  uint64_t host_functions;
+  // Launches whose cost was not known.
+  uint64_t unknown_launches;
+  // Share of the device in the last window, thousandths.
+  uint32_t busy_permille;
+  // The process's priority on this device, 0 is the highest.
+  uint32_t priority;
+  // Room.
+  uint64_t reserved[2];
+} VgpuComputeUse;
+
 // One device of the container, in the order in which the container sees them.
 typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
   // UUID text, zero-padded; empty where the region was made without knowing it.
@@ -180,10 +217,19 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
   uint64_t credit_ns;
   // When credit was last refilled, nanoseconds of the monotonic clock.
   uint64_t credit_at_ns;
-  // GPU time that the container was seen to use, nanoseconds.
+  // GPU time that the container was charged for, living and dead processes together,
+  // nanoseconds.
   uint64_t busy_ns;
+  // Credit that threads hold beyond what they have asked for, nanoseconds.
+  uint64_t leased_ns;
+  // Who has a launch of unknown cost in flight: slot and generation, packed; 0 is nobody.
+  uint64_t unknown;
+  // When that launch was made, nanoseconds of the monotonic clock.
+  uint64_t unknown_at_ns;
   // Room for compute.
-  uint64_t reserved_2[5];
+  uint64_t reserved_2[2];
+  // What processes that are gone have launched.
+  struct VgpuComputeUse past;
 } VgpuRegionDevice;
 
 // Somebody who held memory when a request was refused.
@@ -276,24 +322,16 @@ typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
   uint64_t contexts;
   // Of `confirmed`: modules, bytes.
   uint64_t modules;
+  // Of `confirmed`: managed memory past the container's share of the device, bytes.
+  uint64_t oversubscribed;
   // Room for more kinds.
-  uint64_t reserved_0[5];
+  uint64_t reserved_0[4];
   // Charge word: what has been asked of the driver and is not answered yet.
   uint64_t pending;
-  // Launches.
-  uint64_t launches;
-  // GPU time used, nanoseconds.
-  uint64_t busy_ns;
-  // Compute credit leased and not used yet, nanoseconds.
-  uint64_t leased_ns;
-  // Estimated GPU time of the work in flight, nanoseconds.
-  uint64_t in_flight_ns;
-  // Share of the device in the last window, thousandths.
-  uint32_t busy_permille;
-  // The process's priority on this device, 0 is the highest.
-  uint32_t priority;
-  // Room for compute.
-  uint64_t reserved_1[2];
+  // Room that keeps the next field on a line of its own.
+  uint64_t reserved_1[7];
+  // What it has launched.
+  struct VgpuComputeUse compute;
 } VgpuDeviceUse;
 
 // A process: who it is, and what it uses of each device.
@@ -350,10 +388,13 @@ typedef struct VgpuLimitsDevice {
   uint64_t module_bytes;
   // Share of compute time, percent; 0 and 100 are no cap.
   uint32_t core_percent;
+  // Share of compute time that the container gets whenever it wants it, percent; 0 is none.
+  uint32_t floor_percent;
+  // Of `memory_bytes`, what may be memory of the device; the rest is managed memory. 0 is all:
+  // no oversubscription.
+  uint64_t resident_bytes;
   // Room.
-  uint32_t reserved_0;
-  // Room.
-  uint64_t reserved_1[7];
+  uint64_t reserved_1[6];
 } VgpuLimitsDevice;
 
 // One copy of the limits.
@@ -401,8 +442,11 @@ typedef struct VGPU_ALIGNED(64) VgpuTargetsEntry {
   // What the driver takes for contexts and modules beyond the process's own allocations, by
   // device, bytes.
   uint64_t overhead_bytes[VGPU_MAX_DEVICES];
-  // Target of the compute arbiter by device, thousandths of the device; 0 is none.
-  uint32_t target_permille[VGPU_MAX_DEVICES];
+  // What the compute arbiter grants, by device; 0 is no word of it. Bits 0-9: thousandths of
+  // the device plus one; bit 10: others work on the device too; bit 11: the work is to be
+  // measured although nothing caps it; bits 16-31: what a nanosecond that the process has
+  // measured counts for, in 4096ths.
+  uint32_t grants[VGPU_MAX_DEVICES];
   // Room.
   uint64_t reserved_1[4];
   // Over everything before it.

@@ -184,7 +184,7 @@ fn found(mut view: ContainerView, answer: Option<&Answer>, our_uid: u32) -> Opti
         work: view
             .devices
             .iter()
-            .map(|d| (d.launches, d.busy_ns))
+            .map(|d| (d.compute.launches, d.busy_ns))
             .collect(),
         path: view.path,
     })
@@ -303,8 +303,12 @@ mod tests {
             shared_bytes: 0,
             pending_bytes: 0,
             pending_shrink: false,
+            floor_percent: 0,
+            resident_bytes: 0,
+            oversubscribed_bytes: 0,
+            credit_ns: 0,
             busy_ns: 0,
-            launches: 0,
+            compute: vgpu_abi::host::ComputeSnapshot::default(),
             unaccounted_bytes: 0,
         }
     }

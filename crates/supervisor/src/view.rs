@@ -7,7 +7,9 @@
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use vgpu_abi::host::{Counters, DeviceUseSnapshot, OomSnapshot, SlotSnapshot, Snapshot};
+use vgpu_abi::host::{
+    ComputeSnapshot, Counters, DeviceUseSnapshot, OomSnapshot, SlotSnapshot, Snapshot,
+};
 use vgpu_abi::limits::{self, Limits};
 use vgpu_abi::region::Why;
 
@@ -93,10 +95,19 @@ pub struct DeviceView {
     pub pending_bytes: u64,
     /// More is used than the limit allows: nothing new is granted until it has shrunk.
     pub pending_shrink: bool,
-    /// GPU time that the container was seen to use, nanoseconds.
+    /// Share of compute time that it gets whenever it wants it, percent; 0 is none.
+    pub floor_percent: u32,
+    /// Of the limit, what may be memory of the device, bytes; 0 is all.
+    pub resident_bytes: u64,
+    /// Of what is used: managed memory past the container's share of the device, bytes.
+    pub oversubscribed_bytes: u64,
+    /// Compute credit, nanoseconds; below zero is debt.
+    pub credit_ns: i64,
+    /// GPU time that the container was charged for, living and dead processes together,
+    /// nanoseconds.
     pub busy_ns: u64,
-    /// Launches.
-    pub launches: u64,
+    /// What it has launched, living and dead processes together.
+    pub compute: ComputeSnapshot,
     /// Bytes that NVML sees and the region does not.
     pub unaccounted_bytes: u64,
 }
@@ -310,13 +321,13 @@ fn device(index: usize, limits: &Limits, snapshot: &Snapshot) -> Option<DeviceVi
         sum.buffer_bytes = sum.buffer_bytes.saturating_add(used.buffer_bytes);
         sum.context_bytes = sum.context_bytes.saturating_add(used.context_bytes);
         sum.module_bytes = sum.module_bytes.saturating_add(used.module_bytes);
-        sum.launches = sum.launches.saturating_add(used.launches);
-        sum.busy_ns = sum.busy_ns.saturating_add(used.busy_ns);
+        sum.oversubscribed_bytes = sum
+            .oversubscribed_bytes
+            .saturating_add(used.oversubscribed_bytes);
+        sum.compute = sum.compute.and(&used.compute);
     }
-    let shared_bytes = snapshot
-        .devices
-        .get(index)
-        .map_or(0, |device| device.shared_bytes);
+    let region = snapshot.devices.get(index);
+    let shared_bytes = region.map_or(0, |device| device.shared_bytes);
     let used_bytes = snapshot.used_bytes(index);
     Some(DeviceView {
         index,
@@ -331,8 +342,12 @@ fn device(index: usize, limits: &Limits, snapshot: &Snapshot) -> Option<DeviceVi
         shared_bytes,
         pending_bytes: sum.pending_bytes,
         pending_shrink: limit.memory_bytes != 0 && used_bytes > limit.memory_bytes,
-        busy_ns: sum.busy_ns,
-        launches: sum.launches,
+        floor_percent: limit.floor_percent,
+        resident_bytes: limit.resident_bytes,
+        oversubscribed_bytes: sum.oversubscribed_bytes,
+        credit_ns: region.map_or(0, |device| device.credit_ns),
+        busy_ns: region.map_or(0, |device| device.busy_ns),
+        compute: region.map_or(sum.compute, |device| sum.compute.and(&device.past)),
         unaccounted_bytes: 0,
     })
 }

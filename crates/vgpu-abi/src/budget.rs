@@ -8,8 +8,8 @@
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, before_exchange, seq_cst_point};
 use crate::crash::crash_point;
 use crate::layout::{
-    CHARGE_BYTES_MASK, CHARGE_COUNT_SHIFT, CHARGE_TAG_SHIFT, DeviceUse, SLOT_FREE, SLOT_JOINING,
-    SLOT_USED, SLOT_WORDS, SlotHead,
+    CHARGE_BYTES_MASK, CHARGE_COUNT_SHIFT, CHARGE_TAG_SHIFT, ComputeUse, DeviceUse, SLOT_FREE,
+    SLOT_JOINING, SLOT_USED, SLOT_WORDS, SlotHead,
 };
 
 /// What memory was taken for.
@@ -506,6 +506,8 @@ pub(crate) trait Slots: Ledger {
     fn is_gone(&self, owner: &Identity) -> bool;
     /// Takes the slot out of all shared objects. False when that has to wait.
     fn let_go_of_shared(&self, slot: usize) -> bool;
+    /// Keeps what a slot launched, and empties it.
+    fn keep_compute(&self, device: usize, of: &ComputeUse);
     /// Keeps what a slot counted.
     fn keep_counts(&self, slot: usize);
 }
@@ -529,12 +531,8 @@ fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
             // Relaxed: breakdowns and measurements; no decision is made on them.
             cells.contexts.store(0, Ordering::Relaxed);
             cells.modules.store(0, Ordering::Relaxed);
-            cells.launches.store(0, Ordering::Relaxed);
-            cells.busy_ns.store(0, Ordering::Relaxed);
-            cells.leased_ns.store(0, Ordering::Relaxed);
-            cells.in_flight_ns.store(0, Ordering::Relaxed);
-            cells.busy_permille.store(0, Ordering::Relaxed);
-            cells.priority.store(0, Ordering::Relaxed);
+            cells.oversubscribed.store(0, Ordering::Relaxed);
+            slots.keep_compute(device, &cells.compute);
         }
         crash_point!("clear:device");
     }

@@ -14,9 +14,9 @@ use std::path::Path;
 
 use crate::budget::{MOST_BYTES, bytes_in};
 use crate::layout::{
-    CALL_BYTES, DeviceUse, HOOK_GROUPS, LOCK_SLOTS, MAX_DEVICES, MAX_HOLDERS, MAX_OOMS, MAX_SHARED,
-    MAX_SLOTS, OomEntry, OomHolder, REGION_MAGIC, REGION_VERSION, RegionDevice, RegionHeader,
-    RegionLayout, SHARED_LIVE, SLOT_USED, SharedObject, Slot, SlotHead,
+    CALL_BYTES, ComputeUse, DeviceUse, HOOK_GROUPS, LOCK_SLOTS, MAX_DEVICES, MAX_HOLDERS, MAX_OOMS,
+    MAX_SHARED, MAX_SLOTS, OomEntry, OomHolder, REGION_MAGIC, REGION_VERSION, RegionDevice,
+    RegionHeader, RegionLayout, SHARED_LIVE, SLOT_USED, SharedObject, Slot, SlotHead,
 };
 use crate::limits::DeviceUuid;
 use crate::region::sys::{self, LockOwner};
@@ -124,6 +124,13 @@ pub struct DeviceSnapshot {
     pub context_bytes: u64,
     /// What a module was seen to take, bytes.
     pub module_bytes: u64,
+    /// Compute credit, nanoseconds; below zero is debt.
+    pub credit_ns: i64,
+    /// GPU time that the container was charged for, living and dead processes together,
+    /// nanoseconds.
+    pub busy_ns: u64,
+    /// What processes that are gone have launched.
+    pub past: ComputeSnapshot,
 }
 
 /// A process.
@@ -166,12 +173,94 @@ pub struct DeviceUseSnapshot {
     pub context_bytes: u64,
     /// Of the confirmed: modules, bytes.
     pub module_bytes: u64,
-    /// Launches.
+    /// Of the confirmed: managed memory past the container's share of the device, bytes.
+    pub oversubscribed_bytes: u64,
+    /// What it has launched.
+    pub compute: ComputeSnapshot,
+}
+
+/// What was launched on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ComputeSnapshot {
+    /// Kernels launched.
     pub launches: u64,
-    /// GPU time used, nanoseconds.
+    /// Graphs launched.
+    pub graph_launches: u64,
+    /// GPU time charged, nanoseconds.
     pub busy_ns: u64,
+    /// Estimated GPU time of the work in flight, nanoseconds.
+    pub in_flight_ns: u64,
+    /// When work was last launched, nanoseconds of the monotonic clock; 0 is never.
+    pub last_launch_ns: u64,
+    /// Time that launches have waited, nanoseconds.
+    pub throttled_ns: u64,
+    /// Since when a launch has been waiting, nanoseconds of the monotonic clock; 0: none is.
+    pub waiting_since_ns: u64,
+    /// Compute credit leased and not used yet, nanoseconds.
+    pub leased_ns: u64,
+    /// Launches that had to wait.
+    pub waits: u64,
+    /// Copies and fills put into streams.
+    pub copies: u64,
+    /// What they copied and filled, bytes.
+    pub copy_bytes: u64,
+    /// Host functions put into streams.
+    pub host_functions: u64,
+    /// Launches whose cost was not known.
+    pub unknown_launches: u64,
     /// Share of the device in the last window, thousandths.
     pub busy_permille: u32,
+    /// Priority, 0 is the highest.
+    pub priority: u32,
+}
+
+impl ComputeSnapshot {
+    /// The sum of two; times are the latest, shares and priorities those of `self`.
+    #[must_use]
+    pub fn and(self, other: &Self) -> Self {
+        let waiting = [self.waiting_since_ns, other.waiting_since_ns];
+        let waiting = waiting.into_iter().filter(|since| *since != 0).min();
+        Self {
+            launches: self.launches.saturating_add(other.launches),
+            graph_launches: self.graph_launches.saturating_add(other.graph_launches),
+            busy_ns: self.busy_ns.saturating_add(other.busy_ns),
+            in_flight_ns: self.in_flight_ns.saturating_add(other.in_flight_ns),
+            last_launch_ns: self.last_launch_ns.max(other.last_launch_ns),
+            throttled_ns: self.throttled_ns.saturating_add(other.throttled_ns),
+            waiting_since_ns: waiting.unwrap_or(0),
+            leased_ns: self.leased_ns.saturating_add(other.leased_ns),
+            waits: self.waits.saturating_add(other.waits),
+            copies: self.copies.saturating_add(other.copies),
+            copy_bytes: self.copy_bytes.saturating_add(other.copy_bytes),
+            host_functions: self.host_functions.saturating_add(other.host_functions),
+            unknown_launches: self.unknown_launches.saturating_add(other.unknown_launches),
+            busy_permille: self.busy_permille,
+            priority: self.priority,
+        }
+    }
+
+    fn read(part: &Part, at: usize) -> Self {
+        let word = |offset: usize| part.u64(at + offset);
+        Self {
+            launches: word(offset_of!(ComputeUse, launches)),
+            graph_launches: word(offset_of!(ComputeUse, graph_launches)),
+            busy_ns: word(offset_of!(ComputeUse, busy_ns)),
+            in_flight_ns: word(offset_of!(ComputeUse, in_flight_ns)),
+            last_launch_ns: word(offset_of!(ComputeUse, last_launch_ns)),
+            throttled_ns: word(offset_of!(ComputeUse, throttled_ns)),
+            waiting_since_ns: word(offset_of!(ComputeUse, waiting_since_ns)),
+            leased_ns: word(offset_of!(ComputeUse, leased_ns)),
+            waits: word(offset_of!(ComputeUse, waits)),
+            copies: word(offset_of!(ComputeUse, copies)),
+            copy_bytes: word(offset_of!(ComputeUse, copy_bytes)),
+            host_functions: word(offset_of!(ComputeUse, host_functions)),
+            unknown_launches: word(offset_of!(ComputeUse, unknown_launches)),
+            busy_permille: part
+                .u32(at + offset_of!(ComputeUse, busy_permille))
+                .min(1000),
+            priority: part.u32(at + offset_of!(ComputeUse, priority)),
+        }
+    }
 }
 
 /// A shared object.
@@ -394,6 +483,11 @@ fn devices(head: &Part) -> Vec<DeviceSnapshot> {
             shared_bytes: bytes_in(head.u64(at + offset_of!(RegionDevice, shared))),
             context_bytes: bytes_at(head, at + offset_of!(RegionDevice, context_bytes)),
             module_bytes: bytes_at(head, at + offset_of!(RegionDevice, module_bytes)),
+            credit_ns: head
+                .u64(at + offset_of!(RegionDevice, credit_ns))
+                .cast_signed(),
+            busy_ns: head.u64(at + offset_of!(RegionDevice, busy_ns)),
+            past: ComputeSnapshot::read(head, at + offset_of!(RegionDevice, past)),
         }
     };
     (0..count.min(MAX_DEVICES)).map(device).collect()
@@ -450,11 +544,10 @@ fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, Snapshot
             buffer_bytes: confirmed - contexts - modules,
             context_bytes: contexts,
             module_bytes: modules,
-            launches: slot.u64(at + offset_of!(DeviceUse, launches)),
-            busy_ns: slot.u64(at + offset_of!(DeviceUse, busy_ns)),
-            busy_permille: slot
-                .u32(at + offset_of!(DeviceUse, busy_permille))
-                .min(1000),
+            oversubscribed_bytes: slot
+                .u64(at + offset_of!(DeviceUse, oversubscribed))
+                .min(confirmed),
+            compute: ComputeSnapshot::read(&slot, at + offset_of!(DeviceUse, compute)),
         }
     };
     let calls = offset_of!(SlotHead, hook_calls);

@@ -158,10 +158,19 @@ pub struct RegionDevice {
     pub credit_ns: AtomicU64,
     /// When credit was last refilled, nanoseconds of the monotonic clock.
     pub credit_at_ns: AtomicU64,
-    /// GPU time that the container was seen to use, nanoseconds.
+    /// GPU time that the container was charged for, living and dead processes together,
+    /// nanoseconds.
     pub busy_ns: AtomicU64,
+    /// Credit that threads hold beyond what they have asked for, nanoseconds.
+    pub leased_ns: AtomicU64,
+    /// Who has a launch of unknown cost in flight: slot and generation, packed; 0 is nobody.
+    pub unknown: AtomicU64,
+    /// When that launch was made, nanoseconds of the monotonic clock.
+    pub unknown_at_ns: AtomicU64,
     /// Room for compute.
-    pub reserved_2: [AtomicU64; 5],
+    pub reserved_2: [AtomicU64; 2],
+    /// What processes that are gone have launched.
+    pub past: ComputeUse,
 }
 
 /// Who owns a slot.
@@ -192,6 +201,44 @@ pub struct SlotHead {
     pub reserved: [AtomicU64; 7],
 }
 
+/// What one process has launched on one device.
+#[repr(C, align(64))]
+pub struct ComputeUse {
+    /// Kernels launched.
+    pub launches: AtomicU64,
+    /// Graphs launched.
+    pub graph_launches: AtomicU64,
+    /// GPU time charged, nanoseconds.
+    pub busy_ns: AtomicU64,
+    /// Estimated GPU time of the work in flight, nanoseconds.
+    pub in_flight_ns: AtomicU64,
+    /// When work was last launched, nanoseconds of the monotonic clock; 0 is never. Only kept where
+    /// the process's launches are measured.
+    pub last_launch_ns: AtomicU64,
+    /// Time that launches have waited for credit or for a turn, nanoseconds.
+    pub throttled_ns: AtomicU64,
+    /// Since when a launch has been waiting, nanoseconds of the monotonic clock; 0: none is.
+    pub waiting_since_ns: AtomicU64,
+    /// Compute credit leased and not used yet, nanoseconds.
+    pub leased_ns: AtomicU64,
+    /// Launches that had to wait.
+    pub waits: AtomicU64,
+    /// Copies and fills put into streams.
+    pub copies: AtomicU64,
+    /// What they copied and filled, bytes.
+    pub copy_bytes: AtomicU64,
+    /// Host functions put into streams.
+    pub host_functions: AtomicU64,
+    /// Launches whose cost was not known.
+    pub unknown_launches: AtomicU64,
+    /// Share of the device in the last window, thousandths.
+    pub busy_permille: AtomicU32,
+    /// The process's priority on this device, 0 is the highest.
+    pub priority: AtomicU32,
+    /// Room.
+    pub reserved: [AtomicU64; 2],
+}
+
 /// What one process uses of one device. Only its own process and, once that is dead, a reaper
 /// write it.
 #[repr(C, align(64))]
@@ -202,24 +249,16 @@ pub struct DeviceUse {
     pub contexts: AtomicU64,
     /// Of `confirmed`: modules, bytes.
     pub modules: AtomicU64,
+    /// Of `confirmed`: managed memory past the container's share of the device, bytes.
+    pub oversubscribed: AtomicU64,
     /// Room for more kinds.
-    pub reserved_0: [AtomicU64; 5],
+    pub reserved_0: [AtomicU64; 4],
     /// Charge word: what has been asked of the driver and is not answered yet.
     pub pending: AtomicU64,
-    /// Launches.
-    pub launches: AtomicU64,
-    /// GPU time used, nanoseconds.
-    pub busy_ns: AtomicU64,
-    /// Compute credit leased and not used yet, nanoseconds.
-    pub leased_ns: AtomicU64,
-    /// Estimated GPU time of the work in flight, nanoseconds.
-    pub in_flight_ns: AtomicU64,
-    /// Share of the device in the last window, thousandths.
-    pub busy_permille: AtomicU32,
-    /// The process's priority on this device, 0 is the highest.
-    pub priority: AtomicU32,
-    /// Room for compute.
-    pub reserved_1: [AtomicU64; 2],
+    /// Room that keeps the next field on a line of its own.
+    pub reserved_1: [AtomicU64; 7],
+    /// What it has launched.
+    pub compute: ComputeUse,
 }
 
 /// A process: who it is, and what it uses of each device.
@@ -338,10 +377,13 @@ pub struct LimitsDevice {
     pub module_bytes: u64,
     /// Share of compute time, percent; 0 and 100 are no cap.
     pub core_percent: u32,
+    /// Share of compute time that the container gets whenever it wants it, percent; 0 is none.
+    pub floor_percent: u32,
+    /// Of `memory_bytes`, what may be memory of the device; the rest is managed memory. 0 is all:
+    /// no oversubscription.
+    pub resident_bytes: u64,
     /// Room.
-    pub reserved_0: u32,
-    /// Room.
-    pub reserved_1: [u64; 7],
+    pub reserved_1: [u64; 6],
 }
 
 /// One copy of the limits.
@@ -394,8 +436,11 @@ pub struct TargetsEntry {
     /// What the driver takes for contexts and modules beyond the process's own allocations, by
     /// device, bytes.
     pub overhead_bytes: [u64; MAX_DEVICES],
-    /// Target of the compute arbiter by device, thousandths of the device; 0 is none.
-    pub target_permille: [u32; MAX_DEVICES],
+    /// What the compute arbiter grants, by device; 0 is no word of it. Bits 0-9: thousandths of
+    /// the device plus one; bit 10: others work on the device too; bit 11: the work is to be
+    /// measured although nothing caps it; bits 16-31: what a nanosecond that the process has
+    /// measured counts for, in 4096ths.
+    pub grants: [u32; MAX_DEVICES],
     /// Room.
     pub reserved_1: [u64; 4],
     /// Over everything before it.
@@ -441,30 +486,35 @@ assert_layout!(RegionHeader: size 4096, align 64, magic @ 0, version @ 8, header
     slots_high_water @ 128, shared_high_water @ 132, shared_wanted_ns @ 136, shared_last @ 144, slots_in_use @ 192, refused @ 320,
     waits_ran_out @ 328, locks_retaken @ 336, rejoined @ 344, reaped @ 352, shared_full @ 360,
     ooms @ 368, slots_full @ 376, past_hook_calls @ 384, reserved_2 @ 512);
-assert_layout!(RegionDevice: size 256, align 64, uuid @ 0, shared @ 128, context_bytes @ 136,
-    module_bytes @ 144, physical_bytes @ 152, wanted_ns @ 160, last @ 168, credit_ns @ 192, credit_at_ns @ 200, busy_ns @ 208);
+assert_layout!(RegionDevice: size 384, align 64, uuid @ 0, shared @ 128, context_bytes @ 136,
+    module_bytes @ 144, physical_bytes @ 152, wanted_ns @ 160, last @ 168, credit_ns @ 192, credit_at_ns @ 200, busy_ns @ 208,
+    leased_ns @ 216, unknown @ 224, unknown_at_ns @ 232, past @ 256);
 assert_layout!(SlotHead: size 256, align 64, state @ 0, pid @ 4, generation @ 8, start_time @ 16,
     pid_namespace @ 24, start_stack @ 32, joined_unix_ns @ 40, name @ 48, hook_calls @ 64,
     image @ 192);
-assert_layout!(DeviceUse: size 128, align 64, confirmed @ 0, contexts @ 8, modules @ 16,
-    pending @ 64, launches @ 72, busy_ns @ 80, leased_ns @ 88, in_flight_ns @ 96,
-    busy_permille @ 104, priority @ 108);
-assert_layout!(Slot: size 2304, align 64, head @ 0, devices @ 256);
+assert_layout!(ComputeUse: size 128, align 64, launches @ 0, graph_launches @ 8, busy_ns @ 16,
+    in_flight_ns @ 24, last_launch_ns @ 32, throttled_ns @ 40, waiting_since_ns @ 48,
+    leased_ns @ 56, waits @ 64, copies @ 72, copy_bytes @ 80, host_functions @ 88,
+    unknown_launches @ 96, busy_permille @ 104, priority @ 108);
+assert_layout!(DeviceUse: size 256, align 64, confirmed @ 0, contexts @ 8, modules @ 16,
+    oversubscribed @ 24, pending @ 64, compute @ 128);
+assert_layout!(Slot: size 4352, align 64, head @ 0, devices @ 256);
 assert_layout!(SharedObject: size 192, align 64, state @ 0, device @ 4, key @ 8, bytes @ 24,
     holders @ 64);
 assert_layout!(OomHolder: size 16, align 8, pid @ 0, slot @ 4, bytes @ 8);
 assert_layout!(OomEntry: size 256, align 64, sequence @ 0, time_unix_ns @ 8, pid @ 16,
     device @ 20, asked @ 24, limit @ 32, used @ 40, why @ 48, call @ 56, holders @ 104);
-assert_layout!(RegionLayout: size 2_777_088, align 64, header @ 0, devices @ 4096, ooms @ 8192,
-    shared @ 24_576, slots @ 417_792);
+assert_layout!(RegionLayout: size 4_876_288, align 64, header @ 0, devices @ 4096, ooms @ 10_240,
+    shared @ 26_624, slots @ 419_840);
 assert_layout!(HostFileHeader: size 4096, align 64, magic @ 0, version @ 8, copy_bytes @ 12,
     file_bytes @ 16, current @ 24, heartbeat_ns @ 32);
 assert_layout!(LimitsDevice: size 192, align 8, uuid @ 0, memory_bytes @ 96, physical_bytes @ 104,
-    context_bytes @ 112, module_bytes @ 120, core_percent @ 128);
+    context_bytes @ 112, module_bytes @ 120, core_percent @ 128,
+    floor_percent @ 132, resident_bytes @ 136);
 assert_layout!(LimitsCopy: size 4096, align 64, version @ 0, device_count @ 4, generation @ 8,
     priority @ 16, policy @ 20, unlisted @ 24, devices @ 64, checksum @ 4088);
 assert_layout!(LimitsLayout: size 12_288, align 64, header @ 0, copies @ 4096);
 assert_layout!(TargetsEntry: size 256, align 64, generation @ 0, slot_generation @ 8,
-    host_pid @ 16, overhead_bytes @ 24, target_permille @ 152, checksum @ 248);
+    host_pid @ 16, overhead_bytes @ 24, grants @ 152, checksum @ 248);
 assert_layout!(TargetsCopy: size 262_144, align 64, entries @ 0);
 assert_layout!(TargetsLayout: size 528_384, align 64, header @ 0, copies @ 4096);

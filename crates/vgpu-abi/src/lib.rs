@@ -20,6 +20,7 @@ pub mod limits;
 pub mod targets;
 
 pub mod budget;
+pub mod credit;
 #[cfg(not(loom))]
 pub mod region;
 

@@ -155,6 +155,11 @@ pub struct DeviceLimit {
     pub memory_bytes: u64,
     /// Compute time, percent; 0 and 100 are no cap.
     pub core_percent: u32,
+    /// Compute time that the container gets whenever it wants it, percent; 0 is none.
+    pub floor_percent: u32,
+    /// Of `memory_bytes`, what may be memory of the device, bytes; the rest is managed memory.
+    /// 0 is all: no oversubscription.
+    pub resident_bytes: u64,
     /// Size of the device, bytes; 0 where it is not known.
     pub physical_bytes: u64,
     /// What a context is expected to take, bytes; 0 where it is not known.
@@ -368,6 +373,14 @@ fn encode(limits: &Limits, generation: u64) -> Result<[u64; COPY_WORDS], FileErr
             at + offset_of!(LimitsDevice, core_percent),
             device.core_percent.min(100),
         );
+        to.u32(
+            at + offset_of!(LimitsDevice, floor_percent),
+            device.floor_percent.min(100),
+        );
+        to.u64(
+            at + offset_of!(LimitsDevice, resident_bytes),
+            device.resident_bytes,
+        );
     }
     let sum = checksum(words.get(..COPY_WORDS - 1).unwrap_or_default());
     FieldsMut(&mut words).u64(offset_of!(LimitsCopy, checksum), sum);
@@ -395,11 +408,13 @@ fn decode(words: &[u64; COPY_WORDS]) -> Option<LimitsValue> {
             uuid: DeviceUuid::from_bytes(&uuid),
             memory_bytes: from.u64(at + offset_of!(LimitsDevice, memory_bytes)),
             core_percent: from.u32(at + offset_of!(LimitsDevice, core_percent)),
+            floor_percent: from.u32(at + offset_of!(LimitsDevice, floor_percent)),
+            resident_bytes: from.u64(at + offset_of!(LimitsDevice, resident_bytes)),
             physical_bytes: from.u64(at + offset_of!(LimitsDevice, physical_bytes)),
             context_bytes: from.u64(at + offset_of!(LimitsDevice, context_bytes)),
             module_bytes: from.u64(at + offset_of!(LimitsDevice, module_bytes)),
         };
-        if device.core_percent > 100 || *device.uuid.bytes() != uuid {
+        if device.core_percent > 100 || device.floor_percent > 100 || *device.uuid.bytes() != uuid {
             return None;
         }
     }
@@ -577,6 +592,8 @@ mod tests {
             uuid: DeviceUuid::new("GPU-12345678-aaaa-bbbb-cccc-0123456789ab").unwrap(),
             memory_bytes,
             core_percent: 30,
+            floor_percent: 20,
+            resident_bytes: 3 << 30,
             physical_bytes: 16 << 30,
             context_bytes: 300 << 20,
             module_bytes: 2 << 20,

@@ -27,6 +27,7 @@ use self::private::{OwnUse, Private};
 use self::sys::CPath;
 use crate::budget::{self, Ledger, NotAdded, Place, Refused, Stale, bytes_in, tag_of};
 use crate::crash::crash_point;
+use crate::credit::Compute;
 use crate::layout::{
     CALL_BYTES, DeviceUse, LOCK_DEVICES, LOCK_SHARED, LOCK_SLOTS, MAX_DEVICES, MAX_HOLDERS,
     MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, REGION_MAGIC, REGION_VERSION, RegionHeader,
@@ -795,6 +796,48 @@ impl Region {
             if let Some(cells) = self.cells(slot, device) {
                 // Relaxed: a number for a report.
                 sum = sum.saturating_add(bytes_in(cells.pending.load(Ordering::Relaxed)));
+            }
+        });
+        sum
+    }
+
+    /// The container's compute credit on this device, and the words of this process. Nothing for a
+    /// process without a slot.
+    #[inline]
+    #[must_use]
+    pub fn compute(&self, device: usize) -> Option<Compute<'_>> {
+        // Relaxed: numbers; what is counted in a slot that was just given away is counted.
+        let seat = self.private().seat.load(Ordering::Relaxed);
+        let slot = self.layout().slots.get(place_of(seat).slot)?;
+        Some(Compute {
+            device: self.layout().devices.get(device)?,
+            own: &slot.devices.get(device)?.compute,
+            seat,
+        })
+    }
+
+    /// Of this process's memory on this device, that many bytes more (less) are managed memory past
+    /// the container's share of the device.
+    pub fn count_oversubscribed(&self, device: usize, bytes: i64) {
+        // Relaxed: a breakdown for readers.
+        let place = place_of(self.private().seat.load(Ordering::Relaxed));
+        if let Some(cells) = self.cells(place.slot, device) {
+            let next = |old: u64| Some(old.saturating_add_signed(bytes));
+            let _old =
+                cells
+                    .oversubscribed
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        }
+    }
+
+    /// Managed memory of all processes past the container's share of this device, bytes.
+    #[must_use]
+    pub fn oversubscribed(&self, device: usize) -> u64 {
+        let mut sum = 0_u64;
+        budget::each_slot(self, |slot| {
+            if let Some(cells) = self.cells(slot, device) {
+                // Relaxed: a number.
+                sum = sum.saturating_add(cells.oversubscribed.load(Ordering::Relaxed));
             }
         });
         sum

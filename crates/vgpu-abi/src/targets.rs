@@ -23,8 +23,45 @@ pub struct Target {
     pub host_pid: u32,
     /// What the driver takes for the process beyond its own allocations, by device, bytes.
     pub overhead_bytes: [u64; MAX_DEVICES],
-    /// Target of the compute arbiter by device, thousandths of the device; 0 is none.
-    pub target_permille: [u32; MAX_DEVICES],
+    /// What the compute arbiter grants, by device; nothing where it has no word.
+    pub grants: [Option<Grant>; MAX_DEVICES],
+}
+
+/// What the compute arbiter grants a container on one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// Thousandths of the device's time, at most 1000; 0: its launches wait.
+    pub permille: u16,
+    /// What a nanosecond that the container has measured counts for, in [`Grant::ONE`]ths: more
+    /// than one where it measures too little, less where it takes others' time for its own.
+    pub scale: u16,
+    /// Others work on the device too: what events measure may be somebody else's time.
+    pub contended: bool,
+    /// The container's work is to be measured and bounded although nothing caps it, because others
+    /// depend on knowing it.
+    pub measured: bool,
+}
+
+impl Grant {
+    /// A [`Grant::scale`] of one.
+    pub const ONE: u16 = 4096;
+
+    fn word(self) -> u32 {
+        u32::from(self.permille.min(1000)) + 1
+            | u32::from(self.contended) << 10
+            | u32::from(self.measured) << 11
+            | u32::from(self.scale) << 16
+    }
+
+    fn of(word: u32) -> Option<Self> {
+        let permille = u16::try_from(word & 0x3ff).ok()?.checked_sub(1)?;
+        Some(Self {
+            permille: permille.min(1000),
+            scale: u16::try_from(word >> 16).unwrap_or(Self::ONE),
+            contended: word & 1 << 10 != 0,
+            measured: word & 1 << 11 != 0,
+        })
+    }
 }
 
 const ENTRY_BYTES: usize = size_of::<TargetsEntry>();
@@ -49,10 +86,10 @@ fn encode(target: &Target, generation: u64) -> [u64; ENTRY_WORDS] {
     for (index, bytes) in target.overhead_bytes.iter().enumerate() {
         to.u64(offset_of!(TargetsEntry, overhead_bytes) + index * 8, *bytes);
     }
-    for (index, permille) in target.target_permille.iter().enumerate() {
+    for (index, grant) in target.grants.iter().enumerate() {
         to.u32(
-            offset_of!(TargetsEntry, target_permille) + index * 4,
-            *permille,
+            offset_of!(TargetsEntry, grants) + index * 4,
+            grant.map_or(0, Grant::word),
         );
     }
     let sum = checksum(words.get(..ENTRY_WORDS - 1).unwrap_or_default());
@@ -75,8 +112,8 @@ fn decode(words: &[u64; ENTRY_WORDS], generation: u64) -> Option<Target> {
         overhead_bytes: std::array::from_fn(|i| {
             from.u64(offset_of!(TargetsEntry, overhead_bytes) + i * 8)
         }),
-        target_permille: std::array::from_fn(|i| {
-            from.u32(offset_of!(TargetsEntry, target_permille) + i * 4)
+        grants: std::array::from_fn(|i| {
+            Grant::of(from.u32(offset_of!(TargetsEntry, grants) + i * 4))
         }),
     })
 }
@@ -197,7 +234,15 @@ mod tests {
             slot_generation: 7,
             host_pid: 4711,
             overhead_bytes: [number; MAX_DEVICES],
-            target_permille: [250; MAX_DEVICES],
+            grants: std::array::from_fn(|device| {
+                let device = u16::try_from(device).unwrap();
+                (device != 3).then_some(Grant {
+                    permille: 1000 - device * 66,
+                    scale: Grant::ONE + device,
+                    contended: device % 2 == 0,
+                    measured: device % 3 == 0,
+                })
+            }),
         }
     }
 

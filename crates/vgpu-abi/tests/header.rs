@@ -53,11 +53,15 @@ fn in_rust() -> BTreeMap<String, Layout> {
             locks_retaken, rejoined, reaped, shared_full, ooms, slots_full, past_hook_calls,
             reserved_2 }
         RegionDevice { uuid, reserved_0, shared, context_bytes, module_bytes, physical_bytes, wanted_ns,
-            last, reserved_1, credit_ns, credit_at_ns, busy_ns, reserved_2 }
+            last, reserved_1, credit_ns, credit_at_ns, busy_ns, leased_ns, unknown, unknown_at_ns,
+            reserved_2, past }
         SlotHead { state, pid, generation, start_time, pid_namespace, start_stack, joined_unix_ns,
             name, hook_calls, image, reserved }
-        DeviceUse { confirmed, contexts, modules, reserved_0, pending, launches, busy_ns,
-            leased_ns, in_flight_ns, busy_permille, priority, reserved_1 }
+        ComputeUse { launches, graph_launches, busy_ns, in_flight_ns, last_launch_ns, throttled_ns,
+            waiting_since_ns, leased_ns, waits, copies, copy_bytes, host_functions,
+            unknown_launches, busy_permille, priority, reserved }
+        DeviceUse { confirmed, contexts, modules, oversubscribed, reserved_0, pending, reserved_1,
+            compute }
         Slot { head, devices }
         SharedObject { state, device, key, bytes, reserved, holders }
         OomHolder { pid, slot, bytes }
@@ -66,12 +70,12 @@ fn in_rust() -> BTreeMap<String, Layout> {
         RegionLayout { header, devices, ooms, shared, slots }
         HostFileHeader { magic, version, copy_bytes, file_bytes, current, heartbeat_ns, reserved }
         LimitsDevice { uuid, memory_bytes, physical_bytes, context_bytes, module_bytes,
-            core_percent, reserved_0, reserved_1 }
+            core_percent, floor_percent, resident_bytes, reserved_1 }
         LimitsCopy { version, device_count, generation, priority, policy, unlisted, reserved_0,
             devices, reserved_1, checksum }
         LimitsLayout { header, copies }
         TargetsEntry { generation, slot_generation, host_pid, reserved_0, overhead_bytes,
-            target_permille, reserved_1, checksum }
+            grants, reserved_1, checksum }
         TargetsCopy { entries }
         TargetsLayout { header, copies }
     }

@@ -205,7 +205,7 @@ fn process(picture: &Picture, view: &ContainerView, process: &ProcessView) -> Pr
         context_bytes: used.context_bytes,
         module_bytes: used.module_bytes,
         pending_bytes: used.pending_bytes,
-        launches: used.launches,
+        launches: used.compute.launches,
         utilization_percent: view
             .devices
             .get(index)

@@ -50,15 +50,11 @@ fn cells() -> DeviceUse {
         confirmed: word(),
         contexts: word(),
         modules: word(),
+        oversubscribed: word(),
         reserved_0: std::array::from_fn(|_| word()),
         pending: word(),
-        launches: word(),
-        busy_ns: word(),
-        leased_ns: word(),
-        in_flight_ns: word(),
-        busy_permille: AtomicU32::new(0),
-        priority: AtomicU32::new(0),
         reserved_1: std::array::from_fn(|_| word()),
+        compute: crate::credit::model::compute_use(),
     }
 }
 

@@ -15,7 +15,8 @@ use super::{
 };
 use crate::budget::{self, Identity, Ledger, Outside, Slots, bytes_in, tag_of};
 use crate::crash::crash_point;
-use crate::layout::{DeviceUse, MAX_DEVICES, MAX_SLOTS, SlotHead};
+use crate::credit;
+use crate::layout::{ComputeUse, DeviceUse, MAX_DEVICES, MAX_SLOTS, SlotHead};
 
 /// How long a reaper waits for the shared-object table before it leaves a slot for the next one.
 const REAP_WAIT_NS: u64 = 5_000_000;
@@ -496,6 +497,12 @@ impl Slots for Region {
 
     fn let_go_of_shared(&self, slot: usize) -> bool {
         self.let_go_of_all(slot, &mut Wait::at_most(REAP_WAIT_NS))
+    }
+
+    fn keep_compute(&self, device: usize, of: &ComputeUse) {
+        if let Some(cells) = self.layout().devices.get(device) {
+            credit::keep(cells, of);
+        }
     }
 
     fn keep_counts(&self, slot: usize) {

@@ -1,0 +1,329 @@
+//! Compute credit: one account for each container and device, in nanoseconds of GPU time. The clock
+//! fills it at the container's rate up to a small most; launches take from it, in advance by what
+//! they are expected to cost, and what was measured afterwards settles the difference. Owns the
+//! arithmetic on the words that all processes share.
+//!
+//! Never waits, reads a clock or makes a system call: it answers how long to wait. A process that is
+//! killed between two of its steps loses at most what it was about to take.
+
+use crate::atomic::{AtomicU64, Ordering};
+use crate::layout::{ComputeUse, RegionDevice};
+
+/// What a thread takes at a time, so that most of its launches touch no shared word, nanoseconds.
+pub const LEASE_NS: u64 = 200_000;
+/// All threads of a container together hold at most this much on a device, nanoseconds: what a
+/// thread that sleeps holds may be spent long after.
+pub const MOST_LEASED_NS: u64 = 1_000_000;
+/// A refill that stands this far in the future was made with another clock.
+const ANOTHER_CLOCK_NS: u64 = 1_000_000_000;
+
+/// The most that is saved up at this rate (thousandths of the device), nanoseconds: enough that a
+/// program below its rate never waits, and little enough that no tenth of a second shows it.
+#[must_use]
+pub fn most_saved_ns(permille: u32) -> u64 {
+    (20_000 * u64::from(permille)).min(5_000_000)
+}
+
+/// How long it takes to earn so much, nanoseconds, rounded up; for ever at no rate.
+#[must_use]
+pub fn time_to_earn_ns(ns: u64, permille: u32) -> u64 {
+    if permille == 0 {
+        return u64::MAX;
+    }
+    let time = (u128::from(ns) * 1000).div_ceil(u128::from(permille));
+    u64::try_from(time).unwrap_or(u64::MAX)
+}
+
+/// Puts into the account what was earned since it was filled last. Of several processes that do so
+/// at once, one does.
+pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
+    // Relaxed: the exchange decides; nothing but numbers is guarded.
+    let mut at = cells.credit_at_ns.load(Ordering::Relaxed);
+    loop {
+        let is_first = at == 0 || at > now_ns.saturating_add(ANOTHER_CLOCK_NS);
+        let earned = if is_first {
+            most_saved_ns(permille)
+        } else {
+            let passed = u128::from(now_ns.saturating_sub(at));
+            let earned = passed * u128::from(permille) / 1000;
+            u64::try_from(earned).unwrap_or(u64::MAX)
+        };
+        // A rate of nothing still moves the time on, else the next rate would earn it all.
+        if earned == 0 && permille != 0 || at == now_ns {
+            return;
+        }
+        // Whole nanoseconds were earned in a little less time than has passed. Rounded up, so that
+        // no number of refills earns more than the time is worth.
+        let paid_to = if is_first || permille == 0 {
+            now_ns
+        } else {
+            at.saturating_add(time_to_earn_ns(earned, permille))
+                .min(now_ns)
+        };
+        let next = cells.credit_at_ns.compare_exchange(
+            at,
+            paid_to.max(1),
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+        match next {
+            Ok(_) => return earn(&cells.credit_ns, earned, most_saved_ns(permille)),
+            Err(seen) => at = seen,
+        }
+        if at >= now_ns && at <= now_ns.saturating_add(ANOTHER_CLOCK_NS) {
+            return;
+        }
+    }
+}
+
+/// Adds to an account, but not beyond the most; an account that holds more already keeps it.
+fn earn(credit: &AtomicU64, ns: u64, most: u64) {
+    let most = i64::try_from(most).unwrap_or(i64::MAX);
+    let ns = i64::try_from(ns).unwrap_or(i64::MAX);
+    let next = |old: u64| {
+        let old = old.cast_signed();
+        (old < most).then(|| old.saturating_add(ns).min(most).cast_unsigned())
+    };
+    // Relaxed: a number; nothing else is guarded.
+    let _old = credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+}
+
+/// Changes an account by this much; below zero is debt.
+fn change(credit: &AtomicU64, ns: i64) {
+    // Relaxed: a number; nothing else is guarded.
+    credit.fetch_add(ns.cast_unsigned(), Ordering::Relaxed);
+}
+
+fn take_away(word: &AtomicU64, ns: u64) {
+    let less = |old: u64| Some(old.saturating_sub(ns));
+    // Relaxed: a number; nothing else is guarded.
+    let _old = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+}
+
+/// What one process does with the credit of its container on one device.
+#[derive(Clone, Copy)]
+pub struct Compute<'a> {
+    pub(crate) device: &'a RegionDevice,
+    pub(crate) own: &'a ComputeUse,
+    /// Slot and generation, packed.
+    pub(crate) seat: u64,
+}
+
+impl Compute<'_> {
+    /// Takes `want_ns`, and where there is enough a little more for the launches that follow: how
+    /// much more. An account above zero gives whatever is wanted, and goes into debt; one that is
+    /// not says how long it takes until it is, in nanoseconds.
+    ///
+    /// # Errors
+    /// How long to wait, nanoseconds; `u64::MAX` at no rate.
+    pub fn lease(&self, want_ns: u64, now_ns: u64, permille: u32) -> Result<u64, u64> {
+        refill(self.device, now_ns, permille);
+        let credit = &self.device.credit_ns;
+        if permille == 0 {
+            return Err(u64::MAX);
+        }
+        // Relaxed: a number; nothing else is guarded.
+        let mut old = credit.load(Ordering::Relaxed);
+        loop {
+            let have = old.cast_signed();
+            if have <= 0 {
+                return Err(time_to_earn_ns(have.unsigned_abs() + 1, permille));
+            }
+            // An eighth, so that who comes next finds some too.
+            let more = (have.unsigned_abs() / 8).min(LEASE_NS);
+            // Relaxed: a bound that may be passed by a few threads' leases at once.
+            let leased = self.device.leased_ns.load(Ordering::Relaxed);
+            let fits = want_ns < more && leased < MOST_LEASED_NS;
+            let granted = if fits { more } else { want_ns };
+            let next = have.saturating_sub_unsigned(granted).cast_unsigned();
+            match credit.compare_exchange(old, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => {
+                    let more = granted - want_ns;
+                    // Relaxed: numbers. Our own first: a reaper takes away what stands there.
+                    self.own.leased_ns.fetch_add(more, Ordering::Relaxed);
+                    self.device.leased_ns.fetch_add(more, Ordering::Relaxed);
+                    return Ok(more);
+                }
+                Err(seen) => old = seen,
+            }
+        }
+    }
+
+    /// A thread is done with what [`Compute::lease`] gave it beyond what it wanted: `more_ns` of
+    /// then, of which `unused_ns` go back.
+    pub fn end_lease(&self, more_ns: u64, unused_ns: u64) {
+        take_away(&self.device.leased_ns, more_ns);
+        take_away(&self.own.leased_ns, more_ns);
+        change(
+            &self.device.credit_ns,
+            i64::try_from(unused_ns.min(more_ns)).unwrap_or(0),
+        );
+    }
+
+    /// Settles what was charged in advance: `ns` more (less) credit is gone than was taken.
+    pub fn settle(&self, ns: i64) {
+        change(&self.device.credit_ns, ns.saturating_neg());
+    }
+
+    /// What the account holds, nanoseconds; below zero is debt.
+    #[must_use]
+    pub fn credit_ns(&self) -> i64 {
+        // Relaxed: a number.
+        self.device.credit_ns.load(Ordering::Relaxed).cast_signed()
+    }
+
+    /// GPU time that this process used (or, below zero, did not use after all), nanoseconds.
+    pub fn count_busy(&self, ns: i64) {
+        for word in [&self.own.busy_ns, &self.device.busy_ns] {
+            let next = |old: u64| Some(old.saturating_add_signed(ns));
+            // Relaxed: a number.
+            let _old = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        }
+    }
+
+    /// Becomes the one who has a launch of unknown cost in flight. False while another process has:
+    /// see [`Compute::unknown_since_ns`].
+    #[must_use]
+    pub fn begin_unknown(&self, now_ns: u64) -> bool {
+        let unknown = &self.device.unknown;
+        // Relaxed: a mark; nothing else is guarded.
+        match unknown.compare_exchange(0, self.seat, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => {
+                // Relaxed: a number.
+                self.device.unknown_at_ns.store(now_ns, Ordering::Relaxed);
+                self.own.unknown_launches.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// The launch of unknown cost is over. Only who began it ends it.
+    pub fn end_unknown(&self) {
+        // Relaxed: a mark; nothing else is guarded.
+        let _whose = self.device.unknown.compare_exchange(
+            self.seat,
+            0,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+    }
+
+    /// Since when somebody has had a launch of unknown cost in flight, and whether it is this
+    /// process; nothing when nobody has.
+    #[must_use]
+    pub fn unknown_since_ns(&self) -> Option<(u64, bool)> {
+        // Relaxed: a mark and a number.
+        let whose = self.device.unknown.load(Ordering::Relaxed);
+        let at_ns = self.device.unknown_at_ns.load(Ordering::Relaxed);
+        (whose != 0).then_some((at_ns, whose == self.seat))
+    }
+
+    /// Takes the mark away from whoever has it: it has shown no life for too long.
+    pub fn forget_unknown(&self) {
+        // Relaxed: a mark; nothing else is guarded.
+        self.device.unknown.store(0, Ordering::Relaxed);
+    }
+
+    /// The words that this process counts its launches in.
+    #[must_use]
+    pub fn own(&self) -> &ComputeUse {
+        self.own
+    }
+}
+
+impl core::fmt::Debug for Compute<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Compute")
+            .field("credit_ns", &self.credit_ns())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Keeps what a process that is gone has launched, and empties its words.
+pub(crate) fn keep(cells: &RegionDevice, of: &ComputeUse) {
+    // Relaxed throughout: numbers for reports.
+    let take = |word: &AtomicU64| word.swap(0, Ordering::Relaxed);
+    take_away(&cells.leased_ns, take(&of.leased_ns));
+    let past = &cells.past;
+    for (to, from) in [
+        (&past.launches, &of.launches),
+        (&past.graph_launches, &of.graph_launches),
+        (&past.busy_ns, &of.busy_ns),
+        (&past.throttled_ns, &of.throttled_ns),
+        (&past.waits, &of.waits),
+        (&past.copies, &of.copies),
+        (&past.copy_bytes, &of.copy_bytes),
+        (&past.host_functions, &of.host_functions),
+        (&past.unknown_launches, &of.unknown_launches),
+    ] {
+        to.fetch_add(take(from), Ordering::Relaxed);
+    }
+    past.last_launch_ns
+        .fetch_max(take(&of.last_launch_ns), Ordering::Relaxed);
+    for word in [&of.in_flight_ns, &of.waiting_since_ns] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [&of.busy_permille, &of.priority] {
+        word.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod model {
+    use super::*;
+    use crate::atomic::{AtomicU8, AtomicU32};
+
+    fn word() -> AtomicU64 {
+        AtomicU64::new(0)
+    }
+
+    pub(crate) fn compute_use() -> ComputeUse {
+        ComputeUse {
+            launches: word(),
+            graph_launches: word(),
+            busy_ns: word(),
+            in_flight_ns: word(),
+            last_launch_ns: word(),
+            throttled_ns: word(),
+            waiting_since_ns: word(),
+            leased_ns: word(),
+            waits: word(),
+            copies: word(),
+            copy_bytes: word(),
+            host_functions: word(),
+            unknown_launches: word(),
+            busy_permille: AtomicU32::new(0),
+            priority: AtomicU32::new(0),
+            reserved: std::array::from_fn(|_| word()),
+        }
+    }
+
+    pub(crate) fn region_device() -> RegionDevice {
+        RegionDevice {
+            uuid: std::array::from_fn(|_| AtomicU8::new(0)),
+            reserved_0: std::array::from_fn(|_| word()),
+            shared: word(),
+            context_bytes: word(),
+            module_bytes: word(),
+            physical_bytes: word(),
+            wanted_ns: word(),
+            last: word(),
+            reserved_1: std::array::from_fn(|_| word()),
+            credit_ns: word(),
+            credit_at_ns: word(),
+            busy_ns: word(),
+            leased_ns: word(),
+            unknown: word(),
+            unknown_at_ns: word(),
+            reserved_2: std::array::from_fn(|_| word()),
+            past: compute_use(),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+#[cfg(all(test, loom))]
+mod loom_tests;
