@@ -211,8 +211,11 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
   uint64_t wanted_ns;
   // Who had the device's lock last: slot and generation, packed.
   uint64_t last;
+  // The most that contexts and modules were seen to take, bytes, of a process whose runtime loads
+  // past the driver's public interface; 0 where nobody has seen one.
+  uint64_t runtime_bytes;
   // Room for the rest of the line.
-  uint64_t reserved_1[2];
+  uint64_t reserved_1[1];
   // Compute credit of the container on this device, nanoseconds, two's complement.
   uint64_t credit_ns;
   // When credit was last refilled, nanoseconds of the monotonic clock.
@@ -324,8 +327,11 @@ typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
   uint64_t modules;
   // Of `confirmed`: managed memory past the container's share of the device, bytes.
   uint64_t oversubscribed;
+  // Since when the process's runtime has been loading what no call of the driver's public
+  // interface names, nanoseconds of the monotonic clock; 0: it is not.
+  uint64_t loading_since_ns;
   // Room for more kinds.
-  uint64_t reserved_0[4];
+  uint64_t reserved_0[3];
   // Charge word: what has been asked of the driver and is not answered yet.
   uint64_t pending;
   // Room that keeps the next field on a line of its own.

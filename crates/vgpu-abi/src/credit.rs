@@ -309,6 +309,7 @@ pub(crate) mod model {
             physical_bytes: word(),
             wanted_ns: word(),
             last: word(),
+            runtime_bytes: word(),
             reserved_1: std::array::from_fn(|_| word()),
             credit_ns: word(),
             credit_at_ns: word(),

@@ -152,8 +152,11 @@ pub struct RegionDevice {
     pub wanted_ns: AtomicU64,
     /// Who had the device's lock last: slot and generation, packed.
     pub last: AtomicU64,
+    /// The most that contexts and modules were seen to take, bytes, of a process whose runtime loads
+    /// past the driver's public interface; 0 where nobody has seen one.
+    pub runtime_bytes: AtomicU64,
     /// Room for the rest of the line.
-    pub reserved_1: [AtomicU64; 2],
+    pub reserved_1: [AtomicU64; 1],
     /// Compute credit of the container on this device, nanoseconds, two's complement.
     pub credit_ns: AtomicU64,
     /// When credit was last refilled, nanoseconds of the monotonic clock.
@@ -251,8 +254,11 @@ pub struct DeviceUse {
     pub modules: AtomicU64,
     /// Of `confirmed`: managed memory past the container's share of the device, bytes.
     pub oversubscribed: AtomicU64,
+    /// Since when the process's runtime has been loading what no call of the driver's public
+    /// interface names, nanoseconds of the monotonic clock; 0: it is not.
+    pub loading_since_ns: AtomicU64,
     /// Room for more kinds.
-    pub reserved_0: [AtomicU64; 4],
+    pub reserved_0: [AtomicU64; 3],
     /// Charge word: what has been asked of the driver and is not answered yet.
     pub pending: AtomicU64,
     /// Room that keeps the next field on a line of its own.
@@ -487,7 +493,7 @@ assert_layout!(RegionHeader: size 4096, align 64, magic @ 0, version @ 8, header
     waits_ran_out @ 328, locks_retaken @ 336, rejoined @ 344, reaped @ 352, shared_full @ 360,
     ooms @ 368, slots_full @ 376, past_hook_calls @ 384, reserved_2 @ 512);
 assert_layout!(RegionDevice: size 384, align 64, uuid @ 0, shared @ 128, context_bytes @ 136,
-    module_bytes @ 144, physical_bytes @ 152, wanted_ns @ 160, last @ 168, credit_ns @ 192, credit_at_ns @ 200, busy_ns @ 208,
+    module_bytes @ 144, physical_bytes @ 152, wanted_ns @ 160, last @ 168, runtime_bytes @ 176, credit_ns @ 192, credit_at_ns @ 200, busy_ns @ 208,
     leased_ns @ 216, unknown @ 224, unknown_at_ns @ 232, past @ 256);
 assert_layout!(SlotHead: size 256, align 64, state @ 0, pid @ 4, generation @ 8, start_time @ 16,
     pid_namespace @ 24, start_stack @ 32, joined_unix_ns @ 40, name @ 48, hook_calls @ 64,
@@ -497,7 +503,7 @@ assert_layout!(ComputeUse: size 128, align 64, launches @ 0, graph_launches @ 8,
     leased_ns @ 56, waits @ 64, copies @ 72, copy_bytes @ 80, host_functions @ 88,
     unknown_launches @ 96, busy_permille @ 104, priority @ 108);
 assert_layout!(DeviceUse: size 256, align 64, confirmed @ 0, contexts @ 8, modules @ 16,
-    oversubscribed @ 24, pending @ 64, compute @ 128);
+    oversubscribed @ 24, loading_since_ns @ 32, pending @ 64, compute @ 128);
 assert_layout!(Slot: size 4352, align 64, head @ 0, devices @ 256);
 assert_layout!(SharedObject: size 192, align 64, state @ 0, device @ 4, key @ 8, bytes @ 24,
     holders @ 64);

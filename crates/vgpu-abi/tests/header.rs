@@ -53,14 +53,14 @@ fn in_rust() -> BTreeMap<String, Layout> {
             locks_retaken, rejoined, reaped, shared_full, ooms, slots_full, past_hook_calls,
             reserved_2 }
         RegionDevice { uuid, reserved_0, shared, context_bytes, module_bytes, physical_bytes, wanted_ns,
-            last, reserved_1, credit_ns, credit_at_ns, busy_ns, leased_ns, unknown, unknown_at_ns,
+            last, runtime_bytes, reserved_1, credit_ns, credit_at_ns, busy_ns, leased_ns, unknown, unknown_at_ns,
             reserved_2, past }
         SlotHead { state, pid, generation, start_time, pid_namespace, start_stack, joined_unix_ns,
             name, hook_calls, image, reserved }
         ComputeUse { launches, graph_launches, busy_ns, in_flight_ns, last_launch_ns, throttled_ns,
             waiting_since_ns, leased_ns, waits, copies, copy_bytes, host_functions,
             unknown_launches, busy_permille, priority, reserved }
-        DeviceUse { confirmed, contexts, modules, oversubscribed, reserved_0, pending, reserved_1,
+        DeviceUse { confirmed, contexts, modules, oversubscribed, loading_since_ns, reserved_0, pending, reserved_1,
             compute }
         Slot { head, devices }
         SharedObject { state, device, key, bytes, reserved, holders }

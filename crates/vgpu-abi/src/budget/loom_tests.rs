@@ -51,6 +51,7 @@ fn cells() -> DeviceUse {
         contexts: word(),
         modules: word(),
         oversubscribed: word(),
+        loading_since_ns: word(),
         reserved_0: std::array::from_fn(|_| word()),
         pending: word(),
         reserved_1: std::array::from_fn(|_| word()),
