@@ -4,8 +4,11 @@
 //! at a fixed place in the file (see [`ClockWords`]). Never sleeps longer than asked, never reads
 //! the wall clock to decide anything.
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+
+use crate::exec::Exec;
 
 /// Where time comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -18,6 +21,9 @@ pub enum ClockKind {
     /// Stands still while programs compute; whoever waits for the GPU moves it to the next thing
     /// that happens on the board. So a program runs at once, and its times are exact.
     Jump,
+    /// The same for several processes and threads: moves only when every thread that takes part waits
+    /// for the clock or the GPU, and then to the next moment that one of them waits for.
+    Lockstep,
 }
 
 impl ClockKind {
@@ -30,8 +36,9 @@ impl ClockKind {
             "real" | "" => Ok(Self::Real),
             "virtual" => Ok(Self::Virtual),
             "jump" => Ok(Self::Jump),
+            "lockstep" => Ok(Self::Lockstep),
             other => Err(format!(
-                "unknown clock {other:?}: accepted are real, virtual, jump"
+                "unknown clock {other:?}: accepted are real, virtual, jump, lockstep"
             )),
         }
     }
@@ -40,6 +47,7 @@ impl ClockKind {
         match word {
             1 => Self::Virtual,
             2 => Self::Jump,
+            3 => Self::Lockstep,
             _ => Self::Real,
         }
     }
@@ -49,6 +57,7 @@ impl ClockKind {
             Self::Real => 0,
             Self::Virtual => 1,
             Self::Jump => 2,
+            Self::Lockstep => 3,
         }
     }
 }
@@ -57,8 +66,8 @@ impl ClockKind {
 ///
 /// | offset | type | meaning |
 /// |---|---|---|
-/// | 0 | u32 | 0 real, 1 virtual, 2 jump |
-/// | 4 | u32 | counts changes of the word below; a futex that is woken at each |
+/// | 0 | u32 | 0 real, 1 virtual, 2 jump, 3 lockstep |
+/// | 4 | u32 | counts changes of the word below; a futex that is woken at each, but in lockstep |
 /// | 8 | u64 | nanoseconds, when not real |
 #[repr(C)]
 #[derive(Debug)]
@@ -71,56 +80,87 @@ pub struct ClockWords {
 /// Where a virtual clock starts: not at zero, which some callers take for "never".
 pub const START_NS: u64 = 1_000_000_000;
 
+impl ClockWords {
+    /// Sets the kind, once, before anybody else looks.
+    pub(crate) fn init(&self, kind: ClockKind) {
+        self.now_ns.store(START_NS, Ordering::SeqCst);
+        self.kind.store(kind.word(), Ordering::SeqCst);
+    }
+
+    pub(crate) fn kind(&self) -> ClockKind {
+        // Relaxed: written once, before the file's magic was published.
+        ClockKind::of(self.kind.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        match self.kind() {
+            ClockKind::Real => monotonic_ns(),
+            ClockKind::Virtual | ClockKind::Jump | ClockKind::Lockstep => {
+                self.now_ns.load(Ordering::SeqCst)
+            }
+        }
+    }
+
+    /// The word that a clock which is not real counts in.
+    pub(crate) fn word(&self) -> &AtomicU64 {
+        &self.now_ns
+    }
+
+    /// Says that something happened that a waiter may look at.
+    pub(crate) fn announce(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        futex_wake_all(&self.changes);
+    }
+}
+
 /// One process's view of the board's clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock<'a> {
     words: &'a ClockWords,
+    exec: &'a Exec,
 }
 
 impl<'a> Clock<'a> {
-    /// Reads the clock that lies in `words`.
-    pub fn new(words: &'a ClockWords) -> Self {
-        Self { words }
-    }
-
-    /// Sets the kind, once, before anybody else looks.
-    pub(crate) fn init(&self, kind: ClockKind) {
-        self.words.now_ns.store(START_NS, Ordering::SeqCst);
-        self.words.kind.store(kind.word(), Ordering::SeqCst);
+    pub(crate) fn new(words: &'a ClockWords, exec: &'a Exec) -> Self {
+        Self { words, exec }
     }
 
     /// Where this clock's time comes from.
     pub fn kind(&self) -> ClockKind {
-        // Relaxed: written once, before the file's magic was published.
-        ClockKind::of(self.words.kind.load(Ordering::Relaxed))
+        self.words.kind()
     }
 
     /// Nanoseconds since some fixed moment.
     pub fn now(&self) -> u64 {
-        match self.kind() {
-            ClockKind::Real => monotonic_ns(),
-            ClockKind::Virtual | ClockKind::Jump => self.words.now_ns.load(Ordering::SeqCst),
-        }
+        self.words.now()
     }
 
     /// Moves a clock that is not real forward by `ns` and wakes who waits; returns the new time.
     /// A real clock is left alone.
     pub fn advance(&self, ns: u64) -> u64 {
-        if self.kind() == ClockKind::Real {
-            return self.now();
+        match self.kind() {
+            ClockKind::Real => self.now(),
+            ClockKind::Lockstep => self.exec.move_by(ns),
+            ClockKind::Virtual | ClockKind::Jump => {
+                let now = self.words.now_ns.fetch_add(ns, Ordering::SeqCst) + ns;
+                self.words.announce();
+                now
+            }
         }
-        let now = self.words.now_ns.fetch_add(ns, Ordering::SeqCst) + ns;
-        self.announce();
-        now
     }
 
     /// Moves a clock that is not real forward to `ns`; never backward.
     pub fn advance_to(&self, ns: u64) {
-        if self.kind() == ClockKind::Real {
-            return;
+        match self.kind() {
+            ClockKind::Real => {}
+            ClockKind::Lockstep => {
+                self.exec.move_by(ns.saturating_sub(self.now()));
+            }
+            ClockKind::Virtual | ClockKind::Jump => {
+                self.words.now_ns.fetch_max(ns, Ordering::SeqCst);
+                self.words.announce();
+            }
         }
-        self.words.now_ns.fetch_max(ns, Ordering::SeqCst);
-        self.announce();
     }
 
     /// The count to hand to [`Clock::wait`]: read before the condition is looked at.
@@ -128,15 +168,103 @@ impl<'a> Clock<'a> {
         self.words.changes.load(Ordering::SeqCst)
     }
 
-    /// Says that something happened that a waiter may look at.
-    pub(crate) fn announce(&self) {
-        self.words.changes.fetch_add(1, Ordering::SeqCst);
-        futex_wake_all(&self.words.changes);
-    }
-
     /// Waits until something was announced since `seen`, or `longest` of real time has passed.
     pub fn wait(&self, seen: u32, longest: Duration) {
         futex_wait(&self.words.changes, seen, longest);
+    }
+
+    /// Waits until it is `ns` on this clock. In lockstep, a thread that has not joined takes part for
+    /// that wait only.
+    pub fn sleep_until(&self, ns: u64) {
+        self.exec.sleep_until(ns);
+    }
+
+    /// Waits for so long on this clock.
+    pub fn sleep(&self, ns: u64) {
+        self.sleep_until(self.now().saturating_add(ns));
+    }
+
+    /// Makes this thread one without which a clock in lockstep does not move: until the answer is
+    /// dropped, in this thread. Does nothing on the other clocks.
+    pub fn join_thread(&self) -> Participant<'a> {
+        self.exec.take_part();
+        Participant {
+            exec: self.exec,
+            bound: PhantomData,
+        }
+    }
+
+    /// Lets a clock in lockstep move without this thread, until the answer is dropped: for waiting for
+    /// what the clock does not know, as a pipe or a child's end.
+    pub fn away(&self) -> Away<'a> {
+        Away {
+            was_here: self.exec.go_away(),
+            exec: self.exec,
+            bound: PhantomData,
+        }
+    }
+
+    /// Lets a clock in lockstep stand still until so many threads have joined, earlier ones included.
+    pub fn expect_threads(&self, threads: u32) {
+        self.exec.lockstep().expect(threads);
+    }
+
+    /// What a clock in lockstep has counted.
+    pub fn counts(&self) -> LockstepCounts {
+        let words = self.exec.lockstep();
+        let (stalls, sleepers) = words.taken_for_away();
+        LockstepCounts {
+            joined: words.joined(),
+            present: words.present(),
+            moves: words.moves(),
+            stalls,
+            sleepers,
+        }
+    }
+}
+
+/// What a clock in lockstep has counted. A run in which the last two stay 0 is exact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockstepCounts {
+    /// Threads that have joined, ever.
+    pub joined: u64,
+    /// Threads that take part and are not away.
+    pub present: usize,
+    /// How often time was moved.
+    pub moves: u64,
+    /// Threads that were taken for away since nothing had happened for 2 s of real time.
+    pub stalls: u64,
+    /// Threads that were taken for away since all that ran slept in something that the clock does not
+    /// know, for 250 ms of real time.
+    pub sleepers: u64,
+}
+
+/// This thread takes part in a clock in lockstep.
+#[derive(Debug)]
+pub struct Participant<'a> {
+    exec: &'a Exec,
+    bound: PhantomData<*const ()>,
+}
+
+impl Drop for Participant<'_> {
+    fn drop(&mut self) {
+        self.exec.part();
+    }
+}
+
+/// A clock in lockstep does not wait for this thread.
+#[derive(Debug)]
+pub struct Away<'a> {
+    exec: &'a Exec,
+    was_here: bool,
+    bound: PhantomData<*const ()>,
+}
+
+impl Drop for Away<'_> {
+    fn drop(&mut self) {
+        if self.was_here {
+            self.exec.take_part();
+        }
     }
 }
 
@@ -159,6 +287,12 @@ fn clock_ns(id: libc::clockid_t) -> u64 {
     unsafe { libc::clock_gettime(id, &raw mut time) };
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+/// Sleeps for so long, or less when a signal comes; no point where a thread can be cancelled.
+pub fn sleep_real(ns: u64) {
+    let word = AtomicU32::new(0);
+    futex_wait(&word, 0, Duration::from_nanos(ns));
 }
 
 /// Waits on a shared futex word while it holds `seen`. The raw call, since `nanosleep` and
@@ -201,21 +335,22 @@ pub(crate) fn futex_wake_all(word: &AtomicU32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::ExecConfig;
 
-    fn words(kind: ClockKind) -> ClockWords {
-        let words = ClockWords {
-            kind: AtomicU32::new(0),
-            changes: AtomicU32::new(0),
-            now_ns: AtomicU64::new(0),
+    fn board(kind: ClockKind) -> (tempfile::TempDir, Exec) {
+        let directory = tempfile::tempdir().unwrap();
+        let config = ExecConfig {
+            clock: kind,
+            ..ExecConfig::default()
         };
-        Clock::new(&words).init(kind);
-        words
+        let exec = Exec::open(&directory.path().join("exec"), &config).unwrap();
+        (directory, exec)
     }
 
     #[test]
     fn a_virtual_clock_stands_still_until_it_is_moved() {
-        let words = words(ClockKind::Virtual);
-        let clock = Clock::new(&words);
+        let (_directory, exec) = board(ClockKind::Virtual);
+        let clock = exec.clock();
         assert_eq!(clock.now(), START_NS);
 
         clock.advance(5);
@@ -225,8 +360,8 @@ mod tests {
 
     #[test]
     fn a_virtual_clock_never_goes_back() {
-        let words = words(ClockKind::Jump);
-        let clock = Clock::new(&words);
+        let (_directory, exec) = board(ClockKind::Jump);
+        let clock = exec.clock();
 
         clock.advance_to(START_NS - 1);
 
@@ -235,8 +370,8 @@ mod tests {
 
     #[test]
     fn a_move_wakes_a_waiter() {
-        let words = words(ClockKind::Virtual);
-        let clock = Clock::new(&words);
+        let (_directory, exec) = board(ClockKind::Virtual);
+        let clock = exec.clock();
         let seen = clock.changes();
         std::thread::scope(|scope| {
             scope.spawn(|| clock.advance(1));

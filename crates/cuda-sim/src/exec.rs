@@ -5,8 +5,10 @@
 //! The lock is a robust one: when its holder is killed, the next one repairs what is derived and goes
 //! on. Nobody waits for the GPU while he holds it.
 
+mod lockstep;
 mod model;
 
+use std::cell::Cell;
 use std::fs::{OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -19,14 +21,19 @@ use memmap2::{MmapOptions, MmapRaw};
 use crate::clock::{Clock, ClockKind, ClockWords, monotonic_ns, wall_ns};
 use crate::process::{self, Identity};
 use crate::script::{MAX_SCRIPT_BYTES, Script};
+pub use lockstep::{LockstepWords, MAX_PARTICIPANTS};
+use lockstep::{Wait, Woken};
 use model::State;
 pub use model::{DEPTH, MAX_DEVICES, Place, ProcessTruth, UtilizationSample, Waiting, Work};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuexec");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Where the clock's words lie in the file: see [`ClockWords`].
 pub const CLOCK_OFFSET: usize = 64;
+
+/// Where the words of a clock in lockstep lie in the file: see [`LockstepWords`].
+pub const LOCKSTEP_OFFSET: usize = 128;
 
 /// What counts for whoever creates the file; later ones join it as it is.
 #[derive(Debug, Clone, Default)]
@@ -47,6 +54,8 @@ struct Area {
     unix_at_zero_ns: u64,
     reserved: [u32; 10],
     clock: ClockWords,
+    reserved1: [u64; 6],
+    lockstep: LockstepWords,
     boot_id: [u8; 40],
     next_reap_ns: AtomicU64,
     script_len: u64,
@@ -56,7 +65,8 @@ struct Area {
 }
 
 const _: () = assert!(
-    std::mem::offset_of!(Area, clock) == CLOCK_OFFSET,
+    std::mem::offset_of!(Area, clock) == CLOCK_OFFSET
+        && std::mem::offset_of!(Area, lockstep) == LOCKSTEP_OFFSET,
     "documented"
 );
 
@@ -65,6 +75,7 @@ const _: () = assert!(
 pub struct Exec {
     map: MmapRaw,
     script: Script,
+    in_lockstep: bool,
 }
 
 /// A process's place on the board.
@@ -133,7 +144,11 @@ impl Exec {
         // Best effort: the creator's umask must not keep another user's programs off the board.
         drop(file.set_permissions(Permissions::from_mode(0o666)));
         let map = MmapOptions::new().map_raw(&file)?;
-        let mut exec = Self { map, script };
+        let mut exec = Self {
+            map,
+            script,
+            in_lockstep: false,
+        };
         if fresh || exec.area().magic.load(Ordering::Acquire) == 0 || exec.is_of_an_earlier_boot() {
             exec.create(config)?;
         } else if exec.area().magic.load(Ordering::Acquire) != MAGIC
@@ -145,6 +160,7 @@ impl Exec {
             )));
         }
         exec.script = exec.shared_script()?;
+        exec.in_lockstep = exec.area().clock.kind() == ClockKind::Lockstep;
         Ok(exec)
     }
 
@@ -158,12 +174,11 @@ impl Exec {
         area.script_len = config.script.len() as u64;
         area.script[..config.script.len()].copy_from_slice(config.script.as_bytes());
         process::init_robust(&mut area.lock)?;
-        let clock = Clock::new(&area.clock);
-        clock.init(config.clock);
-        let unix_at_zero_ns = wall_ns().saturating_sub(clock.now());
+        area.clock.init(config.clock);
+        let now_ns = area.clock.now();
+        let unix_at_zero_ns = wall_ns().saturating_sub(now_ns);
         let script = Script::parse(&config.script).map_err(invalid)?;
-        area.state
-            .start(clock.now(), script.slice_ns, script.sample_ns);
+        area.state.start(now_ns, script.slice_ns, script.sample_ns);
         area.unix_at_zero_ns = unix_at_zero_ns;
         area.version.store(VERSION, Ordering::SeqCst);
         area.magic.store(MAGIC, Ordering::Release);
@@ -193,7 +208,7 @@ impl Exec {
 
     /// The board's clock.
     pub fn clock(&self) -> Clock<'_> {
-        Clock::new(&self.area().clock)
+        Clock::new(&self.area().clock, self)
     }
 
     /// How long kernels, copies and calls take here.
@@ -226,7 +241,7 @@ impl Exec {
     fn reap_sometimes(&self, state: &mut State, board_ns: u64) {
         let now_ns = match self.clock().kind() {
             ClockKind::Real => board_ns,
-            ClockKind::Virtual | ClockKind::Jump => monotonic_ns(),
+            ClockKind::Virtual | ClockKind::Jump | ClockKind::Lockstep => monotonic_ns(),
         };
         let next = &self.area().next_reap_ns;
         // Relaxed: only read and written under the lock.
@@ -293,7 +308,7 @@ impl Exec {
             state.drop_channel(channel.index as usize);
         }
         drop(state);
-        self.clock().announce();
+        self.announce();
     }
 
     /// Puts work at a stream's end. While 1,024 items wait there it waits, without the lock.
@@ -333,7 +348,7 @@ impl Exec {
                 ..end
             };
             let hint = state.at_least_ns(first);
-            self.rest(state, seen, hint);
+            self.rest(state, seen, hint, Wait::Place(first));
         }
     }
 
@@ -383,7 +398,7 @@ impl Exec {
                 return;
             }
             let hint = state.at_least_ns(place);
-            self.rest(state, seen, hint);
+            self.rest(state, seen, hint, Wait::Place(place));
         }
     }
 
@@ -485,7 +500,7 @@ impl Exec {
                 return;
             }
             let hint = state.at_least_ns(state.event_place(index));
-            self.rest(state, seen, hint);
+            self.rest(state, seen, hint, Wait::Record(record));
         }
     }
 
@@ -502,15 +517,17 @@ impl Exec {
         state.release(place);
         state.advance(self.clock().now());
         drop(state);
-        self.clock().announce();
+        self.announce();
     }
 
     /// A helper's sleep between two looks at [`Exec::waiting`]: until this process may have to act,
     /// or something was announced since `seen`. `polls` says that it has conditions to look at.
     pub fn rest_until_needed(&self, process: ProcessId, seen: u32, polls: bool) {
         let state = self.now();
+        let wait = Wait::Act { process: process.0 };
         match state.acts_in_ns(process.0) {
-            Some(ns) if !polls && ns > 0 => self.rest(state, seen, ns),
+            _ if self.in_lockstep => self.rest(state, seen, 0, wait),
+            Some(ns) if !polls && ns > 0 => self.rest(state, seen, ns, wait),
             _ => {
                 drop(state);
                 self.clock()
@@ -521,7 +538,11 @@ impl Exec {
 
     /// Wakes helpers and waiters of all processes: something changed that they cannot foresee.
     pub fn announce(&self) {
-        self.clock().announce();
+        if self.in_lockstep {
+            self.go_on(self.lock());
+        } else {
+            self.area().clock.announce();
+        }
     }
 
     /// Nanoseconds that must at least go by before a place is past.
@@ -532,15 +553,33 @@ impl Exec {
     // --- waiting ------------------------------------------------------------------------------
 
     /// A look that found the GPU busy moves a jumping clock, or a program that polls would do so
-    /// for ever.
+    /// for ever. In lockstep the eighth such look of a thread at one moment is a wait.
     fn looked(&self, done: bool) {
-        if !done && self.clock().kind() == ClockKind::Jump {
-            self.clock().advance(1_000);
+        thread_local! {
+            static LOOKS: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
+        }
+        if done {
+            return;
+        }
+        match self.clock().kind() {
+            ClockKind::Real | ClockKind::Virtual => {}
+            ClockKind::Jump => {
+                self.clock().advance(1_000);
+            }
+            ClockKind::Lockstep => {
+                let now_ns = self.clock().now();
+                let (at_ns, looks) = LOOKS.get();
+                let looks = if at_ns == now_ns { looks + 1 } else { 1 };
+                LOOKS.set((now_ns, looks));
+                if looks >= 8 {
+                    self.sleep_until(now_ns + 1_000);
+                }
+            }
         }
     }
 
     /// Lets time go by: lets go of the lock, then sleeps until what is awaited can have happened.
-    fn rest(&self, mut state: Guard<'_>, seen: u32, hint_ns: u64) {
+    fn rest(&self, mut state: Guard<'_>, seen: u32, hint_ns: u64, wait: Wait) {
         let clock = self.clock();
         match clock.kind() {
             ClockKind::Real => {
@@ -563,6 +602,7 @@ impl Exec {
                     None => clock.wait(seen, Duration::from_millis(1)),
                 }
             }
+            ClockKind::Lockstep => self.rest_in_step(state, wait, u64::MAX),
         }
     }
 
@@ -579,6 +619,180 @@ impl Exec {
             let until = monotonic_ns() + hint_ns;
             while monotonic_ns() < until {
                 std::thread::yield_now();
+            }
+        }
+    }
+
+    // --- time in step ---------------------------------------------------------------------------
+
+    pub(crate) fn lockstep(&self) -> &LockstepWords {
+        &self.area().lockstep
+    }
+
+    /// The participant that this thread is, running or away.
+    fn own_part(&self) -> Option<usize> {
+        let tid = process::tid();
+        let part = PART.get();
+        if part.board == self.map.as_ptr().addr()
+            && self.lockstep().is(part.slot, tid, part.generation)
+        {
+            return Some(part.slot);
+        }
+        let slot = self.lockstep().find(tid)?;
+        self.remember(slot);
+        Some(slot)
+    }
+
+    fn remember(&self, slot: usize) {
+        PART.set(Part {
+            board: self.map.as_ptr().addr(),
+            slot,
+            generation: self.lockstep().generation(slot),
+        });
+    }
+
+    /// Makes this thread a participant that runs; says whether it was not one. Does nothing, and says
+    /// no, when the clock is not in lockstep.
+    #[inline]
+    pub fn take_part(&self) -> bool {
+        self.in_lockstep && self.take_part_in_step()
+    }
+
+    fn take_part_in_step(&self) -> bool {
+        match self.own_part() {
+            Some(slot) if self.lockstep().runs(slot) => false,
+            Some(slot) => {
+                let _state = self.lock();
+                self.lockstep().come_back(slot);
+                true
+            }
+            None => {
+                let identity = Identity::own();
+                let state = self.lock();
+                let slot = self.lockstep().join(process::tid(), identity);
+                drop(state);
+                slot.inspect(|&slot| self.remember(slot)).is_some()
+            }
+        }
+    }
+
+    /// Ends this thread's part.
+    pub fn part(&self) {
+        if self.in_lockstep
+            && let Some(slot) = self.own_part()
+        {
+            let state = self.lock();
+            self.lockstep().leave(slot);
+            self.go_on(state);
+        }
+    }
+
+    /// Takes this thread for away until it takes part again; says whether it ran.
+    pub fn go_away(&self) -> bool {
+        if !self.in_lockstep {
+            return false;
+        }
+        let Some(slot) = self.own_part().filter(|&slot| self.lockstep().runs(slot)) else {
+            return false;
+        };
+        let state = self.lock();
+        self.lockstep().go_away(slot);
+        self.go_on(state);
+        true
+    }
+
+    /// Lets time move on if nobody runs.
+    fn go_on(&self, mut state: Guard<'_>) {
+        let woken = self.lockstep().go_on(&mut state, self.area().clock.word());
+        drop(state);
+        self.lockstep().wake(&woken);
+    }
+
+    /// Waits as a participant; a thread that is none becomes one for that wait.
+    fn rest_in_step(&self, mut state: Guard<'_>, wait: Wait, until_ns: u64) {
+        let table = self.lockstep();
+        let known = self.own_part();
+        let for_now = known.is_none_or(|slot| table.is_away(slot));
+        let slot = known.or_else(|| {
+            let slot = table.join(process::tid(), Identity::own())?;
+            self.remember(slot);
+            Some(slot)
+        });
+        let Some(slot) = slot else {
+            // No room for one more: it only looks again.
+            drop(state);
+            std::thread::yield_now();
+            return;
+        };
+        table.block(slot, wait, until_ns);
+        let woken: Woken = table.go_on(&mut state, self.area().clock.word());
+        drop(state);
+        table.wake(&woken);
+        while !table.wait(slot, SPINS, Duration::from_nanos(lockstep::WATCH_NS)) {
+            self.watch();
+        }
+        if for_now {
+            let state = self.lock();
+            if known.is_some() {
+                table.go_away(slot);
+            } else {
+                table.leave(slot);
+            }
+            self.go_on(state);
+        }
+    }
+
+    /// A waiter's look at those who keep time standing still.
+    fn watch(&self) {
+        let real_ns = monotonic_ns();
+        if !self.lockstep().is_watch_due(real_ns) {
+            return;
+        }
+        let mut state = self.lock();
+        if !self.lockstep().is_watch_due(real_ns) {
+            return;
+        }
+        let word = self.area().clock.word();
+        state.advance(word.load(Ordering::SeqCst));
+        state.reap(Identity::is_alive);
+        let woken = self.lockstep().watch(&mut state, word, real_ns);
+        drop(state);
+        self.lockstep().wake(&woken);
+    }
+
+    /// Moves a clock in lockstep by hand.
+    pub(crate) fn move_by(&self, ns: u64) -> u64 {
+        let mut state = self.lock();
+        let now_ns = self.area().clock.word().fetch_add(ns, Ordering::SeqCst) + ns;
+        state.advance(now_ns);
+        self.go_on(state);
+        now_ns
+    }
+
+    /// Waits until it is that late on the board's clock.
+    pub(crate) fn sleep_until(&self, ns: u64) {
+        let clock = self.clock();
+        loop {
+            let seen = clock.changes();
+            let now_ns = clock.now();
+            if now_ns >= ns {
+                return;
+            }
+            match clock.kind() {
+                ClockKind::Real => crate::clock::sleep_real(ns - now_ns),
+                ClockKind::Virtual => clock.wait(seen, Duration::from_millis(20)),
+                ClockKind::Jump => {
+                    let mut state = self.now();
+                    let acts = state.anybody_acts();
+                    let next = state.next_event_ns().map_or(ns, |next| next.min(ns));
+                    drop(state);
+                    if acts {
+                        clock.wait(seen, Duration::from_millis(1));
+                    } else {
+                        clock.advance_to(next);
+                    }
+                }
+                ClockKind::Lockstep => self.rest_in_step(self.lock(), Wait::Time, ns),
             }
         }
     }
@@ -636,6 +850,21 @@ impl Exec {
         let last_ns = unix_us.saturating_mul(1_000).saturating_add(999);
         last_ns.saturating_sub(self.area().unix_at_zero_ns)
     }
+}
+
+/// How often a waiter looks at its word before it sleeps in the kernel.
+const SPINS: u32 = 200;
+
+/// Which participant this thread is, on the board that it looked at last.
+#[derive(Clone, Copy)]
+struct Part {
+    board: usize,
+    slot: usize,
+    generation: u32,
+}
+
+thread_local! {
+    static PART: Cell<Part> = const { Cell::new(Part { board: 0, slot: 0, generation: 0 }) };
 }
 
 /// The state, locked.
@@ -787,6 +1016,182 @@ mod tests {
                 .len(),
             1
         );
+    }
+
+    /// A process of its own on the board, which ends with the body.
+    fn fork(body: impl FnOnce()) -> libc::pid_t {
+        // SAFETY: the child works on mappings of its own and ends without running anything of ours.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            body();
+            // SAFETY: no failure, no return.
+            unsafe { libc::_exit(0) };
+        }
+        child
+    }
+
+    fn end_of(child: libc::pid_t) {
+        // SAFETY: our own child; nothing is asked of its status.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    }
+
+    /// What a process does in the tests below: kernels and sleeps whose moments interleave with the
+    /// others'. Answers its own end on the board's clock.
+    fn kernels_and_sleeps(exec: &Exec, number: u64) -> u64 {
+        let _part = exec.clock().join_thread();
+        let process = exec.join().unwrap();
+        let channel = exec.open_channel(process, 0).unwrap();
+        for round in 0..200 {
+            let ns = 10_000 + 7_919 * ((round * (number + 3)) % 11);
+            exec.submit(channel, Work::Kernel { ns }).unwrap();
+            exec.submit(channel, Work::Kernel { ns: ns / 2 }).unwrap();
+            if round % 3 == number % 3 {
+                exec.clock().sleep(31_337 * (number + 1));
+            }
+            exec.drain(channel);
+        }
+        exec.clock().now()
+    }
+
+    /// One run of so many processes: what each used, and when all had ended.
+    fn run_in_lockstep(processes: u64) -> (Vec<(u64, u64)>, u64) {
+        let (directory, exec) = board(ClockKind::Lockstep);
+        let path = directory.path().join("exec");
+        let part = exec.clock().join_thread();
+        let children: Vec<_> = (0..processes)
+            .map(|number| {
+                let child = fork(|| {
+                    let exec = Exec::open(&path, &ExecConfig::default()).unwrap();
+                    kernels_and_sleeps(&exec, number);
+                });
+                // One after the other, so that their places in the table are the same each time.
+                while exec.truth(0).len() as u64 <= number {
+                    std::thread::yield_now();
+                }
+                child
+            })
+            .collect();
+        drop(part);
+        for child in children {
+            end_of(child);
+        }
+        let counts = exec.clock().counts();
+        assert_eq!((counts.stalls, counts.sleepers), (0, 0));
+        let truth = exec.truth(0);
+        let used = truth.iter().map(|one| (one.busy_ns, one.kernels)).collect();
+        (used, exec.clock().now())
+    }
+
+    #[test]
+    fn processes_in_lockstep_do_the_same_at_the_same_moments_each_time() {
+        for processes in [2, 4] {
+            let first = run_in_lockstep(processes);
+            for _ in 0..5 {
+                assert_eq!(run_in_lockstep(processes), first);
+            }
+            assert_eq!(first.0.len() as u64, processes);
+            assert!(first.0.iter().all(|&(_, kernels)| kernels == 400));
+        }
+    }
+
+    #[test]
+    fn time_in_lockstep_moves_to_the_earliest_sleeper_and_no_further() {
+        let (_directory, exec) = board(ClockKind::Lockstep);
+        let clock = exec.clock();
+        clock.expect_threads(2);
+        let (mut early, mut late) = (Vec::new(), Vec::new());
+
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _part = clock.join_thread();
+                for _ in 0..3 {
+                    clock.sleep(100);
+                    early.push(clock.now() - START_NS);
+                }
+            });
+            scope.spawn(|| {
+                let _part = clock.join_thread();
+                clock.sleep_until(START_NS + 250);
+                late.push(clock.now() - START_NS);
+            });
+        });
+
+        assert_eq!((early, late), (vec![100, 200, 300], vec![250]));
+    }
+
+    #[test]
+    fn time_in_lockstep_stands_still_while_a_thread_runs_and_goes_on_while_it_is_away() {
+        let (_directory, exec) = board(ClockKind::Lockstep);
+        let clock = exec.clock();
+        let part = clock.join_thread();
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                let _part = clock.join_thread();
+                clock.sleep(1_000);
+            });
+            while clock.counts().joined < 2 {
+                std::thread::yield_now();
+            }
+            assert_eq!(clock.now(), START_NS);
+
+            let away = clock.away();
+            sleeper.join().unwrap();
+            drop(away);
+        });
+
+        assert_eq!(clock.now(), START_NS + 1_000);
+        clock.sleep(5);
+        assert_eq!(clock.now(), START_NS + 1_005);
+        drop(part);
+        assert_eq!(clock.counts().present, 0);
+    }
+
+    #[test]
+    fn a_killed_participant_keeps_nobody() {
+        let (directory, exec) = board(ClockKind::Lockstep);
+        let path = directory.path().join("exec");
+        let clock = exec.clock();
+        let part = clock.join_thread();
+        let child = fork(|| {
+            let exec = Exec::open(&path, &ExecConfig::default()).unwrap();
+            let _part = exec.clock().join_thread();
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+        while clock.counts().joined < 2 {
+            std::thread::yield_now();
+        }
+
+        // SAFETY: our own child.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        clock.sleep(77);
+
+        assert_eq!(clock.now(), START_NS + 77);
+        assert_eq!(clock.counts().stalls, 0);
+        end_of(child);
+        drop(part);
+    }
+
+    #[test]
+    fn a_participant_that_waits_for_something_unknown_is_taken_for_away_and_counted() {
+        let (_directory, exec) = board(ClockKind::Lockstep);
+        let clock = exec.clock();
+        let _part = clock.join_thread();
+
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                let _part = clock.join_thread();
+                clock.sleep(1_000);
+            });
+            sleeper.join().unwrap();
+        });
+
+        assert_eq!(clock.now(), START_NS + 1_000);
+        let counts = clock.counts();
+        assert_eq!((counts.stalls, counts.sleepers), (0, 1));
+        clock.sleep(1);
+        assert_eq!(clock.now(), START_NS + 1_001);
     }
 
     #[test]

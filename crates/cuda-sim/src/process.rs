@@ -1,13 +1,14 @@
 //! Who a process is and whether it lives, and the locks that survive their holder. It knows nothing
 //! of memory or time.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// A process, told from every other that has had or will have its number.
 #[repr(C)]
@@ -58,9 +59,20 @@ impl Identity {
 }
 
 impl Identity {
+    /// A process as its parts say.
+    pub(crate) fn of(pid: u32, start_time: u64, pid_namespace: u64, stack: u64) -> Self {
+        Self {
+            pid,
+            reserved: 0,
+            start_time,
+            pid_namespace,
+            stack,
+        }
+    }
+
     /// Whether this process, whose number it has, is the one that it names. Remembered, since it is
     /// asked at every look at the board.
-    fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         static PID: AtomicU32 = AtomicU32::new(0);
         static START_TIME: AtomicU64 = AtomicU64::new(0);
         static NAMESPACE: AtomicU64 = AtomicU64::new(0);
@@ -98,6 +110,58 @@ fn stat(pid: u32) -> Option<Stat> {
         stack,
         is_ending: state == "Z" || state == "X",
     })
+}
+
+/// Whether a living process has that thread. One of another pid namespace counts as alive.
+pub(crate) fn has_thread(process: &Identity, tid: u32) -> bool {
+    if process.pid_namespace != own_pid_namespace() {
+        return true;
+    }
+    // SAFETY: signal 0 is sent to nobody: it only asks whether there is such a thread.
+    let answer = unsafe { libc::syscall(libc::SYS_tgkill, process.pid, tid, 0) };
+    answer == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+/// How often a thread has given up the processor, while it sleeps; `None` while it does not, or
+/// cannot be looked at.
+pub(crate) fn sleeping(pid: u32, tid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.split_ascii_whitespace().next())
+    };
+    if field("State:")? != "S" {
+        return None;
+    }
+    field("voluntary_ctxt_switches:")?.parse().ok()
+}
+
+/// This thread's number, remembered; a forked child's is its own.
+pub(crate) fn tid() -> u32 {
+    thread_local! {
+        static KNOWN: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    }
+    let forks = FORKS.load(Ordering::Relaxed);
+    let (seen, tid) = KNOWN.get();
+    if tid != 0 && seen == forks {
+        return tid;
+    }
+    if !WATCHES_FORKS.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handler touches an atomic only; this code is never unloaded while it may run.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    }
+    // SAFETY: no argument, no failure.
+    let tid = unsafe { libc::gettid() } as u32;
+    KNOWN.set((forks, tid));
+    tid
+}
+
+// Relaxed, both: a fork's child has one thread.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+static WATCHES_FORKS: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 fn own_pid_namespace() -> u64 {

@@ -21,16 +21,14 @@ pub(crate) type Ctx = &'static Context;
 /// # Errors
 /// When the board's file cannot be mapped, or has no room for this process.
 pub(crate) fn work() -> Done<(&'static Exec, ProcessId)> {
-    static WORK: OnceLock<Option<(Exec, ProcessId)>> = OnceLock::new();
-    let driver = driver::the()?;
+    static WORK: OnceLock<Option<(&Exec, ProcessId)>> = OnceLock::new();
+    driver::the()?;
     let work = WORK.get_or_init(|| {
-        let exec = driver.board.exec().ok()?;
+        let exec = crate::ours::board_work()?;
         let process = exec.join().ok()?;
         Some((exec, process))
     });
-    work.as_ref()
-        .map(|(exec, process)| (exec, *process))
-        .ok_or(CuResult::OPERATING_SYSTEM)
+    work.ok_or(CuResult::OPERATING_SYSTEM)
 }
 
 pub(crate) fn exec() -> Done<&'static Exec> {

@@ -7,8 +7,9 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
 
+use cuda_sim::clock::ClockKind;
 use cuda_sim::exec::{Exec, ProcessId};
 
 /// What the helper does once a stream stands at it.
@@ -82,11 +83,19 @@ pub(crate) fn forget(token: u64) {
 
 fn start(exec: &'static Exec, process: ProcessId) -> bool {
     with_signals_blocked(|| {
+        let both = Arc::new(Barrier::new(2));
+        let there = Arc::clone(&both);
         std::thread::Builder::new()
             .name("cuda-host".to_owned())
             .spawn(move || {
                 IS_HELPER.set(true);
+                // Whoever queued the work goes on, and may wait, only once the clock counts this thread.
+                let _part = exec.clock().join_thread();
+                there.wait();
                 run(exec, process);
+            })
+            .inspect(|_| {
+                both.wait();
             })
             .is_ok()
     })
@@ -107,11 +116,14 @@ fn with_signals_blocked<T>(body: impl FnOnce() -> T) -> T {
 }
 
 fn run(exec: &Exec, process: ProcessId) {
+    let in_lockstep = exec.clock().kind() == ClockKind::Lockstep;
     loop {
         let mut guard = lock();
-        while guard
-            .as_ref()
-            .is_none_or(|helper| helper.actions.is_empty())
+        // In lockstep it waits as all do: the clock knows when a stream stands at its work.
+        while !in_lockstep
+            && guard
+                .as_ref()
+                .is_none_or(|helper| helper.actions.is_empty())
         {
             guard = ARRIVED.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }

@@ -5,13 +5,17 @@ use core::ffi::{CStr, c_char};
 use cuda_api::driver::*;
 use cuda_sim::Config;
 
-use crate::{border, driver};
+use crate::{border, driver, ours};
 
 pub(crate) unsafe fn cuInit(flags: u32) -> CuResult {
     if flags != 0 {
         return CuResult::INVALID_VALUE;
     }
-    border::answer(driver::init)
+    border::answer(|| {
+        driver::init()?;
+        ours::board_work().inspect(|exec| ours::take_part(exec));
+        Ok(())
+    })
 }
 
 pub(crate) unsafe fn cuDriverGetVersion(version: *mut i32) -> CuResult {

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use cuda_api::driver::*;
+use cuda_sim::clock::ClockKind;
 use cuda_sim::exec::Work;
 use cuda_sim::script::{Duration, LAUNCH_ATTRIBUTE_NS};
 
@@ -365,15 +366,27 @@ fn launch(call: &Call<'_>) -> Done {
     plan(&function, call.grid, own_ns, first)?.submit(&stream)
 }
 
-/// Takes the processor time that the board's script says a driver call costs.
+/// Takes the processor time that the board's script says a driver call costs, on the board's clock.
 pub(crate) fn call_costs(name: &str) {
     let Ok(exec) = exec() else { return };
+    crate::ours::take_part(exec);
     if !exec.script().has_calls() {
         return;
     }
-    let until = cuda_sim::clock::monotonic_ns() + exec.script().call_ns(name);
-    while cuda_sim::clock::monotonic_ns() < until {
-        std::hint::spin_loop();
+    let ns = exec.script().call_ns(name);
+    let clock = exec.clock();
+    match clock.kind() {
+        _ if ns == 0 => {}
+        ClockKind::Real => {
+            let until = clock.now() + ns;
+            while clock.now() < until {
+                std::hint::spin_loop();
+            }
+        }
+        ClockKind::Virtual | ClockKind::Jump => {
+            clock.advance(ns);
+        }
+        ClockKind::Lockstep => clock.sleep(ns),
     }
 }
 

@@ -44,6 +44,7 @@ mod memory;
 mod memory_node;
 mod module;
 mod ordered;
+pub mod ours;
 mod pool;
 mod procaddr;
 mod space;
@@ -93,8 +94,3 @@ mod exports {
 }
 
 pub(crate) use exports::ADDRESSES;
-
-/// Tells libraries that look for the real driver that this one is simulated.
-#[allow(non_upper_case_globals, reason = "a symbol's name")]
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub static vgpu_simulated_driver: u32 = 1;

@@ -32,10 +32,17 @@ fn symbols_of_the_library() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_library_exports_the_names_of_the_real_one_and_a_marker() {
+fn the_library_exports_the_names_of_the_real_one_and_five_of_its_own() {
     let mut expected: BTreeSet<String> =
         DRIVER_SYMBOLS.iter().map(|&name| name.to_owned()).collect();
-    expected.insert("vgpu_simulated_driver".to_owned());
+    let ours = [
+        "vgpu_simulated_driver",
+        "vgpuSimNow",
+        "vgpuSimSleepUntil",
+        "vgpuSimJoin",
+        "vgpuSimLeave",
+    ];
+    expected.extend(ours.map(str::to_owned));
 
     assert_eq!(symbols_of_the_library(), expected);
 }

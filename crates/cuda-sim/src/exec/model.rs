@@ -692,6 +692,28 @@ impl State {
         found
     }
 
+    /// Whether a process has to act: a stream of it stands at work that it has not done. With
+    /// `looks` what it would only have to look at counts too.
+    pub(super) fn has_to_act(&self, process: u32, looks: bool) -> bool {
+        let mut from = 0;
+        while let Some(index) = self.next_busy(from) {
+            from = index + 1;
+            if self.channels[index].process != process {
+                continue;
+            }
+            let item = self.head_item(index);
+            let acts = match item.kind {
+                KIND_HOST => true,
+                KIND_POLL | KIND_SPIN => looks,
+                _ => false,
+            };
+            if acts && item.has(FLAG_ARRIVED) && !item.has(FLAG_RELEASED) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Whether any process is about to act, so that its channel goes on.
     pub(super) fn anybody_acts(&self) -> bool {
         let mut from = 0;

@@ -1,0 +1,508 @@
+//! Time that several processes and threads share in step: who takes part, who waits for what, and to
+//! which moment time moves once nobody runs. It decides with the table and the board's work as they
+//! stand; it takes no lock (the board's is held around every change) and never waits.
+//!
+//! A participant is a thread. It runs from its joining until it blocks in a wait that the clock knows,
+//! leaves, says that it is away, or dies. When nobody runs, the first in the table who can go on at
+//! this moment goes on, alone; when none can, time moves to the next moment at which something
+//! happens that somebody waits for. So what is true at a moment does not depend on the machine.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::Record;
+use super::model::{Place, State};
+use crate::process::{self, Identity};
+
+/// Threads that can take part at a time.
+pub const MAX_PARTICIPANTS: usize = 1024;
+
+/// How long all that run must have slept in something that the clock does not know before they count
+/// as away.
+const ASLEEP_NS: u64 = 250_000_000;
+/// How long nothing may happen before whoever runs counts as away, busy or not.
+const STALLED_NS: u64 = 2_000_000_000;
+/// How often it is looked whether those who run still live.
+pub(super) const WATCH_NS: u64 = 10_000_000;
+
+const FREE: u32 = 0;
+const RUNS: u32 = 1;
+/// Waits, and looks at its word.
+const WAITS: u32 = 2;
+/// Waits, and has to be woken by a futex call on its word.
+const SLEEPS: u32 = 3;
+const AWAY: u32 = 4;
+/// Taken for away: runs again as soon as it is heard of.
+const LOST: u32 = 5;
+
+/// What a participant waits for, besides a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// The moment alone.
+    Time,
+    /// A stream is past a place.
+    Place(Place),
+    /// A record is reached, or its event is gone.
+    Record(Record),
+    /// A process's streams stand at work that it has to do, or at conditions that it has to look at
+    /// whenever somebody has run or time has moved.
+    Act {
+        /// The process.
+        process: u32,
+    },
+}
+
+const KIND_TIME: u32 = 0;
+const KIND_PLACE: u32 = 1;
+const KIND_RECORD: u32 = 2;
+const KIND_ACT: u32 = 3;
+
+/// The table as it lies in the board's `exec` file, at byte [`super::LOCKSTEP_OFFSET`]: 128 bytes of
+/// words, then 1,024 participants of 128 bytes each. Only the participants' words are looked at
+/// without the board's lock.
+///
+/// | offset | type | meaning |
+/// |---|---|---|
+/// | 0 | u32 | participants that were ever in use at once |
+/// | 4 | u32 | time stands still until so many threads have joined |
+/// | 8 | u64 | threads that have joined, ever |
+/// | 16 | u64 | how often time was moved |
+/// | 24 | u64 | participants taken for away since nothing happened for 2 s |
+/// | 32 | u64 | participants taken for away since all slept in something unknown for 250 ms |
+/// | 40 | u64 | counts each change of who runs |
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct LockstepWords {
+    used: AtomicU32,
+    expected: AtomicU32,
+    joined: AtomicU64,
+    moves: AtomicU64,
+    stalls: AtomicU64,
+    sleepers: AtomicU64,
+    steps: AtomicU64,
+    /// Changes whenever a polled condition may have.
+    epoch: AtomicU64,
+    /// Real time of the next look at who lives.
+    watch_ns: AtomicU64,
+    seen_steps: AtomicU64,
+    seen_ns: AtomicU64,
+    asleep_since_ns: AtomicU64,
+    switches: AtomicU64,
+    reserved: [u64; 4],
+    participants: [ParticipantWords; MAX_PARTICIPANTS],
+}
+
+/// One participant.
+///
+/// | offset | type | meaning |
+/// |---|---|---|
+/// | 0 | u32 | 0 free, 1 runs, 2 waits, 3 waits in a futex call on this word, 4 away, 5 taken for away |
+/// | 4 | u32 | thread |
+/// | 8 | u32, u64 ×3 | process: number, then at 16 start time, pid namespace, stack |
+/// | 40 | u64 | the moment that it waits for |
+/// | 48 | u32 | what else it waits for: 0 nothing, 1 a place, 2 a record, 3 host work |
+#[repr(C, align(64))]
+#[derive(Debug)]
+struct ParticipantWords {
+    state: AtomicU32,
+    tid: AtomicU32,
+    pid: AtomicU32,
+    generation: AtomicU32,
+    start_time: AtomicU64,
+    pid_namespace: AtomicU64,
+    stack: AtomicU64,
+    until_ns: AtomicU64,
+    kind: AtomicU32,
+    target: AtomicU32,
+    target_generation: AtomicU32,
+    reserved0: u32,
+    number: AtomicU64,
+    reserved: [u64; 6],
+}
+
+const _: () = assert!(
+    std::mem::offset_of!(LockstepWords, participants) == 128
+        && size_of::<ParticipantWords>() == 128
+        && std::mem::offset_of!(ParticipantWords, until_ns) == 40,
+    "documented"
+);
+
+// Relaxed everywhere but on a participant's state: the board's lock orders the rest.
+const LOCKED: Ordering = Ordering::Relaxed;
+
+impl ParticipantWords {
+    fn identity(&self) -> Identity {
+        Identity::of(
+            self.pid.load(LOCKED),
+            self.start_time.load(LOCKED),
+            self.pid_namespace.load(LOCKED),
+            self.stack.load(LOCKED),
+        )
+    }
+
+    fn wait(&self) -> Wait {
+        let (target, generation) = (
+            self.target.load(LOCKED),
+            self.target_generation.load(LOCKED),
+        );
+        let number = self.number.load(LOCKED);
+        match self.kind.load(LOCKED) {
+            KIND_PLACE => Wait::Place(Place {
+                channel: target,
+                generation,
+                sequence: number,
+            }),
+            KIND_RECORD => Wait::Record(Record {
+                event: super::EventId {
+                    index: target,
+                    generation,
+                },
+                number,
+            }),
+            KIND_ACT => Wait::Act { process: target },
+            _ => Wait::Time,
+        }
+    }
+
+    fn set_wait(&self, wait: Wait, epoch: u64) {
+        let (kind, target, generation, number) = match wait {
+            Wait::Time => (KIND_TIME, 0, 0, 0),
+            Wait::Place(place) => (KIND_PLACE, place.channel, place.generation, place.sequence),
+            Wait::Record(Record { event, number }) => {
+                (KIND_RECORD, event.index, event.generation, number)
+            }
+            Wait::Act { process } => (KIND_ACT, process, 0, epoch),
+        };
+        self.kind.store(kind, LOCKED);
+        self.target.store(target, LOCKED);
+        self.target_generation.store(generation, LOCKED);
+        self.number.store(number, LOCKED);
+    }
+
+    fn waits(&self) -> bool {
+        matches!(self.state.load(Ordering::Acquire), WAITS | SLEEPS)
+    }
+
+    fn runs(&self) -> bool {
+        self.state.load(Ordering::Acquire) == RUNS
+    }
+}
+
+/// A participant that may go on and sleeps in the kernel: whoever changed it wakes it, without the
+/// board's lock.
+#[derive(Debug, Default)]
+#[must_use]
+pub(super) struct Woken(Option<usize>);
+
+impl LockstepWords {
+    fn participants(&self) -> &[ParticipantWords] {
+        &self.participants[..(self.used.load(LOCKED) as usize).min(MAX_PARTICIPANTS)]
+    }
+
+    fn step(&self) {
+        self.steps.store(self.steps.load(LOCKED) + 1, LOCKED);
+    }
+
+    fn changed(&self) {
+        self.epoch.store(self.epoch.load(LOCKED) + 1, LOCKED);
+    }
+
+    // --- taking part -----------------------------------------------------------------------
+
+    /// The participant that a thread of this process is, running or not. Needs no lock: nobody else
+    /// makes or ends it while the thread lives.
+    pub(super) fn find(&self, tid: u32) -> Option<usize> {
+        self.participants().iter().position(|participant| {
+            participant.tid.load(LOCKED) == tid
+                && participant.state.load(Ordering::Acquire) != FREE
+                && participant.pid.load(LOCKED) == std::process::id()
+                && participant.identity().is_own()
+        })
+    }
+
+    /// Whether a participant is this thread of this process, as far as numbers say.
+    pub(super) fn is(&self, slot: usize, tid: u32, generation: u32) -> bool {
+        let participant = &self.participants[slot];
+        participant.tid.load(LOCKED) == tid
+            && participant.generation.load(LOCKED) == generation
+            && participant.state.load(Ordering::Acquire) != FREE
+    }
+
+    pub(super) fn generation(&self, slot: usize) -> u32 {
+        self.participants[slot].generation.load(LOCKED)
+    }
+
+    /// Makes a thread a participant that runs; `None` when there is no room.
+    pub(super) fn join(&self, tid: u32, identity: Identity) -> Option<usize> {
+        let free = |words: &Self| {
+            words
+                .participants
+                .iter()
+                .position(|participant| participant.state.load(Ordering::Acquire) == FREE)
+        };
+        let slot = free(self).or_else(|| {
+            self.forget_dead(|_| true);
+            free(self)
+        })?;
+        let participant = &self.participants[slot];
+        participant.tid.store(tid, LOCKED);
+        participant.pid.store(identity.pid, LOCKED);
+        participant.start_time.store(identity.start_time, LOCKED);
+        participant
+            .pid_namespace
+            .store(identity.pid_namespace, LOCKED);
+        participant.stack.store(identity.stack, LOCKED);
+        let generation = participant.generation.load(LOCKED).wrapping_add(1);
+        participant.generation.store(generation, LOCKED);
+        participant.state.store(RUNS, Ordering::Release);
+        let used = self.used.load(LOCKED).max(slot as u32 + 1);
+        self.used.store(used, LOCKED);
+        self.joined.store(self.joined.load(LOCKED) + 1, LOCKED);
+        self.step();
+        Some(slot)
+    }
+
+    /// A participant's thread ends or leaves.
+    pub(super) fn leave(&self, slot: usize) {
+        self.participants[slot].state.store(FREE, Ordering::Release);
+        self.changed();
+        self.step();
+    }
+
+    /// A participant blocks in something that the clock does not know.
+    pub(super) fn go_away(&self, slot: usize) {
+        self.participants[slot].state.store(AWAY, Ordering::Release);
+        self.changed();
+        self.step();
+    }
+
+    /// A participant that was away, or taken for it, runs again.
+    pub(super) fn come_back(&self, slot: usize) {
+        self.participants[slot].state.store(RUNS, Ordering::Release);
+        self.step();
+    }
+
+    /// Whether a participant runs. Needs no lock.
+    pub(super) fn runs(&self, slot: usize) -> bool {
+        self.participants[slot].runs()
+    }
+
+    /// Whether a participant is away by its own word. Needs no lock.
+    pub(super) fn is_away(&self, slot: usize) -> bool {
+        self.participants[slot].state.load(Ordering::Acquire) == AWAY
+    }
+
+    /// Threads that run or wait.
+    pub(crate) fn present(&self) -> usize {
+        let here = |participant: &&ParticipantWords| participant.runs() || participant.waits();
+        self.participants().iter().filter(here).count()
+    }
+
+    /// Lets time stand still until so many threads have joined, those before included.
+    pub(crate) fn expect(&self, threads: u32) {
+        self.expected.store(threads, LOCKED);
+    }
+
+    pub(crate) fn joined(&self) -> u64 {
+        self.joined.load(LOCKED)
+    }
+
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(LOCKED)
+    }
+
+    /// How often a participant was taken for away: since nothing happened, since it slept.
+    pub(crate) fn taken_for_away(&self) -> (u64, u64) {
+        (self.stalls.load(LOCKED), self.sleepers.load(LOCKED))
+    }
+
+    // --- going on --------------------------------------------------------------------------
+
+    /// A participant blocks.
+    pub(super) fn block(&self, slot: usize, wait: Wait, until_ns: u64) {
+        let participant = &self.participants[slot];
+        if !matches!(wait, Wait::Act { .. }) {
+            self.changed();
+        }
+        participant.set_wait(wait, self.epoch.load(LOCKED));
+        participant.until_ns.store(until_ns, LOCKED);
+        participant.state.store(WAITS, Ordering::Release);
+        self.step();
+    }
+
+    fn anybody_runs(&self) -> bool {
+        self.participants().iter().any(ParticipantWords::runs)
+    }
+
+    fn can_go_on(&self, participant: &ParticipantWords, state: &State, now_ns: u64) -> bool {
+        if !participant.waits() {
+            return false;
+        }
+        if participant.until_ns.load(LOCKED) <= now_ns {
+            return true;
+        }
+        match participant.wait() {
+            Wait::Time => false,
+            Wait::Place(place) => state.is_past(place),
+            Wait::Record(Record { event, number }) => {
+                state.records(event.index, event.generation).is_none()
+                    || state.event_done(event.index, number)
+            }
+            Wait::Act { process } => {
+                let looks = participant.number.load(LOCKED) != self.epoch.load(LOCKED);
+                state.has_to_act(process, looks)
+            }
+        }
+    }
+
+    fn let_go(&self, slot: usize) -> Woken {
+        let before = self.participants[slot].state.swap(RUNS, Ordering::AcqRel);
+        self.step();
+        Woken((before == SLEEPS).then_some(slot))
+    }
+
+    fn first_that_can(&self, state: &State, now_ns: u64) -> Option<usize> {
+        self.participants()
+            .iter()
+            .position(|participant| self.can_go_on(participant, state, now_ns))
+    }
+
+    /// When nobody runs, lets one go on: at this moment, or else at the next one at which one can.
+    pub(super) fn go_on(&self, state: &mut State, now: &AtomicU64) -> Woken {
+        if self.anybody_runs() {
+            return Woken::default();
+        }
+        let mut now_ns = now.load(Ordering::SeqCst);
+        let (mut soonest, mut for_the_board) = (u64::MAX, false);
+        for participant in self.participants().iter().filter(|some| some.waits()) {
+            soonest = soonest.min(participant.until_ns.load(LOCKED));
+            for_the_board |= participant.kind.load(LOCKED) != KIND_TIME;
+        }
+        loop {
+            if for_the_board {
+                state.advance(now_ns);
+            }
+            if let Some(slot) = self.first_that_can(state, now_ns) {
+                return self.let_go(slot);
+            }
+            if self.joined.load(LOCKED) < u64::from(self.expected.load(LOCKED)) {
+                return Woken::default();
+            }
+            let happens = if for_the_board {
+                state.next_event_ns().unwrap_or(u64::MAX)
+            } else {
+                u64::MAX
+            };
+            let next_ns = soonest.min(happens);
+            if next_ns == u64::MAX || next_ns <= now_ns {
+                return Woken::default();
+            }
+            now_ns = next_ns;
+            now.store(now_ns, Ordering::SeqCst);
+            self.moves.store(self.moves.load(LOCKED) + 1, LOCKED);
+            self.changed();
+        }
+    }
+
+    /// Wakes who may go on.
+    pub(super) fn wake(&self, woken: &Woken) {
+        if let Some(slot) = woken.0 {
+            crate::clock::futex_wake_all(&self.participants[slot].state);
+        }
+    }
+
+    /// Waits until a participant runs again, or has been taken for away; about so long at most.
+    pub(super) fn wait(&self, slot: usize, spins: u32, longest: std::time::Duration) -> bool {
+        let state = &self.participants[slot].state;
+        for _ in 0..spins {
+            if state.load(Ordering::Acquire) != WAITS {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let asleep = state.compare_exchange(WAITS, SLEEPS, Ordering::AcqRel, Ordering::Acquire);
+        if matches!(asleep, Ok(_) | Err(SLEEPS)) {
+            crate::clock::futex_wait(state, SLEEPS, longest);
+        }
+        !matches!(state.load(Ordering::Acquire), WAITS | SLEEPS)
+    }
+
+    // --- who lives, and who does not get on ----------------------------------------------------
+
+    /// Whether it is time for a look at who lives; needs no lock.
+    pub(super) fn is_watch_due(&self, real_ns: u64) -> bool {
+        real_ns >= self.watch_ns.load(LOCKED)
+    }
+
+    /// Forgets participants that have died, among those that are asked for.
+    fn forget_dead(&self, asked: impl Fn(&ParticipantWords) -> bool) {
+        for (slot, participant) in self.participants().iter().enumerate() {
+            if participant.state.load(Ordering::Acquire) != FREE
+                && asked(participant)
+                && !(participant.identity().is_alive()
+                    && process::has_thread(&participant.identity(), participant.tid.load(LOCKED)))
+            {
+                self.leave(slot);
+            }
+        }
+    }
+
+    /// Looks after those who keep time standing still: the dead are forgotten, and who has not got on
+    /// for too long is taken for away. The caller has let the board forget dead processes.
+    pub(super) fn watch(&self, state: &mut State, now: &AtomicU64, real_ns: u64) -> Woken {
+        self.watch_ns.store(real_ns + WATCH_NS, LOCKED);
+        self.forget_dead(ParticipantWords::runs);
+        if !self.anybody_runs() {
+            return self.go_on(state, now);
+        }
+        let switches = self.asleep();
+        let same = switches == Some(self.switches.load(LOCKED));
+        self.switches.store(switches.unwrap_or(0), LOCKED);
+        let steps = self.steps.load(LOCKED);
+        if steps != self.seen_steps.load(LOCKED) {
+            self.seen_steps.store(steps, LOCKED);
+            self.seen_ns.store(real_ns, LOCKED);
+            self.asleep_since_ns.store(real_ns, LOCKED);
+            return Woken::default();
+        }
+        if !same {
+            self.asleep_since_ns.store(real_ns, LOCKED);
+        }
+        let asleep = real_ns.saturating_sub(self.asleep_since_ns.load(LOCKED));
+        let stalled = real_ns.saturating_sub(self.seen_ns.load(LOCKED));
+        if asleep >= ASLEEP_NS {
+            self.take_for_away(&self.sleepers);
+        } else if stalled >= STALLED_NS {
+            self.take_for_away(&self.stalls);
+        } else if asleep > WATCH_NS {
+            // It may wait for one who could go on at this moment.
+            let now_ns = now.load(Ordering::SeqCst);
+            state.advance(now_ns);
+            return self
+                .first_that_can(state, now_ns)
+                .map_or_else(Woken::default, |slot| self.let_go(slot));
+        }
+        self.go_on(state, now)
+    }
+
+    fn take_for_away(&self, counter: &AtomicU64) {
+        for participant in self.participants() {
+            if participant.runs() {
+                participant.state.store(LOST, Ordering::Release);
+                self.changed();
+                self.step();
+                counter.store(counter.load(LOCKED) + 1, LOCKED);
+            }
+        }
+    }
+
+    /// How often those who run have given up the processor, when all of them sleep.
+    fn asleep(&self) -> Option<u64> {
+        self.participants()
+            .iter()
+            .filter(|participant| participant.runs())
+            .map(|participant| {
+                process::sleeping(participant.pid.load(LOCKED), participant.tid.load(LOCKED))
+            })
+            .sum()
+    }
+}
