@@ -12,9 +12,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
+use supervisor::arbiter::Board;
 use supervisor::gpu::{Gpus, NvmlGpus};
 use supervisor::instance::{Instance, LIMITS, Labels, REGION, RunnerLock, TARGETS};
-use supervisor::overhead::{PERIOD, Watch};
 use vgpu_abi::limits::LimitsFile;
 use vgpu_abi::region::{Region, RegionDevice};
 use vgpu_abi::size::Size;
@@ -273,7 +273,8 @@ fn warn_of_overbooking(args: &RunArgs, shares: &[Share]) {
     }
 }
 
-/// The thread that looks after the container every 100 ms.
+/// The thread that looks after the container, and after the whole board where it is the one to do
+/// so.
 struct Watching {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<()>,
@@ -282,9 +283,8 @@ struct Watching {
 impl Watching {
     /// Nothing where the container cannot be watched: its limits hold without.
     fn start(instance: &Instance, gpus: Box<dyn Gpus>) -> Option<Self> {
-        // The thread holds its own descriptor: ours goes with the directory.
-        let instance = Instance::open(instance.path()).ok()?;
-        let mut watch = Watch::open(&instance).ok()?;
+        // The thread holds its own descriptors: ours go with the directory.
+        let mut board = Board::join(instance.path()).ok()?;
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
@@ -292,9 +292,8 @@ impl Watching {
             .spawn(move || {
                 // Relaxed: the flag guards no other memory.
                 while !seen.load(Ordering::Relaxed) {
-                    // A look that fails is followed by another one.
-                    watch.look(&instance, &*gpus, monotonic_ns()).ok();
-                    std::thread::park_timeout(PERIOD);
+                    let ticked = board.tick(monotonic_ns(), &*gpus);
+                    std::thread::park_timeout(ticked.next);
                 }
             })
             .ok()?;

@@ -14,3 +14,5 @@ pub mod view;
 pub mod gpu;
 
 pub mod overhead;
+
+pub mod arbiter;
