@@ -1,6 +1,6 @@
-//! The only names here that no real driver has: the marker, and the board's clock for libraries under
-//! test. All of them may be called from any thread at any time, before `cuInit` too; they keep `errno`
-//! and take no lock that is held while anybody waits.
+//! The only names here that no real driver has: the marker, the board's clock for libraries under
+//! test, and the truth for who measures. All of them may be called from any thread at any time, before
+//! `cuInit` too; they keep `errno` and take no lock that is held while anybody waits.
 
 use std::sync::OnceLock;
 
@@ -53,6 +53,17 @@ pub extern "C" fn vgpuSimJoin() {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn vgpuSimLeave() {
     keeping_errno(|| board_work().map(Exec::go_away));
+}
+
+/// Nanoseconds in which a kernel of the process `pid` (as it sees itself) has held the device, up to
+/// this moment: the truth, for those who measure shares. 0 where there is no such process.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn vgpuSimBusyNs(device: u32, pid: u32) -> u64 {
+    keeping_errno(|| {
+        let truth = board_work().map_or_else(Vec::new, |exec| exec.truth(device as usize));
+        let own = truth.iter().filter(|process| process.pid == pid);
+        own.map(|process| process.busy_ns).sum()
+    })
 }
 
 /// The board's work, whether or not this process has initialised the driver; the board is made when
