@@ -853,7 +853,7 @@ impl Exec {
 }
 
 /// How often a waiter looks at its word before it sleeps in the kernel.
-const SPINS: u32 = 200;
+const SPINS: u32 = 20;
 
 /// Which participant this thread is, on the board that it looked at last.
 #[derive(Clone, Copy)]
