@@ -376,8 +376,13 @@ typedef struct VGPU_ALIGNED(64) VgpuHostFileHeader {
   uint64_t current;
   // When the owner last looked after the file, nanoseconds of the monotonic clock.
   uint64_t heartbeat_ns;
+  // Of the targets: what the compute arbiter saw of the container, by device, for whoever shows
+  // it. Thousandths plus one, 0 is no word: bits 0-15 the share that it grants, bits 16-31 the
+  // share that was used in the last second; bits 32-47: thousandths of the last second that
+  // launches have waited; bit 48: others work on the device too; bit 49: it waits for its turn.
+  uint64_t seen[VGPU_MAX_DEVICES];
   // Room.
-  uint64_t reserved[507];
+  uint64_t reserved[491];
 } VgpuHostFileHeader;
 
 // What a container may use of one device.

@@ -254,6 +254,85 @@ impl Source for Copied {
     }
 }
 
+/// A file of a known make that is never mapped: its owner may be somebody else, and whoever has a
+/// file mapped ends when its owner makes it shorter.
+#[derive(Debug)]
+pub(crate) struct Unmapped {
+    pub(crate) file: File,
+}
+
+impl Unmapped {
+    pub(crate) fn new(file: File, make: &Make) -> Result<Self, FileError> {
+        check(&file, make)?;
+        Ok(Self { file })
+    }
+
+    /// So many bytes at this offset, as words.
+    pub(crate) fn words<const N: usize>(&self, offset: usize) -> Result<[u64; N], FileError> {
+        read_words(&self.file, offset)
+    }
+
+    pub(crate) fn write(&self, words: &[u64], offset: usize) -> Result<(), FileError> {
+        write_at(&self.file, &bytes_of(words), offset)
+    }
+
+    /// Which copy counts.
+    pub(crate) fn current(&self) -> Result<Current, FileError> {
+        let [word] = self.words(CURRENT)?;
+        Ok(Current(word))
+    }
+
+    /// The copy that was spare counts from here on: eight bytes in one piece of one page.
+    pub(crate) fn flip(&self, was: Current, generation: u64) -> Result<(), FileError> {
+        let spare = u64::from(was.0 & 1 == 0);
+        self.write(&[generation << 1 | spare], CURRENT)
+    }
+
+    pub(crate) fn set_heartbeat(&self, now_ns: u64) -> Result<(), FileError> {
+        self.write(&[now_ns], HEARTBEAT)
+    }
+
+    /// The right to write, where nobody else has it at the moment: who owns the file could keep it
+    /// for ever.
+    pub(crate) fn try_exclusive(&self) -> Result<Option<UnmappedTurn<'_>>, FileError> {
+        match self.file.try_lock() {
+            Ok(()) => Ok(Some(UnmappedTurn(&self.file))),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(None),
+            Err(std::fs::TryLockError::Error(error)) => Err(system("flock")(error)),
+        }
+    }
+}
+
+/// See [`Unmapped::try_exclusive`].
+pub(crate) struct UnmappedTurn<'a>(&'a File);
+
+impl Drop for UnmappedTurn<'_> {
+    fn drop(&mut self) {
+        // The kernel gives it back with the descriptor, should this fail.
+        let _done = self.0.unlock();
+    }
+}
+
+/// Words of a file that is not mapped.
+fn read_words<const N: usize>(file: &File, offset: usize) -> Result<[u64; N], FileError> {
+    let mut bytes = [[0; 8]; N];
+    let flat = bytes.as_flattened_mut();
+    file.read_exact_at(flat, offset as u64).map_err(|error| {
+        if error.kind() == io::ErrorKind::UnexpectedEof {
+            let expected = (offset + N * 8) as u64;
+            return FileError::WrongSize { found: 0, expected };
+        }
+        system("read")(error)
+    })?;
+    Ok(bytes.map(u64::from_ne_bytes))
+}
+
+/// The word that names the generation and the copy that counts, read from a file of whatever make.
+pub(crate) fn current_word(file: &File) -> Result<u64, FileError> {
+    let [word] = read_words(file, CURRENT)?;
+    Ok(word)
+}
+
 /// The right to write; see [`HostFile::exclusive`].
 pub(crate) struct Turn<'a>(&'a HostFile);
 

@@ -363,8 +363,13 @@ pub struct HostFileHeader {
     pub current: AtomicU64,
     /// When the owner last looked after the file, nanoseconds of the monotonic clock.
     pub heartbeat_ns: AtomicU64,
+    /// Of the targets: what the compute arbiter saw of the container, by device, for whoever shows
+    /// it. Thousandths plus one, 0 is no word: bits 0-15 the share that it grants, bits 16-31 the
+    /// share that was used in the last second; bits 32-47: thousandths of the last second that
+    /// launches have waited; bit 48: others work on the device too; bit 49: it waits for its turn.
+    pub seen: [AtomicU64; MAX_DEVICES],
     /// Room.
-    pub reserved: [AtomicU64; 507],
+    pub reserved: [AtomicU64; 491],
 }
 
 /// What a container may use of one device.
@@ -513,7 +518,7 @@ assert_layout!(OomEntry: size 256, align 64, sequence @ 0, time_unix_ns @ 8, pid
 assert_layout!(RegionLayout: size 4_876_288, align 64, header @ 0, devices @ 4096, ooms @ 10_240,
     shared @ 26_624, slots @ 419_840);
 assert_layout!(HostFileHeader: size 4096, align 64, magic @ 0, version @ 8, copy_bytes @ 12,
-    file_bytes @ 16, current @ 24, heartbeat_ns @ 32);
+    file_bytes @ 16, current @ 24, heartbeat_ns @ 32, seen @ 40);
 assert_layout!(LimitsDevice: size 192, align 8, uuid @ 0, memory_bytes @ 96, physical_bytes @ 104,
     context_bytes @ 112, module_bytes @ 120, core_percent @ 128,
     floor_percent @ 132, resident_bytes @ 136);

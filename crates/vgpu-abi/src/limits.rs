@@ -9,7 +9,7 @@ use std::mem::offset_of;
 use std::path::Path;
 
 use crate::hostfile::{
-    Copied, Current, Fields, FieldsMut, HostFile, Make, Source, bytes_of, checksum,
+    Copied, Current, Fields, FieldsMut, HostFile, Make, Source, bytes_of, checksum, current_word,
 };
 use crate::layout::{
     LIMITS_MAGIC, LIMITS_VERSION, LimitsCopy, LimitsDevice, LimitsLayout, MAX_DEVICES, UUID_BYTES,
@@ -487,6 +487,14 @@ fn salvage(words: &impl Source) -> Result<LimitsValue, FileError> {
 /// See [`FileError`].
 pub fn read_file(file: &std::fs::File) -> Result<Limits, FileError> {
     settled(|| Copied::read(file, &MAKE)).map(|value| Limits::from(&value))
+}
+
+/// A number that differs when the limits in an open file were written again: one short read.
+///
+/// # Errors
+/// See [`FileError`].
+pub fn file_generation(file: &std::fs::File) -> Result<u64, FileError> {
+    current_word(file)
 }
 
 /// The host's side: the one writer.

@@ -3,13 +3,17 @@
 //!
 //! Never speaks of a process without naming the generation of its slot.
 
+use std::fs::File;
 use std::mem::offset_of;
 use std::path::Path;
 
-use crate::hostfile::{Current, Fields, FieldsMut, HostFile, Make, bytes_of, checksum, heartbeat};
+use crate::hostfile::{
+    Current, Fields, FieldsMut, HEADER_BYTES, HostFile, Make, Unmapped, bytes_of, checksum,
+    heartbeat,
+};
 use crate::layout::{
-    MAX_DEVICES, MAX_SLOTS, TARGETS_MAGIC, TARGETS_VERSION, TargetsCopy, TargetsEntry,
-    TargetsLayout,
+    HostFileHeader, MAX_DEVICES, MAX_SLOTS, TARGETS_MAGIC, TARGETS_VERSION, TargetsCopy,
+    TargetsEntry, TargetsLayout,
 };
 use crate::limits::FileError;
 use crate::region::map::Words;
@@ -62,6 +66,52 @@ impl Grant {
             measured: word & 1 << 11 != 0,
         })
     }
+}
+
+/// What the compute arbiter saw of a container on one device, for whoever shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Seen {
+    /// The share that it grants, thousandths; nothing where it has no word.
+    pub granted_permille: Option<u16>,
+    /// The share that was used in the last second, thousandths; nothing where it is not known.
+    pub used_permille: Option<u16>,
+    /// Thousandths of the last second that launches have waited; 1000 at most, however many did.
+    pub throttled_permille: u16,
+    /// Others work on the device too.
+    pub contended: bool,
+    /// It waits for its turn, because what the containers hold does not fit the device together.
+    pub waits_for_turn: bool,
+}
+
+impl Seen {
+    fn word(self) -> u64 {
+        let part = |share: Option<u16>| share.map_or(0, |share| u64::from(share.min(1000)) + 1);
+        part(self.granted_permille)
+            | part(self.used_permille) << 16
+            | u64::from(self.throttled_permille.min(1000)) << 32
+            | u64::from(self.contended) << 48
+            | u64::from(self.waits_for_turn) << 49
+    }
+
+    fn of(word: u64) -> Self {
+        let part = |shift: u32| u16::try_from(word >> shift & 0xffff).unwrap_or(0).min(1001);
+        Self {
+            granted_permille: part(0).checked_sub(1),
+            used_permille: part(16).checked_sub(1),
+            throttled_permille: part(32).min(1000),
+            contended: word & 1 << 48 != 0,
+            waits_for_turn: word & 1 << 49 != 0,
+        }
+    }
+}
+
+/// What a targets file says besides its entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Head {
+    /// When the host last wrote, nanoseconds of the monotonic clock; 0 is never.
+    pub heartbeat_ns: u64,
+    /// What the arbiter saw, by device.
+    pub seen: [Seen; MAX_DEVICES],
 }
 
 const ENTRY_BYTES: usize = size_of::<TargetsEntry>();
@@ -191,6 +241,91 @@ impl TargetsFile {
     }
 }
 
+/// The host's side for whoever serves containers of other users: reads and writes, and never maps
+/// what its owner could make shorter.
+#[derive(Debug)]
+pub struct TargetsWriter(Unmapped);
+
+impl TargetsWriter {
+    /// Takes an open file, for reading and writing.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub fn new(file: File) -> Result<Self, FileError> {
+        Unmapped::new(file, &MAKE).map(Self)
+    }
+
+    /// Replaces all targets, as [`TargetsFile::write`]. False where somebody else was writing: then
+    /// nothing was done.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub fn write(
+        &self,
+        targets: &[(usize, Target)],
+        seen: &[Seen; MAX_DEVICES],
+        heartbeat_ns: u64,
+    ) -> Result<bool, FileError> {
+        let Some(_turn) = self.0.try_exclusive()? else {
+            return Ok(false);
+        };
+        let current = self.0.current()?;
+        let generation = (current.generation() + 1) & (u64::MAX >> 1);
+        for (slot, target) in targets.iter().filter(|(slot, _)| *slot < MAX_SLOTS) {
+            let at = current.other_offset(COPY_BYTES) + slot * ENTRY_BYTES;
+            self.0.write(&encode(target, generation), at)?;
+        }
+        let head: [u64; 1 + MAX_DEVICES] = std::array::from_fn(|word| match word.checked_sub(1) {
+            None => heartbeat_ns,
+            Some(device) => seen.get(device).copied().unwrap_or_default().word(),
+        });
+        self.0
+            .write(&head, offset_of!(HostFileHeader, heartbeat_ns))?;
+        self.0.flip(current, generation)?;
+        Ok(true)
+    }
+
+    /// Says that the targets still hold.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub fn beat(&self, heartbeat_ns: u64) -> Result<(), FileError> {
+        self.0.set_heartbeat(heartbeat_ns)
+    }
+
+    /// The target of a slot, as it stands.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub fn target(&self, slot: usize) -> Result<Option<Target>, FileError> {
+        if slot >= MAX_SLOTS {
+            return Ok(None);
+        }
+        let current = self.0.current()?;
+        let entry = self
+            .0
+            .words(current.offset(COPY_BYTES) + slot * ENTRY_BYTES)?;
+        Ok(decode(&entry, current.generation()))
+    }
+}
+
+/// Reads the head of a targets file without mapping it: for a file that belongs to somebody else,
+/// who may make it shorter at any moment.
+///
+/// # Errors
+/// See [`FileError`].
+pub fn read_head(file: File) -> Result<Head, FileError> {
+    const WORDS: usize = HEADER_BYTES / 8;
+    let words: [u64; WORDS] = Unmapped::new(file, &MAKE)?.words(0)?;
+    let from = Fields(&words);
+    Ok(Head {
+        heartbeat_ns: from.u64(offset_of!(HostFileHeader, heartbeat_ns)),
+        seen: std::array::from_fn(|device| {
+            Seen::of(from.u64(offset_of!(HostFileHeader, seen) + device * 8))
+        }),
+    })
+}
+
 /// The container's side: a read-only mapping.
 #[derive(Debug)]
 pub struct TargetsMap(Words);
@@ -282,6 +417,59 @@ mod tests {
 
         assert_eq!(map.target(0, 7), None);
         assert_eq!(map.target(1, 7), Some(target(9)));
+    }
+
+    #[test]
+    fn a_writer_that_maps_nothing_says_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("targets");
+        let mut owner = TargetsFile::create(&path).unwrap();
+        owner.write(&[(3, target(1))], 1).unwrap();
+        let map = TargetsMap::open(&path).unwrap();
+        let open = || File::options().read(true).write(true).open(&path).unwrap();
+        let writer = TargetsWriter::new(open()).unwrap();
+        assert_eq!(writer.target(3).unwrap(), Some(target(1)));
+        let mut seen = [Seen::default(); MAX_DEVICES];
+        seen[15] = Seen {
+            granted_permille: Some(0),
+            used_permille: Some(1000),
+            throttled_permille: 7,
+            contended: true,
+            waits_for_turn: true,
+        };
+
+        for round in 2..5 {
+            let targets = [(3, target(round)), (7, target(9))];
+            assert!(writer.write(&targets, &seen, round).unwrap());
+            assert_eq!(map.target(3, 7), Some(target(round)));
+        }
+        writer.beat(99).unwrap();
+
+        let head = read_head(open()).unwrap();
+        assert_eq!((head.heartbeat_ns, head.seen), (99, seen));
+        assert_eq!(map.heartbeat_ns(), 99);
+        assert_eq!(writer.target(7).unwrap(), Some(target(9)));
+        owner.write(&[], 100).unwrap();
+        assert_eq!(map.target(3, 7), None);
+    }
+
+    #[test]
+    fn a_writer_that_maps_nothing_survives_a_file_made_shorter_and_waits_for_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("targets");
+        TargetsFile::create(&path).unwrap();
+        let open = || File::options().read(true).write(true).open(&path).unwrap();
+        let writer = TargetsWriter::new(open()).unwrap();
+        let seen = [Seen::default(); MAX_DEVICES];
+        let owner = open();
+        owner.lock().unwrap();
+
+        assert!(!writer.write(&[], &seen, 1).unwrap());
+        owner.unlock().unwrap();
+        owner.set_len(100).unwrap();
+
+        assert!(writer.target(0).is_err());
+        assert!(read_head(open()).is_err());
     }
 
     #[test]

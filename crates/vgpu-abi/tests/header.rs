@@ -68,7 +68,7 @@ fn in_rust() -> BTreeMap<String, Layout> {
         OomEntry { sequence, time_unix_ns, pid, device, asked, limit, used, why, reserved_0, call,
             holders, reserved_1 }
         RegionLayout { header, devices, ooms, shared, slots }
-        HostFileHeader { magic, version, copy_bytes, file_bytes, current, heartbeat_ns, reserved }
+        HostFileHeader { magic, version, copy_bytes, file_bytes, current, heartbeat_ns, seen, reserved }
         LimitsDevice { uuid, memory_bytes, physical_bytes, context_bytes, module_bytes,
             core_percent, floor_percent, resident_bytes, reserved_1 }
         LimitsCopy { version, device_count, generation, priority, policy, unlisted, reserved_0,
