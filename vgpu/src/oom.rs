@@ -259,5 +259,9 @@ fn reason(why: Why) -> (&'static str, &'static str) {
         Why::Full => ("full", "more than what is left"),
         Why::TimedOut => ("timed-out", "a wait for another process ran out"),
         Why::Closed => ("closed", "the accounting was not available"),
+        Why::NotPageable => (
+            "not-pageable",
+            "only memory of the device itself would do, and that share is full",
+        ),
     }
 }

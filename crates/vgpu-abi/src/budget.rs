@@ -28,6 +28,8 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Charge {
     pub(crate) device: u32,
+    /// Counted as managed memory past the container's share of the device.
+    pub(crate) beyond: bool,
     pub(crate) bytes: u64,
     /// The slot and its generation, as the region packs them.
     pub(crate) seat: u64,
@@ -45,6 +47,22 @@ impl Charge {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// Whether there was room only past the container's share of the device: what is to be asked
+    /// of the driver is managed memory.
+    #[must_use]
+    pub fn is_beyond(&self) -> bool {
+        self.beyond
+    }
+}
+
+/// What a container may have of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// In all, bytes; 0 is no cap.
+    pub limit: u64,
+    /// Of that as memory of the device itself, bytes.
+    pub resident: u64,
 }
 
 /// A request that was not let in.
@@ -69,6 +87,9 @@ pub enum Why {
     TimedOut,
     /// There is no slot for this process, or no such device.
     Closed,
+    /// What is confirmed and what was asked for exceed the container's share of the device itself,
+    /// and only memory of the device would do. `limit` and `used` are of that share.
+    NotPageable,
 }
 
 /// More than one process can be charged on one device: 16 TiB less a byte.
@@ -229,6 +250,28 @@ fn charged<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
     sum.saturating_add(bytes_in(shared))
 }
 
+/// Of what is charged: managed memory past the container's share of the device.
+///
+/// Only added to under the device's lock, after it was added to pending, and taken off before
+/// confirmed or pending is. So whoever holds the lock and has read all those words *before* this
+/// one never takes more off them than they had in them.
+fn beyond<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
+    let mut sum = 0_u64;
+    each_slot(ledger, |slot| {
+        if let Some(cells) = ledger.cells(slot, device) {
+            // SeqCst: stands after the loads of the other words in the one order of all changes.
+            sum = sum.saturating_add(bytes_in(cells.oversubscribed.load(Ordering::SeqCst)));
+        }
+    });
+    sum
+}
+
+/// Managed memory past the share, one word after the other: not of one moment.
+#[cfg(not(loom))]
+pub(crate) fn oversubscribed<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
+    beyond(ledger, device)
+}
+
 /// What is confirmed, added up one word after the other: not of one moment.
 pub(crate) fn confirmed<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
     look_at_confirmed(ledger, device).0
@@ -284,6 +327,10 @@ pub(crate) enum Refused {
         used: u64,
     },
     TimedOut {
+        used: u64,
+    },
+    /// The container's share of the device itself is full.
+    NotPageable {
         used: u64,
     },
     NoSuchDevice,
@@ -406,6 +453,197 @@ fn decide<O: Outside + ?Sized>(
     (used.saturating_add(bytes) > limit).then_some(Err(Refused::Full { used }))
 }
 
+/// Where there was room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Within the container's share of the device.
+    Device,
+    /// Past it, as managed memory. Counted so already.
+    Beyond,
+}
+
+/// Reserves room where only a part of the limit may be memory of the device itself; `pageable` is
+/// what the driver can also give as managed memory.
+///
+/// As long as all that is charged fits the share there is no difference to [`reserve`], and none in
+/// cost. From there on one request at a time is decided, under the device's lock: two sums are
+/// bounded by one set of words, and only under the lock does nobody add to what is subtracted.
+#[inline]
+pub(crate) fn reserve_within<O: Outside + ?Sized>(
+    outside: &O,
+    place: Place,
+    device: usize,
+    bytes: u64,
+    bounds: Bounds,
+    pageable: bool,
+) -> Result<Room, Refused> {
+    let Some(own) = outside.cells(place.slot, device) else {
+        return Err(Refused::NoSuchDevice);
+    };
+    match add(&own.pending, place.tag, bytes) {
+        Ok(()) => {}
+        Err(NotAdded::Stale) => return Err(Refused::Stale),
+        Err(NotAdded::Overflow) => {
+            return Err(Refused::Full {
+                used: confirmed(outside, device),
+            });
+        }
+    }
+    crash_point!("reserve:pending");
+    seq_cst_point();
+    if charged(outside, device) <= bounds.least() {
+        crash_point!("reserve:done");
+        return Ok(Room::Device);
+    }
+    take(&own.pending, place.tag, bytes).map_err(|Stale| Refused::Stale)?;
+    crash_point!("reserve:taken-back");
+    let mut wait = outside.begin_wait();
+    loop {
+        if !outside.enter(device, &mut wait) {
+            return Err(Refused::TimedOut {
+                used: confirmed(outside, device),
+            });
+        }
+        crash_point!("slow:locked");
+        let request = Request {
+            place,
+            device,
+            bytes,
+            bounds,
+            pageable,
+        };
+        let decision = decide_within(outside, own, request, &mut wait);
+        outside.leave(device);
+        crash_point!("slow:unlocked");
+        if let Some(decision) = decision {
+            return decision;
+        }
+        if !outside.pause(&mut wait) {
+            return Err(Refused::TimedOut {
+                used: confirmed(outside, device),
+            });
+        }
+    }
+}
+
+impl Bounds {
+    /// The smaller one of the two.
+    #[inline]
+    fn least(&self) -> u64 {
+        match self.limit {
+            0 => self.resident,
+            limit => limit.min(self.resident),
+        }
+    }
+
+    /// Where there is room, when that much is charged and that much of it is past the share.
+    fn room(&self, charged: u64, beyond: u64, pageable: bool) -> Option<Room> {
+        if self.limit != 0 && charged > self.limit {
+            return None;
+        }
+        if charged.saturating_sub(beyond) <= self.resident {
+            return Some(Room::Device);
+        }
+        pageable.then_some(Room::Beyond)
+    }
+}
+
+/// A request of [`reserve_within`].
+#[derive(Clone, Copy)]
+struct Request {
+    place: Place,
+    device: usize,
+    bytes: u64,
+    bounds: Bounds,
+    pageable: bool,
+}
+
+/// As [`decide`]. The caller holds the device's lock.
+fn decide_within<O: Outside + ?Sized>(
+    outside: &O,
+    own: &DeviceUse,
+    request: Request,
+    wait: &mut O::Wait,
+) -> Option<Result<Room, Refused>> {
+    let Request {
+        place,
+        device,
+        bytes,
+        bounds,
+        pageable,
+    } = request;
+    match add(&own.pending, place.tag, bytes) {
+        Ok(()) => {}
+        Err(NotAdded::Stale) => return Some(Err(Refused::Stale)),
+        Err(NotAdded::Overflow) => {
+            return Some(Err(Refused::Full {
+                used: confirmed(outside, device),
+            }));
+        }
+    }
+    crash_point!("slow:pending");
+    seq_cst_point();
+    let look = || {
+        // In this order: see `beyond`.
+        let charged = charged(outside, device);
+        bounds.room(charged, beyond(outside, device), pageable)
+    };
+    let mut room = look();
+    if room.is_none() && outside.reap(wait) > 0 {
+        room = look();
+    }
+    match room {
+        Some(Room::Device) => return Some(Ok(Room::Device)),
+        Some(Room::Beyond) => {
+            return Some(match add(&own.oversubscribed, place.tag, bytes) {
+                Ok(()) => {
+                    crash_point!("slow:beyond");
+                    Ok(Room::Beyond)
+                }
+                Err(NotAdded::Stale) => Err(Refused::Stale),
+                Err(NotAdded::Overflow) => {
+                    let _stale = take(&own.pending, place.tag, bytes);
+                    Err(Refused::Full {
+                        used: confirmed(outside, device),
+                    })
+                }
+            });
+        }
+        None => {}
+    }
+    // Read first, it may hold what is not confirmed yet or no longer: the share looks emptier than
+    // it is, and the request is tried again rather than refused for nothing.
+    let past = beyond(outside, device);
+    let used = if outside.enter_shared(wait) {
+        let used = confirmed_at_one_moment(outside, device);
+        outside.leave_shared();
+        used
+    } else {
+        None
+    };
+    crash_point!("slow:decided");
+    if take(&own.pending, place.tag, bytes).is_err() {
+        return Some(Err(Refused::Stale));
+    }
+    crash_point!("slow:taken-back");
+    let used = used?;
+    if bounds.limit != 0 && used.saturating_add(bytes) > bounds.limit {
+        return Some(Err(Refused::Full { used }));
+    }
+    let used = used.saturating_sub(past);
+    (!pageable && used.saturating_add(bytes) > bounds.resident)
+        .then_some(Err(Refused::NotPageable { used }))
+}
+
+/// Takes off what is counted as past the share. Before it leaves confirmed or pending: see
+/// [`beyond`].
+#[inline]
+pub(crate) fn not_beyond(cells: &DeviceUse, tag: u64, bytes: u64) -> Result<(), Stale> {
+    take(&cells.oversubscribed, tag, bytes)?;
+    crash_point!("beyond:taken");
+    Ok(())
+}
+
 /// The driver has given what was reserved: added to confirmed before it leaves pending, so that
 /// nobody misses it.
 #[inline]
@@ -526,12 +764,13 @@ fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
     crash_point!("clear:generation");
     for device in 0..slots.device_count() {
         if let Some(cells) = slots.cells(slot, device) {
+            // First: see `beyond`.
+            empty(&cells.oversubscribed, tag_of(generation));
             empty(&cells.confirmed, tag_of(generation));
             empty(&cells.pending, tag_of(generation));
             // Relaxed: breakdowns and measurements; no decision is made on them.
             cells.contexts.store(0, Ordering::Relaxed);
             cells.modules.store(0, Ordering::Relaxed);
-            cells.oversubscribed.store(0, Ordering::Relaxed);
             slots.keep_compute(device, &cells.compute);
         }
         crash_point!("clear:device");
@@ -631,6 +870,7 @@ fn take_seat<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead, me: &Id
     head.generation.store(generation, Ordering::SeqCst);
     for device in 0..slots.device_count() {
         if let Some(cells) = slots.cells(slot, device) {
+            empty(&cells.oversubscribed, tag_of(generation));
             empty(&cells.confirmed, tag_of(generation));
             empty(&cells.pending, tag_of(generation));
         }

@@ -6,6 +6,7 @@
 /// `VGPU_CRASH_AT=name[:nth]` in its environment kills itself with SIGKILL when it passes the place
 /// of that name for the nth time (the first, if none is given).
 pub const CRASH_POINTS: &[&str] = &[
+    "beyond:taken",
     "charge:confirmed",
     "clear:begin",
     "clear:counts",
@@ -49,6 +50,7 @@ pub const CRASH_POINTS: &[&str] = &[
     "share:summed",
     "shared:locked",
     "shared:unlocked",
+    "slow:beyond",
     "slow:decided",
     "slow:locked",
     "slow:pending",

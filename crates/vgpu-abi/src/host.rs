@@ -544,8 +544,7 @@ fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, Snapshot
             buffer_bytes: confirmed - contexts - modules,
             context_bytes: contexts,
             module_bytes: modules,
-            oversubscribed_bytes: slot
-                .u64(at + offset_of!(DeviceUse, oversubscribed))
+            oversubscribed_bytes: bytes_in(slot.u64(at + offset_of!(DeviceUse, oversubscribed)))
                 .min(confirmed),
             compute: ComputeSnapshot::read(&slot, at + offset_of!(DeviceUse, compute)),
         }
@@ -608,6 +607,7 @@ fn ooms(head: &Part) -> Vec<OomSnapshot> {
         let why = match head.u32(at + offset_of!(OomEntry, why)) {
             0 => Why::Full,
             1 => Why::TimedOut,
+            3 => Why::NotPageable,
             _ => Why::Closed,
         };
         if head.u64(at + offset_of!(OomEntry, sequence)) != finished || device >= MAX_DEVICES {

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
 use self::map::{PrivateMap, RegionMap};
 use self::private::{OwnUse, Private};
 use self::sys::CPath;
-use crate::budget::{self, Ledger, NotAdded, Place, Refused, Stale, bytes_in, tag_of};
+use crate::budget::{self, Ledger, NotAdded, Place, Refused, Room, Stale, bytes_in, tag_of};
 use crate::crash::crash_point;
 use crate::credit::Compute;
 use crate::layout::{
@@ -35,7 +35,7 @@ use crate::layout::{
 };
 use crate::limits::DeviceUuid;
 
-pub use crate::budget::{Charge, Kind, Refusal, Why};
+pub use crate::budget::{Bounds, Charge, Kind, Refusal, Why};
 
 /// One device of a new region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -635,12 +635,54 @@ impl Region {
         match (reserved, u32::try_from(device)) {
             (Ok(()), Ok(device)) => Ok(Charge {
                 device,
+                beyond: false,
                 bytes,
                 seat,
             }),
             (Err(refused), _) => self.reserve_again(device, bytes, limit, seat, refused),
             (Ok(()), Err(_)) => Err(Refusal {
                 limit,
+                used: 0,
+                asked: bytes,
+                why: Why::Closed,
+            }),
+        }
+    }
+
+    /// As [`Region::reserve`], where only a part of the limit may be memory of the device itself.
+    /// What is `pageable` gets room past that part, too, and its charge says so
+    /// ([`Charge::is_beyond`]).
+    ///
+    /// At no moment does what is charged of the device's own memory exceed `bounds.resident`, nor
+    /// all that is charged `bounds.limit`, however many processes race; what is charged without
+    /// being asked for ([`Region::charge`]) is left aside.
+    ///
+    /// # Errors
+    /// [`Refusal`]; it is counted, and nothing is charged.
+    #[inline]
+    pub fn reserve_within(
+        &self,
+        device: usize,
+        bytes: u64,
+        bounds: Bounds,
+        pageable: bool,
+    ) -> Result<Charge, Refusal> {
+        let ask = |seat| {
+            let room =
+                budget::reserve_within(self, place_of(seat), device, bytes, bounds, pageable)?;
+            Ok(room == Room::Beyond)
+        };
+        let seat = self.seated();
+        match (ask(seat), u32::try_from(device)) {
+            (Ok(beyond), Ok(device)) => Ok(Charge {
+                device,
+                beyond,
+                bytes,
+                seat,
+            }),
+            (Err(refused), _) => self.ask_again(device, bytes, bounds, seat, refused, ask),
+            (Ok(_), Err(_)) => Err(Refusal {
+                limit: bounds.limit,
                 used: 0,
                 asked: bytes,
                 why: Why::Closed,
@@ -655,8 +697,26 @@ impl Region {
         device: usize,
         bytes: u64,
         limit: u64,
+        seat: u64,
+        refused: Refused,
+    ) -> Result<Charge, Refusal> {
+        let ask = |seat| {
+            budget::reserve(self, place_of(seat), device, bytes, limit)?;
+            Ok(false)
+        };
+        let bounds = Bounds { limit, resident: 0 };
+        self.ask_again(device, bytes, bounds, seat, refused, ask)
+    }
+
+    #[cold]
+    fn ask_again(
+        &self,
+        device: usize,
+        bytes: u64,
+        bounds: Bounds,
         mut seat: u64,
         mut refused: Refused,
+        ask: impl Fn(u64) -> Result<bool, Refused>,
     ) -> Result<Charge, Refusal> {
         for _try in 0..TRIES {
             if refused != Refused::Stale {
@@ -666,11 +726,12 @@ impl Region {
                 Ok(seat) => seat,
                 Err(_) => break,
             };
-            match budget::reserve(self, place_of(seat), device, bytes, limit) {
-                Ok(()) => {
+            match ask(seat) {
+                Ok(beyond) => {
                     let device = u32::try_from(device).unwrap_or(u32::MAX);
                     return Ok(Charge {
                         device,
+                        beyond,
                         bytes,
                         seat,
                     });
@@ -679,10 +740,13 @@ impl Region {
             }
         }
         bump(&self.layout().header.refused);
-        let (used, why) = match refused {
-            Refused::Full { used } => (used, Why::Full),
-            Refused::TimedOut { used } => (used, Why::TimedOut),
-            Refused::Stale | Refused::NoSuchDevice => (self.used(device), Why::Closed),
+        let (limit, used, why) = match refused {
+            Refused::Full { used } => (bounds.limit, used, Why::Full),
+            Refused::TimedOut { used } => (bounds.limit, used, Why::TimedOut),
+            Refused::NotPageable { used } => (bounds.resident, used, Why::NotPageable),
+            Refused::Stale | Refused::NoSuchDevice => {
+                (bounds.limit, self.used(device), Why::Closed)
+            }
         };
         Err(Refusal {
             limit,
@@ -690,6 +754,19 @@ impl Region {
             asked: bytes,
             why,
         })
+    }
+
+    /// What is refused although no sum was too large: the driver cannot page it. Counted as any
+    /// other refusal; `asked` bytes are what it was about, `resident` is the container's share.
+    pub fn refuse_not_pageable(&self, device: usize, asked: u64, resident: u64) -> Refusal {
+        bump(&self.layout().header.refused);
+        let past = self.oversubscribed(device);
+        Refusal {
+            limit: resident,
+            used: self.used(device).saturating_sub(past),
+            asked,
+            why: Why::NotPageable,
+        }
     }
 
     /// The driver has given what was reserved.
@@ -719,6 +796,9 @@ impl Region {
             && let Some((cells, tag)) = self.slot_device(seat, charge.device())
         {
             // A slot that was taken away took the pending charge with it.
+            if charge.beyond {
+                let _stale = budget::not_beyond(cells, tag, charge.bytes);
+            }
             let _stale = budget::refund(cells, tag, charge.bytes);
         }
     }
@@ -731,6 +811,18 @@ impl Region {
             crash_point!("release:slot");
             forget(own, tag, bytes, kind)
         });
+    }
+
+    /// As [`Region::release`], of what was charged past the container's share of the device
+    /// ([`Charge::is_beyond`]).
+    pub fn release_beyond(&self, device: usize, bytes: u64, kind: Kind) {
+        // Acquire: as in `join`. A process that had to join again has nothing there: what it had is
+        // counted as memory of the device from then on, which errs on the safe side.
+        let seat = self.private().seat.load(Ordering::Acquire);
+        if let Some((cells, tag)) = self.slot_device(seat, device) {
+            let _stale = budget::not_beyond(cells, tag, bytes);
+        }
+        self.release(device, bytes, kind);
     }
 
     /// Charges what the driver holds already (an estimate that is settled): no limit is looked at.
@@ -816,31 +908,21 @@ impl Region {
         })
     }
 
-    /// Of this process's memory on this device, that many bytes more (less) are managed memory past
-    /// the container's share of the device.
-    pub fn count_oversubscribed(&self, device: usize, bytes: i64) {
-        // Relaxed: a breakdown for readers.
-        let place = place_of(self.private().seat.load(Ordering::Relaxed));
-        if let Some(cells) = self.cells(place.slot, device) {
-            let next = |old: u64| Some(old.saturating_add_signed(bytes));
-            let _old =
-                cells
-                    .oversubscribed
-                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        }
-    }
-
-    /// Managed memory of all processes past the container's share of this device, bytes.
+    /// Managed memory of all processes past the container's share of this device, bytes: confirmed
+    /// or asked for.
     #[must_use]
     pub fn oversubscribed(&self, device: usize) -> u64 {
-        let mut sum = 0_u64;
-        budget::each_slot(self, |slot| {
-            if let Some(cells) = self.cells(slot, device) {
-                // Relaxed: a number.
-                sum = sum.saturating_add(cells.oversubscribed.load(Ordering::Relaxed));
-            }
-        });
-        sum
+        budget::oversubscribed(self, device)
+    }
+
+    /// Of this process's memory on this device: managed memory past the container's share, bytes.
+    #[must_use]
+    pub fn oversubscribed_by_me(&self, device: usize) -> u64 {
+        // Relaxed: a number for a report.
+        let seat = self.private().seat.load(Ordering::Relaxed);
+        self.slot_device(seat, device).map_or(0, |(cells, _)| {
+            bytes_in(cells.oversubscribed.load(Ordering::Relaxed))
+        })
     }
 
     /// Counts hooked calls; `group` is below [`HOOK_GROUPS`](crate::layout::HOOK_GROUPS).
@@ -1022,6 +1104,7 @@ fn fill_oom(entry: &OomEntry, call: &str, device: usize, refusal: &Refusal, time
         Why::Full => 0,
         Why::TimedOut => 1,
         Why::Closed => 2,
+        Why::NotPageable => 3,
     };
     entry.why.store(why, order);
     let call = call.as_bytes();

@@ -25,10 +25,12 @@ use std::time::{Duration, Instant};
 
 use common::{Dice, Peer, Place, command, next_line, reply, role};
 use vgpu_abi::CRASH_POINTS;
-use vgpu_abi::region::{Kind, Region, ShareError, SharedKey};
+use vgpu_abi::region::{Bounds, Kind, Region, ShareError, SharedKey};
 
 const SURVIVORS: u64 = 3;
 const LIMIT: u64 = 200;
+/// On the second device only so much of the limit may be memory of the device itself.
+const RESIDENT: u64 = 90;
 const KEYS: u64 = 6;
 const DEVICES: usize = 2;
 
@@ -48,6 +50,8 @@ fn child_process() {
 struct Books {
     own: [u64; DEVICES],
     buffers: Vec<(usize, u64, Kind)>,
+    /// Past the share of the second device.
+    beyond: Vec<u64>,
     /// How often each shared object is held, its device and its bytes.
     shared: BTreeMap<u64, (u32, usize, u64)>,
 }
@@ -59,8 +63,21 @@ fn work(region: &Region, dice: &mut Dice, books: &mut Books) {
     match dice.below(16) {
         0..=5 => {
             let bytes = 1 + dice.below(60);
-            match region.reserve(device, bytes, LIMIT) {
+            let bounds = Bounds {
+                limit: LIMIT,
+                resident: RESIDENT,
+            };
+            let reserved = match device {
+                0 => region.reserve(device, bytes, LIMIT),
+                _ => region.reserve_within(device, bytes, bounds, dice.below(2) == 0),
+            };
+            match reserved {
                 Ok(charge) if dice.below(4) == 0 => region.refund(charge),
+                Ok(charge) if charge.is_beyond() => {
+                    region.confirm(charge, Kind::Buffer);
+                    books.own[device] += bytes;
+                    books.beyond.push(bytes);
+                }
                 Ok(charge) => {
                     region.confirm(charge, kind);
                     books.own[device] += bytes;
@@ -68,6 +85,12 @@ fn work(region: &Region, dice: &mut Dice, books: &mut Books) {
                 }
                 Err(refusal) => region.record_oom("cuMemAlloc_v2", device, &refusal, 1),
             }
+        }
+        6 | 7 if !books.beyond.is_empty() => {
+            let which = dice.below(books.beyond.len() as u64) as usize;
+            let bytes = books.beyond.swap_remove(which);
+            region.release_beyond(1, bytes, Kind::Buffer);
+            books.own[1] -= bytes;
         }
         6..=9 => {
             if !books.buffers.is_empty() {
@@ -156,9 +179,10 @@ fn survivor(path: &Path) {
                 .map(|(key, (_, device, bytes))| format!("{key}:{device}:{bytes}"))
                 .collect();
             reply(&format!(
-                "{} {} {}",
+                "{} {} {} {}",
                 books.own[0],
                 books.own[1],
+                books.beyond.iter().sum::<u64>(),
                 shared.join(",")
             ));
             asked.recv().unwrap();
@@ -227,10 +251,11 @@ fn go_on(survivors: &mut [Peer]) {
 /// All stop; the dead are reaped; the ledger must say what the survivors say.
 fn compare(place: &Place, survivors: &mut [Peer], after: &str) {
     let mut own = [0; DEVICES];
+    let mut beyond = 0;
     let mut shared = BTreeMap::new();
     for answer in stop(survivors) {
         let mut words = answer.split(' ');
-        for sum in &mut own {
+        for sum in own.iter_mut().chain([&mut beyond]) {
             *sum += words.next().unwrap().parse::<u64>().unwrap();
         }
         for object in words
@@ -259,6 +284,8 @@ fn compare(place: &Place, survivors: &mut [Peer], after: &str) {
         assert_eq!(region.pending(device), 0, "device {device} after {after}");
         assert!(expected <= LIMIT, "device {device} after {after}");
     }
+    assert_eq!(region.oversubscribed(1), beyond, "after {after}");
+    assert!(region.used(1) - beyond <= RESIDENT, "after {after}");
     drop(region);
     let snapshot = place.snapshot();
     assert_eq!(snapshot.counters.waits_ran_out, 0, "after {after}");

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use vgpu_abi::host::{self, SnapshotError};
 use vgpu_abi::limits::DeviceUuid;
 use vgpu_abi::region::{
-    Holder, Kind, Refusal, Region, RegionDevice, RegionError, ShareError, SharedKey, Why,
+    Bounds, Holder, Kind, Refusal, Region, RegionDevice, RegionError, ShareError, SharedKey, Why,
 };
 
 const GIB: u64 = 1 << 30;
@@ -88,6 +88,68 @@ fn a_charge_past_the_limit_charges_nothing() {
     let exactly = region.reserve(0, GIB, 4 * GIB).unwrap();
     region.confirm(exactly, Kind::Buffer);
     assert_eq!(host::snapshot(&place.path()).unwrap().counters.refused, 1);
+}
+
+#[test]
+fn past_the_share_of_the_device_only_what_can_be_paged_gets_room() {
+    let place = Place::new();
+    let region = place.open();
+    let bounds = Bounds {
+        limit: 8 * GIB,
+        resident: 4 * GIB,
+    };
+    let take = |bytes, pageable| {
+        region
+            .reserve_within(0, bytes, bounds, pageable)
+            .inspect(|charge| region.confirm(*charge, Kind::Buffer))
+            .map(|charge| charge.is_beyond())
+    };
+    let refused = |limit, used, asked, why| {
+        Err(Refusal {
+            limit,
+            used,
+            asked,
+            why,
+        })
+    };
+
+    assert_eq!(take(3 * GIB, true), Ok(false));
+    assert_eq!(take(2 * GIB, true), Ok(true));
+    assert_eq!(
+        take(2 * GIB, false),
+        refused(4 * GIB, 3 * GIB, 2 * GIB, Why::NotPageable)
+    );
+    // What is left of the share is still given as memory of the device.
+    assert_eq!(take(GIB, false), Ok(false));
+    assert_eq!(
+        take(3 * GIB, true),
+        refused(8 * GIB, 6 * GIB, 3 * GIB, Why::Full)
+    );
+    assert_eq!(take(2 * GIB, true), Ok(true));
+    assert_eq!(
+        (region.used(0), region.oversubscribed(0)),
+        (8 * GIB, 4 * GIB)
+    );
+    assert_eq!(region.oversubscribed_by_me(0), 4 * GIB);
+
+    region.release_beyond(0, 2 * GIB, Kind::Buffer);
+    region.release(0, 3 * GIB, Kind::Buffer);
+    assert_eq!(
+        (region.used(0), region.oversubscribed(0)),
+        (3 * GIB, 2 * GIB)
+    );
+    assert_eq!(take(3 * GIB, true), Ok(false));
+    let undone = region.reserve_within(0, GIB, bounds, true).unwrap();
+    assert!(undone.is_beyond());
+    region.refund(undone);
+    assert_eq!(
+        (region.used(0), region.oversubscribed(0)),
+        (6 * GIB, 2 * GIB)
+    );
+    let seen = host::snapshot(&place.path()).unwrap();
+    let used = &seen.slots[0].devices[0];
+    assert_eq!(used.oversubscribed_bytes, 2 * GIB);
+    assert_eq!((used.confirmed_bytes, used.pending_bytes), (6 * GIB, 0));
 }
 
 #[test]

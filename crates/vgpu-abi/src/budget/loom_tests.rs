@@ -160,6 +160,7 @@ impl Outside for Model {
         for cells in &self.cells {
             cells.pending.fetch_add(0, Ordering::SeqCst);
             cells.confirmed.fetch_add(0, Ordering::SeqCst);
+            cells.oversubscribed.fetch_add(0, Ordering::SeqCst);
         }
         !self.waits_end || *wait < 2
     }
@@ -592,5 +593,109 @@ fn a_charge_on_its_way_into_the_shared_table_is_never_unseen() {
         shares.join().unwrap();
 
         assert_eq!(fits.get(), Some(6), "once, not twice");
+    });
+}
+
+/// The share of the device is 10, the limit 20: what the driver gives of the device itself never
+/// exceeds the one, nor what it gives at all the other.
+impl Model {
+    fn within(&self, slot: usize, bytes: u64, pageable: bool) -> Result<Room, Refused> {
+        let bounds = Bounds {
+            limit: 20,
+            resident: 10,
+        };
+        reserve_within(self, Place { slot, tag: 0 }, 0, bytes, bounds, pageable)
+    }
+
+    fn release_beyond(&self, slot: usize, bytes: u64) {
+        not_beyond(&self.cells[slot], 0, bytes).unwrap();
+        self.release(slot, bytes);
+    }
+}
+
+#[test]
+fn two_that_race_for_the_share_of_the_device_get_it_once_and_the_other_is_paged() {
+    check(3, || {
+        let model = Arc::new(Model::seated(2));
+        let ask = |slot: usize, bytes: u64| {
+            let model = model.clone();
+            thread::spawn(move || {
+                let got = model.within(slot, bytes, true);
+                model.confirm(slot, bytes);
+                got
+            })
+        };
+        let (one, two) = (ask(0, 6), ask(1, 5));
+        let got = (one.join().unwrap(), two.join().unwrap());
+
+        assert!(
+            matches!(
+                got,
+                (Ok(Room::Device), Ok(Room::Beyond)) | (Ok(Room::Beyond), Ok(Room::Device))
+            ),
+            "{got:?}"
+        );
+        let past = beyond(&*model, 0);
+        assert_eq!(model.charged_now(), 11);
+        assert!(past == 5 || past == 6);
+    });
+}
+
+/// One frees what is paged and takes memory of the device in its place, while another one asks for
+/// memory of the device: a sum from which the freed bytes were taken twice would let both in.
+#[test]
+fn what_is_no_longer_paged_makes_no_room_on_the_device() {
+    check(3, || {
+        let model = Arc::new(Model::seated(3));
+        let device = Driver::new();
+        assert_eq!(model.within(2, 8, true), Ok(Room::Device));
+        model.confirm(2, 8);
+        device.give(8);
+        assert_eq!(model.within(0, 6, true), Ok(Room::Beyond));
+        model.confirm(0, 6);
+        let frees = {
+            let (model, device) = (model.clone(), device.clone());
+            thread::spawn(move || {
+                model.release_beyond(0, 6);
+                if model.within(0, 2, false).is_ok() {
+                    device.give(2);
+                    model.confirm(0, 2);
+                }
+            })
+        };
+        if model.within(1, 2, false).is_ok() {
+            device.give(2);
+            model.confirm(1, 2);
+        }
+        frees.join().unwrap();
+
+        assert_eq!(device.most(), 10, "one of the two, and never both");
+        assert_eq!(beyond(&*model, 0), 0);
+        assert_eq!(model.charged_now(), 10);
+    });
+}
+
+#[test]
+fn who_is_paged_and_who_is_not_never_exceed_the_limit_together() {
+    check(2, || {
+        let model = Arc::new(Model::seated(3));
+        assert_eq!(model.within(2, 10, false), Ok(Room::Device));
+        model.confirm(2, 10);
+        let ask = |slot: usize| {
+            let model = model.clone();
+            thread::spawn(move || {
+                let got = model.within(slot, 6, true);
+                if got.is_ok() {
+                    model.confirm(slot, 6);
+                }
+                got
+            })
+        };
+        let (one, two) = (ask(0), ask(1));
+        let got = [one.join().unwrap(), two.join().unwrap()];
+
+        assert!(got.contains(&Ok(Room::Beyond)), "{got:?}");
+        assert!(got.contains(&Err(Refused::Full { used: 16 })), "{got:?}");
+        assert_eq!((model.charged_now(), beyond(&*model, 0)), (16, 6));
     });
 }
