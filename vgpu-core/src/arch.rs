@@ -60,7 +60,7 @@ pub(crate) fn stack_pointer() -> usize {
 }
 
 /// Room for what we keep of each thread, in bytes; zeros to begin with.
-pub(crate) const THREAD_BYTES: usize = 256;
+pub(crate) const THREAD_BYTES: usize = 320;
 
 // Rust's own thread-local variables cost a call of the loader at each look, several times on every
 // hooked call. This one is at a fixed distance from the thread's own pointer, which a library that

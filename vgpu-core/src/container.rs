@@ -7,10 +7,11 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::path::Path;
 
 use vgpu_abi::layout::MAX_DEVICES;
-use vgpu_abi::limits::{DeviceUuid, LimitsMap, LimitsValue, Unlisted};
+use vgpu_abi::limits::{DeviceUuid, LimitsMap, LimitsValue, Policy, Unlisted};
 use vgpu_abi::region::{Charge, Region, RegionDevice};
 use vgpu_abi::targets::{Target, TargetsMap};
 
+use crate::compute;
 use crate::driver;
 use crate::guest;
 use crate::ledger::Ledger;
@@ -73,11 +74,16 @@ pub(crate) struct Process {
     limits_known: AtomicU32,
     unlisted_allowed: AtomicU32,
     memory_bytes: [AtomicU64; MAX_DEVICES],
+    core_percent: [AtomicU32; MAX_DEVICES],
+    /// The policy's number.
+    policy: AtomicU32,
     devices: [AtomicU32; MAX_ORDINALS],
     /// Host-measured overhead that was last taken over, by device.
     targets_generation: AtomicU64,
     /// What this process holds.
     pub(crate) ledger: Ledger,
+    /// What it launches.
+    pub(crate) compute: compute::State,
 }
 
 const UNSET: u32 = 0;
@@ -105,6 +111,19 @@ pub(crate) fn standing() -> Standing {
             _ => set_up(),
         },
         None => set_up(),
+    }
+}
+
+/// The same for a path that neither sets up nor waits.
+#[inline(always)]
+pub(crate) fn ready_now() -> Option<(&'static Container, &'static Process)> {
+    let process = process()?;
+    if process.phase.load(Ordering::Acquire) != READY {
+        return None;
+    }
+    match ready(process) {
+        Standing::Ready(container, process) => Some((container, process)),
+        Standing::Transparent | Standing::Closed => None,
     }
 }
 
@@ -146,9 +165,9 @@ fn set_up_once() -> Standing {
         _ => return Standing::Closed,
     }
     // Relaxed: the phase publishes it.
-    process
-        .epoch
-        .store(EPOCH.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+    let number = EPOCH.fetch_add(1, Ordering::Relaxed) + 1;
+    process.epoch.store(number, Ordering::Relaxed);
+    process.compute.set_up(number);
     let phase = match open() {
         Ok(Some(container)) => {
             if let Err(error) = container.region.join() {
@@ -322,7 +341,21 @@ impl Container {
         }
     }
 
-    fn limits_generation(&self) -> u64 {
+    /// Differs when the host has written its targets again.
+    #[inline]
+    pub(crate) fn targets_generation(&self) -> u64 {
+        self.targets.as_ref().map_or(0, TargetsMap::generation)
+    }
+
+    /// When the host's arbiter last wrote, nanoseconds of the monotonic clock; nothing where there is
+    /// none.
+    pub(crate) fn arbiter_heartbeat_ns(&self) -> Option<u64> {
+        self.targets.as_ref().map(TargetsMap::heartbeat_ns)
+    }
+
+    /// Differs when the limits have changed.
+    #[inline]
+    pub(crate) fn limits_generation(&self) -> u64 {
         match &self.limits {
             LimitsFrom::File(map) => map.generation(),
             LimitsFrom::Peers(_) => 1,
@@ -346,6 +379,27 @@ impl Process {
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
+    /// When the compute limit of a device counts, and what it is, percent; 0 and 100 are no cap.
+    pub(crate) fn compute_limit(&self, container: &Container, device: usize) -> (Policy, u32) {
+        // Acquire: the limits were stored before their generation.
+        if self.limits_generation.load(Ordering::Acquire) != container.limits_generation() {
+            self.refresh_limits(container);
+        }
+        // Relaxed: words of their own; a change of both is seen in one of two orders.
+        let policy = Policy::of(self.policy.load(Ordering::Relaxed)).unwrap_or_default();
+        let percent = self.core_percent.get(device);
+        (
+            policy,
+            percent.map_or(0, |percent| percent.load(Ordering::Relaxed)),
+        )
+    }
+
+    /// Differs between a process and its forked child.
+    pub(crate) fn number(&self) -> u32 {
+        // Relaxed: set once.
+        self.epoch.load(Ordering::Relaxed)
+    }
+
     #[cold]
     fn refresh_limits(&self, container: &Container) {
         let Some(_held) = self.limits_lock.hold_briefly() else {
@@ -359,6 +413,12 @@ impl Process {
                         // Relaxed: the generation below publishes them.
                         word.store(limit.memory_bytes, Ordering::Relaxed);
                     }
+                    for (word, limit) in self.core_percent.iter().zip(value.devices()) {
+                        // Relaxed: as above.
+                        word.store(limit.core_percent, Ordering::Relaxed);
+                    }
+                    // Relaxed: as above.
+                    self.policy.store(value.policy.number(), Ordering::Relaxed);
                     let allowed = u32::from(value.unlisted == Unlisted::Allow);
                     // Relaxed: as above.
                     self.unlisted_allowed.store(allowed, Ordering::Relaxed);
@@ -378,6 +438,12 @@ impl Process {
                     // Relaxed: as above.
                     word.store(bytes, Ordering::Relaxed);
                 }
+                for (word, &percent) in self.core_percent.iter().zip(&peers.core_percent) {
+                    // Relaxed: as above.
+                    word.store(percent, Ordering::Relaxed);
+                }
+                // Relaxed: as above.
+                self.policy.store(peers.policy.number(), Ordering::Relaxed);
             }
         }
         self.limits_known.store(1, Ordering::Relaxed);

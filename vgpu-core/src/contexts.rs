@@ -8,6 +8,7 @@ use vgpu_abi::region::{Charge, Kind};
 
 use crate::books::{self, Books, Place, books};
 use crate::border;
+use crate::compute;
 use crate::guest::{self, Verdict};
 use crate::ledger::Part;
 use crate::log::line;
@@ -93,6 +94,8 @@ fn expected_bytes(books: &Books, device: usize) -> u64 {
 }
 
 pub(crate) fn after_create(making: Making, result: CuResult, out: *mut CuContext) {
+    // It is the thread's current one now.
+    compute::context_changed(result);
     let Some(books) = books::opened() else { return };
     match border::read(out) {
         Some(context) if result == CuResult::SUCCESS => {
@@ -195,7 +198,10 @@ pub(crate) fn before_destroy(context: CuContext) -> Verdict<Going> {
     let books = books!(Context);
     let context = context as u64;
     match books.ledger().map.take(Space::Context, context) {
-        Some(entry) => Verdict::Call(Going { context, entry }),
+        Some(entry) => {
+            compute::context_goes(&books, context);
+            Verdict::Call(Going { context, entry })
+        }
         None => Verdict::Pass,
     }
 }
@@ -279,6 +285,9 @@ pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
             is_last.then_some(*entry),
         )
     });
+    if less.flatten().is_some() {
+        compute::context_goes(&books, number);
+    }
     match less.flatten() {
         Some(entry) => Verdict::Call(Going {
             context: number,
@@ -327,9 +336,22 @@ pub(crate) fn after_retain(making: Making, result: CuResult, out: *mut CuContext
     made(&books, making, context, PRIMARY);
 }
 
+/// The primary context may be about to go, with our events in it.
+pub(crate) fn before_release(device: CuDevice) -> Verdict<()> {
+    if let Some(books) = books::opened()
+        && let Place::Device { device, .. } = books.of_ordinal(device.0)
+    {
+        let context = books.ledger().primary(device);
+        if context != 0 {
+            compute::context_goes(&books, context);
+        }
+    }
+    Verdict::Call(())
+}
+
 /// `cuDevicePrimaryCtxRelease`: the last release frees it. `cuDevicePrimaryCtxReset`: frees it at
 /// once.
-pub(crate) fn after_release(result: CuResult, device: CuDevice) {
+pub(crate) fn after_release(_known: (), result: CuResult, device: CuDevice) {
     let Some(books) = books::opened() else { return };
     if result != CuResult::SUCCESS || query::primary_is_active(device.0) != Some(false) {
         return;

@@ -9,6 +9,7 @@ use vgpu_abi::region::{Charge, Kind};
 
 use crate::books::{self, Books, books};
 use crate::border;
+use crate::compute;
 use crate::container::Device;
 use crate::guest::Verdict;
 use crate::map::{Entry, Space, Then};
@@ -76,6 +77,9 @@ fn wanted(books: &Books, graph: CuGraph) -> Option<Wanted> {
 }
 
 pub(crate) fn after_instantiate(result: CuResult, out: *mut CuGraphExec, graph: CuGraph) {
+    if let Some(exec) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
+        compute::forget_graph(exec);
+    }
     if !any() || result != CuResult::SUCCESS {
         return;
     }
@@ -214,6 +218,7 @@ pub(crate) fn after_trim(result: CuResult, device: CuDevice) {
 
 /// An executable graph or a graph is gone.
 pub(crate) fn after_destroy(result: CuResult, exec: CuGraphExec) {
+    compute::forget_graph(exec);
     if !any() || result != CuResult::SUCCESS {
         return;
     }

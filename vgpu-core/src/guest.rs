@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use vgpu_abi::region::Charge;
 
 use crate::arch::{THREAD_BYTES, stack_pointer, thread_block};
+use crate::compute::{self, Gate};
 use crate::container;
 
 /// What a rule says before the driver is called.
@@ -68,6 +69,8 @@ pub(crate) struct Thread {
     pending: Cell<MaybeUninit<Charge>>,
     /// Not 0: the C library calls [`at_thread_end`] when this thread ends.
     is_watched: Cell<u32>,
+    /// What the thread remembers of its launches.
+    pub(crate) gate: Gate,
 }
 
 const _: () = assert!(size_of::<Thread>() <= THREAD_BYTES);
@@ -123,6 +126,15 @@ pub(crate) fn watch_threads() {
     }
 }
 
+/// This thread holds something that is to be given back when it ends.
+pub(crate) fn watch_thread() {
+    thread(|thread| {
+        if thread.is_watched.get() == 0 {
+            watch(thread);
+        }
+    });
+}
+
 #[cold]
 fn watch(thread: &Thread) {
     // Relaxed: as above.
@@ -145,6 +157,7 @@ unsafe extern "C" fn at_thread_end(_value: *mut c_void) {
                 container::refund(unsafe { thread.pending.get().assume_init() });
             }
             thread.is_watched.set(0);
+            compute::thread_ends(thread);
         });
     });
 }

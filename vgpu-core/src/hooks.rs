@@ -78,6 +78,18 @@ macro_rules! way {
             crate::guest::Verdict::Refuse(result) => result,
         }
     }};
+    // With a look at whether the call may go at once, with nothing of ours around it.
+    ($library:ident $name:ident ($($arg:ident),*)
+        if $($pass:ident)::+ ($($p:expr),* $(,)?);
+        $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
+    ) => {{
+        if $($pass)::+($($p),*) {
+            // SAFETY: the caller's own arguments.
+            return unsafe { crate::driver::$library::$name($($arg),*) };
+        }
+        crate::hooks::way!($library $name ($($arg),*)
+            $($before)::+ ($($b),*), $($after)::+ ($($a),*))
+    }};
     ($library:ident $name:ident ($($arg:ident),*)
         $($before:ident)::+ ($($b:expr),* $(,)?), _
     ) => {{
@@ -360,7 +372,11 @@ pub(crate) mod cuda {
     )]
     use cuda_api::*;
 
-    use crate::{contexts, dispatch, graphs, memory, modules, pools, report, virtual_memory};
+    use crate::compute::copies;
+    use crate::compute::costs::Work;
+    use crate::{
+        compute, contexts, dispatch, graphs, memory, modules, pools, report, virtual_memory,
+    };
 
     hooks! {
         cuda -> CuResult;
@@ -505,13 +521,13 @@ pub(crate) mod cuda {
             contexts::after_retain(out)
         }
         /// Refunds the context with its last reference.
-        fn cuDevicePrimaryCtxRelease(device: CuDevice) => { _, contexts::after_release(device) }
+        fn cuDevicePrimaryCtxRelease(device: CuDevice) => { contexts::before_release(device), contexts::after_release(device) }
         /// Refunds the context with its last reference.
-        fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) => { _, contexts::after_release(device) }
+        fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) => { contexts::before_release(device), contexts::after_release(device) }
         /// Refunds the context and what the driver frees with it.
-        fn cuDevicePrimaryCtxReset(device: CuDevice) => { _, contexts::after_release(device) }
+        fn cuDevicePrimaryCtxReset(device: CuDevice) => { contexts::before_release(device), contexts::after_release(device) }
         /// Refunds the context and what the driver frees with it.
-        fn cuDevicePrimaryCtxReset_v2(device: CuDevice) => { _, contexts::after_release(device) }
+        fn cuDevicePrimaryCtxReset_v2(device: CuDevice) => { contexts::before_release(device), contexts::after_release(device) }
         /// Makes the primary context if it is not there yet.
         fn cuGreenCtxCreate(
             out: *mut CuGreenCtx, desc: CuDevResourceDesc, device: CuDevice, flags: u32,
@@ -623,30 +639,244 @@ pub(crate) mod cuda {
         fn cuGraphInstantiateWithParams_ptsz(out: *mut CuGraphExec, graph: CuGraph, params: *mut CuGraphInstantiateParams) => { _, graphs::after_instantiate(out, graph) }
         /// Reserves what the graph's memory nodes want.
         fn cuGraphUpload(exec: CuGraphExec, stream: CuStream) => { graphs::before_launch("cuGraphUpload", exec), graphs::after_launch() }
-        /// Reserves what the graph's memory nodes want.
-        fn cuGraphLaunch(exec: CuGraphExec, stream: CuStream) => { graphs::before_launch("cuGraphLaunch", exec), graphs::after_launch() }
+        /// Waits for its share of the device, and reserves what its memory nodes want.
+        fn cuGraphLaunch(exec: CuGraphExec, stream: CuStream) => { compute::before_graph("cuGraphLaunch", exec, compute::legacy(stream)), compute::after_graph() }
         /// Reserves what the graph's memory nodes want.
         fn cuGraphUpload_ptsz(exec: CuGraphExec, stream: CuStream) => { graphs::before_launch("cuGraphUpload", exec), graphs::after_launch() }
-        /// Reserves what the graph's memory nodes want.
-        fn cuGraphLaunch_ptsz(exec: CuGraphExec, stream: CuStream) => { graphs::before_launch("cuGraphLaunch", exec), graphs::after_launch() }
+        /// Waits for its share of the device, and reserves what its memory nodes want.
+        fn cuGraphLaunch_ptsz(exec: CuGraphExec, stream: CuStream) => { compute::before_graph("cuGraphLaunch", exec, compute::per_thread(stream)), compute::after_graph() }
         /// Settled to what is left.
         fn cuGraphExecDestroy(exec: CuGraphExec) => { _, graphs::after_destroy(exec) }
         /// Settled to what is left.
         fn cuGraphDestroy(graph: CuGraph) => { _, graphs::after_change() }
         /// Settled to what is left.
         fn cuDeviceGraphMemTrim(device: CuDevice) => { _, graphs::after_trim(device) }
-        // Waiting: pools give back then.
+        // Launches.
+
+        /// Waits for its share of the device.
+        fn cuLaunchKernel(function: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CuStream, params: *mut *mut c_void, extra: *mut *mut c_void) => { if compute::passes(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), compute::legacy(stream)); compute::before(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), compute::legacy(stream)), compute::after() }
+        /// Waits for its share of the device.
+        fn cuLaunchKernel_ptsz(function: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CuStream, params: *mut *mut c_void, extra: *mut *mut c_void) => { if compute::passes(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), compute::per_thread(stream)); compute::before(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), compute::per_thread(stream)), compute::after() }
+        /// Waits for its share of the device.
+        fn cuLaunchCooperativeKernel(function: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CuStream, params: *mut *mut c_void) => { if compute::passes(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), compute::legacy(stream)); compute::before(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), compute::legacy(stream)), compute::after() }
+        /// Waits for its share of the device.
+        fn cuLaunchCooperativeKernel_ptsz(function: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CuStream, params: *mut *mut c_void) => { if compute::passes(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), compute::per_thread(stream)); compute::before(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), compute::per_thread(stream)), compute::after() }
+        /// Waits for its share of the device.
+        fn cuLaunchKernelEx(config: *const CuLaunchConfig, function: CuFunction, params: *mut *mut c_void, extra: *mut *mut c_void) => { if compute::passes_config(config, function as usize, false); compute::before_config(config, function as usize, false), compute::after() }
+        /// Waits for its share of the device.
+        fn cuLaunchKernelEx_ptsz(config: *const CuLaunchConfig, function: CuFunction, params: *mut *mut c_void, extra: *mut *mut c_void) => { if compute::passes_config(config, function as usize, true); compute::before_config(config, function as usize, true), compute::after() }
+        /// Waits for its share of each device.
+        fn cuLaunchCooperativeKernelMultiDevice(launch_params_list: *mut CuLaunchParams, count_devices: u32, flags: u32) => { compute::before_many(launch_params_list, count_devices), compute::after_many() }
+        /// Waits for its share of the device.
+        fn cuLaunch(function: CuFunction) => { compute::before(Work::kernel(function as usize, [1; 3], [1; 3]), 1), compute::after() }
+        /// Waits for its share of the device.
+        fn cuLaunchGrid(function: CuFunction, grid_width: i32, grid_height: i32) => { compute::before(Work::kernel(function as usize, [grid_width.unsigned_abs(), grid_height.unsigned_abs(), 1], [1; 3]), 1), compute::after() }
+        /// Waits for its share of the device.
+        fn cuLaunchGridAsync(function: CuFunction, grid_width: i32, grid_height: i32, stream: CuStream) => { compute::before(Work::kernel(function as usize, [grid_width.unsigned_abs(), grid_height.unsigned_abs(), 1], [1; 3]), compute::legacy(stream)), compute::after() }
+        // What else goes into streams.
+
+        /// Counted, not charged.
+        fn cuLaunchHostFunc(stream: CuStream, callback: CuHostFn, data: *mut c_void) => { _, copies::after_host_function(compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuLaunchHostFunc_ptsz(stream: CuStream, callback: CuHostFn, data: *mut c_void) => { _, copies::after_host_function(compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuLaunchHostFunc_v2(stream: CuStream, callback: CuHostFn, data: *mut c_void, sync_mode: u32) => { _, copies::after_host_function(compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuLaunchHostFunc_v2_ptsz(stream: CuStream, callback: CuHostFn, data: *mut c_void, sync_mode: u32) => { _, copies::after_host_function(compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuStreamAddCallback(stream: CuStream, callback: CuStreamCallback, data: *mut c_void, flags: u32) => { _, copies::after_host_function(compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuStreamAddCallback_ptsz(stream: CuStream, callback: CuStreamCallback, data: *mut c_void, flags: u32) => { _, copies::after_host_function(compute::per_thread(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamWaitEvent(stream: CuStream, event: CuEvent, flags: u32) => { _, copies::after_wait(compute::legacy(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamWaitEvent_ptsz(stream: CuStream, event: CuEvent, flags: u32) => { _, copies::after_wait(compute::per_thread(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamBatchMemOp(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) => { _, copies::after_wait(compute::legacy(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamBatchMemOp_ptsz(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) => { _, copies::after_wait(compute::per_thread(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamBatchMemOp_v2(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) => { _, copies::after_wait(compute::legacy(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamBatchMemOp_v2_ptsz(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) => { _, copies::after_wait(compute::per_thread(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamWaitValue32(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) => { _, copies::after_wait(compute::legacy(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamWaitValue32_ptsz(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) => { _, copies::after_wait(compute::per_thread(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamWaitValue32_v2(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) => { _, copies::after_wait(compute::legacy(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamWaitValue32_v2_ptsz(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) => { _, copies::after_wait(compute::per_thread(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamWaitValue64(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) => { _, copies::after_wait(compute::legacy(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamWaitValue64_ptsz(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) => { _, copies::after_wait(compute::per_thread(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamWaitValue64_v2(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) => { _, copies::after_wait(compute::legacy(stream)) }
+        /// Not counted as work of the stream.
+        fn cuStreamWaitValue64_v2_ptsz(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) => { _, copies::after_wait(compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemBatchDecompressAsync(params_array: *mut c_void, count: usize, flags: u32, error_index: *mut usize, stream: CuStream) => { _, copies::after(0_usize, count, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemBatchDecompressAsync_ptsz(params_array: *mut c_void, count: usize, flags: u32, error_index: *mut usize, stream: CuStream) => { _, copies::after(0_usize, count, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy2DAsync(copy: *const CuMemcpy2DV1, stream: CuStream) => { _, copies::after(copy, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy2DAsync_v2(copy: *const CuMemcpy2D, stream: CuStream) => { _, copies::after(copy, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy2DAsync_v2_ptsz(copy: *const CuMemcpy2D, stream: CuStream) => { _, copies::after(copy, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DAsync(copy: *const CuMemcpy3DV1, stream: CuStream) => { _, copies::after(copy, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DAsync_v2(copy: *const CuMemcpy3D, stream: CuStream) => { _, copies::after(copy, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DAsync_v2_ptsz(copy: *const CuMemcpy3D, stream: CuStream) => { _, copies::after(copy, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DBatchAsync(count_ops: usize, op_list: *mut c_void, fail_idx: *mut usize, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DBatchAsync_ptsz(count_ops: usize, op_list: *mut c_void, fail_idx: *mut usize, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DBatchAsync_v2(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DBatchAsync_v2_ptsz(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DPeerAsync(copy: *const CuMemcpy3DPeer, stream: CuStream) => { _, copies::after(copy, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DPeerAsync_ptsz(copy: *const CuMemcpy3DPeer, stream: CuStream) => { _, copies::after(copy, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DWithAttributesAsync(op: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpy3DWithAttributesAsync_ptsz(op: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyAsync(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyAsync_ptsz(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyAtoHAsync(dst: *mut c_void, src: CuArray, src_offset: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CuArray, src_offset: usize, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyAtoHAsync_v2_ptsz(dst: *mut c_void, src: CuArray, src_offset: usize, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyBatchAsync(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, fail_idx: *mut usize, stream: CuStream) => { _, copies::after(copies::batch(sizes, count), count, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyBatchAsync_ptsz(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, fail_idx: *mut usize, stream: CuStream) => { _, copies::after(copies::batch(sizes, count), count, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyBatchAsync_v2(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, stream: CuStream) => { _, copies::after(copies::batch(sizes, count), count, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyBatchAsync_v2_ptsz(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, stream: CuStream) => { _, copies::after(copies::batch(sizes, count), count, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyDtoDAsync(dst: u32, src: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyDtoDAsync_v2(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyDtoDAsync_v2_ptsz(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyDtoHAsync(dst: *mut c_void, src: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyHtoAAsync(dst: CuArray, dst_offset: u32, src: *const c_void, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyHtoAAsync_v2(dst: CuArray, dst_offset: usize, src: *const c_void, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyHtoAAsync_v2_ptsz(dst: CuArray, dst_offset: usize, src: *const c_void, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyHtoDAsync(dst: u32, src: *const c_void, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyHtoDAsync_v2(dst: CuDevicePtr, src: *const c_void, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyHtoDAsync_v2_ptsz(dst: CuDevicePtr, src: *const c_void, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyPeerAsync(dst: CuDevicePtr, dst_context: CuContext, src: CuDevicePtr, src_context: CuContext, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyPeerAsync_ptsz(dst: CuDevicePtr, dst_context: CuContext, src: CuDevicePtr, src_context: CuContext, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyWithAttributesAsync(dst: CuDevicePtr, src: CuDevicePtr, size: usize, attribute: *mut CuMemcpyAttributes, stream: CuStream) => { _, copies::after(size, 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemcpyWithAttributesAsync_ptsz(dst: CuDevicePtr, src: CuDevicePtr, size: usize, attribute: *mut CuMemcpyAttributes, stream: CuStream) => { _, copies::after(size, 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD16Async(dst: CuDevicePtr, value: u16, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 2), 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD16Async_ptsz(dst: CuDevicePtr, value: u16, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 2), 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD2D16Async(dst: CuDevicePtr, dst_pitch: usize, value: u16, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 2), 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD2D16Async_ptsz(dst: CuDevicePtr, dst_pitch: usize, value: u16, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 2), 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD2D32Async(dst: CuDevicePtr, dst_pitch: usize, value: u32, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 4), 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD2D32Async_ptsz(dst: CuDevicePtr, dst_pitch: usize, value: u32, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 4), 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD2D8Async(dst: CuDevicePtr, dst_pitch: usize, value: u8, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 1), 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD2D8Async_ptsz(dst: CuDevicePtr, dst_pitch: usize, value: u8, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 1), 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD32Async(dst: CuDevicePtr, value: u32, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 4), 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD32Async_ptsz(dst: CuDevicePtr, value: u32, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 4), 1, compute::per_thread(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD8Async(dst: CuDevicePtr, value: u8, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 1), 1, compute::legacy(stream)) }
+        /// Counted, not charged.
+        fn cuMemsetD8Async_ptsz(dst: CuDevicePtr, value: u8, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 1), 1, compute::per_thread(stream)) }
+        // Streams, contexts and captures.
+
+        /// Settles what it was given.
+        fn cuStreamDestroy(stream: CuStream) => { compute::before_stream_destroy(stream), _ }
+        /// Settles what it was given.
+        fn cuStreamDestroy_v2(stream: CuStream) => { compute::before_stream_destroy(stream), _ }
+        /// What the thread remembers of streams is void.
+        fn cuCtxSetCurrent(context: CuContext) => { _, compute::context_changed() }
+        /// What the thread remembers of streams is void.
+        fn cuCtxPushCurrent(context: CuContext) => { _, compute::context_changed() }
+        /// What the thread remembers of streams is void.
+        fn cuCtxPushCurrent_v2(context: CuContext) => { _, compute::context_changed() }
+        /// What the thread remembers of streams is void.
+        fn cuCtxPopCurrent(out: *mut CuContext) => { _, compute::context_changed() }
+        /// What the thread remembers of streams is void.
+        fn cuCtxPopCurrent_v2(out: *mut CuContext) => { _, compute::context_changed() }
+        /// Launches into it are not launched, and not charged.
+        fn cuStreamBeginCapture(stream: CuStream) => { _, compute::after_capture_begin() }
+        /// Launches into it are not launched, and not charged.
+        fn cuStreamBeginCapture_ptsz(stream: CuStream) => { _, compute::after_capture_begin() }
+        /// Launches into it are not launched, and not charged.
+        fn cuStreamBeginCapture_v2(stream: CuStream, mode: CuStreamCaptureMode) => { _, compute::after_capture_begin() }
+        /// Launches into it are not launched, and not charged.
+        fn cuStreamBeginCapture_v2_ptsz(stream: CuStream, mode: CuStreamCaptureMode) => { _, compute::after_capture_begin() }
+        /// Launches into it are not launched, and not charged.
+        fn cuStreamBeginCaptureToGraph(stream: CuStream, graph: CuGraph, dependencies: *const CuGraphNode, dependency_data: *const CuGraphEdgeData, count: usize, mode: CuStreamCaptureMode) => { _, compute::after_capture_begin() }
+        /// Launches into it are not launched, and not charged.
+        fn cuStreamBeginCaptureToGraph_ptsz(stream: CuStream, graph: CuGraph, dependencies: *const CuGraphNode, dependency_data: *const CuGraphEdgeData, count: usize, mode: CuStreamCaptureMode) => { _, compute::after_capture_begin() }
+        /// Launches into it are not launched, and not charged.
+        fn cuStreamBeginRecaptureToGraph(stream: CuStream, mode: CuStreamCaptureMode, graph: CuGraph, callback_func: CuGraphRecaptureCallback, data: *mut c_void) => { _, compute::after_capture_begin() }
+        /// Launches into it are not launched, and not charged.
+        fn cuStreamBeginRecaptureToGraph_ptsz(stream: CuStream, mode: CuStreamCaptureMode, graph: CuGraph, callback_func: CuGraphRecaptureCallback, data: *mut c_void) => { _, compute::after_capture_begin() }
+        /// Launches into it are not launched, and not charged.
+        fn cuStreamBeginCaptureToCig(stream: CuStream, stream_cig_capture_params: *mut c_void) => { _, compute::after_capture_begin() }
+        /// Launches into it are not launched, and not charged.
+        fn cuStreamBeginCaptureToCig_ptsz(stream: CuStream, stream_cig_capture_params: *mut c_void) => { _, compute::after_capture_begin() }
+        /// Launches count again.
+        fn cuStreamEndCapture(stream: CuStream, out: *mut CuGraph) => { _, compute::after_capture_end() }
+        /// Launches count again.
+        fn cuStreamEndCapture_ptsz(stream: CuStream, out: *mut CuGraph) => { _, compute::after_capture_end() }
+        /// Launches count again.
+        fn cuStreamEndCaptureToCig(stream: CuStream) => { _, compute::after_capture_end() }
+        /// Launches count again.
+        fn cuStreamEndCaptureToCig_ptsz(stream: CuStream) => { _, compute::after_capture_end() }
+        // Waiting: pools give back then, and what has ended is settled.
 
         /// Settles pools to what they keep.
-        fn cuCtxSynchronize() => { _, pools::after_sync() }
+        fn cuCtxSynchronize() => { _, compute::after_sync() }
         /// Settles pools to what they keep.
-        fn cuCtxSynchronize_v2(context: CuContext) => { _, pools::after_sync() }
+        fn cuCtxSynchronize_v2(context: CuContext) => { _, compute::after_sync() }
         /// Settles pools to what they keep.
-        fn cuStreamSynchronize(stream: CuStream) => { _, pools::after_sync() }
+        fn cuStreamSynchronize(stream: CuStream) => { _, compute::after_sync() }
         /// Settles pools to what they keep.
-        fn cuStreamSynchronize_ptsz(stream: CuStream) => { _, pools::after_sync() }
+        fn cuStreamSynchronize_ptsz(stream: CuStream) => { _, compute::after_sync() }
         /// Settles pools to what they keep.
-        fn cuEventSynchronize(event: CuEvent) => { _, pools::after_sync() }
+        fn cuEventSynchronize(event: CuEvent) => { _, compute::after_sync() }
     }
 }
 

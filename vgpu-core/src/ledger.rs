@@ -217,6 +217,14 @@ impl Ledger {
             .map_or(0, |it| it.primary.swap(context, Ordering::Relaxed))
     }
 
+    /// The primary context of a device, as far as it is known; 0: none.
+    pub(crate) fn primary(&self, device: usize) -> u64 {
+        // Relaxed: a handle guards no memory of ours.
+        self.overhead
+            .get(device)
+            .map_or(0, |it| it.primary.load(Ordering::Relaxed))
+    }
+
     /// What contexts and modules of this process are charged on a device, bytes.
     pub(crate) fn overhead_bytes(&self, device: usize) -> u64 {
         self.overhead.get(device).map_or(0, |overhead| {

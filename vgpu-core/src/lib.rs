@@ -13,6 +13,7 @@ mod dispatch;
 mod hooks;
 mod linker;
 
+mod compute;
 mod contexts;
 mod graphs;
 mod memory;
@@ -29,6 +30,7 @@ mod map;
 
 mod arch;
 mod border;
+mod clock;
 mod driver;
 mod elf;
 mod query;

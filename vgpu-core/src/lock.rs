@@ -47,6 +47,12 @@ impl Lock {
         }
     }
 
+    /// Does not wait; `None` when somebody has it.
+    #[inline]
+    pub(crate) fn try_hold(&self) -> Option<Held<'_>> {
+        self.take().then(|| Held(self))
+    }
+
     #[inline]
     fn take(&self) -> bool {
         // Acquire: what the last holder wrote under the lock is seen.

@@ -6,8 +6,8 @@ use core::ffi::{CStr, c_void};
 
 use cuda_api::nvml::{NvmlDevice, NvmlProcessInfo};
 use cuda_api::{
-    CuContext, CuDevice, CuDevicePtr, CuGraph, CuGraphNode, CuMemAllocNodeParams, CuMemoryPool,
-    CuResult, CuStream, CuUuid,
+    CuContext, CuDevice, CuDevicePtr, CuEvent, CuGraph, CuGraphNode, CuMemAllocNodeParams,
+    CuMemoryPool, CuResult, CuStream, CuUuid,
 };
 
 use crate::driver::{cuda, nvml};
@@ -102,6 +102,70 @@ pub(crate) fn is_capturing(stream: CuStream) -> bool {
     // SAFETY: the caller's own stream; one word to write to.
     let asked = unsafe { cuda::cuStreamIsCapturing(stream, &raw mut status) };
     ok(asked).is_some() && status == CAPTURING
+}
+
+/// May something of ours be put into this stream? Not while it captures, and not into the legacy stream
+/// while a stream that waits for it does (the driver then answers with an error).
+pub(crate) fn is_out_of_captures(stream: u64) -> bool {
+    let mut status = 0;
+    // SAFETY: the caller's own stream; one word to write to.
+    let asked = unsafe { cuda::cuStreamIsCapturing(handle(stream), &raw mut status) };
+    ok(asked).is_some() && status == 0
+}
+
+fn handle<T>(number: u64) -> *mut T {
+    core::ptr::with_exposed_provenance_mut(usize::try_from(number).unwrap_or(0))
+}
+
+/// An event that tells times, of the current context.
+pub(crate) fn create_event() -> Option<u64> {
+    let mut event: CuEvent = core::ptr::null_mut();
+    // SAFETY: one handle to write to.
+    ok(unsafe { cuda::cuEventCreate(&raw mut event, 0) })?;
+    (!event.is_null()).then_some(event as u64)
+}
+
+/// Puts an event of ours into a stream.
+pub(crate) fn record_event(event: u64, stream: u64) -> bool {
+    // SAFETY: our own event, the caller's own stream.
+    ok(unsafe { cuda::cuEventRecord(handle(event), handle(stream)) }).is_some()
+}
+
+/// Has an event of ours come to pass? `None`: the driver does not know it (any more).
+pub(crate) fn event_is_done(event: u64) -> Option<bool> {
+    // SAFETY: our own event.
+    match unsafe { cuda::cuEventQuery(handle(event)) } {
+        CuResult::SUCCESS => Some(true),
+        CuResult::NOT_READY => Some(false),
+        _ => None,
+    }
+}
+
+/// From one event of ours to another, both done, nanoseconds.
+pub(crate) fn elapsed_ns(start: u64, end: u64) -> Option<u64> {
+    let mut milliseconds = 0.0_f32;
+    // SAFETY: our own events, one number to write to.
+    let asked =
+        unsafe { cuda::cuEventElapsedTime(&raw mut milliseconds, handle(start), handle(end)) };
+    ok(asked)?;
+    let ns = f64::from(milliseconds) * 1e6;
+    if !(0.0..=1e18).contains(&ns) {
+        return None;
+    }
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and 1e18"
+    )]
+    Some(ns.round() as u64)
+}
+
+/// An event of ours is not needed any more.
+pub(crate) fn destroy_event(event: u64) {
+    // SAFETY: our own event, which nobody else knows.
+    let destroyed = unsafe { cuda::cuEventDestroy_v2(handle(event)) };
+    // Its context may be gone already.
+    let _gone = destroyed;
 }
 
 /// The context that a stream belongs to; the legacy and per-thread streams belong to the current one.

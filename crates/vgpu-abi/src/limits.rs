@@ -306,7 +306,9 @@ const MAKE: Make = Make {
 };
 
 impl Policy {
-    fn number(self) -> u32 {
+    /// The number that stands for it in the files.
+    #[must_use]
+    pub fn number(self) -> u32 {
         match self {
             Self::Default => 0,
             Self::Force => 1,
@@ -315,7 +317,9 @@ impl Policy {
         }
     }
 
-    fn of(number: u32) -> Option<Self> {
+    /// What a number of the files stands for.
+    #[must_use]
+    pub fn of(number: u32) -> Option<Self> {
         [Self::Default, Self::Force, Self::Floor, Self::Disable]
             .get(number as usize)
             .copied()
