@@ -287,6 +287,7 @@ impl Board {
         let exec = ExecConfig {
             clock: config.clock,
             script: config.script.clone(),
+            mps: config.mps,
         };
         Exec::open(&self.exec_path(), &exec)?;
         // Release: pairs with the Acquire of whoever joins.

@@ -28,6 +28,8 @@ pub struct Config {
     pub faults: String,
     /// MIG instances, as text.
     pub mig: String,
+    /// Whether the kernels of all processes run side by side, as under an MPS server.
+    pub mps: bool,
 }
 
 impl Default for Config {
@@ -41,6 +43,7 @@ impl Default for Config {
             script: String::new(),
             faults: String::new(),
             mig: String::new(),
+            mps: false,
         }
     }
 }
@@ -113,6 +116,11 @@ impl Config {
         crate::faults::check(&config.faults)?;
         config.mig = get("VGPU_SIM_MIG").unwrap_or_default();
         crate::mig::parse(&config.mig)?;
+        config.mps = match get("VGPU_SIM_MPS").as_deref() {
+            None | Some("0") => false,
+            Some("1") => true,
+            Some(other) => return Err(format!("VGPU_SIM_MPS is {other:?}: 0 or 1")),
+        };
         Ok(config)
     }
 }
@@ -212,6 +220,7 @@ mod tests {
             ("VGPU_SIM_MEMORY", "9=1Gi"),
             ("VGPU_SIM_DRIVER", "new"),
             ("VGPU_SIM_CLOCK", "sundial"),
+            ("VGPU_SIM_MPS", "yes"),
             ("VGPU_SIM_SCRIPT", "/does/not/exist"),
             ("VGPU_SIM_MIG", "0=9g"),
             ("VGPU_SIM_FAULTS", "xid:79"),

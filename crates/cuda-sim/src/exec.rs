@@ -23,8 +23,11 @@ use crate::process::{self, Identity};
 use crate::script::{MAX_SCRIPT_BYTES, Script};
 pub use lockstep::{LockstepWords, MAX_PARTICIPANTS};
 use lockstep::{Wait, Woken};
-use model::State;
-pub use model::{DEPTH, MAX_DEVICES, Place, ProcessTruth, UtilizationSample, Waiting, Work};
+pub use model::{
+    BusyStretch, DEPTH, MAX_DEVICES, Place, ProcessTruth, STRETCHES, UtilizationSample, Waiting,
+    Work,
+};
+use model::{Settings, State};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuexec");
 const VERSION: u32 = 2;
@@ -42,6 +45,8 @@ pub struct ExecConfig {
     pub clock: ClockKind,
     /// The text of the script; checked by [`Script::parse`] before.
     pub script: String,
+    /// Whether the kernels of all processes run side by side, as under an MPS server.
+    pub mps: bool,
 }
 
 #[repr(C)]
@@ -81,6 +86,13 @@ pub struct Exec {
 /// A process's place on the board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessId(u32);
+
+impl ProcessId {
+    /// In the order in which places were given.
+    pub fn index(self) -> u32 {
+        self.0
+    }
+}
 
 /// A stream's place on the board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,7 +190,13 @@ impl Exec {
         let now_ns = area.clock.now();
         let unix_at_zero_ns = wall_ns().saturating_sub(now_ns);
         let script = Script::parse(&config.script).map_err(invalid)?;
-        area.state.start(now_ns, script.slice_ns, script.sample_ns);
+        let settings = Settings {
+            slice_ns: script.slice_ns,
+            sample_ns: script.sample_ns,
+            lag_ns: script.lag_ns,
+            mps: config.mps,
+        };
+        area.state.start(now_ns, settings);
         area.unix_at_zero_ns = unix_at_zero_ns;
         area.version.store(VERSION, Ordering::SeqCst);
         area.magic.store(MAGIC, Ordering::Release);
@@ -818,6 +836,57 @@ impl Exec {
         }
     }
 
+    /// Whether the kernels of all processes run side by side, as under an MPS server.
+    pub fn is_mps(&self) -> bool {
+        // Without the lock: written once, before the file's magic was published.
+        self.area().state.is_mps()
+    }
+
+    /// Who held a device between two moments of the board's clock, cut at both, in the order in which
+    /// each began; what is in the future is not there. `None` when the board has forgotten a part of
+    /// it: it keeps the last [`STRETCHES`] unbroken holds of each device.
+    pub fn stretches(&self, device: usize, from_ns: u64, to_ns: u64) -> Option<Vec<BusyStretch>> {
+        if device >= MAX_DEVICES {
+            return Some(Vec::new());
+        }
+        self.now().stretches(device, from_ns, to_ns)
+    }
+
+    /// Nanoseconds in which a kernel of the process held the device between two moments, exactly;
+    /// `None` when the board has forgotten a part of it.
+    pub fn busy_between(&self, device: usize, pid: u32, from_ns: u64, to_ns: u64) -> Option<u64> {
+        let stretches = self.stretches(device, from_ns, to_ns)?;
+        Some(busy_ns(&stretches, pid, from_ns, to_ns))
+    }
+
+    /// The same for each of the windows of that length that lie whole between the moments; the first
+    /// begins at `from_ns`.
+    pub fn busy_windows(
+        &self,
+        device: usize,
+        pid: u32,
+        from_ns: u64,
+        to_ns: u64,
+        window_ns: u64,
+    ) -> Option<Vec<u64>> {
+        let stretches = self.stretches(device, from_ns, to_ns)?;
+        let window_ns = window_ns.max(1);
+        let count = to_ns.saturating_sub(from_ns) / window_ns;
+        let mut windows = vec![0; count as usize];
+        for stretch in stretches.iter().filter(|stretch| stretch.pid == pid) {
+            let mut at_ns = stretch.from_ns;
+            while at_ns < stretch.to_ns {
+                let index = (at_ns - from_ns) / window_ns;
+                let end_ns = stretch.to_ns.min(from_ns + (index + 1) * window_ns);
+                if let Some(window) = windows.get_mut(index as usize) {
+                    *window += end_ns - at_ns;
+                }
+                at_ns = end_ns;
+            }
+        }
+        Some(windows)
+    }
+
     /// Samples of each process's use that ended after `since_ns` (board's clock), oldest first; as
     /// coarse and as late as NVML's.
     pub fn process_utilization(&self, device: usize, since_ns: u64) -> Vec<UtilizationSample> {
@@ -852,6 +921,18 @@ impl Exec {
     }
 }
 
+/// What a process has of stretches between two moments.
+fn busy_ns(stretches: &[BusyStretch], pid: u32, from_ns: u64, to_ns: u64) -> u64 {
+    stretches
+        .iter()
+        .filter(|stretch| stretch.pid == pid)
+        .map(|stretch| {
+            let from_ns = stretch.from_ns.max(from_ns);
+            stretch.to_ns.min(to_ns).saturating_sub(from_ns)
+        })
+        .sum()
+}
+
 /// How often a waiter looks at its word before it sleeps in the kernel.
 const SPINS: u32 = 20;
 
@@ -884,6 +965,7 @@ mod tests {
         let config = ExecConfig {
             clock,
             script: "slice 1ms".to_owned(),
+            mps: false,
         };
         let exec = Exec::open(&directory.path().join("exec"), &config).unwrap();
         (directory, exec)
@@ -895,6 +977,7 @@ mod tests {
         let config = ExecConfig {
             clock: ClockKind::Real,
             script: "slice 7ms".to_owned(),
+            mps: true,
         };
         let second = Exec::open(&directory.path().join("exec"), &config).unwrap();
         let process = first.join().unwrap();
@@ -995,6 +1078,36 @@ mod tests {
         });
 
         assert_eq!(exec.truth(0), []);
+    }
+
+    #[test]
+    fn a_share_can_be_asked_for_any_window_after_it_has_passed() {
+        let (_directory, exec) = board(ClockKind::Virtual);
+        const MS: u64 = 1_000_000;
+        let own = std::process::id();
+        let process = exec.join().unwrap();
+        let channel = exec.open_channel(process, 0).unwrap();
+        // Three of 4 ms, 6 ms apart: from 0, 10 and 20.
+        for _ in 0..3 {
+            exec.submit(channel, Work::Kernel { ns: 4 * MS }).unwrap();
+            exec.clock().advance(10 * MS);
+        }
+
+        let busy = |from, to| {
+            exec.busy_between(0, own, START_NS + from, START_NS + to)
+                .unwrap()
+        };
+
+        assert_eq!(busy(0, 30 * MS), 12 * MS);
+        assert_eq!(busy(MS, 11 * MS), 4 * MS);
+        assert_eq!(busy(4 * MS, 10 * MS), 0);
+        assert_eq!(busy(12 * MS + 1, 12 * MS + 3), 2);
+        let windows = exec.busy_windows(0, own, START_NS + MS, START_NS + 30 * MS, 7 * MS);
+        assert_eq!(windows.unwrap(), [3 * MS, 4 * MS, 2 * MS, 2 * MS]);
+        assert_eq!(
+            exec.busy_between(0, own + 1, START_NS, START_NS + 30 * MS),
+            Some(0)
+        );
     }
 
     #[test]

@@ -11,9 +11,13 @@
 //! kernel sleep_ns     arg ns        # its first argument, a u64, counts ns (us, ms)
 //! kernel allreduce*   peers 2 50us  # spins until two such kernels run, then 50us
 //! kernel wait_flag    flag 10us     # spins until the u32 that its first argument points to is not 0
+//! kernel noisy*       1ms ±20%      # each launch takes another time in that range (also +-20%)
+//! seed   7                          # another row of such times
+//! while  step*        5             # a loop node with such a kernel in it runs five times (or 3..7)
 //! copy   25GB/s 2us                 # copies: this rate, and a latency
 //! slice  2ms                        # how long a process keeps the GPU while another one waits
 //! sample 167ms                      # how often NVML's utilisation is written down
+//! nvml   lag 500ms                  # how much later it can be read
 //! call   cuEventRecord 800ns        # processor time that this driver call costs
 //! ```
 //!
@@ -38,6 +42,8 @@ pub enum Duration {
         ns: u64,
         /// Nanoseconds for each block of the grid.
         ns_per_block: u64,
+        /// How far a launch may be from that, in percent.
+        jitter_percent: u32,
     },
     /// Runs for what its first argument says, times this many nanoseconds.
     Argument {
@@ -70,6 +76,8 @@ pub struct Script {
     default_ns: u64,
     rules: Vec<Rule>,
     calls: Vec<(String, u64)>,
+    loops: Vec<(String, u32, u32)>,
+    seed: u64,
     /// Bytes that a copy moves in a second.
     pub copy_bytes_per_second: u64,
     /// Nanoseconds that each copy takes besides.
@@ -78,6 +86,8 @@ pub struct Script {
     pub slice_ns: u64,
     /// Nanoseconds between two samples of NVML's utilisation.
     pub sample_ns: u64,
+    /// Nanoseconds from the end of a sample's period until it can be read.
+    pub lag_ns: u64,
 }
 
 impl Default for Script {
@@ -86,10 +96,13 @@ impl Default for Script {
             default_ns: 10_000,
             rules: Vec::new(),
             calls: Vec::new(),
+            loops: Vec::new(),
+            seed: 0,
             copy_bytes_per_second: 25_000_000_000,
             copy_latency_ns: 2_000,
             slice_ns: 2_000_000,
             sample_ns: 166_666_667,
+            lag_ns: 0,
         }
     }
 }
@@ -154,11 +167,21 @@ impl Script {
             }
             ["slice", time] => self.slice_ns = above_zero("slice", time_ns(time)?)?,
             ["sample", time] => self.sample_ns = above_zero("sample", time_ns(time)?)?,
+            ["nvml", "lag", time] => self.lag_ns = time_ns(time)?,
+            ["seed", number] => {
+                self.seed = number
+                    .parse()
+                    .map_err(|_| format!("seed: {number:?} is no whole number"))?;
+            }
+            ["while", pattern, times] => {
+                let (least, most) = times_of(times)?;
+                self.loops.push(((*pattern).to_owned(), least, most));
+            }
             ["call", name, time] => self.calls.push(((*name).to_owned(), time_ns(time)?)),
             [word, ..] => {
                 return Err(format!(
                     "{word:?} begins no line that is known, or has too many or too few words: \
-                     accepted are default, kernel, copy, slice, sample, call"
+                     accepted are default, kernel, copy, slice, sample, nvml lag, seed, while, call"
                 ));
             }
         }
@@ -178,9 +201,30 @@ impl Script {
             Duration::Fixed {
                 ns: own.unwrap_or(self.default_ns),
                 ns_per_block: 0,
+                jitter_percent: 0,
             },
             0,
         )
+    }
+
+    /// A launch's time within its jitter: `draw` tells it from every other launch, the seed one row of
+    /// launches from another.
+    pub fn jittered(&self, ns: u64, percent: u32, draw: u64) -> u64 {
+        if percent == 0 {
+            return ns;
+        }
+        let reach = u128::from(ns) * u128::from(percent) / 100;
+        let random = u128::from(mix(self.seed ^ mix(draw)));
+        let up = (random * (2 * reach + 1)) >> 64;
+        u64::try_from((u128::from(ns) + up).saturating_sub(reach)).unwrap_or(u64::MAX)
+    }
+
+    /// How often a loop runs that has a kernel of this name in it; `None` when no line says so.
+    pub fn loops(&self, kernel: &str, draw: u64) -> Option<u32> {
+        let (_, least, most) = self.loops.iter().find(|(name, ..)| fits(name, kernel))?;
+        let span = u128::from(most - least) + 1;
+        let random = u128::from(mix(self.seed ^ mix(draw)));
+        Some(least + ((random * span) >> 64) as u32)
     }
 
     /// Nanoseconds of processor time that a driver call costs, 0 for most.
@@ -204,7 +248,46 @@ impl Script {
     }
 }
 
+/// Spreads numbers that differ in a few bits over all of them (splitmix64).
+fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A loop that nothing ends is a program that hangs: so many times at most.
+const MOST_TIMES: u32 = 10_000;
+
+fn times_of(text: &str) -> Result<(u32, u32), String> {
+    let (least, most) = text.split_once("..").unwrap_or((text, text));
+    match (least.parse::<u32>(), most.parse::<u32>()) {
+        (Ok(least), Ok(most)) if least <= most && most <= MOST_TIMES => Ok((least, most)),
+        _ => Err(format!(
+            "while: {text:?} is no number up to {MOST_TIMES} and no range of such, as 3..7"
+        )),
+    }
+}
+
+fn jitter_percent(word: &str) -> Option<u32> {
+    let number = word.strip_prefix('±').or_else(|| word.strip_prefix("+-"))?;
+    let percent = number.strip_suffix('%')?.parse().ok();
+    percent.filter(|percent| (0..=100).contains(percent))
+}
+
 fn duration(words: &[&str]) -> Result<Duration, String> {
+    if let [rule @ .., last] = words
+        && let Some(percent) = jitter_percent(last)
+        && let Duration::Fixed {
+            ns, ns_per_block, ..
+        } = duration(rule)?
+    {
+        return Ok(Duration::Fixed {
+            ns,
+            ns_per_block,
+            jitter_percent: percent,
+        });
+    }
     match words {
         ["arg", unit] => Ok(Duration::Argument {
             unit_ns: unit_ns(unit)?,
@@ -223,16 +306,19 @@ fn duration(words: &[&str]) -> Result<Duration, String> {
             Some(each) => Ok(Duration::Fixed {
                 ns: 0,
                 ns_per_block: time_ns(each)?,
+                jitter_percent: 0,
             }),
             None => Ok(Duration::Fixed {
                 ns: time_ns(time)?,
                 ns_per_block: 0,
+                jitter_percent: 0,
             }),
         },
         [time, "+", each] => match each.strip_suffix("/block") {
             Some(each) => Ok(Duration::Fixed {
                 ns: time_ns(time)?,
                 ns_per_block: time_ns(each)?,
+                jitter_percent: 0,
             }),
             None => Err(format!(
                 "{each:?}: a time for each block is accepted, as 20ns/block"
@@ -240,7 +326,7 @@ fn duration(words: &[&str]) -> Result<Duration, String> {
         },
         other => Err(format!(
             "{:?} is no time of a kernel: accepted are 2ms, 5us + 20ns/block, arg ns, \
-             peers 2 50us, flag 10us",
+             peers 2 50us, flag 10us, 1ms ±20%",
             other.join(" ")
         )),
     }
@@ -344,6 +430,7 @@ mod tests {
         Duration::Fixed {
             ns,
             ns_per_block: 0,
+            jitter_percent: 0,
         }
     }
 
@@ -377,7 +464,8 @@ mod tests {
             script.kernel("axpy").0,
             Duration::Fixed {
                 ns: 5_000,
-                ns_per_block: 20
+                ns_per_block: 20,
+                jitter_percent: 0
             }
         );
         assert_eq!(
@@ -412,11 +500,55 @@ mod tests {
             ("kernel a", 1, "accepted are 2ms"),
             ("kernal a 1us", 1, "accepted are default, kernel"),
             ("copy fast", 1, "no time or rate"),
+            ("while a 7..3", 1, "no range"),
+            ("kernel a 1ms ±200%", 1, "no time of a kernel"),
         ] {
             let error = Script::parse(text).unwrap_err();
             assert_eq!(error.line, line, "{text}");
             assert!(error.to_string().contains(says), "{error}");
         }
+    }
+
+    #[test]
+    fn a_jitter_stays_in_its_range_and_reaches_all_of_it() {
+        let script = Script::parse("seed 7\nkernel a 1ms ±20%\nkernel b 5us + 1us/block +-10%");
+        let script = script.unwrap();
+        let Duration::Fixed {
+            ns, jitter_percent, ..
+        } = script.kernel("a").0
+        else {
+            panic!("a fixed time with a jitter");
+        };
+        assert_eq!((ns, jitter_percent), (1_000_000, 20));
+
+        let row = |script: &Script| -> Vec<u64> {
+            (0..1000)
+                .map(|draw| script.jittered(ns, jitter_percent, draw))
+                .collect()
+        };
+
+        let times = row(&script);
+        assert!(times.iter().all(|ns| (800_000..=1_200_000).contains(ns)));
+        assert!(times.iter().any(|&ns| ns < 810_000) && times.iter().any(|&ns| ns > 1_190_000));
+        let mean = times.iter().sum::<u64>() / 1000;
+        assert!((990_000..=1_010_000).contains(&mean), "{mean}");
+        assert_eq!(row(&script), times);
+        assert_ne!(row(&Script::parse("seed 8").unwrap()), times);
+    }
+
+    #[test]
+    fn loops_run_as_often_as_their_line_says() {
+        let script = Script::parse("while step* 3..5\nwhile once 1").unwrap();
+
+        let mut seen: Vec<_> = (0..100)
+            .map(|draw| script.loops("step_a", draw).unwrap())
+            .collect();
+        seen.sort_unstable();
+        seen.dedup();
+
+        assert_eq!(seen, [3, 4, 5]);
+        assert_eq!(script.loops("once", 9), Some(1));
+        assert_eq!(script.loops("other", 9), None);
     }
 
     #[test]

@@ -203,12 +203,17 @@ pub(crate) unsafe fn cuDeviceGetAttribute(
 ) -> CuResult {
     border::answer(|| {
         let (driver, gpu) = driver_of(device)?;
-        let value =
-            attribute_of(attribute, gpu, driver.device_count()).ok_or(CuResult::INVALID_VALUE)?;
+        let value = match attribute {
+            MPS_ENABLED => i32::from(crate::gpu::exec()?.is_mps()),
+            _ => attribute_of(attribute, gpu, driver.device_count())
+                .ok_or(CuResult::INVALID_VALUE)?,
+        };
         // SAFETY: the caller's pointer.
         unsafe { border::put(out, value) }
     })
 }
+
+const MPS_ENABLED: u32 = 133;
 
 /// The last attribute that CUDA 13.5 knows.
 const LAST_ATTRIBUTE: u32 = 161;

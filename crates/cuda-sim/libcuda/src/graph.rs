@@ -70,6 +70,19 @@ pub(crate) struct Memset {
     pub(crate) height: usize,
 }
 
+impl Memset {
+    fn as_params(&self) -> CuMemsetNodeParams {
+        CuMemsetNodeParams {
+            dst: CuDevicePtr(self.dst),
+            pitch: self.pitch,
+            value: self.value,
+            element_size: self.element_size,
+            width: self.width,
+            height: self.height,
+        }
+    }
+}
+
 /// Graphs of which one runs, or one that runs again, as a value says that kernels would set; kernels
 /// do not compute here, so it is the value that the handle was made with.
 #[derive(Debug, Clone)]
@@ -78,6 +91,8 @@ pub(crate) struct Conditional {
     /// 0 if, 1 while, 2 switch.
     pub(crate) kind: u32,
     pub(crate) bodies: Vec<Arc<Graph>>,
+    /// The array of graphs that the program reads.
+    shown: usize,
 }
 
 impl Body {
@@ -467,6 +482,62 @@ pub(crate) fn any(params: *mut CuGraphNodeParams) -> Done<Body> {
     }
 }
 
+/// Answers with a node of any kind.
+fn get_any(node: CuGraphNode, out: *mut CuGraphNodeParams) -> Done {
+    let node = find_node(node)?;
+    let body = lock(&node.body).clone();
+    let mut params = CuGraphNodeParams::zeroed();
+    params.kind = body.kind();
+    match &body {
+        Body::Kernel(launch) => write(params.body_mut(), launch.as_params())?,
+        Body::Memcpy(CopyParams(copy)) => {
+            let mut memcpy = CuMemcpyNodeParams::zeroed();
+            memcpy.copy = *copy;
+            write(params.body_mut(), memcpy)?;
+        }
+        // What a capture took over as it was is known to whoever gave it only.
+        Body::Copy { .. } | Body::BatchMemOp(_) => return Err(CuResult::NOT_SUPPORTED),
+        Body::Memset(set) => write(params.body_mut(), set.as_params())?,
+        Body::Host { function, data } => {
+            let host = CuHostNodeParams {
+                callback: Some(*function),
+                data: data.0,
+            };
+            write(params.body_mut(), host)?;
+        }
+        Body::Child(child) => {
+            let mut shown = CuChildGraphNodeParams::zeroed();
+            shown.graph = handle(show(child));
+            write(params.body_mut(), shown)?;
+        }
+        Body::Empty => {}
+        Body::EventRecord(event) | Body::EventWait(event) => {
+            let event: CuEvent = handle(Arc::as_ptr(event).addr());
+            write(params.body_mut(), event)?;
+        }
+        Body::MemAlloc(allocation) => write(params.body_mut(), allocation.as_params())?,
+        Body::MemFree(address) => write(params.body_mut(), CuDevicePtr(*address))?,
+        Body::Conditional(conditional) => {
+            let mut shown = CuConditionalNodeParams::zeroed();
+            shown.handle = conditional.handle;
+            shown.kind = conditional.kind;
+            shown.size = conditional.bodies.len() as u32;
+            shown.graphs_out = handle(conditional.shown);
+            write(params.body_mut(), shown)?;
+        }
+    }
+    write(out, params)
+}
+
+/// A child graph as the program may hold it from here on; it stays its node's.
+fn show(child: &Arc<Graph>) -> usize {
+    let number = child.handle();
+    if GRAPHS.get(number).is_none() {
+        GRAPHS.insert(Arc::clone(child));
+    }
+    number
+}
+
 fn conditional(params: *mut CuConditionalNodeParams) -> Done<Body> {
     let mut p = read(params.cast_const())?;
     if p.kind > 2 || p.size == 0 || (p.kind == 1 && p.size != 1) || p.size > 64 {
@@ -487,6 +558,7 @@ fn conditional(params: *mut CuConditionalNodeParams) -> Done<Body> {
         handle: p.handle,
         kind: p.kind,
         bodies,
+        shown: p.graphs_out.expose_provenance(),
     }))
 }
 
@@ -1083,24 +1155,7 @@ pub(crate) unsafe fn cuGraphMemsetNodeGetParams(
 ) -> CuResult {
     answer(|| {
         get(node, params, |body| match *body {
-            Body::Memset(Memset {
-                dst,
-                pitch,
-                value,
-                element_size,
-                width,
-                height,
-            }) => {
-                let dst = CuDevicePtr(dst);
-                Some(CuMemsetNodeParams {
-                    dst,
-                    pitch,
-                    value,
-                    element_size,
-                    width,
-                    height,
-                })
-            }
+            Body::Memset(set) => Some(set.as_params()),
             _ => None,
         })
     })
@@ -1144,12 +1199,7 @@ pub(crate) unsafe fn cuGraphChildGraphNodeGetGraph(
         let Body::Child(child) = lock(&node.body).clone() else {
             return Err(CuResult::INVALID_VALUE);
         };
-        // The program may hold it from here on; it stays the node's.
-        let number = child.handle();
-        if GRAPHS.get(number).is_none() {
-            GRAPHS.insert(child);
-        }
-        write(out, handle(number))
+        write(out, handle(show(&child)))
     })
 }
 
@@ -1214,6 +1264,13 @@ pub(crate) unsafe fn cuGraphMemFreeNodeGetParams(
             _ => None,
         })
     })
+}
+
+pub(crate) unsafe fn cuGraphNodeGetParams(
+    node: CuGraphNode,
+    params: *mut CuGraphNodeParams,
+) -> CuResult {
+    answer(|| get_any(node, params))
 }
 
 pub(crate) unsafe fn cuGraphNodeSetParams(

@@ -18,7 +18,6 @@ use crate::event;
 use crate::gpu::{Done, exec, handle, lock, read, write, write_if};
 use crate::graph::{self, Body, Conditional, CopyParams, Graph, Memset};
 use crate::helper;
-use crate::launch::Plan;
 use crate::memory;
 use crate::memory_node;
 use crate::stream::{self, Stream};
@@ -172,13 +171,16 @@ impl Player<'_> {
                 Body::MemFree(address) => {
                     memory_node::free(*address);
                 }
-                Body::Kernel(launch) => match launch.plan()? {
-                    Plan::Time { ns } => ends[index] = self.span(start, ns, true),
-                    spins => {
-                        self.cut(&mut ends)?;
-                        spins.submit(self.stream)?;
+                Body::Kernel(launch) => {
+                    let plan = launch.plan()?;
+                    match plan.time_in(self.stream.context)? {
+                        Some(ns) => ends[index] = self.span(start, ns, true),
+                        None => {
+                            self.cut(&mut ends)?;
+                            plan.submit(self.stream)?;
+                        }
                     }
-                },
+                }
                 Body::Copy { act, bytes } => {
                     ends[index] = self.copy(start, *bytes, Arc::clone(act))?;
                 }
@@ -220,7 +222,11 @@ impl Player<'_> {
                 Body::Conditional(conditional) => {
                     self.cut(&mut ends)?;
                     if let Some(body) = chosen(conditional) {
-                        self.play(&nodes_of(body)?)?;
+                        let nodes = nodes_of(body)?;
+                        for _ in 0..times(conditional, &nodes)? {
+                            self.play(&nodes)?;
+                            self.stretch.submit(self.stream)?;
+                        }
                     }
                     self.cut(&mut ends)?;
                 }
@@ -247,14 +253,32 @@ impl Player<'_> {
     }
 }
 
-/// The body that a conditional node runs. A loop runs once: nothing on this GPU could end it.
+/// The body that a conditional node runs.
 fn chosen(conditional: &Conditional) -> Option<&Arc<Graph>> {
     let value = graph::condition(conditional.handle) as usize;
     match conditional.kind {
         0 => conditional.bodies.get(usize::from(value == 0)),
-        1 => conditional.bodies.first().filter(|_| value != 0),
+        WHILE => conditional.bodies.first().filter(|_| value != 0),
         _ => conditional.bodies.get(value),
     }
+}
+
+const WHILE: u32 = 1;
+
+/// How often a conditional node's body runs. A loop's condition is a kernel's to change, and kernels
+/// compute nothing: so the script says it by the name of a kernel in the loop, else it is the
+/// condition's own value.
+fn times(conditional: &Conditional, body: &[ExecNode]) -> Done<u32> {
+    const AT_MOST: u32 = 10_000;
+    if conditional.kind != WHILE {
+        return Ok(1);
+    }
+    let (script, draw) = (exec()?.script(), crate::launch::draw()?);
+    let said = body.iter().find_map(|node| match &node.body {
+        Body::Kernel(launch) => script.loops(&launch.function.name.to_string_lossy(), draw),
+        _ => None,
+    });
+    Ok(said.unwrap_or_else(|| graph::condition(conditional.handle).min(AT_MOST)))
 }
 
 /// Takes the memory of a graph's allocation nodes; all of it or none.

@@ -1,5 +1,5 @@
-//! Green contexts: a share of a device's multiprocessors with streams of its own. The share is kept
-//! and told; kernels are not slower for it, since a kernel's time is its rule's.
+//! Green contexts: a share of a device's multiprocessors with streams of its own. A kernel takes as
+//! much longer there as the share is smaller than the whole; nobody is kept off another one's share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -68,7 +68,7 @@ fn find(green: CuGreenCtx) -> Done<Arc<Green>> {
 }
 
 /// The multiprocessors of a context: a green one's share, else all.
-fn share_of(context: Ctx) -> u32 {
+pub(crate) fn share_of(context: Ctx) -> u32 {
     // Relaxed: written before anybody had the context.
     match context.multiprocessors.load(Ordering::Relaxed) {
         0 => MULTIPROCESSORS as u32,

@@ -2,7 +2,8 @@
 //! time by the board's script. A kernel never computes anything; it may read its first argument, when
 //! its rule says so. Functions themselves belong to `module.rs`.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use cuda_api::driver::*;
 use cuda_sim::clock::ClockKind;
@@ -12,7 +13,7 @@ use cuda_sim::script::{Duration, LAUNCH_ATTRIBUTE_NS};
 use crate::border::answer;
 use crate::capture;
 use crate::context;
-use crate::gpu::{Done, exec, handle, lock, read, read_all, write};
+use crate::gpu::{Ctx, Done, exec, handle, lock, process, read, read_all, write};
 use crate::graph::Body;
 use crate::module::{self, Function};
 use crate::stream::{self, Stream};
@@ -146,14 +147,30 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
+    /// How long it takes in a context, when that is known.
+    ///
+    /// # Errors
+    /// When there is no board.
+    pub(crate) fn time_in(self, context: Ctx) -> Done<Option<u64>> {
+        match self {
+            Self::Time { ns } => on_a_part(ns, context).map(Some),
+            Self::Meet { .. } | Self::Flag { .. } => Ok(None),
+        }
+    }
+
     /// Gives the kernel to a stream.
     pub(crate) fn submit(self, stream: &Stream) -> Done {
         match self {
-            Self::Time { ns } => stream::submit(stream, Work::Kernel { ns }).map(drop),
+            Self::Time { ns } => {
+                let ns = on_a_part(ns, stream.context)?;
+                stream::submit(stream, Work::Kernel { ns }).map(drop)
+            }
             Self::Meet { key, parties, ns } => {
+                let ns = on_a_part(ns, stream.context)?;
                 stream::submit(stream, Work::Rendezvous { key, parties, ns }).map(drop)
             }
             Self::Flag { address, ns } => {
+                let ns = on_a_part(ns, stream.context)?;
                 let holds = move || stream::load(address, 32) != 0;
                 stream::submit_poll(stream, holds, |token| Work::Spin { token, ns })
             }
@@ -172,10 +189,18 @@ fn plan(
     }
     let (duration, rule) = function.duration;
     Ok(match duration {
-        Duration::Fixed { ns, ns_per_block } => {
+        Duration::Fixed {
+            ns,
+            ns_per_block,
+            jitter_percent,
+        } => {
             let blocks = grid.iter().map(|&n| u64::from(n)).product::<u64>();
+            let ns = ns.saturating_add(ns_per_block.saturating_mul(blocks));
             Plan::Time {
-                ns: ns.saturating_add(ns_per_block.saturating_mul(blocks)),
+                ns: match jitter_percent {
+                    0 => ns,
+                    percent => exec()?.script().jittered(ns, percent, draw()?),
+                },
             }
         }
         Duration::Argument { unit_ns } => Plan::Time {
@@ -193,6 +218,41 @@ fn plan(
                 ns,
             }
         }
+    })
+}
+
+/// A number that tells one chance of this process from every other, here and in other processes; the
+/// same in each run that does the same.
+pub(crate) fn draw() -> Done<u64> {
+    static DRAWN: AtomicU64 = AtomicU64::new(0);
+    // Relaxed: only has to differ from every other.
+    let count = DRAWN.fetch_add(1, Ordering::Relaxed);
+    Ok(u64::from(process()?.index()) << 48 | count)
+}
+
+/// A kernel's time where its context, or its process under MPS, has a part of the multiprocessors: as
+/// much longer as the part is smaller.
+fn on_a_part(ns: u64, context: Ctx) -> Done<u64> {
+    let share = u64::from(crate::green::share_of(context));
+    let percent = if exec()?.is_mps() {
+        thread_percentage()
+    } else {
+        100
+    };
+    let scaled = u128::from(ns) * u128::from(MULTIPROCESSORS) * 100
+        / (u128::from(share.max(1)) * u128::from(percent));
+    Ok(u64::try_from(scaled).unwrap_or(u64::MAX))
+}
+
+/// What MPS lets this process have of a GPU's threads, in percent; read once, as MPS does.
+fn thread_percentage() -> u64 {
+    static PERCENT: OnceLock<u64> = OnceLock::new();
+    *PERCENT.get_or_init(|| {
+        std::env::var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+            .ok()
+            .and_then(|text| text.trim().parse::<f64>().ok())
+            .filter(|percent| *percent > 0.0 && *percent <= 100.0)
+            .map_or(100, |percent| percent.ceil() as u64)
     })
 }
 

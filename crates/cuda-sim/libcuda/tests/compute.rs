@@ -30,7 +30,8 @@ macro_rules! declare {
 }
 cuda_api::driver_functions!(declare);
 
-/// Runs a test's body alone: in a new process, on a new board.
+/// Runs a test's body alone: in a new process, on a new board, which the script makes. Its lines that
+/// begin with `env` are settings of the process.
 fn alone(test: &str, script: &str, body: impl FnOnce()) {
     if std::env::var_os("VGPU_SIM_TEST_ALONE").is_some_and(|name| name == *test) {
         body();
@@ -38,13 +39,19 @@ fn alone(test: &str, script: &str, body: impl FnOnce()) {
     }
     let directory = tempfile::tempdir().unwrap();
     let script_path = directory.path().join("script");
-    std::fs::write(&script_path, script).unwrap();
+    let (settings, lines): (Vec<&str>, Vec<&str>) =
+        script.lines().partition(|line| line.starts_with("env "));
+    std::fs::write(&script_path, lines.join("\n")).unwrap();
+    let settings = settings
+        .iter()
+        .filter_map(|line| line.trim_start_matches("env ").split_once('='));
     let ran = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture"])
         .env("VGPU_SIM_TEST_ALONE", test)
         .env("VGPU_SIM_BOARD", directory.path().join("board"))
         .env("VGPU_SIM_CLOCK", "jump")
         .env("VGPU_SIM_SCRIPT", &script_path)
+        .envs(settings)
         .output()
         .unwrap();
     assert!(
@@ -794,6 +801,187 @@ test! {
 
         assert_eq!(board.used_bytes(0), before);
         assert_eq!(cuGreenCtxDestroy(green), CuResult::INVALID_HANDLE);
+    }
+}
+
+test! {
+    fn a_kernel_takes_as_much_longer_as_its_green_context_is_smaller() {
+        let gpu = Gpu::new();
+        let mut whole = std::mem::zeroed();
+        ok(cuDeviceGetDevResource(CuDevice(0), &raw mut whole, 1));
+        // 66 of 132 multiprocessors are no multiple of 8: 64 are the nearest.
+        let (mut part, mut groups) = (std::mem::zeroed(), 1);
+        ok(cuDevSmResourceSplitByCount(&raw mut part, &raw mut groups, &raw const whole, null_mut(), 0, 64));
+        let (mut description, mut green, mut own) = (null_mut(), null_mut(), null_mut());
+        ok(cuDevResourceGenerateDesc(&raw mut description, &raw mut part, 1));
+        ok(cuGreenCtxCreate(&raw mut green, description, CuDevice(0), 1));
+        let mut context = null_mut();
+        ok(cuCtxFromGreenCtx(&raw mut context, green));
+        ok(cuCtxPushCurrent_v2(context));
+        ok(cuStreamCreate(&raw mut own, NON_BLOCKING));
+        let exec = Board::from_env().unwrap().exec().unwrap();
+        let begin = exec.clock().now();
+
+        ok(launch(gpu.function("step__1ms"), own));
+        ok(cuStreamSynchronize(own));
+
+        assert_eq!(exec.clock().now() - begin, 1_000_000 * 132 / 64);
+    }
+}
+
+test! {
+    fn under_mps_a_kernel_takes_as_much_longer_as_its_part_of_the_threads_is_smaller() with
+        "env VGPU_SIM_MPS=1\nenv CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"
+    {
+        let gpu = Gpu::new();
+        let mut enabled = 0;
+        ok(cuDeviceGetAttribute(&raw mut enabled, 133, CuDevice(0)));
+        let exec = Board::from_env().unwrap().exec().unwrap();
+        let begin = exec.clock().now();
+
+        ok(launch(gpu.function("step__1ms"), DEFAULT));
+        ok(cuCtxSynchronize());
+
+        assert_eq!(enabled, 1);
+        assert_eq!(exec.clock().now() - begin, 4_000_000);
+    }
+}
+
+/// A graph that is one conditional node over one kernel of 100 µs, launched into a stream.
+unsafe fn launch_conditional(gpu: &Gpu, kind: u32, value: u32, times: u32) -> u64 {
+    unsafe {
+        let (mut graph, mut condition, mut node) = (null_mut(), 0, null_mut());
+        ok(cuGraphCreate(&raw mut graph, 0));
+        ok(cuGraphConditionalHandleCreate(
+            &raw mut condition,
+            graph,
+            gpu.context,
+            value,
+            1,
+        ));
+        let mut params: CuGraphNodeParams = std::mem::zeroed();
+        params.kind = 13;
+        let body: *mut CuConditionalNodeParams = params.body_mut();
+        (*body).handle = condition;
+        (*body).kind = kind;
+        (*body).size = 1;
+        ok(cuGraphAddNode(
+            &raw mut node,
+            graph,
+            null_mut(),
+            0,
+            &raw mut params,
+        ));
+        let inner = *(*body).graphs_out;
+        let (mut kernel, mut step) = (null_mut(), std::mem::zeroed::<CuKernelNodeParamsV1>());
+        step.function = gpu.function("step__100us");
+        (step.grid_x, step.grid_y, step.grid_z) = (1, 1, 1);
+        (step.block_x, step.block_y, step.block_z) = (32, 1, 1);
+        let mut argument = 0_u64;
+        let mut arguments = [(&raw mut argument).cast::<c_void>()];
+        step.params = arguments.as_mut_ptr();
+        ok(cuGraphAddKernelNode(
+            &raw mut kernel,
+            inner,
+            null_mut(),
+            0,
+            &raw const step,
+        ));
+        let (mut exec, own) = (null_mut(), stream(NON_BLOCKING));
+        ok(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+        let clock = Board::from_env().unwrap().exec().unwrap();
+        let begin = clock.clock().now();
+        for _ in 0..times {
+            ok(cuGraphLaunch(exec, own));
+        }
+        ok(cuStreamSynchronize(own));
+        clock.clock().now() - begin
+    }
+}
+
+const IF: u32 = 0;
+const WHILE: u32 = 1;
+
+test! {
+    fn a_condition_runs_its_graph_as_its_value_says() {
+        let gpu = Gpu::new();
+
+        assert_eq!(launch_conditional(&gpu, IF, 1, 1), 100_000);
+        assert_eq!(launch_conditional(&gpu, IF, 0, 1), 0);
+        assert_eq!(launch_conditional(&gpu, WHILE, 0, 1), 0);
+        assert_eq!(launch_conditional(&gpu, WHILE, 3, 1), 300_000);
+    }
+}
+
+test! {
+    fn a_loop_runs_as_often_as_the_script_says() with "while step__100* 5" {
+        let gpu = Gpu::new();
+
+        assert_eq!(launch_conditional(&gpu, WHILE, 1, 2), 1_000_000);
+    }
+}
+
+test! {
+    fn a_loop_may_take_another_time_at_each_launch() with "while step__100* 1..9\nseed 3" {
+        let gpu = Gpu::new();
+
+        let mut times: Vec<_> = (0..5)
+            .map(|_| launch_conditional(&gpu, WHILE, 1, 1))
+            .collect();
+
+        assert!(times.iter().all(|ns| (100_000..=900_000).contains(ns)));
+        times.sort_unstable();
+        times.dedup();
+        assert!(times.len() > 1, "{times:?}");
+    }
+}
+
+test! {
+    fn a_node_of_any_kind_tells_its_parameters() with "env VGPU_SIM_DRIVER=14.0" {
+        let gpu = Gpu::new();
+        let (mut address, mut status) = (null_mut(), 0);
+        let name = c"cuGraphNodeGetParams".as_ptr();
+        ok(cuGetProcAddress_v2(name, &raw mut address, 14_000, 0, &raw mut status));
+        let get_params: signature::cuGraphNodeGetParams = std::mem::transmute(address);
+        let (mut graph, mut node) = (null_mut(), null_mut());
+        ok(cuGraphCreate(&raw mut graph, 0));
+        let mut argument = 77_u64;
+        let mut arguments = [(&raw mut argument).cast::<c_void>()];
+        let mut given: CuKernelNodeParamsV1 = std::mem::zeroed();
+        given.function = gpu.function("step__100us");
+        (given.grid_x, given.grid_y, given.grid_z) = (5, 1, 1);
+        (given.block_x, given.block_y, given.block_z) = (32, 1, 1);
+        given.params = arguments.as_mut_ptr();
+        ok(cuGraphAddKernelNode(&raw mut node, graph, null_mut(), 0, &raw const given));
+
+        let mut told: CuGraphNodeParams = std::mem::zeroed();
+        ok(get_params(node, &raw mut told));
+
+        assert_eq!(told.kind, 0);
+        let kernel = *told.body::<CuKernelNodeParams>();
+        assert_eq!((kernel.function, kernel.grid_x), (given.function, 5));
+        assert_eq!(*(*kernel.params).cast::<u64>(), 77);
+        assert_eq!(get_params(node, null_mut()), CuResult::INVALID_VALUE);
+    }
+}
+
+test! {
+    fn a_jittering_kernel_takes_another_time_at_each_launch() with "kernel step__1ms 1ms ±20%" {
+        let gpu = Gpu::new();
+        let kernel = gpu.function("step__1ms");
+        let exec = Board::from_env().unwrap().exec().unwrap();
+
+        let times: Vec<u64> = (0..20)
+            .map(|_| {
+                let begin = exec.clock().now();
+                ok(launch(kernel, DEFAULT));
+                ok(cuCtxSynchronize());
+                exec.clock().now() - begin
+            })
+            .collect();
+
+        assert!(times.iter().all(|ns| (800_000..=1_200_000).contains(ns)));
+        assert!(times.windows(2).all(|pair| pair[0] != pair[1]));
     }
 }
 

@@ -189,6 +189,11 @@ impl Card {
             .unwrap_or_default()
     }
 
+    /// Whether an MPS server runs its kernels.
+    pub(crate) fn is_mps(self) -> bool {
+        work().is_some_and(Exec::is_mps)
+    }
+
     /// Whether it fell off the bus.
     pub(crate) fn lost(self) -> bool {
         board().is_some_and(|board| board.is_lost(self.0))

@@ -49,7 +49,28 @@ fn list(device: NvmlDevice, count: *mut u32, infos: *mut NvmlProcessInfo) -> Ans
     put_list(count, infos, &list)
 }
 
-/// Nobody draws on a simulated card, and no MPS server runs on it.
+/// Under MPS all that compute do so by its server, and stand in both lists.
+fn under_mps(device: NvmlDevice) -> Result<bool, NvmlReturn> {
+    Ok(target(device)?.card().is_mps())
+}
+
+fn mps_list_v1(device: NvmlDevice, count: *mut u32, infos: *mut NvmlProcessInfoV1) -> Answer {
+    if under_mps(device)? {
+        list_v1(device, count, infos)
+    } else {
+        nobody(device, count, infos)
+    }
+}
+
+fn mps_list(device: NvmlDevice, count: *mut u32, infos: *mut NvmlProcessInfo) -> Answer {
+    if under_mps(device)? {
+        list(device, count, infos)
+    } else {
+        nobody(device, count, infos)
+    }
+}
+
+/// Nobody draws on a simulated card.
 fn nobody<T: Copy>(device: NvmlDevice, count: *mut u32, infos: *mut T) -> Answer {
     target(device)?;
     put_list(count, infos, &[])
@@ -70,9 +91,9 @@ process_lists! {
     nvmlDeviceGetGraphicsRunningProcesses, NvmlProcessInfoV1 => nobody;
     nvmlDeviceGetGraphicsRunningProcesses_v2, NvmlProcessInfo => nobody;
     nvmlDeviceGetGraphicsRunningProcesses_v3, NvmlProcessInfo => nobody;
-    nvmlDeviceGetMPSComputeRunningProcesses, NvmlProcessInfoV1 => nobody;
-    nvmlDeviceGetMPSComputeRunningProcesses_v2, NvmlProcessInfo => nobody;
-    nvmlDeviceGetMPSComputeRunningProcesses_v3, NvmlProcessInfo => nobody;
+    nvmlDeviceGetMPSComputeRunningProcesses, NvmlProcessInfoV1 => mps_list_v1;
+    nvmlDeviceGetMPSComputeRunningProcesses_v2, NvmlProcessInfo => mps_list;
+    nvmlDeviceGetMPSComputeRunningProcesses_v3, NvmlProcessInfo => mps_list;
 }
 
 pub(crate) fn nvmlDeviceGetRunningProcessDetailList(
@@ -89,7 +110,7 @@ pub(crate) fn nvmlDeviceGetRunningProcessDetailList(
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
     let mut details = Vec::new();
-    if request.mode == COMPUTE {
+    if request.mode == COMPUTE || request.mode == MPS && under_mps(device)? {
         details.extend(computing(device)?.into_iter().map(|(process, instance)| {
             NvmlProcessDetail {
                 gpu_instance_id: instance,
@@ -115,7 +136,7 @@ pub(crate) fn nvmlDeviceGetProcessUtilization(
     count: *mut u32,
     last_seen: u64,
 ) -> Answer {
-    let list: Vec<_> = whole(device)?
+    let list: Vec<_> = unpartitioned(device)?
         .process_samples(last_seen)
         .into_iter()
         .map(|sample| NvmlProcessUtilizationSample {
@@ -142,7 +163,7 @@ pub(crate) fn nvmlDeviceGetProcessesUtilizationInfo(
     if request.version != NvmlProcessesUtilizationInfo::VERSION {
         return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
     }
-    let list: Vec<_> = whole(device)?
+    let list: Vec<_> = unpartitioned(device)?
         .process_samples(request.last_seen)
         .into_iter()
         .map(|sample| NvmlProcessUtilizationInfo {

@@ -404,6 +404,34 @@ fn a_cut_card_shows_its_mig_devices_each_with_its_shape() {
 }
 
 #[test]
+fn a_cut_card_does_not_say_who_uses_it_how_much() {
+    let session = session();
+    let nvml = session.nvml();
+    let card = session.device(CUT);
+    let mut part = NvmlDevice::NULL;
+    ok(call!(
+        (nvml.nvmlDeviceGetMigDeviceHandleByIndex),
+        card,
+        0,
+        &raw mut part
+    ));
+
+    for device in [card, part] {
+        let (none, mut count, mut rates) = (std::ptr::null_mut(), 0, empty());
+        let samples = call!(
+            (nvml.nvmlDeviceGetProcessUtilization),
+            device,
+            none,
+            &raw mut count,
+            0
+        );
+        assert_eq!(samples, NvmlReturn::NOT_SUPPORTED);
+        let rates = call!((nvml.nvmlDeviceGetUtilizationRates), device, &raw mut rates);
+        assert_eq!(rates, NvmlReturn::NOT_SUPPORTED);
+    }
+}
+
+#[test]
 fn a_card_that_fell_off_the_bus_says_so_and_is_an_event() {
     let session = session();
     let nvml = session.nvml();

@@ -10,7 +10,7 @@
 //! The model. A channel is a stream: its items run in order. The kernels of one process run side by
 //! side, each at full speed; processes share a GPU in turns of a slice, round robin among those
 //! that have a kernel to run, and an idle one loses its turn at once. Copies have engines of their
-//! own and take no turn.
+//! own and take no turn. Under MPS the kernels of all processes run side by side.
 
 use crate::process::Identity;
 
@@ -26,6 +26,8 @@ pub const DEPTH: usize = 1024;
 pub(super) const MAX_EVENTS: usize = 1 << 17;
 /// Samples kept for each GPU.
 pub(super) const SAMPLES: usize = 1024;
+/// Stretches of work kept for each GPU: who held it, from when to when.
+pub const STRETCHES: usize = 1 << 16;
 
 const NOBODY: u32 = u32::MAX;
 
@@ -240,6 +242,8 @@ struct Usage {
     sampled_copy_ns: u64,
     kernels: u64,
     copies: u64,
+    /// Number of its last stretch of work, counted from 1; 0 is none.
+    stretch: u64,
 }
 
 #[repr(C)]
@@ -271,11 +275,39 @@ struct Device {
     copy_ns: u64,
     sampled_busy_ns: u64,
     sampled_copy_ns: u64,
-    last: RawSample,
     samples: [RawSample; SAMPLES],
     sample_count: u64,
     totals: [RawSample; 128],
     total_count: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct RawStretch {
+    from_ns: u64,
+    to_ns: u64,
+    process: u32,
+    pid: u32,
+}
+
+#[repr(C)]
+#[derive(Debug)]
+struct Log {
+    count: u64,
+    /// The end of the latest stretch that was overwritten.
+    forgotten_until_ns: u64,
+    ring: [RawStretch; STRETCHES],
+}
+
+/// A process's unbroken hold of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BusyStretch {
+    /// As the process saw itself.
+    pub pid: u32,
+    /// When it began, on the board's clock.
+    pub from_ns: u64,
+    /// When it ended, or until when it has been played.
+    pub to_ns: u64,
 }
 
 /// One process on the board, as the truth has it.
@@ -335,7 +367,11 @@ pub(super) struct State {
     started_ns: u64,
     /// Devices that ever had a channel: the others need no look.
     devices_used: u64,
-    reserved: [u64; 7],
+    /// 1: the kernels of all processes run side by side.
+    mps: u64,
+    /// How long after its period a sample can be read.
+    lag_ns: u64,
+    reserved: [u64; 5],
     /// Which channels have work: derived from heads and tails.
     busy: [u64; MAX_CHANNELS / 64],
     devices: [Device; MAX_DEVICES],
@@ -343,15 +379,30 @@ pub(super) struct State {
     channels: [Channel; MAX_CHANNELS],
     events: [Event; MAX_EVENTS],
     rings: [[Item; DEPTH]; MAX_CHANNELS],
+    logs: [Log; MAX_DEVICES],
+}
+
+/// What a board is started with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settings {
+    /// How long a process keeps a GPU while another one waits for it.
+    pub(super) slice_ns: u64,
+    /// How often utilisation is written down, and how much later it can be read.
+    pub(super) sample_ns: u64,
+    pub(super) lag_ns: u64,
+    /// Whether the kernels of all processes run side by side.
+    pub(super) mps: bool,
 }
 
 impl State {
     /// Begins the board's life at `now_ns`.
-    pub(super) fn start(&mut self, now_ns: u64, slice_ns: u64, sample_ns: u64) {
+    pub(super) fn start(&mut self, now_ns: u64, settings: Settings) {
         self.time_ns = now_ns;
         self.started_ns = now_ns;
-        self.slice_ns = slice_ns.max(1);
-        self.sample_ns = sample_ns.max(1);
+        self.slice_ns = settings.slice_ns.max(1);
+        self.sample_ns = settings.sample_ns.max(1);
+        self.lag_ns = settings.lag_ns;
+        self.mps = settings.mps.into();
         self.next_sample_ns = self.sample_after(now_ns);
     }
 
@@ -383,6 +434,7 @@ impl State {
             sampled_copy_ns: 0,
             kernels: 0,
             copies: 0,
+            stretch: 0,
         };
         let usage = [zero; MAX_DEVICES];
         self.processes[free] = Process {
@@ -464,6 +516,63 @@ impl State {
     /// Nanoseconds in which any kernel held the device.
     pub(super) fn device_busy_ns(&self, device: usize) -> u64 {
         self.devices[device].busy_ns
+    }
+
+    /// Whether the kernels of all processes run side by side.
+    pub(super) fn is_mps(&self) -> bool {
+        self.mps != 0
+    }
+
+    /// Who held the device between two moments, cut at both, in the order in which each began; `None`
+    /// when that is longer ago than what is kept.
+    pub(super) fn stretches(
+        &self,
+        device: usize,
+        from_ns: u64,
+        to_ns: u64,
+    ) -> Option<Vec<BusyStretch>> {
+        let log = &self.logs[device];
+        if from_ns < log.forgotten_until_ns {
+            return None;
+        }
+        let first = log.count.saturating_sub(STRETCHES as u64);
+        Some(
+            (first..log.count)
+                .map(|count| log.ring[count as usize % STRETCHES])
+                .map(|raw| BusyStretch {
+                    pid: raw.pid,
+                    from_ns: raw.from_ns.max(from_ns),
+                    to_ns: raw.to_ns.min(to_ns),
+                })
+                .filter(|stretch| stretch.from_ns < stretch.to_ns)
+                .collect(),
+        )
+    }
+
+    /// Writes down that a process has held a device from this moment to the next.
+    fn held(&mut self, device: usize, process: usize, from_ns: u64, to_ns: u64) {
+        let log = &mut self.logs[device];
+        let Process {
+            identity, usage, ..
+        } = &mut self.processes[process];
+        let last = &mut usage[device].stretch;
+        if *last != 0 && log.count - *last < STRETCHES as u64 {
+            let raw = &mut log.ring[(*last - 1) as usize % STRETCHES];
+            if raw.to_ns == from_ns && raw.process as usize == process {
+                raw.to_ns = to_ns;
+                return;
+            }
+        }
+        let slot = log.count as usize % STRETCHES;
+        log.forgotten_until_ns = log.forgotten_until_ns.max(log.ring[slot].to_ns);
+        log.ring[slot] = RawStretch {
+            from_ns,
+            to_ns,
+            process: process as u32,
+            pid: identity.pid,
+        };
+        log.count += 1;
+        *last = log.count;
     }
 
     // --- channels --------------------------------------------------------------------------
@@ -1002,7 +1111,10 @@ impl State {
 
     /// Which processes have a kernel to run, for each device.
     fn turns(&self) -> Turns {
-        let mut turns = Turns::default();
+        let mut turns = Turns {
+            all_run: self.is_mps(),
+            ..Turns::default()
+        };
         let mut from = 0;
         while let Some(index) = self.next_busy(from) {
             from = index + 1;
@@ -1020,6 +1132,9 @@ impl State {
     }
 
     fn take_turns(&mut self, turns: &Turns) {
+        if self.is_mps() {
+            return;
+        }
         for device in bits(self.devices_used) {
             let current = self.devices[device].current;
             if !turns.any(device) {
@@ -1073,7 +1188,7 @@ impl State {
                 head,
                 ..
             } = self.channels[index];
-            if self.devices[device as usize].current != process + 1 {
+            if !self.is_mps() && self.devices[device as usize].current != process + 1 {
                 continue;
             }
             let item = &mut self.rings[index][head as usize % DEPTH];
@@ -1096,7 +1211,7 @@ impl State {
             } = self.channels[index];
             let item = self.head_item(index);
             match item.kind {
-                KIND_KERNEL if turns.current[device as usize] == process => {
+                KIND_KERNEL if turns.runs(device as usize, process) => {
                     earlier(self.time_ns.saturating_add(item.ns));
                 }
                 KIND_COPY => earlier(item.end_ns),
@@ -1126,7 +1241,7 @@ impl State {
             } = self.channels[index];
             let item = &mut self.rings[index][head as usize % DEPTH];
             match item.kind {
-                KIND_KERNEL if turns.current[device as usize] == process => {
+                KIND_KERNEL if turns.runs(device as usize, process) => {
                     item.ns = item.ns.saturating_sub(passed);
                 }
                 KIND_COPY => {
@@ -1138,13 +1253,18 @@ impl State {
         }
         for device in bits(self.devices_used) {
             let copies = &copies[device];
-            let runs = turns.current[device];
-            if runs != NOBODY {
-                let usage = &mut self.processes[runs as usize].usage[device];
-                usage.busy_ns += passed;
-                usage.sampled_busy_ns += passed;
+            let running = turns.running_on(device);
+            if running.iter().any(|&word| word != 0) {
                 self.devices[device].busy_ns += passed;
                 self.devices[device].sampled_busy_ns += passed;
+            }
+            for (word, &running) in running.iter().enumerate() {
+                for process in bits(running).map(|bit| word * 64 + bit) {
+                    let usage = &mut self.processes[process].usage[device];
+                    usage.busy_ns += passed;
+                    usage.sampled_busy_ns += passed;
+                    self.held(device, process, self.time_ns, to_ns);
+                }
             }
             if !turns.copying {
                 continue;
@@ -1215,7 +1335,6 @@ impl State {
                 memory_percent: percent(device.sampled_copy_ns),
             };
             (device.sampled_busy_ns, device.sampled_copy_ns) = (0, 0);
-            device.last = raw;
             device.totals[device.total_count as usize % 128] = raw;
             device.total_count += 1;
         }
@@ -1232,7 +1351,7 @@ impl State {
         let first = device.sample_count.saturating_sub(SAMPLES as u64);
         (first..device.sample_count)
             .map(|count| device.samples[count as usize % SAMPLES])
-            .filter(|sample| sample.time_ns > since_ns)
+            .filter(|sample| sample.time_ns > since_ns && self.is_told(sample.time_ns))
             .map(Into::into)
             .collect()
     }
@@ -1244,17 +1363,27 @@ impl State {
         let first = device.total_count.saturating_sub(128);
         (first..device.total_count)
             .map(|count| device.totals[count as usize % 128])
-            .filter(|sample| sample.time_ns > since_ns)
+            .filter(|sample| sample.time_ns > since_ns && self.is_told(sample.time_ns))
             .map(Into::into)
             .collect()
     }
 
-    /// The last whole period of a device.
+    /// The last whole period of a device that can be read.
     pub(super) fn device_utilization(&self, device: usize) -> UtilizationSample {
-        let last = self.devices[device].last;
-        let end_ns = self.next_sample_ns.saturating_sub(self.sample_ns);
-        if last.time_ns == end_ns && end_ns != 0 {
-            return last.into();
+        let told_ns = self.time_ns.saturating_sub(self.lag_ns);
+        let end_ns = if told_ns < self.started_ns {
+            0
+        } else {
+            self.sample_after(told_ns).saturating_sub(self.sample_ns)
+        };
+        let device = &self.devices[device];
+        let first = device.total_count.saturating_sub(128);
+        let found = (first..device.total_count)
+            .rev()
+            .map(|count| device.totals[count as usize % 128])
+            .find(|sample| sample.time_ns <= end_ns);
+        if let Some(sample) = found.filter(|sample| sample.time_ns == end_ns && end_ns != 0) {
+            return sample.into();
         }
         UtilizationSample {
             pid: 0,
@@ -1262,6 +1391,11 @@ impl State {
             sm_percent: 0,
             memory_percent: 0,
         }
+    }
+
+    /// Whether a sample of that moment can be read.
+    fn is_told(&self, time_ns: u64) -> bool {
+        time_ns.saturating_add(self.lag_ns) <= self.time_ns
     }
 }
 
@@ -1284,6 +1418,8 @@ struct Turns {
     current: [u32; MAX_DEVICES],
     copying: bool,
     running: bool,
+    /// Nobody waits for a turn.
+    all_run: bool,
 }
 
 impl Default for Turns {
@@ -1293,6 +1429,7 @@ impl Default for Turns {
             current: [NOBODY; MAX_DEVICES],
             copying: false,
             running: false,
+            all_run: false,
         }
     }
 }
@@ -1311,7 +1448,28 @@ impl Turns {
         self.waiting[device][process as usize / 64] >> (process % 64) & 1 == 1
     }
 
+    /// Whether a process's kernels run.
+    fn runs(&self, device: usize, process: u32) -> bool {
+        self.all_run && self.has(device, process) || self.current[device] == process
+    }
+
+    /// The processes whose kernels run.
+    fn running_on(&self, device: usize) -> [u64; MAX_PROCESSES / 64] {
+        if self.all_run {
+            return self.waiting[device];
+        }
+        let mut words = [0; MAX_PROCESSES / 64];
+        let current = self.current[device];
+        if current != NOBODY {
+            words[current as usize / 64] = 1 << (current % 64);
+        }
+        words
+    }
+
     fn contended(&self, device: usize) -> bool {
+        if self.all_run {
+            return false;
+        }
         self.waiting[device]
             .iter()
             .map(|word| word.count_ones())
@@ -1342,7 +1500,13 @@ mod tests {
     fn board() -> Box<State> {
         // SAFETY: a zeroed State is an idle board: it holds only integers.
         let mut state = unsafe { Box::<State>::new_zeroed().assume_init() };
-        state.start(1000 * MS, 2 * MS, 100 * MS);
+        let settings = Settings {
+            slice_ns: 2 * MS,
+            sample_ns: 100 * MS,
+            lag_ns: 0,
+            mps: false,
+        };
+        state.start(1000 * MS, settings);
         state
     }
 
@@ -1538,6 +1702,62 @@ mod tests {
         state.advance(since_start(6 * MS));
 
         assert_eq!(state.queued(channel), 0);
+    }
+
+    #[test]
+    fn under_mps_the_kernels_of_all_processes_run_side_by_side() {
+        let mut state = board();
+        state.mps = 1;
+        for pid in 0..2 {
+            let process = state.join(program(pid)).unwrap();
+            let channel = stream(&mut state, process);
+            state.submit(channel, kernel(10)).unwrap();
+        }
+
+        state.advance(1006 * MS);
+
+        let busy: Vec<_> = state.truth(0).iter().map(|one| one.busy_ns).collect();
+        assert_eq!(busy, [6 * MS, 6 * MS]);
+        assert_eq!(state.device_busy_ns(0), 6 * MS);
+        let held = state.stretches(0, 1001 * MS, 1005 * MS).unwrap();
+        assert_eq!(held.len(), 2);
+        assert!(held.iter().all(|one| one.to_ns - one.from_ns == 4 * MS));
+        state.advance(1010 * MS);
+        assert!(state.truth(0).iter().all(|one| one.kernels == 1));
+    }
+
+    #[test]
+    fn what_is_forgotten_is_not_told() {
+        let mut state = board();
+        let process = state.join(program(1)).unwrap();
+        let channel = stream(&mut state, process);
+        for _ in 0..=STRETCHES {
+            state.submit(channel, Work::Kernel { ns: 1 }).unwrap();
+            let now_ns = state.time_ns;
+            state.advance(now_ns + 2);
+        }
+        let (begin, end) = (1000 * MS, state.time_ns);
+
+        assert_eq!(state.stretches(0, begin, end), None);
+        let kept = state.stretches(0, begin + 1, end).unwrap();
+        assert_eq!(kept.len(), STRETCHES);
+    }
+
+    #[test]
+    fn a_lagging_sample_is_told_late() {
+        let mut state = board();
+        state.lag_ns = 50 * MS;
+        let process = state.join(program(1)).unwrap();
+        let channel = stream(&mut state, process);
+        state.submit(channel, kernel(30)).unwrap();
+
+        state.advance(1149 * MS);
+        assert_eq!(state.process_utilization(0, 0), []);
+        assert_eq!(state.device_utilization(0).sm_percent, 0);
+        state.advance(1150 * MS);
+
+        assert_eq!(state.process_utilization(0, 0)[0].sm_percent, 30);
+        assert_eq!(state.device_utilization(0).sm_percent, 30);
     }
 
     #[test]
