@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::values::{self, ContainerName, DriverVersion, GpuMem, GpuRef, SimMemory};
+use crate::values::{self, ContainerName, DriverVersion, GpuRef, PerGpu, PolicyName, SimMemory};
 
-/// Give each program its share of GPU memory, and no more.
+/// Give each program its share of a GPU's memory and time, and no more.
 #[derive(Debug, Parser)]
 #[command(
     name = "vgpu",
@@ -21,6 +21,7 @@ use crate::values::{self, ContainerName, DriverVersion, GpuMem, GpuRef, SimMemor
     after_help = "\
 Examples:
   vgpu run --gpumem 4Gi -- python train.py     at most 4 GiB of each GPU
+  vgpu run --gpucores 30 -- python train.py    at most 30 % of each GPU's time
   vgpu top                                     who uses what
   vgpu set python-1 --gpumem 8Gi               more, while it runs
   vgpu oom python-1                            what was refused, and who held the memory
@@ -33,11 +34,11 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a command under a GPU memory limit
+    /// Run a command under limits of GPU memory and compute time
     Run(RunArgs),
     /// Show containers, their processes, and what they use
     Top(TopArgs),
-    /// Change the limit of a running container
+    /// Change the limits of a running container
     Set(SetArgs),
     /// Show refused requests, and who held the memory
     Oom(OomArgs),
@@ -70,21 +71,40 @@ Examples:
   vgpu run --gpumem 4Gi -- python train.py          at most 4 GiB of each GPU
   vgpu run --gpumem 4Gi --gpu 0 -- python train.py  GPU 0 only, 4 GiB of it
   vgpu run --gpumem 0=4Gi,1=8Gi -- ./app            GPUs 0 and 1, a limit each
+  vgpu run --gpucores 30 -- ./app                   at most 30 % of each GPU's time
+  vgpu run --gpucores 30 --policy default -- ./app  30 % while others use it, else all
+  vgpu run --floor 20 -- ./serve                    20 % guaranteed, and what is idle
+  vgpu run --priority 9 -- ./background             waits while others work
+  vgpu run --gpumem 4Gi --oversubscribe 4Gi -- ./app
+                                                    sees 8 GiB, 4 of them on the GPU
   vgpu run --name train --gpumem 4Gi -- ./app       a name for top, set and oom
 
-The command and everything that it starts share the limit. The exit code is the command's:
+The command and everything that it starts share the limits. The exit code is the command's:
 128 and the signal's number when a signal killed it, 126 when it could not be run, 127 when
-it was not found. Inside a vgpu run, limits can only be lowered.
+it was not found. Inside a vgpu run, limits can only be lowered; what is not named there stays
+as it is around.
 
-The limit is cooperative: the command runs as the same user, who could take the library out of
+A compute limit counts GPU time over any second, whatever the kernels look like. Where several
+containers want a GPU, floors come first, then priorities; what nobody uses is lent in proportion
+to floors, and is back within 200 ms plus the longest running kernel.
+
+Where an MPS control daemon runs (CUDA_MPS_PIPE_DIRECTORY or /tmp/nvidia-mps has its control),
+--gpucores N also sets CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=N for the command, unless a lower one is
+set. MPS has one share for all GPUs of a program, fixed when it starts: compute limits that differ
+by GPU, and --policy default, are refused there.
+
+The limits are cooperative: the command runs as the same user, who could take the library out of
 its environment. Limits that hold against a tenant are the node agent's.")]
 pub(crate) struct RunArgs {
     /// Memory limit: SIZE for every GPU, or GPU=SIZE,… (Ki Mi Gi Ti are 1024-based, K M G T 1000)
     #[arg(long, value_name = "SIZE|GPU=SIZE,…", value_parser = values::gpu_mem, allow_hyphen_values = true)]
-    pub(crate) gpumem: Vec<GpuMem>,
+    pub(crate) gpumem: Vec<PerGpu>,
+
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
 
     /// GPUs that the command may use, by number as nvidia-smi shows it or by UUID [default: all,
-    /// or those that --gpumem names]
+    /// or those that --gpumem names, else --gpucores, else --floor]
     #[arg(long, value_name = "GPU,…", value_parser = values::gpu_ref, value_delimiter = ',', allow_hyphen_values = true)]
     pub(crate) gpu: Vec<GpuRef>,
 
@@ -99,9 +119,6 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) board: BoardArg,
 
-    #[command(flatten)]
-    pub(crate) compute: ComputeArgs,
-
     /// The command and its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
@@ -115,31 +132,39 @@ pub(crate) struct BoardArg {
     pub(crate) board: Option<PathBuf>,
 }
 
-/// Flags that limit compute time. They are known, so that they are refused with the reason.
+/// Flags that say how much of a GPU's time, and what happens when there is too little of it.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct ComputeArgs {
-    #[arg(long, hide = true, num_args = 0..=1, allow_hyphen_values = true)]
-    gpucores: Option<Option<OsString>>,
-    #[arg(long, hide = true, num_args = 0..=1, allow_hyphen_values = true)]
-    policy: Option<Option<OsString>>,
-    #[arg(long, hide = true, num_args = 0..=1, allow_hyphen_values = true)]
-    floor: Option<Option<OsString>>,
-    #[arg(long, hide = true, num_args = 0..=1, allow_hyphen_values = true)]
-    priority: Option<Option<OsString>>,
-}
+    /// Compute limit, percent of the GPU's time, 1 to 100 (100: no cap): PERCENT of every GPU, or
+    /// GPU=PERCENT,…
+    #[arg(long, value_name = "PERCENT|GPU=PERCENT,…", value_parser = values::gpu_cores, allow_hyphen_values = true)]
+    pub(crate) gpucores: Vec<PerGpu>,
 
-impl ComputeArgs {
-    /// The first flag that was given, if any.
-    pub(crate) fn given(&self) -> Option<&'static str> {
-        [
-            ("--gpucores", &self.gpucores),
-            ("--policy", &self.policy),
-            ("--floor", &self.floor),
-            ("--priority", &self.priority),
-        ]
-        .into_iter()
-        .find_map(|(flag, value)| value.is_some().then_some(flag))
-    }
+    /// When the compute limit holds: force (always), default (while another container uses the
+    /// GPU), floor (--floor is guaranteed, what is idle is lent up to --gpucores), disable (never)
+    /// [at the start: force, with --floor floor]
+    #[arg(
+        long,
+        value_name = "POLICY",
+        ignore_case = true,
+        hide_possible_values = true
+    )]
+    pub(crate) policy: Option<PolicyName>,
+
+    /// Guaranteed share, percent of the GPU's time, 1 to 100: PERCENT of every GPU, or
+    /// GPU=PERCENT,… All floors of a GPU together are at most 100
+    #[arg(long, value_name = "PERCENT|GPU=PERCENT,…", value_parser = values::floor, allow_hyphen_values = true)]
+    pub(crate) floor: Vec<PerGpu>,
+
+    /// Priority, 0 (the highest) to 1000: who has a larger number waits while a smaller one works,
+    /// capped or not, but keeps its own floor [at the start: 1]
+    #[arg(long, value_name = "N", value_parser = values::priority, allow_hyphen_values = true)]
+    pub(crate) priority: Option<u32>,
+
+    /// Memory beyond --gpumem, kept on the host and moved in as needed: SIZE for every GPU, or
+    /// GPU=SIZE,… The program sees the sum, and runs slower where it needs both at once
+    #[arg(long, value_name = "SIZE|GPU=SIZE,…", value_parser = values::oversubscribe, allow_hyphen_values = true)]
+    pub(crate) oversubscribe: Vec<PerGpu>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -147,22 +172,28 @@ impl ComputeArgs {
 Examples:
   vgpu set train --gpumem 8Gi        every GPU of the container
   vgpu set train --gpumem 0=8Gi      GPU 0 only; the others stay as they are
+  vgpu set train --gpucores 50       half of each GPU's time; 100 takes the cap away
+  vgpu set train --floor 20          20 % guaranteed, and what is idle
+  vgpu set train --policy force      no guarantee any more: the cap always holds
+  vgpu set train --priority 0        before all others
+  vgpu set train --oversubscribe none
 
-The change is seen by the container's processes within 100 ms. A limit below what is used takes
-nothing away: new requests are refused until enough was freed, and top says pending-shrink.")]
+What is not named stays as it is. The container's processes see a new memory limit within 100 ms,
+and work under a new compute limit within 200 ms. A memory limit below what is used takes nothing
+away: new requests are refused until enough was freed, and top says pending-shrink.")]
 pub(crate) struct SetArgs {
     /// Name of the container, or UID/NAME where several users have one of this name
     pub(crate) name: String,
 
     /// New memory limit: SIZE for each of its GPUs, or GPU=SIZE,… for some
     #[arg(long, value_name = "SIZE|GPU=SIZE,…", value_parser = values::gpu_mem, allow_hyphen_values = true)]
-    pub(crate) gpumem: Vec<GpuMem>,
-
-    #[command(flatten)]
-    pub(crate) board: BoardArg,
+    pub(crate) gpumem: Vec<PerGpu>,
 
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
+
+    #[command(flatten)]
+    pub(crate) board: BoardArg,
 }
 
 #[derive(Debug, clap::Args)]

@@ -33,6 +33,7 @@ const DIR: OFlag = OFlag::O_RDONLY
 pub(crate) struct UserDir {
     path: PathBuf,
     dir: OwnedFd,
+    board: PathBuf,
 }
 
 /// Keeps other commands of this user from making or clearing directories meanwhile.
@@ -66,37 +67,76 @@ impl UserDir {
         let dir = openat(&board.dir, name.as_str(), DIR, Mode::empty())
             .map_err(|errno| not_a_directory(&path, errno))?;
         check_own(&path, &dir)?;
-        Ok(Self { path, dir })
+        let board = board.path;
+        Ok(Self { path, dir, board })
+    }
+
+    /// The board that it is on.
+    pub(crate) fn board(&self) -> &Path {
+        &self.board
     }
 
     /// Waits until no other command of this user makes or clears directories, at most 5 s.
     pub(crate) fn lock(&self) -> anyhow::Result<UserLock<'_>> {
         let path = self.path.join(".lock");
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let mut file = openat(&self.dir, ".lock", flags, Mode::S_IRUSR | Mode::S_IWUSR)
+        let file = openat(&self.dir, ".lock", flags, Mode::S_IRUSR | Mode::S_IWUSR)
             .with_context(|| format!("cannot open {}", path.display()))?;
-        let until = Instant::now() + Duration::from_secs(5);
-        loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => {
-                    return Ok(UserLock {
-                        user: self,
-                        _lock: lock,
-                    });
-                }
-                Err((again, Errno::EWOULDBLOCK)) if Instant::now() < until => {
-                    file = again;
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                Err((_, Errno::EWOULDBLOCK)) => bail!(
-                    "another vgpu command has held {} for 5 s; end it and try again",
-                    path.display()
-                ),
-                Err((_, errno)) => {
-                    return Err(errno).with_context(|| format!("cannot lock {}", path.display()));
-                }
+        Ok(UserLock {
+            user: self,
+            _lock: wait_for(file, &path)?,
+        })
+    }
+}
+
+/// Waits for a lock, at most 5 s.
+fn wait_for(mut file: OwnedFd, path: &Path) -> anyhow::Result<Flock<OwnedFd>> {
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((again, Errno::EWOULDBLOCK)) if Instant::now() < until => {
+                file = again;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err((_, Errno::EWOULDBLOCK)) => bail!(
+                "another vgpu command has held {} for 5 s; end it and try again",
+                path.display()
+            ),
+            Err((_, errno)) => {
+                return Err(errno).with_context(|| format!("cannot lock {}", path.display()));
             }
         }
+    }
+}
+
+/// The right to promise shares of a board's GPUs: of all users, one at a time has it.
+#[derive(Debug)]
+pub(crate) struct BoardLock {
+    path: PathBuf,
+    dir: OwnedFd,
+    _lock: Flock<OwnedFd>,
+}
+
+impl BoardLock {
+    /// Waits until nobody else promises anything on this board, at most 5 s. Take it before a
+    /// [`UserLock`].
+    pub(crate) fn take(board: &Path) -> anyhow::Result<Self> {
+        let Board { path, dir } = open_board(board, false)?;
+        // The directory itself: a file in it would be somebody's, and nobody else could open it.
+        let locked = dir
+            .try_clone()
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        let _lock = wait_for(locked, &path)?;
+        Ok(Self { path, dir, _lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn dir(&self) -> &OwnedFd {
+        &self.dir
     }
 }
 

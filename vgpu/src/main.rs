@@ -17,8 +17,10 @@ mod top;
 
 mod board;
 mod child;
+mod floors;
 mod library;
 mod limits;
+mod mps;
 mod text;
 
 use std::io::Write;

@@ -12,24 +12,27 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Uid;
 use supervisor::arbiter::Board;
 use supervisor::gpu::{Gpus, NvmlGpus};
 use supervisor::instance::{Instance, LIMITS, Labels, REGION, RunnerLock, TARGETS};
+use supervisor::view;
 use vgpu_abi::limits::LimitsFile;
 use vgpu_abi::region::{Region, RegionDevice};
 use vgpu_abi::size::Size;
 use vgpu_abi::targets::TargetsFile;
 
-use crate::args::{ComputeArgs, RunArgs};
-use crate::board::{self, UserDir, UserLock};
-use crate::limits::{self, AGENT_LIMITS, Outer, Share};
-use crate::values::{GpuMem, name_of_command};
-use crate::{Failure, child, library};
+use crate::args::RunArgs;
+use crate::board::{self, BoardLock, UserDir, UserLock};
+use crate::floors::{Asked, Book};
+use crate::limits::{self, AGENT_LIMITS, Outer, Share, Shares, Wish};
+use crate::values::name_of_command;
+use crate::{Failure, child, library, mps};
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
-    refuse_compute(&args.compute)?;
     // Said before anything is looked for, so that it is the first thing that a beginner reads.
-    limits::merge(&args.gpumem).map_err(Failure::Usage)?;
+    let wish = Wish::of(&args.gpumem, &args.compute).map_err(Failure::Usage)?;
+    wish.check_new().map_err(Failure::Usage)?;
     let library = library::find(args.library.as_deref())?;
     let outer = outer()?;
     let gpus = NvmlGpus::open().map_err(no_gpu)?;
@@ -41,14 +44,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
             if faults.is_empty() { "" } else { ": " }
         )));
     }
-    let shares = limits::share(&inventory.gpus, &args.gpu, &args.gpumem, outer.as_ref())
-        .map_err(Failure::Usage)?;
+    let mut shares =
+        limits::share(&inventory.gpus, &args.gpu, &wish, outer.as_ref()).map_err(Failure::Usage)?;
+    let of_mps = mps::variable(&shares).map_err(Failure::Usage)?;
 
     let user = UserDir::open(args.board.board.as_deref())?;
     let signals = child::Signals::hold()?;
     child::adopt_orphans();
-    let container = Container::make(&user, args, &shares, outer.as_ref())?;
-    warn_of_overbooking(args, &shares);
+    let container = Container::make(&user, args, &mut shares, outer.as_ref())?;
+    warn_of_overbooking(args, &shares.gpus);
     let mut variables = vec![
         (
             "LD_PRELOAD",
@@ -63,8 +67,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
             container.instance.path().join(REGION).into_os_string(),
         ),
     ];
-    if let Some(visible) = visible_devices(args, &shares) {
-        variables.push(("CUDA_VISIBLE_DEVICES", visible));
+    if shares.is_choice {
+        variables.push(("CUDA_VISIBLE_DEVICES", visible_devices(&shares)));
+    }
+    if let Some(percent) = of_mps {
+        variables.push((mps::VARIABLE, percent));
     }
     let child = match child::start(&args.command, &variables, &signals) {
         Ok(child) => child,
@@ -80,17 +87,6 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
     }
     container.end(&user);
     Ok(child::end_alike(end?))
-}
-
-/// Compute limits come with another release; until then nobody may believe that they hold.
-pub(crate) fn refuse_compute(compute: &ComputeArgs) -> Result<(), Failure> {
-    match compute.given() {
-        None => Ok(()),
-        Some(flag) => Err(Failure::usage(format!(
-            "{flag} is refused: this release limits memory only, and a compute limit that does not \
-             hold would be worse than none. Leave it out, and give --gpumem"
-        ))),
-    }
 }
 
 fn outer() -> Result<Option<Outer>, Failure> {
@@ -119,14 +115,9 @@ fn no_gpu(error: supervisor::gpu::GpuError) -> Failure {
 }
 
 /// What the command sees, where GPUs were chosen. CUDA counts them from 0 in this order.
-fn visible_devices(args: &RunArgs, shares: &[Share]) -> Option<OsString> {
-    let chosen = !args.gpu.is_empty()
-        || !args
-            .gpumem
-            .iter()
-            .any(|memory| matches!(memory, GpuMem::Each(_)));
-    let list: Vec<_> = shares.iter().map(|share| share.uuid.as_str()).collect();
-    chosen.then(|| OsString::from(list.join(",")))
+fn visible_devices(shares: &Shares) -> OsString {
+    let list: Vec<_> = shares.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+    OsString::from(list.join(","))
 }
 
 /// The directory of the command, and the lock that says that we live.
@@ -140,13 +131,27 @@ impl Container {
     fn make(
         user: &UserDir,
         args: &RunArgs,
-        shares: &[Share],
+        shares: &mut Shares,
         outer: Option<&Outer>,
     ) -> Result<Self, Failure> {
+        // Between the look at what is promised and our own promise nobody may promise anything.
+        let has_floor = shares.gpus.iter().any(|share| share.floor_percent > 0);
+        let board = match has_floor {
+            true => Some(BoardLock::take(user.board())?),
+            false => None,
+        };
         let only_one = user.lock()?;
         only_one.clear_ended()?;
+        let book = board.as_ref().map(Book::read).transpose()?;
+        if let Some(book) = &book {
+            promise(book, shares, outer).map_err(Failure::Usage)?;
+        }
         let (name, instance, lock) = claim(&only_one, args, outer)?;
-        match fill(&instance, shares) {
+        let made = fill(&instance, shares).and_then(|()| match book {
+            Some(book) => book.publish(Uid::effective().as_raw()),
+            None => Ok(()),
+        });
+        match made {
             Ok(()) => Ok(Self {
                 instance,
                 lock,
@@ -174,6 +179,7 @@ impl Container {
             .ok();
             return;
         }
+        let limits = view::read_limits(&self.instance);
         let removed = match user.lock() {
             Ok(only_one) => only_one.remove(self.instance).map_err(anyhow::Error::from),
             Err(error) => Err(error),
@@ -181,7 +187,41 @@ impl Container {
         drop(self.lock);
         // The next run clears it.
         removed.ok();
+        // Read at the end: a floor may have been set meanwhile. A promise whose keeper is gone
+        // counts for nobody, so it is only tidier to take it back.
+        let had_floor =
+            limits.is_ok_and(|limits| limits.devices.iter().any(|device| device.floor_percent > 0));
+        if had_floor && let Ok(board) = BoardLock::take(user.board()) {
+            let owner = Uid::effective().as_raw();
+            Book::read(&board).and_then(|book| book.publish(owner)).ok();
+        }
     }
+}
+
+/// Sees to it that every floor can be kept. One that nobody asked for here, but the container around
+/// has, becomes what is left of that one's.
+fn promise(book: &Book<'_>, shares: &mut Shares, outer: Option<&Outer>) -> Result<(), String> {
+    let inherited = shares.floors_are_inherited;
+    for (index, share) in shares.gpus.iter_mut().enumerate() {
+        if share.floor_percent == 0 {
+            continue;
+        }
+        let around = outer.and_then(|outer| outer.around(&share.uuid, index));
+        let asked = Asked {
+            path: None,
+            outer: outer.and_then(|outer| outer.file.as_deref()),
+            uuid: &share.uuid,
+            number: u64::from(share.index),
+            percent: share.floor_percent,
+            outer_percent: around.map_or(0, |around| around.floor_percent),
+        };
+        if inherited {
+            share.floor_percent = share.floor_percent.min(book.left(&asked));
+        } else {
+            book.check(&asked)?;
+        }
+    }
+    Ok(())
 }
 
 fn claim(
@@ -230,7 +270,7 @@ fn claim(
     )))
 }
 
-fn fill(instance: &Instance, shares: &[Share]) -> anyhow::Result<()> {
+fn fill(instance: &Instance, shares: &Shares) -> anyhow::Result<()> {
     let path = instance.path().display();
     let limits = limits::limits_of(shares)?;
     LimitsFile::create(&instance.steady_path(LIMITS), &limits)

@@ -1,4 +1,4 @@
-//! `vgpu set`: another limit for a container that runs. Owns who may raise what.
+//! `vgpu set`: other limits for a container that runs. Owns who may raise what.
 //!
 //! Never takes memory from a process: a limit below what is used refuses what is new.
 
@@ -8,18 +8,19 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow};
 use supervisor::instance::LIMITS;
 use supervisor::view;
-use vgpu_abi::limits::{Limits, LimitsFile};
+use vgpu_abi::limits::{DeviceLimit, Limits, LimitsFile, Policy};
 use vgpu_abi::size::Size;
 
 use crate::args::SetArgs;
-use crate::board::{self, Found};
-use crate::limits::{self, Outer};
-use crate::values::{GpuMem, GpuRef};
-use crate::{Failure, run};
+use crate::board::{self, BoardLock, Found};
+use crate::floors::{Asked, Book};
+use crate::limits::{self, Given, Outer, Wish};
+use crate::text::asked_text;
+use crate::values::{GpuRef, policy_word};
+use crate::{Failure, mps};
 
 pub(crate) fn run(args: &SetArgs) -> Result<ExitCode, Failure> {
-    run::refuse_compute(&args.compute)?;
-    limits::merge(&args.gpumem).map_err(Failure::Usage)?;
+    let wish = Wish::of(&args.gpumem, &args.compute).map_err(Failure::Usage)?;
     let found = board::find(args.board.board.as_deref(), &args.name)?;
     let ceilings = ceilings(&found)?;
     let gpu_numbers = gpu_numbers(&found);
@@ -27,46 +28,132 @@ pub(crate) fn run(args: &SetArgs) -> Result<ExitCode, Failure> {
     let _checked = found.instance.host_file(LIMITS, true)?;
     let file = LimitsFile::open(&found.instance.steady_path(LIMITS))
         .with_context(|| format!("cannot open the limits of {}", args.name))?;
-    let old = file
-        .read()
-        .with_context(|| format!("cannot read the limits of {}", args.name))?;
-    let new = change(&old, &args.gpumem, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
+    let read = || {
+        file.read()
+            .with_context(|| format!("cannot read the limits of {}", args.name))
+    };
+    let mut old = read()?;
+    let mut new = change(&old, &wish, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
+    // Floors are promised, and taken back, one at a time on the whole board.
+    let has_floor = |limits: &Limits| limits.devices.iter().any(|d| d.floor_percent > 0);
+    let board = match found.instance.path().ancestors().nth(2) {
+        Some(board) if has_floor(&old) || has_floor(&new) => Some(BoardLock::take(board)?),
+        _ => None,
+    };
+    let book = board.as_ref().map(Book::read).transpose()?;
+    if let Some(book) = &book {
+        // Somebody else may have changed them while we waited.
+        old = read()?;
+        new = change(&old, &wish, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
+        promise(book, &found, &old, &new, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
+    }
     file.write(&new)
         .with_context(|| format!("cannot write the limits of {}", args.name))?;
-    let mut out = std::io::stdout();
-    let now = view::read(&found.instance).map_err(|reason| anyhow!(reason))?;
-    for (index, (was, is)) in old.devices.iter().zip(&new.devices).enumerate() {
-        let gpu = gpu_numbers
-            .get(index)
-            .copied()
-            .flatten()
-            .unwrap_or(index as u64);
-        let used = now.devices.get(index).map_or(0, |device| device.used_bytes);
-        write!(
-            out,
-            "{} GPU {gpu}: limit {} -> {}, used {}",
-            found.view.name,
-            limit_text(was.memory_bytes),
-            limit_text(is.memory_bytes),
-            Size(used)
-        )?;
-        if is.memory_bytes != 0 && used > is.memory_bytes {
-            let over = Size(used - is.memory_bytes);
-            write!(
-                out,
-                "; pending-shrink: nothing new until {over} more is free"
-            )?;
-        }
-        writeln!(out)?;
+    if let Some(book) = book {
+        book.publish(found.instance.owner())?;
     }
+    report(&wish, &found, &old, &new, &gpu_numbers)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn limit_text(bytes: u64) -> String {
-    if bytes == 0 {
-        String::from("none")
-    } else {
-        Size(bytes).to_string()
+/// Sees to it that every floor that grows can be kept.
+fn promise(
+    book: &Book<'_>,
+    found: &Found,
+    old: &Limits,
+    new: &Limits,
+    gpu_numbers: &[Option<u64>],
+    ceilings: &[Outer],
+) -> Result<(), String> {
+    let outer = found.view.outer_limits.as_deref().filter(|it| it.exists());
+    let around = ceilings
+        .iter()
+        .find(|ceiling| ceiling.file.as_deref() == outer);
+    for (index, (was, is)) in old.devices.iter().zip(&new.devices).enumerate() {
+        if is.floor_percent <= was.floor_percent {
+            continue;
+        }
+        let uuid = is.uuid.as_str();
+        let around = around.and_then(|around| around.around(uuid, index));
+        book.check(&Asked {
+            path: Some(found.instance.path()),
+            outer,
+            uuid,
+            number: number(gpu_numbers, index),
+            percent: is.floor_percent,
+            outer_percent: around.map_or(0, |around| around.floor_percent),
+        })?;
+    }
+    Ok(())
+}
+
+/// Says what has changed, and what of it does not show yet.
+fn report(
+    wish: &Wish,
+    found: &Found,
+    old: &Limits,
+    new: &Limits,
+    gpu_numbers: &[Option<u64>],
+) -> Result<(), Failure> {
+    let mut out = std::io::stdout();
+    let name = &found.view.name;
+    let of_memory = wish.memory.is_given() || wish.more.is_given();
+    let of_compute = wish.is_of_compute();
+    let now = view::read(&found.instance).map_err(|reason| anyhow!(reason))?;
+    for (index, (was, is)) in old.devices.iter().zip(&new.devices).enumerate() {
+        let gpu = number(gpu_numbers, index);
+        let used = now.devices.get(index).map_or(0, |device| device.used_bytes);
+        if of_memory {
+            write!(
+                out,
+                "{name} GPU {gpu}: limit {} -> {}, used {}",
+                limit_text(was),
+                limit_text(is),
+                Size(used)
+            )?;
+            if is.memory_bytes != 0 && used > is.memory_bytes {
+                let over = Size(used - is.memory_bytes);
+                write!(
+                    out,
+                    "; pending-shrink: nothing new until {over} more is free"
+                )?;
+            }
+            writeln!(out)?;
+        }
+        if of_compute {
+            writeln!(
+                out,
+                "{name} GPU {gpu}: compute {} -> {}",
+                asked_text(old.policy, was.core_percent, was.floor_percent),
+                asked_text(new.policy, is.core_percent, is.floor_percent),
+            )?;
+        }
+    }
+    if wish.priority.is_some() {
+        writeln!(out, "{name}: priority {} -> {}", old.priority, new.priority)?;
+    }
+    if wish.cores.is_given() && mps::is_there() {
+        writeln!(
+            std::io::stderr(),
+            "vgpu set: MPS is running here: programs that have started keep the share of the \
+             multiprocessors that they started with"
+        )
+        .ok();
+    }
+    Ok(())
+}
+
+/// The number of a device's GPU, as `nvidia-smi` counts; else as the container does.
+fn number(gpu_numbers: &[Option<u64>], index: usize) -> u64 {
+    let known = gpu_numbers.get(index).copied().flatten();
+    known.unwrap_or(index as u64)
+}
+
+fn limit_text(limit: &DeviceLimit) -> String {
+    match (limit.memory_bytes, limit.resident_bytes) {
+        (0, _) => String::from("none"),
+        (bytes, 0) => Size(bytes).to_string(),
+        (bytes, resident) => format!("{} ({} of the GPU)", Size(bytes), Size(resident)),
     }
 }
 
@@ -102,72 +189,126 @@ fn gpu_numbers(found: &Found) -> Vec<Option<u64>> {
         .collect()
 }
 
-/// The limits with the change in them.
-fn change(
+/// One flag's values by device of the container; nothing where it leaves one alone.
+fn by_device(
+    given: &Given,
     old: &Limits,
-    memory: &[GpuMem],
     gpu_numbers: &[Option<u64>],
-    ceilings: &[Outer],
-) -> Result<Limits, String> {
-    let limits::Memory { each, by_gpu } = limits::merge(memory)?;
-    let mut new = old.clone();
-    let mut wanted: Vec<Option<u64>> = vec![each; old.devices.len()];
-    for (gpu, bytes) in &by_gpu {
+) -> Result<Vec<Option<u64>>, String> {
+    let mut wanted = vec![given.each; old.devices.len()];
+    for (gpu, amount) in &given.by_gpu {
         let position = old
             .devices
             .iter()
             .enumerate()
             .position(|(index, device)| match gpu {
                 GpuRef::Uuid(uuid) => device.uuid.as_str().starts_with(uuid),
-                GpuRef::Index(number) => {
-                    let known = gpu_numbers.get(index).copied().flatten();
-                    known.unwrap_or(index as u64) == u64::from(*number)
-                }
+                GpuRef::Index(gpu) => number(gpu_numbers, index) == u64::from(*gpu),
             });
         let Some(place) = position.and_then(|index| wanted.get_mut(index)) else {
             let list: Vec<_> = old
                 .devices
                 .iter()
                 .enumerate()
-                .map(|(index, device)| {
-                    let known = gpu_numbers.get(index).copied().flatten();
-                    format!("{} ({})", known.unwrap_or(index as u64), device.uuid)
-                })
+                .map(|(index, device)| format!("{} ({})", number(gpu_numbers, index), device.uuid))
                 .collect();
             return Err(format!(
                 "the container has no GPU {gpu}; it has: {}. A GPU can only be given at the start",
                 list.join(", ")
             ));
         };
-        *place = Some(*bytes);
+        *place = Some(*amount);
     }
-    for (index, (device, wanted)) in new.devices.iter_mut().zip(wanted).enumerate() {
-        let Some(bytes) = wanted else { continue };
-        let number = gpu_numbers
-            .get(index)
-            .copied()
-            .flatten()
-            .unwrap_or(index as u64);
-        if device.physical_bytes != 0 && bytes > device.physical_bytes {
-            return Err(format!(
-                "{} is more than GPU {number} has: {}; give at most that",
-                Size(bytes),
-                Size(device.physical_bytes)
-            ));
-        }
-        for outer in ceilings {
-            let ceiling = outer.ceiling(device.uuid.as_str(), index);
-            if let Some(ceiling) = ceiling.filter(|ceiling| bytes > *ceiling) {
+    Ok(wanted)
+}
+
+/// The policy after the change. One that guarantees nothing takes the floors with it, and a first
+/// cap means what it means at the start.
+fn new_policy(old: &Limits, wish: &Wish) -> Result<Policy, String> {
+    let had_cap = old
+        .devices
+        .iter()
+        .any(|d| limits::cap_of(d.core_percent) != 0);
+    let had_floor = old.devices.iter().any(|d| d.floor_percent != 0);
+    let policy = match wish.policy {
+        Some(policy) => policy,
+        None if wish.floor.is_given() => Policy::Floor,
+        None if wish.cores.is_given() && !had_cap && !had_floor => Policy::Force,
+        None => old.policy,
+    };
+    if wish.policy.is_some() && policy == Policy::Floor && !wish.floor.is_given() && !had_floor {
+        return Err(String::from(
+            "--policy floor guarantees the share that --floor names, and there is none; add \
+             --floor, such as --floor 20",
+        ));
+    }
+    let is_about_nothing =
+        !had_cap && !had_floor && !wish.cores.is_given() && !wish.floor.is_given();
+    if wish.policy.is_some() && is_about_nothing {
+        return Err(format!(
+            "--policy {} says when the cap of --gpucores holds, and the container has none; add \
+             --gpucores, such as --gpucores 30",
+            policy_word(policy)
+        ));
+    }
+    Ok(policy)
+}
+
+/// The limits with the change in them.
+fn change(
+    old: &Limits,
+    wish: &Wish,
+    gpu_numbers: &[Option<u64>],
+    ceilings: &[Outer],
+) -> Result<Limits, String> {
+    let memory = by_device(&wish.memory, old, gpu_numbers)?;
+    let more = by_device(&wish.more, old, gpu_numbers)?;
+    let cores = by_device(&wish.cores, old, gpu_numbers)?;
+    let floor = by_device(&wish.floor, old, gpu_numbers)?;
+    let mut new = old.clone();
+    new.policy = new_policy(old, wish)?;
+    let of = |wanted: &[Option<u64>], index: usize| wanted.get(index).copied().flatten();
+    for (index, (was, device)) in old.devices.iter().zip(&mut new.devices).enumerate() {
+        let number = u32::try_from(number(gpu_numbers, index)).unwrap_or(u32::MAX);
+        if of(&memory, index).is_some() || of(&more, index).is_some() {
+            let resident = limits::resident_of(device);
+            let extra = device.memory_bytes.saturating_sub(resident);
+            let bytes = of(&memory, index).unwrap_or(resident);
+            let extra = of(&more, index).unwrap_or(extra);
+            if bytes == 0 {
                 return Err(format!(
-                    "{} of GPU {number} is more than the {} that the limits around allow ({}); \
-                     inside a container limits can only be lowered",
-                    Size(bytes),
-                    Size(ceiling),
-                    outer.source
+                    "--oversubscribe says how much more than --gpumem the program may have, and \
+                     GPU {number} has no memory limit; add --gpumem, such as --gpumem 4Gi"
                 ));
             }
+            limits::set_memory(device, bytes, extra);
+            limits::check_memory(device, number, None)?;
         }
-        device.memory_bytes = bytes;
+        if let Some(percent) = of(&cores, index) {
+            device.core_percent = limits::cap_of(limits::percent_of(percent));
+        }
+        if new.policy != Policy::Floor {
+            device.floor_percent = 0;
+        }
+        if let Some(percent) = of(&floor, index) {
+            device.floor_percent = limits::percent_of(percent);
+        }
+        limits::check_floor(device, number)?;
+        for outer in ceilings {
+            if let Some(around) = outer.around(device.uuid.as_str(), index) {
+                outer.check_device(around, Some(was), device, number)?;
+            }
+        }
+    }
+    for outer in ceilings.iter().filter(|_| new.policy != old.policy) {
+        let uuids: Vec<_> = new.devices.iter().map(|d| d.uuid.as_str()).collect();
+        outer.check_policy(new.policy, &uuids)?;
+    }
+    if let Some(priority) = wish.priority {
+        for outer in ceilings {
+            outer.check_priority(priority)?;
+        }
+        new.priority = priority;
     }
     Ok(new)
 }

@@ -4,7 +4,10 @@
 
 use std::fmt::Write;
 
+use vgpu_abi::limits::Policy;
 use vgpu_abi::size::Size;
+
+use crate::values::policy_word;
 
 /// Colours of a terminal, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +49,20 @@ pub(crate) fn used_of(used: u64, limit: u64) -> String {
         Size(used).to_string()
     } else {
         format!("{} / {}", Size(used), Size(limit))
+    }
+}
+
+/// What was asked for of a GPU's time: `30% force`, `20-50% floor`, `none`.
+pub(crate) fn asked_text(policy: Policy, cap: u32, floor: u32) -> String {
+    let cap = if cap == 0 || cap >= 100 {
+        None
+    } else {
+        Some(cap)
+    };
+    match (policy, cap) {
+        (Policy::Floor, cap) if floor > 0 => format!("{floor}-{}% floor", cap.unwrap_or(100)),
+        (_, None) => String::from("none"),
+        (policy, Some(cap)) => format!("{cap}% {}", policy_word(policy)),
     }
 }
 

@@ -6,6 +6,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ValueEnum;
+use vgpu_abi::limits::Policy;
 use vgpu_abi::size::{self, Size};
 
 /// A GPU as people name it.
@@ -26,13 +28,50 @@ impl fmt::Display for GpuRef {
     }
 }
 
-/// One `--gpumem`.
+/// One value of a flag that may differ from GPU to GPU: bytes or percent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum GpuMem {
-    /// This many bytes of each GPU.
+pub(crate) enum PerGpu {
+    /// This much of each GPU.
     Each(u64),
-    /// Bytes by GPU.
+    /// So much by GPU.
     By(Vec<(GpuRef, u64)>),
+}
+
+/// Priorities go from 0, the highest, to this one.
+pub(crate) const PRIORITY_MOST: u32 = 1000;
+
+/// When a cap counts, as people name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PolicyName {
+    /// The cap always holds
+    Force,
+    /// The cap holds while another container uses the GPU
+    Default,
+    /// The share of --floor is guaranteed, idle time is lent up to the cap
+    Floor,
+    /// The cap does not count
+    Disable,
+}
+
+impl From<PolicyName> for Policy {
+    fn from(name: PolicyName) -> Self {
+        match name {
+            PolicyName::Force => Self::Force,
+            PolicyName::Default => Self::Default,
+            PolicyName::Floor => Self::Floor,
+            PolicyName::Disable => Self::Disable,
+        }
+    }
+}
+
+/// The word for a policy.
+pub(crate) fn policy_word(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Force => "force",
+        Policy::Default => "default",
+        Policy::Floor => "floor",
+        Policy::Disable => "disable",
+    }
 }
 
 /// A name that is safe as a file's name and on a command line.
@@ -90,17 +129,19 @@ fn limit(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
+/// How a flag's values are written, for a person.
+const SIZES: &str = "one SIZE for every GPU (4Gi), or a list of GPU=SIZE (0=4Gi,1=8Gi)";
+const PERCENTS: &str = "one PERCENT for every GPU (30), or a list of GPU=PERCENT (0=30,1=50)";
+
 fn by_gpu(
     text: &str,
     value: fn(&str) -> Result<u64, String>,
+    accepted: &str,
 ) -> Result<Vec<(GpuRef, u64)>, String> {
     let mut list: Vec<(GpuRef, u64)> = Vec::new();
     for part in text.split(',') {
-        let Some((gpu, bytes)) = part.split_once('=') else {
-            return Err(format!(
-                "{part:?} names no GPU; accepted: one SIZE for every GPU (4Gi), or a list of \
-                 GPU=SIZE (0=4Gi,1=8Gi)"
-            ));
+        let Some((gpu, amount)) = part.split_once('=') else {
+            return Err(format!("{part:?} names no GPU; accepted: {accepted}"));
         };
         let gpu = gpu_ref(gpu)?;
         if list.iter().any(|(known, _)| *known == gpu) {
@@ -108,16 +149,90 @@ fn by_gpu(
                 "GPU {gpu} is named twice in {text:?}; name it once"
             ));
         }
-        list.push((gpu, value(bytes)?));
+        list.push((gpu, value(amount)?));
     }
     Ok(list)
 }
 
-pub(crate) fn gpu_mem(text: &str) -> Result<GpuMem, String> {
+fn per_gpu(
+    text: &str,
+    value: fn(&str) -> Result<u64, String>,
+    accepted: &str,
+) -> Result<PerGpu, String> {
     if text.contains('=') || text.contains(',') {
-        return by_gpu(text, limit).map(GpuMem::By);
+        return by_gpu(text, value, accepted).map(PerGpu::By);
     }
-    limit(text).map(GpuMem::Each)
+    value(text).map(PerGpu::Each)
+}
+
+pub(crate) fn gpu_mem(text: &str) -> Result<PerGpu, String> {
+    per_gpu(text, limit, SIZES)
+}
+
+/// What may be managed memory beside the limit. `none` takes it away again.
+pub(crate) fn oversubscribe(text: &str) -> Result<PerGpu, String> {
+    fn more(text: &str) -> Result<u64, String> {
+        if text.trim() == "none" {
+            return Ok(0);
+        }
+        let bytes = size::parse(text).map_err(|error| error.to_string())?;
+        if bytes == 0 {
+            return Err(format!(
+                "{text:?} adds nothing; give how much more than --gpumem the program may have, \
+                 leave --oversubscribe out, or take it away with: vgpu set NAME --oversubscribe none"
+            ));
+        }
+        Ok(bytes)
+    }
+    per_gpu(text, more, SIZES)
+}
+
+/// A whole number of percent of a GPU's time. `instead` says what somebody means who types 0.
+fn percent(text: &str, instead: &str) -> Result<u64, String> {
+    let accepted = "accepted: a whole number of percent, 1 to 100, such as 30";
+    let number = text.trim();
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if number.is_empty() {
+        return Err(format!("a percentage is missing; {accepted}"));
+    }
+    if let Some(bare) = number.strip_suffix('%').filter(|bare| is_digits(bare)) {
+        return Err(format!(
+            "{text:?} has a percent sign; leave it out: {bare} ({accepted})"
+        ));
+    }
+    if !is_digits(number) {
+        return Err(format!("{text:?} is not a percentage; {accepted}"));
+    }
+    match number.parse::<u64>() {
+        Ok(percent @ 1..=100) => Ok(percent),
+        Ok(0) => Err(format!(
+            "{text:?} is no share at all; {accepted}. {instead}"
+        )),
+        _ => Err(format!("{text:?} is more than the whole GPU; {accepted}")),
+    }
+}
+
+pub(crate) fn gpu_cores(text: &str) -> Result<PerGpu, String> {
+    let cap = |text: &str| percent(text, "To keep a program off a GPU use --gpu; 100 is no cap");
+    per_gpu(text, cap, PERCENTS)
+}
+
+pub(crate) fn floor(text: &str) -> Result<PerGpu, String> {
+    let floor = |text: &str| percent(text, "For no guarantee leave --floor out");
+    per_gpu(text, floor, PERCENTS)
+}
+
+pub(crate) fn priority(text: &str) -> Result<u32, String> {
+    let number = text.trim();
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    let known = if is_number { number.parse().ok() } else { None };
+    match known {
+        Some(priority @ 0..=PRIORITY_MOST) => Ok(priority),
+        _ => Err(format!(
+            "{text:?} is no priority; accepted: a whole number from 0 (the highest) to \
+             {PRIORITY_MOST}"
+        )),
+    }
 }
 
 pub(crate) fn container_name(text: &str) -> Result<ContainerName, String> {
@@ -226,7 +341,7 @@ pub(crate) fn sim_memory(text: &str) -> Result<SimMemory, String> {
         return card(text).map(|bytes| SimMemory(mib(bytes)));
     }
     let mut parts = Vec::new();
-    for (gpu, bytes) in by_gpu(text, card)? {
+    for (gpu, bytes) in by_gpu(text, card, SIZES)? {
         match gpu {
             GpuRef::Index(index) if index < 16 => parts.push(format!("{index}={}", mib(bytes))),
             gpu => {
@@ -318,6 +433,87 @@ mod tests {
                 "0=" => size "" is empty; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
                 "=4Gi" => a GPU is missing; accepted: a number as nvidia-smi shows it (0), or a UUID (GPU-…, MIG-…)
             "#]],
+        );
+    }
+
+    #[test]
+    fn a_share_of_compute_time_is_a_whole_number_of_percent() {
+        check(
+            gpu_cores,
+            &["30", " 30 ", "1", "100", "0=30,1=50", "GPU-ab12=5"],
+            expect![[r#"
+                "30" => Each(30)
+                " 30 " => Each(30)
+                "1" => Each(1)
+                "100" => Each(100)
+                "0=30,1=50" => By([(Index(0), 30), (Index(1), 50)])
+                "GPU-ab12=5" => By([(Uuid("GPU-ab12"), 5)])
+            "#]],
+        );
+        check(
+            gpu_cores,
+            &[
+                "0",
+                "101",
+                "30%",
+                "%",
+                "1 0%",
+                "0.5",
+                "-1",
+                "",
+                "30,50",
+                "0=0",
+                "0=30,0=40",
+                "all",
+            ],
+            expect![[r#"
+                "0" => "0" is no share at all; accepted: a whole number of percent, 1 to 100, such as 30. To keep a program off a GPU use --gpu; 100 is no cap
+                "101" => "101" is more than the whole GPU; accepted: a whole number of percent, 1 to 100, such as 30
+                "30%" => "30%" has a percent sign; leave it out: 30 (accepted: a whole number of percent, 1 to 100, such as 30)
+                "%" => "%" is not a percentage; accepted: a whole number of percent, 1 to 100, such as 30
+                "1 0%" => "1 0%" is not a percentage; accepted: a whole number of percent, 1 to 100, such as 30
+                "0.5" => "0.5" is not a percentage; accepted: a whole number of percent, 1 to 100, such as 30
+                "-1" => "-1" is not a percentage; accepted: a whole number of percent, 1 to 100, such as 30
+                "" => a percentage is missing; accepted: a whole number of percent, 1 to 100, such as 30
+                "30,50" => "30" names no GPU; accepted: one PERCENT for every GPU (30), or a list of GPU=PERCENT (0=30,1=50)
+                "0=0" => "0" is no share at all; accepted: a whole number of percent, 1 to 100, such as 30. To keep a program off a GPU use --gpu; 100 is no cap
+                "0=30,0=40" => GPU 0 is named twice in "0=30,0=40"; name it once
+                "all" => "all" is not a percentage; accepted: a whole number of percent, 1 to 100, such as 30
+            "#]],
+        );
+        check(
+            floor,
+            &["20", "0", "1=0"],
+            expect![[r#"
+            "20" => Each(20)
+            "0" => "0" is no share at all; accepted: a whole number of percent, 1 to 100, such as 30. For no guarantee leave --floor out
+            "1=0" => "0" is no share at all; accepted: a whole number of percent, 1 to 100, such as 30. For no guarantee leave --floor out
+        "#]],
+        );
+        check(
+            priority,
+            &["0", "1000", "1001", "-1", "high", "", "1.0"],
+            expect![[r#"
+            "0" => 0
+            "1000" => 1000
+            "1001" => "1001" is no priority; accepted: a whole number from 0 (the highest) to 1000
+            "-1" => "-1" is no priority; accepted: a whole number from 0 (the highest) to 1000
+            "high" => "high" is no priority; accepted: a whole number from 0 (the highest) to 1000
+            "" => "" is no priority; accepted: a whole number from 0 (the highest) to 1000
+            "1.0" => "1.0" is no priority; accepted: a whole number from 0 (the highest) to 1000
+        "#]],
+        );
+        check(
+            oversubscribe,
+            &["4Gi", "0=4Gi", "none", "0Gi", "4", ""],
+            expect![[r#"
+            "4Gi" => Each(4294967296)
+            "0=4Gi" => By([(Index(0), 4294967296)])
+            "none" => Each(0)
+            "0Gi" => "0Gi" adds nothing; give how much more than --gpumem the program may have, leave --oversubscribe out, or take it away with: vgpu set NAME --oversubscribe none
+            "4" => size "4" has no unit; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
+            "" => size "" is empty; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
+        "#]],
         );
     }
 

@@ -200,37 +200,283 @@ fn a_name_that_is_none_starts_nothing() {
     );
 }
 
+/// What is no whole number of percent.
+const NO_PERCENT: [&str; 34] = [
+    "101",
+    "1000",
+    "65536",
+    "4294967326",
+    "18446744073709551646",
+    "99999999999999999999999",
+    "30%",
+    "30 %",
+    "%",
+    "0.5",
+    "30.0",
+    "30,5",
+    "3e1",
+    "thirty",
+    "half",
+    "all",
+    "max",
+    "none",
+    "force",
+    "30 40",
+    "30;40",
+    "30,40",
+    "30-40",
+    "1/3",
+    "0=",
+    "=30",
+    "0=0",
+    "0=101",
+    "0=30,",
+    "0=30,0=40",
+    "0:30",
+    "x=30",
+    "0=30,1",
+    "2=30",
+];
+
 #[test]
-fn a_compute_limit_is_refused_whatever_it_says() {
-    for flag in ["--gpucores", "--policy", "--floor", "--priority"] {
-        let own = [
-            "1", "10", "30", "50", "100", "101", "30%", "force", "default", "floor", "disable",
-            "high", "low", "0.5", "1,2", "0=30",
-        ];
-        let values: Vec<_> = NONSENSE.into_iter().chain(own).collect();
-        check(
-            &Machine::new(),
-            flag,
-            &values,
-            &["run", "--gpumem", "1Gi"],
-            &["this release limits memory only"],
-        );
+fn a_share_of_compute_time_that_was_not_understood_starts_nothing() {
+    let values: Vec<_> = NONSENSE.into_iter().chain(NO_PERCENT).collect();
+    for flag in ["--gpucores", "--floor"] {
+        let machine = Machine::new();
+        for before in [&["run"][..], &["run", "--gpumem", "1Gi"]] {
+            check(
+                &machine,
+                flag,
+                &values,
+                before,
+                &["accepted:", "name it once", "there are:", "named twice"],
+            );
+        }
     }
+}
+
+#[test]
+fn a_policy_that_is_none_starts_nothing() {
+    let own = [
+        "forced",
+        "forc",
+        "f",
+        "hard",
+        "soft",
+        "strict",
+        "always",
+        "never",
+        "on",
+        "off",
+        "enable",
+        "enabled",
+        "disabled",
+        "none",
+        "auto",
+        "fair",
+        "floors",
+        "default,force",
+        "force=1",
+        "0=force",
+        " force",
+        "force ",
+        "true",
+        "1",
+        "30",
+    ];
+    let values: Vec<_> = NONSENSE.into_iter().chain(own).collect();
+
+    check(
+        &Machine::new(),
+        "--policy",
+        &values,
+        &["run", "--gpucores", "30"],
+        &[
+            "possible values: force, default, floor, disable",
+            "a value is required",
+        ],
+    );
+}
+
+#[test]
+fn a_priority_that_is_none_starts_nothing() {
+    let own = [
+        "1001",
+        "65536",
+        "2147483648",
+        "4294967295",
+        "4294967296",
+        "18446744073709551616",
+        "99999999999999999999999",
+        "-2",
+        "-1000",
+        "1.0",
+        "0.5",
+        "1,2",
+        "0=1",
+        "1 2",
+        "high",
+        "low",
+        "normal",
+        "highest",
+        "1st",
+        "P1",
+        "+1",
+        "1%",
+        "1_0",
+        "١",
+    ];
+    // These are numbers, the highest priority.
+    let values: Vec<_> = NONSENSE
+        .into_iter()
+        .filter(|v| *v != "0" && *v != "00")
+        .chain(own)
+        .collect();
+
+    check(
+        &Machine::new(),
+        "--priority",
+        &values,
+        &["run", "--gpumem", "1Gi"],
+        &["accepted: a whole number from 0 (the highest) to 1000"],
+    );
+}
+
+#[test]
+fn more_memory_than_there_is_that_was_not_understood_starts_nothing() {
+    let own = [
+        "4",
+        "4096",
+        "4g",
+        "4GB",
+        "4GiB",
+        "4Pi",
+        "Gi",
+        "4Gi4",
+        ".5Gi",
+        "4,5Gi",
+        "0Gi",
+        "0.0Gi",
+        "999999999999Ti",
+        "8Ti",
+        "9Ti",
+        "4Gi,",
+        ",4Gi",
+        "4Gi,8Gi",
+        "0=",
+        "=4Gi",
+        "0=4",
+        "0=0Gi",
+        "0=4Gi,0=8Gi",
+        "0:4Gi",
+        "x=4Gi",
+        "2=4Gi",
+        "50%",
+        "all",
+        "max",
+        "unlimited",
+        "none",
+        "0=none",
+        "NONE",
+    ];
+    let values: Vec<_> = NONSENSE.into_iter().chain(own).collect();
+
+    check(
+        &Machine::new(),
+        "--oversubscribe",
+        &values,
+        &["run", "--gpumem", "1Gi"],
+        &[
+            "accepted:",
+            "adds nothing",
+            "give at most",
+            "name it once",
+            "there are:",
+            "leave it out",
+        ],
+    );
+}
+
+#[test]
+fn compute_flags_that_do_not_go_together_start_nothing() {
     let machine = Machine::new();
-    for words in [
-        &["run", "--gpucores", "30", "--gpumem", "1Gi", "--", "true"][..],
-        &["run", "--gpumem", "1Gi", "--gpucores", "--", "true"],
-        &["set", "x", "--gpucores", "30"],
+    let marker = machine.path("started");
+    for (flags, says) in [
+        ("--gpucores", "accepted:"),
+        ("--policy", "a value is required"),
+        ("--floor 20 --policy force", "has no meaning"),
+        ("--floor 20 --policy default", "has no meaning"),
+        ("--floor 20 --policy disable", "has no meaning"),
+        (
+            "--floor 20 --policy DISABLE --gpucores 50",
+            "has no meaning",
+        ),
+        ("--policy floor", "add --floor"),
+        ("--policy floor --gpucores 30", "add --floor"),
+        ("--policy force", "add --gpucores"),
+        ("--policy disable --gpumem 1Gi", "add --gpucores"),
+        ("--policy default --priority 0", "add --gpucores"),
+        (
+            "--policy force --policy force --gpucores 30",
+            "cannot be used multiple times",
+        ),
+        ("--priority 0 --priority 0", "cannot be used multiple times"),
+        ("--gpucores 20 --floor 30", "above its cap of 20 %"),
+        ("--gpucores 30,1=20 --floor 30", "accepted:"),
+        (
+            "--gpucores 30 --gpucores 1=20 --floor 30",
+            "of GPU 1 is above its cap of 20 %",
+        ),
+        ("--gpucores 20 --gpucores 20", "give one of them"),
+        ("--floor 20 --floor 30", "give one of them"),
+        ("--gpucores 0=20 --gpucores 0=30", "name it once"),
+        ("--gpumem 1Gi --gpucores 0=20", "GPU 1 has no compute limit"),
+        (
+            "--gpumem 0=1Gi --gpucores 1=20",
+            "which --gpumem leaves out",
+        ),
+        (
+            "--gpucores 0=20 --floor 1=20",
+            "which --gpucores leaves out",
+        ),
+        ("--gpu 1 --floor 0=20", "which --gpu leaves out"),
+        ("--oversubscribe 1Gi", "there is no --gpumem"),
+        ("--oversubscribe 1Gi --gpucores 30", "there is no --gpumem"),
+        ("--gpumem 17Gi --oversubscribe 1Gi", "more than GPU 0 has"),
     ] {
-        let ended = machine.run(words);
-        assert_eq!(ended.code, Some(2), "{words:?}");
-        assert!(
-            ended
-                .err
-                .contains("is refused: this release limits memory only"),
-            "{}",
-            ended.err
-        );
+        let words: Vec<_> = flags.split(' ').collect();
+        let script = format!("touch {}", marker.display());
+        let words = [&["run"], words.as_slice(), &["--", "sh", "-c", &script]].concat();
+        let ended = machine.run(&words);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{flags}");
+        assert!(ended.err.contains(says), "{flags}: {}", ended.err);
+        assert!(!marker.exists(), "{flags} started the command");
+    }
+    assert_eq!(machine.names(), [""; 0]);
+}
+
+#[test]
+fn set_understands_no_more_than_run_does() {
+    let machine = Machine::new();
+    for (flags, says) in [
+        ("--gpucores 0", "is no share at all"),
+        ("--gpucores 101", "is more than the whole GPU"),
+        ("--gpucores -5", "is not a percentage"),
+        ("--floor 30%", "leave it out: 30"),
+        (
+            "--policy fast",
+            "possible values: force, default, floor, disable",
+        ),
+        ("--priority -1", "accepted: a whole number from 0"),
+        ("--priority 1001", "accepted: a whole number from 0"),
+        ("--floor 20 --policy force", "has no meaning"),
+        ("--oversubscribe 4", "has no unit"),
+        ("--gpucores 20 --gpucores 30", "give one of them"),
+    ] {
+        let words: Vec<_> = flags.split(' ').collect();
+        let ended = machine.run(&[&["set", "x"], words.as_slice()].concat());
+        assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{flags}");
+        assert!(ended.err.contains(says), "{flags}: {}", ended.err);
     }
 }
 
@@ -424,7 +670,7 @@ fn without_a_limit_the_first_thing_that_is_said_is_how_to_give_one() {
     );
 
     assert_eq!(ended.code, Some(2));
-    expect_test::expect!["vgpu run: no limit given; give one, such as --gpumem 4Gi (of every GPU) or --gpumem 0=4Gi,1=8Gi\n"]
+    expect_test::expect!["vgpu run: no limit given; give one, such as --gpumem 4Gi (of every GPU), --gpumem 0=4Gi,1=8Gi or --gpucores 30\n"]
     .assert_eq(&ended.err);
 }
 
@@ -435,7 +681,16 @@ fn words_that_are_not_text_are_refused_where_text_is_meant_and_passed_to_the_com
     let machine = Machine::new();
     let noise = OsStr::from_bytes(b"\xff\xfe");
 
-    for flag in ["--gpumem", "--gpu", "--name"] {
+    for flag in [
+        "--gpumem",
+        "--gpu",
+        "--name",
+        "--gpucores",
+        "--policy",
+        "--floor",
+        "--priority",
+        "--oversubscribe",
+    ] {
         let mut command = machine.vgpu(["run", "--gpumem", "1Gi", flag]);
         let ended = common::ended(command.arg(noise).args(["--", "true"]));
         assert_eq!(ended.code, Some(2), "{flag}: {ended:?}");

@@ -1,0 +1,319 @@
+//! Floors: what is guaranteed of a GPU to all containers of a board together is at most the whole
+//! of it. Owns who is promised what, also by users whose containers we cannot read: each user says
+//! it in a file of the board that all can read.
+//!
+//! Never looks or promises without the board's lock, and never believes a file about anybody but
+//! its owner.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, anyhow, bail};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::signal::kill;
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat};
+use nix::unistd::{Gid, Pid, Uid, UnlinkatFlags, fchown, unlinkat};
+use serde::{Deserialize, Serialize};
+use supervisor::instance::Instance;
+use supervisor::view::{ContainerView, Views};
+
+use crate::board::{self, BoardLock};
+
+/// Larger files are not ours.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// A share of a GPU that somebody is promised.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Promise {
+    /// The container.
+    name: String,
+    gpu_uuid: String,
+    floor_percent: u32,
+    /// Who keeps it: the promise ends with him.
+    runner_pid: u32,
+    runner_start: u64,
+    /// Where that number means something; 0 is not known.
+    pid_namespace: u64,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Promises {
+    version: u32,
+    promises: Vec<Promise>,
+}
+
+/// Everything that is promised on a board at one moment.
+pub(crate) struct Book<'a> {
+    board: &'a BoardLock,
+    views: Views,
+    /// Of users whose containers cannot be read.
+    others: Vec<(u32, Promise)>,
+}
+
+/// What is asked for.
+pub(crate) struct Asked<'a> {
+    /// The container's directory, where it is there already.
+    pub(crate) path: Option<&'a Path>,
+    /// The limits of the container around it.
+    pub(crate) outer: Option<&'a Path>,
+    pub(crate) uuid: &'a str,
+    /// The GPU's number, for a person.
+    pub(crate) number: u64,
+    pub(crate) percent: u32,
+    /// What the container around has, percent.
+    pub(crate) outer_percent: u32,
+}
+
+impl<'a> Book<'a> {
+    /// Reads everything. Whoever holds the lock can go by it until he lets go.
+    pub(crate) fn read(board: &'a BoardLock) -> anyhow::Result<Self> {
+        let views = board::read(Some(board.path()))?;
+        let mut others = Vec::new();
+        for hidden in &views.unreadable {
+            let uid = hidden.file_name().and_then(|name| name.to_str());
+            let Some(uid) = uid.and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            let promises = read_file(board.dir(), uid);
+            let kept = promises.into_iter().filter(is_kept);
+            others.extend(kept.map(|promise| (uid, promise)));
+        }
+        Ok(Self {
+            board,
+            views,
+            others,
+        })
+    }
+
+    /// Who is promised how much, the largest first. Runs inside a container share what that one has,
+    /// so they are counted among each other only.
+    fn holders(&self, asked: &Asked<'_>) -> Vec<(String, u32)> {
+        let me = Uid::effective().as_raw();
+        let title = |owner: u32, name: &str| {
+            if owner == me {
+                name.to_owned()
+            } else {
+                format!("{owner}/{name}")
+            }
+        };
+        let mut holders = Vec::new();
+        for container in &self.views.containers {
+            let around = container.outer_limits.as_deref().filter(|it| it.exists());
+            if asked.path == Some(&container.path) || around != asked.outer {
+                continue;
+            }
+            let percent = floor_of(container, asked.uuid);
+            if percent > 0 && !has_ended(container) {
+                holders.push((title(container.owner, &container.name), percent));
+            }
+        }
+        if asked.outer.is_none() {
+            for (uid, promise) in &self.others {
+                if promise.gpu_uuid == asked.uuid {
+                    holders.push((title(*uid, &promise.name), promise.floor_percent));
+                }
+            }
+        }
+        holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+        holders
+    }
+
+    /// What can still be promised of a GPU, percent.
+    pub(crate) fn left(&self, asked: &Asked<'_>) -> u32 {
+        let holders = self.holders(asked);
+        let promised = holders
+            .iter()
+            .fold(0_u32, |sum, (_, percent)| sum.saturating_add(*percent));
+        whole(asked).saturating_sub(promised)
+    }
+
+    /// Refuses a promise that could not be kept.
+    pub(crate) fn check(&self, asked: &Asked<'_>) -> Result<(), String> {
+        let left = self.left(asked);
+        if asked.percent <= left {
+            return Ok(());
+        }
+        let holders = self.holders(asked);
+        let whole = whole(asked);
+        let of = match asked.outer {
+            Some(_) => format!("of the {whole} % that the container around has"),
+            None => String::from("of the GPU"),
+        };
+        let list: Vec<_> = holders
+            .iter()
+            .map(|(who, percent)| format!("{who} {percent} %"))
+            .collect();
+        let example = holders.first().map_or("NAME", |(who, _)| who.as_str());
+        let what_fits = match left {
+            0 => String::from("Nothing is left to promise"),
+            left => format!("At most --floor {left} fits"),
+        };
+        Err(format!(
+            "--floor {} of GPU {} cannot be kept: {} % {of} are promised to {}. {what_fits}; to \
+             take some back: vgpu set {example} --floor N",
+            asked.percent,
+            asked.number,
+            whole - left,
+            list.join(", "),
+        ))
+    }
+
+    /// Tells the other users what this one's containers are promised, as they stand on disk.
+    pub(crate) fn publish(self, owner: u32) -> anyhow::Result<()> {
+        let views = board::read(Some(self.board.path()))?;
+        let pid_namespace = pid_namespace();
+        let mut promises = Vec::new();
+        for container in &views.containers {
+            let is_part = container.outer_limits.as_deref().is_some_and(Path::exists);
+            if container.owner != owner || is_part {
+                continue;
+            }
+            for device in container.devices.iter().filter(|d| d.floor_percent > 0) {
+                promises.push(Promise {
+                    name: container.name.clone(),
+                    gpu_uuid: device.uuid.clone(),
+                    floor_percent: device.floor_percent,
+                    runner_pid: container.runner_pid,
+                    runner_start: start_time(container.runner_pid),
+                    pid_namespace,
+                });
+            }
+        }
+        write_file(self.board, owner, promises)
+    }
+}
+
+fn whole(asked: &Asked<'_>) -> u32 {
+    match asked.outer {
+        Some(_) => asked.outer_percent,
+        None => 100,
+    }
+}
+
+fn floor_of(container: &ContainerView, uuid: &str) -> u32 {
+    let devices = container.devices.iter().filter(|d| d.uuid == uuid);
+    devices
+        .map(|device| device.floor_percent)
+        .max()
+        .unwrap_or(0)
+}
+
+fn has_ended(container: &ContainerView) -> bool {
+    container.runner_alive == Some(false)
+        && Instance::open(&container.path).is_ok_and(|instance| board::has_ended(&instance))
+}
+
+/// Whether the one who keeps a promise lives.
+fn is_kept(promise: &Promise) -> bool {
+    let here = pid_namespace();
+    if promise.pid_namespace == 0 || here == 0 || promise.pid_namespace != here {
+        // His number means nothing here.
+        return true;
+    }
+    let Ok(pid) = i32::try_from(promise.runner_pid) else {
+        return false;
+    };
+    if kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH) {
+        return false;
+    }
+    let started = start_time(promise.runner_pid);
+    started == 0 || promise.runner_start == 0 || started == promise.runner_start
+}
+
+/// When a process started, in clock ticks since boot; 0 where nobody says.
+fn start_time(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name before it may have anything in it.
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    let field = fields.split_whitespace().nth(19);
+    field.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+fn pid_namespace() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
+}
+
+fn file_name(uid: u32) -> String {
+    format!(".floors-{uid}")
+}
+
+/// What a user says; nothing where there is no file of his own.
+fn read_file(dir: &OwnedFd, uid: u32) -> Vec<Promise> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let Ok(file) = openat(dir, file_name(uid).as_str(), flags, Mode::empty()) else {
+        return Vec::new();
+    };
+    let is_his = fstat(&file).is_ok_and(|stat| {
+        stat.st_uid == uid
+            && SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG
+    });
+    let mut text = Vec::new();
+    let read = File::from(file).take(MOST_BYTES).read_to_end(&mut text);
+    if !is_his || read.is_err() {
+        return Vec::new();
+    }
+    // The first document counts: a shorter one may have been written over a longer one.
+    let mut documents = serde_json::Deserializer::from_slice(&text).into_iter::<Promises>();
+    let found = documents.next().and_then(Result::ok).unwrap_or_default();
+    let mut promises = found.promises;
+    for promise in &mut promises {
+        promise.floor_percent = promise.floor_percent.min(100);
+        promise.name = promise
+            .name
+            .chars()
+            .filter(|c| c.is_ascii_graphic())
+            .take(crate::values::NAME_MOST)
+            .collect();
+    }
+    promises
+}
+
+fn write_file(board: &BoardLock, owner: u32, promises: Vec<Promise>) -> anyhow::Result<()> {
+    let name = file_name(owner);
+    let path = board.path().join(&name);
+    if promises.is_empty() {
+        return match unlinkat(board.dir(), name.as_str(), UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(errno).with_context(|| format!("cannot remove {}", path.display())),
+        };
+    }
+    let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let make = flags | OFlag::O_CREAT | OFlag::O_EXCL;
+    let mode = Mode::from_bits_truncate(0o644);
+    let opened = match openat(board.dir(), name.as_str(), flags, mode) {
+        Err(Errno::ENOENT) => openat(board.dir(), name.as_str(), make, mode),
+        opened => opened,
+    };
+    let file = opened.with_context(|| format!("cannot open {}", path.display()))?;
+    let stat = fstat(&file).with_context(|| format!("cannot look at {}", path.display()))?;
+    let me = Uid::effective();
+    if stat.st_uid != owner {
+        if !me.is_root() || stat.st_uid != 0 || stat.st_size != 0 {
+            bail!(
+                "{} belongs to uid {}, who took the place of uid {owner} on this board; remove it",
+                path.display(),
+                stat.st_uid
+            );
+        }
+        fchown(&file, Some(Uid::from_raw(owner)), None::<Gid>)
+            .with_context(|| format!("cannot give {} away", path.display()))?;
+    }
+    fchmod(&file, mode).with_context(|| format!("cannot open up {}", path.display()))?;
+    let document = Promises {
+        version: 1,
+        promises,
+    };
+    let mut text = serde_json::to_vec(&document).map_err(|error| anyhow!(error))?;
+    text.push(b'\n');
+    let file = File::from(file);
+    file.write_all_at(&text, 0)
+        .and_then(|()| file.set_len(text.len() as u64))
+        .with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,150 @@
+//! Where NVIDIA's MPS stands between programs and a GPU, kernels of several programs run side by
+//! side, and a share of its time is a share of its multiprocessors. Owns how a cap becomes one.
+//!
+//! Never starts or stops MPS, and never gives a program more than its environment says already.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use vgpu_abi::limits::Policy;
+
+use crate::limits::{Shares, cap_of};
+
+/// What MPS reads when a program starts.
+pub(crate) const VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+/// Where its control daemon is, if the environment does not say.
+const USUAL: &str = "/tmp/nvidia-mps";
+
+/// Whether a control daemon of MPS is there.
+pub(crate) fn is_there() -> bool {
+    let named = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").filter(|dir| !dir.is_empty());
+    let dir = named.map_or_else(|| Path::new(USUAL).to_owned(), PathBuf::from);
+    dir.join("control").exists()
+}
+
+/// What the command's environment has to say to MPS, if anything.
+pub(crate) fn variable(shares: &Shares) -> Result<Option<OsString>, String> {
+    if !is_there() {
+        return Ok(None);
+    }
+    decide(shares, std::env::var_os(VARIABLE).as_deref()).map(|it| it.map(OsString::from))
+}
+
+fn decide(shares: &Shares, already: Option<&OsStr>) -> Result<Option<String>, String> {
+    let capped: Vec<_> = shares
+        .gpus
+        .iter()
+        .map(|share| (share.index, cap_of(share.core_percent)))
+        .collect();
+    let Some((_, cap)) = capped.first().copied() else {
+        return Ok(None);
+    };
+    if shares.policy == Policy::Disable || capped.iter().all(|(_, cap)| *cap == 0) {
+        return Ok(None);
+    }
+    let stop = "or stop MPS (echo quit | nvidia-cuda-mps-control)";
+    if shares.policy == Policy::Default {
+        return Err(format!(
+            "--policy default cannot hold under MPS, which is running here: a program's share of \
+             the GPU is fixed when it starts ({VARIABLE}), whoever else is there. Give --policy \
+             force, {stop}"
+        ));
+    }
+    if capped.iter().any(|(_, other)| *other != cap) {
+        let list: Vec<_> = capped
+            .iter()
+            .map(|(index, cap)| match cap {
+                0 => format!("GPU {index} none"),
+                cap => format!("GPU {index} {cap} %"),
+            })
+            .collect();
+        return Err(format!(
+            "the compute limits differ by GPU ({}), and MPS, which is running here, has one share \
+             for all GPUs of a program ({VARIABLE}). Give every GPU the same --gpucores, choose \
+             one with --gpu, {stop}",
+            list.join(", ")
+        ));
+    }
+    let Some(already) = already.filter(|text| !text.is_empty()) else {
+        return Ok(Some(cap.to_string()));
+    };
+    let text = already.to_string_lossy();
+    match text.trim().parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= f64::from(cap) => Ok(None),
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Some(cap.to_string())),
+        _ => Err(format!(
+            "{VARIABLE} in the environment is {text:?}; accepted: a number above 0, at most 100. \
+             Correct it, or unset it"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::Share;
+    use expect_test::{Expect, expect};
+
+    fn check(caps: &[u32], policy: Policy, already: Option<&str>, expected: Expect) {
+        let gpu = |(index, cap): (u32, &u32)| Share {
+            index,
+            uuid: format!("GPU-{index}"),
+            physical_bytes: 16 << 30,
+            bytes: 0,
+            resident_bytes: 0,
+            core_percent: *cap,
+            floor_percent: 0,
+        };
+        let shares = Shares {
+            gpus: (0..).zip(caps).map(gpu).collect(),
+            policy,
+            priority: 1,
+            is_choice: false,
+            floors_are_inherited: false,
+        };
+        let found = match decide(&shares, already.map(OsStr::new)) {
+            Ok(value) => value.unwrap_or_else(|| String::from("-")),
+            Err(error) => error,
+        };
+        expected.assert_eq(&found);
+    }
+
+    #[test]
+    fn a_cap_becomes_a_share_of_the_multiprocessors_and_the_lower_one_stays() {
+        check(&[30], Policy::Force, None, expect!["30"]);
+        check(&[30, 30], Policy::Floor, Some(""), expect!["30"]);
+        check(&[30], Policy::Force, Some("50"), expect!["30"]);
+        check(&[30], Policy::Force, Some("12.5"), expect!["-"]);
+        check(&[0], Policy::Force, None, expect!["-"]);
+        check(&[30], Policy::Disable, None, expect!["-"]);
+        check(&[], Policy::Force, None, expect!["-"]);
+    }
+
+    #[test]
+    fn what_cannot_hold_under_mps_says_why_and_what_to_do() {
+        check(
+            &[30, 50],
+            Policy::Force,
+            None,
+            expect![
+                "the compute limits differ by GPU (GPU 0 30 %, GPU 1 50 %), and MPS, which is running here, has one share for all GPUs of a program (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE). Give every GPU the same --gpucores, choose one with --gpu, or stop MPS (echo quit | nvidia-cuda-mps-control)"
+            ],
+        );
+        check(
+            &[30],
+            Policy::Default,
+            None,
+            expect![
+                "--policy default cannot hold under MPS, which is running here: a program's share of the GPU is fixed when it starts (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), whoever else is there. Give --policy force, or stop MPS (echo quit | nvidia-cuda-mps-control)"
+            ],
+        );
+        check(
+            &[30],
+            Policy::Force,
+            Some("many"),
+            expect![[
+                r#"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in the environment is "many"; accepted: a number above 0, at most 100. Correct it, or unset it"#
+            ]],
+        );
+    }
+}
