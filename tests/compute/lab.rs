@@ -1,0 +1,437 @@
+//! A board whose clock stands still while programs compute, containers on it, and somebody who looks
+//! at every moment that matters: what programs got is known to the nanosecond, on any machine.
+//! Never asserts, and never reads real time.
+
+use std::ffi::OsString;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use cuda_sim::clock::ClockKind;
+use cuda_sim::exec::Exec;
+use cuda_sim::{Board, Config};
+use supervisor::gpu::{Gpu, GpuError, GpuProcess, Gpus, Inventory};
+use vgpu_abi::host::Snapshot;
+use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Policy};
+use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::targets::TargetsFile;
+
+use crate::support::{CARD, CONTEXT, World, compile};
+
+/// A millisecond of the board.
+pub(crate) const MS: u64 = 1_000_000;
+/// A microsecond of the board.
+pub(crate) const US: u64 = 1_000;
+/// How far apart looks are.
+const LOOK_NS: u64 = 5 * MS;
+/// How far apart the beginnings of windows are.
+const STEP_NS: u64 = 10 * MS;
+
+/// What a container may use of the GPU.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Asks {
+    pub(crate) cap: u32,
+    pub(crate) floor: u32,
+    pub(crate) policy: Policy,
+    pub(crate) priority: u32,
+}
+
+impl Asks {
+    /// A hard cap.
+    pub(crate) fn cap(cap: u32) -> Self {
+        Self {
+            cap,
+            policy: Policy::Force,
+            ..Self::default()
+        }
+    }
+
+    /// A guaranteed share.
+    pub(crate) fn floor(floor: u32) -> Self {
+        Self {
+            floor,
+            policy: Policy::Floor,
+            ..Self::default()
+        }
+    }
+
+    /// No limit.
+    pub(crate) fn nothing() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn priority(self, priority: u32) -> Self {
+        Self { priority, ..self }
+    }
+
+    pub(crate) fn policy(self, policy: Policy) -> Self {
+        Self { policy, ..self }
+    }
+
+    fn limits(self, uuid: DeviceUuid) -> Limits {
+        Limits {
+            priority: self.priority,
+            policy: self.policy,
+            devices: vec![DeviceLimit {
+                uuid,
+                core_percent: self.cap,
+                floor_percent: self.floor,
+                physical_bytes: CARD,
+                context_bytes: CONTEXT,
+                ..DeviceLimit::default()
+            }],
+            ..Limits::default()
+        }
+    }
+}
+
+/// A board and everything on it.
+pub(crate) struct Lab {
+    world: World,
+    exec: Exec,
+}
+
+impl Lab {
+    /// One GPU, whose kernels take as long as their names say.
+    pub(crate) fn new() -> Self {
+        Self::with_script("")
+    }
+
+    /// One GPU with a script of kernels and calls.
+    pub(crate) fn with_script(script: &str) -> Self {
+        let config = Config {
+            clock: ClockKind::Lockstep,
+            script: script.to_owned(),
+            ..Config::default()
+        };
+        let world = World::with_board(1, &config);
+        let exec = world.board().exec().unwrap();
+        let mut folders = std::fs::DirBuilder::new();
+        folders.mode(0o755).recursive(true);
+        folders.create(world.path("containers/1000")).unwrap();
+        let options: Vec<OsString> = vec![
+            "-pthread".into(),
+            "-Wno-unused-result".into(),
+            {
+                let mut folder = OsString::from("-L");
+                folder.push(world.path("sim"));
+                folder
+            },
+            "-lcuda".into(),
+        ];
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("compute/launch.c");
+        compile(&source, &world.path("launch"), &options);
+        // Time stands still until somebody watches.
+        exec.clock().expect_threads(u32::MAX);
+        Self { world, exec }
+    }
+
+    /// The board's clock and truth.
+    pub(crate) fn exec(&self) -> &Exec {
+        &self.exec
+    }
+
+    /// Where the containers are.
+    pub(crate) fn containers(&self) -> PathBuf {
+        self.world.path("containers")
+    }
+
+    /// A container's directory, as a runner makes it.
+    pub(crate) fn container(&self, name: &str, asks: Asks) -> Container<'_> {
+        let dir = self.world.path("containers/1000").join(name);
+        std::fs::DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        let uuid = DeviceUuid::new(&self.world.board().uuid(0)).unwrap();
+        LimitsFile::create(&dir.join("limits"), &asks.limits(uuid)).unwrap();
+        drop(TargetsFile::create(&dir.join("targets")).unwrap());
+        let device = RegionDevice {
+            uuid,
+            physical_bytes: CARD,
+        };
+        Region::create(&dir.join("region"), &[device], 0o600).unwrap();
+        Container {
+            lab: self,
+            dir,
+            uuid,
+        }
+    }
+
+    /// A program without the library.
+    pub(crate) fn native(&self, words: &str) -> Program<'_> {
+        self.start(words, None, &[])
+    }
+
+    fn start(&self, words: &str, dir: Option<&Path>, env: &[(&str, &str)]) -> Program<'_> {
+        let mut program = self.world.command(self.world.path("launch"));
+        for word in words.split(' ') {
+            program = program.arg(word);
+        }
+        program = match dir {
+            None => program.native(),
+            Some(dir) => program
+                .env("LD_PRELOAD", library())
+                .env("VGPU_LIMITS", dir.join("limits"))
+                .env("VGPU_REGION", dir.join("region"))
+                .env("VGPU_LOG", dir.join("log"))
+                .env("VGPU_LOG_LEVEL", "info"),
+        };
+        for (name, value) in env {
+            program = program.env(name, value);
+        }
+        // Programs take part in the order in which they are started.
+        let clock = self.exec.clock();
+        let joined = clock.counts().joined;
+        let mut child = program
+            .command()
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        while clock.counts().joined == joined {
+            if let Some(status) = child.try_wait().unwrap() {
+                let output = child.wait_with_output().unwrap();
+                panic!("the program ended at once: {status} {output:?}");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Program {
+            lab: self,
+            child: Some(child),
+        }
+    }
+
+    /// Lets time go on for so long, and looks at what processes use; `at` is called at every look,
+    /// before it.
+    pub(crate) fn watch(
+        &self,
+        ms: u64,
+        groups: &[&[&Program<'_>]],
+        mut at: impl FnMut(u64),
+    ) -> Vec<Curve> {
+        let clock = self.exec.clock();
+        let part = clock.join_thread();
+        clock.expect_threads(0);
+        let start_ns = clock.now();
+        let mut curves = vec![Curve::default(); groups.len()];
+        let looks = ms * MS / LOOK_NS;
+        // A long time is looked at less often.
+        let every = (looks / 20_000).max(1);
+        for look in 0..=looks {
+            let at_ns = look * LOOK_NS;
+            clock.sleep_until(start_ns + at_ns);
+            at(at_ns);
+            if look % every != 0 && look != looks {
+                continue;
+            }
+            let truth = self.exec.truth(0);
+            for (curve, group) in curves.iter_mut().zip(groups) {
+                let busy_ns = truth
+                    .iter()
+                    .filter(|one| group.iter().any(|program| program.pid() == one.pid))
+                    .map(|one| one.busy_ns)
+                    .sum();
+                curve.0.push((at_ns, busy_ns));
+            }
+        }
+        clock.expect_threads(u32::MAX);
+        drop(part);
+        curves
+    }
+
+    /// Whether nothing was waited for that the clock does not know: else times are not exact.
+    pub(crate) fn was_exact(&self) -> bool {
+        let counts = self.exec.clock().counts();
+        (counts.stalls, counts.sleepers) == (0, 0)
+    }
+
+    /// What a host asks about the GPU, with NVML's coarseness.
+    pub(crate) fn gpus(&self) -> BoardGpus<'_> {
+        BoardGpus(self)
+    }
+}
+
+/// The library beside this test, which reads the board's clock; never one that ships.
+fn library() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let file = own.parent().unwrap().join("libvgpu.so");
+    assert!(file.exists(), "{} was not built", file.display());
+    file
+}
+
+/// A container's directory.
+pub(crate) struct Container<'a> {
+    lab: &'a Lab,
+    dir: PathBuf,
+    uuid: DeviceUuid,
+}
+
+impl<'a> Container<'a> {
+    /// Starts a program in it; it stands still until somebody watches.
+    pub(crate) fn start(&self, words: &str) -> Program<'a> {
+        self.lab.start(words, Some(&self.dir), &[])
+    }
+
+    /// The same with a variable.
+    pub(crate) fn start_with(&self, words: &str, env: &[(&str, &str)]) -> Program<'a> {
+        self.lab.start(words, Some(&self.dir), env)
+    }
+
+    /// Gives it other limits, as `vgpu set` does.
+    pub(crate) fn set(&self, asks: Asks) {
+        let file = LimitsFile::open(&self.dir.join("limits")).unwrap();
+        file.write(&asks.limits(self.uuid)).unwrap();
+    }
+
+    /// Its books, as a host reads them.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        vgpu_abi::host::snapshot(&self.dir.join("region")).unwrap()
+    }
+
+    /// What the library wrote to its log.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.join("log")).unwrap_or_default()
+    }
+}
+
+/// A program that was started.
+pub(crate) struct Program<'a> {
+    lab: &'a Lab,
+    child: Option<Child>,
+}
+
+impl Program<'_> {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// Lets time go on until it ends, and says what it printed.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> String {
+        self.lab.exec.clock().expect_threads(0);
+        self.lab.exec.announce();
+        let output = self.child.take().unwrap().wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && said.is_empty(),
+            "{:?}\n{text}\n{said}",
+            output.status
+        );
+        text
+    }
+
+    /// The number after a word that it prints at its end.
+    #[track_caller]
+    pub(crate) fn tells(self, word: &str) -> u64 {
+        let text = self.end();
+        let mut words = text.split_whitespace().skip_while(|found| *found != word);
+        let number = words.nth(1).and_then(|number| number.parse().ok());
+        number.unwrap_or_else(|| panic!("it printed {text:?}"))
+    }
+
+    /// Ends it as the kernel's OOM killer would.
+    pub(crate) fn kill(mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        self.lab.exec.reap();
+    }
+}
+
+impl Drop for Program<'_> {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            drop(child.kill());
+            drop(child.wait());
+        }
+    }
+}
+
+/// GPU time that somebody has used up to each look, nanoseconds.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Curve(Vec<(u64, u64)>);
+
+impl Curve {
+    fn used(&self, at_ns: u64) -> f64 {
+        let after = self.0.partition_point(|(at, _)| *at <= at_ns);
+        let Some(&(before_at, before)) = after.checked_sub(1).and_then(|i| self.0.get(i)) else {
+            return 0.0;
+        };
+        let Some(&(after_at, after)) = self.0.get(after) else {
+            return before as f64;
+        };
+        let part = (at_ns - before_at) as f64 / (after_at - before_at) as f64;
+        before as f64 + part * (after - before) as f64
+    }
+
+    /// GPU time used between two moments, milliseconds.
+    pub(crate) fn used_ms(&self, from_ms: u64, to_ms: u64) -> f64 {
+        (self.used(to_ms * MS) - self.used(from_ms * MS)) / MS as f64
+    }
+
+    /// Percent of the GPU between two moments, milliseconds.
+    pub(crate) fn share(&self, from_ms: u64, to_ms: u64) -> f64 {
+        self.used_ms(from_ms, to_ms) / (to_ms - from_ms) as f64 * 100.0
+    }
+
+    /// The lowest and the highest share of windows so long, between two moments.
+    pub(crate) fn windows(&self, from_ms: u64, to_ms: u64, length_ms: u64) -> (f64, f64) {
+        let (mut low, mut high) = (f64::MAX, f64::MIN);
+        let mut begin_ms = from_ms;
+        while begin_ms + length_ms <= to_ms {
+            let share = self.share(begin_ms, begin_ms + length_ms);
+            (low, high) = (low.min(share), high.max(share));
+            begin_ms += STEP_NS / MS;
+        }
+        (low, high)
+    }
+
+    /// Shares of windows so long, one after another: for whoever reads a failed test.
+    pub(crate) fn shape(&self, to_ms: u64, length_ms: u64) -> String {
+        (0..to_ms / length_ms)
+            .map(|n| format!("{:.0} ", self.share(n * length_ms, (n + 1) * length_ms)))
+            .collect()
+    }
+}
+
+/// The board as NVML tells of it: integer percents of whole sampling periods, late.
+pub(crate) struct BoardGpus<'a>(&'a Lab);
+
+impl Gpus for BoardGpus<'_> {
+    fn inventory(&self) -> Result<Inventory, GpuError> {
+        let board: Board = self.0.world.board();
+        Ok(Inventory {
+            gpus: vec![Gpu {
+                index: 0,
+                uuid: board.uuid(0),
+                name: "simulated".to_owned(),
+                memory_bytes: board.total_bytes(0),
+                used_bytes: board.used_bytes(0),
+                utilization_percent: Some(self.0.exec.device_utilization(0).sm_percent),
+                memory_utilization_percent: None,
+                instances: vec![],
+            }],
+            faults: vec![],
+        })
+    }
+
+    fn processes(&self) -> Result<Vec<GpuProcess>, GpuError> {
+        let board: Board = self.0.world.board();
+        let samples = self.0.exec.process_utilization(0, 0);
+        let each = board.processes(0).into_iter().map(|process| {
+            let newest = samples
+                .iter()
+                .filter(|sample| sample.pid == process.pid)
+                .max_by_key(|sample| sample.time_ns);
+            GpuProcess {
+                uuid: board.uuid(0),
+                pid: process.pid,
+                used_bytes: Some(process.alloc_bytes + process.overhead_bytes),
+                utilization_percent: newest.map(|sample| sample.sm_percent),
+            }
+        });
+        Ok(each.collect())
+    }
+}
+
