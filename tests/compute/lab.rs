@@ -434,4 +434,3 @@ impl Gpus for BoardGpus<'_> {
         Ok(each.collect())
     }
 }
-

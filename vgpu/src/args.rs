@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::bench::args::BenchArgs;
 use crate::values::{self, ContainerName, DriverVersion, GpuRef, PerGpu, PolicyName, SimMemory};
 
 /// Give each program its share of a GPU's memory and time, and no more.
@@ -44,6 +45,8 @@ pub(crate) enum Command {
     Oom(OomArgs),
     /// Run a command on simulated GPUs
     Sim(SimArgs),
+    /// Measure how well limits hold
+    Bench(BenchArgs),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:

@@ -9,6 +9,7 @@
 mod args;
 mod values;
 
+mod bench;
 mod oom;
 mod run;
 mod set;
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Command::Top(args) => ("vgpu top", top::run(&args)),
         Command::Oom(args) => ("vgpu oom", oom::run(&args)),
         Command::Sim(args) => ("vgpu sim", sim::run(&args)),
+        Command::Bench(args) => ("vgpu bench", bench::run(&args)),
         Command::Completions { shell } => ("vgpu completions", completions(shell)),
         Command::Version => ("vgpu version", version()),
     };

@@ -1,0 +1,123 @@
+//! What can be typed after `vgpu bench`.
+//!
+//! Never decides: see the other files of this folder.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Subcommand, ValueEnum};
+
+use crate::args::BoardArg;
+use crate::values;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) what: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Compare the shares that were asked for with those that programs got
+    Accuracy(AccuracyArgs),
+    /// Keep a GPU busy in a known way
+    #[command(hide = true)]
+    Worker(WorkerArgs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  vgpu bench accuracy                          everything: about 8 minutes
+  vgpu bench accuracy --svg accuracy.svg       with a picture of share over time
+  vgpu bench accuracy --workload graphs,small --caps 10,50 --time 3s
+  vgpu sim -- vgpu bench accuracy              on a simulated GPU, whose own word is the truth
+
+Each case runs real kernels under vgpu run, and compares --gpucores with the time that they had
+on the GPU: as the kernels themselves wrote it down, or as the simulated board says. Nothing else
+should use the GPU meanwhile.")]
+pub(crate) struct AccuracyArgs {
+    /// Workloads [default: all]
+    #[arg(long, value_name = "NAME,…", value_enum, value_delimiter = ',')]
+    pub(crate) workload: Vec<WorkloadName>,
+
+    /// Caps, percent [default: 5,10,25,50,75,90]
+    #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) caps: Vec<u32>,
+
+    /// How long each case runs: 500ms, 2s or seconds
+    #[arg(long, default_value = "5s", value_parser = values::interval, allow_hyphen_values = true)]
+    pub(crate) time: Duration,
+
+    /// Which GPU, as nvidia-smi counts
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpu: u32,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Write a picture of share over time, beside the table
+    #[arg(long, value_name = "FILE", value_parser = values::path)]
+    pub(crate) svg: Option<PathBuf>,
+
+    /// The library to preload [default: beside this program, else /usr/local/vgpu]
+    #[arg(long, env = "VGPU_LIBRARY", value_name = "FILE", value_parser = values::path)]
+    pub(crate) library: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) board: BoardArg,
+}
+
+/// A workload by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WorkloadName {
+    /// Kernels of 20 µs
+    Small,
+    /// Kernels of 5 ms
+    Large,
+    /// Kernels of 50 ms
+    VeryLarge,
+    /// Kernels of 1 ms, each waited for
+    Synchronising,
+    /// Graphs of 10 ms
+    Graphs,
+    /// Kernels of 250 µs in four streams
+    Streams,
+    /// Kernels of 1 ms in four processes under one cap
+    Processes,
+    /// Kernels of 20 µs to 5 ms, graphs, waits and pauses, by chance
+    Mixed,
+    /// Kernels of 1 ms in two containers: 10/90, 30/70, 50/50
+    Pairs,
+    /// Kernels of 1 ms, and graphs, while vgpu set changes the cap
+    Change,
+    /// Kernels and pauses that ask for less than the cap: how much slower they are
+    Sparse,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct WorkerArgs {
+    #[arg(long, value_enum)]
+    pub(crate) kind: WorkerKind,
+    #[arg(long, default_value_t = 0)]
+    pub(crate) kernel_ns: u64,
+    #[arg(long, default_value_t = 0)]
+    pub(crate) pause_ns: u64,
+    #[arg(long)]
+    pub(crate) time_ms: u64,
+    #[arg(long, default_value_t = 1)]
+    pub(crate) processes: u32,
+    #[arg(long, default_value_t = 0)]
+    pub(crate) device: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WorkerKind {
+    Kernels,
+    Synchronising,
+    Graphs,
+    Streams,
+    Mixed,
+    Sparse,
+}

@@ -1,0 +1,57 @@
+//! The results as lines of text, printed as they come.
+
+use std::io::Write;
+
+use super::Row;
+
+const NAME: usize = 26;
+
+pub(crate) fn begin(to: &mut impl Write) -> std::io::Result<()> {
+    writeln!(
+        to,
+        "{:NAME$} {:>6} {:>6} {:>12} {:>12} {:>6} {:>10} {:>9} {:>7}",
+        "workload",
+        "asked",
+        "mean",
+        "worst 100 ms",
+        "worst window",
+        "MAE",
+        "overshoot",
+        "reached",
+        "slower"
+    )
+}
+
+pub(crate) fn rows(to: &mut impl Write, rows: &[Row]) -> std::io::Result<()> {
+    for row in rows {
+        let [mean, worst, window, mae, overshoot, reached, slower] = cells(row);
+        writeln!(
+            to,
+            "{:NAME$} {:>5}% {mean:>6} {worst:>12} {window:>12} {mae:>6} {overshoot:>10} \
+             {reached:>9} {slower:>7}",
+            row.workload, row.asked
+        )?;
+    }
+    to.flush()
+}
+
+/// What stands in a row beside its name and what was asked.
+pub(crate) fn cells(row: &Row) -> [String; 7] {
+    let point = |value: f64| format!("{value:.1}");
+    let figure = |of: fn(&super::Figures) -> f64| {
+        row.figures
+            .as_ref()
+            .map_or_else(|| String::from("–"), |figures| point(of(figures)))
+    };
+    [
+        figure(|figures| figures.mean),
+        figure(|figures| figures.worst_100ms),
+        figure(|figures| figures.worst_window),
+        figure(|figures| figures.mae),
+        figure(|figures| figures.overshoot),
+        row.reach_ms
+            .map_or_else(|| String::from("–"), |ms| format!("{ms} ms")),
+        row.slower_percent
+            .map_or_else(|| String::from("–"), |percent| format!("{percent:.2}%")),
+    ]
+}
