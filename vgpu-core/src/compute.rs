@@ -14,7 +14,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use cuda_api::{CuGraphExec, CuLaunchConfig, CuLaunchParams, CuResult, CuStream};
-use vgpu_abi::credit::Compute;
+use vgpu_abi::credit::{Compute, LEASE_NS};
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::Policy;
 use vgpu_abi::targets::Grant;
@@ -506,7 +506,12 @@ fn metered(
             );
         }
     }
-    let left_ns = more_ns.saturating_mul(u64::from(Grant::ONE)) / u64::from(rate.scale);
+    let left_ns = if rate.has_cap() {
+        more_ns.saturating_mul(u64::from(Grant::ONE)) / u64::from(rate.scale)
+    } else {
+        // Measured, and not limited.
+        LEASE_NS
+    };
     if more_ns > 0 {
         guest::watch_thread();
     }
@@ -698,7 +703,6 @@ impl<'a> Wait<'a> {
                     if rate.has_cap() {
                         self.compute.lease(wanted, now_ns, rate.permille)
                     } else {
-                        // Measured, and not limited.
                         Ok(0)
                     }
                 });

@@ -983,6 +983,46 @@ mod tests {
         ),
     ];
 
+    /// Names of the launch class that have no hook.
+    const NO_LAUNCH: [(&str, &[&str]); 3] = [
+        (
+            "a graph is charged when it is launched, whatever it was made of",
+            &[
+                "cuGraphAddKernelNode",
+                "cuGraphAddKernelNode_v2",
+                "cuGraphExecKernelNodeSetParams",
+                "cuGraphExecKernelNodeSetParams_v2",
+            ],
+        ),
+        (
+            "a write into memory takes no time of the multiprocessors and waits for nothing",
+            &[
+                "cuStreamWriteValue32",
+                "cuStreamWriteValue32_ptsz",
+                "cuStreamWriteValue32_v2",
+                "cuStreamWriteValue32_v2_ptsz",
+                "cuStreamWriteValue64",
+                "cuStreamWriteValue64_ptsz",
+                "cuStreamWriteValue64_v2",
+                "cuStreamWriteValue64_v2_ptsz",
+            ],
+        ),
+        (
+            "a stream is known from its first launch on",
+            &["cuGreenCtxStreamCreate"],
+        ),
+    ];
+
+    #[test]
+    fn whatever_launches_has_a_hook_or_a_reason() {
+        let newer = PROC_ADDRESSES.iter().map(|row| &row.symbol);
+        for name in cuda_api::DRIVER_SYMBOLS.iter().chain(newer) {
+            let launches = cuda_api::class_of(name) == Some(cuda_api::Class::Launch);
+            let excused = NO_LAUNCH.iter().any(|(_, names)| names.contains(name));
+            assert_eq!(launches && !cuda::NAMES.contains(name), excused, "{name}");
+        }
+    }
+
     #[test]
     fn whatever_a_memory_limit_is_about_has_a_hook_or_a_reason() {
         use cuda_api::Class::{Alloc, Context, Report};

@@ -42,7 +42,8 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
     loop {
         let is_first = at == 0 || at > now_ns.saturating_add(ANOTHER_CLOCK_NS);
         let earned = if is_first {
-            most_saved_ns(permille)
+            // Half of it to begin with: nobody has saved anything yet.
+            most_saved_ns(permille) / 2
         } else {
             let passed = u128::from(now_ns.saturating_sub(at));
             let earned = passed * u128::from(permille) / 1000;
@@ -67,6 +68,7 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
             Ordering::Relaxed,
         );
         match next {
+            Ok(_) if is_first => return begin(&cells.credit_ns, earned),
             Ok(_) => return earn(&cells.credit_ns, earned, most_saved_ns(permille)),
             Err(seen) => at = seen,
         }
@@ -84,6 +86,14 @@ fn earn(credit: &AtomicU64, ns: u64, most: u64) {
         let old = old.cast_signed();
         (old < most).then(|| old.saturating_add(ns).min(most).cast_unsigned())
     };
+    // Relaxed: a number; nothing else is guarded.
+    let _old = credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+}
+
+/// A new account, or one whose debts are of another clock's time.
+fn begin(credit: &AtomicU64, ns: u64) {
+    let ns = i64::try_from(ns).unwrap_or(i64::MAX);
+    let next = |old: u64| Some(old.cast_signed().max(ns).cast_unsigned());
     // Relaxed: a number; nothing else is guarded.
     let _old = credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
 }

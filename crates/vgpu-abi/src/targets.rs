@@ -51,7 +51,7 @@ impl Grant {
     pub const ONE: u16 = 4096;
 
     fn word(self) -> u32 {
-        u32::from(self.permille.min(1000)) + 1
+        (u32::from(self.permille.min(1000)) + 1)
             | u32::from(self.contended) << 10
             | u32::from(self.measured) << 11
             | u32::from(self.scale) << 16

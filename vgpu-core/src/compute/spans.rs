@@ -235,7 +235,7 @@ impl Spans {
         let Some(stream) = self.streams.get(at) else {
             return false;
         };
-        let Some(_held) = stream.lock.try_hold() else {
+        let Some(_held) = stream.lock.hold_briefly() else {
             return false;
         };
         // SAFETY: under the lock.
@@ -277,7 +277,7 @@ impl Spans {
     /// Puts an event before the launch that comes. `None`: it cannot be measured now.
     pub(crate) fn begin(&self, at: usize) -> Option<Begun> {
         let stream = self.streams.get(at)?;
-        let _held = stream.lock.try_hold()?;
+        let _held = stream.lock.hold_briefly()?;
         // SAFETY: under the lock.
         let inner = unsafe { &mut *stream.inner.get() };
         if inner.count >= MARKS {
