@@ -3,6 +3,14 @@
 //!
 //! Never waits for a container, never writes a region, and never reads a clock by itself.
 
+pub mod shares;
+
+pub mod scale;
+
+pub mod turns;
+
+pub mod device;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! One container as people and metrics see it: limits, labels and region put together. Owns which
-//! of the three is believed in what.
+//! One container as people and metrics see it: limits, labels, targets and region put together. Owns
+//! which of them is believed in what.
 //!
 //! Never fails for all because of one: what cannot be read becomes an entry that says why. Never
 //! lets a text through that could move a terminal's cursor.
@@ -10,10 +10,11 @@ use nix::errno::Errno;
 use vgpu_abi::host::{
     ComputeSnapshot, Counters, DeviceUseSnapshot, OomSnapshot, SlotSnapshot, Snapshot,
 };
-use vgpu_abi::limits::{self, Limits};
+use vgpu_abi::limits::{self, Limits, Policy};
 use vgpu_abi::region::Why;
+use vgpu_abi::targets::{self, Head, Seen};
 
-use crate::instance::{self, Broken, Instance, InstanceError, LIMITS, Labels, REGION};
+use crate::instance::{self, Broken, Instance, InstanceError, LIMITS, Labels, REGION, TARGETS};
 
 /// A container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +48,10 @@ pub struct ContainerView {
     pub limits_generation: u64,
     /// Priority, 0 is the highest.
     pub priority: u32,
+    /// When the compute limits count.
+    pub policy: Policy,
+    /// When the arbiter last wrote what it saw, nanoseconds of the monotonic clock; 0 is never.
+    pub arbiter_at_ns: u64,
     /// Its devices, in the order in which it sees them.
     pub devices: Vec<DeviceView>,
     /// Its living processes that have touched a device.
@@ -108,6 +113,8 @@ pub struct DeviceView {
     pub busy_ns: u64,
     /// What it has launched, living and dead processes together.
     pub compute: ComputeSnapshot,
+    /// What the arbiter saw when it last looked.
+    pub seen: Seen,
     /// Bytes that NVML sees and the region does not.
     pub unaccounted_bytes: u64,
 }
@@ -231,7 +238,20 @@ pub fn read(instance: &Instance) -> Result<ContainerView, String> {
     };
     let snapshot = snapshot(instance)?;
     let runner_alive = (labels.runner_pid != 0).then(|| instance.runner_lives());
-    Ok(compose(instance, &limits, labels, &snapshot, runner_alive))
+    // Without targets nobody arbitrates; that is no reason not to show the rest.
+    let head = instance
+        .host_file(TARGETS, false)
+        .ok()
+        .and_then(|file| targets::read_head(file).ok())
+        .unwrap_or_default();
+    Ok(compose(
+        instance,
+        &limits,
+        labels,
+        &snapshot,
+        &head,
+        runner_alive,
+    ))
 }
 
 /// Reads the limits of an instance, checking first that its owner wrote them.
@@ -261,6 +281,7 @@ fn compose(
     limits: &Limits,
     labels: Labels,
     snapshot: &Snapshot,
+    head: &Head,
     runner_alive: Option<bool>,
 ) -> ContainerView {
     let name = if labels.name.is_empty() {
@@ -291,8 +312,10 @@ fn compose(
         outer_limits: labels.outer_limits,
         limits_generation: limits.generation,
         priority: limits.priority,
+        policy: limits.policy,
+        arbiter_at_ns: head.heartbeat_ns,
         devices: (0..limits.devices.len())
-            .filter_map(|index| device(index, limits, snapshot))
+            .filter_map(|index| device(index, limits, snapshot, head))
             .collect(),
         processes: snapshot
             .slots
@@ -310,7 +333,7 @@ fn compose(
     }
 }
 
-fn device(index: usize, limits: &Limits, snapshot: &Snapshot) -> Option<DeviceView> {
+fn device(index: usize, limits: &Limits, snapshot: &Snapshot, head: &Head) -> Option<DeviceView> {
     let limit = limits.devices.get(index)?;
     let mut sum = DeviceUseSnapshot::default();
     for slot in snapshot.slots.iter().filter(|slot| slot.alive) {
@@ -348,6 +371,7 @@ fn device(index: usize, limits: &Limits, snapshot: &Snapshot) -> Option<DeviceVi
         credit_ns: region.map_or(0, |device| device.credit_ns),
         busy_ns: region.map_or(0, |device| device.busy_ns),
         compute: region.map_or(sum.compute, |device| sum.compute.and(&device.past)),
+        seen: head.seen.get(index).copied().unwrap_or_default(),
         unaccounted_bytes: 0,
     })
 }
@@ -415,7 +439,8 @@ pub(crate) mod tests {
 
     /// A container's view without its files.
     pub(crate) fn view(instance: &Instance, limits: &Limits, region: &Snapshot) -> ContainerView {
-        compose(instance, limits, Labels::default(), region, None)
+        let head = Head::default();
+        compose(instance, limits, Labels::default(), region, &head, None)
     }
 
     #[test]

@@ -1,0 +1,346 @@
+//! One device and the containers on it, from tick to tick: who works, who wants more, what each is
+//! granted. Puts together how time is divided ([`shares`]), what measured time is worth ([`scale`])
+//! and whose turn it is ([`turns`]).
+//!
+//! Values in, values out: never reads a clock, a file or the driver.
+
+use std::collections::HashMap;
+
+use vgpu_abi::limits::Policy;
+use vgpu_abi::targets::{Grant, Seen};
+
+use super::scale::{Meter, ProcessKey, Sample, Work};
+use super::shares::{self, Claim, Share, WHOLE};
+use super::turns::{Contender, Turns};
+
+/// Who did nothing for so long is idle.
+const IDLE_NS: u64 = 150_000_000;
+/// Who was held back within this wants more than he gets.
+const HUNGRY_NS: u64 = 100_000_000;
+/// Work in flight that has not moved for so long is somebody's who forgot it.
+const STALE_NS: u64 = 5_000_000_000;
+/// What somebody uses is judged over this.
+const DEMAND_NS: u64 = 200_000_000;
+/// The span of the throttled share that is shown.
+const SHOWN_NS: u64 = 1_000_000_000;
+
+/// A container on the device, as it was found at a tick.
+#[derive(Debug, Clone)]
+pub struct Tenant {
+    /// Which; never used again for another.
+    pub id: u64,
+    /// When its cap counts.
+    pub policy: Policy,
+    /// 0 is the highest.
+    pub priority: u32,
+    /// The most, thousandths; 1000 is no cap.
+    pub cap: u32,
+    /// What it gets whenever it wants it, thousandths; 0 is none.
+    pub floor: u32,
+    /// Everything that it holds on the device, managed memory too, bytes.
+    pub held_bytes: u64,
+    /// Of that: memory past its share of the device, bytes.
+    pub oversubscribed_bytes: u64,
+    /// Its living processes.
+    pub processes: Vec<Process>,
+}
+
+/// A process, as it was found at a tick.
+#[derive(Debug, Clone, Copy)]
+pub struct Process {
+    /// Slot and generation.
+    pub slot: (usize, u64),
+    /// Process id on the host.
+    pub host_pid: Option<u32>,
+    /// Kernels and graphs launched.
+    pub launches: u64,
+    /// GPU time measured, nanoseconds.
+    pub busy_ns: u64,
+    /// Estimated GPU time in flight, nanoseconds.
+    pub in_flight_ns: u64,
+    /// When it last launched, nanoseconds; 0 where it is not kept.
+    pub last_launch_ns: u64,
+    /// A launch of it waits.
+    pub waiting: bool,
+    /// Time that its launches have waited, nanoseconds.
+    pub throttled_ns: u64,
+}
+
+/// What a container is granted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Which container.
+    pub id: u64,
+    /// By process, in the order in which they were found.
+    pub grants: Vec<Grant>,
+    /// For whoever shows it.
+    pub seen: Seen,
+    /// It works, or waits to.
+    pub active: bool,
+}
+
+/// What is remembered of a container between two ticks.
+#[derive(Debug, Default)]
+struct Known {
+    worked_at_ns: Option<u64>,
+    hungry_at_ns: Option<u64>,
+    throttled: Vec<(u64, u64)>,
+    processes: HashMap<(usize, u64), Moved>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Moved {
+    launches: u64,
+    busy_ns: u64,
+    in_flight_ns: u64,
+    throttled_ns: u64,
+    at_ns: u64,
+}
+
+/// One device.
+#[derive(Debug, Default)]
+pub struct Device {
+    meter: Meter,
+    turns: Turns,
+    known: HashMap<u64, Known>,
+}
+
+impl Device {
+    /// Looks at all containers on the device, and says what each is granted. `samples` is what the
+    /// driver has said since the last tick.
+    pub fn tick(
+        &mut self,
+        now_ns: u64,
+        device_bytes: u64,
+        tenants: &[Tenant],
+        samples: &[Sample],
+    ) -> Vec<Verdict> {
+        let works: Vec<Work> = tenants.iter().flat_map(works).collect();
+        self.meter.look(now_ns, &works);
+        self.meter.told(now_ns, samples);
+        let mut gone = std::mem::take(&mut self.known);
+        for tenant in tenants {
+            let mut known = gone.remove(&tenant.id).unwrap_or_default();
+            known.look(now_ns, tenant);
+            if self.meter.is_saturated(tenant.id) {
+                known.hungry_at_ns = Some(now_ns);
+            }
+            self.known.insert(tenant.id, known);
+        }
+
+        let claims: Vec<Claim> = tenants
+            .iter()
+            .map(|tenant| self.claim(now_ns, tenant))
+            .collect();
+        let shares = shares::divide(&claims);
+        let turn = self.turn(now_ns, device_bytes, tenants, &claims);
+        let each = tenants.iter().zip(&claims).zip(&shares);
+        each.map(|((tenant, claim), share)| self.verdict(now_ns, tenant, claim, share, turn))
+            .collect()
+    }
+
+    fn claim(&self, now_ns: u64, tenant: &Tenant) -> Claim {
+        let known = self.known.get(&tenant.id);
+        let within =
+            |at: Option<u64>, span: u64| at.is_some_and(|at| now_ns.saturating_sub(at) <= span);
+        let hungry = within(known.and_then(|known| known.hungry_at_ns), HUNGRY_NS);
+        let used = |span| {
+            self.meter
+                .used_within(now_ns, tenant.id, span)
+                .unwrap_or(WHOLE)
+        };
+        // What it used just now, or on the whole: rising counts at once, and there is room to rise.
+        let used = used(0).max(used(DEMAND_NS));
+        Claim {
+            policy: tenant.policy,
+            priority: tenant.priority,
+            cap: tenant.cap.clamp(1, WHOLE),
+            floor: tenant.floor.min(WHOLE),
+            active: within(known.and_then(|known| known.worked_at_ns), IDLE_NS),
+            demand: if hungry {
+                WHOLE
+            } else {
+                (used * 5 / 4 + 20).min(WHOLE)
+            },
+        }
+    }
+
+    /// Whose turn it is, where those who oversubscribe have to take turns.
+    fn turn(
+        &mut self,
+        now_ns: u64,
+        device_bytes: u64,
+        tenants: &[Tenant],
+        claims: &[Claim],
+    ) -> Option<u64> {
+        let wanted = tenants
+            .iter()
+            .fold(0_u64, |sum, tenant| sum.saturating_add(tenant.held_bytes));
+        let top = claims
+            .iter()
+            .filter(|claim| claim.active)
+            .map(|claim| claim.priority)
+            .min();
+        let contends = |(tenant, claim): &(&Tenant, &Claim)| {
+            let may_work = Some(claim.priority) == top || claim.floor > 0;
+            claim.active
+                && may_work
+                && tenant.oversubscribed_bytes > 0
+                && claim.policy != Policy::Disable
+        };
+        let contender = |(tenant, claim): (&Tenant, &Claim)| Contender {
+            id: tenant.id,
+            bytes: tenant.held_bytes,
+            weight: if claim.floor > 0 {
+                claim.floor
+            } else {
+                claim.cap
+            },
+            worked_at_ns: self
+                .known
+                .get(&tenant.id)
+                .and_then(|known| known.worked_at_ns)
+                .unwrap_or(0),
+        };
+        let mut contenders: Vec<Contender> = tenants
+            .iter()
+            .zip(claims)
+            .filter(contends)
+            .map(contender)
+            .collect();
+        contenders.sort_by_key(|contender| contender.id);
+        self.turns.tick(now_ns, device_bytes, wanted, &contenders)
+    }
+
+    fn verdict(
+        &self,
+        now_ns: u64,
+        tenant: &Tenant,
+        claim: &Claim,
+        share: &Share,
+        turn: Option<u64>,
+    ) -> Verdict {
+        let takes_turns = tenant.oversubscribed_bytes > 0 && claim.policy != Policy::Disable;
+        let permille = match turn {
+            Some(holder) if takes_turns && holder == tenant.id => claim.cap,
+            // Nobody starts in another's turn, not even with what he may start with.
+            Some(_) if takes_turns => 0,
+            _ => share.permille,
+        };
+        let waits_for_turn = takes_turns && turn.is_some_and(|holder| holder != tenant.id);
+        let grant = |process: &Process| {
+            let (slot, generation) = process.slot;
+            Grant {
+                permille: short(permille),
+                scale: fixed(self.meter.scale(&(tenant.id, slot, generation))),
+                contended: share.contended,
+                measured: share.measured || turn.is_some(),
+            }
+        };
+        let known = self.known.get(&tenant.id);
+        let used = self.meter.used_permille(now_ns, tenant.id);
+        Verdict {
+            id: tenant.id,
+            grants: tenant.processes.iter().map(grant).collect(),
+            seen: Seen {
+                granted_permille: Some(short(permille)),
+                used_permille: used.map(short),
+                throttled_permille: known.map_or(0, |known| known.throttled_permille(now_ns)),
+                contended: share.contended,
+                waits_for_turn,
+            },
+            active: claim.active,
+        }
+    }
+}
+
+fn works(tenant: &Tenant) -> impl Iterator<Item = Work> + '_ {
+    tenant.processes.iter().map(|process| {
+        let (slot, generation) = process.slot;
+        let key: ProcessKey = (tenant.id, slot, generation);
+        Work {
+            key,
+            host_pid: process.host_pid,
+            busy_ns: process.busy_ns,
+        }
+    })
+}
+
+impl Known {
+    fn look(&mut self, now_ns: u64, tenant: &Tenant) {
+        let mut processes = HashMap::with_capacity(tenant.processes.len());
+        let mut throttled_ns = 0_u64;
+        for process in &tenant.processes {
+            let was = self.processes.get(&process.slot);
+            let same = was.filter(|was| {
+                was.launches == process.launches
+                    && was.busy_ns == process.busy_ns
+                    && was.in_flight_ns == process.in_flight_ns
+                    && was.throttled_ns == process.throttled_ns
+            });
+            let moved_at_ns = match (same, was) {
+                (Some(same), _) => same.at_ns,
+                (None, Some(_)) => now_ns,
+                // Met for the first time: by its own word, where it keeps one.
+                (None, None) => process.last_launch_ns.min(now_ns),
+            };
+            let moved = same.is_none() && was.is_some();
+            let in_flight =
+                process.in_flight_ns > 0 && now_ns.saturating_sub(moved_at_ns) <= STALE_NS;
+            if moved || in_flight || process.waiting {
+                self.worked_at_ns = Some(now_ns);
+            } else if was.is_none() && process.last_launch_ns != 0 {
+                self.worked_at_ns = self.worked_at_ns.max(Some(moved_at_ns));
+            }
+            let held = process
+                .throttled_ns
+                .saturating_sub(was.map_or(process.throttled_ns, |was| was.throttled_ns));
+            if process.waiting || held > 0 {
+                self.hungry_at_ns = Some(now_ns);
+            }
+            throttled_ns = throttled_ns.saturating_add(held);
+            processes.insert(
+                process.slot,
+                Moved {
+                    launches: process.launches,
+                    busy_ns: process.busy_ns,
+                    in_flight_ns: process.in_flight_ns,
+                    throttled_ns: process.throttled_ns,
+                    at_ns: moved_at_ns,
+                },
+            );
+        }
+        self.processes = processes;
+        self.throttled
+            .retain(|(at, _)| now_ns.saturating_sub(*at) < SHOWN_NS);
+        if throttled_ns > 0 {
+            self.throttled.push((now_ns, throttled_ns));
+        }
+    }
+
+    fn throttled_permille(&self, now_ns: u64) -> u16 {
+        let recent = self
+            .throttled
+            .iter()
+            .filter(|(at, _)| now_ns.saturating_sub(*at) < SHOWN_NS);
+        let sum = recent.fold(0_u64, |sum, (_, ns)| sum.saturating_add(*ns));
+        u16::try_from((sum.saturating_mul(1000) / SHOWN_NS).min(1000)).unwrap_or(1000)
+    }
+}
+
+fn short(permille: u32) -> u16 {
+    u16::try_from(permille.min(WHOLE)).unwrap_or(1000)
+}
+
+/// A scale as it stands in the file.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a scale lies within its bounds"
+)]
+fn fixed(scale: f64) -> u16 {
+    (scale * f64::from(Grant::ONE)).clamp(1.0, f64::from(u16::MAX)) as u16
+}
+
+#[cfg(test)]
+mod tests;

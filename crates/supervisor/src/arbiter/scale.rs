@@ -1,0 +1,515 @@
+//! What a nanosecond that a container has measured is worth. Two events around a kernel cannot tell
+//! its time from that of another process whose turn came in between; here, outside the tenants, both
+//! are seen. Owns the correction that each process is told to apply to what it measures.
+//!
+//! Two sources, each for what it is good at. From how busy the others are follows at once how much of
+//! a measured time was theirs, if the device serves all that want it in turns: what a process says of
+//! itself has no part in it. The driver's own figures (whole percents, late, sometimes missing) then
+//! correct that model slowly, within bounds, so that a wrong one moves little and a missing one
+//! nothing.
+//!
+//! Never reads a clock or asks the driver.
+
+use std::collections::{HashMap, VecDeque};
+
+/// How fast a process's busy share follows what it does, nanoseconds.
+const FOLLOW_NS: f64 = 400e6;
+/// How long the driver's figures are remembered, nanoseconds.
+const MEMORY_NS: f64 = 3e9;
+/// So much agreement is assumed before the driver has said anything, nanoseconds of GPU time.
+const ASSUMED_NS: f64 = 30e6;
+/// The driver's correction stays within these.
+const LEAST_CORRECTION: f64 = 0.25;
+const MOST_CORRECTION: f64 = 8.0;
+/// And moves by at most this part of itself with each of its samples.
+const CORRECTION_STEP: f64 = 0.1;
+/// The whole scale stays within these.
+const LEAST_SCALE: f64 = 1.0 / 32.0;
+const MOST_SCALE: f64 = 1.25;
+/// A sample speaks of at most so long, and of at least so long, nanoseconds.
+const LONGEST_SAMPLE_NS: u64 = 1_200_000_000;
+const SHORTEST_SAMPLE_NS: u64 = 20_000_000;
+/// Looks that are remembered: four seconds at 50 ms, so that a late sample finds its time.
+const LOOKS: usize = 80;
+/// The span of the share that is shown, nanoseconds.
+const SHOWN_NS: u64 = 1_000_000_000;
+
+/// A process of a container.
+pub type ProcessKey = (u64, usize, u64);
+
+/// What the driver said of one period of a device.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Sample {
+    /// End of the period on the driver's clock, microseconds.
+    pub at_us: u64,
+    /// Percent of the period, by process id on the host.
+    pub processes: Vec<(u32, u32)>,
+    /// Percent of the period that the whole device was busy, where processes are not told apart.
+    pub device: Option<u32>,
+}
+
+/// A process as it was found.
+#[derive(Debug, Clone, Copy)]
+pub struct Work {
+    /// Which.
+    pub key: ProcessKey,
+    /// Its process id on the host.
+    pub host_pid: Option<u32>,
+    /// GPU time that it has measured so far, nanoseconds.
+    pub busy_ns: u64,
+}
+
+#[derive(Debug, Default)]
+struct Process {
+    busy_ns: u64,
+    /// Part of the time that it is busy, as it measures.
+    busy: f64,
+    /// Part of its measured time that is its own, by the model.
+    own: f64,
+    host_pid: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Container {
+    /// What the driver says over what the model says.
+    correction: f64,
+    /// GPU time by the driver and by the model over the same periods, nanoseconds, fading.
+    told: f64,
+    modelled: f64,
+    /// GPU time by the model so far, nanoseconds, and when, newest last.
+    looks: VecDeque<(u64, f64)>,
+    /// The share by the driver, of its last sample, and when it came.
+    last_told: Option<(u64, f64)>,
+}
+
+impl Default for Container {
+    fn default() -> Self {
+        Self {
+            correction: 1.0,
+            told: 0.0,
+            modelled: 0.0,
+            looks: VecDeque::new(),
+            last_told: None,
+        }
+    }
+}
+
+/// The time of one device, by process and container.
+#[derive(Debug, Default)]
+pub struct Meter {
+    looked_at_ns: Option<u64>,
+    processes: HashMap<ProcessKey, Process>,
+    containers: HashMap<u64, Container>,
+    /// From the driver's clock to ours: the least that a sample was late, nanoseconds.
+    offset_ns: Option<i128>,
+    told_until_us: u64,
+}
+
+impl Meter {
+    /// Takes a look at all processes on the device. Who is not named is gone.
+    pub fn look(&mut self, now_ns: u64, found: &[Work]) {
+        let passed = self.looked_at_ns.map(|at| now_ns.saturating_sub(at));
+        if passed == Some(0) {
+            return;
+        }
+        self.looked_at_ns = Some(now_ns);
+        let mut processes = HashMap::with_capacity(found.len());
+        let mut spent = Vec::with_capacity(found.len());
+        for work in found {
+            let known = self.processes.remove(&work.key);
+            let (mut process, spent_ns) = match (known, passed) {
+                (Some(known), Some(passed)) => {
+                    let spent_ns = work.busy_ns.saturating_sub(known.busy_ns);
+                    let part = (real(spent_ns) / real(passed)).min(1.0);
+                    let weight = real(passed) / (FOLLOW_NS + real(passed));
+                    let busy = known.busy + (part - known.busy) * weight;
+                    // What was settled late belongs to more than one look.
+                    let spent_ns = real(spent_ns).min(4.0 * real(passed));
+                    (Process { busy, ..known }, spent_ns)
+                }
+                // The first look: what it did before is not known.
+                _ => (Process::default(), 0.0),
+            };
+            process.busy_ns = work.busy_ns;
+            process.host_pid = work.host_pid;
+            spent.push(spent_ns);
+            processes.insert(work.key, process);
+        }
+        self.processes = processes;
+        self.model();
+
+        for work in found {
+            self.containers.entry(work.key.0).or_default();
+        }
+        let mut own_ns: HashMap<u64, f64> = HashMap::new();
+        for (work, spent_ns) in found.iter().zip(spent) {
+            let own = self.processes.get(&work.key).map_or(1.0, |p| p.own);
+            *own_ns.entry(work.key.0).or_default() += spent_ns * own;
+        }
+        self.containers.retain(|id, container| {
+            let own_ns = own_ns.get(id).copied();
+            let sum = container.looks.back().map_or(0.0, |(_, sum)| *sum);
+            container
+                .looks
+                .push_back((now_ns, sum + own_ns.unwrap_or(0.0)));
+            while container.looks.len() > LOOKS {
+                container.looks.pop_front();
+            }
+            own_ns.is_some()
+        });
+    }
+
+    /// How much of what each process measures is its own, if the device serves all that want it in
+    /// turns of the same length, and each is busy independently of the others: the mean of one over
+    /// one more than the number of others that are busy at a time. That mean is an integral over a
+    /// product of all the others' parts, and a few points give it exactly for up to sixteen.
+    fn model(&mut self) {
+        // Gauss-Legendre on 0..1.
+        const POINTS: [(f64, f64); 8] = [
+            (0.019_855_071_751_231_9, 0.050_614_268_145_188_1),
+            (0.101_666_761_293_186_6, 0.111_190_517_226_687_2),
+            (0.237_233_795_041_835_5, 0.156_853_322_938_943_6),
+            (0.408_282_678_752_175_1, 0.181_341_891_689_180_9),
+            (0.591_717_321_247_824_9, 0.181_341_891_689_180_9),
+            (0.762_766_204_958_164_5, 0.156_853_322_938_943_6),
+            (0.898_333_238_706_813_4, 0.111_190_517_226_687_2),
+            (0.980_144_928_248_768_1, 0.050_614_268_145_188_1),
+        ];
+        let factor = |busy: f64, point: f64| 1.0 - busy.min(1.0) * (1.0 - point);
+        let all = POINTS.map(|(point, weight)| {
+            let product: f64 = self
+                .processes
+                .values()
+                .map(|p| factor(p.busy, point))
+                .product();
+            (point, weight, product)
+        });
+        for process in self.processes.values_mut() {
+            let without = |(point, weight, product): &(f64, f64, f64)| {
+                weight * product / factor(process.busy, *point).max(1e-9)
+            };
+            process.own = all.iter().map(without).sum::<f64>().clamp(0.0, 1.0);
+        }
+    }
+
+    /// Takes what the driver says. A sample that was taken before counts once.
+    pub fn told(&mut self, now_ns: u64, samples: &[Sample]) {
+        let mut samples: Vec<&Sample> = samples
+            .iter()
+            .filter(|sample| sample.at_us > self.told_until_us)
+            .collect();
+        samples.sort_by_key(|sample| sample.at_us);
+        for sample in samples {
+            let at_ns = i128::from(sample.at_us) * 1000;
+            let late = i128::from(now_ns) - at_ns;
+            // Clocks drift apart: what was the least an hour ago is not for ever.
+            let offset = self.offset_ns.map_or(late, |least| late.min(least + 5_000));
+            self.offset_ns = Some(offset);
+            let since_last = (sample.at_us - self.told_until_us).saturating_mul(1000);
+            let is_first = self.told_until_us == 0;
+            self.told_until_us = sample.at_us;
+            if is_first {
+                continue;
+            }
+            let period_ns = since_last.clamp(SHORTEST_SAMPLE_NS, LONGEST_SAMPLE_NS);
+            let until_ns = u64::try_from(at_ns + offset).unwrap_or(now_ns);
+            self.compare(now_ns, sample, until_ns.saturating_sub(period_ns), until_ns);
+        }
+    }
+
+    fn compare(&mut self, now_ns: u64, sample: &Sample, from_ns: u64, until_ns: u64) {
+        let period = real(until_ns.saturating_sub(from_ns));
+        let sum: u32 = sample
+            .processes
+            .iter()
+            .fold(0, |sum, (_, percent)| sum.saturating_add(*percent));
+        // More than the whole device is nonsense, of which at most the proportions are true.
+        let unit = 1.0 / f64::from(sum.max(100));
+        let mut told: HashMap<u64, f64> = HashMap::new();
+        for (pid, percent) in &sample.processes {
+            let whose = self
+                .processes
+                .iter()
+                .find(|(_, p)| p.host_pid == Some(*pid));
+            if let Some((key, _)) = whose {
+                *told.entry(key.0).or_default() += f64::from(*percent) * unit * period;
+            }
+        }
+        if let (Some(percent), true) = (sample.device, sample.processes.is_empty()) {
+            // What the driver does not tell apart corrects all alike.
+            let total = f64::from(percent.min(100)) / 100.0 * period;
+            let modelled = self
+                .containers
+                .values()
+                .map(|c| c.between(from_ns, until_ns));
+            let modelled: f64 = modelled.sum();
+            for (id, container) in &self.containers {
+                let part = container.between(from_ns, until_ns) / modelled.max(1.0);
+                told.insert(*id, total * part);
+            }
+        }
+        for (id, told_ns) in told {
+            let Some(container) = self.containers.get_mut(&id) else {
+                continue;
+            };
+            container.last_told = Some((now_ns, told_ns / period.max(1.0)));
+            container.correct(told_ns, from_ns, until_ns);
+        }
+    }
+
+    /// What a nanosecond that this process has measured counts for.
+    #[must_use]
+    pub fn scale(&self, key: &ProcessKey) -> f64 {
+        let own = self.processes.get(key).map_or(1.0, |process| process.own);
+        (own * self.correction(key.0)).clamp(LEAST_SCALE, MOST_SCALE)
+    }
+
+    fn correction(&self, id: u64) -> f64 {
+        self.containers
+            .get(&id)
+            .map_or(1.0, |container| container.correction)
+    }
+
+    /// The share of the device that a container used in the last second, thousandths; nothing before
+    /// there is something to go by.
+    #[must_use]
+    pub fn used_permille(&self, now_ns: u64, id: u64) -> Option<u32> {
+        self.used_within(now_ns, id, SHOWN_NS)
+    }
+
+    /// The same over the time since `span_ns` ago, or the last look but one.
+    #[must_use]
+    pub fn used_within(&self, now_ns: u64, id: u64, span_ns: u64) -> Option<u32> {
+        let container = self.containers.get(&id)?;
+        let (newest_ns, newest) = container.looks.back()?;
+        let from_ns = now_ns.saturating_sub(span_ns);
+        let earlier = container.looks.iter().rev().skip(1);
+        let mut oldest = None;
+        for look in earlier {
+            oldest = Some(look);
+            if look.0 <= from_ns {
+                break;
+            }
+        }
+        let (oldest_ns, oldest) = oldest?;
+        let passed = real(newest_ns.saturating_sub(*oldest_ns)).max(1.0);
+        let own = (newest - oldest) / passed * container.correction;
+        // Work that nobody measures is known to the driver alone.
+        let told = container
+            .last_told
+            .filter(|(at, _)| now_ns.saturating_sub(*at) < 2 * SHOWN_NS);
+        let share = if own > 0.0 {
+            own
+        } else {
+            told.map_or(0.0, |(_, share)| share)
+        };
+        Some(whole(share.clamp(0.0, 1.0) * 1000.0))
+    }
+
+    /// Whether a process of the container is busy nearly all the time, as it measures.
+    #[must_use]
+    pub fn is_saturated(&self, id: u64) -> bool {
+        self.processes
+            .iter()
+            .any(|(key, process)| key.0 == id && process.busy > 0.9)
+    }
+}
+
+impl Container {
+    /// GPU time by the model between two moments, nanoseconds.
+    fn between(&self, from_ns: u64, until_ns: u64) -> f64 {
+        let at = |ns: u64| {
+            let after = self.looks.iter().position(|(at, _)| *at >= ns);
+            let Some(after) = after else {
+                return self.looks.back().map_or(0.0, |(_, sum)| *sum);
+            };
+            let (next_ns, next) = self.looks.get(after).copied().unwrap_or_default();
+            let Some((last_ns, last)) = after
+                .checked_sub(1)
+                .and_then(|i| self.looks.get(i))
+                .copied()
+            else {
+                return next;
+            };
+            let part =
+                real(ns.saturating_sub(last_ns)) / real(next_ns.saturating_sub(last_ns).max(1));
+            last + (next - last) * part
+        };
+        (at(until_ns) - at(from_ns)).max(0.0)
+    }
+
+    fn correct(&mut self, told_ns: f64, from_ns: u64, until_ns: u64) {
+        let modelled_ns = self.between(from_ns, until_ns);
+        let period = real(until_ns.saturating_sub(from_ns));
+        // Nothing measured: there is nothing to correct, and no figure to correct it by.
+        if modelled_ns <= 0.0 {
+            return;
+        }
+        let fade = MEMORY_NS / (MEMORY_NS + period);
+        self.told = self.told * fade + told_ns;
+        self.modelled = self.modelled * fade + modelled_ns;
+        let goal = (self.told + ASSUMED_NS) / (self.modelled + ASSUMED_NS);
+        let goal = goal.clamp(LEAST_CORRECTION, MOST_CORRECTION);
+        let step = self.correction * CORRECTION_STEP;
+        self.correction += (goal - self.correction).clamp(-step, step);
+    }
+}
+
+/// Times are far below what a `f64` holds exactly.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "52 bits of nanoseconds are 52 days, and a span is seconds"
+)]
+fn real(ns: u64) -> f64 {
+    ns as f64
+}
+
+/// A number that was clamped before.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it is within 0..=1000"
+)]
+fn whole(number: f64) -> u32 {
+    number as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn work(id: u64, busy_ns: u64) -> Work {
+        Work {
+            key: (id, 0, 1),
+            host_pid: Some(u32::try_from(id).unwrap()),
+            busy_ns,
+        }
+    }
+
+    /// Looks every 50 ms for so long at processes that are busy so much of the time (percent).
+    fn looked(meter: &mut Meter, from_ms: u64, ms: u64, busy: &[u64]) {
+        for now in (from_ms..=from_ms + ms).step_by(50) {
+            let list: Vec<Work> = busy
+                .iter()
+                .enumerate()
+                .map(|(id, percent)| work(id as u64 + 1, now * MS * percent / 100))
+                .collect();
+            meter.look(now * MS, &list);
+        }
+    }
+
+    fn scales(meter: &Meter, count: u64) -> Vec<u32> {
+        (1..=count)
+            .map(|id| whole(meter.scale(&(id, 0, 1)) * 100.0 + 0.5))
+            .collect()
+    }
+
+    #[test]
+    fn alone_a_measured_time_is_ones_own() {
+        let mut meter = Meter::default();
+        looked(&mut meter, 50, 5_000, &[100, 0]);
+
+        assert_eq!(scales(&meter, 1), [100]);
+        assert!(meter.used_permille(5_050 * MS, 1) >= Some(999));
+        assert_eq!(meter.used_permille(5_050 * MS, 2), Some(0));
+    }
+
+    #[test]
+    fn beside_others_that_are_always_busy_it_is_a_part() {
+        let mut meter = Meter::default();
+        looked(&mut meter, 50, 10_000, &[100, 100]);
+        let two = scales(&meter, 2);
+        let mut meter = Meter::default();
+        looked(&mut meter, 50, 10_000, &[60, 100, 100, 100]);
+        let four = scales(&meter, 4);
+
+        assert_eq!(two, [50, 50]);
+        assert_eq!(four, [25, 28, 28, 28]);
+    }
+
+    #[test]
+    fn the_driver_corrects_the_model_slowly_and_within_bounds() {
+        // Kernels shorter than a turn: nothing of what they measure is somebody else's.
+        let mut meter = Meter::default();
+        let mut at = Vec::new();
+        looked(&mut meter, 50, 4_900, &[50, 50]);
+        for period in 20..=80 {
+            looked(&mut meter, period * 250, 200, &[50, 50]);
+            let processes = vec![(1, 50), (2, 50)];
+            let sample = Sample {
+                at_us: period * 250_000,
+                processes,
+                device: None,
+            };
+            meter.told((period * 250 + 200) * MS, &[sample]);
+            at.push(scales(&meter, 1)[0]);
+        }
+
+        assert_eq!(at[0], 75, "by the model a third is the other's at most");
+        assert!(at[1] < 90, "{at:?}");
+        assert!(*at.last().unwrap() >= 97, "{at:?}");
+    }
+
+    #[test]
+    fn the_device_as_a_whole_corrects_all_alike() {
+        let mut meter = Meter::default();
+        for period in 1..=60 {
+            looked(&mut meter, period * 250, 200, &[50, 50]);
+            let sample = Sample {
+                at_us: period * 250_000,
+                processes: Vec::new(),
+                device: Some(100),
+            };
+            meter.told((period * 250 + 200) * MS, &[sample]);
+        }
+
+        assert!(
+            scales(&meter, 2).iter().all(|scale| *scale >= 97),
+            "{:?}",
+            scales(&meter, 2)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_sample_however_wrong_makes_a_scale_run_away(
+            samples in proptest::collection::vec(
+                (any::<bool>(), 0..2_000_u64, proptest::collection::vec((0..4_u32, any::<u32>()), 0..4), proptest::option::of(any::<u32>())),
+                1..80,
+            ),
+            busy in proptest::collection::vec(0..=100_u64, 3),
+        ) {
+            let mut meter = Meter::default();
+            let mut last = [1.0_f64; 3];
+            for (period, (missing, late, processes, device)) in samples.into_iter().enumerate() {
+                let period = period as u64 + 10;
+                looked(&mut meter, period * 250, 200, &busy);
+                let before = [1, 2, 3].map(|id| meter.correction(id));
+                if !missing {
+                    let at_us = (period * 250).saturating_sub(late) * 1000;
+                    meter.told((period * 250 + 200) * MS, &[Sample { at_us, processes, device }]);
+                }
+                for ((id, before), last) in [1, 2, 3].into_iter().zip(before).zip(&mut last) {
+                    let scale = meter.scale(&(id, 0, 1));
+                    prop_assert!((LEAST_SCALE..=MOST_SCALE).contains(&scale), "{scale}");
+                    let step = (meter.correction(id) - before).abs();
+                    prop_assert!(step <= before * CORRECTION_STEP + 1e-9, "{step}");
+                    prop_assert!((LEAST_CORRECTION..=MOST_CORRECTION).contains(&meter.correction(id)));
+                    *last = scale;
+                }
+            }
+        }
+
+        #[test]
+        fn what_a_process_says_of_itself_is_no_part_of_its_own_scale(own in 0..=100_u64, other in 0..=100_u64) {
+            let (mut one, mut two) = (Meter::default(), Meter::default());
+            looked(&mut one, 50, 3_000, &[own, other]);
+            looked(&mut two, 50, 3_000, &[100 - own, other]);
+
+            prop_assert_eq!(scales(&one, 1), scales(&two, 1));
+        }
+    }
+}

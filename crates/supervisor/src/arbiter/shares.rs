@@ -1,0 +1,488 @@
+//! How the time of one device is divided: claims in, shares out. Owns what caps, floors, policies
+//! and priorities mean when several containers want the same device.
+//!
+//! Never remembers anything, never reads a clock or a file.
+
+use vgpu_abi::limits::Policy;
+
+/// All of a device's time, in the unit of every share here.
+pub const WHOLE: u32 = 1000;
+/// A container without a floor counts for at least this much where idle time is lent.
+const LEAST_WEIGHT: u32 = 10;
+
+/// What one container may have of a device, and what it wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// When its cap counts.
+    pub policy: Policy,
+    /// 0 is the highest.
+    pub priority: u32,
+    /// The most, thousandths; [`WHOLE`] is no cap.
+    pub cap: u32,
+    /// What it gets whenever it wants it, thousandths; 0 is none.
+    pub floor: u32,
+    /// It works, or waits to.
+    pub active: bool,
+    /// What it would use if it were let, thousandths; [`WHOLE`] where it wants more than it gets.
+    pub demand: u32,
+}
+
+/// What one container gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Thousandths; 0: it waits.
+    pub permille: u32,
+    /// Another container works on the device.
+    pub contended: bool,
+    /// What it does is to be measured, because others depend on knowing it.
+    pub measured: bool,
+}
+
+/// Divides a device's time.
+///
+/// * A cap is never passed: always under `force` and `floor`, while another container works under
+///   `default`.
+/// * A floor is never missed, whatever the priority.
+/// * While a container of a higher priority works, a lower one gets its floor and nothing else.
+/// * Where floors count, the rest is lent in proportion to them, first to those who want more than
+///   they have; what somebody does not use of his floor is lent too. A container without a floor
+///   counts for its part of what no floor promises.
+/// * Who is idle, or does not use what he has, is told a share that he may start with at once.
+///
+/// The shares of those who want more than they get and what the others use add up to the whole
+/// device, not more, wherever a floor counts. Where none does, nothing needs room, and each has its
+/// cap.
+#[must_use]
+pub fn divide(claims: &[Claim]) -> Vec<Share> {
+    let working = claims.iter().filter(|claim| claim.active).count();
+    let top = claims.iter().filter(|c| c.active).map(|c| c.priority).min();
+    let floors = floors(claims);
+    let contends = |claim: &Claim| claim.active && claim.policy != Policy::Disable;
+    let seats: Vec<Seat> = claims
+        .iter()
+        .zip(&floors)
+        .map(|(claim, floor)| Seat {
+            floor: *floor,
+            cap: match claim.policy {
+                Policy::Disable => WHOLE,
+                Policy::Default if working == usize::from(claim.active) => WHOLE,
+                _ => claim.cap.clamp(1, WHOLE).max(*floor),
+            },
+            demand: claim.demand.min(WHOLE),
+            at_top: contends(claim) && Some(claim.priority) == top,
+        })
+        .collect();
+    let in_play = claims
+        .iter()
+        .zip(&seats)
+        .any(|(claim, seat)| contends(claim) && seat.floor > 0);
+    let lower = claims
+        .iter()
+        .zip(&seats)
+        .filter(|(c, seat)| contends(c) && !seat.at_top);
+    let reserved: u32 = lower.map(|(_, seat)| seat.floor.min(seat.demand)).sum();
+    let budget = WHOLE.saturating_sub(reserved);
+    let lent = lend(&seats, budget, |seat| seat.demand);
+    let fair = lend(&seats, budget, |_| WHOLE);
+    let guest = Guest::beside(&seats, budget);
+
+    let share = |(index, (claim, seat)): (usize, (&Claim, &Seat))| {
+        let permille = if claim.policy == Policy::Disable {
+            WHOLE
+        } else if top.is_some_and(|top| claim.priority > top) {
+            seat.floor
+        } else if !in_play {
+            seat.cap
+        } else if seat.at_top {
+            let lent = lent.get(index).copied().unwrap_or(0);
+            let fair = fair.get(index).copied().unwrap_or(0);
+            lent.max(fair).max(seat.floor)
+        } else if top == Some(claim.priority) {
+            guest.share(seat)
+        } else {
+            seat.cap
+        };
+        let needs_to_know = |(other, that): (usize, &Claim)| {
+            let that_counts = that.policy != Policy::Disable;
+            let limited = that.floor > 0 || that.cap < WHOLE || that.priority < claim.priority;
+            other != index && that_counts && limited
+        };
+        Share {
+            permille,
+            contended: working > usize::from(claim.active),
+            measured: claims.iter().enumerate().any(needs_to_know),
+        }
+    };
+    claims.iter().zip(&seats).enumerate().map(share).collect()
+}
+
+/// Floors as they can be kept: no floor above the cap, and all together not above the device.
+fn floors(claims: &[Claim]) -> Vec<u32> {
+    let floor = |claim: &Claim| match claim.policy {
+        Policy::Disable => 0,
+        _ => claim.floor.min(claim.cap).min(WHOLE),
+    };
+    let sum: u32 = claims.iter().map(floor).sum();
+    let kept = |claim: &Claim| match floor(claim) {
+        floor if sum > WHOLE => floor * WHOLE / sum,
+        floor => floor,
+    };
+    claims.iter().map(kept).collect()
+}
+
+/// A claim as it counts at the moment.
+struct Seat {
+    floor: u32,
+    cap: u32,
+    demand: u32,
+    /// Active, and nobody of a higher priority is.
+    at_top: bool,
+}
+
+/// Those at the top share the budget: floors first, then by weight up to what each wants, then by
+/// weight up to the caps.
+fn lend(seats: &[Seat], budget: u32, demand: impl Fn(&Seat) -> u32) -> Vec<u32> {
+    let weights = weights(seats);
+    let mut shares: Vec<u32> = seats
+        .iter()
+        .map(|seat| {
+            if seat.at_top {
+                seat.floor.min(demand(seat))
+            } else {
+                0
+            }
+        })
+        .collect();
+    for wanted in [true, false] {
+        let limit = |seat: &Seat| {
+            if wanted {
+                seat.cap.min(demand(seat))
+            } else {
+                seat.cap
+            }
+        };
+        let limits = seats
+            .iter()
+            .map(|seat| if seat.at_top { limit(seat) } else { 0 });
+        fill(&mut shares, &weights, &limits.collect::<Vec<_>>(), budget);
+    }
+    shares
+}
+
+/// By floor; those without one share what no floor promises.
+fn weights(seats: &[Seat]) -> Vec<u32> {
+    let at_top = || seats.iter().filter(|seat| seat.at_top);
+    let promised: u32 = at_top().map(|seat| seat.floor).sum();
+    let without = at_top().filter(|seat| seat.floor == 0).count();
+    let without = u32::try_from(without).unwrap_or(WHOLE).max(1);
+    let rest = (WHOLE.saturating_sub(promised) / without).max(LEAST_WEIGHT);
+    let weight = |seat: &Seat| if seat.floor > 0 { seat.floor } else { rest };
+    seats.iter().map(weight).collect()
+}
+
+/// Raises shares by weight, none above its limit, until the budget is used or all are at their
+/// limits.
+fn fill(shares: &mut [u32], weights: &[u32], limits: &[u32], budget: u32) {
+    let mut left = budget.saturating_sub(shares.iter().sum());
+    let mut open: Vec<bool> = shares
+        .iter()
+        .zip(limits)
+        .map(|(share, limit)| share < limit)
+        .collect();
+    loop {
+        let seats = || open.iter().zip(weights).filter(|(open, _)| **open);
+        let weight: u32 = seats().map(|(_, weight)| *weight).sum();
+        if left == 0 || weight == 0 {
+            return;
+        }
+        // Who reaches his limit leaves the rest to the others.
+        let mut closed = false;
+        let each = shares.iter_mut().zip(weights).zip(limits).zip(&mut open);
+        let given = left;
+        for (((share, own), limit), open) in each {
+            let room = limit.saturating_sub(*share);
+            let part = u64::from(given) * u64::from(*own) / u64::from(weight);
+            if *open && u64::from(room) <= part {
+                *share = *limit;
+                left = left.saturating_sub(room);
+                *open = false;
+                closed = true;
+            }
+        }
+        if closed {
+            continue;
+        }
+        let each = shares.iter_mut().zip(weights).zip(&open);
+        for ((share, own), _) in each.filter(|(_, open)| **open) {
+            let part = u64::from(given) * u64::from(*own) / u64::from(weight);
+            let part = u32::try_from(part).unwrap_or(0);
+            *share += part;
+            left = left.saturating_sub(part);
+        }
+        // What rounding left, one by one.
+        let each = shares.iter_mut().zip(limits).zip(&open);
+        for ((share, limit), _) in each.filter(|(_, open)| **open) {
+            if left > 0 && *share < *limit {
+                *share += 1;
+                left -= 1;
+            }
+        }
+        return;
+    }
+}
+
+/// What somebody who is idle would have, were he to start.
+struct Guest {
+    promised: u32,
+    weight: u32,
+    budget: u32,
+    rest: u32,
+}
+
+impl Guest {
+    fn beside(seats: &[Seat], budget: u32) -> Self {
+        let weights = weights(seats);
+        let at_top = || seats.iter().zip(&weights).filter(|(seat, _)| seat.at_top);
+        let promised: u32 = at_top().map(|(seat, _)| seat.floor).sum();
+        let without = at_top().filter(|(seat, _)| seat.floor == 0).count();
+        let without = u32::try_from(without).unwrap_or(WHOLE).saturating_add(1);
+        Self {
+            promised,
+            weight: at_top().map(|(_, weight)| *weight).sum(),
+            budget,
+            rest: (WHOLE.saturating_sub(promised) / without).max(LEAST_WEIGHT),
+        }
+    }
+
+    fn share(&self, seat: &Seat) -> u32 {
+        let own = if seat.floor > 0 {
+            seat.floor
+        } else {
+            self.rest
+        };
+        let free = self
+            .budget
+            .saturating_sub(self.promised.saturating_add(seat.floor));
+        let part =
+            u64::from(free) * u64::from(own) / u64::from(self.weight.saturating_add(own).max(1));
+        (seat.floor + u32::try_from(part).unwrap_or(0)).clamp(1, seat.cap)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::{Expect, expect};
+    use proptest::prelude::*;
+
+    /// Claims as text: `policy:cap:floor:priority:demand`, an idle one without a demand; shares as
+    /// text, `c` where contended, `m` where measured.
+    fn check(claims: &str, shares: &Expect) {
+        let number = |text: &str| text.parse::<u32>().unwrap();
+        let claims: Vec<Claim> = claims
+            .split_whitespace()
+            .map(|claim| {
+                let parts: Vec<&str> = claim.split(':').collect();
+                Claim {
+                    policy: match parts[0] {
+                        "force" => Policy::Force,
+                        "default" => Policy::Default,
+                        "floor" => Policy::Floor,
+                        "disable" => Policy::Disable,
+                        other => panic!("{other}"),
+                    },
+                    cap: number(parts[1]),
+                    floor: number(parts[2]),
+                    priority: number(parts[3]),
+                    active: parts.len() > 4,
+                    demand: parts.get(4).map_or(0, |demand| number(demand)),
+                }
+            })
+            .collect();
+        let text: Vec<String> = divide(&claims)
+            .iter()
+            .map(|share| {
+                let contended = if share.contended { "c" } else { "" };
+                let measured = if share.measured { "m" } else { "" };
+                format!("{}{contended}{measured}", share.permille)
+            })
+            .collect();
+        shares.assert_eq(&text.join(" "));
+    }
+
+    #[test]
+    fn a_forced_cap_holds_alone_and_beside_others() {
+        check("force:300:0:0:1000", &expect!["300"]);
+        check(
+            "force:300:0:0:1000 force:700:0:0:1000",
+            &expect!["300cm 700cm"],
+        );
+        check(
+            "force:300:0:0:1000 force:1000:0:0:1000",
+            &expect!["300c 1000cm"],
+        );
+    }
+
+    #[test]
+    fn a_default_cap_holds_only_while_another_works() {
+        check(
+            "default:300:0:0:1000 force:1000:0:0",
+            &expect!["1000 1000cm"],
+        );
+        check(
+            "default:300:0:0:1000 force:1000:0:0:1000",
+            &expect!["300c 1000cm"],
+        );
+        check(
+            "default:300:0:0 force:1000:0:0:1000",
+            &expect!["300c 1000m"],
+        );
+    }
+
+    #[test]
+    fn what_is_idle_is_lent_in_proportion_to_floors() {
+        check(
+            "floor:1000:200:0:1000 floor:1000:400:0:1000 floor:1000:400:0",
+            &expect!["334cm 666cm 400cm"],
+        );
+        check(
+            "floor:1000:200:0:1000 floor:1000:400:0:1000 floor:1000:400:0:1000",
+            &expect!["200cm 400cm 400cm"],
+        );
+        check(
+            "floor:1000:200:0:1000 force:1000:0:0",
+            &expect!["1000 640cm"],
+        );
+    }
+
+    #[test]
+    fn what_a_working_one_does_not_use_of_its_floor_is_lent_and_it_may_start_with_all_of_it() {
+        check(
+            "floor:1000:500:0:100 floor:1000:500:0:1000",
+            &expect!["500cm 900cm"],
+        );
+        check(
+            "floor:1000:500:0:100 force:1000:0:0:1000",
+            &expect!["750c 900cm"],
+        );
+    }
+
+    #[test]
+    fn a_lower_priority_waits_and_keeps_its_floor() {
+        check(
+            "force:1000:0:0:1000 force:1000:0:1:1000",
+            &expect!["1000c 0cm"],
+        );
+        check(
+            "force:300:0:0:50 floor:1000:200:5:1000 force:500:0:5",
+            &expect!["300cm 200cm 0cm"],
+        );
+        check(
+            "force:1000:0:0 force:1000:0:1:1000",
+            &expect!["1000c 1000m"],
+        );
+        // What the lower one does not use of its floor is lent.
+        check(
+            "force:1000:0:0:1000 floor:1000:200:1:50",
+            &expect!["950cm 200cm"],
+        );
+    }
+
+    #[test]
+    fn one_that_is_not_to_be_controlled_never_waits_and_others_still_make_way_for_it() {
+        check(
+            "disable:1000:0:3:1000 force:1000:0:5:1000 disable:300:0:9:1000",
+            &expect!["1000c 0c 1000cm"],
+        );
+    }
+
+    #[test]
+    fn nobody_is_held_where_nothing_needs_room() {
+        check(
+            "force:1000:0:0:1000 force:1000:0:0:1000 force:1000:0:0",
+            &expect!["1000c 1000c 1000c"],
+        );
+        check("", &expect![""]);
+    }
+
+    #[test]
+    fn floors_beyond_the_device_shrink_together() {
+        check(
+            "floor:1000:1000:0:1000 floor:1000:1000:0:1000",
+            &expect!["500cm 500cm"],
+        );
+    }
+
+    fn claim() -> impl Strategy<Value = Claim> {
+        (
+            0..4_usize,
+            1..=1000_u32,
+            0..=400_u32,
+            0..3_u32,
+            any::<bool>(),
+            0..=1000_u32,
+        )
+            .prop_map(|(policy, cap, floor, priority, active, demand)| Claim {
+                policy: [
+                    Policy::Default,
+                    Policy::Force,
+                    Policy::Floor,
+                    Policy::Disable,
+                ][policy],
+                priority,
+                cap,
+                floor: if floor > 200 { 0 } else { floor.min(cap) },
+                active,
+                demand,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_claims_the_rules_hold(claims in proptest::collection::vec(claim(), 0..12)) {
+            let shares = divide(&claims);
+            prop_assert_eq!(shares.len(), claims.len());
+            let top = claims.iter().filter(|c| c.active).map(|c| c.priority).min();
+            let working = claims.iter().filter(|c| c.active).count();
+            let sum: u32 = claims
+                .iter()
+                .filter(|c| c.policy != Policy::Disable)
+                .map(|c| c.floor)
+                .sum();
+            let rules = |c: &Claim| c.policy != Policy::Disable;
+            for (claim, share) in claims.iter().zip(&shares) {
+                prop_assert!(share.permille <= WHOLE);
+                if !rules(claim) {
+                    prop_assert_eq!(share.permille, WHOLE);
+                    continue;
+                }
+                // A floor is never missed.
+                if sum <= WHOLE {
+                    prop_assert!(share.permille >= claim.floor, "{claims:?} {shares:?}");
+                }
+                // A cap is never passed.
+                let counts = claim.policy != Policy::Default || working > usize::from(claim.active);
+                prop_assert!(!counts || share.permille <= claim.cap, "{claims:?} {shares:?}");
+                // A lower priority waits.
+                if top.is_some_and(|top| claim.priority > top) && sum <= WHOLE {
+                    prop_assert_eq!(share.permille, claim.floor);
+                }
+                // Who may work is never told to wait.
+                if top.is_none_or(|top| claim.priority <= top) {
+                    prop_assert!(share.permille > 0, "{claims:?} {shares:?}");
+                }
+            }
+            // Where a floor counts, nothing is promised twice, and nothing lies idle that one who
+            // may have it wants.
+            let each = || claims.iter().zip(&shares).filter(|(c, _)| c.active && rules(c));
+            if sum <= WHOLE && each().any(|(c, _)| c.floor > 0) {
+                let used: u32 = each().map(|(c, s)| s.permille.min(c.demand)).sum();
+                prop_assert!(used <= WHOLE, "{used}: {claims:?} {shares:?}");
+                let wants = |(c, s): &(&Claim, &Share)| {
+                    Some(c.priority) == top && s.permille < c.demand.min(c.cap)
+                };
+                prop_assert!(used == WHOLE || !each().any(|e| wants(&e)), "{used}: {claims:?} {shares:?}");
+            }
+        }
+    }
+}

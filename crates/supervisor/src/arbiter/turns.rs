@@ -1,0 +1,168 @@
+//! Turns on a device whose memory does not hold what all containers want in it at once. Then each of
+//! those that oversubscribe gets the device for a while without the others: memory moves once for
+//! each turn, not for each kernel.
+//!
+//! Never takes a turn from somebody for whom nobody waits, and concerns none who holds only memory
+//! of the device itself.
+
+/// What moving memory to a device is worth: a turn lasts several times as long as it takes to bring
+/// what its holder needs, at 8 GiB a second, about what PCIe 3 carries.
+const MOVED_PER_MS: u64 = 8 << 20;
+/// How many times as long.
+const WORTH: u64 = 4;
+/// No turn is shorter.
+const SHORTEST_NS: u64 = 200_000_000;
+/// No turn is longer.
+const LONGEST_NS: u64 = 5_000_000_000;
+/// Who does nothing for so long in his turn gives it up.
+const IDLE_NS: u64 = 100_000_000;
+
+/// Somebody who oversubscribes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contender {
+    /// Which container.
+    pub id: u64,
+    /// What it wants in the device's memory, bytes.
+    pub bytes: u64,
+    /// Its share of the time, thousandths.
+    pub weight: u32,
+    /// When it last worked or waited to, nanoseconds.
+    pub worked_at_ns: u64,
+}
+
+/// Whose turn it is.
+#[derive(Debug, Default)]
+pub struct Turns {
+    holder: Option<Holder>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Holder {
+    id: u64,
+    since_ns: u64,
+}
+
+impl Turns {
+    /// Whose turn it is, where turns are needed: two or more contenders want the device and it does
+    /// not hold `wanted_bytes`. They are in a fixed order. `active` is who works or waits.
+    pub fn tick(
+        &mut self,
+        now_ns: u64,
+        device_bytes: u64,
+        wanted_bytes: u64,
+        contenders: &[Contender],
+    ) -> Option<u64> {
+        if device_bytes == 0 || wanted_bytes <= device_bytes || contenders.len() < 2 {
+            self.holder = None;
+            return None;
+        }
+        let mean =
+            contenders.iter().map(|c| u64::from(c.weight)).sum::<u64>() / contenders.len() as u64;
+        let over = self.holder.is_none_or(|holder| {
+            let Some(contender) = contenders.iter().find(|c| c.id == holder.id) else {
+                return true;
+            };
+            let idle_since = contender.worked_at_ns.max(holder.since_ns);
+            now_ns.saturating_sub(idle_since) > IDLE_NS
+                || now_ns.saturating_sub(holder.since_ns) >= quantum_ns(contender, mean)
+        });
+        if over {
+            let after = self.holder.map_or(0, |holder| holder.id);
+            let next = contenders
+                .iter()
+                .find(|c| c.id > after)
+                .or(contenders.first());
+            self.holder = next.map(|next| Holder {
+                id: next.id,
+                since_ns: now_ns,
+            });
+        }
+        self.holder.map(|holder| holder.id)
+    }
+}
+
+fn quantum_ns(contender: &Contender, mean: u64) -> u64 {
+    let move_ms = contender.bytes / MOVED_PER_MS;
+    let worth_ns = move_ms.saturating_mul(WORTH).saturating_mul(1_000_000);
+    let worth_ns = worth_ns.clamp(SHORTEST_NS, LONGEST_NS / 2);
+    let by_share = worth_ns.saturating_mul(u64::from(contender.weight)) / mean.max(1);
+    by_share.clamp(SHORTEST_NS, LONGEST_NS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const GIB: u64 = 1 << 30;
+
+    fn contender(id: u64, weight: u32, worked_at_ns: u64) -> Contender {
+        Contender {
+            id,
+            bytes: 10 * GIB,
+            weight,
+            worked_at_ns,
+        }
+    }
+
+    /// Ticks every 50 ms for so long; who works when is `works`. Gives back how long each had.
+    fn play(weights: [u32; 2], ms: u64, works: impl Fn(u64, u64) -> bool) -> ([u64; 2], usize) {
+        let mut turns = Turns::default();
+        let mut had = [0; 2];
+        let mut worked = [0; 2];
+        let (mut last, mut changes) = (None, 0);
+        for now in (50..=ms).step_by(50) {
+            for id in [1, 2] {
+                if works(id, now) {
+                    worked[id as usize - 1] = now * MS;
+                }
+            }
+            let list = [
+                contender(1, weights[0], worked[0]),
+                contender(2, weights[1], worked[1]),
+            ];
+            let whose = turns.tick(now * MS, 16 * GIB, 20 * GIB, &list);
+            had[whose.unwrap() as usize - 1] += 50;
+            changes += usize::from(last != whose);
+            last = whose;
+        }
+        (had, changes)
+    }
+
+    #[test]
+    fn two_that_do_not_fit_take_turns_as_long_as_moving_their_memory_is_worth() {
+        let ([one, other], changes) = play([500, 500], 100_000, |_, _| true);
+
+        assert!(one.abs_diff(other) <= 5_000, "{one} {other}");
+        assert!(changes <= 41, "{changes}");
+    }
+
+    #[test]
+    fn turns_are_as_long_as_shares_are_large() {
+        let ([one, other], _) = play([300, 700], 200_000, |_, _| true);
+
+        assert!(
+            (28..=32).contains(&(one * 100 / (one + other))),
+            "{one} {other}"
+        );
+    }
+
+    #[test]
+    fn who_has_nothing_to_do_gives_his_turn_up() {
+        // The first works a tenth of the time.
+        let ([one, other], _) = play([500, 500], 100_000, |id, now| id == 2 || now % 1000 < 100);
+
+        assert!(one < 35_000 && other > 65_000, "{one} {other}");
+    }
+
+    #[test]
+    fn what_fits_takes_no_turns_and_neither_does_one_alone() {
+        let mut turns = Turns::default();
+        let both = [contender(1, 500, 0), contender(2, 500, 0)];
+
+        assert_eq!(turns.tick(MS, 16 * GIB, 16 * GIB, &both), None);
+        assert_eq!(turns.tick(MS, 16 * GIB, 20 * GIB, &both[..1]), None);
+        assert_eq!(turns.tick(MS, 0, 20 * GIB, &both), None);
+        assert_eq!(turns.tick(MS, 16 * GIB, 20 * GIB, &both), Some(1));
+    }
+}
