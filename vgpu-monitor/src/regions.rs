@@ -277,6 +277,8 @@ mod tests {
             outer_limits: None,
             limits_generation: 1,
             priority: 0,
+            policy: vgpu_abi::limits::Policy::Default,
+            arbiter_at_ns: 0,
             devices: Vec::new(),
             processes: Vec::new(),
             ooms: Vec::new(),
@@ -309,6 +311,7 @@ mod tests {
             credit_ns: 0,
             busy_ns: 0,
             compute: vgpu_abi::host::ComputeSnapshot::default(),
+            seen: vgpu_abi::targets::Seen::default(),
             unaccounted_bytes: 0,
         }
     }
