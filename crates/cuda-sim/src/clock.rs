@@ -184,10 +184,31 @@ impl<'a> Clock<'a> {
         self.sleep_until(self.now().saturating_add(ns));
     }
 
+    /// Lets this thread spend time on something: it waits, but on a clock that stands still until it is
+    /// moved, which it moves.
+    pub fn spend(&self, ns: u64) {
+        match self.kind() {
+            ClockKind::Virtual | ClockKind::Jump => {
+                self.advance(ns);
+            }
+            ClockKind::Real | ClockKind::Lockstep => self.sleep(ns),
+        }
+    }
+
     /// Makes this thread one without which a clock in lockstep does not move: until the answer is
     /// dropped, in this thread. Does nothing on the other clocks.
     pub fn join_thread(&self) -> Participant<'a> {
         self.exec.take_part();
+        Participant {
+            exec: self.exec,
+            bound: PhantomData,
+        }
+    }
+
+    /// The same with a rank: of those who can go on at a moment the lowest goes first. A process has
+    /// the one that `VGPU_SIM_RANK` says, the last without it.
+    pub fn join_thread_as(&self, rank: u32) -> Participant<'a> {
+        self.exec.take_part_as(rank);
         Participant {
             exec: self.exec,
             bound: PhantomData,
@@ -204,7 +225,9 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Lets a clock in lockstep stand still until so many threads have joined, earlier ones included.
+    /// Lets threads that join a clock in lockstep wait until so many have joined, earlier ones
+    /// included; then they go on one at a time by their ranks. So a history does not depend on which
+    /// process was started faster.
     pub fn expect_threads(&self, threads: u32) {
         self.exec.lockstep().expect(threads);
     }

@@ -684,14 +684,26 @@ impl Exec {
                 self.lockstep().come_back(slot);
                 true
             }
-            None => {
-                let identity = Identity::own();
-                let state = self.lock();
-                let slot = self.lockstep().join(process::tid(), identity);
-                drop(state);
-                slot.inspect(|&slot| self.remember(slot)).is_some()
-            }
+            None => self.take_part_as(process::rank()),
         }
+    }
+
+    /// Makes this thread a participant of that rank, if it is none; who joins waits for those that are
+    /// expected.
+    pub(crate) fn take_part_as(&self, rank: u32) -> bool {
+        if !self.in_lockstep || self.own_part().is_some() {
+            return false;
+        }
+        let identity = Identity::own();
+        let state = self.lock();
+        let Some(slot) = self.lockstep().join(process::tid(), identity, rank) else {
+            return false;
+        };
+        self.remember(slot);
+        if self.lockstep().was_expected() {
+            self.rest_in_step(state, Wait::Time, 0);
+        }
+        true
     }
 
     /// Ends this thread's part.
@@ -732,7 +744,7 @@ impl Exec {
         let known = self.own_part();
         let for_now = known.is_none_or(|slot| table.is_away(slot));
         let slot = known.or_else(|| {
-            let slot = table.join(process::tid(), Identity::own())?;
+            let slot = table.join(process::tid(), Identity::own(), process::rank())?;
             self.remember(slot);
             Some(slot)
         });

@@ -8,7 +8,6 @@
 //! the start (79: it has fallen off the bus).
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 /// The faults of one process.
 #[derive(Debug, Default)]
@@ -47,18 +46,18 @@ impl Faults {
         self.0.is_empty()
     }
 
-    /// Waits, or answers, as the faults for this name say.
+    /// Waits with `spend`, or answers, as the faults for this name say.
     ///
     /// # Errors
     /// With the fault's code.
-    pub fn meet(&self, name: &str) -> Result<(), u32> {
+    pub fn meet(&self, name: &str, spend: impl Fn(u64)) -> Result<(), u32> {
         for fault in self.0.iter().filter(|fault| fault.is_for(name)) {
             // Relaxed: a count, and nothing else.
             let number = fault.met.fetch_add(1, Ordering::Relaxed) + 1;
             match fault.what {
                 What::Fail { code, at } if at == 0 || at == number => return Err(code),
                 What::Fail { .. } => {}
-                What::Slow { ns } => std::thread::sleep(Duration::from_nanos(ns)),
+                What::Slow { ns } => spend(ns),
             }
         }
         Ok(())
@@ -136,20 +135,20 @@ mod tests {
     fn a_call_fails_as_often_as_its_fault_says() {
         let faults = Faults::parse("fail:cuMemAlloc_v2=2@2, fail:cuMemCreate=801, xid:0=79");
 
-        assert_eq!(faults.meet("cuMemAlloc_v2"), Ok(()));
-        assert_eq!(faults.meet("cuMemAlloc_v2"), Err(2));
-        assert_eq!(faults.meet("cuMemAlloc_v2"), Ok(()));
-        assert_eq!(faults.meet("cuMemCreate"), Err(801));
-        assert_eq!(faults.meet("cuMemCreate"), Err(801));
-        assert_eq!(faults.meet("cuMemFree_v2"), Ok(()));
+        assert_eq!(faults.meet("cuMemAlloc_v2", |_| ()), Ok(()));
+        assert_eq!(faults.meet("cuMemAlloc_v2", |_| ()), Err(2));
+        assert_eq!(faults.meet("cuMemAlloc_v2", |_| ()), Ok(()));
+        assert_eq!(faults.meet("cuMemCreate", |_| ()), Err(801));
+        assert_eq!(faults.meet("cuMemCreate", |_| ()), Err(801));
+        assert_eq!(faults.meet("cuMemFree_v2", |_| ()), Ok(()));
     }
 
     #[test]
     fn a_name_may_end_in_a_star() {
         let faults = Faults::parse("fail:cuMem*=999");
 
-        assert_eq!(faults.meet("cuMemFree_v2"), Err(999));
-        assert_eq!(faults.meet("cuCtxCreate_v2"), Ok(()));
+        assert_eq!(faults.meet("cuMemFree_v2", |_| ()), Err(999));
+        assert_eq!(faults.meet("cuCtxCreate_v2", |_| ()), Ok(()));
     }
 
     #[test]

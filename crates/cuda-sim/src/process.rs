@@ -136,6 +136,15 @@ pub(crate) fn sleeping(pid: u32, tid: u32) -> Option<u64> {
     field("voluntary_ctxt_switches:")?.parse().ok()
 }
 
+/// Whose turn it is first among processes that can go on at one moment: `VGPU_SIM_RANK`, the lowest
+/// first; without it a process comes after all that have one.
+pub(crate) fn rank() -> u32 {
+    std::env::var("VGPU_SIM_RANK")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(u32::MAX)
+}
+
 /// This thread's number, remembered; a forked child's is its own.
 pub(crate) fn tid() -> u32 {
     thread_local! {

@@ -172,7 +172,12 @@ impl Driver {
         if self.faults.is_empty() {
             Ok(())
         } else {
-            self.faults.meet(name).map_err(CuResult)
+            let spend = |ns| {
+                if let Some(exec) = crate::ours::board_work() {
+                    exec.clock().spend(ns);
+                }
+            };
+            self.faults.meet(name, spend).map_err(CuResult)
         }
     }
 }

@@ -323,7 +323,9 @@ fn launch(graph_exec: CuGraphExec, stream: CuStream) -> Done {
         }
     }
     take_memory(&nodes, made.flags & AUTO_FREE != 0)?;
-    if let Some(place) = *lock(&made.last) {
+    // Not locked over the wait for room in the stream.
+    let last = *lock(&made.last);
+    if let Some(place) = last {
         stream::submit(&stream, Work::WaitChannel { place })?;
     }
     let mut player = Player {

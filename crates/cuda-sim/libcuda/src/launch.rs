@@ -443,10 +443,7 @@ pub(crate) fn call_costs(name: &str) {
                 std::hint::spin_loop();
             }
         }
-        ClockKind::Virtual | ClockKind::Jump => {
-            clock.advance(ns);
-        }
-        ClockKind::Lockstep => clock.sleep(ns),
+        ClockKind::Virtual | ClockKind::Jump | ClockKind::Lockstep => clock.spend(ns),
     }
 }
 

@@ -126,7 +126,8 @@ fn program(number: u64) {
     });
 }
 
-fn history(name: &str, programs: u64) -> (Vec<u64>, u64) {
+fn history(name: &str, order: &[u32]) -> (Vec<u64>, u64) {
+    let programs = order.len() as u32;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("board");
     let config = Config {
@@ -135,17 +136,16 @@ fn history(name: &str, programs: u64) -> (Vec<u64>, u64) {
     };
     let exec = Board::create(&path, &config).unwrap().exec().unwrap();
     let part = exec.clock().join_thread();
-    let mut children: Vec<_> = (0..programs)
+    exec.clock().expect_threads(1 + programs);
+    // Whoever is there first, they go on by their ranks.
+    let mut children: Vec<_> = order
+        .iter()
         .map(|number| {
-            let child = common::command(name, &path)
+            common::command(name, &path)
                 .env("VGPU_TEST_OTHER", number.to_string())
+                .env("VGPU_SIM_RANK", number.to_string())
                 .spawn()
-                .unwrap();
-            // Both of its threads are there before the next program comes.
-            while exec.clock().counts().joined < 1 + 2 * (number + 1) {
-                std::thread::yield_now();
-            }
-            child
+                .unwrap()
         })
         .collect();
     drop(part);
@@ -165,12 +165,12 @@ fn programs_in_lockstep_have_the_same_history_each_time() {
         program(number.parse().unwrap());
         return;
     }
-    for programs in [2, 4] {
-        let first = history(NAME, programs);
-        for _ in 0..3 {
-            assert_eq!(history(NAME, programs), first);
+    for orders in [[&[0, 1][..], &[1, 0]], [&[0, 1, 2, 3], &[3, 1, 2, 0]]] {
+        let first = history(NAME, orders[0]);
+        assert_eq!(first.0.len(), orders[0].len());
+        for order in orders {
+            assert_eq!(history(NAME, order), first, "{order:?}");
         }
-        assert_eq!(first.0.len() as u64, programs);
     }
 }
 

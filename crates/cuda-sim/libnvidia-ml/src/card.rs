@@ -83,6 +83,13 @@ fn work() -> Option<&'static Exec> {
     machine()?.work.as_ref()
 }
 
+/// Lets so much time of the board go by in this thread.
+pub(crate) fn spend(ns: u64) {
+    if let Some(work) = work() {
+        work.clock().spend(ns);
+    }
+}
+
 /// The faults of calls that the board was made with.
 pub(crate) fn faults() -> Option<&'static Faults> {
     machine().map(|machine| &machine.faults)

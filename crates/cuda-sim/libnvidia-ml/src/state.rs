@@ -48,7 +48,9 @@ pub(crate) fn toll(name: &str) -> Answer {
     if ready().is_err() {
         return Ok(());
     }
-    card::faults().map_or(Ok(()), |faults| faults.meet(name).map_err(NvmlReturn))
+    card::faults().map_or(Ok(()), |faults| {
+        faults.meet(name, card::spend).map_err(NvmlReturn)
+    })
 }
 
 /// What a device handle stands for.

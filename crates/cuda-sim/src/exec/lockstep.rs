@@ -3,8 +3,8 @@
 //! stand; it takes no lock (the board's is held around every change) and never waits.
 //!
 //! A participant is a thread. It runs from its joining until it blocks in a wait that the clock knows,
-//! leaves, says that it is away, or dies. When nobody runs, the first in the table who can go on at
-//! this moment goes on, alone; when none can, time moves to the next moment at which something
+//! leaves, says that it is away, or dies. When nobody runs, the first by rank and place in the table
+//! who can go on at this moment goes on, alone; when none can, time moves to the next moment at which something
 //! happens that somebody waits for. So what is true at a moment does not depend on the machine.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -21,6 +21,8 @@ pub const MAX_PARTICIPANTS: usize = 1024;
 const ASLEEP_NS: u64 = 250_000_000;
 /// How long nothing may happen before whoever runs counts as away, busy or not.
 const STALLED_NS: u64 = 2_000_000_000;
+/// How long those who have joined wait for the others that are expected.
+const EXPECTED_NS: u64 = 30_000_000_000;
 /// How often it is looked whether those who run still live.
 pub(super) const WATCH_NS: u64 = 10_000_000;
 
@@ -63,7 +65,7 @@ const KIND_ACT: u32 = 3;
 /// | offset | type | meaning |
 /// |---|---|---|
 /// | 0 | u32 | participants that were ever in use at once |
-/// | 4 | u32 | time stands still until so many threads have joined |
+/// | 4 | u32 | who joins waits until so many threads have joined |
 /// | 8 | u64 | threads that have joined, ever |
 /// | 16 | u64 | how often time was moved |
 /// | 24 | u64 | participants taken for away since nothing happened for 2 s |
@@ -100,6 +102,7 @@ pub struct LockstepWords {
 /// | 8 | u32, u64 ×3 | process: number, then at 16 start time, pid namespace, stack |
 /// | 40 | u64 | the moment that it waits for |
 /// | 48 | u32 | what else it waits for: 0 nothing, 1 a place, 2 a record, 3 host work |
+/// | 60 | u32 | rank: the lowest of those who can go on at a moment goes first |
 #[repr(C, align(64))]
 #[derive(Debug)]
 struct ParticipantWords {
@@ -114,7 +117,7 @@ struct ParticipantWords {
     kind: AtomicU32,
     target: AtomicU32,
     target_generation: AtomicU32,
-    reserved0: u32,
+    rank: AtomicU32,
     number: AtomicU64,
     reserved: [u64; 6],
 }
@@ -122,7 +125,8 @@ struct ParticipantWords {
 const _: () = assert!(
     std::mem::offset_of!(LockstepWords, participants) == 128
         && size_of::<ParticipantWords>() == 128
-        && std::mem::offset_of!(ParticipantWords, until_ns) == 40,
+        && std::mem::offset_of!(ParticipantWords, until_ns) == 40
+        && std::mem::offset_of!(ParticipantWords, rank) == 60,
     "documented"
 );
 
@@ -232,7 +236,7 @@ impl LockstepWords {
     }
 
     /// Makes a thread a participant that runs; `None` when there is no room.
-    pub(super) fn join(&self, tid: u32, identity: Identity) -> Option<usize> {
+    pub(super) fn join(&self, tid: u32, identity: Identity, rank: u32) -> Option<usize> {
         let free = |words: &Self| {
             words
                 .participants
@@ -245,6 +249,7 @@ impl LockstepWords {
         })?;
         let participant = &self.participants[slot];
         participant.tid.store(tid, LOCKED);
+        participant.rank.store(rank, LOCKED);
         participant.pid.store(identity.pid, LOCKED);
         participant.start_time.store(identity.start_time, LOCKED);
         participant
@@ -297,7 +302,17 @@ impl LockstepWords {
         self.participants().iter().filter(here).count()
     }
 
-    /// Lets time stand still until so many threads have joined, those before included.
+    /// Whether more threads are expected than have joined.
+    pub(super) fn expects_more(&self) -> bool {
+        self.joined.load(LOCKED) < u64::from(self.expected.load(LOCKED))
+    }
+
+    /// Whether the thread that has just joined is one of those that are expected.
+    pub(super) fn was_expected(&self) -> bool {
+        self.joined.load(LOCKED) <= u64::from(self.expected.load(LOCKED))
+    }
+
+    /// Lets who joins wait until so many threads have joined, those before included.
     pub(crate) fn expect(&self, threads: u32) {
         self.expected.store(threads, LOCKED);
     }
@@ -363,12 +378,16 @@ impl LockstepWords {
     fn first_that_can(&self, state: &State, now_ns: u64) -> Option<usize> {
         self.participants()
             .iter()
-            .position(|participant| self.can_go_on(participant, state, now_ns))
+            .enumerate()
+            .filter(|(_, participant)| self.can_go_on(participant, state, now_ns))
+            // The first of several that are equal.
+            .min_by_key(|(_, participant)| participant.rank.load(LOCKED))
+            .map(|(slot, _)| slot)
     }
 
     /// When nobody runs, lets one go on: at this moment, or else at the next one at which one can.
     pub(super) fn go_on(&self, state: &mut State, now: &AtomicU64) -> Woken {
-        if self.anybody_runs() {
+        if self.anybody_runs() || self.expects_more() {
             return Woken::default();
         }
         let mut now_ns = now.load(Ordering::SeqCst);
@@ -383,9 +402,6 @@ impl LockstepWords {
             }
             if let Some(slot) = self.first_that_can(state, now_ns) {
                 return self.let_go(slot);
-            }
-            if self.joined.load(LOCKED) < u64::from(self.expected.load(LOCKED)) {
-                return Woken::default();
             }
             let happens = if for_the_board {
                 state.next_event_ns().unwrap_or(u64::MAX)
@@ -451,24 +467,35 @@ impl LockstepWords {
     pub(super) fn watch(&self, state: &mut State, now: &AtomicU64, real_ns: u64) -> Woken {
         self.watch_ns.store(real_ns + WATCH_NS, LOCKED);
         self.forget_dead(ParticipantWords::runs);
+        let steps = self.steps.load(LOCKED);
+        let got_on = steps != self.seen_steps.load(LOCKED);
+        if got_on {
+            self.seen_steps.store(steps, LOCKED);
+            self.seen_ns.store(real_ns, LOCKED);
+            self.asleep_since_ns.store(real_ns, LOCKED);
+        }
+        let stalled = real_ns.saturating_sub(self.seen_ns.load(LOCKED));
+        if self.expects_more() {
+            // Programs may take their time to start.
+            if stalled >= EXPECTED_NS {
+                self.expected.store(0, LOCKED);
+                self.stalls.store(self.stalls.load(LOCKED) + 1, LOCKED);
+            }
+            return self.go_on(state, now);
+        }
         if !self.anybody_runs() {
             return self.go_on(state, now);
         }
         let switches = self.asleep();
         let same = switches == Some(self.switches.load(LOCKED));
         self.switches.store(switches.unwrap_or(0), LOCKED);
-        let steps = self.steps.load(LOCKED);
-        if steps != self.seen_steps.load(LOCKED) {
-            self.seen_steps.store(steps, LOCKED);
-            self.seen_ns.store(real_ns, LOCKED);
-            self.asleep_since_ns.store(real_ns, LOCKED);
+        if got_on {
             return Woken::default();
         }
         if !same {
             self.asleep_since_ns.store(real_ns, LOCKED);
         }
         let asleep = real_ns.saturating_sub(self.asleep_since_ns.load(LOCKED));
-        let stalled = real_ns.saturating_sub(self.seen_ns.load(LOCKED));
         if asleep >= ASLEEP_NS {
             self.take_for_away(&self.sleepers);
         } else if stalled >= STALLED_NS {
