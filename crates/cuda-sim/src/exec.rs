@@ -162,6 +162,9 @@ impl Exec {
             in_lockstep: false,
         };
         if fresh || exec.area().magic.load(Ordering::Acquire) == 0 || exec.is_of_an_earlier_boot() {
+            // All zeros again: nobody is left who works on what was there.
+            file.set_len(0)?;
+            file.set_len(size_of::<Area>() as u64)?;
             exec.create(config)?;
         } else if exec.area().magic.load(Ordering::Acquire) != MAGIC
             || exec.area().version.load(Ordering::Acquire) != VERSION

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 
 use cuda_sim::Board;
-use cuda_sim::clock::{ClockKind, monotonic_ns};
+use cuda_sim::clock::monotonic_ns;
 use cuda_sim::exec::Exec;
 
 /// Tells libraries that look for the real driver that this one is simulated.
@@ -78,7 +78,7 @@ pub(crate) fn board_work() -> Option<&'static Exec> {
 /// process's, which everybody notices.
 #[inline]
 pub(crate) fn take_part(exec: &'static Exec) {
-    if exec.clock().kind() == ClockKind::Lockstep && exec.take_part() {
+    if exec.take_part() {
         // A thread that is ending, and has forgotten this already, is noticed by its end.
         LEAVES.try_with(|_| ()).unwrap_or_default();
     }

@@ -104,8 +104,11 @@ fn program(number: u64) {
         kernel(&driver, c"step__300us").addr(),
         kernel(&driver, c"step__1ms"),
     );
+    let both = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
+            time.join();
+            both.wait();
             let context = std::ptr::with_exposed_provenance_mut(context);
             ok!(driver, cuCtxSetCurrent(context));
             let own = stream(&driver);
@@ -115,6 +118,8 @@ fn program(number: u64) {
                 ok!(driver, cuStreamSynchronize(own));
             }
         });
+        // A thread that has called nothing yet is not known to the clock.
+        both.wait();
         let own = stream(&driver);
         for _ in 0..10 {
             launch(&driver, long, own);
