@@ -114,16 +114,15 @@ pub(crate) fn standing() -> Standing {
     }
 }
 
-/// The same for a path that neither sets up nor waits.
+/// The same for a path that neither sets up nor waits: `None` where that is still to be done.
 #[inline(always)]
-pub(crate) fn ready_now() -> Option<(&'static Container, &'static Process)> {
+pub(crate) fn standing_now() -> Option<Standing> {
     let process = process()?;
-    if process.phase.load(Ordering::Acquire) != READY {
-        return None;
-    }
-    match ready(process) {
-        Standing::Ready(container, process) => Some((container, process)),
-        Standing::Transparent | Standing::Closed => None,
+    // Acquire: what the phase speaks of was made before.
+    match process.phase.load(Ordering::Acquire) {
+        READY => Some(ready(process)),
+        TRANSPARENT => Some(Standing::Transparent),
+        _ => None,
     }
 }
 
