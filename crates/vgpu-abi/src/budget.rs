@@ -54,6 +54,20 @@ impl Charge {
     pub fn is_beyond(&self) -> bool {
         self.beyond
     }
+
+    /// So many bytes of it, and the rest: each to be confirmed or refunded by itself.
+    #[must_use]
+    pub fn split(self, bytes: u64) -> (Self, Self) {
+        let bytes = bytes.min(self.bytes);
+        let rest = self.bytes - bytes;
+        (
+            Self { bytes, ..self },
+            Self {
+                bytes: rest,
+                ..self
+            },
+        )
+    }
 }
 
 /// What a container may have of a device.
@@ -167,8 +181,8 @@ pub(crate) fn take(word: &AtomicU64, tag: u64, bytes: u64) -> Result<(), Stale> 
 /// Adds to a word that only its own process writes; what does not fit is left out.
 #[inline]
 fn add_plain(word: &AtomicU64, bytes: u64) {
-    // Relaxed: a breakdown for readers; no decision is made on it.
-    word.fetch_add(bytes, Ordering::Relaxed);
+    // Release: whoever sees the breakdown (and keeps less room for what loads) sees the charge.
+    word.fetch_add(bytes, Ordering::Release);
 }
 
 #[inline]
@@ -195,6 +209,9 @@ pub(crate) trait Ledger {
     fn cells(&self, slot: usize, device: usize) -> Option<&DeviceUse>;
     /// The charge word of all shared objects of a device.
     fn shared(&self, device: usize) -> Option<&AtomicU64>;
+    /// What contexts and modules of a process will take of a device whose runtime has been loading
+    /// since then; 0 where nobody has seen such a one, or when it has had time enough.
+    fn expected(&self, device: usize, since_ns: u64) -> u64;
 }
 
 /// What the slow way needs of the outside. All waits end.
@@ -229,6 +246,35 @@ pub(crate) fn each_slot<L: Ledger + ?Sized>(ledger: &L, mut each: impl FnMut(usi
     }
 }
 
+/// Room that is kept for a process whose runtime is loading past the driver's public interface: what
+/// it will take in all, less what its books have of it.
+///
+/// To be read between the slot's pending and confirmed words: what was reserved leaves pending after
+/// the mark was set, and what is settled is in confirmed before the breakdown says so and the mark
+/// goes, so it is seen at least once.
+#[inline]
+fn kept<L: Ledger + ?Sized>(ledger: &L, cells: &DeviceUse, device: usize) -> u64 {
+    // SeqCst: stands after our own addition in the one order of all changes, as the charges do.
+    match cells.loading_since_ns.load(Ordering::SeqCst) {
+        0 => 0,
+        since_ns => kept_since(ledger, cells, device, since_ns),
+    }
+}
+
+#[cold]
+fn kept_since<L: Ledger + ?Sized>(
+    ledger: &L,
+    cells: &DeviceUse,
+    device: usize,
+    since_ns: u64,
+) -> u64 {
+    // Acquire: what the breakdown says is in `confirmed`, which is read after it.
+    let contexts = cells.contexts.load(Ordering::Acquire);
+    let modules = cells.modules.load(Ordering::Acquire);
+    let expected = ledger.expected(device, since_ns);
+    expected.saturating_sub(contexts.saturating_add(modules))
+}
+
 /// Everything that is charged or may become charged: what must not exceed the limit.
 ///
 /// Of each slot pending is read first: a charge is added to confirmed before it is taken from
@@ -240,8 +286,12 @@ fn charged<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
         if let Some(cells) = ledger.cells(slot, device) {
             // SeqCst: these loads stand after our own addition in the one order of all changes.
             let pending = bytes_in(cells.pending.load(Ordering::SeqCst));
+            let kept = kept(ledger, cells, device);
             let confirmed = bytes_in(cells.confirmed.load(Ordering::SeqCst));
-            sum = sum.saturating_add(pending).saturating_add(confirmed);
+            sum = sum
+                .saturating_add(pending)
+                .saturating_add(kept)
+                .saturating_add(confirmed);
         }
     });
     let shared = ledger
@@ -272,29 +322,32 @@ pub(crate) fn oversubscribed<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u
     beyond(ledger, device)
 }
 
-/// What is confirmed, added up one word after the other: not of one moment.
+/// What is confirmed or kept for a runtime that is loading, added up one word after the other: not
+/// of one moment.
 pub(crate) fn confirmed<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
     look_at_confirmed(ledger, device).0
 }
 
-/// The sum of confirmed charges, and a fingerprint of how often each word was added to.
+/// The sum of confirmed charges and of what is kept for runtimes that are loading (which may take
+/// longer than anybody can wait), and a fingerprint of how often each word was added to.
 fn look_at_confirmed<L: Ledger + ?Sized>(ledger: &L, device: usize) -> (u64, u64) {
     let mut sum = 0_u64;
     let mut print = 0_u64;
-    let mut look = |place: u64, word: u64| {
-        sum = sum.saturating_add(bytes_in(word));
+    let mut look = |place: u64, word: u64, kept: u64| {
+        sum = sum.saturating_add(bytes_in(word)).saturating_add(kept);
         let seen = place << 20 ^ (word & !CHARGE_BYTES_MASK) >> CHARGE_COUNT_SHIFT;
         print = (print.rotate_left(5) ^ seen).wrapping_mul(0x517c_c1b7_2722_0a95);
     };
     each_slot(ledger, |slot| {
         if let Some(cells) = ledger.cells(slot, device) {
+            let kept = kept(ledger, cells, device);
             // SeqCst: as in `charged`.
-            look(slot as u64, cells.confirmed.load(Ordering::SeqCst));
+            look(slot as u64, cells.confirmed.load(Ordering::SeqCst), kept);
         }
     });
     if let Some(shared) = ledger.shared(device) {
         // SeqCst: as in `charged`.
-        look(u64::MAX, shared.load(Ordering::SeqCst));
+        look(u64::MAX, shared.load(Ordering::SeqCst), 0);
     }
     (sum, print)
 }
@@ -376,6 +429,46 @@ pub(crate) fn reserve<O: Outside + ?Sized>(
     take(&own.pending, place.tag, bytes).map_err(|Stale| Refused::Stale)?;
     crash_point!("reserve:taken-back");
     reserve_slowly(outside, place, device, bytes, limit)
+}
+
+/// How often more may be learned while a context is admitted.
+const LEARNED: usize = 8;
+
+/// Reserves room for the context of a process whose runtime will load past the driver's public
+/// interface: all that it is expected to take, `least` or more. From here on its slot says that it
+/// loads. Gives what was reserved.
+pub(crate) fn reserve_loading<O: Outside + ?Sized>(
+    outside: &O,
+    place: Place,
+    device: usize,
+    least: u64,
+    bounds: Bounds,
+    now_ns: u64,
+) -> Result<u64, Refused> {
+    let Some(own) = outside.cells(place.slot, device) else {
+        return Err(Refused::NoSuchDevice);
+    };
+    for _look in 0..LEARNED {
+        let bytes = least.max(outside.expected(device, now_ns));
+        reserve_within(outside, place, device, bytes, bounds, false)?;
+        crash_point!("loading:reserved");
+        // SeqCst: whoever learns more before this store is seen by the look below; whoever does so
+        // after it sees this slot when he adds up.
+        own.loading_since_ns.store(now_ns, Ordering::SeqCst);
+        crash_point!("loading:said");
+        seq_cst_point();
+        let is_enough = outside.expected(device, now_ns) <= bytes;
+        // SeqCst: a slot that was taken away must not be left with our mark.
+        let is_mine = own.pending.load(Ordering::SeqCst) & TAG_MASK == place.tag & TAG_MASK;
+        if is_enough && is_mine {
+            return Ok(bytes);
+        }
+        own.loading_since_ns.store(0, Ordering::SeqCst);
+        take(&own.pending, place.tag, bytes).map_err(|Stale| Refused::Stale)?;
+    }
+    Err(Refused::TimedOut {
+        used: confirmed(outside, device),
+    })
 }
 
 /// The way of a request that did not fit at first sight: one at a time for each device.
@@ -768,6 +861,8 @@ fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
             empty(&cells.oversubscribed, tag_of(generation));
             empty(&cells.confirmed, tag_of(generation));
             empty(&cells.pending, tag_of(generation));
+            // SeqCst: as the charges; a dead process loads nothing.
+            cells.loading_since_ns.store(0, Ordering::SeqCst);
             // Relaxed: breakdowns and measurements; no decision is made on them.
             cells.contexts.store(0, Ordering::Relaxed);
             cells.modules.store(0, Ordering::Relaxed);
@@ -873,6 +968,8 @@ fn take_seat<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead, me: &Id
             empty(&cells.oversubscribed, tag_of(generation));
             empty(&cells.confirmed, tag_of(generation));
             empty(&cells.pending, tag_of(generation));
+            // SeqCst: as above.
+            cells.loading_since_ns.store(0, Ordering::SeqCst);
         }
     }
     crash_point!("join:emptied");

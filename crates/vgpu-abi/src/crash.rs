@@ -29,6 +29,8 @@ pub const CRASH_POINTS: &[&str] = &[
     "join:seated",
     "leave:begin",
     "leave:vacated",
+    "loading:reserved",
+    "loading:said",
     "oom:begun",
     "oom:done",
     "oom:filled",

@@ -690,6 +690,67 @@ impl Region {
         }
     }
 
+    /// As `reserve`, for the context of a process whose runtime loads modules past the driver's
+    /// public interface: reserves what such processes were seen to take, `least` or more. From here
+    /// until `loaded` the others leave that much free for it, also what is learned meanwhile; not
+    /// for longer than a minute.
+    ///
+    /// # Errors
+    /// [`Refusal`]; it is counted, and nothing is charged.
+    pub fn reserve_loading(
+        &self,
+        device: usize,
+        least: u64,
+        bounds: Bounds,
+    ) -> Result<Charge, Refusal> {
+        let mut seat = self.seated();
+        let mut refused = Refused::Stale;
+        for _try in 0..TRIES {
+            let now = sys::now_ns();
+            match budget::reserve_loading(self, place_of(seat), device, least, bounds, now) {
+                Ok(bytes) => {
+                    return Ok(Charge {
+                        device: u32::try_from(device).unwrap_or(u32::MAX),
+                        beyond: false,
+                        bytes,
+                        seat,
+                    });
+                }
+                Err(Refused::Stale) => match self.sit_down(seat) {
+                    Ok(next) => seat = next,
+                    Err(_) => break,
+                },
+                Err(other) => {
+                    refused = other;
+                    break;
+                }
+            }
+        }
+        let asked = least.max(self.learned_runtime_bytes(device));
+        Err(self.refusal(device, asked, bounds, refused))
+    }
+
+    /// A context of this process was made past the driver's public interface, and its runtime loads
+    /// there, too: as after `reserve_loading`.
+    pub fn loading(&self, device: usize) {
+        if let Some((cells, _)) = self.slot_device(self.seated(), device) {
+            // SeqCst: as in `budget::reserve_loading`.
+            cells
+                .loading_since_ns
+                .store(sys::now_ns(), Ordering::SeqCst);
+        }
+    }
+
+    /// What this process's runtime has loaded stands in the books, or its context is gone.
+    pub fn loaded(&self, device: usize) {
+        // Acquire: as in `join`.
+        let seat = self.private().seat.load(Ordering::Acquire);
+        if let Some((cells, _)) = self.slot_device(seat, device) {
+            // SeqCst: after the charges that it stood for.
+            cells.loading_since_ns.store(0, Ordering::SeqCst);
+        }
+    }
+
     /// The rare ends of `reserve`: a slot that was taken away, a refusal.
     #[cold]
     fn reserve_again(
@@ -739,6 +800,11 @@ impl Region {
                 Err(again) => refused = again,
             }
         }
+        Err(self.refusal(device, bytes, bounds, refused))
+    }
+
+    /// Counts a refusal, and says what it stands on.
+    fn refusal(&self, device: usize, asked: u64, bounds: Bounds, refused: Refused) -> Refusal {
         bump(&self.layout().header.refused);
         let (limit, used, why) = match refused {
             Refused::Full { used } => (bounds.limit, used, Why::Full),
@@ -748,12 +814,12 @@ impl Region {
                 (bounds.limit, self.used(device), Why::Closed)
             }
         };
-        Err(Refusal {
+        Refusal {
             limit,
             used,
-            asked: bytes,
+            asked,
             why,
-        })
+        }
     }
 
     /// What is refused although no sum was too large: the driver cannot page it. Counted as any
@@ -865,8 +931,8 @@ impl Region {
         }
     }
 
-    /// Confirmed charges of all processes and of shared objects on this device, bytes. Pending
-    /// ones are not counted.
+    /// Confirmed charges of all processes and of shared objects on this device, and what is kept for
+    /// runtimes that are loading, bytes. Pending ones are not counted.
     #[must_use]
     pub fn used(&self, device: usize) -> u64 {
         budget::confirmed(self, device)
@@ -1066,6 +1132,26 @@ impl Region {
     /// Remembers what a context was seen to take.
     pub fn learn_context_bytes(&self, device: usize, bytes: u64) {
         self.learn(device, |d| &d.context_bytes, bytes);
+    }
+
+    /// The most that contexts and modules were seen to take on this device, bytes, of a process whose
+    /// runtime loads past the driver's public interface; 0 where nobody has looked yet.
+    #[must_use]
+    pub fn learned_runtime_bytes(&self, device: usize) -> u64 {
+        self.layout().devices.get(device).map_or(0, |device| {
+            // SeqCst: as in `budget::reserve_loading`.
+            bytes_in(device.runtime_bytes.load(Ordering::SeqCst))
+        })
+    }
+
+    /// Remembers what contexts and modules of such a process were seen to take.
+    pub fn learn_runtime_bytes(&self, device: usize, bytes: u64) {
+        if let Some(device) = self.layout().devices.get(device) {
+            // SeqCst: as in `budget::reserve_loading`.
+            device
+                .runtime_bytes
+                .fetch_max(bytes.min(budget::MOST_BYTES), Ordering::SeqCst);
+        }
     }
 
     /// What a module was seen to take on this device, bytes; 0 where nobody has looked yet.

@@ -60,7 +60,23 @@ fn work(region: &Region, dice: &mut Dice, books: &mut Books) {
     let device = usize::try_from(dice.below(DEVICES as u64)).unwrap();
     let kind = [Kind::Buffer, Kind::Buffer, Kind::Context, Kind::Module][dice.below(4) as usize];
     let key = dice.below(KEYS);
-    match dice.below(16) {
+    match dice.below(17) {
+        16 => {
+            // A context, and what its runtime then loads.
+            region.learn_runtime_bytes(0, 40);
+            let whole = Bounds {
+                limit: LIMIT,
+                resident: u64::MAX,
+            };
+            if let Ok(charge) = region.reserve_loading(0, 1 + dice.below(60), whole) {
+                let (context, rest) = charge.split(1 + dice.below(10));
+                region.confirm(context, Kind::Context);
+                region.refund(rest);
+                books.own[0] += context.bytes();
+                books.buffers.push((0, context.bytes(), Kind::Context));
+                region.loaded(0);
+            }
+        }
         0..=5 => {
             let bytes = 1 + dice.below(60);
             let bounds = Bounds {

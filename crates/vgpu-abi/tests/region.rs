@@ -551,7 +551,52 @@ fn a_disk_without_room_is_an_error_and_no_signal() {
     );
     std::fs::File::create(&path)
         .unwrap()
-        .set_len(2_777_088)
+        .set_len(size_of::<vgpu_abi::layout::RegionLayout>() as u64)
         .unwrap();
     assert_eq!(Region::open(&path).unwrap_err(), RegionError::NoSpace);
+}
+
+#[test]
+fn room_is_kept_for_a_runtime_until_it_is_loaded_and_for_a_minute_at_most() {
+    use std::mem::offset_of;
+    use std::os::unix::fs::FileExt;
+    use vgpu_abi::layout::{DeviceUse, RegionLayout, Slot};
+
+    let place = Place::new();
+    let region = place.open();
+    let whole = Bounds {
+        limit: 100,
+        resident: u64::MAX,
+    };
+    region.learn_runtime_bytes(0, 60);
+    region.learn_runtime_bytes(0, 50);
+
+    let (context, rest) = region.reserve_loading(0, 10, whole).unwrap().split(10);
+    assert_eq!(rest.bytes(), 50);
+    region.confirm(context, Kind::Context);
+    region.refund(rest);
+    assert_eq!(region.used(0), 60);
+    assert_eq!(region.reserve(0, 41, 100).unwrap_err().why, Why::Full);
+    region.refund(region.reserve(0, 40, 100).unwrap());
+
+    region.charge(0, 20, Kind::Context);
+    assert_eq!(region.used(0), 60);
+    region.loaded(0);
+    assert_eq!(region.used(0), 30);
+
+    region.loading(0);
+    assert_eq!(region.used(0), 60);
+    let since = offset_of!(RegionLayout, slots)
+        + region.seat().unwrap().slot * size_of::<Slot>()
+        + offset_of!(Slot, devices)
+        + offset_of!(DeviceUse, loading_since_ns);
+    let file = std::fs::File::options()
+        .write(true)
+        .open(place.path())
+        .unwrap();
+    // The machine has been up for longer than this.
+    file.write_all_at(&1_u64.to_ne_bytes(), since as u64)
+        .unwrap();
+    assert_eq!(region.used(0), 30);
+    region.reserve(0, 70, 100).unwrap();
 }

@@ -23,6 +23,8 @@ struct Model {
     device_lock: AtomicBool,
     shared_lock: AtomicBool,
     waits_end: bool,
+    /// What a process whose runtime loads was seen to take.
+    learned: AtomicU64,
 }
 
 fn word() -> AtomicU64 {
@@ -72,6 +74,7 @@ impl Model {
             device_lock: AtomicBool::new(false),
             shared_lock: AtomicBool::new(false),
             waits_end: false,
+            learned: word(),
         }
     }
 
@@ -120,6 +123,10 @@ impl Ledger for Model {
 
     fn shared(&self, _device: usize) -> Option<&AtomicU64> {
         Some(&self.shared)
+    }
+
+    fn expected(&self, _device: usize, _since_ns: u64) -> u64 {
+        self.learned.load(Ordering::SeqCst)
     }
 }
 
@@ -204,6 +211,8 @@ impl Slots for Model {
     fn let_go_of_shared(&self, _slot: usize) -> bool {
         true
     }
+
+    fn keep_compute(&self, _device: usize, _of: &ComputeUse) {}
 
     fn keep_counts(&self, _slot: usize) {}
 }
@@ -566,6 +575,42 @@ fn an_owner_whose_slot_was_taken_away_changes_nothing_in_it() {
             3,
             "the new owner's charge and nothing else"
         );
+    });
+}
+
+#[test]
+fn what_is_learned_while_a_runtime_begins_to_load_is_kept_for_it_or_refused() {
+    check(3, || {
+        let model = Arc::new(Model::seated(2));
+        let one = Arc::clone(&model);
+        let loads = thread::spawn(move || {
+            let place = Place { slot: 0, tag: 0 };
+            let whole = Bounds {
+                limit: 10,
+                resident: u64::MAX,
+            };
+            let Ok(reserved) = reserve_loading(&*one, place, 0, 1, whole, 5) else {
+                return 0;
+            };
+            // The context itself; the rest of what was reserved is kept by the mark from here on.
+            confirm(&one.cells[0], 0, 1, Kind::Context).unwrap();
+            refund(&one.cells[0], 0, reserved - 1).unwrap();
+            // What the runtime loads, and its settlement.
+            charge(&one.cells[0], 0, 5, Kind::Context).unwrap();
+            one.cells[0].loading_since_ns.store(0, Ordering::SeqCst);
+            6
+        });
+        // The other one has just been measured, and takes what it can get.
+        model.learned.store(6, Ordering::SeqCst);
+        let took = if model.reserve(1, 5, 10).is_ok() {
+            model.confirm(1, 5);
+            5
+        } else {
+            0
+        };
+        let loaded = loads.join().unwrap();
+
+        assert!(took + loaded <= 10, "{took} and {loaded} of 10");
     });
 }
 

@@ -21,6 +21,9 @@ use crate::layout::{ComputeUse, DeviceUse, MAX_DEVICES, MAX_SLOTS, SlotHead};
 /// How long a reaper waits for the shared-object table before it leaves a slot for the next one.
 const REAP_WAIT_NS: u64 = 5_000_000;
 
+/// Room is kept for a runtime that loads for this long: PyTorch's takes ten seconds on a slow machine.
+const LOADING_NS: u64 = 60_000_000_000;
+
 /// Somebody who asked for a lock within this time is still asking.
 const ASKED_NS: u64 = 2_000_000;
 /// How long who had it last lets others go first, and how often.
@@ -403,6 +406,13 @@ impl Ledger for Region {
     #[inline]
     fn shared(&self, device: usize) -> Option<&AtomicU64> {
         self.shared_word(device)
+    }
+
+    fn expected(&self, device: usize, since_ns: u64) -> u64 {
+        if sys::now_ns().saturating_sub(since_ns) > LOADING_NS {
+            return 0;
+        }
+        self.learned_runtime_bytes(device)
     }
 }
 
