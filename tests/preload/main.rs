@@ -18,3 +18,4 @@ mod kills;
 mod linkage;
 mod memory;
 mod overlay;
+mod runtime;

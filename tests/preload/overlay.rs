@@ -160,7 +160,7 @@ fn what_we_do_not_hook_is_the_drivers() {
     let names = [
         "cuMemAlloc_v2",
         "cuGetProcAddress_v2",
-        "cuGetExportTable",
+        "cuDriverGetVersion",
         "cuFuncGetName",
         "cuNoSuchFunction",
     ];
@@ -173,7 +173,7 @@ fn what_we_do_not_hook_is_the_drivers() {
         ask("libcuda.so.1".as_ref()),
         "cuMemAlloc_v2 overlay\n\
          cuGetProcAddress_v2 overlay\n\
-         cuGetExportTable sim\n\
+         cuDriverGetVersion sim\n\
          cuFuncGetName sim\n\
          cuNoSuchFunction nowhere\n"
     );

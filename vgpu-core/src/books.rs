@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_api::CuResult;
-use vgpu_abi::region::{Charge, Kind, Refusal};
+use vgpu_abi::region::{Bounds, Charge, Kind, Refusal};
 
 use crate::container::{self, Container, Device, Process, Standing};
 use crate::contexts;
@@ -205,6 +205,45 @@ impl Books {
     /// Reserves room, without a record of a refusal.
     #[inline(always)]
     pub(crate) fn try_reserve(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
+        if self.process.is_any_loading() {
+            contexts::loaded(self, device);
+        }
+        self.try_reserve_now(device, bytes)
+    }
+
+    /// Reserves room for what a context or a module takes: a program that asks for it may not have
+    /// loaded all that it brought.
+    pub(crate) fn reserve_overhead(
+        &self,
+        call: &str,
+        device: usize,
+        bytes: u64,
+    ) -> Result<Charge, CuResult> {
+        self.try_reserve_now(device, bytes)
+            .map_err(|refusal| self.refuse(call, device, &refusal))
+    }
+
+    /// Reserves room for the context of a process whose runtime loads past the hooks: `least`, or
+    /// what such processes were seen to take.
+    pub(crate) fn reserve_loading(
+        &self,
+        call: &str,
+        device: usize,
+        least: u64,
+    ) -> Result<Charge, CuResult> {
+        self.process.tick(self.container);
+        let bounds = Bounds {
+            limit: self.process.memory_limit(self.container, device),
+            resident: u64::MAX,
+        };
+        let reserved = self.container.region.reserve_loading(device, least, bounds);
+        let charge = reserved.map_err(|refusal| self.refuse(call, device, &refusal))?;
+        guest::note_pending(charge);
+        Ok(charge)
+    }
+
+    #[inline(always)]
+    fn try_reserve_now(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
         self.process.tick(self.container);
         let limit = self.process.memory_limit(self.container, device);
         let charge = self.container.region.reserve(device, bytes, limit)?;

@@ -14,7 +14,7 @@ use vgpu_abi::targets::{Target, TargetsMap};
 use crate::compute;
 use crate::driver;
 use crate::guest;
-use crate::ledger::Ledger;
+use crate::ledger::{Learn, Ledger};
 use crate::linker;
 use crate::lock::{self, Lock, ProcessLock};
 use crate::log::line;
@@ -69,6 +69,10 @@ pub(crate) struct Process {
     pub(crate) epoch: AtomicU32,
     /// When something was last looked at that costs a look (milliseconds).
     looked_at_ms: AtomicU64,
+    /// A bit for each device into whose context a runtime is loading past the hooks.
+    loading: AtomicU32,
+    /// Held while what was loaded is measured.
+    pub(crate) loaded_lock: Lock,
     limits_lock: Lock,
     limits_generation: AtomicU64,
     limits_known: AtomicU32,
@@ -96,6 +100,21 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
 static SET_UP: ProcessLock = ProcessLock::new();
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 static ONCE: AtomicU32 = AtomicU32::new(0);
+
+/// Not 0: a runtime of this process (or of the one that it was forked from) loads past the hooks.
+static LOADS_PAST_US: AtomicU32 = AtomicU32::new(0);
+
+/// Does a runtime of this process load modules past the hooks, once it has a context?
+pub(crate) fn loads_past_us() -> bool {
+    // Relaxed: guards no other memory.
+    LOADS_PAST_US.load(Ordering::Relaxed) != 0
+}
+
+/// It does.
+pub(crate) fn load_past_us() {
+    // Relaxed: guards no other memory.
+    LOADS_PAST_US.store(1, Ordering::Relaxed);
+}
 
 /// Another thread's set-up is waited for this long; it opens files, no more.
 const LONGEST_SET_UP_MS: i64 = 10_000;
@@ -510,6 +529,31 @@ impl Process {
         found
     }
 
+    /// Is a runtime of this process loading past the hooks, on any device?
+    #[inline]
+    pub(crate) fn is_any_loading(&self) -> bool {
+        // Relaxed: set by the thread that made the context, before the program knows of it.
+        self.loading.load(Ordering::Relaxed) != 0
+    }
+
+    /// The same, on this device.
+    pub(crate) fn is_loading(&self, device: usize) -> bool {
+        // Relaxed: as above.
+        self.loading.load(Ordering::Relaxed) >> device & 1 != 0
+    }
+
+    /// It loads from here on.
+    pub(crate) fn begin_loading(&self, device: usize) {
+        // Relaxed: as above.
+        self.loading.fetch_or(1 << device, Ordering::Relaxed);
+    }
+
+    /// It does not load any more.
+    pub(crate) fn forget_loading(&self, device: usize) {
+        // Relaxed: as above.
+        self.loading.fetch_and(!(1 << device), Ordering::Relaxed);
+    }
+
     /// At most every 50 ms: looks after our slot and clears those of dead processes.
     #[inline]
     pub(crate) fn tick(&self, container: &Container) {
@@ -546,8 +590,14 @@ impl Process {
             return;
         }
         if let Some(target) = container.target() {
+            let learn = if loads_past_us() {
+                Learn::Runtime
+            } else {
+                Learn::Context
+            };
+            let is_loading = |device| self.is_loading(device);
             self.ledger
-                .settle_overhead(container, &target.overhead_bytes);
+                .settle_overhead(container, &target.overhead_bytes, learn, is_loading);
         }
     }
 }

@@ -3,14 +3,15 @@
 
 use core::sync::atomic::Ordering;
 
-use cuda_api::{CuContext, CuDevice, CuGreenCtx, CuResult};
+use cuda_api::{CuContext, CuDevice, CuGreenCtx, CuResult, CuUuid};
 use vgpu_abi::region::{Charge, Kind};
 
 use crate::books::{self, Books, Place, books};
 use crate::border;
 use crate::compute;
+use crate::container;
 use crate::guest::{self, Verdict};
-use crate::ledger::Part;
+use crate::ledger::{Learn, Part};
 use crate::log::line;
 use crate::map::{Entry, Space, Then};
 use crate::memory;
@@ -21,13 +22,34 @@ const PRIMARY: u8 = 1;
 /// The context was made from a green one, which is charged for it.
 const GREEN: u8 = 2;
 
+/// The table through which a CUDA runtime makes contexts and loads modules.
+const RUNTIME_TABLE: [u8; 16] = [
+    0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9,
+];
+
 /// A context about to be made.
 #[derive(Clone, Copy)]
 pub(crate) struct Making {
     /// `None` where nothing is known of the size yet, or nothing has to be made.
     charge: Option<Charge>,
+    /// Of the charge, what the context itself is expected to take.
+    bytes: u64,
+    /// The rest is kept for what the runtime will load.
+    loads: bool,
     device: usize,
     ordinal: i32,
+}
+
+impl Making {
+    fn nothing(device: usize, ordinal: i32) -> Self {
+        Self {
+            charge: None,
+            bytes: 0,
+            loads: false,
+            device,
+            ordinal,
+        }
+    }
 }
 
 /// A context about to go.
@@ -49,20 +71,30 @@ fn make(books: &Books, call: &str, ordinal: i32) -> Verdict<Making> {
         Place::Denied => return refuse_device(ordinal),
     };
     let bytes = expected_bytes(books, device);
-    if bytes == 0 {
-        return Verdict::Call(Making {
-            charge: None,
-            device,
-            ordinal,
-        });
-    }
-    match books.reserve(call, device, bytes) {
+    let loads = container::loads_past_us() && !books.ledger().has_context(device);
+    let reserved = match (loads, bytes) {
+        (true, _) => books.reserve_loading(call, device, bytes),
+        (false, 0) => return Verdict::Call(Making::nothing(device, ordinal)),
+        (false, _) => books.reserve_overhead(call, device, bytes),
+    };
+    match reserved {
         Ok(charge) => Verdict::Call(Making {
             charge: Some(charge),
+            bytes,
+            loads,
             device,
             ordinal,
         }),
         Err(result) => Verdict::Refuse(result),
+    }
+}
+
+/// A runtime that has this table loads modules through it, which no hook sees.
+pub(crate) fn after_export_table(result: CuResult, table: *const CuUuid) {
+    if result == CuResult::SUCCESS
+        && border::read(table).is_some_and(|table| table.bytes == RUNTIME_TABLE)
+    {
+        container::load_past_us();
     }
 }
 
@@ -101,7 +133,15 @@ pub(crate) fn after_create(making: Making, result: CuResult, out: *mut CuContext
         Some(context) if result == CuResult::SUCCESS => {
             made(&books, making, context as u64, 0);
         }
-        _ => refund(&books, making),
+        _ => failed(&books, making),
+    }
+}
+
+/// There is no context: nothing is loaded into it either.
+fn failed(books: &Books, making: Making) {
+    refund(books, making);
+    if making.loads {
+        books.container.region.loaded(making.device);
     }
 }
 
@@ -111,8 +151,20 @@ fn refund(books: &Books, making: Making) {
     }
 }
 
+/// What the context itself takes is confirmed. The rest is kept by the mark that stands since it was
+/// reserved, less what the books have.
+fn confirm(books: &Books, making: Making) {
+    let Some(charge) = making.charge else { return };
+    let (own, rest) = charge.split(making.bytes);
+    books.confirm(own, Kind::Context);
+    books.refund(rest);
+    if making.loads {
+        books.process.begin_loading(making.device);
+    }
+}
+
 fn made(books: &Books, making: Making, context: u64, what: u8) {
-    let bytes = making.charge.map_or(0, |charge| charge.bytes());
+    let bytes = making.bytes;
     let entry = Entry {
         bytes,
         what,
@@ -128,14 +180,31 @@ fn made(books: &Books, making: Making, context: u64, what: u8) {
     if !kept {
         line!(Error, "a context is not remembered: no memory");
     }
-    if let Some(charge) = making.charge {
-        books.confirm(charge, Kind::Context);
+    let is_new = making.loads || !container::loads_past_us();
+    if !is_new {
+        mark_loading(books, making.device);
     }
+    confirm(books, making);
     books
         .ledger()
         .add_overhead(making.device, Part::Context, bytes);
     if bytes == 0 {
-        measure(books, making.device, making.ordinal);
+        // What a runtime made past the hooks may hold its modules already.
+        let learn = if is_new {
+            Learn::Context
+        } else {
+            Learn::Runtime
+        };
+        measure(books, making.device, making.ordinal, learn);
+    }
+}
+
+/// A context that was made past the hooks, or is about to stand in the books as the first one of its
+/// device: its runtime loads until memory is asked for.
+fn mark_loading(books: &Books, device: usize) {
+    if !books.ledger().has_context(device) {
+        books.container.region.loading(device);
+        books.process.begin_loading(device);
     }
 }
 
@@ -155,16 +224,41 @@ fn named(books: &Books, device: usize) -> Entry {
 
 /// A context that nobody measured before: NVML says what this process holds,
 /// and what is not a buffer is the context. (A host process that measures comes later, and again.)
-fn measure(books: &Books, device: usize, ordinal: i32) {
+/// False where NVML does not know this process.
+fn measure(books: &Books, device: usize, ordinal: i32, learn: Learn) -> bool {
     let region = &books.container.region;
     let Some(held) = guest::uncancelled(|| query::own_bytes(ordinal)) else {
-        return;
+        return false;
     };
     let overhead = books.ledger().overhead_bytes(device);
     let buffers = region.used_by_me(device).saturating_sub(overhead);
+    // Beside buffers the figure may be off by one that is on its way.
+    let learn = if buffers == 0 { learn } else { Learn::Nothing };
     books
         .ledger()
-        .settle_device(books.container, device, held.saturating_sub(buffers));
+        .measured_here(books.container, device, held.saturating_sub(buffers), learn);
+    true
+}
+
+/// The first memory that this process asks for since its context was made: its runtime has loaded
+/// what the program brought. That is measured and stands in the books, before anything is given.
+#[cold]
+pub(crate) fn loaded(books: &Books, device: usize) {
+    let Some(_alone) = books.process.loaded_lock.hold_briefly() else {
+        // What is kept stays so for its minute.
+        return books.process.forget_loading(device);
+    };
+    if !books.process.is_loading(device) {
+        return;
+    }
+    let ordinal = books.ordinal_of(device);
+    if ordinal.is_some_and(|ordinal| measure(books, device, ordinal, Learn::Runtime)) {
+        books.container.region.loaded(device);
+    } else {
+        // In a pid namespace, where only the host can measure.
+        books.ledger().await_host(device);
+    }
+    books.process.forget_loading(device);
 }
 
 /// Our number of a context, and an entry for one that was made past the hooks (an old runtime makes
@@ -185,11 +279,13 @@ pub(crate) fn adopt(books: &Books, context: u64, device: usize) -> u64 {
         map.put(Space::Context, context, before);
         return before.owner;
     }
+    // Whoever makes contexts past the hooks loads modules past them too, and may be at it.
+    container::load_past_us();
+    mark_loading(books, device);
     books.container.region.charge(device, bytes, Kind::Context);
     books.ledger().add_overhead(device, Part::Context, bytes);
-    // Whoever makes contexts past the hooks loads modules past them too, and has just done so.
     if let Some(ordinal) = books.ordinal_of(device) {
-        measure(books, device, ordinal);
+        measure(books, device, ordinal, Learn::Runtime);
     }
     entry.owner
 }
@@ -251,6 +347,10 @@ fn gone(books: &Books, entry: &Entry) {
     }
     if entry.what != GREEN {
         ledger.drop_overhead(books.container, device, Part::Context, entry.bytes);
+        if !ledger.has_context(device) {
+            books.process.forget_loading(device);
+            books.container.region.loaded(device);
+        }
     }
     crate::pools::settle_device(books, device);
 }
@@ -304,11 +404,7 @@ pub(crate) fn before_retain(call: &str, device: CuDevice) -> Verdict<Making> {
     let books = books!(Context);
     if query::primary_is_active(device.0) == Some(true) {
         return match books.of_ordinal(device.0) {
-            Place::Device { device: index, .. } => Verdict::Call(Making {
-                charge: None,
-                device: index,
-                ordinal: device.0,
-            }),
+            Place::Device { device: index, .. } => Verdict::Call(Making::nothing(index, device.0)),
             Place::Elsewhere => Verdict::Pass,
             Place::Denied => refuse_device(device.0),
         };
@@ -319,7 +415,7 @@ pub(crate) fn before_retain(call: &str, device: CuDevice) -> Verdict<Making> {
 pub(crate) fn after_retain(making: Making, result: CuResult, out: *mut CuContext) {
     let Some(books) = books::opened() else { return };
     let Some(context) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        return refund(&books, making);
+        return failed(&books, making);
     };
     let context = context as u64;
     let before = books.ledger().swap_primary(making.device, context);
@@ -376,17 +472,15 @@ fn primary_gone(books: &Books, ordinal: i32) {
 pub(crate) fn after_green_create(making: Making, result: CuResult, out: *mut CuGreenCtx) {
     let Some(books) = books::opened() else { return };
     let Some(green) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        return refund(&books, making);
+        return failed(&books, making);
     };
-    let bytes = making.charge.map_or(0, |charge| charge.bytes());
+    let bytes = making.bytes;
     let entry = Entry {
         bytes,
         ..named(&books, making.device)
     };
     books.ledger().map.put(Space::Green, green as u64, entry);
-    if let Some(charge) = making.charge {
-        books.confirm(charge, Kind::Context);
-    }
+    confirm(&books, making);
     books
         .ledger()
         .add_overhead(making.device, Part::Context, bytes);
@@ -489,7 +583,7 @@ pub(crate) fn before_set_limit(call: &str, limit: u32, value: usize) -> Verdict<
     if then <= before {
         return Verdict::Call(setting);
     }
-    match books.reserve(call, device, then - before) {
+    match books.reserve_overhead(call, device, then - before) {
         Ok(charge) => Verdict::Call(Setting {
             charge: Some(charge),
             ..setting

@@ -393,6 +393,9 @@ pub(crate) mod cuda {
             symbol: *const c_char, out: *mut *mut c_void, version: i32, flags: u64,
             status: *mut CuDriverProcAddressQueryResult,
         ) => { _, dispatch::after_proc_address(symbol, out, version, flags) }
+        /// Tells of a CUDA runtime that will load modules past the hooks.
+        fn cuGetExportTable(out: *mut *const c_void, export_table_id: *const CuUuid)
+            => { _, contexts::after_export_table(export_table_id) }
         /// Without the devices that the container may not use.
         fn cuDeviceGetCount(count: *mut i32) => { _, dispatch::after_device_count(count) }
         /// By the container's numbering.

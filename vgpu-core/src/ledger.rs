@@ -8,7 +8,7 @@ use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::region::Kind;
 
 use crate::container::Container;
-use crate::lock::Lock;
+use crate::lock::{self, Lock};
 use crate::map::Map;
 
 /// Pools with books of their own; allocations from further ones are charged one by one.
@@ -41,9 +41,30 @@ struct Overhead {
     context_bytes: AtomicU64,
     module_bytes: AtomicU64,
     contexts: AtomicU32,
+    /// What the host measured last.
     measured_bytes: AtomicU64,
+    /// When this process measured by itself, milliseconds; 0: it has not.
+    measured_here_ms: AtomicU64,
+    /// Since when the host is to say what a runtime has loaded, milliseconds; 0: nobody waits.
+    awaited_ms: AtomicU64,
     primary: AtomicU64,
 }
+
+/// What a measurement teaches the other processes of the container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Learn {
+    /// Nothing.
+    Nothing,
+    /// What a context takes.
+    Context,
+    /// What contexts and modules take where a runtime loads past the hooks.
+    Runtime,
+}
+
+/// A figure of the host is of a moment up to this long ago.
+const HOST_LAG_MS: u64 = 1_000;
+/// The host has looked at least once since then.
+const HOST_LOOKS_MS: u64 = 500;
 
 /// One memory pool of the driver.
 #[repr(C)]
@@ -176,18 +197,73 @@ impl Ledger {
 
     /// The host measured what contexts and modules take of each device: the books follow when the
     /// figure has changed. (Between two looks, estimates stand on top of it.)
-    pub(crate) fn settle_overhead(&self, container: &Container, measured: &[u64; MAX_DEVICES]) {
+    pub(crate) fn settle_overhead(
+        &self,
+        container: &Container,
+        measured: &[u64; MAX_DEVICES],
+        learn: Learn,
+        is_loading: impl Fn(usize) -> bool,
+    ) {
+        let now = lock::milliseconds().unsigned_abs();
         for (device, (overhead, &bytes)) in self.overhead.iter().zip(measured).enumerate() {
-            // Relaxed: guards no other memory.
-            if bytes == 0 || overhead.measured_bytes.swap(bytes, Ordering::Relaxed) == bytes {
+            if bytes == 0 {
                 continue;
             }
-            self.settle_device(container, device, bytes);
+            // Relaxed here and below: guard no other memory.
+            let awaited = overhead.awaited_ms.load(Ordering::Relaxed);
+            let is_awaited = awaited != 0 && now.saturating_sub(awaited) >= HOST_LOOKS_MS;
+            if overhead.measured_bytes.swap(bytes, Ordering::Relaxed) == bytes && !is_awaited {
+                continue;
+            }
+            let here = overhead.measured_here_ms.load(Ordering::Relaxed);
+            let is_fresh = here != 0 && now.saturating_sub(here) < HOST_LAG_MS;
+            // Less than what was measured here is older than that; and while a runtime loads, what
+            // is kept for it must not flicker.
+            if (is_fresh || is_loading(device)) && bytes < self.overhead_bytes(device) {
+                continue;
+            }
+            self.settle_device(container, device, bytes, learn);
+            if is_awaited {
+                overhead.awaited_ms.store(0, Ordering::Relaxed);
+                container.region.loaded(device);
+            }
         }
     }
 
+    /// The host is to say what a runtime has loaded: NVML does not know this process here.
+    pub(crate) fn await_host(&self, device: usize) {
+        if let Some(overhead) = self.overhead.get(device) {
+            let now = lock::milliseconds().unsigned_abs().max(1);
+            // Relaxed: guards no other memory.
+            overhead.awaited_ms.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// This process has measured by itself what its contexts and modules take of one device.
+    pub(crate) fn measured_here(
+        &self,
+        container: &Container,
+        device: usize,
+        bytes: u64,
+        learn: Learn,
+    ) {
+        if let Some(overhead) = self.overhead.get(device) {
+            let now = lock::milliseconds().unsigned_abs().max(1);
+            // Relaxed: guards no other memory.
+            overhead.measured_here_ms.store(now, Ordering::Relaxed);
+        }
+        self.settle_device(container, device, bytes, learn);
+    }
+
+    /// Has this process a context on the device?
+    pub(crate) fn has_context(&self, device: usize) -> bool {
+        // Relaxed: guards no other memory.
+        let contexts = |overhead: &Overhead| overhead.contexts.load(Ordering::Relaxed);
+        self.overhead.get(device).map_or(0, contexts) != 0
+    }
+
     /// The contexts and modules of one device take this much.
-    pub(crate) fn settle_device(&self, container: &Container, device: usize, bytes: u64) {
+    fn settle_device(&self, container: &Container, device: usize, bytes: u64, learn: Learn) {
         let Some(overhead) = self.overhead.get(device) else {
             return;
         };
@@ -204,8 +280,12 @@ impl Ledger {
         let is = bytes.saturating_sub(modules);
         overhead.context_bytes.store(is, Ordering::Relaxed);
         container.region.adjust(device, Kind::Context, was, is);
-        if contexts == 1 && is > 0 {
-            container.region.learn_context_bytes(device, is);
+        match learn {
+            Learn::Context if contexts == 1 && is > 0 => {
+                container.region.learn_context_bytes(device, is);
+            }
+            Learn::Runtime if contexts == 1 => container.region.learn_runtime_bytes(device, bytes),
+            Learn::Context | Learn::Runtime | Learn::Nothing => {}
         }
     }
 

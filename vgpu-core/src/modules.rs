@@ -61,7 +61,7 @@ fn reserve(books: &Books, call: &str, image: u64) -> Verdict<Loading> {
         Place::Elsewhere => return Verdict::Pass,
         Place::Denied => return Verdict::Refuse(CuResult::NOT_PERMITTED),
     };
-    match books.reserve(call, device, mapped(image.max(1))) {
+    match books.reserve_overhead(call, device, mapped(image.max(1))) {
         Ok(charge) => Verdict::Call(Loading { charge, owner }),
         Err(result) => Verdict::Refuse(result),
     }

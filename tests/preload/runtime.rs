@@ -1,0 +1,192 @@
+//! Programs whose CUDA runtime loads modules past the hooks: what they take is kept free for them from
+//! the moment on at which one such program was seen.
+
+use std::time::Duration;
+
+use vgpu_abi::targets::{Target, TargetsFile};
+
+use crate::support::{CONTEXT, MIB, Running, World};
+
+/// What the runtime of these programs loads.
+const LOADED: u64 = 40;
+
+fn start(world: &World) -> Running {
+    world.program("runtime").linked().start()
+}
+
+/// Each step succeeds, unless it ends in `!`, where it is refused for memory.
+#[track_caller]
+fn steps(program: &mut Running, steps: &str) {
+    for step in steps.split(';').map(str::trim) {
+        let (step, code) = step.strip_suffix('!').map_or((step, 0), |step| (step, 2));
+        let name = step.split(' ').next().unwrap();
+        assert_eq!(program.step(step), format!("{name} {code}"), "{step}");
+    }
+}
+
+/// One program of the kind comes, loads and goes.
+fn teach(world: &World) {
+    let mut program = start(world);
+    steps(
+        &mut program,
+        &format!("table; context; load {LOADED}; alloc 2"),
+    );
+    program.end();
+}
+
+#[track_caller]
+fn holds(world: &World, mib: u64) {
+    let held = world.board().used_bytes(0);
+    assert_eq!(held, mib * MIB, "{} MiB\n{}", held / MIB, world.log());
+}
+
+#[track_caller]
+fn agree(world: &World) {
+    let (booked, held) = (world.booked(0), world.board().used_bytes(0));
+    assert_eq!(
+        booked,
+        held,
+        "booked {} MiB, held {} MiB\n{}",
+        booked / MIB,
+        held / MIB,
+        world.log()
+    );
+}
+
+#[test]
+fn what_a_runtime_loads_past_the_hooks_stands_in_the_books_before_its_program_gets_memory() {
+    let world = World::with_room(100 * MIB);
+    let mut program = start(&world);
+
+    steps(&mut program, "table; context; load 40; alloc 61!");
+    agree(&world);
+    steps(&mut program, "alloc 60; alloc 1!; free; alloc 60");
+    agree(&world);
+}
+
+#[test]
+fn a_context_made_past_the_hooks_too_is_measured_before_its_program_gets_memory() {
+    let world = World::with_room(100 * MIB);
+    let mut program = start(&world);
+
+    steps(&mut program, "table; private_context; load 40; alloc 61!");
+    agree(&world);
+}
+
+#[test]
+fn the_room_that_one_runtime_needed_is_kept_for_the_next_while_it_loads() {
+    let world = World::with_room(100 * MIB);
+    teach(&world);
+    let (mut loads, mut other) = (start(&world), start(&world));
+
+    // A context of its own takes 16 MiB of what is left: 100 - 40 - 16.
+    steps(&mut loads, "table; context");
+    steps(&mut other, "init; context; alloc 45!; alloc 44");
+    steps(&mut loads, "load 40");
+    holds(&world, 100 + CONTEXT / MIB);
+    steps(&mut loads, "alloc 1!");
+    steps(&mut other, "free; alloc 45!");
+    steps(&mut loads, "alloc 44");
+    agree(&world);
+}
+
+#[test]
+fn what_one_runtime_was_seen_to_load_is_kept_for_another_that_loads_already() {
+    let world = World::with_room(200 * MIB);
+    let (mut slow, mut quick) = (start(&world), start(&world));
+    steps(&mut slow, "table; context; load 8");
+
+    steps(
+        &mut quick,
+        "table; context; load 40; alloc 105!; alloc 104; alloc 1!",
+    );
+    steps(&mut slow, "load 32");
+
+    holds(&world, 200 + CONTEXT / MIB);
+    steps(&mut slow, "alloc 1!");
+    agree(&world);
+}
+
+#[test]
+fn a_context_whose_runtime_would_not_fit_is_refused_with_a_record() {
+    let world = World::with_room(100 * MIB);
+    teach(&world);
+    let (mut holder, mut next) = (start(&world), start(&world));
+    steps(&mut holder, "init; context; alloc 45");
+
+    steps(&mut next, "table; context!");
+    let ooms = world.snapshot().ooms;
+
+    let record = ooms.last().expect("a refusal is recorded");
+    assert_eq!(record.call, "cuDevicePrimaryCtxRetain");
+    assert_eq!(record.asked, LOADED * MIB + CONTEXT);
+    // Nothing is kept for it, and it may try again.
+    steps(&mut holder, "free; alloc 100; free");
+    steps(&mut next, "context; load 40; alloc 44");
+    agree(&world);
+}
+
+#[test]
+fn a_program_without_such_a_runtime_needs_room_for_its_context_only() {
+    let world = World::with_room(100 * MIB);
+    teach(&world);
+    let (mut holder, mut next) = (start(&world), start(&world));
+    steps(&mut holder, "init; context; alloc 84");
+
+    steps(&mut next, "init; context");
+
+    holds(&world, 100 + CONTEXT / MIB);
+}
+
+#[test]
+fn a_runtime_that_loads_less_than_others_gives_the_rest_back_with_its_first_memory() {
+    let world = World::with_room(100 * MIB);
+    teach(&world);
+    let (mut small, mut other) = (start(&world), start(&world));
+    steps(&mut small, "table; context; load 2; alloc 2");
+
+    steps(&mut other, "init; context; alloc 80");
+
+    holds(&world, 100 + CONTEXT / MIB);
+    agree(&world);
+}
+
+#[test]
+fn what_was_kept_for_a_runtime_is_free_when_its_process_is_killed_or_its_context_gone() {
+    let world = World::with_room(100 * MIB);
+    teach(&world);
+    let (mut killed, mut reset, mut other) = (start(&world), start(&world), start(&world));
+    steps(&mut other, "init; context; alloc 20");
+    steps(&mut killed, "table; context");
+    steps(&mut other, "alloc 30!");
+
+    killed.kill();
+    steps(&mut other, "alloc 30; free");
+    steps(&mut reset, "table; context; load 40");
+    steps(&mut other, "alloc 30!");
+    steps(&mut reset, "reset");
+    steps(&mut other, "alloc 80");
+    agree(&world);
+}
+
+#[test]
+fn a_figure_of_the_host_from_the_midst_of_the_loading_does_not_replace_what_was_measured_after_it()
+{
+    let world = World::with_room(100 * MIB);
+    let mut targets = TargetsFile::create(&world.path("targets")).unwrap();
+    let mut program = start(&world);
+    steps(&mut program, "table; context; load 40");
+    let slot = &world.snapshot().slots[0];
+    let mut midst = Target {
+        slot_generation: slot.generation,
+        ..Target::default()
+    };
+    midst.overhead_bytes[0] = CONTEXT + 20 * MIB;
+    targets.write(&[(slot.slot, midst)], 1).unwrap();
+
+    // The library looks at the host's figures 50 ms after its last look.
+    std::thread::sleep(Duration::from_millis(60));
+    steps(&mut program, "alloc 2");
+
+    agree(&world);
+}
