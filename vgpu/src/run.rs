@@ -354,7 +354,8 @@ impl Watching {
     }
 }
 
-fn monotonic_ns() -> u64 {
+/// The monotonic clock, nanoseconds.
+pub(crate) fn monotonic_ns() -> u64 {
     let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC) else {
         return 0;
     };

@@ -95,6 +95,44 @@ pub(crate) fn percent_text(percent: Option<u32>) -> String {
     percent.map_or_else(|| String::from("–"), |percent| format!("{percent}%"))
 }
 
+/// Thousandths as `29.8%`, without a part that is nothing.
+pub(crate) fn permille_text(permille: u32) -> String {
+    match permille % 10 {
+        0 => format!("{}%", permille / 10),
+        tenth => format!("{}.{tenth}%", permille / 10),
+    }
+}
+
+/// A time span, short: `0ms`, `850ms`, `12.3s`, `4m`, `3h`, `2d`.
+pub(crate) fn span(ns: u64) -> String {
+    let ms = ns / 1_000_000;
+    match ms {
+        0..1_000 => format!("{ms}ms"),
+        1_000..100_000 => format!("{}.{}s", ms / 1_000, ms / 100 % 10),
+        100_000..6_000_000 => format!("{}m", ms / 60_000),
+        6_000_000..172_800_000 => format!("{}h", ms / 3_600_000),
+        _ => format!("{}d", ms / 86_400_000),
+    }
+}
+
+/// A number, short: `999`, `12.3k`, `4.5M`.
+pub(crate) fn number(number: u64) -> String {
+    let mut whole = number;
+    let mut rest = 0;
+    for unit in ["", "k", "M", "G", "T", "P", "E"] {
+        if whole < 1_000 {
+            return match unit {
+                "" => whole.to_string(),
+                unit if whole < 100 => format!("{whole}.{}{unit}", rest / 100),
+                unit => format!("{whole}{unit}"),
+            };
+        }
+        rest = whole % 1_000;
+        whole /= 1_000;
+    }
+    number.to_string()
+}
+
 /// Seconds since 1970 as `2026-11-21 14:02:03Z`.
 pub(crate) fn utc(unix: u64) -> String {
     let days = unix / 86_400;
@@ -131,6 +169,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
+    hidden: Vec<usize>,
 }
 
 impl Table {
@@ -138,16 +177,39 @@ impl Table {
         self.rows.push(cells);
     }
 
-    pub(crate) fn write(&self, out: &mut String) {
+    /// Leaves out columns, in this order, until it fits the width.
+    pub(crate) fn fit(&mut self, columns: usize, expendable: &[usize]) {
+        for column in expendable {
+            let widths = self.widths();
+            let shown = widths
+                .iter()
+                .enumerate()
+                .filter(|(column, _)| !self.hidden.contains(column));
+            let needed: usize = shown.map(|(_, width)| width + 2).sum();
+            if needed.saturating_sub(2) <= columns {
+                return;
+            }
+            self.hidden.push(*column);
+        }
+    }
+
+    fn widths(&self) -> Vec<usize> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width_of = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
             cells.map(|cell| width(cell)).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..columns).map(width_of).collect();
+        (0..columns).map(width_of).collect()
+    }
+
+    pub(crate) fn write(&self, out: &mut String) {
+        let widths = self.widths();
         for row in &self.rows {
             let mut line = String::new();
-            for (cell, column) in row.iter().zip(&widths) {
+            for (index, (cell, column)) in row.iter().zip(&widths).enumerate() {
+                if self.hidden.contains(&index) {
+                    continue;
+                }
                 line.push_str(cell);
                 line.extend(std::iter::repeat_n(' ', column - width(cell) + 2));
             }
@@ -238,6 +300,93 @@ mod tests {
 
         assert_eq!(out, "\x1b[31mab\x1b[0m    c\nabcd  e\n");
         assert_eq!(clip(&out, 1), "\x1b[31ma\x1b[0m\na\n");
+    }
+
+    #[test]
+    fn a_table_that_is_too_wide_leaves_out_what_matters_least() {
+        let mut table = Table::default();
+        table.row(
+            ["name", "bar-bar-bar", "used", "age"]
+                .map(String::from)
+                .to_vec(),
+        );
+        table.row(["a", "b", "c", "d"].map(String::from).to_vec());
+        let drawn = |columns| {
+            let mut table = Table {
+                rows: table.rows.clone(),
+                hidden: Vec::new(),
+            };
+            table.fit(columns, &[1, 3]);
+            let mut out = String::new();
+            table.write(&mut out);
+            out
+        };
+
+        assert_eq!(
+            drawn(28),
+            "name  bar-bar-bar  used  age\na     b            c     d\n"
+        );
+        assert_eq!(drawn(27), "name  used  age\na     c     d\n");
+        assert_eq!(drawn(14), "name  used\na     c\n");
+        assert_eq!(drawn(1), "name  used\na     c\n");
+    }
+
+    #[test]
+    fn spans_and_numbers_are_short_and_lose_no_order() {
+        let ms = |ms: u64| span(ms * 1_000_000 + 999_999);
+        let spans = [
+            0,
+            999,
+            1_000,
+            99_999,
+            100_000,
+            5_999_999,
+            6_000_000,
+            999_999_999,
+        ]
+        .map(ms);
+        assert_eq!(
+            spans,
+            ["0ms", "999ms", "1.0s", "99.9s", "1m", "99m", "1h", "11d"]
+        );
+        assert_eq!(span(u64::MAX), "213503d");
+        let numbers = [0, 999, 1_000, 99_999, 123_456, 4_567_890, u64::MAX].map(number);
+        assert_eq!(
+            numbers,
+            ["0", "999", "1.0k", "99.9k", "123k", "4.5M", "18.4E"]
+        );
+        assert_eq!(
+            [0, 5, 298, 300, 1000].map(permille_text),
+            ["0%", "0.5%", "29.8%", "30%", "100%"]
+        );
+    }
+
+    #[test]
+    fn what_was_asked_of_compute_time_is_said_in_a_word_or_two() {
+        let asked = [
+            asked_text(Policy::Force, 30, 0),
+            asked_text(Policy::Default, 30, 0),
+            asked_text(Policy::Disable, 30, 0),
+            asked_text(Policy::Floor, 50, 20),
+            asked_text(Policy::Floor, 0, 20),
+            asked_text(Policy::Floor, 50, 0),
+            asked_text(Policy::Force, 0, 0),
+            asked_text(Policy::Default, 100, 0),
+        ];
+
+        assert_eq!(
+            asked,
+            [
+                "30% force",
+                "30% default",
+                "30% disable",
+                "20-50% floor",
+                "20-100% floor",
+                "50% floor",
+                "none",
+                "none"
+            ]
+        );
     }
 
     #[test]

@@ -12,16 +12,24 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use supervisor::gpu::{GpuProcess, Gpus, Inventory, NvmlGpus};
-use supervisor::view::{ContainerView, Views};
+use supervisor::view::{ContainerView, DeviceView, Views};
+use vgpu_abi::host::ComputeSnapshot;
+use vgpu_abi::targets::Seen;
 
 use crate::args::TopArgs;
+use crate::run::monotonic_ns;
 use crate::text::Paint;
 use crate::{Failure, board};
+
+/// What the arbiter saw longer ago than this is no longer shown, nanoseconds.
+const STALE_NS: u64 = 1_000_000_000;
 
 /// Everything that is shown, read at one moment.
 #[derive(Debug, Default)]
 struct Picture {
     time_unix: u64,
+    /// The monotonic clock, nanoseconds.
+    now_ns: u64,
     inventory: Inventory,
     held: Vec<GpuProcess>,
     views: Views,
@@ -46,14 +54,19 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
         writeln!(out)?;
         return Ok(ExitCode::SUCCESS);
     }
+    // What is read by a program, or later, has no width.
+    let columns = || match is_terminal {
+        true => terminal_size::terminal_size().map(|(width, _)| usize::from(width.0)),
+        false => None,
+    };
     if args.once || !is_terminal || !std::io::stdin().is_terminal() {
         let picture = look(named, &gpus)?;
-        out.write_all(table::draw(&picture, paint).as_bytes())?;
+        out.write_all(table::draw(&picture, paint, columns()).as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
     screen::run(args.interval, &mut || {
         let picture = look(named, &gpus)?;
-        Ok(table::draw(&picture, paint))
+        Ok(table::draw(&picture, paint, columns()))
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -65,6 +78,7 @@ fn look(named: Option<&Path>, gpus: &Result<&dyn Gpus, String>) -> anyhow::Resul
             .duration_since(UNIX_EPOCH)
             .map_or(0, |t| t.as_secs()),
         views: board::read(named)?,
+        now_ns: monotonic_ns(),
         ..Picture::default()
     };
     match gpus {
@@ -103,6 +117,44 @@ impl Picture {
             .iter()
             .find(|gpu| gpu.uuid == uuid)
             .map(|gpu| gpu.index)
+    }
+
+    /// What the arbiter grants and saw, unless it has not looked for a while.
+    fn seen(&self, container: &ContainerView, device: &DeviceView) -> Seen {
+        let age = self.now_ns.saturating_sub(container.arbiter_at_ns);
+        if container.arbiter_at_ns == 0 || age > STALE_NS {
+            return Seen::default();
+        }
+        device.seen
+    }
+
+    /// Part of a GPU's time that a container used in the last second, thousandths: as the arbiter
+    /// saw it, else as NVML did; nothing where neither says.
+    fn used_permille(&self, container: &ContainerView, device: &DeviceView) -> Option<u32> {
+        let by_arbiter = self.seen(container, device).used_permille.map(u32::from);
+        let by_nvml = || {
+            let percent = self.container_busy(&device.uuid, container)?;
+            Some(percent.saturating_mul(10))
+        };
+        by_arbiter.or_else(by_nvml)
+    }
+
+    /// How long ago work was launched, nanoseconds; nothing where it never was.
+    fn since_ns(&self, compute: &ComputeSnapshot) -> Option<u64> {
+        // A clock of another time: a region that outlived a restart of the machine.
+        let is_known = compute.last_launch_ns != 0 && compute.last_launch_ns <= self.now_ns;
+        is_known.then(|| self.now_ns - compute.last_launch_ns)
+    }
+
+    /// What is guaranteed of a GPU to all containers together, percent. Runs inside a container
+    /// have a part of what that one has.
+    fn floors_percent(&self, uuid: &str) -> u32 {
+        let containers = self.views.containers.iter();
+        containers
+            .filter(|container| container.outer_limits.is_none())
+            .flat_map(|container| &container.devices)
+            .filter(|device| device.uuid == uuid)
+            .fold(0, |sum, device| sum.saturating_add(device.floor_percent))
     }
 
     /// Busy part of a GPU by one process, percent; nothing where NVML does not say.

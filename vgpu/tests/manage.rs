@@ -220,17 +220,17 @@ fn top_shows_who_uses_what() {
     expect![[r#"
         vgpu top  TIME, 2 containers, 1 process
 
-        GPU  MODEL  MEMORY  LIMITS  COMPUTE
-        0  Simulated GPU  0 / 16Gi  0%  [----------------]  8Gi  0%
-        1  Simulated GPU  0 / 16Gi  0%  [----------------]  16Gi  0%
+        GPU  MODEL  MEMORY  LIMITS  COMPUTE  FLOORS
+        0  Simulated GPU  0 / 16Gi  0%  [----------------]  8Gi  0%  0%
+        1  Simulated GPU  0 / 16Gi  0%  [----------------]  16Gi  0%  0%
 
-        CONTAINER  GPU  MEMORY  COMPUTE  OOMS  STATE
-        serve  0  0 / 4Gi  0%  [----------------]  –  0  running
-          1  0 / 8Gi  0%  [----------------]  –  running
-        train  0  3.29Gi / 4Gi  82%  [#############---]  –  1  running
-          1  1Gi / 8Gi  12%  [#---------------]  –  running
-          PID PROGRAM  0  3.29Gi  82%  [#############---]  –
-          1  1Gi  12%  [#---------------]  –
+        CONTAINER  PRIO  GPU  MEMORY  USED  GRANTED  ASKED  THROTTLED  LAUNCHES  LAST  OOMS  STATE
+        serve  1  0  0 / 4Gi  0%  [----------]  –  –  none  0ms  0  –  0  running
+          1  0 / 8Gi  0%  [----------]  –  –  none  0ms  0  –  running
+        train  1  0  3.29Gi / 4Gi  82%  [########--]  –  –  none  0ms  0  –  1  running
+          1  1Gi / 8Gi  12%  [#---------]  –  –  none  0ms  0  –  running
+          PID PROGRAM  0  3.29Gi  82%  [########--]  –  0ms  0  –
+          1  1Gi  12%  [#---------]  –  0ms  0  –
     "#]]
     .assert_eq(&steady(&top.out));
     // Without a terminal, the same.
@@ -250,9 +250,9 @@ fn top_without_containers_says_how_to_start_one() {
     expect![[r#"
         vgpu top  TIME, 0 containers, 0 processes
 
-        GPU  MODEL  MEMORY  LIMITS  COMPUTE
-        0  Simulated GPU  0 / 16Gi  0%  [----------------]  0  0%
-        1  Simulated GPU  0 / 16Gi  0%  [----------------]  0  0%
+        GPU  MODEL  MEMORY  LIMITS  COMPUTE  FLOORS
+        0  Simulated GPU  0 / 16Gi  0%  [----------------]  0  0%  0%
+        1  Simulated GPU  0 / 16Gi  0%  [----------------]  0  0%  0%
 
         No containers. Start one: vgpu run --gpumem 4Gi -- COMMAND
     "#]]
@@ -301,19 +301,40 @@ fn the_json_of_top_is_a_promise() {
               "devices": [
                 {
                   "buffer_bytes": 3221225472,
+                  "busy_ns": 0,
+                  "cap_percent": null,
+                  "contended": false,
                   "context_bytes": 314572800,
+                  "copies": 0,
+                  "copy_bytes": 0,
+                  "credit_ns": 0,
+                  "floor_percent": 0,
                   "gpu": 0,
+                  "granted_percent": null,
+                  "graph_launches": 0,
+                  "host_functions": 0,
                   "index": 0,
+                  "last_launch_ago_ns": null,
+                  "launches": 0,
                   "limit_bytes": 4294967296,
                   "module_bytes": 0,
+                  "oversubscribed_bytes": 0,
                   "pending_bytes": 0,
                   "pending_shrink": false,
                   "physical_bytes": 17179869184,
+                  "resident_bytes": 0,
                   "shared_bytes": 0,
+                  "throttled_ns": 0,
+                  "throttled_percent": 0.0,
                   "unaccounted_bytes": 0,
+                  "unknown_launches": 0,
                   "used_bytes": 3535798272,
+                  "used_percent": null,
                   "utilization_percent": null,
-                  "uuid": "…"
+                  "uuid": "…",
+                  "waiting": false,
+                  "waits": 0,
+                  "waits_for_turn": false
                 }
               ],
               "hook_calls": {
@@ -336,18 +357,31 @@ fn the_json_of_top_is_a_promise() {
               "path": "…",
               "pod": "",
               "pod_uid": "",
+              "policy": "default",
+              "priority": 1,
               "processes": [
                 {
                   "devices": [
                     {
                       "buffer_bytes": 3221225472,
+                      "busy_ns": 0,
                       "context_bytes": 314572800,
+                      "copies": 0,
+                      "copy_bytes": 0,
+                      "graph_launches": 0,
+                      "host_functions": 0,
                       "index": 0,
+                      "last_launch_ago_ns": null,
                       "launches": 0,
                       "module_bytes": 0,
+                      "oversubscribed_bytes": 0,
                       "pending_bytes": 0,
+                      "throttled_ns": 0,
+                      "unknown_launches": 0,
                       "used_bytes": 3535798272,
-                      "utilization_percent": null
+                      "utilization_percent": null,
+                      "waiting": false,
+                      "waits": 0
                     }
                   ],
                   "host_pid": "…",
@@ -367,6 +401,7 @@ fn the_json_of_top_is_a_promise() {
           "gpu_faults": [],
           "gpus": [
             {
+              "floors_percent": 0,
               "index": 0,
               "limits_bytes": 4294967296,
               "memory_bytes": 17179869184,

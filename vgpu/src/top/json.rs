@@ -5,9 +5,10 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 use supervisor::view::{ContainerView, DeviceView, ProcessView};
-use vgpu_abi::host::DeviceUseSnapshot;
+use vgpu_abi::host::{ComputeSnapshot, DeviceUseSnapshot};
 
 use super::Picture;
+use crate::values::policy_word;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Document {
@@ -30,6 +31,7 @@ struct Gpu {
     used_bytes: u64,
     utilization_percent: Option<u32>,
     limits_bytes: u64,
+    floors_percent: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -47,6 +49,8 @@ struct Container {
     runner_pid: Option<u32>,
     path: String,
     limits_generation: u64,
+    policy: &'static str,
+    priority: u32,
     devices: Vec<Device>,
     processes: Vec<Process>,
     ooms: u64,
@@ -72,6 +76,34 @@ struct Device {
     pending_shrink: bool,
     unaccounted_bytes: u64,
     utilization_percent: Option<u32>,
+    resident_bytes: u64,
+    oversubscribed_bytes: u64,
+    cap_percent: Option<u32>,
+    floor_percent: u32,
+    granted_percent: Option<f64>,
+    used_percent: Option<f64>,
+    throttled_percent: f64,
+    contended: bool,
+    waits_for_turn: bool,
+    credit_ns: i64,
+    #[serde(flatten)]
+    compute: Compute,
+}
+
+/// What was launched, by a container or by a process of it.
+#[derive(Debug, Serialize)]
+struct Compute {
+    launches: u64,
+    graph_launches: u64,
+    unknown_launches: u64,
+    copies: u64,
+    copy_bytes: u64,
+    host_functions: u64,
+    busy_ns: u64,
+    throttled_ns: u64,
+    waits: u64,
+    waiting: bool,
+    last_launch_ago_ns: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -91,8 +123,10 @@ struct ProcessDevice {
     context_bytes: u64,
     module_bytes: u64,
     pending_bytes: u64,
-    launches: u64,
+    oversubscribed_bytes: u64,
     utilization_percent: Option<u32>,
+    #[serde(flatten)]
+    compute: Compute,
 }
 
 #[derive(Debug, Serialize)]
@@ -117,6 +151,7 @@ pub(super) fn document(picture: &Picture) -> Document {
                 used_bytes: gpu.used_bytes,
                 utilization_percent: gpu.utilization_percent,
                 limits_bytes: picture.views.limits_bytes(&gpu.uuid),
+                floors_percent: picture.floors_percent(&gpu.uuid),
             })
             .collect(),
         gpu_error: picture.gpu_error.clone(),
@@ -160,6 +195,8 @@ fn container(picture: &Picture, view: &ContainerView) -> Container {
         runner_pid: (view.runner_alive == Some(true)).then_some(view.runner_pid),
         path: view.path.display().to_string(),
         limits_generation: view.limits_generation,
+        policy: policy_word(view.policy),
+        priority: view.priority,
         devices: view
             .devices
             .iter()
@@ -179,6 +216,13 @@ fn container(picture: &Picture, view: &ContainerView) -> Container {
 }
 
 fn device(picture: &Picture, view: &ContainerView, device: &DeviceView) -> Device {
+    let seen = picture.seen(view, device);
+    let percent = |permille: u32| f64::from(permille) / 10.0;
+    // What processes that are gone have used is in here, too.
+    let compute = ComputeSnapshot {
+        busy_ns: device.busy_ns.max(device.compute.busy_ns),
+        ..device.compute
+    };
     Device {
         index: device.index,
         gpu: picture.gpu_number(&device.uuid),
@@ -194,6 +238,35 @@ fn device(picture: &Picture, view: &ContainerView, device: &DeviceView) -> Devic
         pending_shrink: device.pending_shrink,
         unaccounted_bytes: device.unaccounted_bytes,
         utilization_percent: picture.container_busy(&device.uuid, view),
+        resident_bytes: device.resident_bytes,
+        oversubscribed_bytes: device.oversubscribed_bytes,
+        cap_percent: (1..100)
+            .contains(&device.core_percent)
+            .then_some(device.core_percent),
+        floor_percent: device.floor_percent,
+        granted_percent: seen.granted_permille.map(u32::from).map(percent),
+        used_percent: picture.used_permille(view, device).map(percent),
+        throttled_percent: percent(u32::from(seen.throttled_permille)),
+        contended: seen.contended,
+        waits_for_turn: seen.waits_for_turn,
+        credit_ns: device.credit_ns,
+        compute: compute_of(picture, &compute),
+    }
+}
+
+fn compute_of(picture: &Picture, compute: &ComputeSnapshot) -> Compute {
+    Compute {
+        launches: compute.launches,
+        graph_launches: compute.graph_launches,
+        unknown_launches: compute.unknown_launches,
+        copies: compute.copies,
+        copy_bytes: compute.copy_bytes,
+        host_functions: compute.host_functions,
+        busy_ns: compute.busy_ns,
+        throttled_ns: compute.throttled_ns,
+        waits: compute.waits,
+        waiting: compute.waiting_since_ns != 0,
+        last_launch_ago_ns: picture.since_ns(compute),
     }
 }
 
@@ -205,7 +278,8 @@ fn process(picture: &Picture, view: &ContainerView, process: &ProcessView) -> Pr
         context_bytes: used.context_bytes,
         module_bytes: used.module_bytes,
         pending_bytes: used.pending_bytes,
-        launches: used.compute.launches,
+        oversubscribed_bytes: used.oversubscribed_bytes,
+        compute: compute_of(picture, &used.compute),
         utilization_percent: view
             .devices
             .get(index)

@@ -2,15 +2,21 @@
 
 use std::fmt::Write;
 
-use supervisor::view::{ContainerView, ProcessView};
+use supervisor::view::{ContainerView, DeviceView, ProcessView};
+use vgpu_abi::host::ComputeSnapshot;
 use vgpu_abi::size::Size;
 
 use super::{Picture, state};
-use crate::text::{Paint, Table, bar, percent, percent_text, used_of, utc};
+use crate::text::{
+    Paint, Table, asked_text, bar, number, percent, percent_text, permille_text, span, used_of, utc,
+};
 
 const BAR: usize = 16;
+/// There are more columns beside this one.
+const SHORT_BAR: usize = 10;
 
-pub(super) fn draw(picture: &Picture, paint: Paint) -> String {
+/// The table, for a terminal of so many columns; as wide as it gets where nobody says.
+pub(super) fn draw(picture: &Picture, paint: Paint, columns: Option<usize>) -> String {
     let mut out = String::new();
     let containers = &picture.views.containers;
     let processes: usize = containers.iter().map(|c| c.processes.len()).sum();
@@ -24,14 +30,14 @@ pub(super) fn draw(picture: &Picture, paint: Paint) -> String {
     )
     .ok();
     writeln!(out).ok();
-    draw_gpus(picture, paint, &mut out);
+    draw_gpus(picture, paint, columns, &mut out);
     writeln!(out).ok();
-    draw_containers(picture, paint, &mut out);
+    draw_containers(picture, paint, columns, &mut out);
     draw_notes(picture, paint, &mut out);
     out
 }
 
-fn draw_gpus(picture: &Picture, paint: Paint, out: &mut String) {
+fn draw_gpus(picture: &Picture, paint: Paint, columns: Option<usize>, out: &mut String) {
     if let Some(error) = &picture.gpu_error {
         writeln!(
             out,
@@ -43,7 +49,9 @@ fn draw_gpus(picture: &Picture, paint: Paint, out: &mut String) {
     }
     let mut table = Table::default();
     table.row(heads(
-        &["GPU", "MODEL", "MEMORY", "", "", "LIMITS", "COMPUTE"],
+        &[
+            "GPU", "MODEL", "MEMORY", "", "", "LIMITS", "COMPUTE", "FLOORS",
+        ],
         paint,
     ));
     for gpu in &picture.inventory.gpus {
@@ -61,12 +69,37 @@ fn draw_gpus(picture: &Picture, paint: Paint, out: &mut String) {
                 limits_text
             },
             percent_text(gpu.utilization_percent),
+            format!("{}%", picture.floors_percent(&gpu.uuid)),
         ]);
+    }
+    if let Some(columns) = columns {
+        table.fit(columns, &[4, 3]);
     }
     table.write(out);
 }
 
-fn draw_containers(picture: &Picture, paint: Paint, out: &mut String) {
+const COLUMNS: [&str; 14] = [
+    "CONTAINER",
+    "PRIO",
+    "GPU",
+    "MEMORY",
+    "",
+    "",
+    "USED",
+    "GRANTED",
+    "ASKED",
+    "THROTTLED",
+    "LAUNCHES",
+    "LAST",
+    "OOMS",
+    "STATE",
+];
+
+/// Columns that a narrow terminal does without, the least first: the memory's bar and percentage,
+/// launches, the last one, the priority, the throttled time, and what was granted.
+const EXPENDABLE: [usize; 7] = [5, 10, 4, 11, 1, 9, 7];
+
+fn draw_containers(picture: &Picture, paint: Paint, columns: Option<usize>, out: &mut String) {
     let containers = &picture.views.containers;
     if containers.is_empty() {
         writeln!(
@@ -77,29 +110,25 @@ fn draw_containers(picture: &Picture, paint: Paint, out: &mut String) {
         return;
     }
     let mut table = Table::default();
-    let names = [
-        "CONTAINER",
-        "GPU",
-        "MEMORY",
-        "",
-        "",
-        "COMPUTE",
-        "OOMS",
-        "STATE",
-    ];
-    table.row(heads(&names, paint));
+    table.row(heads(&COLUMNS, paint));
     for container in containers {
         container_rows(picture, container, paint, &mut table);
+    }
+    if let Some(columns) = columns {
+        table.fit(columns, &EXPENDABLE);
     }
     table.write(out);
 }
 
 fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, table: &mut Table) {
     for (row, device) in container.devices.iter().enumerate() {
-        let first = row == 0;
+        let first = |text: String| if row == 0 { text } else { String::new() };
         let gpu = picture.gpu_number(&device.uuid);
+        let seen = picture.seen(container, device);
         let word = if device.pending_shrink {
             "pending-shrink"
+        } else if seen.waits_for_turn {
+            "waits for turn"
         } else {
             state(container)
         };
@@ -107,18 +136,32 @@ fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, ta
             0 => String::from("0"),
             count => paint.red(&count.to_string()),
         };
+        let throttled = span(device.compute.throttled_ns);
+        let is_throttled = seen.throttled_permille > 0 || device.compute.waiting_since_ns != 0;
         table.row(vec![
-            if first {
-                paint.bold(&full_name(container))
-            } else {
-                String::new()
-            },
+            first(paint.bold(&full_name(container))),
+            first(container.priority.to_string()),
             gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string()),
-            used_of(device.used_bytes, device.limit_bytes),
+            memory_text(device),
             share(device.used_bytes, device.limit_bytes),
-            bar(device.used_bytes, device.limit_bytes, BAR, paint),
-            percent_text(picture.container_busy(&device.uuid, container)),
-            if first { ooms } else { String::new() },
+            bar(device.used_bytes, device.limit_bytes, SHORT_BAR, paint),
+            picture
+                .used_permille(container, device)
+                .map_or_else(unknown, permille_text),
+            seen.granted_permille
+                .map_or_else(unknown, |granted| match granted {
+                    0 => paint.yellow("0%"),
+                    granted => permille_text(u32::from(granted)),
+                }),
+            asked_text(container.policy, device.core_percent, device.floor_percent),
+            if is_throttled {
+                paint.yellow(&throttled)
+            } else {
+                throttled
+            },
+            number(launches(&device.compute)),
+            picture.since_ns(&device.compute).map_or_else(unknown, span),
+            first(ooms),
             match word {
                 "running" => String::from(word),
                 word => paint.yellow(word),
@@ -140,7 +183,8 @@ fn process_rows(
     let pid = process.host_pid.unwrap_or(process.pid);
     let mut name = Some(format!("  {pid} {}", process.name));
     for (device, used) in container.devices.iter().zip(&process.devices) {
-        let has_any = used.confirmed_bytes > 0 || used.pending_bytes > 0;
+        let has_any =
+            used.confirmed_bytes > 0 || used.pending_bytes > 0 || launches(&used.compute) > 0;
         let is_last_chance = name.is_some() && device.index + 1 == container.devices.len();
         if !has_any && !is_last_chance {
             continue;
@@ -148,13 +192,36 @@ fn process_rows(
         let gpu = picture.gpu_number(&device.uuid);
         table.row(vec![
             name.take().unwrap_or_default(),
+            String::new(),
             gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string()),
             Size(used.confirmed_bytes).to_string(),
             share(used.confirmed_bytes, device.limit_bytes),
-            bar(used.confirmed_bytes, device.limit_bytes, BAR, paint),
+            bar(used.confirmed_bytes, device.limit_bytes, SHORT_BAR, paint),
             percent_text(picture.process_busy(&device.uuid, process.host_pid)),
+            String::new(),
+            String::new(),
+            span(used.compute.throttled_ns),
+            number(launches(&used.compute)),
+            picture.since_ns(&used.compute).map_or_else(unknown, span),
         ]);
     }
+}
+
+/// `6Gi / 8Gi`, and what of it is on the host.
+fn memory_text(device: &DeviceView) -> String {
+    let text = used_of(device.used_bytes, device.limit_bytes);
+    match (device.resident_bytes, device.oversubscribed_bytes) {
+        (0, 0) => text,
+        (_, bytes) => format!("{text}, {} on host", Size(bytes)),
+    }
+}
+
+fn launches(compute: &ComputeSnapshot) -> u64 {
+    compute.launches.saturating_add(compute.graph_launches)
+}
+
+fn unknown() -> String {
+    String::from("–")
 }
 
 fn draw_notes(picture: &Picture, paint: Paint, out: &mut String) {
