@@ -225,11 +225,12 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Lets threads that join a clock in lockstep wait until so many have joined, earlier ones
-    /// included; then they go on one at a time by their ranks. So a history does not depend on which
-    /// process was started faster.
+    /// Lets a clock in lockstep stand still until so many threads have joined, earlier ones included;
+    /// `u32::MAX` until other is said. Threads with a rank wait for that as they join, and then go on
+    /// one at a time: so a history does not depend on which process was started faster.
     pub fn expect_threads(&self, threads: u32) {
         self.exec.lockstep().expect(threads);
+        self.exec.announce();
     }
 
     /// What a clock in lockstep has counted.

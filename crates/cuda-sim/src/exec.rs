@@ -691,8 +691,8 @@ impl Exec {
         }
     }
 
-    /// Makes this thread a participant of that rank, if it is none; who joins waits for those that are
-    /// expected.
+    /// Makes this thread a participant of that rank, if it is none; who has a rank waits for those that
+    /// are expected.
     pub(crate) fn take_part_as(&self, rank: u32) -> bool {
         if !self.in_lockstep || self.own_part().is_some() {
             return false;
@@ -703,8 +703,8 @@ impl Exec {
             return false;
         };
         self.remember(slot);
-        if self.lockstep().was_expected() {
-            self.rest_in_step(state, Wait::Time, 0);
+        if rank != u32::MAX && self.lockstep().was_expected() {
+            self.rest_in_step(state, Wait::Others, u64::MAX);
         }
         true
     }

@@ -41,6 +41,8 @@ const LOST: u32 = 5;
 pub(super) enum Wait {
     /// The moment alone.
     Time,
+    /// The others that are expected.
+    Others,
     /// A stream is past a place.
     Place(Place),
     /// A record is reached, or its event is gone.
@@ -57,6 +59,7 @@ const KIND_TIME: u32 = 0;
 const KIND_PLACE: u32 = 1;
 const KIND_RECORD: u32 = 2;
 const KIND_ACT: u32 = 3;
+const KIND_OTHERS: u32 = 4;
 
 /// The table as it lies in the board's `exec` file, at byte [`super::LOCKSTEP_OFFSET`]: 128 bytes of
 /// words, then 1,024 participants of 128 bytes each. Only the participants' words are looked at
@@ -65,7 +68,7 @@ const KIND_ACT: u32 = 3;
 /// | offset | type | meaning |
 /// |---|---|---|
 /// | 0 | u32 | participants that were ever in use at once |
-/// | 4 | u32 | who joins waits until so many threads have joined |
+/// | 4 | u32 | time stands still until so many threads have joined |
 /// | 8 | u64 | threads that have joined, ever |
 /// | 16 | u64 | how often time was moved |
 /// | 24 | u64 | participants taken for away since nothing happened for 2 s |
@@ -101,7 +104,7 @@ pub struct LockstepWords {
 /// | 4 | u32 | thread |
 /// | 8 | u32, u64 ×3 | process: number, then at 16 start time, pid namespace, stack |
 /// | 40 | u64 | the moment that it waits for |
-/// | 48 | u32 | what else it waits for: 0 nothing, 1 a place, 2 a record, 3 host work |
+/// | 48 | u32 | what else it waits for: 0 nothing, 1 a place, 2 a record, 3 host work, 4 others |
 /// | 60 | u32 | rank: the lowest of those who can go on at a moment goes first |
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -163,6 +166,7 @@ impl ParticipantWords {
                 number,
             }),
             KIND_ACT => Wait::Act { process: target },
+            KIND_OTHERS => Wait::Others,
             _ => Wait::Time,
         }
     }
@@ -170,6 +174,7 @@ impl ParticipantWords {
     fn set_wait(&self, wait: Wait, epoch: u64) {
         let (kind, target, generation, number) = match wait {
             Wait::Time => (KIND_TIME, 0, 0, 0),
+            Wait::Others => (KIND_OTHERS, 0, 0, 0),
             Wait::Place(place) => (KIND_PLACE, place.channel, place.generation, place.sequence),
             Wait::Record(Record { event, number }) => {
                 (KIND_RECORD, event.index, event.generation, number)
@@ -312,7 +317,7 @@ impl LockstepWords {
         self.joined.load(LOCKED) <= u64::from(self.expected.load(LOCKED))
     }
 
-    /// Lets who joins wait until so many threads have joined, those before included.
+    /// Lets time stand still until so many threads have joined, those before included.
     pub(crate) fn expect(&self, threads: u32) {
         self.expected.store(threads, LOCKED);
     }
@@ -357,6 +362,7 @@ impl LockstepWords {
         }
         match participant.wait() {
             Wait::Time => false,
+            Wait::Others => !self.expects_more(),
             Wait::Place(place) => state.is_past(place),
             Wait::Record(Record { event, number }) => {
                 state.records(event.index, event.generation).is_none()
@@ -387,14 +393,15 @@ impl LockstepWords {
 
     /// When nobody runs, lets one go on: at this moment, or else at the next one at which one can.
     pub(super) fn go_on(&self, state: &mut State, now: &AtomicU64) -> Woken {
-        if self.anybody_runs() || self.expects_more() {
+        if self.anybody_runs() {
             return Woken::default();
         }
         let mut now_ns = now.load(Ordering::SeqCst);
         let (mut soonest, mut for_the_board) = (u64::MAX, false);
         for participant in self.participants().iter().filter(|some| some.waits()) {
             soonest = soonest.min(participant.until_ns.load(LOCKED));
-            for_the_board |= participant.kind.load(LOCKED) != KIND_TIME;
+            let kind = participant.kind.load(LOCKED);
+            for_the_board |= !matches!(kind, KIND_TIME | KIND_OTHERS);
         }
         loop {
             if for_the_board {
@@ -402,6 +409,9 @@ impl LockstepWords {
             }
             if let Some(slot) = self.first_that_can(state, now_ns) {
                 return self.let_go(slot);
+            }
+            if self.expects_more() {
+                return Woken::default();
             }
             let happens = if for_the_board {
                 state.next_event_ns().unwrap_or(u64::MAX)
@@ -477,7 +487,7 @@ impl LockstepWords {
         let stalled = real_ns.saturating_sub(self.seen_ns.load(LOCKED));
         if self.expects_more() {
             // Programs may take their time to start.
-            if stalled >= EXPECTED_NS {
+            if stalled >= EXPECTED_NS && self.expected.load(LOCKED) != u32::MAX {
                 self.expected.store(0, LOCKED);
                 self.stalls.store(self.stalls.load(LOCKED) + 1, LOCKED);
             }
