@@ -288,10 +288,6 @@ impl Unmapped {
         self.write(&[generation << 1 | spare], CURRENT)
     }
 
-    pub(crate) fn set_heartbeat(&self, now_ns: u64) -> Result<(), FileError> {
-        self.write(&[now_ns], HEARTBEAT)
-    }
-
     /// The right to write, where nobody else has it at the moment: who owns the file could keep it
     /// for ever.
     pub(crate) fn try_exclusive(&self) -> Result<Option<UnmappedTurn<'_>>, FileError> {

@@ -275,22 +275,23 @@ impl TargetsWriter {
             let at = current.other_offset(COPY_BYTES) + slot * ENTRY_BYTES;
             self.0.write(&encode(target, generation), at)?;
         }
+        self.beat(seen, heartbeat_ns)?;
+        self.0.flip(current, generation)?;
+        Ok(true)
+    }
+
+    /// Says that the targets still hold, and what was seen since they were written.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub fn beat(&self, seen: &[Seen; MAX_DEVICES], heartbeat_ns: u64) -> Result<(), FileError> {
+        // The heartbeat stands before what was seen: one write.
         let head: [u64; 1 + MAX_DEVICES] = std::array::from_fn(|word| match word.checked_sub(1) {
             None => heartbeat_ns,
             Some(device) => seen.get(device).copied().unwrap_or_default().word(),
         });
         self.0
-            .write(&head, offset_of!(HostFileHeader, heartbeat_ns))?;
-        self.0.flip(current, generation)?;
-        Ok(true)
-    }
-
-    /// Says that the targets still hold.
-    ///
-    /// # Errors
-    /// See [`FileError`].
-    pub fn beat(&self, heartbeat_ns: u64) -> Result<(), FileError> {
-        self.0.set_heartbeat(heartbeat_ns)
+            .write(&head, offset_of!(HostFileHeader, heartbeat_ns))
     }
 
     /// The target of a slot, as it stands.
@@ -443,7 +444,7 @@ mod tests {
             assert!(writer.write(&targets, &seen, round).unwrap());
             assert_eq!(map.target(3, 7), Some(target(round)));
         }
-        writer.beat(99).unwrap();
+        writer.beat(&seen, 99).unwrap();
 
         let head = read_head(open()).unwrap();
         assert_eq!((head.heartbeat_ns, head.seen), (99, seen));
