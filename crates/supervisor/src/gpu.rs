@@ -4,10 +4,12 @@
 //! Never caches: each call asks the driver. One sick GPU never hides the others.
 
 use std::ffi::OsStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +59,26 @@ pub struct GpuProcess {
     pub utilization_percent: Option<u32>,
 }
 
+/// How busy a process was in one sample period, as the driver says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessSample {
+    /// Process id on the host.
+    pub pid: u32,
+    /// End of the period, microseconds on the driver's clock.
+    pub at_us: u64,
+    /// Its part of the period, percent.
+    pub percent: u32,
+}
+
+/// How busy a GPU was, as far as the driver says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Busy {
+    /// Sample periods of processes.
+    pub samples: Vec<ProcessSample>,
+    /// Busy part of the last period, percent, whoever was it.
+    pub percent: Option<u32>,
+}
+
 /// The GPUs, and those that could not be asked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
@@ -95,6 +117,13 @@ pub trait Gpus: Send {
     /// # Errors
     /// Nothing can be asked at all.
     fn processes(&self) -> Result<Vec<GpuProcess>, GpuError>;
+
+    /// How busy the GPU or instance of this UUID was in the sample periods that ended after
+    /// `since_us` on the driver's clock; nothing where the driver does not say.
+    fn busy(&self, uuid: &str, since_us: u64) -> Busy {
+        let _nothing = (uuid, since_us);
+        Busy::default()
+    }
 }
 
 /// The driver's own answers. With the simulated driver's directory in `LD_LIBRARY_PATH`, these are
@@ -202,7 +231,10 @@ impl Gpus for NvmlGpus {
                 continue;
             };
             let Ok(uuid) = device.uuid() else { continue };
-            let samples = device.process_utilization_stats(None).unwrap_or_default();
+            // Of what the driver keeps, what it took lately: who was busy a while ago is idle.
+            let samples = device
+                .process_utilization_stats(lately_us())
+                .unwrap_or_default();
             let compute = device.running_compute_processes().unwrap_or_default();
             let graphics = device.running_graphics_processes().unwrap_or_default();
             let first_of_gpu = all.len();
@@ -229,6 +261,36 @@ impl Gpus for NvmlGpus {
         }
         Ok(all)
     }
+
+    fn busy(&self, uuid: &str, since_us: u64) -> Busy {
+        let Ok(device) = self.nvml.device_by_uuid(uuid) else {
+            return Busy::default();
+        };
+        let samples = device.process_utilization_stats(since_us);
+        let sample = |sample: ProcessUtilizationSample| ProcessSample {
+            pid: sample.pid,
+            at_us: sample.timestamp,
+            percent: sample.sm_util,
+        };
+        Busy {
+            samples: samples
+                .unwrap_or_default()
+                .into_iter()
+                .map(sample)
+                .collect(),
+            percent: device.utilization_rates().ok().map(|rates| rates.gpu),
+        }
+    }
+}
+
+/// Two seconds ago on the driver's clock, which is the wall clock: a sample period is at most one,
+/// and the driver is late.
+fn lately_us() -> u64 {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let ago = now.saturating_sub(Duration::from_secs(2));
+    u64::try_from(ago.as_micros()).unwrap_or(0)
 }
 
 fn call(call: &'static str) -> impl Fn(NvmlError) -> GpuError {

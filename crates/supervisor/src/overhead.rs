@@ -1,89 +1,18 @@
 //! What only the host can measure of a container's processes: what their contexts and modules
-//! really take, and what the region does not know of. Owns the comparison of NVML with the region,
-//! and the targets file that it ends in.
+//! really take, and what the region does not know of. Owns the comparison of NVML with the region;
+//! the arbiter publishes it.
 //!
-//! Never writes a region, never judges a number that moved while it was looked at.
+//! Never reads or writes a file, never judges a number that moved while it was looked at.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use vgpu_abi::host::{SlotSnapshot, Snapshot};
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::DeviceUuid;
-use vgpu_abi::targets::{Target, TargetsFile};
+use vgpu_abi::targets::Target;
 
-use crate::gpu::{GpuProcess, Gpus};
-use crate::instance::{Instance, TARGETS};
-use crate::view::{self, ContainerView};
-
-/// How often a supervisor looks.
-pub const PERIOD: Duration = Duration::from_millis(100);
-
-/// Looks after one container: measures, and publishes what it measured.
-#[derive(Debug)]
-pub struct Watch {
-    targets: TargetsFile,
-    /// By slot and its generation.
-    known: HashMap<(usize, u64), Target>,
-    written: Vec<(usize, Target)>,
-}
-
-impl Watch {
-    /// Opens the targets file of an instance.
-    ///
-    /// # Errors
-    /// The file is missing or is none; the text says which.
-    pub fn open(instance: &Instance) -> Result<Self, String> {
-        instance
-            .host_file(TARGETS, true)
-            .map_err(|error| error.to_string())?;
-        let targets = TargetsFile::open(&instance.steady_path(TARGETS))
-            .map_err(|error| format!("targets: {error}"))?;
-        Ok(Self {
-            targets,
-            known: HashMap::new(),
-            written: Vec::new(),
-        })
-    }
-
-    /// Looks once; call it every [`PERIOD`]. `now_ns` is the monotonic clock.
-    ///
-    /// # Errors
-    /// The region or the limits cannot be read, or the targets cannot be written. The next look
-    /// may succeed.
-    pub fn look(
-        &mut self,
-        instance: &Instance,
-        gpus: &dyn Gpus,
-        now_ns: u64,
-    ) -> Result<(), String> {
-        let before = view::snapshot(instance)?;
-        let mut targets = Vec::new();
-        if before.slots.iter().any(|slot| slot.alive) {
-            let limits = view::read_limits(instance)?;
-            let uuids: Vec<_> = limits.devices.iter().map(|device| device.uuid).collect();
-            let held = gpus.processes().map_err(|error| error.to_string())?;
-            let after = view::snapshot(instance)?;
-            targets = measure(&before, &held, &after, &uuids, &self.known);
-        }
-        self.known = targets
-            .iter()
-            .map(|(slot, t)| ((*slot, t.slot_generation), *t))
-            .collect();
-        // The heartbeat is part of the file: it is written even where nothing else changed.
-        self.targets
-            .write(&targets, now_ns)
-            .map_err(|error| format!("targets: {error}"))?;
-        self.written = targets;
-        Ok(())
-    }
-
-    /// What was published last.
-    #[must_use]
-    pub fn published(&self) -> &[(usize, Target)] {
-        &self.written
-    }
-}
+use crate::gpu::GpuProcess;
+use crate::view::ContainerView;
 
 /// What the driver takes for each living process beyond its own buffers.
 ///
@@ -179,6 +108,8 @@ impl ContainerView {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::instance::Instance;
+    use crate::view;
     use vgpu_abi::host::{Counters, DeviceSnapshot, DeviceUseSnapshot, SharedSnapshot};
     use vgpu_abi::layout::HOOK_GROUPS;
     use vgpu_abi::region::SharedKey;

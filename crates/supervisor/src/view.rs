@@ -239,11 +239,7 @@ pub fn read(instance: &Instance) -> Result<ContainerView, String> {
     let snapshot = snapshot(instance)?;
     let runner_alive = (labels.runner_pid != 0).then(|| instance.runner_lives());
     // Without targets nobody arbitrates; that is no reason not to show the rest.
-    let head = instance
-        .host_file(TARGETS, false)
-        .ok()
-        .and_then(|file| targets::read_head(file).ok())
-        .unwrap_or_default();
+    let head = targets_head(instance).unwrap_or_default();
     Ok(compose(
         instance,
         &limits,
@@ -274,6 +270,26 @@ pub fn snapshot(instance: &Instance) -> Result<Snapshot, String> {
     use std::os::fd::AsFd;
     vgpu_abi::host::snapshot_at(instance.dir().as_fd(), REGION)
         .map_err(|error| format!("region: {error}"))
+}
+
+/// Reads the region of the instance at a path.
+///
+/// # Errors
+/// As [`read`].
+pub fn snapshot_at(path: &Path) -> Result<Snapshot, String> {
+    let instance = Instance::open(path).map_err(|error| error.to_string())?;
+    snapshot(&instance)
+}
+
+/// Reads what the arbiter published of an instance as a whole.
+///
+/// # Errors
+/// As [`read`].
+pub fn targets_head(instance: &Instance) -> Result<Head, String> {
+    let file = instance
+        .host_file(TARGETS, false)
+        .map_err(|error| error.to_string())?;
+    targets::read_head(file).map_err(|error| format!("targets: {error}"))
 }
 
 fn compose(

@@ -112,9 +112,9 @@ mod tests {
         let mut worked = [0; 2];
         let (mut last, mut changes) = (None, 0);
         for now in (50..=ms).step_by(50) {
-            for id in [1, 2] {
+            for (id, worked) in [1, 2].into_iter().zip(&mut worked) {
                 if works(id, now) {
-                    worked[id as usize - 1] = now * MS;
+                    *worked = now * MS;
                 }
             }
             let list = [
@@ -122,7 +122,7 @@ mod tests {
                 contender(2, weights[1], worked[1]),
             ];
             let whose = turns.tick(now * MS, 16 * GIB, 20 * GIB, &list);
-            had[whose.unwrap() as usize - 1] += 50;
+            had[usize::from(whose == Some(2))] += 50;
             changes += usize::from(last != whose);
             last = whose;
         }

@@ -172,10 +172,16 @@ impl Program {
     }
 }
 
+#[expect(clippy::cast_precision_loss, reason = "seconds")]
 fn real(ns: u64) -> f64 {
     ns as f64
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a time"
+)]
 fn whole_ns(ns: f64) -> u64 {
     ns as u64
 }

@@ -1,0 +1,226 @@
+//! Who of several processes is the arbiter. A file with a few seats, each a byte that one process
+//! can lock and a word in which it says that it goes on. The kernel gives a seat free when its holder
+//! dies; one who was stopped keeps his, and the next seat serves as long as he is silent.
+//!
+//! Never waits: each look is a few system calls, and says at once who leads.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl, open, openat};
+use nix::sys::stat::{Mode, SFlag, fstat};
+use nix::unistd::{Uid, UnlinkatFlags, unlinkat};
+
+/// The file's name in its directory.
+const NAME: &str = ".arbiter";
+/// Seats; a process beyond them looks on.
+const SEATS: usize = 8;
+/// Who said nothing for so long does not serve at the moment.
+const SILENT_NS: u64 = 180_000_000;
+
+/// A candidate for the seats of one file.
+#[derive(Debug)]
+pub(super) struct Seat {
+    file: File,
+    held: Option<usize>,
+}
+
+impl Seat {
+    /// Opens the file in a directory, making it where there is none.
+    pub(super) fn open(directory: &Path) -> Result<Self, String> {
+        let text = |errno: Errno| format!("{}: {}", directory.display(), errno.desc());
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let dir = open(directory, flags, Mode::empty()).map_err(text)?;
+        let file = match Self::at(&dir) {
+            Err(Errno::EPERM) if Uid::effective().is_root() => {
+                // Somebody else put it there first: on a shared board anybody may.
+                unlinkat(&dir, NAME, UnlinkatFlags::NoRemoveDir).map_err(text)?;
+                Self::at(&dir)
+            }
+            file => file,
+        };
+        file.map(|file| Self { file, held: None }).map_err(text)
+    }
+
+    fn at(dir: &OwnedFd) -> Result<File, Errno> {
+        let flags = OFlag::O_RDWR
+            | OFlag::O_CREAT
+            | OFlag::O_NOFOLLOW
+            | OFlag::O_NONBLOCK
+            | OFlag::O_CLOEXEC;
+        // Everybody may look who leads.
+        let mode = Mode::from_bits_truncate(0o644);
+        let file = File::from(openat(dir, NAME, flags, mode)?);
+        if is_trusted(&file) {
+            Ok(file)
+        } else {
+            Err(Errno::EPERM)
+        }
+    }
+
+    /// Says that this process goes on, and whether it leads: it has a seat, and nobody who is not
+    /// silent has one before it.
+    pub(super) fn tick(&mut self, now_ns: u64) -> bool {
+        let said = said(&self.file);
+        let speaks = |seat: usize| {
+            said.get(seat)
+                .is_some_and(|at| now_ns.saturating_sub(*at) < SILENT_NS)
+                && is_held(&self.file, seat)
+        };
+        if let Some(held) = self.held {
+            if (0..held).any(speaks) {
+                self.leave();
+                return false;
+            }
+            self.say(held, now_ns);
+            return true;
+        }
+        for seat in 0..SEATS {
+            if take(&self.file, seat) {
+                self.held = Some(seat);
+                self.say(seat, now_ns);
+                return true;
+            }
+            if speaks(seat) {
+                return false;
+            }
+        }
+        false
+    }
+
+    fn say(&self, seat: usize, now_ns: u64) {
+        // A disk that is full lets others think that we are silent; then they serve too.
+        self.file
+            .write_all_at(&now_ns.to_ne_bytes(), seat as u64 * 8)
+            .ok();
+    }
+
+    /// Gives the seat free.
+    pub(super) fn leave(&mut self) {
+        if let Some(seat) = self.held.take() {
+            let lock = byte(seat, nix::libc::F_UNLCK);
+            fcntl(&self.file, FcntlArg::F_OFD_SETLK(&lock)).ok();
+        }
+    }
+}
+
+/// Whether somebody leads by the file in this directory whom this process trusts: root, or another
+/// process of its own user.
+pub(super) fn is_taken(directory: &Path, now_ns: u64) -> bool {
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let Ok(file) = open(&directory.join(NAME), flags, Mode::empty()) else {
+        return false;
+    };
+    let file = File::from(file);
+    let said = said(&file);
+    let speaks =
+        |(seat, at): (usize, &u64)| now_ns.saturating_sub(*at) < SILENT_NS && is_held(&file, seat);
+    is_trusted(&file) && said.iter().enumerate().any(speaks)
+}
+
+/// Nobody but root and this user can write it.
+fn is_trusted(file: &File) -> bool {
+    fstat(file).is_ok_and(|stat| {
+        let regular = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG;
+        let ours = stat.st_uid == 0 || stat.st_uid == Uid::effective().as_raw();
+        regular && ours && stat.st_mode & 0o022 == 0
+    })
+}
+
+/// When the holder of each seat last spoke.
+fn said(file: &File) -> [u64; SEATS] {
+    let mut bytes = [[0; 8]; SEATS];
+    // A file that nobody has written to is shorter; the rest stays 0.
+    file.read_at(bytes.as_flattened_mut(), 0).ok();
+    bytes.map(u64::from_ne_bytes)
+}
+
+fn take(file: &File, seat: usize) -> bool {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&byte(seat, nix::libc::F_WRLCK))).is_ok()
+}
+
+fn is_held(file: &File, seat: usize) -> bool {
+    let mut lock = byte(seat, nix::libc::F_WRLCK);
+    // A file system without such locks: who speaks is taken at his word.
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock)).is_err()
+        || lock.l_type != kind(nix::libc::F_UNLCK)
+}
+
+fn byte(seat: usize, of: i32) -> nix::libc::flock {
+    nix::libc::flock {
+        l_type: kind(of),
+        l_whence: 0,
+        l_start: i64::try_from(seat).unwrap_or(0),
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "lock types are 0, 1 and 2")]
+fn kind(of: i32) -> i16 {
+    of as i16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn one_leads_and_another_as_soon_as_it_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut one = Seat::open(dir.path()).unwrap();
+        let mut two = Seat::open(dir.path()).unwrap();
+        assert!(one.tick(1000 * MS));
+        assert!(!two.tick(1000 * MS));
+        assert!(is_taken(dir.path(), 1000 * MS));
+
+        drop(one);
+
+        assert!(!is_taken(dir.path(), 1001 * MS));
+        assert!(two.tick(1001 * MS));
+    }
+
+    #[test]
+    fn one_that_was_stopped_is_stood_in_for_until_it_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut one = Seat::open(dir.path()).unwrap();
+        let mut two = Seat::open(dir.path()).unwrap();
+        let mut three = Seat::open(dir.path()).unwrap();
+        assert!(one.tick(1000 * MS));
+
+        assert!(!two.tick(1100 * MS));
+        assert!(two.tick(1200 * MS));
+        assert!(!three.tick(1200 * MS));
+        assert!(is_taken(dir.path(), 1200 * MS));
+        assert!(one.tick(1300 * MS), "it has the first seat still");
+
+        assert!(!two.tick(1310 * MS));
+        assert!(!three.tick(1310 * MS));
+        drop(one);
+        assert!(three.tick(1320 * MS));
+        assert!(!two.tick(1320 * MS));
+    }
+
+    #[test]
+    fn what_somebody_else_could_write_is_not_trusted() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let mut one = Seat::open(dir.path()).unwrap();
+        assert!(one.tick(MS));
+        assert!(is_taken(dir.path(), MS));
+
+        let open = std::fs::Permissions::from_mode(0o666);
+        std::fs::set_permissions(dir.path().join(NAME), open).unwrap();
+
+        assert!(!is_taken(dir.path(), MS));
+        let elsewhere = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(dir.path().join(NAME), elsewhere.path().join(NAME)).unwrap();
+        assert!(Seat::open(elsewhere.path()).is_err());
+        assert!(!is_taken(elsewhere.path(), MS));
+    }
+}
