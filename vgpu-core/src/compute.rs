@@ -208,7 +208,6 @@ struct Rate {
     permille: u32,
     /// What a measured nanosecond counts for, in [`Grant::ONE`]ths.
     scale: u32,
-    is_contended: bool,
     /// To be measured and bounded although nothing caps it.
     is_measured: bool,
 }
@@ -217,7 +216,6 @@ impl Rate {
     const FREE: Self = Self {
         permille: 1000,
         scale: Grant::ONE as u32,
-        is_contended: false,
         is_measured: false,
     };
 
@@ -258,7 +256,6 @@ fn rate_of(policy: Policy, core_percent: u32, grant: Option<Grant>) -> Rate {
             granted
         },
         scale: u32::from(grant.scale.max(1)),
-        is_contended: grant.contended,
         is_measured: grant.measured,
     }
 }
@@ -345,7 +342,8 @@ fn target(books: &Books, stream: u64) -> Option<Target> {
         return None;
     }
     let handle = core::ptr::with_exposed_provenance_mut(usize::try_from(stream).ok()?);
-    let context = query::stream_context(handle)?;
+    // A stream of a green context may belong to none that the driver names.
+    let context = query::stream_context(handle).or_else(query::current_context)?;
     match books.of_context(context) {
         Place::Device { device, .. } => Some(Target {
             handle: stream,
@@ -601,22 +599,13 @@ fn collect(books: &Books, now_ns: u64) {
     if !state.spans.is_anything_busy() {
         return;
     }
-    let rates: [Cell<Option<Rate>>; MAX_DEVICES] = [const { Cell::new(None) }; MAX_DEVICES];
-    let rate_on = |device: usize| {
-        let known = rates.get(device).and_then(Cell::get);
-        known.unwrap_or_else(|| {
-            let rate = rate(books, device, now_ns);
-            if let Some(cell) = rates.get(device) {
-                cell.set(Some(rate));
-            }
-            rate
-        })
-    };
     state.spans.collect(
         now_ns,
-        |device| rate_on(device).is_contended,
-        |device, work, ns| state.costs.learn(work, ns, rate_on(device).is_contended),
-        |device, found| settle(books, device, found, rate_on(device).scale, now_ns),
+        |work, ns| state.costs.learn(work, ns),
+        |device, found| {
+            let scale = rate(books, device, now_ns).scale;
+            settle(books, device, found, scale, now_ns);
+        },
     );
 }
 

@@ -120,12 +120,11 @@ impl Costs {
         guess().map_or(Expected::Unknown, Expected::Guessed)
     }
 
-    /// It has cost this much, nanoseconds. `is_most`: what was measured may hold time of others, so it
-    /// lowers an estimate at once and raises it slowly.
-    pub(crate) fn learn(&self, work: &Work, ns: u64, is_most: bool) {
-        self.learn_one(work.key, ns, is_most);
+    /// It has cost this much, nanoseconds.
+    pub(crate) fn learn(&self, work: &Work, ns: u64) {
+        self.learn_one(work.key, ns);
         if work.function != 0 {
-            self.learn_one(work.function, ns, is_most);
+            self.learn_one(work.function, ns);
             if let Some(cell) = self.cell(work.function) {
                 // Relaxed: see `cell`. A function's own entry is the launch that was measured last.
                 cell.threads.store(work.threads.max(1), Ordering::Relaxed);
@@ -134,13 +133,13 @@ impl Costs {
         }
     }
 
-    fn learn_one(&self, key: u64, ns: u64, is_most: bool) {
+    fn learn_one(&self, key: u64, ns: u64) {
         let Some(cell) = self.cell(key).or_else(|| self.take(key)) else {
             return;
         };
         // Relaxed: see `cell`.
         let old = cell.cost.load(Ordering::Relaxed);
-        let next = next_cost(old >> COST_SHIFT, old & 0xff, ns, is_most);
+        let next = next_cost(old >> COST_SHIFT, old & 0xff, ns);
         let times = ((old & 0xff) + 1).min(0xff);
         cell.cost
             .store(next << COST_SHIFT | times, Ordering::Relaxed);
@@ -178,15 +177,11 @@ fn scaled(ns: u64, threads: u64, measured_threads: u64) -> u64 {
         .clamp(ns / 16, ns.saturating_mul(64))
 }
 
-fn next_cost(old: u64, times: u64, ns: u64, is_most: bool) -> u64 {
+fn next_cost(old: u64, times: u64, ns: u64) -> u64 {
     if times == 0 {
         return ns;
     }
-    let weight = match (is_most, ns > old) {
-        (true, true) => 64,
-        _ if times < 4 => times + 1,
-        _ => 4,
-    };
+    let weight = (times + 1).min(4);
     if ns > old {
         old + (ns - old) / weight
     } else {
@@ -210,7 +205,7 @@ mod tests {
     #[test]
     fn what_was_measured_is_known_and_another_shape_is_guessed() {
         let costs = empty();
-        costs.learn(&kernel(0x7000, 100), 20_000, false);
+        costs.learn(&kernel(0x7000, 100), 20_000);
 
         assert_eq!(
             costs.expected(&kernel(0x7000, 100)),
@@ -229,9 +224,9 @@ mod tests {
     fn an_estimate_follows_what_is_measured() {
         let costs = empty();
         let work = kernel(0x7000, 100);
-        costs.learn(&work, 10_000, false);
+        costs.learn(&work, 10_000);
         for _ in 0..40 {
-            costs.learn(&work, 50_000, false);
+            costs.learn(&work, 50_000);
         }
 
         let ns = costs.known(work.key).unwrap();
@@ -239,24 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn what_may_hold_others_time_raises_an_estimate_slowly_and_lowers_it_at_once() {
-        let costs = empty();
-        let work = kernel(0x7000, 100);
-        for round in 0..400 {
-            // Every other launch has a neighbour's two milliseconds in it.
-            let ns = if round % 2 == 0 { 1_000_000 } else { 3_000_000 };
-            costs.learn(&work, ns, true);
-        }
-
-        let ns = costs.known(work.key).unwrap();
-        assert!((1_000_000..1_200_000).contains(&ns), "{ns}");
-    }
-
-    #[test]
     fn a_name_that_stands_for_something_else_is_unknown_again() {
         let costs = empty();
         let work = Work::graph(0x7000);
-        costs.learn(&work, 10_000, false);
+        costs.learn(&work, 10_000);
         costs.forget(work.key);
 
         assert_eq!(costs.expected(&work), Expected::Unknown);
@@ -266,7 +247,7 @@ mod tests {
     fn more_launches_than_there_is_room_for_are_remembered_as_far_as_it_goes() {
         let costs = empty();
         for function in 0..20_000 {
-            costs.learn(&kernel(0x1000 + function * 16, 7), 5_000, false);
+            costs.learn(&kernel(0x1000 + function * 16, 7), 5_000);
         }
         let newest = kernel(0x1000 + 19_999 * 16, 7);
 

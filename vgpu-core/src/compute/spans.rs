@@ -372,12 +372,12 @@ impl Spans {
     }
 
     /// Looks at all streams: what each device's finished work really took. `learn` is told what a
-    /// launch has cost; `most`: on this device, an interval may hold time of others.
+    /// launch has cost. Both hold the time of other processes whose turn came in between: the arbiter
+    /// knows how much of it that is.
     pub(crate) fn collect(
         &self,
         now_ns: u64,
-        most: impl Fn(usize) -> bool,
-        mut learn: impl FnMut(usize, &Work, u64),
+        mut learn: impl FnMut(&Work, u64),
         mut found: impl FnMut(usize, Found),
     ) {
         for (index, word) in self.busy.iter().enumerate() {
@@ -395,10 +395,7 @@ impl Spans {
                 // SAFETY: under the lock.
                 let inner = unsafe { &mut *stream.inner.get() };
                 let device = inner.device;
-                let is_most = most(device);
-                let sum = self.collect_one(inner, now_ns, is_most, |work, ns| {
-                    learn(device, work, ns);
-                });
+                let sum = self.collect_one(inner, now_ns, &mut learn);
                 if inner.count == 0 && inner.done_ns >= inner.submitted_ns {
                     self.set_busy(at, false);
                 }
@@ -413,15 +410,14 @@ impl Spans {
         &self,
         inner: &mut Inner,
         now_ns: u64,
-        is_most: bool,
-        mut learn: impl FnMut(&Work, u64),
+        learn: &mut impl FnMut(&Work, u64),
     ) -> Found {
         let mut sum = Found::default();
         while let Some(mark) = inner.oldest() {
             match query::event_is_done(mark.end) {
                 Some(false) => break,
                 Some(true) => {
-                    let more = self.measure(inner, &mark, is_most, &mut learn);
+                    let more = self.measure(inner, &mark, learn);
                     sum.more_ns = sum.more_ns.saturating_add(more);
                 }
                 // The driver knows the event no more: what was charged stands.
@@ -446,13 +442,7 @@ impl Spans {
     }
 
     /// How much more than was charged the mark says was used.
-    fn measure(
-        &self,
-        inner: &Inner,
-        mark: &Mark,
-        is_most: bool,
-        learn: &mut impl FnMut(&Work, u64),
-    ) -> i64 {
+    fn measure(&self, inner: &Inner, mark: &Mark, learn: &mut impl FnMut(&Work, u64)) -> i64 {
         let Some(whole_ns) = query::elapsed_ns(mark.start, mark.end) else {
             return 0;
         };
@@ -479,11 +469,6 @@ impl Spans {
             _ => return 0,
         };
         let used = self.uncounted(inner.context, mark, used);
-        let used = if is_most && !mark.is_unknown {
-            used.min(charged)
-        } else {
-            used
-        };
         i64::try_from(used).unwrap_or(i64::MAX) - i64::try_from(charged).unwrap_or(i64::MAX)
     }
 
