@@ -36,7 +36,7 @@ mod seat;
 use device::{Device, Tenant, Verdict};
 use look::{Container, Look, Use};
 use scale::Sample;
-use seat::Seat;
+use seat::{Kind, Seat};
 
 /// Between two ticks where somebody works beside somebody else, and for those who do not lead.
 pub const BUSY: Duration = Duration::from_millis(50);
@@ -110,7 +110,7 @@ impl Board {
             },
             scope: scope.to_owned(),
             // Without a seat everybody serves its own.
-            seat: Seat::open(scope).ok(),
+            seat: Seat::open(scope, Kind::Runner).ok(),
             arbiter: Arbiter::default(),
         })
     }
@@ -165,7 +165,7 @@ impl Board {
             Role::Own { .. } => {}
             Role::All => {
                 if self.seat.is_none() {
-                    self.seat = Seat::open(&self.scope).ok();
+                    self.seat = Seat::open(&self.scope, Kind::Agent).ok();
                 }
             }
         }
@@ -252,7 +252,7 @@ impl Arbiter {
         self.find(now_ns, root, scope);
         for served in &mut self.containers {
             match served.container.look() {
-                Ok(look) => served.look = look,
+                Ok(look) => served.meet(look),
                 Err(_) => {
                     // A region that its tenant broke has no living process to grant anything to.
                     served.look = Look::default();
@@ -430,17 +430,11 @@ impl Arbiter {
             let mut targets = Vec::with_capacity(served.look.processes.len());
             for (place, process) in served.look.processes.iter().enumerate() {
                 let key = (process.slot, process.generation);
-                let inherited = || {
-                    let published = served.container.published(process.slot);
-                    published.filter(|target| target.slot_generation == process.generation)
-                };
-                let known = served.known.get(&key).copied().or_else(inherited);
                 let mut target = Target {
                     slot_generation: process.generation,
                     host_pid: process.host_pid.unwrap_or(0),
-                    ..known.unwrap_or_default()
+                    ..served.known.get(&key).copied().unwrap_or_default()
                 };
-                served.known.insert(key, target);
                 for (device, grant) in target.grants.iter_mut().enumerate() {
                     let verdict = verdicts.get(&(id, device));
                     *grant = verdict
@@ -454,14 +448,6 @@ impl Arbiter {
                     *seen = verdict.seen;
                 }
             }
-            let lives = |(slot, generation): &(usize, u64)| {
-                served
-                    .look
-                    .processes
-                    .iter()
-                    .any(|p| (p.slot, p.generation) == (*slot, *generation))
-            };
-            served.known.retain(|key, _| lives(key));
             if served.container.publish(targets, &seen, now_ns).is_err() {
                 self.failed += 1;
             }
@@ -521,6 +507,21 @@ impl Served {
             known: HashMap::new(),
             measured: None,
             active: false,
+        }
+    }
+
+    /// Takes a look. Of a process that it has not met it believes what was published before.
+    fn meet(&mut self, look: Look) {
+        self.look = look;
+        let key = |process: &look::Process| (process.slot, process.generation);
+        let mut old = std::mem::take(&mut self.known);
+        for process in &self.look.processes {
+            let inherited = || {
+                let published = self.container.published(process.slot);
+                published.filter(|target| target.slot_generation == process.generation)
+            };
+            let known = old.remove(&key(process)).or_else(inherited);
+            self.known.insert(key(process), known.unwrap_or_default());
         }
     }
 

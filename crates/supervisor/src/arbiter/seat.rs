@@ -26,11 +26,21 @@ const SILENT_NS: u64 = 180_000_000;
 pub(super) struct Seat {
     file: File,
     held: Option<usize>,
+    kind: Kind,
+}
+
+/// Who wants a seat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The node agent: the first seat is kept for it, so that it goes before all others.
+    Agent,
+    /// A runner.
+    Runner,
 }
 
 impl Seat {
     /// Opens the file in a directory, making it where there is none.
-    pub(super) fn open(directory: &Path) -> Result<Self, String> {
+    pub(super) fn open(directory: &Path, kind: Kind) -> Result<Self, String> {
         let text = |errno: Errno| format!("{}: {}", directory.display(), errno.desc());
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let dir = open(directory, flags, Mode::empty()).map_err(text)?;
@@ -42,7 +52,12 @@ impl Seat {
             }
             file => file,
         };
-        file.map(|file| Self { file, held: None }).map_err(text)
+        file.map(|file| Self {
+            file,
+            held: None,
+            kind,
+        })
+        .map_err(text)
     }
 
     fn at(dir: &OwnedFd) -> Result<File, Errno> {
@@ -79,7 +94,8 @@ impl Seat {
             return true;
         }
         for seat in 0..SEATS {
-            if take(&self.file, seat) {
+            let may_sit = seat > 0 || self.kind == Kind::Agent;
+            if may_sit && take(&self.file, seat) {
                 self.held = Some(seat);
                 self.say(seat, now_ns);
                 return true;
@@ -146,12 +162,12 @@ fn is_held(file: &File, seat: usize) -> bool {
     let mut lock = byte(seat, nix::libc::F_WRLCK);
     // A file system without such locks: who speaks is taken at his word.
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock)).is_err()
-        || lock.l_type != kind(nix::libc::F_UNLCK)
+        || lock.l_type != lock_type(nix::libc::F_UNLCK)
 }
 
 fn byte(seat: usize, of: i32) -> nix::libc::flock {
     nix::libc::flock {
-        l_type: kind(of),
+        l_type: lock_type(of),
         l_whence: 0,
         l_start: i64::try_from(seat).unwrap_or(0),
         l_len: 1,
@@ -160,7 +176,7 @@ fn byte(seat: usize, of: i32) -> nix::libc::flock {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "lock types are 0, 1 and 2")]
-fn kind(of: i32) -> i16 {
+fn lock_type(of: i32) -> i16 {
     of as i16
 }
 
@@ -173,8 +189,8 @@ mod tests {
     #[test]
     fn one_leads_and_another_as_soon_as_it_is_gone() {
         let dir = tempfile::tempdir().unwrap();
-        let mut one = Seat::open(dir.path()).unwrap();
-        let mut two = Seat::open(dir.path()).unwrap();
+        let mut one = Seat::open(dir.path(), Kind::Runner).unwrap();
+        let mut two = Seat::open(dir.path(), Kind::Runner).unwrap();
         assert!(one.tick(1000 * MS));
         assert!(!two.tick(1000 * MS));
         assert!(is_taken(dir.path(), 1000 * MS));
@@ -188,9 +204,9 @@ mod tests {
     #[test]
     fn one_that_was_stopped_is_stood_in_for_until_it_goes_on() {
         let dir = tempfile::tempdir().unwrap();
-        let mut one = Seat::open(dir.path()).unwrap();
-        let mut two = Seat::open(dir.path()).unwrap();
-        let mut three = Seat::open(dir.path()).unwrap();
+        let mut one = Seat::open(dir.path(), Kind::Runner).unwrap();
+        let mut two = Seat::open(dir.path(), Kind::Runner).unwrap();
+        let mut three = Seat::open(dir.path(), Kind::Runner).unwrap();
         assert!(one.tick(1000 * MS));
 
         assert!(!two.tick(1100 * MS));
@@ -207,10 +223,24 @@ mod tests {
     }
 
     #[test]
+    fn the_agent_goes_before_who_was_there_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut runner = Seat::open(dir.path(), Kind::Runner).unwrap();
+        assert!(runner.tick(1000 * MS));
+        let mut agent = Seat::open(dir.path(), Kind::Agent).unwrap();
+
+        assert!(agent.tick(1010 * MS));
+        assert!(!runner.tick(1050 * MS));
+        drop(agent);
+
+        assert!(runner.tick(1100 * MS));
+    }
+
+    #[test]
     fn what_somebody_else_could_write_is_not_trusted() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        let mut one = Seat::open(dir.path()).unwrap();
+        let mut one = Seat::open(dir.path(), Kind::Runner).unwrap();
         assert!(one.tick(MS));
         assert!(is_taken(dir.path(), MS));
 
@@ -220,7 +250,7 @@ mod tests {
         assert!(!is_taken(dir.path(), MS));
         let elsewhere = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(dir.path().join(NAME), elsewhere.path().join(NAME)).unwrap();
-        assert!(Seat::open(elsewhere.path()).is_err());
+        assert!(Seat::open(elsewhere.path(), Kind::Runner).is_err());
         assert!(!is_taken(elsewhere.path(), MS));
     }
 }

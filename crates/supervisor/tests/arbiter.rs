@@ -1,0 +1,485 @@
+//! The arbiter over real files and real processes: who leads, whom it serves, what it publishes. Time
+//! is a number that is handed in, so nothing here depends on how fast the machine is.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test: a panic is its answer"
+)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+
+use supervisor::arbiter::Board;
+use supervisor::gpu::{Busy, GpuError, GpuProcess, Gpus, Inventory, ProcessSample};
+use supervisor::instance::{LIMITS, REGION, TARGETS};
+use vgpu_abi::layout::MAX_DEVICES;
+use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Policy};
+use vgpu_abi::region::{Kind, Region, RegionDevice};
+use vgpu_abi::targets::{Grant, Head, Target, TargetsFile, read_head};
+
+const MS: u64 = 1_000_000;
+const GIB: u64 = 1 << 30;
+const TENANT: &str = "VGPU_TEST_TENANT";
+
+/// A driver that says what the test says.
+#[derive(Default)]
+struct Driver {
+    held: Mutex<Vec<GpuProcess>>,
+    samples: Mutex<Vec<ProcessSample>>,
+    asked_since: Mutex<Vec<u64>>,
+}
+
+impl Gpus for Driver {
+    fn inventory(&self) -> Result<Inventory, GpuError> {
+        Ok(Inventory::default())
+    }
+
+    fn processes(&self) -> Result<Vec<GpuProcess>, GpuError> {
+        Ok(self.held.lock().unwrap().clone())
+    }
+
+    fn busy(&self, uuid: &str, since_us: u64) -> Busy {
+        assert_eq!(uuid, "GPU-a");
+        self.asked_since.lock().unwrap().push(since_us);
+        let samples = self.samples.lock().unwrap();
+        Busy {
+            samples: samples
+                .iter()
+                .copied()
+                .filter(|s| s.at_us > since_us)
+                .collect(),
+            percent: None,
+        }
+    }
+}
+
+/// A board in a directory of its own, below it one user.
+struct Place {
+    dir: tempfile::TempDir,
+    driver: Driver,
+    now_ns: u64,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("0")).unwrap();
+        Self {
+            dir,
+            driver: Driver::default(),
+            now_ns: 1_000_000 * MS,
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join("0").join(name)
+    }
+
+    fn limits(core: u32, floor: u32, priority: u32, policy: Policy) -> Limits {
+        Limits {
+            priority,
+            policy,
+            devices: vec![DeviceLimit {
+                uuid: DeviceUuid::new("GPU-a").unwrap(),
+                memory_bytes: 8 * GIB,
+                physical_bytes: 16 * GIB,
+                core_percent: core,
+                floor_percent: floor,
+                ..DeviceLimit::default()
+            }],
+            ..Limits::default()
+        }
+    }
+
+    /// A container of this name with its one process.
+    fn tenant(&self, name: &str, limits: &Limits) -> Tenant {
+        let path = self.path(name);
+        std::fs::create_dir(&path).unwrap();
+        LimitsFile::create(&path.join(LIMITS), limits).unwrap();
+        TargetsFile::create(&path.join(TARGETS)).unwrap();
+        let device = RegionDevice {
+            uuid: limits.devices[0].uuid,
+            physical_bytes: 16 * GIB,
+        };
+        Region::create(&path.join(REGION), &[device], 0o600).unwrap();
+        Tenant::start(&path)
+    }
+
+    fn tick(&self, board: &mut Board) -> supervisor::arbiter::Ticked {
+        board.tick(self.now_ns, &self.driver)
+    }
+
+    fn head(&self, name: &str) -> Head {
+        let file = std::fs::File::open(self.path(name).join(TARGETS)).unwrap();
+        read_head(file).unwrap()
+    }
+
+    fn target(&self, name: &str) -> Target {
+        let file = TargetsFile::open(&self.path(name).join(TARGETS)).unwrap();
+        let targets = file.read().unwrap();
+        assert_eq!(targets.len(), 1, "{targets:?}");
+        targets[0].1
+    }
+
+    fn grant(&self, name: &str) -> Grant {
+        self.target(name).grants[0].unwrap()
+    }
+}
+
+/// A process of a container: this program again, in another role.
+struct Tenant {
+    child: Child,
+    from: BufReader<std::process::ChildStdout>,
+}
+
+impl Tenant {
+    fn start(path: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "a_process_of_a_container",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env(TENANT, path.join(REGION))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let from = BufReader::new(child.stdout.take().unwrap());
+        let mut tenant = Self { child, from };
+        tenant.done();
+        tenant
+    }
+
+    fn done(&mut self) {
+        loop {
+            let mut line = String::new();
+            assert!(
+                self.from.read_line(&mut line).unwrap() > 0,
+                "the process ended"
+            );
+            if line.contains("@done") {
+                return;
+            }
+        }
+    }
+
+    /// It does so, before this comes back.
+    fn does(&mut self, what: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
+        self.done();
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+#[test]
+#[ignore = "the program that the other tests start as a container's process"]
+fn a_process_of_a_container() {
+    let Some(path) = std::env::var_os(TENANT) else {
+        return;
+    };
+    use std::sync::atomic::Ordering::Relaxed;
+    let region = Region::open(Path::new(&path)).unwrap();
+    region.join().unwrap();
+    println!("@done");
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let compute = region.compute(0).unwrap();
+        let (what, number) = line.split_once(' ').unwrap_or((&line, "0"));
+        let number: u64 = number.parse().unwrap();
+        match what {
+            "launch" => {
+                compute.own().launches.fetch_add(1, Relaxed);
+            }
+            "busy" => compute.count_busy(i64::try_from(number).unwrap()),
+            "wait" => compute.own().waiting_since_ns.store(number, Relaxed),
+            "hold" => {
+                let charge = region.reserve(0, number, 0).unwrap();
+                region.confirm(charge, Kind::Buffer);
+            }
+            other => panic!("{other}"),
+        }
+        println!("@done");
+    }
+}
+
+#[test]
+fn of_two_runners_one_is_the_arbiter_and_serves_both_and_the_other_when_it_dies() {
+    let mut place = Place::new();
+    let limits = Place::limits(30, 0, 0, Policy::Force);
+    let _one = place.tenant("one", &limits);
+    let _two = place.tenant("two", &limits);
+    let mut first = Board::join(&place.path("one")).unwrap();
+    let mut second = Board::join(&place.path("two")).unwrap();
+
+    assert!(place.tick(&mut first).leads);
+    let ticked = place.tick(&mut second);
+    assert!(!ticked.leads);
+    assert_eq!(place.tick(&mut first).served, 2);
+    assert_eq!(place.head("one").heartbeat_ns, place.now_ns);
+    assert_eq!(place.head("two").heartbeat_ns, place.now_ns);
+
+    // A crash: the kernel takes the lock. The other has looked again within a tick.
+    drop(first);
+    place.now_ns += u64::try_from(ticked.next.as_nanos()).unwrap();
+    let ticked = place.tick(&mut second);
+
+    assert!(ticked.leads);
+    assert_eq!(ticked.served, 2, "the one whose runner died too");
+    assert!(ticked.next.as_millis() <= 100);
+    assert_eq!(place.head("one").heartbeat_ns, place.now_ns);
+    assert_eq!(place.grant("one").permille, 300);
+}
+
+#[test]
+fn the_agent_goes_before_the_runners_and_they_take_over_when_it_dies() {
+    let mut place = Place::new();
+    let _one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let mut runner = Board::join(&place.path("one")).unwrap();
+    assert!(place.tick(&mut runner).leads);
+
+    let mut agent = Board::serve(place.dir.path());
+    assert!(place.tick(&mut agent).leads);
+    place.now_ns += 50 * MS;
+    assert!(!place.tick(&mut runner).leads);
+    drop(agent);
+    place.now_ns += 50 * MS;
+
+    assert!(place.tick(&mut runner).leads);
+    assert_eq!(place.head("one").heartbeat_ns, place.now_ns);
+}
+
+#[test]
+fn a_runner_that_nobody_serves_serves_itself() {
+    let mut place = Place::new();
+    let _one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let _two = place.tenant("two", &Place::limits(30, 0, 0, Policy::Force));
+    let mut deaf = Board::join(&place.path("one")).unwrap();
+    let mut own = Board::join(&place.path("two")).unwrap();
+    place.tick(&mut deaf);
+    place.tick(&mut own);
+    // It holds the first seat and says that it goes on, but its files are not what they seem.
+    let path = place.path("two").join(TARGETS);
+    let moved = place.path("two").join("moved");
+    std::fs::rename(&path, &moved).unwrap();
+    std::fs::copy(&moved, &path).unwrap();
+    for _ in 0..6 {
+        place.now_ns += 50 * MS;
+        place.tick(&mut deaf);
+        place.tick(&mut own);
+    }
+
+    let age_ns = place.now_ns - place.head("two").heartbeat_ns;
+
+    assert!(age_ns <= 50 * MS, "{age_ns}");
+}
+
+#[test]
+fn a_floor_is_kept_free_of_a_greedy_neighbour_and_lent_while_it_is_idle() {
+    let mut place = Place::new();
+    let mut owner = place.tenant("owner", &Place::limits(0, 70, 0, Policy::Floor));
+    let mut greedy = place.tenant("greedy", &Place::limits(0, 0, 0, Policy::Force));
+    let mut board = Board::serve(place.dir.path());
+    let mut go_on = |place: &mut Place, works: &mut [&mut Tenant]| {
+        place.now_ns += 50 * MS;
+        for tenant in works {
+            tenant.does("launch");
+            tenant.does(&format!("busy {}", 50 * MS));
+        }
+        place.tick(&mut board)
+    };
+
+    for _ in 0..10 {
+        go_on(&mut place, &mut [&mut greedy]);
+    }
+    assert_eq!(place.grant("greedy").permille, 1000);
+    assert!(
+        place.grant("greedy").measured,
+        "somebody may want his floor back"
+    );
+    assert!(place.grant("owner").permille >= 700, "it may start at once");
+
+    for _ in 0..10 {
+        go_on(&mut place, &mut [&mut greedy, &mut owner]);
+    }
+    assert!(
+        place.grant("owner").permille >= 700,
+        "{:?}",
+        place.grant("owner")
+    );
+    assert!(
+        place.grant("greedy").permille <= 300,
+        "{:?}",
+        place.grant("greedy")
+    );
+    assert!(place.grant("greedy").contended);
+    assert!(place.grant("greedy").scale < Grant::ONE);
+    assert!(place.head("owner").seen[0].contended);
+
+    // Gone: what it had is lent again, and its slot has no target.
+    drop(owner);
+    for _ in 0..10 {
+        go_on(&mut place, &mut [&mut greedy]);
+    }
+    assert_eq!(place.grant("greedy").permille, 1000);
+}
+
+#[test]
+fn a_lower_priority_waits_until_the_higher_one_is_idle() {
+    let mut place = Place::new();
+    let mut high = place.tenant("high", &Place::limits(0, 0, 0, Policy::Force));
+    let mut low = place.tenant("low", &Place::limits(0, 0, 5, Policy::Force));
+    let mut board = Board::serve(place.dir.path());
+    place.tick(&mut board);
+
+    for _ in 0..3 {
+        place.now_ns += 50 * MS;
+        high.does("launch");
+        low.does("launch");
+        place.tick(&mut board);
+    }
+    low.does("wait 1");
+    let waits = place.grant("low");
+    for _ in 0..5 {
+        place.now_ns += 50 * MS;
+        place.tick(&mut board);
+    }
+
+    assert_eq!(waits.permille, 0);
+    assert_eq!(place.grant("high").permille, 1000);
+    assert_eq!(place.grant("low").permille, 1000);
+}
+
+#[test]
+fn new_limits_count_at_the_next_tick_and_so_does_a_new_container() {
+    let mut place = Place::new();
+    let _one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let mut board = Board::serve(place.dir.path());
+    place.tick(&mut board);
+    assert_eq!(place.grant("one").permille, 300);
+
+    let file = LimitsFile::open(&place.path("one").join(LIMITS)).unwrap();
+    file.write(&Place::limits(50, 0, 0, Policy::Force)).unwrap();
+    let _two = place.tenant("two", &Place::limits(20, 0, 0, Policy::Force));
+    place.now_ns += 100 * MS;
+    place.tick(&mut board);
+
+    assert_eq!(place.grant("one").permille, 500);
+    assert_eq!(place.grant("two").permille, 200);
+}
+
+#[test]
+fn measured_overhead_is_published_with_the_grants_and_outlives_the_arbiter() {
+    let mut place = Place::new();
+    let mut one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    one.does(&format!("hold {GIB}"));
+    place.driver.held.lock().unwrap().push(GpuProcess {
+        uuid: String::from("GPU-a"),
+        pid: one.pid(),
+        used_bytes: Some(GIB + 300),
+        utilization_percent: None,
+    });
+    let mut board = Board::serve(place.dir.path());
+    place.tick(&mut board);
+    let target = place.target("one");
+    assert_eq!(
+        (target.host_pid, target.overhead_bytes[0]),
+        (one.pid(), 300)
+    );
+    assert_eq!(target.overhead_bytes[1..], [0; MAX_DEVICES - 1]);
+
+    // The next arbiter cannot ask the driver, and takes nothing back.
+    drop(board);
+    place.driver.held.lock().unwrap().clear();
+    let mut next = Board::serve(place.dir.path());
+    place.now_ns += 50 * MS;
+    place.tick(&mut next);
+
+    assert_eq!(place.target("one").overhead_bytes[0], 300);
+}
+
+#[test]
+fn the_driver_is_asked_for_what_is_new() {
+    let mut place = Place::new();
+    let mut one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let mut two = place.tenant("two", &Place::limits(70, 0, 0, Policy::Force));
+    let mut board = Board::serve(place.dir.path());
+
+    for round in 1..=40_u64 {
+        place.now_ns += 50 * MS;
+        for tenant in [&mut one, &mut two] {
+            tenant.does("launch");
+            tenant.does(&format!("busy {}", 25 * MS));
+        }
+        let sample = |tenant: &Tenant| ProcessSample {
+            pid: tenant.pid(),
+            at_us: 1_700_000_000_000_000 + round * 50_000,
+            percent: 50,
+        };
+        *place.driver.samples.lock().unwrap() = vec![sample(&one), sample(&two)];
+        place.tick(&mut board);
+    }
+
+    let asked = place.driver.asked_since.lock().unwrap();
+    assert_eq!(asked[0], 0);
+    assert!(
+        asked[1..]
+            .iter()
+            .all(|since| *since > 1_700_000_000_000_000),
+        "{asked:?}"
+    );
+    assert!(asked.is_sorted());
+    assert!(
+        (5..=11).contains(&asked.len()),
+        "four or five times a second: {asked:?}"
+    );
+    // Half of the time measured, half of the time told: what they measured was their own.
+    assert!(
+        place.grant("one").scale >= Grant::ONE / 10 * 9,
+        "{:?}",
+        place.grant("one")
+    );
+}
+
+#[test]
+fn a_tenant_that_breaks_its_files_is_in_nobodys_way() {
+    let mut place = Place::new();
+    let _one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let _two = place.tenant("two", &Place::limits(30, 0, 0, Policy::Force));
+    let mut board = Board::serve(place.dir.path());
+    place.tick(&mut board);
+
+    std::fs::File::options()
+        .write(true)
+        .open(place.path("two").join(REGION))
+        .unwrap()
+        .set_len(5000)
+        .unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(place.path("two").join(TARGETS))
+        .unwrap()
+        .set_len(100)
+        .unwrap();
+    place.now_ns += 50 * MS;
+    let ticked = place.tick(&mut board);
+
+    assert!(ticked.failed >= 1);
+    assert_eq!(place.head("one").heartbeat_ns, place.now_ns);
+    assert_eq!(place.grant("one").permille, 300);
+}
