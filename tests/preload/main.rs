@@ -17,5 +17,6 @@ mod guest;
 mod kills;
 mod linkage;
 mod memory;
+mod oversubscribe;
 mod overlay;
 mod runtime;

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use cuda_api::CuResult;
 use vgpu_abi::region::{Bounds, Charge, Kind, Refusal};
 
-use crate::container::{self, Container, Device, Process, Standing};
+use crate::container::{self, Container, Device, Fact, Process, Standing};
 use crate::contexts;
 use crate::guest::{self, Verdict};
 use crate::ledger::Ledger;
@@ -234,7 +234,10 @@ impl Books {
         self.process.tick(self.container);
         let bounds = Bounds {
             limit: self.process.memory_limit(self.container, device),
-            resident: u64::MAX,
+            resident: match self.process.resident_limit(device) {
+                0 => u64::MAX,
+                resident => resident,
+            },
         };
         let reserved = self.container.region.reserve_loading(device, least, bounds);
         let charge = reserved.map_err(|refusal| self.refuse(call, device, &refusal))?;
@@ -246,9 +249,66 @@ impl Books {
     fn try_reserve_now(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
         self.process.tick(self.container);
         let limit = self.process.memory_limit(self.container, device);
-        let charge = self.container.region.reserve(device, bytes, limit)?;
+        let region = &self.container.region;
+        let charge = match self.process.resident_limit(device) {
+            0 => region.reserve(device, bytes, limit)?,
+            resident => region.reserve_within(device, bytes, Bounds { limit, resident }, false)?,
+        };
         guest::note_pending(charge);
         Ok(charge)
+    }
+
+    /// Reserves room for what the driver can also give as managed memory. Where the container has a
+    /// share of the device that is smaller than its limit, there is room past the share, too; the
+    /// charge says which it is.
+    #[inline(always)]
+    pub(crate) fn reserve_pageable(
+        &self,
+        call: &str,
+        device: usize,
+        bytes: u64,
+    ) -> Result<Charge, CuResult> {
+        if self.process.is_any_loading() {
+            contexts::loaded(self, device);
+        }
+        self.process.tick(self.container);
+        let limit = self.process.memory_limit(self.container, device);
+        let reserved = match self.process.resident_limit(device) {
+            0 => self.container.region.reserve(device, bytes, limit),
+            resident => self.reserve_past(device, bytes, Bounds { limit, resident }),
+        };
+        let charge = reserved.map_err(|refusal| self.refuse(call, device, &refusal))?;
+        guest::note_pending(charge);
+        Ok(charge)
+    }
+
+    #[inline(never)]
+    fn reserve_past(&self, device: usize, bytes: u64, bounds: Bounds) -> Result<Charge, Refusal> {
+        let pages = self.process.is(device, Fact::Pages, || {
+            let ordinal = self.ordinal_of(device)?;
+            let pages = query::device_attribute(ordinal, query::CONCURRENT_MANAGED_ACCESS)?;
+            if pages == 0 {
+                line!(
+                    Warn,
+                    "device {device}: no memory past the share of {}: it does not page managed memory",
+                    bounds.resident
+                );
+            }
+            Some(pages != 0)
+        });
+        let region = &self.container.region;
+        region.reserve_within(device, bytes, bounds, pages)
+    }
+
+    /// Refuses what the driver cannot do with managed memory, as for want of memory of the device.
+    #[cold]
+    pub(crate) fn refuse_not_pageable(&self, call: &str, device: usize, bytes: u64) -> CuResult {
+        let share = self.process.resident_limit(device);
+        let refusal = self
+            .container
+            .region
+            .refuse_not_pageable(device, bytes, share);
+        self.refuse(call, device, &refusal)
     }
 
     /// The driver has given what was reserved.

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::path::Path;
 
 use vgpu_abi::layout::MAX_DEVICES;
-use vgpu_abi::limits::{DeviceUuid, LimitsMap, LimitsValue, Policy, Unlisted};
+use vgpu_abi::limits::{DeviceLimit, DeviceUuid, LimitsMap, LimitsValue, Policy, Unlisted};
 use vgpu_abi::region::{Charge, Region, RegionDevice};
 use vgpu_abi::targets::{Target, TargetsMap};
 
@@ -57,6 +57,34 @@ pub(crate) enum Device {
     Denied,
 }
 
+/// What a device can be asked once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fact {
+    /// Managed memory that moves while kernels run, so that there may be more of it than memory.
+    Pages,
+}
+
+impl Fact {
+    fn asked(self) -> u32 {
+        match self {
+            Self::Pages => 1,
+        }
+    }
+
+    fn yes(self) -> u32 {
+        self.asked() << 1
+    }
+}
+
+/// What of a limit may be memory of the device itself, bytes; 0 is all of it.
+fn share_of_the_device(limit: &DeviceLimit) -> u64 {
+    match (limit.resident_bytes, limit.memory_bytes) {
+        (resident, 0) => resident,
+        (resident, memory) if resident < memory => resident,
+        _ => 0,
+    }
+}
+
 /// Ordinals that the driver may number devices by.
 const MAX_ORDINALS: usize = 64;
 
@@ -81,6 +109,10 @@ pub(crate) struct Process {
     core_percent: [AtomicU32; MAX_DEVICES],
     /// The policy's number.
     policy: AtomicU32,
+    /// Of `memory_bytes`, what may be memory of the device itself; 0 is all.
+    resident_bytes: [AtomicU64; MAX_DEVICES],
+    /// What was found out about a device once and stays so.
+    facts: [AtomicU32; MAX_DEVICES],
     devices: [AtomicU32; MAX_ORDINALS],
     /// Host-measured overhead that was last taken over, by device.
     targets_generation: AtomicU64,
@@ -418,6 +450,40 @@ impl Process {
         self.epoch.load(Ordering::Relaxed)
     }
 
+    /// How much of [`Process::memory_limit`], which was asked for before, may be memory of the device
+    /// itself, bytes; 0 is all of it.
+    #[inline]
+    pub(crate) fn resident_limit(&self, device: usize) -> u64 {
+        // Relaxed: as above.
+        self.resident_bytes
+            .get(device)
+            .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
+    }
+
+    /// Is it so? Asked once for each device; what cannot be answered is not so, and asked again.
+    pub(crate) fn is(
+        &self,
+        device: usize,
+        which: Fact,
+        ask: impl FnOnce() -> Option<bool>,
+    ) -> bool {
+        let Some(word) = self.facts.get(device) else {
+            return false;
+        };
+        // Relaxed: each bit says all of itself.
+        let known = word.load(Ordering::Relaxed);
+        if known & which.asked() != 0 {
+            return known & which.yes() != 0;
+        }
+        let Some(answer) = guest::uncancelled(ask) else {
+            return false;
+        };
+        let bits = which.asked() | if answer { which.yes() } else { 0 };
+        // Relaxed: as above.
+        word.fetch_or(bits, Ordering::Relaxed);
+        answer
+    }
+
     #[cold]
     fn refresh_limits(&self, container: &Container) {
         let Some(_held) = self.limits_lock.hold_briefly() else {
@@ -437,6 +503,10 @@ impl Process {
                     }
                     // Relaxed: as above.
                     self.policy.store(value.policy.number(), Ordering::Relaxed);
+                    for (word, limit) in self.resident_bytes.iter().zip(value.devices()) {
+                        // Relaxed: as above.
+                        word.store(share_of_the_device(limit), Ordering::Relaxed);
+                    }
                     let allowed = u32::from(value.unlisted == Unlisted::Allow);
                     // Relaxed: as above.
                     self.unlisted_allowed.store(allowed, Ordering::Relaxed);
@@ -655,6 +725,25 @@ mod tests {
                 same,
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn a_share_as_large_as_the_limit_is_no_oversubscription() {
+        for (memory_bytes, resident_bytes, share) in [
+            (8, 4, 4),
+            (8, 8, 0),
+            (8, 9, 0),
+            (8, 0, 0),
+            (0, 4, 4),
+            (0, 0, 0),
+        ] {
+            let limit = DeviceLimit {
+                memory_bytes,
+                resident_bytes,
+                ..DeviceLimit::default()
+            };
+            assert_eq!(share_of_the_device(&limit), share, "{limit:?}");
         }
     }
 

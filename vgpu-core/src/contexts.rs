@@ -224,9 +224,13 @@ fn named(books: &Books, device: usize) -> Entry {
 
 /// A context that nobody measured before: NVML says what this process holds,
 /// and what is not a buffer is the context. (A host process that measures comes later, and again.)
-/// False where NVML does not know this process.
+/// False where NVML does not know this process, or its figure says nothing.
 fn measure(books: &Books, device: usize, ordinal: i32, learn: Learn) -> bool {
     let region = &books.container.region;
+    if region.oversubscribed_by_me(device) > 0 {
+        // What of managed memory NVML counts as this process's, if any, nobody can tell.
+        return false;
+    }
     let Some(held) = guest::uncancelled(|| query::own_bytes(ordinal)) else {
         return false;
     };
@@ -321,12 +325,17 @@ fn gone(books: &Books, entry: &Entry) {
     ledger.contexts_gone.fetch_add(1, Ordering::Relaxed);
     let device = usize::from(entry.device);
     let mut buffers = 0;
+    let mut past_the_share = 0;
     let mut modules = 0;
     ledger.map.sweep(|space, held| {
         let of_it = held.owner == entry.owner;
         match space {
             Space::Pointer | Space::Array if of_it && memory::dies_with_its_context(held) => {
-                buffers += held.bytes;
+                if memory::is_past_the_share(held) {
+                    past_the_share += held.bytes;
+                } else {
+                    buffers += held.bytes;
+                }
                 true
             }
             Space::Module if of_it => {
@@ -342,6 +351,10 @@ fn gone(books: &Books, entry: &Entry) {
         .container
         .region
         .release(device, buffers, Kind::Buffer);
+    if past_the_share > 0 {
+        let region = &books.container.region;
+        region.release_beyond(device, past_the_share, Kind::Buffer);
+    }
     if modules > 0 {
         ledger.drop_overhead(books.container, device, Part::Module, modules);
     }

@@ -90,6 +90,30 @@ macro_rules! way {
         crate::hooks::way!($library $name ($($arg),*)
             $($before)::+ ($($b),*), $($after)::+ ($($a),*))
     }};
+    // Where the third rule says so of what is carried, another function of the driver is called in place
+    // of this one.
+    ($library:ident $name:ident ($($arg:ident),*)
+        $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?),
+        $($instead:ident)::+ => $other:ident ($($o:expr),* $(,)?)
+    ) => {{
+        let mut verdict = crate::guest::Verdict::Pass;
+        crate::guest::before(&mut verdict, move || $($before)::+($($b),*));
+        match verdict {
+            crate::guest::Verdict::Call(carried) => {
+                let result = if $($instead)::+(carried) {
+                    // SAFETY: made of the caller's own arguments.
+                    unsafe { crate::driver::$library::$other($($o),*) }
+                } else {
+                    // SAFETY: the caller's own arguments.
+                    unsafe { crate::driver::$library::$name($($arg),*) }
+                };
+                crate::guest::after(result, || $($after)::+(carried, result $(, $a)*))
+            }
+            // SAFETY: the caller's own arguments.
+            crate::guest::Verdict::Pass => unsafe { crate::driver::$library::$name($($arg),*) },
+            crate::guest::Verdict::Refuse(result) => result,
+        }
+    }};
     ($library:ident $name:ident ($($arg:ident),*)
         $($before:ident)::+ ($($b:expr),* $(,)?), _
     ) => {{
@@ -378,6 +402,9 @@ pub(crate) mod cuda {
         compute, contexts, dispatch, graphs, memory, modules, pools, report, virtual_memory,
     };
 
+    /// `CU_MEM_ATTACH_GLOBAL`.
+    const ATTACH_GLOBAL: u32 = 1;
+
     hooks! {
         cuda -> CuResult;
 
@@ -425,12 +452,15 @@ pub(crate) mod cuda {
         /// Refused once the container holds its memory limit.
         fn cuMemAlloc(ptr: *mut u32, bytes: u32)
             => { memory::before_alloc("cuMemAlloc", bytes as usize), memory::after_alloc(ptr) }
-        /// Refused once the container holds its memory limit.
-        fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize)
-            => { memory::before_alloc("cuMemAlloc_v2", bytes), memory::after_alloc(out) }
+        /// Refused once the container holds its memory limit; managed memory past its share of the
+        /// device.
+        fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) => {
+            memory::before_pageable("cuMemAlloc_v2", bytes), memory::after_alloc(out),
+            memory::is_paged => cuMemAllocManaged(out, bytes, ATTACH_GLOBAL)
+        }
         /// Charged at once, wherever its pages are.
         fn cuMemAllocManaged(out: *mut CuDevicePtr, bytes: usize, flags: u32)
-            => { memory::before_alloc("cuMemAllocManaged", bytes), memory::after_alloc(out) }
+            => { memory::before_managed("cuMemAllocManaged", bytes), memory::after_alloc(out) }
         /// Charged as the driver's pitch makes it.
         fn cuMemAllocPitch(
             ptr: *mut u32, pitch: *mut u32, width_bytes: u32, height: u32, element_bytes: u32,
@@ -443,8 +473,12 @@ pub(crate) mod cuda {
             out: *mut CuDevicePtr, pitch: *mut usize, width_bytes: usize, height: usize,
             element_bytes: u32,
         ) => {
-            memory::before_pitch("cuMemAllocPitch_v2", width_bytes as u64, height as u64),
-            memory::after_pitch(out, memory::figure(pitch), height as u64)
+            memory::before_pageable_pitch(
+                "cuMemAllocPitch_v2", pitch, width_bytes, height, element_bytes,
+            ),
+            memory::after_pageable_pitch(out, pitch, width_bytes, height),
+            memory::is_paged
+                => cuMemAllocManaged(out, memory::pitched(width_bytes, height), ATTACH_GLOBAL)
         }
         /// Refunds what was charged for the pointer.
         fn cuMemFree(ptr: u32) => { memory::before_free(ptr), memory::after_free() }
@@ -477,9 +511,19 @@ pub(crate) mod cuda {
         fn cuMipmappedArrayDestroy(array: CuMipmappedArray)
             => { memory::before_array_free(array), memory::after_array_free() }
 
+        /// What was asked for as memory of the device is that, whatever stands behind it.
+        fn cuPointerGetAttribute(data: *mut c_void, attribute: CuPointerAttribute, ptr: CuDevicePtr)
+            => { _, memory::after_attribute(data, attribute, ptr) }
+        /// What was asked for as memory of the device is that, whatever stands behind it.
+        fn cuPointerGetAttributes(
+            count_attributes: u32, attributes: *mut CuPointerAttribute, data: *mut *mut c_void,
+            ptr: CuDevicePtr,
+        ) => { _, memory::after_attributes(count_attributes, attributes, data, ptr) }
+
         /// Its charge moves to the table of what processes share.
-        fn cuIpcGetMemHandle(handle: *mut CuIpcMemHandle, ptr: CuDevicePtr)
-            => { _, memory::after_ipc_get(handle, ptr) }
+        fn cuIpcGetMemHandle(handle: *mut CuIpcMemHandle, ptr: CuDevicePtr) => {
+            memory::before_ipc_get("cuIpcGetMemHandle", ptr), memory::after_ipc_get(handle, ptr)
+        }
         /// Not charged a second time.
         fn cuIpcOpenMemHandle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32)
             => { _, memory::after_ipc_open(out, handle) }
@@ -555,13 +599,19 @@ pub(crate) mod cuda {
         /// Reserves what its pool may grow by.
         fn cuMemAllocFromPoolAsync(out: *mut CuDevicePtr, bytes: usize, pool: CuMemoryPool, stream: CuStream) => { pools::before_alloc("cuMemAllocFromPoolAsync", bytes, Some(pool), stream), pools::after_alloc("cuMemAllocFromPoolAsync", out, stream) }
         /// Goes back to its pool.
-        fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) => { memory::before_free(ptr), memory::after_free() }
+        fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) => {
+            memory::before_free_async(ptr, stream), memory::after_free(),
+            memory::is_freed_plainly => cuMemFree_v2(ptr)
+        }
         /// Reserves what its pool may grow by.
         fn cuMemAllocAsync_ptsz(out: *mut CuDevicePtr, bytes: usize, stream: CuStream) => { pools::before_alloc("cuMemAllocAsync", bytes, None, stream), pools::after_alloc("cuMemAllocAsync", out, stream) }
         /// Reserves what its pool may grow by.
         fn cuMemAllocFromPoolAsync_ptsz(out: *mut CuDevicePtr, bytes: usize, pool: CuMemoryPool, stream: CuStream) => { pools::before_alloc("cuMemAllocFromPoolAsync", bytes, Some(pool), stream), pools::after_alloc("cuMemAllocFromPoolAsync", out, stream) }
         /// Goes back to its pool.
-        fn cuMemFreeAsync_ptsz(ptr: CuDevicePtr, stream: CuStream) => { memory::before_free(ptr), memory::after_free() }
+        fn cuMemFreeAsync_ptsz(ptr: CuDevicePtr, stream: CuStream) => {
+            memory::before_free_async(ptr, stream), memory::after_free(),
+            memory::is_freed_plainly => cuMemFree_v2(ptr)
+        }
         /// Its books begin.
         fn cuMemPoolCreate(out: *mut CuMemoryPool, properties: *const CuMemPoolProps) => { _, pools::after_create(out, properties) }
         /// What it holds goes with its last allocation.

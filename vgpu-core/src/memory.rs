@@ -1,9 +1,12 @@
 //! Rules: plain device memory, arrays, and memory shared by IPC. Reserve, call, confirm or refund.
 //! Pools, mapped memory, contexts, modules and graphs have files of their own.
 
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU32, Ordering};
+
 use cuda_api::{
     CuArray3DDescriptor, CuArray3DDescriptorV1, CuArrayDescriptor, CuArrayDescriptorV1,
-    CuDevicePtr, CuIpcMemHandle, CuResult,
+    CuDevicePtr, CuIpcMemHandle, CuResult, CuStream,
 };
 use vgpu_abi::region::{Charge, Kind, SharedKey};
 
@@ -13,6 +16,7 @@ use crate::guest::Verdict;
 use crate::log::line;
 use crate::map::{Entry, Space};
 use crate::pools;
+use crate::query;
 
 /// What a pointer is charged as (`Entry::what`).
 pub(crate) mod what {
@@ -26,11 +30,29 @@ pub(crate) mod what {
     pub(crate) const SHARED: u8 = 3;
     /// In the shared table, opened here.
     pub(crate) const OPENED: u8 = 4;
+    /// Managed memory in place of the device's own, which the container's share had no room for.
+    pub(crate) const PAGED: u8 = 5;
+    /// Managed memory because the program asked for it, charged past the share.
+    pub(crate) const MANAGED: u8 = 6;
+}
+
+/// Is it charged past the container's share of the device?
+pub(crate) fn is_past_the_share(entry: &Entry) -> bool {
+    matches!(entry.what, what::PAGED | what::MANAGED)
+}
+
+/// Has this process (or one that it was forked from) memory that is managed in place of the device's
+/// own? Stands outside the wiped memory, so that whoever asks what a pointer is looks at nothing else.
+static ANY_PAGED: AtomicU32 = AtomicU32::new(0);
+
+fn any_paged() -> bool {
+    // Relaxed: set before the pointer was given to anybody.
+    ANY_PAGED.load(Ordering::Relaxed) != 0
 }
 
 /// Does the driver free it with the context that it was made in?
 pub(crate) fn dies_with_its_context(entry: &Entry) -> bool {
-    matches!(entry.what, what::OWN)
+    matches!(entry.what, what::OWN | what::PAGED | what::MANAGED)
 }
 
 /// Room for something that the driver is about to give.
@@ -38,6 +60,12 @@ pub(crate) fn dies_with_its_context(entry: &Entry) -> bool {
 pub(crate) struct Reserved {
     charge: Charge,
     owner: u64,
+    what: u8,
+}
+
+/// Is the driver to be asked for managed memory in place of its own?
+pub(crate) fn is_paged(reserved: Reserved) -> bool {
+    reserved.what == what::PAGED
 }
 
 /// Something that the driver is about to take back.
@@ -76,7 +104,29 @@ impl<T> Address for *mut T {
 fn reserve_here(books: &Books, call: &str, bytes: u64) -> Verdict<Reserved> {
     match books.here() {
         Place::Device { device, owner } => match books.reserve(call, device, bytes) {
-            Ok(charge) => Verdict::Call(Reserved { charge, owner }),
+            Ok(charge) => Verdict::Call(Reserved {
+                charge,
+                owner,
+                what: what::OWN,
+            }),
+            Err(result) => Verdict::Refuse(result),
+        },
+        Place::Elsewhere => Verdict::Pass,
+        Place::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
+    }
+}
+
+/// The same for what the driver can give as managed memory; past the container's share of the device
+/// it is `past`.
+#[inline(always)]
+fn reserve_pageable_here(books: &Books, call: &str, bytes: u64, past: u8) -> Verdict<Reserved> {
+    match books.here() {
+        Place::Device { device, owner } => match books.reserve_pageable(call, device, bytes) {
+            Ok(charge) => Verdict::Call(Reserved {
+                charge,
+                owner,
+                what: if charge.is_beyond() { past } else { what::OWN },
+            }),
             Err(result) => Verdict::Refuse(result),
         },
         Place::Elsewhere => Verdict::Pass,
@@ -93,8 +143,14 @@ fn given(books: &Books, reserved: Reserved, space: Space, number: u64, bytes: u6
         bytes,
         owner: reserved.owner,
         device: u8::try_from(charge.device()).unwrap_or(u8::MAX),
+        what: reserved.what,
         ..Entry::default()
     };
+    if reserved.what == what::PAGED {
+        // Relaxed: see `any_paged`.
+        ANY_PAGED.store(1, Ordering::Relaxed);
+        query::relaxed(|| query::prefer_device(CuDevicePtr(number), bytes));
+    }
     let (before, kept) = books.ledger().map.put(space, number, entry);
     if let Some(before) = before {
         // The driver has given the same number again: what stood there went past us.
@@ -115,6 +171,26 @@ pub(crate) fn before_alloc(call: &str, bytes: usize) -> Verdict<Reserved> {
         return Verdict::Pass;
     }
     reserve_here(&books, call, taken(size(bytes)))
+}
+
+/// What fits the container's share of the device is memory of the device; past it, it is managed.
+#[inline(always)]
+pub(crate) fn before_pageable(call: &str, bytes: usize) -> Verdict<Reserved> {
+    let books = books!(Memory);
+    if bytes == 0 {
+        return Verdict::Pass;
+    }
+    reserve_pageable_here(&books, call, taken(size(bytes)), what::PAGED)
+}
+
+/// Managed memory that the program asks for. Its pages lie where they are used, so it is charged as
+/// memory of the device as long as it fits the share.
+pub(crate) fn before_managed(call: &str, bytes: usize) -> Verdict<Reserved> {
+    let books = books!(Memory);
+    if bytes == 0 {
+        return Verdict::Pass;
+    }
+    reserve_pageable_here(&books, call, taken(size(bytes)), what::MANAGED)
 }
 
 #[inline(always)]
@@ -148,6 +224,49 @@ pub(crate) fn before_pitch(call: &str, width: u64, height: u64) -> Verdict<Reser
     reserve_here(&books, call, taken(row(width).saturating_mul(height)))
 }
 
+/// As [`before_pitch`], where the driver can be asked for managed memory instead. It refuses other
+/// element sizes and a null `pitch` itself.
+pub(crate) fn before_pageable_pitch(
+    call: &str,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> Verdict<Reserved> {
+    if pitch.is_null() || !matches!(element, 4 | 8 | 16) {
+        return before_pitch(call, size(width), size(height));
+    }
+    let books = books!(Memory);
+    if width == 0 || height == 0 {
+        return Verdict::Pass;
+    }
+    let bytes = taken(size(pitched(width, height)));
+    reserve_pageable_here(&books, call, bytes, what::PAGED)
+}
+
+/// What pitched memory takes when we set the pitch.
+pub(crate) fn pitched(width: usize, height: usize) -> usize {
+    usize::try_from(row(size(width)).saturating_mul(size(height))).unwrap_or(usize::MAX)
+}
+
+/// As [`after_pitch`]; the pitch of managed memory is ours to tell.
+pub(crate) fn after_pageable_pitch(
+    reserved: Reserved,
+    result: CuResult,
+    out: *mut CuDevicePtr,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+) {
+    if is_paged(reserved) && result == CuResult::SUCCESS {
+        border::write(
+            pitch,
+            usize::try_from(row(size(width))).unwrap_or(usize::MAX),
+        );
+    }
+    after_pitch(reserved, result, out, figure(pitch), size(height));
+}
+
 /// Charged is what the driver's own pitch makes of it.
 pub(crate) fn after_pitch<A: Address>(
     reserved: Reserved,
@@ -174,6 +293,26 @@ pub(crate) fn after_pitch<A: Address>(
 pub(crate) fn before_free(pointer: impl Address) -> Verdict<Leaving> {
     let books = books!(Memory);
     leaving(&books, Space::Pointer, pointer.number())
+}
+
+/// The driver takes plain memory back in stream order, too, but not managed memory: that is freed
+/// plainly ([`is_freed_plainly`]), which waits for what still uses it. Never within a capture, which
+/// records such a free.
+pub(crate) fn before_free_async(pointer: CuDevicePtr, stream: CuStream) -> Verdict<Leaving> {
+    let books = books!(Memory);
+    if any_paged()
+        && let Some(entry) = books.ledger().map.get(Space::Pointer, pointer.0)
+        && entry.what == what::PAGED
+        && query::relaxed(|| query::is_capturing(stream))
+    {
+        return Verdict::Pass;
+    }
+    leaving(&books, Space::Pointer, pointer.0)
+}
+
+/// See [`before_free_async`].
+pub(crate) fn is_freed_plainly(leaving: Leaving) -> bool {
+    leaving.entry.what == what::PAGED
 }
 
 #[inline(always)]
@@ -205,10 +344,82 @@ fn forget(books: &Books, number: u64, entry: &Entry) {
                 unhold(books, SharedKey([key.bytes, key.owner]));
             }
         }
+        what::PAGED | what::MANAGED => {
+            let region = &books.container.region;
+            region.release_beyond(device, entry.bytes, Kind::Buffer);
+        }
         _ => books
             .container
             .region
             .release(device, entry.bytes, Kind::Buffer),
+    }
+}
+
+/// The entry of an allocation that is managed in place of the device's own memory, by any address in
+/// it.
+fn paged(books: &Books, address: CuDevicePtr) -> Option<Entry> {
+    if !any_paged() {
+        return None;
+    }
+    let base = query::relaxed(|| query::allocation_of(address))?;
+    let entry = books.ledger().map.get(Space::Pointer, base)?;
+    (entry.what == what::PAGED).then_some(entry)
+}
+
+/// `CU_POINTER_ATTRIBUTE_HOST_POINTER`, `…_IS_MANAGED` and `…_IS_LEGACY_CUDA_IPC_CAPABLE`.
+const HOST_POINTER: u32 = 4;
+const IS_MANAGED: u32 = 8;
+const CAN_BE_SHARED: u32 = 13;
+
+/// What a program asked for as memory of the device is that to it, whatever stands behind it: it asks
+/// to choose a way of copying, or to tell another library what it holds. That it cannot be shared by
+/// IPC is told, since that can be asked, too.
+pub(crate) fn after_attribute(
+    result: CuResult,
+    data: *mut c_void,
+    attribute: u32,
+    address: CuDevicePtr,
+) -> Option<CuResult> {
+    if result != CuResult::SUCCESS
+        || !any_paged()
+        || !matches!(attribute, HOST_POINTER | IS_MANAGED | CAN_BE_SHARED)
+    {
+        return None;
+    }
+    paged(&books::opened()?, address)?;
+    if attribute == HOST_POINTER {
+        return Some(CuResult::INVALID_VALUE);
+    }
+    // A truth value of whatever width, as the driver has just written it.
+    border::write(data.cast::<u8>(), 0);
+    None
+}
+
+/// As [`after_attribute`], of several at once: what does not apply is 0 there, and no error.
+pub(crate) fn after_attributes(
+    result: CuResult,
+    count: u32,
+    attributes: *const u32,
+    data: *mut *mut c_void,
+    address: CuDevicePtr,
+) {
+    if result != CuResult::SUCCESS || !any_paged() {
+        return;
+    }
+    let Some(books) = books::opened() else { return };
+    if paged(&books, address).is_none() {
+        return;
+    }
+    for at in 0..count as usize {
+        let attribute = border::read(attributes.wrapping_add(at));
+        let Some(to) = border::read(data.wrapping_add(at)) else {
+            return;
+        };
+        match attribute {
+            Some(HOST_POINTER) => border::write(to.cast::<u64>(), 0),
+            Some(IS_MANAGED | CAN_BE_SHARED) => border::write(to.cast::<u8>(), 0),
+            _ => {}
+        }
     }
 }
 
@@ -394,9 +605,26 @@ fn remember_key(books: &Books, number: u64, key: SharedKey) {
     books.ledger().map.put(Space::SharedKey, number, entry);
 }
 
+/// Managed memory has no name for other processes.
+pub(crate) fn before_ipc_get(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
+    let books = books!(Memory);
+    match paged(&books, pointer) {
+        Some(entry) => {
+            let device = usize::from(entry.device);
+            Verdict::Refuse(books.refuse_not_pageable(call, device, entry.bytes))
+        }
+        None => Verdict::Call(()),
+    }
+}
+
 /// Others may open it from now on: its charge moves to the shared table, where the last holder
 /// carries it.
-pub(crate) fn after_ipc_get(result: CuResult, handle: *mut CuIpcMemHandle, pointer: CuDevicePtr) {
+pub(crate) fn after_ipc_get(
+    (): (),
+    result: CuResult,
+    handle: *mut CuIpcMemHandle,
+    pointer: CuDevicePtr,
+) {
     let Some(books) = books::opened() else { return };
     let Some(handle) = border::read(handle).filter(|_| result == CuResult::SUCCESS) else {
         return;

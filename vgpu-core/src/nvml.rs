@@ -253,6 +253,11 @@ impl Limited {
         let Books { container, process } = self.books;
         let limit = process.memory_limit(container, self.index);
         let used = container.region.used(self.index);
+        // Where a part of the share is managed memory, the card is no bound.
+        let physical = match process.resident_limit(self.index) {
+            0 => physical,
+            _ => physical.max(limit),
+        };
         share(limit, used, physical, physical_free)
     }
 }

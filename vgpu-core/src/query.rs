@@ -64,6 +64,40 @@ pub(crate) fn device_uuids(ordinal: i32) -> Option<[[u8; 16]; 2]> {
     }
 }
 
+/// `CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`.
+pub(crate) const CONCURRENT_MANAGED_ACCESS: u32 = 89;
+
+/// A figure of a device; `None` where the driver does not know it.
+pub(crate) fn device_attribute(ordinal: i32, attribute: u32) -> Option<i32> {
+    let mut value = 0;
+    // SAFETY: one word to write to.
+    ok(unsafe { cuda::cuDeviceGetAttribute(&raw mut value, attribute, CuDevice(ordinal)) })?;
+    Some(value)
+}
+
+/// Where the allocation begins that an address is in.
+pub(crate) fn allocation_of(address: CuDevicePtr) -> Option<u64> {
+    let mut base = CuDevicePtr(0);
+    let mut bytes = 0usize;
+    // SAFETY: two words to write to.
+    let asked = unsafe { cuda::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
+    ok(asked)?;
+    Some(base.0)
+}
+
+/// Tells the driver that managed memory belongs on the device: its pages leave it for want of room
+/// only. A hint: a driver that does not take it loses nothing.
+pub(crate) fn prefer_device(pointer: CuDevicePtr, bytes: u64) {
+    const SET_PREFERRED_LOCATION: u32 = 3;
+    let (Some(ordinal), Ok(bytes)) = (current_ordinal(), usize::try_from(bytes)) else {
+        return;
+    };
+    // SAFETY: memory that the driver gave just now; a hint that changes no content.
+    let told =
+        unsafe { cuda::cuMemAdvise(pointer, bytes, SET_PREFERRED_LOCATION, CuDevice(ordinal)) };
+    let _hint = told;
+}
+
 /// How many devices the driver shows.
 pub(crate) fn device_count() -> Option<i32> {
     let mut count = 0;

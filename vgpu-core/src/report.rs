@@ -39,7 +39,8 @@ impl Figure for u32 {
     }
 }
 
-/// The share and what is left of it, but never more than the card itself has left.
+/// The share and what is left of it, but never more than the card itself has left; where a part of the
+/// share is managed memory, the card is no bound.
 pub(crate) fn after_memory_info<F: Figure>(result: CuResult, free: *mut F, total: *mut F) {
     if result != CuResult::SUCCESS {
         return;
@@ -55,11 +56,22 @@ pub(crate) fn after_memory_info<F: Figure>(result: CuResult, free: *mut F, total
         return;
     }
     let left = limit.saturating_sub(books.container.region.used(device));
+    let oversubscribes = books.process.resident_limit(device) != 0;
     if let Some(physical) = border::read(free) {
-        border::write(free, F::of(left.min(physical.get())));
+        let card = if oversubscribes {
+            u64::MAX
+        } else {
+            physical.get()
+        };
+        border::write(free, F::of(left.min(card)));
     }
     if let Some(physical) = border::read(total) {
-        border::write(total, F::of(limit.min(physical.get())));
+        let card = if oversubscribes {
+            u64::MAX
+        } else {
+            physical.get()
+        };
+        border::write(total, F::of(limit.min(card)));
     }
 }
 
@@ -77,6 +89,12 @@ pub(crate) fn after_total<F: Figure>(result: CuResult, bytes: *mut F, device: Cu
     if limit > 0
         && let Some(physical) = border::read(bytes)
     {
-        border::write(bytes, F::of(limit.min(physical.get())));
+        let oversubscribes = books.process.resident_limit(index) != 0;
+        let card = if oversubscribes {
+            u64::MAX
+        } else {
+            physical.get()
+        };
+        border::write(bytes, F::of(limit.min(card)));
     }
 }

@@ -17,9 +17,10 @@ use crate::view::ContainerView;
 /// What the driver takes for each living process beyond its own buffers.
 ///
 /// NVML and the region are two looks at a moving thing, so a figure counts only where the process's
-/// charges were the same before and after NVML was asked, nothing was pending, and it holds no
-/// object together with others (NVML counts these for somebody, but does not say for whom). Else
-/// what was known before stays.
+/// charges were the same before and after NVML was asked, nothing was pending, it holds no object
+/// together with others (NVML counts these for somebody, but does not say for whom), and none of its
+/// memory is managed past its container's share of the device (NVML counts at most the pages that
+/// lie there). Else what was known before stays.
 #[must_use]
 pub fn measure(
     before: &Snapshot,
@@ -55,7 +56,8 @@ pub fn measure(
             let Some(total) = nvml_bytes(held, slot.host_pid, uuid) else {
                 continue;
             };
-            if moved || shares {
+            let paged = was.oversubscribed_bytes != 0 || is.oversubscribed_bytes != 0;
+            if moved || shares || paged {
                 continue;
             }
             if let Some(overhead) = target.overhead_bytes.get_mut(index) {
@@ -216,6 +218,14 @@ mod tests {
         });
 
         assert_eq!(overhead(&shares, &nvml(42, Some(450)), &shares, 333), 333);
+    }
+
+    #[test]
+    fn a_process_with_managed_memory_past_the_share_is_not_measured() {
+        let mut paged = snapshot(500, 300, 0);
+        paged.slots[0].devices[0].oversubscribed_bytes = 400 * MIB;
+
+        assert_eq!(overhead(&paged, &nvml(42, Some(450)), &paged, 333), 333);
     }
 
     #[test]
