@@ -128,7 +128,8 @@ impl<'a> Wait<'a> {
         };
         let quiet_ns = now_ns.saturating_sub(since_ns.max(self.progress_ns()));
         if quiet_ns < PROGRESS_NS {
-            return Err(WATCH_NS / 5);
+            // Often at first, for short launches, then at leisure.
+            return Err((WATCH_NS / 10) << (self.rounds / 4).min(4));
         }
         // Whoever has it shows no life, or its launch waits for this one.
         *overdue_ns = quiet_ns;
