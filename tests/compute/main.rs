@@ -14,3 +14,5 @@ mod support;
 mod lab;
 
 mod accuracy;
+mod guest;
+mod ways;
