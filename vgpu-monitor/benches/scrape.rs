@@ -1,5 +1,6 @@
-//! What the agent costs with 100 containers, each with a living process and two devices: one look,
-//! one exposition, one scrape over HTTP of the real process, and that process's memory and CPU.
+//! What the agent costs with 100 containers, each with a living process and one device: one look, one
+//! exposition, one scrape over HTTP of the real process, and that process's memory and CPU; and what
+//! its arbiter costs while the containers are idle, and while all of them work on the one GPU.
 //!
 //! Prints, and never fails by a number.
 
@@ -19,6 +20,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use common::Board;
@@ -41,7 +43,7 @@ fn main() {
     for number in 0..CONTAINERS {
         board.container(&format!("container-{number:03}"), 4 << 30);
     }
-    let tenants = start_tenants(board.root());
+    let mut tenants = start_tenants(board.root());
 
     let mut criterion = Criterion::default()
         .configure_from_args()
@@ -77,7 +79,7 @@ fn main() {
             server::prometheus_text(&text)
         });
     });
-    the_process(board.root());
+    the_process(board.root(), &mut tenants);
     criterion.final_summary();
     stop(tenants);
 }
@@ -108,11 +110,26 @@ fn be_the_tenants(root: &Path) {
         regions.push(region);
     }
     println!("ready");
-    // Until the bench closes our input.
-    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    // Until the bench closes our input. Between two lines the containers work: each launches and is
+    // busy for a hundredth of the time.
+    let works = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&works);
+    std::thread::spawn(move || {
+        loop {
+            for region in regions.iter().filter(|_| seen.load(Relaxed)) {
+                let compute = region.compute(0).unwrap();
+                compute.own().launches.fetch_add(1, Relaxed);
+                compute.count_busy(100_000);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    for line in std::io::stdin().lines() {
+        works.store(line.unwrap() == "work", Relaxed);
+    }
 }
 
-fn the_process(root: &Path) {
+fn the_process(root: &Path, tenants: &mut Child) {
     let mut agent = Command::new(env!("CARGO_BIN_EXE_vgpu-monitor"))
         .args([
             "--metrics-addr",
@@ -147,6 +164,17 @@ fn the_process(root: &Path) {
         answer.len()
     };
     scrape("*/*");
+    let orders = tenants.stdin.as_mut().unwrap();
+    for (order, what) in [("rest", "idle"), ("work", "working")] {
+        writeln!(orders, "{order}").unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        let before = cpu_ticks(&agent);
+        std::thread::sleep(Duration::from_secs(10));
+        println!(
+            "arbiter, {CONTAINERS} containers {what}: {:.2} % of a core",
+            f64::from(cpu_ticks(&agent) - before) / 10.0
+        );
+    }
     for accept in ["application/openmetrics-text", "text/plain"] {
         let cpu_before = cpu_ticks(&agent);
         let mut times = Vec::new();

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
-/// Serves what every container on this node uses of its GPUs, for Prometheus.
+/// Serves what every container on this node uses of its GPUs, for Prometheus, and gives each its
+/// share of their time.
 ///
 /// /metrics is read from the containers' files at each scrape; /healthz says that the process
 /// serves, /readyz that it can read. docs/metrics.md explains every series.
@@ -44,6 +45,11 @@ pub struct Args {
     #[arg(long, env = "VGPU_NO_NVML", value_parser = clap::builder::BoolishValueParser::new(),
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub no_nvml: bool,
+
+    /// Do not arbitrate compute time: leave that to the `vgpu run`s, or to nobody.
+    #[arg(long, env = "VGPU_NO_ARBITER", value_parser = clap::builder::BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    pub no_arbiter: bool,
 
     /// What to log: error, warn, info, debug, or directives such as warn,vgpu_monitor=debug.
     #[arg(

@@ -13,6 +13,8 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
+use crate::arbiter::Status;
+
 /// A node at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Shown {
@@ -64,6 +66,12 @@ pub struct Container {
     pub waits_expired: u64,
     /// Hooked calls by group.
     pub hook_calls: Vec<(&'static str, u64)>,
+    /// Priority, 0 is the highest.
+    pub priority: u32,
+    /// When its compute limits count; empty where that is not known.
+    pub policy: &'static str,
+    /// Since the compute arbiter last said that it lives; nothing where none ever did.
+    pub arbiter_age: Option<Duration>,
 }
 
 /// A device of a container.
@@ -94,6 +102,49 @@ pub struct Device {
     pub pending_shrink: bool,
     /// The MIG instance that it is.
     pub instance: Option<Instance>,
+    /// Its share of the device's time.
+    pub compute: Compute,
+    /// Charged memory past the container's share of the device, bytes; nothing where it has no
+    /// such share.
+    pub oversubscribed_bytes: Option<u64>,
+}
+
+/// A share of a device's time; shares are parts of one.
+#[derive(Debug, Clone, Default)]
+pub struct Compute {
+    /// The most that it may have; one without a limit.
+    pub asked: Option<f64>,
+    /// What it gets whenever it wants it.
+    pub floor: Option<f64>,
+    /// What the arbiter grants; nothing without one.
+    pub granted: Option<f64>,
+    /// What it used in the last second; nothing where nobody knows.
+    pub used: Option<f64>,
+    /// It waits for its turn on a device whose memory does not hold all at once.
+    pub waits_for_turn: bool,
+    /// What it has done; nothing before the first time.
+    pub work: Option<Work>,
+}
+
+/// What was put on a device, since the container began.
+#[derive(Debug, Clone, Default)]
+pub struct Work {
+    /// GPU time.
+    pub busy: Duration,
+    /// Time that launches have waited, summed over threads.
+    pub throttled: Duration,
+    /// Launches that had to wait.
+    pub waits: u64,
+    /// Kernels launched.
+    pub kernels: u64,
+    /// Graphs launched.
+    pub graphs: u64,
+    /// Copies and fills.
+    pub copies: u64,
+    /// What they copied and filled, bytes.
+    pub copied_bytes: u64,
+    /// Host functions.
+    pub host_functions: u64,
 }
 
 /// A MIG instance.
@@ -118,6 +169,8 @@ pub struct Look {
     pub nvml_up: Option<bool>,
     /// GPUs that did not answer.
     pub gpu_faults: u64,
+    /// The compute arbiter of this process; nothing where it has none.
+    pub arbiter: Option<Status>,
     /// What the look took.
     pub took: Duration,
 }
@@ -141,6 +194,7 @@ pub fn encode(shown: &Shown, names: Names, encoder: DescriptorEncoder<'_>) -> fm
     containers(shown, &mut out)?;
     build(&mut out)?;
     ours(shown, &mut out)?;
+    compute(shown, &mut out)?;
     look(&shown.look, &mut out)?;
     if names == Names::WithLegacy {
         legacy(shown, &mut out)?;
@@ -340,6 +394,140 @@ fn ours(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     )
 }
 
+fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
+    let every = || devices(shown).map(|(container, device)| (labels(container, device), device));
+    let mut share = |name, help, value: &dyn Fn(&Compute) -> Option<f64>| {
+        let shares = every().filter_map(|(labels, d)| Some((labels, value(&d.compute)?.into())));
+        out.gauge(name, None, help, shares)
+    };
+    share(
+        "vgpu_container_compute_asked_ratio",
+        "The most of a device's time that a container may have (0-1; without a limit 1)",
+        &|c| c.asked,
+    )?;
+    share(
+        "vgpu_container_compute_floor_ratio",
+        "Part of a device's time that a container gets whenever it wants it (0-1)",
+        &|c| c.floor,
+    )?;
+    share(
+        "vgpu_container_compute_granted_ratio",
+        "Part of a device's time that the arbiter grants a container now (0-1)",
+        &|c| c.granted,
+    )?;
+    share(
+        "vgpu_container_compute_used_ratio",
+        "Part of a device's time that a container used in the last second (0-1)",
+        &|c| c.used,
+    )?;
+    out.gauge(
+        "vgpu_container_compute_waits_for_turn",
+        None,
+        "1 where a container that oversubscribes waits for its turn on a device",
+        every().filter_map(|(labels, d)| {
+            d.oversubscribed_bytes?;
+            Some((labels, u64::from(d.compute.waits_for_turn).into()))
+        }),
+    )?;
+    let mut seconds = |name, help, value: &dyn Fn(&Work) -> Duration| {
+        let works = every().filter_map(|(labels, d)| Some((labels, d.compute.work.as_ref()?)));
+        out.counter(
+            name,
+            help,
+            works.map(|(labels, work)| (labels, value(work).as_secs_f64())),
+        )
+    };
+    seconds(
+        "vgpu_container_compute_busy_seconds",
+        "Time of a device that a container was charged for in seconds",
+        &|work| work.busy,
+    )?;
+    seconds(
+        "vgpu_container_compute_throttled_seconds",
+        "Time that launches of a container have waited for its share, over all threads, in seconds",
+        &|work| work.throttled,
+    )?;
+    let mut count = |name, help, value: &dyn Fn(&Work) -> u64| {
+        let works = every().filter_map(|(labels, d)| Some((labels, d.compute.work.as_ref()?)));
+        out.counter(
+            name,
+            help,
+            works.map(|(labels, work)| (labels, value(work))),
+        )
+    };
+    count(
+        "vgpu_container_compute_waits",
+        "Launches of a container that had to wait for its share",
+        &|work| work.waits,
+    )?;
+    count(
+        "vgpu_container_kernel_launches",
+        "Kernels that a container has launched",
+        &|work| work.kernels,
+    )?;
+    count(
+        "vgpu_container_graph_launches",
+        "Graphs that a container has launched",
+        &|work| work.graphs,
+    )?;
+    count(
+        "vgpu_container_copies",
+        "Copies and fills that a container has put into streams",
+        &|work| work.copies,
+    )?;
+    count(
+        "vgpu_container_copied_bytes",
+        "Bytes that the copies and fills of a container were of",
+        &|work| work.copied_bytes,
+    )?;
+    count(
+        "vgpu_container_host_functions",
+        "Host functions that a container has put into streams",
+        &|work| work.host_functions,
+    )?;
+    out.gauge(
+        "vgpu_container_last_launch_elapsed",
+        Some(Unit::Seconds),
+        "Time since the last launch of a container on a device in seconds",
+        every().filter_map(|(labels, d)| Some((labels, d.since_launch?.as_secs_f64().into()))),
+    )?;
+    out.gauge(
+        "vgpu_container_oversubscribed",
+        BYTES,
+        "Memory of a container past its share of a device, which the driver pages, in bytes",
+        every().filter_map(|(labels, d)| Some((labels, d.oversubscribed_bytes?.into()))),
+    )?;
+    let whole = || {
+        shown
+            .containers
+            .iter()
+            .map(|container| (container_labels(container), container))
+    };
+    out.gauge(
+        "vgpu_container_priority",
+        None,
+        "Priority of a container, 0 is the highest",
+        whole().map(|(labels, c)| (labels, c.priority.into())),
+    )?;
+    out.gauge(
+        "vgpu_container_compute_policy_info",
+        None,
+        "When the compute limits of a container count",
+        whole()
+            .filter(|(_, c)| !c.policy.is_empty())
+            .map(|(mut labels, c)| {
+                labels.push(("policy", text(c.policy)));
+                (labels, 1_u64.into())
+            }),
+    )?;
+    out.gauge(
+        "vgpu_container_arbiter_heartbeat_age",
+        Some(Unit::Seconds),
+        "Time since the compute arbiter last served a container in seconds",
+        whole().filter_map(|(labels, c)| Some((labels, c.arbiter_age?.as_secs_f64().into()))),
+    )
+}
+
 fn look(look: &Look, out: &mut Out<'_>) -> fmt::Result {
     let one = |value: Value| [(Vec::new(), value)];
     out.gauge(
@@ -372,6 +560,33 @@ fn look(look: &Look, out: &mut Out<'_>) -> fmt::Result {
         None,
         "GPUs that did not answer",
         look.nvml_up.map(|_| (Vec::new(), look.gpu_faults.into())),
+    )?;
+    let arbiter = |value: &dyn Fn(&Status) -> u64| {
+        let value = look.arbiter.as_ref().map(value);
+        value.map(|value| (Vec::new(), value.into()))
+    };
+    out.gauge(
+        "vgpu_monitor_arbiter_leads",
+        None,
+        "1 where this agent is the node's compute arbiter",
+        arbiter(&|status| status.leads.into()),
+    )?;
+    out.gauge(
+        "vgpu_monitor_arbiter_served",
+        None,
+        "Containers that the compute arbiter of this agent serves",
+        arbiter(&|status| status.served),
+    )?;
+    out.gauge(
+        "vgpu_monitor_arbiter_failed",
+        None,
+        "Containers that the compute arbiter of this agent could not read or write at its last tick",
+        arbiter(&|status| status.failed),
+    )?;
+    out.counter(
+        "vgpu_monitor_arbiter_ticks",
+        "How often the compute arbiter of this agent has looked",
+        look.arbiter.map(|status| (Vec::new(), status.ticks)),
     )?;
     out.gauge(
         "vgpu_monitor_scrape_duration",
@@ -607,6 +822,10 @@ impl Out<'_> {
             .encoder
             .encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in samples {
+            if labels.is_empty() {
+                family.encode_counter::<NoLabelSet, V, u64>(&value, None)?;
+                continue;
+            }
             family
                 .encode_family(&labels)?
                 .encode_counter::<NoLabelSet, V, u64>(&value, None)?;

@@ -1,6 +1,7 @@
-//! The node agent: what every container on this node uses of its GPUs, for Prometheus.
+//! The node agent: what every container on this node uses of its GPUs, for Prometheus, and how much
+//! of their time each gets.
 //!
-//! Reads when it is asked and keeps next to nothing between two scrapes. Never maps a file that a
+//! Shows what it reads when it is asked, and keeps next to nothing between two scrapes. Never maps a file that a
 //! tenant can write, never decides placement, and never lets one broken container, one sick GPU or
 //! one slow client hide the others.
 
@@ -13,6 +14,8 @@ pub mod exporter;
 pub mod regions;
 
 pub mod gpu;
+
+pub mod arbiter;
 
 pub mod node;
 

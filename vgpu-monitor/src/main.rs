@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Parser;
 use server::{Listener, Manners, Readiness};
+use vgpu_monitor::arbiter::Arbiter;
 use vgpu_monitor::args::Args;
 use vgpu_monitor::exporter::Names;
 use vgpu_monitor::gpu::Asker;
@@ -65,7 +66,14 @@ async fn run(args: Args) -> anyhow::Result<()> {
     } else {
         Some(Asker::start().context("cannot start the thread that asks the driver")?)
     };
-    let node = Arc::new(Node::new(args.root.clone(), args.node(), names, asker));
+    let arbiter = if args.no_arbiter {
+        None
+    } else {
+        let thread = Arbiter::start(&args.root, !args.no_nvml);
+        Some(thread.context("cannot start the thread that arbitrates compute time")?)
+    };
+    let node = Node::new(args.root.clone(), args.node(), names, asker);
+    let node = Arc::new(node.with_arbiter(arbiter));
     let readiness = Readiness::waiting_for("the first look at the containers");
 
     let stop = server::asked_to_stop().context("cannot handle signals")?;

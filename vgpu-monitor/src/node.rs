@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use prometheus_client::encoding::DescriptorEncoder;
 use server::Readiness;
 
+use crate::arbiter::{Arbiter, monotonic_ns};
 use crate::exporter::{self, Gpu, Look, Names, Shown};
 use crate::gpu::{Answer, Asker};
 use crate::regions::{self, Budget, Census, Found};
@@ -26,6 +27,7 @@ pub struct Node {
     name: String,
     names: Names,
     asker: Option<Asker>,
+    arbiter: Option<Arbiter>,
     our_uid: u32,
     memory: Mutex<Memory>,
 }
@@ -58,9 +60,16 @@ impl Node {
             name,
             names,
             asker,
+            arbiter: None,
             our_uid,
             memory: Mutex::new(Memory::new()),
         }
+    }
+
+    /// The same with the arbiter of its containers.
+    #[must_use]
+    pub fn with_arbiter(self, arbiter: Option<Arbiter>) -> Self {
+        Self { arbiter, ..self }
     }
 
     /// Looks, and says in `readiness` whether the root could be read.
@@ -72,7 +81,13 @@ impl Node {
         let nvml_up = answer.as_ref().map(Option::is_some);
         let answer = answer.flatten();
 
-        let census = regions::read(&self.root, answer.as_ref(), self.our_uid, Budget::default());
+        let census = regions::read(
+            &self.root,
+            answer.as_ref(),
+            self.our_uid,
+            monotonic_ns(),
+            Budget::default(),
+        );
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let root_readable = census.is_ok();
         match &census {
@@ -101,6 +116,7 @@ impl Node {
                 skipped: memory.skipped.to_vec(),
                 nvml_up,
                 gpu_faults: answer.inventory.faults.len() as u64,
+                arbiter: self.arbiter.as_ref().map(Arbiter::status),
                 took: begun.elapsed(),
             },
         }
@@ -178,7 +194,11 @@ impl Memory {
                 } else {
                     was.and_then(|w| w.launched_at)
                 };
-                device.since_launch = launched_at.map(|at| now.saturating_duration_since(at));
+                let since_seen = launched_at.map(|at| now.saturating_duration_since(at));
+                // The library's own word is exact, where it keeps one; it keeps none of launches that
+                // it only counts.
+                let since_launch = [device.since_launch, since_seen].into_iter().flatten();
+                device.since_launch = since_launch.min().filter(|_| *launches > 0);
                 if device.utilization_percent.is_none() {
                     device.utilization_percent =
                         was.and_then(|was| busy_percent(was, *busy_ns, now));

@@ -13,7 +13,10 @@ use supervisor::gpu::Gpu;
 use supervisor::instance::{self, Broken, InstanceError};
 use supervisor::view::{self, ContainerView, DeviceView};
 
-use crate::exporter::{Container, Device, Instance};
+use vgpu_abi::host::ComputeSnapshot;
+use vgpu_abi::limits::Policy;
+
+use crate::exporter::{Compute, Container, Device, Instance, Work};
 use crate::gpu::Answer;
 
 /// What reading one owner's containers may cost in one look, beyond root's and our own.
@@ -65,7 +68,8 @@ pub struct Census {
     pub beyond_budget: u64,
 }
 
-/// Reads everything below the root. One that is not there yet holds no container.
+/// Reads everything below the root. One that is not there yet holds no container. `now_ns` is the
+/// monotonic clock.
 ///
 /// # Errors
 /// The root is there and cannot be read.
@@ -73,6 +77,7 @@ pub fn read(
     root: &Path,
     answer: Option<&Answer>,
     our_uid: u32,
+    now_ns: u64,
     budget: Budget,
 ) -> Result<Census, InstanceError> {
     let mut census = Census::default();
@@ -89,7 +94,7 @@ pub fn read(
         }
         match view::read(&instance) {
             // Only what is shown is kept: a region may name a thousand processes.
-            Ok(view) => census.found.extend(found(view, answer, our_uid)),
+            Ok(view) => census.found.extend(found(view, answer, our_uid, now_ns)),
             Err(reason) => broken.push(Broken {
                 path: instance.path().to_owned(),
                 reason,
@@ -143,7 +148,12 @@ impl Census {
 ///
 /// Namespace and pod are believed where root or `our_uid` owns the directory: any user can make a
 /// directory of their own on a shared board and write into it whose pod it is.
-fn found(mut view: ContainerView, answer: Option<&Answer>, our_uid: u32) -> Option<Found> {
+fn found(
+    mut view: ContainerView,
+    answer: Option<&Answer>,
+    our_uid: u32,
+    now_ns: u64,
+) -> Option<Found> {
     if is_over(&view) {
         return None;
     }
@@ -171,20 +181,23 @@ fn found(mut view: ContainerView, answer: Option<&Answer>, our_uid: u32) -> Opti
             devices: view
                 .devices
                 .iter()
-                .map(|d| device(&view, d, answer))
+                .map(|d| device(&view, d, answer, now_ns))
                 .collect(),
             processes: view.processes.len() as u64,
             ooms: view.oom_count,
             refused: view.refused,
             waits_expired: view.waits_ran_out,
             hook_calls: view.hook_calls.clone(),
+            priority: view.priority,
+            policy: policy(view.policy),
+            arbiter_age: arbiter_age(&view, now_ns),
         },
         owner: view.owner,
         created_unix: view.created_unix,
         work: view
             .devices
             .iter()
-            .map(|d| (d.compute.launches, d.busy_ns))
+            .map(|d| (launches(&d.compute), d.busy_ns))
             .collect(),
         path: view.path,
     })
@@ -197,7 +210,64 @@ fn is_over(view: &ContainerView) -> bool {
         && view.devices.iter().all(|device| device.used_bytes == 0)
 }
 
-fn device(view: &ContainerView, device: &DeviceView, answer: Option<&Answer>) -> Device {
+fn policy(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Default => "default",
+        Policy::Force => "force",
+        Policy::Floor => "floor",
+        Policy::Disable => "disable",
+    }
+}
+
+fn launches(compute: &ComputeSnapshot) -> u64 {
+    compute.launches.saturating_add(compute.graph_launches)
+}
+
+/// Since the arbiter last said that it lives; nothing where none ever did.
+fn arbiter_age(view: &ContainerView, now_ns: u64) -> Option<Duration> {
+    let at_ns = view.arbiter_at_ns;
+    (at_ns != 0).then(|| Duration::from_nanos(now_ns.saturating_sub(at_ns)))
+}
+
+/// What an arbiter said so long ago holds no more.
+const STALE: Duration = Duration::from_secs(2);
+
+fn compute(view: &ContainerView, device: &DeviceView, now_ns: u64) -> Compute {
+    let ratio = |permille: u32| f64::from(permille) / 1000.0;
+    let seen = arbiter_age(view, now_ns)
+        .is_some_and(|age| age <= STALE)
+        .then_some(device.seen);
+    let asked = match device.core_percent {
+        0 | 100.. => 100,
+        percent => percent,
+    };
+    let told = &device.compute;
+    let has_worked = launches(told) > 0 || told.copies > 0 || told.host_functions > 0;
+    Compute {
+        asked: Some(ratio(asked * 10)),
+        floor: (device.floor_percent > 0).then(|| ratio(device.floor_percent * 10)),
+        granted: seen.and_then(|seen| Some(ratio(seen.granted_permille?.into()))),
+        used: seen.and_then(|seen| Some(ratio(seen.used_permille?.into()))),
+        waits_for_turn: seen.is_some_and(|seen| seen.waits_for_turn),
+        work: has_worked.then(|| Work {
+            busy: Duration::from_nanos(device.busy_ns),
+            throttled: Duration::from_nanos(told.throttled_ns),
+            waits: told.waits,
+            kernels: told.launches,
+            graphs: told.graph_launches,
+            copies: told.copies,
+            copied_bytes: told.copy_bytes,
+            host_functions: told.host_functions,
+        }),
+    }
+}
+
+fn device(
+    view: &ContainerView,
+    device: &DeviceView,
+    answer: Option<&Answer>,
+    now_ns: u64,
+) -> Device {
     let gpu = answer.and_then(|answer| {
         answer
             .inventory
@@ -225,7 +295,12 @@ fn device(view: &ContainerView, device: &DeviceView, answer: Option<&Answer>) ->
         utilization_percent: gpu
             .zip(answer)
             .and_then(|(gpu, answer)| utilization(view, device, gpu, answer)),
-        since_launch: None,
+        since_launch: Some(device.compute.last_launch_ns)
+            .filter(|at_ns| *at_ns != 0)
+            .map(|at_ns| Duration::from_nanos(now_ns.saturating_sub(at_ns))),
+        compute: compute(view, device, now_ns),
+        oversubscribed_bytes: (device.resident_bytes != 0 || device.oversubscribed_bytes != 0)
+            .then_some(device.oversubscribed_bytes),
         unaccounted_bytes: gpu.map(|_| device.unaccounted_bytes),
         pending_shrink: device.pending_shrink,
         instance: instance.map(|instance| Instance {
@@ -277,7 +352,7 @@ mod tests {
             outer_limits: None,
             limits_generation: 1,
             priority: 0,
-            policy: vgpu_abi::limits::Policy::Default,
+            policy: Policy::Default,
             arbiter_at_ns: 0,
             devices: Vec::new(),
             processes: Vec::new(),
@@ -310,7 +385,7 @@ mod tests {
             oversubscribed_bytes: 0,
             credit_ns: 0,
             busy_ns: 0,
-            compute: vgpu_abi::host::ComputeSnapshot::default(),
+            compute: ComputeSnapshot::default(),
             seen: vgpu_abi::targets::Seen::default(),
             unaccounted_bytes: 0,
         }
@@ -351,7 +426,9 @@ mod tests {
     }
 
     fn census(views: Vec<ContainerView>, answer: Option<&Answer>, our_uid: u32) -> Census {
-        let found = views.into_iter().filter_map(|v| found(v, answer, our_uid));
+        let found = views
+            .into_iter()
+            .filter_map(|v| found(v, answer, our_uid, 0));
         let mut census = Census {
             found: found.collect(),
             ..Census::default()

@@ -13,7 +13,10 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 use tower::ServiceExt;
-use vgpu_monitor::exporter::{Container, Device, Gpu, Instance, Look, Names, Shown, encode};
+use vgpu_monitor::arbiter::Status;
+use vgpu_monitor::exporter::{
+    Compute, Container, Device, Gpu, Instance, Look, Names, Shown, Work, encode,
+};
 
 #[derive(Debug)]
 struct Fixed(Shown, Names);
@@ -78,6 +81,24 @@ fn node() -> Shown {
                 unaccounted_bytes: Some(1_048_576),
                 pending_shrink: false,
                 instance: None,
+                compute: Compute {
+                    asked: Some(0.3),
+                    floor: Some(0.2),
+                    granted: Some(0.25),
+                    used: Some(0.249),
+                    waits_for_turn: true,
+                    work: Some(Work {
+                        busy: Duration::from_millis(12_500),
+                        throttled: Duration::from_millis(37_250),
+                        waits: 3_100,
+                        kernels: 3_999_000,
+                        graphs: 1_000,
+                        copies: 64,
+                        copied_bytes: 67_108_864,
+                        host_functions: 5,
+                    }),
+                },
+                oversubscribed_bytes: Some(2_097_152),
             },
             Device {
                 index: 1,
@@ -96,6 +117,9 @@ fn node() -> Shown {
         refused: 3,
         waits_expired: 0,
         hook_calls: vec![("alloc", 120), ("launch", 4_000_000)],
+        priority: 2,
+        policy: "floor",
+        arbiter_age: Some(Duration::from_millis(37)),
     };
     let serving = Container {
         container: "serve".to_owned(),
@@ -120,6 +144,12 @@ fn node() -> Shown {
             skipped: vec![("broken", 5), ("duplicate", 0)],
             nvml_up: Some(true),
             gpu_faults: 0,
+            arbiter: Some(Status {
+                leads: true,
+                served: 2,
+                failed: 0,
+                ticks: 1234,
+            }),
             took: Duration::from_micros(1500),
         },
     }

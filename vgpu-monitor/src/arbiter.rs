@@ -1,0 +1,147 @@
+//! The compute arbiter of this node, on a thread of its own: every container below the root gets its
+//! share from it. Who decides is `supervisor`; here is the thread, its clock, and the driver that it
+//! asks.
+//!
+//! Never waits for a scrape, and no scrape waits for it: a driver that hangs lets the arbiter's
+//! heartbeat grow old, and another process of the board takes over.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+use supervisor::arbiter::Board;
+use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
+
+/// A driver that is not there is looked for again after this.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// The thread.
+#[derive(Debug)]
+pub struct Arbiter {
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    leads: AtomicBool,
+    served: AtomicU64,
+    failed: AtomicU64,
+    ticks: AtomicU64,
+    stop: AtomicBool,
+}
+
+/// How the arbiter does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Status {
+    /// This process is the node's arbiter.
+    pub leads: bool,
+    /// Containers that it serves.
+    pub served: u64,
+    /// Containers that it could not read or write at its last tick.
+    pub failed: u64,
+    /// Ticks since the agent started.
+    pub ticks: u64,
+}
+
+impl Arbiter {
+    /// Starts the thread, for the containers below `root`. Without `nvml` it goes by what programs
+    /// measure themselves.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(root: &Path, nvml: bool) -> std::io::Result<Self> {
+        let state = Arc::new(State::default());
+        let (seen, root) = (Arc::clone(&state), root.to_owned());
+        std::thread::Builder::new()
+            .name("arbiter".to_owned())
+            .spawn(move || serve(root, nvml, &seen))?;
+        Ok(Self { state })
+    }
+
+    /// How it does at the moment.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        // Relaxed: numbers for a scrape; they guard no other memory.
+        Status {
+            leads: self.state.leads.load(Ordering::Relaxed),
+            served: self.state.served.load(Ordering::Relaxed),
+            failed: self.state.failed.load(Ordering::Relaxed),
+            ticks: self.state.ticks.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Arbiter {
+    fn drop(&mut self) {
+        // Relaxed: the flag guards no other memory.
+        self.state.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn serve(root: PathBuf, nvml: bool, state: &State) {
+    let mut board = Board::serve(&root);
+    let mut driver = Driver {
+        nvml,
+        gpus: None,
+        failed_at: None,
+    };
+    let mut led = None;
+    // Relaxed throughout: see `Arbiter`.
+    while !state.stop.load(Ordering::Relaxed) {
+        let ticked = board.tick(monotonic_ns(), driver.open());
+        state.leads.store(ticked.leads, Ordering::Relaxed);
+        state.served.store(ticked.served as u64, Ordering::Relaxed);
+        state.failed.store(ticked.failed as u64, Ordering::Relaxed);
+        state.ticks.fetch_add(1, Ordering::Relaxed);
+        if led != Some(ticked.leads) {
+            led = Some(ticked.leads);
+            tracing::info!(leads = ticked.leads, root = %root.display(), "arbiter of compute time");
+        }
+        std::thread::sleep(ticked.next);
+    }
+}
+
+/// The driver, once it is there.
+struct Driver {
+    nvml: bool,
+    gpus: Option<NvmlGpus>,
+    failed_at: Option<Instant>,
+}
+
+impl Driver {
+    fn open(&mut self) -> &dyn Gpus {
+        let is_due = self.failed_at.is_none_or(|at| at.elapsed() >= RETRY);
+        if self.nvml && self.gpus.is_none() && is_due {
+            self.gpus = NvmlGpus::open().ok();
+            self.failed_at = self.gpus.is_none().then(Instant::now);
+        }
+        self.gpus.as_ref().map_or(&NoDriver, |gpus| gpus)
+    }
+}
+
+/// No driver that could be asked.
+struct NoDriver;
+
+impl Gpus for NoDriver {
+    fn inventory(&self) -> Result<Inventory, GpuError> {
+        Err(GpuError::NoLibrary(String::from("not asked")))
+    }
+
+    fn processes(&self) -> Result<Vec<GpuProcess>, GpuError> {
+        Err(GpuError::NoLibrary(String::from("not asked")))
+    }
+}
+
+/// The clock that regions and targets are stamped with.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC) else {
+        return 0;
+    };
+    let seconds = u64::try_from(now.tv_sec()).unwrap_or(0);
+    seconds
+        .saturating_mul(1_000_000_000)
+        .saturating_add(u64::try_from(now.tv_nsec()).unwrap_or(0))
+}
