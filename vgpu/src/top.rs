@@ -136,13 +136,25 @@ impl Picture {
             let percent = self.container_busy(&device.uuid, container)?;
             Some(percent.saturating_mul(10))
         };
-        by_arbiter.or_else(by_nvml)
+        // Nobody is there to use any.
+        let by_nobody = || container.processes.is_empty().then_some(0);
+        by_arbiter.or_else(by_nvml).or_else(by_nobody)
+    }
+
+    /// How long launches have waited, nanoseconds, the one that waits included.
+    fn throttled_ns(&self, compute: &ComputeSnapshot) -> u64 {
+        let is_known = (1..=self.now_ns).contains(&compute.waiting_since_ns);
+        let waiting_ns = match is_known {
+            true => self.now_ns - compute.waiting_since_ns,
+            false => 0,
+        };
+        compute.throttled_ns.saturating_add(waiting_ns)
     }
 
     /// How long ago work was launched, nanoseconds; nothing where it never was.
     fn since_ns(&self, compute: &ComputeSnapshot) -> Option<u64> {
         // A clock of another time: a region that outlived a restart of the machine.
-        let is_known = compute.last_launch_ns != 0 && compute.last_launch_ns <= self.now_ns;
+        let is_known = (1..=self.now_ns).contains(&compute.last_launch_ns);
         is_known.then(|| self.now_ns - compute.last_launch_ns)
     }
 

@@ -3,14 +3,40 @@
  *   total           the GPU's size, MiB
  *   alloc MIB       "ok" or the driver's code
  *   free            what was allocated last
+ *   launch N        N kernels of 1 ms each, to their end: "ok" or the driver's code
+ *   busy            from here on one such kernel after another, in a thread of its own
+ *   idle            no more
  *
  * Knows nothing of vgpu. */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 typedef unsigned long long pointer;
+
+static const char module_text[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
+                                  ".visible .entry step__1ms() { ret; }\n";
+
+static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                     void *, void **, void **);
+static int (*synchronize)(void);
+static int (*set_current)(void *);
+static void *current, *step;
+static volatile int is_busy;
+
+static int work(int count) {
+    int code = 0;
+    while (!code && count-- > 0) code = launch(step, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    return code ? code : synchronize();
+}
+
+static void *work_on(void *unused) {
+    set_current(current);
+    while (is_busy && !work(4)) {}
+    return unused;
+}
 
 int main(void) {
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
@@ -24,8 +50,13 @@ int main(void) {
     int (*context)(void **, unsigned, int) = dlsym(cuda, "cuCtxCreate_v2");
     int (*alloc)(pointer *, size_t) = dlsym(cuda, "cuMemAlloc_v2");
     int (*release)(pointer) = dlsym(cuda, "cuMemFree_v2");
+    int (*load)(void **, const void *) = dlsym(cuda, "cuModuleLoadData");
+    int (*function)(void **, void *, const char *) = dlsym(cuda, "cuModuleGetFunction");
+    launch = dlsym(cuda, "cuLaunchKernel");
+    synchronize = dlsym(cuda, "cuCtxSynchronize");
+    set_current = dlsym(cuda, "cuCtxSetCurrent");
     int gpu;
-    void *current;
+    pthread_t worker;
     int code = init(0);
     if (!code) code = device(&gpu, 0);
     if (!code) code = context(&current, 0, gpu);
@@ -40,6 +71,7 @@ int main(void) {
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
         size_t mib;
+        code = 0;
         if (!strncmp(line, "total", 5)) {
             size_t bytes = 0;
             code = total(&bytes, gpu);
@@ -52,6 +84,20 @@ int main(void) {
             }
         } else if (!strncmp(line, "free", 4) && count > 0) {
             code = release(held[--count]);
+            if (!code) puts("ok");
+        } else if (sscanf(line, "launch %zu", &mib) == 1) {
+            void *module;
+            if (!step && !(code = load(&module, module_text)))
+                code = function(&step, module, "step__1ms");
+            if (!code) code = work((int)mib);
+            if (!code) puts("ok");
+        } else if (!strncmp(line, "busy", 4) && step && !is_busy) {
+            is_busy = 1;
+            code = pthread_create(&worker, NULL, work_on, NULL);
+            if (!code) puts("ok");
+        } else if (!strncmp(line, "idle", 4) && is_busy) {
+            is_busy = 0;
+            code = pthread_join(worker, NULL);
             if (!code) puts("ok");
         } else {
             code = -1;

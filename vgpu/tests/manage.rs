@@ -39,6 +39,21 @@ fn be_refused(region: &Region, device: usize, mib: u64, limit_mib: u64) {
     region.record_oom("cuMemAlloc_v2", device, &refusal, 1_795_271_523_000_000_000);
 }
 
+/// Waits until the arbiter has looked at every container, so that what it saw is always there.
+fn be_seen(machine: &Machine) {
+    common::until("the arbiter has looked", || {
+        let top = machine.top();
+        let containers = top["containers"].as_array().unwrap();
+        containers.iter().all(|container| {
+            let devices = container["devices"].as_array().unwrap();
+            let is_seen = |d: &serde_json::Value| {
+                d["granted_percent"].is_number() && d["used_percent"].is_number()
+            };
+            devices.iter().all(is_seen)
+        })
+    });
+}
+
 /// The text with what differs from run to run taken out; with it goes the width of the columns.
 fn steady(text: &str) -> String {
     let me = std::process::id().to_string();
@@ -214,6 +229,7 @@ fn top_shows_who_uses_what() {
     charge(&region, 1, 1 << 10, Kind::Buffer);
     be_refused(&region, 0, 1 << 10, 4 << 10);
     let (other, _region) = container(&machine, "serve");
+    be_seen(&machine);
 
     let top = machine.run(&["top", "--once"]);
 
@@ -225,10 +241,10 @@ fn top_shows_who_uses_what() {
         1  Simulated GPU  0 / 16Gi  0%  [----------------]  16Gi  0%  0%
 
         CONTAINER  PRIO  GPU  MEMORY  USED  GRANTED  ASKED  THROTTLED  LAUNCHES  LAST  OOMS  STATE
-        serve  1  0  0 / 4Gi  0%  [----------]  –  –  none  0ms  0  –  0  running
-          1  0 / 8Gi  0%  [----------]  –  –  none  0ms  0  –  running
-        train  1  0  3.29Gi / 4Gi  82%  [########--]  –  –  none  0ms  0  –  1  running
-          1  1Gi / 8Gi  12%  [#---------]  –  –  none  0ms  0  –  running
+        serve  1  0  0 / 4Gi  0%  [----------]  0%  100%  none  0ms  0  –  0  running
+          1  0 / 8Gi  0%  [----------]  0%  100%  none  0ms  0  –  running
+        train  1  0  3.29Gi / 4Gi  82%  [########--]  0%  100%  none  0ms  0  –  1  running
+          1  1Gi / 8Gi  12%  [#---------]  0%  100%  none  0ms  0  –  running
           PID PROGRAM  0  3.29Gi  82%  [########--]  –  0ms  0  –
           1  1Gi  12%  [#---------]  –  0ms  0  –
     "#]]
@@ -266,6 +282,7 @@ fn the_json_of_top_is_a_promise() {
     charge(&region, 0, 3 << 10, Kind::Buffer);
     charge(&region, 0, 300, Kind::Context);
     be_refused(&region, 0, 1 << 10, 4 << 10);
+    be_seen(&machine);
 
     let mut top = machine.top();
 
@@ -310,7 +327,7 @@ fn the_json_of_top_is_a_promise() {
                   "credit_ns": 0,
                   "floor_percent": 0,
                   "gpu": 0,
-                  "granted_percent": null,
+                  "granted_percent": 100.0,
                   "graph_launches": 0,
                   "host_functions": 0,
                   "index": 0,
@@ -329,7 +346,7 @@ fn the_json_of_top_is_a_promise() {
                   "unaccounted_bytes": 0,
                   "unknown_launches": 0,
                   "used_bytes": 3535798272,
-                  "used_percent": null,
+                  "used_percent": 0.0,
                   "utilization_percent": null,
                   "uuid": "…",
                   "waiting": false,

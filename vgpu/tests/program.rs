@@ -28,7 +28,7 @@ fn compiled(machine: &Machine) -> Option<PathBuf> {
         .arg("-o")
         .arg(&program)
         .arg(source)
-        .arg("-ldl")
+        .args(["-ldl", "-lpthread"])
         .status();
     match compiler {
         Ok(status) => {

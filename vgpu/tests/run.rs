@@ -13,8 +13,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
 use common::{Machine, Running, VGPU, ended, library, lives, until};
+use expect_test::expect;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use vgpu_abi::limits::{Limits, LimitsFile, Policy};
 
 const LOOP: &str = "echo ready; while :; do sleep 0.02; done";
 
@@ -547,4 +549,307 @@ fn stopping_and_continuing_vgpu_stops_and_continues_the_command() {
     }
 
     assert_eq!(running.stop().signal, Some(Signal::SIGTERM as i32));
+}
+
+/// The limits of a container of this user, as the library reads them.
+fn limits(machine: &Machine, name: &str) -> Limits {
+    let file = LimitsFile::open(&machine.containers().join(name).join("limits")).unwrap();
+    file.read().unwrap()
+}
+
+#[test]
+fn compute_limits_stand_in_the_limits_file_as_they_were_typed() {
+    let machine = Machine::new();
+    let flags = "--name c --gpumem 4Gi --gpucores 0=30,1=50 --floor 0=10 --priority 7 \
+                 --oversubscribe 1=2Gi";
+    let flags: Vec<_> = flags.split_whitespace().collect();
+    let running = machine.start(&flags, LOOP);
+
+    let limits = limits(&machine, "c");
+
+    assert_eq!((limits.policy, limits.priority), (Policy::Floor, 7));
+    let devices: Vec<_> = limits
+        .devices
+        .iter()
+        .map(|d| {
+            (
+                d.core_percent,
+                d.floor_percent,
+                d.memory_bytes >> 30,
+                d.resident_bytes >> 30,
+            )
+        })
+        .collect();
+    assert_eq!(devices, [(30, 10, 4, 0), (50, 0, 6, 4)]);
+    running.stop();
+}
+
+#[test]
+fn a_compute_limit_is_forced_unless_a_policy_says_otherwise_and_leaves_memory_alone() {
+    let machine = Machine::new();
+    for (flags, policy, percent) in [
+        (&["--gpucores", "30"][..], Policy::Force, 30),
+        (
+            &["--gpucores", "30", "--policy", "default"],
+            Policy::Default,
+            30,
+        ),
+        (
+            &["--gpucores", "30", "--policy", "Disable"],
+            Policy::Disable,
+            30,
+        ),
+        (&["--gpucores", "100"], Policy::Force, 0),
+        (&["--floor", "20"], Policy::Floor, 0),
+        (&["--priority", "0"], Policy::Default, 0),
+    ] {
+        let running = machine.start(&[&["--name", "c"], flags].concat(), LOOP);
+        let limits = limits(&machine, "c");
+        assert_eq!(limits.policy, policy, "{flags:?}");
+        for device in limits.devices {
+            assert_eq!((device.core_percent, device.memory_bytes), (percent, 0));
+        }
+        running.stop();
+    }
+}
+
+#[test]
+fn floors_of_a_gpu_are_never_more_than_the_whole_of_it() {
+    let machine = Machine::new();
+    let first = machine.start(&["--floor", "60", "--name", "first"], LOOP);
+    let second = machine.start(&["--floor", "0=30,1=40", "--name", "second"], LOOP);
+    let tried = |floor: &str| {
+        let ended = machine.run(&["run", "--floor", floor, "--", "echo", "started"]);
+        (ended.code, ended.out, ended.err)
+    };
+
+    expect![[r#"
+        vgpu run: --floor 11 of GPU 0 cannot be kept: 90 % of the GPU are promised to first 60 %, second 30 %. At most --floor 10 fits; to take some back: vgpu set first --floor N
+    "#]]
+    .assert_eq(&tried("0=11").2);
+    expect![[r#"
+        vgpu run: --floor 1 of GPU 1 cannot be kept: 100 % of the GPU are promised to first 60 %, second 40 %. Nothing is left to promise; to take some back: vgpu set first --floor N
+    "#]]
+    .assert_eq(&tried("1=1").2);
+    assert_eq!(tried("11").0, Some(2));
+    assert_eq!(machine.names(), ["first", "second"]);
+    assert_eq!(tried("0=10").1, "started\n");
+
+    // Who has one may change it within what is left.
+    let set = |name: &str, floor: &str| machine.run(&["set", name, "--floor", floor]);
+    let refused = set("second", "0=41");
+    assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""));
+    assert!(
+        refused.err.contains("At most --floor 40 fits"),
+        "{}",
+        refused.err
+    );
+    assert_eq!(set("second", "0=40").code, Some(0));
+    assert_eq!(set("first", "50").code, Some(0));
+    assert_eq!(set("first", "1=60").code, Some(0));
+
+    // What has ended is promised to nobody.
+    first.stop();
+    assert_eq!(tried("60").1, "started\n");
+    second.stop();
+    assert_eq!(tried("100").1, "started\n");
+    let mut left = fs::read_dir(&machine.board).unwrap();
+    let is_list = |name: std::ffi::OsString| name.to_string_lossy().starts_with(".floors");
+    assert!(!left.any(|entry| is_list(entry.unwrap().file_name())));
+}
+
+#[test]
+fn of_twenty_runs_that_want_a_floor_at_once_as_many_get_one_as_there_is_room_for() {
+    let machine = Machine::new();
+    let go = machine.path("go");
+    let script = format!("while [ ! -e {} ]; do sleep 0.02; done", go.display());
+    let mut children: Vec<_> = (0..20)
+        .map(|_| {
+            let mut command = machine.vgpu(["run", "--floor", "30", "--", "sh", "-c", &script]);
+            command.stderr(std::process::Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+
+    let mut refused = 0;
+    until("all have started or were refused", || {
+        children.retain_mut(|child| match child.try_wait().unwrap() {
+            Some(status) => {
+                assert_eq!(status.code(), Some(2));
+                refused += 1;
+                false
+            }
+            None => true,
+        });
+        children.len() <= 3
+    });
+
+    assert_eq!(refused, 17);
+    fs::write(go, "").unwrap();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(machine.names(), [""; 0]);
+}
+
+#[test]
+fn compute_limits_of_nested_runs_can_only_be_lowered() {
+    let machine = Machine::new();
+    let nested = |outer: &str, inner: &str| {
+        let script = format!("{VGPU} run --name in {inner} -- {VGPU} top --json");
+        let outer: Vec<_> = outer.split(' ').collect();
+        let words = [&["run"], outer.as_slice(), &["--", "sh", "-c", &script]].concat();
+        let ended = machine.run(&words);
+        if ended.code != Some(0) {
+            return ended.err;
+        }
+        let top: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+        let containers = top["containers"].as_array().unwrap();
+        let inner = containers.iter().find(|c| c["name"] == "in").unwrap();
+        let device = &inner["devices"][0];
+        format!(
+            "{} {} cap {} floor {}",
+            inner["policy"].as_str().unwrap(),
+            inner["priority"],
+            device["cap_percent"],
+            device["floor_percent"]
+        )
+    };
+
+    let found = [
+        nested("--gpucores 30 --priority 4", "--gpumem 1Gi"),
+        nested("--gpucores 30", "--gpucores 20 --priority 9"),
+        nested("--floor 30 --gpucores 60", "--gpumem 1Gi"),
+        nested("--floor 30", "--floor 20 --gpucores 40"),
+        nested("--gpumem 1Gi", "--gpucores 40"),
+    ];
+    assert_eq!(
+        found,
+        [
+            "force 4 cap 30 floor 0",
+            "force 9 cap 20 floor 0",
+            "floor 1 cap 60 floor 30",
+            "floor 1 cap 40 floor 20",
+            "force 1 cap 40 floor 0",
+        ]
+    );
+    for (outer, inner, says) in [
+        (
+            "--gpucores 30",
+            "--gpucores 31",
+            "--gpucores 31 of GPU 0 is more than the 30 % that the limits around allow",
+        ),
+        (
+            "--gpucores 30",
+            "--gpucores 30 --policy disable",
+            "lets go of the cap that the limits around hold",
+        ),
+        (
+            "--floor 30",
+            "--floor 31",
+            "the limits around guarantee 30 %",
+        ),
+        (
+            "--gpumem 1Gi",
+            "--floor 1",
+            "the limits around guarantee nothing of it",
+        ),
+        (
+            "--priority 4",
+            "--priority 3",
+            "--priority 3 is above the 4 of the limits around",
+        ),
+        (
+            "--gpumem 1Gi --oversubscribe 1Gi",
+            "--gpumem 1Gi --oversubscribe 2Gi",
+            "3Gi of GPU 0 is more than the 2Gi that the limits around allow",
+        ),
+    ] {
+        let error = nested(outer, inner);
+        assert!(error.contains(says), "{outer} {inner}: {error}");
+    }
+    let by_other_stack = |name: &str, value: &str| {
+        let mut command = machine.vgpu(["run", "--gpucores", "40", "--", "echo", "started"]);
+        ended(command.env(name, value))
+    };
+    let refused = by_other_stack("CUDA_DEVICE_SM_LIMIT", "30");
+    assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""));
+    assert!(
+        refused.err.contains("CUDA_DEVICE_SM_LIMIT"),
+        "{}",
+        refused.err
+    );
+    assert_eq!(by_other_stack("CUDA_DEVICE_SM_LIMIT", "40").code, Some(0));
+    assert_eq!(by_other_stack("CUDA_DEVICE_SM_LIMIT", "much").code, Some(1));
+}
+
+#[test]
+fn floors_inside_a_container_are_together_no_more_than_its_own() {
+    let machine = Machine::new();
+    let outer = machine.start(&["--floor", "50", "--name", "outer"], LOOP);
+    let inside = |words: &[&str]| {
+        let mut command = machine.vgpu(words);
+        command.env("VGPU_LIMITS", machine.containers().join("outer/limits"));
+        command
+    };
+    let first = Running::start(&mut inside(&[
+        "run", "--floor", "30", "--name", "first", "--", "sh", "-c", LOOP,
+    ]));
+
+    let refused = ended(&mut inside(&["run", "--floor", "21", "--", "true"]));
+    expect![[r#"
+        vgpu run: --floor 21 of GPU 0 cannot be kept: 30 % of the 50 % that the container around has are promised to first 30 %. At most --floor 20 fits; to take some back: vgpu set first --floor N
+    "#]]
+    .assert_eq(&refused.err);
+    // Who names none has what is left.
+    let second = Running::start(&mut inside(&[
+        "run", "--gpumem", "1Gi", "--name", "second", "--", "sh", "-c", LOOP,
+    ]));
+    assert_eq!(limits(&machine, "second").devices[0].floor_percent, 20);
+
+    // On the board they count once, as the outer one's.
+    let other = machine.run(&["run", "--floor", "50", "--", "true"]);
+    assert_eq!(other.code, Some(0), "{}", other.err);
+    second.stop();
+    first.stop();
+    outer.stop();
+}
+
+#[test]
+fn where_mps_runs_a_cap_is_told_to_it() {
+    let machine = Machine::new();
+    let pipe = machine.path("mps");
+    fs::create_dir(&pipe).unwrap();
+    let told = |flags: &[&str], already: Option<&str>| {
+        let script = "echo ${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE-none}";
+        let words = [&["run"], flags, &["--", "sh", "-c", script]].concat();
+        let mut command = machine.vgpu(words);
+        command.env("CUDA_MPS_PIPE_DIRECTORY", &pipe);
+        if let Some(already) = already {
+            command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", already);
+        }
+        let ended = ended(&mut command);
+        format!("{}{}", ended.out, ended.err).trim().to_owned()
+    };
+    // Nobody has started it.
+    assert_eq!(told(&["--gpucores", "30"], None), "none");
+    fs::write(pipe.join("control"), "").unwrap();
+
+    assert_eq!(told(&["--gpucores", "30"], None), "30");
+    assert_eq!(told(&["--gpucores", "30"], Some("50")), "30");
+    assert_eq!(told(&["--gpucores", "30"], Some("20")), "20");
+    assert_eq!(told(&["--gpumem", "1Gi"], None), "none");
+    assert_eq!(
+        told(&["--gpucores", "30", "--policy", "disable"], None),
+        "none"
+    );
+    assert_eq!(told(&["--gpucores", "0=30,1=30"], None), "30");
+    let refused = told(&["--gpucores", "0=30,1=50"], None);
+    assert!(
+        refused.contains("has one share for all GPUs of a program"),
+        "{refused}"
+    );
+    let refused = told(&["--gpucores", "30", "--policy", "default"], None);
+    assert!(refused.contains("cannot hold under MPS"), "{refused}");
+    let help = machine.run(&["run", "--help"]);
+    assert!(help.out.contains("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=N"));
 }

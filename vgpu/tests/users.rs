@@ -134,11 +134,12 @@ fn several_users_share_a_board_and_see_only_their_own_except_for_root() {
     mine.stop();
     theirs.stop();
     assert_eq!(machine.names(), [""; 0]);
-    assert_eq!(
-        fs::read_dir(machine.board.join("65534")).unwrap().count(),
-        1,
-        "only the lock"
-    );
+    let left: Vec<_> = fs::read_dir(machine.board.join("65534"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| !name.starts_with('.'))
+        .collect();
+    assert_eq!(left, [""; 0], "only locks");
 }
 
 #[test]
@@ -315,4 +316,97 @@ fn a_full_disk_starts_nothing_and_leaves_nothing() {
         "{}",
         ended.err
     );
+}
+
+#[test]
+fn floors_of_other_users_count_as_long_as_their_runner_lives() {
+    let Some(machine) = shared() else { return };
+    // Both on the same simulated GPUs: whoever comes first makes them.
+    machine.top();
+    let nobody = |words: &[&str]| {
+        let mut command = machine.vgpu(words);
+        command.env("VGPU_SIM_BOARD", machine.path("sim-board"));
+        as_nobody(&command)
+    };
+    let mine = machine.start(&["--floor", "0=60", "--name", "mine"], LOOP);
+    let theirs = Running::start(&mut nobody(&[
+        "run", "--floor", "0=30", "--name", "theirs", "--", "sh", "-c", LOOP,
+    ]));
+
+    // They cannot look into my containers, and still hear who has what; root sees both.
+    let refused = ended(&mut nobody(&["run", "--floor", "0=11", "--", "true"]));
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(
+        refused
+            .err
+            .contains("promised to 0/mine 60 %, theirs 30 %. At most --floor 10 fits"),
+        "{}",
+        refused.err
+    );
+    let refused = machine.run(&["run", "--floor", "0=11", "--", "true"]);
+    assert!(
+        refused
+            .err
+            .contains("promised to mine 60 %, 65534/theirs 30 %"),
+        "{}",
+        refused.err
+    );
+    // What is set later counts, too, and root may set it.
+    let set = machine.run(&["set", "65534/theirs", "--floor", "0=40"]);
+    assert_eq!(set.code, Some(0), "{}", set.err);
+    assert_eq!(
+        machine.run(&["set", "mine", "--floor", "0=61"]).code,
+        Some(2)
+    );
+    let refused = ended(&mut nobody(&["set", "theirs", "--floor", "0=41"]));
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert_eq!(
+        machine.run(&["set", "mine", "--floor", "0=50"]).code,
+        Some(0)
+    );
+    let fits = |floor: &str| ended(&mut nobody(&["run", "--floor", floor, "--", "true"])).code;
+    assert_eq!((fits("0=11"), fits("0=10")), (Some(2), Some(0)));
+
+    // A runner that was killed keeps no promise to others, whatever it left behind.
+    mine.signal(nix::sys::signal::Signal::SIGKILL);
+    drop(mine);
+    assert_eq!((fits("0=61"), fits("0=60")), (Some(2), Some(0)));
+    theirs.stop();
+}
+
+#[test]
+fn a_list_of_floors_that_somebody_else_made_counts_for_nobody() {
+    let Some(machine) = shared() else { return };
+    machine.top();
+    let words = ["run", "--floor", "0=60", "--", "echo", "started"];
+    let mut command = machine.vgpu(words);
+    command.env("VGPU_SIM_BOARD", machine.path("sim-board"));
+    let mut nobody = as_nobody(&command);
+    // Somebody else's list, in the place of a user whose containers cannot be read: root's.
+    let mine = machine.start(&["--gpumem", "1Gi"], LOOP);
+    let uuid = machine.top()["gpus"][0]["uuid"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let list = format!(
+        "{{\"version\":1,\"promises\":[{{\"name\":\"x\",\"gpu_uuid\":\"{uuid}\",\"floor_percent\":100,\"runner_pid\":{}}}]}}",
+        std::process::id()
+    );
+    let path = machine.board.join(".floors-0");
+    fs::write(&path, &list).unwrap();
+    chown(&path, Some(1), Some(1)).unwrap();
+
+    assert_eq!(ended(&mut nobody).out, "started\n");
+    // As root's own it counts; broken, or a link, or a pipe, it does not.
+    chown(&path, Some(0), Some(0)).unwrap();
+    assert_eq!(ended(&mut nobody).code, Some(2));
+    fs::write(&path, "{\"version\":1,\"promises\":[{\"name\":7}]}").unwrap();
+    assert_eq!(ended(&mut nobody).out, "started\n");
+    fs::remove_file(&path).unwrap();
+    symlink("/dev/zero", &path).unwrap();
+    assert_eq!(ended(&mut nobody).out, "started\n");
+    fs::remove_file(&path).unwrap();
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert_eq!(ended(&mut nobody).out, "started\n");
+    mine.stop();
 }

@@ -263,7 +263,7 @@ fn compute_of(picture: &Picture, compute: &ComputeSnapshot) -> Compute {
         copy_bytes: compute.copy_bytes,
         host_functions: compute.host_functions,
         busy_ns: compute.busy_ns,
-        throttled_ns: compute.throttled_ns,
+        throttled_ns: picture.throttled_ns(compute),
         waits: compute.waits,
         waiting: compute.waiting_since_ns != 0,
         last_launch_ago_ns: picture.since_ns(compute),

@@ -129,6 +129,8 @@ fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, ta
             "pending-shrink"
         } else if seen.waits_for_turn {
             "waits for turn"
+        } else if seen.granted_permille == Some(0) && device.compute.waiting_since_ns != 0 {
+            "waits"
         } else {
             state(container)
         };
@@ -136,7 +138,7 @@ fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, ta
             0 => String::from("0"),
             count => paint.red(&count.to_string()),
         };
-        let throttled = span(device.compute.throttled_ns);
+        let throttled = span(picture.throttled_ns(&device.compute));
         let is_throttled = seen.throttled_permille > 0 || device.compute.waiting_since_ns != 0;
         table.row(vec![
             first(paint.bold(&full_name(container))),
@@ -200,7 +202,7 @@ fn process_rows(
             percent_text(picture.process_busy(&device.uuid, process.host_pid)),
             String::new(),
             String::new(),
-            span(used.compute.throttled_ns),
+            span(picture.throttled_ns(&used.compute)),
             number(launches(&used.compute)),
             picture.since_ns(&used.compute).map_or_else(unknown, span),
         ]);
@@ -210,9 +212,9 @@ fn process_rows(
 /// `6Gi / 8Gi`, and what of it is on the host.
 fn memory_text(device: &DeviceView) -> String {
     let text = used_of(device.used_bytes, device.limit_bytes);
-    match (device.resident_bytes, device.oversubscribed_bytes) {
-        (0, 0) => text,
-        (_, bytes) => format!("{text}, {} on host", Size(bytes)),
+    match device.oversubscribed_bytes {
+        0 => text,
+        bytes => format!("{text}, {} on host", Size(bytes)),
     }
 }
 

@@ -78,7 +78,7 @@ impl Machine {
             return Vec::new();
         };
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<_> = names.filter(|name| name != ".lock").collect();
+        let mut names: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
         names.sort();
         names
     }
