@@ -591,6 +591,7 @@ pub(crate) fn reserve_within<O: Outside + ?Sized>(
     take(&own.pending, place.tag, bytes).map_err(|Stale| Refused::Stale)?;
     crash_point!("reserve:taken-back");
     let mut wait = outside.begin_wait();
+    let mut at_once = false;
     loop {
         if !outside.enter(device, &mut wait) {
             return Err(Refused::TimedOut {
@@ -604,6 +605,7 @@ pub(crate) fn reserve_within<O: Outside + ?Sized>(
             bytes,
             bounds,
             pageable,
+            at_once,
         };
         let decision = decide_within(outside, own, request, &mut wait);
         outside.leave(device);
@@ -612,9 +614,13 @@ pub(crate) fn reserve_within<O: Outside + ?Sized>(
             return decision;
         }
         if !outside.pause(&mut wait) {
-            return Err(Refused::TimedOut {
-                used: confirmed(outside, device),
-            });
+            if at_once || !pageable {
+                return Err(Refused::TimedOut {
+                    used: confirmed(outside, device),
+                });
+            }
+            // Others wait for their driver as long: better managed memory than none.
+            at_once = true;
         }
     }
 }
@@ -649,6 +655,8 @@ struct Request {
     bytes: u64,
     bounds: Bounds,
     pageable: bool,
+    /// Past the share also where others may only be in the way for a moment.
+    at_once: bool,
 }
 
 /// As [`decide`]. The caller holds the device's lock.
@@ -664,6 +672,7 @@ fn decide_within<O: Outside + ?Sized>(
         bytes,
         bounds,
         pageable,
+        at_once,
     } = request;
     match add(&own.pending, place.tag, bytes) {
         Ok(()) => {}
@@ -682,30 +691,14 @@ fn decide_within<O: Outside + ?Sized>(
         bounds.room(charged, beyond(outside, device), pageable)
     };
     let mut room = look();
-    if room.is_none() && outside.reap(wait) > 0 {
+    if room != Some(Room::Device) && outside.reap(wait) > 0 {
         room = look();
     }
-    match room {
-        Some(Room::Device) => return Some(Ok(Room::Device)),
-        Some(Room::Beyond) => {
-            return Some(match add(&own.oversubscribed, place.tag, bytes) {
-                Ok(()) => {
-                    crash_point!("slow:beyond");
-                    Ok(Room::Beyond)
-                }
-                Err(NotAdded::Stale) => Err(Refused::Stale),
-                Err(NotAdded::Overflow) => {
-                    let _stale = take(&own.pending, place.tag, bytes);
-                    Err(Refused::Full {
-                        used: confirmed(outside, device),
-                    })
-                }
-            });
-        }
-        None => {}
+    if room == Some(Room::Device) {
+        return Some(Ok(Room::Device));
     }
     // Read first, it may hold what is not confirmed yet or no longer: the share looks emptier than
-    // it is, and the request is tried again rather than refused for nothing.
+    // it is, and the request is tried again rather than refused, or paged, for nothing.
     let past = beyond(outside, device);
     let used = if outside.enter_shared(wait) {
         let used = confirmed_at_one_moment(outside, device);
@@ -715,17 +708,28 @@ fn decide_within<O: Outside + ?Sized>(
         None
     };
     crash_point!("slow:decided");
+    let resident = used.map(|used| used.saturating_sub(past));
+    let is_full = resident.is_some_and(|it| it.saturating_add(bytes) > bounds.resident);
+    if room == Some(Room::Beyond) && (is_full || at_once) {
+        match add(&own.oversubscribed, place.tag, bytes) {
+            Ok(()) => {
+                crash_point!("slow:beyond");
+                return Some(Ok(Room::Beyond));
+            }
+            Err(NotAdded::Stale) => return Some(Err(Refused::Stale)),
+            // No card is as large, nor what a host can page.
+            Err(NotAdded::Overflow) => {}
+        }
+    }
     if take(&own.pending, place.tag, bytes).is_err() {
         return Some(Err(Refused::Stale));
     }
     crash_point!("slow:taken-back");
-    let used = used?;
+    let (used, resident) = (used?, resident?);
     if bounds.limit != 0 && used.saturating_add(bytes) > bounds.limit {
         return Some(Err(Refused::Full { used }));
     }
-    let used = used.saturating_sub(past);
-    (!pageable && used.saturating_add(bytes) > bounds.resident)
-        .then_some(Err(Refused::NotPageable { used }))
+    (!pageable && is_full).then_some(Err(Refused::NotPageable { used: resident }))
 }
 
 /// Takes off what is counted as past the share. Before it leaves confirmed or pending: see
