@@ -261,7 +261,8 @@ typedef struct VGPU_ALIGNED(64) VgpuOomEntry {
   uint64_t limit;
   // What was used then.
   uint64_t used;
-  // Why: 0 full, 1 a wait ran out, 2 closed.
+  // Why: 0 full, 1 a wait ran out, 2 closed, 3 only memory of the device itself would have done
+  // (then `limit` and `used` are of the container's share of that).
   uint32_t why;
   // Room.
   uint32_t reserved_0;
@@ -325,7 +326,8 @@ typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
   uint64_t contexts;
   // Of `confirmed`: modules, bytes.
   uint64_t modules;
-  // Of `confirmed`: managed memory past the container's share of the device, bytes.
+  // Charge word: of `confirmed` and `pending`, managed memory past the container's share of the
+  // device.
   uint64_t oversubscribed;
   // Since when the process's runtime has been loading what no call of the driver's public
   // interface names, nanoseconds of the monotonic clock; 0: it is not.

@@ -252,7 +252,8 @@ pub struct DeviceUse {
     pub contexts: AtomicU64,
     /// Of `confirmed`: modules, bytes.
     pub modules: AtomicU64,
-    /// Of `confirmed`: managed memory past the container's share of the device, bytes.
+    /// Charge word: of `confirmed` and `pending`, managed memory past the container's share of the
+    /// device.
     pub oversubscribed: AtomicU64,
     /// Since when the process's runtime has been loading what no call of the driver's public
     /// interface names, nanoseconds of the monotonic clock; 0: it is not.
@@ -321,7 +322,8 @@ pub struct OomEntry {
     pub limit: AtomicU64,
     /// What was used then.
     pub used: AtomicU64,
-    /// Why: 0 full, 1 a wait ran out, 2 closed.
+    /// Why: 0 full, 1 a wait ran out, 2 closed, 3 only memory of the device itself would have done
+    /// (then `limit` and `used` are of the container's share of that).
     pub why: AtomicU32,
     /// Room.
     pub reserved_0: AtomicU32,
