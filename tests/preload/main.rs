@@ -17,6 +17,7 @@ mod guest;
 mod kills;
 mod linkage;
 mod memory;
-mod oversubscribe;
+mod mps;
 mod overlay;
+mod oversubscribe;
 mod runtime;

@@ -153,6 +153,9 @@ impl Books {
         match self.process.device(self.container, ordinal) {
             Device::Unlimited => Place::Elsewhere,
             Device::Denied => Place::Denied,
+            Device::Limited(device) if !contexts::is_allowed(self, context, device) => {
+                Place::Denied
+            }
             Device::Limited(device) => {
                 let owner = contexts::adopt(self, context, device);
                 guest::thread(|thread| {

@@ -62,12 +62,15 @@ pub(crate) enum Device {
 pub(crate) enum Fact {
     /// Managed memory that moves while kernels run, so that there may be more of it than memory.
     Pages,
+    /// Contexts share it through MPS.
+    Mps,
 }
 
 impl Fact {
     fn asked(self) -> u32 {
         match self {
             Self::Pages => 1,
+            Self::Mps => 4,
         }
     }
 

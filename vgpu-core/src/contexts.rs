@@ -15,6 +15,7 @@ use crate::ledger::{Learn, Part};
 use crate::log::line;
 use crate::map::{Entry, Space, Then};
 use crate::memory;
+use crate::mps;
 use crate::query;
 
 /// The context is the device's primary one.
@@ -70,6 +71,9 @@ fn make(books: &Books, call: &str, ordinal: i32) -> Verdict<Making> {
         Place::Elsewhere => return Verdict::Pass,
         Place::Denied => return refuse_device(ordinal),
     };
+    if let Some(refused) = mps::refuses(books, call, device) {
+        return Verdict::Refuse(refused);
+    }
     let bytes = expected_bytes(books, device);
     let loads = container::loads_past_us() && !books.ledger().has_context(device);
     let reserved = match (loads, bytes) {
@@ -263,6 +267,12 @@ pub(crate) fn loaded(books: &Books, device: usize) {
         books.ledger().await_host(device);
     }
     books.process.forget_loading(device);
+}
+
+/// Was the context made by our leave? One that was made past the hooks needs it when it is first used.
+pub(crate) fn is_allowed(books: &Books, context: u64, device: usize) -> bool {
+    books.ledger().map.get(Space::Context, context).is_some()
+        || mps::refuses(books, "a context", device).is_none()
 }
 
 /// Our number of a context, and an entry for one that was made past the hooks (an old runtime makes

@@ -18,6 +18,7 @@ mod contexts;
 mod graphs;
 mod memory;
 mod modules;
+mod mps;
 mod nvml;
 mod pools;
 mod report;
