@@ -652,3 +652,181 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 
     assert_eq!((ended.out.as_str(), ended.err.as_str()), ("0\n", ""));
 }
+
+#[test]
+fn set_changes_compute_limits_and_says_from_what_to_what() {
+    let machine = Machine::new();
+    let (running, _region) = container(&machine, "train");
+    let set = |flags: &str| {
+        let flags: Vec<_> = flags.split(' ').collect();
+        let ended = machine.run(&[&["set", "train"], flags.as_slice()].concat());
+        assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{flags:?}");
+        ended.out
+    };
+
+    // The first cap is forced, as it is at the start; later ones leave the policy alone.
+    expect![[r#"
+        train GPU 0: compute none -> 30% force
+        train GPU 1: compute none -> 30% force
+    "#]]
+    .assert_eq(&set("--gpucores 30"));
+    expect![[r#"
+        train GPU 0: compute 30% force -> 30% default
+        train GPU 1: compute 30% force -> 30% default
+    "#]]
+    .assert_eq(&set("--policy default"));
+    expect![[r#"
+        train GPU 0: compute 30% default -> 30% default
+        train GPU 1: compute 30% default -> 50% default
+    "#]]
+    .assert_eq(&set("--gpucores 1=50"));
+    // A floor brings its policy, and any other policy takes it away again.
+    expect![[r#"
+        train GPU 0: compute 30% default -> 20-30% floor
+        train GPU 1: compute 50% default -> 50% floor
+    "#]]
+    .assert_eq(&set("--floor 0=20"));
+    expect![[r#"
+        train GPU 0: compute 20-30% floor -> 20-100% floor
+        train GPU 1: compute 50% floor -> none
+    "#]]
+    .assert_eq(&set("--gpucores 100"));
+    expect![[r#"
+        train GPU 0: compute 20-100% floor -> none
+        train GPU 1: compute none -> none
+    "#]]
+    .assert_eq(&set("--policy force"));
+    expect![[r#"
+        train: priority 1 -> 0
+    "#]]
+    .assert_eq(&set("--priority 0"));
+    // Memory beyond the limit comes and goes without the limit.
+    expect![[r#"
+        train GPU 0: limit 4Gi -> 4Gi, used 0
+        train GPU 1: limit 8Gi -> 10Gi (8Gi of the GPU), used 0
+    "#]]
+    .assert_eq(&set("--oversubscribe 1=2Gi"));
+    expect![[r#"
+        train GPU 0: limit 4Gi -> 3Gi, used 0
+        train GPU 1: limit 10Gi (8Gi of the GPU) -> 5Gi (3Gi of the GPU), used 0
+    "#]]
+    .assert_eq(&set("--gpumem 3Gi"));
+    expect![[r#"
+        train GPU 0: limit 3Gi -> 3Gi, used 0
+        train GPU 1: limit 5Gi (3Gi of the GPU) -> 3Gi, used 0
+    "#]]
+    .assert_eq(&set("--oversubscribe none"));
+    let top = machine.top();
+    assert_eq!(top["containers"][0]["priority"], 0);
+    assert_eq!(top["containers"][0]["policy"], "force");
+    running.stop();
+}
+
+#[test]
+fn set_says_no_to_compute_limits_that_cannot_be() {
+    let machine = Machine::new();
+    let (running, _region) = container(&machine, "train");
+    let check = |flags: &str, says: &str| {
+        let flags: Vec<_> = flags.split(' ').collect();
+        let ended = machine.run(&[&["set", "train"], flags.as_slice()].concat());
+        assert_eq!(
+            (ended.code, ended.out.as_str()),
+            (Some(2), ""),
+            "{flags:?} {ended:?}"
+        );
+        assert!(ended.err.contains(says), "{flags:?}: {}", ended.err);
+    };
+    let generation = || machine.top()["containers"][0]["limits_generation"].clone();
+    let before = generation();
+
+    check(
+        "--gpucores 2=30",
+        "the container has no GPU 2; it has: 0 (GPU-",
+    );
+    check(
+        "--policy force",
+        "and the container has none; add --gpucores",
+    );
+    check("--policy floor", "add --floor, such as --floor 20");
+    check("--gpucores 20 --floor 30", "above its cap of 20 %");
+    check(
+        "--gpumem 16Gi --oversubscribe 8Ti",
+        "give at most 8Ti together",
+    );
+    assert_eq!(generation(), before);
+    assert_eq!(
+        machine.run(&["set", "train", "--gpucores", "20"]).code,
+        Some(0)
+    );
+    check(
+        "--floor 30",
+        "give --floor 20 or less, or --gpucores 30 or more",
+    );
+    assert_eq!(
+        machine.run(&["set", "train", "--floor", "20"]).code,
+        Some(0)
+    );
+    check(
+        "--gpucores 10",
+        "give --floor 10 or less, or --gpucores 20 or more",
+    );
+
+    // One without a memory limit has nothing that more could come on top of.
+    let free = machine.start(&["--gpucores", "30", "--name", "free"], LOOP);
+    let refused = machine.run(&["set", "free", "--oversubscribe", "1Gi"]);
+    assert_eq!(refused.code, Some(2));
+    assert!(
+        refused
+            .err
+            .contains("GPU 0 has no memory limit; add --gpumem"),
+        "{}",
+        refused.err
+    );
+    free.stop();
+    running.stop();
+}
+
+#[test]
+fn set_inside_a_container_can_only_lower_compute_limits() {
+    let machine = Machine::new();
+    let flags = ["--gpucores", "50", "--priority", "4", "--name", "outer"];
+    let outer = machine.start(&flags, LOOP);
+    let limits = machine.containers().join("outer/limits");
+    let inside = |flags: &str| {
+        let words: Vec<_> = ["set", "outer"]
+            .into_iter()
+            .chain(flags.split(' '))
+            .collect();
+        common::ended(machine.vgpu(words).env("VGPU_LIMITS", &limits))
+    };
+
+    for (flags, says) in [
+        (
+            "--gpucores 51",
+            "more than the 50 % that the limits around allow",
+        ),
+        (
+            "--gpucores 100",
+            "more than the 50 % that the limits around allow",
+        ),
+        (
+            "--policy disable",
+            "lets go of the cap that the limits around hold",
+        ),
+        ("--floor 1", "the limits around guarantee nothing of it"),
+        ("--priority 3", "above the 4 of the limits around"),
+    ] {
+        let refused = inside(flags);
+        assert_eq!(
+            (refused.code, refused.out.as_str()),
+            (Some(2), ""),
+            "{flags}"
+        );
+        assert!(refused.err.contains(says), "{flags}: {}", refused.err);
+    }
+    assert_eq!(inside("--gpucores 40 --priority 5").code, Some(0));
+    // From outside they can be raised.
+    let raised = machine.run(&["set", "outer", "--gpucores", "60", "--priority", "0"]);
+    assert_eq!(raised.code, Some(0), "{}", raised.err);
+    outer.stop();
+}

@@ -272,3 +272,98 @@ fn a_program_sees_only_the_gpu_that_was_chosen_and_two_have_a_limit_each() {
     first.end();
     second.end();
 }
+
+/// The first device of a container, as `vgpu top --json` shows it.
+fn device(machine: &Machine, name: &str) -> serde_json::Value {
+    let top = machine.top();
+    let containers = top["containers"].as_array().unwrap();
+    let container = containers.iter().find(|c| c["name"] == name).unwrap();
+    container["devices"][0].clone()
+}
+
+#[test]
+fn top_shows_what_a_program_launched_and_how_long_it_waited() {
+    let machine = Machine::new();
+    let Some(program) = compiled(&machine) else {
+        return;
+    };
+    let flags = ["--gpucores", "10", "--gpu", "0", "--name", "train"];
+    let mut client = Client::run(&machine, &program, &flags);
+
+    // 40 ms of work at a tenth of the GPU: most of the time it waits.
+    assert_eq!(client.ask("launch 40"), "ok");
+
+    until("the arbiter has looked", || {
+        device(&machine, "train")["granted_percent"] == 10.0
+    });
+    let seen = device(&machine, "train");
+    assert_eq!(seen["cap_percent"], 10);
+    assert_eq!(seen["launches"], 40);
+    assert!(seen["throttled_ns"].as_u64().unwrap() > 0, "{seen}");
+    assert!(seen["waits"].as_u64().unwrap() > 0, "{seen}");
+    assert!(seen["busy_ns"].as_u64().unwrap() > 0, "{seen}");
+    assert!(seen["last_launch_ago_ns"].is_number(), "{seen}");
+    assert_eq!(client.ask("busy"), "ok");
+    until("its share was seen", || {
+        device(&machine, "train")["used_percent"]
+            .as_f64()
+            .is_some_and(|used| used > 1.0)
+    });
+    let top = machine.top();
+    let of_process = &top["containers"][0]["processes"][0]["devices"][0];
+    assert!(of_process["waits"].is_number(), "{of_process}");
+    assert_eq!(client.ask("idle"), "ok");
+    client.end();
+}
+
+#[test]
+fn a_cap_and_a_priority_that_are_set_count_for_the_program_that_runs() {
+    let machine = Machine::new();
+    let Some(program) = compiled(&machine) else {
+        return;
+    };
+    let mut train = Client::run(
+        &machine,
+        &program,
+        &["--gpucores", "20", "--gpu", "0", "--name", "train"],
+    );
+    let mut serve = Client::run(
+        &machine,
+        &program,
+        &["--gpumem", "0=1Gi", "--name", "serve"],
+    );
+    for client in [&mut train, &mut serve] {
+        assert_eq!(client.ask("launch 1"), "ok");
+        assert_eq!(client.ask("busy"), "ok");
+    }
+    let granted = |name: &str, wanted: f64| {
+        until(&format!("{name} has {wanted} %"), || {
+            device(&machine, name)["granted_percent"] == wanted
+        });
+    };
+    granted("train", 20.0);
+
+    assert_eq!(
+        machine.run(&["set", "train", "--gpucores", "40"]).code,
+        Some(0)
+    );
+    granted("train", 40.0);
+
+    // The lower priority waits, and goes on when the other one is done.
+    assert_eq!(
+        machine.run(&["set", "train", "--priority", "0"]).code,
+        Some(0)
+    );
+    granted("serve", 0.0);
+    until("serve waits", || {
+        device(&machine, "serve")["waiting"] == true
+    });
+    let table = machine.run(&["top", "--once"]);
+    let line = table.out.lines().find(|line| line.starts_with("serve"));
+    assert!(line.unwrap().ends_with("waits"), "{}", table.out);
+    assert_eq!(train.ask("idle"), "ok");
+    granted("serve", 100.0);
+    assert_eq!(serve.ask("idle"), "ok");
+    train.end();
+    serve.end();
+}

@@ -230,3 +230,28 @@ fn colour_is_for_terminals_and_no_color_switches_it_off() {
 
     assert!(!machine.run(&["top", "--once"]).out.contains('\x1b'));
 }
+
+#[test]
+fn a_narrow_terminal_shows_what_matters_most() {
+    let machine = Machine::new();
+    let words = ["--gpumem", "4Gi", "--gpucores", "30", "--name", "train"];
+    let running = machine.start(&words, "echo ready; while :; do sleep 0.02; done");
+
+    // 100 columns.
+    let mut narrow = Terminal::start(machine.vgpu(["top", "--once"]).env("NO_COLOR", "1"));
+    let shown = narrow.expect("running\r\n");
+    let heads = shown.lines().find(|line| line.starts_with("CONTAINER"));
+    let heads: Vec<_> = heads.unwrap().split_whitespace().collect();
+    for line in shown.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    for head in ["CONTAINER", "GPU", "MEMORY", "USED", "ASKED", "STATE"] {
+        assert!(heads.contains(&head), "{head} of {heads:?}");
+    }
+    assert!(!heads.contains(&"LAUNCHES"), "{heads:?}");
+
+    // What a program reads has no width.
+    let wide = machine.run(&["top", "--once"]);
+    assert!(wide.out.contains("LAUNCHES"), "{}", wide.out);
+    running.stop();
+}
