@@ -5,6 +5,8 @@
  *
  * lets several of them take and give at once, and counts in the file what the driver gave to all:
  * prints "device D total T over O": the most of each, and how often one was past its bound. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -144,10 +146,21 @@ static CUresult step(const char *name, size_t bytes) {
     return 999;
 }
 
+/* Total, used and free as NVML tells them, MiB. */
+static void nvml(void) {
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW), *device = NULL;
+    unsigned long long memory[3] = {0};
+    unsigned (*init)(void) = (unsigned (*)(void))dlsym(library, "nvmlInit_v2");
+    unsigned (*find)(unsigned, void **) = (unsigned (*)(unsigned, void **))dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+    unsigned (*ask)(void *, void *) = (unsigned (*)(void *, void *))dlsym(library, "nvmlDeviceGetMemoryInfo");
+    unsigned result = FIRST(init(), FIRST(find(0, &device), ask(device, memory)));
+    printf("nvml %u %llu %llu %llu\n", result, memory[0] / MIB, memory[2] / MIB, memory[1] / MIB);
+}
+
 /* Memory type, host pointer, managed, ordinal, may be shared: one by one ("-" where that is an error),
  * then all at once. */
 static void what(void) {
-    static const int asked[] = {2, 4, 8, 9, 13};
+    static const int asked[] = {2, 4, 8, 9, 10};
     unsigned long long all[5];
     void *to[5];
     CUdeviceptr inside = things[count - 1].number + 4096;
@@ -233,6 +246,8 @@ int main(int words, char **word) {
             printf("info %u %zu %zu %zu\n", result, free_bytes / MIB, total / MIB, card / MIB);
         } else if (strcmp(name, "what") == 0) {
             what();
+        } else if (strcmp(name, "nvml") == 0) {
+            nvml();
         } else {
             printf("%s %u\n", name, step(name, (size_t)(atof(text) * (double)MIB)));
         }

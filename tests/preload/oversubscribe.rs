@@ -92,6 +92,15 @@ fn the_program_sees_the_whole_limit_also_where_it_is_more_than_the_card() {
 
     let context = CONTEXT / MIB;
     assert_eq!(
+        program.step("nvml"),
+        format!(
+            "nvml 0 {} {} {}",
+            limit + context,
+            120 + context,
+            limit - 120
+        )
+    );
+    assert_eq!(
         program.step("info"),
         format!(
             "info 0 {} {} {}",
@@ -119,7 +128,7 @@ fn managed_memory_that_the_program_asks_for_counts_past_the_share_too() {
     let mut program = the_books_agree(&world, "ready; managed 30 @0; managed 30 @30");
 
     // It knows what it asked for.
-    assert_eq!(program.step("what"), "what 2 same 1 0 1 all 0 2 same 1 0 1");
+    assert_eq!(program.step("what"), "what 2 same 1 0 0 all 0 2 same 1 0 0");
     go_through(
         &world,
         &mut program,

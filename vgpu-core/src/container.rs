@@ -337,6 +337,12 @@ fn open() -> Result<Option<&'static Container>, ()> {
             }
         }
         Source::Peers(peers) => {
+            if peers.is_oversubscribed {
+                line!(
+                    Info,
+                    "CUDA_OVERSUBSCRIBE names no share of the card: the limits are of the card's own memory"
+                );
+            }
             let devices = [RegionDevice::default(); MAX_DEVICES];
             let path = peers.region.clone();
             // One that was named is for all users of the container, the default one for this user.

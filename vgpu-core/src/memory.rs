@@ -366,14 +366,16 @@ fn paged(books: &Books, address: CuDevicePtr) -> Option<Entry> {
     (entry.what == what::PAGED).then_some(entry)
 }
 
-/// `CU_POINTER_ATTRIBUTE_HOST_POINTER`, `…_IS_MANAGED` and `…_IS_LEGACY_CUDA_IPC_CAPABLE`.
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, `…_HOST_POINTER` and `…_IS_MANAGED`.
+const MEMORY_TYPE: u32 = 2;
 const HOST_POINTER: u32 = 4;
 const IS_MANAGED: u32 = 8;
-const CAN_BE_SHARED: u32 = 13;
+/// `CU_MEMORYTYPE_DEVICE`.
+const DEVICE_MEMORY: u32 = 2;
 
 /// What a program asked for as memory of the device is that to it, whatever stands behind it: it asks
-/// to choose a way of copying, or to tell another library what it holds. That it cannot be shared by
-/// IPC is told, since that can be asked, too.
+/// to choose a way of copying, or to tell another library what it holds. (Of managed memory the driver
+/// says where the page is.) That it cannot be shared by IPC the driver says when it is asked that.
 pub(crate) fn after_attribute(
     result: CuResult,
     data: *mut c_void,
@@ -382,16 +384,17 @@ pub(crate) fn after_attribute(
 ) -> Option<CuResult> {
     if result != CuResult::SUCCESS
         || !any_paged()
-        || !matches!(attribute, HOST_POINTER | IS_MANAGED | CAN_BE_SHARED)
+        || !matches!(attribute, MEMORY_TYPE | HOST_POINTER | IS_MANAGED)
     {
         return None;
     }
     paged(&books::opened()?, address)?;
-    if attribute == HOST_POINTER {
-        return Some(CuResult::INVALID_VALUE);
+    match attribute {
+        HOST_POINTER => return Some(CuResult::INVALID_VALUE),
+        MEMORY_TYPE => border::write(data.cast::<u32>(), DEVICE_MEMORY),
+        // A truth value of whatever width, as the driver has just written it.
+        _ => border::write(data.cast::<u8>(), 0),
     }
-    // A truth value of whatever width, as the driver has just written it.
-    border::write(data.cast::<u8>(), 0);
     None
 }
 
@@ -416,8 +419,9 @@ pub(crate) fn after_attributes(
             return;
         };
         match attribute {
+            Some(MEMORY_TYPE) => border::write(to.cast::<u32>(), DEVICE_MEMORY),
             Some(HOST_POINTER) => border::write(to.cast::<u64>(), 0),
-            Some(IS_MANAGED | CAN_BE_SHARED) => border::write(to.cast::<u8>(), 0),
+            Some(IS_MANAGED) => border::write(to.cast::<u8>(), 0),
             _ => {}
         }
     }

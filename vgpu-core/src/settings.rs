@@ -57,6 +57,9 @@ pub(crate) struct PeerLimits {
     pub(crate) priority: u32,
     /// When the compute limit counts.
     pub(crate) policy: Policy,
+    /// `CUDA_OVERSUBSCRIBE`: a device plugin gave out more memory than the cards have. It names no
+    /// share of the card, and changes nothing.
+    pub(crate) is_oversubscribed: bool,
     /// The usage region, made by whoever comes first.
     pub(crate) region: PathBuf,
     /// Nobody named it: it is this user's own, in a directory that all users share.
@@ -214,6 +217,8 @@ impl PeerLimits {
             core_percent: [0; MAX_DEVICES],
             priority: priority(from)?,
             policy: policy(from)?,
+            is_oversubscribed: text(from, c"CUDA_OVERSUBSCRIBE")
+                .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1")),
             region: region.unwrap_or_else(|| own_region(from)),
             is_own_region,
         };
@@ -432,6 +437,16 @@ mod tests {
         assert_eq!(limits.memory_bytes[..3], [4 << 30, 100 << 20, 4 << 30]);
         assert_eq!(limits.core_percent[0], 30);
         assert_eq!(limits.region, Path::new("/tmp/vgpu-1000.region"));
+    }
+
+    #[test]
+    fn oversubscription_without_a_share_is_noticed_and_is_no_limit_of_its_own() {
+        let set = &[("HCS_VRAM_QUOTA", "5g"), ("CUDA_OVERSUBSCRIBE", "True")];
+
+        assert!(peers(set).is_oversubscribed);
+        assert!(!peers(&[("HCS_VRAM_QUOTA", "5g")]).is_oversubscribed);
+        let alone = Fake(&[("CUDA_OVERSUBSCRIBE", "true")], false);
+        assert_eq!(Source::read(&alone), Ok(Source::None));
     }
 
     #[test]
