@@ -11,7 +11,8 @@ use std::time::Duration;
 use cuda_sim::clock::ClockKind;
 use cuda_sim::exec::Exec;
 use cuda_sim::{Board, Config};
-use supervisor::gpu::{Gpu, GpuError, GpuProcess, Gpus, Inventory};
+use supervisor::arbiter;
+use supervisor::gpu::{Busy, Gpu, GpuError, GpuProcess, Gpus, Inventory, ProcessSample};
 use vgpu_abi::host::Snapshot;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Policy};
 use vgpu_abi::region::{Region, RegionDevice};
@@ -127,16 +128,6 @@ impl Lab {
         Self { world, exec }
     }
 
-    /// The board's clock and truth.
-    pub(crate) fn exec(&self) -> &Exec {
-        &self.exec
-    }
-
-    /// Where the containers are.
-    pub(crate) fn containers(&self) -> PathBuf {
-        self.world.path("containers")
-    }
-
     /// A container's directory, as a runner makes it.
     pub(crate) fn container(&self, name: &str, asks: Asks) -> Container<'_> {
         let dir = self.world.path("containers/1000").join(name);
@@ -239,15 +230,41 @@ impl Lab {
         curves
     }
 
-    /// Whether nothing was waited for that the clock does not know: else times are not exact.
-    pub(crate) fn was_exact(&self) -> bool {
+    /// Says so when somebody was waited for too long: then the machine was too busy for times to be
+    /// exact, and they are only nearly so.
+    pub(crate) fn say_if_inexact(&self) {
         let counts = self.exec.clock().counts();
-        (counts.stalls, counts.sleepers) == (0, 0)
+        if (counts.stalls, counts.sleepers) != (0, 0) {
+            println!("times are not exact: {counts:?}");
+        }
     }
 
-    /// What a host asks about the GPU, with NVML's coarseness.
-    pub(crate) fn gpus(&self) -> BoardGpus<'_> {
-        BoardGpus(self)
+    /// Who grants shares here: to be ticked at every look.
+    pub(crate) fn arbiter(&self) -> Arbiter<'_> {
+        Arbiter {
+            lab: self,
+            board: arbiter::Board::serve(&self.world.path("containers")),
+            next_ns: 0,
+        }
+    }
+}
+
+/// The arbiter of a board, on the board's clock.
+pub(crate) struct Arbiter<'a> {
+    lab: &'a Lab,
+    board: arbiter::Board,
+    next_ns: u64,
+}
+
+impl Arbiter<'_> {
+    /// Ticks when it is time to.
+    pub(crate) fn look(&mut self) {
+        let now_ns = self.lab.exec.clock().now();
+        if now_ns >= self.next_ns {
+            let ticked = self.board.tick(now_ns, &BoardGpus(self.lab));
+            assert_eq!(ticked.failed, 0);
+            self.next_ns = now_ns + u64::try_from(ticked.next.as_nanos()).unwrap();
+        }
     }
 }
 
@@ -396,7 +413,7 @@ impl Curve {
 }
 
 /// The board as NVML tells of it: integer percents of whole sampling periods, late.
-pub(crate) struct BoardGpus<'a>(&'a Lab);
+struct BoardGpus<'a>(&'a Lab);
 
 impl Gpus for BoardGpus<'_> {
     fn inventory(&self) -> Result<Inventory, GpuError> {
@@ -432,5 +449,19 @@ impl Gpus for BoardGpus<'_> {
             }
         });
         Ok(each.collect())
+    }
+
+    fn busy(&self, _uuid: &str, since_us: u64) -> Busy {
+        let exec = &self.0.exec;
+        let samples = exec.process_utilization(0, exec.board_ns(since_us));
+        let told = samples.into_iter().map(|sample| ProcessSample {
+            pid: sample.pid,
+            at_us: exec.unix_us(sample.time_ns),
+            percent: sample.sm_percent,
+        });
+        Busy {
+            samples: told.collect(),
+            percent: Some(exec.device_utilization(0).sm_percent),
+        }
     }
 }

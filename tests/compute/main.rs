@@ -15,4 +15,5 @@ mod lab;
 
 mod accuracy;
 mod guest;
+mod together;
 mod ways;
