@@ -93,8 +93,8 @@ to floors, and is back within 200 ms plus the longest running kernel.
 
 Where an MPS control daemon runs (CUDA_MPS_PIPE_DIRECTORY or /tmp/nvidia-mps has its control),
 --gpucores N also sets CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=N for the command, unless a lower one is
-set. MPS has one share for all GPUs of a program, fixed when it starts: compute limits that differ
-by GPU, and --policy default, are refused there.
+set. MPS has one share for all GPUs of a program, fixed when it starts, and lets none wait for another:
+compute limits that differ by GPU, --policy default and --floor are refused there.
 
 The limits are cooperative: the command runs as the same user, who could take the library out of
 its environment. Limits that hold against a tenant are the node agent's.")]

@@ -31,6 +31,14 @@ pub(crate) fn variable(shares: &Shares) -> Result<Option<OsString>, String> {
 }
 
 fn decide(shares: &Shares, already: Option<&OsStr>) -> Result<Option<String>, String> {
+    let stop = "or stop MPS (echo quit | nvidia-cuda-mps-control)";
+    if let Some(share) = shares.gpus.iter().find(|share| share.floor_percent > 0) {
+        return Err(format!(
+            "--floor {} of GPU {} cannot be kept under MPS, which is running here: the kernels of \
+             several programs run side by side, and none waits for another. Leave --floor out, {stop}",
+            share.floor_percent, share.index
+        ));
+    }
     let capped: Vec<_> = shares
         .gpus
         .iter()
@@ -42,7 +50,6 @@ fn decide(shares: &Shares, already: Option<&OsStr>) -> Result<Option<String>, St
     if shares.policy == Policy::Disable || capped.iter().all(|(_, cap)| *cap == 0) {
         return Ok(None);
     }
-    let stop = "or stop MPS (echo quit | nvidia-cuda-mps-control)";
     if shares.policy == Policy::Default {
         return Err(format!(
             "--policy default cannot hold under MPS, which is running here: a program's share of \
@@ -86,6 +93,16 @@ mod tests {
     use expect_test::{Expect, expect};
 
     fn check(caps: &[u32], policy: Policy, already: Option<&str>, expected: Expect) {
+        check_floor(caps, 0, policy, already, expected);
+    }
+
+    fn check_floor(
+        caps: &[u32],
+        floor_percent: u32,
+        policy: Policy,
+        already: Option<&str>,
+        expected: Expect,
+    ) {
         let gpu = |(index, cap): (u32, &u32)| Share {
             index,
             uuid: format!("GPU-{index}"),
@@ -93,7 +110,7 @@ mod tests {
             bytes: 0,
             resident_bytes: 0,
             core_percent: *cap,
-            floor_percent: 0,
+            floor_percent,
         };
         let shares = Shares {
             gpus: (0..).zip(caps).map(gpu).collect(),
@@ -138,6 +155,7 @@ mod tests {
                 "--policy default cannot hold under MPS, which is running here: a program's share of the GPU is fixed when it starts (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), whoever else is there. Give --policy force, or stop MPS (echo quit | nvidia-cuda-mps-control)"
             ],
         );
+        check_floor(&[0], 20, Policy::Floor, None, expect![""]);
         check(
             &[30],
             Policy::Force,

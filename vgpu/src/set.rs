@@ -135,8 +135,8 @@ fn report(
     if wish.cores.is_given() && mps::is_there() {
         writeln!(
             std::io::stderr(),
-            "vgpu set: MPS is running here: programs that have started keep the share of the \
-             multiprocessors that they started with"
+            "vgpu set: MPS is running here: what has started keeps the share of the multiprocessors \
+             that it started with, and above the new limit it makes no new contexts"
         )
         .ok();
     }

@@ -850,6 +850,8 @@ fn where_mps_runs_a_cap_is_told_to_it() {
     );
     let refused = told(&["--gpucores", "30", "--policy", "default"], None);
     assert!(refused.contains("cannot hold under MPS"), "{refused}");
+    let refused = told(&["--floor", "30"], None);
+    assert!(refused.contains("cannot be kept under MPS"), "{refused}");
     let help = machine.run(&["run", "--help"]);
     assert!(help.out.contains("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=N"));
 }
