@@ -192,8 +192,8 @@ pub struct Views {
 }
 
 impl Views {
-    /// What all containers together may have of a GPU, bytes. One that was started inside another
-    /// has its part of that one's.
+    /// What all containers together may have of a GPU's own memory, bytes. One that was started
+    /// inside another has its part of that one's.
     #[must_use]
     pub fn limits_bytes(&self, uuid: &str) -> u64 {
         self.containers
@@ -201,7 +201,11 @@ impl Views {
             .filter(|container| container.outer_limits.is_none())
             .flat_map(|container| &container.devices)
             .filter(|device| device.uuid == uuid)
-            .fold(0, |sum, device| sum.saturating_add(device.limit_bytes))
+            .map(|device| match device.resident_bytes {
+                0 => device.limit_bytes,
+                bytes => bytes,
+            })
+            .fold(0, |sum: u64, bytes| sum.saturating_add(bytes))
     }
 }
 
