@@ -198,12 +198,17 @@ fn describe(container: &ContainerView, ooms: &[OomView], inventory: &Inventory, 
 
 /// The smallest limit that would have been enough, and how to give it.
 fn describe_fit(container: &ContainerView, oom: &OomView, inventory: &Inventory, out: &mut String) {
+    let device = container.devices.get(oom.device);
+    let physical = device.map_or(0, |device| device.physical_bytes);
+    let resident = device.map_or(0, |device| device.resident_bytes);
+    // Past its share of the GPU a container that may be paged needs no more of the GPU.
+    let is_paged = resident != 0 && oom.why != Why::NotPageable;
+    let (flag, bytes) = match is_paged {
+        true => ("--oversubscribe", oom.would_fit().saturating_sub(resident)),
+        false => ("--gpumem", oom.would_fit()),
+    };
     let fits = would_fit_text(oom.would_fit());
-    let physical = container
-        .devices
-        .get(oom.device)
-        .map_or(0, |device| device.physical_bytes);
-    if physical != 0 && oom.would_fit() > physical {
+    if !is_paged && physical != 0 && oom.would_fit() > physical {
         writeln!(
             out,
             "  would fit with a limit of at least {fits}, which is more than the GPU has ({})",
@@ -213,14 +218,15 @@ fn describe_fit(container: &ContainerView, oom: &OomView, inventory: &Inventory,
         return;
     }
     let name = &container.name;
+    let typed = would_fit_text(bytes);
     // With several GPUs, the advice is for this one only.
     let value = match gpu_number(container, oom, inventory) {
-        Some(gpu) if container.devices.len() > 1 => format!("{gpu}={fits}"),
-        _ => fits.clone(),
+        Some(gpu) if container.devices.len() > 1 => format!("{gpu}={typed}"),
+        _ => typed,
     };
     writeln!(
         out,
-        "  would fit with a limit of at least {fits}: vgpu set {name} --gpumem {value}"
+        "  would fit with a limit of at least {fits}: vgpu set {name} {flag} {value}"
     )
     .ok();
 }

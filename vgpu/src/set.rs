@@ -47,8 +47,21 @@ pub(crate) fn run(args: &SetArgs) -> Result<ExitCode, Failure> {
         new = change(&old, &wish, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
         promise(book, &found, &old, &new, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
     }
-    file.write(&new)
-        .with_context(|| format!("cannot write the limits of {}", args.name))?;
+    // In one turn: another change that came between counts, and is judged together with this one.
+    let mut judged = Ok(());
+    file.update(|now| {
+        old = now.unwrap_or_else(|| old.clone());
+        match change(&old, &wish, &gpu_numbers, &ceilings) {
+            Ok(changed) => new = changed,
+            Err(error) => {
+                judged = Err(error);
+                new = old.clone();
+            }
+        }
+        new.clone()
+    })
+    .with_context(|| format!("cannot write the limits of {}", args.name))?;
+    judged.map_err(Failure::Usage)?;
     if let Some(book) = book {
         book.publish(found.instance.owner())?;
     }

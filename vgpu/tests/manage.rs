@@ -830,3 +830,78 @@ fn set_inside_a_container_can_only_lower_compute_limits() {
     assert_eq!(raised.code, Some(0), "{}", raised.err);
     outer.stop();
 }
+
+#[test]
+fn changes_that_are_made_at_once_all_count() {
+    let machine = Machine::new();
+    let (running, _region) = container(&machine, "train");
+    let flags = [
+        "--gpumem=0=2Gi",
+        "--gpumem=1=3Gi",
+        "--gpucores=40",
+        "--priority=7",
+        "--floor=0=10",
+        "--oversubscribe=1=1Gi",
+    ];
+
+    let children: Vec<_> = flags
+        .iter()
+        .map(|flag| {
+            let mut command = machine.vgpu(["set", "train", flag]);
+            command.stdout(std::process::Stdio::null());
+            command.spawn().unwrap()
+        })
+        .collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+
+    let top = machine.top();
+    let container = &top["containers"][0];
+    let of = |device: usize, key: &str| container["devices"][device][key].as_u64().unwrap();
+    assert_eq!(container["priority"], 7);
+    assert_eq!(
+        (of(0, "limit_bytes"), of(1, "limit_bytes")),
+        (2 << 30, 4 << 30)
+    );
+    assert_eq!((of(0, "cap_percent"), of(0, "floor_percent")), (40, 10));
+    assert_eq!(container["policy"], "floor");
+    running.stop();
+}
+
+#[test]
+fn the_advice_for_a_container_that_is_paged_asks_for_no_more_of_the_gpu() {
+    let machine = Machine::new();
+    let flags = [
+        "--gpumem",
+        "0=4Gi",
+        "--oversubscribe",
+        "4Gi",
+        "--name",
+        "paged",
+    ];
+    let running = machine.start(&flags, LOOP);
+    let region = Region::open(&machine.containers().join("paged/region")).unwrap();
+    charge(&region, 0, 7 << 10, Kind::Buffer);
+    be_refused(&region, 0, 12 << 10, 8 << 10);
+
+    let oom = machine.run(&["oom", "paged"]);
+
+    let advice = oom
+        .out
+        .lines()
+        .find_map(|line| line.split_once(": vgpu "))
+        .unwrap()
+        .1;
+    assert_eq!(advice, "set paged --oversubscribe 15Gi");
+    let words: Vec<_> = advice.split(' ').collect();
+    let set = machine.run(&words);
+    assert_eq!(set.code, Some(0), "{}", set.err);
+    assert_eq!(
+        machine.top()["containers"][0]["devices"][0]["limit_bytes"],
+        19_u64 << 30
+    );
+    // What can be on the host is no part of what the GPU has promised.
+    assert_eq!(machine.top()["gpus"][0]["limits_bytes"], 4_u64 << 30);
+    running.stop();
+}
