@@ -1,0 +1,613 @@
+//! All nodes and all that is taken of them, and the questions that are asked of it. A change touches
+//! one node; a question costs by nodes asked about, never by pods placed.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
+use std::sync::Arc;
+
+use crate::fit::{self, Plan, Step};
+use crate::inventory::{Device, InvalidNode, Node, Vendor};
+use crate::misfit::{Misfit, NodeMisfit};
+use crate::node::{DeviceState, NodeState};
+use crate::quota::{Ledger, Quota};
+use crate::request::{Ask, Kind, NodePolicy, Pod, Request};
+use crate::reservation::{Load, Placement, Reservation};
+use crate::score;
+
+const MOST_DEVICES: usize = 1024;
+
+/// How many choices one question tries where a container's first choice leaves no room for another
+/// container of the pod. What is not found by then counts as a misfit.
+const MOST_CHOICES: u32 = 20_000;
+
+/// Which nodes come into question.
+#[derive(Debug, Clone, Copy)]
+pub enum Among<'a> {
+    /// All that report devices.
+    All,
+    /// Those with these names. Names that nobody knows get [`Misfit::UnknownNode`].
+    Names(&'a [&'a str]),
+}
+
+/// Where a pod goes, or why it fits nowhere: one entry for each node in question, by name.
+pub type Outcome = Result<Placement, Vec<NodeMisfit>>;
+
+/// All nodes, what is taken of them, and quotas. A clone is independent; nodes that do not change
+/// afterwards are shared between both.
+#[derive(Debug, Clone, Default)]
+pub struct Cluster {
+    nodes: Vec<Option<Arc<NodeState>>>,
+    by_name: HashMap<Arc<str>, usize>,
+    vacant: Vec<usize>,
+    reservations: HashMap<Arc<str>, Arc<Reservation>>,
+    /// Pods by the node on which they hold something, also where the node is not (yet) known.
+    on_node: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
+    quotas: Ledger,
+    symbols: Numbers,
+    vendors: Numbers,
+    models: Numbers,
+}
+
+/// Texts and their numbers, in the order in which they were first seen.
+#[derive(Debug, Clone, Default)]
+struct Numbers {
+    by_text: HashMap<Arc<str>, u32>,
+    texts: Vec<Arc<str>>,
+}
+
+impl Numbers {
+    fn number(&mut self, text: &str) -> u32 {
+        if let Some(number) = self.by_text.get(text) {
+            return *number;
+        }
+        let number = u32::try_from(self.texts.len()).unwrap_or(u32::MAX);
+        let text: Arc<str> = text.into();
+        self.texts.push(Arc::clone(&text));
+        self.by_text.insert(text, number);
+        number
+    }
+
+    fn known(&self, text: &str) -> Option<u32> {
+        self.by_text.get(text).copied()
+    }
+}
+
+impl Cluster {
+    /// A cluster without nodes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the node into the inventory, or what it reports in place of what it reported before.
+    /// What pods hold on it stays held.
+    ///
+    /// # Errors
+    ///
+    /// When two of its devices have one identifier, or when there are more than 1,024. Nothing has
+    /// changed then.
+    pub fn set_node(&mut self, node: Node) -> Result<(), InvalidNode> {
+        if node.devices.len() > MOST_DEVICES {
+            return Err(InvalidNode::TooManyDevices {
+                node: node.name,
+                present: node.devices.len(),
+            });
+        }
+        let mut seen: BTreeSet<&str> = BTreeSet::new();
+        for device in &node.devices {
+            if !seen.insert(&device.id) {
+                return Err(InvalidNode::DeviceTwice {
+                    node: node.name.clone(),
+                    device: device.id.clone(),
+                });
+            }
+        }
+        let (symbols, vendors, models) = (&mut self.symbols, &mut self.vendors, &mut self.models);
+        let mut state = NodeState::new(node, |device| {
+            (
+                symbols.number(&device.id),
+                vendors.number(device.vendor.as_str()),
+                models.number(&device.model),
+            )
+        });
+        for uid in self.on_node.get(&state.name).into_iter().flatten() {
+            if let Some(reservation) = self.reservations.get(uid) {
+                state.take(reservation);
+            }
+        }
+        let at = match self.by_name.get(&state.name) {
+            Some(at) => *at,
+            None => {
+                let at = self.vacant.pop().unwrap_or_else(|| {
+                    self.nodes.push(None);
+                    self.nodes.len() - 1
+                });
+                self.by_name.insert(Arc::clone(&state.name), at);
+                at
+            }
+        };
+        if let Some(slot) = self.nodes.get_mut(at) {
+            *slot = Some(Arc::new(state));
+        }
+        Ok(())
+    }
+
+    /// Takes the node out of the inventory. What pods hold on it stays held for when it returns.
+    /// Returns whether it was known.
+    pub fn remove_node(&mut self, name: &str) -> bool {
+        let Some(at) = self.by_name.remove(name) else {
+            return false;
+        };
+        if let Some(slot) = self.nodes.get_mut(at) {
+            *slot = None;
+        }
+        self.vacant.push(at);
+        true
+    }
+
+    /// The node of this name.
+    pub fn node(&self, name: &str) -> Option<NodeView<'_>> {
+        self.state(name).map(NodeView)
+    }
+
+    /// All nodes, by name.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeView<'_>> {
+        let mut nodes: Vec<&NodeState> = self.nodes.iter().flatten().map(|node| &**node).collect();
+        nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        nodes.into_iter().map(NodeView)
+    }
+
+    /// What the pod of this uid holds.
+    pub fn reservation(&self, uid: &str) -> Option<&Reservation> {
+        self.reservations.get(uid).map(|reservation| &**reservation)
+    }
+
+    /// Everything that is held, in no order.
+    pub fn reservations(&self) -> impl Iterator<Item = &Reservation> {
+        self.reservations.values().map(|reservation| &**reservation)
+    }
+
+    /// What is held on the node, by uid.
+    pub fn reservations_on(&self, node: &str) -> impl Iterator<Item = &Reservation> {
+        self.on_node
+            .get(node)
+            .into_iter()
+            .flatten()
+            .filter_map(|uid| self.reservation(uid))
+    }
+
+    /// Sets the limits that the quota of this name puts on the namespace. Of several quotas each
+    /// holds.
+    pub fn set_quota(&mut self, namespace: &str, name: &str, limits: &[(Vendor, Quota)]) {
+        self.quotas.set(namespace, name, limits);
+    }
+
+    /// Takes the quota away.
+    pub fn remove_quota(&mut self, namespace: &str, name: &str) {
+        self.quotas.remove(namespace, name);
+    }
+
+    /// The narrowest limit on the namespace's use of the vendor, and what it uses.
+    pub fn quota(&self, namespace: &str, vendor: &Vendor) -> (Option<Quota>, Load) {
+        (
+            self.quotas.limit(namespace, vendor),
+            self.quotas.used(namespace, vendor),
+        )
+    }
+
+    /// Chooses node and cards. Takes nothing. Of the nodes on which the pod fits, the best by the
+    /// request's node policy is chosen; of several, the one whose name comes first.
+    ///
+    /// # Errors
+    ///
+    /// Why it fits nowhere: an entry for each node in question, by name.
+    pub fn place(&self, request: &Request, among: Among<'_>) -> Outcome {
+        let question = Question::new(self, request);
+        let mut budget = MOST_CHOICES;
+        let mut hopeful: BinaryHeap<Hopeful<'_>> = self
+            .in_question(among)
+            .filter_map(|(_, node)| question.node(node?))
+            .filter(|node| question.plan.may_fit(&node.summary))
+            .map(|node| Hopeful::new(question.key(node), node))
+            .collect::<Vec<_>>()
+            .into();
+        while let Some(Hopeful { node, .. }) = hopeful.pop() {
+            if let Some(placement) = fit::place(node, &question.plan, &mut budget) {
+                return Ok(placement);
+            }
+        }
+        let mut misfits: Vec<NodeMisfit> = self
+            .in_question(among)
+            .map(
+                |(name, node)| match node.and_then(|node| question.node(node)) {
+                    Some(node) => NodeMisfit {
+                        node: Arc::clone(&node.name),
+                        misfit: fit::misfit(node, &question.plan),
+                    },
+                    None => NodeMisfit {
+                        node: name.into(),
+                        misfit: Misfit::UnknownNode,
+                    },
+                },
+            )
+            .collect();
+        misfits.sort_by(|a, b| a.node.cmp(&b.node));
+        Err(misfits)
+    }
+
+    /// Chooses cards on this node. Takes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Why the pod does not fit there.
+    pub fn place_on(&self, request: &Request, node: &str) -> Result<Placement, Misfit> {
+        self.place_without(request, node, &[])
+    }
+
+    /// Chooses cards on this node as if the pods of these uids held nothing. Takes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Why the pod does not fit there even then.
+    pub fn place_without(
+        &self,
+        request: &Request,
+        node: &str,
+        leaving: &[&str],
+    ) -> Result<Placement, Misfit> {
+        let question = Question::without(self, request, leaving);
+        let Some(node) = self.state(node).and_then(|node| question.node(node)) else {
+            return Err(Misfit::UnknownNode);
+        };
+        let mut budget = MOST_CHOICES;
+        match fit::place(node, &question.plan, &mut budget) {
+            Some(placement) => Ok(placement),
+            None => Err(fit::misfit(node, &question.plan)),
+        }
+    }
+
+    /// How each node in question does, by name: its score where the pod fits, else why not. The score
+    /// is from 0 (empty) to 30 (full), with the pod on the node; which end is better is the node
+    /// policy's.
+    pub fn rank(
+        &self,
+        request: &Request,
+        among: Among<'_>,
+    ) -> Vec<(Arc<str>, Result<f64, Misfit>)> {
+        let question = Question::new(self, request);
+        let mut budget = MOST_CHOICES;
+        let mut ranked: Vec<(Arc<str>, Result<f64, Misfit>)> = self
+            .in_question(among)
+            .map(|(name, node)| {
+                let Some(node) = node.and_then(|node| question.node(node)) else {
+                    return (name.into(), Err(Misfit::UnknownNode));
+                };
+                let fits = question.plan.may_fit(&node.summary)
+                    && fit::place(node, &question.plan, &mut budget).is_some();
+                let result = if fits {
+                    Ok(question.score(node))
+                } else {
+                    Err(fit::misfit(node, &question.plan))
+                };
+                (Arc::clone(&node.name), result)
+            })
+            .collect();
+        ranked.sort_by(|a, b| a.0.cmp(&b.0));
+        ranked
+    }
+
+    /// Lets the pod hold this placement, in place of what it held before, which is returned. Nothing
+    /// is checked: what a pod has, it has.
+    pub fn reserve(&mut self, pod: Pod, placement: Placement) -> Option<Reservation> {
+        self.hold(Reservation::new(pod, placement, false))
+    }
+
+    /// Takes from the pod all that it holds, which is returned.
+    pub fn release(&mut self, uid: &str) -> Option<Reservation> {
+        let reservation = self.reservations.remove(uid)?;
+        let node = &reservation.placement.node;
+        if let Some(pods) = self.on_node.get_mut(node) {
+            pods.remove(uid);
+            if pods.is_empty() {
+                self.on_node.remove(node);
+            }
+        }
+        self.quotas
+            .refund(&reservation.pod.namespace, &reservation.charge);
+        if let Some(state) = self.state_mut(&reservation.placement.node) {
+            state.give_back(&reservation);
+        }
+        Some(Arc::unwrap_or_clone(reservation))
+    }
+
+    /// Says that the pod's init containers are over: from here on only what its sidecars and its
+    /// other containers take counts. Returns whether the pod holds anything.
+    pub fn initialised(&mut self, uid: &str) -> bool {
+        let Some(before) = self.reservation(uid) else {
+            return false;
+        };
+        if !before.initialised {
+            let after = Reservation::new(before.pod.clone(), before.placement.clone(), true);
+            self.hold(after);
+        }
+        true
+    }
+
+    fn hold(&mut self, reservation: Reservation) -> Option<Reservation> {
+        let before = self.release(&reservation.pod.uid);
+        let uid: Arc<str> = reservation.pod.uid.as_str().into();
+        let node = Arc::clone(&reservation.placement.node);
+        if let Some(state) = self.state_mut(&node) {
+            state.take(&reservation);
+        }
+        self.quotas
+            .charge(&reservation.pod.namespace, &reservation.charge);
+        self.on_node
+            .entry(node)
+            .or_default()
+            .insert(Arc::clone(&uid));
+        self.reservations.insert(uid, Arc::new(reservation));
+        before
+    }
+
+    fn state(&self, name: &str) -> Option<&NodeState> {
+        self.nodes
+            .get(*self.by_name.get(name)?)
+            .and_then(Option::as_deref)
+    }
+
+    fn state_mut(&mut self, name: &str) -> Option<&mut NodeState> {
+        let at = *self.by_name.get(name)?;
+        self.nodes.get_mut(at)?.as_mut().map(Arc::make_mut)
+    }
+
+    /// The nodes in question, with the name by which each was asked for.
+    fn in_question<'a>(
+        &'a self,
+        among: Among<'a>,
+    ) -> impl Iterator<Item = (&'a str, Option<&'a NodeState>)> {
+        let (all, names): (&[Option<Arc<NodeState>>], &[&str]) = match among {
+            Among::All => (&self.nodes, &[]),
+            Among::Names(names) => (&[], names),
+        };
+        let all = all
+            .iter()
+            .flatten()
+            .map(|node| (&*node.name, Some(&**node)));
+        all.chain(names.iter().map(|name| (*name, self.state(name))))
+    }
+
+    fn plan<'a>(&self, request: &'a Request, leaving: &[&Reservation]) -> Plan<'a> {
+        let mut steps = Vec::new();
+        for before_apps in [true, false] {
+            for (container, spec) in request.containers.iter().enumerate() {
+                if (spec.kind != Kind::App) != before_apps {
+                    continue;
+                }
+                let mut first = true;
+                for ask in spec.asks.iter().filter(|ask| ask.count > 0) {
+                    steps.push(Step {
+                        container,
+                        kind: spec.kind,
+                        first,
+                        ask,
+                        vendor: self.vendors.known(ask.vendor.as_str()),
+                        models: self.models_allowed(ask),
+                        use_ids: if ask.select.use_ids.is_empty() {
+                            None
+                        } else {
+                            Some(self.known(&ask.select.use_ids))
+                        },
+                        nouse_ids: self.known(&ask.select.nouse_ids),
+                        quota: self.quota_of_others(&request.pod.namespace, &ask.vendor, leaving),
+                    });
+                    first = false;
+                }
+            }
+        }
+        Plan { request, steps }
+    }
+
+    fn known(&self, ids: &[String]) -> Vec<u32> {
+        ids.iter().filter_map(|id| self.symbols.known(id)).collect()
+    }
+
+    /// For each model's number, whether the type rules allow it; empty where there are none.
+    fn models_allowed(&self, ask: &Ask) -> Vec<bool> {
+        let lower = |texts: &[String]| -> Vec<String> {
+            texts
+                .iter()
+                .map(|text| text.trim().to_lowercase())
+                .filter(|text| !text.is_empty())
+                .collect()
+        };
+        let (wanted, unwanted) = (lower(&ask.select.use_types), lower(&ask.select.nouse_types));
+        if wanted.is_empty() && unwanted.is_empty() {
+            return Vec::new();
+        }
+        self.models
+            .texts
+            .iter()
+            .map(|model| {
+                let model = model.to_lowercase();
+                (wanted.is_empty() || wanted.iter().any(|text| model.contains(text)))
+                    && !unwanted.iter().any(|text| model.contains(text))
+            })
+            .collect()
+    }
+
+    /// The namespace's limit, and what it uses but for the pods that leave.
+    fn quota_of_others(
+        &self,
+        namespace: &str,
+        vendor: &Vendor,
+        leaving: &[&Reservation],
+    ) -> Option<(Quota, Load)> {
+        let limit = self.quotas.limit(namespace, vendor)?;
+        let mut used = self.quotas.used(namespace, vendor);
+        for reservation in leaving {
+            if reservation.pod.namespace == namespace {
+                for (of, load) in &reservation.charge {
+                    if of == vendor {
+                        used = used.minus(*load);
+                    }
+                }
+            }
+        }
+        Some((limit, used))
+    }
+}
+
+/// A request and the cluster as it is without the request's own reservation.
+struct Question<'a> {
+    plan: Plan<'a>,
+    /// Nodes on which something is left out.
+    changed: Vec<NodeState>,
+}
+
+impl<'a> Question<'a> {
+    fn new(cluster: &Cluster, request: &'a Request) -> Self {
+        Self::without(cluster, request, &[])
+    }
+
+    fn without(cluster: &Cluster, request: &'a Request, leaving: &[&str]) -> Self {
+        let mut uids: Vec<&str> = leaving.to_vec();
+        uids.push(&request.pod.uid);
+        uids.sort_unstable();
+        uids.dedup();
+        let leaving: Vec<&Reservation> = uids
+            .into_iter()
+            .filter_map(|uid| cluster.reservation(uid))
+            .collect();
+        let mut changed: Vec<NodeState> = Vec::new();
+        for reservation in &leaving {
+            let name = &reservation.placement.node;
+            let at = match changed.iter().position(|node| node.name == *name) {
+                Some(at) => at,
+                None => match cluster.state(name) {
+                    Some(node) => {
+                        changed.push(node.clone());
+                        changed.len() - 1
+                    }
+                    None => continue,
+                },
+            };
+            if let Some(node) = changed.get_mut(at) {
+                node.give_back(reservation);
+            }
+        }
+        Self {
+            plan: cluster.plan(request, &leaving),
+            changed,
+        }
+    }
+
+    fn node<'n>(&'n self, node: &'n NodeState) -> Option<&'n NodeState> {
+        if node.devices.is_empty() {
+            return None;
+        }
+        self.changed
+            .iter()
+            .find(|changed| changed.name == node.name)
+            .or(Some(node))
+    }
+
+    fn score(&self, node: &NodeState) -> f64 {
+        let summary = &node.summary;
+        score::node(summary.used, self.plan.adds(node), summary.total)
+    }
+
+    /// Greater is better.
+    fn key(&self, node: &NodeState) -> f64 {
+        match self.plan.request.node_policy {
+            NodePolicy::Binpack => self.score(node),
+            NodePolicy::Spread => -self.score(node),
+        }
+    }
+}
+
+/// A node that may fit; the greatest is tried first.
+struct Hopeful<'a> {
+    key: f64,
+    node: &'a NodeState,
+}
+
+impl<'a> Hopeful<'a> {
+    fn new(key: f64, node: &'a NodeState) -> Self {
+        Self { key, node }
+    }
+}
+
+impl Ord for Hopeful<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key
+            .total_cmp(&other.key)
+            .then_with(|| other.node.name.cmp(&self.node.name))
+    }
+}
+
+impl PartialOrd for Hopeful<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Hopeful<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Hopeful<'_> {}
+
+/// A node, to look at.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeView<'a>(&'a NodeState);
+
+impl<'a> NodeView<'a> {
+    /// Its name.
+    pub fn name(&self) -> &'a str {
+        &self.0.name
+    }
+
+    /// Its devices, by index and identifier.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceView<'a>> {
+        self.0.devices.iter().map(DeviceView)
+    }
+
+    /// The device of this identifier.
+    pub fn device(&self, id: &str) -> Option<DeviceView<'a>> {
+        self.devices().find(|device| device.id() == id)
+    }
+}
+
+/// A device, to look at.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceView<'a>(&'a DeviceState);
+
+impl<'a> DeviceView<'a> {
+    /// Its identifier.
+    pub fn id(&self) -> &'a str {
+        &self.0.id
+    }
+
+    /// As its node reports it.
+    pub fn device(&self) -> &'a Device {
+        &self.0.device
+    }
+
+    /// What pods hold of it.
+    pub fn used(&self) -> Load {
+        self.0.used
+    }
+
+    /// MIG instances that pods hold on it.
+    pub fn instances(&self) -> &'a [crate::Instance] {
+        &self.0.instances
+    }
+
+    /// Whether pods hold what contradicts its mode: a share of a card in MIG mode, or an instance of
+    /// one that is not. Such a card takes no new pods.
+    pub fn is_in_conflict(&self) -> bool {
+        self.0.conflicts > 0
+    }
+}

@@ -1,0 +1,977 @@
+//! Whether a request fits on one node, and which cards it gets there. Never looks at other nodes.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use crate::misfit::{Misfit, Reason};
+use crate::node::{DeviceState, NodeState, Summary, vendor_bit};
+use crate::quota::Quota;
+use crate::request::{Ask, Compute, DevicePolicy, Key, Kind, Memory, Request};
+use crate::reservation::{Grant, Granted, Instance, Load, Phases, Placement};
+use crate::score::{self, Sum};
+use crate::topology;
+
+const MIB: u64 = 1 << 20;
+
+/// A request with its names looked up: the same for all nodes.
+pub(crate) struct Plan<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) steps: Vec<Step<'a>>,
+}
+
+/// One container's ask, in the order in which containers start.
+pub(crate) struct Step<'a> {
+    pub(crate) container: usize,
+    pub(crate) kind: Kind,
+    /// The container's first.
+    pub(crate) first: bool,
+    pub(crate) ask: &'a Ask,
+    /// `None`: no node has such devices.
+    pub(crate) vendor: Option<u32>,
+    /// For each model's number: whether the type rules allow it; empty where there are none.
+    pub(crate) models: Vec<bool>,
+    /// Numbers of identifiers.
+    pub(crate) use_ids: Option<Vec<u32>>,
+    pub(crate) nouse_ids: Vec<u32>,
+    /// The namespace's limit and what other pods use of it.
+    pub(crate) quota: Option<(Quota, Load)>,
+}
+
+impl Step<'_> {
+    fn keys(&self) -> &[Key] {
+        match &self.ask.policy {
+            DevicePolicy::Spread | DevicePolicy::TopologyAware => &[Key::Spread, Key::Numa],
+            DevicePolicy::Binpack => &[Key::Binpack, Key::Numa],
+            DevicePolicy::Mutex => &[Key::FewestContainers, Key::Numa],
+            DevicePolicy::Chain(keys) => keys,
+        }
+    }
+
+    fn count(&self) -> usize {
+        usize::try_from(self.ask.count).unwrap_or(usize::MAX)
+    }
+}
+
+impl Plan<'_> {
+    /// False only if the request cannot fit where this is all that is left.
+    pub(crate) fn may_fit(&self, summary: &Summary) -> bool {
+        self.steps.iter().all(|step| {
+            step.vendor
+                .is_some_and(|vendor| summary.vendors & vendor_bit(vendor) != 0)
+                && summary.places >= step.ask.count
+                && match step.ask.memory {
+                    Memory::Bytes(bytes) => bytes <= summary.free_memory_bytes,
+                    Memory::Percent(percent) => percent.min(100) <= summary.free_percent,
+                }
+                && match step.ask.compute {
+                    Compute::Units(units) => units <= summary.free_cores,
+                    Compute::Gflops { .. } => true,
+                }
+        })
+    }
+
+    /// What the request adds to a node's use, as far as it is known before cards are chosen: a
+    /// percentage is one of the node's average card.
+    pub(crate) fn adds(&self, node: &NodeState) -> Sum {
+        let cards = u64::try_from(node.devices.len()).unwrap_or(1).max(1);
+        let mut sum = Sum::default();
+        for step in &self.steps {
+            if step.kind == Kind::Init {
+                continue;
+            }
+            let count = u64::from(step.ask.count);
+            let memory_bytes = match step.ask.memory {
+                Memory::Bytes(bytes) => bytes,
+                Memory::Percent(percent) => {
+                    node.summary.total.memory_bytes / cards / 100 * u64::from(percent.min(100))
+                }
+            };
+            let cores = match step.ask.compute {
+                Compute::Units(units) => u64::from(units),
+                Compute::Gflops { .. } => 0,
+            };
+            sum.slots = sum.slots.saturating_add(count);
+            sum.cores = sum.cores.saturating_add(cores.saturating_mul(count));
+            sum.memory_bytes = sum
+                .memory_bytes
+                .saturating_add(memory_bytes.saturating_mul(count));
+        }
+        sum
+    }
+}
+
+/// What a pod that is being placed takes of one card so far.
+#[derive(Debug, Clone, Default)]
+struct Pending {
+    phases: Phases,
+    /// Its instances, with the kind of container that holds each, and which container.
+    instances: Vec<(usize, Kind, Instance)>,
+}
+
+/// What a pod that is being placed takes so far.
+#[derive(Debug, Clone)]
+struct State {
+    cards: Vec<Pending>,
+    /// For each vendor with a quota.
+    quotas: Vec<(u32, Phases)>,
+}
+
+/// What a share of a card costs.
+#[derive(Debug, Clone)]
+struct Cost {
+    load: Load,
+    instance: Option<Instance>,
+}
+
+/// A card that would do.
+struct Candidate {
+    card: usize,
+    score: f64,
+}
+
+struct Picked {
+    card: usize,
+    cost: Cost,
+}
+
+struct Fit<'a> {
+    node: &'a NodeState,
+    plan: &'a Plan<'a>,
+    picks: Vec<Vec<Picked>>,
+    /// Where the first choice failed, and what had been taken by then.
+    failed: Option<(usize, State)>,
+    /// Whether each step would fit if it were the only one; looked at when the first choice fails.
+    worth_trying: Option<bool>,
+    budget: &'a mut u32,
+}
+
+/// Places the request on the node. `budget` bounds how many choices are tried where the first one of
+/// some container leaves no room for another; it is what remains for all nodes of one question.
+pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Option<Placement> {
+    let mut fit = Fit::new(node, plan, budget);
+    let start = fit.start();
+    if !fit.search(0, &start) {
+        return None;
+    }
+    let mut containers: Vec<Granted> = plan
+        .request
+        .containers
+        .iter()
+        .map(|container| Granted {
+            kind: container.kind,
+            grants: Vec::new(),
+        })
+        .collect();
+    for (step, picks) in plan.steps.iter().zip(fit.picks) {
+        let Some(granted) = containers.get_mut(step.container) else {
+            continue;
+        };
+        for picked in picks {
+            let Some(device) = node.devices.get(picked.card) else {
+                continue;
+            };
+            granted.grants.push(Grant {
+                device: device.id.clone(),
+                vendor: step.ask.vendor.clone(),
+                slots: picked.cost.load.slots,
+                memory_bytes: picked.cost.load.memory_bytes,
+                cores: picked.cost.load.cores,
+                instance: picked.cost.instance,
+            });
+        }
+    }
+    Some(Placement {
+        node: Arc::clone(&node.name),
+        containers,
+    })
+}
+
+/// Why the request does not fit on the node, as `place` found.
+pub(crate) fn misfit(node: &NodeState, plan: &Plan<'_>) -> Misfit {
+    let mut budget = 0;
+    let mut fit = Fit::new(node, plan, &mut budget);
+    let start = fit.start();
+    fit.search(0, &start);
+    match fit.failed.take() {
+        Some((at, state)) => fit.reasons(at, state),
+        None => Misfit::UnknownNode,
+    }
+}
+
+impl<'a> Fit<'a> {
+    fn new(node: &'a NodeState, plan: &'a Plan<'a>, budget: &'a mut u32) -> Self {
+        Self {
+            node,
+            plan,
+            picks: Vec::with_capacity(plan.steps.len()),
+            failed: None,
+            worth_trying: None,
+            budget,
+        }
+    }
+
+    fn start(&self) -> State {
+        let mut quotas: Vec<(u32, Phases)> = Vec::new();
+        for step in &self.plan.steps {
+            if let (Some(vendor), Some(_)) = (step.vendor, step.quota)
+                && !quotas.iter().any(|(of, _)| *of == vendor)
+            {
+                quotas.push((vendor, Phases::default()));
+            }
+        }
+        State {
+            cards: vec![Pending::default(); self.node.devices.len()],
+            quotas,
+        }
+    }
+
+    /// Places the steps from `at` on. Tries the choice that the policy makes, and others only where
+    /// that one leaves no room for a later step.
+    fn search(&mut self, at: usize, before: &State) -> bool {
+        let plan = self.plan;
+        let Some(step) = plan.steps.get(at) else {
+            return true;
+        };
+        let mut state = before.clone();
+        if step.first {
+            for pending in &mut state.cards {
+                pending.phases.init = Load::default();
+            }
+            for (_, phases) in &mut state.quotas {
+                phases.init = Load::default();
+            }
+        }
+        let candidates = self.candidates(step, &state);
+        let mut chosen = state.clone();
+        let Some(picks) = self.choose(step, &candidates, &mut chosen) else {
+            if self.failed.is_none() {
+                self.failed = Some((at, state));
+            }
+            return false;
+        };
+        let first: Vec<usize> = picks.iter().map(|picked| picked.card).collect();
+        self.picks.push(picks);
+        if self.search(at + 1, &chosen) {
+            return true;
+        }
+        self.picks.pop();
+        if *self.budget == 0 || !self.worth_trying() {
+            return false;
+        }
+        self.search_others(at, &state, &candidates, &first)
+    }
+
+    /// Whether each step fits alone: if one does not, no other choice helps.
+    fn worth_trying(&mut self) -> bool {
+        if let Some(known) = self.worth_trying {
+            return known;
+        }
+        let start = self.start();
+        let plan = self.plan;
+        let worth = plan.steps.iter().all(|step| {
+            let candidates = self.candidates(step, &start);
+            self.choose(step, &candidates, &mut start.clone()).is_some()
+        });
+        self.worth_trying = Some(worth);
+        worth
+    }
+
+    /// Tries every set of cards for the step at `at`, in the order of its policy.
+    fn search_others(
+        &mut self,
+        at: usize,
+        state: &State,
+        candidates: &[Candidate],
+        first: &[usize],
+    ) -> bool {
+        let plan = self.plan;
+        let Some(step) = plan.steps.get(at) else {
+            return false;
+        };
+        let count = step.count();
+        if count > candidates.len() {
+            return false;
+        }
+        let mut chosen: Vec<usize> = (0..count).collect();
+        loop {
+            if *self.budget == 0 {
+                return false;
+            }
+            *self.budget -= 1;
+            if self.is_worth(step, state, candidates, &chosen)
+                && !chosen
+                    .iter()
+                    .zip(first)
+                    .all(|(&at, &card)| candidates.get(at).is_some_and(|c| c.card == card))
+            {
+                let mut after = state.clone();
+                if let Some(picks) = self.take_all(step, candidates, &chosen, &mut after) {
+                    self.picks.push(picks);
+                    if self.search(at + 1, &after) {
+                        return true;
+                    }
+                    self.picks.pop();
+                }
+            }
+            if !next_combination(&mut chosen, candidates.len()) {
+                return false;
+            }
+        }
+    }
+
+    /// Whether a set of candidates keeps the step's rules and differs from those before it in more
+    /// than which of several like cards it takes.
+    fn is_worth(
+        &self,
+        step: &Step<'_>,
+        state: &State,
+        candidates: &[Candidate],
+        chosen: &[usize],
+    ) -> bool {
+        let card = |at: usize| {
+            candidates.get(at).and_then(|candidate| {
+                Some((candidate.card, self.node.devices.get(candidate.card)?))
+            })
+        };
+        if step.ask.numa_bind {
+            let mut numas = chosen
+                .iter()
+                .filter_map(|&at| card(at).map(|(_, device)| device.device.numa));
+            let first = numas.next();
+            if numas.any(|numa| Some(numa) != first) {
+                return false;
+            }
+        }
+        chosen.iter().all(|&at| {
+            let Some(before) = at.checked_sub(1).filter(|before| !chosen.contains(before)) else {
+                return true;
+            };
+            match (card(before), card(at)) {
+                (Some((a, one)), Some((b, other))) => {
+                    !self.are_alike(one, state.cards.get(a), other, state.cards.get(b))
+                }
+                _ => true,
+            }
+        })
+    }
+
+    /// Whether two cards do the same for every step of the plan.
+    fn are_alike(
+        &self,
+        one: &DeviceState,
+        one_pending: Option<&Pending>,
+        other: &DeviceState,
+        other_pending: Option<&Pending>,
+    ) -> bool {
+        let pick_by_name = self.plan.steps.iter().any(|step| {
+            step.use_ids.is_some() || !step.nouse_ids.is_empty() || !step.ask.select.tags.is_empty()
+        });
+        !pick_by_name
+            && !one.mig
+            && !other.mig
+            && one.model == other.model
+            && one.vendor == other.vendor
+            && one.total == other.total
+            && one.used == other.used
+            && one.device.numa == other.device.numa
+            && one.device.mode == other.device.mode
+            && one.device.gflops == other.device.gflops
+            && one_pending.map(|pending| pending.phases)
+                == other_pending.map(|pending| pending.phases)
+    }
+
+    fn take_all(
+        &self,
+        step: &Step<'_>,
+        candidates: &[Candidate],
+        chosen: &[usize],
+        state: &mut State,
+    ) -> Option<Vec<Picked>> {
+        let mut picks = Vec::with_capacity(chosen.len());
+        for &at in chosen {
+            let card = candidates.get(at)?.card;
+            picks.push(self.take(step, card, state).ok()?);
+        }
+        Some(picks)
+    }
+
+    /// Checks the card once more and takes the share.
+    fn take(&self, step: &Step<'_>, card: usize, state: &mut State) -> Result<Picked, Reason> {
+        let device = self.node.devices.get(card).ok_or(Reason::TooFew)?;
+        let pending = state.cards.get(card).ok_or(Reason::TooFew)?;
+        let cost = check(device, pending, step, &state.quotas)?;
+        if let Some(pending) = state.cards.get_mut(card) {
+            pending.phases.add(step.kind, cost.load);
+            if let Some(instance) = &cost.instance {
+                pending
+                    .instances
+                    .push((step.container, step.kind, instance.clone()));
+            }
+        }
+        if let Some((_, phases)) = state
+            .quotas
+            .iter_mut()
+            .find(|(vendor, _)| Some(*vendor) == step.vendor)
+        {
+            phases.add(step.kind, cost.load);
+        }
+        Ok(Picked { card, cost })
+    }
+
+    /// The cards that would do, in the order of the policy.
+    fn candidates(&self, step: &Step<'_>, state: &State) -> Vec<Candidate> {
+        let mut candidates = Vec::new();
+        for (card, (device, pending)) in self.node.devices.iter().zip(&state.cards).enumerate() {
+            if Some(device.vendor) != step.vendor {
+                continue;
+            }
+            if let Ok(cost) = check(device, pending, step, &state.quotas) {
+                let score = score_of(device, pending, step, cost.load);
+                candidates.push(Candidate { card, score });
+            }
+        }
+        candidates.sort_by(|a, b| self.order(step, state, (a.card, a.score), (b.card, b.score)));
+        candidates
+    }
+
+    fn order(
+        &self,
+        step: &Step<'_>,
+        state: &State,
+        (a, a_score): (usize, f64),
+        (b, b_score): (usize, f64),
+    ) -> Ordering {
+        let (Some(one), Some(other)) = (self.node.devices.get(a), self.node.devices.get(b)) else {
+            return Ordering::Equal;
+        };
+        let containers = |card: usize, device: &DeviceState| {
+            let beside = state
+                .cards
+                .get(card)
+                .map_or(0, |pending| pending.phases.beside(step.kind).slots);
+            device.used.slots.wrapping_add(beside)
+        };
+        for key in step.keys() {
+            let order = match key {
+                Key::Binpack => b_score.total_cmp(&a_score),
+                Key::Spread => a_score.total_cmp(&b_score),
+                Key::Numa => other.device.numa.cmp(&one.device.numa),
+                Key::FewestContainers => containers(a, one).cmp(&containers(b, other)),
+                Key::LowestIndex => one.device.index.cmp(&other.device.index),
+            };
+            if order != Ordering::Equal {
+                return order;
+            }
+        }
+        (other.device.index, &other.id).cmp(&(one.device.index, &one.id))
+    }
+
+    /// Takes the step's shares as its policy says. Where that is not possible, `state` is left in
+    /// between.
+    fn choose(
+        &self,
+        step: &Step<'_>,
+        candidates: &[Candidate],
+        state: &mut State,
+    ) -> Option<Vec<Picked>> {
+        let count = step.count();
+        if count == 0 {
+            return Some(Vec::new());
+        }
+        if candidates.is_empty() {
+            return None;
+        }
+        if step.ask.numa_bind {
+            for numa in distinct(candidates.iter().map(|c| self.numa(c.card))) {
+                let group: Vec<&Candidate> = candidates
+                    .iter()
+                    .filter(|c| self.numa(c.card) == numa)
+                    .collect();
+                let mut attempt = state.clone();
+                if let Some(picks) = self.choose_among(step, &group, &mut attempt) {
+                    *state = attempt;
+                    return Some(picks);
+                }
+            }
+            return None;
+        }
+        let all: Vec<&Candidate> = candidates.iter().collect();
+        if step.ask.prefer_group && count > 1 {
+            let group_of = |c: &Candidate| {
+                self.node
+                    .devices
+                    .get(c.card)
+                    .and_then(|device| device.device.group)
+            };
+            let mut groups: Vec<Vec<&Candidate>> = distinct(candidates.iter().map(group_of))
+                .into_iter()
+                .flatten()
+                .map(|group| {
+                    all.iter()
+                        .copied()
+                        .filter(|c| group_of(c) == Some(group))
+                        .collect()
+                })
+                .collect();
+            // The group that has least to spare; the sort keeps the policy's order among equals.
+            groups.sort_by_key(Vec::len);
+            for group in groups.iter().filter(|group| group.len() >= count) {
+                let mut attempt = state.clone();
+                if let Some(picks) = self.choose_among(step, group, &mut attempt) {
+                    *state = attempt;
+                    return Some(picks);
+                }
+            }
+        }
+        self.choose_among(step, &all, state)
+    }
+
+    fn numa(&self, card: usize) -> Option<u32> {
+        self.node.devices.get(card).map(|device| device.device.numa)
+    }
+
+    fn choose_among(
+        &self,
+        step: &Step<'_>,
+        candidates: &[&Candidate],
+        state: &mut State,
+    ) -> Option<Vec<Picked>> {
+        let count = step.count();
+        let cards: Vec<usize> = candidates.iter().map(|c| c.card).collect();
+        if step.ask.policy == DevicePolicy::TopologyAware
+            && self.node.has_pairs()
+            && cards.len() >= count
+        {
+            let pair = |a: usize, b: usize| match (cards.get(a), cards.get(b)) {
+                (Some(&a), Some(&b)) => self.node.pair(a, b),
+                _ => 0,
+            };
+            let best = if count == 1 {
+                vec![topology::least_missed(cards.len(), pair)]
+            } else {
+                topology::best_subset(cards.len(), count, pair)
+            };
+            let mut attempt = state.clone();
+            let picks: Option<Vec<Picked>> = best
+                .into_iter()
+                .map(|at| self.take(step, *cards.get(at)?, &mut attempt).ok())
+                .collect();
+            if let Some(picks) = picks {
+                *state = attempt;
+                return Some(picks);
+            }
+        }
+        let mut picks = Vec::with_capacity(count.min(64));
+        for card in cards {
+            // A card in MIG mode can give several instances.
+            while picks.len() < count {
+                match self.take(step, card, state) {
+                    Ok(picked) => picks.push(picked),
+                    Err(_) => break,
+                }
+                if self.node.devices.get(card).is_none_or(|device| !device.mig) {
+                    break;
+                }
+            }
+            if picks.len() == count {
+                return Some(picks);
+            }
+        }
+        None
+    }
+
+    /// Why the step at `at` has no choice when `state` is taken: the same walk, written down.
+    fn reasons(&self, at: usize, mut state: State) -> Misfit {
+        let Some(step) = self.plan.steps.get(at) else {
+            return Misfit::UnknownNode;
+        };
+        let mut cards: Vec<(usize, f64)> = self
+            .node
+            .devices
+            .iter()
+            .zip(&state.cards)
+            .enumerate()
+            .filter(|(_, (device, _))| Some(device.vendor) == step.vendor)
+            .map(|(card, (device, pending))| {
+                let load = check(device, pending, step, &state.quotas)
+                    .map_or_else(|_| Load::default(), |cost| cost.load);
+                (card, score_of(device, pending, step, load))
+            })
+            .collect();
+        let offered: usize = cards
+            .iter()
+            .filter_map(|(card, _)| self.node.devices.get(*card))
+            .map(|device| {
+                if device.mig {
+                    usize::try_from(device.total.slots).unwrap_or(1)
+                } else {
+                    1
+                }
+            })
+            .sum();
+        if cards.is_empty() || offered < step.count() {
+            return Misfit::TooFewDevices {
+                container: step.container,
+                vendor: step.ask.vendor.clone(),
+                present: cards.len(),
+                asked: step.ask.count,
+            };
+        }
+        cards.sort_by(|a, b| self.order(step, &state, *a, *b));
+        if step.ask.numa_bind {
+            let order = distinct(cards.iter().map(|(card, _)| self.numa(*card)));
+            cards.sort_by_key(|(card, _)| order.iter().position(|numa| *numa == self.numa(*card)));
+        }
+        let last_numa = cards
+            .iter()
+            .rev()
+            .find(|(card, _)| {
+                let device = self.node.devices.get(*card);
+                let pending = state.cards.get(*card);
+                device.zip(pending).is_some_and(|(device, pending)| {
+                    check(device, pending, step, &state.quotas).is_ok()
+                })
+            })
+            .and_then(|(card, _)| self.numa(*card));
+        let mut taken = 0;
+        let mut reasons = Vec::with_capacity(cards.len());
+        let before = state.clone();
+        let mut numa = None;
+        for (card, _) in cards {
+            if step.ask.numa_bind && numa != self.numa(card) {
+                numa = self.numa(card);
+                state = before.clone();
+                taken = 0;
+            }
+            let reason = match self.take(step, card, &mut state) {
+                Ok(_) if step.ask.numa_bind && self.numa(card) != last_numa => Reason::Numa,
+                Ok(_) => {
+                    taken += 1;
+                    if taken > step.count() {
+                        Reason::Together
+                    } else {
+                        Reason::TooFew
+                    }
+                }
+                Err(reason) => reason,
+            };
+            if let Some(device) = self.node.devices.get(card) {
+                reasons.push((Arc::clone(&device.id), reason));
+            }
+        }
+        Misfit::Devices {
+            container: step.container,
+            vendor: step.ask.vendor.clone(),
+            asked: step.ask.count,
+            reasons,
+        }
+    }
+}
+
+fn next_combination(chosen: &mut [usize], of: usize) -> bool {
+    let count = chosen.len();
+    for at in (0..count).rev() {
+        let Some(value) = chosen.get(at).copied() else {
+            return false;
+        };
+        if value + (count - at) < of {
+            for (offset, slot) in chosen.iter_mut().skip(at).enumerate() {
+                *slot = value + 1 + offset;
+            }
+            return true;
+        }
+    }
+    false
+}
+
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen: Vec<T> = Vec::new();
+    for value in values {
+        if !seen.contains(&value) {
+            seen.push(value);
+        }
+    }
+    seen
+}
+
+fn score_of(device: &DeviceState, pending: &Pending, step: &Step<'_>, load: Load) -> f64 {
+    let used = device
+        .used
+        .plus(pending.phases.beside(step.kind))
+        .plus(load);
+    score::device(used, device.total, step.ask.weights)
+}
+
+/// Memory in bytes that the step asks of this card.
+fn memory_asked(device: &DeviceState, memory: Memory) -> u64 {
+    match memory {
+        Memory::Bytes(bytes) => bytes,
+        Memory::Percent(percent) => {
+            let whole = if device.mig {
+                device
+                    .device
+                    .mig_profiles
+                    .iter()
+                    .map(|profile| profile.memory_bytes)
+                    .max()
+                    .unwrap_or(0)
+            } else {
+                device.total.memory_bytes
+            };
+            if percent >= 100 {
+                whole
+            } else {
+                let part =
+                    whole / 100 * u64::from(percent) + whole % 100 * u64::from(percent) / 100;
+                if part >= MIB { part - part % MIB } else { part }
+            }
+        }
+    }
+}
+
+/// Compute that the step asks of this card, in its unit.
+fn cores_asked(device: &DeviceState, compute: Compute) -> Result<u32, Reason> {
+    match compute {
+        Compute::Units(units) => Ok(units),
+        Compute::Gflops { fp16, fp32 } => {
+            let [of_16, of_32] = device.device.gflops;
+            let total = u64::from(device.total.cores);
+            let mut units = 0;
+            for (asked, speed) in [(fp16, of_16), (fp32, of_32)] {
+                if asked == 0 {
+                    continue;
+                }
+                if speed == 0 {
+                    return Err(Reason::UnknownSpeed);
+                }
+                units = units.max(asked.saturating_mul(total).div_ceil(speed));
+            }
+            Ok(u32::try_from(units).unwrap_or(u32::MAX))
+        }
+    }
+}
+
+/// Whether the card can serve the step beside what is used and what the pod has taken so far.
+fn check(
+    device: &DeviceState,
+    pending: &Pending,
+    step: &Step<'_>,
+    quotas: &[(u32, Phases)],
+) -> Result<Cost, Reason> {
+    let ask = step.ask;
+    if !device.device.healthy {
+        return Err(Reason::Unhealthy);
+    }
+    if device.conflicts > 0 {
+        return Err(Reason::ModeConflict);
+    }
+    if device.device.cordoned {
+        return Err(Reason::Cordoned);
+    }
+    check_selection(device, step)?;
+    let beside = device.used.plus(pending.phases.beside(step.kind));
+    if beside.slots >= device.total.slots {
+        return Err(Reason::Slots {
+            slots: device.total.slots,
+        });
+    }
+    if (ask.exclusive || ask.policy == DevicePolicy::Mutex) && beside.slots > 0 {
+        return Err(Reason::InUse {
+            containers: beside.slots,
+        });
+    }
+    let slots = if ask.exclusive { device.total.slots } else { 1 };
+    let asked_memory = memory_asked(device, ask.memory);
+    let asked_cores = cores_asked(device, ask.compute)?;
+    let (load, instance) =
+        match check_room(device, pending, step, beside, asked_memory, asked_cores) {
+            Ok(None) => (
+                Load {
+                    slots,
+                    cores: asked_cores,
+                    memory_bytes: asked_memory,
+                },
+                None,
+            ),
+            Ok(Some((instance, load))) => (Load { slots, ..load }, Some(instance)),
+            Err(reason) => {
+                // A quota is named before the card's own limits: another card would not help.
+                let asked = Load {
+                    slots,
+                    cores: asked_cores,
+                    memory_bytes: asked_memory,
+                };
+                check_quota(step, quotas, asked)?;
+                return Err(reason);
+            }
+        };
+    check_quota(step, quotas, load)?;
+    Ok(Cost { load, instance })
+}
+
+fn check_selection(device: &DeviceState, step: &Step<'_>) -> Result<(), Reason> {
+    if !step.models.is_empty() {
+        let model = usize::try_from(device.model).unwrap_or(usize::MAX);
+        if !step.models.get(model).copied().unwrap_or(false) {
+            return Err(Reason::Type);
+        }
+    }
+    let select = &step.ask.select;
+    if let Some(mode) = &select.mode
+        && !mode.contains(&device.device.mode)
+    {
+        return Err(Reason::Mode);
+    }
+    if !select
+        .tags
+        .iter()
+        .all(|tag| device.device.tags.contains(tag))
+    {
+        return Err(Reason::Tag);
+    }
+    if let Some(ids) = &step.use_ids
+        && !ids.contains(&device.symbol)
+    {
+        return Err(Reason::Id);
+    }
+    if step.nouse_ids.contains(&device.symbol) {
+        return Err(Reason::Id);
+    }
+    Ok(())
+}
+
+fn check_quota(step: &Step<'_>, quotas: &[(u32, Phases)], load: Load) -> Result<(), Reason> {
+    let Some((quota, others)) = step.quota else {
+        return Ok(());
+    };
+    let own = quotas
+        .iter()
+        .find(|(vendor, _)| Some(*vendor) == step.vendor)
+        .map(|(_, phases)| phases.beside(step.kind))
+        .unwrap_or_default();
+    let used = others.plus(own);
+    if let Some(limit) = quota.memory_bytes {
+        let left = limit.saturating_sub(used.memory_bytes);
+        if load.memory_bytes > left {
+            return Err(Reason::QuotaMemory {
+                asked: load.memory_bytes,
+                left,
+            });
+        }
+    }
+    if let Some(limit) = quota.cores {
+        let left = limit.saturating_sub(used.cores);
+        if load.cores > left {
+            return Err(Reason::QuotaCores {
+                asked: load.cores,
+                left,
+            });
+        }
+    }
+    if let Some(limit) = quota.devices {
+        let left = limit.saturating_sub(used.slots);
+        if load.slots > left {
+            return Err(Reason::QuotaDevices {
+                asked: load.slots,
+                left,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether there is room on the card itself; on a card in MIG mode, which instance.
+fn check_room(
+    device: &DeviceState,
+    pending: &Pending,
+    step: &Step<'_>,
+    beside: Load,
+    asked_memory: u64,
+    asked_cores: u32,
+) -> Result<Option<(Instance, Load)>, Reason> {
+    let total = device.total;
+    let free_memory = total.memory_bytes.saturating_sub(beside.memory_bytes);
+    if asked_memory > free_memory {
+        return Err(Reason::Memory {
+            asked: asked_memory,
+            free: free_memory,
+            total: total.memory_bytes,
+        });
+    }
+    let free_cores = total.cores.saturating_sub(beside.cores);
+    if !device.mig && asked_cores > free_cores {
+        return Err(Reason::Cores {
+            asked: asked_cores,
+            free: free_cores,
+            total: total.cores,
+        });
+    }
+    // In percent, all of a card means alone on it.
+    if total.cores == 100 && asked_cores == 100 && beside.slots > 0 {
+        return Err(Reason::Exclusive {
+            containers: beside.slots,
+        });
+    }
+    if !device.mig && total.cores > 0 && free_cores == 0 && asked_cores == 0 {
+        return Err(Reason::CoresExhausted);
+    }
+    if !device.mig {
+        return Ok(None);
+    }
+    free_instance(device, pending, step, asked_memory, asked_cores)
+        .map(Some)
+        .ok_or(Reason::NoInstance {
+            asked: asked_memory,
+        })
+}
+
+/// The smallest profile that is large enough and has a free placement, and where. Those that leave
+/// the larger profiles their places go high (1 and 3 slices), the others low.
+fn free_instance(
+    device: &DeviceState,
+    pending: &Pending,
+    step: &Step<'_>,
+    memory_bytes: u64,
+    cores: u32,
+) -> Option<(Instance, Load)> {
+    let mut profiles: Vec<_> = device
+        .device
+        .mig_profiles
+        .iter()
+        .filter(|profile| profile.memory_bytes >= memory_bytes && profile.cores >= cores)
+        .collect();
+    profiles.sort_by(|a, b| {
+        (a.memory_bytes, a.slices, &a.name).cmp(&(b.memory_bytes, b.slices, &b.name))
+    });
+    for profile in profiles {
+        let mut spans = profile.placements.clone();
+        spans.sort_unstable();
+        if profile.name.starts_with("1g.") || profile.name.starts_with("3g.") {
+            spans.reverse();
+        }
+        for span in spans {
+            let instance = Instance {
+                profile: profile.name.as_str().into(),
+                span,
+            };
+            let free = device
+                .instances
+                .iter()
+                .all(|held| !held.span.overlaps(span))
+                && pending.instances.iter().all(|(container, kind, held)| {
+                    // What an init container leaves can be used again as it is, not cut anew.
+                    let over = *kind == Kind::Init && *container != step.container;
+                    !held.span.overlaps(span) || (over && *held == instance)
+                });
+            if free {
+                let load = Load {
+                    slots: 1,
+                    cores: profile.cores,
+                    memory_bytes: profile.memory_bytes,
+                };
+                return Some((instance, load));
+            }
+        }
+    }
+    None
+}

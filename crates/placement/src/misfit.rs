@@ -1,0 +1,261 @@
+//! Why a pod does not fit, with the numbers. Never what to do about it: that is `explain`'s.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::inventory::Vendor;
+
+/// Why one card cannot serve a container. Memory is in bytes, compute in the card's unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Reason {
+    /// The card is reported sick.
+    #[error("not healthy")]
+    Unhealthy,
+    /// What runs on the card contradicts its mode: whole shares on a card in MIG mode, or an instance
+    /// on a card that is not.
+    #[error("what runs on it does not match its mode")]
+    ModeConflict,
+    /// The operator has closed the card for new pods.
+    #[error("cordoned")]
+    Cordoned,
+    /// The type rules of the request exclude its model.
+    #[error("model excluded by the type rules")]
+    Type,
+    /// The request wants another mode.
+    #[error("other sharing mode than asked for")]
+    Mode,
+    /// The card lacks a tag that the request requires.
+    #[error("lacks a required label")]
+    Tag,
+    /// The identifier rules of the request exclude it.
+    #[error("excluded by the UUID rules")]
+    Id,
+    /// All its slots are taken.
+    #[error("all {slots} slots are taken")]
+    Slots {
+        /// How many it has.
+        slots: u32,
+    },
+    /// The request wants a card that nobody uses.
+    #[error("in use by {containers}, asked for unused")]
+    InUse {
+        /// How many slots are taken.
+        containers: u32,
+    },
+    /// The namespace's quota leaves too little memory.
+    #[error("quota leaves {left} bytes of memory, asked {asked}")]
+    QuotaMemory {
+        /// Asked of this card.
+        asked: u64,
+        /// Left of the quota.
+        left: u64,
+    },
+    /// The namespace's quota leaves too little compute.
+    #[error("quota leaves {left} cores, asked {asked}")]
+    QuotaCores {
+        /// Asked of this card.
+        asked: u32,
+        /// Left of the quota.
+        left: u32,
+    },
+    /// The namespace's quota leaves no share of a card.
+    #[error("quota leaves {left} devices, asked {asked}")]
+    QuotaDevices {
+        /// Asked of this card.
+        asked: u32,
+        /// Left of the quota.
+        left: u32,
+    },
+    /// Too little memory is left.
+    #[error("{free} of {total} bytes of memory free, asked {asked}")]
+    Memory {
+        /// Asked of this card.
+        asked: u64,
+        /// Left on it.
+        free: u64,
+        /// What it has.
+        total: u64,
+    },
+    /// Too little compute is left.
+    #[error("{free} of {total} cores free, asked {asked}")]
+    Cores {
+        /// Asked of this card.
+        asked: u32,
+        /// Left on it.
+        free: u32,
+        /// What it has.
+        total: u32,
+    },
+    /// A request in GFLOPS, and the card's speed is not known.
+    #[error("speed unknown, asked in FLOPS")]
+    UnknownSpeed,
+    /// A whole card is asked for, and somebody uses it.
+    #[error("whole card asked for, in use by {containers}")]
+    Exclusive {
+        /// How many slots are taken.
+        containers: u32,
+    },
+    /// Its compute is promised to the last unit, so a share without a promise gets nothing.
+    #[error("all compute is promised")]
+    CoresExhausted,
+    /// No profile that is large enough has a free placement.
+    #[error("no MIG profile with {asked} bytes has a free placement")]
+    NoInstance {
+        /// Memory asked for.
+        asked: u64,
+    },
+    /// It would do, but the others that are needed beside it are on another NUMA node.
+    #[error("too few suitable cards on its NUMA node")]
+    Numa,
+    /// It would do, but there are too few like it on the node.
+    #[error("suitable, but too few of them")]
+    TooFew,
+    /// Each container would do alone, but not all of them together.
+    #[error("suitable for one container, not for all together")]
+    Together,
+}
+
+impl Reason {
+    /// The word for it that users of the reference know.
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Unhealthy | Self::ModeConflict => "CardNotHealth",
+            Self::Cordoned => "CardCordoned",
+            Self::Type | Self::Mode => "CardTypeMismatch",
+            Self::Tag => "CardNotFoundCustomFilterRule",
+            Self::Id => "CardUuidMismatch",
+            Self::Slots { .. } => "CardTimeSlicingExhausted",
+            Self::InUse { .. } | Self::Exclusive { .. } => "ExclusiveDeviceAllocateConflict",
+            Self::QuotaMemory { .. } | Self::QuotaCores { .. } | Self::QuotaDevices { .. } => {
+                "ResourceQuotaNotFit"
+            }
+            Self::Memory { .. } => "CardInsufficientMemory",
+            Self::Cores { .. } | Self::UnknownSpeed => "CardInsufficientCore",
+            Self::CoresExhausted => "CardComputeUnitsExhausted",
+            Self::NoInstance { .. } => "CardMigTopologyInfeasible",
+            Self::Numa => "NumaNotFit",
+            Self::TooFew | Self::Together => "AllocatedCardsInsufficientRequest",
+        }
+    }
+
+    /// Whether the card could serve the container if all pods left it.
+    pub fn is_cured_by_leaving(self) -> bool {
+        match self {
+            Self::Unhealthy
+            | Self::Cordoned
+            | Self::Type
+            | Self::Mode
+            | Self::Tag
+            | Self::Id
+            | Self::UnknownSpeed => false,
+            Self::Memory { asked, total, .. } => asked <= total,
+            Self::Cores { asked, total, .. } => asked <= total,
+            Self::Slots { slots } => slots > 0,
+            _ => true,
+        }
+    }
+}
+
+/// Why a pod does not fit on one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Misfit {
+    /// No such node reports devices.
+    UnknownNode,
+    /// The node has fewer devices of the vendor than one container asks for.
+    TooFewDevices {
+        /// Position of the container in the request.
+        container: usize,
+        /// Of which vendor.
+        vendor: Vendor,
+        /// Devices that the node has.
+        present: usize,
+        /// Devices that the container asks for.
+        asked: u32,
+    },
+    /// Each device of the vendor, in the order in which they were tried, and why not.
+    Devices {
+        /// Position of the container in the request.
+        container: usize,
+        /// Of which vendor.
+        vendor: Vendor,
+        /// Devices that the container asks for.
+        asked: u32,
+        /// Each device's identifier and reason.
+        reasons: Vec<(Arc<str>, Reason)>,
+    },
+}
+
+impl Misfit {
+    /// Whether the pod could fit if other pods left the node. Where it could not, evicting pods from
+    /// there is in vain.
+    pub fn is_cured_by_leaving(&self) -> bool {
+        match self {
+            Self::UnknownNode | Self::TooFewDevices { .. } => false,
+            Self::Devices { reasons, .. } => reasons
+                .iter()
+                .any(|(_, reason)| reason.is_cured_by_leaving()),
+        }
+    }
+
+    /// In the reference's words: `1/2 CardInsufficientMemory, 1/2 CardNotHealth`, in byte order.
+    pub fn summary(&self) -> String {
+        match self {
+            Self::UnknownNode => "node unregistered".to_owned(),
+            Self::TooFewDevices { .. } => "NodeInsufficientDevice".to_owned(),
+            Self::Devices { reasons, .. } => {
+                let mut counts: Vec<(&str, usize)> = Vec::new();
+                for (_, reason) in reasons {
+                    match counts.iter_mut().find(|(code, _)| *code == reason.code()) {
+                        Some((_, count)) => *count += 1,
+                        None => counts.push((reason.code(), 1)),
+                    }
+                }
+                let mut texts: Vec<String> = counts
+                    .into_iter()
+                    .map(|(code, count)| format!("{count}/{} {code}", reasons.len()))
+                    .collect();
+                texts.sort_unstable();
+                texts.join(", ")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownNode => f.write_str("node has not registered any device"),
+            Self::TooFewDevices {
+                container,
+                vendor,
+                present,
+                asked,
+            } => write!(
+                f,
+                "node has {present} {vendor} devices, container {container} asks for {asked}"
+            ),
+            Self::Devices {
+                container,
+                vendor,
+                asked,
+                reasons,
+            } => {
+                write!(f, "container {container} asks for {asked} {vendor}: ")?;
+                for (position, (device, reason)) in reasons.iter().enumerate() {
+                    let separator = if position == 0 { "" } else { "; " };
+                    write!(f, "{separator}{device}: {reason}")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A node that does not fit, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeMisfit {
+    /// Name of the node.
+    pub node: Arc<str>,
+    /// Why.
+    pub misfit: Misfit,
+}

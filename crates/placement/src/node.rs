@@ -1,0 +1,231 @@
+//! A node as the engine holds it: what it has, what is taken of each card, and a few figures that say
+//! quickly what cannot fit. Never decides.
+
+use std::sync::Arc;
+
+use crate::inventory::{Device, Node};
+use crate::reservation::{Footprint, Instance, Load, Reservation};
+use crate::score::Sum;
+
+/// A card and what is taken of it.
+#[derive(Debug, Clone)]
+pub(crate) struct DeviceState {
+    pub(crate) device: Arc<Device>,
+    pub(crate) id: Arc<str>,
+    /// Numbers for the identifier, the vendor and the model, given by the cluster.
+    pub(crate) symbol: u32,
+    pub(crate) vendor: u32,
+    pub(crate) model: u32,
+    pub(crate) mig: bool,
+    pub(crate) total: Load,
+    pub(crate) used: Load,
+    /// MIG instances that pods hold.
+    pub(crate) instances: Vec<Instance>,
+    /// Pods that hold something which contradicts the card's mode.
+    pub(crate) conflicts: u32,
+}
+
+impl DeviceState {
+    pub(crate) fn free_memory_bytes(&self) -> u64 {
+        self.total
+            .memory_bytes
+            .saturating_sub(self.used.memory_bytes)
+    }
+
+    pub(crate) fn free_cores(&self) -> u32 {
+        self.total.cores.saturating_sub(self.used.cores)
+    }
+
+    pub(crate) fn free_slots(&self) -> u32 {
+        self.total.slots.saturating_sub(self.used.slots)
+    }
+
+    fn contradicts(&self, footprint: &Footprint) -> bool {
+        if self.mig {
+            footprint.shared
+        } else {
+            !footprint.instances.is_empty()
+        }
+    }
+
+    fn take(&mut self, footprint: &Footprint) {
+        self.used = self.used.plus(footprint.load);
+        self.instances.extend(footprint.instances.iter().cloned());
+        self.conflicts = self
+            .conflicts
+            .wrapping_add(u32::from(self.contradicts(footprint)));
+    }
+
+    fn give_back(&mut self, footprint: &Footprint) {
+        self.used = self.used.minus(footprint.load);
+        for instance in &footprint.instances {
+            if let Some(at) = self.instances.iter().position(|held| held == instance) {
+                self.instances.swap_remove(at);
+            }
+        }
+        self.conflicts = self
+            .conflicts
+            .wrapping_sub(u32::from(self.contradicts(footprint)));
+    }
+}
+
+/// A node, its cards by index and identifier.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeState {
+    pub(crate) name: Arc<str>,
+    pub(crate) devices: Vec<DeviceState>,
+    /// Pair scores, row by row; empty where none are known.
+    pairs: Vec<i32>,
+    pub(crate) summary: Summary,
+}
+
+/// What a node can offer at most. A request that asks for more does not fit; one that asks for less
+/// may still not.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Summary {
+    /// A bit for each vendor that it has (the 64th for all from there on).
+    pub(crate) vendors: u64,
+    /// Shares that it can give: one for each open card, as many as slots on a card in MIG mode.
+    pub(crate) places: u32,
+    /// The most memory that is free on one open card.
+    pub(crate) free_memory_bytes: u64,
+    /// The most of a card's memory that is free, in hundredths, up.
+    pub(crate) free_percent: u32,
+    /// The most compute that is free on one open card.
+    pub(crate) free_cores: u32,
+    pub(crate) used: Sum,
+    pub(crate) total: Sum,
+}
+
+pub(crate) fn vendor_bit(vendor: u32) -> u64 {
+    1 << vendor.min(63)
+}
+
+impl NodeState {
+    /// The node, with nothing taken. `number` gives the numbers of identifier, vendor and model.
+    pub(crate) fn new(node: Node, mut number: impl FnMut(&Device) -> (u32, u32, u32)) -> Self {
+        let mut devices: Vec<DeviceState> = node
+            .devices
+            .into_iter()
+            .map(|device| {
+                let (symbol, vendor, model) = number(&device);
+                DeviceState {
+                    id: device.id.as_str().into(),
+                    symbol,
+                    vendor,
+                    model,
+                    mig: device.is_mig(),
+                    total: Load {
+                        slots: device.slots.min(1 << 20),
+                        cores: device.cores.min(1 << 20),
+                        memory_bytes: device.memory_bytes.min(1 << 50),
+                    },
+                    used: Load::default(),
+                    instances: Vec::new(),
+                    conflicts: 0,
+                    device: Arc::new(device),
+                }
+            })
+            .collect();
+        devices.sort_by(|a, b| (a.device.index, &a.id).cmp(&(b.device.index, &b.id)));
+        let mut pairs = Vec::new();
+        if !node.pairs.is_empty() {
+            let position = |id: &str| devices.iter().position(|device| *device.id == *id);
+            pairs = vec![None::<i32>; devices.len() * devices.len()];
+            for pair in &node.pairs {
+                let (Some(from), Some(to)) = (position(&pair.from), position(&pair.to)) else {
+                    continue;
+                };
+                for at in [from * devices.len() + to, to * devices.len() + from] {
+                    if let Some(score) = pairs.get_mut(at) {
+                        *score = Some(score.map_or(pair.score, |before| before.max(pair.score)));
+                    }
+                }
+            }
+        }
+        let mut state = Self {
+            name: node.name.as_str().into(),
+            devices,
+            pairs: pairs
+                .into_iter()
+                .map(|score| score.unwrap_or_default())
+                .collect(),
+            summary: Summary::default(),
+        };
+        state.summarise();
+        state
+    }
+
+    /// How well two cards reach each other.
+    pub(crate) fn pair(&self, one: usize, other: usize) -> i64 {
+        self.pairs
+            .get(one * self.devices.len() + other)
+            .copied()
+            .map_or(0, i64::from)
+    }
+
+    pub(crate) fn has_pairs(&self) -> bool {
+        !self.pairs.is_empty()
+    }
+
+    pub(crate) fn take(&mut self, reservation: &Reservation) {
+        self.each(reservation, DeviceState::take);
+    }
+
+    pub(crate) fn give_back(&mut self, reservation: &Reservation) {
+        self.each(reservation, DeviceState::give_back);
+    }
+
+    fn each(&mut self, reservation: &Reservation, change: fn(&mut DeviceState, &Footprint)) {
+        for footprint in &reservation.footprint {
+            if let Some(device) = self
+                .devices
+                .iter_mut()
+                .find(|device| device.id == footprint.device)
+            {
+                change(device, footprint);
+            }
+        }
+        self.summarise();
+    }
+
+    fn summarise(&mut self) {
+        let mut summary = Summary::default();
+        for device in &self.devices {
+            summary.used.add(device.used);
+            summary.total.add(device.total);
+            if !device.device.healthy
+                || device.device.cordoned
+                || device.conflicts > 0
+                || device.free_slots() == 0
+            {
+                continue;
+            }
+            summary.vendors |= vendor_bit(device.vendor);
+            summary.places =
+                summary
+                    .places
+                    .saturating_add(if device.mig { device.free_slots() } else { 1 });
+            summary.free_memory_bytes = summary.free_memory_bytes.max(device.free_memory_bytes());
+            let percent = if device.mig || device.total.memory_bytes == 0 {
+                100
+            } else {
+                // Down to a whole MiB is what a percentage asks for: one hundredth is no less.
+                device.free_memory_bytes().saturating_mul(100) / device.total.memory_bytes + 2
+            };
+            summary.free_percent = summary
+                .free_percent
+                .max(u32::try_from(percent).unwrap_or(u32::MAX));
+            if device.device.memory_bytes < 100 << 20 {
+                summary.free_percent = summary.free_percent.max(100);
+            }
+            let cores = if device.mig {
+                device.total.cores
+            } else {
+                device.free_cores()
+            };
+            summary.free_cores = summary.free_cores.max(cores);
+        }
+        self.summary = summary;
+    }
+}

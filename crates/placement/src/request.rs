@@ -1,0 +1,215 @@
+//! What a pod asks for, in one form for every door. Never where it goes.
+
+use crate::inventory::Vendor;
+
+/// Who asks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Pod {
+    /// Unique for the life of the cluster; reservations are kept under it.
+    pub uid: String,
+    /// Whose quota it takes.
+    pub namespace: String,
+    /// For texts only.
+    pub name: String,
+}
+
+impl Pod {
+    /// A pod of this name in this namespace, with `namespace/name` as its uid.
+    pub fn named(namespace: &str, name: &str) -> Self {
+        Self {
+            uid: format!("{namespace}/{name}"),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+}
+
+/// What a pod asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Request {
+    /// Who asks. An earlier reservation of the same uid does not stand in its way.
+    pub pod: Pod,
+    /// Its containers, in the order of the pod's spec: init containers and sidecars, then the others.
+    pub containers: Vec<Container>,
+    /// Which of several nodes it prefers.
+    pub node_policy: NodePolicy,
+}
+
+impl Request {
+    /// Whether any container asks for a device.
+    pub fn asks_for_devices(&self) -> bool {
+        self.containers
+            .iter()
+            .any(|container| container.asks.iter().any(|ask| ask.count > 0))
+    }
+}
+
+/// A container and what it asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Container {
+    /// For texts only.
+    pub name: String,
+    /// When it runs.
+    pub kind: Kind,
+    /// What it asks for: at most one for each vendor. None for a container without devices.
+    pub asks: Vec<Ask>,
+}
+
+/// When a container runs, which decides whom it shares a card with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Beside all others of its kind.
+    #[default]
+    App,
+    /// Alone, but for sidecars started earlier; over before the next one starts.
+    Init,
+    /// From its turn among the init containers to the end of the pod.
+    Sidecar,
+}
+
+/// A number of devices of one vendor, each with the same share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// Of which vendor.
+    pub vendor: Vendor,
+    /// How many devices; 0 asks for nothing.
+    pub count: u32,
+    /// Memory on each.
+    pub memory: Memory,
+    /// Compute on each.
+    pub compute: Compute,
+    /// Only cards that nobody uses, taken with all their slots.
+    pub exclusive: bool,
+    /// All of them on one NUMA node.
+    pub numa_bind: bool,
+    /// All of them in one group of cards where some group has room, else anywhere.
+    pub prefer_group: bool,
+    /// Which cards come first.
+    pub policy: DevicePolicy,
+    /// What counts how much in a card's score.
+    pub weights: Weights,
+    /// Which cards come into question.
+    pub select: Selection,
+}
+
+impl Ask {
+    /// So many cards of this vendor with so much memory on each, and no compute promised.
+    pub fn new(vendor: &str, count: u32, memory: Memory) -> Self {
+        Self {
+            vendor: Vendor::new(vendor),
+            count,
+            memory,
+            compute: Compute::Units(0),
+            exclusive: false,
+            numa_bind: false,
+            prefer_group: false,
+            policy: DevicePolicy::default(),
+            weights: Weights::default(),
+            select: Selection::default(),
+        }
+    }
+}
+
+/// How much memory of a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// So many bytes.
+    Bytes(u64),
+    /// So many hundredths of what the card has, down to a whole MiB; more than 100 counts as 100. Of a
+    /// card in MIG mode: of its largest profile.
+    Percent(u32),
+}
+
+/// How much compute of a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compute {
+    /// So much in the card's own unit; 0 promises none.
+    Units(u32),
+    /// So many GFLOPS of 16 and of 32 bits: as many units as give both, up. A card whose speed is not
+    /// known cannot give any.
+    Gflops {
+        /// Of 16 bits.
+        fp16: u64,
+        /// Of 32 bits.
+        fp32: u64,
+    },
+}
+
+/// Which of several nodes is taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum NodePolicy {
+    /// The one that is fullest with the pod on it.
+    #[default]
+    Binpack,
+    /// The one that is emptiest with the pod on it.
+    Spread,
+}
+
+/// Which of several cards are taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum DevicePolicy {
+    /// The emptiest first.
+    #[default]
+    Spread,
+    /// The fullest first.
+    Binpack,
+    /// Only cards that nobody uses.
+    Mutex,
+    /// By the first key, then the second, and so on; last by the higher index.
+    Chain(Vec<Key>),
+    /// Several cards: those that reach each other best. One card: the one that the others miss least.
+    TopologyAware,
+}
+
+/// One comparison of cards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Key {
+    /// Higher score first.
+    Binpack,
+    /// Lower score first.
+    Spread,
+    /// Higher NUMA node first.
+    Numa,
+    /// Fewer containers first.
+    FewestContainers,
+    /// Lower index first.
+    LowestIndex,
+}
+
+/// How much slots, compute and memory count in the score of a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weights {
+    /// Share of slots in use.
+    pub slots: u32,
+    /// Share of compute promised.
+    pub cores: u32,
+    /// Share of memory promised.
+    pub memory: u32,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self {
+            slots: 1,
+            cores: 1,
+            memory: 1,
+        }
+    }
+}
+
+/// Which cards come into question. An empty list is no rule.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// The model contains one of these, in any case.
+    pub use_types: Vec<String>,
+    /// The model contains none of these, in any case.
+    pub nouse_types: Vec<String>,
+    /// The identifier is one of these.
+    pub use_ids: Vec<String>,
+    /// The identifier is none of these.
+    pub nouse_ids: Vec<String>,
+    /// The card's mode is part of this text.
+    pub mode: Option<String>,
+    /// The card has all of these tags.
+    pub tags: Vec<String>,
+}

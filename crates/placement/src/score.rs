@@ -1,0 +1,51 @@
+//! How full a card or a node is, as one number from integers, so that it is the same however it came
+//! about. Never compares with what does not fit.
+
+use crate::request::Weights;
+use crate::reservation::Load;
+
+/// What of how much, times ten; nothing of nothing is 0.
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "a score is a ratio: what is lost above 2^53 bytes is no card's size"
+)]
+fn tenths(used: u64, total: u64) -> f64 {
+    if total == 0 {
+        0.0
+    } else {
+        10.0 * used as f64 / total as f64
+    }
+}
+
+/// How full a card is with `used` of `total`: 0 to 10 for each unit of weight.
+pub(crate) fn device(used: Load, total: Load, weights: Weights) -> f64 {
+    f64::from(weights.slots) * tenths(u64::from(used.slots), u64::from(total.slots))
+        + f64::from(weights.cores) * tenths(u64::from(used.cores), u64::from(total.cores))
+        + f64::from(weights.memory) * tenths(used.memory_bytes, total.memory_bytes)
+}
+
+/// What a node has or uses over all its cards.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub(crate) slots: u64,
+    pub(crate) cores: u64,
+    pub(crate) memory_bytes: u64,
+}
+
+impl Sum {
+    pub(crate) fn add(&mut self, load: Load) {
+        self.slots = self.slots.wrapping_add(u64::from(load.slots));
+        self.cores = self.cores.wrapping_add(u64::from(load.cores));
+        self.memory_bytes = self.memory_bytes.wrapping_add(load.memory_bytes);
+    }
+}
+
+/// How full a node is with `used` and `more` of `total`: 0 to 30.
+pub(crate) fn node(used: Sum, more: Sum, total: Sum) -> f64 {
+    tenths(used.slots.saturating_add(more.slots), total.slots)
+        + tenths(used.cores.saturating_add(more.cores), total.cores)
+        + tenths(
+            used.memory_bytes.saturating_add(more.memory_bytes),
+            total.memory_bytes,
+        )
+}
