@@ -203,6 +203,13 @@ impl HostFile {
         self.words.store(HEARTBEAT, now_ns);
     }
 
+    /// Changes a word of the header that stands for itself.
+    pub(crate) fn set_word(&self, offset: usize, word: u64) {
+        if offset < HEADER_BYTES {
+            self.words.store(offset, word);
+        }
+    }
+
     pub(crate) fn words(&self) -> &Words {
         &self.words
     }
@@ -281,32 +288,6 @@ impl Unmapped {
         let [word] = self.words(CURRENT)?;
         Ok(Current(word))
     }
-
-    /// The copy that was spare counts from here on: eight bytes in one piece of one page.
-    pub(crate) fn flip(&self, was: Current, generation: u64) -> Result<(), FileError> {
-        let spare = u64::from(was.0 & 1 == 0);
-        self.write(&[generation << 1 | spare], CURRENT)
-    }
-
-    /// The right to write, where nobody else has it at the moment: who owns the file could keep it
-    /// for ever.
-    pub(crate) fn try_exclusive(&self) -> Result<Option<UnmappedTurn<'_>>, FileError> {
-        match self.file.try_lock() {
-            Ok(()) => Ok(Some(UnmappedTurn(&self.file))),
-            Err(std::fs::TryLockError::WouldBlock) => Ok(None),
-            Err(std::fs::TryLockError::Error(error)) => Err(system("flock")(error)),
-        }
-    }
-}
-
-/// See [`Unmapped::try_exclusive`].
-pub(crate) struct UnmappedTurn<'a>(&'a File);
-
-impl Drop for UnmappedTurn<'_> {
-    fn drop(&mut self) {
-        // The kernel gives it back with the descriptor, should this fail.
-        let _done = self.0.unlock();
-    }
 }
 
 /// Words of a file that is not mapped.
@@ -354,6 +335,11 @@ impl Current {
 
     pub(crate) fn generation(self) -> u64 {
         self.0 >> 1
+    }
+
+    /// The word after which the other copy counts.
+    pub(crate) fn flipped(self, generation: u64) -> u64 {
+        generation << 1 | u64::from(self.0 & 1 == 0)
     }
 
     /// Byte offset of the copy that counts.

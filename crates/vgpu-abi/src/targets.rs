@@ -229,6 +229,21 @@ impl TargetsFile {
         Ok(generation)
     }
 
+    /// Says that the targets still hold, and what was seen since they were written; makes no system
+    /// call.
+    pub fn beat(&self, seen: &[Seen; MAX_DEVICES], heartbeat_ns: u64) {
+        for (place, word) in head(seen, heartbeat_ns).into_iter().enumerate() {
+            self.0
+                .set_word(offset_of!(HostFileHeader, heartbeat_ns) + place * 8, word);
+        }
+    }
+
+    /// The target of a slot, as it stands.
+    #[must_use]
+    pub fn target(&self, slot: usize) -> Option<Target> {
+        load(self.0.words(), slot)
+    }
+
     /// The targets as they stand.
     ///
     /// # Errors
@@ -255,8 +270,9 @@ impl TargetsWriter {
         Unmapped::new(file, &MAKE).map(Self)
     }
 
-    /// Replaces all targets, as [`TargetsFile::write`]. False where somebody else was writing: then
-    /// nothing was done.
+    /// Replaces all targets, as [`TargetsFile::write`], but waits for no other writer: who owns the
+    /// file could keep its lock for ever. Where two write at once, a reader may find no target until
+    /// one of them writes again.
     ///
     /// # Errors
     /// See [`FileError`].
@@ -265,19 +281,20 @@ impl TargetsWriter {
         targets: &[(usize, Target)],
         seen: &[Seen; MAX_DEVICES],
         heartbeat_ns: u64,
-    ) -> Result<bool, FileError> {
-        let Some(_turn) = self.0.try_exclusive()? else {
-            return Ok(false);
-        };
+    ) -> Result<(), FileError> {
         let current = self.0.current()?;
         let generation = (current.generation() + 1) & (u64::MAX >> 1);
         for (slot, target) in targets.iter().filter(|(slot, _)| *slot < MAX_SLOTS) {
             let at = current.other_offset(COPY_BYTES) + slot * ENTRY_BYTES;
             self.0.write(&encode(target, generation), at)?;
         }
-        self.beat(seen, heartbeat_ns)?;
-        self.0.flip(current, generation)?;
-        Ok(true)
+        // What flips the copies, the heartbeat and what was seen stand side by side: one write.
+        let [heartbeat, seen @ ..] = head(seen, heartbeat_ns);
+        let mut words = [0; 2 + MAX_DEVICES];
+        let [flip, at, rest @ ..] = &mut words;
+        (*flip, *at) = (current.flipped(generation), heartbeat);
+        rest.copy_from_slice(&seen);
+        self.0.write(&words, offset_of!(HostFileHeader, current))
     }
 
     /// Says that the targets still hold, and what was seen since they were written.
@@ -285,13 +302,9 @@ impl TargetsWriter {
     /// # Errors
     /// See [`FileError`].
     pub fn beat(&self, seen: &[Seen; MAX_DEVICES], heartbeat_ns: u64) -> Result<(), FileError> {
-        // The heartbeat stands before what was seen: one write.
-        let head: [u64; 1 + MAX_DEVICES] = std::array::from_fn(|word| match word.checked_sub(1) {
-            None => heartbeat_ns,
-            Some(device) => seen.get(device).copied().unwrap_or_default().word(),
-        });
+        let words = head(seen, heartbeat_ns);
         self.0
-            .write(&head, offset_of!(HostFileHeader, heartbeat_ns))
+            .write(&words, offset_of!(HostFileHeader, heartbeat_ns))
     }
 
     /// The target of a slot, as it stands.
@@ -309,6 +322,19 @@ impl TargetsWriter {
         Ok(decode(&entry, current.generation()))
     }
 }
+
+/// The heartbeat and what was seen, as they stand one behind the other.
+fn head(seen: &[Seen; MAX_DEVICES], heartbeat_ns: u64) -> [u64; 1 + MAX_DEVICES] {
+    std::array::from_fn(|word| match word.checked_sub(1) {
+        None => heartbeat_ns,
+        Some(device) => seen.get(device).copied().unwrap_or_default().word(),
+    })
+}
+
+const _: () = assert!(
+    offset_of!(HostFileHeader, heartbeat_ns) == offset_of!(HostFileHeader, current) + 8
+        && offset_of!(HostFileHeader, seen) == offset_of!(HostFileHeader, current) + 16
+);
 
 /// Reads the head of a targets file without mapping it: for a file that belongs to somebody else,
 /// who may make it shorter at any moment.
@@ -441,7 +467,7 @@ mod tests {
 
         for round in 2..5 {
             let targets = [(3, target(round)), (7, target(9))];
-            assert!(writer.write(&targets, &seen, round).unwrap());
+            writer.write(&targets, &seen, round).unwrap();
             assert_eq!(map.target(3, 7), Some(target(round)));
         }
         writer.beat(&seen, 99).unwrap();
@@ -465,8 +491,7 @@ mod tests {
         let owner = open();
         owner.lock().unwrap();
 
-        assert!(!writer.write(&[], &seen, 1).unwrap());
-        owner.unlock().unwrap();
+        writer.write(&[], &seen, 1).unwrap();
         owner.set_len(100).unwrap();
 
         assert!(writer.target(0).is_err());
