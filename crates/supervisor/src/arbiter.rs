@@ -199,6 +199,8 @@ struct Arbiter {
     next_id: u64,
     scanned: Option<Scanned>,
     measured_at_ns: u64,
+    /// The driver did not answer when it was asked what processes hold.
+    silent: bool,
     failed: usize,
 }
 
@@ -219,7 +221,8 @@ struct Served {
     known: HashMap<(usize, u64), Target>,
     /// The charges as they were when that was measured, and when.
     measured: Option<(u64, Charges)>,
-    active: bool,
+    looked_at_ns: u64,
+    active_at_ns: u64,
 }
 
 /// Charge words by slot, generation and device.
@@ -250,8 +253,18 @@ impl Arbiter {
     fn tick(&mut self, now_ns: u64, gpus: &dyn Gpus, root: &Path, scope: Scope) -> Ticked {
         self.failed = 0;
         self.find(now_ns, root, scope);
+        let oversubscribes = |served: &Served| {
+            let mut limits = served.container.limits.devices.iter();
+            limits.any(|limit| limit.resident_bytes != 0)
+        };
+        let shared = self.containers.iter().any(oversubscribes);
         for served in &mut self.containers {
-            match served.container.look() {
+            // Who has been at rest may start with what he has: it is early enough to see that soon.
+            if served.rests(now_ns) {
+                continue;
+            }
+            served.looked_at_ns = now_ns;
+            match served.container.look(now_ns, shared) {
                 Ok(look) => served.meet(look),
                 Err(_) => {
                     // A region that its tenant broke has no living process to grant anything to.
@@ -361,25 +374,28 @@ impl Arbiter {
         // Who waited longest comes first.
         due.sort_by_key(|served| served.measured.as_ref().map_or(0, |(at, _)| *at));
         due.truncate(MEASURED_MOST);
-        let before: Vec<Option<Snapshot>> = due
-            .iter()
-            .map(|served| view::snapshot_at(&served.container.path).ok())
-            .collect();
-        let Ok(held) = gpus.processes() else {
+        // A driver that did not answer is asked before anything is read for it.
+        if self.silent && gpus.processes().is_err() {
+            for served in due {
+                served.measured = Some((now_ns, served.charges()));
+            }
             return;
-        };
+        }
+        let before: Vec<Option<Snapshot>> = due.iter().map(|served| served.snapshot()).collect();
+        let held = gpus.processes();
+        self.silent = held.is_err();
+        let held = held.unwrap_or_default();
         for (served, before) in due.into_iter().zip(before) {
-            let (Some(before), Ok(after)) = (before, view::snapshot_at(&served.container.path))
-            else {
+            // What moved while the driver was asked shows in a second look.
+            let Ok(look) = served.container.look(now_ns, false) else {
                 continue;
             };
-            let uuids: Vec<_> = served
-                .container
-                .limits
-                .devices
-                .iter()
-                .map(|d| d.uuid)
-                .collect();
+            served.look.processes = look.processes;
+            let (Some(before), Some(after)) = (before, served.snapshot()) else {
+                continue;
+            };
+            let limits = &served.container.limits;
+            let uuids: Vec<_> = limits.devices.iter().map(|device| device.uuid).collect();
             let targets = overhead::measure(&before, &held, &after, &uuids, &served.known);
             served.known = targets
                 .into_iter()
@@ -423,9 +439,11 @@ impl Arbiter {
     fn publish(&mut self, now_ns: u64, verdicts: &HashMap<(u64, usize), Verdict>) {
         for served in &mut self.containers {
             let id = served.container.id;
-            served.active = verdicts
-                .iter()
-                .any(|((of, _), verdict)| *of == id && verdict.active);
+            let own = |device: usize| verdicts.get(&(id, device));
+            let devices = served.container.limits.devices.len();
+            if (0..devices).any(|device| own(device).is_some_and(|verdict| verdict.active)) {
+                served.active_at_ns = now_ns;
+            }
             let mut seen = [Seen::default(); MAX_DEVICES];
             let mut targets = Vec::with_capacity(served.look.processes.len());
             for (place, process) in served.look.processes.iter().enumerate() {
@@ -436,15 +454,14 @@ impl Arbiter {
                     ..served.known.get(&key).copied().unwrap_or_default()
                 };
                 for (device, grant) in target.grants.iter_mut().enumerate() {
-                    let verdict = verdicts.get(&(id, device));
-                    *grant = verdict
+                    *grant = own(device)
                         .and_then(|verdict| verdict.grants.get(place))
                         .copied();
                 }
                 targets.push((process.slot, target));
             }
             for (device, seen) in seen.iter_mut().enumerate() {
-                if let Some(verdict) = verdicts.get(&(id, device)) {
+                if let Some(verdict) = own(device) {
                     *seen = verdict.seen;
                 }
             }
@@ -506,8 +523,17 @@ impl Served {
             look: Look::default(),
             known: HashMap::new(),
             measured: None,
-            active: false,
+            looked_at_ns: 0,
+            active_at_ns: 0,
         }
+    }
+
+    /// Whether it did nothing for a second, and was looked at a moment ago.
+    fn rests(&self, now_ns: u64) -> bool {
+        const REST_NS: u64 = 1_000_000_000;
+        const AGAIN_NS: u64 = 95_000_000;
+        now_ns.saturating_sub(self.active_at_ns) > REST_NS
+            && now_ns.saturating_sub(self.looked_at_ns) < AGAIN_NS
     }
 
     /// Takes a look. Of a process that it has not met it believes what was published before.
@@ -522,6 +548,16 @@ impl Served {
             };
             let known = old.remove(&key(process)).or_else(inherited);
             self.known.insert(key(process), known.unwrap_or_default());
+        }
+    }
+
+    /// The charges as they were looked at; of a container with objects that several processes hold,
+    /// everything.
+    fn snapshot(&self) -> Option<Snapshot> {
+        if self.look.has_shared {
+            view::snapshot_at(&self.container.path).ok()
+        } else {
+            Some(self.look.charges())
         }
     }
 

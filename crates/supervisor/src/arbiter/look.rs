@@ -1,8 +1,8 @@
 //! A container as the arbiter sees it many times a second: the few words of its region that say what
 //! it does, its limits when they change, and its targets, which are written here.
 //!
-//! Never maps a file, never reads more of a region than its used slots' words, and never waits for
-//! whoever owns a file.
+//! Never maps a file that anybody but root could make shorter, never reads more of a region than its
+//! used slots' words, and never waits for whoever owns a file.
 
 use std::fs::File;
 use std::mem::offset_of;
@@ -12,12 +12,13 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, openat};
 use nix::sys::stat::Mode;
+use vgpu_abi::host::{Counters, DeviceUseSnapshot, SlotSnapshot, Snapshot};
 use vgpu_abi::layout::{
-    CHARGE_BYTES_MASK, ComputeUse, DeviceUse, LOCK_SLOTS, MAX_DEVICES, MAX_SLOTS, RegionDevice,
-    RegionHeader, RegionLayout, SLOT_USED, SLOT_WORDS, Slot, SlotHead,
+    CHARGE_BYTES_MASK, ComputeUse, DeviceUse, HOOK_GROUPS, LOCK_SLOTS, MAX_DEVICES, MAX_SLOTS,
+    RegionDevice, RegionHeader, RegionLayout, SLOT_USED, SLOT_WORDS, Slot, SlotHead,
 };
-use vgpu_abi::limits::{self, Limits};
-use vgpu_abi::targets::{Seen, Target, TargetsWriter};
+use vgpu_abi::limits::{self, Limits, LimitsMap};
+use vgpu_abi::targets::{Seen, Target, TargetsFile, TargetsWriter};
 
 use crate::instance::{Instance, LIMITS, REGION, TARGETS};
 
@@ -34,14 +35,42 @@ pub(super) struct Container {
     /// What tells this directory from a later one of the same name.
     place: (u64, u64),
     region: File,
-    limits_file: File,
+    limits_file: LimitsSource,
     limits_word: Option<u64>,
     pub(super) limits: Limits,
     /// Nothing where this process may not write it: then it is a neighbour only.
-    targets: Option<TargetsWriter>,
-    /// As written last.
+    targets: Option<Targets>,
+    /// As written last, and when something was.
     written: Option<Vec<(usize, Target)>>,
+    wrote_at_ns: u64,
+    /// What is not asked at every look: when it was.
+    checked_at_ns: u64,
+    /// The slots in use then.
+    slots: Vec<usize>,
+    /// Those whose owners lived then, with their process ids.
+    owners: Vec<(usize, u32)>,
+    /// Whether it ever had an object that several processes hold.
+    has_shared: bool,
 }
+
+/// The limits: root's own file is looked at without a system call, one of somebody else's is never
+/// mapped, since who owns a file can make it shorter, and that ends whoever has it mapped.
+#[derive(Debug)]
+enum LimitsSource {
+    Root(LimitsMap),
+    Users(File),
+}
+
+/// The same for the targets.
+#[derive(Debug)]
+enum Targets {
+    Root(TargetsFile),
+    Users(TargetsWriter),
+}
+
+/// How often limits are looked at, owners asked for and heartbeats written, nanoseconds: less often
+/// than a busy board is looked at, and often enough that a reader is never in doubt.
+const CHECK_NS: u64 = 95_000_000;
 
 /// A living process of a container.
 #[derive(Debug, Clone)]
@@ -73,6 +102,49 @@ pub(super) struct Look {
     pub(super) processes: Vec<Process>,
     /// Objects that several processes hold, by device, bytes.
     pub(super) shared_bytes: [u64; MAX_DEVICES],
+    /// Whether there ever was one.
+    pub(super) has_shared: bool,
+}
+
+impl Look {
+    /// What it says of charges, in the form of a whole snapshot without shared objects.
+    pub(super) fn charges(&self) -> Snapshot {
+        let slot = |process: &Process| SlotSnapshot {
+            slot: process.slot,
+            generation: process.generation,
+            pid: 0,
+            start_time: 0,
+            pid_namespace: 0,
+            name: String::new(),
+            joined_unix_ns: 0,
+            alive: true,
+            host_pid: process.host_pid,
+            devices: std::array::from_fn(|device| {
+                let used = process.devices.get(device).copied().unwrap_or_default();
+                let [confirmed, contexts, modules, pending] = used.charges;
+                let confirmed = confirmed & CHARGE_BYTES_MASK;
+                let contexts = contexts.min(confirmed);
+                let modules = modules.min(confirmed - contexts);
+                DeviceUseSnapshot {
+                    confirmed_bytes: confirmed,
+                    pending_bytes: pending & CHARGE_BYTES_MASK,
+                    buffer_bytes: confirmed - contexts - modules,
+                    context_bytes: contexts,
+                    module_bytes: modules,
+                    ..DeviceUseSnapshot::default()
+                }
+            }),
+            hook_calls: [0; HOOK_GROUPS],
+        };
+        Snapshot {
+            created_unix_ns: 0,
+            devices: Vec::new(),
+            slots: self.processes.iter().map(slot).collect(),
+            shared: Vec::new(),
+            ooms: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
 }
 
 impl Container {
@@ -90,10 +162,19 @@ impl Container {
         }
         let text = |error: crate::instance::InstanceError| error.to_string();
         let limits_file = instance.host_file(LIMITS, false).map_err(text)?;
+        let limits_file = if is_roots(&limits_file) {
+            let map = LimitsMap::open(&instance.steady_path(LIMITS));
+            LimitsSource::Root(map.map_err(|error| format!("limits: {error}"))?)
+        } else {
+            LimitsSource::Users(limits_file)
+        };
+        let unfit = |error| format!("targets: {error}");
         let targets = match instance.host_file(TARGETS, true) {
-            Ok(file) => {
-                Some(TargetsWriter::new(file).map_err(|error| format!("targets: {error}"))?)
+            Ok(file) if is_roots(&file) => {
+                let file = TargetsFile::open(&instance.steady_path(TARGETS)).map_err(unfit)?;
+                Some(Targets::Root(file))
             }
+            Ok(file) => Some(Targets::Users(TargetsWriter::new(file).map_err(unfit)?)),
             Err(error) if matches!(error.errno(), Some(Errno::EACCES | Errno::EROFS)) => None,
             Err(error) => return Err(text(error)),
         };
@@ -107,6 +188,11 @@ impl Container {
             limits: Limits::default(),
             targets,
             written: None,
+            wrote_at_ns: 0,
+            checked_at_ns: 0,
+            slots: Vec::new(),
+            owners: Vec::new(),
+            has_shared: false,
         };
         container.read_limits()?;
         Ok(container)
@@ -122,40 +208,66 @@ impl Container {
     /// Reads the limits again where they were written since.
     fn read_limits(&mut self) -> Result<(), String> {
         let text = |error| format!("limits: {error}");
-        let word = limits::file_generation(&self.limits_file).map_err(text)?;
+        let word = match &self.limits_file {
+            LimitsSource::Root(map) => map.generation(),
+            LimitsSource::Users(file) => limits::file_generation(file).map_err(text)?,
+        };
         if self.limits_word != Some(word) {
-            self.limits = limits::read_file(&self.limits_file).map_err(text)?;
+            self.limits = match &self.limits_file {
+                LimitsSource::Root(map) => Limits::from(&map.load().map_err(text)?),
+                LimitsSource::Users(file) => limits::read_file(file).map_err(text)?,
+            };
             self.limits_word = Some(word);
         }
         Ok(())
     }
 
-    /// Looks at it.
-    pub(super) fn look(&mut self) -> Result<Look, String> {
-        self.read_limits()?;
-        let devices = self.limits.devices.len().min(MAX_DEVICES);
-        let mut head = [0; HEAD_MOST];
-        let bytes = DEVICES_AT - HEAD_AT + devices * size_of::<RegionDevice>();
-        let head = head.get_mut(..bytes).unwrap_or_default();
-        self.read(head, HEAD_AT)?;
-        let mut look = Look::default();
-        for (device, shared) in look.shared_bytes.iter_mut().enumerate().take(devices) {
-            let at = DEVICES_AT - HEAD_AT + device * size_of::<RegionDevice>();
-            *shared = word(head, at + offset_of!(RegionDevice, shared)) & CHARGE_BYTES_MASK;
+    /// Looks at it; where `shared`, at objects that several processes hold too.
+    pub(super) fn look(&mut self, now_ns: u64, shared: bool) -> Result<Look, String> {
+        let is_due = now_ns.saturating_sub(self.checked_at_ns) >= CHECK_NS;
+        if is_due {
+            self.checked_at_ns = now_ns;
+            self.read_limits()?;
+            self.owners.clear();
+            self.read_slots()?;
         }
-        let above = half(head, offset_of!(RegionHeader, slots_high_water) - HEAD_AT) as usize;
-        let in_use = |slot: &usize| {
-            let at = offset_of!(RegionHeader, slots_in_use) - HEAD_AT + slot / 64 * 8;
-            word(head, at) & 1 << (slot % 64) != 0
+        let devices = self.limits.devices.len().min(MAX_DEVICES);
+        let mut look = Look {
+            has_shared: self.has_shared,
+            ..Look::default()
         };
-        let slots = (0..above.min(MAX_SLOTS)).filter(in_use).take(SLOTS_MOST);
-        for slot in slots {
+        for (device, bytes) in look.shared_bytes.iter_mut().enumerate().take(devices) {
+            if !shared || !self.has_shared {
+                break;
+            }
+            let mut charge = [0; 8];
+            let at = DEVICES_AT + device * size_of::<RegionDevice>();
+            self.read(&mut charge, at + offset_of!(RegionDevice, shared))?;
+            *bytes = u64::from_ne_bytes(charge) & CHARGE_BYTES_MASK;
+        }
+        for slot in std::mem::take(&mut self.slots) {
+            self.slots.push(slot);
             look.processes.extend(self.process(slot, devices)?);
         }
         Ok(look)
     }
 
-    fn process(&self, slot: usize, devices: usize) -> Result<Option<Process>, String> {
+    /// Which slots are in use.
+    fn read_slots(&mut self) -> Result<(), String> {
+        let mut head = [0; HEAD_BYTES];
+        self.read(&mut head, HEAD_AT)?;
+        let above = |offset: usize| half(&head, offset - HEAD_AT) as usize;
+        self.has_shared = above(offset_of!(RegionHeader, shared_high_water)) > 0;
+        let in_use = |slot: &usize| {
+            let at = offset_of!(RegionHeader, slots_in_use) - HEAD_AT + slot / 64 * 8;
+            word(&head, at) & 1 << (slot % 64) != 0
+        };
+        let above = above(offset_of!(RegionHeader, slots_high_water)).min(MAX_SLOTS);
+        self.slots = (0..above).filter(in_use).take(SLOTS_MOST).collect();
+        Ok(())
+    }
+
+    fn process(&mut self, slot: usize, devices: usize) -> Result<Option<Process>, String> {
         let mut buffer = [0; size_of::<Slot>()];
         let bytes = offset_of!(Slot, devices) + devices * size_of::<DeviceUse>();
         let buffer = buffer.get_mut(..bytes).unwrap_or_default();
@@ -164,9 +276,13 @@ impl Container {
         if half(buffer, offset_of!(SlotHead, state)) != SLOT_USED {
             return Ok(None);
         }
-        let Some(host_pid) = self.owner(slot) else {
+        let known = self.owners.iter().find(|(of, _)| *of == slot);
+        let Some(host_pid) = known.map(|(_, pid)| *pid).or_else(|| self.owner(slot)) else {
             return Ok(None);
         };
+        if known.is_none() {
+            self.owners.push((slot, host_pid));
+        }
         let of_device = |device: usize| {
             let at = offset_of!(Slot, devices) + device * size_of::<DeviceUse>();
             let charge = |offset: usize| word(buffer, at + offset);
@@ -224,7 +340,10 @@ impl Container {
 
     /// What was published for a slot last, by whoever was the arbiter before.
     pub(super) fn published(&self, slot: usize) -> Option<Target> {
-        self.targets.as_ref()?.target(slot).ok().flatten()
+        match self.targets.as_ref()? {
+            Targets::Root(file) => file.target(slot),
+            Targets::Users(writer) => writer.target(slot).ok().flatten(),
+        }
     }
 
     /// Whether this process may say what is granted.
@@ -240,30 +359,45 @@ impl Container {
         seen: &[Seen; MAX_DEVICES],
         now_ns: u64,
     ) -> Result<(), String> {
-        let Some(writer) = &self.targets else {
+        let Some(writer) = &mut self.targets else {
             return Ok(());
         };
         let same = self
             .written
             .as_ref()
             .is_some_and(|was| alike(was, &targets));
+        if same && now_ns.saturating_sub(self.wrote_at_ns) < CHECK_NS {
+            return Ok(());
+        }
+        self.wrote_at_ns = now_ns;
         let text = |error| format!("targets: {error}");
-        if same {
-            writer.beat(seen, now_ns).map_err(text)?;
-        } else if writer.write(&targets, seen, now_ns).map_err(text)? {
+        match (writer, same) {
+            (Targets::Root(file), true) => file.beat(seen, now_ns),
+            (Targets::Root(file), false) => {
+                file.write(&targets, now_ns).map_err(text)?;
+                file.beat(seen, now_ns);
+            }
+            (Targets::Users(writer), true) => writer.beat(seen, now_ns).map_err(text)?,
+            (Targets::Users(writer), false) => {
+                writer.write(&targets, seen, now_ns).map_err(text)?;
+            }
+        }
+        if !same {
             self.written = Some(targets);
-        } else {
-            // Somebody else was writing: the next tick says it again.
-            self.written = None;
         }
         Ok(())
     }
 }
 
+/// Whether nobody but root, who this is, can make it shorter.
+fn is_roots(file: &File) -> bool {
+    nix::unistd::geteuid().is_root() && file.metadata().is_ok_and(|stat| stat.uid() == 0)
+}
+
 const HEAD_AT: usize = offset_of!(RegionHeader, slots_high_water);
 const DEVICES_AT: usize = offset_of!(RegionLayout, devices);
-const HEAD_MOST: usize = DEVICES_AT - HEAD_AT + MAX_DEVICES * size_of::<RegionDevice>();
-const _: () = assert!(offset_of!(RegionHeader, slots_in_use) + SLOT_WORDS * 8 <= DEVICES_AT);
+/// From the number of slots to the end of the map of those in use.
+const HEAD_BYTES: usize = offset_of!(RegionHeader, slots_in_use) + SLOT_WORDS * 8 - HEAD_AT;
 
 fn word(bytes: &[u8], at: usize) -> u64 {
     let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
