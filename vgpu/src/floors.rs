@@ -140,14 +140,13 @@ impl<'a> Book<'a> {
             return Ok(());
         }
         let holders = self.holders(asked);
-        let whole = whole(asked);
         let of = match asked.outer {
-            Some(_) => format!("of the {whole} % that the container around has"),
-            None => String::from("of the GPU"),
+            Some(_) => format!("the {} % that the container around has", whole(asked)),
+            None => String::from("its 100 %"),
         };
         let list: Vec<_> = holders
             .iter()
-            .map(|(who, percent)| format!("{who} {percent} %"))
+            .map(|(who, percent)| format!("{who} has {percent} %"))
             .collect();
         let example = holders.first().map_or("NAME", |(who, _)| who.as_str());
         let what_fits = match left {
@@ -155,11 +154,10 @@ impl<'a> Book<'a> {
             left => format!("At most --floor {left} fits"),
         };
         Err(format!(
-            "--floor {} of GPU {} cannot be kept: {} % {of} are promised to {}. {what_fits}; to \
-             take some back: vgpu set {example} --floor N",
+            "--floor {} of GPU {} cannot be kept: of {of}, {}. {what_fits}; to take some back: \
+             vgpu set {example} --floor N",
             asked.percent,
             asked.number,
-            whole - left,
             list.join(", "),
         ))
     }

@@ -155,7 +155,15 @@ mod tests {
                 "--policy default cannot hold under MPS, which is running here: a program's share of the GPU is fixed when it starts (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), whoever else is there. Give --policy force, or stop MPS (echo quit | nvidia-cuda-mps-control)"
             ],
         );
-        check_floor(&[0], 20, Policy::Floor, None, expect![""]);
+        check_floor(
+            &[0],
+            20,
+            Policy::Floor,
+            None,
+            expect![
+                "--floor 20 of GPU 0 cannot be kept under MPS, which is running here: the kernels of several programs run side by side, and none waits for another. Leave --floor out, or stop MPS (echo quit | nvidia-cuda-mps-control)"
+            ],
+        );
         check(
             &[30],
             Policy::Force,

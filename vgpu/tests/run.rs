@@ -624,11 +624,11 @@ fn floors_of_a_gpu_are_never_more_than_the_whole_of_it() {
     };
 
     expect![[r#"
-        vgpu run: --floor 11 of GPU 0 cannot be kept: 90 % of the GPU are promised to first 60 %, second 30 %. At most --floor 10 fits; to take some back: vgpu set first --floor N
+        vgpu run: --floor 11 of GPU 0 cannot be kept: of its 100 %, first has 60 %, second has 30 %. At most --floor 10 fits; to take some back: vgpu set first --floor N
     "#]]
     .assert_eq(&tried("0=11").2);
     expect![[r#"
-        vgpu run: --floor 1 of GPU 1 cannot be kept: 100 % of the GPU are promised to first 60 %, second 40 %. Nothing is left to promise; to take some back: vgpu set first --floor N
+        vgpu run: --floor 1 of GPU 1 cannot be kept: of its 100 %, first has 60 %, second has 40 %. Nothing is left to promise; to take some back: vgpu set first --floor N
     "#]]
     .assert_eq(&tried("1=1").2);
     assert_eq!(tried("11").0, Some(2));
@@ -797,7 +797,7 @@ fn floors_inside_a_container_are_together_no_more_than_its_own() {
 
     let refused = ended(&mut inside(&["run", "--floor", "21", "--", "true"]));
     expect![[r#"
-        vgpu run: --floor 21 of GPU 0 cannot be kept: 30 % of the 50 % that the container around has are promised to first 30 %. At most --floor 20 fits; to take some back: vgpu set first --floor N
+        vgpu run: --floor 21 of GPU 0 cannot be kept: of the 50 % that the container around has, first has 30 %. At most --floor 20 fits; to take some back: vgpu set first --floor N
     "#]]
     .assert_eq(&refused.err);
     // Who names none has what is left.

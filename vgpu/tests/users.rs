@@ -339,15 +339,13 @@ fn floors_of_other_users_count_as_long_as_their_runner_lives() {
     assert!(
         refused
             .err
-            .contains("promised to 0/mine 60 %, theirs 30 %. At most --floor 10 fits"),
+            .contains("of its 100 %, 0/mine has 60 %, theirs has 30 %. At most --floor 10 fits"),
         "{}",
         refused.err
     );
     let refused = machine.run(&["run", "--floor", "0=11", "--", "true"]);
     assert!(
-        refused
-            .err
-            .contains("promised to mine 60 %, 65534/theirs 30 %"),
+        refused.err.contains("mine has 60 %, 65534/theirs has 30 %"),
         "{}",
         refused.err
     );

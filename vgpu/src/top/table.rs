@@ -162,7 +162,7 @@ fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, ta
                 throttled
             },
             number(launches(&device.compute)),
-            picture.since_ns(&device.compute).map_or_else(unknown, span),
+            last_text(picture, container, device),
             first(ooms),
             match word {
                 "running" => String::from(word),
@@ -215,6 +215,17 @@ fn memory_text(device: &DeviceView) -> String {
     match device.oversubscribed_bytes {
         0 => text,
         bytes => format!("{text}, {} on host", Size(bytes)),
+    }
+}
+
+/// How long ago work was launched. Launches that nobody measures leave no time; but what has used
+/// the GPU in the last second was launched not long before.
+fn last_text(picture: &Picture, container: &ContainerView, device: &DeviceView) -> String {
+    let is_busy = picture.used_permille(container, device) > Some(0);
+    match picture.since_ns(&device.compute) {
+        // What NVML says lags behind by about a second.
+        since if is_busy && since.is_none_or(|ns| ns > 3_000_000_000) => String::from("<1s"),
+        since => since.map_or_else(unknown, span),
     }
 }
 
