@@ -367,3 +367,59 @@ fn a_cap_and_a_priority_that_are_set_count_for_the_program_that_runs() {
     train.end();
     serve.end();
 }
+
+#[test]
+fn a_program_that_may_be_paged_sees_the_sum_and_top_says_what_is_on_the_host() {
+    let machine = Machine::new();
+    let Some(program) = compiled(&machine) else {
+        return;
+    };
+    let flags = "--gpumem 0=1Gi --oversubscribe 1Gi --name paged";
+    let flags: Vec<_> = flags.split(' ').collect();
+    let mut client = Client::run(&machine, &program, &flags);
+
+    assert_eq!(client.ask("total"), "2048");
+    assert_eq!(client.ask("alloc 600"), "ok");
+    assert_eq!(device(&machine, "paged")["oversubscribed_bytes"], 0);
+    assert_eq!(client.ask("alloc 600"), "ok");
+    assert_eq!(client.ask("alloc 900"), OUT_OF_MEMORY);
+
+    let paged = device(&machine, "paged");
+    assert_eq!(paged["limit_bytes"], 2_u64 << 30);
+    assert_eq!(paged["resident_bytes"], 1_u64 << 30);
+    assert_eq!(paged["oversubscribed_bytes"], 600_u64 << 20);
+    let table = machine.run(&["top", "--once"]);
+    assert!(table.out.contains("600Mi on host"), "{}", table.out);
+    let set = machine.run(&["set", "paged", "--oversubscribe", "2Gi"]);
+    assert_eq!(set.code, Some(0), "{}", set.err);
+    assert_eq!(client.ask("alloc 900"), "ok");
+    client.end();
+}
+
+#[test]
+fn a_nested_run_is_granted_the_smaller_share() {
+    let machine = Machine::new();
+    let Some(program) = compiled(&machine) else {
+        return;
+    };
+    let nested = [
+        common::VGPU,
+        "run",
+        "--gpucores",
+        "20",
+        "--name",
+        "inner",
+        "--",
+        program.to_str().unwrap(),
+    ];
+    let outer = ["run", "--gpucores", "30", "--gpu", "0", "--"];
+    let mut client = Client::start(&mut machine.vgpu(outer.iter().chain(&nested)));
+    assert_eq!(client.ask("launch 1"), "ok");
+    assert_eq!(client.ask("busy"), "ok");
+
+    until("the inner one has its share", || {
+        device(&machine, "inner")["granted_percent"] == 20.0
+    });
+    assert_eq!(client.ask("idle"), "ok");
+    client.end();
+}
