@@ -1,0 +1,245 @@
+//! In which form an answer goes out: whole objects, their metadata only, or the table that `kubectl get` prints.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde_json::{Value, json};
+
+use super::table;
+use crate::cluster::Listed;
+use crate::object::{Stored, set, to_json};
+use crate::resource::Resource;
+use crate::status::Status;
+
+/// The form that a client asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    Whole,
+    Metadata,
+    Table(Include),
+}
+
+/// What stands in `object` of a table's row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Include {
+    #[default]
+    Metadata,
+    Object,
+    Nothing,
+}
+
+impl Form {
+    /// The first of the client's wishes that can be met.
+    pub(crate) fn accepted(accept: &str, include: &str) -> Result<Self, Status> {
+        let include = match include {
+            "Object" => Include::Object,
+            "None" => Include::Nothing,
+            _ => Include::Metadata,
+        };
+        for wish in accept.split(',') {
+            let mut parts = wish.split(';').map(str::trim);
+            let json = matches!(
+                parts.next(),
+                Some("application/json" | "application/*" | "*/*" | "")
+            );
+            let mut asked = None;
+            let mut supported = json;
+            for part in parts {
+                match part.split_once('=') {
+                    Some(("as", form)) => asked = Some(form),
+                    Some(("v", version)) => supported &= version == "v1",
+                    Some(("stream", _)) => {}
+                    _ => {}
+                }
+            }
+            match asked {
+                _ if !supported => {}
+                None => return Ok(Self::Whole),
+                Some("Table") => return Ok(Self::Table(include)),
+                Some("PartialObjectMetadata" | "PartialObjectMetadataList") => {
+                    return Ok(Self::Metadata);
+                }
+                Some(_) => {}
+            }
+        }
+        // What only wants YAML or anything but our words can still read JSON, or says so itself.
+        if accept.contains("yaml") {
+            Ok(Self::Whole)
+        } else {
+            Err(Status::not_acceptable())
+        }
+    }
+}
+
+/// One resource, in the words of one of its versions.
+#[derive(Debug, Clone)]
+pub(crate) struct Printer {
+    pub(crate) resource: std::sync::Arc<Resource>,
+    pub(crate) version: String,
+    pub(crate) form: Form,
+}
+
+impl Printer {
+    fn api_version(&self) -> String {
+        self.resource.api_version_of(&self.version)
+    }
+
+    /// Whether the stored text can go out as it is.
+    fn as_stored(&self) -> bool {
+        let stored = self
+            .resource
+            .versions
+            .first()
+            .is_some_and(|version| version.name == self.version);
+        stored && !self.is_new_event()
+    }
+
+    fn is_new_event(&self) -> bool {
+        self.resource.group == "events.k8s.io"
+    }
+
+    fn value(&self, object: &Stored) -> Value {
+        let mut value = object.value();
+        if self.is_new_event() {
+            crate::events::to_new(&mut value);
+        } else if !self.as_stored() {
+            set(&mut value, &["apiVersion"], self.api_version().into());
+        }
+        value
+    }
+
+    /// An object by itself; also in a watch, which sends a table for each.
+    pub(crate) fn object(&self, object: &Stored) -> Bytes {
+        match self.form {
+            Form::Whole if self.as_stored() => object.json().clone(),
+            Form::Whole => to_json(&self.value(object)).into(),
+            Form::Metadata => to_json(&metadata_only(&self.value(object))).into(),
+            Form::Table(include) => {
+                let rows = [self.value(object)];
+                to_json(&table::table(
+                    &self.resource,
+                    &self.version,
+                    &rows,
+                    include,
+                    &json!({}),
+                    true,
+                ))
+                .into()
+            }
+        }
+    }
+
+    /// A list, in pieces: it is never whole in memory.
+    pub(crate) fn list(self, listed: Listed) -> Box<dyn Iterator<Item = Bytes> + Send> {
+        let mut metadata = json!({ "resourceVersion": listed.resource_version.to_string() });
+        if !listed.continue_token.is_empty() {
+            set(
+                &mut metadata,
+                &["continue"],
+                listed.continue_token.as_str().into(),
+            );
+        }
+        if let Some(remaining) = listed.remaining {
+            set(&mut metadata, &["remainingItemCount"], remaining.into());
+        }
+        let (kind, api_version) = match self.form {
+            Form::Whole => (self.resource.list_kind.clone(), self.api_version()),
+            Form::Metadata => ("PartialObjectMetadataList".into(), "meta.k8s.io/v1".into()),
+            Form::Table(include) => {
+                let rows: Vec<Value> = listed
+                    .items
+                    .iter()
+                    .map(|object| self.value(object))
+                    .collect();
+                let table = table::table(
+                    &self.resource,
+                    &self.version,
+                    &rows,
+                    include,
+                    &metadata,
+                    true,
+                );
+                return Box::new(std::iter::once(to_json(&table).into()));
+            }
+        };
+        let head =
+            json!({ "kind": kind, "apiVersion": api_version, "metadata": metadata, "items": [] });
+        let mut head = to_json(&head);
+        // The items go between the brackets that stand last but for the end of `metadata`, whatever the order.
+        let split = find(&head, b"\"items\":[").map_or(head.len(), |at| at + b"\"items\":[".len());
+        let tail = Bytes::from(head.split_off(split));
+        Box::new(Pieces {
+            head: Some(head.into()),
+            items: listed.items.into_iter(),
+            first: true,
+            printer: self,
+            tail: Some(tail),
+        })
+    }
+}
+
+struct Pieces {
+    head: Option<Bytes>,
+    items: std::vec::IntoIter<std::sync::Arc<Stored>>,
+    first: bool,
+    printer: Printer,
+    tail: Option<Bytes>,
+}
+
+impl Iterator for Pieces {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        const PIECE: usize = 64 << 10;
+        self.tail.as_ref()?;
+        let mut piece = BytesMut::with_capacity(PIECE);
+        if let Some(head) = self.head.take() {
+            piece.put(head);
+        }
+        while piece.len() < PIECE {
+            let Some(object) = self.items.next() else {
+                piece.extend(self.tail.take());
+                break;
+            };
+            if !std::mem::take(&mut self.first) {
+                piece.put_u8(b',');
+            }
+            piece.put(self.printer.object(&object));
+        }
+        Some(piece.freeze())
+    }
+}
+
+fn find(text: &[u8], what: &[u8]) -> Option<usize> {
+    text.windows(what.len()).rposition(|window| window == what)
+}
+
+/// A `PartialObjectMetadata`.
+pub(crate) fn metadata_only(object: &Value) -> Value {
+    json!({ "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_form_that_can_be_met_is_taken() {
+        let form = |accept| Form::accepted(accept, "").map_err(|status| status.code);
+        assert_eq!(form("application/json"), Ok(Form::Whole));
+        assert_eq!(form(""), Ok(Form::Whole));
+        assert_eq!(
+            form("application/vnd.kubernetes.protobuf,application/json"),
+            Ok(Form::Whole)
+        );
+        assert_eq!(form("application/vnd.kubernetes.protobuf"), Err(406));
+        assert_eq!(
+            form(
+                "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
+            ),
+            Ok(Form::Table(Include::Metadata))
+        );
+        assert_eq!(
+            form("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"),
+            Ok(Form::Metadata)
+        );
+    }
+}

@@ -1,0 +1,52 @@
+//! A Kubernetes API server in memory: objects, versions, watches and the verbs, in this process and over HTTP.
+//!
+//! It owns what an API server owns, and behaves as one: optimistic concurrency, watches that can be resumed, patches
+//! of all four kinds, subresources, refusals as `Status`. It never decides anything: no scheduler, no controller, no
+//! kubelet runs in it, and it knows nothing of GPUs. It opens no listener.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let cluster = embedded_cluster::Cluster::default();
+//! cluster.import(&serde_json::json!({ "nodes": [{ "metadata": { "name": "n1" } }] }))?;
+//! let address = "127.0.0.1:8001".parse()?;
+//! let routes = embedded_cluster::guard(cluster.router(), address, None)?;
+//! axum::serve(tokio::net::TcpListener::bind(address).await?, routes).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod admission;
+mod cluster;
+mod crd;
+mod events;
+mod http;
+mod kinds;
+mod managed;
+mod object;
+mod patch;
+mod pod;
+mod resource;
+mod scale;
+mod schema;
+mod selector;
+mod state;
+mod status;
+mod store;
+mod strategic;
+mod watch;
+mod webhooks;
+
+pub use admission::{Admission, BoxFuture, Operation, Review, WebhookClient};
+pub use cluster::{
+    Cluster, DeleteOptions, Deleted, ListOptions, Listed, Options, Part, Target, Write,
+};
+pub use http::{TokenNeeded, guard};
+pub use object::Stored;
+pub use patch::Patch;
+pub use resource::{Resource, Version};
+pub use selector::Selector;
+pub use status::Status;
+pub use store::Happened;
+pub use watch::{Event, Start, Watch};

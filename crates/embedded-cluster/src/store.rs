@@ -1,0 +1,274 @@
+//! Objects, their versions and what happened to them. Values in, values out: no clock, no network, no rule about any
+//! kind of object.
+//!
+//! One counter numbers every change of every table, as etcd's does. Each table remembers its last changes: a watch
+//! reads on from where it was, a list can be taken as of a version, and who is too far behind is told so.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::object::Stored;
+use crate::resource::Resource;
+
+/// What happened to an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Happened {
+    /// It was created.
+    Added,
+    /// It was changed.
+    Modified,
+    /// It went.
+    Deleted,
+}
+
+/// One change of one object.
+#[derive(Debug, Clone)]
+pub(crate) struct Change {
+    pub(crate) version: u64,
+    pub(crate) happened: Happened,
+    /// The object; for one that went, as it was last, with the version of its going.
+    pub(crate) object: Arc<Stored>,
+    pub(crate) before: Option<Arc<Stored>>,
+}
+
+/// What a write expects to find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expect {
+    Absent,
+    Version(u64),
+}
+
+/// Somebody else was faster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Clash;
+
+/// The version that was asked for is forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TooOld {
+    pub(crate) oldest: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Store {
+    version: u64,
+    remembered: usize,
+    tables: HashMap<Arc<str>, Table>,
+}
+
+#[derive(Debug)]
+struct Table {
+    objects: BTreeMap<Arc<str>, Arc<Stored>>,
+    changes: VecDeque<Change>,
+    /// The version of the last change that was forgotten.
+    forgotten: u64,
+    bell: watch::Sender<u64>,
+}
+
+impl Table {
+    fn new(forgotten: u64) -> Self {
+        Self {
+            objects: BTreeMap::new(),
+            changes: VecDeque::new(),
+            forgotten,
+            bell: watch::Sender::new(0),
+        }
+    }
+
+    fn since(&self, version: u64) -> Result<impl Iterator<Item = &Change>, TooOld> {
+        if version < self.forgotten {
+            return Err(TooOld {
+                oldest: self.forgotten,
+            });
+        }
+        let first = self
+            .changes
+            .partition_point(|change| change.version <= version);
+        Ok(self.changes.range(first..))
+    }
+}
+
+impl Store {
+    /// Each table remembers that many changes.
+    pub(crate) fn new(remembered: usize) -> Self {
+        Self {
+            version: 1,
+            remembered: remembered.max(1),
+            tables: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(crate) fn get(&self, table: &str, key: &str) -> Option<Arc<Stored>> {
+        self.tables.get(table)?.objects.get(key).cloned()
+    }
+
+    /// The objects whose keys begin with `prefix` and come after `after`, in order.
+    pub(crate) fn scan<'a>(
+        &'a self,
+        table: &str,
+        prefix: &'a str,
+        after: &'a str,
+    ) -> impl Iterator<Item = &'a Arc<Stored>> {
+        let from = if after > prefix { after } else { prefix };
+        let range = (Bound::Included(from), Bound::Unbounded);
+        let objects = self
+            .tables
+            .get(table)
+            .map(|table| table.objects.range::<str, _>(range));
+        objects
+            .into_iter()
+            .flatten()
+            .skip_while(move |(key, _)| ***key == *after && !after.is_empty())
+            .take_while(move |(key, _)| key.starts_with(prefix))
+            .map(|(_, object)| object)
+    }
+
+    /// The same, as it was at a version.
+    pub(crate) fn scan_at(
+        &self,
+        table: &str,
+        prefix: &str,
+        after: &str,
+        version: u64,
+    ) -> Result<Vec<Arc<Stored>>, TooOld> {
+        let now = self.scan(table, prefix, after);
+        if version >= self.version {
+            return Ok(now.cloned().collect());
+        }
+        let Some(changes) = self.tables.get(table) else {
+            return Ok(Vec::new());
+        };
+        let mut then: BTreeMap<Arc<str>, Arc<Stored>> = now
+            .map(|object| (object.key.clone(), object.clone()))
+            .collect();
+        let undone: Vec<_> = changes.since(version)?.collect();
+        for change in undone.into_iter().rev() {
+            let key = &change.object.key;
+            if !key.starts_with(prefix) || (!after.is_empty() && **key <= *after) {
+                continue;
+            }
+            match &change.before {
+                Some(before) => drop(then.insert(key.clone(), before.clone())),
+                None => drop(then.remove(key)),
+            }
+        }
+        Ok(then.into_values().collect())
+    }
+
+    pub(crate) fn put(
+        &mut self,
+        resource: &Resource,
+        key: &str,
+        expect: Expect,
+        object: &mut Value,
+    ) -> Result<Arc<Stored>, Clash> {
+        let before = self.get(&resource.table, key);
+        check(expect, before.as_ref())?;
+        self.version += 1;
+        let key = before
+            .as_ref()
+            .map_or_else(|| Arc::from(key), |before| before.key.clone());
+        let stored = Arc::new(Stored::new(resource, key.clone(), self.version, object));
+        let happened = if before.is_some() {
+            Happened::Modified
+        } else {
+            Happened::Added
+        };
+        self.table(resource).objects.insert(key, stored.clone());
+        self.log(resource, happened, stored.clone(), before);
+        Ok(stored)
+    }
+
+    pub(crate) fn delete(
+        &mut self,
+        resource: &Resource,
+        key: &str,
+        expect: Expect,
+        last: &mut Value,
+    ) -> Result<Arc<Stored>, Clash> {
+        let before = self.get(&resource.table, key);
+        check(expect, before.as_ref())?;
+        let Some(before) = before else {
+            return Err(Clash);
+        };
+        self.version += 1;
+        let stored = Arc::new(Stored::new(
+            resource,
+            before.key.clone(),
+            self.version,
+            last,
+        ));
+        self.table(resource).objects.remove(key);
+        self.log(resource, Happened::Deleted, stored.clone(), Some(before));
+        Ok(stored)
+    }
+
+    /// What happened in a table after `version`, at most `most` of it, and the version up to which that is all.
+    pub(crate) fn changes(
+        &self,
+        table: &str,
+        version: u64,
+        most: usize,
+    ) -> Result<(Vec<Change>, u64), TooOld> {
+        let Some(table) = self.tables.get(table) else {
+            return Ok((Vec::new(), self.version.max(version)));
+        };
+        let changes: Vec<Change> = table.since(version)?.take(most).cloned().collect();
+        let seen = match changes.last() {
+            Some(last) if changes.len() == most => last.version,
+            _ => self.version.max(version),
+        };
+        Ok((changes, seen))
+    }
+
+    /// Rings whenever something happens in a table.
+    pub(crate) fn bell(&mut self, resource: &Resource) -> watch::Receiver<u64> {
+        self.table(resource).bell.subscribe()
+    }
+
+    fn table(&mut self, resource: &Resource) -> &mut Table {
+        self.tables
+            .entry(resource.table.clone())
+            .or_insert_with(|| Table::new(0))
+    }
+
+    fn log(
+        &mut self,
+        resource: &Resource,
+        happened: Happened,
+        object: Arc<Stored>,
+        before: Option<Arc<Stored>>,
+    ) {
+        let (version, remembered) = (self.version, self.remembered);
+        let table = self.table(resource);
+        table.changes.push_back(Change {
+            version,
+            happened,
+            object,
+            before,
+        });
+        while table.changes.len() > remembered {
+            table.forgotten = table
+                .changes
+                .pop_front()
+                .map_or(table.forgotten, |change| change.version);
+        }
+        table.bell.send_replace(version);
+    }
+}
+
+fn check(expect: Expect, found: Option<&Arc<Stored>>) -> Result<(), Clash> {
+    let right = match (expect, found) {
+        (Expect::Absent, None) => true,
+        (Expect::Version(version), Some(found)) => found.resource_version() == version,
+        _ => false,
+    };
+    if right { Ok(()) } else { Err(Clash) }
+}
