@@ -3,6 +3,7 @@
 
 use std::process::Stdio;
 
+use cuda_sim::Config;
 use vgpu_abi::limits::LimitsFile;
 use vgpu_abi::region::Why;
 
@@ -241,6 +242,56 @@ fn the_drivers_own_refusals_charge_nothing() {
     the_books_agree(
         &world,
         "ready; alloc 40; null 20=1 @0; free_null; alloc 20 @20",
+    );
+}
+
+#[test]
+fn where_the_driver_pages_nothing_everything_past_the_share_is_refused() {
+    for (faults, refused) in [
+        // A driver that cannot say whether it does.
+        ("fail:cuDeviceGetAttribute=801", "alloc 20!"),
+        // One that says so and does not: its own refusal.
+        ("fail:cuMemAllocManaged=801", "alloc 20=801"),
+    ] {
+        let config = Config {
+            faults: faults.to_owned(),
+            ..Config::default()
+        };
+        let world = World::with_limits_on(&config, &[100 * MIB + CONTEXT]);
+        set_share(&world, 40 * MIB + CONTEXT);
+
+        the_books_agree(
+            &world,
+            &format!(
+                "ready; alloc 30; {refused} @0; pitch 20{} @0; alloc 10 @0",
+                &refused[8..]
+            ),
+        );
+
+        let records = world.snapshot().ooms;
+        let all = records.iter().all(|it| it.why == Why::NotPageable);
+        assert!(all && records.len() == if refused.ends_with('!') { 2 } else { 0 });
+    }
+}
+
+#[test]
+fn two_processes_have_one_share_and_one_limit() {
+    let world = world(100, 40);
+    set_share(&world, 40 * MIB + 2 * CONTEXT);
+    world.set_limit(0, 100 * MIB + 2 * CONTEXT);
+    let mut parent = the_books_agree(&world, "ready; alloc 30; alloc 30 @30");
+    let mut other = world.program("oversubscribe").linked().start();
+
+    go_through(
+        &world,
+        &mut other,
+        "ready; alloc 10 @30; is_managed=0; alloc 20 @50; is_managed=1; alloc 20! @50; create 2!",
+    );
+    go_through(&world, &mut parent, "free @20; free @20");
+    go_through(
+        &world,
+        &mut other,
+        "create 30 @20; free; alloc 30 @20; is_managed=0",
     );
 }
 

@@ -39,7 +39,12 @@ impl World {
 
     /// As many GPUs as limits, each in bytes.
     pub(crate) fn with_limits(limits: &[u64]) -> Self {
-        let world = Self::without_limits(limits.len());
+        Self::with_limits_on(&Config::default(), limits)
+    }
+
+    /// The same on a board of `config`, as in `with_board`.
+    pub(crate) fn with_limits_on(config: &Config, limits: &[u64]) -> Self {
+        let world = Self::with_board(limits.len(), config);
         let board = world.board();
         let uuid = |gpu| DeviceUuid::new(&board.uuid(gpu)).expect("the board's UUIDs are texts");
         let devices = limits
