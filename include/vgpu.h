@@ -188,8 +188,11 @@ typedef struct VGPU_ALIGNED(64) VgpuComputeUse {
   uint32_t busy_permille;
   // The process's priority on this device, 0 is the highest.
   uint32_t priority;
-  // Room.
-  uint64_t reserved[2];
+  // When the work in flight ought to be done, though others had their turns, nanoseconds of the
+  // monotonic clock.
+  uint64_t expected_by_ns;
+  // When work was last seen to end, nanoseconds of the monotonic clock.
+  uint64_t progress_ns;
 } VgpuComputeUse;
 
 // One device of the container, in the order in which the container sees them.

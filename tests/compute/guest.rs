@@ -18,7 +18,13 @@ fn two_ranks_whose_kernels_wait_for_each_other_go_on_under_one_cap() {
         let ends = ranks.map(|rank| rank.tells("met") / MS);
 
         println!("cap {cap}: met after {ends:?} ms");
-        assert!(ends.iter().all(|ms| *ms < 20_000), "cap {cap}: {ends:?}");
+        // Each round spins for about 200 ms until the progress rule lets the other in, and that is
+        // GPU time, which is paid off at the cap.
+        let longest_ms = 20 * 200 * 100 / u64::from(cap);
+        assert!(
+            ends.iter().all(|ms| *ms < longest_ms),
+            "cap {cap}: {ends:?}, of {longest_ms}"
+        );
     }
 }
 

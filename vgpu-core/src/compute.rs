@@ -60,6 +60,11 @@ struct DeviceState {
     progress_ns: AtomicU64,
     waiting: AtomicU32,
     waiting_since_ns: AtomicU64,
+    /// Which overdue work launches were last let in for without credit, and how many.
+    excuse: AtomicU64,
+    excused: AtomicU32,
+    /// Launches that were let in by the progress rule since something was last seen to end.
+    stalls: AtomicU32,
 }
 
 /// A launch that was let in and charged.
@@ -202,12 +207,20 @@ fn metered(
         .last_launch_ns
         .store(now_ns, Ordering::Relaxed);
     compute.count_busy(i64::try_from(charged_ns).unwrap_or(i64::MAX));
-    add_in_flight(
+    let least_ns = state.costs.least(work.key);
+    let in_flight_ns = add_in_flight(
         books,
         compute,
         target.device,
         i64::try_from(charged_ns).unwrap_or(0),
     );
+    // What was in flight before, and what this one takes at least.
+    let ahead_ns = in_flight_ns.saturating_sub(charged_ns) + least_ns;
+    // Relaxed: a time.
+    compute
+        .own()
+        .expected_by_ns
+        .fetch_max(now_ns.saturating_add(ahead_ns), Ordering::Relaxed);
     let at = state.spans.stream(target);
     let is_due =
         |at: usize| is_unknown || is_guess || state.spans.unmarked_ns(at) + charged_ns >= DUE_NS;
@@ -344,9 +357,11 @@ fn settle(books: &Books, device: usize, found: Found, scale: u32, now_ns: u64) {
             device,
             -i64::try_from(found.done_ns).unwrap_or(0),
         );
+        // Relaxed: a time.
+        compute.own().progress_ns.store(now_ns, Ordering::Relaxed);
         if let Some(state) = books.process.compute.device(device) {
-            // Relaxed: a time.
             state.progress_ns.store(now_ns, Ordering::Relaxed);
+            state.stalls.store(0, Ordering::Relaxed);
         }
     }
     if found.ended_unknown {

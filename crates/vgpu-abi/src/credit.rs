@@ -250,6 +250,19 @@ impl core::fmt::Debug for Compute<'_> {
     }
 }
 
+/// Whether work of this process is overdue by more than `patience_ns`: it runs far longer than it ever
+/// did, so it may be waiting for somebody's launch. Answers what tells this state from another one; 0 is
+/// no.
+pub(crate) fn overdue(of: &ComputeUse, now_ns: u64, patience_ns: u64) -> u64 {
+    // Relaxed: numbers.
+    let in_flight_ns = of.in_flight_ns.load(Ordering::Relaxed);
+    let expected_by_ns = of.expected_by_ns.load(Ordering::Relaxed);
+    let progress_ns = of.progress_ns.load(Ordering::Relaxed);
+    let since_ns = expected_by_ns.max(progress_ns);
+    let is_overdue = in_flight_ns > 0 && now_ns.saturating_sub(since_ns) > patience_ns;
+    if is_overdue { since_ns.max(1) } else { 0 }
+}
+
 /// Keeps what a process that is gone has launched, and empties its words.
 pub(crate) fn keep(cells: &RegionDevice, of: &ComputeUse) {
     // Relaxed throughout: numbers for reports.
@@ -271,7 +284,12 @@ pub(crate) fn keep(cells: &RegionDevice, of: &ComputeUse) {
     }
     past.last_launch_ns
         .fetch_max(take(&of.last_launch_ns), Ordering::Relaxed);
-    for word in [&of.in_flight_ns, &of.waiting_since_ns] {
+    for word in [
+        &of.in_flight_ns,
+        &of.waiting_since_ns,
+        &of.expected_by_ns,
+        &of.progress_ns,
+    ] {
         word.store(0, Ordering::Relaxed);
     }
     for word in [&of.busy_permille, &of.priority] {
@@ -305,7 +323,8 @@ pub(crate) mod model {
             unknown_launches: word(),
             busy_permille: AtomicU32::new(0),
             priority: AtomicU32::new(0),
-            reserved: std::array::from_fn(|_| word()),
+            expected_by_ns: word(),
+            progress_ns: word(),
         }
     }
 

@@ -238,8 +238,11 @@ pub struct ComputeUse {
     pub busy_permille: AtomicU32,
     /// The process's priority on this device, 0 is the highest.
     pub priority: AtomicU32,
-    /// Room.
-    pub reserved: [AtomicU64; 2],
+    /// When the work in flight ought to be done, though others had their turns, nanoseconds of the
+    /// monotonic clock.
+    pub expected_by_ns: AtomicU64,
+    /// When work was last seen to end, nanoseconds of the monotonic clock.
+    pub progress_ns: AtomicU64,
 }
 
 /// What one process uses of one device. Only its own process and, once that is dead, a reaper
@@ -508,7 +511,8 @@ assert_layout!(SlotHead: size 256, align 64, state @ 0, pid @ 4, generation @ 8,
 assert_layout!(ComputeUse: size 128, align 64, launches @ 0, graph_launches @ 8, busy_ns @ 16,
     in_flight_ns @ 24, last_launch_ns @ 32, throttled_ns @ 40, waiting_since_ns @ 48,
     leased_ns @ 56, waits @ 64, copies @ 72, copy_bytes @ 80, host_functions @ 88,
-    unknown_launches @ 96, busy_permille @ 104, priority @ 108);
+    unknown_launches @ 96, busy_permille @ 104, priority @ 108, expected_by_ns @ 112,
+    progress_ns @ 120);
 assert_layout!(DeviceUse: size 256, align 64, confirmed @ 0, contexts @ 8, modules @ 16,
     oversubscribed @ 24, loading_since_ns @ 32, pending @ 64, compute @ 128);
 assert_layout!(Slot: size 4352, align 64, head @ 0, devices @ 256);

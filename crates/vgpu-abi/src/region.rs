@@ -27,7 +27,7 @@ use self::private::{OwnUse, Private};
 use self::sys::CPath;
 use crate::budget::{self, Ledger, NotAdded, Place, Refused, Room, Stale, bytes_in, tag_of};
 use crate::crash::crash_point;
-use crate::credit::Compute;
+use crate::credit::{self, Compute};
 use crate::layout::{
     CALL_BYTES, DeviceUse, LOCK_DEVICES, LOCK_SHARED, LOCK_SLOTS, MAX_DEVICES, MAX_HOLDERS,
     MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, REGION_MAGIC, REGION_VERSION, RegionHeader,
@@ -989,6 +989,23 @@ impl Region {
         self.slot_device(seat, device).map_or(0, |(cells, _)| {
             bytes_in(cells.oversubscribed.load(Ordering::Relaxed))
         })
+    }
+
+    /// Whether work of any process of the container, on any device, is overdue by more than
+    /// `patience_ns`: what runs may be waiting for a launch that waits. Answers what tells this state
+    /// from another one; 0 is no.
+    #[must_use]
+    pub fn overdue(&self, now_ns: u64, patience_ns: u64) -> u64 {
+        let mut sum = 0_u64;
+        budget::each_slot(self, |slot| {
+            for device in 0..self.device_count() {
+                if let Some(cells) = self.cells(slot, device) {
+                    let since_ns = credit::overdue(&cells.compute, now_ns, patience_ns);
+                    sum = sum.rotate_left(7) ^ since_ns;
+                }
+            }
+        });
+        sum
     }
 
     /// Counts hooked calls; `group` is below [`HOOK_GROUPS`](crate::layout::HOOK_GROUPS).

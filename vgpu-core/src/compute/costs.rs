@@ -67,13 +67,24 @@ const PROBES: usize = 4;
 /// A cost word: nanoseconds from this bit on; how often it was measured (up to 255) below.
 const COST_SHIFT: u32 = 8;
 
+/// What takes so many times the least that it ever took is still itself.
+const PATIENCE: u64 = 4;
+/// Unless that is so much longer: a kernel that waits for another rank's is charged no more for it, else
+/// each of the two waits for credit while the other waits for it, and both for longer and longer.
+pub(super) const MOST_WAITING_NS: u64 = 50_000_000;
+/// What is shorter than that is never odd.
+const MOST_ODD_NS: u64 = 5_000_000;
+/// The same for a launch that was never measured before.
+const MOST_UNKNOWN_NS: u64 = 200_000_000;
+
 #[repr(C)]
 struct Cell {
     key: AtomicU64,
     cost: AtomicU64,
     /// Of a function's own entry: threads of the launch that was measured last.
     threads: AtomicU64,
-    reserved: AtomicU64,
+    /// The least that it was measured at, nanoseconds.
+    least: AtomicU64,
 }
 
 /// See the module's text. All zeros is an empty one.
@@ -105,6 +116,22 @@ impl Costs {
         (cost != 0).then_some(cost >> COST_SHIFT)
     }
 
+    /// The least that it has ever cost, nanoseconds; 0 where nothing is known.
+    pub(crate) fn least(&self, key: u64) -> u64 {
+        // Relaxed: see `cell`.
+        self.cell(key)
+            .map_or(0, |cell| cell.least.load(Ordering::Relaxed))
+    }
+
+    /// The most that this launch is charged, whatever was measured, nanoseconds: what runs so much
+    /// longer than it ever did waits for somebody.
+    fn most(&self, key: u64) -> u64 {
+        match self.least(key) {
+            0 => MOST_UNKNOWN_NS,
+            least => with_patience(least),
+        }
+    }
+
     /// What it is expected to cost.
     pub(crate) fn expected(&self, work: &Work) -> Expected {
         if let Some(ns) = self.known(work.key) {
@@ -120,8 +147,9 @@ impl Costs {
         guess().map_or(Expected::Unknown, Expected::Guessed)
     }
 
-    /// It has cost this much, nanoseconds.
-    pub(crate) fn learn(&self, work: &Work, ns: u64) {
+    /// It was measured at this much, nanoseconds. Answers how much of it counts.
+    pub(crate) fn learn(&self, work: &Work, ns: u64) -> u64 {
+        let ns = ns.min(self.most(work.key));
         self.learn_one(work.key, ns);
         if work.function != 0 {
             self.learn_one(work.function, ns);
@@ -131,6 +159,7 @@ impl Costs {
                 cell.cost.store(ns << COST_SHIFT | 1, Ordering::Relaxed);
             }
         }
+        ns
     }
 
     fn learn_one(&self, key: u64, ns: u64) {
@@ -139,6 +168,10 @@ impl Costs {
         };
         // Relaxed: see `cell`.
         let old = cell.cost.load(Ordering::Relaxed);
+        let least = cell.least.load(Ordering::Relaxed);
+        if old == 0 || ns < least {
+            cell.least.store(ns.max(1), Ordering::Relaxed);
+        }
         let next = next_cost(old >> COST_SHIFT, old & 0xff, ns);
         let times = ((old & 0xff) + 1).min(0xff);
         cell.cost
@@ -154,6 +187,7 @@ impl Costs {
         };
         let cell = self.places(key).min_by_key(rank)?;
         cell.cost.store(0, Ordering::Relaxed);
+        cell.least.store(0, Ordering::Relaxed);
         cell.key.store(key, Ordering::Relaxed);
         Some(cell)
     }
@@ -163,9 +197,19 @@ impl Costs {
         if let Some(cell) = self.cell(key) {
             // Relaxed: see `cell`.
             cell.cost.store(0, Ordering::Relaxed);
+            cell.least.store(0, Ordering::Relaxed);
             cell.key.store(0, Ordering::Relaxed);
         }
     }
+}
+
+/// How long what takes so long at least may take and still be itself, nanoseconds.
+fn with_patience(ns: u64) -> u64 {
+    let longer = ns
+        .saturating_mul(PATIENCE - 1)
+        .max(MOST_ODD_NS)
+        .min(MOST_WAITING_NS);
+    ns.saturating_add(longer)
 }
 
 /// A cost for other threads than were measured: in proportion upwards; downwards no less than a
@@ -218,6 +262,17 @@ mod tests {
         assert_eq!(costs.expected(&kernel(0x7000, 1)), Expected::Guessed(1_250));
         assert_eq!(costs.expected(&kernel(0x7010, 100)), Expected::Unknown);
         assert_eq!(costs.expected(&Work::graph(0x7000)), Expected::Unknown);
+    }
+
+    #[test]
+    fn what_takes_far_longer_than_it_ever_did_waits_for_somebody() {
+        let costs = empty();
+        let work = kernel(0x7000, 100);
+
+        assert_eq!(costs.learn(&work, 50_000), 50_000);
+        assert_eq!(costs.learn(&work, 7_000_000_000), 50_000 + MOST_ODD_NS);
+        assert_eq!(costs.learn(&work, 150_000), 150_000);
+        assert_eq!(costs.least(work.key), 50_000);
     }
 
     #[test]

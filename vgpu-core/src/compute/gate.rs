@@ -207,8 +207,8 @@ pub(super) fn tell(books: &Books) {
         if work_ns > 0 {
             compute.count_busy(i64::try_from(work_ns).unwrap_or(i64::MAX));
             let at = gate.place.get().checked_sub(1);
+            let now_ns = clock::now_ns();
             let noted = at.is_some_and(|at| {
-                let now_ns = clock::now_ns();
                 books
                     .process
                     .compute
@@ -216,7 +216,13 @@ pub(super) fn tell(books: &Books) {
                     .launched(at as usize, work_ns, now_ns)
             });
             if noted {
-                add_in_flight(books, &compute, device, i64::try_from(work_ns).unwrap_or(0));
+                let more = i64::try_from(work_ns).unwrap_or(0);
+                let in_flight_ns = add_in_flight(books, &compute, device, more);
+                // Relaxed: a time.
+                compute
+                    .own()
+                    .expected_by_ns
+                    .fetch_max(now_ns.saturating_add(in_flight_ns), Ordering::Relaxed);
             }
         }
     });

@@ -5,6 +5,7 @@ use vgpu_abi::limits::Policy;
 use vgpu_abi::targets::Grant;
 
 use crate::books::Books;
+use crate::mps;
 
 /// An arbiter that has not written for so long does not count.
 const FRESH_NS: u64 = 300_000_000;
@@ -70,6 +71,10 @@ fn rate_of(policy: Policy, core_percent: u32, grant: Option<Grant>) -> Rate {
 
 pub(super) fn rate(books: &Books, device: usize, now_ns: u64) -> Rate {
     let (policy, percent) = books.process.compute_limit(books.container, device);
+    if policy == Policy::Disable || mps::under_mps(books, device) {
+        // Kernels of several processes run at the same time under MPS: its server shares.
+        return Rate::FREE;
+    }
     let is_fresh = |at: u64| now_ns.saturating_sub(at) < FRESH_NS;
     let grant = books
         .container

@@ -372,12 +372,12 @@ impl Spans {
     }
 
     /// Looks at all streams: what each device's finished work really took. `learn` is told what a
-    /// launch has cost. Both hold the time of other processes whose turn came in between: the arbiter
+    /// launch was measured at and says how much of it counts. What is measured holds the time of other processes whose turn came in between: the arbiter
     /// knows how much of it that is.
     pub(crate) fn collect(
         &self,
         now_ns: u64,
-        mut learn: impl FnMut(&Work, u64),
+        mut learn: impl FnMut(&Work, u64) -> u64,
         mut found: impl FnMut(usize, Found),
     ) {
         for (index, word) in self.busy.iter().enumerate() {
@@ -410,7 +410,7 @@ impl Spans {
         &self,
         inner: &mut Inner,
         now_ns: u64,
-        learn: &mut impl FnMut(&Work, u64),
+        learn: &mut impl FnMut(&Work, u64) -> u64,
     ) -> Found {
         let mut sum = Found::default();
         while let Some(mark) = inner.oldest() {
@@ -442,7 +442,12 @@ impl Spans {
     }
 
     /// How much more than was charged the mark says was used.
-    fn measure(&self, inner: &Inner, mark: &Mark, learn: &mut impl FnMut(&Work, u64)) -> i64 {
+    fn measure(
+        &self,
+        inner: &Inner,
+        mark: &Mark,
+        learn: &mut impl FnMut(&Work, u64) -> u64,
+    ) -> i64 {
         let Some(whole_ns) = query::elapsed_ns(mark.start, mark.end) else {
             return 0;
         };
@@ -454,18 +459,21 @@ impl Spans {
         } else {
             whole_ns - mark.gap_ns
         };
-        if mark.is_alone && (!is_doubtful || mark.is_unknown) {
-            learn(&mark.work, alone_ns);
-        }
+        let is_sample = mark.is_alone && (!is_doubtful || mark.is_unknown);
+        let counts_ns = if is_sample {
+            learn(&mark.work, alone_ns)
+        } else {
+            alone_ns
+        };
         let chain = (mark.is_chained && inner.last != 0)
             .then(|| query::elapsed_ns(inner.last, mark.end))
             .flatten();
         let (charged, used) = match chain {
             Some(ns) if !is_doubtful => (
                 mark.submitted_ns.saturating_sub(inner.last_submitted_ns),
-                ns.saturating_sub(mark.gap_ns),
+                ns.saturating_sub(mark.gap_ns + (alone_ns - counts_ns)),
             ),
-            _ if mark.is_alone && (!is_doubtful || mark.is_unknown) => (mark.charged_ns, alone_ns),
+            _ if is_sample => (mark.charged_ns, counts_ns),
             _ => return 0,
         };
         let used = self.uncounted(inner.context, mark, used);

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use vgpu_abi::credit::Compute;
 
 use super::collect;
-use super::costs::{Expected, Work};
+use super::costs::{Expected, MOST_WAITING_NS, Work};
 use super::rate::{Rate, rate};
 use crate::books::Books;
 use crate::clock;
@@ -18,8 +18,11 @@ const IN_FLIGHT_NS: u64 = 10_000_000;
 const AHEAD_NS: u64 = 50_000_000;
 /// What a launch is charged of which nothing is known.
 const UNKNOWN_NS: u64 = 100_000;
-/// When nothing has ended for so long, a launch is let in all the same: what runs may wait for it.
+/// When nothing has ended for so long, a launch is let in all the same: what runs may wait for it. Twice
+/// as long for the next, up to sixteen times, until something ends: it may just be a long kernel.
 const PROGRESS_NS: u64 = 100_000_000;
+/// Launches that are let in without credit for one state of work that is overdue.
+const EXCUSES: u32 = 8;
 /// A wait looks again at least this often.
 const LOOK_NS: u64 = 50_000_000;
 /// The same while somebody else decides: the end of other work, a grant.
@@ -86,7 +89,8 @@ impl<'a> Wait<'a> {
                 .and_then(|()| {
                     let wanted = rate.counted(cost_ns).max(1);
                     if rate.has_cap() {
-                        self.compute.lease(wanted, now_ns, rate.permille)
+                        let lease = self.compute.lease(wanted, now_ns, rate.permille);
+                        lease.or_else(|wait_ns| self.excused(&rate, wanted, wait_ns, now_ns))
                     } else {
                         Ok(0)
                     }
@@ -127,15 +131,48 @@ impl<'a> Wait<'a> {
             return Err(0);
         };
         let quiet_ns = now_ns.saturating_sub(since_ns.max(self.progress_ns()));
-        if quiet_ns < PROGRESS_NS {
+        if quiet_ns < self.patience_ns() {
             // Often at first, for short launches, then at leisure.
             return Err((WATCH_NS / 10) << (self.rounds / 4).min(4));
         }
         // Whoever has it shows no life, or its launch waits for this one.
-        *overdue_ns = quiet_ns;
+        *overdue_ns = quiet_ns.min(MOST_WAITING_NS);
         self.compute.forget_unknown();
         self.made_progress(now_ns);
         Err(0)
+    }
+
+    /// Something runs far longer than it ever did, so it may be waiting for this very launch: then it
+    /// goes without credit, and is charged. A few times for one such state, which may be another.
+    fn excused(
+        &mut self,
+        rate: &Rate,
+        wanted_ns: u64,
+        wait_ns: u64,
+        now_ns: u64,
+    ) -> Result<u64, u64> {
+        let Some(state) = self.books.process.compute.device(self.device) else {
+            return Err(wait_ns);
+        };
+        let has_waited = now_ns.saturating_sub(self.since_ns) >= self.patience_ns();
+        if rate.permille == 0 || self.since_ns == 0 || !has_waited {
+            return Err(wait_ns);
+        }
+        let overdue = self.books.container.region.overdue(now_ns, PROGRESS_NS);
+        if overdue == 0 {
+            return Err(wait_ns);
+        }
+        // Relaxed: a bound that threads which race pass by one each.
+        if state.excuse.swap(overdue, Ordering::Relaxed) != overdue {
+            state.excused.store(0, Ordering::Relaxed);
+        }
+        if state.excused.fetch_add(1, Ordering::Relaxed) >= EXCUSES {
+            return Err(wait_ns);
+        }
+        state.stalls.fetch_add(1, Ordering::Relaxed);
+        self.compute
+            .settle(i64::try_from(wanted_ns).unwrap_or(i64::MAX));
+        Ok(0)
     }
 
     fn progress_ns(&self) -> u64 {
@@ -144,10 +181,20 @@ impl<'a> Wait<'a> {
         state.map_or(0, |state| state.progress_ns.load(Ordering::Relaxed))
     }
 
+    /// How long nothing must have ended.
+    fn patience_ns(&self) -> u64 {
+        let state = self.books.process.compute.device(self.device);
+        // Relaxed: a number.
+        let stalls = state.map_or(0, |state| state.stalls.load(Ordering::Relaxed));
+        PROGRESS_NS << stalls.min(4)
+    }
+
+    /// A launch is let in although nothing has ended.
     fn made_progress(&self, now_ns: u64) {
         if let Some(state) = self.books.process.compute.device(self.device) {
-            // Relaxed: a time.
+            // Relaxed: a time and a number.
             state.progress_ns.store(now_ns, Ordering::Relaxed);
+            state.stalls.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -165,7 +212,7 @@ impl<'a> Wait<'a> {
         let quiet_ns = now_ns.saturating_sub(self.progress_ns());
         if self.since_ns != 0
             && now_ns.saturating_sub(self.since_ns) >= PROGRESS_NS
-            && quiet_ns >= PROGRESS_NS
+            && quiet_ns >= self.patience_ns()
         {
             self.made_progress(now_ns);
             return Ok(());
