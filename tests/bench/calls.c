@@ -39,18 +39,24 @@ extern CUresult cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, u
 static void *function;
 static CUstream stream;
 
-/* A kernel that takes next to no time, so that the GPU never holds a launch up. */
+/* A kernel of 1 us. */
 static void launch_ready(void) {
     static const char text[] =
-        ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k__10ns() { ret; }\n";
+        ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k__1us() { ret; }\n";
     void *module;
-    if (cuModuleLoadData(&module, text) != 0 || cuModuleGetFunction(&function, module, "k__10ns") != 0 ||
+    if (cuModuleLoadData(&module, text) != 0 || cuModuleGetFunction(&function, module, "k__1us") != 0 ||
         cuStreamCreate(&stream, 1) != 0)
         exit(5);
 }
 
 static void launch(void) {
     if (cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL) != 0) exit(3);
+}
+
+/* Between two batches, so that the GPU has done with one before the next and no launch waits for it. */
+static void pause_for(void (*call)(void)) {
+    if (call != launch) return;
+    for (double until = now() + 3 * BATCH * 1e3; now() < until;) continue;
 }
 
 static void nothing(void) {}
@@ -65,15 +71,18 @@ static void measure(void (*call)(void), size_t calls, double *median, double *wo
     size_t count = 0;
     *mean = 0;
     for (size_t i = 0; i < 1000; i++) call();
+    pause_for(call);
     for (size_t i = 0; i + BATCH <= calls; i += BATCH) {
         double start = now();
         for (int j = 0; j < BATCH; j++) call();
         batches[count++] = (now() - start) / BATCH;
+        pause_for(call);
     }
     for (size_t i = 0; i < calls; i++) {
         double start = now();
         call();
         singles[i] = now() - start;
+        if (i % BATCH == 0) pause_for(call);
     }
     for (size_t i = 0; i < count; i++) *mean += batches[i] / (double)count;
     qsort(batches, count, sizeof *batches, by_size);

@@ -226,6 +226,9 @@ fn a_program_of_two_rhythms_that_asks_for_less_than_its_cap_is_not_slowed() {
             "sparse ns=20000 pause=50000000 ns2=1000000 pause2=12000000 steps=60",
         ),
         (25, "sparse wait=0 ns=200000 pause=1000000 steps=500"),
+        (75, "sparse wait=0 ns=20000 pause=40000 steps=20000"),
+        (75, "sparse wait=0 ns=5000 pause=10000 steps=50000"),
+        (50, "sparse wait=0 ns=1000 pause=10000 steps=50000"),
     ] {
         let percent = slower(cap, words);
         println!("{words} under {cap}: {percent:.3}% slower");
