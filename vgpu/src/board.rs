@@ -84,14 +84,16 @@ impl UserDir {
             .with_context(|| format!("cannot open {}", path.display()))?;
         Ok(UserLock {
             user: self,
-            _lock: wait_for(file, &path)?,
+            _lock: wait_for(file, &path, PATIENCE)?,
         })
     }
 }
 
-/// Waits for a lock, at most 5 s.
-fn wait_for(mut file: OwnedFd, path: &Path) -> anyhow::Result<Flock<OwnedFd>> {
-    let until = Instant::now() + Duration::from_secs(5);
+/// How long a command waits for another one's lock.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn wait_for(mut file: OwnedFd, path: &Path, patience: Duration) -> anyhow::Result<Flock<OwnedFd>> {
+    let until = Instant::now() + patience;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
@@ -100,8 +102,9 @@ fn wait_for(mut file: OwnedFd, path: &Path) -> anyhow::Result<Flock<OwnedFd>> {
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err((_, Errno::EWOULDBLOCK)) => bail!(
-                "another vgpu command has held {} for 5 s; end it and try again",
-                path.display()
+                "another vgpu command has held {} for {} s; end it and try again",
+                path.display(),
+                patience.as_secs_f32()
             ),
             Err((_, errno)) => {
                 return Err(errno).with_context(|| format!("cannot lock {}", path.display()));
@@ -119,15 +122,20 @@ pub(crate) struct BoardLock {
 }
 
 impl BoardLock {
-    /// Waits until nobody else promises anything on this board, at most 5 s. Take it before a
-    /// [`UserLock`].
+    /// Waits until nobody else promises anything on this board, at most [`PATIENCE`]. Take it before
+    /// a [`UserLock`].
     pub(crate) fn take(board: &Path) -> anyhow::Result<Self> {
+        Self::take_within(board, PATIENCE)
+    }
+
+    /// The same with another patience.
+    pub(crate) fn take_within(board: &Path, patience: Duration) -> anyhow::Result<Self> {
         let Board { path, dir } = open_board(board, false)?;
         // The directory itself: a file in it would be somebody's, and nobody else could open it.
         let locked = dir
             .try_clone()
             .with_context(|| format!("cannot open {}", path.display()))?;
-        let _lock = wait_for(locked, &path)?;
+        let _lock = wait_for(locked, &path, patience)?;
         Ok(Self { path, dir, _lock })
     }
 

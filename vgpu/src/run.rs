@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow};
 use nix::errno::Errno;
@@ -191,12 +191,15 @@ impl Container {
         // counts for nobody, so it is only tidier to take it back.
         let had_floor =
             limits.is_ok_and(|limits| limits.devices.iter().any(|device| device.floor_percent > 0));
-        if had_floor && let Ok(board) = BoardLock::take(user.board()) {
+        if had_floor && let Ok(board) = BoardLock::take_within(user.board(), TIDY_PATIENCE) {
             let owner = Uid::effective().as_raw();
             Book::read(&board).and_then(|book| book.publish(owner)).ok();
         }
     }
 }
+
+/// Nobody waits longer than this for the exit code of his command because of a list that is tidied.
+const TIDY_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Sees to it that every floor can be kept. One that nobody asked for here, but the container around
 /// has, becomes what is left of that one's.
@@ -349,7 +352,7 @@ impl Watching {
             if self.thread.is_finished() {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

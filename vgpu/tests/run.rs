@@ -855,3 +855,30 @@ fn where_mps_runs_a_cap_is_told_to_it() {
     let help = machine.run(&["run", "--help"]);
     assert!(help.out.contains("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=N"));
 }
+
+#[test]
+fn whoever_holds_the_board_keeps_nobody_from_running_without_a_floor() {
+    let machine = Machine::new();
+    let running = machine.start(&["--gpumem", "1Gi"], LOOP);
+    let board = fs::File::open(&machine.board).unwrap();
+    board.lock().unwrap();
+
+    let free = machine.run(&["run", "--gpucores", "30", "--", "echo", "started"]);
+    assert_eq!(free.out, "started\n", "{}", free.err);
+    assert_eq!(
+        machine.run(&["set", "sh-1", "--gpucores", "30"]).code,
+        Some(0)
+    );
+    let waited = machine.run(&["run", "--floor", "30", "--", "echo", "started"]);
+    assert_eq!((waited.code, waited.out.as_str()), (Some(1), ""));
+    assert!(
+        waited.err.contains("has held") && waited.err.contains("for 5 s; end it and try again"),
+        "{}",
+        waited.err
+    );
+
+    drop(board);
+    let after = machine.run(&["run", "--floor", "30", "--", "echo", "started"]);
+    assert_eq!(after.out, "started\n", "{}", after.err);
+    running.stop();
+}
