@@ -32,6 +32,31 @@ print(*answers, flush=True)
 sys.stdin.read()
 """
 
+# One that computes: kernels of 1 ms, by the name that the simulated GPU reads their time from, a graph
+# of nothing, a copy and a host function; then it holds.
+COMPUTES = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context, module, function, pointer = (
+    ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64())
+answers = [cuda.cuInit(0), cuda.cuDeviceGet(ctypes.byref(device), 0)]
+answers.append(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device))
+ptx = b".version 7.0\\n.target sm_50\\n.address_size 64\\n.visible .entry spin__1ms() { ret; }\\n"
+answers.append(cuda.cuModuleLoadData(ctypes.byref(module), ptx))
+answers.append(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"spin__1ms"))
+answers.append(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 20)))
+for number in range(int(sys.argv[1])):
+    answers.append(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None))
+answers.append(cuda.cuMemsetD8Async(pointer, 0, ctypes.c_size_t(4096), None))
+graph, work = ctypes.c_void_p(), ctypes.c_void_p()
+answers.append(cuda.cuGraphCreate(ctypes.byref(graph), 0))
+answers.append(cuda.cuGraphInstantiateWithFlags(ctypes.byref(work), graph, ctypes.c_ulonglong(0)))
+answers.append(cuda.cuGraphLaunch(work, None))
+answers.append(cuda.cuCtxSynchronize())
+print(*sorted(set(answers)), flush=True)
+sys.stdin.read()
+"""
+
 
 def main():
     binaries, work = sys.argv[1:]
@@ -49,18 +74,24 @@ def check(binaries, work, board, ends):
     def top():
         return json.loads(vgpu("top", "--json"))
 
-    def run(name, limit, sizes, expected):
-        command = [f"{binaries}/vgpu", "run", "--board", board, "--gpumem", limit, "--name", name, "--"]
-        command += [sys.executable, "-c", TENANT, *map(str, sizes)]
+    def begin(name, options, program, arguments, expected):
+        command = [f"{binaries}/vgpu", "run", "--board", board, *options, "--name", name, "--"]
+        command += [sys.executable, "-c", program, *map(str, arguments)]
         tenant = start(ends, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         answers = tenant.stdout.readline().split()
         assert answers == expected, f"{name}: the driver answered {answers}, expected {expected}"
+
+    def run(name, limit, sizes, expected):
+        begin(name, ["--gpumem", limit], TENANT, sizes, expected)
         say(f"{name}: limit {limit}, asked for {[size // MIB for size in sizes]} MiB, answers {answers}")
 
     # Two are refused once each (2 is CUDA_ERROR_OUT_OF_MEMORY), one is within its limit.
     run("train", "4Gi", [3072 * MIB, 2048 * MIB], ["0", "0", "0", "0", "2"])
     run("serve", "2Gi", [512 * MIB, 1 * MIB], ["0", "0", "0", "0", "0"])
     run("notebook", "1Gi", [64 * MIB, 4096 * MIB], ["0", "0", "0", "0", "2"])
+    compute = ["--gpumem", "1Gi", "--gpucores", "40", "--floor", "20", "--priority", "3"]
+    begin("compute", compute, COMPUTES, [300], ["0"])
+    say("compute: 300 kernels of 1 ms and a graph under 40 % of a GPU")
     serve = next(container for container in top()["containers"] if container["name"] == "serve")
     make_odd(board, serve["path"])
 
@@ -72,6 +103,23 @@ def check(binaries, work, board, ends):
     labels = {"namespace": "research", "pod": "odd-0", "container": odd, "vdevice_index": "0"}
     compare("a hostile name is one label", lambda: expect(ask, "hami_vgpu_memory_used_bytes", labels, [0]))
     compare("a broken region is counted", lambda: expect(ask, "vgpu_monitor_broken_regions", {}, [1]))
+    computes = {"container": "compute", "vdevice_index": "0"}
+    asked = [("asked", 0.4), ("floor", 0.2), ("granted", 0.4)]
+    compare(
+        "what was asked, what is kept, and what the arbiter grants",
+        lambda: sum((expect(ask, f"vgpu_container_compute_{name}_ratio", computes, [share]) for name, share in asked), [])
+        + expect(ask, "vgpu_container_priority", {"container": "compute"}, [3])
+        + expect(ask, "vgpu_container_compute_policy_info", {"container": "compute", "policy": "floor"}, [1])
+        + expect(ask, "vgpu_container_kernel_launches_total", computes, [300])
+        + expect(ask, "vgpu_container_graph_launches_total", computes, [1]),
+    )
+    compare("a cap made it wait", lambda: positive(ask, "vgpu_container_compute_throttled_seconds_total", computes))
+    compare("the last launch grows old", lambda: positive(ask, "vgpu_container_last_launch_elapsed_seconds", computes))
+    compare(
+        "one arbiter serves all",
+        lambda: expect(ask, "vgpu_monitor_arbiter_leads", {}, [1])
+        + (["a heartbeat is old"] if ask("vgpu_container_arbiter_heartbeat_age_seconds{pod=''} > 1") else []),
+    )
     compare("the build", lambda: expect(ask, "hami_build_info", {}, [1]))
     one_minute = 'count({__name__=~".+", job="vgpu"})'
     say(f"{int(ask(one_minute)[0][1])} series in Prometheus")
@@ -194,6 +242,12 @@ def expect(ask, series, labels, values):
     return [] if found == values else [f"{series}{{{selector}}} is {found}, expected {values}"]
 
 
+def positive(ask, series, labels):
+    selector = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items())
+    found = [value for _, value in ask(f"{series}{{{selector}}}")]
+    return [] if len(found) == 1 and found[0] > 0 else [f"{series}{{{selector}}} is {found}"]
+
+
 def differences(document, ask):
     """What Prometheus says other than `vgpu top`, for every series that both know."""
     wanted = {}
@@ -220,6 +274,8 @@ def differences(document, ask):
         want("vgpu_container_refused_calls_total", whole, container["refused"])
         want("vgpu_container_waits_expired_total", whole, container["waits_ran_out"])
         want("vgpu_container_processes", whole, len(container["processes"]))
+        want("vgpu_container_priority", whole, container["priority"])
+        want("vgpu_container_compute_policy_info", whole | {"policy": container["policy"]}, 1)
         for group, calls in container["hook_calls"].items():
             want("vgpu_container_hook_calls_total", whole | {"group": group}, calls)
         for device in container["devices"]:
@@ -235,6 +291,18 @@ def differences(document, ask):
             want("hami_vgpu_memory_module_bytes", labels, device["module_bytes"])
             want("vgpu_container_unaccounted_bytes", labels, device["unaccounted_bytes"])
             want("vgpu_container_pending_shrink", labels, device["pending_shrink"])
+            want("vgpu_container_compute_asked_ratio", labels, (device["cap_percent"] or 100) / 100)
+            if device["floor_percent"]:
+                want("vgpu_container_compute_floor_ratio", labels, device["floor_percent"] / 100)
+            works = ["launches", "graph_launches", "copies", "host_functions"]
+            if any(device[work] for work in works):
+                want("vgpu_container_kernel_launches_total", labels, device["launches"])
+                want("vgpu_container_graph_launches_total", labels, device["graph_launches"])
+                want("vgpu_container_copies_total", labels, device["copies"])
+                want("vgpu_container_copied_bytes_total", labels, device["copy_bytes"])
+                want("vgpu_container_host_functions_total", labels, device["host_functions"])
+                want("vgpu_container_compute_waits_total", labels, device["waits"])
+                want("vgpu_container_compute_throttled_seconds_total", labels, device["throttled_ns"] / 1e9)
             want("vGPU_device_memory_usage_in_bytes", legacy, used)
             want("vGPU_device_memory_limit_in_bytes", legacy, limit)
             parts = {"context": "context_bytes", "module": "module_bytes", "data": "buffer_bytes"}

@@ -225,8 +225,8 @@ struct Served {
     active_at_ns: u64,
 }
 
-/// Charge words by slot, generation and device.
-type Charges = Vec<(usize, u64, Vec<[u64; 4]>)>;
+/// Charge words and launches, by slot, generation and device.
+type Charges = Vec<(usize, u64, Vec<([u64; 4], u64)>)>;
 
 /// A device of the board.
 #[derive(Debug, Default)]
@@ -563,7 +563,8 @@ impl Served {
 
     fn charges(&self) -> Charges {
         let of_process = |process: &look::Process| {
-            let charges = process.devices.iter().map(|used| used.charges).collect();
+            let charges = process.devices.iter();
+            let charges = charges.map(|used| (used.charges, used.launches)).collect();
             (process.slot, process.generation, charges)
         };
         self.look.processes.iter().map(of_process).collect()
@@ -575,7 +576,15 @@ impl Served {
         };
         let age_ns = now_ns.saturating_sub(*at_ns);
         let holds = self.container.is_served() && !self.look.processes.is_empty();
-        holds && (age_ns >= MEASURE_IDLE_NS || *charges != self.charges())
+        // What is loaded past every call shows in nothing but the driver's figure, and is loaded by
+        // those who launch.
+        let mut uses = self
+            .look
+            .processes
+            .iter()
+            .flat_map(|process| &process.devices);
+        let loads = uses.any(|used| used.loading);
+        holds && (age_ns >= MEASURE_IDLE_NS || loads || *charges != self.charges())
     }
 
     fn tenant(&self, index: usize, limit: &DeviceLimit) -> Tenant {

@@ -86,6 +86,8 @@ pub(super) struct Process {
 pub(super) struct Use {
     /// The charge words as they stand: they differ when anything was charged in between.
     pub(super) charges: [u64; 4],
+    /// Its runtime is loading what no call names.
+    pub(super) loading: bool,
     pub(super) held_bytes: u64,
     pub(super) oversubscribed_bytes: u64,
     pub(super) launches: u64,
@@ -296,6 +298,7 @@ impl Container {
                     charge(offset_of!(DeviceUse, modules)),
                     charge(offset_of!(DeviceUse, pending)),
                 ],
+                loading: charge(offset_of!(DeviceUse, loading_since_ns)) != 0,
                 held_bytes: confirmed & CHARGE_BYTES_MASK,
                 oversubscribed_bytes: oversubscribed.min(confirmed & CHARGE_BYTES_MASK),
                 launches: compute(offset_of!(ComputeUse, launches))
