@@ -83,7 +83,7 @@ def check(binaries, work, board, ends):
 
     def run(name, limit, sizes, expected):
         begin(name, ["--gpumem", limit], TENANT, sizes, expected)
-        say(f"{name}: limit {limit}, asked for {[size // MIB for size in sizes]} MiB, answers {answers}")
+        say(f"{name}: limit {limit}, asked for {[size // MIB for size in sizes]} MiB, answers {expected}")
 
     # Two are refused once each (2 is CUDA_ERROR_OUT_OF_MEMORY), one is within its limit.
     run("train", "4Gi", [3072 * MIB, 2048 * MIB], ["0", "0", "0", "0", "2"])
