@@ -54,6 +54,8 @@ pub(crate) struct Row {
 /// All that was measured.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Results {
+    /// Raised where a field changes its meaning.
+    pub(crate) version: u32,
     /// Whether the GPU was a simulated one.
     pub(crate) simulated: bool,
     /// How long each case ran, seconds.
@@ -64,6 +66,7 @@ pub(crate) struct Results {
 fn accuracy(args: &AccuracyArgs) -> Result<ExitCode, Failure> {
     let place = place(args)?;
     let mut results = Results {
+        version: 1,
         simulated: place.simulated.is_some(),
         seconds: args.time.as_secs_f64(),
         rows: Vec::new(),

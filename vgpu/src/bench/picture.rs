@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::table::cells;
+use super::table::{NOTHING, cells};
 use super::{Results, Row};
 
 const WIDTH: f64 = 1240.0;
@@ -19,16 +19,16 @@ const GAP: f64 = 40.0;
 const COLOURS: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a07a00", "#56a8d9", "#444444", "#7a4fb5",
 ];
-/// Right edges of the table's columns, from its left edge.
+/// The table's columns and how wide they are; one with nothing in it is left out.
 const COLUMNS: [(&str, f64); 8] = [
     ("asked", 70.0),
-    ("mean", 128.0),
-    ("worst 100 ms", 222.0),
-    ("worst window", 318.0),
-    ("MAE", 366.0),
-    ("overshoot", 434.0),
-    ("reached", 492.0),
-    ("slower", 548.0),
+    ("mean", 58.0),
+    ("worst 100 ms", 94.0),
+    ("worst window", 96.0),
+    ("MAE", 48.0),
+    ("overshoot", 68.0),
+    ("reached", 62.0),
+    ("slower", 60.0),
 ];
 
 /// The whole picture.
@@ -209,19 +209,35 @@ fn chart(to: &mut String, panel: &Panel<'_>, top: f64, seconds: f64) {
 
 fn table(to: &mut String, panel: &Panel<'_>, left: f64, top: f64) {
     let alone = !panel.has_chart();
-    for (name, right) in COLUMNS {
+    let texts: Vec<Vec<String>> = panel
+        .rows
+        .iter()
+        .map(|row| {
+            let asked = std::iter::once(format!("{}%", row.asked));
+            asked.chain(cells(row)).collect()
+        })
+        .collect();
+    let mut columns = Vec::new();
+    let mut right = left;
+    for (index, (name, width)) in COLUMNS.into_iter().enumerate() {
+        let is_empty = |row: &Vec<String>| row.get(index).is_none_or(|text| text == NOTHING);
+        if !texts.iter().all(is_empty) {
+            right += width;
+            columns.push((index, name, right));
+        }
+    }
+    for (_, name, right) in &columns {
         put(
             to,
             format_args!(
-                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#555\" \
-             font-size=\"11\">{name}</text>\n",
-                left + right,
+                "<text x=\"{right:.1}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#555\" \
+                 font-size=\"11\">{name}</text>\n",
                 top + 4.0
             ),
         );
     }
     let mut bottom = top + 4.0;
-    for (index, row) in panel.rows.iter().enumerate() {
+    for (number, (row, texts)) in panel.rows.iter().zip(&texts).enumerate() {
         bottom += LINE;
         if alone {
             put(
@@ -238,17 +254,16 @@ fn table(to: &mut String, panel: &Panel<'_>, left: f64, top: f64) {
                 format_args!(
                     "<rect x=\"{left:.1}\" y=\"{:.1}\" width=\"14\" height=\"4\" fill=\"{}\"/>\n",
                     bottom - 6.0,
-                    colour(index)
+                    colour(number)
                 ),
             );
         }
-        let asked = std::iter::once(format!("{}%", row.asked));
-        for (text, (_, right)) in asked.chain(cells(row)).zip(COLUMNS) {
+        for (index, _, right) in &columns {
+            let text = texts.get(*index).map_or(NOTHING, String::as_str);
             put(
                 to,
                 format_args!(
-                    "<text x=\"{:.1}\" y=\"{bottom:.1}\" text-anchor=\"end\">{text}</text>\n",
-                    left + right
+                    "<text x=\"{right:.1}\" y=\"{bottom:.1}\" text-anchor=\"end\">{text}</text>\n"
                 ),
             );
         }
@@ -277,6 +292,7 @@ mod tests {
     #[test]
     fn each_workload_has_a_panel_with_a_line_for_each_cap() {
         let results = Results {
+            version: 1,
             simulated: true,
             seconds: 1.0,
             rows: vec![row("a & b", 10), row("a & b", 50), row("c", 5)],

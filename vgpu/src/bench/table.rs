@@ -5,6 +5,8 @@ use std::io::Write;
 use super::Row;
 
 const NAME: usize = 26;
+/// Where there is nothing to say.
+pub(crate) const NOTHING: &str = "–";
 
 pub(crate) fn begin(to: &mut impl Write) -> std::io::Result<()> {
     writeln!(
@@ -41,7 +43,7 @@ pub(crate) fn cells(row: &Row) -> [String; 7] {
     let figure = |of: fn(&super::Figures) -> f64| {
         row.figures
             .as_ref()
-            .map_or_else(|| String::from("–"), |figures| point(of(figures)))
+            .map_or_else(|| String::from(NOTHING), |figures| point(of(figures)))
     };
     [
         figure(|figures| figures.mean),
@@ -50,8 +52,8 @@ pub(crate) fn cells(row: &Row) -> [String; 7] {
         figure(|figures| figures.mae),
         figure(|figures| figures.overshoot),
         row.reach_ms
-            .map_or_else(|| String::from("–"), |ms| format!("{ms} ms")),
+            .map_or_else(|| String::from(NOTHING), |ms| format!("{ms} ms")),
         row.slower_percent
-            .map_or_else(|| String::from("–"), |percent| format!("{percent:.2}%")),
+            .map_or_else(|| String::from(NOTHING), |percent| format!("{percent:.2}%")),
     ]
 }
