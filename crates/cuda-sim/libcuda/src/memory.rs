@@ -155,9 +155,7 @@ pub(crate) fn make(
     low: bool,
 ) -> Result<u64, CuResult> {
     let driver = driver::the()?;
-    if taken > 0 {
-        driver.take(context.gpu, taken, board::Kind::Alloc)?;
-    }
+    let taken = take(driver, context.gpu, taken, &kind)?;
     let block = Block {
         bytes,
         taken,
@@ -169,6 +167,35 @@ pub(crate) fn make(
         shared: None,
     };
     place(block, low).inspect_err(|_| driver.give(context.gpu, taken, board::Kind::Alloc))
+}
+
+/// What a block takes of its GPU, once it has. Managed memory that finds no room there lies on the
+/// host; other memory drives managed memory of this process out.
+fn take(driver: &Driver, gpu: usize, bytes: u64, kind: &Kind) -> Result<u64, CuResult> {
+    if bytes == 0 {
+        return Ok(0);
+    }
+    match driver.take(gpu, bytes, board::Kind::Alloc) {
+        Err(CuResult::OUT_OF_MEMORY) if matches!(kind, Kind::Managed) => Ok(0),
+        Err(CuResult::OUT_OF_MEMORY) => {
+            page_out(driver, gpu);
+            driver.take(gpu, bytes, board::Kind::Alloc).map(|()| bytes)
+        }
+        taken => taken.map(|()| bytes),
+    }
+}
+
+fn page_out(driver: &Driver, gpu: usize) {
+    with(|blocks| {
+        let managed = blocks
+            .all
+            .values_mut()
+            .filter(|block| block.gpu == gpu && matches!(block.kind, Kind::Managed));
+        for block in managed {
+            driver.give(gpu, block.taken, board::Kind::Alloc);
+            block.taken = 0;
+        }
+    });
 }
 
 /// Gives a block addresses and puts it into the table.

@@ -57,6 +57,33 @@ fn memory_past_the_card_is_refused() {
 }
 
 #[test]
+fn managed_memory_lies_on_the_host_where_the_card_has_no_room() {
+    let name = "managed_memory_lies_on_the_host_where_the_card_has_no_room";
+    alone(name, &[], |driver| {
+        driver.context(0);
+        let board = board();
+        let managed = |bytes: u64| {
+            let mut base = CuDevicePtr(0);
+            ok!(driver, cuMemAllocManaged(&raw mut base, bytes as usize, 1));
+            base
+        };
+        let rest = TOTAL - CONTEXT;
+        let (first, second) = (managed(rest), managed(rest));
+        assert_eq!(board.used_bytes(0), TOTAL);
+
+        let block = driver.alloc(4 * MIB).unwrap();
+        assert_eq!(board.used_bytes(0), CONTEXT + 4 * MIB);
+        driver.write(second, b"still there");
+        assert_eq!(driver.read(second, 11), b"still there");
+
+        for base in [first, second, block] {
+            ok!(driver, cuMemFree_v2(base));
+        }
+        assert_eq!(board.used_bytes(0), CONTEXT);
+    });
+}
+
+#[test]
 fn bytes_come_back_as_they_were_copied() {
     alone("bytes_come_back_as_they_were_copied", &[], |driver| {
         driver.context(0);
