@@ -113,6 +113,29 @@ fn the_program_sees_the_whole_limit_also_where_it_is_more_than_the_card() {
 }
 
 #[test]
+fn a_program_holds_more_than_the_card_has() {
+    let card = CARD / MIB;
+    let world = world(2 * card, card - 200);
+    let mut program = world.program("oversubscribe").linked().start();
+
+    for step in ["ready", "alloc 700", "alloc 700", "alloc 500", "create 100"] {
+        take_step(&mut program, step);
+    }
+    assert_eq!(
+        (world.booked(0), past(&world)),
+        (2000 * MIB + CONTEXT, 1200)
+    );
+    assert!(world.board().used_bytes(0) <= CARD);
+    take_step(&mut program, "create 40!");
+
+    for _ in 0..4 {
+        take_step(&mut program, "free");
+    }
+    assert_eq!((world.booked(0), past(&world)), (CONTEXT, 0));
+    assert_eq!(world.board().used_bytes(0), CONTEXT);
+}
+
+#[test]
 fn pitched_memory_past_the_share_has_the_drivers_pitch() {
     let world = world(100, 40);
 
