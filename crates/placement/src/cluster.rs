@@ -18,7 +18,7 @@ const MOST_DEVICES: usize = 1024;
 
 /// How many choices one question tries where a container's first choice leaves no room for another
 /// container of the pod. What is not found by then counts as a misfit.
-const MOST_CHOICES: u32 = 20_000;
+pub(crate) const MOST_CHOICES: u32 = 20_000;
 
 /// Which nodes come into question.
 #[derive(Debug, Clone, Copy)]
@@ -361,7 +361,7 @@ impl Cluster {
     }
 
     /// The nodes in question, with the name by which each was asked for.
-    fn in_question<'a>(
+    pub(crate) fn in_question<'a>(
         &'a self,
         among: Among<'a>,
     ) -> impl Iterator<Item = (&'a str, Option<&'a NodeState>)> {
@@ -376,7 +376,12 @@ impl Cluster {
         all.chain(names.iter().map(|name| (*name, self.state(name))))
     }
 
-    fn plan<'a>(&self, request: &'a Request, leaving: &[&Reservation]) -> Plan<'a> {
+    /// All models that any node has reported.
+    pub(crate) fn models(&self) -> impl Iterator<Item = &str> {
+        self.models.texts.iter().map(|model| &**model)
+    }
+
+    pub(crate) fn plan<'a>(&self, request: &'a Request, leaving: &[&Reservation]) -> Plan<'a> {
         let mut steps = Vec::new();
         for before_apps in [true, false] {
             for (container, spec) in request.containers.iter().enumerate() {
@@ -458,14 +463,14 @@ impl Cluster {
 }
 
 /// A request and the cluster as it is without the request's own reservation.
-struct Question<'a> {
-    plan: Plan<'a>,
+pub(crate) struct Question<'a> {
+    pub(crate) plan: Plan<'a>,
     /// Nodes on which something is left out.
     changed: Vec<NodeState>,
 }
 
 impl<'a> Question<'a> {
-    fn new(cluster: &Cluster, request: &'a Request) -> Self {
+    pub(crate) fn new(cluster: &Cluster, request: &'a Request) -> Self {
         Self::without(cluster, request, &[])
     }
 
@@ -501,7 +506,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    fn node<'n>(&'n self, node: &'n NodeState) -> Option<&'n NodeState> {
+    pub(crate) fn node<'n>(&'n self, node: &'n NodeState) -> Option<&'n NodeState> {
         if node.devices.is_empty() {
             return None;
         }

@@ -668,7 +668,8 @@ impl<'a> Fit<'a> {
     }
 }
 
-fn next_combination(chosen: &mut [usize], of: usize) -> bool {
+/// The next choice of as many positions below `of`, in lexicographic order.
+pub(crate) fn next_combination(chosen: &mut [usize], of: usize) -> bool {
     let count = chosen.len();
     for at in (0..count).rev() {
         let Some(value) = chosen.get(at).copied() else {

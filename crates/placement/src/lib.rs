@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod explain;
 mod fit;
 mod inventory;
 mod misfit;
@@ -33,6 +34,7 @@ mod score;
 mod topology;
 
 pub use cluster::{Among, Cluster, DeviceView, NodeView, Outcome};
+pub use explain::{Advice, Change, Explanation, Rule};
 pub use inventory::{Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};
 pub use misfit::{Misfit, NodeMisfit, Reason};
 pub use quota::Quota;

@@ -189,6 +189,36 @@ impl NodeState {
         self.summarise();
     }
 
+    /// The node without anything taken.
+    pub(crate) fn clear(&mut self) {
+        for device in &mut self.devices {
+            device.used = Load::default();
+            device.instances.clear();
+            device.conflicts = 0;
+        }
+        self.summarise();
+    }
+
+    /// The node with these cards healthy again, or uncordoned.
+    pub(crate) fn repaired(
+        &self,
+        cards: impl Fn(usize) -> bool,
+        healthy: bool,
+        uncordoned: bool,
+    ) -> Self {
+        let mut node = self.clone();
+        for (at, state) in node.devices.iter_mut().enumerate() {
+            let device = &state.device;
+            if cards(at) && ((healthy && !device.healthy) || (uncordoned && device.cordoned)) {
+                let device = Arc::make_mut(&mut state.device);
+                device.healthy |= healthy;
+                device.cordoned &= !uncordoned;
+            }
+        }
+        node.summarise();
+        node
+    }
+
     fn summarise(&mut self) {
         let mut summary = Summary::default();
         for device in &self.devices {

@@ -267,7 +267,7 @@ fn recorded(case: &Value, steps: &Value) -> Vec<String> {
                     .as_object()
                     .unwrap()
                     .values()
-                    .flat_map(|devices| array(devices))
+                    .flat_map(array)
                     .map(|device| {
                         format!(
                             "{}={},{},{}",

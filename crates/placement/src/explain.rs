@@ -1,0 +1,987 @@
+//! From "it does not fit" to the smallest change after which it does. Never makes the change.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::cluster::{Among, Cluster, MOST_CHOICES, Question};
+use crate::fit;
+use crate::inventory::Vendor;
+use crate::misfit::NodeMisfit;
+use crate::node::{DeviceState, NodeState};
+use crate::quota::Quota;
+use crate::request::{Ask, Compute, DevicePolicy, Memory, Pod, Request};
+use crate::reservation::{Load, Placement, Reservation};
+
+const MIB: u64 = 1 << 20;
+
+/// How many sets of pods are looked at before a set is taken that is small but perhaps not smallest.
+const MOST_SETS: u32 = 5_000;
+
+/// How many changes are tried together.
+const MOST_TOGETHER: usize = 3;
+
+/// Why a pod fits nowhere, and what would help.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    /// Each node in question and why the pod does not fit there, by name.
+    pub misfits: Vec<NodeMisfit>,
+    /// Ways out, each enough by itself. Empty where nothing that can be changed helps.
+    pub advice: Vec<Advice>,
+}
+
+/// What would make the pod fit: all of these changes together. One, wherever one is enough.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Advice {
+    /// Where the pod would fit then.
+    pub node: Arc<str>,
+    /// What has to change; nothing less of the same kind is enough.
+    pub changes: Vec<Change>,
+}
+
+/// One change of the request or of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Less memory on each card: the most that fits, to a whole MiB or a whole hundredth.
+    LessMemory {
+        /// Position of the container in the request.
+        container: usize,
+        /// Of which vendor's cards.
+        vendor: Vendor,
+        /// What is asked for.
+        from: Memory,
+        /// What would fit.
+        to: Memory,
+    },
+    /// Less compute on each card, in its unit: the most that fits.
+    LessCores {
+        /// Position of the container in the request.
+        container: usize,
+        /// Of which vendor's cards.
+        vendor: Vendor,
+        /// What is asked for.
+        from: u32,
+        /// What would fit.
+        to: u32,
+    },
+    /// Fewer cards: as many as fit.
+    FewerDevices {
+        /// Position of the container in the request.
+        container: usize,
+        /// Of which vendor's cards.
+        vendor: Vendor,
+        /// What is asked for.
+        from: u32,
+        /// What would fit.
+        to: u32,
+    },
+    /// Type rules that also allow this model.
+    AllowModel {
+        /// Position of the container in the request.
+        container: usize,
+        /// Of which vendor's cards.
+        vendor: Vendor,
+        /// The model.
+        model: String,
+    },
+    /// One rule less.
+    DropRule {
+        /// Position of the container in the request.
+        container: usize,
+        /// Of which vendor's cards.
+        vendor: Vendor,
+        /// The rule.
+        rule: Rule,
+    },
+    /// These pods leave the node: as few as possible, and of several such sets the one that holds
+    /// least.
+    PodsLeave {
+        /// The pods, by namespace and name.
+        pods: Vec<Pod>,
+    },
+    /// The operator opens these cards again.
+    Uncordon {
+        /// Their identifiers.
+        devices: Vec<Arc<str>>,
+    },
+    /// These cards are healthy again.
+    Recover {
+        /// Their identifiers.
+        devices: Vec<Arc<str>>,
+    },
+    /// The namespace may take this much more.
+    MoreQuota {
+        /// Of which vendor's cards.
+        vendor: Vendor,
+        /// More memory in bytes.
+        memory_bytes: u64,
+        /// More compute, in the vendor's unit.
+        cores: u32,
+        /// More shares of cards.
+        devices: u32,
+    },
+}
+
+/// A rule of a request that leaves cards out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rule {
+    /// Which identifiers.
+    Ids,
+    /// Which sharing mode.
+    Mode,
+    /// A label that the card must have.
+    Tag(String),
+    /// All cards on one NUMA node.
+    NumaBind,
+    /// Only cards that nobody uses.
+    Unused,
+}
+
+impl Advice {
+    /// The request with those of the changes that are the request's. Changes of the cluster are not
+    /// in it.
+    pub fn applied_to(&self, request: &Request) -> Request {
+        let mut request = request.clone();
+        for change in &self.changes {
+            change.apply(&mut request);
+        }
+        request
+    }
+}
+
+impl Change {
+    fn apply(&self, request: &mut Request) {
+        let (container, vendor) = match self {
+            Self::LessMemory {
+                container, vendor, ..
+            }
+            | Self::LessCores {
+                container, vendor, ..
+            }
+            | Self::FewerDevices {
+                container, vendor, ..
+            }
+            | Self::AllowModel {
+                container, vendor, ..
+            }
+            | Self::DropRule {
+                container, vendor, ..
+            } => (*container, vendor),
+            Self::PodsLeave { .. }
+            | Self::Uncordon { .. }
+            | Self::Recover { .. }
+            | Self::MoreQuota { .. } => return,
+        };
+        let ask = request
+            .containers
+            .get_mut(container)
+            .and_then(|container| container.asks.iter_mut().find(|ask| ask.vendor == *vendor));
+        let Some(ask) = ask else {
+            return;
+        };
+        match self {
+            Self::LessMemory { to, .. } => ask.memory = *to,
+            Self::LessCores { to, .. } => ask.compute = Compute::Units(*to),
+            Self::FewerDevices { to, .. } => ask.count = *to,
+            Self::AllowModel { model, .. } => allow_model(ask, model),
+            Self::DropRule { rule, .. } => drop_rule(ask, rule),
+            _ => {}
+        }
+    }
+}
+
+fn allow_model(ask: &mut Ask, model: &str) {
+    let lower = model.to_lowercase();
+    if !ask
+        .select
+        .use_types
+        .iter()
+        .all(|text| text.trim().is_empty())
+    {
+        ask.select.use_types.push(model.to_owned());
+    }
+    ask.select
+        .nouse_types
+        .retain(|text| !lower.contains(&text.trim().to_lowercase()));
+}
+
+fn drop_rule(ask: &mut Ask, rule: &Rule) {
+    match rule {
+        Rule::Ids => {
+            ask.select.use_ids.clear();
+            ask.select.nouse_ids.clear();
+        }
+        Rule::Mode => ask.select.mode = None,
+        Rule::Tag(tag) => ask.select.tags.retain(|other| other != tag),
+        Rule::NumaBind => ask.numa_bind = false,
+        Rule::Unused => {
+            ask.exclusive = false;
+            if ask.policy == DevicePolicy::Mutex {
+                ask.policy = DevicePolicy::Spread;
+            }
+        }
+    }
+}
+
+/// A kind of change, as far as it can go.
+#[derive(Debug, Clone, PartialEq)]
+enum Relax {
+    Memory(usize, usize),
+    Cores(usize, usize),
+    Count(usize, usize),
+    Types(usize, usize),
+    Rule(usize, usize, Rule),
+    Quota,
+    Pods,
+    Cordons,
+    Health,
+}
+
+/// What is tried: a request in a cluster that may have changed.
+#[derive(Clone, Default)]
+struct Trial {
+    /// `None`: quotas as they are. Else they are this much wider for all vendors asked for.
+    quota: Option<Load>,
+    /// All pods leave.
+    empty: bool,
+    uncordoned: bool,
+    healthy: bool,
+}
+
+impl Cluster {
+    /// Why the pod fits nowhere and the smallest changes that would let it fit: one piece of advice
+    /// for each kind of change that is enough by itself; where none is, the fewest kinds that are
+    /// together.
+    ///
+    /// # Errors
+    ///
+    /// When the pod fits: where.
+    pub fn explain(&self, request: &Request, among: Among<'_>) -> Result<Explanation, Placement> {
+        let misfits = match self.place(request, among) {
+            Ok(placement) => return Err(placement),
+            Err(misfits) => misfits,
+        };
+        let question = Question::new(self, request);
+        let mut nodes: Vec<&NodeState> = self
+            .in_question(among)
+            .filter_map(|(_, node)| question.node(node?))
+            .collect();
+        nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        nodes.dedup_by(|a, b| a.name == b.name);
+        let search = Search {
+            cluster: self,
+            request,
+            nodes: nodes.into_iter().map(Cow::Borrowed).collect(),
+        };
+        Ok(Explanation {
+            misfits,
+            advice: search.advice(),
+        })
+    }
+}
+
+struct Search<'a> {
+    cluster: &'a Cluster,
+    request: &'a Request,
+    /// Without the request's own reservation, by name.
+    nodes: Vec<Cow<'a, NodeState>>,
+}
+
+impl<'a> Search<'a> {
+    fn advice(&self) -> Vec<Advice> {
+        let kinds = self.kinds();
+        for together in 1..=MOST_TOGETHER {
+            let mut found = Vec::new();
+            let mut subset: Vec<usize> = (0..together).collect();
+            while subset.last().is_some_and(|&last| last < kinds.len()) {
+                let subset_kinds: Vec<&Relax> =
+                    subset.iter().filter_map(|&at| kinds.get(at)).collect();
+                found.extend(self.smallest(&subset_kinds));
+                if !fit::next_combination(&mut subset, kinds.len()) {
+                    break;
+                }
+            }
+            if !found.is_empty() {
+                return found;
+            }
+        }
+        Vec::new()
+    }
+
+    /// All kinds of change that could matter.
+    fn kinds(&self) -> Vec<Relax> {
+        let mut kinds = Vec::new();
+        for (container, spec) in self.request.containers.iter().enumerate() {
+            for (at, ask) in spec.asks.iter().enumerate() {
+                if ask.count == 0 {
+                    continue;
+                }
+                kinds.push(Relax::Memory(container, at));
+                if matches!(ask.compute, Compute::Units(units) if units > 0) {
+                    kinds.push(Relax::Cores(container, at));
+                }
+                if ask.count > 1 {
+                    kinds.push(Relax::Count(container, at));
+                }
+                let select = &ask.select;
+                if !select.use_types.is_empty() || !select.nouse_types.is_empty() {
+                    kinds.push(Relax::Types(container, at));
+                }
+                let mut rule = |rule: Rule| kinds.push(Relax::Rule(container, at, rule));
+                if !select.use_ids.is_empty() || !select.nouse_ids.is_empty() {
+                    rule(Rule::Ids);
+                }
+                if select.mode.is_some() {
+                    rule(Rule::Mode);
+                }
+                for tag in &select.tags {
+                    rule(Rule::Tag(tag.clone()));
+                }
+                if ask.numa_bind {
+                    rule(Rule::NumaBind);
+                }
+                if ask.exclusive || ask.policy == DevicePolicy::Mutex {
+                    rule(Rule::Unused);
+                }
+            }
+        }
+        let limited = self
+            .request
+            .containers
+            .iter()
+            .flat_map(|container| &container.asks)
+            .any(|ask| {
+                let namespace = &self.request.pod.namespace;
+                self.cluster.quota(namespace, &ask.vendor).0.is_some()
+            });
+        let any_card = |is: fn(&DeviceState) -> bool| {
+            self.nodes.iter().any(|node| node.devices.iter().any(is))
+        };
+        for (matters, kind) in [
+            (limited, Relax::Quota),
+            (any_card(|card| card.used != Load::default()), Relax::Pods),
+            (any_card(|card| card.device.cordoned), Relax::Cordons),
+            (any_card(|card| !card.device.healthy), Relax::Health),
+        ] {
+            if matters {
+                kinds.push(kind);
+            }
+        }
+        kinds
+    }
+
+    /// The smallest changes of just these kinds, if they are enough.
+    fn smallest(&self, kinds: &[&Relax]) -> Option<Advice> {
+        let mut request = self.request.clone();
+        let mut trial = Trial::default();
+        for kind in kinds {
+            relax(kind, &mut request, &mut trial);
+        }
+        let mut nodes = Cow::Borrowed(self.nodes.as_slice());
+        self.fits(&request, &trial, &nodes)?;
+        // Each is taken back as far as the others, as far as they are taken back, allow.
+        let mut changes = Vec::new();
+        for kind in kinds {
+            let (change, node) = match kind {
+                Relax::Pods => {
+                    trial.empty = false;
+                    let (node, pods) = self.fewest_pods(&request, &trial, &nodes)?;
+                    (Change::PodsLeave { pods }, Some(node))
+                }
+                Relax::Cordons => {
+                    trial.uncordoned = false;
+                    let (node, devices) = self.fewest_repairs(&request, &trial, &nodes, false)?;
+                    (Change::Uncordon { devices }, Some(node))
+                }
+                Relax::Health => {
+                    trial.healthy = false;
+                    let (node, devices) = self.fewest_repairs(&request, &trial, &nodes, true)?;
+                    (Change::Recover { devices }, Some(node))
+                }
+                Relax::Quota => (self.least_quota(&request, &mut trial, &nodes)?, None),
+                _ => (self.take_back(kind, &mut request, &trial, &nodes)?, None),
+            };
+            // From here on only the node on which something was changed counts, as it is then.
+            if let Some(node) = node {
+                nodes = Cow::Owned(vec![Cow::Owned(node)]);
+            }
+            changes.push(change);
+        }
+        let placement = self.fits(&request, &trial, &nodes)?;
+        Some(Advice {
+            node: placement.node,
+            changes,
+        })
+    }
+
+    /// Where the request fits in the trial: on the first of the nodes on which it does.
+    fn fits(
+        &self,
+        request: &Request,
+        trial: &Trial,
+        nodes: &[Cow<'_, NodeState>],
+    ) -> Option<Placement> {
+        let own: Vec<_> = self
+            .cluster
+            .reservation(&request.pod.uid)
+            .into_iter()
+            .collect();
+        let mut plan = self.cluster.plan(request, &own);
+        if let Some(more) = trial.quota {
+            for step in &mut plan.steps {
+                if let Some((quota, _)) = &mut step.quota {
+                    *quota = widened(*quota, more);
+                }
+            }
+        }
+        let mut budget = MOST_CHOICES;
+        nodes.iter().find_map(|node| {
+            let changed = trial.on(node);
+            let node = changed.as_ref().unwrap_or(node);
+            if !plan.may_fit(&node.summary) {
+                return None;
+            }
+            fit::place(node, &plan, &mut budget)
+        })
+    }
+
+    /// The least change of this kind of request that is enough.
+    fn take_back(
+        &self,
+        kind: &Relax,
+        request: &mut Request,
+        trial: &Trial,
+        nodes: &[Cow<'_, NodeState>],
+    ) -> Option<Change> {
+        let (container, at) = kind.ask()?;
+        let original = self.request.containers.get(container)?.asks.get(at)?;
+        let vendor = original.vendor.clone();
+        let fits = |change: &dyn Fn(&mut Ask)| -> bool {
+            let mut attempt = request.clone();
+            if let Some(ask) = ask_mut(&mut attempt, container, at) {
+                change(ask);
+            }
+            self.fits(&attempt, trial, nodes).is_some()
+        };
+        let change = match kind {
+            Relax::Memory(..) => {
+                let unit = |units: u64| match original.memory {
+                    Memory::Bytes(_) => Memory::Bytes(units * MIB),
+                    Memory::Percent(_) => Memory::Percent(u32::try_from(units).unwrap_or(100)),
+                };
+                let below = match original.memory {
+                    Memory::Bytes(bytes) => bytes.saturating_sub(1) / MIB,
+                    Memory::Percent(percent) => u64::from(percent.min(100)).saturating_sub(1),
+                };
+                let to = greatest(1, below, |units| fits(&|ask| ask.memory = unit(units)))?;
+                Change::LessMemory {
+                    container,
+                    vendor,
+                    from: original.memory,
+                    to: unit(to),
+                }
+            }
+            Relax::Cores(..) => {
+                let Compute::Units(from) = original.compute else {
+                    return None;
+                };
+                let to = greatest(0, u64::from(from.saturating_sub(1)), |units| {
+                    fits(&|ask| ask.compute = Compute::Units(narrow(units)))
+                })?;
+                Change::LessCores {
+                    container,
+                    vendor,
+                    from,
+                    to: narrow(to),
+                }
+            }
+            Relax::Count(..) => {
+                let below = u64::from(original.count.saturating_sub(1));
+                let to = greatest(1, below, |count| fits(&|ask| ask.count = narrow(count)))?;
+                Change::FewerDevices {
+                    container,
+                    vendor,
+                    from: original.count,
+                    to: narrow(to),
+                }
+            }
+            Relax::Types(..) => {
+                let mut models: Vec<&str> = self.cluster.models().collect();
+                models.sort_unstable();
+                let model = models.into_iter().find(|model| {
+                    fits(&|ask| {
+                        ask.select.use_types.clone_from(&original.select.use_types);
+                        ask.select
+                            .nouse_types
+                            .clone_from(&original.select.nouse_types);
+                        allow_model(ask, model);
+                    })
+                })?;
+                Change::AllowModel {
+                    container,
+                    vendor,
+                    model: model.to_owned(),
+                }
+            }
+            Relax::Rule(_, _, rule) => Change::DropRule {
+                container,
+                vendor,
+                rule: rule.clone(),
+            },
+            Relax::Quota | Relax::Pods | Relax::Cordons | Relax::Health => return None,
+        };
+        if let Relax::Types(..) = kind
+            && let Some(ask) = ask_mut(request, container, at)
+        {
+            ask.select.use_types.clone_from(&original.select.use_types);
+            ask.select
+                .nouse_types
+                .clone_from(&original.select.nouse_types);
+        }
+        change.apply(request);
+        Some(change)
+    }
+
+    /// The fewest pods of one node whose leaving is enough, and the node without them.
+    fn fewest_pods(
+        &self,
+        request: &Request,
+        trial: &Trial,
+        nodes: &[Cow<'_, NodeState>],
+    ) -> Option<(NodeState, Vec<Pod>)> {
+        let all_leave = Trial {
+            empty: true,
+            ..trial.clone()
+        };
+        let hopeful: Vec<(&NodeState, Vec<&Reservation>)> = nodes
+            .iter()
+            .filter(|node| {
+                self.fits(request, &all_leave, std::slice::from_ref(*node))
+                    .is_some()
+            })
+            .map(|node| {
+                let mut pods: Vec<&Reservation> = self
+                    .cluster
+                    .reservations_on(&node.name)
+                    .filter(|held| held.pod.uid != request.pod.uid)
+                    .collect();
+                pods.sort_by(|a, b| {
+                    let key = |held: &Reservation| {
+                        let load = held.load();
+                        (load.memory_bytes, load.cores, load.slots)
+                    };
+                    key(a).cmp(&key(b)).then_with(|| {
+                        (&a.pod.namespace, &a.pod.name).cmp(&(&b.pod.namespace, &b.pod.name))
+                    })
+                });
+                (&**node, pods)
+            })
+            .collect();
+        let most = hopeful.iter().map(|(_, pods)| pods.len()).max()?;
+        let mut sets = MOST_SETS;
+        for count in 1..=most {
+            let mut best: Option<(u64, NodeState, Vec<Pod>)> = None;
+            for (node, pods) in hopeful.iter().filter(|(_, pods)| pods.len() >= count) {
+                let mut chosen: Vec<usize> = (0..count).collect();
+                loop {
+                    if sets == 0 {
+                        return best
+                            .map(|(_, node, pods)| (node, pods))
+                            .or_else(|| self.few_pods(request, trial, node, pods));
+                    }
+                    sets -= 1;
+                    let leaving: Vec<&Reservation> = chosen
+                        .iter()
+                        .filter_map(|&at| pods.get(at).copied())
+                        .collect();
+                    let weight = leaving.iter().fold(0_u64, |sum, held| {
+                        sum.saturating_add(held.load().memory_bytes)
+                    });
+                    if best.as_ref().is_none_or(|(least, ..)| weight < *least) {
+                        let after = without(node, &leaving);
+                        if self
+                            .fits(request, trial, &[Cow::Borrowed(&after)])
+                            .is_some()
+                        {
+                            let pods = leaving.iter().map(|held| held.pod.clone()).collect();
+                            best = Some((weight, after, pods));
+                        }
+                    }
+                    if !fit::next_combination(&mut chosen, pods.len()) {
+                        break;
+                    }
+                }
+            }
+            if let Some((_, node, pods)) = best {
+                return Some((node, pods));
+            }
+        }
+        None
+    }
+
+    /// Some pods whose leaving is enough, and of which none can stay.
+    fn few_pods(
+        &self,
+        request: &Request,
+        trial: &Trial,
+        node: &NodeState,
+        pods: &[&Reservation],
+    ) -> Option<(NodeState, Vec<Pod>)> {
+        let mut leaving: Vec<&Reservation> = pods.to_vec();
+        for held in pods.iter().rev() {
+            let fewer: Vec<&Reservation> = leaving
+                .iter()
+                .copied()
+                .filter(|other| other.pod.uid != held.pod.uid)
+                .collect();
+            let after = without(node, &fewer);
+            if self
+                .fits(request, trial, &[Cow::Borrowed(&after)])
+                .is_some()
+            {
+                leaving = fewer;
+            }
+        }
+        let after = without(node, &leaving);
+        self.fits(request, trial, &[Cow::Borrowed(&after)])?;
+        Some((
+            after,
+            leaving.into_iter().map(|held| held.pod.clone()).collect(),
+        ))
+    }
+
+    /// The fewest cards of one node that have to be opened (or healthy) again, and the node then.
+    fn fewest_repairs(
+        &self,
+        request: &Request,
+        trial: &Trial,
+        nodes: &[Cow<'_, NodeState>],
+        health: bool,
+    ) -> Option<(NodeState, Vec<Arc<str>>)> {
+        let broken = |node: &NodeState| -> Vec<usize> {
+            node.devices
+                .iter()
+                .enumerate()
+                .filter(|(_, device)| {
+                    if health {
+                        !device.device.healthy
+                    } else {
+                        device.device.cordoned
+                    }
+                })
+                .map(|(at, _)| at)
+                .collect()
+        };
+        let lists: Vec<(&NodeState, Vec<usize>)> = nodes
+            .iter()
+            .map(|node| (&**node, broken(node)))
+            .filter(|(_, broken)| !broken.is_empty())
+            .collect();
+        let most = lists.iter().map(|(_, broken)| broken.len()).max()?;
+        let mut sets = MOST_SETS;
+        for count in 1..=most {
+            for (node, broken) in lists.iter().filter(|(_, broken)| broken.len() >= count) {
+                let mut chosen: Vec<usize> = (0..count).collect();
+                loop {
+                    sets = sets.checked_sub(1)?;
+                    let cards: Vec<usize> = chosen
+                        .iter()
+                        .filter_map(|&at| broken.get(at).copied())
+                        .collect();
+                    let after = node.repaired(|at| cards.contains(&at), health, !health);
+                    if self
+                        .fits(request, trial, &[Cow::Borrowed(&after)])
+                        .is_some()
+                    {
+                        let ids = cards
+                            .iter()
+                            .filter_map(|&at| node.devices.get(at))
+                            .map(|device| Arc::clone(&device.id))
+                            .collect();
+                        return Some((after, ids));
+                    }
+                    if !fit::next_combination(&mut chosen, broken.len()) {
+                        break;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// How much more the namespace has to be allowed: least memory, then least compute, then fewest
+    /// cards. Leaves the trial with that.
+    fn least_quota(
+        &self,
+        request: &Request,
+        trial: &mut Trial,
+        nodes: &[Cow<'_, NodeState>],
+    ) -> Option<Change> {
+        let vendor = request
+            .containers
+            .iter()
+            .flat_map(|container| &container.asks)
+            .map(|ask| &ask.vendor)
+            .find(|vendor| {
+                self.cluster
+                    .quota(&request.pod.namespace, vendor)
+                    .0
+                    .is_some()
+            })?
+            .clone();
+        let mut more = trial.quota?;
+        let steps: [fn(&mut Load, u64); 3] = [
+            |more, value| more.memory_bytes = value,
+            |more, value| more.cores = narrow(value),
+            |more, value| more.slots = narrow(value),
+        ];
+        for (step, most) in steps.into_iter().zip([u64::MAX >> 8, 1 << 30, 1 << 30]) {
+            let least = least(most, |value| {
+                let mut less = more;
+                step(&mut less, value);
+                let attempt = Trial {
+                    quota: Some(less),
+                    ..trial.clone()
+                };
+                self.fits(request, &attempt, nodes).is_some()
+            })?;
+            step(&mut more, least);
+        }
+        trial.quota = Some(more);
+        Some(Change::MoreQuota {
+            vendor,
+            memory_bytes: more.memory_bytes,
+            cores: more.cores,
+            devices: more.slots,
+        })
+    }
+}
+
+impl Relax {
+    fn ask(&self) -> Option<(usize, usize)> {
+        match self {
+            Self::Memory(container, at)
+            | Self::Cores(container, at)
+            | Self::Count(container, at)
+            | Self::Types(container, at)
+            | Self::Rule(container, at, _) => Some((*container, *at)),
+            Self::Quota | Self::Pods | Self::Cordons | Self::Health => None,
+        }
+    }
+}
+
+impl Trial {
+    /// The node as it is in the trial, where that differs.
+    fn on<'n>(&self, node: &NodeState) -> Option<Cow<'n, NodeState>> {
+        if !(self.empty || self.uncordoned || self.healthy) {
+            return None;
+        }
+        let mut node = node.repaired(|_| true, self.healthy, self.uncordoned);
+        if self.empty {
+            node.clear();
+        }
+        Some(Cow::Owned(node))
+    }
+}
+
+fn ask_mut(request: &mut Request, container: usize, at: usize) -> Option<&mut Ask> {
+    request.containers.get_mut(container)?.asks.get_mut(at)
+}
+
+/// As far as this kind of change can go.
+fn relax(kind: &Relax, request: &mut Request, trial: &mut Trial) {
+    match kind {
+        Relax::Quota => {
+            trial.quota = Some(Load {
+                slots: 1 << 30,
+                cores: 1 << 30,
+                memory_bytes: u64::MAX >> 8,
+            });
+        }
+        Relax::Pods => trial.empty = true,
+        Relax::Cordons => trial.uncordoned = true,
+        Relax::Health => trial.healthy = true,
+        _ => {}
+    }
+    let Some(ask) = kind
+        .ask()
+        .and_then(|(container, at)| ask_mut(request, container, at))
+    else {
+        return;
+    };
+    match kind {
+        Relax::Memory(..) => {
+            ask.memory = match ask.memory {
+                Memory::Bytes(bytes) => Memory::Bytes(bytes.min(MIB)),
+                Memory::Percent(percent) => Memory::Percent(percent.min(1)),
+            };
+        }
+        Relax::Cores(..) => ask.compute = Compute::Units(0),
+        Relax::Count(..) => ask.count = 1,
+        Relax::Types(..) => {
+            ask.select.use_types.clear();
+            ask.select.nouse_types.clear();
+        }
+        Relax::Rule(_, _, rule) => drop_rule(ask, rule),
+        Relax::Quota | Relax::Pods | Relax::Cordons | Relax::Health => {}
+    }
+}
+
+fn widened(quota: Quota, more: Load) -> Quota {
+    Quota {
+        memory_bytes: quota
+            .memory_bytes
+            .map(|limit| limit.saturating_add(more.memory_bytes)),
+        cores: quota.cores.map(|limit| limit.saturating_add(more.cores)),
+        devices: quota.devices.map(|limit| limit.saturating_add(more.slots)),
+    }
+}
+
+fn without(node: &NodeState, leaving: &[&Reservation]) -> NodeState {
+    let mut after = node.clone();
+    for held in leaving {
+        after.give_back(held);
+    }
+    after
+}
+
+fn narrow(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+/// The greatest value from `low` to `high` that does, if `low` does and none does after one that does
+/// not.
+fn greatest(low: u64, high: u64, mut does: impl FnMut(u64) -> bool) -> Option<u64> {
+    if low > high || !does(low) {
+        return None;
+    }
+    let (mut low, mut high) = (low, high);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if does(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    Some(low)
+}
+
+/// The least value up to `high` that does, if `high` does and all do after one that does.
+fn least(high: u64, mut does: impl FnMut(u64) -> bool) -> Option<u64> {
+    if !does(high) {
+        return None;
+    }
+    let (mut low, mut high) = (0, high);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if does(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Some(low)
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fits on {}", self.node)?;
+        for (position, change) in self.changes.iter().enumerate() {
+            let word = if position == 0 { "if" } else { "and" };
+            write!(f, " {word} {change}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LessMemory {
+                container,
+                from: Memory::Bytes(from),
+                to: Memory::Bytes(to),
+                ..
+            } => write!(
+                f,
+                "container {container} asks for {} MiB instead of {} MiB of memory ({} MiB less)",
+                to / MIB,
+                from / MIB,
+                from.saturating_sub(*to).div_ceil(MIB)
+            ),
+            Self::LessMemory {
+                container,
+                from,
+                to,
+                ..
+            } => {
+                let percent = |memory: &Memory| match memory {
+                    Memory::Percent(percent) => u64::from(*percent),
+                    Memory::Bytes(bytes) => *bytes,
+                };
+                write!(
+                    f,
+                    "container {container} asks for {} % instead of {} % of memory",
+                    percent(to),
+                    percent(from)
+                )
+            }
+            Self::LessCores {
+                container,
+                from,
+                to,
+                ..
+            } => write!(
+                f,
+                "container {container} asks for {to} instead of {from} cores"
+            ),
+            Self::FewerDevices {
+                container,
+                vendor,
+                from,
+                to,
+            } => write!(
+                f,
+                "container {container} asks for {to} instead of {from} {vendor} devices"
+            ),
+            Self::AllowModel {
+                container, model, ..
+            } => write!(f, "the type rules of container {container} allow {model}"),
+            Self::DropRule {
+                container, rule, ..
+            } => write!(f, "container {container} does without {rule}"),
+            Self::PodsLeave { pods } => {
+                let names: Vec<String> = pods
+                    .iter()
+                    .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+                    .collect();
+                write!(f, "{} leaves", names.join(" and "))
+            }
+            Self::Uncordon { devices } => write!(f, "{} is uncordoned", devices.join(" and ")),
+            Self::Recover { devices } => write!(f, "{} is healthy again", devices.join(" and ")),
+            Self::MoreQuota {
+                memory_bytes,
+                cores,
+                devices,
+                ..
+            } => write!(
+                f,
+                "the quota allows {} MiB, {cores} cores and {devices} devices more",
+                memory_bytes.div_ceil(MIB)
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ids => f.write_str("the UUID rules"),
+            Self::Mode => f.write_str("the sharing mode"),
+            Self::Tag(tag) => write!(f, "the label {tag}"),
+            Self::NumaBind => f.write_str("one NUMA node for all cards"),
+            Self::Unused => f.write_str("cards that nobody uses"),
+        }
+    }
+}
