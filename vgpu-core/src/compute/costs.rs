@@ -207,8 +207,7 @@ impl Costs {
 fn with_patience(ns: u64) -> u64 {
     let longer = ns
         .saturating_mul(PATIENCE - 1)
-        .max(MOST_ODD_NS)
-        .min(MOST_WAITING_NS);
+        .clamp(MOST_ODD_NS, MOST_WAITING_NS);
     ns.saturating_add(longer)
 }
 

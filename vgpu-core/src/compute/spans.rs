@@ -454,8 +454,8 @@ impl Spans {
         // A thread that was put aside between its event and its launch has measured itself.
         let is_doubtful = mark.gap_ns > whole_ns / 3;
         let alone_ns = if is_doubtful {
-            // Kernel and gap cannot be told apart well; at least half of it was not the gap.
-            whole_ns.saturating_sub(mark.gap_ns).max(whole_ns / 2)
+            // Kernel and gap cannot be told apart well; some of it was not the gap.
+            whole_ns.saturating_sub(mark.gap_ns).max(whole_ns / 16)
         } else {
             whole_ns - mark.gap_ns
         };
