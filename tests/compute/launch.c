@@ -1,5 +1,6 @@
 /* Programs that launch, on a board whose clock all of them share: `launch PATTERN [NAME=NUMBER]...`. Times are
- * the board's: a number that ends a run or a pause is as exact as the clock. What it prints is for the test. */
+ * the board's: a number that ends a run or a pause is as exact as the clock. What it prints is for the test. With
+ * idle=MS it does nothing for so long at first. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -261,11 +262,11 @@ static void bursts(void) {
     say("bursts\n");
 }
 
-/* late ns=N after=MS for=MS: idle at first, then one launch after another. */
+/* late ns=N after=MS idle=MS for=MS: idle at first, then one launch after another. */
 static void late(void) {
     handle function = kernel(option("ns", MS));
     CUstream own = stream();
-    vgpuSimSleepUntil(began + option("after", 1000) * MS);
+    vgpuSimSleepUntil(vgpuSimNow() + option("after", 1000) * MS);
     while (vgpuSimNow() < end()) run(function, own);
     say("late\n");
 }
@@ -424,6 +425,7 @@ int main(int count, char **given) {
     OK(driver.retain(&context, device));
     OK(driver.set_current(context));
     began = vgpuSimNow();
+    vgpuSimSleepUntil(began + option("idle", 0) * MS);
     for (size_t i = 0; count > 1 && i < sizeof patterns / sizeof *patterns; i++)
         if (strcmp(patterns[i].name, given[1]) == 0) {
             patterns[i].run();
