@@ -512,7 +512,7 @@ impl<'a> Question<'a> {
         }
         self.changed
             .iter()
-            .find(|changed| changed.name == node.name)
+            .find(|changed| Arc::ptr_eq(&changed.name, &node.name))
             .or(Some(node))
     }
 

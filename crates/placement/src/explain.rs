@@ -360,8 +360,8 @@ impl<'a> Search<'a> {
         for (matters, kind) in [
             (limited, Relax::Quota),
             (any_card(|card| card.used != Load::default()), Relax::Pods),
-            (any_card(|card| card.device.cordoned), Relax::Cordons),
-            (any_card(|card| !card.device.healthy), Relax::Health),
+            (any_card(|card| card.cordoned), Relax::Cordons),
+            (any_card(|card| !card.healthy), Relax::Health),
         ] {
             if matters {
                 kinds.push(kind);
@@ -664,9 +664,9 @@ impl<'a> Search<'a> {
                 .enumerate()
                 .filter(|(_, device)| {
                     if health {
-                        !device.device.healthy
+                        !device.healthy
                     } else {
-                        device.device.cordoned
+                        device.cordoned
                     }
                 })
                 .map(|(at, _)| at)

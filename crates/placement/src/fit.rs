@@ -140,14 +140,15 @@ struct Fit<'a> {
     picks: Vec<Vec<Picked>>,
     /// Where the first choice failed, and what had been taken by then.
     failed: Option<(usize, State)>,
-    /// Whether each step would fit if it were the only one; looked at when the first choice fails.
-    worth_trying: Option<bool>,
     budget: &'a mut u32,
 }
 
 /// Places the request on the node. `budget` bounds how many choices are tried where the first one of
 /// some container leaves no room for another; it is what remains for all nodes of one question.
 pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Option<Placement> {
+    if !plan.steps.iter().all(|step| serves_alone(node, step)) {
+        return None;
+    }
     let mut fit = Fit::new(node, plan, budget);
     let start = fit.start();
     if !fit.search(0, &start) {
@@ -188,6 +189,12 @@ pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Opti
 
 /// Why the request does not fit on the node, as `place` found.
 pub(crate) fn misfit(node: &NodeState, plan: &Plan<'_>) -> Misfit {
+    if let Some(step) = plan.steps.iter().find(|step| !serves_alone(node, step)) {
+        let in_turn = step.ask.numa_bind || (step.quota.is_some() && step.ask.count > 1);
+        if !in_turn {
+            return misfit_alone(node, step);
+        }
+    }
     let mut budget = 0;
     let mut fit = Fit::new(node, plan, &mut budget);
     let start = fit.start();
@@ -198,6 +205,64 @@ pub(crate) fn misfit(node: &NodeState, plan: &Plan<'_>) -> Misfit {
     }
 }
 
+/// Whether enough cards would do if the step were the pod's only one.
+fn serves_alone(node: &NodeState, step: &Step<'_>) -> bool {
+    let idle = Pending::default();
+    let mut shares: u32 = 0;
+    for device in &node.devices {
+        if shares >= step.ask.count {
+            break;
+        }
+        if Some(device.vendor) == step.vendor && check(device, &idle, step, &[]).is_ok() {
+            shares = shares.saturating_add(shares_of(device, device.free_slots()));
+        }
+    }
+    shares >= step.ask.count
+}
+
+/// How many shares of a card one ask can take: one, or on a card in MIG mode as many as slots.
+fn shares_of(device: &DeviceState, slots: u32) -> u32 {
+    if device.mig { slots } else { 1 }
+}
+
+/// Why the step does not fit where no other step takes anything: one look at each card.
+fn misfit_alone(node: &NodeState, step: &Step<'_>) -> Misfit {
+    let idle = Pending::default();
+    let mut offered: u32 = 0;
+    let mut if_all_left: u32 = 0;
+    let mut reasons = Vec::with_capacity(node.devices.len());
+    for device in &node.devices {
+        if Some(device.vendor) != step.vendor {
+            continue;
+        }
+        let shares = shares_of(device, device.total.slots);
+        offered = offered.saturating_add(shares);
+        let reason = match check(device, &idle, step, &[]) {
+            Ok(_) => Reason::TooFew,
+            Err(reason) => reason,
+        };
+        if reason.is_cured_by_leaving() {
+            if_all_left = if_all_left.saturating_add(shares);
+        }
+        reasons.push((Arc::clone(&device.id), reason));
+    }
+    if reasons.is_empty() || offered < step.ask.count {
+        return Misfit::TooFewDevices {
+            container: step.container,
+            vendor: step.ask.vendor.clone(),
+            present: reasons.len(),
+            asked: step.ask.count,
+        };
+    }
+    Misfit::Devices {
+        container: step.container,
+        vendor: step.ask.vendor.clone(),
+        asked: step.ask.count,
+        if_all_left,
+        reasons,
+    }
+}
+
 impl<'a> Fit<'a> {
     fn new(node: &'a NodeState, plan: &'a Plan<'a>, budget: &'a mut u32) -> Self {
         Self {
@@ -205,7 +270,6 @@ impl<'a> Fit<'a> {
             plan,
             picks: Vec::with_capacity(plan.steps.len()),
             failed: None,
-            worth_trying: None,
             budget,
         }
     }
@@ -255,25 +319,10 @@ impl<'a> Fit<'a> {
             return true;
         }
         self.picks.pop();
-        if *self.budget == 0 || !self.worth_trying() {
+        if *self.budget == 0 {
             return false;
         }
         self.search_others(at, &state, &candidates, &first)
-    }
-
-    /// Whether each step fits alone: if one does not, no other choice helps.
-    fn worth_trying(&mut self) -> bool {
-        if let Some(known) = self.worth_trying {
-            return known;
-        }
-        let start = self.start();
-        let plan = self.plan;
-        let worth = plan.steps.iter().all(|step| {
-            let candidates = self.candidates(step, &start);
-            self.choose(step, &candidates, &mut start.clone()).is_some()
-        });
-        self.worth_trying = Some(worth);
-        worth
     }
 
     /// Tries every set of cards for the step at `at`, in the order of its policy.
@@ -336,7 +385,7 @@ impl<'a> Fit<'a> {
         if step.ask.numa_bind {
             let mut numas = chosen
                 .iter()
-                .filter_map(|&at| card(at).map(|(_, device)| device.device.numa));
+                .filter_map(|&at| card(at).map(|(_, device)| device.numa));
             let first = numas.next();
             if numas.any(|numa| Some(numa) != first) {
                 return false;
@@ -373,7 +422,7 @@ impl<'a> Fit<'a> {
             && one.vendor == other.vendor
             && one.total == other.total
             && one.used == other.used
-            && one.device.numa == other.device.numa
+            && one.numa == other.numa
             && one.device.mode == other.device.mode
             && one.device.gflops == other.device.gflops
             && one_pending.map(|pending| pending.phases)
@@ -455,15 +504,15 @@ impl<'a> Fit<'a> {
             let order = match key {
                 Key::Binpack => b_score.total_cmp(&a_score),
                 Key::Spread => a_score.total_cmp(&b_score),
-                Key::Numa => other.device.numa.cmp(&one.device.numa),
+                Key::Numa => other.numa.cmp(&one.numa),
                 Key::FewestContainers => containers(a, one).cmp(&containers(b, other)),
-                Key::LowestIndex => one.device.index.cmp(&other.device.index),
+                Key::LowestIndex => one.index.cmp(&other.index),
             };
             if order != Ordering::Equal {
                 return order;
             }
         }
-        (other.device.index, &other.id).cmp(&(one.device.index, &one.id))
+        (other.index, &other.id).cmp(&(one.index, &one.id))
     }
 
     /// Takes the step's shares as its policy says. Where that is not possible, `state` is left in
@@ -527,7 +576,7 @@ impl<'a> Fit<'a> {
     }
 
     fn numa(&self, card: usize) -> Option<u32> {
-        self.node.devices.get(card).map(|device| device.device.numa)
+        self.node.devices.get(card).map(|device| device.numa)
     }
 
     fn choose_among(
@@ -598,18 +647,12 @@ impl<'a> Fit<'a> {
                 (card, score_of(device, pending, step, load))
             })
             .collect();
-        let offered: usize = cards
+        let offered: u32 = cards
             .iter()
             .filter_map(|(card, _)| self.node.devices.get(*card))
-            .map(|device| {
-                if device.mig {
-                    usize::try_from(device.total.slots).unwrap_or(1)
-                } else {
-                    1
-                }
-            })
-            .sum();
-        if cards.is_empty() || offered < step.count() {
+            .map(|device| shares_of(device, device.total.slots))
+            .fold(0, u32::saturating_add);
+        if cards.is_empty() || offered < step.ask.count {
             return Misfit::TooFewDevices {
                 container: step.container,
                 vendor: step.ask.vendor.clone(),
@@ -633,7 +676,7 @@ impl<'a> Fit<'a> {
                 })
             })
             .and_then(|(card, _)| self.numa(*card));
-        let mut taken = 0;
+        let mut if_all_left: u32 = 0;
         let mut reasons = Vec::with_capacity(cards.len());
         let before = state.clone();
         let mut numa = None;
@@ -641,21 +684,17 @@ impl<'a> Fit<'a> {
             if step.ask.numa_bind && numa != self.numa(card) {
                 numa = self.numa(card);
                 state = before.clone();
-                taken = 0;
             }
             let reason = match self.take(step, card, &mut state) {
                 Ok(_) if step.ask.numa_bind && self.numa(card) != last_numa => Reason::Numa,
-                Ok(_) => {
-                    taken += 1;
-                    if taken > step.count() {
-                        Reason::Together
-                    } else {
-                        Reason::TooFew
-                    }
-                }
+                Ok(_) => Reason::TooFew,
                 Err(reason) => reason,
             };
             if let Some(device) = self.node.devices.get(card) {
+                if reason.is_cured_by_leaving() {
+                    let shares = shares_of(device, device.total.slots);
+                    if_all_left = if_all_left.saturating_add(shares);
+                }
                 reasons.push((Arc::clone(&device.id), reason));
             }
         }
@@ -663,6 +702,7 @@ impl<'a> Fit<'a> {
             container: step.container,
             vendor: step.ask.vendor.clone(),
             asked: step.ask.count,
+            if_all_left,
             reasons,
         }
     }
@@ -760,13 +800,13 @@ fn check(
     quotas: &[(u32, Phases)],
 ) -> Result<Cost, Reason> {
     let ask = step.ask;
-    if !device.device.healthy {
+    if !device.healthy {
         return Err(Reason::Unhealthy);
     }
     if device.conflicts > 0 {
         return Err(Reason::ModeConflict);
     }
-    if device.device.cordoned {
+    if device.cordoned {
         return Err(Reason::Cordoned);
     }
     check_selection(device, step)?;

@@ -110,9 +110,6 @@ pub enum Reason {
     /// It would do, but there are too few like it on the node.
     #[error("suitable, but too few of them")]
     TooFew,
-    /// Each container would do alone, but not all of them together.
-    #[error("suitable for one container, not for all together")]
-    Together,
 }
 
 impl Reason {
@@ -134,7 +131,7 @@ impl Reason {
             Self::CoresExhausted => "CardComputeUnitsExhausted",
             Self::NoInstance { .. } => "CardMigTopologyInfeasible",
             Self::Numa => "NumaNotFit",
-            Self::TooFew | Self::Together => "AllocatedCardsInsufficientRequest",
+            Self::TooFew => "AllocatedCardsInsufficientRequest",
         }
     }
 
@@ -172,7 +169,7 @@ pub enum Misfit {
         /// Devices that the container asks for.
         asked: u32,
     },
-    /// Each device of the vendor, in the order in which they were tried, and why not.
+    /// Each device of the vendor and why not.
     Devices {
         /// Position of the container in the request.
         container: usize,
@@ -180,6 +177,8 @@ pub enum Misfit {
         vendor: Vendor,
         /// Devices that the container asks for.
         asked: u32,
+        /// Shares that the node could give to this container if all pods left it.
+        if_all_left: u32,
         /// Each device's identifier and reason.
         reasons: Vec<(Arc<str>, Reason)>,
     },
@@ -191,9 +190,9 @@ impl Misfit {
     pub fn is_cured_by_leaving(&self) -> bool {
         match self {
             Self::UnknownNode | Self::TooFewDevices { .. } => false,
-            Self::Devices { reasons, .. } => reasons
-                .iter()
-                .any(|(_, reason)| reason.is_cured_by_leaving()),
+            Self::Devices {
+                asked, if_all_left, ..
+            } => asked <= if_all_left,
         }
     }
 
@@ -239,6 +238,7 @@ impl fmt::Display for Misfit {
                 vendor,
                 asked,
                 reasons,
+                ..
             } => {
                 write!(f, "container {container} asks for {asked} {vendor}: ")?;
                 for (position, (device, reason)) in reasons.iter().enumerate() {

@@ -17,6 +17,11 @@ pub(crate) struct DeviceState {
     pub(crate) vendor: u32,
     pub(crate) model: u32,
     pub(crate) mig: bool,
+    // Beside the card's figures, since every question looks at them.
+    pub(crate) healthy: bool,
+    pub(crate) cordoned: bool,
+    pub(crate) numa: u32,
+    pub(crate) index: u32,
     pub(crate) total: Load,
     pub(crate) used: Load,
     /// MIG instances that pods hold.
@@ -115,6 +120,10 @@ impl NodeState {
                     vendor,
                     model,
                     mig: device.is_mig(),
+                    healthy: device.healthy,
+                    cordoned: device.cordoned,
+                    numa: device.numa,
+                    index: device.index,
                     total: Load {
                         slots: device.slots.min(1 << 20),
                         cores: device.cores.min(1 << 20),
@@ -127,7 +136,7 @@ impl NodeState {
                 }
             })
             .collect();
-        devices.sort_by(|a, b| (a.device.index, &a.id).cmp(&(b.device.index, &b.id)));
+        devices.sort_by(|a, b| (a.index, &a.id).cmp(&(b.index, &b.id)));
         let mut pairs = Vec::new();
         if !node.pairs.is_empty() {
             let position = |id: &str| devices.iter().position(|device| *device.id == *id);
@@ -208,11 +217,9 @@ impl NodeState {
     ) -> Self {
         let mut node = self.clone();
         for (at, state) in node.devices.iter_mut().enumerate() {
-            let device = &state.device;
-            if cards(at) && ((healthy && !device.healthy) || (uncordoned && device.cordoned)) {
-                let device = Arc::make_mut(&mut state.device);
-                device.healthy |= healthy;
-                device.cordoned &= !uncordoned;
+            if cards(at) {
+                state.healthy |= healthy;
+                state.cordoned &= !uncordoned;
             }
         }
         node.summarise();
@@ -224,8 +231,8 @@ impl NodeState {
         for device in &self.devices {
             summary.used.add(device.used);
             summary.total.add(device.total);
-            if !device.device.healthy
-                || device.device.cordoned
+            if !device.healthy
+                || device.cordoned
                 || device.conflicts > 0
                 || device.free_slots() == 0
             {
