@@ -17,7 +17,8 @@ use common::{Machine, Running};
 use expect_test::expect;
 use vgpu_abi::region::{Kind, Region};
 
-const LOOP: &str = "echo ready; while :; do sleep 0.02; done";
+/// One process, which ends at once when it is asked to.
+const LOOP: &str = "echo ready; exec sleep 600";
 
 /// A container of this name with 4 GiB of GPU 0 and 8 GiB of GPU 1.
 fn container(machine: &Machine, name: &str) -> (Running, Region) {

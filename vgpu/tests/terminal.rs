@@ -235,7 +235,7 @@ fn colour_is_for_terminals_and_no_color_switches_it_off() {
 fn a_narrow_terminal_shows_what_matters_most() {
     let machine = Machine::new();
     let words = ["--gpumem", "4Gi", "--gpucores", "30", "--name", "train"];
-    let running = machine.start(&words, "echo ready; while :; do sleep 0.02; done");
+    let running = machine.start(&words, "echo ready; exec sleep 600");
 
     // 100 columns.
     let mut narrow = Terminal::start(machine.vgpu(["top", "--once"]).env("NO_COLOR", "1"));

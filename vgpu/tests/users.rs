@@ -328,7 +328,9 @@ fn floors_of_other_users_count_as_long_as_their_runner_lives() {
         command.env("VGPU_SIM_BOARD", machine.path("sim-board"));
         as_nobody(&command)
     };
-    let mine = machine.start(&["--floor", "0=60", "--name", "mine"], LOOP);
+    let script = format!("echo $$; {LOOP}");
+    let mut mine = machine.start(&["--floor", "0=60", "--name", "mine"], &script);
+    let command = mine.said().lines().next().unwrap().parse().unwrap();
     let theirs = Running::start(&mut nobody(&[
         "run", "--floor", "0=30", "--name", "theirs", "--", "sh", "-c", LOOP,
     ]));
@@ -367,8 +369,11 @@ fn floors_of_other_users_count_as_long_as_their_runner_lives() {
 
     // A runner that was killed keeps no promise to others, whatever it left behind.
     mine.signal(nix::sys::signal::Signal::SIGKILL);
-    drop(mine);
-    assert_eq!((fits("0=61"), fits("0=60")), (Some(2), Some(0)));
+    assert!(!mine.child.wait().unwrap().success());
+    let fitted = (fits("0=61"), fits("0=60"));
+    let command = nix::unistd::Pid::from_raw(command);
+    nix::sys::signal::kill(command, nix::sys::signal::Signal::SIGKILL).unwrap();
+    assert_eq!(fitted, (Some(2), Some(0)));
     theirs.stop();
 }
 
