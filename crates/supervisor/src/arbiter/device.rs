@@ -14,7 +14,7 @@ use super::shares::{self, Claim, Share, WHOLE};
 use super::turns::{Contender, Turns};
 
 /// Who did nothing for so long is idle.
-const IDLE_NS: u64 = 150_000_000;
+const IDLE_NS: u64 = 95_000_000;
 /// Who was held back within this wants more than he gets.
 const HUNGRY_NS: u64 = 100_000_000;
 /// Work in flight that has not moved for so long is somebody's who forgot it.

@@ -13,11 +13,11 @@
 use std::collections::{HashMap, VecDeque};
 
 /// How fast a process's busy share follows what it does, nanoseconds.
-const FOLLOW_NS: f64 = 400e6;
-/// How long the driver's figures are remembered, nanoseconds.
-const MEMORY_NS: f64 = 3e9;
-/// So much agreement is assumed before the driver has said anything, nanoseconds of GPU time.
-const ASSUMED_NS: f64 = 30e6;
+const FOLLOW_NS: f64 = 300e6;
+/// Times below this are mostly rounding, nanoseconds of GPU time in one sample.
+const ASSUMED_NS: f64 = 3e6;
+/// What part of the difference between the driver's figure and the model's one sample corrects.
+const CORRECTION_GAIN: f64 = 0.3;
 /// The driver's correction stays within these.
 const LEAST_CORRECTION: f64 = 0.25;
 const MOST_CORRECTION: f64 = 8.0;
@@ -61,6 +61,8 @@ pub struct Work {
 
 #[derive(Debug, Default)]
 struct Process {
+    /// Looks at it, since it was first busy.
+    looks: u32,
     busy_ns: u64,
     /// Part of the time that it is busy, as it measures.
     busy: f64,
@@ -73,9 +75,6 @@ struct Process {
 struct Container {
     /// What the driver says over what the model says.
     correction: f64,
-    /// GPU time by the driver and by the model over the same periods, nanoseconds, fading.
-    told: f64,
-    modelled: f64,
     /// GPU time by the model so far, nanoseconds, and when, newest last.
     looks: VecDeque<(u64, f64)>,
     /// The share by the driver, of its last sample, and when it came.
@@ -86,8 +85,6 @@ impl Default for Container {
     fn default() -> Self {
         Self {
             correction: 1.0,
-            told: 0.0,
-            modelled: 0.0,
             looks: VecDeque::new(),
             last_told: None,
         }
@@ -121,11 +118,21 @@ impl Meter {
                 (Some(known), Some(passed)) => {
                     let spent_ns = work.busy_ns.saturating_sub(known.busy_ns);
                     let part = (real(spent_ns) / real(passed)).min(1.0);
+                    // At first the mean of all there is.
+                    let looks = known.looks.saturating_add(1);
                     let weight = real(passed) / (FOLLOW_NS + real(passed));
+                    let weight = weight.max(1.0 / f64::from(looks));
                     let busy = known.busy + (part - known.busy) * weight;
                     // What was settled late belongs to more than one look.
                     let spent_ns = real(spent_ns).min(4.0 * real(passed));
-                    (Process { busy, ..known }, spent_ns)
+                    (
+                        Process {
+                            busy,
+                            looks,
+                            ..known
+                        },
+                        spent_ns,
+                    )
                 }
                 // The first look: what it did before is not known.
                 _ => (Process::default(), 0.0),
@@ -339,19 +346,22 @@ impl Container {
     }
 
     fn correct(&mut self, told_ns: f64, from_ns: u64, until_ns: u64) {
-        let modelled_ns = self.between(from_ns, until_ns);
-        let period = real(until_ns.saturating_sub(from_ns));
+        // What lies before the first look is not known.
+        let seen_all = self.looks.front().is_some_and(|(at, _)| *at <= from_ns);
+        let modelled_ns = if seen_all {
+            self.between(from_ns, until_ns)
+        } else {
+            0.0
+        };
         // Nothing measured: there is nothing to correct, and no figure to correct it by.
         if modelled_ns <= 0.0 {
             return;
         }
-        let fade = MEMORY_NS / (MEMORY_NS + period);
-        self.told = self.told * fade + told_ns;
-        self.modelled = self.modelled * fade + modelled_ns;
-        let goal = (self.told + ASSUMED_NS) / (self.modelled + ASSUMED_NS);
-        let goal = goal.clamp(LEAST_CORRECTION, MOST_CORRECTION);
-        let step = self.correction * CORRECTION_STEP;
-        self.correction += (goal - self.correction).clamp(-step, step);
+        let expected_ns = self.correction * modelled_ns;
+        let error = (told_ns - expected_ns) / (told_ns.max(expected_ns) + ASSUMED_NS);
+        let step = (error * CORRECTION_GAIN).clamp(-CORRECTION_STEP, CORRECTION_STEP);
+        let corrected = self.correction * (1.0 + step);
+        self.correction = corrected.clamp(LEAST_CORRECTION, MOST_CORRECTION);
     }
 }
 
@@ -509,7 +519,8 @@ mod tests {
             looked(&mut one, 50, 3_000, &[own, other]);
             looked(&mut two, 50, 3_000, &[100 - own, other]);
 
-            prop_assert_eq!(scales(&one, 1), scales(&two, 1));
+            let apart = one.scale(&(1, 0, 1)) - two.scale(&(1, 0, 1));
+            prop_assert!(apart.abs() < 1e-6, "{apart}");
         }
     }
 }

@@ -102,15 +102,18 @@ pub fn divide(claims: &[Claim]) -> Vec<Share> {
         } else {
             seat.cap
         };
-        let needs_to_know = |(other, that): (usize, &Claim)| {
-            let that_counts = that.policy != Policy::Disable;
-            let limited = that.floor > 0 || that.cap < WHOLE || that.priority < claim.priority;
-            other != index && that_counts && limited
+        // Who is limited, and who stands beside somebody who is: the one's share follows from what
+        // the other does.
+        let limited = |claim: &Claim| claim.floor > 0 || claim.cap < WHOLE;
+        let decides = |(other, that): (usize, &Claim)| {
+            let counts = that.policy != Policy::Disable;
+            let matters = limited(claim) || limited(that) || that.priority < claim.priority;
+            other != index && counts && matters
         };
         Share {
             permille,
             contended: working > usize::from(claim.active),
-            measured: claims.iter().enumerate().any(needs_to_know),
+            measured: claims.iter().enumerate().any(decides),
         }
     };
     claims.iter().zip(&seats).enumerate().map(share).collect()
@@ -319,7 +322,7 @@ mod tests {
         );
         check(
             "force:300:0:0:1000 force:1000:0:0:1000",
-            &expect!["300c 1000cm"],
+            &expect!["300cm 1000cm"],
         );
     }
 
@@ -327,15 +330,15 @@ mod tests {
     fn a_default_cap_holds_only_while_another_works() {
         check(
             "default:300:0:0:1000 force:1000:0:0",
-            &expect!["1000 1000cm"],
+            &expect!["1000m 1000cm"],
         );
         check(
             "default:300:0:0:1000 force:1000:0:0:1000",
-            &expect!["300c 1000cm"],
+            &expect!["300cm 1000cm"],
         );
         check(
             "default:300:0:0 force:1000:0:0:1000",
-            &expect!["300c 1000m"],
+            &expect!["300cm 1000m"],
         );
     }
 
@@ -351,7 +354,7 @@ mod tests {
         );
         check(
             "floor:1000:200:0:1000 force:1000:0:0",
-            &expect!["1000 640cm"],
+            &expect!["1000m 640cm"],
         );
     }
 
@@ -363,7 +366,7 @@ mod tests {
         );
         check(
             "floor:1000:500:0:100 force:1000:0:0:1000",
-            &expect!["750c 900cm"],
+            &expect!["750cm 900cm"],
         );
     }
 
