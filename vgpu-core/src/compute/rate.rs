@@ -76,13 +76,17 @@ pub(super) fn rate(books: &Books, device: usize, now_ns: u64) -> Rate {
         return Rate::FREE;
     }
     let is_fresh = |at: u64| now_ns.saturating_sub(at) < FRESH_NS;
-    let grant = books
-        .container
-        .arbiter_heartbeat_ns()
-        .filter(|at| is_fresh(*at))
-        .and_then(|_| books.container.target())
-        .and_then(|target| target.grants.get(device).copied().flatten());
-    rate_of(policy, percent, grant)
+    let heartbeat_ns = books.container.arbiter_heartbeat_ns();
+    let arbiter_lives = heartbeat_ns.is_some_and(is_fresh);
+    let target = books.container.target().filter(|_| arbiter_lives);
+    let grant = target.and_then(|target| target.grants.get(device).copied().flatten());
+    let rate = rate_of(policy, percent, grant);
+    Rate {
+        // An arbiter that has not met this process yet will have within a tick: until then nothing
+        // is put on the device that could not be taken back.
+        is_measured: rate.is_measured || (arbiter_lives && grant.is_none()),
+        ..rate
+    }
 }
 
 #[cfg(test)]
