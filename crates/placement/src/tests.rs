@@ -107,3 +107,486 @@ fn a_pods_own_reservation_does_not_stand_in_its_way() {
     let used = cluster.node("n1").unwrap().devices().next().unwrap().used();
     assert_eq!(used.memory_bytes, 60 * GIB);
 }
+
+/// A cluster of one node with these cards.
+fn one(cards: Vec<Device>) -> Cluster {
+    let devices = cards
+        .into_iter()
+        .enumerate()
+        .map(|(index, card)| Device {
+            index: u32::try_from(index).unwrap(),
+            id: format!("GPU-{index}"),
+            ..card
+        })
+        .collect();
+    cluster(&[Node {
+        name: "n".to_owned(),
+        devices,
+        pairs: Vec::new(),
+    }])
+}
+
+fn card(gib: u64) -> Device {
+    Device::new("NVIDIA", "", "NVIDIA A100", gib * GIB)
+}
+
+fn mig_card() -> Device {
+    let profile = |name: &str, gib: u64, cores: u32, slices: u32, starts: &[u32], size: u32| {
+        let placements = starts.iter().map(|&start| Span { start, size }).collect();
+        MigProfile {
+            name: name.to_owned(),
+            memory_bytes: gib * GIB,
+            cores,
+            slices,
+            placements,
+        }
+    };
+    Device {
+        mode: "mig".to_owned(),
+        slots: 7,
+        mig_profiles: vec![
+            profile("1g.10gb", 10, 15, 1, &[0, 1, 2, 3, 4, 5, 6], 1),
+            profile("2g.20gb", 20, 29, 2, &[0, 2, 4], 2),
+            profile("3g.40gb", 40, 43, 3, &[0, 4], 4),
+            profile("7g.80gb", 80, 100, 7, &[0], 8),
+        ],
+        ..card(80)
+    }
+}
+
+fn pod(name: &str, containers: &[(Kind, Ask)]) -> Request {
+    Request {
+        pod: Pod::named("default", name),
+        containers: containers
+            .iter()
+            .map(|(kind, ask)| Container {
+                name: String::new(),
+                kind: *kind,
+                asks: vec![ask.clone()],
+            })
+            .collect(),
+        node_policy: NodePolicy::Binpack,
+    }
+}
+
+fn used_gib(cluster: &Cluster) -> Vec<u64> {
+    cluster
+        .nodes()
+        .flat_map(|node| node.devices().collect::<Vec<_>>())
+        .map(|device| device.used().memory_bytes / GIB)
+        .collect()
+}
+
+fn advice(cluster: &Cluster, request: &Request) -> Vec<String> {
+    cluster
+        .explain(request, Among::All)
+        .unwrap()
+        .advice
+        .iter()
+        .map(ToString::to_string)
+        .collect()
+}
+
+#[test]
+fn init_containers_take_their_peak_and_give_it_back_when_they_are_over() {
+    let mut cluster = one(vec![card(80)]);
+    let request = pod(
+        "a",
+        &[
+            (Kind::Init, gib(1, 60)),
+            (Kind::Init, gib(1, 70)),
+            (Kind::App, gib(1, 30)),
+        ],
+    );
+
+    assert_eq!(place(&mut cluster, &request), "n:0;0;0");
+    assert_eq!(used_gib(&cluster), [70]);
+
+    assert!(cluster.initialised("default/a"));
+    assert_eq!(used_gib(&cluster), [30]);
+}
+
+#[test]
+fn a_sidecar_counts_beside_later_init_containers_and_beside_the_others() {
+    let containers = |init: u64, app: u64| {
+        pod(
+            "a",
+            &[
+                (Kind::Init, gib(1, 70)),
+                (Kind::Sidecar, gib(1, 20)),
+                (Kind::Init, gib(1, init)),
+                (Kind::App, gib(1, app)),
+            ],
+        )
+    };
+
+    assert_eq!(
+        place(&mut one(vec![card(80)]), &containers(60, 60)),
+        "n:0;0;0;0"
+    );
+    for (init, app) in [(61, 60), (60, 61)] {
+        let mut cluster = one(vec![card(80)]);
+        let answer = place(&mut cluster, &containers(init, app));
+        assert_eq!(answer, "n: 1/1 CardInsufficientMemory");
+    }
+}
+
+#[test]
+fn a_container_that_leaves_no_room_for_the_next_goes_elsewhere() {
+    let mut cluster = one(vec![card(80), card(40)]);
+    let request = pod(
+        "a",
+        &[
+            (
+                Kind::App,
+                Ask {
+                    policy: DevicePolicy::Spread,
+                    ..gib(1, 30)
+                },
+            ),
+            (Kind::App, gib(1, 80)),
+        ],
+    );
+
+    assert_eq!(place(&mut cluster, &request), "n:1;0");
+}
+
+#[test]
+fn an_exclusive_card_takes_nobody_else_and_only_when_unused() {
+    let mut cluster = one(vec![card(80), card(80)]);
+    place(&mut cluster, &asking("a", &[gib(1, 1)]));
+    let exclusive = Ask {
+        exclusive: true,
+        ..gib(1, 10)
+    };
+
+    assert_eq!(
+        place(&mut cluster, &asking("b", &[exclusive.clone()])),
+        "n:0"
+    );
+    assert_eq!(place(&mut cluster, &asking("c", &[gib(1, 1)])), "n:1");
+    assert_eq!(
+        place(&mut cluster, &asking("d", &[exclusive])),
+        "n: 1/2 CardTimeSlicingExhausted, 1/2 ExclusiveDeviceAllocateConflict"
+    );
+}
+
+#[test]
+fn an_instance_is_as_large_as_memory_and_compute_ask() {
+    let mut cluster = one(vec![mig_card()]);
+    let half = Ask {
+        compute: Compute::Units(30),
+        ..gib(1, 8)
+    };
+
+    let placement = cluster.place(&asking("a", &[half]), Among::All).unwrap();
+
+    let grant = &placement.containers[0].grants[0];
+    assert_eq!(grant.memory_bytes, 40 * GIB);
+    assert_eq!(grant.cores, 43);
+    let instance = grant.instance.clone().unwrap();
+    assert_eq!((&*instance.profile, instance.span.start), ("3g.40gb", 4));
+    cluster.reserve(Pod::named("default", "a"), placement);
+    assert_eq!(
+        place(
+            &mut cluster,
+            &asking("b", &[Ask::new("NVIDIA", 1, Memory::Percent(100))])
+        ),
+        "n: 1/1 CardInsufficientMemory"
+    );
+}
+
+#[test]
+fn an_app_uses_the_instance_that_its_init_container_leaves() {
+    let cluster = one(vec![mig_card()]);
+    let request = pod("a", &[(Kind::Init, gib(1, 70)), (Kind::App, gib(1, 70))]);
+
+    let placement = cluster.place(&request, Among::All).unwrap();
+
+    let instances: Vec<_> = placement
+        .containers
+        .iter()
+        .map(|granted| granted.grants[0].instance.clone())
+        .collect();
+    assert_eq!(instances[0], instances[1]);
+}
+
+#[test]
+fn a_card_with_what_contradicts_its_mode_takes_no_new_pods_until_it_is_gone() {
+    let mut cluster = one(vec![card(80)]);
+    let mut placement = cluster
+        .place(&asking("a", &[gib(1, 10)]), Among::All)
+        .unwrap();
+    placement.containers[0].grants[0].instance = Some(Instance {
+        profile: "1g.10gb".into(),
+        span: Span { start: 0, size: 1 },
+    });
+    cluster.reserve(Pod::named("default", "a"), placement);
+
+    let b = asking("b", &[gib(1, 1)]);
+    assert_eq!(place(&mut cluster, &b), "n: 1/1 CardNotHealth");
+    cluster.release("default/a");
+    assert_eq!(place(&mut cluster, &b), "n:0");
+}
+
+#[test]
+fn cards_of_several_vendors_go_to_one_container() {
+    let mut cluster = one(vec![card(80), Device::new("DCU", "", "Z100", 32 * GIB)]);
+    let dcu = Ask::new("DCU", 1, Memory::Bytes(GIB));
+
+    assert_eq!(
+        place(&mut cluster, &asking("a", &[gib(1, 1), dcu])),
+        "n:0,1"
+    );
+    assert_eq!(
+        place(
+            &mut cluster,
+            &asking("b", &[Ask::new("MLU", 1, Memory::Percent(50))])
+        ),
+        "n: NodeInsufficientDevice"
+    );
+}
+
+#[test]
+fn flops_become_as_much_compute_as_the_card_needs_for_them() {
+    let fast = Device {
+        gflops: [300_000, 20_000],
+        ..card(80)
+    };
+    let mut cluster = one(vec![fast, card(80)]);
+    let compute = Compute::Gflops {
+        fp16: 100_000,
+        fp32: 5_000,
+    };
+
+    let placement = cluster
+        .place(
+            &asking(
+                "a",
+                &[Ask {
+                    compute,
+                    ..gib(1, 1)
+                }],
+            ),
+            Among::All,
+        )
+        .unwrap();
+
+    assert_eq!(text(&placement), "n:0");
+    assert_eq!(placement.containers[0].grants[0].cores, 34);
+    let two = asking(
+        "b",
+        &[Ask {
+            compute,
+            ..gib(2, 1)
+        }],
+    );
+    let answer = place(&mut cluster, &two);
+    assert_eq!(
+        answer,
+        "n: 1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientCore"
+    );
+}
+
+#[test]
+fn several_cards_come_from_the_group_that_has_least_to_spare() {
+    let of = |group| Device {
+        group: Some(group),
+        ..card(80)
+    };
+    let mut cluster = one(vec![of(0), of(0), of(1), of(1), of(1)]);
+    let pair = Ask {
+        prefer_group: true,
+        ..gib(2, 1)
+    };
+
+    assert_eq!(place(&mut cluster, &asking("a", &[pair])), "n:1,0");
+}
+
+#[test]
+fn tags_are_all_required() {
+    let of = |tags: &[&str]| Device {
+        tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
+        ..card(80)
+    };
+    let mut cluster = one(vec![of(&["big"]), of(&["big", "fast"])]);
+    let mut ask = gib(1, 1);
+    ask.select.tags = vec!["fast".to_owned(), "big".to_owned()];
+
+    assert_eq!(place(&mut cluster, &asking("a", &[ask.clone()])), "n:1");
+    ask.select.tags.push("new".to_owned());
+    let b = asking("b", &[ask]);
+    assert_eq!(
+        advice(&cluster, &b),
+        ["fits on n if container 0 does without the label new"]
+    );
+}
+
+#[test]
+fn of_several_quotas_each_holds_and_what_is_released_is_refunded() {
+    let mut cluster = one(vec![card(80), card(80)]);
+    let nvidia = Vendor::new("NVIDIA");
+    let limit = |gib: u64| {
+        let quota = Quota {
+            memory_bytes: Some(gib * GIB),
+            ..Quota::default()
+        };
+        vec![(nvidia.clone(), quota)]
+    };
+    cluster.set_quota("default", "wide", &limit(60));
+    cluster.set_quota("default", "narrow", &limit(40));
+    place(&mut cluster, &asking("a", &[gib(1, 30)]));
+
+    let b = asking("b", &[gib(1, 20)]);
+    assert_eq!(place(&mut cluster, &b), "n: 2/2 ResourceQuotaNotFit");
+    assert_eq!(
+        advice(&cluster, &b),
+        [
+            "fits on n if container 0 asks for 10240 MiB instead of 20480 MiB of memory (10240 MiB less)",
+            "fits on n if the quota allows 10240 MiB, 0 cores and 0 devices more",
+        ]
+    );
+    cluster.remove_quota("default", "narrow");
+    assert_eq!(place(&mut cluster, &b), "n:0");
+    cluster.release("default/a");
+    cluster.release("default/b");
+    assert_eq!(cluster.quota("default", &nvidia).1, Load::default());
+}
+
+#[test]
+fn what_pods_hold_on_a_node_that_is_not_known_yet_counts_when_it_comes() {
+    let mut cluster = Cluster::new();
+    let known = one(vec![card(80)]);
+    let placement = known
+        .place(&asking("a", &[gib(1, 50)]), Among::All)
+        .unwrap();
+    cluster.reserve(Pod::named("default", "a"), placement);
+
+    cluster
+        .set_node(Node {
+            name: "n".to_owned(),
+            devices: vec![Device {
+                id: "GPU-0".to_owned(),
+                ..card(80)
+            }],
+            pairs: Vec::new(),
+        })
+        .unwrap();
+
+    assert_eq!(used_gib(&cluster), [50]);
+}
+
+#[test]
+fn a_node_that_reports_a_card_twice_is_refused_and_stays_as_it_was() {
+    let mut cluster = cluster(&[node("n1", &[80])]);
+    let mut twice = node("n1", &[40, 40]);
+    twice.devices[1].id = "GPU-0".to_owned();
+
+    let error = cluster.set_node(twice).unwrap_err();
+
+    assert_eq!(error.to_string(), "node n1 reports device GPU-0 twice");
+    assert_eq!(place(&mut cluster, &asking("a", &[gib(1, 80)])), "n1:0");
+}
+
+#[test]
+fn names_that_nobody_knows_are_answered_one_by_one() {
+    let cluster = cluster(&[node("n1", &[80])]);
+
+    let misfits = cluster
+        .place(&asking("a", &[gib(1, 90)]), Among::Names(&["n1", "ghost"]))
+        .unwrap_err();
+
+    let texts: Vec<String> = misfits
+        .iter()
+        .map(|misfit| format!("{}: {}", misfit.node, misfit.misfit.summary()))
+        .collect();
+    assert_eq!(
+        texts,
+        ["ghost: node unregistered", "n1: 1/1 CardInsufficientMemory"]
+    );
+    assert!(
+        misfits
+            .iter()
+            .all(|misfit| !misfit.misfit.is_cured_by_leaving())
+    );
+}
+
+#[test]
+fn leaving_cures_what_pods_take_and_not_what_the_request_excludes() {
+    let mut cluster = one(vec![
+        card(80),
+        Device {
+            healthy: false,
+            ..card(80)
+        },
+    ]);
+    place(&mut cluster, &asking("a", &[gib(1, 50)]));
+
+    let cured = |count: u32| {
+        let misfit = cluster
+            .place_on(&asking("b", &[gib(count, 50)]), "n")
+            .unwrap_err();
+        misfit.is_cured_by_leaving()
+    };
+
+    assert!(cured(1));
+    assert!(!cured(2));
+    assert!(
+        cluster
+            .place_without(&asking("b", &[gib(1, 50)]), "n", &["default/a"])
+            .is_ok()
+    );
+}
+
+#[test]
+fn advice_names_amounts_models_pods_and_cards() {
+    let h100 = Device {
+        model: "NVIDIA H100".to_owned(),
+        cordoned: true,
+        ..card(80)
+    };
+    let mut cluster = one(vec![
+        card(40),
+        Device {
+            model: "NVIDIA L40S".to_owned(),
+            ..card(80)
+        },
+        h100,
+    ]);
+    place(&mut cluster, &asking("a", &[gib(1, 15)]));
+    let mut first = gib(1, 10);
+    first.select.use_types = vec!["A100".to_owned()];
+    place(&mut cluster, &asking("b", &[first]));
+    let mut ask = gib(1, 35);
+    ask.select.use_types = vec!["a100".to_owned()];
+
+    assert_eq!(
+        advice(&cluster, &asking("c", &[ask])),
+        [
+            "fits on n if container 0 asks for 30720 MiB instead of 35840 MiB of memory (5120 MiB less)",
+            "fits on n if the type rules of container 0 allow NVIDIA L40S",
+            "fits on n if default/b leaves",
+        ]
+    );
+}
+
+#[test]
+fn where_no_single_change_is_enough_those_that_are_together_are_named() {
+    let mut cluster = one(vec![card(80)]);
+    let filler = Ask {
+        compute: Compute::Units(80),
+        ..gib(1, 70)
+    };
+    place(&mut cluster, &asking("a", &[filler]));
+    let ask = Ask {
+        compute: Compute::Units(120),
+        ..gib(1, 90)
+    };
+
+    assert_eq!(
+        advice(&cluster, &asking("b", &[ask])),
+        [
+            "fits on n if container 0 asks for 10240 MiB instead of 92160 MiB of memory (81920 MiB less) and container 0 asks for 20 instead of 120 cores"
+        ]
+    );
+}
