@@ -7,7 +7,6 @@ Runs inside one `vgpu run`.
 
 import subprocess
 import sys
-import time
 
 piece, command = sys.argv[1], sys.argv[2:]
 programs = [
@@ -17,8 +16,6 @@ for program in programs:
     program.stdin.write("total\n")
     program.stdin.flush()
     program.stdout.readline()
-# What a client loads past the driver's public calls is measured every 100 ms, and counts from then on.
-time.sleep(0.5)
 # Both are told before either has answered.
 for program in programs:
     program.stdin.write(f"fill {piece}\n")
