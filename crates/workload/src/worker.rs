@@ -4,6 +4,7 @@
 //! Never measures a share itself on a simulated GPU: the board knows better.
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -130,8 +131,8 @@ pub fn run(job: &Job, again: impl FnOnce(&Job) -> Command) -> Result<(), WorkErr
         };
         other = Some(Other(again(&rest).stdin(Stdio::inherit()).spawn()?));
     }
-    // One byte for each process that shares the pipe.
-    std::io::stdin().lock().read_exact(&mut [0])?;
+    // One byte for each process that shares the pipe: Rust's own stdin would take those of others.
+    std::fs::File::from(std::io::stdin().as_fd().try_clone_to_owned()?).read_exact(&mut [0])?;
     let launches = worker.work(job)?;
     let report = worker.report(launches)?;
     say(&report.line())?;
