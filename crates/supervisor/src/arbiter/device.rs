@@ -134,6 +134,11 @@ impl Device {
             .collect();
         let shares = shares::divide(&claims);
         let turn = self.turn(now_ns, device_bytes, tenants, &claims);
+        for ((tenant, claim), share) in tenants.iter().zip(&claims).zip(&shares) {
+            let wants_all = claim.active && claim.demand >= WHOLE && turn.is_none();
+            let share = wants_all.then(|| f64::from(share.permille) / f64::from(WHOLE));
+            self.meter.hold(now_ns, tenant.id, share);
+        }
         let each = tenants.iter().zip(&claims).zip(&shares);
         each.map(|((tenant, claim), share)| self.verdict(now_ns, tenant, claim, share, turn))
             .collect()

@@ -16,6 +16,10 @@ use std::collections::{HashMap, VecDeque};
 const FOLLOW_NS: f64 = 300e6;
 /// Times below this are mostly rounding, nanoseconds of GPU time in one sample.
 const ASSUMED_NS: f64 = 3e6;
+/// What somebody had beyond his share is given back over this, nanoseconds.
+const BALANCED_NS: f64 = 1.5e9;
+/// At most this part of the time that he measures is added or left out for it.
+const MOST_BALANCE: f64 = 0.25;
 /// What part of the difference between the driver's figure and the model's one sample corrects.
 const CORRECTION_GAIN: f64 = 0.3;
 /// The driver's correction stays within these.
@@ -75,6 +79,12 @@ struct Process {
 struct Container {
     /// What the driver says over what the model says.
     correction: f64,
+    /// GPU time beyond its share that it had while it wanted all of that, by the driver's word,
+    /// nanoseconds; below zero is what it missed.
+    ahead: f64,
+    /// The share that it is held to, a part of one; nothing where it does not want all of it.
+    held_to: Option<f64>,
+    held_since_ns: u64,
     /// GPU time by the model so far, nanoseconds, and when, newest last.
     looks: VecDeque<(u64, f64)>,
     /// The share by the driver, of its last sample, and when it came.
@@ -85,6 +95,9 @@ impl Default for Container {
     fn default() -> Self {
         Self {
             correction: 1.0,
+            ahead: 0.0,
+            held_to: None,
+            held_since_ns: 0,
             looks: VecDeque::new(),
             last_told: None,
         }
@@ -118,8 +131,13 @@ impl Meter {
                 (Some(known), Some(passed)) => {
                     let spent_ns = work.busy_ns.saturating_sub(known.busy_ns);
                     let part = (real(spent_ns) / real(passed)).min(1.0);
-                    // At first the mean of all there is.
-                    let looks = known.looks.saturating_add(1);
+                    // At first, and after a rest, the mean of all there is.
+                    let begins = known.busy < 0.02 && part > 0.1;
+                    let looks = if begins {
+                        1
+                    } else {
+                        known.looks.saturating_add(1)
+                    };
                     let weight = real(passed) / (FOLLOW_NS + real(passed));
                     let weight = weight.max(1.0 / f64::from(looks));
                     let busy = known.busy + (part - known.busy) * weight;
@@ -230,16 +248,21 @@ impl Meter {
             .processes
             .iter()
             .fold(0, |sum, (_, percent)| sum.saturating_add(*percent));
+        // A whole percent stands for what lies between it and the next.
+        let percent = |whole: u32| match whole {
+            0 | 100.. => f64::from(whole),
+            whole => f64::from(whole) + 0.5,
+        };
         // More than the whole device is nonsense, of which at most the proportions are true.
         let unit = 1.0 / f64::from(sum.max(100));
         let mut told: HashMap<u64, f64> = HashMap::new();
-        for (pid, percent) in &sample.processes {
+        for (pid, told_percent) in &sample.processes {
             let whose = self
                 .processes
                 .iter()
                 .find(|(_, p)| p.host_pid == Some(*pid));
             if let Some((key, _)) = whose {
-                *told.entry(key.0).or_default() += f64::from(*percent) * unit * period;
+                *told.entry(key.0).or_default() += percent(*told_percent) * unit * period;
             }
         }
         if let (Some(percent), true) = (sample.device, sample.processes.is_empty()) {
@@ -261,14 +284,33 @@ impl Meter {
             };
             container.last_told = Some((now_ns, told_ns / period.max(1.0)));
             container.correct(told_ns, from_ns, until_ns);
+            container.count(told_ns, from_ns, period);
         }
+    }
+
+    /// Says which share a container is held to, as a part of one; nothing where it does not want all
+    /// of that.
+    pub fn hold(&mut self, now_ns: u64, id: u64, share: Option<f64>) {
+        let Some(container) = self.containers.get_mut(&id) else {
+            return;
+        };
+        let same = container
+            .held_to
+            .zip(share)
+            .is_some_and(|(was, is)| (was - is).abs() < 0.005);
+        if !same {
+            container.held_since_ns = now_ns;
+        }
+        container.held_to = share;
     }
 
     /// What a nanosecond that this process has measured counts for.
     #[must_use]
     pub fn scale(&self, key: &ProcessKey) -> f64 {
         let own = self.processes.get(key).map_or(1.0, |process| process.own);
-        (own * self.correction(key.0)).clamp(LEAST_SCALE, MOST_SCALE)
+        let container = self.containers.get(&key.0);
+        let balance = container.map_or(1.0, Container::balance);
+        (own * self.correction(key.0) * balance).clamp(LEAST_SCALE, MOST_SCALE)
     }
 
     fn correction(&self, id: u64) -> f64 {
@@ -343,6 +385,25 @@ impl Container {
             last + (next - last) * part
         };
         (at(until_ns) - at(from_ns)).max(0.0)
+    }
+
+    /// Keeps account of what it had beyond its share. Programs can fall into step with a device's
+    /// turns, so that a little less of an allowance changes nothing, and then too much.
+    fn count(&mut self, told_ns: f64, from_ns: u64, period: f64) {
+        let held = self.held_to.filter(|share| *share < 1.0);
+        let Some(share) = held.filter(|_| self.held_since_ns <= from_ns) else {
+            self.ahead /= 2.0;
+            return;
+        };
+        let most = share * BALANCED_NS * MOST_BALANCE;
+        self.ahead = (self.ahead + told_ns - share * period).clamp(-most, most);
+    }
+
+    /// By how much more its time counts until it has given back what it had beyond its share.
+    fn balance(&self) -> f64 {
+        self.held_to.map_or(1.0, |share| {
+            1.0 + self.ahead / (share.max(0.01) * BALANCED_NS)
+        })
     }
 
     fn correct(&mut self, told_ns: f64, from_ns: u64, until_ns: u64) {
