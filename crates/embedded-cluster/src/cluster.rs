@@ -10,6 +10,7 @@ use parking_lot::RwLock;
 use serde_json::{Value, json};
 
 use crate::admission::{Admission, Operation, Review, WebhookClient};
+use crate::managed::How;
 use crate::object::{
     Stored, check_name, default_to, meta, metadata_mut, name_suffix, new_uid, now, set, unset,
 };
@@ -409,7 +410,9 @@ impl Cluster {
                 set(&mut object, &["metadata", "name"], name.as_str().into());
                 target.name = name;
             }
-            let made = self.create_named(&target, object.clone(), write).await;
+            let made = self
+                .create_named(&target, object.clone(), write, How::Update)
+                .await;
             match made {
                 Err(status) if generated && status.reason == "AlreadyExists" && attempt < 8 => {}
                 made => return made,
@@ -423,6 +426,7 @@ impl Cluster {
         target: &Target,
         mut object: Value,
         write: &Write,
+        how: How<'_>,
     ) -> Result<Arc<Stored>, Status> {
         check_name(&target.resource, &target.name)?;
         self.check_namespace(target)?;
@@ -440,7 +444,7 @@ impl Cluster {
             .await?;
         kinds::prepare_admitted(self, target, &mut object)?;
         kinds::validate(target, &object)?;
-        managed::track(target, None, &mut object, write);
+        managed::track(target, None, &mut object, write, how);
         self.commit(target, Expect::Absent, object, write)
             .map_err(|clash| match clash {
                 Ok(Clash) => Status::already_exists(
@@ -467,7 +471,7 @@ impl Cluster {
                 "Invalid value: 0: must be specified for an update",
             ));
         }
-        self.modify(&target, write, Operation::Update, |_| Ok(object.clone()))
+        self.modify(&target, write, How::Update, |_| Ok(object.clone()))
             .await
     }
 
@@ -479,26 +483,21 @@ impl Cluster {
         write: &Write,
     ) -> Result<Arc<Stored>, Status> {
         if let Patch::Apply(applied) = patch {
-            let mut named = target.clone();
-            let applied = self.identify(&mut named, applied.clone())?;
-            for _ in 0..2 {
-                if self.find(target).is_none() && target.part == Part::Whole {
-                    let mut object = applied.clone();
-                    managed::begin(target, &mut object, write);
-                    match self.create(target, object, write).await {
-                        Err(status) if status.reason == "AlreadyExists" => continue,
-                        made => return made,
-                    }
+            let applied = self.identify(&mut target.clone(), applied.clone())?;
+            let how = How::Apply(&applied);
+            if self.find(target).is_none() && target.part == Part::Whole {
+                match self.create_named(target, applied.clone(), write, how).await {
+                    Err(status) if status.reason == "AlreadyExists" => {}
+                    made => return made,
                 }
-                break;
             }
             return self
-                .modify(target, write, Operation::Update, |old| {
+                .modify(target, write, how, |old| {
                     managed::apply(target, old, &applied, write)
                 })
                 .await;
         }
-        self.modify(target, write, Operation::Update, |old| {
+        self.modify(target, write, How::Update, |old| {
             patch.to(&target.resource, old)
         })
         .await
@@ -509,7 +508,7 @@ impl Cluster {
         &self,
         target: &Target,
         write: &Write,
-        operation: Operation,
+        how: How<'_>,
         change: impl Fn(&Value) -> Result<Value, Status>,
     ) -> Result<Arc<Stored>, Status> {
         loop {
@@ -520,13 +519,13 @@ impl Cluster {
             kinds::prepare_update(target, &old, &mut new)?;
             if target.part != Part::Internal && new != old {
                 new = self
-                    .admit(operation, target, Some(&old), new, write)
+                    .admit(Operation::Update, target, Some(&old), new, write)
                     .await?;
                 kinds::prepare_update(target, &old, &mut new)?;
             }
             kinds::validate(target, &new)?;
             kinds::validate_update(target, &old, &new)?;
-            managed::track(target, Some(&old), &mut new, write);
+            managed::track(target, Some(&old), &mut new, write, how);
             if new == old {
                 return Ok(current);
             }
@@ -735,7 +734,10 @@ impl Cluster {
         };
         let target = Target::object(&namespaces, "", namespace);
         // Nothing may be made in it from here on.
-        if let Some(current) = self.find(&target) {
+        let open = self
+            .find(&target)
+            .filter(|namespace| !namespace.fields_say_terminating());
+        if let Some(current) = open {
             let mut object = current.value();
             default_to(&mut object, &["metadata", "deletionTimestamp"], || {
                 now().into()

@@ -68,7 +68,9 @@ pub(crate) fn establish(definition: &mut Value) -> Result<(), Status> {
         .first()
         .map_or_else(String::new, |version| version.name.clone());
     default_to(definition, &["status", "storedVersions"], || json!([]));
-    if let Some(versions) = definition["status"]["storedVersions"].as_array_mut()
+    if let Some(versions) = definition
+        .pointer_mut("/status/storedVersions")
+        .and_then(Value::as_array_mut)
         && !versions.iter().any(|version| version == &stored)
     {
         versions.push(stored.into());

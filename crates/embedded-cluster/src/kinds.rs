@@ -163,7 +163,7 @@ pub(crate) fn prepare_update(target: &Target, old: &Value, new: &mut Value) -> R
         crd::prepare(target, new)?;
     }
     if resource.is_core("pods") {
-        pod::default_containers(new);
+        pod::default_but_priority(new);
     }
     if resource.is_core("secrets") {
         texts_to_data(new);
@@ -303,7 +303,10 @@ pub(crate) fn set_condition(
     message: &str,
 ) {
     default_to(object, &["status", "conditions"], || json!([]));
-    let Some(conditions) = object["status"]["conditions"].as_array_mut() else {
+    let Some(conditions) = object
+        .pointer_mut("/status/conditions")
+        .and_then(Value::as_array_mut)
+    else {
         return;
     };
     let mut condition = Map::new();
@@ -411,8 +414,9 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 fn default_webhooks(configuration: &mut Value) {
-    for webhook in configuration["webhooks"]
-        .as_array_mut()
+    for webhook in configuration
+        .get_mut("webhooks")
+        .and_then(Value::as_array_mut)
         .into_iter()
         .flatten()
     {
@@ -424,7 +428,8 @@ fn default_webhooks(configuration: &mut Value) {
         if webhook["clientConfig"]["service"].is_object() {
             default_to(webhook, &["clientConfig", "service", "port"], || 443.into());
         }
-        for rule in webhook["rules"].as_array_mut().into_iter().flatten() {
+        let rules = webhook.get_mut("rules").and_then(Value::as_array_mut);
+        for rule in rules.into_iter().flatten() {
             default_to(rule, &["scope"], || "*".into());
         }
     }

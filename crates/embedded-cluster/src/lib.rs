@@ -16,6 +16,10 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![allow(
+    clippy::indexing_slicing,
+    reason = "a JSON value is read by name, and what it lacks is null; slices and maps are not indexed here"
+)]
 
 mod admission;
 mod cluster;

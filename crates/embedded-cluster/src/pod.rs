@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::admission::Operation;
 use crate::cluster::{Cluster, DeleteOptions, Deleted, ListOptions, Part, Target, Write};
 use crate::kinds::{must_be_objects, set_condition};
+use crate::managed::How;
 use crate::object::{Stored, default_to, meta, set, unset};
 use crate::selector::Selector;
 use crate::status::Status;
@@ -53,7 +53,7 @@ pub(crate) fn default_spec(
     default_priority(cluster, target, pod)
 }
 
-fn default_but_priority(pod: &mut Value) {
+pub(crate) fn default_but_priority(pod: &mut Value) {
     default_to(pod, &["spec", "restartPolicy"], || "Always".into());
     default_to(pod, &["spec", "dnsPolicy"], || "ClusterFirst".into());
     default_to(pod, &["spec", "schedulerName"], || {
@@ -68,7 +68,7 @@ fn default_but_priority(pod: &mut Value) {
     default_containers(pod);
 }
 
-pub(crate) fn default_containers(pod: &mut Value) {
+fn default_containers(pod: &mut Value) {
     for list in CONTAINER_LISTS {
         for container in pod["spec"]
             .get_mut(list)
@@ -365,7 +365,7 @@ impl Cluster {
         }
         let refused = |why: String| Status::conflict("", "pods/binding", &target.name, why);
         let inner = target.clone().part(Part::Internal);
-        self.modify(&inner, write, Operation::Update, |pod| {
+        self.modify(&inner, write, How::Update, |pod| {
             let name = &target.name;
             let (uid, there) = (meta(&binding, "uid"), meta(pod, "uid"));
             if !uid.is_empty() && uid != there {
@@ -500,7 +500,7 @@ impl Cluster {
         let budgets = self.resource("policy", "poddisruptionbudgets")?;
         let spent =
             Target::object(&budgets, &target.namespace, meta(budget, "name")).part(Part::Internal);
-        self.modify(&spent, write, Operation::Update, |budget| {
+        self.modify(&spent, write, How::Update, |budget| {
             let allowed = budget["status"]["disruptionsAllowed"].as_i64().unwrap_or(0);
             if allowed <= 0 {
                 return Err(refused());

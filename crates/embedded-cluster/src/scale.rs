@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::admission::Operation;
 use crate::cluster::{Cluster, Part, Target, Write};
+use crate::managed::How;
 use crate::object::{meta, set};
 use crate::patch::Patch;
 use crate::status::Status;
@@ -42,7 +42,7 @@ async fn change(
     let target = target.clone().part(Part::Whole);
     let path = path(&target, "specReplicasPath")?;
     let stored = cluster
-        .modify(&target, write, Operation::Update, |object| {
+        .modify(&target, write, How::Update, |object| {
             let scale = wanted(scale_of(&target, object)?)?;
             let replicas = match &scale["spec"]["replicas"] {
                 Value::Null => 0,
