@@ -203,9 +203,13 @@ impl Cluster {
     pub fn place(&self, request: &Request, among: Among<'_>) -> Outcome {
         let question = Question::new(self, request);
         let mut budget = MOST_CHOICES;
-        let mut hopeful: BinaryHeap<Hopeful<'_>> = self
+        let nodes: Vec<(&str, Option<&NodeState>)> = self
             .in_question(among)
-            .filter_map(|(_, node)| question.node(node?))
+            .map(|(name, node)| (name, node.and_then(|node| question.node(node))))
+            .collect();
+        let mut hopeful: BinaryHeap<Hopeful<'_>> = nodes
+            .iter()
+            .filter_map(|(_, node)| *node)
             .filter(|node| question.plan.may_fit(&node.summary))
             .map(|node| Hopeful::new(question.key(node), node))
             .collect::<Vec<_>>()
@@ -215,20 +219,18 @@ impl Cluster {
                 return Ok(placement);
             }
         }
-        let mut misfits: Vec<NodeMisfit> = self
-            .in_question(among)
-            .map(
-                |(name, node)| match node.and_then(|node| question.node(node)) {
-                    Some(node) => NodeMisfit {
-                        node: Arc::clone(&node.name),
-                        misfit: fit::misfit(node, &question.plan),
-                    },
-                    None => NodeMisfit {
-                        node: name.into(),
-                        misfit: Misfit::UnknownNode,
-                    },
+        let mut misfits: Vec<NodeMisfit> = nodes
+            .into_iter()
+            .map(|(name, node)| match node {
+                Some(node) => NodeMisfit {
+                    node: Arc::clone(&node.name),
+                    misfit: fit::misfit(node, &question.plan),
                 },
-            )
+                None => NodeMisfit {
+                    node: name.into(),
+                    misfit: Misfit::UnknownNode,
+                },
+            })
             .collect();
         misfits.sort_by(|a, b| a.node.cmp(&b.node));
         Err(misfits)

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use crate::misfit::{Misfit, Reason};
+use crate::misfit::{Misfit, Reason, Reasons};
 use crate::node::{DeviceState, NodeState, Summary, vendor_bit};
 use crate::quota::Quota;
 use crate::request::{Ask, Compute, DevicePolicy, Key, Kind, Memory, Request};
@@ -189,10 +189,16 @@ pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Opti
 
 /// Why the request does not fit on the node, as `place` found.
 pub(crate) fn misfit(node: &NodeState, plan: &Plan<'_>) -> Misfit {
-    if let Some(step) = plan.steps.iter().find(|step| !serves_alone(node, step)) {
-        let in_turn = step.ask.numa_bind || (step.quota.is_some() && step.ask.count > 1);
-        if !in_turn {
-            return misfit_alone(node, step);
+    // Cards are looked at one by one, and in no order, unless one changes what the next can give.
+    let in_turn =
+        |step: &Step<'_>| step.ask.numa_bind || (step.quota.is_some() && step.ask.count > 1);
+    match plan.steps.as_slice() {
+        [step] if !in_turn(step) => return misfit_alone(node, step),
+        steps => {
+            let short = steps.iter().find(|step| !serves_alone(node, step));
+            if let Some(step) = short.filter(|step| !in_turn(step)) {
+                return misfit_alone(node, step);
+            }
         }
     }
     let mut budget = 0;
@@ -230,8 +236,8 @@ fn misfit_alone(node: &NodeState, step: &Step<'_>) -> Misfit {
     let idle = Pending::default();
     let mut offered: u32 = 0;
     let mut if_all_left: u32 = 0;
-    let mut reasons = Vec::with_capacity(node.devices.len());
-    for device in &node.devices {
+    let mut reasons = Reasons::new(&node.ids);
+    for (card, device) in node.devices.iter().enumerate() {
         if Some(device.vendor) != step.vendor {
             continue;
         }
@@ -244,7 +250,7 @@ fn misfit_alone(node: &NodeState, step: &Step<'_>) -> Misfit {
         if reason.is_cured_by_leaving() {
             if_all_left = if_all_left.saturating_add(shares);
         }
-        reasons.push((Arc::clone(&device.id), reason));
+        reasons.push(card, reason);
     }
     if reasons.is_empty() || offered < step.ask.count {
         return Misfit::TooFewDevices {
@@ -677,7 +683,7 @@ impl<'a> Fit<'a> {
             })
             .and_then(|(card, _)| self.numa(*card));
         let mut if_all_left: u32 = 0;
-        let mut reasons = Vec::with_capacity(cards.len());
+        let mut reasons = Reasons::new(&self.node.ids);
         let before = state.clone();
         let mut numa = None;
         for (card, _) in cards {
@@ -695,7 +701,7 @@ impl<'a> Fit<'a> {
                     let shares = shares_of(device, device.total.slots);
                     if_all_left = if_all_left.saturating_add(shares);
                 }
-                reasons.push((Arc::clone(&device.id), reason));
+                reasons.push(card, reason);
             }
         }
         Misfit::Devices {

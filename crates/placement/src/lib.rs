@@ -36,7 +36,7 @@ mod topology;
 pub use cluster::{Among, Cluster, DeviceView, NodeView, Outcome};
 pub use explain::{Advice, Change, Explanation, Rule};
 pub use inventory::{Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};
-pub use misfit::{Misfit, NodeMisfit, Reason};
+pub use misfit::{Misfit, NodeMisfit, Reason, Reasons};
 pub use quota::Quota;
 pub use request::{
     Ask, Compute, Container, DevicePolicy, Key, Kind, Memory, NodePolicy, Pod, Request, Selection,

@@ -153,6 +153,48 @@ impl Reason {
     }
 }
 
+/// The devices of one node and why each does not serve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reasons {
+    /// Identifiers of all the node's devices, shared with the inventory.
+    ids: Arc<[Arc<str>]>,
+    /// Position in `ids`, and why.
+    reasons: Vec<(u16, Reason)>,
+}
+
+impl Reasons {
+    pub(crate) fn new(ids: &Arc<[Arc<str>]>) -> Self {
+        Self {
+            ids: Arc::clone(ids),
+            reasons: Vec::with_capacity(ids.len()),
+        }
+    }
+
+    pub(crate) fn push(&mut self, card: usize, reason: Reason) {
+        // A node has at most 1,024 devices.
+        self.reasons
+            .push((u16::try_from(card).unwrap_or(u16::MAX), reason));
+    }
+
+    /// How many devices there are.
+    pub fn len(&self) -> usize {
+        self.reasons.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.reasons.is_empty()
+    }
+
+    /// Each device's identifier, and why it does not serve.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Reason)> {
+        self.reasons.iter().map(|(card, reason)| {
+            let id = self.ids.get(usize::from(*card));
+            (id.map_or("", |id| &**id), *reason)
+        })
+    }
+}
+
 /// Why a pod does not fit on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Misfit {
@@ -180,7 +222,7 @@ pub enum Misfit {
         /// Shares that the node could give to this container if all pods left it.
         if_all_left: u32,
         /// Each device's identifier and reason.
-        reasons: Vec<(Arc<str>, Reason)>,
+        reasons: Reasons,
     },
 }
 
@@ -203,7 +245,7 @@ impl Misfit {
             Self::TooFewDevices { .. } => "NodeInsufficientDevice".to_owned(),
             Self::Devices { reasons, .. } => {
                 let mut counts: Vec<(&str, usize)> = Vec::new();
-                for (_, reason) in reasons {
+                for (_, reason) in reasons.iter() {
                     match counts.iter_mut().find(|(code, _)| *code == reason.code()) {
                         Some((_, count)) => *count += 1,
                         None => counts.push((reason.code(), 1)),

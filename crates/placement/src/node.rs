@@ -79,6 +79,8 @@ impl DeviceState {
 pub(crate) struct NodeState {
     pub(crate) name: Arc<str>,
     pub(crate) devices: Vec<DeviceState>,
+    /// The cards' identifiers, in the same order.
+    pub(crate) ids: Arc<[Arc<str>]>,
     /// Pair scores, row by row; empty where none are known.
     pairs: Vec<i32>,
     pub(crate) summary: Summary,
@@ -154,6 +156,10 @@ impl NodeState {
         }
         let mut state = Self {
             name: node.name.as_str().into(),
+            ids: devices
+                .iter()
+                .map(|device| Arc::clone(&device.id))
+                .collect(),
             devices,
             pairs: pairs
                 .into_iter()

@@ -261,7 +261,7 @@ fn an_exclusive_card_takes_nobody_else_and_only_when_unused() {
     };
 
     assert_eq!(
-        place(&mut cluster, &asking("b", &[exclusive.clone()])),
+        place(&mut cluster, &asking("b", std::slice::from_ref(&exclusive))),
         "n:0"
     );
     assert_eq!(place(&mut cluster, &asking("c", &[gib(1, 1)])), "n:1");
