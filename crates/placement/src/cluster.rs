@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::fit::{self, Plan, Step};
 use crate::inventory::{Device, InvalidNode, Node, Vendor};
 use crate::misfit::{Misfit, NodeMisfit};
-use crate::node::{DeviceState, NodeState};
+use crate::node::{DeviceState, NodeState, bit};
 use crate::quota::{Ledger, Quota};
 use crate::request::{Ask, Kind, NodePolicy, Pod, Request};
 use crate::reservation::{Load, Placement, Reservation};
@@ -214,9 +214,20 @@ impl Cluster {
             .map(|node| Hopeful::new(question.key(node), node))
             .collect::<Vec<_>>()
             .into();
+        let mut sifted = false;
         while let Some(Hopeful { node, .. }) = hopeful.pop() {
             if let Some(placement) = fit::place(node, &question.plan, &mut budget) {
                 return Ok(placement);
+            }
+            if !sifted {
+                // Where the best hope fails, many may: leave only those worth putting in order.
+                sifted = true;
+                hopeful = hopeful
+                    .into_vec()
+                    .into_iter()
+                    .filter(|hope| fit::may_serve(hope.node, &question.plan))
+                    .collect::<Vec<_>>()
+                    .into();
             }
         }
         let mut misfits: Vec<NodeMisfit> = nodes
@@ -392,13 +403,21 @@ impl Cluster {
                 }
                 let mut first = true;
                 for ask in spec.asks.iter().filter(|ask| ask.count > 0) {
+                    let models = self.models_allowed(ask);
                     steps.push(Step {
                         container,
                         kind: spec.kind,
                         first,
                         ask,
                         vendor: self.vendors.known(ask.vendor.as_str()),
-                        models: self.models_allowed(ask),
+                        model_bits: if models.is_empty() {
+                            u64::MAX
+                        } else {
+                            (0..).zip(&models).fold(0, |bits, (number, &allowed)| {
+                                bits | if allowed { bit(number) } else { 0 }
+                            })
+                        },
+                        models,
                         use_ids: if ask.select.use_ids.is_empty() {
                             None
                         } else {

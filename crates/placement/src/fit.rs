@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use crate::misfit::{Misfit, Reason, Reasons};
-use crate::node::{DeviceState, NodeState, Summary, vendor_bit};
+use crate::node::{DeviceState, NodeState, Summary, bit};
 use crate::quota::Quota;
 use crate::request::{Ask, Compute, DevicePolicy, Key, Kind, Memory, Request};
 use crate::reservation::{Grant, Granted, Instance, Load, Phases, Placement};
@@ -30,6 +30,8 @@ pub(crate) struct Step<'a> {
     pub(crate) vendor: Option<u32>,
     /// For each model's number: whether the type rules allow it; empty where there are none.
     pub(crate) models: Vec<bool>,
+    /// The bits of the models that are allowed.
+    pub(crate) model_bits: u64,
     /// Numbers of identifiers.
     pub(crate) use_ids: Option<Vec<u32>>,
     pub(crate) nouse_ids: Vec<u32>,
@@ -57,7 +59,8 @@ impl Plan<'_> {
     pub(crate) fn may_fit(&self, summary: &Summary) -> bool {
         self.steps.iter().all(|step| {
             step.vendor
-                .is_some_and(|vendor| summary.vendors & vendor_bit(vendor) != 0)
+                .is_some_and(|vendor| summary.vendors & bit(vendor) != 0)
+                && summary.models & step.model_bits != 0
                 && summary.places >= step.ask.count
                 && match step.ask.memory {
                     Memory::Bytes(bytes) => bytes <= summary.free_memory_bytes,
@@ -146,7 +149,7 @@ struct Fit<'a> {
 /// Places the request on the node. `budget` bounds how many choices are tried where the first one of
 /// some container leaves no room for another; it is what remains for all nodes of one question.
 pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Option<Placement> {
-    if !plan.steps.iter().all(|step| serves_alone(node, step)) {
+    if !may_serve(node, plan) {
         return None;
     }
     let mut fit = Fit::new(node, plan, budget);
@@ -209,6 +212,11 @@ pub(crate) fn misfit(node: &NodeState, plan: &Plan<'_>) -> Misfit {
         Some((at, state)) => fit.reasons(at, state),
         None => Misfit::UnknownNode,
     }
+}
+
+/// False only if the request cannot fit on the node: one look at each card.
+pub(crate) fn may_serve(node: &NodeState, plan: &Plan<'_>) -> bool {
+    plan.steps.iter().all(|step| serves_alone(node, step))
 }
 
 /// Whether enough cards would do if the step were the pod's only one.

@@ -51,7 +51,7 @@ pub struct PairScore {
     pub from: String,
     /// Identifier of the other.
     pub to: String,
-    /// Sum over the links between them (a tenth of a PCIe hop is 1, an NVLink is 100).
+    /// Sum over the links between them (10 for the longest way over PCIe, 100 for each NVLink).
     pub score: i32,
 }
 

@@ -90,8 +90,10 @@ pub(crate) struct NodeState {
 /// may still not.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Summary {
-    /// A bit for each vendor that it has (the 64th for all from there on).
+    /// A bit for each vendor of its open cards (the 64th for all from there on).
     pub(crate) vendors: u64,
+    /// The same for the models of its open cards.
+    pub(crate) models: u64,
     /// Shares that it can give: one for each open card, as many as slots on a card in MIG mode.
     pub(crate) places: u32,
     /// The most memory that is free on one open card.
@@ -104,8 +106,8 @@ pub(crate) struct Summary {
     pub(crate) total: Sum,
 }
 
-pub(crate) fn vendor_bit(vendor: u32) -> u64 {
-    1 << vendor.min(63)
+pub(crate) fn bit(number: u32) -> u64 {
+    1 << number.min(63)
 }
 
 impl NodeState {
@@ -244,7 +246,8 @@ impl NodeState {
             {
                 continue;
             }
-            summary.vendors |= vendor_bit(device.vendor);
+            summary.vendors |= bit(device.vendor);
+            summary.models |= bit(device.model);
             summary.places =
                 summary
                     .places
