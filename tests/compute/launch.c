@@ -2,6 +2,7 @@
  * the board's: a number that ends a run or a pause is as exact as the clock. What it prints is for the test. With
  * idle=MS it does nothing for so long at first. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <unistd.h>
@@ -287,12 +288,27 @@ static void ranks(void) {
     say("met %llu\n", (unsigned long long)(vgpuSimNow() - began));
 }
 
+static volatile unsigned joined;
+
+/* A thread that others wait for takes part in the clock before time can go on without it. */
+static void joins(void) {
+    vgpuSimJoin();
+    __sync_fetch_and_add(&joined, 1);
+}
+
+static void start(pthread_t *thread, void *(*body)(void *)) {
+    unsigned before = joined;
+    pthread_create(thread, NULL, body, NULL);
+    while (joined == before) sched_yield();
+}
+
 /* --- captures ----------------------------------------------------------------------------------------------- */
 
 static volatile int capturing = 1;
 
 static void *launches_beside(void *unused) {
     (void)unused;
+    joins();
     OK(driver.set_current(context));
     handle function = kernel(option("ns", MS));
     CUstream own = stream();
@@ -317,7 +333,7 @@ static void capture(void) {
     /* Its cost is known before, so that launches really wait for credit while we capture. */
     for (int i = 0; i < 20; i++) run(first, own);
     OK(cuStreamSynchronize(own));
-    pthread_create(&other, NULL, launches_beside, NULL);
+    start(&other, launches_beside);
     vgpuSimSleepUntil(vgpuSimNow() + 50 * MS);
     if (option("to", 0)) {
         OK(cuGraphCreate(&graph, 0));
@@ -371,6 +387,7 @@ static void update(void) {
 
 static void *launches_by_thread(void *number) {
     (void)number;
+    joins();
     OK(driver.set_current(context));
     handle function = kernel(option("ns", MS));
     int way = (int)option("way", PLAIN);
@@ -384,7 +401,7 @@ static void threads(void) {
     enum { MOST = 32 };
     pthread_t others[MOST];
     unsigned count = (unsigned)option("count", 4);
-    for (unsigned i = 0; i < count; i++) pthread_create(&others[i], NULL, launches_by_thread, NULL);
+    for (unsigned i = 0; i < count; i++) start(&others[i], launches_by_thread);
     vgpuSimLeave();
     for (unsigned i = 0; i < count; i++) pthread_join(others[i], NULL);
     vgpuSimJoin();
