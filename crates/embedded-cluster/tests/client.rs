@@ -121,3 +121,30 @@ async fn patches_of_every_kind_change_what_they_name() {
     );
     assert_eq!(patched.metadata.labels.unwrap()["b"], "2");
 }
+
+#[tokio::test]
+async fn a_reflector_follows_pods_by_streamed_lists_and_by_pages() {
+    let served = Served::start().await;
+    let pods: Api<Pod> = Api::namespaced(served.client(), "default");
+    pods.create(&PostParams::default(), &pod("p1"))
+        .await
+        .unwrap();
+    for config in [
+        kube::runtime::watcher::Config::default().streaming_lists(),
+        kube::runtime::watcher::Config::default().page_size(1),
+    ] {
+        let mut events = Box::pin(kube::runtime::watcher(pods.clone(), config));
+        let mut seen = Vec::new();
+        loop {
+            match events.try_next().await.unwrap() {
+                Some(kube::runtime::watcher::Event::InitDone) => break,
+                Some(kube::runtime::watcher::Event::InitApply(pod)) => {
+                    seen.push(pod.metadata.name.unwrap())
+                }
+                Some(_) => {}
+                None => panic!("the watch ended"),
+            }
+        }
+        assert_eq!(seen, ["p1"]);
+    }
+}
