@@ -43,6 +43,10 @@ pub const BUSY: Duration = Duration::from_millis(50);
 /// Between two ticks otherwise.
 pub const IDLE: Duration = Duration::from_millis(100);
 
+/// More containers than this are looked at less often: what was lent is back within two ticks then,
+/// too, and they cost no more than so many cost at the other pace.
+const MANY: usize = 32;
+
 /// How often the directories are read though nothing in them seems to have changed, nanoseconds.
 const SCAN_NS: u64 = 2_000_000_000;
 /// How often the driver is asked how busy processes are, where that decides something, nanoseconds.
@@ -281,7 +285,11 @@ impl Arbiter {
             .values()
             .any(|known| known.shared && known.active);
         Ticked {
-            next: if busy { BUSY } else { IDLE },
+            next: if busy && self.containers.len() <= MANY {
+                BUSY
+            } else {
+                IDLE
+            },
             leads: true,
             served: self
                 .containers
