@@ -480,3 +480,32 @@ fn one_that_ends_and_one_that_comes_change_nothing_for_the_third() {
         "{after:?}"
     );
 }
+
+#[test]
+fn two_that_oversubscribe_a_full_device_take_turns_and_a_third_runs_beside_them() {
+    let oversubscribes = |id| {
+        let mut program = Program::new(id, 1000, MS);
+        program.tenant.held_bytes = 10 << 30;
+        program.tenant.oversubscribed_bytes = 4 << 30;
+        program
+    };
+    let programs = vec![
+        oversubscribes(1),
+        oversubscribes(2),
+        Program::new(3, 200, MS),
+    ];
+    let mut world = World::new(programs, Serving::Shared, Driver::Tells(167, 100));
+
+    world.run(3_000);
+    let mut together = 0;
+    for _ in 0..200 {
+        let shares = world.run(50);
+        together += u32::from(shares[0] > 20 && shares[1] > 20);
+    }
+    let shares = world.run(20_000);
+
+    assert!(together <= 20, "both worked in {together} of 200 ticks");
+    assert!(shares[0].abs_diff(shares[1]) <= 100, "{shares:?}");
+    assert!(shares[2].abs_diff(200) <= 30, "{shares:?}");
+    assert!(shares.iter().sum::<u64>() >= 950, "{shares:?}");
+}
