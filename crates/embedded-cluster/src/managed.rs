@@ -610,8 +610,12 @@ fn at<'a>(value: &'a Value, path: &[Step]) -> Option<&'a Value> {
         Step::Value(text) => value
             .as_array()?
             .iter()
-            .find(|element| element.to_string() == *text),
+            .find(|element| prints_as(element, text)),
     })
+}
+
+fn prints_as(element: &Value, text: &str) -> bool {
+    serde_json::from_str::<Value>(text).is_ok_and(|value| value == *element)
 }
 
 fn has_key(element: &Value, key: &str) -> bool {
@@ -656,9 +660,7 @@ fn remove_at(value: &mut Value, path: &[Step]) {
                 !has_key(element, key) && element.as_object().is_none_or(|map| !map.is_empty())
             });
         }
-        (Step::Value(text), Value::Array(list)) => {
-            list.retain(|element| element.to_string() != *text)
-        }
+        (Step::Value(text), Value::Array(list)) => list.retain(|element| !prints_as(element, text)),
         _ => {}
     }
 }

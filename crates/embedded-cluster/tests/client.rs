@@ -1,4 +1,10 @@
 //! kube-rs, over HTTP, against the embedded cluster.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test's helpers, too"
+)]
 
 mod support;
 

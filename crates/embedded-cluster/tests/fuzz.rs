@@ -1,4 +1,10 @@
 //! Whatever is sent, the answer is an answer: never a panic, never a 500, and the server lives on.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test's helpers, too"
+)]
 
 use axum::body::{Body, to_bytes};
 use axum::http::Request;

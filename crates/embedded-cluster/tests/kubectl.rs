@@ -1,4 +1,10 @@
 //! A real `kubectl`, where there is one (`KUBECTL`, else on the path), against the embedded cluster.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test's helpers, too"
+)]
 
 mod support;
 

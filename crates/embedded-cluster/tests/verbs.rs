@@ -1,4 +1,10 @@
 //! The verbs over HTTP, request by request: codes, reasons and what is there afterwards.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test's helpers, too"
+)]
 
 use std::sync::Arc;
 
