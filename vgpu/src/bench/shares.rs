@@ -152,7 +152,7 @@ mod tests {
     fn curve(parts: &[(u64, u64)]) -> Curve {
         let bins: Vec<u64> = parts
             .iter()
-            .flat_map(|(ms, percent)| (0..*ms).map(|_| percent * MS / 100))
+            .flat_map(|(ms, percent)| (0..*ms).map(move |_| percent * MS / 100))
             .collect();
         Curve::of_bins(MS, &bins)
     }
