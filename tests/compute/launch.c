@@ -3,8 +3,10 @@
  * idle=MS it does nothing for so long at first. */
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #include "driver.h"
 
@@ -435,6 +437,7 @@ int main(int count, char **given) {
         {"ranks", ranks},   {"capture", capture}, {"update", update}, {"threads", threads}, {"beside", beside},
     };
     words_count = count, words = given;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that is killed takes it along */
     vgpuSimJoin();
     OK(driver.init(0));
     CUdevice device;
