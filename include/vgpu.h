@@ -461,7 +461,7 @@ typedef struct VGPU_ALIGNED(64) VgpuTargetsEntry {
   // What the compute arbiter grants, by device; 0 is no word of it. Bits 0-9: thousandths of
   // the device plus one; bit 10: others work on the device too; bit 11: the work is to be
   // measured although nothing caps it; bits 16-31: what a nanosecond that the process has
-  // measured counts for, in 4096ths.
+  // measured counts for, in parts of 4096.
   uint32_t grants[VGPU_MAX_DEVICES];
   // Room.
   uint64_t reserved_1[4];

@@ -455,7 +455,7 @@ pub struct TargetsEntry {
     /// What the compute arbiter grants, by device; 0 is no word of it. Bits 0-9: thousandths of
     /// the device plus one; bit 10: others work on the device too; bit 11: the work is to be
     /// measured although nothing caps it; bits 16-31: what a nanosecond that the process has
-    /// measured counts for, in 4096ths.
+    /// measured counts for, in parts of 4096.
     pub grants: [u32; MAX_DEVICES],
     /// Room.
     pub reserved_1: [u64; 4],

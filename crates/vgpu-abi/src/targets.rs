@@ -36,7 +36,7 @@ pub struct Target {
 pub struct Grant {
     /// Thousandths of the device's time, at most 1000; 0: its launches wait.
     pub permille: u16,
-    /// What a nanosecond that the container has measured counts for, in [`Grant::ONE`]ths: more
+    /// What a nanosecond that the container has measured counts for, in parts of [`Grant::ONE`]: more
     /// than one where it measures too little, less where it takes others' time for its own.
     pub scale: u16,
     /// Others work on the device too: what events measure may be somebody else's time.

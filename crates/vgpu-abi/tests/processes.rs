@@ -152,9 +152,18 @@ fn in_a_fork(child: impl FnOnce()) -> String {
 /// Threads that hold our in-process locks most of the time, and a fork in the midst of it: the
 /// child must find no lock held by a thread that it does not have.
 fn fork_under_load(region: &Region) -> String {
+    /// Ends the threads also when the test fails.
+    struct Ends<'a>(&'a std::sync::atomic::AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
     let done = std::sync::atomic::AtomicBool::new(false);
     region.charge(0, 100, Kind::Buffer);
     std::thread::scope(|scope| {
+        let _ends = Ends(&done);
         for _ in 0..3 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
@@ -178,7 +187,6 @@ fn fork_under_load(region: &Region) -> String {
             assert_eq!(status, "status 0");
             slowest = slowest.max(begin.elapsed().as_millis());
         }
-        done.store(true, Ordering::Relaxed);
         slowest.to_string()
     })
 }

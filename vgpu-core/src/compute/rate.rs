@@ -15,7 +15,7 @@ const FRESH_NS: u64 = 300_000_000;
 pub(super) struct Rate {
     /// Thousandths of the device.
     pub(super) permille: u32,
-    /// What a measured nanosecond counts for, in [`Grant::ONE`]ths.
+    /// What a measured nanosecond counts for, in parts of [`Grant::ONE`].
     pub(super) scale: u32,
     /// To be measured and bounded although nothing caps it.
     is_measured: bool,
