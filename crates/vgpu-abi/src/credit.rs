@@ -42,8 +42,9 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
     loop {
         let is_first = at == 0 || at > now_ns.saturating_add(ANOTHER_CLOCK_NS);
         let earned = if is_first {
-            // Half of it to begin with: nobody has saved anything yet.
-            most_saved_ns(permille) / 2
+            // A quarter of it to begin with: nobody has saved anything yet, and launches whose cost
+            // is not known come on top.
+            most_saved_ns(permille) / 4
         } else {
             let passed = u128::from(now_ns.saturating_sub(at));
             let earned = passed * u128::from(permille) / 1000;

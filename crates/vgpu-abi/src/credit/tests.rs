@@ -10,12 +10,12 @@ fn seat<'a>(device: &'a RegionDevice, own: &'a ComputeUse, seat: u64) -> Compute
 }
 
 #[test]
-fn a_new_account_holds_half_of_the_most_and_an_old_one_no_more_than_that() {
+fn a_new_account_holds_a_quarter_of_the_most_and_an_old_one_no_more_than_that() {
     let (device, own) = (region_device(), compute_use());
     let compute = seat(&device, &own, 1);
 
     refill(&device, START_NS, 250);
-    assert_eq!(compute.credit_ns(), 2_500_000);
+    assert_eq!(compute.credit_ns(), 1_250_000);
 
     refill(&device, START_NS + 1_000_000_000, 250);
     assert_eq!(compute.credit_ns(), 5_000_000);
@@ -35,9 +35,9 @@ fn a_launch_longer_than_the_most_is_let_in_and_paid_off_afterwards() {
     let compute = seat(&device, &own, 1);
 
     assert_eq!(compute.lease(50_000_000, START_NS, 100), Ok(0));
-    // 1 ms was there, 49 ms are owed: at a tenth, 490 ms.
+    // 0.5 ms was there, 49.5 ms are owed: at a tenth, 495 ms.
     let wait = compute.lease(1, START_NS, 100).unwrap_err();
-    assert_eq!(wait, 490_000_010, "what is owed and a nanosecond more");
+    assert_eq!(wait, 495_000_010, "what is owed and a nanosecond more");
     assert!(compute.lease(1, START_NS + wait, 100).is_ok());
 }
 
@@ -72,12 +72,13 @@ fn what_is_leased_in_advance_is_bounded_for_all_threads_together() {
 fn what_a_thread_did_not_use_goes_back() {
     let (device, own) = (region_device(), compute_use());
     let compute = seat(&device, &own, 1);
-    let more = compute.lease(1000, START_NS, 1000).unwrap();
+    refill(&device, START_NS, 1000);
+    let more = compute.lease(1000, 2 * START_NS, 1000).unwrap();
     assert_eq!(more, LEASE_NS - 1000);
 
     compute.end_lease(more, 50_000);
 
-    assert_eq!(compute.credit_ns(), 2_500_000 - 150_000);
+    assert_eq!(compute.credit_ns(), 5_000_000 - 150_000);
     // Relaxed: one thread.
     assert_eq!(device.leased_ns.load(Ordering::Relaxed), 0);
     assert_eq!(own.leased_ns.load(Ordering::Relaxed), 0);
