@@ -84,7 +84,7 @@ fn a_change_says_when_it_was_reached_and_a_sparse_program_how_much_slower_it_was
     };
 
     let change = lines("change", "600ms");
-    let sparse = lines("sparse", "20ms");
+    let sparse = lines("sparse", "100ms");
 
     let count = |name: &str| change.iter().filter(|line| line.starts_with(name)).count();
     assert_eq!(
