@@ -1,6 +1,6 @@
 //! One device and the containers on it, from tick to tick: who works, who wants more, what each is
-//! granted. Puts together how time is divided ([`shares`]), what measured time is worth ([`scale`])
-//! and whose turn it is ([`turns`]).
+//! granted. Puts together how time is divided ([`shares`]), what measured time is worth
+//! ([`scale`](super::scale)) and whose turn it is ([`turns`](super::turns)).
 //!
 //! Values in, values out: never reads a clock, a file or the driver.
 
