@@ -168,16 +168,22 @@ pub(crate) fn standing() -> Standing {
     }
 }
 
-/// The same for a path that neither sets up nor waits: `None` where that is still to be done.
+/// This process and its container for a path that neither sets up nor waits. `None` before they are set
+/// up; whether there are limits at all is not asked.
 #[inline(always)]
-pub(crate) fn standing_now() -> Option<Standing> {
+pub(crate) fn known_now() -> Option<(&'static Container, &'static Process)> {
     let process = process()?;
+    // Acquire: made before (or before the fork).
+    let container = CONTAINER.load(Ordering::Acquire);
+    // SAFETY: made once and never dropped.
+    Some((unsafe { container.as_ref() }?, process))
+}
+
+/// Has this process been set up, and found that nobody set a limit?
+#[inline]
+pub(crate) fn is_transparent_now() -> bool {
     // Acquire: what the phase speaks of was made before.
-    match process.phase.load(Ordering::Acquire) {
-        READY => Some(ready(process)),
-        TRANSPARENT => Some(Standing::Transparent),
-        _ => None,
-    }
+    process().is_some_and(|process| process.phase.load(Ordering::Acquire) == TRANSPARENT)
 }
 
 #[inline]
