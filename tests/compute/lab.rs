@@ -101,10 +101,24 @@ impl Lab {
 
     /// One GPU with a script of kernels and calls.
     pub(crate) fn with_script(script: &str) -> Self {
-        let config = Config {
-            clock: ClockKind::Lockstep,
+        Self::with(Config {
             script: script.to_owned(),
             ..Config::default()
+        })
+    }
+
+    /// One GPU that is cut into MIG devices; a program sees the first.
+    pub(crate) fn on_mig(cut: &str) -> Self {
+        Self::with(Config {
+            mig: cut.to_owned(),
+            ..Config::default()
+        })
+    }
+
+    fn with(config: Config) -> Self {
+        let config = Config {
+            clock: ClockKind::Lockstep,
+            ..config
         };
         let world = World::with_board(1, &config);
         let exec = world.board().exec().unwrap();

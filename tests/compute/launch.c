@@ -31,6 +31,16 @@ typedef struct {
     void **params;
 } cooperative_launch;
 
+typedef struct { unsigned char bytes[256]; } dev_resource; /* at least as large as the driver's */
+typedef struct {
+    int kind, reserved0[3];
+    unsigned long long handle;
+    unsigned condition, size;
+    handle *graphs;
+    CUcontext context;
+    unsigned long long rest[26];
+} conditional_node;
+
 extern uint64_t vgpuSimNow(void);
 extern void vgpuSimSleepUntil(uint64_t);
 extern void vgpuSimJoin(void);
@@ -64,6 +74,12 @@ extern CUresult cuStreamIsCapturing(CUstream, int *);
 extern CUresult cuGraphCreate(handle *, unsigned);
 extern CUresult cuGraphAddKernelNode_v2(handle *, handle, const handle *, size_t, const kernel_node *);
 extern CUresult cuGraphAddChildGraphNode(handle *, handle, const handle *, size_t, handle);
+extern CUresult cuGraphConditionalHandleCreate(unsigned long long *, handle, CUcontext, unsigned, unsigned);
+extern CUresult cuGraphAddNode(handle *, handle, const handle *, size_t, conditional_node *);
+extern CUresult cuDeviceGetDevResource(CUdevice, dev_resource *, int);
+extern CUresult cuDevResourceGenerateDesc(handle *, dev_resource *, unsigned);
+extern CUresult cuGreenCtxCreate(handle *, handle, CUdevice, unsigned);
+extern CUresult cuCtxFromGreenCtx(CUcontext *, handle);
 extern CUresult cuGraphGetNodes(handle, handle *, size_t *);
 extern CUresult cuGraphInstantiateWithFlags(handle *, handle, unsigned long long);
 extern CUresult cuGraphExecUpdate_v2(handle, handle, void *);
@@ -134,7 +150,7 @@ static uint64_t end(void) { return began + option("for", 1000) * MS; }
 
 /* --- one launch, by each way ------------------------------------------------------------------------------ */
 
-enum { PLAIN, EX, COOPERATIVE, PER_THREAD, LEGACY, LEGACY_GRID, LEGACY_ASYNC, MULTI_DEVICE, GRAPH, CHILD, GRAPH_PER_THREAD, CAPTURED };
+enum { PLAIN, EX, COOPERATIVE, PER_THREAD, LEGACY, LEGACY_GRID, LEGACY_ASYNC, MULTI_DEVICE, GRAPH, CHILD, GRAPH_PER_THREAD, CAPTURED, CONDITIONAL };
 
 static handle graph_of(int way, handle function, unsigned nodes) {
     handle graph, node, before = NULL, executable;
@@ -145,11 +161,21 @@ static handle graph_of(int way, handle function, unsigned nodes) {
         OK(cuStreamEndCapture(own, &graph));
     } else {
         kernel_node params = {function, {1, 1, 1}, {32, 1, 1}, 0, NULL, NULL, NULL, NULL};
+        handle whole = NULL;
         OK(cuGraphCreate(&graph, 0));
+        if (way == CONDITIONAL) {
+            /* A loop that is run three times, with the kernels in its body. */
+            conditional_node loop = {.kind = 13, .condition = 1, .size = 1};
+            whole = graph;
+            OK(cuGraphConditionalHandleCreate(&loop.handle, whole, context, 3, 1));
+            OK(cuGraphAddNode(&node, whole, NULL, 0, &loop));
+            graph = loop.graphs[0];
+        }
         for (unsigned i = 0; i < nodes; i++) {
             OK(cuGraphAddKernelNode_v2(&node, graph, &before, before != NULL, &params));
             before = node;
         }
+        if (whole) graph = whole;
     }
     if (way == CHILD) {
         handle whole;
@@ -161,7 +187,7 @@ static handle graph_of(int way, handle function, unsigned nodes) {
     return executable;
 }
 
-static int is_graph(int way) { return way == GRAPH || way == CHILD || way == GRAPH_PER_THREAD || way == CAPTURED; }
+static int is_graph(int way) { return way >= GRAPH; }
 
 static void once(int way, handle what, CUstream where) {
     launch_config config = {{1, 1, 1}, {32, 1, 1}, 0, where, NULL, 0};
@@ -175,21 +201,33 @@ static void once(int way, handle what, CUstream where) {
     case LEGACY_GRID: OK(cuLaunchGrid(what, 1, 1)); break;
     case LEGACY_ASYNC: OK(cuLaunchGridAsync(what, 1, 1, where)); break;
     case MULTI_DEVICE: OK(cuLaunchCooperativeKernelMultiDevice(&each, 1, 0)); break;
-    case GRAPH: case CHILD: case CAPTURED: OK(cuGraphLaunch(what, where)); break;
+    case GRAPH: case CHILD: case CAPTURED: case CONDITIONAL: OK(cuGraphLaunch(what, where)); break;
     case GRAPH_PER_THREAD: OK(cuGraphLaunch_ptsz(what, NULL)); break;
     }
 }
 
 /* --- patterns --------------------------------------------------------------------------------------------- */
 
-/* steady way=W ns=N nodes=N streams=N sync=0|1 priority=0|1 contexts=N for=MS: one launch after another. */
+/* A context of its own that has all multiprocessors of the device. */
+static CUcontext green_context(void) {
+    dev_resource all;
+    handle description, green;
+    CUcontext made;
+    OK(cuDeviceGetDevResource(0, &all, 1));
+    OK(cuDevResourceGenerateDesc(&description, &all, 1));
+    OK(cuGreenCtxCreate(&green, description, 0, 1));
+    OK(cuCtxFromGreenCtx(&made, green));
+    return made;
+}
+
+/* steady way=W ns=N nodes=N streams=N sync=0|1 priority=0|1 contexts=N green=0|1 for=MS: one launch after another. */
 static void steady(void) {
     enum { MOST = 16 };
     int way = (int)option("way", PLAIN), sync = (int)option("sync", 0);
     unsigned streams = (unsigned)option("streams", 1), contexts = (unsigned)option("contexts", 1);
     CUstream where[MOST];
     handle what[MOST];
-    CUcontext in[MOST] = {context};
+    CUcontext in[MOST] = {option("green", 0) ? green_context() : context};
     uint64_t launches = 0;
     for (unsigned c = 0; c < contexts; c++) {
         if (c > 0) OK(cuCtxCreate_v2(&in[c], 0, 0));

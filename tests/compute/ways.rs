@@ -33,10 +33,31 @@ fn every_kind_of_launch_is_charged() {
 
 #[test]
 fn every_kind_of_graph_is_charged() {
-    // By nodes, with a child graph, in the per-thread stream, captured.
-    for way in 8..12 {
+    // By nodes, with a child graph, in the per-thread stream, captured, a loop of a conditional node.
+    for way in 8..13 {
         gets_a_quarter(&format!("steady way={way} ns=250000 nodes=8"), &[]);
     }
+}
+
+#[test]
+fn a_green_context_shares_the_cap() {
+    gets_a_quarter("steady ns=1000000 green=1 streams=2", &[]);
+}
+
+#[test]
+fn a_mig_device_is_shared_by_its_own_time() {
+    let lab = Lab::on_mig("0=3g,3g");
+    let container = lab.container("mig", Asks::cap(25));
+    let program = container.start("steady ns=1000000 for=3000");
+
+    let curve = lab.watch(3_000, &[&[&program]], |_| {}).remove(0);
+
+    let mean = curve.share(0, 3_000);
+    assert!(
+        (mean - 25.0).abs() <= 1.0,
+        "mean {mean:.2}: {}",
+        container.log()
+    );
 }
 
 #[test]
