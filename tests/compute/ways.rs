@@ -84,7 +84,7 @@ fn threads_share_the_cap() {
 
 #[test]
 fn blocking_launches_get_their_share() {
-    gets_a_quarter("steady ns=1000000 sync=1", &[("CUDA_LAUNCH_BLOCKING", "1")]);
+    gets_a_quarter("steady ns=1000000", &[("CUDA_LAUNCH_BLOCKING", "1")]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! disturb a capture under the relaxed capture mode.
 
 use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_api::nvml::{NvmlDevice, NvmlProcessInfo};
 use cuda_api::{
@@ -192,6 +193,27 @@ pub(crate) fn elapsed_ns(start: u64, end: u64) -> Option<u64> {
         reason = "between 0 and 1e18"
     )]
     Some(ns.round() as u64)
+}
+
+/// Does every launch of this process wait for its end (`CUDA_LAUNCH_BLOCKING=1`, which the driver reads
+/// when it starts)? Then the time that the call takes says nothing of when its work began.
+pub(crate) fn launches_block() -> bool {
+    const NO: u32 = 1;
+    const YES: u32 = 2;
+    static KNOWN: AtomicU32 = AtomicU32::new(0);
+    // Relaxed: the word says all; two threads that ask find the same.
+    match KNOWN.load(Ordering::Relaxed) {
+        NO => false,
+        YES => true,
+        _ => {
+            // SAFETY: a C string; nobody but the host changes its own environment.
+            let value = unsafe { libc::getenv(c"CUDA_LAUNCH_BLOCKING".as_ptr()) };
+            // SAFETY: an environment string ends in a zero.
+            let is_one = !value.is_null() && unsafe { CStr::from_ptr(value) } == c"1";
+            KNOWN.store(if is_one { YES } else { NO }, Ordering::Relaxed);
+            is_one
+        }
+    }
 }
 
 /// An event of ours is not needed any more.

@@ -338,7 +338,7 @@ impl Spans {
         let mark = Mark {
             start: begun.start,
             end,
-            gap_ns: if had_started {
+            gap_ns: if had_started && !query::launches_block() {
                 now_ns.saturating_sub(begun.at_ns)
             } else {
                 0

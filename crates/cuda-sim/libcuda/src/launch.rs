@@ -423,7 +423,17 @@ fn launch(call: &Call<'_>) -> Done {
     let own_ns = own.map(|attribute| attribute.value.words[0]);
     let first = || first_argument(&function, call.params, call.extra);
     module::load_for(&function, stream.context)?;
-    plan(&function, call.grid, own_ns, first)?.submit(&stream)
+    plan(&function, call.grid, own_ns, first)?.submit(&stream)?;
+    if is_blocking() {
+        stream::synchronize(&stream)?;
+    }
+    Ok(())
+}
+
+/// Does every launch of a kernel wait for its end? Read once, as the driver does.
+fn is_blocking() -> bool {
+    static BLOCKING: OnceLock<bool> = OnceLock::new();
+    *BLOCKING.get_or_init(|| std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|value| value == "1"))
 }
 
 /// Takes the processor time that the board's script says a driver call costs, on the board's clock.
