@@ -271,8 +271,8 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "FILE", value_parser = values::path)]
     pub(crate) board: Option<PathBuf>,
 
-    /// Clock of the board: with the virtual one, time passes when a program waits for it [default:
-    /// real]
+    /// Clock of the board: with the virtual one, time passes when all programs wait for it, and
+    /// compute limits, which go by the machine's clock, mean nothing [default: real]
     #[arg(long, value_name = "CLOCK")]
     pub(crate) clock: Option<Clock>,
 

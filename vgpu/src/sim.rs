@@ -140,7 +140,7 @@ impl Place {
         if let Some(clock) = args.clock {
             let clock = match clock {
                 Clock::Real => "real",
-                Clock::Virtual => "virtual",
+                Clock::Virtual => "lockstep",
             };
             variables.push(("VGPU_SIM_CLOCK", clock.into()));
         }
