@@ -59,7 +59,6 @@ struct DeviceState {
     /// When work was last seen to end, or a launch was let in by the progress rule.
     progress_ns: AtomicU64,
     waiting: AtomicU32,
-    waiting_since_ns: AtomicU64,
     /// Which overdue work launches were last let in for without credit, and how many.
     excuse: AtomicU64,
     excused: AtomicU32,

@@ -157,7 +157,7 @@ unsafe extern "C" fn at_thread_end(_value: *mut c_void) {
                 container::refund(unsafe { thread.pending.get().assume_init() });
             }
             thread.is_watched.set(0);
-            compute::thread_ends(thread);
+            compute::thread_ends();
         });
     });
 }

@@ -16,7 +16,7 @@ use crate::books::{self, Books};
 use crate::border;
 use crate::clock;
 use crate::container::{self, Standing};
-use crate::guest::{self, Thread};
+use crate::guest;
 
 /// What a thread remembers, so that most of its launches look at nothing else. All zeros: nothing.
 #[repr(C)]
@@ -238,7 +238,7 @@ pub(super) fn tell(books: &Books) {
 }
 
 /// A thread ends: what it holds goes back.
-pub(crate) fn thread_ends(_thread: &Thread) {
+pub(crate) fn thread_ends() {
     if let Standing::Ready(container, process) = container::standing() {
         tell(&Books { container, process });
         guest::thread(|thread| thread.gate.epoch.set(0));

@@ -249,7 +249,6 @@ impl<'a> Wait<'a> {
         if let Some(state) = self.books.process.compute.device(self.device)
             && state.waiting.fetch_add(1, Ordering::Relaxed) == 0
         {
-            state.waiting_since_ns.store(now_ns, Ordering::Relaxed);
             own.waiting_since_ns.store(now_ns.max(1), Ordering::Relaxed);
         }
     }
