@@ -244,6 +244,12 @@ impl Lab {
         curves
     }
 
+    /// Whether nobody was waited for too long, so that times are the board's and not the machine's.
+    pub(crate) fn is_exact(&self) -> bool {
+        let counts = self.exec.clock().counts();
+        (counts.stalls, counts.sleepers) == (0, 0)
+    }
+
     /// Says so when somebody was waited for too long: then the machine was too busy for times to be
     /// exact, and they are only nearly so.
     pub(crate) fn say_if_inexact(&self) {

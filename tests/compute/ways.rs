@@ -2,9 +2,21 @@
 
 use crate::lab::{Asks, Lab, MS};
 
-/// A pattern under a cap of 25 for three seconds: within a point of it.
+/// A pattern under a cap of 25 for three seconds: within a point of it. A run in which the machine held a
+/// program up, so that time went on without it, says nothing and is made again.
 #[track_caller]
 fn gets_a_quarter(words: &str, env: &[(&str, &str)]) {
+    for _ in 0..4 {
+        if quarter_was_exact(words, env, false) {
+            return;
+        }
+    }
+    quarter_was_exact(words, env, true);
+}
+
+/// One run; it is judged if it was exact, or must be.
+#[track_caller]
+fn quarter_was_exact(words: &str, env: &[(&str, &str)], must_be_judged: bool) -> bool {
     let lab = Lab::new();
     let container = lab.container("way", Asks::cap(25));
     let program = container.start_with(&format!("{words} for=3000"), env);
@@ -13,14 +25,18 @@ fn gets_a_quarter(words: &str, env: &[(&str, &str)]) {
 
     let mean = curve.share(0, 3_000);
     println!("{words}: {mean:.2}");
+    lab.say_if_inexact();
+    if !lab.is_exact() && !must_be_judged {
+        return false;
+    }
     assert!(
         (mean - 25.0).abs() <= 1.0,
         "{words}: mean {mean:.2}: {}\n{}",
         curve.shape(3_000, 100),
         container.log()
     );
-    lab.say_if_inexact();
     program.end();
+    true
 }
 
 #[test]
