@@ -1,0 +1,282 @@
+//! Pods, nodes and quotas as far as the product reads them. Lenient as Go's decoder is: what is null or absent is
+//! empty, quantities may be numbers, what nobody reads is skipped. Never the whole object: whoever changes one patches
+//! it as it came.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::quantity::Quantity;
+
+/// Null is the default, as in Go.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Amounts by resource name.
+pub type Resources = BTreeMap<String, Quantity>;
+
+/// A pod.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Pod {
+    /// Name, namespace, uid, annotations, labels.
+    #[serde(deserialize_with = "or_default")]
+    pub metadata: ObjectMeta,
+    /// What it asks for.
+    #[serde(deserialize_with = "or_default")]
+    pub spec: PodSpec,
+    /// What became of it.
+    #[serde(deserialize_with = "or_default")]
+    pub status: PodStatus,
+}
+
+/// What a pod asks for.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodSpec {
+    /// The node that it runs on; empty while it has none.
+    #[serde(deserialize_with = "or_default")]
+    pub node_name: String,
+    /// Who places it.
+    #[serde(deserialize_with = "or_default")]
+    pub scheduler_name: String,
+    /// Its service account; empty for the namespace's own.
+    #[serde(deserialize_with = "or_default")]
+    pub service_account_name: String,
+    /// The containers that run beside each other.
+    #[serde(deserialize_with = "or_default")]
+    pub containers: Vec<Container>,
+    /// Those that run before, one after the other, and sidecars.
+    #[serde(deserialize_with = "or_default")]
+    pub init_containers: Vec<Container>,
+    /// Those that somebody attached to look at it.
+    #[serde(deserialize_with = "or_default")]
+    pub ephemeral_containers: Vec<Container>,
+    /// How its containers are started.
+    pub runtime_class_name: Option<String>,
+    /// Who may evict whom.
+    pub priority: Option<i32>,
+    /// Whether it may evict (`PreemptLowerPriority`, `Never`).
+    pub preemption_policy: Option<String>,
+}
+
+/// One container.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Container {
+    /// Its name in the pod.
+    #[serde(deserialize_with = "or_default")]
+    pub name: String,
+    /// What it may take, and what it needs.
+    #[serde(deserialize_with = "or_default")]
+    pub resources: ResourceNeeds,
+    /// Its environment.
+    #[serde(deserialize_with = "or_default")]
+    pub env: Vec<EnvVar>,
+    /// `Always` makes an init container a sidecar.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart_policy: Option<String>,
+    /// Its rights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub security_context: Option<SecurityContext>,
+}
+
+impl Container {
+    /// The amount under `limits`, else under `requests`.
+    pub fn amount(&self, resource: &str) -> Option<&Quantity> {
+        self.resources
+            .limits
+            .get(resource)
+            .or_else(|| self.resources.requests.get(resource))
+    }
+
+    /// Whether it runs from its turn among the init containers to the end of the pod.
+    pub fn is_sidecar(&self) -> bool {
+        self.restart_policy.as_deref() == Some("Always")
+    }
+}
+
+/// What a container may take, and what it needs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ResourceNeeds {
+    /// At most.
+    #[serde(deserialize_with = "or_default")]
+    pub limits: Resources,
+    /// At least.
+    #[serde(deserialize_with = "or_default")]
+    pub requests: Resources,
+}
+
+/// A variable of a container's environment.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct EnvVar {
+    /// Its name.
+    #[serde(deserialize_with = "or_default")]
+    pub name: String,
+    /// Its value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// Where its value comes from instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value_from: Option<serde_json::Value>,
+}
+
+/// The rights of a container.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct SecurityContext {
+    /// All rights of the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub privileged: Option<bool>,
+}
+
+/// What became of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodStatus {
+    /// `Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`.
+    #[serde(deserialize_with = "or_default")]
+    pub phase: String,
+    /// `PodScheduled` and others.
+    #[serde(deserialize_with = "or_default")]
+    pub conditions: Vec<Condition>,
+    /// The init containers.
+    #[serde(deserialize_with = "or_default")]
+    pub init_container_statuses: Vec<ContainerStatus>,
+}
+
+/// Something that holds, or does not.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Condition {
+    /// `PodScheduled`, `Ready`.
+    #[serde(rename = "type", deserialize_with = "or_default")]
+    pub kind: String,
+    /// `True`, `False`, `Unknown`.
+    #[serde(deserialize_with = "or_default")]
+    pub status: String,
+    /// One word for why.
+    #[serde(deserialize_with = "or_default")]
+    pub reason: String,
+    /// When it last changed, as RFC 3339 text.
+    #[serde(deserialize_with = "or_default")]
+    pub last_transition_time: String,
+}
+
+/// What became of a container.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ContainerStatus {
+    /// Its name in the pod.
+    #[serde(deserialize_with = "or_default")]
+    pub name: String,
+    /// Where it is in its life.
+    #[serde(deserialize_with = "or_default")]
+    pub state: ContainerState,
+}
+
+/// Where a container is in its life.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ContainerState {
+    /// It is over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub terminated: Option<Terminated>,
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Terminated {
+    /// 0 is well.
+    #[serde(deserialize_with = "or_default")]
+    pub exit_code: i32,
+}
+
+/// A node.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Node {
+    /// Name, annotations, labels.
+    #[serde(deserialize_with = "or_default")]
+    pub metadata: ObjectMeta,
+    /// What it has.
+    #[serde(deserialize_with = "or_default")]
+    pub status: NodeStatus,
+}
+
+/// What a node has.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeStatus {
+    /// What pods can take.
+    #[serde(deserialize_with = "or_default")]
+    pub allocatable: Resources,
+    /// All there is.
+    #[serde(deserialize_with = "or_default")]
+    pub capacity: Resources,
+}
+
+/// A limit on a namespace.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ResourceQuota {
+    /// Name, namespace.
+    #[serde(deserialize_with = "or_default")]
+    pub metadata: ObjectMeta,
+    /// What it allows.
+    #[serde(deserialize_with = "or_default")]
+    pub spec: ResourceQuotaSpec,
+}
+
+/// What a quota allows.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ResourceQuotaSpec {
+    /// By `limits.<resource>` and `requests.<resource>`.
+    #[serde(deserialize_with = "or_default")]
+    pub hard: Resources,
+}
+
+/// Lets kube's clients and watchers carry these types.
+macro_rules! resource {
+    ($kind:ident, $name:literal, $plural:literal, $scope:ty) => {
+        impl k8s_openapi::Resource for $kind {
+            const API_VERSION: &'static str = "v1";
+            const GROUP: &'static str = "";
+            const KIND: &'static str = $name;
+            const VERSION: &'static str = "v1";
+            const URL_PATH_SEGMENT: &'static str = $plural;
+            type Scope = $scope;
+        }
+
+        impl k8s_openapi::Metadata for $kind {
+            type Ty = ObjectMeta;
+
+            fn metadata(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn metadata_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(Pod, "Pod", "pods", k8s_openapi::NamespaceResourceScope);
+resource!(Node, "Node", "nodes", k8s_openapi::ClusterResourceScope);
+resource!(
+    ResourceQuota,
+    "ResourceQuota",
+    "resourcequotas",
+    k8s_openapi::NamespaceResourceScope
+);

@@ -1,0 +1,3 @@
+//! `vgpu-scheduler`.
+
+fn main() {}

@@ -1,0 +1,4 @@
+//! The admission webhook as a process: TLS with its own CA, its own configuration in the API server. Never decides:
+//! `admission` does.
+
+#![forbid(unsafe_code)]

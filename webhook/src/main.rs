@@ -1,0 +1,3 @@
+//! `vgpu-webhook`.
+
+fn main() {}
