@@ -69,10 +69,11 @@ const DIFFERENT: &[(&str, &[&str], &str)] = &[
 
 #[test]
 fn the_engine_answers_as_the_reference_but_for_the_listed_cases() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/hami");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors/hami");
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "json"))
         .collect();
     files.sort();
     let mut wrong = Vec::new();
@@ -80,6 +81,9 @@ fn the_engine_answers_as_the_reference_but_for_the_listed_cases() {
     for file in files {
         let case: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         let id = case["id"].as_str().unwrap();
+        if !asks_the_engine_alone(id, &case) {
+            continue;
+        }
         let ours = answers(&case);
         let theirs: Vec<Vec<String>> = match case["expect"]["alternatives"].as_array() {
             Some(alternatives) => alternatives
@@ -113,6 +117,18 @@ fn the_engine_answers_as_the_reference_but_for_the_listed_cases() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Whether the case is about nothing but the fit, of a vendor that this test reads. The whole program is asked all of
+/// them: `scheduler/tests/conformance.rs`.
+fn asks_the_engine_alone(id: &str, case: &Value) -> bool {
+    match case["tags"][0].as_str().unwrap() {
+        "reg" | "wire" | "bind" | "webhook" | "codec" => false,
+        "vendor" => ["222", "224", "239", "240"]
+            .iter()
+            .any(|number| id.starts_with(number)),
+        _ => true,
+    }
 }
 
 /// What ours answers to each question of the case.
