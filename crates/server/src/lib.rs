@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bodies;
 mod exposition;
 mod health;
 mod listen;
@@ -13,10 +14,13 @@ mod logging;
 mod metrics;
 mod patience;
 mod signal;
+mod tls;
 
+pub use bodies::{Bodies, error};
 pub use exposition::{Format, prometheus_text};
 pub use health::{Readiness, health};
 pub use listen::{BindError, Listener, Manners};
 pub use logging::{LogError, LogFormat, log_to_stderr};
 pub use metrics::metrics;
 pub use signal::asked_to_stop;
+pub use tls::{Tls, TlsError, TlsFiles};

@@ -13,12 +13,16 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use crate::patience::Patient;
+use crate::tls::Tls;
 
 /// What a client may draw out, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +31,11 @@ pub struct Manners {
     pub connections: usize,
     /// Of these from one address, so that nobody shuts out the others.
     pub connections_per_address: usize,
-    /// For a whole request head, and between two requests on one connection.
+    /// For a whole TLS handshake.
+    pub handshake_timeout: Duration,
+    /// For a whole request head, and between two requests on one connection. Go's clients, the
+    /// API server and kube-scheduler among them, drop an idle connection after 90 s; a server
+    /// that does so first can meet their next request on its way.
     pub head_timeout: Duration,
     /// For progress while an answer is written.
     pub write_timeout: Duration,
@@ -44,6 +52,7 @@ impl Default for Manners {
         Self {
             connections: 128,
             connections_per_address: 32,
+            handshake_timeout: Duration::from_secs(10),
             head_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(10),
             head_bytes: 16 << 10,
@@ -129,6 +138,32 @@ impl Listener {
     /// Serves until `stop` is ready; then lets requests in flight finish, for as long as the
     /// manners say.
     pub async fn serve(self, router: Router, manners: Manners, stop: impl Future) {
+        self.serve_both(router, manners, None, stop).await;
+    }
+
+    /// As [`Listener::serve`], over TLS. Looks at the certificate's files again every ten seconds,
+    /// when it has any.
+    pub async fn serve_tls(self, router: Router, manners: Manners, tls: Tls, stop: impl Future) {
+        let followed = async {
+            // In memory it is replaced by who has it.
+            if !tls.is_from_files() {
+                std::future::pending::<()>().await;
+            }
+            follow(&tls).await;
+        };
+        tokio::select! {
+            () = self.serve_both(router, manners, Some(tls.clone()), stop) => {}
+            () = followed => {}
+        }
+    }
+
+    async fn serve_both(
+        self,
+        router: Router,
+        manners: Manners,
+        tls: Option<Tls>,
+        stop: impl Future,
+    ) {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(manners.head_timeout)
@@ -151,15 +186,25 @@ impl Listener {
                         tracing::debug!(%from, "too many connections, this one is closed");
                         continue;
                     };
-                    let connection = serve_one(
-                        stream,
-                        http.clone(),
-                        router.clone(),
-                        manners,
-                        stopped.clone(),
-                    );
+                    let (http, router, tls) = (http.clone(), router.clone(), tls.clone());
+                    let mut stopped = stopped.clone();
                     connections.spawn(async move {
-                        connection.await;
+                        // An answer leaves as it is written; a failure here costs some
+                        // milliseconds, no more.
+                        drop(stream.set_nodelay(true));
+                        match tls {
+                            None => {
+                                let stream = Patient::new(stream, manners.write_timeout);
+                                serve_one(stream, http, router, stopped).await;
+                            }
+                            Some(tls) => {
+                                if let Some(stream) =
+                                    shake_hands(stream, &tls, manners, &mut stopped).await
+                                {
+                                    serve_one(stream, http, router, stopped).await;
+                                }
+                            }
+                        }
                         drop(guest);
                     });
                 }
@@ -182,16 +227,85 @@ impl Listener {
     }
 }
 
-async fn serve_one(
+/// How often the files of a certificate are looked at. A kubelet takes up to a minute to bring a
+/// changed Secret into a pod; this adds little to it.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Never ends.
+async fn follow(tls: &Tls) {
+    loop {
+        sleep(LOOK).await;
+        let looking = tls.clone();
+        match tokio::task::spawn_blocking(move || looking.look_again()).await {
+            Ok(Ok(false)) => {}
+            Ok(Ok(true)) => tracing::info!("the certificate was replaced: its files have changed"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the certificate is not replaced; the one before is shown");
+            }
+            Err(error) => tracing::error!(%error, "the certificate's files were not looked at"),
+        }
+    }
+}
+
+/// The stream under TLS; nothing when the other end is too slow, speaks something else, or we
+/// stop.
+async fn shake_hands(
     stream: TcpStream,
+    tls: &Tls,
+    manners: Manners,
+    stopped: &mut watch::Receiver<bool>,
+) -> Option<TlsStream<Patient<TcpStream>>> {
+    let handshake = async {
+        let mut first = [0; 4];
+        let read = stream.peek(&mut first).await?;
+        let mut stream = Patient::new(stream, manners.write_timeout);
+        if first.get(..read).is_some_and(is_plain_http) {
+            stream.write_all(PLAIN_HTTP).await?;
+            stream.shutdown().await?;
+            // What is left unread at the close would reset the connection, and the answer with it.
+            tokio::io::copy(&mut stream.take(64 << 10), &mut tokio::io::sink()).await?;
+            return Err(io::Error::other("it speaks HTTP without TLS"));
+        }
+        let config = tls
+            .config()
+            .ok_or_else(|| io::Error::other("there is no certificate yet"))?;
+        TlsAcceptor::from(config).accept(stream).await
+    };
+    let shaken = tokio::select! {
+        shaken = timeout(manners.handshake_timeout, handshake) => shaken,
+        _ = stopped.wait_for(|stopped| *stopped) => return None,
+    };
+    match shaken {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "no TLS handshake");
+            None
+        }
+        Err(_elapsed) => {
+            tracing::debug!("no TLS handshake in time");
+            None
+        }
+    }
+}
+
+/// For whoever forgot the `s` of `https`.
+const PLAIN_HTTP: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\
+    content-length: 49\r\nconnection: close\r\n\r\nthis port speaks https: use https:// to reach it\n";
+
+fn is_plain_http(first: &[u8]) -> bool {
+    matches!(
+        first,
+        b"GET " | b"POST" | b"HEAD" | b"PUT " | b"PATC" | b"DELE" | b"OPTI" | b"CONN"
+    )
+}
+
+async fn serve_one(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     http: http1::Builder,
     router: Router,
-    manners: Manners,
     mut stopped: watch::Receiver<bool>,
 ) {
-    // An answer leaves as it is written; a failure here costs some milliseconds, no more.
-    drop(stream.set_nodelay(true));
-    let io = TokioIo::new(Patient::new(stream, manners.write_timeout));
+    let io = TokioIo::new(stream);
     let mut connection =
         std::pin::pin!(http.serve_connection(io, TowerToHyperService::new(router)));
     let ended = tokio::select! {

@@ -1,0 +1,373 @@
+//! The certificate that a port shows: from PEM in memory or from files, and another one while the
+//! port is served.
+//!
+//! Never makes a certificate, and never shows a key: an error names where a key was read from.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ServerConfig, WebPkiClientVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{InconsistentKeys, RootCertStore};
+
+/// What a TLS port shows and asks for. Clones share it: [`Tls::replace`] on one changes what the
+/// next handshake on all of them shows; connections that stand keep what they have.
+#[derive(Clone)]
+pub struct Tls {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Nothing until there is a certificate: every handshake is refused until then.
+    shown: RwLock<Option<Shown>>,
+    source: Source,
+    /// What the files held when they were read last, good or not.
+    read: RwLock<Option<Pems>>,
+}
+
+#[derive(Clone)]
+struct Shown {
+    config: Arc<ServerConfig>,
+    /// The server's own, without the intermediate ones.
+    certificate: CertificateDer<'static>,
+}
+
+enum Source {
+    Memory,
+    Files(TlsFiles),
+}
+
+/// Where a certificate is read from. All are PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The server's certificate, then the intermediate ones.
+    pub certificate: PathBuf,
+    /// Its private key: PKCS#8, PKCS#1 or SEC1.
+    pub key: PathBuf,
+    /// The CAs of clients. With them a client without a certificate of theirs is refused.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// The contents of [`TlsFiles`].
+#[derive(Clone, PartialEq, Eq)]
+struct Pems {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_ca: Option<Vec<u8>>,
+}
+
+/// Why a certificate cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read {path}: {error}")]
+    Read {
+        /// The file.
+        path: String,
+        /// The system's answer.
+        error: std::io::Error,
+    },
+    /// The PEM has no certificate, or a broken one.
+    #[error(
+        "{place} holds no certificate: {reason}; accepted: PEM, `-----BEGIN CERTIFICATE-----`, \
+         the server's first, then the intermediate ones"
+    )]
+    Certificate {
+        /// Where it was read.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The PEM has no private key, or one that cannot be used.
+    #[error(
+        "{place} holds no private key: {reason}; accepted: PEM of PKCS#8, PKCS#1 or SEC1 \
+         without a pass phrase: ECDSA P-256 or P-384, Ed25519, RSA of 2048 bits or more"
+    )]
+    Key {
+        /// Where it was read.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The two do not belong together.
+    #[error(
+        "the key in {key} is not that of the first certificate in {certificate}; replace both \
+         together"
+    )]
+    Mismatch {
+        /// Where the certificate was read.
+        certificate: String,
+        /// Where the key was read.
+        key: String,
+    },
+    /// The clients' CAs cannot be used.
+    #[error(
+        "{place} holds no CA of clients: {reason}; accepted: PEM, `-----BEGIN CERTIFICATE-----`"
+    )]
+    ClientCa {
+        /// Where it was read.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl Tls {
+    /// No certificate yet: handshakes are refused until [`Tls::replace`].
+    #[must_use]
+    pub fn without_certificate() -> Self {
+        Self::new(None, Source::Memory, None)
+    }
+
+    /// This certificate (PEM: the server's first, then the intermediate ones) and its key (PEM).
+    ///
+    /// # Errors
+    /// See [`TlsError`].
+    pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, TlsError> {
+        let tls = Self::without_certificate();
+        tls.replace(certificate, key)?;
+        Ok(tls)
+    }
+
+    /// What the files hold. A port that serves it looks at them again every ten seconds.
+    ///
+    /// # Errors
+    /// See [`TlsError`].
+    pub fn from_files(files: TlsFiles) -> Result<Self, TlsError> {
+        let pems = Pems::read(&files)?;
+        let shown = pems.shown(&files)?;
+        Ok(Self::new(Some(shown), Source::Files(files), Some(pems)))
+    }
+
+    fn new(shown: Option<Shown>, source: Source, read: Option<Pems>) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                shown: RwLock::new(shown),
+                source,
+                read: RwLock::new(read),
+            }),
+        }
+    }
+
+    /// Shows this certificate from the next handshake on. After an error it shows what it showed.
+    ///
+    /// # Errors
+    /// See [`TlsError`].
+    pub fn replace(&self, certificate: &[u8], key: &[u8]) -> Result<(), TlsError> {
+        let pems = Pems {
+            certificate: certificate.to_vec(),
+            key: key.to_vec(),
+            client_ca: None,
+        };
+        let memory = |what: &str| PathBuf::from(format!("the given {what}"));
+        let shown = pems.shown(&TlsFiles {
+            certificate: memory("certificate"),
+            key: memory("key"),
+            client_ca: None,
+        })?;
+        self.show(shown);
+        Ok(())
+    }
+
+    /// Looks at the files again and shows what they hold. Whether that is something new; nothing
+    /// is ever new in memory. After an error it shows what it showed before, and an error is told
+    /// once for each content: files that are replaced one after the other do not belong together
+    /// for a moment.
+    ///
+    /// Reads files: not for a thread that serves.
+    ///
+    /// # Errors
+    /// See [`TlsError`].
+    pub fn look_again(&self) -> Result<bool, TlsError> {
+        let Source::Files(files) = &self.shared.source else {
+            return Ok(false);
+        };
+        let found = Pems::read(files)?;
+        {
+            let mut read = self
+                .shared
+                .read
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            if read.as_ref() == Some(&found) {
+                return Ok(false);
+            }
+            *read = Some(found.clone());
+        }
+        self.show(found.shown(files)?);
+        Ok(true)
+    }
+
+    /// The certificate that is shown, as DER; nothing while there is none.
+    #[must_use]
+    pub fn certificate(&self) -> Option<Vec<u8>> {
+        Some(self.shown()?.certificate.to_vec())
+    }
+
+    /// Whether it is read from files, which may change.
+    pub(crate) fn is_from_files(&self) -> bool {
+        matches!(self.shared.source, Source::Files(_))
+    }
+
+    /// What the next handshake is made with; nothing while there is no certificate.
+    pub(crate) fn config(&self) -> Option<Arc<ServerConfig>> {
+        Some(self.shown()?.config)
+    }
+
+    fn shown(&self) -> Option<Shown> {
+        let shown = self
+            .shared
+            .shown
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        shown.clone()
+    }
+
+    fn show(&self, new: Shown) {
+        // A whole new config, not a new certificate in the old one: a session that was agreed
+        // under the old certificate, or by a client of an old CA, is not resumed.
+        let mut shown = self
+            .shared
+            .shown
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *shown = Some(new);
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let files = match &self.shared.source {
+            Source::Memory => None,
+            Source::Files(files) => Some(files),
+        };
+        formatter
+            .debug_struct("Tls")
+            .field("files", &files)
+            .field("has_certificate", &self.shown().is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pems {
+    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
+        Ok(Self {
+            certificate: read(&files.certificate)?,
+            key: read(&files.key)?,
+            client_ca: files.client_ca.as_deref().map(read).transpose()?,
+        })
+    }
+
+    fn shown(&self, from: &TlsFiles) -> Result<Shown, TlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let (certificate, certified) = self.certified(from, &provider)?;
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .expect("the provider speaks TLS 1.2 and 1.3");
+        let builder = match (&self.client_ca, &from.client_ca) {
+            (Some(pem), Some(path)) => {
+                let broken = |reason: String| TlsError::ClientCa {
+                    place: path.display().to_string(),
+                    reason,
+                };
+                let mut roots = RootCertStore::empty();
+                for certificate in certificates(pem).map_err(broken)? {
+                    roots
+                        .add(certificate)
+                        .map_err(|error| broken(error.to_string()))?;
+                }
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                        .build()
+                        .map_err(|error| broken(error.to_string()))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Shown {
+            config: Arc::new(config),
+            certificate,
+        })
+    }
+
+    fn certified(
+        &self,
+        from: &TlsFiles,
+        provider: &CryptoProvider,
+    ) -> Result<(CertificateDer<'static>, CertifiedKey), TlsError> {
+        let certificate_error = |reason: String| TlsError::Certificate {
+            place: from.certificate.display().to_string(),
+            reason,
+        };
+        let key_error = |reason: String| TlsError::Key {
+            place: from.key.display().to_string(),
+            reason,
+        };
+        let chain = certificates(&self.certificate).map_err(certificate_error)?;
+        let first = chain.first().cloned();
+        let first = first.ok_or_else(|| certificate_error(NONE.to_owned()))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| key_error(told(&error)))?;
+        let key = provider
+            .key_provider
+            .load_private_key(key)
+            .map_err(|error| key_error(error.to_string()))?;
+        let certified = CertifiedKey::new(chain, key);
+        match certified.keys_match() {
+            // A key that cannot tell its public half: the handshakes will show.
+            Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => {
+                Ok((first, certified))
+            }
+            Err(rustls::Error::InconsistentKeys(_)) => Err(TlsError::Mismatch {
+                certificate: from.certificate.display().to_string(),
+                key: from.key.display().to_string(),
+            }),
+            Err(error) => Err(certificate_error(error.to_string())),
+        }
+    }
+}
+
+const NONE: &str = "there is none in it";
+
+/// All certificates of a PEM, and at least one.
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| told(&error))?;
+    if found.is_empty() {
+        return Err(NONE.to_owned());
+    }
+    Ok(found)
+}
+
+fn told(error: &pem::Error) -> String {
+    match error {
+        pem::Error::NoItemsFound => NONE.to_owned(),
+        error => error.to_string(),
+    }
+}
+
+/// More is not a certificate, and a device file has no end.
+const LONGEST_FILE: u64 = 1 << 20;
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    use std::io::Read;
+    let read = || {
+        let mut bytes = Vec::new();
+        let mut file = std::fs::File::open(path)?.take(LONGEST_FILE + 1);
+        file.read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > LONGEST_FILE {
+            return Err(std::io::Error::other("longer than 1 MiB"));
+        }
+        Ok(bytes)
+    };
+    read().map_err(|error| TlsError::Read {
+        path: path.display().to_string(),
+        error,
+    })
+}
