@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Part, Target};
 use crate::kinds::set_condition;
 use crate::object::{default_to, set, unset};
 use crate::resource::{Resource, Version};
 use crate::schema;
 use crate::status::Status;
+use crate::target::{Part, Target};
 
 /// Fills in the names that a definition may leave out.
 pub(crate) fn default_definition(definition: &mut Value) {

@@ -24,13 +24,14 @@ use serde_json::{Value, json};
 use self::format::{Form, Printer};
 pub use self::guard::{TokenNeeded, guard};
 use self::path::{Place, Route};
-use crate::cluster::{Cluster, Deleted, ListOptions, Part, Target, Write};
+use crate::cluster::Cluster;
 use crate::object::{Stored, meta, to_json};
 use crate::patch::Patch;
 use crate::pod::delete_options;
 use crate::scale;
 use crate::selector::Selector;
 use crate::status::Status;
+use crate::target::{Deleted, ListOptions, Part, Target, Write};
 use crate::watch::Start;
 
 impl Cluster {

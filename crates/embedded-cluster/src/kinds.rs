@@ -3,9 +3,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::cluster::{Cluster, Part, Target};
+use crate::cluster::Cluster;
 use crate::object::{default_to, meta, now, set, unset};
 use crate::status::Status;
+use crate::target::{Part, Target};
 use crate::{crd, pod};
 
 /// A new object as the server takes it, before any hook has seen it.

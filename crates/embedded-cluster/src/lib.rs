@@ -22,14 +22,18 @@
 )]
 
 mod admission;
+mod check;
 mod cluster;
 mod crd;
 mod events;
 mod http;
 mod kinds;
 mod managed;
+mod namespaces;
 mod object;
+mod page;
 mod patch;
+mod plant;
 mod pod;
 mod resource;
 mod scale;
@@ -39,13 +43,12 @@ mod state;
 mod status;
 mod store;
 mod strategic;
+mod target;
 mod watch;
 mod webhooks;
 
 pub use admission::{Admission, BoxFuture, Operation, Review, WebhookClient};
-pub use cluster::{
-    Cluster, DeleteOptions, Deleted, ListOptions, Listed, Options, Part, Target, Write,
-};
+pub use cluster::Cluster;
 pub use http::{TokenNeeded, guard};
 pub use object::Stored;
 pub use patch::Patch;
@@ -53,4 +56,5 @@ pub use resource::{Resource, Version};
 pub use selector::Selector;
 pub use status::Status;
 pub use store::Happened;
+pub use target::{DeleteOptions, Deleted, ListOptions, Listed, Options, Part, Target, Write};
 pub use watch::{Event, Start, Watch};

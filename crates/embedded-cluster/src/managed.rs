@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::cluster::{Part, Target, Write};
 use crate::object::{now, set, unset};
 use crate::status::Status;
 use crate::strategic::{self, ListKind};
+use crate::target::{Part, Target, Write};
 
 /// What kind of write it is, as far as owners are concerned.
 #[derive(Debug, Clone, Copy, PartialEq)]

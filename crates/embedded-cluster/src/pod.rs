@@ -2,12 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, DeleteOptions, Deleted, ListOptions, Part, Target, Write};
+use crate::cluster::Cluster;
 use crate::kinds::{must_be_objects, set_condition};
 use crate::managed::How;
 use crate::object::{Stored, default_to, meta, set, unset};
 use crate::selector::Selector;
 use crate::status::Status;
+use crate::target::{DeleteOptions, Deleted, ListOptions, Part, Target, Write};
 use std::sync::Arc;
 
 const CONTAINER_LISTS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];

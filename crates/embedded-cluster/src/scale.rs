@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Part, Target, Write};
+use crate::cluster::Cluster;
 use crate::managed::How;
 use crate::object::{meta, set};
 use crate::patch::Patch;
 use crate::status::Status;
+use crate::target::{Part, Target, Write};
 
 pub(crate) fn read(cluster: &Cluster, target: &Target) -> Result<Value, Status> {
     scale_of(target, &cluster.get(target)?.value())

@@ -2,9 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::cluster::{Cluster, ListOptions, Target};
+use crate::cluster::Cluster;
 use crate::object::{meta, metadata_mut};
 use crate::status::Status;
+use crate::target::{ListOptions, Target};
 
 /// Kinds that a state may hold besides those whose key is their plural.
 const SPELLINGS: [(&str, &str); 10] = [

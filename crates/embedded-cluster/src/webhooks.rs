@@ -6,10 +6,11 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::admission::{Admission, BoxFuture, Review, WebhookClient};
-use crate::cluster::{Cluster, ListOptions, Target};
+use crate::cluster::Cluster;
 use crate::object::meta;
 use crate::selector::Selector;
 use crate::status::Status;
+use crate::target::{ListOptions, Target};
 
 pub(crate) struct Registered {
     cluster: Cluster,

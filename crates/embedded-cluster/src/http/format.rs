@@ -4,10 +4,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::{Value, json};
 
 use super::table;
-use crate::cluster::Listed;
 use crate::object::{Stored, set, to_json};
 use crate::resource::Resource;
 use crate::status::Status;
+use crate::target::Listed;
 
 /// The form that a client asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
