@@ -166,6 +166,9 @@ pub struct Condition {
     /// One word for why.
     #[serde(deserialize_with = "or_default")]
     pub reason: String,
+    /// Why, in a sentence.
+    #[serde(deserialize_with = "or_default")]
+    pub message: String,
     /// When it last changed, as RFC 3339 text.
     #[serde(deserialize_with = "or_default")]
     pub last_transition_time: String,
