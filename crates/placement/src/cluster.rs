@@ -194,6 +194,11 @@ impl Cluster {
         )
     }
 
+    /// Every limit: the namespace, the vendor, the narrowest that holds there, and what is used of it.
+    pub fn quotas(&self) -> impl Iterator<Item = (&str, &Vendor, Quota, Load)> {
+        self.quotas.all()
+    }
+
     /// Chooses node and cards. Takes nothing. Of the nodes on which the pod fits, the best by the
     /// request's node policy is chosen; of several, the one whose name comes first.
     ///
