@@ -75,7 +75,7 @@ impl Ledger {
 
     /// Every namespace and vendor with a limit.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &Vendor, Quota, Load)> {
-        self.limits.iter().flat_map(|(namespace, of_namespace)| {
+        self.limits.iter().flat_map(move |(namespace, of_namespace)| {
             let mut vendors: Vec<&Vendor> =
                 of_namespace.keys().map(|(_, vendor)| vendor).collect();
             vendors.sort_unstable();
