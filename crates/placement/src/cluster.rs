@@ -219,6 +219,12 @@ impl Cluster {
             .map(|node| Hopeful::new(question.key(node), node))
             .collect::<Vec<_>>()
             .into();
+        let most_worth = question.plan.most_worth();
+        if most_worth > 0.0
+            && let Some(best) = question.place_weighed(&mut hopeful, most_worth, &mut budget)
+        {
+            return Ok(best);
+        }
         let mut sifted = false;
         while let Some(Hopeful { node, .. }) = hopeful.pop() {
             if let Some(placement) = fit::place(node, &question.plan, &mut budget) {
@@ -540,6 +546,33 @@ impl<'a> Question<'a> {
             .iter()
             .find(|changed| Arc::ptr_eq(&changed.name, &node.name))
             .or(Some(node))
+    }
+
+    /// Places on the node that is best by its key and by what the placement makes it worth, which is
+    /// at most `most_worth`. Of equals, the one whose name comes first.
+    fn place_weighed(
+        &self,
+        hopeful: &mut BinaryHeap<Hopeful<'_>>,
+        most_worth: f64,
+        budget: &mut u32,
+    ) -> Option<Placement> {
+        let mut best: Option<(Hopeful<'_>, Placement)> = None;
+        while let Some(Hopeful { key, node }) = hopeful.pop() {
+            if let Some((found, _)) = &best
+                && found.key > key + most_worth
+            {
+                break;
+            }
+            let Some(placement) = fit::place(node, &self.plan, budget) else {
+                continue;
+            };
+            let worth = fit::worth(node, &self.plan, &placement);
+            let weighed = Hopeful::new(key + worth, node);
+            if best.as_ref().is_none_or(|(found, _)| weighed > *found) {
+                best = Some((weighed, placement));
+            }
+        }
+        best.map(|(_, placement)| placement)
     }
 
     fn score(&self, node: &NodeState) -> f64 {

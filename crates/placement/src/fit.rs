@@ -3,10 +3,11 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use crate::arrange::{self, Pick, Seat};
 use crate::misfit::{Misfit, Reason, Reasons};
 use crate::node::{DeviceState, NodeState, Summary, bit};
 use crate::quota::Quota;
-use crate::request::{Ask, Compute, DevicePolicy, Key, Kind, Memory, Request};
+use crate::request::{Arrange, Ask, Compute, DevicePolicy, Key, Kind, Memory, NodePolicy, Request};
 use crate::reservation::{Grant, Granted, Instance, Load, Phases, Placement};
 use crate::score::{self, Sum};
 use crate::topology;
@@ -52,6 +53,10 @@ impl Step<'_> {
     fn count(&self) -> usize {
         usize::try_from(self.ask.count).unwrap_or(usize::MAX)
     }
+
+    fn class(&self) -> Option<&str> {
+        self.ask.company.as_ref().map(|company| &*company.class)
+    }
 }
 
 impl Plan<'_> {
@@ -68,9 +73,17 @@ impl Plan<'_> {
                 }
                 && match step.ask.compute {
                     Compute::Units(units) => units <= summary.free_cores,
-                    Compute::Gflops { .. } => true,
+                    _ => true,
                 }
         })
+    }
+
+    /// The most that an arrangement can make a node worth; 0 where no container asks for one.
+    pub(crate) fn most_worth(&self) -> f64 {
+        self.steps
+            .iter()
+            .map(|step| step.ask.arrange.most_worth())
+            .sum()
     }
 
     /// What the request adds to a node's use, as far as it is known before cards are chosen: a
@@ -91,7 +104,7 @@ impl Plan<'_> {
             };
             let cores = match step.ask.compute {
                 Compute::Units(units) => u64::from(units),
-                Compute::Gflops { .. } => 0,
+                _ => 0,
             };
             sum.slots = sum.slots.saturating_add(count);
             sum.cores = sum.cores.saturating_add(cores.saturating_mul(count));
@@ -109,6 +122,10 @@ struct Pending {
     phases: Phases,
     /// Its instances, with the kind of container that holds each, and which container.
     instances: Vec<(usize, Kind, Instance)>,
+    /// Classes of its containers.
+    classes: Vec<Arc<str>>,
+    /// Which container took it first.
+    container: Option<usize>,
 }
 
 /// What a pod that is being placed takes so far.
@@ -117,6 +134,8 @@ struct State {
     cards: Vec<Pending>,
     /// For each vendor with a quota.
     quotas: Vec<(u32, Phases)>,
+    /// The only cards that the step at hand can have.
+    only: Option<Vec<usize>>,
 }
 
 /// What a share of a card costs.
@@ -181,6 +200,7 @@ pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Opti
                 memory_bytes: picked.cost.load.memory_bytes,
                 cores: picked.cost.load.cores,
                 instance: picked.cost.instance,
+                class: step.ask.company.as_ref().map(|it| Arc::clone(&it.class)),
             });
         }
     }
@@ -268,6 +288,7 @@ fn misfit_alone(node: &NodeState, step: &Step<'_>) -> Misfit {
             asked: step.ask.count,
         };
     }
+    explain_arrangement(node, step, &mut reasons, &mut if_all_left);
     Misfit::Devices {
         container: step.container,
         vendor: step.ask.vendor.clone(),
@@ -275,6 +296,85 @@ fn misfit_alone(node: &NodeState, step: &Step<'_>) -> Misfit {
         if_all_left,
         reasons,
     }
+}
+
+/// Where enough cards would do, it is how they lie to each other that stands in the way.
+fn explain_arrangement(
+    node: &NodeState,
+    step: &Step<'_>,
+    reasons: &mut Reasons,
+    if_all_left: &mut u32,
+) {
+    if !step.ask.arrange.is_strict() {
+        return;
+    }
+    if reasons.count(Reason::TooFew) >= step.count() {
+        reasons.replace(Reason::TooFew, Reason::Arrangement);
+    }
+    let idle: Vec<Seat> = (0..node.devices.len())
+        .filter(|&card| {
+            let device = node.devices.get(card);
+            device.is_some_and(|device| Some(device.vendor) == step.vendor)
+                && reasons.of(card).is_some_and(Reason::is_cured_by_leaving)
+        })
+        .filter_map(|card| node.seat(card, None))
+        .map(|seat| Seat { used: 0, ..seat })
+        .collect();
+    if arrange::pick(step.ask.arrange, step.count(), &idle) == Pick::None {
+        *if_all_left = 0;
+    }
+}
+
+/// What the placement makes the node worth beside how full it is: more is better.
+pub(crate) fn worth(node: &NodeState, plan: &Plan<'_>, placement: &Placement) -> f64 {
+    let mut sum = 0.0;
+    let mut appraised: Option<(&Step<'_>, u32)> = None;
+    for step in &plan.steps {
+        let arrange = step.ask.arrange;
+        if arrange == Arrange::Anyhow {
+            continue;
+        }
+        let seats = |taken: bool| -> Vec<Seat> {
+            let grants = placement.containers.get(step.container);
+            let is_taken = |device: &DeviceState| {
+                grants.is_some_and(|granted| {
+                    granted.grants.iter().any(|grant| grant.device == device.id)
+                })
+            };
+            (0..node.devices.len())
+                .filter(|&card| {
+                    let device = node.devices.get(card);
+                    device.is_some_and(|device| {
+                        Some(device.vendor) == step.vendor && (!taken || is_taken(device))
+                    })
+                })
+                .filter_map(|card| node.seat(card, step.class()))
+                .collect()
+        };
+        if arrange == Arrange::Appraised {
+            let before = appraised.map_or(0, |(_, count)| count);
+            appraised = Some((step, before.saturating_add(step.ask.count)));
+        } else {
+            sum += arrange::worth(arrange, &seats(true), &seats(false));
+        }
+    }
+    if let Some((step, count)) = appraised {
+        let appraisal = node
+            .devices
+            .iter()
+            .filter(|device| Some(device.vendor) == step.vendor)
+            .find_map(|device| device.device.appraisal.as_ref());
+        let (figures, worth): (_, fn(i32) -> f64) = match plan.request.node_policy {
+            NodePolicy::Binpack => (appraisal.map(|it| &it.losses), |loss| {
+                2000.0 - f64::from(loss)
+            }),
+            NodePolicy::Spread => (appraisal.map(|it| &it.scores), f64::from),
+        };
+        sum += figures
+            .and_then(|figures| figures.get(&count))
+            .map_or(0.0, |figure| worth(*figure));
+    }
+    sum
 }
 
 impl<'a> Fit<'a> {
@@ -300,6 +400,7 @@ impl<'a> Fit<'a> {
         State {
             cards: vec![Pending::default(); self.node.devices.len()],
             quotas,
+            only: None,
         }
     }
 
@@ -319,6 +420,7 @@ impl<'a> Fit<'a> {
                 phases.init = Load::default();
             }
         }
+        state.only = self.only(step, &state);
         let candidates = self.candidates(step, &state);
         let mut chosen = state.clone();
         let Some(picks) = self.choose(step, &candidates, &mut chosen) else {
@@ -339,6 +441,22 @@ impl<'a> Fit<'a> {
         self.search_others(at, &state, &candidates, &first)
     }
 
+    /// The cards of the pod's earlier containers, where the step may have no others.
+    fn only(&self, step: &Step<'_>, state: &State) -> Option<Vec<usize>> {
+        if !step.ask.together {
+            return None;
+        }
+        let cards: Vec<usize> = (state.cards.iter().enumerate())
+            .filter(|(card, pending)| {
+                let device = self.node.devices.get(*card);
+                pending.container.is_some_and(|it| it != step.container)
+                    && device.is_some_and(|device| Some(device.vendor) == step.vendor)
+            })
+            .map(|(card, _)| card)
+            .collect();
+        (!cards.is_empty()).then_some(cards)
+    }
+
     /// Tries every set of cards for the step at `at`, in the order of its policy.
     fn search_others(
         &mut self,
@@ -352,7 +470,7 @@ impl<'a> Fit<'a> {
             return false;
         };
         let count = step.count();
-        if count > candidates.len() {
+        if count > candidates.len() || (step.ask.arrange.is_strict() && count > 1) {
             return false;
         }
         let mut chosen: Vec<usize> = (0..count).collect();
@@ -427,11 +545,19 @@ impl<'a> Fit<'a> {
         other_pending: Option<&Pending>,
     ) -> bool {
         let pick_by_name = self.plan.steps.iter().any(|step| {
-            step.use_ids.is_some() || !step.nouse_ids.is_empty() || !step.ask.select.tags.is_empty()
+            step.use_ids.is_some()
+                || !step.nouse_ids.is_empty()
+                || !step.ask.select.tags.is_empty()
+                || step.ask.arrange != Arrange::Anyhow
+                || step.ask.together
+                || step.ask.company.is_some()
         });
         !pick_by_name
             && !one.mig
             && !other.mig
+            && !one.cut
+            && !other.cut
+            && one.device.core_step == other.device.core_step
             && one.model == other.model
             && one.vendor == other.vendor
             && one.total == other.total
@@ -463,8 +589,19 @@ impl<'a> Fit<'a> {
         let device = self.node.devices.get(card).ok_or(Reason::TooFew)?;
         let pending = state.cards.get(card).ok_or(Reason::TooFew)?;
         let cost = check(device, pending, step, &state.quotas)?;
+        if state
+            .only
+            .as_ref()
+            .is_some_and(|only| !only.contains(&card))
+        {
+            return Err(Reason::Apart);
+        }
         if let Some(pending) = state.cards.get_mut(card) {
             pending.phases.add(step.kind, cost.load);
+            pending.container.get_or_insert(step.container);
+            if let Some(company) = &step.ask.company {
+                pending.classes.push(Arc::clone(&company.class));
+            }
             if let Some(instance) = &cost.instance {
                 pending
                     .instances
@@ -485,7 +622,12 @@ impl<'a> Fit<'a> {
     fn candidates(&self, step: &Step<'_>, state: &State) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         for (card, (device, pending)) in self.node.devices.iter().zip(&state.cards).enumerate() {
-            if Some(device.vendor) != step.vendor {
+            if Some(device.vendor) != step.vendor
+                || state
+                    .only
+                    .as_ref()
+                    .is_some_and(|only| !only.contains(&card))
+            {
                 continue;
             }
             if let Ok(cost) = check(device, pending, step, &state.quotas) {
@@ -600,7 +742,23 @@ impl<'a> Fit<'a> {
         state: &mut State,
     ) -> Option<Vec<Picked>> {
         let count = step.count();
-        let cards: Vec<usize> = candidates.iter().map(|c| c.card).collect();
+        let mut cards: Vec<usize> = candidates.iter().map(|c| c.card).collect();
+        if step.ask.arrange != Arrange::Anyhow {
+            let seats: Vec<Seat> = cards
+                .iter()
+                .filter_map(|&card| self.node.seat(card, step.class()))
+                .collect();
+            match arrange::pick(step.ask.arrange, count, &seats) {
+                Pick::AsOrdered => {}
+                Pick::These(positions) => {
+                    cards = positions
+                        .into_iter()
+                        .filter_map(|at| cards.get(at).copied())
+                        .collect();
+                }
+                Pick::None => return None,
+            }
+        }
         if step.ask.policy == DevicePolicy::TopologyAware
             && self.node.has_pairs()
             && cards.len() >= count
@@ -712,6 +870,7 @@ impl<'a> Fit<'a> {
                 reasons.push(card, reason);
             }
         }
+        explain_arrangement(self.node, step, &mut reasons, &mut if_all_left);
         Misfit::Devices {
             container: step.container,
             vendor: step.ask.vendor.clone(),
@@ -784,13 +943,43 @@ fn memory_asked(device: &DeviceState, memory: Memory) -> u64 {
     }
 }
 
-/// Compute that the step asks of this card, in its unit.
-fn cores_asked(device: &DeviceState, compute: Compute) -> Result<u32, Reason> {
+/// Compute that the step asks of this card, in its unit, beside what is used.
+fn cores_asked(device: &DeviceState, compute: Compute, used: u32) -> Result<u32, Reason> {
+    let total = device.total.cores;
     match compute {
         Compute::Units(units) => Ok(units),
+        Compute::Unchecked => Ok(0),
+        Compute::Percent(percent) => {
+            if total == 0 {
+                return Err(Reason::UnknownSpeed);
+            }
+            let part = u64::from(total) * u64::from(percent.min(100)) / 100;
+            let step = u64::from(device.device.core_step.max(1));
+            let stepped = part.max(1).div_ceil(step).saturating_mul(step);
+            Ok(u32::try_from(stepped).unwrap_or(u32::MAX).min(total))
+        }
+        Compute::Lanes(lanes) => {
+            let asked = lanes.min(total.count_ones()).max(1);
+            let mut free = total & !used;
+            let short = Reason::Cores {
+                asked,
+                free: free.count_ones(),
+                total: total.count_ones(),
+            };
+            let mut taken = 0;
+            for _ in 0..asked {
+                if free == 0 {
+                    return Err(short);
+                }
+                let lowest = free & free.wrapping_neg();
+                taken |= lowest;
+                free &= !lowest;
+            }
+            Ok(taken)
+        }
         Compute::Gflops { fp16, fp32 } => {
             let [of_16, of_32] = device.device.gflops;
-            let total = u64::from(device.total.cores);
+            let total = u64::from(total);
             let mut units = 0;
             for (asked, speed) in [(fp16, of_16), (fp32, of_32)] {
                 if asked == 0 {
@@ -825,19 +1014,37 @@ fn check(
     }
     check_selection(device, step)?;
     let beside = device.used.plus(pending.phases.beside(step.kind));
-    if beside.slots >= device.total.slots {
+    if beside.slots.saturating_add(ask.slots.max(1)) > device.total.slots {
         return Err(Reason::Slots {
             slots: device.total.slots,
         });
+    }
+    if let Some(company) = &ask.company
+        && !(device.classes.iter().chain(&pending.classes))
+            .all(|class| company.accepts.contains(class))
+    {
+        return Err(Reason::Company);
     }
     if (ask.exclusive || ask.policy == DevicePolicy::Mutex) && beside.slots > 0 {
         return Err(Reason::InUse {
             containers: beside.slots,
         });
     }
-    let slots = if ask.exclusive { device.total.slots } else { 1 };
+    let slots = if ask.exclusive {
+        device.total.slots
+    } else {
+        ask.slots.max(1)
+    };
+    if device.cut {
+        let load = check_cut(device, beside, ask)?;
+        check_quota(step, quotas, load)?;
+        return Ok(Cost {
+            load,
+            instance: None,
+        });
+    }
     let asked_memory = memory_asked(device, ask.memory);
-    let asked_cores = cores_asked(device, ask.compute)?;
+    let asked_cores = cores_asked(device, ask.compute, beside.cores)?;
     let (load, instance) =
         match check_room(device, pending, step, beside, asked_memory, asked_cores) {
             Ok(None) => (
@@ -935,6 +1142,46 @@ fn check_quota(step: &Step<'_>, quotas: &[(u32, Phases)], load: Load) -> Result<
     Ok(())
 }
 
+/// What the smallest profile that will do takes of a card that is cut into profiles without places.
+/// Its slices are what there is to give: compute is counted along, and never in the way.
+fn check_cut(device: &DeviceState, beside: Load, ask: &Ask) -> Result<Load, Reason> {
+    let memory = match ask.memory {
+        Memory::Bytes(bytes) => bytes,
+        Memory::Percent(_) => memory_asked(device, ask.memory),
+    };
+    let cores = match ask.compute {
+        Compute::Units(units) => units,
+        _ => 0,
+    };
+    let profile = device
+        .device
+        .mig_profiles
+        .iter()
+        .filter(|profile| match ask.slices {
+            Some(slices) => profile.slices == slices,
+            None => profile.memory_bytes >= memory && profile.cores >= cores,
+        })
+        .min_by_key(|profile| (profile.slices, profile.memory_bytes))
+        .ok_or(Reason::NoProfile)?;
+    let total = device.total;
+    if beside.slots.saturating_add(profile.slices) > total.slots {
+        return Err(Reason::Slots { slots: total.slots });
+    }
+    let free = total.memory_bytes.saturating_sub(beside.memory_bytes);
+    if profile.memory_bytes > free {
+        return Err(Reason::Memory {
+            asked: profile.memory_bytes,
+            free,
+            total: total.memory_bytes,
+        });
+    }
+    Ok(Load {
+        slots: profile.slices,
+        cores: profile.cores,
+        memory_bytes: profile.memory_bytes,
+    })
+}
+
 /// Whether there is room on the card itself; on a card in MIG mode, which instance.
 fn check_room(
     device: &DeviceState,
@@ -967,7 +1214,12 @@ fn check_room(
             containers: beside.slots,
         });
     }
-    if !device.mig && total.cores > 0 && free_cores == 0 && asked_cores == 0 {
+    if !device.mig
+        && total.cores > 0
+        && free_cores == 0
+        && asked_cores == 0
+        && step.ask.compute != Compute::Unchecked
+    {
         return Err(Reason::CoresExhausted);
     }
     if !device.mig {

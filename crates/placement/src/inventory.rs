@@ -1,5 +1,6 @@
 //! What there is: nodes, their devices, and how well two devices reach each other. Never what is used.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -83,15 +84,36 @@ pub struct Device {
     pub cordoned: bool,
     /// How the card is shared (`hami-core`, `mig`, `mps`).
     pub mode: String,
-    /// Profiles that the card can be cut into; only read in mode `mig`.
+    /// Profiles that the card can be cut into. In mode `mig` each has its places; in other modes it
+    /// takes as many slots as it has slices, wherever they are.
     pub mig_profiles: Vec<MigProfile>,
     /// Words that a request may require of a card.
     pub tags: Vec<String>,
     /// Speed in GFLOPS of 16 and of 32 bits, for requests in GFLOPS; 0 where unknown.
     pub gflops: [u64; 2],
+    /// Piece of hardware that the card is a part of, for requests that take whole pieces only.
+    pub module: Option<u32>,
+    /// Compute is handed out in steps of so many units; 0 and 1 are single units.
+    pub core_step: u32,
+    /// What the node says of taking several of its cards; the same on all cards of a kind.
+    pub appraisal: Option<Arc<Appraisal>>,
+}
+
+/// What a node says of taking so many of its cards, for requests that ask for it
+/// ([`crate::Arrange::Appraised`]). Both by the number of cards.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Appraisal {
+    /// How well the best so many cards reach each other: more is better.
+    pub scores: BTreeMap<u32, i32>,
+    /// How much worse the cards reach each other that would be left: less is better.
+    pub losses: BTreeMap<u32, i32>,
 }
 
 impl Device {
+    /// The tag of cards that form a ring, so that a row of them may begin anywhere
+    /// ([`crate::Arrange::Row`]).
+    pub const RING: &str = "ring";
+
     /// A healthy card of ten slots and 100 % compute, shared by `hami-core`, on NUMA node 0.
     pub fn new(vendor: &str, id: &str, model: &str, memory_bytes: u64) -> Self {
         Self {
@@ -110,6 +132,9 @@ impl Device {
             mig_profiles: Vec::new(),
             tags: Vec::new(),
             gflops: [0, 0],
+            module: None,
+            core_step: 1,
+            appraisal: None,
         }
     }
 

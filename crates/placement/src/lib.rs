@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arrange;
 mod cluster;
 mod explain;
 mod fit;
@@ -35,12 +36,12 @@ mod topology;
 
 pub use cluster::{Among, Cluster, DeviceView, NodeView, Outcome};
 pub use explain::{Advice, Change, Explanation, Rule};
-pub use inventory::{Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};
+pub use inventory::{Appraisal, Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};
 pub use misfit::{Misfit, NodeMisfit, Reason, Reasons};
 pub use quota::Quota;
 pub use request::{
-    Ask, Compute, Container, DevicePolicy, Key, Kind, Memory, NodePolicy, Pod, Request, Selection,
-    Weights,
+    Arrange, Ask, Company, Compute, Container, DevicePolicy, Key, Kind, Memory, NodePolicy, Pod,
+    Request, Selection, Weights,
 };
 pub use reservation::{Grant, Granted, Instance, Load, Placement, Reservation};
 

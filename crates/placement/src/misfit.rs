@@ -104,6 +104,18 @@ pub enum Reason {
         /// Memory asked for.
         asked: u64,
     },
+    /// None of the profiles that it can be cut into is what is asked for.
+    #[error("none of its profiles is what is asked for")]
+    NoProfile,
+    /// Containers run there that this one may not share a card with.
+    #[error("in use by a class of containers that it cannot be shared with")]
+    Company,
+    /// An earlier container of the pod got another card, and the pod may have only that one.
+    #[error("not the card of the pod's earlier container")]
+    Apart,
+    /// It would do, but not together with others that lie to it as they must.
+    #[error("suitable, but not together with others in the arrangement that is asked for")]
+    Arrangement,
     /// It would do, but the others that are needed beside it are on another NUMA node.
     #[error("too few suitable cards on its NUMA node")]
     Numa,
@@ -119,7 +131,9 @@ impl Reason {
             Self::Unhealthy | Self::ModeConflict => "CardNotHealth",
             Self::Cordoned => "CardCordoned",
             Self::Type | Self::Mode => "CardTypeMismatch",
-            Self::Tag => "CardNotFoundCustomFilterRule",
+            Self::Tag | Self::Apart => "CardNotFoundCustomFilterRule",
+            Self::NoProfile => "ModeNotFit",
+            Self::Company => "CardQosPolicyMismatch",
             Self::Id => "CardUuidMismatch",
             Self::Slots { .. } => "CardTimeSlicingExhausted",
             Self::InUse { .. } | Self::Exclusive { .. } => "ExclusiveDeviceAllocateConflict",
@@ -130,7 +144,7 @@ impl Reason {
             Self::Cores { .. } | Self::UnknownSpeed => "CardInsufficientCore",
             Self::CoresExhausted => "CardComputeUnitsExhausted",
             Self::NoInstance { .. } => "CardMigTopologyInfeasible",
-            Self::Numa => "NumaNotFit",
+            Self::Numa | Self::Arrangement => "NumaNotFit",
             Self::TooFew => "AllocatedCardsInsufficientRequest",
         }
     }
@@ -144,6 +158,8 @@ impl Reason {
             | Self::Mode
             | Self::Tag
             | Self::Id
+            | Self::NoProfile
+            | Self::Apart
             | Self::UnknownSpeed => false,
             Self::Memory { asked, total, .. } => asked <= total,
             Self::Cores { asked, total, .. } => asked <= total,
@@ -174,6 +190,27 @@ impl Reasons {
         // A node has at most 1,024 devices.
         self.reasons
             .push((u16::try_from(card).unwrap_or(u16::MAX), reason));
+    }
+
+    pub(crate) fn count(&self, reason: Reason) -> usize {
+        (self.reasons.iter())
+            .filter(|(_, other)| *other == reason)
+            .count()
+    }
+
+    pub(crate) fn replace(&mut self, reason: Reason, by: Reason) {
+        for (_, other) in &mut self.reasons {
+            if *other == reason {
+                *other = by;
+            }
+        }
+    }
+
+    /// Why the card at this position does not serve.
+    pub(crate) fn of(&self, card: usize) -> Option<Reason> {
+        (self.reasons.iter())
+            .find(|(at, _)| usize::from(*at) == card)
+            .map(|(_, reason)| *reason)
     }
 
     /// How many devices there are.

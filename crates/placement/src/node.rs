@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::arrange::Seat;
 use crate::inventory::{Device, Node};
 use crate::reservation::{Footprint, Instance, Load, Reservation};
 use crate::score::Sum;
@@ -28,6 +29,10 @@ pub(crate) struct DeviceState {
     pub(crate) instances: Vec<Instance>,
     /// Pods that hold something which contradicts the card's mode.
     pub(crate) conflicts: u32,
+    /// Cut into profiles without places.
+    pub(crate) cut: bool,
+    /// Classes of the containers on it.
+    pub(crate) classes: Vec<Arc<str>>,
 }
 
 impl DeviceState {
@@ -56,6 +61,7 @@ impl DeviceState {
     fn take(&mut self, footprint: &Footprint) {
         self.used = self.used.plus(footprint.load);
         self.instances.extend(footprint.instances.iter().cloned());
+        self.classes.extend(footprint.classes.iter().cloned());
         self.conflicts = self
             .conflicts
             .wrapping_add(u32::from(self.contradicts(footprint)));
@@ -66,6 +72,11 @@ impl DeviceState {
         for instance in &footprint.instances {
             if let Some(at) = self.instances.iter().position(|held| held == instance) {
                 self.instances.swap_remove(at);
+            }
+        }
+        for class in &footprint.classes {
+            if let Some(at) = self.classes.iter().position(|held| held == class) {
+                self.classes.swap_remove(at);
             }
         }
         self.conflicts = self
@@ -136,6 +147,8 @@ impl NodeState {
                     used: Load::default(),
                     instances: Vec::new(),
                     conflicts: 0,
+                    cut: !device.is_mig() && !device.mig_profiles.is_empty(),
+                    classes: Vec::new(),
                     device: Arc::new(device),
                 }
             })
@@ -181,6 +194,31 @@ impl NodeState {
             .map_or(0, i64::from)
     }
 
+    /// What an arrangement looks at in a card; `class` is that of who asks.
+    pub(crate) fn seat(&self, card: usize, class: Option<&str>) -> Option<Seat> {
+        let state = self.devices.get(card)?;
+        let own = (state.classes.iter())
+            .filter(|held| Some(&***held) == class)
+            .count();
+        let module = state.device.module;
+        let module_size = module.map_or(0, |_| {
+            (self.devices.iter())
+                .filter(|other| other.vendor == state.vendor && other.device.module == module)
+                .count()
+        });
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Some(Seat {
+            index: state.index,
+            group: state.device.group,
+            module,
+            module_size,
+            ring: state.device.tags.iter().any(|tag| tag == Device::RING),
+            used: state.used.slots,
+            own: count(own),
+            others: count(state.classes.len() - own),
+        })
+    }
+
     pub(crate) fn has_pairs(&self) -> bool {
         !self.pairs.is_empty()
     }
@@ -212,6 +250,7 @@ impl NodeState {
             device.used = Load::default();
             device.instances.clear();
             device.conflicts = 0;
+            device.classes.clear();
         }
         self.summarise();
     }
@@ -265,7 +304,7 @@ impl NodeState {
             if device.device.memory_bytes < 100 << 20 {
                 summary.free_percent = summary.free_percent.max(100);
             }
-            let cores = if device.mig {
+            let cores = if device.mig || device.cut {
                 device.total.cores
             } else {
                 device.free_cores()

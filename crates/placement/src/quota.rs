@@ -75,21 +75,23 @@ impl Ledger {
 
     /// Every namespace and vendor with a limit.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &Vendor, Quota, Load)> {
-        self.limits.iter().flat_map(move |(namespace, of_namespace)| {
-            let mut vendors: Vec<&Vendor> =
-                of_namespace.keys().map(|(_, vendor)| vendor).collect();
-            vendors.sort_unstable();
-            vendors.dedup();
-            vendors.into_iter().filter_map(move |vendor| {
-                let limit = self.limit(namespace, vendor)?;
-                Some((
-                    namespace.as_str(),
-                    vendor,
-                    limit,
-                    self.used(namespace, vendor),
-                ))
+        self.limits
+            .iter()
+            .flat_map(move |(namespace, of_namespace)| {
+                let mut vendors: Vec<&Vendor> =
+                    of_namespace.keys().map(|(_, vendor)| vendor).collect();
+                vendors.sort_unstable();
+                vendors.dedup();
+                vendors.into_iter().filter_map(move |vendor| {
+                    let limit = self.limit(namespace, vendor)?;
+                    Some((
+                        namespace.as_str(),
+                        vendor,
+                        limit,
+                        self.used(namespace, vendor),
+                    ))
+                })
             })
-        })
     }
 
     pub(crate) fn used(&self, namespace: &str, vendor: &Vendor) -> Load {

@@ -1,5 +1,7 @@
 //! What a pod asks for, in one form for every door. Never where it goes.
 
+use std::sync::Arc;
+
 use crate::inventory::Vendor;
 
 /// Who asks.
@@ -84,6 +86,17 @@ pub struct Ask {
     pub numa_bind: bool,
     /// All of them in one group of cards where some group has room, else anywhere.
     pub prefer_group: bool,
+    /// Slots of each card.
+    pub slots: u32,
+    /// On a card that is cut into profiles without places: the profile of so many slices. `None`:
+    /// the smallest that is large enough.
+    pub slices: Option<u32>,
+    /// How several of them have to lie to each other.
+    pub arrange: Arrange,
+    /// Only cards that earlier containers of the pod got, where they got any of this vendor.
+    pub together: bool,
+    /// Whom the container may share a card with.
+    pub company: Option<Company>,
     /// Which cards come first.
     pub policy: DevicePolicy,
     /// What counts how much in a card's score.
@@ -103,11 +116,65 @@ impl Ask {
             exclusive: false,
             numa_bind: false,
             prefer_group: false,
+            slots: 1,
+            slices: None,
+            arrange: Arrange::Anyhow,
+            together: false,
+            company: None,
             policy: DevicePolicy::default(),
             weights: Weights::default(),
             select: Selection::default(),
         }
     }
+}
+
+/// How several cards of one ask have to lie to each other, and what that makes a node worth beside
+/// how full it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Arrange {
+    /// As the device policy has it; every node is worth the same.
+    #[default]
+    Anyhow,
+    /// From the group that has most free cards, then from the next. A node is worth `worth` times the
+    /// largest share of a container's cards that is of one group. Only where all cards have a group.
+    LargestGroups {
+        /// What all cards in one group are worth, as 10 is one resource of the node full.
+        worth: u32,
+    },
+    /// Whole modules, none of which is in use; a node's worth is that of `LargestGroups`.
+    Modules {
+        /// What all cards in one group are worth.
+        worth: u32,
+    },
+    /// From the group that has enough and least to spare, else from the smallest groups first; cards
+    /// of no group last. With `weigh`, a node is worth more the more pairs of a group are taken and
+    /// the fewer are torn apart.
+    TightestGroup {
+        /// Whether nodes are compared by it.
+        weigh: bool,
+    },
+    /// Two wings of four cards, the first by index and the others, with a link from each card of the
+    /// first to one of the second: one, two, four or all eight, so that no wing is broken up without
+    /// need. A node is worth more the less of its wings is broken up afterwards.
+    Wings,
+    /// Several: cards that nobody uses and that follow each other by index. They begin anywhere in a
+    /// ring (tag [`crate::Device::RING`]); elsewhere they are 4, 8 or 16 from a multiple of that on.
+    Row,
+    /// As the device policy has it; a node is worth what it says itself
+    /// ([`crate::Device::appraisal`]).
+    Appraised,
+    /// Cards with the fewest containers of the same class ([`Company`]) first, those where only other
+    /// classes run last; a node is worth more the quieter its cards are.
+    Apart,
+}
+
+/// Whom a container may share a card with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Company {
+    /// The container's own class, which its grants carry.
+    pub class: Arc<str>,
+    /// Classes that may be there. A container without a class may always be there.
+    pub accepts: Vec<Arc<str>>,
 }
 
 /// How much memory of a card.
@@ -125,6 +192,14 @@ pub enum Memory {
 pub enum Compute {
     /// So much in the card's own unit; 0 promises none.
     Units(u32),
+    /// So many hundredths of what the card has, down to a whole unit but at least one, up to a whole
+    /// step of the card.
+    Percent(u32),
+    /// So many lanes of the card, which more than it has means all. `cores` of such a card, and of
+    /// what is granted of it, is a set of bits, one for each lane; the lowest free ones are taken.
+    Lanes(u32),
+    /// Promises none, and does not mind if all is promised to others.
+    Unchecked,
     /// So many GFLOPS of 16 and of 32 bits: as many units as give both, up. A card whose speed is not
     /// known cannot give any.
     Gflops {

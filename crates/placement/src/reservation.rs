@@ -85,6 +85,8 @@ pub struct Grant {
     pub cores: u32,
     /// The instance, on a card in MIG mode.
     pub instance: Option<Instance>,
+    /// Of which class the container is beside others on the card; see [`crate::Company`].
+    pub class: Option<Arc<str>>,
 }
 
 /// A MIG instance: what it is and where it lies.
@@ -97,6 +99,19 @@ pub struct Instance {
 }
 
 impl Grant {
+    /// A share of one slot, with so much memory in bytes and compute in the card's unit.
+    pub fn new(vendor: Vendor, device: &str, memory_bytes: u64, cores: u32) -> Self {
+        Self {
+            device: device.into(),
+            vendor,
+            slots: 1,
+            memory_bytes,
+            cores,
+            instance: None,
+            class: None,
+        }
+    }
+
     pub(crate) fn load(&self) -> Load {
         Load {
             slots: self.slots.min(MOST_UNITS),
@@ -129,6 +144,8 @@ pub(crate) struct Footprint {
     pub(crate) instances: Vec<Instance>,
     /// Some container has a share of the card without an instance.
     pub(crate) shared: bool,
+    /// Of which classes its containers there are; one entry for each that has one.
+    pub(crate) classes: Vec<Arc<str>>,
 }
 
 impl Reservation {
@@ -158,6 +175,7 @@ impl Reservation {
                                 load: Load::default(),
                                 instances: Vec::new(),
                                 shared: false,
+                                classes: Vec::new(),
                             },
                             Phases::default(),
                         ));
@@ -166,6 +184,7 @@ impl Reservation {
                 };
                 if let Some((footprint, phases)) = by_device.get_mut(at) {
                     phases.add(granted.kind, grant.load());
+                    footprint.classes.extend(grant.class.clone());
                     match &grant.instance {
                         // An instance of an init container can be used again by a later one.
                         Some(instance) if footprint.instances.contains(instance) => {}

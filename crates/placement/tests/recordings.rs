@@ -437,14 +437,12 @@ fn placement_of(pod: &Value) -> Option<Placement> {
         let mut granted = Granted::default();
         for device in container.split_terminator(':') {
             let fields: Vec<&str> = device.split(',').collect();
-            granted.grants.push(Grant {
-                device: fields[0].into(),
-                vendor: Vendor::new("NVIDIA"),
-                slots: 1,
-                memory_bytes: fields.get(2)?.parse::<u64>().ok()? * MIB,
-                cores: fields.get(3)?.parse().ok()?,
-                instance: None,
-            });
+            granted.grants.push(Grant::new(
+                Vendor::new("NVIDIA"),
+                fields[0],
+                fields.get(2)?.parse::<u64>().ok()? * MIB,
+                fields.get(3)?.parse().ok()?,
+            ));
         }
         containers.push(granted);
     }
