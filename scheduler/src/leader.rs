@@ -1,0 +1,391 @@
+//! Whether this replica answers. The kube-scheduler beside it is elected by a Lease; whoever stands beside the one that
+//! holds it answers, the others say that they do not. Never takes part in an election, and never writes a Lease.
+//!
+//! What answers when:
+//!
+//! | the Lease | answer |
+//! |---|---|
+//! | not read yet | no |
+//! | does not exist, or names nobody | no |
+//! | names another host | no |
+//! | names this host, and was seen to change within its duration | yes |
+//! | names this host, and was just read for the first time | yes where its `renewTime` is within its duration of this machine's clock, else after the next renewal |
+//! | names this host, and has not changed for its duration | no |
+//! | cannot be read (API server away) | as at the last read, until its duration has passed: no |
+//!
+//! After the first read only the machine's monotonic clock counts, from the moment at which the Lease was seen to change,
+//! as in client-go: a clock that is set forward or back, or that differs from the holder's, changes nothing.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::Api;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+/// How often the Lease is read; kube-scheduler renews it as often.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// The least time between two reads, however often somebody asks.
+const LEAST: Duration = Duration::from_millis(100);
+
+/// How long a read may take.
+const CALL: Duration = Duration::from_secs(5);
+
+/// What a Lease without a duration is read as; kube-scheduler's own default.
+const DURATION: Duration = Duration::from_secs(15);
+
+/// Which Lease is followed, and who we are.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Namespace of the Lease: `kube-system` for kube-scheduler's default.
+    pub namespace: String,
+    /// Its name: `kube-scheduler`, or the scheduler's own name as the chart sets it.
+    pub name: String,
+    /// The host name that we share with the neighbour: its identity is this, `_` and a uuid.
+    pub host: String,
+    /// The machine's clock.
+    pub now: fn() -> Timestamp,
+}
+
+impl Settings {
+    /// This Lease, for this host, by the machine's clock.
+    pub fn new(namespace: &str, name: &str, host: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            host: host.to_owned(),
+            now: Timestamp::now,
+        }
+    }
+}
+
+/// Why this replica does not answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotLeader {
+    /// The Lease could not be read yet.
+    #[error("the lease {lease} has not been read yet{}", because(.problem))]
+    Unknown {
+        /// Namespace and name.
+        lease: String,
+        /// What stood in the way; empty where nothing has.
+        problem: String,
+    },
+    /// There is none.
+    #[error(
+        "there is no lease {lease}: no kube-scheduler with leader election runs, or it has another name (--leader-elect-resource-name)"
+    )]
+    NoLease {
+        /// Namespace and name.
+        lease: String,
+    },
+    /// It names nobody.
+    #[error("nobody holds the lease {lease}")]
+    Nobody {
+        /// Namespace and name.
+        lease: String,
+    },
+    /// Another host's kube-scheduler holds it.
+    #[error("the lease {lease} is held by {holder}, not on this host ({host})")]
+    Other {
+        /// Namespace and name.
+        lease: String,
+        /// Who holds it.
+        holder: String,
+        /// Who we are.
+        host: String,
+    },
+    /// Ours holds it and does not renew it, or we cannot see that it does.
+    #[error("{holder} holds the lease {lease} and was not seen to renew it for {seconds} s{}", because(.problem))]
+    Expired {
+        /// Namespace and name.
+        lease: String,
+        /// Who holds it.
+        holder: String,
+        /// How long it may stay without renewal.
+        seconds: u64,
+        /// What stands in the way of reading it; empty where nothing does.
+        problem: String,
+    },
+}
+
+fn because(problem: &str) -> String {
+    if problem.is_empty() {
+        String::new()
+    } else {
+        format!(" ({problem})")
+    }
+}
+
+/// Whether this replica answers. A clone asks the same.
+#[derive(Clone)]
+pub struct Leadership(Option<Arc<Handle>>);
+
+impl fmt::Debug for Leadership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Leadership").field(&self.answers()).finish()
+    }
+}
+
+struct Handle {
+    shared: Arc<Shared>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Shared {
+    settings: Settings,
+    view: Mutex<View>,
+    /// Whether the last look said yes; those who wait for a change wait here.
+    answers: watch::Sender<bool>,
+    asked: Notify,
+    looked: Notify,
+    terms: AtomicU64,
+}
+
+impl Leadership {
+    /// There is only this replica.
+    pub fn always() -> Self {
+        Self(None)
+    }
+
+    /// Starts to follow the Lease. Needs a running tokio. Until the Lease has been read the answer is no.
+    pub fn follow(client: kube::Client, settings: Settings) -> Self {
+        let shared = Arc::new(Shared {
+            settings,
+            view: Mutex::default(),
+            answers: watch::Sender::new(false),
+            asked: Notify::new(),
+            looked: Notify::new(),
+            terms: AtomicU64::new(0),
+        });
+        let task = tokio::spawn(follow(client, Arc::clone(&shared)));
+        Self(Some(Arc::new(Handle { shared, task })))
+    }
+
+    /// Whether this replica answers now.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not.
+    pub fn answers(&self) -> Result<(), NotLeader> {
+        match &self.0 {
+            None => Ok(()),
+            Some(handle) => handle.shared.judge(),
+        }
+    }
+
+    /// The same, but a no is looked at again for so long: the Lease is read at once, so that the first question after a
+    /// takeover does not fail because the last look was a second ago.
+    ///
+    /// # Errors
+    ///
+    /// Why this replica does not answer even then.
+    pub async fn wait(&self, patience: Duration) -> Result<(), NotLeader> {
+        let Some(handle) = &self.0 else { return Ok(()) };
+        let shared = &handle.shared;
+        let until = Instant::now() + patience;
+        loop {
+            let looked = shared.looked.notified();
+            let Err(no) = shared.judge() else {
+                return Ok(());
+            };
+            shared.asked.notify_one();
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || timeout(left, looked).await.is_err() {
+                return Err(no);
+            }
+        }
+    }
+
+    /// Ends when the answer is another one than when it was called. Never ends where there is only this replica.
+    pub async fn changed(&self) {
+        let Some(handle) = &self.0 else {
+            return std::future::pending().await;
+        };
+        let mut answers = handle.shared.answers.subscribe();
+        let before = *answers.borrow_and_update();
+        // The sender lives as long as the handle, which we hold.
+        if answers.wait_for(|now| *now != before).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// How many times this replica has begun to answer: whoever keeps a view of the cluster reads it anew when this has
+    /// grown.
+    pub fn terms(&self) -> u64 {
+        match &self.0 {
+            None => 1,
+            Some(handle) => handle.shared.terms.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Shared {
+    fn lease(&self) -> String {
+        format!("{}/{}", self.settings.namespace, self.settings.name)
+    }
+
+    fn judge(&self) -> Result<(), NotLeader> {
+        self.view
+            .lock()
+            .judge(&self.settings.host, &self.lease(), Instant::now())
+    }
+}
+
+async fn follow(client: kube::Client, shared: Arc<Shared>) {
+    let api: Api<Lease> = Api::namespaced(client, &shared.settings.namespace);
+    loop {
+        let read = timeout(CALL, api.get_opt(&shared.settings.name)).await;
+        let now = Instant::now();
+        {
+            let mut view = shared.view.lock();
+            match read {
+                Ok(Ok(lease)) => {
+                    view.read(
+                        lease.map(|lease| Record::of(&lease)),
+                        now,
+                        (shared.settings.now)(),
+                    );
+                }
+                Ok(Err(error)) => view.problem = error.to_string(),
+                Err(_elapsed) => view.problem = format!("no answer within {CALL:?}"),
+            }
+        }
+        let answer = shared.judge();
+        let yes = answer.is_ok();
+        shared.answers.send_if_modified(|before| {
+            if *before == yes {
+                return false;
+            }
+            *before = yes;
+            match &answer {
+                Ok(()) => {
+                    // Relaxed: the counter guards no other memory.
+                    shared.terms.fetch_add(1, Ordering::Relaxed);
+                    tracing::info!(lease = %shared.lease(), "this replica answers");
+                }
+                Err(reason) => tracing::warn!(%reason, "this replica does not answer"),
+            }
+            true
+        });
+        shared.looked.notify_waiters();
+        sleep(LEAST).await;
+        tokio::select! {
+            () = sleep(EVERY.saturating_sub(LEAST)) => {}
+            () = shared.asked.notified() => {}
+        }
+    }
+}
+
+/// What a Lease says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Record {
+    holder: String,
+    renewed: Option<Timestamp>,
+    duration: Duration,
+}
+
+impl Record {
+    fn of(lease: &Lease) -> Self {
+        let spec = lease.spec.clone().unwrap_or_default();
+        let seconds = spec
+            .lease_duration_seconds
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .filter(|seconds| *seconds > 0);
+        Self {
+            holder: spec.holder_identity.unwrap_or_default(),
+            renewed: spec.renew_time.map(|time| time.0),
+            duration: seconds.map_or(DURATION, Duration::from_secs),
+        }
+    }
+}
+
+/// The Lease as it was last read, and since when it has been so.
+#[derive(Debug, Default)]
+struct View {
+    seen: Option<Seen>,
+    /// Why the last read failed; empty where it did not.
+    problem: String,
+}
+
+#[derive(Debug)]
+struct Seen {
+    /// None: there is no such Lease.
+    record: Option<Record>,
+    /// When it was seen to become so; none where it was so at the first read, and old by its own word.
+    since: Option<Instant>,
+}
+
+impl View {
+    fn read(&mut self, record: Option<Record>, now: Instant, clock: Timestamp) {
+        self.problem.clear();
+        let since = match &self.seen {
+            Some(seen) if seen.record == record => seen.since,
+            Some(_) => Some(now),
+            None => record
+                .as_ref()
+                .is_some_and(|record| record.is_fresh(clock))
+                .then_some(now),
+        };
+        self.seen = Some(Seen { record, since });
+    }
+
+    fn judge(&self, host: &str, lease: &str, now: Instant) -> Result<(), NotLeader> {
+        let lease = lease.to_owned();
+        let problem = self.problem.clone();
+        let Some(seen) = &self.seen else {
+            return Err(NotLeader::Unknown { lease, problem });
+        };
+        let Some(record) = &seen.record else {
+            return Err(NotLeader::NoLease { lease });
+        };
+        let holder = record.holder.clone();
+        if holder.is_empty() {
+            return Err(NotLeader::Nobody { lease });
+        }
+        let ours = holder
+            .strip_prefix(host)
+            .is_some_and(|rest| rest.starts_with('_'));
+        if !ours {
+            let host = host.to_owned();
+            return Err(NotLeader::Other {
+                lease,
+                holder,
+                host,
+            });
+        }
+        let is_alive = seen
+            .since
+            .is_some_and(|since| now.saturating_duration_since(since) < record.duration);
+        if is_alive {
+            return Ok(());
+        }
+        Err(NotLeader::Expired {
+            lease,
+            holder,
+            seconds: record.duration.as_secs(),
+            problem,
+        })
+    }
+}
+
+impl Record {
+    /// Whether it was renewed just now by the machine's clock.
+    fn is_fresh(&self, clock: Timestamp) -> bool {
+        self.renewed.is_some_and(|renewed| {
+            let age = clock.duration_since(renewed).unsigned_abs();
+            age < self.duration
+        })
+    }
+}

@@ -1,0 +1,219 @@
+//! Tells kube-scheduler that there is room again where it cannot know: a reservation expired or was given back without
+//! any pod or node having changed. A pod that nobody could place is looked at again only when something that it waits
+//! for changes, or after five minutes; a node's annotation is such a change. Owns when and how often; never decides
+//! whether there is room.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::api::{Api, Patch, PatchParams};
+use kube_api::object::Node;
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// The annotation that changes when a node has room again: unix milliseconds.
+pub const CAPACITY_FREED: &str = "vgpu.io/capacity-freed";
+
+/// Between two annotations of one node.
+const EVERY_OF_NODE: Duration = Duration::from_secs(1);
+
+/// Between any two annotations: a whole cluster that becomes free does not flood the API server.
+const EVERY: Duration = Duration::from_millis(50);
+
+/// Before the first look at a node, so that what is freed together is told once, and a pod that was refused just
+/// before counts as waiting.
+const DELAY: Duration = Duration::from_millis(100);
+
+/// How long one call may take.
+const CALL: Duration = Duration::from_secs(5);
+
+/// Wakes pending pods. A clone works on the same queue.
+#[derive(Clone)]
+pub struct Waker(Option<Arc<Handle>>);
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Waker").field(&self.woken()).finish()
+    }
+}
+
+struct Handle {
+    shared: Arc<Shared>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Nodes with room that nobody was told of, and when each may be told of.
+    freed: Mutex<HashMap<String, Due>>,
+    news: Notify,
+    waiting: AtomicUsize,
+    woken: AtomicU64,
+    failed: AtomicU64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    at: Instant,
+    pause: Duration,
+}
+
+impl Waker {
+    /// Starts the task that tells. Needs a running tokio.
+    pub fn start(client: kube::Client) -> Self {
+        let shared = Arc::new(Shared::default());
+        let task = Task {
+            client,
+            shared: Arc::clone(&shared),
+            told: HashMap::new(),
+            last: 0,
+        };
+        Self(Some(Arc::new(Handle {
+            shared,
+            task: tokio::spawn(task.run()),
+        })))
+    }
+
+    /// Wakes nobody.
+    pub fn silent() -> Self {
+        Self(None)
+    }
+
+    /// How many pods asked for devices and got none, and wait. While it is 0, nobody is woken. Whoever calls this counts
+    /// under the lock under which it refuses and frees, so that no pod falls between the two.
+    pub fn waiting(&self, pods: usize) {
+        if let Some(handle) = &self.0 {
+            // Relaxed: the task looks again DELAY after any news.
+            handle.shared.waiting.store(pods, Ordering::Relaxed);
+        }
+    }
+
+    /// There is room on the node that there was not before, and no pod or node has changed that kube-scheduler watches.
+    /// Returns at once.
+    pub fn freed(&self, node: &str) {
+        let Some(handle) = &self.0 else { return };
+        let at = Instant::now() + DELAY;
+        let pause = EVERY_OF_NODE;
+        handle
+            .shared
+            .freed
+            .lock()
+            .entry(node.to_owned())
+            .or_insert(Due { at, pause });
+        handle.shared.news.notify_one();
+    }
+
+    /// How many annotations were written since the start.
+    pub fn woken(&self) -> u64 {
+        let woken = |handle: &Arc<Handle>| handle.shared.woken.load(Ordering::Relaxed);
+        self.0.as_ref().map_or(0, woken)
+    }
+
+    /// How many could not be written at their first try.
+    pub fn failed(&self) -> u64 {
+        let failed = |handle: &Arc<Handle>| handle.shared.failed.load(Ordering::Relaxed);
+        self.0.as_ref().map_or(0, failed)
+    }
+}
+
+struct Task {
+    client: kube::Client,
+    shared: Arc<Shared>,
+    /// When each node was last told of; older than `EVERY_OF_NODE` is forgotten.
+    told: HashMap<String, Instant>,
+    last: i64,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            let Some((node, due)) = self.earliest() else {
+                shared.news.notified().await;
+                continue;
+            };
+            if due.at > Instant::now() {
+                tokio::select! {
+                    () = sleep_until(due.at) => {}
+                    () = shared.news.notified() => {}
+                }
+                continue;
+            }
+            shared.freed.lock().remove(&node);
+            // Relaxed: see `Waker::waiting`.
+            if shared.waiting.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            self.tell(node, due).await;
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// The node that may be told of first.
+    fn earliest(&mut self) -> Option<(String, Due)> {
+        let now = Instant::now();
+        self.told
+            .retain(|_, at| now.saturating_duration_since(*at) < EVERY_OF_NODE);
+        let mut freed = self.shared.freed.lock();
+        for (node, due) in freed.iter_mut() {
+            if let Some(told) = self.told.get(node) {
+                due.at = due.at.max(*told + EVERY_OF_NODE);
+            }
+        }
+        freed
+            .iter()
+            .min_by(|a, b| a.1.at.cmp(&b.1.at).then_with(|| a.0.cmp(b.0)))
+            .map(|(node, due)| (node.clone(), *due))
+    }
+
+    async fn tell(&mut self, node: String, due: Due) {
+        // Two in one millisecond, or a clock that was set back, still make a change.
+        self.last = Timestamp::now().as_millisecond().max(self.last + 1);
+        let api: Api<Node> = Api::all(self.client.clone());
+        let patch = Patch::Merge(json!({
+            "metadata": { "annotations": { CAPACITY_FREED: self.last.to_string() } }
+        }));
+        let answer = timeout(
+            CALL,
+            api.patch_metadata(&node, &PatchParams::default(), &patch),
+        )
+        .await;
+        let reason = match answer {
+            Ok(Ok(_)) => {
+                // Relaxed: the counter guards no other memory.
+                self.shared.woken.fetch_add(1, Ordering::Relaxed);
+                self.told.insert(node, Instant::now());
+                return;
+            }
+            // There is no such node any more, or we may not: trying again changes nothing.
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403 | 404 | 422) => {
+                tracing::warn!(%node, reason = %status.message, "pending pods not woken");
+                return;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_elapsed) => format!("no answer within {CALL:?}"),
+        };
+        // Relaxed: the counter guards no other memory.
+        self.shared.failed.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(%node, %reason, "pending pods not woken yet");
+        let pause = (due.pause * 2).min(Duration::from_secs(30));
+        let at = Instant::now() + due.pause;
+        self.shared
+            .freed
+            .lock()
+            .entry(node)
+            .or_insert(Due { at, pause });
+    }
+}
