@@ -1,18 +1,87 @@
 //! `device-config.yaml`, as the reference reads it: which resources there are and what is taken where a pod says
-//! nothing. Unknown keys are refused with their line.
+//! nothing. Unknown keys are refused with their line. Never judges what a pod asks for.
+//!
+//! The names of the sections and keys are those of HAMi v2.10's `device-config.yaml`.
 
-/// The configuration of devices.
-#[derive(Debug, Clone, Default, PartialEq)]
+mod sections;
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+pub use sections::{
+    Amd, Ascend, AscendTemplate, AwsNeuron, Cambricon, CorePolicy, Counted, Enflame, Hygon,
+    Iluvatar, Kunlun, Metax, MigAllowed, Mthreads, Nvidia, Vnpus,
+};
+
+/// The configuration of devices. A section that is absent or null takes its vendor out.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct DeviceConfig {
-    // nvidia, cambricon, hygon, ... one field for each section, public
+    /// NVIDIA.
+    pub nvidia: Option<Nvidia>,
+    /// Cambricon (`MLU`).
+    pub cambricon: Option<Cambricon>,
+    /// Hygon (`DCU`).
+    pub hygon: Option<Hygon>,
+    /// MetaX, whole and shared cards.
+    pub metax: Option<Metax>,
+    /// Enflame, whole and sliced cards.
+    pub enflame: Option<Enflame>,
+    /// Moore Threads.
+    pub mthreads: Option<Mthreads>,
+    /// Iluvatar, one entry for each chip.
+    #[serde(deserialize_with = "sections::or_default")]
+    pub iluvatars: Vec<Iluvatar>,
+    /// Kunlunxin, whole and shared cards.
+    pub kunlun: Option<Kunlun>,
+    /// AWS Neuron.
+    pub awsneuron: Option<AwsNeuron>,
+    /// AMD.
+    pub amd: Option<Amd>,
+    /// Vastai.
+    pub vastai: Option<Counted>,
+    /// Biren.
+    pub biren: Option<Counted>,
+    /// Huawei Ascend, one entry for each chip.
+    pub vnpus: Option<Vnpus>,
 }
 
 /// Why a configuration cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// No YAML, an unknown key, a value of another kind.
-    #[error("{0}")]
-    Unreadable(String),
+    /// No YAML, or a value of another kind than the key takes.
+    #[error("line {line}, column {column}: {problem}")]
+    Unreadable {
+        /// Line, from 1.
+        line: u64,
+        /// Column, from 1.
+        column: u64,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// A key that nobody reads.
+    #[error(
+        "line {line}, column {column}: unknown key {key}{}{}",
+        hint(nearest),
+        accepted(known)
+    )]
+    UnknownKey {
+        /// Line, from 1.
+        line: u64,
+        /// Column, from 1.
+        column: u64,
+        /// The key as it was written.
+        key: String,
+        /// The accepted key that is most like it, where one is.
+        nearest: Option<String>,
+        /// All keys that are accepted in its place.
+        known: Vec<&'static str>,
+    },
+    /// No section says anything.
+    #[error("no vendor is configured; write at least one section, such as nvidia")]
+    Empty,
     /// It says something that cannot be.
     #[error("{key}: {problem}")]
     Wrong {
@@ -23,19 +92,134 @@ pub enum ConfigError {
     },
 }
 
+fn hint(nearest: &Option<String>) -> String {
+    nearest
+        .as_ref()
+        .map_or_else(String::new, |key| format!(", did you mean {key}?"))
+}
+
+fn accepted(known: &[&str]) -> String {
+    format!(" (accepted: {})", known.join(", "))
+}
+
+/// What holds where no file is given.
+const STANDARD: &str = include_str!("config/standard.yaml");
+
 impl DeviceConfig {
     /// Reads YAML text.
     ///
     /// # Errors
     ///
-    /// With line and column when it is no YAML, has an unknown key or a value of another kind, or is empty.
+    /// With line and column when it is no YAML, has an unknown key or a value of another kind; when it is empty, and
+    /// when a value cannot be (a factor of 0, a share above 100).
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let _ = text;
-        unimplemented!()
+        let config: Option<Self> = from_yaml(text)?;
+        let config = config.ok_or(ConfigError::Empty)?;
+        if config == Self::default() {
+            return Err(ConfigError::Empty);
+        }
+        config.judge()?;
+        Ok(config)
     }
 
-    /// What holds where no file is given: the reference's own defaults.
+    /// What holds where no file is given: the reference's own defaults, all vendors.
     pub fn standard() -> Self {
-        unimplemented!()
+        Self::parse(STANDARD).expect("a test reads it")
+    }
+}
+
+/// Reads YAML of any of our types.
+fn from_yaml<T: DeserializeOwned>(text: &str) -> Result<T, ConfigError> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| explain(&error))
+}
+
+fn explain(error: &serde_saphyr::Error) -> ConfigError {
+    let error = error.without_snippet();
+    let (line, column) = error
+        .location()
+        .map_or((1, 1), |at| (at.line().max(1), at.column().max(1)));
+    match error {
+        serde_saphyr::Error::SerdeUnknownField {
+            field, expected, ..
+        } => ConfigError::UnknownKey {
+            line,
+            column,
+            key: field.clone(),
+            nearest: nearest(field, expected),
+            known: expected.clone(),
+        },
+        other => ConfigError::Unreadable {
+            line,
+            column,
+            problem: plain(other),
+        },
+    }
+}
+
+/// The first line of the error's text, without the place that we name ourselves.
+fn plain(error: &dyn fmt::Display) -> String {
+    let text = error.to_string();
+    let first = text.lines().next().unwrap_or_default();
+    let cut = first.find(" at line ").unwrap_or(first.len());
+    first.get(..cut).unwrap_or(first).to_owned()
+}
+
+/// The accepted key with the fewest letters to change, if it takes at most a third of them.
+fn nearest(written: &str, accepted: &[&str]) -> Option<String> {
+    let lower = written.to_lowercase();
+    accepted
+        .iter()
+        .map(|key| (distance(&lower, &key.to_lowercase()), key))
+        .min_by_key(|(distance, _)| *distance)
+        .filter(|(distance, key)| *distance * 3 <= key.len().max(written.len()))
+        .map(|(_, key)| (*key).to_owned())
+}
+
+/// How many letters have to be put in, taken out or changed to make one word of the other (Levenshtein).
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (line, left) in from.chars().enumerate() {
+        let mut diagonal = line;
+        let mut before = line + 1;
+        let mut next = vec![before];
+        for (up, right) in row.iter().skip(1).zip(&to) {
+            let cost = diagonal + usize::from(left != *right);
+            before = cost.min(before + 1).min(up + 1);
+            diagonal = *up;
+            next.push(before);
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+impl DeviceConfig {
+    /// What no pod could ever use.
+    fn judge(&self) -> Result<(), ConfigError> {
+        let wrong = |key: &str, problem: String| {
+            Err(ConfigError::Wrong {
+                key: key.to_owned(),
+                problem,
+            })
+        };
+        if let Some(nvidia) = &self.nvidia {
+            for (key, scaling) in [
+                ("nvidia.deviceMemoryScaling", nvidia.device_memory_scaling),
+                ("nvidia.deviceCoreScaling", nvidia.device_core_scaling),
+            ] {
+                if !(scaling.is_finite() && scaling > 0.0) {
+                    return wrong(key, format!("{scaling} is no factor; write 1 or more"));
+                }
+            }
+            if nvidia.default_cores > 100 {
+                return wrong(
+                    "nvidia.defaultCores",
+                    format!("{} is above 100, a whole card", nvidia.default_cores),
+                );
+            }
+        }
+        Ok(())
     }
 }

@@ -1,6 +1,41 @@
-//! Names of annotations and labels that belong to no single vendor.
+//! Names of annotations and labels that belong to no single vendor. Those of a vendor stand in its row.
 
 /// Node that the pod's devices lie on; annotation and label.
 pub const VGPU_NODE: &str = "hami.io/vgpu-node";
 /// When the devices were chosen, in seconds since 1970.
 pub const VGPU_TIME: &str = "hami.io/vgpu-time";
+/// How far the pod's devices are: `allocating`, `success`, `failed`.
+pub const BIND_PHASE: &str = "hami.io/bind-phase";
+/// When the pod was bound, in seconds since 1970.
+pub const BIND_TIME: &str = "hami.io/bind-time";
+/// MIG instances of the pod, as a JSON list.
+pub const MIG_ALLOCATIONS: &str = "hami.io/vgpu-mig-allocations";
+/// Allocations under the key that the seed's document names.
+pub const SEED_TO_ALLOCATE: &str = "hami.io/devices-to-allocate";
+
+/// Which of several nodes a pod prefers: `binpack` or `spread`.
+pub const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
+/// Which cards of a node a pod prefers: `spread`, `binpack`, `mutex`, `topology-aware`, or a list (`binpack,numa`).
+pub const DEVICE_POLICY: &str = "hami.io/gpu-scheduler-policy";
+/// What counts how much in a card's score: `slot=1,core=1,memory=1`.
+pub const SCORING_WEIGHTS: &str = "hami.io/device-scoring-weights";
+
+/// Cards of a node that get nothing new, as a list of identifiers.
+pub const CORDON: &str = "hami.io/device-cordon";
+/// The lock of a node that the reference takes; nothing of ours does.
+pub const NODE_LOCK: &str = "hami.io/mutex.lock";
+
+/// `ignore` keeps the webhook away from a pod or a namespace; label.
+pub const WEBHOOK: &str = "hami.io/webhook";
+/// Pods that are placed together; label.
+pub const POD_GROUP: &str = "scheduling.x-k8s.io/pod-group";
+
+/// Annotations of a pod that only the scheduler and the node agents write, whatever the vendor.
+pub const ALLOCATION: [&str; 6] = [
+    VGPU_NODE,
+    VGPU_TIME,
+    BIND_PHASE,
+    BIND_TIME,
+    MIG_ALLOCATIONS,
+    SEED_TO_ALLOCATE,
+];
