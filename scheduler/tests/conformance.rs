@@ -1,0 +1,292 @@
+//! The whole program against every recording of the reference: started as it was, driven by HTTP alone, compared as
+//! `tests/vectors/hami/README.md` says. `tests/deviations.toml` is the only way to differ.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "a test: a panic is its answer"
+)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::Value;
+
+#[path = "conformance/beyond.rs"]
+mod beyond;
+#[path = "conformance/classes.rs"]
+mod classes;
+#[path = "conformance/codec.rs"]
+mod codec;
+#[path = "conformance/driven.rs"]
+mod driven;
+#[path = "conformance/facts.rs"]
+mod facts;
+#[path = "conformance/http.rs"]
+mod http;
+#[path = "conformance/program.rs"]
+mod program;
+#[path = "conformance/recorded.rs"]
+mod recorded;
+#[path = "conformance/register.rs"]
+mod register;
+#[path = "conformance/steps.rs"]
+mod steps;
+
+use facts::{Facts, array};
+use register::{Difference, Register, is};
+
+/// How many programs run at one time.
+const AT_ONCE: usize = 4;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors/hami")
+}
+
+fn register() -> Register {
+    Register::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/deviations.toml"))
+}
+
+/// Every recording, by its file's name. `VGPU_CASE=131` takes only those whose name begins so, for whoever looks at one.
+fn cases() -> Vec<Value> {
+    let only = std::env::var("VGPU_CASE").unwrap_or_default();
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "json"))
+        .collect();
+    files.sort();
+    files
+        .iter()
+        .map(|file| serde_json::from_slice::<Value>(&std::fs::read(file).unwrap()).unwrap())
+        .filter(|case| id(case).starts_with(&only))
+        .collect()
+}
+
+fn id(case: &Value) -> &str {
+    case["id"].as_str().unwrap()
+}
+
+/// What was found out about one recording.
+#[derive(Default)]
+struct Found {
+    wrong: Vec<String>,
+    /// Rules that took something out of a difference.
+    rules: BTreeSet<&'static str>,
+    /// Steps whose entry was met.
+    steps: BTreeSet<usize>,
+}
+
+#[test]
+fn every_recording_is_answered_as_the_register_says() {
+    let register = register();
+    let cases = cases();
+    let next = AtomicUsize::new(0);
+    let found: Mutex<Vec<(String, Found)>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let one = std::panic::catch_unwind(|| compare(case, &register));
+                    let one = one.unwrap_or_else(|panic| Found {
+                        wrong: vec![format!("{}: {}", id(case), text_of(&*panic))],
+                        ..Found::default()
+                    });
+                    found.lock().unwrap().push((id(case).to_owned(), one));
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().unwrap();
+    found.sort_by(|one, other| one.0.cmp(&other.0));
+    let mut wrong: Vec<String> = found
+        .iter()
+        .flat_map(|(_, one)| one.wrong.iter().cloned())
+        .collect();
+    if std::env::var_os("VGPU_CASE").is_none() {
+        wrong.extend(idle_entries(&register, &found));
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} of {} recordings differ otherwise than tests/deviations.toml says:\n\n{}",
+        found
+            .iter()
+            .filter(|(_, one)| !one.wrong.is_empty())
+            .count(),
+        found.len(),
+        wrong.join("\n")
+    );
+}
+
+fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_else(|| "panicked".to_owned())
+}
+
+fn compare(case: &Value, register: &Register) -> Found {
+    let id = id(case);
+    let mut found = Found::default();
+    let answers = recorded::answers(case);
+    let mut driven = driven::Driven::start(case, &folder());
+    let ours = driven.run();
+    for (number, (step, ours)) in array(&case["steps"]).iter().zip(&ours).enumerate() {
+        let theirs: Vec<&Facts> = answers.iter().map(|steps| &steps[number]).collect();
+        let mut difference = Difference::between(&theirs, ours);
+        let context = classes::Step { step, ours };
+        for (name, rule) in classes::RULES {
+            if !register.classes.iter().any(|class| class.rule == *name) {
+                continue;
+            }
+            let before = difference.clone();
+            rule(&context, &mut difference);
+            if difference != before {
+                found.rules.insert(name);
+            }
+        }
+        match register.case(id, number) {
+            None if difference.is_none() => {}
+            None => found.wrong.push(format!(
+                "{}: {}\n{}",
+                id,
+                case["title"].as_str().unwrap_or_default(),
+                difference.entry(id, number)
+            )),
+            Some(entry) => {
+                found.steps.insert(number);
+                if entry.reference != difference.reference || entry.ours != difference.ours {
+                    found.wrong.push(format!(
+                        "{id}, step {number} is on the register ({}) and differs like this:\n{}",
+                        entry.reason,
+                        difference.entry(id, number)
+                    ));
+                }
+            }
+        }
+    }
+    for entry in register.beyond.iter().filter(|entry| is(id, &entry.case)) {
+        match beyond::CHECKS.iter().find(|(name, _)| *name == entry.check) {
+            Some((name, check)) => found.wrong.extend(
+                check(&mut driven, case)
+                    .err()
+                    .map(|why| format!("{id}: {name}: {why} ({})", entry.ours)),
+            ),
+            None => found.wrong.push(format!("{id}: no check {}", entry.check)),
+        }
+    }
+    found
+}
+
+/// Entries that nothing needed.
+fn idle_entries(register: &Register, found: &[(String, Found)]) -> Vec<String> {
+    let mut idle = Vec::new();
+    for class in &register.classes {
+        if !found
+            .iter()
+            .any(|(_, one)| one.rules.contains(&*class.rule))
+        {
+            idle.push(format!("class {} applies to no recording", class.rule));
+        }
+        for number in &class.defects {
+            let applies = found
+                .iter()
+                .any(|(id, one)| is(id, number) && one.rules.contains(&*class.rule));
+            if !applies {
+                idle.push(format!("class {} does not apply to {number}", class.rule));
+            }
+        }
+    }
+    for entry in &register.cases {
+        let met = found
+            .iter()
+            .any(|(id, one)| is(id, &entry.case) && one.steps.contains(&entry.step));
+        if !met {
+            idle.push(format!("there is no step {} of {}", entry.step, entry.case));
+        }
+    }
+    idle
+}
+
+#[test]
+fn every_suspected_defect_of_the_reference_is_on_the_register_and_nothing_is_without_a_reason() {
+    let register = register();
+    let mut wrong = Vec::new();
+    let listed: BTreeSet<&String> = register
+        .cases
+        .iter()
+        .map(|entry| &entry.case)
+        .chain(register.classes.iter().flat_map(|class| &class.defects))
+        .chain(register.beyond.iter().map(|entry| &entry.case))
+        .collect();
+    let cases = cases();
+    for case in &cases {
+        if case["suspectedBug"].is_string() && !listed.iter().any(|number| is(id(case), number)) {
+            wrong.push(format!(
+                "{} is not on the register: {}",
+                id(case),
+                case["suspectedBug"]
+            ));
+        }
+    }
+    for class in &register.classes {
+        if !classes::RULES.iter().any(|(name, _)| *name == class.rule) {
+            wrong.push(format!("class {}: no such rule", class.rule));
+        }
+        let said = [&class.reference, &class.ours, &class.reason];
+        if said.iter().any(|text| text.trim().is_empty()) {
+            wrong.push(format!("class {} does not say all", class.rule));
+        }
+    }
+    for entry in &register.beyond {
+        if [&entry.reference, &entry.ours]
+            .iter()
+            .any(|text| text.trim().is_empty())
+        {
+            wrong.push(format!("check {} does not say all", entry.check));
+        }
+    }
+    for (name, _) in classes::RULES {
+        if !register.classes.iter().any(|class| class.rule == *name) {
+            wrong.push(format!("rule {name} is not on the register"));
+        }
+    }
+    for entry in &register.cases {
+        let what = format!("case {}, step {}", entry.case, entry.step);
+        if entry.reason.trim().is_empty() {
+            wrong.push(format!("{what} has no reason"));
+        }
+        if entry.reference.is_empty() && entry.ours.is_empty() {
+            wrong.push(format!("{what} names no difference"));
+        }
+        if !cases.iter().any(|case| is(id(case), &entry.case)) {
+            wrong.push(format!("{what}: there is no such recording"));
+        }
+        let same =
+            |other: &&register::CaseEntry| other.case == entry.case && other.step == entry.step;
+        if register.cases.iter().filter(same).count() > 1 {
+            wrong.push(format!("{what} is there twice"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_differs_is_found_and_what_is_left_to_chance_counts() {
+    let facts = |text: &str| text.split(' ').map(str::to_owned).collect::<Facts>();
+    let check = |theirs: &[&str], ours: &str, reference: &str, only: &str| {
+        let theirs: Vec<Facts> = theirs.iter().map(|text| facts(text)).collect();
+        let theirs: Vec<&Facts> = theirs.iter().collect();
+        let difference = Difference::between(&theirs, &facts(ours));
+        let line = |facts: &Facts| facts.iter().cloned().collect::<Vec<_>>().join(" ");
+        assert_eq!(line(&difference.reference), reference, "{theirs:?}");
+        assert_eq!(line(&difference.ours), only, "{theirs:?}");
+    };
+    check(&["a b"], "a b", "", "");
+    check(&["a b"], "a c", "b", "c");
+    check(&["a x", "a x"], "a x", "", "");
+    check(&["a x", "a y"], "a x", "y", "x");
+    check(&["a x", "a y"], "a z", "x y", "z");
+}

@@ -1,0 +1,239 @@
+//! Differences that hold for a whole class of recordings, each as narrow as it can be said: a rule takes out of a
+//! difference only lines that say nothing but what the rule is about.
+
+use super::facts::Facts;
+use super::register::Difference;
+
+/// What a rule may look at.
+pub(crate) struct Step<'a> {
+    /// The step as it was recorded.
+    pub(crate) step: &'a serde_json::Value,
+    /// All that ours said.
+    pub(crate) ours: &'a Facts,
+}
+
+/// Takes what it is about out of a difference.
+pub(crate) type Rule = fn(&Step<'_>, &mut Difference);
+
+/// Every rule by its name on the register.
+pub(crate) const RULES: &[(&str, Rule)] = &[
+    ("key-of-the-seed", key_of_the_seed),
+    ("no-node-lock", no_node_lock),
+    ("fewer-handshakes", fewer_handshakes),
+    ("unresolvable", unresolvable),
+    ("no-status-patch", no_status_patch),
+    ("quantities-as-written", quantities_as_written),
+    ("quota-without-a-limit", quota_without_a_limit),
+];
+
+/// NVIDIA's allocation under the seed's own key too, with the same devices.
+fn key_of_the_seed(step: &Step<'_>, difference: &mut Difference) {
+    difference.ours.retain(|fact| {
+        let Some(rest) = fact.strip_prefix("annotation hami.io/devices-to-allocate[") else {
+            return true;
+        };
+        let same = format!("annotation hami.io/vgpu-devices-to-allocate[{rest}");
+        !step.ours.contains(&same)
+    });
+}
+
+/// The reference takes (or, wrongly, removes) a lock on the node; ours touches none.
+fn no_node_lock(_: &Step<'_>, difference: &mut Difference) {
+    difference.reference.retain(|fact| {
+        !(fact.starts_with("node ")
+            && (fact.ends_with(" hami.io/mutex.lock = held")
+                || fact.ends_with(" hami.io/mutex.lock removed")))
+    });
+}
+
+/// The reference writes a time to every node for every vendor.
+fn fewer_handshakes(_: &Step<'_>, difference: &mut Difference) {
+    difference.reference.retain(|fact| {
+        !(fact.starts_with("node ")
+            && fact.contains(" hami.io/node-handshake")
+            && fact.ends_with(" = Requesting_<datetime>"))
+    });
+}
+
+/// The same node for the same reason, where ours says that no pod's leaving would cure it.
+fn unresolvable(_: &Step<'_>, difference: &mut Difference) {
+    let moved: Vec<(String, String)> = difference
+        .ours
+        .iter()
+        .filter_map(|fact| {
+            let rest = fact.strip_prefix("FailedAndUnresolvableNodes ")?;
+            Some((fact.clone(), format!("FailedNodes {rest}")))
+        })
+        .filter(|(_, theirs)| difference.reference.contains(theirs))
+        .collect();
+    for (ours, theirs) in moved {
+        difference.ours.remove(&ours);
+        difference.reference.remove(&theirs);
+    }
+}
+
+/// The reference adds an empty status to every pod.
+fn no_status_patch(_: &Step<'_>, difference: &mut Difference) {
+    difference.reference.remove("pod /status = {}");
+}
+
+/// The reference spells amounts anew (`3000` becomes `3k`); ours leaves them as the user wrote them.
+fn quantities_as_written(step: &Step<'_>, difference: &mut Difference) {
+    let mut before = Facts::new();
+    super::facts::leaves(
+        &step.step["request"]["request"]["object"],
+        "pod ",
+        &mut before,
+    );
+    let kept: Vec<(String, String)> = difference
+        .ours
+        .iter()
+        .filter(|fact| before.contains(*fact) && fact.contains("/resources/"))
+        .filter_map(|ours| {
+            let (path, amount) = ours.split_once(" = ")?;
+            let theirs = difference.reference.iter().find(|theirs| {
+                theirs.split_once(" = ").is_some_and(|(same, other)| {
+                    same == path && milli(amount).is_some() && milli(amount) == milli(other)
+                })
+            })?;
+            Some((ours.clone(), theirs.clone()))
+        })
+        .collect();
+    for (ours, theirs) in kept {
+        difference.ours.remove(&ours);
+        difference.reference.remove(&theirs);
+    }
+}
+
+/// Thousandths of an amount such as `3000`, `3k` or `500m`, as JSON text. The recordings have no others.
+fn milli(json: &str) -> Option<i64> {
+    let text = json.trim_matches('"');
+    let (digits, factor) = match text.char_indices().last()? {
+        (end, 'k') => (&text[..end], 1_000_000),
+        (end, 'm') => (&text[..end], 1),
+        _ => (text, 1000),
+    };
+    digits.parse::<i64>().ok()?.checked_mul(factor)
+}
+
+/// The reference counts what a namespace uses of a quota that does not exist.
+fn quota_without_a_limit(_: &Step<'_>, difference: &mut Difference) {
+    difference
+        .reference
+        .retain(|fact| !(fact.starts_with("quota ") && fact.ends_with(" of none")));
+}
+
+#[test]
+fn a_rule_takes_out_what_it_is_about_and_nothing_else() {
+    let webhook = serde_json::json!({ "request": { "request": { "object": {
+        "spec": { "containers": [{ "resources": { "limits": { "a.com/mem": "3000" } } }] }
+    } } } });
+    let facts = |lines: &[&str]| {
+        lines
+            .iter()
+            .map(|line| (*line).to_owned())
+            .collect::<Facts>()
+    };
+    // Rule, lines of the reference, lines of ours, and what stays of both.
+    type Row<'a> = (
+        &'a str,
+        &'a [&'a str],
+        &'a [&'a str],
+        &'a [&'a str],
+        &'a [&'a str],
+    );
+    const TO: &str = "annotation hami.io/vgpu-devices-to-allocate[0] = A";
+    const SEED: &str = "annotation hami.io/devices-to-allocate[0] = A";
+    const OTHER: &str = "annotation hami.io/devices-to-allocate[0] = B";
+    const MEM: &str = "pod /spec/containers/0/resources/limits/a.com~1mem = ";
+    let (written, spelt, wrong, changed) = (
+        format!("{MEM}\"3000\""),
+        format!("{MEM}\"3k\""),
+        format!("{MEM}\"4k\""),
+        format!("{MEM}\"3001\""),
+    );
+    let rows: &[Row<'_>] = &[
+        ("key-of-the-seed", &[], &[TO, SEED], &[], &[TO]),
+        ("key-of-the-seed", &[], &[TO, OTHER], &[], &[TO, OTHER]),
+        (
+            "no-node-lock",
+            &["node n hami.io/mutex.lock = held"],
+            &[],
+            &[],
+            &[],
+        ),
+        (
+            "no-node-lock",
+            &[],
+            &["node n hami.io/mutex.lock = held"],
+            &[],
+            &["node n hami.io/mutex.lock = held"],
+        ),
+        (
+            "fewer-handshakes",
+            &[
+                "node n hami.io/node-handshake-dcu = Requesting_<datetime>",
+                "node n x = y",
+            ],
+            &[],
+            &["node n x = y"],
+            &[],
+        ),
+        (
+            "unresolvable",
+            &["FailedNodes n: why", "FailedNodes m: why"],
+            &[
+                "FailedAndUnresolvableNodes n: why",
+                "FailedAndUnresolvableNodes m: because",
+            ],
+            &["FailedNodes m: why"],
+            &["FailedAndUnresolvableNodes m: because"],
+        ),
+        (
+            "no-status-patch",
+            &["pod /status = {}", "pod /x = 1"],
+            &[],
+            &["pod /x = 1"],
+            &[],
+        ),
+        ("quantities-as-written", &[&spelt], &[&written], &[], &[]),
+        (
+            "quantities-as-written",
+            &[&wrong],
+            &[&written],
+            &[&wrong],
+            &[&written],
+        ),
+        (
+            "quantities-as-written",
+            &[&spelt],
+            &[&changed],
+            &[&spelt],
+            &[&changed],
+        ),
+        (
+            "quota-without-a-limit",
+            &["quota ns gpumem = 1 of none", "quota ns gpumem = 1 of 5"],
+            &[],
+            &["quota ns gpumem = 1 of 5"],
+            &[],
+        ),
+    ];
+    for (name, theirs, ours, theirs_stay, ours_stay) in rows {
+        let (_, rule) = RULES.iter().find(|(rule, _)| rule == name).unwrap();
+        let all = facts(ours);
+        let mut difference = Difference {
+            reference: facts(theirs),
+            ours: all.clone(),
+        };
+        rule(
+            &Step {
+                step: &webhook,
+                ours: &all,
+            },
+            &mut difference,
+        );
+        assert_eq!(difference.reference, facts(theirs_stay), "{name}");
+        assert_eq!(difference.ours, facts(ours_stay), "{name}");
+    }
+}

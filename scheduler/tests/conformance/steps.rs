@@ -1,0 +1,35 @@
+//! The parts of a recording's steps that both sides read.
+
+use serde_json::Value;
+
+use super::facts::{Texts, array, texts};
+
+/// Name of an object. All pods of the recordings stand in namespaces where names do not repeat.
+pub(crate) fn name(object: &Value) -> String {
+    object["metadata"]["name"].as_str().unwrap().to_owned()
+}
+
+/// Namespace of an object.
+pub(crate) fn namespace(object: &Value) -> &str {
+    object["metadata"]["namespace"]
+        .as_str()
+        .unwrap_or("default")
+}
+
+/// The pod of ExtenderArgs, whose keys may be of any case, and the key that it stands under.
+pub(crate) fn pod_of(request: &Value) -> Option<(&str, &Value)> {
+    request
+        .as_object()?
+        .iter()
+        .find(|(key, pod)| key.eq_ignore_ascii_case("pod") && pod.is_object())
+        .map(|(key, pod)| (key.as_str(), pod))
+}
+
+/// What a node carried when the cluster was made.
+pub(crate) fn node_annotations(case: &Value, node: &str) -> Texts {
+    array(&case["cluster"]["nodes"])
+        .iter()
+        .find(|there| name(there) == node)
+        .map(|there| texts(&there["metadata"]["annotations"]))
+        .unwrap_or_default()
+}
