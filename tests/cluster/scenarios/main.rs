@@ -1,0 +1,16 @@
+//! The product under a real API server, real etcd and a stock kube-scheduler; kwok plays the nodes.
+//! `scripts/cluster test` runs this program inside the namespaces of a cluster; elsewhere each test says so and
+//! passes. No test asserts a wall-clock time: waits end at a limit that is far from what is usual.
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+mod http;
+#[cfg(test)]
+mod objects;
+#[cfg(test)]
+mod programs;
+#[cfg(test)]
+mod world;
+
+#[cfg(test)]
+mod placing;

@@ -1,0 +1,240 @@
+//! The programs that a test starts beside the cluster's own: vgpu-scheduler, vgpu-webhook, kube-scheduler. Each ends
+//! with its value; when a test fails, the end of its log is shown.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::http;
+use crate::world::{SYSTEM, World};
+
+/// One running program.
+pub(crate) struct Program {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Program {
+    /// Starts `program` on a machine of the name `host`: the same network, another host name.
+    pub(crate) fn start<A: AsRef<OsStr>>(
+        world: &World,
+        host: &str,
+        program: PathBuf,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Self {
+        let name = program.file_name().unwrap().to_string_lossy().into_owned();
+        assert!(program.exists(), "{} is not built", program.display());
+        let log = world.log(&format!("{name}-{host}"));
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .unwrap();
+        let child = Command::new("unshare")
+            .args(["--uts", "sh", "-c", r#"hostname "$0" && exec "$@""#, host])
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        Self { name, child, log }
+    }
+
+    /// As the kernel ends a program: nothing of it runs any more.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// As a kubelet ends one.
+    pub(crate) fn terminate(&mut self) {
+        self.signal(Signal::SIGTERM);
+        self.child.wait().unwrap();
+    }
+
+    /// Stops it where it stands, or lets it go on.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    /// All that it has written.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    fn ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    fn assert_runs(&mut self) {
+        assert!(!self.ended(), "{} has ended:\n{}", self.name, self.log());
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let ended = self.ended();
+        self.child.kill().ok();
+        self.child.wait().ok();
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            println!(
+                "---- {} ({}), its last lines:",
+                self.name,
+                if ended { "had ended" } else { "ran" }
+            );
+            for line in &lines[lines.len().saturating_sub(25)..] {
+                println!("{}", line.chars().take(400).collect::<String>());
+            }
+        }
+    }
+}
+
+/// Where one pair of schedulers runs: each replica is such a pair.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    /// The host name of both, as both stand in one pod.
+    pub(crate) host: &'static str,
+    /// Where the extender listens.
+    pub(crate) extender: u16,
+    /// Where kube-scheduler listens.
+    pub(crate) scheduler: u16,
+}
+
+/// Where a test's only pair runs.
+pub(crate) const ONE: Place = Place {
+    host: "one",
+    extender: 8080,
+    scheduler: 10259,
+};
+
+/// Where the second replica runs.
+pub(crate) const TWO: Place = Place {
+    host: "two",
+    extender: 8081,
+    scheduler: 10260,
+};
+
+/// A vgpu-scheduler, whether it answers yet or not.
+pub(crate) fn start_extender(world: &World, place: Place, more: &[&str]) -> Program {
+    let arguments = [
+        "--kubeconfig".to_owned(),
+        world
+            .run
+            .join("vgpu-scheduler.kubeconfig")
+            .display()
+            .to_string(),
+        format!("--http_bind=127.0.0.1:{}", place.extender),
+        format!("--leader-elect-resource-namespace={SYSTEM}"),
+        "--leader-elect-resource-name=hami-scheduler".to_owned(),
+    ];
+    let all = arguments
+        .iter()
+        .map(String::as_str)
+        .chain(more.iter().copied());
+    Program::start(world, place.host, world.ours.join("vgpu-scheduler"), all)
+}
+
+/// What a test changes in a kube-scheduler's configuration.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tuning {
+    /// After how many seconds a volume that nobody binds is given up.
+    pub(crate) volume_seconds: Option<u32>,
+    /// Whether the Lease changes hands in seconds rather than in a quarter of a minute.
+    pub(crate) quick_lease: bool,
+}
+
+/// A kube-scheduler that asks the extender of its place.
+pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) -> Program {
+    let template = include_str!("../kube-scheduler.yaml");
+    let kubeconfig = world.run.join("kube-scheduler.kubeconfig");
+    let mut config = template
+        .replace("@KUBECONFIG@", &kubeconfig.display().to_string())
+        .replace(
+            "@EXTENDER@",
+            &format!("http://127.0.0.1:{}", place.extender),
+        );
+    if let Some(seconds) = tuning.volume_seconds {
+        config = config.replace(
+            "- schedulerName: hami-scheduler\n",
+            &format!(
+                "- schedulerName: hami-scheduler\n  pluginConfig: [{{name: VolumeBinding, args: {{bindTimeoutSeconds: {seconds}}}}}]\n"
+            ),
+        );
+    }
+    if tuning.quick_lease {
+        config = config
+            .replace("leaseDuration: 15s", "leaseDuration: 4s")
+            .replace("renewDeadline: 10s", "renewDeadline: 3s")
+            .replace("retryPeriod: 2s", "retryPeriod: 500ms");
+    }
+    let file = world
+        .log(&format!("kube-scheduler-{}", place.host))
+        .with_extension("yaml");
+    std::fs::write(&file, config).unwrap();
+    let arguments = [
+        format!("--config={}", file.display()),
+        "--bind-address=127.0.0.1".to_owned(),
+        format!("--secure-port={}", place.scheduler),
+        "--v=2".to_owned(),
+    ];
+    Program::start(
+        world,
+        place.host,
+        world.bin.join("kube-scheduler"),
+        arguments,
+    )
+}
+
+/// One replica: an extender and the kube-scheduler beside it.
+pub(crate) struct Pair {
+    pub(crate) kube_scheduler: Program,
+    pub(crate) extender: Program,
+    place: Place,
+}
+
+impl Pair {
+    /// The only replica, which answers.
+    pub(crate) async fn start(world: &World) -> Self {
+        Self::start_with(world, &[], Tuning::default()).await
+    }
+
+    /// The same with more arguments for the extender.
+    pub(crate) async fn start_with(world: &World, more: &[&str], tuning: Tuning) -> Self {
+        let mut pair = Self::start_at(world, ONE, more, tuning);
+        pair.answers(world).await;
+        pair
+    }
+
+    /// A replica at its place, whether it answers yet or not.
+    pub(crate) fn start_at(world: &World, place: Place, more: &[&str], tuning: Tuning) -> Self {
+        Self {
+            extender: start_extender(world, place, more),
+            kube_scheduler: start_kube_scheduler(world, place, tuning),
+            place,
+        }
+    }
+
+    /// Waits until it is the one that answers.
+    pub(crate) async fn answers(&mut self, world: &World) {
+        let place = self.place;
+        world
+            .eventually(
+                &format!("the extender of {} answers", place.host),
+                async || {
+                    self.extender.assert_runs();
+                    self.kube_scheduler.assert_runs();
+                    (http::status(place.extender, "/readyz").await == Some(200)).then_some(())
+                },
+            )
+            .await;
+    }
+}

@@ -1,0 +1,335 @@
+//! The cluster that a test runs in: emptied before each test, one test at a time. Asks the API server as an
+//! administrator; the programs under test have accounts of their own.
+
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{self, StreamExt};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{
+    Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, ResourceQuota, Secret,
+};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde_json::{Value, json};
+
+use crate::objects::{Gpus, from, node};
+
+/// The namespace of the product.
+pub(crate) const SYSTEM: &str = "vgpu-system";
+/// How long a test waits for what usually takes milliseconds, on a machine that has other work.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A real cluster without nodes or pods.
+pub(crate) struct World {
+    /// The folder of the cluster, with a kubeconfig for each account.
+    pub(crate) run: PathBuf,
+    /// Where kube-scheduler and kubectl are.
+    pub(crate) bin: PathBuf,
+    /// Where vgpu-scheduler and vgpu-webhook are.
+    pub(crate) ours: PathBuf,
+    pub(crate) client: Client,
+    test: String,
+}
+
+/// Runs a test in the cluster that the environment names, if it names one.
+pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
+    let name = std::any::type_name::<T>();
+    let name = name
+        .trim_end_matches("::{{closure}}")
+        .rsplit("::")
+        .next()
+        .unwrap()
+        .to_owned();
+    let Some(run) = std::env::var_os("VGPU_CLUSTER") else {
+        println!(
+            "left to `scripts/cluster test`, which brings up the API server and kube-scheduler that this needs"
+        );
+        return;
+    };
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let world = World::enter(run.into(), name).await;
+        world.empty().await;
+        let began = Instant::now();
+        tokio::time::timeout(3 * PATIENCE, test(&world))
+            .await
+            .expect("the test ends in three minutes");
+        println!("{} took {:.1} s", world.test, began.elapsed().as_secs_f64());
+    });
+}
+
+impl World {
+    async fn enter(run: PathBuf, test: String) -> Self {
+        let folder = |name: &str| PathBuf::from(std::env::var_os(name).expect(name));
+        std::fs::create_dir_all(run.join("logs").join(&test)).unwrap();
+        let client = client_of(&run, "admin").await;
+        Self {
+            run,
+            bin: folder("VGPU_CLUSTER_BIN"),
+            ours: folder("VGPU_BIN"),
+            client,
+            test,
+        }
+    }
+
+    /// Where a program of this test writes its log.
+    pub(crate) fn log(&self, program: &str) -> PathBuf {
+        self.run
+            .join("logs")
+            .join(&self.test)
+            .join(format!("{program}.log"))
+    }
+
+    /// A client with the rights of another account.
+    pub(crate) async fn client_of(&self, account: &str) -> Client {
+        client_of(&self.run, account).await
+    }
+
+    /// What a person would type; standard output and standard error, and whether it went well.
+    pub(crate) fn kubectl(&self, account: &str, arguments: &[&str]) -> (bool, String) {
+        let kubeconfig = self.run.join(format!("{account}.kubeconfig"));
+        let output = Command::new(self.bin.join("kubectl"))
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&text).into_owned(),
+        )
+    }
+
+    async fn empty(&self) {
+        // First what could refuse the rest.
+        self.remove_all::<MutatingWebhookConfiguration>(Api::all(self.client.clone()))
+            .await;
+        self.remove_all::<ValidatingWebhookConfiguration>(Api::all(self.client.clone()))
+            .await;
+        self.remove_all::<Pod>(self.pods()).await;
+        self.remove_all::<Node>(Api::all(self.client.clone())).await;
+        self.remove_all::<PersistentVolumeClaim>(Api::default_namespaced(self.client.clone()))
+            .await;
+        self.remove_all::<PersistentVolume>(Api::all(self.client.clone()))
+            .await;
+        self.remove_all::<StorageClass>(Api::all(self.client.clone()))
+            .await;
+        self.remove_all::<ResourceQuota>(Api::default_namespaced(self.client.clone()))
+            .await;
+        self.remove_all::<Event>(Api::default_namespaced(self.client.clone()))
+            .await;
+        self.remove_all::<Lease>(Api::namespaced(self.client.clone(), SYSTEM))
+            .await;
+        self.remove_all::<Secret>(Api::namespaced(self.client.clone(), SYSTEM))
+            .await;
+        let classes: Api<PriorityClass> = Api::all(self.client.clone());
+        for class in ["low", "high"] {
+            classes.delete(class, &DeleteParams::default()).await.ok();
+        }
+        self.eventually("the cluster is empty", async || {
+            let pods = self.all_pods().await;
+            let nodes: Api<Node> = Api::all(self.client.clone());
+            let nodes = nodes.list(&ListParams::default()).await.unwrap();
+            (pods.is_empty() && nodes.items.is_empty()).then_some(())
+        })
+        .await;
+    }
+
+    async fn remove_all<K>(&self, api: Api<K>)
+    where
+        K: Clone + Debug + serde::de::DeserializeOwned,
+    {
+        let at_once = DeleteParams::default().grace_period(0);
+        drop(
+            api.delete_collection(&at_once, &ListParams::default())
+                .await
+                .unwrap(),
+        );
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::default_namespaced(self.client.clone())
+    }
+
+    pub(crate) fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) async fn all_pods(&self) -> Vec<Pod> {
+        self.pods()
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+    }
+
+    /// Those that have a node.
+    pub(crate) async fn placed(&self) -> Vec<Pod> {
+        let mut pods = self.all_pods().await;
+        pods.retain(|pod| node(pod).is_some());
+        pods
+    }
+
+    /// Nodes of these names with these GPUs, ready.
+    pub(crate) async fn make_nodes<N: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+        gpus: &Gpus,
+    ) {
+        let nodes: Vec<Node> = names
+            .into_iter()
+            .map(|name| gpus.node(name.as_ref()))
+            .collect();
+        let api = self.nodes();
+        stream::iter(&nodes)
+            .for_each_concurrent(16, async |node| {
+                drop(api.create(&PostParams::default(), node).await.unwrap())
+            })
+            .await;
+        self.eventually("kwok has made the nodes ready", async || {
+            let listed = api.list(&ListParams::default()).await.unwrap();
+            let ready = |node: &Node| {
+                let conditions = node
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.conditions.as_deref());
+                conditions
+                    .unwrap_or_default()
+                    .iter()
+                    .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+            };
+            listed.items.iter().all(ready).then_some(())
+        })
+        .await;
+    }
+
+    pub(crate) async fn make_pod(&self, pod: Value) -> Pod {
+        self.pods()
+            .create(&PostParams::default(), &from(pod))
+            .await
+            .unwrap()
+    }
+
+    /// Many, several at a time.
+    pub(crate) async fn make_pods(&self, pods: Vec<Value>) {
+        stream::iter(pods)
+            .for_each_concurrent(16, async |pod| drop(self.make_pod(pod).await))
+            .await;
+    }
+
+    /// Gone at once, as when its kubelet has finished with it.
+    pub(crate) async fn remove_pod(&self, name: &str) {
+        drop(
+            self.pods()
+                .delete(name, &DeleteParams::default().grace_period(0))
+                .await
+                .unwrap(),
+        );
+    }
+
+    /// Two priorities that pods may name.
+    pub(crate) async fn make_priorities(&self) {
+        let classes: Api<PriorityClass> = Api::all(self.client.clone());
+        for (name, value) in [("low", 10), ("high", 1000)] {
+            let class = from(json!({"metadata": {"name": name}, "value": value}));
+            drop(
+                classes
+                    .create(&PostParams::default(), &class)
+                    .await
+                    .unwrap(),
+            );
+        }
+    }
+
+    /// The pod as soon as it has a node.
+    pub(crate) async fn until_placed(&self, name: &str) -> Pod {
+        self.eventually(&format!("{name} has a node"), async || {
+            let pod = self.pods().get(name).await.unwrap();
+            node(&pod).is_some().then_some(pod)
+        })
+        .await
+    }
+
+    /// The pod as soon as kube-scheduler has said that there is no place for it; with what it said.
+    pub(crate) async fn until_refused(&self, name: &str) -> String {
+        self.eventually(&format!("{name} is refused"), async || {
+            self.refusal(name).await
+        })
+        .await
+    }
+
+    /// What kube-scheduler has said of a pod that it found no place for.
+    pub(crate) async fn refusal(&self, name: &str) -> Option<String> {
+        let pod = self.pods().get(name).await.unwrap();
+        let conditions = pod.status?.conditions?;
+        let scheduled = conditions
+            .into_iter()
+            .find(|condition| condition.type_ == "PodScheduled")?;
+        if scheduled.status == "False" {
+            scheduled.message
+        } else {
+            None
+        }
+    }
+
+    /// The notes of all events about a pod.
+    pub(crate) async fn events_of(&self, name: &str) -> Vec<String> {
+        let api: Api<Event> = Api::default_namespaced(self.client.clone());
+        let of = ListParams::default().fields(&format!("involvedObject.name={name}"));
+        let events = api.list(&of).await.unwrap().items;
+        events
+            .into_iter()
+            .map(|event| {
+                format!(
+                    "{}: {}",
+                    event.reason.unwrap_or_default(),
+                    event.message.unwrap_or_default()
+                )
+            })
+            .collect()
+    }
+
+    /// Asks until there is an answer; a test whose answer never comes fails with `what`.
+    pub(crate) async fn eventually<T>(
+        &self,
+        what: &str,
+        mut ask: impl AsyncFnMut() -> Option<T>,
+    ) -> T {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            assert!(Instant::now() < until, "waited in vain: {what}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+async fn client_of(run: &std::path::Path, account: &str) -> Client {
+    let file = Kubeconfig::read_from(run.join(format!("{account}.kubeconfig"))).unwrap();
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        .await
+        .unwrap();
+    Client::try_from(config).unwrap()
+}
