@@ -20,6 +20,13 @@ pub const DEVICE_POLICY: &str = "hami.io/gpu-scheduler-policy";
 /// What counts how much in a card's score: `slot=1,core=1,memory=1`.
 pub const SCORING_WEIGHTS: &str = "hami.io/device-scoring-weights";
 
+/// All cards of a container on one NUMA node; a truth value. NVIDIA's.
+pub const NUMA_BIND: &str = "nvidia.com/numa-bind";
+/// A text of which the mode of a card is a part (`hami-core`, `mig`, `mps`). NVIDIA's.
+pub const VGPU_MODE: &str = "nvidia.com/vgpu-mode";
+/// On the node: changes when it has room again, so that kube-scheduler looks at pending pods; unix milliseconds.
+pub const CAPACITY_FREED: &str = "vgpu.io/capacity-freed";
+
 /// Cards of a node that get nothing new, as a list of identifiers.
 pub const CORDON: &str = "hami.io/device-cordon";
 /// The lock of a node that the reference takes; nothing of ours does.

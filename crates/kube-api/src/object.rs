@@ -211,9 +211,39 @@ pub struct Node {
     /// Name, annotations, labels.
     #[serde(deserialize_with = "or_default")]
     pub metadata: ObjectMeta,
+    /// What keeps pods away from it.
+    #[serde(deserialize_with = "or_default")]
+    pub spec: NodeSpec,
     /// What it has.
     #[serde(deserialize_with = "or_default")]
     pub status: NodeStatus,
+}
+
+/// What keeps pods away from a node. kube-scheduler judges it; here it is only shown.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeSpec {
+    /// Closed for new pods (`kubectl cordon`).
+    #[serde(deserialize_with = "or_default")]
+    pub unschedulable: bool,
+    /// What a pod has to tolerate.
+    #[serde(deserialize_with = "or_default")]
+    pub taints: Vec<Taint>,
+}
+
+/// What a pod has to tolerate.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Taint {
+    /// Its name.
+    #[serde(deserialize_with = "or_default")]
+    pub key: String,
+    /// Its value.
+    #[serde(deserialize_with = "or_default")]
+    pub value: String,
+    /// `NoSchedule`, `PreferNoSchedule`, `NoExecute`.
+    #[serde(deserialize_with = "or_default")]
+    pub effect: String,
 }
 
 /// What a node has.

@@ -12,11 +12,6 @@ use crate::node::{self, Problem};
 use crate::object::{Container, Node, Pod};
 use crate::request::{self, PodRules, RequestError};
 
-/// On the pod, by the user: all cards of a container on one NUMA node.
-const NUMA_BIND: &str = "nvidia.com/numa-bind";
-/// On the pod, by the user: the card's mode is part of this.
-const MODE: &str = "nvidia.com/vgpu-mode";
-
 /// A percentage above this is cut to it.
 const MOST_CORES: u32 = 100;
 
@@ -80,8 +75,8 @@ impl Family for Cards {
             return Ok(None);
         };
         // A word that is no truth value is false, as in the reference.
-        ask.numa_bind = request::annotation(pod, NUMA_BIND).and_then(request::truth) == Some(true);
-        ask.select.mode = request::annotation(pod, MODE).map(str::to_owned);
+        ask.numa_bind = request::annotation(pod, keys::NUMA_BIND).and_then(request::truth) == Some(true);
+        ask.select.mode = request::annotation(pod, keys::VGPU_MODE).map(str::to_owned);
         Ok(Some(ask))
     }
 
