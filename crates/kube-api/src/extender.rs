@@ -1,8 +1,15 @@
-//! The bodies that kube-scheduler and an extender exchange. Keys in any case are read, upper case is written.
+//! The bodies that kube-scheduler and an extender exchange. Keys in any case are read, upper case is written. Never
+//! what is answered.
+//!
+//! The shapes are those of `k8s.io/kube-scheduler/extender/v1`. As Go's decoder does, null is nothing and what nobody
+//! knows is passed over.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, IgnoredAny, MapAccess};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use crate::object::Pod;
@@ -42,7 +49,7 @@ pub struct NodeList {
 }
 
 /// `POST /bind`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExtenderBindingArgs {
     /// Name of the pod.
     pub pod_name: String,
@@ -78,7 +85,7 @@ pub struct ExtenderPreemptionArgs {
     /// The pod that looks for a node.
     pub pod: Option<Pod>,
     /// By node, the uids of the pods that would be evicted, and how many disruption budgets that breaks. Whole pods
-    /// (`NodeNameToVictims`) are read as their uids.
+    /// (`NodeNameToVictims`) are read as their uids; where a node stands in both, `NodeNameToMetaVictims` holds.
     pub victims: BTreeMap<String, Victims>,
 }
 
@@ -89,4 +96,241 @@ pub struct Victims {
     pub uids: Vec<String>,
     /// How many disruption budgets it breaks.
     pub num_pdb_violations: i64,
+}
+
+/// Answer to `POST /preempt`: the nodes on which evicting these makes room.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct ExtenderPreemptionResult {
+    /// Who has to go, by node.
+    pub node_name_to_meta_victims: BTreeMap<String, MetaVictims>,
+}
+
+/// Who has to go from a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct MetaVictims {
+    /// The pods.
+    #[serde(rename = "Pods")]
+    pub pods: Vec<MetaPod>,
+    /// How many disruption budgets it breaks.
+    #[serde(rename = "NumPDBViolations")]
+    pub num_pdb_violations: i64,
+}
+
+/// A pod by its uid.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct MetaPod {
+    /// The uid.
+    #[serde(rename = "UID")]
+    pub uid: String,
+}
+
+impl From<&Victims> for MetaVictims {
+    fn from(victims: &Victims) -> Self {
+        Self {
+            pods: victims
+                .uids
+                .iter()
+                .map(|uid| MetaPod { uid: uid.clone() })
+                .collect(),
+            num_pdb_violations: victims.num_pdb_violations,
+        }
+    }
+}
+
+/// An object whose keys are known in any case.
+trait AnyCase: Default {
+    /// What an error says that was expected.
+    const EXPECTED: &'static str;
+
+    /// Takes the value of this key, in lower case, and says so; leaves it when it does not know the key.
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error>;
+}
+
+fn any_case<'de, D: Deserializer<'de>, T: AnyCase>(deserializer: D) -> Result<T, D::Error> {
+    struct Visitor<T>(PhantomData<T>);
+
+    impl<'de, T: AnyCase> de::Visitor<'de> for Visitor<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(T::EXPECTED)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
+            let mut value = T::default();
+            while let Some(mut key) = map.next_key::<String>()? {
+                key.make_ascii_lowercase();
+                if !value.take(&key, &mut map)? {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+            Ok(value)
+        }
+
+        fn visit_unit<E: de::Error>(self) -> Result<T, E> {
+            Ok(T::default())
+        }
+    }
+
+    deserializer.deserialize_any(Visitor(PhantomData))
+}
+
+macro_rules! any_case {
+    ($($kind:ty),+) => {$(
+        impl<'de> Deserialize<'de> for $kind {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                any_case(deserializer)
+            }
+        }
+    )+};
+}
+
+any_case!(
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderPreemptionArgs,
+    Items,
+    Victims,
+    Victim,
+    VictimMetadata
+);
+
+/// Null is nothing.
+fn value<'de, A: MapAccess<'de>, T: Deserialize<'de> + Default>(
+    map: &mut A,
+) -> Result<T, A::Error> {
+    Ok(map.next_value::<Option<T>>()?.unwrap_or_default())
+}
+
+impl AnyCase for ExtenderArgs {
+    const EXPECTED: &'static str = "an object with Pod and NodeNames or Nodes";
+
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "pod" => self.pod = map.next_value()?,
+            "nodes" => {
+                self.nodes = map.next_value::<Option<Items>>()?.map(|list| list.items);
+            }
+            "nodenames" => {
+                self.node_names = map
+                    .next_value::<Option<Vec<Option<String>>>>()?
+                    .map(|names| names.into_iter().map(Option::unwrap_or_default).collect());
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// Nodes as they come.
+#[derive(Default)]
+struct Items {
+    items: Vec<Box<RawValue>>,
+}
+
+impl AnyCase for Items {
+    const EXPECTED: &'static str = "a list of nodes under items";
+
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "items" => self.items = value(map)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+impl AnyCase for ExtenderBindingArgs {
+    const EXPECTED: &'static str = "an object with PodName, PodNamespace, PodUID and Node";
+
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "podname" => self.pod_name = value(map)?,
+            "podnamespace" => self.pod_namespace = value(map)?,
+            "poduid" => self.pod_uid = value(map)?,
+            "node" => self.node = value(map)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+impl AnyCase for ExtenderPreemptionArgs {
+    const EXPECTED: &'static str =
+        "an object with Pod and NodeNameToMetaVictims or NodeNameToVictims";
+
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "pod" => self.pod = map.next_value()?,
+            "nodenametometavictims" => {
+                let named: BTreeMap<String, Option<Victims>> = value(map)?;
+                self.victims.extend(named.into_iter().map(or_nobody));
+            }
+            "nodenametovictims" => {
+                let whole: BTreeMap<String, Option<Victims>> = value(map)?;
+                for (node, victims) in whole.into_iter().map(or_nobody) {
+                    self.victims.entry(node).or_insert(victims);
+                }
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn or_nobody((node, victims): (String, Option<Victims>)) -> (String, Victims) {
+    (node, victims.unwrap_or_default())
+}
+
+impl AnyCase for Victims {
+    const EXPECTED: &'static str = "an object with Pods and NumPDBViolations";
+
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "pods" => {
+                let pods: Vec<Option<Victim>> = value(map)?;
+                self.uids = pods.into_iter().flatten().map(|pod| pod.uid).collect();
+            }
+            "numpdbviolations" => self.num_pdb_violations = value(map)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// A pod of which only the uid is read, whether it is a whole one or one that has nothing else.
+#[derive(Default)]
+struct Victim {
+    uid: String,
+}
+
+impl AnyCase for Victim {
+    const EXPECTED: &'static str = "a pod";
+
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "uid" => self.uid = value(map)?,
+            "metadata" => self.uid = value::<A, VictimMetadata>(map)?.uid,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+#[derive(Default)]
+struct VictimMetadata {
+    uid: String,
+}
+
+impl AnyCase for VictimMetadata {
+    const EXPECTED: &'static str = "a pod's metadata";
+
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "uid" => self.uid = value(map)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
 }

@@ -13,6 +13,10 @@ pub const MIG_ALLOCATIONS: &str = "hami.io/vgpu-mig-allocations";
 /// Allocations under the key that the seed's document names.
 pub const SEED_TO_ALLOCATE: &str = "hami.io/devices-to-allocate";
 
+/// How the annotations begin that tell one container each which cards it sees, where the runtime has no CDI. See
+/// [`visible_devices`].
+pub const VISIBLE_DEVICES_PREFIX: &str = "vgpu.io/visible-devices-";
+
 /// Which of several nodes a pod prefers: `binpack` or `spread`.
 pub const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
 /// Which cards of a node a pod prefers: `spread`, `binpack`, `mutex`, `topology-aware`, or a list (`binpack,numa`).
@@ -46,3 +50,34 @@ pub const ALLOCATION: [&str; 6] = [
     MIG_ALLOCATIONS,
     SEED_TO_ALLOCATE,
 ];
+
+/// The annotation that says which cards a container sees, as a value of `NVIDIA_VISIBLE_DEVICES`: the prefix and the
+/// first ten hex digits of the SHA-256 of the container's name (`printf %s NAME | sha256sum | head -c 10`), since a
+/// container's name may be longer than a key may be.
+pub fn visible_devices(container: &str) -> String {
+    use sha2::Digest as _;
+    use std::fmt::Write as _;
+
+    let hash = sha2::Sha256::digest(container.as_bytes());
+    let mut key = VISIBLE_DEVICES_PREFIX.to_owned();
+    for byte in hash.iter().take(5) {
+        // A String takes all that is written to it.
+        write!(key, "{byte:02x}").unwrap_or_default();
+    }
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_of_a_container_is_what_sha256sum_says() {
+        assert_eq!(
+            visible_devices("main"),
+            "vgpu.io/visible-devices-0d6e4079e3"
+        );
+        let longest = "c".repeat(63);
+        assert!(visible_devices(&longest).len() - "vgpu.io/".len() <= 63);
+    }
+}

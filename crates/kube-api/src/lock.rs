@@ -1,1 +1,55 @@
-//! The node lock of the reference. Read only: nothing of ours takes or waits for one.
+//! The node lock of the reference, `hami.io/mutex.lock`. Read only: nothing of ours takes or waits for one.
+
+use k8s_openapi::jiff::Timestamp;
+
+use crate::quantity::shortened;
+
+/// Who locked a node, and when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeLock {
+    /// When it was taken.
+    pub time: Timestamp,
+    /// Namespace and name of the pod; none in the form of older releases, which is a time alone.
+    pub owner: Option<(String, String)>,
+}
+
+/// Why the value of a lock cannot be read. The reference then refuses to bind anything there; ours does not look.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LockError {
+    /// The first part is no time.
+    #[error("{0:?} is no time such as 2026-06-14T15:05:03Z")]
+    Time(String),
+    /// Neither a time alone nor time, namespace and pod.
+    #[error("{value:?} has {parts} parts; a lock is a time, or time,namespace,pod")]
+    Parts {
+        /// What was read.
+        value: String,
+        /// How many parts it has.
+        parts: usize,
+    },
+}
+
+/// Reads the value of a lock.
+///
+/// # Errors
+///
+/// When it is neither a time (RFC 3339) nor `time,namespace,pod`.
+pub fn parse(value: &str) -> Result<NodeLock, LockError> {
+    let parts: Vec<&str> = value.split(',').collect();
+    let (time, owner) = match parts.as_slice() {
+        [time] => (time, None),
+        [time, namespace, pod] => (time, Some(((*namespace).to_owned(), (*pod).to_owned()))),
+        _ => {
+            return Err(LockError::Parts {
+                value: shortened(value),
+                parts: parts.len(),
+            });
+        }
+    };
+    // jiff is more lenient than RFC 3339: it also takes a blank for the T, and further fields in brackets.
+    let strict = time.contains('T') && !time.contains(['[', ' ']);
+    match time.parse() {
+        Ok(time) if strict => Ok(NodeLock { time, owner }),
+        _ => Err(LockError::Time(shortened(time))),
+    }
+}

@@ -75,7 +75,8 @@ impl Family for Cards {
             return Ok(None);
         };
         // A word that is no truth value is false, as in the reference.
-        ask.numa_bind = request::annotation(pod, keys::NUMA_BIND).and_then(request::truth) == Some(true);
+        ask.numa_bind =
+            request::annotation(pod, keys::NUMA_BIND).and_then(request::truth) == Some(true);
         ask.select.mode = request::annotation(pod, keys::VGPU_MODE).map(str::to_owned);
         Ok(Some(ask))
     }
