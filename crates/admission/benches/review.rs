@@ -1,0 +1,3 @@
+//! What a review costs: decode, judge, encode.
+
+fn main() {}

@@ -1,0 +1,684 @@
+//! The order in which a pod is looked at and changed. Never keeps anything between two reviews, and never asks anybody
+//! but [`Quotas`].
+
+use std::sync::Arc;
+
+use json_patch::PatchOperation;
+use kube_api::keys;
+use kube_api::object::{Container, EnvVar, Pod};
+use kube_api::quantity::Quantity;
+use kube_api::request::request;
+use kube_api::vendor::{Edits, Role, Vendors};
+use placement::Request;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::checks::{self, AUDIT, PRELOAD, VISIBLE_DEVICES};
+use crate::context::{Context, Operation};
+use crate::denied::Denied;
+use crate::forgery::Reserved;
+use crate::patch::Patch;
+use crate::quotas::{self, Quotas};
+use crate::settings::{Agent, Settings};
+
+/// The word of the vendor whose cards the library and its container runtime are about.
+const NVIDIA: &str = "NVIDIA";
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
+const IGNORE: &str = "ignore";
+
+/// What the webhook does to a pod. Cheap to ask, from any thread.
+pub struct Admission {
+    vendors: Arc<Vendors>,
+    settings: Settings,
+    reserved: Reserved,
+    quotas: Option<Arc<dyn Quotas>>,
+}
+
+/// A "yes", and what goes with it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Admitted {
+    /// What to change of the object, in this order; empty to leave it.
+    pub patch: Vec<PatchOperation>,
+    /// Why nothing is changed, where that may surprise.
+    pub message: Option<String>,
+    /// For whoever wrote the object; kubectl prints them.
+    pub warnings: Vec<String>,
+}
+
+/// Why a pod is looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// To change it.
+    Change,
+    /// To see that nobody has changed it for the worse since.
+    Look,
+    /// To see whether it has been here.
+    Recognise,
+}
+
+/// Where a container stands in a pod.
+#[derive(Clone, Copy)]
+struct At {
+    list: &'static str,
+    index: usize,
+}
+
+impl At {
+    const APP: &'static str = "containers";
+    const INIT: &'static str = "initContainers";
+    const EPHEMERAL: &'static str = "ephemeralContainers";
+
+    fn of(pod: &Pod) -> impl Iterator<Item = (Self, &Container)> {
+        let init = pod.spec.init_containers.iter().enumerate();
+        let app = pod.spec.containers.iter().enumerate();
+        let at = |list| move |(index, container)| (Self { list, index }, container);
+        init.map(at(Self::INIT)).chain(app.map(at(Self::APP)))
+    }
+
+    /// The container as it came.
+    fn value(self, object: &Value) -> &Value {
+        object
+            .get("spec")
+            .and_then(|spec| spec.get(self.list))
+            .and_then(|list| list.get(self.index))
+            .unwrap_or(&Value::Null)
+    }
+
+    fn mut_in(self, pod: &mut Pod) -> Option<&mut Container> {
+        match self.list {
+            Self::INIT => pod.spec.init_containers.get_mut(self.index),
+            _ => pod.spec.containers.get_mut(self.index),
+        }
+    }
+}
+
+impl Admission {
+    /// Admission of pods that ask for devices of these vendors.
+    pub fn new(vendors: Arc<Vendors>, settings: Settings) -> Self {
+        Self {
+            reserved: Reserved::of(&vendors),
+            vendors,
+            settings,
+            quotas: None,
+        }
+    }
+
+    /// Asks `quotas` what a namespace has left before a pod is let in.
+    #[must_use]
+    pub fn with_quotas(mut self, quotas: Arc<dyn Quotas>) -> Self {
+        self.quotas = Some(quotas);
+        self
+    }
+
+    /// The settings that it was made with.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What to change of a pod, as a mutating webhook.
+    ///
+    /// # Errors
+    ///
+    /// When the pod cannot be: the text names container, field and cure.
+    pub fn mutate(
+        &self,
+        pod: &Value,
+        context: &Context<'_>,
+    ) -> Result<Vec<PatchOperation>, Denied> {
+        self.admit(pod, context).map(|admitted| admitted.patch)
+    }
+
+    /// Like [`Admission::mutate`], with what is to be said to whoever wrote the pod.
+    ///
+    /// # Errors
+    ///
+    /// When the pod cannot be: the text names container, field and cure.
+    pub fn admit(&self, object: &Value, context: &Context<'_>) -> Result<Admitted, Denied> {
+        self.judge(object, context, Purpose::Change)
+    }
+
+    /// Whether a pod can be as it is, as a validating webhook: what others changed of it after us is seen.
+    ///
+    /// # Errors
+    ///
+    /// When the pod cannot be: the text names container, field and cure.
+    pub fn validate(&self, object: &Value, context: &Context<'_>) -> Result<(), Denied> {
+        self.judge(object, context, Purpose::Look).map(|_| ())
+    }
+
+    /// Whether a pod that waits for a node has been admitted here: nothing would be refused or changed. For the
+    /// scheduler, where the API server knows no match conditions and so a webhook that is down is passed by.
+    ///
+    /// # Errors
+    ///
+    /// When it has not: the text says what it lacks.
+    pub fn passed(&self, pod: &Value) -> Result<(), Denied> {
+        let admitted = self.judge(pod, &Context::default(), Purpose::Recognise)?;
+        match admitted.patch.first() {
+            None => Ok(()),
+            Some(operation) => Err(Denied::pod(
+                operation.path().to_string(),
+                "the pod was made without the webhook, which would have changed this; delete it and make it again \
+                 while the webhook answers",
+            )),
+        }
+    }
+
+    fn judge(
+        &self,
+        object: &Value,
+        context: &Context<'_>,
+        purpose: Purpose,
+    ) -> Result<Admitted, Denied> {
+        let namespace = namespace(object, context);
+        if among(&self.settings.exempt_namespaces, namespace) {
+            return Ok(Admitted::default());
+        }
+        let trusted = among(&self.settings.own_accounts, context.user);
+        match (context.operation, context.subresource) {
+            (Operation::Create, "") => self.create(object, context, namespace, trusted, purpose),
+            // A binding's annotations become the pod's.
+            (Operation::Create, "binding") | (Operation::Update, _) if !trusted => {
+                self.reserved.check(context.old, object, |_, _| false)?;
+                if context.subresource == "ephemeralcontainers" {
+                    return self.ephemeral(object, context);
+                }
+                Ok(Admitted::default())
+            }
+            (Operation::Update, "ephemeralcontainers") => self.ephemeral(object, context),
+            _ => Ok(Admitted::default()),
+        }
+    }
+
+    fn create(
+        &self,
+        object: &Value,
+        context: &Context<'_>,
+        namespace: &str,
+        trusted: bool,
+        purpose: Purpose,
+    ) -> Result<Admitted, Denied> {
+        let mut pod = decode(object)?;
+        if pod.spec.containers.is_empty() {
+            return Err(Denied::pod(
+                "spec.containers",
+                "pod has no containers; name at least one",
+            ));
+        }
+        let mut admitted = Admitted::default();
+        if self.is_to_be_ignored(&pod, context, &mut admitted.warnings) {
+            return Ok(admitted);
+        }
+        let edits = self.edits(&pod)?;
+        let is_ours = |key: &str, value: &str| {
+            edits
+                .iter()
+                .flat_map(|(_, edits)| &edits.annotations)
+                .any(|(edit, to)| edit == key && to == value)
+        };
+        if !trusted && purpose != Purpose::Recognise {
+            self.reserved.check(None, object, is_ours)?;
+        }
+        let mentions = self.mentions(&pod);
+        for (at, container) in At::of(&pod) {
+            let of_vendors = |variable: &EnvVar| {
+                edits
+                    .iter()
+                    .filter(|(edited, _)| edited.list == at.list && edited.index == at.index)
+                    .flat_map(|(_, edits)| &edits.env)
+                    .any(|(name, value)| {
+                        *name == variable.name
+                            && variable.value_from.is_none()
+                            && variable.value.as_deref().unwrap_or_default() == value
+                    })
+                    || self.is_own_reference(container, variable)
+            };
+            checks::environment(container, mentions, of_vendors)?;
+            checks::mounts(container, at.value(object), mentions)?;
+        }
+        if self.belongs_to_another_scheduler(&pod) {
+            admitted.message = Some("pod already has different scheduler assigned".into());
+            if mentions {
+                admitted.warnings.push(format!(
+                    "spec.schedulerName is {:?}, so {} does not place this pod and its devices are not limited",
+                    pod.spec.scheduler_name, self.settings.scheduler_name
+                ));
+            }
+            return Ok(admitted);
+        }
+
+        let mut patch = Patch::of(object);
+        for (at, edits) in &edits {
+            self.write_edits(*at, edits, &mut pod, &mut patch);
+        }
+        let request = if self.mentions(&pod) {
+            request(&pod, &self.vendors, &self.settings.defaults)?
+        } else {
+            Request::default()
+        };
+        if !request.asks_for_devices() {
+            admitted.patch = patch.into_operations();
+            return Ok(admitted);
+        }
+        for (_, container) in At::of(&pod) {
+            checks::rights(container)?;
+        }
+        self.check_pod(&pod, object)?;
+        self.warn_of_capabilities(&pod, object, &mut admitted.warnings);
+        if purpose == Purpose::Change
+            && let Some(quotas) = &self.quotas
+        {
+            quotas::check(&request, &pod, namespace, &self.vendors, &**quotas)?;
+        }
+        for (at, container) in At::of(&pod) {
+            self.equalise(at, container, &mut patch);
+        }
+        if !self.settings.scheduler_name.is_empty() {
+            patch.set(
+                &["spec", "schedulerName"],
+                json!(self.settings.scheduler_name),
+            );
+        }
+        self.inject(&pod, object, &request, &mut patch);
+        admitted.patch = patch.into_operations();
+        Ok(admitted)
+    }
+
+    /// Whether the label that keeps us away counts. Where it does not, that is said.
+    fn is_to_be_ignored(
+        &self,
+        pod: &Pod,
+        context: &Context<'_>,
+        warnings: &mut Vec<String>,
+    ) -> bool {
+        let label = pod
+            .metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(keys::WEBHOOK));
+        if label.map(String::as_str) != Some(IGNORE) {
+            return false;
+        }
+        let counts = self.settings.ignore_label_for_all
+            || among(&self.settings.ignore_label_accounts, context.user)
+            || among(&self.settings.own_accounts, context.user);
+        if !counts && self.mentions(pod) {
+            warnings.push(format!(
+                "metadata.labels[{}] is not taken from {:?}; label the namespace, or ask the operator",
+                keys::WEBHOOK,
+                context.user
+            ));
+        }
+        counts
+    }
+
+    fn belongs_to_another_scheduler(&self, pod: &Pod) -> bool {
+        let name = pod.spec.scheduler_name.as_str();
+        !(name.is_empty()
+            || name == self.settings.scheduler_name
+            || (name == DEFAULT_SCHEDULER && self.settings.force_overwrite_default_scheduler))
+    }
+
+    /// What the vendors change of each container; those of which they change nothing are left out.
+    fn edits(&self, pod: &Pod) -> Result<Vec<(At, Edits)>, Denied> {
+        let mut all = Vec::new();
+        for (at, container) in At::of(pod) {
+            for row in self.vendors.iter() {
+                let edits = row.admit(container, pod)?;
+                if edits != Edits::default() {
+                    all.push((at, edits));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn write_edits(&self, at: At, edits: &Edits, pod: &mut Pod, patch: &mut Patch<'_>) {
+        let index = at.index.to_string();
+        let of_container = |rest: &[&'static str]| -> Vec<&str> {
+            ["spec", at.list, &index]
+                .into_iter()
+                .chain(rest.iter().copied())
+                .collect()
+        };
+        if let Some(container) = at.mut_in(pod) {
+            let resources = &mut container.resources;
+            for (kind, amounts, here) in [
+                ("limits", &edits.limits, &mut resources.limits),
+                ("requests", &edits.requests, &mut resources.requests),
+            ] {
+                for (name, amount) in amounts {
+                    let amount = Quantity(amount.clone());
+                    if here.get(name).is_some_and(|here| same(here, &amount)) {
+                        continue;
+                    }
+                    let mut path = of_container(&["resources", kind]);
+                    path.push(name);
+                    patch.set(&path, json!(amount.0));
+                    here.insert(name.clone(), amount);
+                }
+            }
+        }
+        for (name, value) in &edits.env {
+            set_variable(patch, at, name, &json!({ "name": name, "value": value }));
+        }
+        for (key, value) in &edits.annotations {
+            let path = ["metadata", "annotations", key.as_str()];
+            if patch.get(&path).is_none() {
+                patch.set(&path, json!(value));
+            }
+        }
+        if let Some(class) = &edits.runtime_class {
+            let path = ["spec", "runtimeClassName"];
+            if patch.get(&path).and_then(Value::as_str).unwrap_or_default() == "" {
+                patch.set(&path, json!(class));
+            }
+        }
+    }
+
+    /// The API server wants of a resource of ours a limit, and a request that equals it.
+    fn equalise(&self, at: At, container: &Container, patch: &mut Patch<'_>) {
+        let index = at.index.to_string();
+        let resources = &container.resources;
+        for (name, request) in &resources.requests {
+            if self.vendors.of_resource(name).is_none() {
+                continue;
+            }
+            let path = |kind| ["spec", at.list, &index, "resources", kind, name.as_str()];
+            match resources.limits.get(name) {
+                None => patch.set(&path("limits"), json!(request.0)),
+                Some(limit) if !same(limit, request) => {
+                    patch.set(&path("requests"), json!(limit.0));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// What cannot be of a pod with devices as a whole.
+    fn check_pod(&self, pod: &Pod, object: &Value) -> Result<(), Denied> {
+        if !pod.spec.node_name.is_empty() && !self.settings.scheduler_name.is_empty() {
+            return Err(Denied::pod(
+                "spec.nodeName",
+                format!(
+                    "pod has node assigned ({}), and only the scheduler knows which devices of a node are free; \
+                     remove it, and use spec.nodeSelector or node affinity",
+                    pod.spec.node_name
+                ),
+            ));
+        }
+        let host_pid = object
+            .get("spec")
+            .and_then(|spec| spec.get("hostPID"))
+            .and_then(Value::as_bool);
+        if host_pid == Some(true) && !self.settings.allow_host_pid {
+            return Err(Denied::pod(
+                "spec.hostPID",
+                "a pod with devices would see and could end the processes of others on the card; remove it, or ask \
+                 the operator to allow it",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Capabilities with which a container could take the agent's mounts away. Not refused: file systems in user space
+    /// need the same.
+    fn warn_of_capabilities(&self, pod: &Pod, object: &Value, warnings: &mut Vec<String>) {
+        for (at, container) in At::of(pod) {
+            let added = at
+                .value(object)
+                .pointer("/securityContext/capabilities/add")
+                .and_then(Value::as_array);
+            let strong = added
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .find(|added| {
+                    let name = added.strip_prefix("CAP_").unwrap_or(added);
+                    matches!(name, "ALL" | "SYS_ADMIN" | "SYS_MODULE")
+                });
+            if let Some(capability) = strong {
+                warnings.push(format!(
+                    "container {}: securityContext.capabilities.add[{capability}] lets it undo what keeps its limits",
+                    container.name
+                ));
+            }
+        }
+    }
+
+    /// What containers are given beside their amounts.
+    fn inject(&self, pod: &Pod, object: &Value, request: &Request, patch: &mut Patch<'_>) {
+        let has = |index: usize| {
+            request.containers.get(index).is_some_and(|container| {
+                container
+                    .asks
+                    .iter()
+                    .any(|ask| ask.count > 0 && ask.vendor.as_str() == NVIDIA)
+            })
+        };
+        // The request's containers stand in the same order.
+        let containers: Vec<(At, &Container)> = At::of(pod).collect();
+        if !(0..containers.len()).any(has) {
+            return;
+        }
+        for (index, (at, container)) in containers.into_iter().enumerate() {
+            if !has(index) {
+                hide_devices(patch, at);
+                continue;
+            }
+            // What comes with `envFrom` cannot be seen, and is beaten by what stands in `env`.
+            let unseen = at
+                .value(object)
+                .get("envFrom")
+                .and_then(Value::as_array)
+                .is_some_and(|sources| !sources.is_empty());
+            if self.settings.devices_by_annotation {
+                set_variable(patch, at, VISIBLE_DEVICES, &reference(&container.name));
+            } else if unseen && self.settings.agent == Agent::Ours {
+                hide_devices(patch, at);
+            }
+            if unseen && variable(patch, at, AUDIT).is_none() {
+                set_variable(patch, at, AUDIT, &json!({ "name": AUDIT, "value": "" }));
+            }
+            let asked = self.settings.always_preload || self.settings.agent == Agent::None;
+            self.preload(patch, at, asked || unseen);
+        }
+    }
+
+    /// Puts the library before whatever else the pod preloads, and alone where nothing else is but it shall be there.
+    fn preload(&self, patch: &mut Patch<'_>, at: At, always: bool) {
+        let library = self.settings.library.as_str();
+        let index = at.index.to_string();
+        let env = ["spec", at.list, index.as_str(), "env"];
+        let set: Vec<(usize, String)> = patch
+            .get(&env)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .enumerate()
+            .filter(|(_, variable)| variable.get("name").is_some_and(|name| name == PRELOAD))
+            .map(|(place, variable)| {
+                let value = variable.get("value").and_then(Value::as_str);
+                (place, value.unwrap_or_default().to_owned())
+            })
+            .collect();
+        if set.is_empty() && always {
+            let variable = json!({ "name": PRELOAD, "value": library });
+            patch.append(&env, variable);
+        }
+        for (place, value) in set {
+            let place = place.to_string();
+            let path = ["spec", at.list, index.as_str(), "env", &place, "value"];
+            patch.set(&path, json!(first(library, &value)));
+        }
+    }
+
+    fn ephemeral(&self, object: &Value, context: &Context<'_>) -> Result<Admitted, Denied> {
+        let pod = decode(object)?;
+        let old = context.old.map(decode).transpose()?.unwrap_or_default();
+        let mentions = self.mentions(&pod);
+        let mut patch = Patch::of(object);
+        for (index, container) in pod.spec.ephemeral_containers.iter().enumerate() {
+            let known = |old: &Container| old.name == container.name;
+            if old.spec.ephemeral_containers.iter().any(known) {
+                continue;
+            }
+            let at = At {
+                list: At::EPHEMERAL,
+                index,
+            };
+            checks::environment(container, mentions, |_| false)?;
+            checks::mounts(container, at.value(object), mentions)?;
+            if mentions {
+                checks::rights(container)?;
+            }
+            if self.mentions_nvidia(&pod) {
+                hide_devices(&mut patch, at);
+            }
+        }
+        Ok(Admitted {
+            patch: patch.into_operations(),
+            ..Admitted::default()
+        })
+    }
+
+    /// Whether any container names a resource of ours, with an amount.
+    fn mentions(&self, pod: &Pod) -> bool {
+        self.mentions_where(pod, |_| true)
+    }
+
+    fn mentions_nvidia(&self, pod: &Pod) -> bool {
+        self.mentions_where(pod, |vendor| vendor == NVIDIA)
+    }
+
+    fn mentions_where(&self, pod: &Pod, vendor: impl Fn(&str) -> bool) -> bool {
+        At::of(pod).any(|(_, container)| {
+            let resources = &container.resources;
+            resources
+                .limits
+                .iter()
+                .chain(&resources.requests)
+                .any(|(name, amount)| {
+                    let of = self.vendors.of_resource(name);
+                    // A priority alone asks for no device.
+                    of.is_some_and(|(row, role)| role != Role::Priority && vendor(&row.word))
+                        && amount.0 != "0"
+                })
+        })
+    }
+
+    /// Whether the variable is what we ourselves put there for the node agent to fill.
+    fn is_own_reference(&self, container: &Container, variable: &EnvVar) -> bool {
+        variable.name == VISIBLE_DEVICES
+            && variable
+                .value_from
+                .as_ref()
+                .and_then(|from| from.pointer("/fieldRef/fieldPath"))
+                .is_some_and(|path| *path == field_path(&container.name))
+    }
+}
+
+fn decode(object: &Value) -> Result<Pod, Denied> {
+    Pod::deserialize(object).map_err(|error| Denied::unreadable(format!("it is no pod: {error}")))
+}
+
+/// The request's namespace: a pod that is being made may leave its own out.
+fn namespace<'a>(object: &'a Value, context: &Context<'a>) -> &'a str {
+    if !context.namespace.is_empty() {
+        return context.namespace;
+    }
+    object
+        .pointer("/metadata/namespace")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+fn among(names: &[String], name: &str) -> bool {
+    names.iter().any(|one| one == name)
+}
+
+/// Whether two amounts are one, however they are written: `3k` is what the API server makes of `3000`.
+fn same(one: &Quantity, other: &Quantity) -> bool {
+    if one == other {
+        return true;
+    }
+    match (one.parse(), other.parse()) {
+        // In a memory resource the form decides what a number means.
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
+    }
+}
+
+/// The last variable of a name, which is the one that counts.
+fn variable<'p>(patch: &'p Patch<'_>, at: At, name: &str) -> Option<(usize, &'p Value)> {
+    let index = at.index.to_string();
+    patch
+        .get(&["spec", at.list, &index, "env"])?
+        .as_array()?
+        .iter()
+        .enumerate()
+        .rfind(|(_, variable)| variable.get("name").is_some_and(|its| its == name))
+}
+
+/// Lets the variable be this one: the last of its name is replaced where it says another thing.
+fn set_variable(patch: &mut Patch<'_>, at: At, name: &str, wanted: &Value) {
+    let index = at.index.to_string();
+    let path = ["spec", at.list, index.as_str(), "env"];
+    let Some((place, is)) = variable(patch, at, name) else {
+        return patch.append(&path, wanted.clone());
+    };
+    if says(is) == says(wanted) {
+        return;
+    }
+    let place = place.to_string();
+    let value_only = is.get("valueFrom").is_none() && wanted.get("valueFrom").is_none();
+    let path = ["spec", at.list, &index, "env", &place, "value"];
+    match wanted.get("value") {
+        Some(value) if value_only => patch.set(&path, value.clone()),
+        _ => patch.set(path.get(..5).unwrap_or(&path), wanted.clone()),
+    }
+}
+
+/// What a variable says: its value, or the field that it takes it from. The API server adds to the latter which version
+/// of the object is meant.
+fn says(variable: &Value) -> (&str, Option<&Value>) {
+    let value = variable.get("value").and_then(Value::as_str);
+    let from = variable.get("valueFrom").filter(|from| !from.is_null());
+    let field = from.map(|from| from.pointer("/fieldRef/fieldPath").unwrap_or(from));
+    (value.unwrap_or_default(), field)
+}
+
+/// Lets a container see no card, unless it says so itself. What else it may say was looked at before.
+fn hide_devices(patch: &mut Patch<'_>, at: At) {
+    if variable(patch, at, VISIBLE_DEVICES).is_none() {
+        let void = json!({ "name": VISIBLE_DEVICES, "value": "void" });
+        set_variable(patch, at, VISIBLE_DEVICES, &void);
+    }
+}
+
+fn field_path(container: &str) -> String {
+    format!(
+        "metadata.annotations['{}']",
+        keys::visible_devices(container)
+    )
+}
+
+fn reference(container: &str) -> Value {
+    json!({
+        "name": VISIBLE_DEVICES,
+        "valueFrom": { "fieldRef": { "apiVersion": "v1", "fieldPath": field_path(container) } },
+    })
+}
+
+/// A list of libraries with ours at its beginning, once. The dynamic linker takes spaces for colons.
+fn first(library: &str, value: &str) -> String {
+    let mut names = value.split([':', ' ']).filter(|name| !name.is_empty());
+    if names.next() == Some(library) {
+        return value.to_owned();
+    }
+    let others = value
+        .split([':', ' '])
+        .filter(|name| !name.is_empty() && *name != library);
+    let all: Vec<&str> = std::iter::once(library).chain(others).collect();
+    all.join(":")
+}

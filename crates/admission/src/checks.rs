@@ -1,0 +1,193 @@
+//! What would switch a limit off: variables, mounts, rights. Values in, a refusal out; never changes anything.
+//!
+//! What admission cannot see is not looked for here: the image's own environment, and what a program sets for its
+//! children. `/etc/ld.so.preload` and attestation on the node are there for those.
+
+use kube_api::object::{Container, EnvVar};
+use serde_json::Value;
+
+use crate::denied::Denied;
+
+/// Which devices NVIDIA's container runtime lets a container see.
+pub(crate) const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+pub(crate) const PRELOAD: &str = "LD_PRELOAD";
+pub(crate) const AUDIT: &str = "LD_AUDIT";
+/// Values that let a container see no device.
+pub(crate) const NO_DEVICES: [&str; 3] = ["", "none", "void"];
+/// Where NVIDIA's container runtime takes the names of mounts for the devices to give.
+pub(crate) const RUNTIME_DEVICE_MOUNTS: [&str; 2] = [
+    "/run/nvidia-container-devices",
+    "/var/run/nvidia-container-devices",
+];
+
+/// What limits a container's share in our library and in the peers', and is the host's to say.
+const LIMITS: [&str; 5] = [
+    "CUDA_DEVICE_MEMORY_LIMIT",
+    "CUDA_DEVICE_SM_LIMIT",
+    "CUDA_DEVICE_MEMORY_SHARED_CACHE",
+    "CUDA_OVERSUBSCRIBE",
+    "HCS_VRAM_QUOTA",
+];
+/// Of our own variables, those that only say how much is logged.
+const HARMLESS: [&str; 2] = ["VGPU_LOG", "VGPU_LOG_LEVEL"];
+const OWN_PREFIX: &str = "VGPU_";
+const DISABLE: &str = "CUDA_DISABLE_CONTROL";
+const CORE_POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
+/// What Go reads as false, so that the peers' agent takes it for "keep the limits".
+const FALSE: [&str; 6] = ["0", "f", "F", "false", "False", "FALSE"];
+
+/// Where the agent mounts the library, the limits and the region.
+const OWN_PATHS: [&str; 5] = [
+    "/etc/ld.so.preload",
+    "/etc/vgpu",
+    "/run/vgpu",
+    "/var/run/vgpu",
+    "/usr/local/vgpu",
+];
+
+/// What is wrong with a variable that a pod sets; none when nothing is.
+fn fault(variable: &EnvVar, asks_for_devices: bool) -> Option<String> {
+    let name = variable.name.as_str();
+    let elsewhere = variable.value_from.is_some();
+    let value = variable.value.as_deref().unwrap_or_default();
+    let read = if elsewhere {
+        "its value comes from elsewhere, where it cannot be seen,".to_owned()
+    } else {
+        format!("{value:?}")
+    };
+    if name == VISIBLE_DEVICES {
+        return (elsewhere || !NO_DEVICES.contains(&value)).then(|| {
+            format!(
+                "{read} would show devices to the container beside those that it is given; remove it (only \"void\", \
+                 \"none\" and \"\" are accepted) and ask for devices under resources.limits"
+            )
+        });
+    }
+    if !asks_for_devices {
+        return None;
+    }
+    match name {
+        DISABLE => (elsewhere || !FALSE.contains(&value)).then(|| {
+            format!("{read} would switch the limits off; remove it, and ask for the whole card if it is needed")
+        }),
+        AUDIT => (elsewhere || !value.is_empty()).then(|| {
+            format!("{read} would come before the library that keeps the limits; remove it")
+        }),
+        PRELOAD => elsewhere.then(|| {
+            "its value comes from elsewhere, so the library that keeps the limits cannot be put before it; write the \
+             value itself"
+                .to_owned()
+        }),
+        CORE_POLICY => (elsewhere || value.eq_ignore_ascii_case("disable")).then(|| {
+            format!(
+                "{read} would switch the limit on compute off; use \"default\" or \"force\", or remove it"
+            )
+        }),
+        _ if name.starts_with(OWN_PREFIX) => (!HARMLESS.contains(&name)).then(|| {
+            "variables that begin with VGPU_ are the host's to set, but for VGPU_LOG and VGPU_LOG_LEVEL; remove it"
+                .to_owned()
+        }),
+        _ => LIMITS
+            .iter()
+            .any(|limit| {
+                name.strip_prefix(limit)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+            })
+            .then(|| {
+                "the host says what the container may use; remove it, and ask under resources.limits".to_owned()
+            }),
+    }
+}
+
+/// Whether the container's variables leave the limits on. `ours` says which of them admission itself put there.
+pub(crate) fn environment(
+    container: &Container,
+    asks_for_devices: bool,
+    ours: impl Fn(&EnvVar) -> bool,
+) -> Result<(), Denied> {
+    for variable in &container.env {
+        if let Some(fault) = fault(variable, asks_for_devices)
+            && !ours(variable)
+        {
+            return Err(Denied::container(
+                &container.name,
+                format!("env[{}]", variable.name),
+                fault,
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the container's mounts leave the agent's where they are. `value` is the container as it came.
+pub(crate) fn mounts(
+    container: &Container,
+    value: &Value,
+    asks_for_devices: bool,
+) -> Result<(), Denied> {
+    let mounts = value.get("volumeMounts").and_then(Value::as_array);
+    for mount in mounts.into_iter().flatten() {
+        let Some(path) = mount.get("mountPath").and_then(Value::as_str) else {
+            continue;
+        };
+        let normal = normal(path);
+        let lies_in = |known: &&&str| {
+            normal
+                .strip_prefix(**known)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let problem = if let Some(known) = RUNTIME_DEVICE_MOUNTS.iter().find(lies_in) {
+            format!(
+                "NVIDIA's container runtime takes mounts below {known} for the names of devices to give; remove it \
+                 and ask for devices under resources.limits"
+            )
+        } else if asks_for_devices && let Some(known) = OWN_PATHS.iter().find(lies_in) {
+            format!(
+                "{known} is where the node agent mounts what keeps the limits; mount the volume elsewhere"
+            )
+        } else {
+            continue;
+        };
+        return Err(Denied::container(
+            &container.name,
+            format!("volumeMounts[{path}]"),
+            problem,
+        ));
+    }
+    Ok(())
+}
+
+/// A path without `.`, `..` and doubled slashes, from the root.
+fn normal(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    parts.iter().flat_map(|part| ["/", part]).collect()
+}
+
+/// Whether the container has the host's devices anyway.
+pub(crate) fn rights(container: &Container) -> Result<(), Denied> {
+    let privileged = container
+        .security_context
+        .as_ref()
+        .and_then(|context| context.privileged);
+    if privileged == Some(true) {
+        return Err(Denied::container(
+            &container.name,
+            "securityContext.privileged",
+            format!(
+                "container {} is privileged, so it has every device of the host and no limit of this pod would hold; \
+                 set it to false, or move that container to a pod that asks for no devices",
+                container.name
+            ),
+        ));
+    }
+    Ok(())
+}

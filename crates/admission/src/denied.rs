@@ -1,0 +1,88 @@
+//! A "no", with the words for whoever wrote the pod.
+
+use std::fmt;
+
+use kube_api::request::RequestError;
+use kube_api::vendor::Rejection;
+
+/// Why an object is refused. As text: `container c0: env[LD_AUDIT]: what is wrong; what to do`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Denied {
+    /// Which container, where it is about one.
+    pub container: Option<String>,
+    /// Which field of it, else of the object.
+    pub field: String,
+    /// What was read, why that cannot be, and what to do.
+    pub problem: String,
+    /// The code that the API server gives on: 403, or 400 for an object that is none.
+    pub code: u16,
+}
+
+impl Denied {
+    pub(crate) fn pod(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self {
+            container: None,
+            field: field.into(),
+            problem: problem.into(),
+            code: 403,
+        }
+    }
+
+    pub(crate) fn container(
+        container: &str,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+    ) -> Self {
+        Self {
+            container: Some(container.to_owned()),
+            ..Self::pod(field, problem)
+        }
+    }
+
+    pub(crate) fn unreadable(problem: impl Into<String>) -> Self {
+        Self {
+            code: 400,
+            ..Self::pod("object", problem)
+        }
+    }
+
+    /// `Forbidden` or `BadRequest`, as Kubernetes names the code.
+    pub fn reason(&self) -> &'static str {
+        match self.code {
+            400 => "BadRequest",
+            _ => "Forbidden",
+        }
+    }
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(container) = &self.container {
+            write!(f, "container {container}: ")?;
+        }
+        write!(f, "{}: {}", self.field, self.problem)
+    }
+}
+
+impl std::error::Error for Denied {}
+
+impl From<Rejection> for Denied {
+    fn from(rejection: Rejection) -> Self {
+        Self::container(&rejection.container, rejection.field, rejection.problem)
+    }
+}
+
+impl From<RequestError> for Denied {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::Amount {
+                container,
+                resource,
+                problem,
+            } => Self::container(&container, format!("resources.limits[{resource}]"), problem),
+            RequestError::Annotation { ref key, .. } => {
+                Self::pod(format!("metadata.annotations[{key}]"), error.to_string())
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What only the scheduler and the node agents write of a pod: annotations that say what it holds, and the label of its
+//! node. Says which of them somebody else wrote, changed or took away. Never reads what they say.
+
+use std::collections::HashSet;
+
+use kube_api::keys;
+use kube_api::vendor::Vendors;
+use serde_json::{Map, Value};
+
+use crate::denied::Denied;
+
+/// The keys that are not a tenant's to write.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    annotations: HashSet<String>,
+}
+
+impl Reserved {
+    pub(crate) fn of(vendors: &Vendors) -> Self {
+        Self {
+            annotations: annotations(vendors).into_iter().collect(),
+        }
+    }
+
+    fn annotation(&self, key: &str) -> bool {
+        self.annotations.contains(key) || key.starts_with(keys::VISIBLE_DEVICES_PREFIX)
+    }
+
+    /// Whether `new` has no reserved key that `old` lacks or has otherwise, and lacks none that `old` has. `ours` says
+    /// which annotations admission itself puts there.
+    pub(crate) fn check(
+        &self,
+        old: Option<&Value>,
+        new: &Value,
+        ours: impl Fn(&str, &str) -> bool,
+    ) -> Result<(), Denied> {
+        let annotation = |key: &str| self.annotation(key);
+        let label = |key: &str| key == keys::VGPU_NODE;
+        let field = |name: &str| (entries(old, name), entries(Some(new), name));
+        for (name, reserved) in [
+            ("annotations", &annotation as &dyn Fn(&str) -> bool),
+            ("labels", &label),
+        ] {
+            let (old, new) = field(name);
+            let before = |key: &str| old.and_then(|old| old.get(key));
+            for (key, value) in new.into_iter().flatten() {
+                if !reserved(key) || before(key) == Some(value) {
+                    continue;
+                }
+                if value.as_str().is_some_and(|value| ours(key, value)) {
+                    continue;
+                }
+                return Err(Denied::pod(
+                    format!("metadata.{name}[{key}]"),
+                    match before(key) {
+                        None => {
+                            "only the scheduler and the node agents write it, it says what a pod was given; \
+                                 remove it from the pod (and from the template or the backup that it was made of)"
+                        }
+                        Some(_) => {
+                            "only the scheduler and the node agents change it, it says what the pod was given; leave \
+                             it as it is"
+                        }
+                    },
+                ));
+            }
+            for key in old.into_iter().flat_map(Map::keys) {
+                if reserved(key) && !new.is_some_and(|new| new.contains_key(key)) {
+                    return Err(Denied::pod(
+                        format!("metadata.{name}[{key}]"),
+                        "only the scheduler and the node agents take it away, it says what the pod holds; leave it as \
+                         it is, or delete the pod",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All reserved annotations by name, sorted, for the webhook's configuration.
+pub(crate) fn annotations(vendors: &Vendors) -> Vec<String> {
+    let mut annotations: Vec<String> = vendors
+        .allocation_keys()
+        .chain(keys::ALLOCATION)
+        .map(str::to_owned)
+        .collect();
+    annotations.sort_unstable();
+    annotations.dedup();
+    annotations
+}
+
+fn entries<'v>(object: Option<&'v Value>, name: &str) -> Option<&'v Map<String, Value>> {
+    object?.get("metadata")?.get(name)?.as_object()
+}

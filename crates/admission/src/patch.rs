@@ -1,0 +1,231 @@
+//! A JSON Patch (RFC 6902) on an object as it came. Owns the escaping of paths and which operation is the smallest;
+//! never knows what a field means.
+
+use std::borrow::Cow;
+
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{AddOperation, PatchOperation, ReplaceOperation};
+use serde_json::{Map, Value};
+
+/// What shall be changed of an object, and the object as it is after that.
+pub(crate) struct Patch<'a> {
+    object: Cow<'a, Value>,
+    operations: Vec<PatchOperation>,
+}
+
+impl<'a> Patch<'a> {
+    /// Nothing is changed yet.
+    pub(crate) fn of(object: &'a Value) -> Self {
+        Self {
+            object: Cow::Borrowed(object),
+            operations: Vec::new(),
+        }
+    }
+
+    /// What stands at a path; none when nothing does, or null.
+    pub(crate) fn get(&self, path: &[&str]) -> Option<&Value> {
+        path.iter()
+            .try_fold(&*self.object, |value, token| child(value, token))
+            .filter(|value| !value.is_null())
+    }
+
+    /// Lets `value` stand at a path. What is missing on the way there is made, in one operation. Nothing happens where
+    /// it stands there already.
+    pub(crate) fn set(&mut self, path: &[&str], value: Value) {
+        if self.get(path) == Some(&value) {
+            return;
+        }
+        let mut known = 0;
+        let mut at = &*self.object;
+        while let Some(below) = path.get(known).and_then(|token| child(at, token)) {
+            if below.is_null() {
+                break;
+            }
+            at = below;
+            known += 1;
+        }
+        // One level more is named by the operation; the rest is nested into its value.
+        let (named, nested) = path.split_at(path.len().min(known + 1));
+        let value = nested.iter().rev().fold(value, |value, token| {
+            Value::Object(Map::from_iter([((*token).to_owned(), value)]))
+        });
+        let pointer = PointerBuf::from_tokens(named.iter().copied());
+        self.operations.push(if known == path.len() {
+            PatchOperation::Replace(ReplaceOperation {
+                path: pointer,
+                value: value.clone(),
+            })
+        } else {
+            PatchOperation::Add(AddOperation {
+                path: pointer,
+                value: value.clone(),
+            })
+        });
+        put(self.object.to_mut(), named, value);
+    }
+
+    /// Adds `value` at the end of the list at a path, which is made where there is none.
+    pub(crate) fn append(&mut self, path: &[&str], value: Value) {
+        let Some(length) = self.get(path).and_then(Value::as_array).map(Vec::len) else {
+            return self.set(path, Value::Array(vec![value]));
+        };
+        // Where this patch made the list itself, the list grows in that operation.
+        let pointer = PointerBuf::from_tokens(path.iter().copied());
+        let mine = self
+            .operations
+            .iter_mut()
+            .find_map(|operation| match operation {
+                PatchOperation::Add(add) if add.path == pointer => add.value.as_array_mut(),
+                _ => None,
+            });
+        match mine {
+            Some(list) => list.push(value.clone()),
+            None => self.operations.push(PatchOperation::Add(AddOperation {
+                path: PointerBuf::from_tokens(path.iter().copied().chain(["-"])),
+                value: value.clone(),
+            })),
+        }
+        let index = length.to_string();
+        let path: Vec<&str> = path.iter().copied().chain([index.as_str()]).collect();
+        put(self.object.to_mut(), &path, value);
+    }
+
+    /// What there is to do, in its order.
+    pub(crate) fn into_operations(self) -> Vec<PatchOperation> {
+        self.operations
+    }
+}
+
+fn child<'v>(value: &'v Value, token: &str) -> Option<&'v Value> {
+    match value {
+        Value::Object(object) => object.get(token),
+        Value::Array(list) => list.get(token.parse::<usize>().ok()?),
+        _ => None,
+    }
+}
+
+fn child_mut<'v>(value: &'v mut Value, token: &str) -> Option<&'v mut Value> {
+    match value {
+        Value::Object(object) => object.get_mut(token),
+        Value::Array(list) => list.get_mut(token.parse::<usize>().ok()?),
+        _ => None,
+    }
+}
+
+/// Does to the object what the operation will do to the API server's.
+fn put(object: &mut Value, path: &[&str], value: Value) {
+    let Some((last, parents)) = path.split_last() else {
+        *object = value;
+        return;
+    };
+    let parent = parents
+        .iter()
+        .try_fold(object, |value, token| child_mut(value, token));
+    match parent {
+        Some(Value::Object(object)) => {
+            object.insert((*last).to_owned(), value);
+        }
+        Some(Value::Array(list)) => match last.parse::<usize>() {
+            Ok(index) if index < list.len() => {
+                if let Some(slot) = list.get_mut(index) {
+                    *slot = value;
+                }
+            }
+            _ => list.push(value),
+        },
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The operations of a change, after seeing that they do what the patch says of its own object.
+    fn check(object: &Value, change: impl FnOnce(&mut Patch<'_>)) -> Value {
+        let mut patch = Patch::of(object);
+        change(&mut patch);
+        let after = patch.object.clone().into_owned();
+        let operations = patch.into_operations();
+        let mut patched = object.clone();
+        json_patch::patch(&mut patched, &operations).unwrap();
+        assert_eq!(patched, after);
+        serde_json::to_value(operations).unwrap()
+    }
+
+    #[test]
+    fn what_is_missing_on_the_way_is_made_in_one_operation() {
+        let operations = check(
+            &json!({"spec": {"containers": [{"resources": null}]}}),
+            |patch| {
+                patch.set(
+                    &[
+                        "spec",
+                        "containers",
+                        "0",
+                        "resources",
+                        "limits",
+                        "nvidia.com/gpu",
+                    ],
+                    json!("1"),
+                );
+            },
+        );
+
+        assert_eq!(
+            operations,
+            json!([{"op": "add", "path": "/spec/containers/0/resources", "value": {"limits": {"nvidia.com/gpu": "1"}}}])
+        );
+    }
+
+    #[test]
+    fn names_with_slashes_and_tildes_are_escaped() {
+        let operations = check(
+            &json!({"metadata": {"annotations": {"a/b~c": "1"}}}),
+            |patch| {
+                patch.set(&["metadata", "annotations", "a/b~c"], json!("2"));
+                patch.set(&["metadata", "annotations", "d/~e"], json!("3"));
+            },
+        );
+
+        assert_eq!(
+            operations,
+            json!([
+                {"op": "replace", "path": "/metadata/annotations/a~1b~0c", "value": "2"},
+                {"op": "add", "path": "/metadata/annotations/d~1~0e", "value": "3"},
+            ])
+        );
+    }
+
+    #[test]
+    fn what_stands_there_already_is_no_operation() {
+        let object = json!({"spec": {"schedulerName": "ours"}});
+
+        let operations = check(&object, |patch| {
+            patch.set(&["spec", "schedulerName"], json!("ours"));
+        });
+
+        assert_eq!(operations, json!([]));
+    }
+
+    #[test]
+    fn a_list_that_the_patch_makes_is_made_whole() {
+        let operations = check(&json!({"made": {}, "there": [1]}), |patch| {
+            patch.append(&["made", "env"], json!("a"));
+            patch.append(&["made", "env"], json!("b"));
+            patch.append(&["there"], json!(2));
+            patch.append(&["there"], json!(3));
+        });
+
+        assert_eq!(
+            operations,
+            json!([
+                {"op": "add", "path": "/made/env", "value": ["a", "b"]},
+                {"op": "add", "path": "/there/-", "value": 2},
+                {"op": "add", "path": "/there/-", "value": 3},
+            ])
+        );
+    }
+}

@@ -1,0 +1,112 @@
+//! Quota at the door: a pod whose explicit sizes exceed what its namespace has left is refused before it exists. A
+//! courtesy to whoever wrote it; what counts is the scheduler's ledger. Never keeps a count.
+
+use kube_api::object::Pod;
+use kube_api::vendor::{Role, Vendors};
+use placement::{Compute, Kind, Memory, Quota, Request, Vendor};
+
+use crate::denied::Denied;
+
+/// Knows what namespaces have left of their quotas.
+pub trait Quotas: Send + Sync {
+    /// What the namespace may still take of the vendor's devices; what is none is not limited.
+    fn left(&self, namespace: &str, vendor: &Vendor) -> Quota;
+}
+
+/// What a pod asks for by number. Shares of a card whose size is not known yet count nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Asked {
+    memory_bytes: u64,
+    cores: u64,
+}
+
+impl Asked {
+    /// Those that run beside each other add up; of those that run one after the other the largest counts. No more than
+    /// what the engine will charge.
+    fn of(request: &Request, vendor: &Vendor) -> Self {
+        let (mut beside, mut before) = (Self::default(), Self::default());
+        for container in &request.containers {
+            for ask in container.asks.iter().filter(|ask| ask.vendor == *vendor) {
+                let count = u64::from(ask.count);
+                let memory_bytes = match ask.memory {
+                    Memory::Bytes(bytes) => bytes.saturating_mul(count),
+                    Memory::Percent(_) => 0,
+                };
+                let cores = match ask.compute {
+                    Compute::Units(units) => u64::from(units).saturating_mul(count),
+                    _ => 0,
+                };
+                if container.kind == Kind::Init {
+                    before.memory_bytes = before.memory_bytes.max(memory_bytes);
+                    before.cores = before.cores.max(cores);
+                } else {
+                    beside.memory_bytes = beside.memory_bytes.saturating_add(memory_bytes);
+                    beside.cores = beside.cores.saturating_add(cores);
+                }
+            }
+        }
+        Self {
+            memory_bytes: beside.memory_bytes.max(before.memory_bytes),
+            cores: beside.cores.max(before.cores),
+        }
+    }
+}
+
+/// Whether what is left has room for what the pod asks for.
+pub(crate) fn check(
+    request: &Request,
+    pod: &Pod,
+    namespace: &str,
+    vendors: &Vendors,
+    quotas: &dyn Quotas,
+) -> Result<(), Denied> {
+    const MIB: u64 = 1 << 20;
+    let mut seen: Vec<&Vendor> = Vec::new();
+    for ask in request.containers.iter().flat_map(|one| &one.asks) {
+        if seen.contains(&&ask.vendor) {
+            continue;
+        }
+        seen.push(&ask.vendor);
+        let asked = Asked::of(request, &ask.vendor);
+        let left = quotas.left(namespace, &ask.vendor);
+        let refused = |role: Role, asked: String, left: String| {
+            let resource = vendors
+                .resources()
+                .find(|(_, row, its)| row.word == ask.vendor.as_str() && *its == role)
+                .map_or(ask.vendor.as_str(), |(name, _, _)| name);
+            let containers: Vec<&str> = pod
+                .spec
+                .init_containers
+                .iter()
+                .chain(&pod.spec.containers)
+                .filter(|container| container.amount(resource).is_some())
+                .map(|container| container.name.as_str())
+                .collect();
+            Denied::pod(
+                format!("resources.limits[{resource}]"),
+                format!(
+                    "exceeding resource quota: the pod asks for {asked} (containers {}), namespace {namespace} has \
+                     {left} left; ask for less, or let the namespace's ResourceQuota allow more (limits.{resource})",
+                    containers.join(", "),
+                ),
+            )
+        };
+        if let Some(room) = left.memory_bytes
+            && asked.memory_bytes > room
+        {
+            let mib = |bytes: u64| format!("{} MiB", bytes / MIB);
+            return Err(refused(
+                Role::Memory,
+                mib(asked.memory_bytes.next_multiple_of(MIB)),
+                mib(room),
+            ));
+        }
+        if let Some(room) = left.cores.map(u64::from)
+            && asked.cores > room
+        {
+            let cores = |cores: u64| format!("{cores} cores");
+            return Err(refused(Role::Cores, cores(asked.cores), cores(room)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! `AdmissionReview` of `admission.k8s.io/v1` and `v1beta1`, in and out. Lenient in what it reads: null is absent, and
+//! what a newer API server adds is skipped. Never decides.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::admit::{Admission, Admitted};
+use crate::context::{Context, Operation};
+use crate::denied::Denied;
+
+/// Which kind of webhook is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// A mutating one: the answer may carry a patch.
+    Mutate,
+    /// A validating one: yes or no, after everybody has changed the object.
+    Validate,
+}
+
+/// What goes back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// An `AdmissionReview` as JSON, status 200, whatever it says.
+    Reviewed(String),
+    /// The body is no `AdmissionReview`; status 400, with the reason. There is no uid to answer to.
+    Unreadable(String),
+    /// It could not be judged; status 500.
+    Failed(String),
+}
+
+/// The newest version, and what a body that names none is answered in.
+const V1: &str = "admission.k8s.io/v1";
+const V1BETA1: &str = "admission.k8s.io/v1beta1";
+const CORE_PODS: &str = "pods";
+
+#[derive(Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[derive(Default)]
+struct Review {
+    api_version: Option<String>,
+    kind: Option<String>,
+    request: Option<Request>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Request {
+    uid: Option<String>,
+    kind: Option<Kind>,
+    resource: Option<Resource>,
+    sub_resource: Option<String>,
+    namespace: Option<String>,
+    operation: Option<String>,
+    user_info: Option<User>,
+    object: Option<Value>,
+    old_object: Option<Value>,
+    dry_run: Option<bool>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Kind {
+    group: Option<String>,
+    kind: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Resource {
+    group: Option<String>,
+    resource: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct User {
+    username: Option<String>,
+}
+
+impl Request {
+    /// Whether it is about pods: by its resource, where that is missing by its kind, else it is taken for one.
+    fn is_about_pods(&self) -> bool {
+        let resource = self.resource.as_ref().and_then(|resource| {
+            let name = resource
+                .resource
+                .as_deref()
+                .filter(|name| !name.is_empty())?;
+            Some(name == CORE_PODS && resource.group.as_deref().unwrap_or_default().is_empty())
+        });
+        let kind = self.kind.as_ref().and_then(|kind| {
+            let name = kind.kind.as_deref().filter(|name| !name.is_empty())?;
+            Some(name == "Pod" && kind.group.as_deref().unwrap_or_default().is_empty())
+        });
+        resource.or(kind).unwrap_or(true)
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context {
+            operation: match self.operation.as_deref() {
+                None | Some("" | "CREATE") => Operation::Create,
+                Some("UPDATE") => Operation::Update,
+                Some(_) => Operation::Other,
+            },
+            subresource: self.sub_resource.as_deref().unwrap_or_default(),
+            namespace: self.namespace.as_deref().unwrap_or_default(),
+            user: self
+                .user_info
+                .as_ref()
+                .and_then(|user| user.username.as_deref())
+                .unwrap_or_default(),
+            old: self.old_object.as_ref(),
+            dry_run: self.dry_run.unwrap_or_default(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Outgoing<'a> {
+    kind: &'a str,
+    api_version: &'a str,
+    response: Response<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Response<'a> {
+    uid: &'a str,
+    allowed: bool,
+    status: Status,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch_type: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Status {
+    metadata: Empty,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    code: u16,
+}
+
+#[derive(Serialize)]
+struct Empty {}
+
+impl Admission {
+    /// Answers an `AdmissionReview` for a mutating webhook.
+    pub fn review(&self, body: &[u8]) -> Answer {
+        self.review_at(Door::Mutate, body)
+    }
+
+    /// Answers an `AdmissionReview`.
+    pub fn review_at(&self, door: Door, body: &[u8]) -> Answer {
+        let review: Review = match serde_json::from_slice(body) {
+            Ok(review) => review,
+            Err(error) => {
+                return Answer::Unreadable(format!(
+                    "the body is no AdmissionReview of {V1} or {V1BETA1}: {error}"
+                ));
+            }
+        };
+        let version = review.api_version.as_deref().unwrap_or_default();
+        let (V1 | V1BETA1 | "") = version else {
+            return Answer::Unreadable(format!(
+                "apiVersion is {version:?}; {V1} and {V1BETA1} are answered"
+            ));
+        };
+        if let Some(kind) = review.kind.as_deref()
+            && !matches!(kind, "" | "AdmissionReview")
+        {
+            return Answer::Unreadable(format!("kind is {kind:?}, not AdmissionReview"));
+        }
+        let version = if version == V1BETA1 { V1BETA1 } else { V1 };
+        let request = review.request.unwrap_or_default();
+        let uid = request.uid.as_deref().unwrap_or_default();
+        let judged = self.asked(door, &request);
+        if let Err(denied) = &judged {
+            tracing::info!(
+                uid,
+                namespace = request.namespace.as_deref().unwrap_or_default(),
+                user = request.context().user,
+                %denied,
+                "refused"
+            );
+        }
+        match answer(uid, version, judged) {
+            Ok(json) => Answer::Reviewed(json),
+            Err(error) => Answer::Failed(format!("the answer could not be written: {error}")),
+        }
+    }
+
+    fn asked(&self, door: Door, request: &Request) -> Result<Admitted, Denied> {
+        if !request.is_about_pods() {
+            return Ok(Admitted::default());
+        }
+        let context = request.context();
+        if context.operation == Operation::Other {
+            return Ok(Admitted::default());
+        }
+        let Some(object) = &request.object else {
+            return Err(Denied::unreadable(
+                "there is no content to decode; request.object must be the pod",
+            ));
+        };
+        match door {
+            Door::Mutate => self.admit(object, &context),
+            Door::Validate => self
+                .validate(object, &context)
+                .map(|()| Admitted::default()),
+        }
+    }
+}
+
+fn answer(
+    uid: &str,
+    version: &str,
+    judged: Result<Admitted, Denied>,
+) -> serde_json::Result<String> {
+    let response = match judged {
+        Ok(admitted) => {
+            let patch = if admitted.patch.is_empty() {
+                None
+            } else {
+                Some(STANDARD.encode(serde_json::to_vec(&admitted.patch)?))
+            };
+            Response {
+                uid,
+                allowed: true,
+                patch_type: patch.is_some().then_some("JSONPatch"),
+                patch,
+                status: Status {
+                    metadata: Empty {},
+                    message: admitted.message,
+                    reason: None,
+                    code: 200,
+                },
+                // `v1beta1` has the field since Kubernetes 1.19, and older servers skip it.
+                warnings: admitted.warnings,
+            }
+        }
+        Err(denied) => Response {
+            uid,
+            allowed: false,
+            patch: None,
+            patch_type: None,
+            status: Status {
+                metadata: Empty {},
+                message: Some(denied.to_string()),
+                reason: Some(denied.reason()),
+                code: denied.code,
+            },
+            warnings: Vec::new(),
+        },
+    };
+    serde_json::to_string(&Outgoing {
+        kind: "AdmissionReview",
+        api_version: version,
+        response,
+    })
+}

@@ -1,0 +1,58 @@
+//! The routes of admission: bodies in, answers out.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+
+use crate::admit::Admission;
+use crate::review::{Answer, Door};
+
+/// The largest body that is read; an API server sends an object and the one before it, 1.5 MiB each.
+const BODY_LIMIT: usize = 64 << 20;
+/// A body above this is judged beside the threads that serve.
+const LARGE: usize = 1 << 20;
+
+/// `POST /webhook`, `/mutate`, `/mutate-v1-pod` change pods; `/validate-v1-pod` only says yes or no.
+pub fn routes(admission: Arc<Admission>) -> Router {
+    Router::new()
+        .route("/webhook", post(mutate))
+        .route("/mutate", post(mutate))
+        .route("/mutate-v1-pod", post(mutate))
+        .route("/validate-v1-pod", post(validate))
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .with_state(admission)
+}
+
+async fn mutate(State(admission): State<Arc<Admission>>, body: Bytes) -> Answer {
+    review(admission, Door::Mutate, body).await
+}
+
+async fn validate(State(admission): State<Arc<Admission>>, body: Bytes) -> Answer {
+    review(admission, Door::Validate, body).await
+}
+
+async fn review(admission: Arc<Admission>, door: Door, body: Bytes) -> Answer {
+    if body.len() <= LARGE {
+        return admission.review_at(door, &body);
+    }
+    tokio::task::spawn_blocking(move || admission.review_at(door, &body))
+        .await
+        .unwrap_or_else(|_| Answer::Failed("this review could not be judged".into()))
+}
+
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Reviewed(json) => {
+                ([(header::CONTENT_TYPE, "application/json")], json).into_response()
+            }
+            Self::Unreadable(why) => (StatusCode::BAD_REQUEST, why).into_response(),
+            Self::Failed(why) => (StatusCode::INTERNAL_SERVER_ERROR, why).into_response(),
+        }
+    }
+}
