@@ -659,7 +659,7 @@ pub fn no_node(misfits: &[NodeMisfit]) -> String {
 }
 
 /// The reasons on one node, each once.
-fn codes(misfit: &Misfit) -> Vec<&'static str> {
+pub(crate) fn codes(misfit: &Misfit) -> Vec<&'static str> {
     match misfit {
         Misfit::UnknownNode => vec!["node unregistered"],
         Misfit::TooFewDevices { .. } => vec!["NodeInsufficientDevice"],

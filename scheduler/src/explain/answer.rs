@@ -1,0 +1,427 @@
+//! The answer as it is sent and printed. Its JSON is a promise to programs (`docs/command.md`), its text is for people.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// What became of a pod, or could.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It runs, or is bound, and has its devices.
+    Placed,
+    /// It has its devices and waits to be bound.
+    Reserved,
+    /// It is pending, and some node would take it.
+    Fits,
+    /// No node would take it.
+    DoesNotFit,
+    /// What it asks for cannot be understood.
+    Unreadable,
+    /// It asks for no device.
+    NotOurs,
+    /// It asks for devices, and another scheduler is to place it, or has.
+    Missed,
+    /// It is over.
+    Finished,
+}
+
+impl Verdict {
+    /// Whether the pod does not get what it asks for as things stand.
+    pub fn is_no(self) -> bool {
+        matches!(self, Self::DoesNotFit | Self::Unreadable | Self::Missed)
+    }
+}
+
+/// The whole answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explained {
+    /// Namespace and name, with a slash between.
+    pub pod: String,
+    /// In one word.
+    pub verdict: Verdict,
+    /// In one sentence, of which the pod is the subject.
+    pub summary: String,
+    /// What its containers ask for.
+    pub asks: Vec<Asked>,
+    /// Where it is, or would be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placed: Option<Placed>,
+    /// Changes each of which is enough by itself.
+    pub advice: Vec<Advised>,
+    /// Reasons by how many nodes have them.
+    pub reasons: Vec<Counted>,
+    /// How many nodes there are.
+    pub nodes_in_question: usize,
+    /// How many of them are not under `nodes`.
+    pub nodes_left_out: usize,
+    /// The nodes that come nearest, with each device.
+    pub nodes: Vec<OfNode>,
+    /// What else matters.
+    pub notes: Vec<String>,
+}
+
+/// What a container asks of one vendor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Asked {
+    /// Its name.
+    pub container: String,
+    /// The vendor's word.
+    pub vendor: String,
+    /// How many devices.
+    pub devices: u32,
+    /// Memory on each.
+    pub memory: String,
+    /// Compute on each, in the vendor's unit.
+    pub compute: String,
+    /// Which devices come into question.
+    pub rules: Vec<String>,
+}
+
+/// Where a pod is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Placed {
+    /// The node.
+    pub node: String,
+    /// What each container with devices has.
+    pub containers: Vec<PlacedContainer>,
+}
+
+/// What a container has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlacedContainer {
+    /// Its name.
+    pub container: String,
+    /// Its devices, in order.
+    pub devices: Vec<PlacedDevice>,
+}
+
+/// A share of a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlacedDevice {
+    /// Identifier of the device.
+    pub device: String,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Compute in the vendor's unit.
+    pub cores: u32,
+    /// The MIG instance, and where it lies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+}
+
+/// A reason and the nodes that have it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Counted {
+    /// The word that users of the reference know.
+    pub reason: String,
+    /// How many nodes.
+    pub nodes: usize,
+    /// The first of them by name.
+    pub first: Vec<String>,
+}
+
+/// Why one node does not do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OfNode {
+    /// Its name.
+    pub node: String,
+    /// As `/filter` says it.
+    pub reason: String,
+    /// Each device that came into question.
+    pub devices: Vec<OfDevice>,
+    /// What keeps it from having devices, or pods from it.
+    pub notes: Vec<String>,
+    /// Changes each of which would be enough here.
+    pub advice: Vec<Advised>,
+}
+
+/// Why one device does not do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OfDevice {
+    /// Its identifier.
+    pub device: String,
+    /// Its model.
+    pub model: String,
+    /// The word that users of the reference know.
+    pub reason: String,
+    /// With the numbers.
+    pub text: String,
+}
+
+/// Changes that are enough together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Advised {
+    /// Where the pod would fit then.
+    pub node: String,
+    /// In one sentence.
+    pub text: String,
+    /// One, wherever one is enough.
+    pub changes: Vec<Changed>,
+}
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Changed {
+    /// In a few words.
+    pub text: String,
+    /// What to write where; empty where nothing that can be written does it (a sick card).
+    pub edits: Vec<Edit>,
+}
+
+/// Something to write. Edits of the pod mean its manifest: a pod that exists is deleted and created anew, or its owner's
+/// template is changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(
+    tag = "edit",
+    rename_all = "kebab-case",
+    rename_all_fields = "camelCase"
+)]
+pub enum Edit {
+    /// A resource of one of the pod's containers, under `limits`, and under `requests` where it stands there.
+    SetResource {
+        /// Name of the container.
+        container: String,
+        /// Name of the resource.
+        resource: String,
+        /// What it says; nothing where it is not there.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
+        /// What it should say.
+        to: String,
+    },
+    /// An annotation of the pod.
+    SetAnnotation {
+        /// Its key.
+        key: String,
+        /// What it should say.
+        to: String,
+    },
+    /// An annotation of the pod that should go.
+    RemoveAnnotation {
+        /// Its key.
+        key: String,
+    },
+    /// Pods that should go.
+    DeletePods {
+        /// Namespaces and names.
+        pods: Vec<String>,
+    },
+    /// An annotation of a node; empty: it should go.
+    SetNodeAnnotation {
+        /// The node.
+        node: String,
+        /// Its key.
+        key: String,
+        /// What it should say.
+        to: String,
+    },
+    /// A line of a quota's `spec.hard`.
+    SetQuota {
+        /// Namespace of the quota.
+        namespace: String,
+        /// Its name.
+        quota: String,
+        /// The line.
+        key: String,
+        /// What it says.
+        from: String,
+        /// What it should say.
+        to: String,
+    },
+}
+
+impl Explained {
+    pub(super) fn of(pod: &placement::Pod) -> Self {
+        Self {
+            pod: format!("{}/{}", pod.namespace, pod.name),
+            verdict: Verdict::NotOurs,
+            summary: String::new(),
+            asks: Vec::new(),
+            placed: None,
+            advice: Vec::new(),
+            reasons: Vec::new(),
+            nodes_in_question: 0,
+            nodes_left_out: 0,
+            nodes: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    pub(super) fn with(mut self, verdict: Verdict, summary: String) -> Self {
+        self.verdict = verdict;
+        self.summary = summary;
+        self
+    }
+}
+
+impl fmt::Display for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SetResource {
+                container,
+                resource,
+                from: Some(from),
+                to,
+            } => write!(f, "container {container}: {resource}: {to} (is {from})"),
+            Self::SetResource {
+                container,
+                resource,
+                from: None,
+                to,
+            } => write!(f, "container {container}: {resource}: {to} (is not set)"),
+            Self::SetAnnotation { key, to } => write!(f, "annotation {key}: {to}"),
+            Self::RemoveAnnotation { key } => write!(f, "no annotation {key}"),
+            Self::DeletePods { pods } => {
+                for (position, pod) in pods.iter().enumerate() {
+                    let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
+                    let separator = if position == 0 { "" } else { "; " };
+                    write!(f, "{separator}kubectl delete pod -n {namespace} {name}")?;
+                }
+                Ok(())
+            }
+            Self::SetNodeAnnotation { node, key, to } if to.is_empty() => {
+                write!(f, "kubectl annotate node {node} {key}-")
+            }
+            Self::SetNodeAnnotation { node, key, to } => {
+                write!(f, "kubectl annotate --overwrite node {node} {key}={to}")
+            }
+            Self::SetQuota {
+                namespace,
+                quota,
+                key,
+                from,
+                to,
+            } => write!(f, "quota {quota} in {namespace}: {key}: {to} (is {from})"),
+        }
+    }
+}
+
+impl fmt::Display for Explained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} {}", self.pod, self.summary)?;
+        for asked in &self.asks {
+            let Asked {
+                container,
+                vendor,
+                devices,
+                memory,
+                compute,
+                rules,
+            } = asked;
+            write!(
+                f,
+                "  asks for {devices} {vendor} in container {container}: memory {memory}, cores {compute}"
+            )?;
+            for rule in rules {
+                write!(f, "; {rule}")?;
+            }
+            writeln!(f)?;
+        }
+        if let Some(placed) = &self.placed {
+            for container in &placed.containers {
+                for device in &container.devices {
+                    write!(
+                        f,
+                        "  {}: {} on {}: {} MiB, cores {}",
+                        container.container,
+                        device.device,
+                        placed.node,
+                        device.memory_mib,
+                        device.cores
+                    )?;
+                    match &device.instance {
+                        Some(instance) => writeln!(f, ", MIG {instance}")?,
+                        None => writeln!(f)?,
+                    }
+                }
+            }
+        }
+        for note in &self.notes {
+            writeln!(f, "  note: {note}")?;
+        }
+        if !self.advice.is_empty() {
+            writeln!(f, "\nIt would fit with any one of these:")?;
+            for advice in &self.advice {
+                advised(f, "  ", advice)?;
+            }
+        }
+        if !self.reasons.is_empty() {
+            writeln!(f, "\nWhy not:")?;
+            let reason = self.reasons.iter().map(|counted| counted.reason.len());
+            let width = reason.max().unwrap_or(0);
+            for counted in &self.reasons {
+                let more = counted.nodes - counted.first.len().min(counted.nodes);
+                write!(
+                    f,
+                    "  {:>6} {} {:width$}  {}",
+                    counted.nodes,
+                    if counted.nodes == 1 { "node " } else { "nodes" },
+                    counted.reason,
+                    counted.first.join(", ")
+                )?;
+                if more > 0 {
+                    write!(f, " and {more} more")?;
+                }
+                writeln!(f)?;
+            }
+        }
+        for node in &self.nodes {
+            of_node(f, node)?;
+        }
+        if self.nodes_left_out > 0 {
+            writeln!(
+                f,
+                "\n{} more nodes are not shown (--all shows them)",
+                self.nodes_left_out
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn of_node(f: &mut fmt::Formatter<'_>, node: &OfNode) -> fmt::Result {
+    writeln!(f, "\n{}: {}", node.node, node.reason)?;
+    let width = |text: fn(&OfDevice) -> &str| {
+        let lengths = node.devices.iter().map(|device| text(device).len());
+        lengths.max().unwrap_or(0)
+    };
+    let (id, model) = (
+        width(|device| &device.device),
+        width(|device| &device.model),
+    );
+    for device in &node.devices {
+        writeln!(
+            f,
+            "  {:id$}  {:model$}  {}",
+            device.device, device.model, device.text
+        )?;
+    }
+    for note in &node.notes {
+        writeln!(f, "  {note}")?;
+    }
+    for advice in &node.advice {
+        advised(f, "  fits here if: ", advice)?;
+    }
+    Ok(())
+}
+
+fn advised(f: &mut fmt::Formatter<'_>, lead: &str, advice: &Advised) -> fmt::Result {
+    writeln!(f, "{lead}{}", advice.text)?;
+    for change in &advice.changes {
+        for edit in &change.edits {
+            writeln!(f, "      {edit}")?;
+        }
+    }
+    Ok(())
+}

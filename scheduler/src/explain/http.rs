@@ -1,0 +1,119 @@
+//! `GET /explain?pod=namespace/name`: JSON, or text for those who ask for `text/plain`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::http::header::ACCEPT;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use futures_util::future::BoxFuture;
+use kube_api::object::Pod;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::{Detail, View, explain};
+
+/// How long a question waits for its turn.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where pods and the view of the cluster come from.
+pub trait Source: Send + Sync + 'static {
+    /// The pod of this namespace and name; none where there is none. The error is a sentence for the caller: the API
+    /// server is away, the view is not complete yet.
+    fn pod<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Pod>, String>>;
+
+    /// How things stand now. Runs off the threads that serve.
+    fn view(&self) -> View;
+}
+
+#[derive(Deserialize)]
+struct Asked {
+    #[serde(default)]
+    pod: String,
+    #[serde(default)]
+    all: Option<String>,
+}
+
+struct Explainer {
+    source: Arc<dyn Source>,
+    /// An answer costs a look at every node: one at a time, so that nobody who asks often slows placing down.
+    turn: Arc<Semaphore>,
+}
+
+/// `GET /explain`.
+pub fn routes(source: Arc<dyn Source>) -> Router {
+    let explainer = Explainer {
+        source,
+        turn: Arc::new(Semaphore::new(1)),
+    };
+    Router::new()
+        .route("/explain", get(answer))
+        .with_state(Arc::new(explainer))
+}
+
+async fn answer(
+    State(explainer): State<Arc<Explainer>>,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Response {
+    let (namespace, name) = asked.pod.split_once('/').unwrap_or(("default", &asked.pod));
+    if namespace.is_empty() || name.is_empty() || name.contains('/') {
+        return refused(
+            StatusCode::BAD_REQUEST,
+            "which pod? GET /explain?pod=namespace/name[&all=true]",
+        );
+    }
+    let detail = match asked.all.as_deref() {
+        Some("false" | "0") | None => Detail::default(),
+        Some(_) => Detail::all(),
+    };
+    let turn = Arc::clone(&explainer.turn);
+    let Ok(Ok(permit)) = timeout(PATIENCE, turn.acquire_owned()).await else {
+        return refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "others ask, too; try again",
+        );
+    };
+    let pod = match explainer.source.pod(namespace, name).await {
+        Ok(Some(pod)) => pod,
+        Ok(None) => {
+            let text = format!("there is no pod {name} in namespace {namespace}");
+            return refused(StatusCode::NOT_FOUND, &text);
+        }
+        Err(reason) => return refused(StatusCode::SERVICE_UNAVAILABLE, &reason),
+    };
+    let source = Arc::clone(&explainer.source);
+    let explained = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        explain(&source.view(), &pod, detail)
+    });
+    let Ok(explained) = explained.await else {
+        return refused(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the question could not be answered; the log says more",
+        );
+    };
+    let wants_text = headers
+        .get_all(ACCEPT)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok())
+        .any(|value| value.contains("text/plain"));
+    if wants_text {
+        explained.to_string().into_response()
+    } else {
+        Json(explained).into_response()
+    }
+}
+
+fn refused(status: StatusCode, text: &str) -> Response {
+    (status, Json(json!({ "Error": text }))).into_response()
+}
