@@ -26,6 +26,7 @@ public final class VgpuClient {
 
     /** The server answered with an error. */
     public static final class ApiException extends IOException {
+        private static final long serialVersionUID = 1;
         /** The HTTP status. */
         public final int status;
 
@@ -37,6 +38,8 @@ public final class VgpuClient {
 
     /** The webhook does not admit the pod. The text names container and field, and what to write instead. */
     public static final class DeniedException extends IOException {
+        private static final long serialVersionUID = 1;
+
         DeniedException(String message) {
             super(message);
         }

@@ -89,6 +89,14 @@ class Client:
             return False
         return True
 
+    def ready(self) -> bool:
+        """Whether it knows its cluster and answers (`GET /readyz`)."""
+        try:
+            self._send("GET", self.url + "/readyz")
+        except ApiError:
+            return False
+        return True
+
     def filter(self, pod: Object, nodes: list[str]) -> FilterResult:
         """Chooses one of these nodes and reserves the pod's devices there (`POST /filter`).
 

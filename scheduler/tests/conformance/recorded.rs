@@ -190,9 +190,9 @@ fn decoded(result: &Value, facts: &mut Facts) {
             device["count"],
             device["devmem"],
             device["devcore"],
-            device["type"].as_str().unwrap(),
+            device["type"],
             device["numa"].as_u64().unwrap_or(0),
-            device["mode"].as_str().unwrap(),
+            device["mode"],
             if device["health"] == true {
                 "healthy"
             } else {

@@ -1,0 +1,297 @@
+"""The cluster demo's story: a cluster of simulated GPUs, many pods through webhook, filter and bind, and what came of it.
+
+Everything goes over HTTP by the client example (examples/client/python). The same seed makes the same pods, and the
+scheduler leaves nothing to chance, so two runs print the same but for the times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from typing import Optional
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+sys.path.insert(0, os.path.join(HERE, "../../../examples/client/python"))
+
+from cluster_check import Card, asked, violations  # noqa: E402
+from vgpu_client import ApiError, Client, Denied, Object  # noqa: E402
+
+GIB = 1024
+#: Of 20 nodes, how many have which card, and its memory in MiB.
+MODELS = (("NVIDIA-H100 80GB HBM3", 6, 81559), ("NVIDIA-A100-SXM4-40GB", 8, 40960), ("NVIDIA-L4", 6, 23034))
+#: What people ask for: words, weight, gpu, gpumem in MiB or percent, cores, further annotations.
+KINDS = (
+    ("inference, small", 34, 1, (2000, 3000, 4000, 6000), (10, 20, 25), {}),
+    ("inference, large", 20, 1, (10000, 16000, 20000), (30, 50), {}),
+    ("notebook, a quarter of a card", 14, 1, "25%", (20,), {}),
+    ("fine-tuning on H100 only", 9, 1, (40000, 60000), (50, 60), {"nvidia.com/use-gputype": "H100"}),
+    ("training on one whole card", 10, 1, None, None, {}),
+    ("training on four whole cards", 6, 4, None, None, {}),
+    ("training on eight whole cards", 3, 8, None, None, {}),
+    ("spread over cards that nobody uses", 2, 2, (8000,), (25,), {"hami.io/gpu-scheduler-policy": "mutex"}),
+    ("asks for 150 % of a card", 1, 1, "150%", None, {}),
+    ("privileged", 1, 1, (2000,), (10,), {}),
+)
+
+
+def cluster(nodes: int, cards: int) -> Object:
+    """A state for `vgpu-scheduler --embedded`."""
+    made = []
+    for number in range(nodes):
+        place = number % 20
+        for model, share, memory in MODELS:
+            if place < share:
+                break
+            place -= share
+        name = f"node-{number:03}"
+        register = "".join(
+            f"GPU-{number:08x}-{card:04x}-0000-0000-000000000000,10,{memory},100,{model},{card * 2 // cards},true:"
+            for card in range(cards)
+        )
+        amount = {"nvidia.com/gpu": str(cards * 10)}
+        made.append(
+            {
+                "metadata": {"name": name, "annotations": {"hami.io/node-nvidia-register": register}},
+                "status": {"capacity": amount, "allocatable": amount},
+            }
+        )
+    return {"nodes": made, "pods": [], "resourceQuotas": []}
+
+
+def workload(count: int, seed: int) -> list[tuple[str, Object]]:
+    """Pods, each with the words that say what it is."""
+    chance = random.Random(seed)
+    pods = []
+    for number in range(count):
+        words, _, gpu, memory, cores, annotations = chance.choices(KINDS, [kind[1] for kind in KINDS])[0]
+        limits = {"nvidia.com/gpu": str(gpu)}
+        if isinstance(memory, str):
+            limits["nvidia.com/gpumem-percentage"] = memory.rstrip("%")
+        elif memory:
+            limits["nvidia.com/gpumem"] = str(chance.choice(memory))
+        if cores:
+            limits["nvidia.com/gpucores"] = str(chance.choice(cores))
+        container: Object = {"name": "main", "image": "example/work", "resources": {"limits": limits}}
+        if words == "privileged":
+            container["securityContext"] = {"privileged": True}
+        containers = [container]
+        # Every tenth has a helper without a GPU before its main container.
+        if number % 10 == 0:
+            containers.insert(0, {"name": "helper", "image": "example/helper"})
+        pods.append(
+            (
+                words,
+                {
+                    "metadata": {"name": f"pod-{number:04}", "namespace": "default", "annotations": dict(annotations)},
+                    "spec": {"containers": containers},
+                },
+            )
+        )
+    return pods
+
+
+class Outcome:
+    """What came of the pods."""
+
+    def __init__(self) -> None:
+        self.placed: list[tuple[str, Object]] = []
+        self.denied: Counter[str] = Counter()
+        self.unplaced: list[tuple[str, Object, dict[str, str]]] = []
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+
+def drive(client: Client, pods: list[tuple[str, Object]]) -> Outcome:
+    """Each pod through webhook, filter and bind, one after the other."""
+    outcome = Outcome()
+    nodes = [node["metadata"]["name"] for node in client.nodes()]
+
+    def timed(what, call, *values):
+        begun = time.monotonic()
+        try:
+            return call(*values)
+        finally:
+            outcome.seconds[what].append(time.monotonic() - begun)
+
+    for words, pod in pods:
+        try:
+            pod = timed("webhook", client.admit, pod)
+        except Denied as reason:
+            outcome.denied[f"{words}: {reason}"] += 1
+            continue
+        pod = client.create(pod)
+        answer = timed("filter", client.filter, pod, nodes)
+        if not answer.nodes:
+            outcome.unplaced.append((words, pod, answer.reasons))
+            continue
+        timed("bind", client.bind, pod, answer.nodes[0])
+        outcome.placed.append((words, pod))
+    return outcome
+
+
+def share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:5.1f} %" if whole else "    - "
+
+
+def report_use(cards: list[Card]) -> None:
+    print(f"\nUtilisation\n  {'cards':32} {'memory':>8} {'cores':>8} {'untouched':>10} {'shared':>7} {'whole':>6}")
+    by_model: dict[str, list[Card]] = defaultdict(list)
+    for card in cards:
+        by_model[card.model].append(card)
+    for model, some in [*sorted(by_model.items()), ("all", cards)]:
+        memory = share(sum(card.used_mib for card in some), sum(card.memory_mib for card in some))
+        cores = share(sum(card.used_cores for card in some), sum(card.cores for card in some))
+        whole = sum(1 for card in some if card.used and card.free_mib == 0)
+        untouched = sum(1 for card in some if not card.used)
+        shared = len(some) - untouched - whole
+        print(f"  {len(some):4} {model:27} {memory:>8} {cores:>8} {untouched:10} {shared:7} {whole:6}")
+
+
+def report_fragments(cards: list[Card], pods: list[tuple[str, Object]]) -> None:
+    """How much of the free memory lies in pieces that the usual request cannot use."""
+    requests = [memory for _, pod in pods for _, memory, _ in asked(pod) if memory]
+    median = int(statistics.median(requests))
+    free = [card for card in cards if card.free_mib > 0]
+    total = sum(card.free_mib for card in free)
+    small = sum(card.free_mib for card in free if card.free_mib < median)
+    no_cores = sum(card.free_mib for card in free if card.free_mib >= median and card.used_cores >= card.cores)
+    partly = sum(card.free_mib for card in free if card.used)
+    print("\nFragmentation")
+    print(f"  free memory: {total / GIB:.0f} GiB on {len(free)} cards, the largest piece {max((card.free_mib for card in free), default=0) / GIB:.0f} GiB")
+    print(f"  {share(small, total)} of it lies in pieces smaller than the median request ({median} MiB)")
+    print(f"  {share(no_cores, total)} of it lies on cards that have no cores left")
+    print(f"  {share(partly, total)} of it lies on cards in use, where no request for a whole card can go")
+
+
+def words_of(reasons: dict[str, str]) -> str:
+    """The reasons of all nodes in one line: what each card said, and of how many."""
+    cards: Counter[str] = Counter()
+    for reason in reasons.values():
+        for count, why in re.findall(r"(\d+)/\d+ (\w+)", reason):
+            cards[why] += int(count)
+        if not re.search(r"\d+/\d+ \w+", reason):
+            cards[reason] += 1
+    return ", ".join(f"{why} ({count})" for why, count in cards.most_common())
+
+
+def report_misfits(outcome: Outcome) -> None:
+    print(f"\nRefused by the webhook: {sum(outcome.denied.values())}")
+    for reason, count in sorted(outcome.denied.items()):
+        print(f"  {count:4}  {reason}")
+    print(f"\nDid not fit: {len(outcome.unplaced)}, and the reasons that cards gave (of how many cards, for the first such pod)")
+    groups: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for words, _, reasons in outcome.unplaced:
+        groups[words].append(reasons)
+    for words, reasons in sorted(groups.items(), key=lambda item: -len(item[1])):
+        print(f"  {len(reasons):4}  {words}: {words_of(reasons[0])}")
+
+
+def check_metrics(client: Client, cards: list[Card]) -> list[str]:
+    """What the scheduler says that it gave away is what the pods' annotations add up to."""
+    said: dict[str, float] = {}
+    for line in client.metrics().splitlines():
+        found = re.match(r'hami_gpu_memory_allocated_bytes\{.*device_uuid="([^"]*)".*\} (\S+)', line)
+        if found:
+            said[found[1]] = float(found[2])
+    wrong = []
+    for card in cards:
+        if said.get(card.uuid) != card.used_mib * 1024 * 1024:
+            wrong.append(f"/metrics says {said.get(card.uuid)} bytes of {card.uuid}, its pods hold {card.used_mib} MiB")
+    return wrong
+
+
+def start(scheduler: str, state: Object, work: str) -> tuple[subprocess.Popen, str]:
+    """The scheduler on this state, on a port of its own, once it is ready."""
+    path = os.path.join(work, "state.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(state, file)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{probe.getsockname()[1]}"
+    log = open(os.path.join(work, "scheduler.log"), "wb")
+    process = subprocess.Popen(
+        [scheduler, "--embedded", path, f"--http_bind={url}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    )
+    client = Client(f"http://{url}")
+    for _ in range(600):
+        if process.poll() is not None:
+            break
+        if client.ready():
+            return process, f"http://{url}"
+        time.sleep(0.05)
+    process.kill()
+    with open(log.name, encoding="utf-8", errors="replace") as file:
+        raise SystemExit(f"{scheduler} does not start:\n{file.read()[-2000:]}")
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--scheduler", required=True, help="the vgpu-scheduler program")
+    arguments.add_argument("--nodes", type=int, default=100)
+    arguments.add_argument("--cards", type=int, default=8, help="GPUs on each node")
+    arguments.add_argument("--pods", type=int, default=1000)
+    arguments.add_argument("--seed", type=int, default=1)
+    given = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        process, url = start(given.scheduler, cluster(given.nodes, given.cards), work)
+        try:
+            return story(Client(url), workload(given.pods, given.seed), given)
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def story(client: Client, pods: list[tuple[str, Object]], given: argparse.Namespace) -> int:
+    print(f"{given.nodes} nodes of {given.cards} simulated GPUs at {client.url}, {len(pods)} pods", flush=True)
+    begun = time.monotonic()
+    outcome = drive(client, pods)
+    took = time.monotonic() - begun
+    nodes, bound = client.nodes(), client.pods()
+    wrong, cards = violations(nodes, bound)
+    running = {pod["metadata"]["name"] for pod in bound if pod["spec"].get("nodeName")}
+    missing = {pod["metadata"]["name"] for _, pod in outcome.placed} ^ running
+    wrong += [f"pod {name} was bound on one side only" for name in sorted(missing)]
+    wrong += check_metrics(client, list(cards.values()))
+
+    print(f"\nPlaced {len(outcome.placed)} of {len(pods)} pods in {took:.1f} s")
+    for words, count in Counter(words for words, _ in outcome.placed).most_common():
+        print(f"  {count:4}  {words}")
+    for what, seconds in outcome.seconds.items():
+        ordered = sorted(seconds)
+        print(f"  {what}: median {1000 * statistics.median(ordered):.1f} ms, 99 of 100 within {1000 * ordered[int(len(ordered) * 0.99)]:.1f} ms, as the client saw it")
+    report_use(list(cards.values()))
+    report_fragments(list(cards.values()), pods)
+    report_misfits(outcome)
+    explained: Optional[Object] = None
+    if outcome.unplaced:
+        words, pod, _ = next((one for one in outcome.unplaced if "H100" in one[0]), outcome.unplaced[-1])
+        explained = client.explain(pod)
+        print(f"\nGET /explain of one of them ({words}):")
+        print(json.dumps(explained, indent=2, ensure_ascii=False))
+
+    print(f"\nChecked: {len(cards)} cards against {len(running)} bound pods, annotations, and /metrics: {len(wrong)} violations")
+    for line in wrong[:20]:
+        print(f"  WRONG  {line}")
+    if not outcome.placed or (outcome.unplaced and not explained):
+        wrong.append("nothing was placed, or nothing was explained")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ApiError as error:
+        sys.exit(f"failed: {error}")
