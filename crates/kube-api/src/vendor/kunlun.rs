@@ -1,9 +1,171 @@
-//! Rows of this family.
+//! Kunlunxin: whole cards told from the node's capacity, and halves and quarters of cards, both in two wings of four.
 
-use super::Row;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use placement::{Arrange, Ask, Company, Compute, Device, Granted, Memory};
+
+use super::general::MIB;
+use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, Writing, capacity, general};
+use crate::allocation::AllocationError;
 use crate::config::{ConfigError, DeviceConfig};
+use crate::node::Problem;
+use crate::object::{Container, Node, Pod};
+use crate::request::{self, PodRules, RequestError};
+
+/// Memory of a card, in MiB.
+const CARD_MIB: u64 = 98_304;
+/// Memory that a share can have, in MiB.
+const SHARES_MIB: [u64; 3] = [CARD_MIB / 4, CARD_MIB / 2, CARD_MIB];
+/// On the pod, for the plugin: positions of the cards.
+const INDEX: &str = "BAIDU_COM_DEVICE_IDX";
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
-    let _ = config;
-    Ok(Vec::new())
+    let Some(kunlun) = &config.kunlun else {
+        return Ok(Vec::new());
+    };
+    let lists = |keys: [&str; 2]| keys.map(str::to_owned).to_vec();
+    Ok(vec![
+        Row {
+            word: "kunlun".to_owned(),
+            resources: vec![(Role::Count, kunlun.resource_count_name.clone())],
+            memory_unit_mib: 1,
+            defaults: RowDefaults {
+                memory_mib: 0,
+                cores: 100,
+                most_cores: 100,
+            },
+            keys: Keys {
+                allocated: Some("hami.io/kunlun-allocated".to_owned()),
+                also_written: vec![INDEX.to_owned()],
+                use_ids: lists(["baidu.com/use-gpuuuid", "hami.io/use-xpu-uuid"]),
+                nouse_ids: lists(["baidu.com/nouse-gpuuuid", "hami.io/no-use-xpu-uuid"]),
+                ..Keys::default()
+            },
+            family: Box::new(Whole),
+        },
+        Row {
+            word: "XPU".to_owned(),
+            resources: vec![
+                (Role::Count, kunlun.resource_v_count_name.clone()),
+                (Role::Memory, kunlun.resource_v_memory_name.clone()),
+            ],
+            memory_unit_mib: 1,
+            defaults: RowDefaults::default(),
+            keys: Keys {
+                register: Some("hami.io/node-register-xpu".to_owned()),
+                handshake: Some("hami.io/node-handshake-xpu".to_owned()),
+                to_allocate: Some("hami.io/xpu-devices-to-allocate".to_owned()),
+                allocated: Some("hami.io/xpu-devices-allocated".to_owned()),
+                use_ids: vec!["hami.io/use-xpu-uuid".to_owned()],
+                nouse_ids: vec!["hami.io/no-use-xpu-uuid".to_owned()],
+                ..Keys::default()
+            },
+            family: Box::new(Shares),
+        },
+    ])
+}
+
+#[derive(Debug)]
+struct Whole;
+
+impl Family for Whole {
+    fn ask(
+        &self,
+        row: &Row,
+        container: &Container,
+        pod: &Pod,
+        rules: &PodRules,
+    ) -> Result<Option<Ask>, RequestError> {
+        let mut ask = general::ask(row, container, pod, rules)?;
+        if let Some(ask) = &mut ask {
+            ask.arrange = Arrange::Wings;
+        }
+        Ok(ask)
+    }
+
+    fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
+        let count = capacity::of(node, row.resource(Role::Count));
+        let mut cards = capacity::cards(row, node, "kunlun", count, CARD_MIB);
+        for card in &mut cards {
+            card.slots = 1;
+            card.numa = u32::from(u64::from(card.index) >= count / 2);
+        }
+        Ok(cards)
+    }
+
+    fn annotate(&self, row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
+        general::annotate(row, writing, into);
+        let indices = capacity::grants(row, writing)
+            .flatten()
+            .map(|grant| capacity::index(grant, writing.node));
+        into.insert(INDEX.to_owned(), capacity::joined(indices));
+    }
+}
+
+#[derive(Debug)]
+struct Shares;
+
+impl Shares {
+    /// The smallest share that has so much memory; a whole card where none has.
+    fn rounded(mib: u64) -> u64 {
+        (SHARES_MIB.into_iter())
+            .find(|share| mib <= *share)
+            .unwrap_or(CARD_MIB)
+    }
+
+    /// A card is cut into shares of one size.
+    fn class(mib: u64) -> Arc<str> {
+        mib.to_string().into()
+    }
+}
+
+impl Family for Shares {
+    fn ask(
+        &self,
+        row: &Row,
+        container: &Container,
+        pod: &Pod,
+        rules: &PodRules,
+    ) -> Result<Option<Ask>, RequestError> {
+        let Some(mut ask) = general::ask(row, container, pod, rules)? else {
+            return Ok(None);
+        };
+        let mib = match ask.memory {
+            Memory::Bytes(bytes) => Self::rounded(bytes.div_ceil(MIB)),
+            Memory::Percent(_) => CARD_MIB,
+        };
+        ask.memory = Memory::Bytes(mib * MIB);
+        let cores = u32::try_from(mib * 100 / CARD_MIB).unwrap_or(100);
+        ask.compute = Compute::Units(cores);
+        ask.arrange = Arrange::Wings;
+        ask.company = Some(Company {
+            class: Self::class(mib),
+            accepts: vec![Self::class(mib)],
+        });
+        Ok(Some(ask))
+    }
+
+    fn granted(&self, row: &Row, pod: &Pod) -> Result<Option<Vec<Granted>>, AllocationError> {
+        let mut granted = general::granted(row, pod)?;
+        let grants = granted.iter_mut().flatten();
+        for grant in grants.flat_map(|granted| &mut granted.grants) {
+            grant.class = Some(Self::class(grant.memory_bytes / MIB));
+        }
+        Ok(granted)
+    }
+
+    fn admit(&self, row: &Row, container: &Container, _pod: &Pod) -> Result<Edits, Rejection> {
+        let mut edits = general::admit(row, container)?;
+        let memory = row.resource(Role::Memory);
+        if general::count(row, container)?.is_some()
+            && let Some(name) = memory
+            && let Some(mib) = request::mebibytes(container, memory, row.memory_unit_mib)?
+        {
+            let share = Self::rounded(mib).to_string();
+            edits.limits.insert(name.to_owned(), share.clone());
+            edits.requests.insert(name.to_owned(), share);
+        }
+        Ok(edits)
+    }
 }

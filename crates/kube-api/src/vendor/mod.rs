@@ -6,6 +6,7 @@ mod ascend;
 mod aws_neuron;
 mod biren;
 mod cambricon;
+mod capacity;
 mod enflame;
 pub(crate) mod general;
 mod hygon;
