@@ -1,7 +1,17 @@
-//! The webhook's own configuration, written from the device configuration. Never sends it.
-use crate::settings::Settings;
+//! The webhook's own configuration: which objects an API server sends, written from the device configuration. Never
+//! sends it anywhere, and never says more than what is in it: a pod that no condition names is not stopped by a webhook
+//! that is down.
+//!
+//! Conditions are in CEL. An error in one of them refuses the object under `failurePolicy: Fail`, so every field is
+//! asked for with `has()` before it is read, and the tests evaluate them on pods of all shapes.
+
+use kube_api::keys;
 use kube_api::vendor::Vendors;
 use serde_json::{Value, json};
+
+use crate::checks::{NO_DEVICES, RUNTIME_DEVICE_MOUNTS, VISIBLE_DEVICES};
+use crate::forgery;
+use crate::settings::Settings;
 
 /// Where an API server finds the webhook.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,24 +24,293 @@ pub enum ClientConfig {
         name: String,
         /// Its port.
         port: u16,
-        /// The certificates to trust, as PEM text in base64; none leaves out what somebody else fills in.
+        /// The certificates to trust, as PEM text in base64; none leaves the field to whoever keeps it.
         ca_bundle: Option<String>,
     },
     /// At an address.
     Url {
         /// `https://host:port`, without a path.
         base: String,
-        /// The certificates to trust, as PEM text in base64.
+        /// The certificates to trust, as PEM text in base64; none leaves the field to whoever keeps it.
         ca_bundle: Option<String>,
     },
 }
 
-/// The `MutatingWebhookConfiguration` and the `ValidatingWebhookConfiguration`.
+impl ClientConfig {
+    fn at(&self, path: &str) -> Value {
+        let (mut config, ca_bundle) = match self {
+            Self::Service {
+                namespace,
+                name,
+                port,
+                ca_bundle,
+            } => (
+                json!({ "service": { "namespace": namespace, "name": name, "port": port, "path": path } }),
+                ca_bundle,
+            ),
+            Self::Url { base, ca_bundle } => (
+                json!({ "url": format!("{}{path}", base.trim_end_matches('/')) }),
+                ca_bundle,
+            ),
+        };
+        if let (Some(config), Some(ca_bundle)) = (config.as_object_mut(), ca_bundle) {
+            config.insert("caBundle".into(), json!(ca_bundle));
+        }
+        config
+    }
+}
+
+/// Which writes an entry is asked about: operation and resource.
+type Rule = (&'static str, &'static [&'static str]);
+
+const MADE: [Rule; 2] = [
+    ("CREATE", &["pods"]),
+    ("UPDATE", &["pods/ephemeralcontainers"]),
+];
+const CHANGED: [Rule; 2] = [
+    ("UPDATE", &["pods", "pods/status"]),
+    ("CREATE", &["pods/binding"]),
+];
+
+/// The `MutatingWebhookConfiguration` and the `ValidatingWebhookConfiguration`, both of `settings.configuration_name`.
 pub fn webhook_configurations(
     vendors: &Vendors,
     settings: &Settings,
     client: &ClientConfig,
 ) -> (Value, Value) {
-    let _ = (vendors, settings, client);
-    (json!({}), json!({}))
+    let entry = Entry { settings, client };
+    let concerns = concerns_devices(vendors);
+    let mut mutating = vec![entry.value(
+        "mutate.pods.vgpu.io",
+        "/webhook",
+        &MADE,
+        &[("concerns-devices", concerns.clone())],
+    )];
+    let nvidia = vendors.config().nvidia.as_ref();
+    if nvidia.is_some_and(|nvidia| nvidia.overwrite_env) && settings.match_conditions {
+        mutating.push(entry.of_the_rest(&concerns));
+    }
+    for entry in mutating.iter_mut().filter_map(Value::as_object_mut) {
+        // What others put into a pod after us is looked at again; done twice, our changes are done once.
+        entry.insert("reinvocationPolicy".into(), json!("IfNeeded"));
+    }
+    let validating = vec![
+        entry.value(
+            "validate.pods.vgpu.io",
+            "/validate-v1-pod",
+            &MADE,
+            &[("concerns-devices", concerns)],
+        ),
+        entry.value(
+            "reserved.pods.vgpu.io",
+            "/validate-v1-pod",
+            &CHANGED,
+            &[
+                ("not-by-ourselves", not_by(&settings.own_accounts)),
+                ("changes-what-is-reserved", changes_reserved(vendors)),
+            ],
+        ),
+    ];
+    let object = |kind: &str, webhooks: Vec<Value>| {
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": kind,
+            "metadata": {
+                "name": settings.configuration_name,
+                "labels": { "app.kubernetes.io/name": "vgpu", "app.kubernetes.io/component": "webhook" },
+            },
+            "webhooks": webhooks,
+        })
+    };
+    (
+        object("MutatingWebhookConfiguration", mutating),
+        object("ValidatingWebhookConfiguration", validating),
+    )
+}
+
+struct Entry<'a> {
+    settings: &'a Settings,
+    client: &'a ClientConfig,
+}
+
+impl Entry<'_> {
+    /// Containers of all other pods are to see no card either, where the device configuration says so. No reason to
+    /// stop a pod while the webhook is down.
+    fn of_the_rest(&self, concerns: &str) -> Value {
+        let silent = format!(
+            "{}.exists(c, !(has(c.env) && c.env.exists(e, has(e.name) && e.name == {})))",
+            containers(),
+            text(VISIBLE_DEVICES)
+        );
+        let mut entry = self.value(
+            "hide-devices.pods.vgpu.io",
+            "/webhook",
+            &[("CREATE", &["pods"])],
+            &[
+                ("does-not-concern-devices", format!("!({concerns})")),
+                ("says-nothing-of-devices", silent),
+            ],
+        );
+        if let Some(entry) = entry.as_object_mut() {
+            entry.insert("failurePolicy".into(), json!("Ignore"));
+        }
+        entry
+    }
+
+    fn value(
+        &self,
+        name: &str,
+        path: &str,
+        rules: &[Rule],
+        conditions: &[(&str, String)],
+    ) -> Value {
+        let settings = self.settings;
+        let mut selected =
+            vec![json!({ "key": keys::WEBHOOK, "operator": "NotIn", "values": ["ignore"] })];
+        if !settings.exempt_namespaces.is_empty() {
+            selected.push(json!({
+                "key": "kubernetes.io/metadata.name",
+                "operator": "NotIn",
+                "values": settings.exempt_namespaces,
+            }));
+        }
+        let objects = if settings.ignore_label_for_all {
+            json!({ "matchExpressions": [{ "key": keys::WEBHOOK, "operator": "NotIn", "values": ["ignore"] }] })
+        } else {
+            json!({})
+        };
+        let rules: Vec<Value> = rules
+            .iter()
+            .map(|(operation, resources)| {
+                json!({
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "operations": [operation],
+                    "resources": resources,
+                    "scope": "Namespaced",
+                })
+            })
+            .collect();
+        let mut entry = json!({
+            "name": name,
+            "admissionReviewVersions": ["v1", "v1beta1"],
+            "clientConfig": self.client.at(path),
+            "failurePolicy": if settings.match_conditions { "Fail" } else { "Ignore" },
+            "matchPolicy": "Equivalent",
+            "namespaceSelector": { "matchExpressions": selected },
+            "objectSelector": objects,
+            "rules": rules,
+            "sideEffects": "None",
+            "timeoutSeconds": settings.timeout_seconds.clamp(1, 30),
+        });
+        if let Some(entry) = entry.as_object_mut()
+            && settings.match_conditions
+        {
+            let conditions: Vec<Value> = conditions
+                .iter()
+                .map(|(name, expression)| json!({ "name": name, "expression": expression }))
+                .collect();
+            entry.insert("matchConditions".into(), Value::Array(conditions));
+        }
+        entry
+    }
+}
+
+/// A pod that asks for a resource of ours, shows itself devices, or says what only the scheduler says.
+fn concerns_devices(vendors: &Vendors) -> String {
+    let resources = list(vendors.resources().map(|(name, _, _)| name));
+    let asks = |kind: &str| {
+        format!("has(c.resources.{kind}) && c.resources.{kind}.exists(k, k in {resources})")
+    };
+    let asks = format!(
+        "has(c.resources) && ({} || {})",
+        asks("limits"),
+        asks("requests")
+    );
+    let shows = format!(
+        "has(c.env) && c.env.exists(e, has(e.name) && e.name == {} && (has(e.valueFrom) || (has(e.value) && \
+         !(e.value in {}))))",
+        text(VISIBLE_DEVICES),
+        list(NO_DEVICES)
+    );
+    // The last part of both paths: what comes before it may be written in many ways.
+    let mounted = RUNTIME_DEVICE_MOUNTS
+        .iter()
+        .filter_map(|path| path.rsplit('/').next())
+        .next()
+        .unwrap_or_default();
+    let mounts = format!(
+        "has(c.volumeMounts) && c.volumeMounts.exists(m, has(m.mountPath) && m.mountPath.contains({}))",
+        text(mounted)
+    );
+    format!(
+        "{}.exists(c, ({asks}) || ({shows}) || ({mounts})) || (has(object.metadata.annotations) && \
+         object.metadata.annotations.exists(k, {})) || (has(object.metadata.labels) && {} in object.metadata.labels)",
+        containers(),
+        is_reserved(vendors),
+        text(keys::VGPU_NODE),
+    )
+}
+
+/// All containers of a pod, in one list.
+fn containers() -> String {
+    let lists = ["containers", "initContainers", "ephemeralContainers"].map(|list| {
+        format!("(has(object.spec.{list}) && object.spec.{list} != null ? object.spec.{list} : [])")
+    });
+    format!("(has(object.spec) ? {} : [])", lists.join(" + "))
+}
+
+/// Somebody writes, changes or takes away what only the scheduler and the node agents may.
+fn changes_reserved(vendors: &Vendors) -> String {
+    let changes = |field: &str, reserved: &str| {
+        format!(
+            "[has(object.metadata.{field}) ? object.metadata.{field} : {{}}].exists(after, [oldObject != null && \
+             has(oldObject.metadata.{field}) ? oldObject.metadata.{field} : {{}}].exists(before, after.exists(k, \
+             ({reserved}) && !(k in before && before[k] == after[k])) || before.exists(k, ({reserved}) && !(k in \
+             after))))"
+        )
+    };
+    format!(
+        "{} || {}",
+        changes("annotations", &is_reserved(vendors)),
+        changes("labels", &format!("k == {}", text(keys::VGPU_NODE)))
+    )
+}
+
+/// Whether the annotation `k` is reserved.
+fn is_reserved(vendors: &Vendors) -> String {
+    format!(
+        "k in {} || k.startsWith({})",
+        list(forgery::annotations(vendors).iter().map(String::as_str)),
+        text(keys::VISIBLE_DEVICES_PREFIX)
+    )
+}
+
+fn not_by(accounts: &[String]) -> String {
+    format!(
+        "!(has(request.userInfo) && has(request.userInfo.username) && request.userInfo.username in {})",
+        list(accounts.iter().map(String::as_str))
+    )
+}
+
+/// A text of CEL. What it holds comes from a configuration file, so it may hold anything.
+fn text(value: &str) -> String {
+    let mut quoted = String::with_capacity(value.len() + 2);
+    quoted.push('\'');
+    for letter in value.chars() {
+        match letter {
+            '\'' | '\\' => quoted.extend(['\\', letter]),
+            letter if letter.is_control() => {
+                quoted.push_str(&format!("\\U{:08x}", u32::from(letter)));
+            }
+            letter => quoted.push(letter),
+        }
+    }
+    quoted.push('\'');
+    quoted
+}
+
+fn list<'a>(values: impl IntoIterator<Item = &'a str>) -> String {
+    let values: Vec<String> = values.into_iter().map(text).collect();
+    format!("[{}]", values.join(", "))
 }

@@ -1,0 +1,57 @@
+//! What several tests need.
+#![allow(dead_code, reason = "each test takes what it needs")]
+#![allow(unreachable_pub, reason = "shared by tests")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use admission::{Admission, Context, Settings};
+use kube_api::config::DeviceConfig;
+use kube_api::vendor::{Switches, Vendors};
+use serde_json::Value;
+
+pub const ALL: Switches = Switches {
+    ascend: true,
+    iluvatar: true,
+};
+
+/// Where the recordings of the reference lie.
+pub fn recordings() -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "../../tests/vectors/hami"]
+        .iter()
+        .collect()
+}
+
+/// The vendors of one of the recordings' device configurations.
+pub fn vendors(config: &str) -> Vendors {
+    let file = recordings()
+        .join("_configs")
+        .join(config)
+        .with_extension("yaml");
+    let text = std::fs::read_to_string(&file)
+        .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    Vendors::new(DeviceConfig::parse(&text).unwrap(), ALL).unwrap()
+}
+
+pub fn admission(settings: Settings) -> Admission {
+    Admission::new(Arc::new(vendors("default")), settings)
+}
+
+/// A tenant makes a pod.
+pub fn create() -> Context<'static> {
+    Context {
+        namespace: "team-a",
+        user: "alice",
+        ..Context::default()
+    }
+}
+
+/// The object after the patch that admission answers.
+pub fn patched(admission: &Admission, object: &Value, context: &Context<'_>) -> Value {
+    let admitted = admission
+        .admit(object, context)
+        .unwrap_or_else(|denied| panic!("{object}: {denied}"));
+    let mut after = object.clone();
+    json_patch::patch(&mut after, &admitted.patch).unwrap();
+    after
+}

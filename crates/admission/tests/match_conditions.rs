@@ -1,0 +1,428 @@
+//! Which objects the webhook's own configuration lets an API server send, evaluated on objects of all shapes. An error
+//! in a condition would refuse the object, so there must be none.
+
+mod common;
+
+use std::sync::Arc;
+
+use admission::{ClientConfig, Settings, webhook_configurations};
+use cel::{Context, Env, Program, Value as Cel};
+use common::vendors;
+use serde_json::{Value, json};
+
+const OWN: &str = "system:serviceaccount:vgpu-system:vgpu-scheduler";
+
+fn client() -> ClientConfig {
+    ClientConfig::Service {
+        namespace: "vgpu-system".into(),
+        name: "vgpu-webhook".into(),
+        port: 443,
+        ca_bundle: None,
+    }
+}
+
+fn settings() -> Settings {
+    Settings {
+        own_accounts: vec![OWN.into()],
+        ..Settings::default()
+    }
+}
+
+/// The conditions of an entry, by the entry's name.
+struct Conditions {
+    env: Arc<Env>,
+    programs: Vec<Program>,
+}
+
+impl Conditions {
+    fn of(configuration: &Value, entry: &str) -> Self {
+        let env = Arc::new(Env::stdlib());
+        let entries = configuration["webhooks"].as_array().unwrap();
+        let entry = entries.iter().find(|one| one["name"] == entry).unwrap();
+        let programs = entry["matchConditions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|condition| {
+                env.compile(condition["expression"].as_str().unwrap())
+                    .unwrap_or_else(|error| panic!("{condition}: {error:?}"))
+            })
+            .collect();
+        Self { env, programs }
+    }
+
+    /// Whether the object is sent: all conditions hold.
+    fn send(&self, object: &Value, old: &Value, user: &str) -> bool {
+        let mut context = Context::with_env(self.env.clone());
+        let request = json!({ "userInfo": { "username": user } });
+        for (name, value) in [
+            ("object", object),
+            ("oldObject", old),
+            ("request", &request),
+        ] {
+            context
+                .add_variable(name, cel::to_value(value).unwrap())
+                .unwrap();
+        }
+        self.programs
+            .iter()
+            .all(|program| match program.execute(&context) {
+                Ok(Cel::Bool(holds)) => holds,
+                other => panic!("{object}: {other:?}"),
+            })
+    }
+}
+
+fn pod(spec: Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "p", "namespace": "team-a", "creationTimestamp": null },
+        "spec": spec,
+        "status": {},
+    })
+}
+
+fn with_metadata(mut pod: Value, name: &str, entries: Value) -> Value {
+    pod["metadata"][name] = entries;
+    pod
+}
+
+fn container(rest: Value) -> Value {
+    let mut container = json!({ "name": "c", "image": "x", "resources": {} });
+    for (key, value) in rest.as_object().unwrap() {
+        container[key] = value.clone();
+    }
+    container
+}
+
+/// Pods that have nothing to do with us, and those that have: the name says why.
+fn corpus() -> Vec<(&'static str, bool, Value)> {
+    let one = |rest: Value| pod(json!({ "containers": [container(rest)] }));
+    let variable = |variable: Value| one(json!({ "env": [variable] }));
+    vec![
+        ("plain", false, one(json!({}))),
+        (
+            "without resources",
+            false,
+            pod(json!({ "containers": [{ "name": "c" }] })),
+        ),
+        (
+            "without a spec",
+            false,
+            json!({ "metadata": { "name": "p" } }),
+        ),
+        ("no containers", false, pod(json!({ "containers": null }))),
+        (
+            "empty lists",
+            false,
+            pod(json!({ "containers": [], "initContainers": [] })),
+        ),
+        (
+            "CPU and memory only",
+            false,
+            one(
+                json!({ "resources": { "limits": { "cpu": "1" }, "requests": { "cpu": "1", "memory": "1Gi" } } }),
+            ),
+        ),
+        (
+            "annotations and labels of its own",
+            false,
+            with_metadata(
+                with_metadata(
+                    one(json!({})),
+                    "annotations",
+                    json!({ "hami.io/gpu-scheduler-policy": "binpack" }),
+                ),
+                "labels",
+                json!({ "app": "x" }),
+            ),
+        ),
+        (
+            "another's devices",
+            false,
+            one(json!({ "resources": { "limits": { "example.com/fpga": "1" } } })),
+        ),
+        (
+            "variables of its own",
+            false,
+            variable(json!({ "name": "LD_PRELOAD", "value": "x.so" })),
+        ),
+        (
+            "hides devices",
+            false,
+            variable(json!({ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" })),
+        ),
+        (
+            "empty variable",
+            false,
+            variable(json!({ "name": "NVIDIA_VISIBLE_DEVICES" })),
+        ),
+        (
+            "mounts of its own",
+            false,
+            one(json!({ "volumeMounts": [{ "name": "v", "mountPath": "/data" }] })),
+        ),
+        (
+            "asks under limits",
+            true,
+            one(json!({ "resources": { "limits": { "nvidia.com/gpu": "1" } } })),
+        ),
+        (
+            "asks under requests",
+            true,
+            one(json!({ "resources": { "requests": { "nvidia.com/gpumem": "1" } } })),
+        ),
+        (
+            "asks another vendor",
+            true,
+            one(json!({ "resources": { "limits": { "huawei.com/Ascend910B3": "1" } } })),
+        ),
+        (
+            "asks in an init container",
+            true,
+            pod(json!({
+                "containers": [container(json!({}))],
+                "initContainers": [container(json!({ "resources": { "limits": { "nvidia.com/gpu": 1 } } }))],
+            })),
+        ),
+        (
+            "asks in the second container",
+            true,
+            pod(json!({
+                "containers": [
+                    container(json!({})),
+                    container(json!({ "resources": { "limits": { "nvidia.com/gpucores": "10" } } })),
+                ],
+            })),
+        ),
+        (
+            "shows all devices",
+            true,
+            variable(json!({ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" })),
+        ),
+        (
+            "shows what it does not say",
+            true,
+            variable(
+                json!({ "name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": { "fieldRef": { "fieldPath": "x" } } }),
+            ),
+        ),
+        (
+            "shows devices to a container that was attached",
+            true,
+            pod(json!({
+                "containers": [container(json!({}))],
+                "ephemeralContainers": [{ "name": "e", "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "0" }] }],
+            })),
+        ),
+        (
+            "names devices by mounts",
+            true,
+            one(json!({
+                "volumeMounts": [{ "name": "v", "mountPath": "/var/run//nvidia-container-devices/all" }],
+            })),
+        ),
+        (
+            "says where it runs",
+            true,
+            with_metadata(
+                one(json!({})),
+                "annotations",
+                json!({ "hami.io/vgpu-node": "n1" }),
+            ),
+        ),
+        (
+            "says what it holds",
+            true,
+            with_metadata(
+                one(json!({})),
+                "annotations",
+                json!({ "hami.io/vgpu-devices-allocated": ";" }),
+            ),
+        ),
+        (
+            "says what a container sees",
+            true,
+            with_metadata(
+                one(json!({})),
+                "annotations",
+                json!({ "vgpu.io/visible-devices-0123456789": "all" }),
+            ),
+        ),
+        (
+            "label of a node",
+            true,
+            with_metadata(
+                one(json!({})),
+                "labels",
+                json!({ "hami.io/vgpu-node": "n1" }),
+            ),
+        ),
+    ]
+}
+
+#[test]
+fn pods_that_have_nothing_to_do_with_us_are_not_sent_and_all_others_are() {
+    let (mutating, validating) =
+        webhook_configurations(&vendors("default"), &settings(), &client());
+    let doors = [
+        Conditions::of(&mutating, "mutate.pods.vgpu.io"),
+        Conditions::of(&validating, "validate.pods.vgpu.io"),
+    ];
+
+    for (name, sent, pod) in corpus() {
+        for door in &doors {
+            assert_eq!(door.send(&pod, &Value::Null, "alice"), sent, "{name}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_sent_would_have_been_left_as_it_is() {
+    let admission = common::admission(Settings::default());
+
+    for (name, sent, pod) in corpus() {
+        let answer = admission.admit(&pod, &common::create());
+        if !sent && !matches!(name, "without a spec" | "no containers" | "empty lists") {
+            assert_eq!(answer.unwrap().patch, [], "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_change_of_what_is_reserved_is_sent_and_no_other() {
+    let (_, validating) = webhook_configurations(&vendors("default"), &settings(), &client());
+    let door = Conditions::of(&validating, "reserved.pods.vgpu.io");
+    let bare = pod(json!({ "containers": [container(json!({}))] }));
+    let held = |what: &str| {
+        with_metadata(
+            bare.clone(),
+            "annotations",
+            json!({ "hami.io/vgpu-devices-allocated": what, "team": what }),
+        )
+    };
+    let labelled = with_metadata(bare.clone(), "labels", json!({ "hami.io/vgpu-node": "n1" }));
+    let own = with_metadata(bare.clone(), "annotations", json!({ "team": "a" }));
+    let seen = with_metadata(
+        bare.clone(),
+        "annotations",
+        json!({ "vgpu.io/visible-devices-0123456789": "" }),
+    );
+
+    for (name, old, new, sent) in [
+        ("nothing", &bare, &bare, false),
+        ("nothing of what is held", &held("x"), &held("x"), false),
+        ("its own", &bare, &own, false),
+        ("its own away", &own, &bare, false),
+        ("written", &bare, &held("x"), true),
+        ("changed", &held("x"), &held("y"), true),
+        ("taken away", &held("x"), &bare, true),
+        ("label written", &bare, &labelled, true),
+        ("label taken away", &labelled, &bare, true),
+        ("written empty", &bare, &seen, true),
+        ("empty taken away", &seen, &bare, true),
+    ] {
+        assert_eq!(door.send(new, old, "alice"), sent, "{name}");
+        assert!(!door.send(new, old, OWN), "{name} by ourselves");
+    }
+    let binding = |metadata: Value| json!({ "metadata": metadata, "target": { "name": "n1" } });
+    let forged =
+        binding(json!({ "name": "p", "annotations": { "hami.io/vgpu-devices-allocated": ";" } }));
+    assert!(door.send(&forged, &Value::Null, "alice"));
+    assert!(!door.send(&binding(json!({ "name": "p" })), &Value::Null, "alice"));
+}
+
+#[test]
+fn containers_of_other_pods_are_sent_only_where_they_are_to_be_changed_and_never_stopped() {
+    let (mutating, _) = webhook_configurations(&vendors("overwriteenv"), &settings(), &client());
+    let name = "hide-devices.pods.vgpu.io";
+    let rest = Conditions::of(&mutating, name);
+    let entry = &mutating["webhooks"][1];
+    let asks = Conditions::of(&mutating, "mutate.pods.vgpu.io");
+
+    for (case, _, pod) in corpus() {
+        let both = rest.send(&pod, &Value::Null, "alice") && asks.send(&pod, &Value::Null, "alice");
+        assert!(!both, "{case}");
+    }
+    let plain = pod(json!({ "containers": [container(json!({}))] }));
+    assert!(rest.send(&plain, &Value::Null, "alice"));
+    assert_eq!(entry["name"], name);
+    assert_eq!(entry["failurePolicy"], "Ignore");
+}
+
+#[test]
+fn the_configuration_is_within_the_limits_of_the_api() {
+    let is_label = |name: &str| {
+        (1..=63).contains(&name.len())
+            && name
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+            && !name.starts_with('-')
+            && !name.ends_with('-')
+    };
+    for config in ["default", "overwriteenv"] {
+        let (mutating, validating) =
+            webhook_configurations(&vendors(config), &settings(), &client());
+        let mut names = Vec::new();
+        for object in [&mutating, &validating] {
+            for entry in object["webhooks"].as_array().unwrap() {
+                let name = entry["name"].as_str().unwrap();
+                let parts: Vec<&str> = name.split('.').collect();
+                assert!(
+                    parts.len() >= 3 && parts.iter().all(|part| is_label(part)),
+                    "{name}"
+                );
+                names.push(name);
+                assert_eq!(entry["sideEffects"], "None");
+                assert!((1..=30).contains(&entry["timeoutSeconds"].as_u64().unwrap()));
+                let conditions = entry["matchConditions"].as_array().unwrap();
+                assert!(conditions.len() <= 64);
+                for condition in conditions {
+                    assert!(is_label(condition["name"].as_str().unwrap()));
+                    // The parser of the API server takes 100,000 letters.
+                    assert!(condition["expression"].as_str().unwrap().len() < 50_000);
+                }
+            }
+        }
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}
+
+#[test]
+fn without_match_conditions_a_webhook_that_is_down_is_ignored() {
+    let old = Settings {
+        match_conditions: false,
+        ..settings()
+    };
+
+    let (mutating, validating) = webhook_configurations(&vendors("default"), &old, &client());
+
+    for entry in [
+        &mutating["webhooks"][0],
+        &validating["webhooks"][0],
+        &validating["webhooks"][1],
+    ] {
+        assert_eq!(entry["failurePolicy"], "Ignore");
+        assert_eq!(entry["matchConditions"], Value::Null);
+        assert_eq!(
+            entry["namespaceSelector"]["matchExpressions"][1]["values"],
+            json!(["kube-system"])
+        );
+    }
+}
+
+#[test]
+fn a_resource_name_with_quotes_cannot_leave_its_text() {
+    let yaml = "nvidia:\n  resourceCountName: \"a'] || true || k in ['\\\\\"\n";
+    let config = kube_api::config::DeviceConfig::parse(yaml).unwrap();
+    let vendors = kube_api::vendor::Vendors::new(config, common::ALL).unwrap();
+
+    let (mutating, _) = webhook_configurations(&vendors, &settings(), &client());
+
+    let door = Conditions::of(&mutating, "mutate.pods.vgpu.io");
+    let plain = pod(json!({ "containers": [container(json!({}))] }));
+    assert!(!door.send(&plain, &Value::Null, "alice"));
+}
