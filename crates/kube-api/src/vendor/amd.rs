@@ -54,11 +54,13 @@ impl Cards {
         };
         match u32::try_from(percent) {
             Ok(percent @ 1..=ALL) => Ok(percent),
-            _ => Err(request::wrong_amount(
-                container,
-                resource.unwrap_or_default(),
-                format!("must be an integer percentage between 1 and 100, got {percent}"),
-            )),
+            _ => {
+                let name = resource.unwrap_or_default();
+                let problem = format!(
+                    "{name} must be an integer percentage between 1 and 100, got {percent}"
+                );
+                Err(request::wrong_amount(container, name, problem))
+            }
         }
     }
 }

@@ -150,14 +150,12 @@ impl Chip {
         }
         match self.template(mib) {
             Some((rounded, _)) => Ok(Some(rounded)),
-            None => Err(request::wrong_amount(
-                container,
-                resource.unwrap_or_default(),
-                format!(
-                    "{mib} is invalid: a card has {} MiB",
-                    self.config.memory_capacity
-                ),
-            )),
+            None => {
+                let name = resource.unwrap_or_default();
+                let most = self.config.memory_capacity;
+                let problem = format!("{name} {mib} is invalid: a card has {most} MiB");
+                Err(request::wrong_amount(container, name, problem))
+            }
         }
     }
 

@@ -75,11 +75,12 @@ impl Devices {
                 let devices = u32::try_from(cores / i64::from(CORES_OF_ONE));
                 Ok(Some((devices.unwrap_or(u32::MAX), CORES_OF_ONE)))
             }
-            Some(cores) => Err(request::wrong_amount(
-                container,
-                resource.unwrap_or_default(),
-                format!("must be 1 or a multiple of {CORES_OF_ONE}, got {cores}"),
-            )),
+            Some(cores) => {
+                let name = resource.unwrap_or_default();
+                let problem =
+                    format!("{name} must be 1 or a multiple of {CORES_OF_ONE}, got {cores}");
+                Err(request::wrong_amount(container, name, problem))
+            }
         }
     }
 

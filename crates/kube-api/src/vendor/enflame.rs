@@ -201,7 +201,11 @@ impl Slices {
     ) -> Result<Option<(Option<u64>, Option<u32>)>, RequestError> {
         let refused = |role, problem: &str| {
             let name = row.resource(role).unwrap_or_default();
-            Err(request::wrong_amount(container, name, problem.to_owned()))
+            Err(request::wrong_amount(
+                container,
+                name,
+                format!("{name} {problem}"),
+            ))
         };
         let memory = row.resource(Role::Memory);
         let memory_mib = match request::amount(container, memory)? {
@@ -394,7 +398,7 @@ impl Family for Slices {
         let named: Vec<&str> = match request::whole(container, count)? {
             Some(..=0) => {
                 let name = count.unwrap_or_default();
-                let problem = "must be greater than 0".to_owned();
+                let problem = format!("{name} must be greater than 0");
                 return Err(request::wrong_amount(container, name, problem).into());
             }
             Some(_) => count.into_iter().collect(),
