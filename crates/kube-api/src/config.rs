@@ -3,6 +3,7 @@
 //!
 //! The names of the sections and keys are those of HAMi v2.10's `device-config.yaml`.
 
+mod nodes;
 mod sections;
 
 use std::fmt;
@@ -10,6 +11,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+pub use nodes::{FilteredDevices, NodeOverride, NodeOverrides, OperatingMode};
 pub use sections::{
     Amd, Ascend, AscendTemplate, AwsNeuron, Cambricon, CorePolicy, Counted, Enflame, Hygon,
     Iluvatar, Kunlun, Metax, MigAllowed, Mthreads, Nvidia, Vnpus,

@@ -300,7 +300,9 @@ pub fn decode(text: &str) -> Result<Vec<Registered>, RegisterError> {
     let text = text.trim();
     let mut devices = match text.chars().next() {
         None => return Ok(Vec::new()),
-        Some('[' | '{' | 'n' | '"') => decode_json(text)?,
+        Some('[' | '{' | '"') => decode_json(text)?,
+        // What Go writes for a list that was never made.
+        Some('n') if text == "null" => return Ok(Vec::new()),
         Some(_) => decode_colon(text)?,
     };
     if devices.iter().all(|device| device.index.is_none()) {
@@ -338,8 +340,13 @@ fn decode_json(text: &str) -> Result<Vec<Registered>, RegisterError> {
 
 const NUMBER: &str = "a whole number from 0 to 2147483647";
 
-/// The form with commas and colons alone, as the reference's decoder reads it.
-pub(crate) fn decode_colon(text: &str) -> Result<Vec<Registered>, RegisterError> {
+/// The form with commas and colons alone, as the reference's decoder reads it: parts without a comma are passed over.
+/// The index of 7 fields is not said.
+///
+/// # Errors
+///
+/// When no device ends with a colon, or one cannot be read.
+pub fn decode_colon(text: &str) -> Result<Vec<Registered>, RegisterError> {
     if !text.contains(':') {
         return Err(RegisterError::NoSeparator);
     }

@@ -9,7 +9,7 @@ use crate::allocation::{self, AllocationError};
 use crate::config::{ConfigError, CorePolicy, DeviceConfig, Nvidia};
 use crate::keys;
 use crate::node::{self, Problem};
-use crate::object::{Container, Node, Pod};
+use crate::object::{Container, EnvVar, Node, Pod};
 use crate::request::{self, PodRules, RequestError};
 
 /// A percentage above this is cut to it.
@@ -104,6 +104,7 @@ impl Family for Cards {
                 instances.unwrap_or_else(|| "[]".to_owned()),
             );
         }
+        show(row, writing, into);
     }
 
     fn granted(&self, row: &Row, pod: &Pod) -> Result<Option<Vec<Granted>>, AllocationError> {
@@ -193,6 +194,41 @@ impl Family for Cards {
         }
         Ok(edits)
     }
+}
+
+/// Tells each container that looks for it which cards it sees: admission puts the look into pods for nodes whose
+/// runtime has no CDI. An instance that is not made yet has no name to tell.
+fn show(row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
+    let containers = request::in_order(writing.pod).zip(&writing.placement.containers);
+    for ((container, _), granted) in containers {
+        let key = keys::visible_devices(&container.name);
+        if !container
+            .env
+            .iter()
+            .any(|variable| looks_at(variable, &key))
+        {
+            continue;
+        }
+        let grants = granted.grants.iter();
+        let cards: Vec<&str> = grants
+            .filter(|grant| grant.vendor.as_str() == row.word && grant.instance.is_none())
+            .map(|grant| grant.device.as_ref())
+            .collect();
+        if !cards.is_empty() {
+            into.insert(key, cards.join(","));
+        }
+    }
+}
+
+/// Whether the variable's value is this annotation of its pod.
+fn looks_at(variable: &EnvVar, key: &str) -> bool {
+    variable
+        .value_from
+        .as_ref()
+        .and_then(|from| from.get("fieldRef")?.get("fieldPath")?.as_str())
+        .and_then(|path| path.strip_prefix("metadata.annotations['"))
+        .and_then(|path| path.strip_suffix("']"))
+        == Some(key)
 }
 
 impl Cards {
