@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::bench::args::BenchArgs;
+use crate::explain::args::ExplainArgs;
 use crate::values::{self, ContainerName, DriverVersion, GpuRef, PerGpu, PolicyName, SimMemory};
 
 /// Give each program its share of a GPU's memory and time, and no more.
@@ -26,7 +27,8 @@ Examples:
   vgpu top                                     who uses what
   vgpu set python-1 --gpumem 8Gi               more, while it runs
   vgpu oom python-1                            what was refused, and who held the memory
-  vgpu sim -- vgpu run --gpumem 4Gi -- ./app   all of it without a GPU"
+  vgpu sim -- vgpu run --gpumem 4Gi -- ./app   all of it without a GPU
+  vgpu explain train                           why a pod of a cluster is pending"
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -47,6 +49,8 @@ pub(crate) enum Command {
     Sim(SimArgs),
     /// Measure how well limits hold
     Bench(BenchArgs),
+    /// Say why a pod is not placed, and the smallest change after which it would be
+    Explain(ExplainArgs),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What became of a pod, or could.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// It runs, or is bound, and has its devices.
@@ -34,7 +34,7 @@ impl Verdict {
 }
 
 /// The whole answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explained {
     /// Namespace and name, with a slash between.
@@ -46,7 +46,7 @@ pub struct Explained {
     /// What its containers ask for.
     pub asks: Vec<Asked>,
     /// Where it is, or would be.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placed: Option<Placed>,
     /// Changes each of which is enough by itself.
     pub advice: Vec<Advised>,
@@ -63,7 +63,7 @@ pub struct Explained {
 }
 
 /// What a container asks of one vendor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asked {
     /// Its name.
@@ -81,7 +81,7 @@ pub struct Asked {
 }
 
 /// Where a pod is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Placed {
     /// The node.
@@ -91,7 +91,7 @@ pub struct Placed {
 }
 
 /// What a container has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacedContainer {
     /// Its name.
@@ -101,7 +101,7 @@ pub struct PlacedContainer {
 }
 
 /// A share of a device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacedDevice {
     /// Identifier of the device.
@@ -111,12 +111,12 @@ pub struct PlacedDevice {
     /// Compute in the vendor's unit.
     pub cores: u32,
     /// The MIG instance, and where it lies.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
 }
 
 /// A reason and the nodes that have it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counted {
     /// The word that users of the reference know.
@@ -128,7 +128,7 @@ pub struct Counted {
 }
 
 /// Why one node does not do.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OfNode {
     /// Its name.
@@ -144,7 +144,7 @@ pub struct OfNode {
 }
 
 /// Why one device does not do.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OfDevice {
     /// Its identifier.
@@ -158,7 +158,7 @@ pub struct OfDevice {
 }
 
 /// Changes that are enough together.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Advised {
     /// Where the pod would fit then.
@@ -170,7 +170,7 @@ pub struct Advised {
 }
 
 /// One change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Changed {
     /// In a few words.
@@ -181,7 +181,7 @@ pub struct Changed {
 
 /// Something to write. Edits of the pod mean its manifest: a pod that exists is deleted and created anew, or its owner's
 /// template is changed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     tag = "edit",
     rename_all = "kebab-case",
@@ -195,7 +195,7 @@ pub enum Edit {
         /// Name of the resource.
         resource: String,
         /// What it says; nothing where it is not there.
-        #[serde(skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         from: Option<String>,
         /// What it should say.
         to: String,
