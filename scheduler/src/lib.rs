@@ -1,4 +1,274 @@
 //! The scheduler: the cluster's view, the ledger of reservations, and the HTTP API that kube-scheduler calls. Never
 //! computes a fit itself (`placement` does), never touches a node.
+//!
+//! kube-scheduler asks `/filter` for a pod; the [`ledger`] chooses a node and holds it for the pod; `/bind` writes what
+//! the pod got together with its binding. [`view`] keeps the ledger up with the API server. No node is ever locked.
 
 #![forbid(unsafe_code)]
+
+pub mod api;
+pub mod args;
+pub mod bind;
+pub mod embedded;
+pub mod events;
+pub mod explain;
+pub mod filter;
+pub mod leader;
+pub mod ledger;
+pub mod metrics;
+pub mod preempt;
+pub mod view;
+pub mod wake;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use events::{Events, Kind};
+use kube_api::extender::ExtenderArgs;
+use kube_api::object::Pod;
+use kube_api::request::{Defaults, RequestError};
+use kube_api::vendor::Vendors;
+use leader::{Leadership, NotLeader};
+use ledger::{Ledger, Notice, identity, uid_of};
+use parking_lot::{Mutex, MutexGuard};
+use placement::Request;
+use tokio::sync::watch;
+use view::Progress;
+use wake::Waker;
+
+/// How a scheduler behaves.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What holds where a pod says nothing.
+    pub defaults: Defaults,
+    /// Only nodes with these labels have devices (`gpu=on`); empty for all.
+    pub node_selector: String,
+    /// Whether what a pod got is written at its filter, too, and not only with its binding.
+    pub write_at_filter: bool,
+    /// How long a call of the API server may take.
+    pub kube_timeout: Duration,
+    /// How long a reservation stands that nobody binds.
+    pub reservation_timeout: Duration,
+    /// How long a question waits for the first sight of the cluster.
+    pub patience: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            defaults: Defaults {
+                node_policy: "binpack".into(),
+                device_policy: "spread".into(),
+            },
+            node_selector: String::new(),
+            write_at_filter: false,
+            kube_timeout: Duration::from_secs(30),
+            reservation_timeout: Duration::from_secs(900),
+            patience: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Those whom the scheduler tells and asks.
+#[derive(Debug, Clone)]
+pub struct Company {
+    /// Who writes events.
+    pub events: Events,
+    /// Who makes kube-scheduler look again at pods that wait.
+    pub waker: Waker,
+    /// Who says whether this replica answers.
+    pub leadership: Leadership,
+}
+
+impl Company {
+    /// Nobody is told, and there is only this replica.
+    pub fn none() -> Self {
+        Self {
+            events: Events::silent(),
+            waker: Waker::silent(),
+            leadership: Leadership::always(),
+        }
+    }
+}
+
+/// One replica of the scheduler. A clone is the same one.
+#[derive(Clone)]
+pub struct Scheduler(Arc<Inner>);
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Scheduler").field(&self.0.settings).finish()
+    }
+}
+
+struct Inner {
+    settings: Settings,
+    vendors: Arc<Vendors>,
+    ledger: Mutex<Ledger>,
+    /// How far the view has come.
+    progress: watch::Sender<Progress>,
+    client: kube::Client,
+    events: Events,
+    waker: Waker,
+    leadership: Leadership,
+    began: Instant,
+    embedded: Option<embedded::Embedded>,
+}
+
+/// Why a question is not answered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoAnswer {
+    /// Another replica answers.
+    #[error("another replica answers: {0}")]
+    NotLeader(#[from] NotLeader),
+    /// The cluster has not been seen yet.
+    #[error("the nodes and pods have not been read from the API server yet: {0}; try again")]
+    NotSynced(String),
+}
+
+impl Scheduler {
+    /// A scheduler that speaks to the cluster through `client`. It sees nothing until [`Scheduler::follow`] runs.
+    pub fn new(
+        client: kube::Client,
+        vendors: Arc<Vendors>,
+        settings: Settings,
+        company: Company,
+    ) -> Self {
+        Self::build(client, vendors, settings, company, None)
+    }
+
+    fn build(
+        client: kube::Client,
+        vendors: Arc<Vendors>,
+        settings: Settings,
+        company: Company,
+        embedded: Option<embedded::Embedded>,
+    ) -> Self {
+        let ledger = Ledger::new(Arc::clone(&vendors), settings.reservation_timeout);
+        Self(Arc::new(Inner {
+            settings,
+            vendors,
+            ledger: Mutex::new(ledger),
+            progress: watch::Sender::new(Progress::default()),
+            client,
+            events: company.events,
+            waker: company.waker,
+            leadership: company.leadership,
+            began: Instant::now(),
+            embedded,
+        }))
+    }
+
+    /// The vendors whose devices it places.
+    pub fn vendors(&self) -> &Arc<Vendors> {
+        &self.0.vendors
+    }
+
+    /// Looks at the ledger. Nothing else is answered meanwhile.
+    pub fn with_ledger<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
+        look(&self.0.ledger.lock())
+    }
+
+    /// Whether all nodes and pods have been read.
+    pub fn is_synced(&self) -> bool {
+        self.0.progress.borrow().is_synced()
+    }
+
+    /// What has not been read from the API server yet.
+    fn missing(&self) -> String {
+        self.0.progress.borrow().missing()
+    }
+
+    /// Waits until it may be answered, for as long as the settings say.
+    async fn may_answer(&self) -> Result<(), NoAnswer> {
+        self.0.leadership.wait(self.0.settings.patience).await?;
+        let mut progress = self.0.progress.subscribe();
+        let seen = progress.wait_for(Progress::is_synced);
+        if tokio::time::timeout(self.0.settings.patience, seen)
+            .await
+            .is_err()
+        {
+            return Err(NoAnswer::NotSynced(self.missing()));
+        }
+        Ok(())
+    }
+
+    /// Makes the view meet the question: in the embedded cluster, what was changed before it is waited for, and a pod
+    /// that nobody has made is made.
+    async fn meet(&self, mut args: ExtenderArgs, body: &[u8]) -> Result<ExtenderArgs, String> {
+        self.catch_up().await;
+        if let Some(pod) = &mut args.pod
+            && let Some(uid) = self.make_pod(pod, body)?
+            && pod.metadata.uid.as_deref().unwrap_or_default().is_empty()
+        {
+            pod.metadata.uid = Some(uid);
+        }
+        Ok(args)
+    }
+
+    /// Time as the ledger counts it.
+    fn now(&self) -> Duration {
+        self.0.began.elapsed()
+    }
+
+    /// Changes the ledger, and tells others what they should hear of it.
+    fn change<T>(&self, change: impl FnOnce(&mut Ledger, Duration) -> T) -> T {
+        let mut ledger = self.0.ledger.lock();
+        let result = change(&mut ledger, self.now());
+        self.tell(ledger);
+        result
+    }
+
+    fn tell(&self, mut ledger: MutexGuard<'_, Ledger>) {
+        let notices = ledger.take_notices();
+        self.0.waker.waiting(ledger.waiting().len());
+        for notice in &notices {
+            if let Notice::Freed { node } = notice {
+                self.0.waker.freed(node);
+            }
+        }
+        drop(ledger);
+        for notice in notices {
+            match notice {
+                Notice::PodBroken { pod, problem } => {
+                    tracing::warn!(namespace = %pod.namespace, pod = %pod.name, problem, "a pod's allocation cannot be read");
+                    self.0
+                        .events
+                        .pod(&pod, Kind::Warning, "AllocationUnreadable", problem);
+                }
+                Notice::NodeBroken { node, problem } => {
+                    tracing::warn!(node, problem, "a node's report cannot be read");
+                    self.0
+                        .events
+                        .node(&node, Kind::Warning, "DevicesUnreadable", problem);
+                }
+                Notice::QuotaBroken {
+                    namespace,
+                    name,
+                    problem,
+                } => {
+                    tracing::warn!(namespace, quota = name, problem, "a quota cannot be read");
+                }
+                Notice::Freed { .. } => {}
+            }
+        }
+    }
+
+    /// What the pod asks for. Its uid is the one under which the ledger knows it.
+    fn request(&self, pod: &Pod) -> Result<Request, RequestError> {
+        let mut request =
+            kube_api::request::request(pod, &self.0.vendors, &self.0.settings.defaults)?;
+        request.pod = identity(pod, &uid_of(pod));
+        Ok(request)
+    }
+
+    /// Lets go of what is held for too long, once in a while.
+    async fn expire(self) {
+        let mut tick = tokio::time::interval(Duration::from_secs(1));
+        loop {
+            tick.tick().await;
+            self.change(Ledger::expire);
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! `/bind`: what a pod got is written with its binding, in one call, so that there is no half state. Also what is
+//! written at filter time where somebody reads it then. Never chooses a node or a card but for a pod that comes
+//! without a reservation.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube_api::allocation::{self, Written};
+use kube_api::extender::ExtenderBindingArgs;
+use kube_api::object::Pod;
+use placement::{Misfit, Placement};
+use serde_json::{Value, json};
+
+use crate::Scheduler;
+use crate::events::Kind;
+use crate::ledger::{Begun, uid_of};
+
+/// Who writes, to the API server.
+const FIELD_MANAGER: &str = "vgpu-scheduler";
+
+/// What became of a call that writes.
+enum Sent {
+    Done,
+    /// It did not happen, and will not.
+    Refused {
+        code: u16,
+        text: String,
+    },
+    /// It may have happened, or may yet.
+    Unknown(String),
+}
+
+impl Scheduler {
+    /// Binds the pod to the node with what it holds there; a pod without a reservation is fitted there first. Goes on
+    /// to its end when the caller does not wait for it.
+    ///
+    /// # Errors
+    ///
+    /// Why it is not bound, in a sentence for the pod's events.
+    pub async fn bind(&self, args: ExtenderBindingArgs) -> Result<(), String> {
+        let scheduler = self.clone();
+        let about = args.clone();
+        // A caller that gives up does not leave a binding half judged.
+        let task = tokio::spawn(async move { scheduler.bind_to_its_end(&args).await });
+        let result = match task.await {
+            Ok(result) => result,
+            Err(error) => Err(format!("the binding broke off: {error}")),
+        };
+        let (namespace, name, node) = (&about.pod_namespace, &about.pod_name, &about.node);
+        let pod = (namespace.as_str(), name.as_str(), about.pod_uid.as_str());
+        match &result {
+            Ok(()) => {
+                tracing::info!(%namespace, pod = %name, %node, "bound");
+                self.0.events.pod(
+                    pod,
+                    Kind::Normal,
+                    "BindingSucceed",
+                    format!("Successfully binding node [{node}] to {namespace}/{name}"),
+                );
+            }
+            Err(problem) => {
+                tracing::warn!(%namespace, pod = %name, %node, problem, "not bound");
+                self.0
+                    .events
+                    .pod(pod, Kind::Warning, "BindingFailed", problem.clone());
+            }
+        }
+        result
+    }
+
+    async fn bind_to_its_end(&self, args: &ExtenderBindingArgs) -> Result<(), String> {
+        let uid = self.known_uid(args);
+        let begun = self.change(|ledger, now| ledger.begin_bind(&uid, &args.node, now));
+        let begun = match begun {
+            Begun::NotReserved => self.begin_anew(args, &uid).await?,
+            begun => begun,
+        };
+        match begun {
+            Begun::Go { pod, placement } => {
+                let uid = uid_of(&pod);
+                self.write_binding(args, &uid, &pod, Some(&placement)).await
+            }
+            // It asks for no devices.
+            Begun::NotReserved => self.bind_plainly(args).await,
+            Begun::Done => Ok(()),
+            Begun::UnderWay => Err("the pod is being bound by an earlier call; try again".into()),
+            Begun::Elsewhere { node } => Err(format!(
+                "the pod is bound to node {node}, or its binding to there may still happen"
+            )),
+        }
+    }
+
+    /// The uid under which the ledger knows the pod.
+    fn known_uid(&self, args: &ExtenderBindingArgs) -> Arc<str> {
+        let fallback = format!("{}/{}", args.pod_namespace, args.pod_name);
+        self.with_ledger(|ledger| {
+            if !args.pod_uid.is_empty() && ledger.knows_pod(&args.pod_uid) {
+                args.pod_uid.as_str().into()
+            } else if ledger.knows_pod(&fallback) || args.pod_uid.is_empty() {
+                fallback.into()
+            } else {
+                args.pod_uid.as_str().into()
+            }
+        })
+    }
+
+    /// Reads the pod from the API server and fits it on the node.
+    async fn begin_anew(&self, args: &ExtenderBindingArgs, uid: &str) -> Result<Begun, String> {
+        let pod = match self.read_pod(args).await? {
+            Some(pod) => pod,
+            None => {
+                self.change(|ledger, _| ledger.undo(uid));
+                return Err(format!("pod \"{}\" not found", args.pod_name));
+            }
+        };
+        let there = uid_of(&pod);
+        if !args.pod_uid.is_empty() && *args.pod_uid != *there {
+            self.change(|ledger, _| ledger.undo(&args.pod_uid));
+            return Err(format!(
+                "pod \"{}\" not found: the pod of that name has uid {there}, not {}",
+                args.pod_name, args.pod_uid
+            ));
+        }
+        if !pod.spec.node_name.is_empty() {
+            let node = &pod.spec.node_name;
+            self.change(|ledger, now| ledger.set_pod(&pod, now));
+            return if *node == args.node {
+                Ok(Begun::Done)
+            } else {
+                Ok(Begun::Elsewhere {
+                    node: node.as_str().into(),
+                })
+            };
+        }
+        let request = self.request(&pod).map_err(|problem| problem.to_string())?;
+        if !request.asks_for_devices() {
+            return Ok(Begun::NotReserved);
+        }
+        if !self.with_ledger(|ledger| ledger.knows_node(&args.node)) {
+            self.change(|ledger, _| ledger.undo(uid));
+            return Err(format!("node \"{}\" not found", args.node));
+        }
+        let pod = Arc::new(pod);
+        self.change(|ledger, now| ledger.begin_bind_anew(&request, &pod, &args.node, now))
+            .map_err(|misfit: Misfit| format!("node {} does not fit: {misfit}", args.node))
+    }
+
+    async fn bind_plainly(&self, args: &ExtenderBindingArgs) -> Result<(), String> {
+        let binding = binding(args, &args.pod_uid, &Written::default());
+        match self.send_binding(args, &binding).await {
+            Sent::Done => Ok(()),
+            Sent::Refused { text, .. } | Sent::Unknown(text) => Err(text),
+        }
+    }
+
+    async fn write_binding(
+        &self,
+        args: &ExtenderBindingArgs,
+        uid: &str,
+        pod: &Pod,
+        placement: Option<&Placement>,
+    ) -> Result<(), String> {
+        let written = placement
+            .map(|placement| self.written(pod, placement))
+            .unwrap_or_default();
+        let given = pod.metadata.uid.as_deref().unwrap_or(&args.pod_uid);
+        let sent = self
+            .send_binding(args, &binding(args, given, &written))
+            .await;
+        match sent {
+            Sent::Done => {
+                self.change(|ledger, now| ledger.bound(uid, now));
+                Ok(())
+            }
+            Sent::Refused { code: 409, text } => {
+                self.after_conflict(args, uid, &written, text).await
+            }
+            Sent::Refused { code: 404, text } => {
+                self.change(|ledger, _| ledger.bind_refused(uid));
+                Err(if text.contains("not found") {
+                    text
+                } else {
+                    format!("pod \"{}\" not found", args.pod_name)
+                })
+            }
+            Sent::Refused { text, .. } => {
+                self.change(|ledger, _| ledger.bind_refused(uid));
+                Err(text)
+            }
+            Sent::Unknown(text) => {
+                self.change(|ledger, now| ledger.bind_in_doubt(uid, now));
+                Err(format!(
+                    "it is not known whether the binding happened: {text}"
+                ))
+            }
+        }
+    }
+
+    /// A binding that is refused by a conflict has perhaps happened by an earlier call whose answer was lost.
+    async fn after_conflict(
+        &self,
+        args: &ExtenderBindingArgs,
+        uid: &str,
+        written: &Written,
+        text: String,
+    ) -> Result<(), String> {
+        let pod = match self.read_pod(args).await {
+            Ok(Some(pod)) if *uid_of(&pod) == *uid => pod,
+            // Another pod of that name, or none: this one is gone.
+            Ok(_) => {
+                self.change(|ledger, _| ledger.bind_refused(uid));
+                return Err(text);
+            }
+            Err(problem) => {
+                self.change(|ledger, now| ledger.bind_in_doubt(uid, now));
+                return Err(format!("{text}; {problem}"));
+            }
+        };
+        if pod.spec.node_name.is_empty() {
+            self.change(|ledger, _| ledger.bind_refused(uid));
+            return Err(text);
+        }
+        let ours = pod.spec.node_name == args.node && carries(&pod, written);
+        self.change(|ledger, now| {
+            ledger.bind_refused_but_bound(uid, &pod, now);
+        });
+        if ours { Ok(()) } else { Err(text) }
+    }
+
+    async fn read_pod(&self, args: &ExtenderBindingArgs) -> Result<Option<Pod>, String> {
+        let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), &args.pod_namespace);
+        match tokio::time::timeout(self.0.settings.kube_timeout, pods.get_opt(&args.pod_name)).await
+        {
+            Ok(Ok(pod)) => Ok(pod),
+            Ok(Err(error)) => Err(format!("the pod cannot be read: {error}")),
+            Err(_) => Err(format!(
+                "the pod cannot be read: no answer from the API server within {} s",
+                self.0.settings.kube_timeout.as_secs()
+            )),
+        }
+    }
+
+    fn written(&self, pod: &Pod, placement: &Placement) -> Written {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or(Duration::ZERO);
+        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        self.with_ledger(|ledger| {
+            let node = ledger.cluster().node(&placement.node);
+            allocation::write(pod, placement, node, &self.0.vendors, now)
+        })
+    }
+
+    async fn send_binding(&self, args: &ExtenderBindingArgs, binding: &Value) -> Sent {
+        let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), &args.pod_namespace);
+        let params = PostParams {
+            field_manager: Some(FIELD_MANAGER.into()),
+            ..PostParams::default()
+        };
+        let call = pods.create_subresource::<_, Value>("binding", &args.pod_name, &params, binding);
+        judge(tokio::time::timeout(self.0.settings.kube_timeout, call).await)
+    }
+
+    /// Writes what the pod got to its annotations and labels before it is bound.
+    ///
+    /// # Errors
+    ///
+    /// Why it may not be written.
+    pub(crate) async fn write_at_filter(
+        &self,
+        pod: &Arc<Pod>,
+        placement: &Placement,
+    ) -> Result<(), String> {
+        let written = self.written(pod, placement);
+        let namespace = match pod.metadata.namespace.as_deref() {
+            Some(namespace) if !namespace.is_empty() => namespace,
+            _ => "default",
+        };
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), namespace);
+        let mut patch = json!({
+            "metadata": { "annotations": written.annotations, "labels": written.labels },
+        });
+        if let (Some(uid), Some(metadata)) = (&pod.metadata.uid, patch.get_mut("metadata")) {
+            // Not another pod of that name.
+            metadata["uid"] = uid.as_str().into();
+        }
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let patience = self.0.settings.kube_timeout;
+        // To its end, also when the caller gives up.
+        let call = tokio::spawn(async move {
+            let patch = Patch::Merge(patch);
+            let call = pods.patch(&name, &params, &patch);
+            judge(tokio::time::timeout(patience, call).await)
+        });
+        match call.await {
+            Ok(Sent::Done) => Ok(()),
+            Ok(Sent::Refused { text, .. } | Sent::Unknown(text)) => Err(text),
+            Err(error) => Err(format!("the annotations could not be written: {error}")),
+        }
+    }
+}
+
+fn judge<T>(result: Result<kube::Result<T>, tokio::time::error::Elapsed>) -> Sent {
+    match result {
+        Ok(Ok(_)) => Sent::Done,
+        // What the server itself refuses has not happened. Of its own trouble it cannot know that.
+        Ok(Err(kube::Error::Api(status)))
+            if (400..500).contains(&status.code) && status.code != 408 =>
+        {
+            Sent::Refused {
+                code: status.code,
+                text: status.message.clone(),
+            }
+        }
+        // The server's answer, that of a write that happened, is in words that we do not read.
+        Ok(Err(kube::Error::SerdeError(_))) => Sent::Done,
+        Ok(Err(error)) => Sent::Unknown(error.to_string()),
+        Err(elapsed) => Sent::Unknown(format!("no answer from the API server: {elapsed}")),
+    }
+}
+
+fn binding(args: &ExtenderBindingArgs, uid: &str, written: &Written) -> Value {
+    let mut metadata = json!({
+        "name": args.pod_name,
+        "namespace": args.pod_namespace,
+        "annotations": written.annotations,
+        "labels": written.labels,
+    });
+    if !uid.is_empty() {
+        metadata["uid"] = uid.into();
+    }
+    json!({
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": metadata,
+        "target": { "apiVersion": "v1", "kind": "Node", "name": args.node },
+    })
+}
+
+/// Whether the pod has what was to be written, but for times.
+fn carries(pod: &Pod, written: &Written) -> bool {
+    let empty = std::collections::BTreeMap::new();
+    let annotations = pod.metadata.annotations.as_ref().unwrap_or(&empty);
+    written
+        .annotations
+        .iter()
+        .filter(|(key, _)| !key.contains("time"))
+        .all(|(key, value)| annotations.get(key) == Some(value))
+}

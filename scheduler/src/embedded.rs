@@ -1,0 +1,195 @@
+//! The scheduler on a cluster in this process: `--embedded STATE.json`. It reads the state once and never writes the
+//! file. A change made over `/api/v1` before a question is seen by that question.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use embedded_cluster::{Cluster, Event, Selector, Start, Target, Watch};
+use kube_api::object::Pod;
+use kube_api::vendor::Vendors;
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::events::Events;
+use crate::view::{KINDS, NOT_ENDED};
+use crate::{Company, Scheduler, Settings};
+
+/// How long a question waits for the changes that were made before it.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The cluster, and what happened in it that the ledger has to know.
+#[derive(Debug)]
+pub(crate) struct Embedded {
+    cluster: Cluster,
+    fences: Mutex<[Option<Fence>; 3]>,
+    selector: String,
+}
+
+/// Sees the changes of one kind, to know which is the last.
+#[derive(Debug)]
+struct Fence {
+    watch: Watch,
+    last: u64,
+}
+
+impl Embedded {
+    fn new(cluster: Cluster, selector: &str) -> Self {
+        let embedded = Self {
+            cluster,
+            fences: Mutex::new([None, None, None]),
+            selector: selector.to_owned(),
+        };
+        // Before anything is listed, so that no change falls between the two.
+        let _versions = embedded.needed();
+        embedded
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.cluster.resource_version()
+    }
+
+    /// For each kind, the version of its last change that a watch that is open by now will tell.
+    fn needed(&self) -> [u64; 3] {
+        let mut fences = self.fences.lock();
+        let mut needed = [0; 3];
+        for ((fence, kind), needed) in fences.iter_mut().zip(KINDS).zip(&mut needed) {
+            if fence.is_none() {
+                *fence = self.fence(kind);
+            }
+            let Some(open) = fence else { continue };
+            loop {
+                match open.watch.try_next() {
+                    Ok(Some(Event::Object(_, object))) => {
+                        open.last = open.last.max(object.resource_version());
+                    }
+                    Ok(Some(Event::Started(_))) => {}
+                    Ok(None) => {
+                        *needed = open.last;
+                        break;
+                    }
+                    // It fell behind what is remembered.
+                    Err(_) => {
+                        *fence = None;
+                        break;
+                    }
+                }
+            }
+        }
+        needed
+    }
+
+    fn fence(&self, kind: &str) -> Option<Fence> {
+        let target = Target::collection(&self.cluster.resource("", kind).ok()?, "");
+        let selector = match kind {
+            "nodes" => Selector::parse(&self.selector, "").ok()?,
+            "pods" => Selector::parse("", NOT_ENDED).ok()?,
+            _ => Selector::default(),
+        };
+        let version = self.cluster.resource_version();
+        let watch = self
+            .cluster
+            .watch(&target, selector, Start::After(version))
+            .ok()?;
+        Some(Fence { watch, last: 0 })
+    }
+}
+
+impl Scheduler {
+    /// A scheduler on this cluster. What a pod gets is written at its filter, as well as with its binding.
+    pub fn embedded(
+        cluster: &Cluster,
+        vendors: Arc<Vendors>,
+        settings: Settings,
+        events: impl FnOnce(kube::Client) -> Events,
+    ) -> Self {
+        let client = client(cluster);
+        let settings = Settings {
+            write_at_filter: true,
+            ..settings
+        };
+        let embedded = Embedded::new(cluster.clone(), &settings.node_selector);
+        let company = Company {
+            events: events(client.clone()),
+            ..Company::none()
+        };
+        Self::build(client, vendors, settings, company, Some(embedded))
+    }
+
+    /// Waits until the ledger has what was changed in the embedded cluster by now. Elsewhere there is nothing to wait
+    /// for: what the API server has is known when its watch tells.
+    pub(crate) async fn catch_up(&self) {
+        let Some(embedded) = &self.0.embedded else {
+            return;
+        };
+        let needed = embedded.needed();
+        let mut progress = self.0.progress.subscribe();
+        let caught_up = progress.wait_for(|progress| {
+            progress
+                .seen
+                .iter()
+                .zip(&needed)
+                .all(|(seen, needed)| seen >= needed)
+        });
+        if tokio::time::timeout(PATIENCE, caught_up).await.is_err() {
+            tracing::warn!("the ledger is behind the embedded cluster");
+        }
+    }
+
+    /// In the embedded cluster, a pod that a question brings and nobody has made yet is made. Says which uid the pod
+    /// has there.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be made.
+    pub(crate) fn make_pod(&self, pod: &Pod, body: &[u8]) -> Result<Option<String>, String> {
+        let Some(embedded) = &self.0.embedded else {
+            return Ok(None);
+        };
+        let cluster = &embedded.cluster;
+        let pods = cluster
+            .resource("", "pods")
+            .map_err(|error| error.to_string())?;
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = if namespace.is_empty() {
+            "default"
+        } else {
+            namespace
+        };
+        let target = Target::object(&pods, namespace, name);
+        if cluster.get(&target).is_err()
+            && let Some(whole) = whole_pod(body)
+        {
+            // Somebody may have made it at the same time: then it is there, and that is all that is asked.
+            let made = cluster.import(&serde_json::json!({ "pods": [whole] }));
+            if let Err(error) = made
+                && cluster.get(&target).is_err()
+            {
+                return Err(format!("the pod cannot be made: {error}"));
+            }
+        }
+        let there = cluster.get(&target).map_err(|error| error.to_string())?;
+        let uid = there.value();
+        let uid = uid.pointer("/metadata/uid").and_then(Value::as_str);
+        Ok(uid.map(str::to_owned))
+    }
+}
+
+/// A client of this cluster: the same requests as over HTTP, without a connection.
+pub fn client(cluster: &Cluster) -> kube::Client {
+    kube::Client::new(cluster.router(), "default")
+}
+
+/// The pod of a question, with every field that it came with.
+fn whole_pod(body: &[u8]) -> Option<Value> {
+    let Ok(Value::Object(args)) = serde_json::from_slice(body) else {
+        return None;
+    };
+    let (_, pod) = args
+        .into_iter()
+        .find(|(key, _)| key.eq_ignore_ascii_case("pod"))?;
+    pod.is_object().then_some(pod)
+}

@@ -1,0 +1,461 @@
+//! `/filter` and `/prioritize` without HTTP: from a pod and the nodes in question to an answer. Never computes a fit
+//! itself, and writes nothing but through `bind`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kube_api::extender::{ExtenderArgs, HostPriority};
+use kube_api::node::report;
+use kube_api::object::{Node, Pod};
+use placement::{Among, Cluster, Misfit, NodeMisfit, NodePolicy, Placement, Request};
+use serde::ser::{SerializeMap, SerializeStruct};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use crate::Scheduler;
+use crate::events::{Kind, no_node};
+use crate::ledger::Filtered;
+
+/// Answer to `POST /filter`, as kube-scheduler reads it. Every key is always there.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// Whole nodes that fit, each as it came; where whole nodes were asked about.
+    nodes: Option<Vec<Box<RawValue>>>,
+    /// Names of nodes that fit.
+    names: Option<Vec<String>>,
+    refused: Option<Refused>,
+    /// Empty, or why there is no answer.
+    error: String,
+}
+
+/// The nodes that do not fit. Thousands share a few texts.
+#[derive(Debug, Default)]
+struct Refused {
+    texts: Vec<String>,
+    /// Node, position of its text, and whether other pods' leaving may help.
+    nodes: Vec<(Arc<str>, u32, bool)>,
+}
+
+impl Answer {
+    /// No answer, and why.
+    pub fn error(why: impl Into<String>) -> Self {
+        Self {
+            error: why.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Empty, or why there is no answer.
+    pub fn why(&self) -> &str {
+        &self.error
+    }
+
+    /// Names of the nodes that fit, where names were asked about.
+    pub fn names(&self) -> &[String] {
+        self.names.as_deref().unwrap_or_default()
+    }
+}
+
+impl Serialize for Answer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut answer = serializer.serialize_struct("ExtenderFilterResult", 5)?;
+        answer.serialize_field("Nodes", &self.nodes.as_deref().map(List))?;
+        answer.serialize_field("NodeNames", &self.names)?;
+        let of = |helps| {
+            self.refused
+                .as_ref()
+                .map(|refused| Texts { refused, helps })
+        };
+        answer.serialize_field("FailedNodes", &of(true))?;
+        let hopeless = of(false).filter(|texts| texts.nodes().next().is_some());
+        answer.serialize_field("FailedAndUnresolvableNodes", &hopeless)?;
+        answer.serialize_field("Error", &self.error)?;
+        answer.end()
+    }
+}
+
+/// A Kubernetes list.
+struct List<'a>(&'a [Box<RawValue>]);
+
+impl Serialize for List<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_map(Some(2))?;
+        list.serialize_entry("metadata", &HashMap::<(), ()>::new())?;
+        list.serialize_entry("items", self.0)?;
+        list.end()
+    }
+}
+
+/// The nodes for which leaving helps, or those for which it does not.
+struct Texts<'a> {
+    refused: &'a Refused,
+    helps: bool,
+}
+
+impl Texts<'_> {
+    fn nodes(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.refused
+            .nodes
+            .iter()
+            .filter(|(_, _, helps)| *helps == self.helps)
+            .map(|(node, text, _)| {
+                let at = usize::try_from(*text).unwrap_or(usize::MAX);
+                let text = self.refused.texts.get(at).map_or("", String::as_str);
+                (&**node, text)
+            })
+    }
+}
+
+impl Serialize for Texts<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.nodes())
+    }
+}
+
+impl Refused {
+    /// Every node with the same text, past help.
+    fn all(nodes: impl Iterator<Item = Arc<str>>, text: String) -> Self {
+        Self {
+            texts: vec![text],
+            nodes: nodes.map(|node| (node, 0, false)).collect(),
+        }
+    }
+
+    fn from_misfits(misfits: &[NodeMisfit]) -> Self {
+        let mut known: HashMap<Vec<(*const u8, u32)>, u32> = HashMap::new();
+        let mut refused = Self {
+            texts: Vec::new(),
+            nodes: Vec::with_capacity(misfits.len()),
+        };
+        let mut key = Vec::new();
+        for NodeMisfit { node, misfit } in misfits {
+            count_codes(misfit, &mut key);
+            let text = match known.get(&key) {
+                Some(text) => *text,
+                None => {
+                    let text = u32::try_from(refused.texts.len()).unwrap_or(u32::MAX);
+                    refused.texts.push(misfit.summary());
+                    known.insert(key.clone(), text);
+                    text
+                }
+            };
+            refused
+                .nodes
+                .push((Arc::clone(node), text, misfit.is_cured_by_leaving()));
+        }
+        refused
+    }
+}
+
+/// What the text of a misfit is made of: how often each word, in order of their addresses. Two misfits with the same
+/// key have the same text; the same word at two addresses only makes a text twice.
+fn count_codes(misfit: &Misfit, key: &mut Vec<(*const u8, u32)>) {
+    key.clear();
+    match misfit {
+        Misfit::UnknownNode => key.push((std::ptr::null(), 0)),
+        Misfit::TooFewDevices { .. } => key.push((std::ptr::null(), 1)),
+        Misfit::Devices { reasons, .. } => {
+            for (_, reason) in reasons.iter() {
+                let word = reason.code().as_ptr();
+                match key.iter_mut().find(|(known, _)| *known == word) {
+                    Some((_, count)) => *count += 1,
+                    None => key.push((word, 1)),
+                }
+            }
+            key.sort_unstable();
+        }
+    }
+}
+
+/// The nodes in question.
+enum Asked {
+    Names(Vec<String>),
+    /// Whole nodes, with the name of each.
+    Nodes(Vec<(String, Box<RawValue>)>),
+}
+
+impl Asked {
+    fn of(args: &mut ExtenderArgs) -> Option<Self> {
+        if let Some(names) = args.node_names.take() {
+            return Some(Self::Names(names));
+        }
+        let nodes = args.nodes.take()?;
+        Some(Self::Nodes(
+            nodes
+                .into_iter()
+                .map(|node| (name_of(&node), node))
+                .collect(),
+        ))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        match self {
+            Self::Names(names) => names.iter().map(String::as_str).collect(),
+            Self::Nodes(nodes) => nodes.iter().map(|(name, _)| name.as_str()).collect(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Names(names) => names.len(),
+            Self::Nodes(nodes) => nodes.len(),
+        }
+    }
+
+    /// The answer in which all of them fit.
+    fn all(self) -> Answer {
+        match self {
+            Self::Names(names) => Answer {
+                names: Some(names),
+                ..Answer::default()
+            },
+            Self::Nodes(nodes) => Answer {
+                nodes: Some(nodes.into_iter().map(|(_, node)| node).collect()),
+                ..Answer::default()
+            },
+        }
+    }
+
+    /// The answer in which this one fits.
+    fn only(self, chosen: &str) -> Answer {
+        match self {
+            Self::Names(_) => Answer {
+                names: Some(vec![chosen.to_owned()]),
+                ..Answer::default()
+            },
+            Self::Nodes(nodes) => Answer {
+                nodes: Some(
+                    nodes
+                        .into_iter()
+                        .filter(|(name, _)| name == chosen)
+                        .map(|(_, node)| node)
+                        .take(1)
+                        .collect(),
+                ),
+                ..Answer::default()
+            },
+        }
+    }
+}
+
+fn name_of(node: &RawValue) -> String {
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct Metadata {
+        name: Option<String>,
+    }
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct Named {
+        metadata: Option<Metadata>,
+    }
+    serde_json::from_str::<Named>(node.get())
+        .unwrap_or_default()
+        .metadata
+        .unwrap_or_default()
+        .name
+        .unwrap_or_default()
+}
+
+impl Scheduler {
+    /// Chooses a node for the pod, and lets the pod hold what it gets there.
+    ///
+    /// Where whole nodes come with the question, those that the ledger knows count as it knows them, with all that is
+    /// held of them; the others as they come.
+    pub async fn filter(&self, mut args: ExtenderArgs) -> Answer {
+        let Some(pod) = args.pod.take() else {
+            return Answer::error("extender args missing pod");
+        };
+        let asked = Asked::of(&mut args);
+        let request = match self.request(&pod) {
+            Ok(request) => request,
+            Err(problem) => {
+                let problem = problem.to_string();
+                self.0
+                    .events
+                    .pod(&pod, Kind::Warning, "FilteringFailed", problem.clone());
+                let names = asked.as_ref().map(Asked::names).unwrap_or_default();
+                return Answer {
+                    refused: Some(Refused::all(names.into_iter().map(Arc::from), problem)),
+                    ..Answer::default()
+                };
+            }
+        };
+        let Some(asked) = asked else {
+            return if request.asks_for_devices() {
+                Answer::error("extender args have neither NodeNames nor Nodes")
+            } else {
+                Answer::default()
+            };
+        };
+        if !request.asks_for_devices() {
+            return asked.all();
+        }
+        let pod = Arc::new(pod);
+        match self.choose(&request, &pod, &asked) {
+            Filtered::Placed(placement) => self.placed(&request, &pod, placement, asked).await,
+            Filtered::Nowhere(misfits) => {
+                let about = &request.pod;
+                tracing::info!(namespace = %about.namespace, pod = %about.name, nodes = misfits.len(), "fits nowhere");
+                self.0
+                    .events
+                    .pod(&*pod, Kind::Warning, "FilteringFailed", no_node(&misfits));
+                Answer {
+                    refused: Some(Refused::from_misfits(&misfits)),
+                    ..Answer::default()
+                }
+            }
+            Filtered::Elsewhere { node, certain } => Answer::error(if certain {
+                format!("the pod is bound to node {node} already")
+            } else {
+                format!(
+                    "it is not known yet whether the pod's binding to node {node} has happened; try again"
+                )
+            }),
+        }
+    }
+
+    fn choose(&self, request: &Request, pod: &Arc<Pod>, asked: &Asked) -> Filtered {
+        let names = asked.names();
+        let nodes = match asked {
+            // Nodes that the selector leaves out are not known, and stay so.
+            Asked::Nodes(nodes) if self.0.settings.node_selector.is_empty() => nodes,
+            _ => {
+                return self
+                    .change(|ledger, now| ledger.filter(request, pod, Among::Names(&names), now));
+            }
+        };
+        let unknown = self.with_ledger(|ledger| {
+            let strange: Vec<&RawValue> = nodes
+                .iter()
+                .filter(|(name, _)| !ledger.knows_node(name))
+                .map(|(_, node)| &**node)
+                .collect();
+            strange
+        });
+        let reports: Vec<placement::Node> = unknown
+            .into_iter()
+            .filter_map(|node| serde_json::from_str::<Node>(node.get()).ok())
+            .map(|node| report(&node, &self.0.vendors).node)
+            .collect();
+        self.change(|ledger, now| {
+            let outcome = ledger.filter(request, pod, Among::Names(&names), now);
+            let Filtered::Nowhere(mut misfits) = outcome else {
+                return outcome;
+            };
+            match place_beside(ledger.cluster(), request, reports) {
+                Ok(placement) => {
+                    ledger.filter_on(request, pod, &placement, now);
+                    Filtered::Placed(placement)
+                }
+                Err(others) => {
+                    for other in others {
+                        if let Some(misfit) =
+                            misfits.iter_mut().find(|misfit| misfit.node == other.node)
+                        {
+                            *misfit = other;
+                        }
+                    }
+                    Filtered::Nowhere(misfits)
+                }
+            }
+        })
+    }
+
+    async fn placed(
+        &self,
+        request: &Request,
+        pod: &Arc<Pod>,
+        placement: Placement,
+        asked: Asked,
+    ) -> Answer {
+        let about = &request.pod;
+        let node = Arc::clone(&placement.node);
+        if self.0.settings.write_at_filter
+            && let Err(problem) = self.write_at_filter(pod, &placement).await
+        {
+            self.change(|ledger, _| ledger.undo(&about.uid));
+            return Answer::error(problem);
+        }
+        tracing::info!(namespace = %about.namespace, pod = %about.name, %node, "reserved");
+        self.0.events.pod(
+            &**pod,
+            Kind::Normal,
+            "FilteringSucceed",
+            format!("find fit node({node}) among {}", asked.len()),
+        );
+        asked.only(&node)
+    }
+
+    /// How good each node is for the pod, 0 to 10, in the order asked. Without devices all are as good.
+    ///
+    /// # Errors
+    ///
+    /// Why the question cannot be answered.
+    pub fn prioritize(&self, mut args: ExtenderArgs) -> Result<Vec<HostPriority>, String> {
+        let Some(pod) = args.pod.take() else {
+            return Err("extender args missing pod".into());
+        };
+        let Some(asked) = Asked::of(&mut args) else {
+            return Ok(Vec::new());
+        };
+        let request = self.request(&pod).map_err(|problem| problem.to_string())?;
+        let names = asked.names();
+        let mut scores: HashMap<Arc<str>, i64> = HashMap::new();
+        if request.asks_for_devices() {
+            let ranked =
+                self.with_ledger(|ledger| ledger.cluster().rank(&request, Among::Names(&names)));
+            for (node, result) in ranked {
+                if let Ok(fullness) = result {
+                    scores.insert(node, score(fullness, request.node_policy));
+                }
+            }
+        }
+        Ok(names
+            .into_iter()
+            .map(|name| HostPriority {
+                host: name.to_owned(),
+                score: scores.get(name).copied().unwrap_or_default(),
+            })
+            .collect())
+    }
+}
+
+/// From 0 (empty) to 30 (full) to what kube-scheduler takes: 0 to 10, more is better.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "it is between 0 and 10, and the float to integer cast saturates"
+)]
+fn score(fullness: f64, policy: NodePolicy) -> i64 {
+    let tenths = (fullness / 3.0).clamp(0.0, 10.0);
+    match policy {
+        NodePolicy::Binpack => tenths.round() as i64,
+        NodePolicy::Spread => (10.0 - tenths).round() as i64,
+    }
+}
+
+/// Places the request on nodes that came with the question, with what pods hold there.
+fn place_beside(
+    cluster: &Cluster,
+    request: &Request,
+    nodes: Vec<placement::Node>,
+) -> Result<Placement, Vec<NodeMisfit>> {
+    if nodes.is_empty() {
+        return Err(Vec::new());
+    }
+    let mut beside = Cluster::new();
+    for node in nodes {
+        let held: Vec<_> = cluster
+            .reservations_on(&node.name)
+            .filter(|held| held.pod.uid != request.pod.uid)
+            .map(|held| (held.pod.clone(), held.placement.clone()))
+            .collect();
+        // One that names a device twice stays out, and with it "not registered".
+        if beside.set_node(node).is_ok() {
+            for (pod, placement) in held {
+                beside.reserve(pod, placement);
+            }
+        }
+    }
+    beside.place(request, Among::All)
+}

@@ -1,0 +1,855 @@
+//! Who holds what, and until when: the truth that every answer is made of. Values in, values out: the time comes
+//! with each call, what has to be told to others comes back as [`Notice`]s. Never talks to a cluster and never
+//! decides which cards fit: the first is `view`'s and `bind`'s, the second the engine's.
+//!
+//! A pod is *reserved* from its filter to its binding, *bound* from then until it ends. What a bound pod holds is
+//! never taken back by anything but its end; what a reserved pod holds goes back when the reservation is replaced,
+//! the pod turns out to be unschedulable after all, its binding is refused, it is deleted, or nobody asks for so long
+//! that the reservation expires. While it is not known what became of a binding, the reservation stands as if bound.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube_api::node::{report, same_report};
+use kube_api::object::{Node, Pod, ResourceQuota};
+use kube_api::vendor::Vendors;
+use kube_api::{allocation, quota};
+use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Request};
+
+/// How long a pod that fits nowhere is shown as waiting when nobody asks for it again. kube-scheduler asks for every
+/// pending pod at least each five minutes.
+const WAITING_IS_SHOWN: Duration = Duration::from_secs(900);
+
+/// How long after the last answer about a binding it may still happen: an API server gives up a request after 60 s.
+const BINDING_MAY_LAND: Duration = Duration::from_secs(90);
+
+/// All that is held and by whom. Times are durations since any fixed moment, the same for all calls.
+#[derive(Debug)]
+pub struct Ledger {
+    cluster: Cluster,
+    holders: HashMap<Arc<str>, Holder>,
+    waiting: HashMap<Arc<str>, Waiting>,
+    /// Nodes as they were last told, as far as reports are read of them.
+    nodes: HashMap<Arc<str>, Node>,
+    /// Pods whose annotations could not be read, so that each is told of once.
+    broken: HashSet<Arc<str>>,
+    deadlines: BTreeSet<(Duration, Arc<str>)>,
+    notices: Vec<Notice>,
+    vendors: Arc<Vendors>,
+    reservation_timeout: Duration,
+}
+
+/// Something that somebody outside should hear of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// What a pod's annotations say cannot be read, or does not count.
+    PodBroken {
+        /// Namespace, name and uid.
+        pod: placement::Pod,
+        /// What is wrong, and what that means.
+        problem: String,
+    },
+    /// What a node reports cannot be read.
+    NodeBroken {
+        /// Name of the node.
+        node: String,
+        /// What is wrong, and what that means.
+        problem: String,
+    },
+    /// A quota has a line that cannot be read.
+    QuotaBroken {
+        /// Namespace of the quota.
+        namespace: String,
+        /// Name of the quota.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Capacity came back without an event that kube-scheduler acts on, and pods wait for some.
+    Freed {
+        /// Name of the node.
+        node: Arc<str>,
+    },
+}
+
+#[derive(Debug)]
+enum Holder {
+    Reserved(Box<Reserved>),
+    Bound {
+        /// When that was said last.
+        since: Duration,
+        /// Who may evict it.
+        priority: i32,
+    },
+}
+
+#[derive(Debug)]
+struct Reserved {
+    pod: Arc<Pod>,
+    since: Duration,
+    deadline: Duration,
+    /// The version of the pod as it was asked for.
+    version: Option<u64>,
+    /// Its `PodScheduled` condition as it was asked for.
+    condition: Option<u64>,
+    binding: Binding,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Binding {
+    NotAsked,
+    UnderWay,
+    /// Nobody knows what became of it; after `until` it has not happened.
+    InDoubt {
+        until: Duration,
+    },
+}
+
+/// A pod that was asked for and fits nowhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// Namespace and name.
+    pub pod: placement::Pod,
+    /// The reason that most nodes have, in the reference's words.
+    pub reason: &'static str,
+    /// When it was asked for last.
+    pub since: Duration,
+}
+
+/// What became of a question for a node.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Filtered {
+    /// The pod goes here, and holds it.
+    Placed(Placement),
+    /// Why it fits nowhere, by name of node.
+    Nowhere(Vec<NodeMisfit>),
+    /// The pod is bound to that node, or may be: nothing else can be answered yet.
+    Elsewhere {
+        /// Name of the node.
+        node: Arc<str>,
+        /// Whether it is certain.
+        certain: bool,
+    },
+}
+
+/// Where a binding begins.
+#[derive(Debug, Clone)]
+pub enum Begun {
+    /// This is what the pod holds: write it.
+    Go {
+        /// The pod as it was asked for.
+        pod: Arc<Pod>,
+        /// What it holds.
+        placement: Placement,
+    },
+    /// It holds nothing on that node: it has to be fitted there first, with [`Ledger::begin_bind_anew`].
+    NotReserved,
+    /// Somebody binds it already.
+    UnderWay,
+    /// It is bound there already.
+    Done,
+    /// It is bound to another node.
+    Elsewhere {
+        /// Name of the node.
+        node: Arc<str>,
+    },
+}
+
+impl Ledger {
+    /// Nothing is there, nobody holds anything. A reservation that nobody binds expires after `reservation_timeout`.
+    pub fn new(vendors: Arc<Vendors>, reservation_timeout: Duration) -> Self {
+        Self {
+            cluster: Cluster::new(),
+            holders: HashMap::new(),
+            waiting: HashMap::new(),
+            nodes: HashMap::new(),
+            broken: HashSet::new(),
+            deadlines: BTreeSet::new(),
+            notices: Vec::new(),
+            vendors,
+            reservation_timeout,
+        }
+    }
+
+    /// What there is and what is held of it.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The pods that were asked for and fit nowhere, in no order.
+    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Waiting> {
+        self.waiting.values()
+    }
+
+    /// How many pods hold something without being bound.
+    pub fn reserved(&self) -> usize {
+        self.deadlines.len()
+    }
+
+    /// The pod as it was asked for, while it is reserved and not bound.
+    pub fn reserved_pod(&self, uid: &str) -> Option<Arc<Pod>> {
+        match self.holders.get(uid)? {
+            Holder::Reserved(reserved) => Some(Arc::clone(&reserved.pod)),
+            Holder::Bound { .. } => None,
+        }
+    }
+
+    /// The priority of a pod that is bound.
+    pub fn bound_priority(&self, uid: &str) -> Option<i32> {
+        match self.holders.get(uid)? {
+            Holder::Bound { priority, .. } => Some(*priority),
+            Holder::Reserved(_) => None,
+        }
+    }
+
+    /// Whether the node is known, with or without devices.
+    pub fn knows_node(&self, name: &str) -> bool {
+        self.nodes.contains_key(name)
+    }
+
+    /// What others should hear of since the last call.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Chooses a node for the pod and lets it hold what it gets there, in place of what it held. Where it fits
+    /// nowhere, it holds nothing any more.
+    pub fn filter(
+        &mut self,
+        request: &Request,
+        pod: &Arc<Pod>,
+        among: Among<'_>,
+        now: Duration,
+    ) -> Filtered {
+        self.expire(now);
+        if let Some(answer) = self.settled(&request.pod.uid, among) {
+            return answer;
+        }
+        match self.cluster.place(request, among) {
+            Ok(placement) => {
+                self.reserve(request, pod, placement.clone(), Binding::NotAsked, now);
+                Filtered::Placed(placement)
+            }
+            Err(misfits) => {
+                self.refuse(request, &misfits, now);
+                Filtered::Nowhere(misfits)
+            }
+        }
+    }
+
+    /// Lets the pod hold this, as [`Ledger::filter`] does, where the node was not known to the ledger and came with
+    /// the question.
+    pub fn filter_on(
+        &mut self,
+        request: &Request,
+        pod: &Arc<Pod>,
+        placement: &Placement,
+        now: Duration,
+    ) {
+        self.reserve(request, pod, placement.clone(), Binding::NotAsked, now);
+    }
+
+    /// The answer for a pod whose node is settled: it is bound, or its binding may still happen.
+    fn settled(&self, uid: &str, among: Among<'_>) -> Option<Filtered> {
+        let certain = match self.holders.get(uid)? {
+            Holder::Bound { .. } => true,
+            Holder::Reserved(reserved) if reserved.binding != Binding::NotAsked => false,
+            Holder::Reserved(_) => return None,
+        };
+        let held = &self.cluster.reservation(uid)?.placement;
+        let asked = match among {
+            Among::All => true,
+            Among::Names(names) => names.contains(&&*held.node),
+        };
+        Some(if asked {
+            Filtered::Placed(held.clone())
+        } else {
+            Filtered::Elsewhere {
+                node: Arc::clone(&held.node),
+                certain,
+            }
+        })
+    }
+
+    fn reserve(
+        &mut self,
+        request: &Request,
+        pod: &Arc<Pod>,
+        placement: Placement,
+        binding: Binding,
+        now: Duration,
+    ) {
+        let uid: Arc<str> = request.pod.uid.as_str().into();
+        self.waiting.remove(&uid);
+        self.drop_deadline(&uid);
+        let node = Arc::clone(&placement.node);
+        let before = self.cluster.reserve(request.pod.clone(), placement);
+        if let Some(before) = before.filter(|before| before.placement.node != node) {
+            self.freed(before.placement.node);
+        }
+        let deadline = now.saturating_add(self.reservation_timeout);
+        self.deadlines.insert((deadline, Arc::clone(&uid)));
+        let reserved = Reserved {
+            version: version_of(pod),
+            condition: unscheduled(pod),
+            pod: Arc::clone(pod),
+            since: now,
+            deadline,
+            binding,
+        };
+        self.holders
+            .insert(uid, Holder::Reserved(Box::new(reserved)));
+    }
+
+    fn refuse(&mut self, request: &Request, misfits: &[NodeMisfit], now: Duration) {
+        let waiting = Waiting {
+            pod: request.pod.clone(),
+            reason: main_reason(misfits),
+            since: now,
+        };
+        let uid: Arc<str> = request.pod.uid.as_str().into();
+        if let Some(node) = self.release(&uid) {
+            self.freed(node);
+        }
+        self.waiting.insert(uid, waiting);
+    }
+
+    /// Begins to bind the pod to the node by what it holds there.
+    pub fn begin_bind(&mut self, uid: &str, node: &str, now: Duration) -> Begun {
+        self.expire(now);
+        let held = self.cluster.reservation(uid).map(|held| &held.placement);
+        match self.holders.get_mut(uid) {
+            None => Begun::NotReserved,
+            Some(Holder::Bound { .. }) => match held {
+                Some(held) if *held.node != *node => Begun::Elsewhere {
+                    node: Arc::clone(&held.node),
+                },
+                _ => Begun::Done,
+            },
+            Some(Holder::Reserved(reserved)) => match (reserved.binding, held) {
+                (Binding::UnderWay, _) => Begun::UnderWay,
+                (_, Some(held)) if *held.node == *node => {
+                    reserved.binding = Binding::UnderWay;
+                    Begun::Go {
+                        pod: Arc::clone(&reserved.pod),
+                        placement: held.clone(),
+                    }
+                }
+                (Binding::InDoubt { .. }, Some(held)) => Begun::Elsewhere {
+                    node: Arc::clone(&held.node),
+                },
+                _ => Begun::NotReserved,
+            },
+        }
+    }
+
+    /// Fits the pod on the node, lets it hold that, and begins to bind it.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not fit there; what it held elsewhere it holds no more.
+    pub fn begin_bind_anew(
+        &mut self,
+        request: &Request,
+        pod: &Arc<Pod>,
+        node: &str,
+        now: Duration,
+    ) -> Result<Begun, Misfit> {
+        // Somebody may have been faster while the pod was read.
+        match self.begin_bind(&request.pod.uid, node, now) {
+            Begun::NotReserved => {}
+            other => return Ok(other),
+        }
+        match self.cluster.place_on(request, node) {
+            Ok(placement) => {
+                self.reserve(request, pod, placement.clone(), Binding::UnderWay, now);
+                Ok(Begun::Go {
+                    pod: Arc::clone(pod),
+                    placement,
+                })
+            }
+            Err(misfit) => {
+                if let Some(node) = self.release(&request.pod.uid) {
+                    self.freed(node);
+                }
+                Err(misfit)
+            }
+        }
+    }
+
+    /// The binding has happened.
+    pub fn bound(&mut self, uid: &str, now: Duration) {
+        if let Some(Holder::Reserved(reserved)) = self.holders.get(uid) {
+            let priority = reserved.pod.spec.priority.unwrap_or_default();
+            self.drop_deadline(uid);
+            let bound = Holder::Bound {
+                since: now,
+                priority,
+            };
+            self.holders.insert(uid.into(), bound);
+        }
+    }
+
+    /// The binding was refused: what the pod held is free.
+    pub fn bind_refused(&mut self, uid: &str) {
+        let under_way = matches!(self.holders.get(uid), Some(Holder::Reserved(reserved)) if reserved.binding != Binding::NotAsked);
+        if under_way && let Some(node) = self.release(uid) {
+            self.freed(node);
+        }
+    }
+
+    /// The binding was refused because the pod is bound already, as `pod` shows it.
+    pub fn bind_refused_but_bound(&mut self, uid: &str, pod: &Pod, now: Duration) {
+        if let Some(Holder::Reserved(reserved)) = self.holders.get(uid)
+            && reserved.binding != Binding::NotAsked
+            && self.cluster.reservation(uid).is_some_and(|held| {
+                *held.placement.node == *pod.spec.node_name
+                    && matches!(allocation::read(pod, &self.vendors), Ok(None))
+            })
+        {
+            // Somebody bound it there without any devices: what was reserved is not what it has.
+            if let Some(node) = self.release(uid) {
+                self.freed(node);
+            }
+        }
+        self.set_pod(pod, now);
+    }
+
+    /// Nobody knows what became of the binding: the pod holds what it holds until the cluster tells, or until it is
+    /// too late for it to happen.
+    pub fn bind_in_doubt(&mut self, uid: &str, now: Duration) {
+        if let Some(Holder::Reserved(reserved)) = self.holders.get_mut(uid) {
+            reserved.binding = Binding::InDoubt {
+                until: now.saturating_add(BINDING_MAY_LAND),
+            };
+        }
+    }
+
+    /// Takes back what a filter gave, because it could not be written down.
+    pub fn undo(&mut self, uid: &str) {
+        let unbound = matches!(self.holders.get(uid), Some(Holder::Reserved(reserved)) if reserved.binding == Binding::NotAsked);
+        if unbound && let Some(node) = self.release(uid) {
+            self.freed(node);
+        }
+    }
+
+    /// Lets go of every reservation that is not being bound: another replica answers from here on.
+    pub fn forget_unbound(&mut self) {
+        let unbound: Vec<Arc<str>> = self
+            .holders
+            .iter()
+            .filter(|(_, holder)| matches!(holder, Holder::Reserved(reserved) if reserved.binding == Binding::NotAsked))
+            .map(|(uid, _)| Arc::clone(uid))
+            .collect();
+        for uid in unbound {
+            self.release(&uid);
+        }
+        self.waiting.clear();
+    }
+
+    /// Lets go of what is held for too long, and of doubts that are over.
+    pub fn expire(&mut self, now: Duration) {
+        while let Some((deadline, uid)) = self.deadlines.first().cloned() {
+            if deadline > now {
+                break;
+            }
+            self.deadlines.pop_first();
+            let Some(Holder::Reserved(reserved)) = self.holders.get_mut(&uid) else {
+                continue;
+            };
+            let again = match reserved.binding {
+                Binding::NotAsked => None,
+                // Whoever sent it comes back with an answer or with a doubt.
+                Binding::UnderWay => Some(now.saturating_add(BINDING_MAY_LAND)),
+                Binding::InDoubt { until } if until > now => Some(until),
+                Binding::InDoubt { .. } => None,
+            };
+            match again {
+                Some(again) => {
+                    reserved.deadline = again;
+                    self.deadlines.insert((again, uid));
+                }
+                None => {
+                    let pod = self.cluster.reservation(&uid).map(|held| held.pod.clone());
+                    if let Some(node) = self.release(&uid) {
+                        if let Some(pod) = pod {
+                            tracing::info!(namespace = %pod.namespace, pod = %pod.name, %node, "a reservation that nobody bound expired");
+                        }
+                        self.freed(node);
+                    }
+                }
+            }
+        }
+        if self.waiting.len() > 64 {
+            self.waiting
+                .retain(|_, waiting| now.saturating_sub(waiting.since) < WAITING_IS_SHOWN);
+        }
+    }
+
+    /// A pod as the API server has it.
+    pub fn set_pod(&mut self, pod: &Pod, now: Duration) {
+        let uid = uid_of(pod);
+        if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
+            self.remove_pod(&uid);
+            return;
+        }
+        if pod.spec.node_name.is_empty() {
+            self.set_unbound(pod, &uid);
+        } else {
+            self.set_bound(pod, &uid, now);
+        }
+    }
+
+    /// A pod without a node holds only what a filter gave it, whatever its annotations say.
+    fn set_unbound(&mut self, pod: &Pod, uid: &str) {
+        if pod.metadata.deletion_timestamp.is_some() {
+            self.waiting.remove(uid);
+        }
+        let Some(Holder::Reserved(reserved)) = self.holders.get(uid) else {
+            return;
+        };
+        if reserved.binding != Binding::NotAsked {
+            return;
+        }
+        // The API server does not bind what is being deleted.
+        let leaves = pod.metadata.deletion_timestamp.is_some();
+        let later = match (version_of(pod), reserved.version) {
+            (Some(told), Some(asked)) => told > asked,
+            _ => true,
+        };
+        let condition = unscheduled(pod);
+        let failed = later && condition.is_some() && condition != reserved.condition;
+        if (leaves || failed)
+            && let Some(node) = self.release(uid)
+        {
+            self.freed(node);
+        }
+    }
+
+    fn set_bound(&mut self, pod: &Pod, uid: &str, now: Duration) {
+        self.waiting.remove(uid);
+        let placement = match allocation::read(pod, &self.vendors) {
+            Ok(placement) => {
+                self.broken.remove(uid);
+                placement
+            }
+            Err(problem) => {
+                let uid: Arc<str> = uid.into();
+                if self.broken.insert(Arc::clone(&uid)) {
+                    let what = if self.holds_on(&uid, &pod.spec.node_name) {
+                        "it keeps what it held before"
+                    } else {
+                        "it counts as holding nothing"
+                    };
+                    self.notices.push(Notice::PodBroken {
+                        pod: identity(pod, &uid),
+                        problem: format!("{problem}; {what}"),
+                    });
+                }
+                None
+            }
+        };
+        let node: &str = &pod.spec.node_name;
+        let bound = Holder::Bound {
+            since: now,
+            priority: pod.spec.priority.unwrap_or_default(),
+        };
+        match placement {
+            Some(mut placement) => {
+                if *placement.node != *node {
+                    // Its annotations name another node than the one that it runs on.
+                    placement.node = node.into();
+                }
+                let same = self
+                    .cluster
+                    .reservation(uid)
+                    .is_some_and(|held| held.placement == placement);
+                self.drop_deadline(uid);
+                if !same {
+                    let before = self.cluster.reserve(identity(pod, uid), placement);
+                    if let Some(before) = before.filter(|before| *before.placement.node != *node) {
+                        self.freed(before.placement.node);
+                    }
+                }
+                self.holders.insert(uid.into(), bound);
+            }
+            // Its annotations are gone or broken: what is known of it counts on.
+            None if self.holds_on(uid, node) => {
+                self.drop_deadline(uid);
+                self.holders.insert(uid.into(), bound);
+            }
+            None => {
+                if let Some(node) = self.release(uid) {
+                    self.freed(node);
+                }
+            }
+        }
+        let newly_over = initialised(pod)
+            && self
+                .cluster
+                .reservation(uid)
+                .is_some_and(|held| !held.initialised);
+        if newly_over {
+            let before = self
+                .cluster
+                .reservation(uid)
+                .map(placement::Reservation::load);
+            self.cluster.initialised(uid);
+            if before
+                != self
+                    .cluster
+                    .reservation(uid)
+                    .map(placement::Reservation::load)
+            {
+                self.freed(node.into());
+            }
+        }
+    }
+
+    fn holds_on(&self, uid: &str, node: &str) -> bool {
+        self.cluster
+            .reservation(uid)
+            .is_some_and(|held| *held.placement.node == *node)
+    }
+
+    /// The pod is gone.
+    pub fn remove_pod(&mut self, uid: &str) {
+        self.waiting.remove(uid);
+        self.broken.remove(uid);
+        let reserved = matches!(self.holders.get(uid), Some(Holder::Reserved(_)));
+        let node = self.release(uid);
+        // kube-scheduler sees a bound pod go by itself; of a reservation it knows nothing.
+        if let Some(node) = node.filter(|_| reserved) {
+            self.freed(node);
+        }
+    }
+
+    /// A list of all pods is complete that began at `began`: who is not in it, is not there.
+    pub fn keep_pods(&mut self, listed: &HashSet<Arc<str>>, began: Duration) {
+        let gone: Vec<Arc<str>> = self
+            .holders
+            .iter()
+            .filter(|(uid, _)| !listed.contains(*uid))
+            .filter(|(_, holder)| match holder {
+                Holder::Bound { since, .. } => *since < began,
+                Holder::Reserved(reserved) => {
+                    reserved.since < began && reserved.binding != Binding::UnderWay
+                }
+            })
+            .map(|(uid, _)| Arc::clone(uid))
+            .collect();
+        for uid in gone {
+            self.remove_pod(&uid);
+        }
+        self.waiting
+            .retain(|uid, waiting| listed.contains(uid) || waiting.since >= began);
+    }
+
+    /// Whether anything is known of the pod.
+    pub fn knows_pod(&self, uid: &str) -> bool {
+        self.holders.contains_key(uid) || self.waiting.contains_key(uid)
+    }
+
+    /// A node as the API server has it. One whose devices are as before costs a comparison.
+    pub fn set_node(&mut self, node: Node) {
+        let name: Arc<str> = node.metadata.name.as_deref().unwrap_or_default().into();
+        let node = slim(node);
+        if let Some(before) = self.nodes.get_mut(&name)
+            && same_report(before, &node, &self.vendors)
+        {
+            *before = node;
+            return;
+        }
+        let said = report(&node, &self.vendors);
+        for problem in said.problems {
+            self.notices.push(Notice::NodeBroken {
+                node: name.to_string(),
+                problem: format!(
+                    "{problem}; until it is written anew, the node has no devices of that vendor"
+                ),
+            });
+        }
+        if said.node.devices.is_empty() {
+            self.cluster.remove_node(&name);
+        } else if let Err(problem) = self.cluster.set_node(said.node) {
+            self.cluster.remove_node(&name);
+            self.notices.push(Notice::NodeBroken {
+                node: name.to_string(),
+                problem: format!("{problem}; until it is written anew, the node takes no pods that ask for devices"),
+            });
+        }
+        self.nodes.insert(name, node);
+    }
+
+    /// The node is gone. What pods hold there is held for when it returns.
+    pub fn remove_node(&mut self, name: &str) {
+        self.nodes.remove(name);
+        self.cluster.remove_node(name);
+    }
+
+    /// A list of all nodes is complete: which is not in it, is not there.
+    pub fn keep_nodes(&mut self, listed: &HashSet<Arc<str>>) {
+        let gone: Vec<Arc<str>> = self
+            .nodes
+            .keys()
+            .filter(|name| !listed.contains(*name))
+            .cloned()
+            .collect();
+        for name in gone {
+            self.remove_node(&name);
+        }
+    }
+
+    /// A quota as the API server has it.
+    pub fn set_quota(&mut self, quota: &ResourceQuota) {
+        let (namespace, name) = named(quota);
+        let (limits, problems) = quota::limits(quota, &self.vendors);
+        for problem in problems {
+            self.notices.push(Notice::QuotaBroken {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                problem: format!("{problem}; the line limits nothing"),
+            });
+        }
+        self.cluster.set_quota(namespace, name, &limits);
+        self.quota_changed(namespace);
+    }
+
+    /// The quota is gone.
+    pub fn remove_quota(&mut self, namespace: &str, name: &str) {
+        self.cluster.remove_quota(namespace, name);
+        self.quota_changed(namespace);
+    }
+
+    /// kube-scheduler does not look at quotas: any node's annotation makes it ask again.
+    fn quota_changed(&mut self, namespace: &str) {
+        let waits = self
+            .waiting
+            .values()
+            .any(|waiting| waiting.pod.namespace == namespace);
+        if waits && let Some(node) = self.nodes.keys().min().cloned() {
+            self.freed(node);
+        }
+    }
+
+    fn freed(&mut self, node: Arc<str>) {
+        if !self.waiting.is_empty() {
+            self.notices.push(Notice::Freed { node });
+        }
+    }
+
+    /// Takes from the pod all that it holds, and says where that was.
+    fn release(&mut self, uid: &str) -> Option<Arc<str>> {
+        self.drop_deadline(uid);
+        self.holders.remove(uid);
+        let held = self.cluster.release(uid)?;
+        Some(held.placement.node)
+    }
+
+    fn drop_deadline(&mut self, uid: &str) {
+        if let Some((uid, Holder::Reserved(reserved))) = self.holders.get_key_value(uid) {
+            self.deadlines.remove(&(reserved.deadline, Arc::clone(uid)));
+        }
+    }
+}
+
+/// The uid under which a pod is known; one without gets its namespace and name.
+pub fn uid_of(pod: &Pod) -> Arc<str> {
+    match pod.metadata.uid.as_deref() {
+        Some(uid) if !uid.is_empty() => uid.into(),
+        _ => {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            format!("{namespace}/{name}").into()
+        }
+    }
+}
+
+/// Who a pod is, to the engine.
+pub fn identity(pod: &Pod, uid: &str) -> placement::Pod {
+    placement::Pod {
+        uid: uid.to_owned(),
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+    }
+}
+
+/// Namespace and name of a quota.
+pub fn named(quota: &ResourceQuota) -> (&str, &str) {
+    (
+        quota.metadata.namespace.as_deref().unwrap_or_default(),
+        quota.metadata.name.as_deref().unwrap_or_default(),
+    )
+}
+
+/// Whether the init containers that end are over, all well.
+fn initialised(pod: &Pod) -> bool {
+    let mut ending = pod
+        .spec
+        .init_containers
+        .iter()
+        .filter(|container| !container.is_sidecar())
+        .peekable();
+    ending.peek().is_some()
+        && ending.all(|container| {
+            pod.status
+                .init_container_statuses
+                .iter()
+                .find(|status| status.name == container.name)
+                .and_then(|status| status.state.terminated.as_ref())
+                .is_some_and(|ended| ended.exit_code == 0)
+        })
+}
+
+fn version_of(pod: &Pod) -> Option<u64> {
+    pod.metadata.resource_version.as_deref()?.parse().ok()
+}
+
+/// What tells one "it could not be scheduled" from the next; nothing where that is not said.
+fn unscheduled(pod: &Pod) -> Option<u64> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let condition = pod
+        .status
+        .conditions
+        .iter()
+        .find(|condition| condition.kind == "PodScheduled" && condition.status == "False")?;
+    let mut hasher = DefaultHasher::new();
+    condition.reason.hash(&mut hasher);
+    condition.message.hash(&mut hasher);
+    condition.last_transition_time.hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+/// The node without what no report is read of: thousands are kept.
+fn slim(mut node: Node) -> Node {
+    node.metadata.managed_fields = None;
+    node.metadata.owner_references = None;
+    if let Some(annotations) = &mut node.metadata.annotations {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+    node
+}
+
+/// The reason that most nodes have.
+fn main_reason(misfits: &[NodeMisfit]) -> &'static str {
+    let mut counts: Vec<(&'static str, usize)> = Vec::new();
+    for NodeMisfit { misfit, .. } in misfits {
+        let code = match misfit {
+            Misfit::UnknownNode => continue,
+            Misfit::TooFewDevices { .. } => "NodeInsufficientDevice",
+            Misfit::Devices { reasons, .. } => reasons
+                .iter()
+                .next()
+                .map_or("NodeInsufficientDevice", |(_, reason)| reason.code()),
+        };
+        match counts.iter_mut().find(|(of, _)| *of == code) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((code, 1)),
+        }
+    }
+    counts
+        .into_iter()
+        .max_by(|(a, one), (b, other)| one.cmp(other).then_with(|| b.cmp(a)))
+        .map_or("NoDevices", |(code, _)| code)
+}

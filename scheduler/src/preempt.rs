@@ -1,0 +1,128 @@
+//! `/preempt`: whether the pods that kube-scheduler would evict make room, and who else has to go. It does not know
+//! what a GPU holds, so it may name too few, or evict in vain. Never evicts anybody.
+
+use std::collections::BTreeMap;
+
+use kube_api::extender::{ExtenderPreemptionArgs, Victims};
+use placement::{Cluster, Misfit, Request};
+
+use crate::Scheduler;
+use crate::ledger::Ledger;
+
+impl Scheduler {
+    /// The nodes on which evicting makes room, and whom: those that kube-scheduler named, and as few pods of lower
+    /// priority beside them as are needed. How many disruption budgets the added ones break is not known here, so the
+    /// count is kube-scheduler's.
+    ///
+    /// # Errors
+    ///
+    /// Why the question cannot be answered.
+    pub fn preempt(
+        &self,
+        args: ExtenderPreemptionArgs,
+    ) -> Result<BTreeMap<String, Victims>, String> {
+        let Some(pod) = args.pod else {
+            return Err("extender args missing pod".into());
+        };
+        let request = self.request(&pod).map_err(|problem| problem.to_string())?;
+        if !request.asks_for_devices() {
+            return Ok(args.victims);
+        }
+        let priority = pod.spec.priority.unwrap_or_default();
+        Ok(self.with_ledger(|ledger| {
+            args.victims
+                .into_iter()
+                .filter_map(|(node, victims)| {
+                    let uids = make_room(ledger, &request, priority, &node, victims.uids)?;
+                    Some((
+                        node,
+                        Victims {
+                            uids,
+                            num_pdb_violations: victims.num_pdb_violations,
+                        },
+                    ))
+                })
+                .collect()
+        }))
+    }
+}
+
+/// Whom to evict from the node; nothing where that is in vain.
+fn make_room(
+    ledger: &Ledger,
+    request: &Request,
+    priority: i32,
+    node: &str,
+    named: Vec<String>,
+) -> Option<Vec<String>> {
+    let cluster = ledger.cluster();
+    let fits = |leaving: &[&str]| cluster.place_without(request, node, leaving);
+    let given: Vec<&str> = named.iter().map(String::as_str).collect();
+    match fits(&given) {
+        Ok(_) => return Some(named),
+        Err(Misfit::UnknownNode) => return None,
+        Err(_) => {}
+    }
+    let mut others = evictable(ledger, cluster, request, priority, node, &given);
+    // Those of the lowest priority go first; of several the one that holds most, so that few have to go.
+    others.sort_by(|a, b| (a.priority, b.holds, a.uid).cmp(&(b.priority, a.holds, b.uid)));
+    let all: Vec<&str> = given
+        .iter()
+        .copied()
+        .chain(others.iter().map(|other| other.uid))
+        .collect();
+    fits(&all).ok()?;
+    // Whoever can stay, stays: the most important first.
+    let mut going = others;
+    for at in (0..going.len()).rev() {
+        let without: Vec<&str> = given
+            .iter()
+            .copied()
+            .chain(
+                going
+                    .iter()
+                    .enumerate()
+                    .filter(|(other, _)| *other != at)
+                    .map(|(_, other)| other.uid),
+            )
+            .collect();
+        if fits(&without).is_ok() {
+            going.remove(at);
+        }
+    }
+    let added: Vec<String> = going.iter().map(|other| other.uid.to_owned()).collect();
+    drop(going);
+    let mut uids = named;
+    uids.extend(added);
+    Some(uids)
+}
+
+/// A pod that may have to go.
+struct Other<'a> {
+    uid: &'a str,
+    priority: i32,
+    holds: u64,
+}
+
+/// The pods on the node that hold devices, have a lower priority and are not named yet.
+fn evictable<'a>(
+    ledger: &'a Ledger,
+    cluster: &'a Cluster,
+    request: &Request,
+    priority: i32,
+    node: &str,
+    named: &[&str],
+) -> Vec<Other<'a>> {
+    cluster
+        .reservations_on(node)
+        .filter(|held| held.pod.uid != request.pod.uid && !named.contains(&held.pod.uid.as_str()))
+        .filter_map(|held| {
+            let of = ledger.bound_priority(&held.pod.uid)?;
+            (of < priority).then(|| Other {
+                uid: &held.pod.uid,
+                priority: of,
+                holds: held.load().memory_bytes,
+            })
+        })
+        .collect()
+}

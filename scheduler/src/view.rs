@@ -1,0 +1,286 @@
+//! Keeps the ledger up with the API server: nodes, pods and quotas, by lists and watches that begin again by
+//! themselves. Never answers anybody and never decides.
+
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kube::Api;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube_api::object::{Node, Pod, ResourceQuota};
+use serde::de::DeserializeOwned;
+use tokio::task::JoinSet;
+
+use crate::Scheduler;
+use crate::ledger::{Ledger, named, uid_of};
+
+/// What is watched, in the order of [`Progress`]' figures.
+pub(crate) const KINDS: [&str; 3] = ["nodes", "pods", "resourcequotas"];
+
+/// What has ended holds nothing, and is not read.
+pub(crate) const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
+
+const LEAST_PAUSE: Duration = Duration::from_millis(100);
+const MOST_PAUSE: Duration = Duration::from_secs(10);
+
+/// How far the view has come with each kind of object.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Whether all of the kind was read.
+    listed: [bool; 3],
+    /// The version of the newest that was read.
+    pub(crate) seen: [u64; 3],
+    /// Why nothing is read, as far as that is known.
+    trouble: [String; 3],
+}
+
+impl Progress {
+    /// Whether all of each kind was read.
+    pub fn is_synced(&self) -> bool {
+        self.listed.iter().all(|listed| *listed)
+    }
+
+    /// What was not read yet, and why.
+    pub(crate) fn missing(&self) -> String {
+        let missing: Vec<String> = KINDS
+            .iter()
+            .zip(self.listed.iter().zip(&self.trouble))
+            .filter(|(_, (listed, _))| !**listed)
+            .map(|(kind, (_, trouble))| {
+                if trouble.is_empty() {
+                    (*kind).to_owned()
+                } else {
+                    format!("{kind} ({trouble})")
+                }
+            })
+            .collect();
+        missing.join(", ")
+    }
+}
+
+/// What the ledger does with one kind of object.
+trait Watched:
+    kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static
+{
+    /// Position in [`KINDS`].
+    const KIND: usize;
+    /// What tells one from another.
+    fn key(&self) -> Arc<str>;
+    fn set(self, ledger: &mut Ledger, now: Duration);
+    fn remove(&self, ledger: &mut Ledger);
+    /// Whether the ledger keeps anything of it, so that its going has to be noticed after a list.
+    fn matters(key: &str, ledger: &Ledger) -> bool {
+        let _ = (key, ledger);
+        true
+    }
+    /// A list is complete.
+    fn keep(
+        ledger: &mut Ledger,
+        listed: &HashSet<Arc<str>>,
+        known: &HashSet<Arc<str>>,
+        began: Duration,
+    );
+}
+
+impl Watched for Node {
+    const KIND: usize = 0;
+
+    fn key(&self) -> Arc<str> {
+        self.metadata.name.as_deref().unwrap_or_default().into()
+    }
+
+    fn set(self, ledger: &mut Ledger, _: Duration) {
+        ledger.set_node(self);
+    }
+
+    fn remove(&self, ledger: &mut Ledger) {
+        ledger.remove_node(&self.key());
+    }
+
+    fn keep(ledger: &mut Ledger, listed: &HashSet<Arc<str>>, _: &HashSet<Arc<str>>, _: Duration) {
+        ledger.keep_nodes(listed);
+    }
+}
+
+impl Watched for Pod {
+    const KIND: usize = 1;
+
+    fn key(&self) -> Arc<str> {
+        uid_of(self)
+    }
+
+    fn set(self, ledger: &mut Ledger, now: Duration) {
+        ledger.set_pod(&self, now);
+    }
+
+    fn remove(&self, ledger: &mut Ledger) {
+        ledger.remove_pod(&self.key());
+    }
+
+    fn matters(key: &str, ledger: &Ledger) -> bool {
+        ledger.knows_pod(key)
+    }
+
+    fn keep(
+        ledger: &mut Ledger,
+        listed: &HashSet<Arc<str>>,
+        _: &HashSet<Arc<str>>,
+        began: Duration,
+    ) {
+        ledger.keep_pods(listed, began);
+    }
+}
+
+impl Watched for ResourceQuota {
+    const KIND: usize = 2;
+
+    fn key(&self) -> Arc<str> {
+        let (namespace, name) = named(self);
+        format!("{namespace}/{name}").into()
+    }
+
+    fn set(self, ledger: &mut Ledger, _: Duration) {
+        ledger.set_quota(&self);
+    }
+
+    fn remove(&self, ledger: &mut Ledger) {
+        let (namespace, name) = named(self);
+        ledger.remove_quota(namespace, name);
+    }
+
+    fn keep(
+        ledger: &mut Ledger,
+        listed: &HashSet<Arc<str>>,
+        known: &HashSet<Arc<str>>,
+        _: Duration,
+    ) {
+        for gone in known.difference(listed) {
+            if let Some((namespace, name)) = gone.split_once('/') {
+                ledger.remove_quota(namespace, name);
+            }
+        }
+    }
+}
+
+impl Scheduler {
+    /// Keeps the ledger up with the API server until the future is dropped.
+    pub async fn follow(&self) {
+        let mut tasks = JoinSet::new();
+        self.start_view(&mut tasks);
+        tasks.spawn(self.clone().expire());
+        while tasks.join_next().await.is_some() {}
+    }
+
+    fn start_view(&self, tasks: &mut JoinSet<()>) {
+        self.0
+            .progress
+            .send_modify(|progress| *progress = Progress::default());
+        let client = || self.0.client.clone();
+        let nodes = watcher::Config::default().labels(&self.0.settings.node_selector);
+        let pods = watcher::Config::default().fields(NOT_ENDED);
+        tasks.spawn(self.clone().watch::<Node>(Api::all(client()), nodes));
+        tasks.spawn(self.clone().watch::<Pod>(Api::all(client()), pods));
+        let quotas = watcher::Config::default();
+        tasks.spawn(
+            self.clone()
+                .watch::<ResourceQuota>(Api::all(client()), quotas),
+        );
+    }
+
+    async fn watch<K: Watched>(self, api: Api<K>, config: watcher::Config) {
+        let mut stream = std::pin::pin!(watcher(api, config));
+        let mut pause = LEAST_PAUSE;
+        let mut listed = HashSet::new();
+        let mut known = HashSet::new();
+        let mut began = Duration::ZERO;
+        let mut version_at_list = 0;
+        while let Some(event) = stream.next().await {
+            let version = match event {
+                Ok(Event::Init) => {
+                    began = self.now();
+                    listed.clear();
+                    version_at_list = self.version();
+                    continue;
+                }
+                Ok(Event::InitApply(object)) => {
+                    let version = version_of(&object);
+                    let key = object.key();
+                    self.change(|ledger, now| {
+                        object.set(ledger, now);
+                        if K::matters(&key, ledger) {
+                            listed.insert(key);
+                        }
+                    });
+                    version
+                }
+                Ok(Event::InitDone) => {
+                    self.change(|ledger, _| K::keep(ledger, &listed, &known, began));
+                    known = std::mem::take(&mut listed);
+                    self.note(K::KIND, |listed, _| *listed = true);
+                    tracing::info!(kind = KINDS.get(K::KIND), "read from the API server");
+                    version_at_list
+                }
+                Ok(Event::Apply(object)) => {
+                    let version = version_of(&object);
+                    if K::KIND == ResourceQuota::KIND {
+                        known.insert(object.key());
+                    }
+                    self.change(|ledger, now| object.set(ledger, now));
+                    version
+                }
+                Ok(Event::Delete(object)) => {
+                    self.change(|ledger, _| object.remove(ledger));
+                    version_of(&object)
+                }
+                Err(error) => {
+                    tracing::warn!(kind = KINDS.get(K::KIND), %error, "cannot read from the API server; trying again");
+                    self.note(K::KIND, |_, trouble| *trouble = error.to_string());
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(MOST_PAUSE);
+                    continue;
+                }
+            };
+            pause = LEAST_PAUSE;
+            self.saw(K::KIND, version);
+        }
+    }
+
+    fn note(&self, kind: usize, note: impl FnOnce(&mut bool, &mut String)) {
+        self.0.progress.send_modify(|progress| {
+            if let (Some(listed), Some(trouble)) = (
+                progress.listed.get_mut(kind),
+                progress.trouble.get_mut(kind),
+            ) {
+                note(listed, trouble);
+            }
+        });
+    }
+
+    fn saw(&self, kind: usize, version: u64) {
+        self.0.progress.send_if_modified(|progress| {
+            let Some(seen) = progress.seen.get_mut(kind) else {
+                return false;
+            };
+            let newer = version > *seen;
+            *seen = version.max(*seen);
+            newer
+        });
+    }
+
+    /// The version of the embedded cluster; 0 elsewhere.
+    fn version(&self) -> u64 {
+        self.0
+            .embedded
+            .as_ref()
+            .map_or(0, |embedded| embedded.version())
+    }
+}
+
+fn version_of(object: &impl kube::Resource) -> u64 {
+    let version = object.meta().resource_version.as_deref();
+    version
+        .and_then(|version| version.parse().ok())
+        .unwrap_or_default()
+}
