@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod arrange;
+mod card;
 mod cluster;
 mod explain;
 mod fit;
