@@ -2,3 +2,10 @@
 //! `admission` does.
 
 #![forbid(unsafe_code)]
+
+pub mod authority;
+pub mod configuration;
+pub mod keeper;
+pub mod lease;
+pub mod metrics;
+pub mod secret;

@@ -1,0 +1,357 @@
+//! The webhook's own certificate authority as values: made, read, judged, and what it signs.
+//!
+//! Never asks for the time and never talks to anybody: who calls brings both.
+
+use jiff::{SignedDuration, Timestamp};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData,
+};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use time::OffsetDateTime;
+
+/// A certificate is valid from this long before it was made: the API server's clock may be behind.
+pub const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
+
+/// How long things last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lifetimes {
+    /// A CA. It is replaced when a third of it is left.
+    pub ca: SignedDuration,
+    /// A serving certificate. It is replaced when a third of it is left.
+    pub serving: SignedDuration,
+    /// A CA that was replaced stays trusted for so long after.
+    pub overlap: SignedDuration,
+    /// From a CA's being in every `caBundle` to the first certificate of it that is shown: the API
+    /// servers learn of a changed `caBundle` by a watch.
+    pub settle: SignedDuration,
+}
+
+impl Default for Lifetimes {
+    fn default() -> Self {
+        Self {
+            ca: SignedDuration::from_hours(365 * 24),
+            serving: SignedDuration::from_hours(30 * 24),
+            overlap: SignedDuration::from_hours(24),
+            settle: SignedDuration::from_secs(30),
+        }
+    }
+}
+
+/// Why a CA cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// A key of the Secret is absent or not text.
+    #[error("{0} is missing or is not text")]
+    Missing(&'static str),
+    /// Not a certificate.
+    #[error("{0} is not a certificate in PEM")]
+    Certificate(&'static str),
+    /// A certificate that may sign nothing.
+    #[error("{0} is a certificate, but not a CA's")]
+    NotACa(&'static str),
+    /// Not a private key.
+    #[error("{0} is not a private key in PEM that can be used (ECDSA, Ed25519 or RSA in PKCS#8)")]
+    Key(&'static str),
+    /// The key of something else.
+    #[error("ca.key is not the key of ca.crt")]
+    Mismatch,
+    /// Its time is over.
+    #[error("ca.crt expired at {0}")]
+    Expired(Timestamp),
+    /// Its time has not come: a clock is wrong, or was.
+    #[error("ca.crt is not valid before {0}")]
+    NotYet(Timestamp),
+}
+
+/// A CA's certificate, and from when to when it is valid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CaCertificate {
+    pem: String,
+    not_before: Timestamp,
+    not_after: Timestamp,
+}
+
+/// A CA that can sign.
+pub struct Authority {
+    certificate: CaCertificate,
+    key_pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate for the port, its key, and its end.
+pub struct Serving {
+    /// PEM.
+    pub certificate: String,
+    /// PEM.
+    pub key: String,
+    /// When it was made.
+    pub made: Timestamp,
+    /// When it ends.
+    pub not_after: Timestamp,
+}
+
+impl CaCertificate {
+    /// The first certificate of the PEM. `place` is for the error.
+    ///
+    /// # Errors
+    /// It is none, or not a CA's.
+    pub fn read(pem: &str, place: &'static str) -> Result<Self, Broken> {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes())
+            .map_err(|_| Broken::Certificate(place))?;
+        Self::of(&der, place)
+    }
+
+    /// All that can be read in a PEM of several; the others are left out.
+    #[must_use]
+    pub fn read_all(pem: &str) -> Vec<Self> {
+        CertificateDer::pem_slice_iter(pem.as_bytes())
+            // The iterator goes on after an error, but not always forward.
+            .map_while(Result::ok)
+            .filter_map(|der| Self::of(&der, "").ok())
+            .collect()
+    }
+
+    fn of(der: &CertificateDer<'_>, place: &'static str) -> Result<Self, Broken> {
+        let (_, parsed) =
+            x509_parser::parse_x509_certificate(der).map_err(|_| Broken::Certificate(place))?;
+        if !parsed.is_ca() {
+            return Err(Broken::NotACa(place));
+        }
+        let at = |seconds| Timestamp::from_second(seconds).map_err(|_| Broken::Certificate(place));
+        Ok(Self {
+            // Written anew: what stands around it in the PEM does not get into a caBundle.
+            pem: to_pem(der),
+            not_before: at(parsed.validity().not_before.timestamp())?,
+            not_after: at(parsed.validity().not_after.timestamp())?,
+        })
+    }
+
+    /// PEM: one certificate, with a line break at its end.
+    #[must_use]
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// When it ends.
+    #[must_use]
+    pub fn not_after(&self) -> Timestamp {
+        self.not_after
+    }
+
+    /// When it was made, as far as the certificate tells.
+    #[must_use]
+    pub fn made(&self) -> Timestamp {
+        self.not_before
+            .saturating_add(BACKDATED)
+            .unwrap_or(Timestamp::MAX)
+    }
+
+    /// Whether less than a third of its life is left.
+    #[must_use]
+    pub fn is_due(&self, now: Timestamp) -> bool {
+        is_due(self.not_before, self.not_after, now)
+    }
+
+    fn judge(&self, now: Timestamp) -> Result<(), Broken> {
+        if now >= self.not_after {
+            return Err(Broken::Expired(self.not_after));
+        }
+        // A little behind its maker is no reason to replace it.
+        if self.not_before > now.saturating_add(BACKDATED).unwrap_or(Timestamp::MAX) {
+            return Err(Broken::NotYet(self.not_before));
+        }
+        Ok(())
+    }
+}
+
+/// Whether less than a third of the time between the two is left.
+fn is_due(from: Timestamp, to: Timestamp, now: Timestamp) -> bool {
+    now.duration_until(to) < from.duration_until(to) / 3
+}
+
+impl Authority {
+    /// A new one.
+    ///
+    /// # Errors
+    /// The system gives no random numbers.
+    pub fn make(now: Timestamp, lifetimes: &Lifetimes) -> Result<Self, rcgen::Error> {
+        let key = KeyPair::generate()?;
+        let (not_before, not_after) = validity(now, lifetimes.ca);
+        let mut params = CertificateParams::default();
+        params.not_before = date(not_before);
+        params.not_after = date(not_after);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::CrlSign,
+            KeyUsagePurpose::DigitalSignature,
+        ];
+        params.distinguished_name = DistinguishedName::new();
+        // With the time in it, so that two CAs in one caBundle can be told apart by people.
+        let made = now.strftime("%Y-%m-%dT%H:%M:%SZ");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, format!("vgpu-webhook CA {made}"));
+        let certificate = params.self_signed(&key)?;
+        Ok(Self {
+            certificate: CaCertificate {
+                pem: to_pem(certificate.der()),
+                not_before,
+                not_after,
+            },
+            key_pem: key.serialize_pem(),
+            issuer: Issuer::new(params, key),
+        })
+    }
+
+    /// A CA from its two PEMs, if it can sign now.
+    ///
+    /// # Errors
+    /// See [`Broken`].
+    pub fn read(certificate: &str, key: &str, now: Timestamp) -> Result<Self, Broken> {
+        let certificate = CaCertificate::read(certificate, "ca.crt")?;
+        certificate.judge(now)?;
+        let key_pair = KeyPair::from_pem(key).map_err(|_| Broken::Key("ca.key"))?;
+        let der = CertificateDer::from_pem_slice(certificate.pem.as_bytes())
+            .map_err(|_| Broken::Certificate("ca.crt"))?;
+        let (_, parsed) =
+            x509_parser::parse_x509_certificate(&der).map_err(|_| Broken::Certificate("ca.crt"))?;
+        if parsed.public_key().raw != key_pair.subject_public_key_info() {
+            return Err(Broken::Mismatch);
+        }
+        let issuer =
+            Issuer::from_ca_cert_der(&der, key_pair).map_err(|_| Broken::Certificate("ca.crt"))?;
+        Ok(Self {
+            certificate,
+            key_pem: key.to_owned(),
+            issuer,
+        })
+    }
+
+    /// Its certificate.
+    #[must_use]
+    pub fn certificate(&self) -> &CaCertificate {
+        &self.certificate
+    }
+
+    /// Its private key, PEM. For the Secret and nobody else.
+    #[must_use]
+    pub fn key_pem(&self) -> &str {
+        &self.key_pem
+    }
+
+    /// A certificate for a server of these names, with a key of its own. It does not outlive the
+    /// CA.
+    ///
+    /// # Errors
+    /// A name is not one, or the system gives no random numbers.
+    pub fn sign(
+        &self,
+        names: &[String],
+        now: Timestamp,
+        lifetimes: &Lifetimes,
+    ) -> Result<Serving, rcgen::Error> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(names)?;
+        let (not_before, not_after) = validity(now, lifetimes.serving);
+        let not_after = not_after.min(self.certificate.not_after);
+        params.not_before = date(not_before.max(self.certificate.not_before));
+        params.not_after = date(not_after);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        params.distinguished_name = DistinguishedName::new();
+        // A service's full name may be longer than the 64 letters that a common name may have; a
+        // client looks at the alternative names alone.
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "vgpu-webhook");
+        Ok(Serving {
+            certificate: params.signed_by(&key, &self.issuer)?.pem(),
+            key: key.serialize_pem(),
+            made: now,
+            not_after,
+        })
+    }
+}
+
+impl Serving {
+    /// Whether less than a third of its life is left.
+    #[must_use]
+    pub fn is_due(&self, now: Timestamp) -> bool {
+        is_due(self.made, self.not_after, now)
+    }
+}
+
+/// What the replicas agree on: who signs, and who has signed not long ago.
+pub struct Agreed {
+    /// Signs.
+    pub current: Authority,
+    /// Have signed; the newest first. All of them are trusted still.
+    pub old: Vec<CaCertificate>,
+}
+
+/// Old CAs that are kept; several are there only after several accidents in a day.
+const OLD: usize = 4;
+
+impl Agreed {
+    /// A new CA in the place of whatever there was.
+    ///
+    /// # Errors
+    /// The system gives no random numbers.
+    pub fn anew(
+        old: Vec<CaCertificate>,
+        now: Timestamp,
+        lifetimes: &Lifetimes,
+    ) -> Result<Self, rcgen::Error> {
+        let mut agreed = Self {
+            current: Authority::make(now, lifetimes)?,
+            old: Vec::new(),
+        };
+        for certificate in old {
+            let known = agreed.old.contains(&certificate);
+            if agreed.old.len() < OLD && !known && certificate.judge(now).is_ok() {
+                agreed.old.push(certificate);
+            }
+        }
+        Ok(agreed)
+    }
+
+    /// The CAs that are trusted: the current one, then the old ones.
+    pub fn trusted(&self) -> impl Iterator<Item = &CaCertificate> {
+        std::iter::once(self.current.certificate()).chain(&self.old)
+    }
+
+    /// [`Agreed::trusted`] as one PEM, as a `caBundle` holds it.
+    #[must_use]
+    pub fn bundle(&self) -> String {
+        self.trusted().map(CaCertificate::pem).collect()
+    }
+
+    /// Whether the old ones are trusted no longer: the current one has been there for the overlap.
+    #[must_use]
+    pub fn old_are_over(&self, now: Timestamp, lifetimes: &Lifetimes) -> bool {
+        !self.old.is_empty()
+            && self.current.certificate.made().duration_until(now) >= lifetimes.overlap
+    }
+}
+
+fn validity(now: Timestamp, lifetime: SignedDuration) -> (Timestamp, Timestamp) {
+    // A certificate has no fractions of a second.
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    (
+        now.saturating_sub(BACKDATED).unwrap_or(Timestamp::MIN),
+        now.saturating_add(lifetime).unwrap_or(Timestamp::MAX),
+    )
+}
+
+fn date(at: Timestamp) -> OffsetDateTime {
+    OffsetDateTime::from_unix_timestamp(at.as_second()).unwrap_or(OffsetDateTime::UNIX_EPOCH)
+}
+
+fn to_pem(der: &CertificateDer<'_>) -> String {
+    let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+    pem::encode_config(&pem::Pem::new("CERTIFICATE", der.as_ref()), lines)
+}

@@ -1,0 +1,251 @@
+//! The webhook's configurations in the API server: what is wanted of one, what differs, and the
+//! smallest patch for that.
+//!
+//! Never makes up what is wanted: `admission` says it. Fields that nobody here knows are left to
+//! the API server, whose next version has new ones.
+
+use kube::api::{Api, DynamicObject, GroupVersionKind, Patch, PostParams};
+use kube::core::ApiResource;
+use serde_json::{Map, Value, json};
+
+use crate::secret::{WRITER, labels, writing};
+
+/// Kubernetes has match conditions from this minor version of 1 on.
+const MATCH_CONDITIONS: u32 = 28;
+
+/// Which of the two forms this API server can have, by what `/version` says. `28+` is 28; what
+/// cannot be read is taken for a present one.
+#[must_use]
+pub fn has_match_conditions(major: &str, minor: &str) -> bool {
+    let number = |text: &str| {
+        let digits = text.trim_start_matches('v');
+        let end = digits.find(|letter: char| !letter.is_ascii_digit());
+        digits
+            .get(..end.unwrap_or(digits.len()))?
+            .parse::<u32>()
+            .ok()
+    };
+    match (number(major), number(minor)) {
+        (Some(1), Some(minor)) => minor >= MATCH_CONDITIONS,
+        (Some(0), _) => false,
+        _ => true,
+    }
+}
+
+/// The two kinds, as the API calls them.
+#[must_use]
+pub fn resource(kind: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(
+        "admissionregistration.k8s.io",
+        "v1",
+        kind,
+    ))
+}
+
+/// What a field is when nobody says it.
+fn defaults() -> [(&'static str, Value); 6] {
+    [
+        ("failurePolicy", json!("Fail")),
+        ("matchPolicy", json!("Equivalent")),
+        ("timeoutSeconds", json!(10)),
+        ("namespaceSelector", json!({})),
+        ("objectSelector", json!({})),
+        ("matchConditions", json!([])),
+    ]
+}
+
+/// What is wanted, whole: with its name, our label, the `caBundle` in each entry and every default
+/// that the API server would fill in, so that it can be compared.
+///
+/// `bundle` is PEM; without one each entry keeps the `caBundle` that it has in `live`, whoever
+/// put it there.
+#[must_use]
+pub fn whole(mut wanted: Value, name: &str, bundle: Option<&str>, live: Option<&Value>) -> Value {
+    let mutating = wanted["kind"] == "MutatingWebhookConfiguration";
+    if !wanted["metadata"].is_object() {
+        wanted["metadata"] = json!({});
+    }
+    wanted["metadata"]["name"] = name.into();
+    for (key, value) in labels() {
+        wanted["metadata"]["labels"][key] = value.into();
+    }
+    for entry in wanted["webhooks"].as_array_mut().into_iter().flatten() {
+        for (field, value) in defaults() {
+            if entry[field].is_null() {
+                entry[field] = value;
+            }
+        }
+        if mutating && entry["reinvocationPolicy"].is_null() {
+            entry["reinvocationPolicy"] = "Never".into();
+        }
+        for rule in entry["rules"].as_array_mut().into_iter().flatten() {
+            if rule["scope"].is_null() {
+                rule["scope"] = "*".into();
+            }
+        }
+        let bundle = match bundle {
+            Some(pem) => base64(pem),
+            None => live
+                .and_then(|live| entry_named(live, &entry["name"]))
+                .map_or(Value::Null, |entry| {
+                    entry["clientConfig"]["caBundle"].clone()
+                }),
+        };
+        if let Some(client) = entry["clientConfig"].as_object_mut() {
+            if bundle.is_null() {
+                client.remove("caBundle");
+            } else {
+                client.insert("caBundle".to_owned(), bundle);
+            }
+            if let Some(service) = client.get_mut("service").and_then(Value::as_object_mut) {
+                service.entry("port").or_insert_with(|| 443.into());
+            }
+        }
+    }
+    wanted
+}
+
+fn entry_named<'a>(configuration: &'a Value, name: &Value) -> Option<&'a Value> {
+    let entries = configuration["webhooks"].as_array()?;
+    entries.iter().find(|entry| entry["name"] == *name)
+}
+
+fn base64(text: &str) -> Value {
+    // The API's own encoding of bytes.
+    serde_json::to_value(k8s_openapi::ByteString(text.as_bytes().to_vec())).unwrap_or(Value::Null)
+}
+
+/// A merge patch that makes `live` what is wanted and leaves alone what nobody here wants
+/// anything of; nothing when it is that already.
+#[must_use]
+pub fn change(live: &Value, wanted: &Value) -> Option<Value> {
+    let mut patch = Map::new();
+    let mut metadata = Map::new();
+    for field in ["labels", "annotations", "ownerReferences"] {
+        if !holds(&live["metadata"][field], &wanted["metadata"][field]) {
+            metadata.insert(field.to_owned(), wanted["metadata"][field].clone());
+        }
+    }
+    // An entry is found by its name, but who is called first is the order's to say: the list is
+    // right or it is written whole.
+    if !holds(&live["webhooks"], &wanted["webhooks"]) {
+        patch.insert("webhooks".to_owned(), wanted["webhooks"].clone());
+    }
+    if patch.is_empty() && metadata.is_empty() {
+        return None;
+    }
+    // Of what was read, and of nothing that came after.
+    metadata.insert(
+        "resourceVersion".to_owned(),
+        live["metadata"]["resourceVersion"].clone(),
+    );
+    patch.insert("metadata".to_owned(), metadata.into());
+    Some(patch.into())
+}
+
+/// Whether `live` has everything that is wanted. What is empty may be absent.
+fn holds(live: &Value, wanted: &Value) -> bool {
+    match (live, wanted) {
+        // Nothing is said of it.
+        (_, Value::Null) => true,
+        (Value::Object(live), Value::Object(wanted)) => {
+            // A selector with more in it selects less: these are compared whole.
+            let selector = wanted.is_empty()
+                || wanted.contains_key("matchLabels")
+                || wanted.contains_key("matchExpressions");
+            (!selector || live.len() <= wanted.len())
+                && wanted
+                    .iter()
+                    .all(|(key, wanted)| holds(live.get(key).unwrap_or(&Value::Null), wanted))
+        }
+        (Value::Array(live), Value::Array(wanted)) => {
+            live.len() == wanted.len()
+                && live
+                    .iter()
+                    .zip(wanted)
+                    .all(|(live, wanted)| holds(live, wanted))
+        }
+        (Value::Null, Value::Object(wanted)) => wanted.is_empty(),
+        (Value::Null, Value::Array(wanted)) => wanted.is_empty(),
+        (live, wanted) => live == wanted,
+    }
+}
+
+/// Whether each entry trusts this CA (PEM, as we write it).
+#[must_use]
+pub fn trusts(live: &Value, ca: &str) -> bool {
+    let entries = live["webhooks"].as_array().map(Vec::as_slice);
+    entries.unwrap_or_default().iter().all(|entry| {
+        serde_json::from_value(entry["clientConfig"]["caBundle"].clone())
+            .ok()
+            .and_then(|k8s_openapi::ByteString(bytes)| String::from_utf8(bytes).ok())
+            .is_some_and(|bundle| bundle.contains(ca))
+    })
+}
+
+/// What was done to a configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// It was as it is wanted.
+    Nothing,
+    /// It was not there.
+    Created,
+    /// It was another.
+    Changed,
+    /// Somebody wrote at the same time; the next look decides.
+    Again,
+}
+
+/// The configuration as it stands; nothing when there is none.
+///
+/// # Errors
+/// The API server does not answer, or does not let us.
+pub async fn read(
+    client: &kube::Client,
+    kind: &str,
+    name: &str,
+) -> Result<Option<Value>, kube::Error> {
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource(kind));
+    let Some(live) = api.get_opt(name).await? else {
+        return Ok(None);
+    };
+    serde_json::to_value(live)
+        .map(Some)
+        .map_err(kube::Error::SerdeError)
+}
+
+/// Makes the configuration what is wanted ([`whole`]).
+///
+/// # Errors
+/// The API server does not answer, or does not let us.
+pub async fn write(
+    client: &kube::Client,
+    live: Option<&Value>,
+    wanted: &Value,
+) -> Result<Written, kube::Error> {
+    let kind = wanted["kind"].as_str().unwrap_or_default();
+    let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource(kind));
+    let Some(live) = live else {
+        let object = serde_json::from_value(wanted.clone()).map_err(kube::Error::SerdeError)?;
+        let params = PostParams {
+            field_manager: Some(WRITER.to_owned()),
+            ..PostParams::default()
+        };
+        return match api.create(&params, &object).await {
+            Ok(_) => Ok(Written::Created),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Written::Again),
+            Err(error) => Err(error),
+        };
+    };
+    let Some(patch) = change(live, wanted) else {
+        return Ok(Written::Nothing);
+    };
+    match api.patch(name, &writing(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(Written::Changed),
+        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {
+            Ok(Written::Again)
+        }
+        Err(error) => Err(error),
+    }
+}

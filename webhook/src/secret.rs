@@ -1,0 +1,142 @@
+//! The Secret in which the replicas agree on a CA: read, created by whoever is first, replaced
+//! only as it was read.
+//!
+//! Never decides that a CA is replaced: `keeper` does.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use crate::authority::{Agreed, Authority, Broken, CaCertificate};
+
+/// The CA that signs, PEM.
+pub const CERTIFICATE: &str = "ca.crt";
+/// Its private key, PEM.
+pub const KEY: &str = "ca.key";
+/// CAs that have signed not long ago, PEM, the newest first.
+pub const OLD: &str = "old.crt";
+
+/// Who writes, for `managedFields`.
+pub(crate) const WRITER: &str = "vgpu-webhook";
+
+/// What the Secret holds.
+pub struct Kept {
+    /// What can be used of it.
+    pub agreed: Result<Agreed, Broken>,
+    /// CA certificates in it, whether the rest can be used or not: replicas may be showing
+    /// certificates that these have signed.
+    pub certificates: Vec<CaCertificate>,
+    /// For a replacement of exactly this.
+    pub version: String,
+}
+
+impl Kept {
+    fn of(secret: Secret, now: Timestamp) -> Self {
+        let data = secret.data.unwrap_or_default();
+        let text = |key: &'static str| {
+            let bytes = data.get(key).map(|ByteString(bytes)| bytes.as_slice());
+            bytes
+                .and_then(|bytes| std::str::from_utf8(bytes).ok())
+                .ok_or(Broken::Missing(key))
+        };
+        let old = CaCertificate::read_all(text(OLD).unwrap_or_default());
+        let current =
+            text(CERTIFICATE).and_then(|certificate| Authority::read(certificate, text(KEY)?, now));
+        let mut certificates = CaCertificate::read_all(text(CERTIFICATE).unwrap_or_default());
+        certificates.extend(old.iter().cloned());
+        Self {
+            agreed: current.map(|current| Agreed { current, old }),
+            certificates,
+            version: secret.metadata.resource_version.unwrap_or_default(),
+        }
+    }
+}
+
+/// What the Secret holds; nothing when there is none.
+///
+/// # Errors
+/// The API server does not answer, or does not let us.
+pub async fn read(
+    api: &Api<Secret>,
+    name: &str,
+    now: Timestamp,
+) -> Result<Option<Kept>, kube::Error> {
+    let secret = api.get_opt(name).await?;
+    Ok(secret.map(|secret| Kept::of(secret, now)))
+}
+
+fn data(agreed: &Agreed) -> BTreeMap<String, ByteString> {
+    let text = |text: &str| ByteString(text.as_bytes().to_vec());
+    let old: String = agreed.old.iter().map(CaCertificate::pem).collect();
+    BTreeMap::from([
+        (
+            CERTIFICATE.to_owned(),
+            text(agreed.current.certificate().pem()),
+        ),
+        (KEY.to_owned(), text(agreed.current.key_pem())),
+        (OLD.to_owned(), text(&old)),
+    ])
+}
+
+/// Creates it. Whether it was us: somebody else may have been first, and theirs counts.
+///
+/// # Errors
+/// The API server does not answer, or does not let us.
+pub async fn create(api: &Api<Secret>, name: &str, agreed: &Agreed) -> Result<bool, kube::Error> {
+    let secret = Secret {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            labels: Some(labels()),
+            ..ObjectMeta::default()
+        },
+        data: Some(data(agreed)),
+        ..Secret::default()
+    };
+    let params = PostParams {
+        field_manager: Some(WRITER.to_owned()),
+        ..PostParams::default()
+    };
+    match api.create(&params, &secret).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces what was read at this version. Whether it was still that.
+///
+/// # Errors
+/// The API server does not answer, or does not let us.
+pub async fn replace(
+    api: &Api<Secret>,
+    name: &str,
+    version: &str,
+    agreed: &Agreed,
+) -> Result<bool, kube::Error> {
+    // A merge: labels and annotations of others stay.
+    let patch = json!({
+        "metadata": { "resourceVersion": version, "labels": labels() },
+        "data": data(agreed),
+    });
+    match api.patch(name, &writing(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+pub(crate) fn writing() -> PatchParams {
+    PatchParams {
+        field_manager: Some(WRITER.to_owned()),
+        ..PatchParams::default()
+    }
+}
+
+/// What says whose an object is.
+pub(crate) fn labels() -> BTreeMap<String, String> {
+    BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), WRITER.to_owned())])
+}

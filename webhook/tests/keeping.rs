@@ -1,0 +1,582 @@
+//! Replicas of the webhook on one cluster: who agrees on what, and what they put right.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test: a panic is its answer"
+)]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::Method;
+use jiff::SignedDuration;
+use kube::api::DeleteParams;
+use serde_json::json;
+use support::{MUTATING, VALIDATING, World, wanted};
+use webhook::authority::CaCertificate;
+
+const DAY: SignedDuration = SignedDuration::from_hours(24);
+
+fn days(days: i32) -> SignedDuration {
+    DAY * days
+}
+
+fn certificates(bundle: &str) -> usize {
+    CaCertificate::read_all(bundle).len()
+}
+
+#[tokio::test]
+async fn replicas_that_start_at_once_on_an_empty_cluster_agree() {
+    let world = World::new();
+    let mut replicas = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        replicas.push(world.replica(name).await);
+    }
+
+    let looks = replicas.iter_mut().map(|replica| replica.keeper.look());
+    for looked in futures_util::future::join_all(looks).await {
+        looked.unwrap();
+    }
+    for replica in &mut replicas {
+        replica.settles().await;
+    }
+
+    let bundle = world.bundle().await;
+    assert_eq!(certificates(&bundle), 1);
+    assert_eq!(world.secret().await["ca.crt"], bundle);
+    for replica in &replicas {
+        assert!(world.is_served(replica, &bundle).await);
+        assert!(replica.is_ready(), "{:?}", replica.readiness.reason());
+    }
+    let made = |replica: &support::Replica| replica.metrics().contains("ca_rotations_total{");
+    assert_eq!(replicas.iter().filter(|replica| made(replica)).count(), 1);
+    // Every key is of one replica alone.
+    let shown: std::collections::BTreeSet<_> = replicas
+        .iter()
+        .map(|replica| replica.tls.certificate())
+        .collect();
+    assert_eq!(shown.len(), 4);
+}
+
+#[tokio::test]
+async fn nothing_is_written_when_there_is_nothing_to_do() {
+    let world = World::new();
+    let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
+    a.settles().await;
+    b.settles().await;
+    let before = world.writes();
+
+    for _ in 0..5 {
+        world.pass(SignedDuration::from_hours(5));
+        assert!(!a.keeper.look().await.unwrap());
+        assert!(!b.keeper.look().await.unwrap());
+    }
+
+    assert_eq!(world.writes(), before);
+}
+
+#[tokio::test]
+async fn a_serving_certificate_is_renewed_in_time_by_each_replica_for_itself() {
+    let world = World::new();
+    let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
+    a.settles().await;
+    b.settles().await;
+    let bundle = world.bundle().await;
+    let before = (a.tls.certificate(), b.tls.certificate());
+    let writes = world.writes();
+
+    world.pass(days(19));
+    a.settles().await;
+    assert_eq!(a.tls.certificate(), before.0);
+    world.pass(days(2));
+    a.settles().await;
+    b.settles().await;
+
+    assert_ne!(a.tls.certificate(), before.0);
+    assert_ne!(b.tls.certificate(), before.1);
+    assert_eq!(world.writes(), writes, "it concerns nobody else");
+    world.pass(days(15));
+    assert!(world.is_served(&a, &bundle).await);
+    assert!(world.is_served(&b, &bundle).await);
+}
+
+#[tokio::test]
+async fn a_ca_is_rotated_before_its_end_and_clients_trust_old_and_new_meanwhile() {
+    let world = World::new();
+    let (mut holder, mut other) = (world.replica("a").await, world.replica("b").await);
+    holder.settles().await;
+    other.settles().await;
+    let old = world.bundle().await;
+
+    // Two thirds of a year later, with renewals of serving certificates on the way.
+    for _ in 0..27 {
+        world.pass(days(9));
+        holder.settles().await;
+        other.settles().await;
+        assert_eq!(world.bundle().await, old);
+    }
+    world.pass(days(9));
+    other.settles().await;
+    assert_eq!(world.bundle().await, old, "the holder alone replaces a CA");
+    holder.settles().await;
+    other.settles().await;
+
+    let both = world.bundle().await;
+    assert_eq!(certificates(&both), 2);
+    assert!(both.ends_with(&old) && both != old);
+    let new = both.strip_suffix(&old).unwrap().to_owned();
+    // An API server that has not seen the change yet still trusts what is shown.
+    for replica in [&holder, &other] {
+        assert!(world.is_served(replica, &old).await);
+        assert!(world.is_served(replica, &both).await);
+        assert!(!world.is_served(replica, &new).await);
+    }
+
+    // All API servers have seen it: the new CA signs, and whoever has both is still served.
+    world.pass(SignedDuration::from_mins(1));
+    holder.settles().await;
+    assert!(world.is_served(&holder, &new).await);
+    assert!(world.is_served(&holder, &both).await);
+    assert!(world.is_served(&other, &old).await);
+    other.settles().await;
+    assert!(world.is_served(&other, &new).await);
+
+    // And a day later the old one goes.
+    world.pass(DAY);
+    other.settles().await;
+    assert_eq!(world.bundle().await, both);
+    holder.settles().await;
+    assert_eq!(world.bundle().await, new);
+    assert_eq!(world.secret().await["old.crt"], "");
+    for replica in [&holder, &other] {
+        assert!(world.is_served(replica, &new).await);
+        assert!(replica.is_ready());
+    }
+    assert!(
+        holder
+            .metrics()
+            .contains("ca_rotations_total{reason=\"due\"} 1")
+    );
+}
+
+#[tokio::test]
+async fn a_deleted_secret_comes_back_with_a_new_ca_and_nobody_is_cut_off() {
+    let world = World::new();
+    let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
+    a.settles().await;
+    b.settles().await;
+    let old = world.bundle().await;
+    world
+        .secrets()
+        .delete("vgpu-webhook-ca", &DeleteParams::default())
+        .await
+        .unwrap();
+
+    // Whoever sees it first.
+    b.settles().await;
+    assert!(
+        world.is_served(&b, &old).await,
+        "nobody trusts the new one yet"
+    );
+    a.settles().await;
+    b.settles().await;
+
+    let both = world.bundle().await;
+    assert_eq!(certificates(&both), 2);
+    assert_ne!(world.secret().await["ca.crt"], old);
+    assert!(
+        b.metrics()
+            .contains("ca_rotations_total{reason=\"deleted\"} 1")
+    );
+    world.pass(SignedDuration::from_mins(1));
+    a.settles().await;
+    b.settles().await;
+    let new = both.strip_suffix(&old).unwrap();
+    for replica in [&a, &b] {
+        assert!(world.is_served(replica, new).await);
+    }
+    let notes = world.event_notes().await;
+    assert!(
+        notes
+            .iter()
+            .any(|note| note == "the Secret of the webhook's CA was deleted; it holds a new CA"),
+        "{notes:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_broken_secret_is_replaced_whatever_is_wrong_with_it() {
+    let other_ca = {
+        let world = World::new();
+        let mut replica = world.replica("x").await;
+        replica.settles().await;
+        world.secret().await
+    };
+    let leaf_key = rcgen::KeyPair::generate().unwrap();
+    let leaf = rcgen::CertificateParams::new(["x".to_owned()])
+        .unwrap()
+        .self_signed(&leaf_key)
+        .unwrap()
+        .pem();
+    for (key, value, reason) in [
+        ("ca.crt", None, "ca.crt is missing"),
+        ("ca.key", None, "ca.key is missing"),
+        ("ca.crt", Some("hello"), "ca.crt is not a certificate"),
+        ("ca.crt", Some(""), "ca.crt is not a certificate"),
+        ("ca.crt", Some(&leaf), "not a CA's"),
+        ("ca.key", Some("hello"), "ca.key is not a private key"),
+        (
+            "ca.key",
+            Some(&other_ca["ca.key"]),
+            "ca.key is not the key of ca.crt",
+        ),
+        (
+            "ca.crt",
+            Some(&other_ca["ca.crt"]),
+            "ca.key is not the key of ca.crt",
+        ),
+    ] as [(&str, Option<&str>, &str); 8]
+    {
+        let world = World::new();
+        let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
+        a.settles().await;
+        b.settles().await;
+        let old = world.bundle().await;
+        world.set_secret(key, value).await;
+
+        // Who does not hold the Lease touches nothing and serves on.
+        assert!(!b.keeper.look().await.unwrap());
+        assert_eq!(world.bundle().await, old);
+        a.settles().await;
+        b.settles().await;
+
+        let secret = world.secret().await;
+        let bundle = world.bundle().await;
+        assert!(bundle.starts_with(&secret["ca.crt"]), "{reason}");
+        assert!(
+            bundle.contains(&old),
+            "{reason}: what is shown stays trusted"
+        );
+        for replica in [&a, &b] {
+            assert!(world.is_served(replica, &bundle).await, "{reason}");
+            assert!(replica.is_ready(), "{reason}");
+        }
+        assert!(
+            a.metrics()
+                .contains("ca_rotations_total{reason=\"broken\"} 1")
+        );
+        // A replica that starts now can use what is there.
+        let mut c = world.replica("c").await;
+        c.settles().await;
+        assert!(world.is_served(&c, &bundle).await, "{reason}");
+
+        // One that starts on a broken one without the Lease says whom it waits for.
+        world.set_secret(key, value).await;
+        let mut d = world.replica("d").await;
+        let error = d.keeper.look().await.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+        assert!(
+            d.readiness
+                .reason()
+                .unwrap()
+                .contains("holder of the Lease")
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_expired_ca_is_replaced() {
+    let world = World::new();
+    let mut first = world.replica("a").await;
+    first.settles().await;
+    drop(first);
+    // The whole cluster slept for two years.
+    world.pass(days(730));
+
+    let mut replica = world.replica("a").await;
+    replica.settles().await;
+
+    let bundle = world.bundle().await;
+    assert_eq!(certificates(&bundle), 1, "an expired one is of no use");
+    assert!(world.is_served(&replica, &bundle).await);
+}
+
+#[tokio::test]
+async fn hand_edits_are_put_right_and_others_work_is_left_alone() {
+    let world = World::new();
+    let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
+    a.settles().await;
+    b.settles().await;
+    let right = world.configuration(MUTATING).await["webhooks"].clone();
+    let ca_of_another = json!("LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCg==");
+
+    type Edit = (&'static str, Box<dyn Fn(&mut serde_json::Value)>);
+    let edits: Vec<Edit> = vec![
+        (
+            "another caBundle",
+            Box::new(move |live| {
+                live["webhooks"][0]["clientConfig"]["caBundle"] = ca_of_another.clone();
+            }),
+        ),
+        (
+            "no caBundle",
+            Box::new(|live| {
+                let client = live["webhooks"][1]["clientConfig"].as_object_mut().unwrap();
+                client.remove("caBundle");
+            }),
+        ),
+        (
+            "a failure policy",
+            Box::new(|live| live["webhooks"][0]["failurePolicy"] = json!("Ignore")),
+        ),
+        (
+            "a selector",
+            Box::new(|live| {
+                live["webhooks"][0]["objectSelector"] =
+                    json!({ "matchLabels": { "never": "there" } });
+            }),
+        ),
+        (
+            "a wider selector",
+            Box::new(|live| {
+                live["webhooks"][0]["namespaceSelector"]["matchLabels"] = json!({ "a": "b" });
+            }),
+        ),
+        (
+            "another url",
+            Box::new(|live| {
+                let client = &mut live["webhooks"][0]["clientConfig"];
+                *client =
+                    json!({ "url": "https://example.org/webhook", "caBundle": client["caBundle"] });
+            }),
+        ),
+        (
+            "a condition",
+            Box::new(|live| {
+                live["webhooks"][0]["matchConditions"]
+                    .as_array_mut()
+                    .unwrap()
+                    .push(json!({ "name": "never", "expression": "false" }));
+            }),
+        ),
+        (
+            "one more entry",
+            Box::new(|live| {
+                let mut entry = live["webhooks"][0].clone();
+                entry["name"] = json!("another.vgpu.io");
+                live["webhooks"].as_array_mut().unwrap().push(entry);
+            }),
+        ),
+        (
+            "an entry less",
+            Box::new(|live| drop(live["webhooks"].as_array_mut().unwrap().remove(0))),
+        ),
+        (
+            "the order",
+            Box::new(|live| live["webhooks"].as_array_mut().unwrap().reverse()),
+        ),
+        ("none", Box::new(|live| live["webhooks"] = json!([]))),
+    ];
+    for (what, edit) in edits {
+        world
+            .edit(MUTATING, |live| {
+                edit(live);
+                live["metadata"]["annotations"]["note"] = json!(what);
+                live["metadata"]["labels"]["team"] = json!("platform");
+            })
+            .await;
+        assert_ne!(
+            world.configuration(MUTATING).await["webhooks"],
+            right,
+            "{what}"
+        );
+        let before = world.writes();
+
+        b.settles().await;
+        assert_eq!(
+            world.writes(),
+            before,
+            "{what}: one replica writes, and not this one"
+        );
+        a.settles().await;
+
+        let live = world.configuration(MUTATING).await;
+        assert_eq!(live["webhooks"], right, "{what}");
+        assert_eq!(live["metadata"]["annotations"]["note"], what);
+        assert_eq!(live["metadata"]["labels"]["team"], "platform");
+        assert_eq!(world.writes(), before + 1, "{what}: written once");
+        assert!(
+            a.is_ready() && {
+                b.settles().await;
+                b.is_ready()
+            }
+        );
+    }
+    for kind in [MUTATING, VALIDATING] {
+        let before = world.configuration(kind).await["webhooks"].clone();
+        world
+            .configurations(kind)
+            .delete("vgpu-webhook", &DeleteParams::default())
+            .await
+            .unwrap();
+        b.settles().await;
+        a.settles().await;
+        assert_eq!(world.configuration(kind).await["webhooks"], before);
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_is_not_trusted_says_so_until_it_is() {
+    let world = World::new();
+    let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
+    a.settles().await;
+    b.settles().await;
+    world
+        .edit(MUTATING, |live| {
+            live["webhooks"][0]["clientConfig"]["caBundle"] = json!("YQ==");
+        })
+        .await;
+
+    b.settles().await;
+    let reason = b.readiness.reason().unwrap();
+    assert!(
+        reason.contains("the caBundle of the MutatingWebhookConfiguration vgpu-webhook"),
+        "{reason}"
+    );
+
+    a.settles().await;
+    b.settles().await;
+    assert!(b.is_ready());
+}
+
+#[tokio::test]
+async fn an_old_api_server_gets_the_form_without_match_conditions() {
+    let world = World::new();
+    let mut replica = world.replica("a").await;
+    *world.minor.lock().unwrap() = Some("27+".to_owned());
+    replica.settles().await;
+    let live = world.configuration(MUTATING).await;
+    assert_eq!(live["webhooks"][0]["failurePolicy"], "Ignore");
+
+    // It is upgraded while we run.
+    *world.minor.lock().unwrap() = Some("28".to_owned());
+    world.pass(SignedDuration::from_mins(11));
+    replica.settles().await;
+
+    let live = world.configuration(MUTATING).await;
+    assert_eq!(live["webhooks"][0]["failurePolicy"], "Fail");
+    assert_eq!(live["webhooks"][0]["matchConditions"][0]["name"], "asks");
+}
+
+#[tokio::test]
+async fn without_an_api_server_a_new_replica_waits_and_an_old_one_serves_and_renews() {
+    let world = World::new();
+    let mut old = world.replica("old").await;
+    old.settles().await;
+    let bundle = world.bundle().await;
+    let before = old.tls.certificate();
+    world.api_server_is_gone(true);
+
+    let mut new = world.replica("new").await;
+    let error = format!("{:#}", new.keeper.look().await.unwrap_err());
+    assert!(
+        error.contains("cannot read the Secret vgpu-webhook-ca"),
+        "{error}"
+    );
+    let reason = new.readiness.reason().unwrap();
+    assert!(reason.contains("connection refused"), "{reason}");
+    assert!(!world.is_served(&new, &bundle).await);
+
+    // The old one goes on for longer than one certificate lasts.
+    for _ in 0..4 {
+        world.pass(days(21));
+        old.keeper.look().await.unwrap_err();
+        assert!(world.is_served(&old, &bundle).await);
+        assert!(old.is_ready());
+    }
+    assert_ne!(old.tls.certificate(), before);
+
+    world.api_server_is_gone(false);
+    new.settles().await;
+    assert!(new.is_ready());
+    assert!(world.is_served(&new, &bundle).await);
+    assert!(old.metrics().contains("cluster_failures_total 4"));
+}
+
+#[tokio::test]
+async fn what_is_forbidden_is_said_and_the_rest_is_done() {
+    let world = World::new();
+    world.forbidden.lock().unwrap().extend([
+        (Method::POST, "/mutatingwebhook".to_owned()),
+        (Method::GET, "/leases/".to_owned()),
+    ]);
+    let mut replica = world.replica("a").await;
+
+    // Without the Lease it serves, and writes nothing that is the holder's.
+    let error = format!("{:#}", replica.keeper.look().await.unwrap_err());
+    assert!(
+        error.contains("the Lease") && error.contains("forbidden"),
+        "{error}"
+    );
+    let ca = world.secret().await["ca.crt"].clone();
+    assert!(world.is_served(&replica, &ca).await);
+
+    // With it, what can be written is.
+    world.forbidden.lock().unwrap().pop();
+    let error = format!("{:#}", replica.keeper.look().await.unwrap_err());
+    assert!(
+        error.contains("the MutatingWebhookConfiguration vgpu-webhook"),
+        "{error}"
+    );
+    assert!(world.configuration(VALIDATING).await["webhooks"].is_array());
+    assert!(
+        replica.is_ready(),
+        "the port can be used by those who know its CA"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_holder_is_followed_by_another_and_two_releases_do_not_fight() {
+    let world = World::new();
+    let patience = Duration::from_secs(15);
+    let next_release = {
+        let wanted = wanted();
+        Arc::new(move |match_conditions| {
+            let mut all = wanted(match_conditions);
+            all[0]["webhooks"][0]["timeoutSeconds"] = json!(7);
+            all
+        })
+    };
+    let mut old = world.replica_of("old", wanted(), patience).await;
+    let mut new = world.replica_of("new", next_release, patience).await;
+    let timeout =
+        async || world.configuration(MUTATING).await["webhooks"][0]["timeoutSeconds"].clone();
+    old.settles().await;
+    for _ in 0..10 {
+        world.wait(5).await;
+        old.settles().await;
+        new.settles().await;
+        assert_eq!(timeout().await, 10);
+    }
+
+    // Silent, and not for long enough; then for long enough.
+    world.wait(10).await;
+    new.settles().await;
+    assert_eq!(timeout().await, 10);
+    world.wait(10).await;
+    new.settles().await;
+    assert_eq!(timeout().await, 7);
+
+    // The one that was silent comes back, and is not the holder.
+    old.settles().await;
+    new.settles().await;
+    assert_eq!(timeout().await, 7);
+
+    // One that ends leaves it to the other at once.
+    new.keeper.let_go().await;
+    old.settles().await;
+    assert_eq!(timeout().await, 10);
+}
