@@ -107,11 +107,21 @@ pub fn write(
     let annotations = &mut written.annotations;
     annotations.insert(keys::VGPU_NODE.to_owned(), placement.node.to_string());
     annotations.insert(keys::VGPU_TIME.to_owned(), seconds.to_string());
-    written
-        .labels
-        .insert(keys::VGPU_NODE.to_owned(), placement.node.to_string());
+    // A label may be shorter than a node's name, and one that is too long would make the API server refuse it all.
+    if placement.node.len() <= MOST_LABEL_LETTERS {
+        written
+            .labels
+            .insert(keys::VGPU_NODE.to_owned(), placement.node.to_string());
+    }
     written
 }
+
+/// Longest value of a label.
+const MOST_LABEL_LETTERS: usize = 63;
+
+/// Most shares of cards that one pod is read to hold. A node has 1,024 cards, and what a pod holds is looked through
+/// card by card.
+const MOST_SLOTS: usize = 4096;
 
 /// A share of a card as an allocation has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -142,6 +152,9 @@ pub enum DecodeError {
         /// What it says.
         text: String,
     },
+    /// More than any pod holds.
+    #[error("names more than {MOST_SLOTS} shares of cards, the most of one pod")]
+    TooMany,
     /// Some list of MIG instances that is none.
     #[error("no list of MIG instances: {0}")]
     Json(String),
@@ -203,9 +216,17 @@ pub fn encode(containers: &[Vec<Slot>]) -> String {
 ///
 /// # Errors
 ///
-/// When a part has too few fields, or a field is no number.
+/// When a part has too few fields, a field is no number, or there are more parts or containers than any pod has.
 pub fn decode(text: &str) -> Result<Vec<Vec<Slot>>, DecodeError> {
-    text.split_terminator(';').map(decode_container).collect()
+    let containers = text
+        .split_terminator(';')
+        .map(decode_container)
+        .collect::<Result<Vec<_>, _>>()?;
+    let slots: usize = containers.iter().map(Vec::len).sum();
+    if containers.len().max(slots) > MOST_SLOTS {
+        return Err(DecodeError::TooMany);
+    }
+    Ok(containers)
 }
 
 fn decode_container(text: &str) -> Result<Vec<Slot>, DecodeError> {
@@ -283,6 +304,9 @@ pub fn decode_instances(text: &str) -> Result<Vec<MigAllocation>, DecodeError> {
     let instances: Option<Vec<MigAllocation>> =
         serde_json::from_str(text).map_err(|error| DecodeError::Json(error.to_string()))?;
     let instances = instances.unwrap_or_default();
+    if instances.len() > MOST_SLOTS {
+        return Err(DecodeError::TooMany);
+    }
     for (at, instance) in instances.iter().enumerate() {
         let (container, device) = (instance.container_index, instance.device_index);
         let same = |other: &MigAllocation| {

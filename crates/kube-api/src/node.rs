@@ -258,6 +258,43 @@ impl Registered {
     }
 }
 
+/// As an agent registers it. Memory is cut to whole MiB.
+impl From<&Device> for Registered {
+    fn from(device: &Device) -> Self {
+        let mib = |bytes: u64| u32::try_from(bytes / MIB).unwrap_or(u32::MAX);
+        Self {
+            id: device.id.clone(),
+            index: Some(device.index),
+            count: device.slots,
+            devmem: mib(device.memory_bytes),
+            devcore: device.cores,
+            kind: device.model.clone(),
+            numa: device.numa,
+            mode: device.mode.clone(),
+            mig_profiles: device
+                .mig_profiles
+                .iter()
+                .map(|profile| RegisteredProfile {
+                    name: profile.name.clone(),
+                    memory_mib: mib(profile.memory_bytes),
+                    core: profile.cores,
+                    slice_count: profile.slices,
+                    placements: profile
+                        .placements
+                        .iter()
+                        .map(|span| RegisteredSpan {
+                            start: span.start,
+                            size: span.size,
+                        })
+                        .collect(),
+                })
+                .collect(),
+            health: device.healthy,
+            custom_info: None,
+        }
+    }
+}
+
 /// Why a register annotation cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {

@@ -316,7 +316,7 @@ fn the_node_is_where_the_pod_runs_else_where_the_annotation_says() {
 /// Placements as the engine makes them: cards of one or two vendors, some in instances.
 fn placement() -> impl Strategy<Value = Placement> {
     let instance = proptest::option::of(("[1-7]g[.][0-9]{1,2}gb", 0..8_u32, 1..8_u32));
-    let grant = ("GPU-[0-9a-f]{1,8}", 0..100_000_u64, 0..=100_u32, instance).prop_map(
+    let card = ("GPU-[0-9a-f]{1,8}", 0..100_000_u64, 0..=100_u32, instance).prop_map(
         |(device, mib, cores, instance)| {
             let mut grant = grant("NVIDIA", &device, mib, cores);
             grant.instance = instance.map(|(profile, start, size)| Instance {
@@ -330,7 +330,7 @@ fn placement() -> impl Strategy<Value = Placement> {
         .prop_map(|(device, mib, cores)| grant("DCU", &device, mib, cores));
     let granted = (
         prop::sample::select(vec![Kind::Init, Kind::Sidecar, Kind::App]),
-        proptest::collection::vec(grant, 0..3),
+        proptest::collection::vec(card, 0..3),
         proptest::collection::vec(other, 0..2),
     )
         .prop_map(|(kind, mut grants, others)| {
@@ -382,6 +382,36 @@ proptest! {
 
         read(&pod, vendors()).ok();
     }
+}
+
+#[test]
+fn a_node_whose_name_is_too_long_for_a_label_gets_none() {
+    let mut placement = placed(vec![granted(Kind::App, vec![grant("NVIDIA", "G", 1, 0)])]);
+    placement.node = "n".repeat(64).as_str().into();
+
+    let written = write(
+        &of_containers("a+", json!({})),
+        &placement,
+        None,
+        vendors(),
+        NOW,
+    );
+
+    assert!(written.labels.is_empty());
+    assert_eq!(written.annotations["hami.io/vgpu-node"], "n".repeat(64));
+}
+
+#[test]
+fn an_allocation_of_more_than_any_pod_holds_is_not_gone_through() {
+    let text = text_of(&of_containers(
+        "a+",
+        json!({ALLOCATED: "G,N,1,1:".repeat(30_000)}),
+    ));
+
+    assert_eq!(
+        text,
+        "annotation hami.io/vgpu-devices-allocated: names more than 4096 shares of cards, the most of one pod"
+    );
 }
 
 #[test]

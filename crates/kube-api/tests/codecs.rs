@@ -259,6 +259,8 @@ proptest! {
         let read = node::decode(&text).unwrap();
         if devices.iter().any(|device| device.index != Some(0)) {
             prop_assert_eq!(as_inventory(&read), as_inventory(&devices));
+            let again: Vec<Registered> = as_inventory(&devices).iter().map(Registered::from).collect();
+            prop_assert_eq!(again, devices);
         } else {
             // JSON leaves out zeros: where all are 0, they are counted.
             prop_assert_eq!(read.len(), devices.len());
