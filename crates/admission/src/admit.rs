@@ -1,6 +1,7 @@
 //! The order in which a pod is looked at and changed. Never keeps anything between two reviews, and never asks anybody
 //! but [`Quotas`].
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use json_patch::PatchOperation;
@@ -418,6 +419,23 @@ impl Admission {
                  the operator to allow it",
             ));
         }
+        if self.settings.devices_by_annotation {
+            let mut seen = HashMap::new();
+            for (_, container) in At::of(pod) {
+                let key = keys::visible_devices(&container.name);
+                if let Some(other) = seen.insert(key, &container.name)
+                    && *other != container.name
+                {
+                    return Err(Denied::container(
+                        &container.name,
+                        "name",
+                        format!(
+                            "begins with the same digits of SHA-256 as {other}; give it another name"
+                        ),
+                    ));
+                }
+            }
+        }
         Ok(())
     }
 
@@ -516,11 +534,12 @@ impl Admission {
     fn ephemeral(&self, object: &Value, context: &Context<'_>) -> Result<Admitted, Denied> {
         let pod = decode(object)?;
         let old = context.old.map(decode).transpose()?.unwrap_or_default();
+        let before = old.spec.ephemeral_containers.iter();
+        let known: HashSet<&str> = before.map(|container| container.name.as_str()).collect();
         let mentions = self.mentions(&pod);
         let mut patch = Patch::of(object);
         for (index, container) in pod.spec.ephemeral_containers.iter().enumerate() {
-            let known = |old: &Container| old.name == container.name;
-            if old.spec.ephemeral_containers.iter().any(known) {
+            if known.contains(container.name.as_str()) {
                 continue;
             }
             let at = At {

@@ -53,7 +53,9 @@ fn fault(variable: &EnvVar, asks_for_devices: bool) -> Option<String> {
     let read = if elsewhere {
         "its value comes from elsewhere, where it cannot be seen,".to_owned()
     } else {
-        format!("{value:?}")
+        // A value may be as long as the object.
+        let shown: String = value.chars().take(100).collect();
+        format!("{shown:?}")
     };
     if name == VISIBLE_DEVICES {
         return (elsewhere || !NO_DEVICES.contains(&value)).then(|| {

@@ -1,5 +1,6 @@
 //! A "no", with the words for whoever wrote the pod.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use kube_api::request::RequestError;
@@ -58,9 +59,21 @@ impl Denied {
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(container) = &self.container {
-            write!(f, "container {container}: ")?;
+            write!(f, "container {}: ", shortened(container, MOST_OF_A_NAME))?;
         }
-        write!(f, "{}: {}", self.field, self.problem)
+        let field = shortened(&self.field, MOST_OF_A_NAME);
+        write!(f, "{field}: {}", shortened(&self.problem, MOST_OF_A_TEXT))
+    }
+}
+
+/// A name that the API server has not looked at yet may be as long as the object.
+const MOST_OF_A_NAME: usize = 400;
+const MOST_OF_A_TEXT: usize = 2000;
+
+fn shortened(text: &str, most: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(most) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => Cow::Owned(format!("{}…", text.get(..end).unwrap_or_default())),
     }
 }
 

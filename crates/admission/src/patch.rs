@@ -2,6 +2,7 @@
 //! never knows what a field means.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation, ReplaceOperation};
@@ -11,6 +12,8 @@ use serde_json::{Map, Value};
 pub(crate) struct Patch<'a> {
     object: Cow<'a, Value>,
     operations: Vec<PatchOperation>,
+    /// Which operation made a list, by the list's path.
+    lists: HashMap<PointerBuf, usize>,
 }
 
 impl<'a> Patch<'a> {
@@ -19,6 +22,7 @@ impl<'a> Patch<'a> {
         Self {
             object: Cow::Borrowed(object),
             operations: Vec::new(),
+            lists: HashMap::new(),
         }
     }
 
@@ -67,14 +71,17 @@ impl<'a> Patch<'a> {
     /// Adds `value` at the end of the list at a path, which is made where there is none.
     pub(crate) fn append(&mut self, path: &[&str], value: Value) {
         let Some(length) = self.get(path).and_then(Value::as_array).map(Vec::len) else {
+            let pointer = PointerBuf::from_tokens(path.iter().copied());
+            self.lists.insert(pointer, self.operations.len());
             return self.set(path, Value::Array(vec![value]));
         };
         // Where this patch made the list itself, the list grows in that operation.
         let pointer = PointerBuf::from_tokens(path.iter().copied());
         let mine = self
-            .operations
-            .iter_mut()
-            .find_map(|operation| match operation {
+            .lists
+            .get(&pointer)
+            .and_then(|made| self.operations.get_mut(*made))
+            .and_then(|operation| match operation {
                 PatchOperation::Add(add) if add.path == pointer => add.value.as_array_mut(),
                 _ => None,
             });

@@ -184,10 +184,11 @@ impl Admission {
         let judged = self.asked(door, &request);
         if let Err(denied) = &judged {
             tracing::info!(
-                uid,
-                namespace = request.namespace.as_deref().unwrap_or_default(),
-                user = request.context().user,
-                %denied,
+                uid = ?uid,
+                namespace = ?request.namespace.as_deref().unwrap_or_default(),
+                user = ?request.context().user,
+                // Names in it come from the object, and are not looked at yet.
+                why = ?denied.to_string(),
                 "refused"
             );
         }

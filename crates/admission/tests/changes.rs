@@ -1,0 +1,421 @@
+//! What is changed of a pod: as few operations as do it, none the second time, and what the API server then writes in
+//! of itself makes no difference.
+
+mod common;
+
+use admission::{Admission, Agent, Context, Operation, Settings};
+use common::{admission, create, patched};
+use serde_json::{Value, json};
+
+fn pod(spec: Value) -> Value {
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" }, "spec": spec })
+}
+
+fn gpu(rest: Value) -> Value {
+    let mut container = json!({
+        "name": "c",
+        "resources": { "limits": { "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000" } },
+    });
+    for (key, value) in rest.as_object().unwrap() {
+        container[key] = value.clone();
+    }
+    container
+}
+
+fn one(container: Value) -> Value {
+    pod(json!({ "schedulerName": "hami-scheduler", "containers": [container] }))
+}
+
+/// The pod as an API server keeps it: amounts as it writes them, and a request for each limit.
+fn kept(mut pod: Value) -> Value {
+    for list in ["containers", "initContainers"] {
+        for container in pod["spec"]
+            .get_mut(list)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
+            let Some(limits) = container
+                .pointer_mut("/resources/limits")
+                .and_then(Value::as_object_mut)
+            else {
+                continue;
+            };
+            for amount in limits.values_mut() {
+                if let Some(thousands) = amount
+                    .as_str()
+                    .and_then(|amount| amount.strip_suffix("000"))
+                {
+                    *amount = json!(format!("{thousands}k"));
+                }
+            }
+            let limits = limits.clone();
+            let requests = &mut container["resources"]["requests"];
+            if requests.is_null() {
+                *requests = json!({});
+            }
+            for (name, amount) in limits {
+                requests[name] = amount;
+            }
+        }
+    }
+    pod
+}
+
+/// What admission does to the pod, after seeing that it does it once.
+fn operations(admission: &Admission, pod: &Value) -> Value {
+    let admitted = admission
+        .admit(pod, &create())
+        .unwrap_or_else(|denied| panic!("{denied}"));
+    let after = patched(admission, pod, &create());
+    for (name, again) in [("as patched", after.clone()), ("as kept", kept(after))] {
+        assert_eq!(
+            admission.admit(&again, &create()).unwrap().patch,
+            [],
+            "{name}: {again}"
+        );
+        assert_eq!(admission.validate(&again, &create()), Ok(()), "{name}");
+        assert_eq!(admission.passed(&again), Ok(()), "{name}");
+    }
+    if !admitted.patch.is_empty() {
+        assert!(admission.passed(&kept(pod.clone())).is_err(), "{pod}");
+    }
+    serde_json::to_value(admitted.patch).unwrap()
+}
+
+#[test]
+fn amounts_become_what_the_api_server_and_the_scheduler_take() {
+    let admission = admission(Settings::default());
+    let limits = |limits: Value, requests: Value| {
+        one(json!({ "name": "c", "resources": { "limits": limits, "requests": requests } }))
+    };
+    let at =
+        |kind: &str, name: &str| format!("/spec/containers/0/resources/{kind}/nvidia.com~1{name}");
+    for (name, pod, right) in [
+        (
+            "a binary suffix becomes MiB",
+            limits(
+                json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "16Gi" }),
+                json!({}),
+            ),
+            json!([{ "op": "replace", "path": at("limits", "gpumem"), "value": "16384" }]),
+        ),
+        (
+            "under requests too, which the API server filled in",
+            limits(
+                json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "16Gi" }),
+                json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "16Gi", "cpu": "1" }),
+            ),
+            json!([
+                { "op": "replace", "path": at("limits", "gpumem"), "value": "16384" },
+                { "op": "replace", "path": at("requests", "gpumem"), "value": "16384" },
+            ]),
+        ),
+        (
+            "what is written otherwise is one amount",
+            limits(
+                json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": "3000" }),
+                json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3k" }),
+            ),
+            json!([]),
+        ),
+        (
+            "what is only requested is limited",
+            limits(
+                json!({}),
+                json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "cpu": "1" }),
+            ),
+            json!([
+                { "op": "add", "path": at("limits", "gpu"), "value": "1" },
+                { "op": "add", "path": at("limits", "gpumem"), "value": "1000" },
+            ]),
+        ),
+        (
+            "memory alone is memory on one card",
+            limits(json!({ "nvidia.com/gpumem": "1Gi" }), json!(null)),
+            json!([
+                { "op": "add", "path": at("limits", "gpu"), "value": "1" },
+                { "op": "replace", "path": at("limits", "gpumem"), "value": "1024" },
+            ]),
+        ),
+    ] {
+        assert_eq!(operations(&admission, &pod), right, "{name}");
+    }
+}
+
+#[test]
+fn the_scheduler_of_a_pod_with_devices_is_ours() {
+    let spec = |scheduler: Option<&str>| {
+        let mut spec = json!({ "containers": [gpu(json!({}))] });
+        if let Some(scheduler) = scheduler {
+            spec["schedulerName"] = json!(scheduler);
+        }
+        pod(spec)
+    };
+    let forced = admission(Settings::default());
+    let path = "/spec/schedulerName";
+
+    assert_eq!(
+        operations(&forced, &spec(None)),
+        json!([{ "op": "add", "path": path, "value": "hami-scheduler" }])
+    );
+    assert_eq!(
+        operations(&forced, &spec(Some("default-scheduler"))),
+        json!([{ "op": "replace", "path": path, "value": "hami-scheduler" }])
+    );
+    let other = forced.admit(&spec(Some("volcano")), &create()).unwrap();
+    assert_eq!(other.patch, []);
+    assert_eq!(
+        other.message.as_deref(),
+        Some("pod already has different scheduler assigned")
+    );
+    assert!(
+        other.warnings[0].contains("volcano"),
+        "{:?}",
+        other.warnings
+    );
+}
+
+#[test]
+fn a_container_without_a_gpu_beside_one_with_a_gpu_sees_none() {
+    let admission = admission(Settings::default());
+    let bare = |name: &str| json!({ "name": name });
+    let says = |value: Value| json!({ "name": "says", "env": [value] });
+    let pod = pod(json!({
+        "schedulerName": "hami-scheduler",
+        "initContainers": [bare("init"), says(json!({ "name": "NVIDIA_VISIBLE_DEVICES", "value": "none" }))],
+        "containers": [gpu(json!({})), says(json!({ "name": "A", "value": "1" })), bare("last")],
+    }));
+
+    let void = json!({ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" });
+    assert_eq!(
+        operations(&admission, &pod),
+        json!([
+            { "op": "add", "path": "/spec/initContainers/0/env", "value": [void] },
+            { "op": "add", "path": "/spec/containers/1/env/-", "value": void },
+            { "op": "add", "path": "/spec/containers/2/env", "value": [void] },
+        ])
+    );
+}
+
+#[test]
+fn a_pod_with_devices_of_another_vendor_is_not_told_of_nvidia() {
+    let admission = admission(Settings::default());
+    let pod = pod(json!({
+        "schedulerName": "hami-scheduler",
+        "containers": [
+            { "name": "a" },
+            { "name": "b", "resources": { "limits": { "hygon.com/dcunum": "1", "hygon.com/dcumem": "100" } } },
+        ],
+    }));
+
+    let operations = operations(&admission, &pod);
+
+    assert!(
+        !operations.to_string().contains("NVIDIA_VISIBLE_DEVICES"),
+        "{operations}"
+    );
+}
+
+#[test]
+fn the_library_comes_first_where_the_pod_preloads_another() {
+    let admission = admission(Settings::default());
+    let preloads = |value: &str| {
+        one(gpu(
+            json!({ "env": [{ "name": "A" }, { "name": "LD_PRELOAD", "value": value }] }),
+        ))
+    };
+    let library = "/usr/local/vgpu/libvgpu.so";
+    for (before, after) in [
+        ("a.so", format!("{library}:a.so")),
+        ("a.so b.so", format!("{library}:a.so:b.so")),
+        ("$(A):b.so", format!("{library}:$(A):b.so")),
+        ("", library.to_owned()),
+        ("a.so:/usr/local/vgpu/libvgpu.so", format!("{library}:a.so")),
+    ] {
+        assert_eq!(
+            operations(&admission, &preloads(before)),
+            json!([{ "op": "replace", "path": "/spec/containers/0/env/1/value", "value": after }]),
+            "{before}"
+        );
+    }
+    assert_eq!(
+        operations(&admission, &preloads("/usr/local/vgpu/libvgpu.so a.so")),
+        json!([])
+    );
+    assert_eq!(operations(&admission, &one(gpu(json!({})))), json!([]));
+}
+
+#[test]
+fn the_library_is_preloaded_where_a_switch_asks_and_where_there_is_no_agent() {
+    let preload = json!([{
+        "op": "add",
+        "path": "/spec/containers/0/env",
+        "value": [{ "name": "LD_PRELOAD", "value": "/usr/local/vgpu/libvgpu.so" }],
+    }]);
+    for settings in [
+        Settings {
+            always_preload: true,
+            ..Settings::default()
+        },
+        Settings {
+            agent: Agent::None,
+            ..Settings::default()
+        },
+    ] {
+        assert_eq!(
+            operations(&admission(settings), &one(gpu(json!({})))),
+            preload
+        );
+    }
+}
+
+#[test]
+fn nodes_without_cdi_are_told_the_devices_by_the_pods_annotation() {
+    let by_annotation = admission(Settings {
+        devices_by_annotation: true,
+        ..Settings::default()
+    });
+    let right = json!({
+        "name": "NVIDIA_VISIBLE_DEVICES",
+        "valueFrom": { "fieldRef": {
+            "apiVersion": "v1",
+            // printf c | sha256sum
+            "fieldPath": "metadata.annotations['vgpu.io/visible-devices-2e7d2c03a9']",
+        } },
+    });
+
+    assert_eq!(
+        operations(&by_annotation, &one(gpu(json!({})))),
+        json!([{ "op": "add", "path": "/spec/containers/0/env", "value": [right] }])
+    );
+    let void = json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" }]);
+    assert_eq!(
+        operations(&by_annotation, &one(gpu(json!({ "env": void })))),
+        json!([{ "op": "replace", "path": "/spec/containers/0/env/0", "value": right }])
+    );
+}
+
+#[test]
+fn what_comes_from_a_config_map_is_beaten_by_what_stands_in_the_pod() {
+    let unseen = one(gpu(
+        json!({ "envFrom": [{ "configMapRef": { "name": "m" } }] }),
+    ));
+    let variable = |name: &str, value: &str| json!({ "name": name, "value": value });
+    let library = variable("LD_PRELOAD", "/usr/local/vgpu/libvgpu.so");
+    let added =
+        |value: Value| json!([{ "op": "add", "path": "/spec/containers/0/env", "value": value }]);
+
+    assert_eq!(
+        operations(&admission(Settings::default()), &unseen),
+        added(json!([
+            variable("NVIDIA_VISIBLE_DEVICES", "void"),
+            variable("LD_AUDIT", ""),
+            library
+        ]))
+    );
+    // The reference's plugin says the devices in that variable, which a value in the pod would beat.
+    assert_eq!(
+        operations(
+            &admission(Settings {
+                agent: Agent::Peer,
+                ..Settings::default()
+            }),
+            &unseen
+        ),
+        added(json!([variable("LD_AUDIT", ""), library]))
+    );
+}
+
+#[test]
+fn an_attached_container_sees_no_device_and_those_before_it_stay() {
+    let admission = admission(Settings::default());
+    let attached = |names: &[&str]| {
+        let containers: Vec<Value> = names.iter().map(|name| json!({ "name": name })).collect();
+        pod(json!({ "containers": [gpu(json!({}))], "ephemeralContainers": containers }))
+    };
+    let old = attached(&["first"]);
+    let context = Context {
+        operation: Operation::Update,
+        subresource: "ephemeralcontainers",
+        old: Some(&old),
+        ..create()
+    };
+
+    let patch = admission
+        .mutate(&attached(&["first", "second"]), &context)
+        .unwrap();
+
+    assert_eq!(
+        serde_json::to_value(patch).unwrap(),
+        json!([{
+            "op": "add",
+            "path": "/spec/ephemeralContainers/1/env",
+            "value": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" }],
+        }])
+    );
+}
+
+#[test]
+fn fields_of_newer_api_servers_stay() {
+    let admission = admission(Settings::default());
+    let mut pod = one(gpu(json!({ "newField": [1, { "x": null }], "resources": {
+        "limits": { "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1Gi" }, "claims": [{ "name": "c" }],
+    } })));
+    pod["spec"]["newField"] = json!({ "deep": { "er": 1.5 } });
+    pod["newField"] = json!("x");
+
+    let mut right = pod.clone();
+    right["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = json!("1024");
+    assert_eq!(patched(&admission, &pod, &create()), right);
+}
+
+#[test]
+fn pods_of_exempt_namespaces_and_of_those_who_may_say_so_are_left_alone() {
+    let settings = Settings {
+        exempt_namespaces: vec!["vgpu-system".into()],
+        ignore_label_accounts: vec!["carol".into()],
+        ..Settings::default()
+    };
+    let strict = admission(settings.clone());
+    let lax = admission(Settings {
+        ignore_label_for_all: true,
+        ..settings
+    });
+    let mut pod = one(gpu(
+        json!({ "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }] }),
+    ));
+    let by = |namespace, user| Context {
+        namespace,
+        user,
+        ..Context::default()
+    };
+
+    assert!(strict.admit(&pod, &by("team-a", "carol")).is_err());
+    assert_eq!(strict.mutate(&pod, &by("vgpu-system", "alice")), Ok(vec![]));
+    pod["metadata"]["labels"] = json!({ "hami.io/webhook": "ignore" });
+    assert_eq!(strict.mutate(&pod, &by("team-a", "carol")), Ok(vec![]));
+    assert!(strict.admit(&pod, &by("team-a", "alice")).is_err());
+    assert_eq!(lax.mutate(&pod, &by("team-a", "alice")), Ok(vec![]));
+    pod["spec"]["containers"][0]["env"] = json!([]);
+    let admitted = strict.admit(&pod, &by("team-a", "alice")).unwrap();
+    assert!(
+        admitted.warnings[0].contains("hami.io/webhook"),
+        "{:?}",
+        admitted.warnings
+    );
+}
+
+#[test]
+fn capabilities_that_undo_mounts_are_named_and_let_in() {
+    let admission = admission(Settings::default());
+    let pod = one(gpu(
+        json!({ "securityContext": { "capabilities": { "add": ["NET_RAW", "SYS_ADMIN"] } } }),
+    ));
+
+    let admitted = admission.admit(&pod, &create()).unwrap();
+
+    assert!(
+        admitted.warnings[0].contains("container c: securityContext.capabilities.add[SYS_ADMIN]")
+    );
+}
