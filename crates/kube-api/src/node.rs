@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::object::Node;
 use crate::quantity::shortened;
 use crate::request::truth;
-use crate::vendor::Vendors;
+use crate::vendor::{Role, Vendors};
 use crate::vendor::general::MIB;
 
 /// What a node reports, and what of it cannot be read.
@@ -46,7 +46,10 @@ pub fn report(node: &Node, vendors: &Vendors) -> Report {
         let read = row
             .devices(node)
             .and_then(|found| {
-                let key = row.keys.register.clone().unwrap_or_default();
+                let mut keys = row.keys.register.iter().chain(&row.keys.also_read);
+                let read = keys.find(|key| annotation(node, key).is_some());
+                let key = read.map(String::as_str).or(row.resource(Role::Count));
+                let key = key.unwrap_or_default().to_owned();
                 judge(found, &known, devices.len()).map_err(|problem| Problem { key, problem })
             })
             .and_then(|found| Ok((row.pairs(node)?, found)));

@@ -24,6 +24,12 @@ const HARD: &str = "template";
 const NODE_SOFT: &str = "hami-vnpu-core";
 /// On the pod: when it was chosen, in seconds.
 const TIME: &str = "predicate-time";
+/// Starts what keeps the share of a card in software; the node's plugin mounts it.
+const LIMITER: [&str; 3] = [
+    "bash",
+    "-c",
+    "export RUST_LOG=info\n/hami-vnpu-core/limiter > /tmp/limiter_manager.log 2>&1 &",
+];
 /// Words of chips whose cards are on networks.
 const NETWORKED: &str = "Ascend910";
 /// What cards of one network make a node worth, as 10 is one resource of the node full.
@@ -310,6 +316,9 @@ impl Family for Chip {
             let units = (mib / row.memory_unit_mib).to_string();
             edits.limits.insert(name.to_owned(), units.clone());
             edits.requests.insert(name.to_owned(), units);
+        }
+        if soft {
+            edits.post_start = LIMITER.map(str::to_owned).to_vec();
         }
         if !self.config.runtime_class_name.is_empty() && pod.spec.runtime_class_name.is_none() {
             edits.runtime_class = Some(self.config.runtime_class_name.clone());

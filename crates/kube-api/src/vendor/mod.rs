@@ -134,6 +134,8 @@ pub struct Edits {
     pub annotations: BTreeMap<String, String>,
     /// Runtime class of the pod, where it has none.
     pub runtime_class: Option<String>,
+    /// Command to run in the container once it has started, where it has none.
+    pub post_start: Vec<String>,
 }
 
 /// A container that cannot be admitted: which field, and what to write instead.
