@@ -157,9 +157,16 @@ class Client:
         name = f"{metadata.get('namespace', 'default')}/{metadata['name']}"
         return self._json("GET", f"{self.url}/explain?pod={urllib.parse.quote(name, safe='')}")
 
+    def explain_text(self, pod: Object) -> str:
+        """The same for a person to read."""
+        metadata = pod["metadata"]
+        name = f"{metadata.get('namespace', 'default')}/{metadata['name']}"
+        url = f"{self.url}/explain?pod={urllib.parse.quote(name, safe='')}"
+        return self._send("GET", url, accept="text/plain").decode()
+
     def metrics(self) -> str:
         """The series of `GET /metrics`, in Prometheus' text format."""
-        return self._send("GET", self.url + "/metrics").decode()
+        return self._send("GET", self.url + "/metrics", accept="text/plain").decode()
 
     # The Kubernetes API.
 
@@ -187,9 +194,10 @@ class Client:
 
     # The wire.
 
-    def _send(self, method: str, url: str, body: Optional[bytes] = None) -> bytes:
+    def _send(self, method: str, url: str, body: Optional[bytes] = None, accept: str = "application/json") -> bytes:
         request = urllib.request.Request(url, data=body, method=method)
         request.add_header("Content-Type", "application/json")
+        request.add_header("Accept", accept)
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
         try:

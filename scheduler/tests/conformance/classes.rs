@@ -8,8 +8,12 @@ use super::register::Difference;
 pub(crate) struct Step<'a> {
     /// The step as it was recorded.
     pub(crate) step: &'a serde_json::Value,
+    /// All that the reference said.
+    pub(crate) theirs: &'a Facts,
     /// All that ours said.
     pub(crate) ours: &'a Facts,
+    /// How many containers the step's pod has, init containers too; 0 where no pod is meant.
+    pub(crate) containers: usize,
 }
 
 /// Takes what it is about out of a difference.
@@ -25,7 +29,13 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("quantities-as-written", quantities_as_written),
     ("quota-without-a-limit", quota_without_a_limit),
     ("no-container-after-the-last", no_container_after_the_last),
+    ("empty-slots", empty_slots),
+    (LEFT_TO_CHANCE, |_, _| {}),
 ];
+
+/// Is applied to whole recordings, by `compare`: ours gives one of the answers that the reference gave, and the same
+/// one again when it is asked again.
+pub(crate) const LEFT_TO_CHANCE: &str = "left-to-chance";
 
 /// NVIDIA's allocation under the seed's own key too, with the same devices.
 fn key_of_the_seed(step: &Step<'_>, difference: &mut Difference) {
@@ -132,6 +142,44 @@ fn no_container_after_the_last(step: &Step<'_>, difference: &mut Difference) {
     }
 }
 
+/// The reference loses the slot of a container without devices; ours has one slot for each container, and the same
+/// devices in the same order.
+fn empty_slots(step: &Step<'_>, difference: &mut Difference) {
+    let keys: std::collections::BTreeSet<&str> = step
+        .ours
+        .iter()
+        .filter_map(|fact| Some(fact.split_once('[')?.0))
+        .filter(|key| key.starts_with("annotation hami.io/"))
+        .collect();
+    for key in keys {
+        let (theirs, ours) = (slots(step.theirs, key), slots(step.ours, key));
+        let with = |slots: &[String]| -> Vec<String> {
+            let some = slots.iter().filter(|slot| *slot != "none");
+            some.cloned().collect()
+        };
+        let lost = theirs.len() < ours.len() && with(&theirs) == with(&ours);
+        if lost && ours.len() == step.containers {
+            let start = format!("{key}[");
+            difference
+                .reference
+                .retain(|fact| !fact.starts_with(&start));
+            difference.ours.retain(|fact| !fact.starts_with(&start));
+        }
+    }
+}
+
+/// What stands under an allocation's key, by container.
+fn slots(facts: &Facts, key: &str) -> Vec<String> {
+    (0..)
+        .map_while(|index| {
+            let start = format!("{key}[{index}] = ");
+            facts
+                .iter()
+                .find_map(|fact| fact.strip_prefix(&start).map(str::to_owned))
+        })
+        .collect()
+}
+
 #[test]
 fn a_rule_takes_out_what_it_is_about_and_nothing_else() {
     let webhook = serde_json::json!({ "request": { "request": { "object": {
@@ -155,6 +203,10 @@ fn a_rule_takes_out_what_it_is_about_and_nothing_else() {
     const SEED: &str = "annotation hami.io/devices-to-allocate[0] = A";
     const OTHER: &str = "annotation hami.io/devices-to-allocate[0] = B";
     const MEM: &str = "pod /spec/containers/0/resources/limits/a.com~1mem = ";
+    const FIRST: &str = "annotation hami.io/vgpu-devices-allocated[0] = A";
+    const FIRST_NONE: &str = "annotation hami.io/vgpu-devices-allocated[0] = none";
+    const SECOND: &str = "annotation hami.io/vgpu-devices-allocated[1] = A";
+    const SECOND_OTHER: &str = "annotation hami.io/vgpu-devices-allocated[1] = B";
     let (written, spelt, wrong, changed) = (
         format!("{MEM}\"3000\""),
         format!("{MEM}\"3k\""),
@@ -220,6 +272,21 @@ fn a_rule_takes_out_what_it_is_about_and_nothing_else() {
             &[&spelt],
             &[&changed],
         ),
+        ("empty-slots", &[FIRST], &[FIRST_NONE, SECOND], &[], &[]),
+        (
+            "empty-slots",
+            &[FIRST],
+            &[FIRST_NONE, SECOND_OTHER],
+            &[FIRST],
+            &[FIRST_NONE, SECOND_OTHER],
+        ),
+        (
+            "empty-slots",
+            &[FIRST],
+            &[FIRST_NONE],
+            &[FIRST],
+            &[FIRST_NONE],
+        ),
         (
             "quota-without-a-limit",
             &["quota ns gpumem = 1 of none", "quota ns gpumem = 1 of 5"],
@@ -235,13 +302,13 @@ fn a_rule_takes_out_what_it_is_about_and_nothing_else() {
             reference: facts(theirs),
             ours: all.clone(),
         };
-        rule(
-            &Step {
-                step: &webhook,
-                ours: &all,
-            },
-            &mut difference,
-        );
+        let step = Step {
+            step: &webhook,
+            theirs: &facts(theirs),
+            ours: &all,
+            containers: 2,
+        };
+        rule(&step, &mut difference);
         assert_eq!(difference.reference, facts(theirs_stay), "{name}");
         assert_eq!(difference.ours, facts(ours_stay), "{name}");
     }

@@ -109,8 +109,13 @@ impl<'a> Driven<'a> {
 
     /// A question that has to be answered with success.
     fn ask(&self, method: &str, path: &str, content_type: &str, body: &Value) -> Value {
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
         let answer = self
-            .send(method, path, content_type, body.to_string().as_bytes())
+            .send(method, path, content_type, body.as_bytes())
             .unwrap();
         assert!(
             (200..300).contains(&answer.status),
@@ -139,8 +144,13 @@ impl<'a> Driven<'a> {
         object["apiVersion"] = json!("v1");
         object["kind"] = json!("Pod");
         self.remember(pod);
-        let path = format!("/api/v1/namespaces/{}/pods", steps::namespace(pod));
-        self.ask("POST", &path, JSON, &object)
+        let namespace = steps::namespace(pod);
+        let path = format!("/api/v1/namespaces/{namespace}");
+        if self.send("GET", &path, "", b"").unwrap().status == 404 {
+            let object = json!({ "metadata": { "name": namespace } });
+            self.ask("POST", "/api/v1/namespaces", JSON, &object);
+        }
+        self.ask("POST", &format!("{path}/pods"), JSON, &object)
     }
 
     /// A recorded update is the whole object, of which only this is new: what it carries, its status, that it is going.

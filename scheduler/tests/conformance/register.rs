@@ -13,13 +13,13 @@ use super::facts::Facts;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Register {
     /// Differences that hold wherever a rule of `classes.rs` applies.
-    #[serde(rename = "class")]
+    #[serde(rename = "class", default)]
     pub(crate) classes: Vec<ClassEntry>,
     /// Differences of one step of one recording.
-    #[serde(rename = "case")]
+    #[serde(rename = "case", default)]
     pub(crate) cases: Vec<CaseEntry>,
     /// What is asserted in the place of a defect that the recorded steps alone do not show.
-    #[serde(rename = "beyond")]
+    #[serde(rename = "beyond", default)]
     pub(crate) beyond: Vec<BeyondEntry>,
 }
 

@@ -33,3 +33,25 @@ pub(crate) fn node_annotations(case: &Value, node: &str) -> Texts {
         .map(|there| texts(&there["metadata"]["annotations"]))
         .unwrap_or_default()
 }
+
+/// How many containers the pod of this step has, init containers too; 0 where the step has no pod.
+pub(crate) fn containers(case: &Value, step: &Value) -> usize {
+    let request = &step["request"];
+    let wanted = match pod_of(request) {
+        Some((_, pod)) => name(pod),
+        None => request["PodName"].as_str().unwrap_or_default().to_owned(),
+    };
+    let asked = array(&case["steps"])
+        .iter()
+        .filter_map(|step| Some(pod_of(&step["request"])?.1));
+    array(&case["cluster"]["pods"])
+        .iter()
+        .chain(asked)
+        .find(|pod| name(pod) == wanted)
+        .map_or(0, |pod| {
+            ["initContainers", "containers"]
+                .iter()
+                .map(|list| array(&pod["spec"][list]).len())
+                .sum()
+        })
+}

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from typing import Optional
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -275,12 +274,12 @@ def story(client: Client, pods: list[tuple[str, Object]], given: argparse.Namesp
     report_use(list(cards.values()))
     report_fragments(list(cards.values()), pods)
     report_misfits(outcome)
-    explained: Optional[Object] = None
+    explained = ""
     if outcome.unplaced:
         words, pod, _ = next((one for one in outcome.unplaced if "H100" in one[0]), outcome.unplaced[-1])
-        explained = client.explain(pod)
-        print(f"\nGET /explain of one of them ({words}):")
-        print(json.dumps(explained, indent=2, ensure_ascii=False))
+        explained = client.explain_text(pod)
+        print(f"\nGET /explain of one of them ({words}):\n")
+        print("\n".join(f"  {line}".rstrip() for line in explained.splitlines()))
 
     print(f"\nChecked: {len(cards)} cards against {len(running)} bound pods, annotations, and /metrics: {len(wrong)} violations")
     for line in wrong[:20]:

@@ -1,0 +1,11 @@
+//! What stands beside placing, each by itself over the embedded cluster and on a clock that only these tests move:
+//! events, leadership, waking, metrics, explanations.
+
+#[path = "beside/events.rs"]
+mod events;
+#[path = "beside/leader.rs"]
+mod leader;
+#[path = "beside/support.rs"]
+mod support;
+#[path = "beside/wake.rs"]
+mod wake;

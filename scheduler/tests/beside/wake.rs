@@ -1,0 +1,117 @@
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, DeleteParams};
+use scheduler::wake::Waker;
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::support::{self, Server};
+
+fn api() -> support::Api {
+    let nodes: Vec<_> = (0..40)
+        .map(|number| json!({ "metadata": { "name": format!("n{number}") } }))
+        .collect();
+    support::Api::with(&json!({ "nodes": nodes }))
+}
+
+async fn freed(api: &support::Api, node: &str) -> Option<u64> {
+    let nodes: Api<Node> = Api::all(api.direct());
+    let node = nodes.get(node).await.unwrap();
+    let annotations = node.metadata.annotations.unwrap_or_default();
+    let value = annotations.get("vgpu.io/capacity-freed")?;
+    Some(value.parse().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_with_room_again_is_told_once_a_second_at_most() {
+    let api = api();
+    let waker = Waker::start(api.client());
+    waker.waiting(1);
+    for _ in 0..10 {
+        waker.freed("n1");
+    }
+    sleep(Duration::from_millis(300)).await;
+    let first = freed(&api, "n1").await.unwrap();
+    assert_eq!(waker.woken(), 1);
+
+    for _ in 0..10 {
+        waker.freed("n1");
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(waker.woken(), 1, "within the first second");
+    sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(waker.woken(), 2);
+    assert!(freed(&api, "n1").await.unwrap() > first);
+    assert_eq!(freed(&api, "n2").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_woken_where_nobody_waits() {
+    let api = api();
+    let waker = Waker::start(api.client());
+    waker.freed("n1");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(api.calls(), 0);
+
+    // What was freed just before the pod was refused is told all the same.
+    waker.freed("n1");
+    sleep(Duration::from_millis(50)).await;
+    waker.waiting(1);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(waker.woken(), 1);
+
+    waker.waiting(0);
+    waker.freed("n1");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(waker.woken(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_away_is_told_later() {
+    for server in [Server::Away, Server::Hangs] {
+        let api = api();
+        let waker = Waker::start(api.client());
+        waker.waiting(1);
+        api.is(server);
+        waker.freed("n1");
+        sleep(Duration::from_secs(120)).await;
+        assert_eq!(waker.woken(), 0);
+        let calls = api.calls();
+        assert!((3..=12).contains(&calls), "{server:?}: {calls}");
+
+        api.is(Server::Up);
+        sleep(Duration::from_secs(31)).await;
+        assert_eq!(waker.woken(), 1, "{server:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_gone_is_forgotten() {
+    let api = api();
+    let nodes: Api<Node> = Api::all(api.direct());
+    nodes.delete("n1", &DeleteParams::default()).await.unwrap();
+    let waker = Waker::start(api.client());
+    waker.waiting(1);
+    waker.freed("n1");
+    waker.freed("n2");
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!((waker.woken(), api.calls()), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_whole_cluster_that_is_freed_is_told_at_a_bounded_rate() {
+    let api = api();
+    let waker = Waker::start(api.client());
+    waker.waiting(1);
+    for number in 0..40 {
+        waker.freed(&format!("n{number}"));
+    }
+    sleep(Duration::from_millis(1100)).await;
+    let first_second = waker.woken();
+    assert!((15..=22).contains(&first_second), "{first_second}");
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(waker.woken(), 40);
+}
