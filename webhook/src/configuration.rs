@@ -32,7 +32,13 @@ pub fn has_match_conditions(major: &str, minor: &str) -> bool {
     }
 }
 
-/// The two kinds, as the API calls them.
+/// The kinds of configurations, in the order in which they are written.
+pub const KINDS: [&str; 2] = [
+    "MutatingWebhookConfiguration",
+    "ValidatingWebhookConfiguration",
+];
+
+/// A kind, as the API calls it.
 #[must_use]
 pub fn resource(kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(

@@ -22,7 +22,7 @@ use serde_json::Value;
 use server::{Readiness, Tls};
 
 use crate::authority::{Agreed, Authority, Lifetimes, Serving};
-use crate::configuration::{self, Written};
+use crate::configuration::{self, KINDS, Written};
 use crate::lease::Contest;
 use crate::metrics::Meters;
 use crate::secret::{self, WRITER};
@@ -82,12 +82,6 @@ pub struct Keeper {
     trusted: Option<(String, Timestamp)>,
     match_conditions: Option<(bool, Timestamp)>,
 }
-
-/// Two kinds of configurations: in this order they are written.
-const KINDS: [&str; 2] = [
-    "MutatingWebhookConfiguration",
-    "ValidatingWebhookConfiguration",
-];
 
 /// For one look at the cluster.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -3,9 +3,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod args;
 pub mod authority;
 pub mod configuration;
 pub mod keeper;
 pub mod lease;
 pub mod metrics;
+pub mod quotas;
+pub mod router;
+pub mod run;
 pub mod secret;

@@ -1,3 +1,269 @@
-//! `vgpu-webhook`.
+//! The admission webhook as a process: settings, ports, a signal to stop.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use admission::{Admission, Settings, webhook_configurations};
+use anyhow::Context;
+use clap::Parser;
+use jiff::{SignedDuration, Timestamp};
+use kube::api::Api;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube_api::config::DeviceConfig;
+use kube_api::vendor::{Switches, Vendors};
+use server::{Listener, Readiness, Tls, TlsFiles};
+use tokio::sync::watch;
+use webhook::args::Args;
+use webhook::authority::Lifetimes;
+use webhook::keeper::{Keeper, Source, Wanted};
+use webhook::lease::Contest;
+use webhook::metrics::Meters;
+use webhook::quotas::Limits;
+use webhook::run::{Watched, keep};
+use webhook::{keeper, router};
+
+/// A holder of the Lease that is silent for so long is followed by another.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Err(error) = server::log_to_stderr(args.log_format.into(), &args.log) {
+        return complain(&error.into());
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime");
+    match runtime.and_then(|runtime| {
+        let ended = runtime.block_on(run(args));
+        // What hangs in a file system or at an API server does not keep the process.
+        runtime.shutdown_background();
+        ended
+    }) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(&error),
+    }
+}
+
+#[expect(
+    clippy::print_stderr,
+    reason = "the log may not be there; an error is for whoever started us"
+)]
+fn complain(error: &anyhow::Error) -> ExitCode {
+    eprintln!("vgpu-webhook: {error:#}");
+    ExitCode::FAILURE
+}
+
+async fn run(args: Args) -> anyhow::Result<()> {
+    let vendors = Arc::new(vendors(&args)?);
+    let tls = match (&args.cert_file, &args.key_file) {
+        (Some(certificate), Some(key)) => Tls::from_files(TlsFiles {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            client_ca: args.client_ca_file.clone(),
+        })?,
+        _ => Tls::without_certificate(),
+    };
+    let own = args.cert_file.is_none();
+    let cluster = if own || args.write_configuration || args.check_quotas {
+        Some(cluster(&args).await?)
+    } else {
+        None
+    };
+    let namespace = args
+        .namespace
+        .clone()
+        .filter(|name| !name.trim().is_empty())
+        .or_else(|| {
+            cluster
+                .as_ref()
+                .map(|config| config.default_namespace.clone())
+        })
+        .unwrap_or_else(|| "default".to_owned());
+    let settings = args.settings(&namespace);
+    let client = cluster
+        .map(kube::Client::try_from)
+        .transpose()
+        .context("cannot make a client of the API server")?;
+
+    let meters = Meters::default();
+    let readiness = Readiness::waiting_for("the first look at the cluster");
+    let mut admission = Admission::new(Arc::clone(&vendors), settings.clone());
+    if let Some(client) = client.clone().filter(|_| args.check_quotas) {
+        let limits = Arc::new(Limits::default());
+        tokio::spawn(Arc::clone(&limits).follow(client, Arc::clone(&vendors)));
+        admission = admission.with_quotas(limits);
+    }
+
+    let signal = server::asked_to_stop().context("cannot handle signals")?;
+    let listener = Listener::bind(args.http_bind)
+        .await
+        .map_err(|error| anyhow::anyhow!("{error}; --http_bind takes another address"))?;
+    let plain = match args.metrics_bind_address.0 {
+        Some(address) => Some(Listener::bind(address).await.map_err(|error| {
+            anyhow::anyhow!("{error}; --metrics-bind-address takes another address, or 0")
+        })?),
+        None => None,
+    };
+    tracing::info!(
+        address = %listener.address(),
+        metrics = plain.as_ref().map(|plain| plain.address().to_string()),
+        namespace,
+        own_ca = own,
+        "serving reviews over TLS"
+    );
+
+    let (stopping, stopped) = watch::channel(false);
+    let stopped = || {
+        let mut stopped = stopped.clone();
+        async move { drop(stopped.wait_for(|stopped| *stopped).await) }
+    };
+    let keeping = async {
+        match client {
+            Some(client) if own || args.write_configuration => {
+                let keeper = keeper(
+                    &args, &client, &namespace, vendors, settings, &tls, &readiness, &meters,
+                );
+                let watched = Watched {
+                    secret: own.then(|| (namespace.clone(), args.secret_name.clone())),
+                    configurations: args
+                        .write_configuration
+                        .then(|| args.webhook_config_name.clone()),
+                };
+                keep(keeper, client, watched, stopped()).await;
+            }
+            // A given certificate, and nothing to keep.
+            _ => readiness.ready(),
+        }
+    };
+    let serving = async {
+        let reviews = router::tls(Arc::new(admission), &meters, readiness.clone());
+        let reviews = listener.serve_tls(reviews, router::manners(), tls.clone(), stopped());
+        let plain = async {
+            if let Some(listener) = plain {
+                let router = router::plain(&meters, readiness.clone());
+                let manners = server::Manners::default();
+                listener.serve(router, manners, stopped()).await;
+            }
+        };
+        tokio::join!(reviews, plain);
+    };
+    let stop = async {
+        let signal = signal.await;
+        tracing::info!(signal, "stopping");
+        stopping.send_replace(true);
+    };
+    tokio::join!(serving, keeping, stop);
+    Ok(())
+}
+
+fn vendors(args: &Args) -> anyhow::Result<Vendors> {
+    let switches = Switches {
+        ascend: args.enable_ascend,
+        iluvatar: args.enable_iluvatar,
+    };
+    let Some(path) = &args.device_config_file else {
+        return Vendors::new(DeviceConfig::standard(), switches)
+            .context("the standard device config");
+    };
+    let place = || format!("--device-config-file {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(place)?;
+    let config = DeviceConfig::parse(&text).with_context(place)?;
+    Vendors::new(config, switches).with_context(place)
+}
+
+async fn cluster(args: &Args) -> anyhow::Result<kube::Config> {
+    let mut config = match &args.kubeconfig {
+        Some(path) => {
+            let place = || format!("--kubeconfig {}", path.display());
+            let file = Kubeconfig::read_from(path).with_context(place)?;
+            let options = KubeConfigOptions::default();
+            let config = kube::Config::from_custom_kubeconfig(file, &options).await;
+            config.with_context(place)?
+        }
+        None => kube::Config::infer().await.context(
+            "no cluster: --kubeconfig FILE, KUBECONFIG or a pod's service account is needed, \
+             unless --cert_file, --write-configuration=false and --check-quotas=false are given",
+        )?,
+    };
+    config.connect_timeout = Some(Duration::from_secs(5));
+    Ok(config)
+}
+
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the one place where everything meets"
+)]
+fn keeper(
+    args: &Args,
+    client: &kube::Client,
+    namespace: &str,
+    vendors: Arc<Vendors>,
+    settings: Settings,
+    tls: &Tls,
+    readiness: &Readiness,
+    meters: &Meters,
+) -> Keeper {
+    let source = if args.cert_file.is_some() {
+        Source::Given {
+            bundle: args.ca_file.clone(),
+        }
+    } else {
+        let days = |days: u16| SignedDuration::from_hours(24 * i64::from(days));
+        Source::Own {
+            secret: args.secret_name.clone(),
+            names: args.names(namespace),
+            lifetimes: Lifetimes {
+                ca: days(args.ca_days),
+                serving: days(args.certificate_days),
+                ..Lifetimes::default()
+            },
+        }
+    };
+    let at = args.client_config(namespace);
+    let wanted: Wanted = Arc::new(move |match_conditions| {
+        let settings = Settings {
+            match_conditions,
+            ..settings.clone()
+        };
+        let (mutating, validating) = webhook_configurations(&vendors, &settings, &at);
+        vec![mutating, validating]
+    });
+    let contest = Contest::new(
+        Api::namespaced(client.clone(), namespace),
+        args.lease_name.clone(),
+        identity(args),
+        PATIENCE,
+    );
+    let settings = keeper::Settings {
+        namespace: namespace.to_owned(),
+        source,
+        configurations: args
+            .write_configuration
+            .then(|| (args.webhook_config_name.clone(), wanted)),
+        clock: Arc::new(Timestamp::now),
+    };
+    Keeper::new(
+        client.clone(),
+        settings,
+        contest,
+        tls.clone(),
+        readiness.clone(),
+        meters.clone(),
+    )
+}
+
+/// One of this process alone: a pod's name comes back when its container does.
+fn identity(args: &Args) -> String {
+    let host = || {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        name.trim().to_owned()
+    };
+    let name = args.identity.clone().filter(|name| !name.trim().is_empty());
+    let name = name.unwrap_or_else(host);
+    let began = Timestamp::now().as_nanosecond();
+    format!("{name}_{}_{began:x}", std::process::id())
+}

@@ -1,0 +1,511 @@
+//! Every setting of the webhook: a flag, its variable, its default. Names are the reference's where
+//! it has one. Never acts on them.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use admission::{Agent, ClientConfig, Settings};
+use clap::{ArgAction, Parser, ValueEnum};
+use kube_api::request::Defaults;
+
+/// Answers the API server's admission reviews over TLS, with a certificate authority of its own,
+/// and keeps its own webhook configurations.
+///
+/// It needs, in its namespace: get, list, watch, create and patch on its Secret, get, create and
+/// update on its Lease, create on events; and in the cluster: get, list, watch, create and patch
+/// on both kinds of webhook configurations, list and watch on resource quotas.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "vgpu-webhook", version)]
+pub struct Args {
+    /// Where to serve reviews over TLS: ADDRESS:PORT, or :PORT for every address.
+    #[arg(
+        long = "http_bind",
+        alias = "http-bind",
+        env = "VGPU_WEBHOOK_BIND",
+        value_name = "ADDRESS",
+        default_value = "0.0.0.0:9443",
+        value_parser = address
+    )]
+    pub http_bind: SocketAddr,
+
+    /// Where to serve /metrics, /healthz and /readyz without TLS; 0 for nowhere.
+    #[arg(
+        long,
+        env = "VGPU_WEBHOOK_METRICS",
+        value_name = "ADDRESS",
+        default_value = "0.0.0.0:8081",
+        value_parser = address_or_none
+    )]
+    pub metrics_bind_address: Address,
+
+    /// A certificate to show instead of one of our own CA: PEM, the server's first. The file is
+    /// followed.
+    #[arg(
+        long = "cert_file",
+        alias = "cert-file",
+        value_name = "FILE",
+        requires = "key_file"
+    )]
+    pub cert_file: Option<PathBuf>,
+
+    /// The private key of --cert_file: PEM.
+    #[arg(
+        long = "key_file",
+        alias = "key-file",
+        value_name = "FILE",
+        requires = "cert_file"
+    )]
+    pub key_file: Option<PathBuf>,
+
+    /// With --cert_file: the CA that goes into the caBundle. Without it the caBundle is left to
+    /// whoever keeps it (cert-manager does).
+    #[arg(long, value_name = "FILE", requires = "cert_file")]
+    pub ca_file: Option<PathBuf>,
+
+    /// Serve only clients with a certificate of these CAs: PEM. The API server needs one in its
+    /// admission kubeconfig. With --cert_file.
+    #[arg(long, value_name = "FILE", requires = "cert_file")]
+    pub client_ca_file: Option<PathBuf>,
+
+    /// The scheduler that pods which ask for our devices get; empty leaves them theirs.
+    #[arg(long, default_value = "hami-scheduler", value_name = "NAME")]
+    pub scheduler_name: String,
+
+    /// Whether pods of default-scheduler are taken, too.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = true,
+          default_missing_value = "true", require_equals = true)]
+    pub force_overwrite_default_scheduler: bool,
+
+    /// device-config.yaml, as HAMi reads it; without it the standard one.
+    #[arg(
+        long,
+        alias = "device-config",
+        env = "VGPU_DEVICE_CONFIG",
+        value_name = "FILE"
+    )]
+    pub device_config_file: Option<PathBuf>,
+
+    /// Whether Huawei Ascend is looked at.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+          default_missing_value = "true", require_equals = true)]
+    pub enable_ascend: bool,
+
+    /// Whether Iluvatar is looked at.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+          default_missing_value = "true", require_equals = true)]
+    pub enable_iluvatar: bool,
+
+    /// A kubeconfig; without it the pod's service account, or KUBECONFIG.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Our namespace: of the Secret, the Lease, the Service. By default the pod's.
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// Our name in the Lease; by default the host's, which is the pod's.
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    pub identity: Option<String>,
+
+    /// The Service by which the API server reaches us.
+    #[arg(long, default_value = "vgpu-webhook", value_name = "NAME")]
+    pub service_name: String,
+
+    /// Its port.
+    #[arg(long, default_value_t = 443, value_name = "PORT")]
+    pub service_port: u16,
+
+    /// Where the API server reaches us, instead of by a Service: https://HOST:PORT.
+    #[arg(long, value_name = "URL", value_parser = url)]
+    pub webhook_url: Option<String>,
+
+    /// Further names and addresses for our certificate.
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub certificate_names: Vec<String>,
+
+    /// The Secret of our CA.
+    #[arg(long, default_value = "vgpu-webhook-ca", value_name = "NAME")]
+    pub secret_name: String,
+
+    /// The Lease of the replica that writes.
+    #[arg(long, default_value = "vgpu-webhook", value_name = "NAME")]
+    pub lease_name: String,
+
+    /// Name of both webhook configurations.
+    #[arg(long, default_value = "vgpu-webhook", value_name = "NAME")]
+    pub webhook_config_name: String,
+
+    /// Whether the webhook configurations are kept by us.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = true,
+          default_missing_value = "true", require_equals = true)]
+    pub write_configuration: bool,
+
+    /// Days that our CA is valid. It is replaced when a third of them is left.
+    #[arg(long, default_value_t = 365, value_name = "DAYS",
+          value_parser = clap::value_parser!(u16).range(3..=3650))]
+    pub ca_days: u16,
+
+    /// Days that a certificate of our CA is valid. It is replaced when a third of them is left.
+    #[arg(long, default_value_t = 30, value_name = "DAYS",
+          value_parser = clap::value_parser!(u16).range(1..=365))]
+    pub certificate_days: u16,
+
+    /// Namespaces whose pods are left alone. Ours always is.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "kube-system",
+        value_name = "NAME"
+    )]
+    pub exempt_namespaces: Vec<String>,
+
+    /// Service accounts of ours, which may write what only scheduler and node agents write:
+    /// NAME (in our namespace), NAMESPACE/NAME, or a user name with a colon.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME",
+        default_value = "vgpu-scheduler,vgpu-monitor,vgpu-webhook"
+    )]
+    pub own_service_accounts: Vec<String>,
+
+    /// Who may keep a pod from us by the label hami.io/webhook=ignore, named as in
+    /// --own-service-accounts.
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub ignore_label_accounts: Vec<String>,
+
+    /// Everybody may, as in the reference: a label in a pod then switches its limits off.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+          default_missing_value = "true", require_equals = true)]
+    pub ignore_label_for_all: bool,
+
+    /// Who gives containers their devices.
+    #[arg(long, value_enum, default_value_t = NodeAgent::Vgpu)]
+    pub node_agent: NodeAgent,
+
+    /// Set LD_PRELOAD in every container with a GPU, and not only in those that set it themselves.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+          default_missing_value = "true", require_equals = true)]
+    pub always_preload: bool,
+
+    /// The library, as a path in the container.
+    #[arg(
+        long,
+        default_value = "/usr/local/vgpu/libvgpu.so",
+        value_name = "PATH"
+    )]
+    pub library: String,
+
+    /// Give containers NVIDIA_VISIBLE_DEVICES from their pod's annotation, for nodes whose runtime
+    /// has no CDI (containerd 1.6).
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+          default_missing_value = "true", require_equals = true)]
+    pub devices_by_annotation: bool,
+
+    /// Whether pods with a GPU may share the host's process ids.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+          default_missing_value = "true", require_equals = true)]
+    pub allow_host_pid: bool,
+
+    /// Whether a pod that alone exceeds a ResourceQuota of its namespace is refused at the door.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = true,
+          default_missing_value = "true", require_equals = true)]
+    pub check_quotas: bool,
+
+    /// Node policy of pods that name none: binpack or spread.
+    #[arg(long, default_value = "binpack", value_name = "POLICY")]
+    pub node_scheduler_policy: String,
+
+    /// Device policy of pods that name none.
+    #[arg(long, default_value = "spread", value_name = "POLICY")]
+    pub gpu_scheduler_policy: String,
+
+    /// Seconds that the API server waits for an answer.
+    #[arg(long, default_value_t = 10, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u8).range(1..=30))]
+    pub webhook_timeout: u8,
+
+    /// What to log: error, warn, info, debug, or directives such as warn,webhook=debug.
+    #[arg(
+        long,
+        env = "VGPU_WEBHOOK_LOG",
+        value_name = "FILTER",
+        default_value = "info"
+    )]
+    pub log: String,
+
+    /// How a log line looks.
+    #[arg(long, env = "VGPU_WEBHOOK_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// An address, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address(pub Option<SocketAddr>);
+
+/// Who gives containers their devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NodeAgent {
+    /// vgpu-monitor.
+    Vgpu,
+    /// HAMi's device plugin.
+    Hami,
+    /// Nobody: LD_PRELOAD is set in each container with a GPU.
+    None,
+}
+
+/// How a log line looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl From<LogFormat> for server::LogFormat {
+    fn from(format: LogFormat) -> Self {
+        match format {
+            LogFormat::Text => Self::Text,
+            LogFormat::Json => Self::Json,
+        }
+    }
+}
+
+impl Args {
+    /// What admission is told. `namespace` is ours.
+    #[must_use]
+    pub fn settings(&self, namespace: &str) -> Settings {
+        let named = |names: &[String]| {
+            let names = names.iter().filter(|name| !name.is_empty());
+            names.map(|name| user_name(name, namespace)).collect()
+        };
+        let mut exempt: Vec<String> = vec![namespace.to_owned()];
+        for name in &self.exempt_namespaces {
+            if !name.is_empty() && !exempt.contains(name) {
+                exempt.push(name.clone());
+            }
+        }
+        Settings {
+            scheduler_name: self.scheduler_name.clone(),
+            force_overwrite_default_scheduler: self.force_overwrite_default_scheduler,
+            own_accounts: named(&self.own_service_accounts),
+            exempt_namespaces: exempt,
+            ignore_label_accounts: named(&self.ignore_label_accounts),
+            ignore_label_for_all: self.ignore_label_for_all,
+            agent: match self.node_agent {
+                NodeAgent::Vgpu => Agent::Ours,
+                NodeAgent::Hami => Agent::Peer,
+                NodeAgent::None => Agent::None,
+            },
+            always_preload: self.always_preload,
+            library: self.library.clone(),
+            devices_by_annotation: self.devices_by_annotation,
+            allow_host_pid: self.allow_host_pid,
+            defaults: Defaults {
+                node_policy: self.node_scheduler_policy.clone(),
+                device_policy: self.gpu_scheduler_policy.clone(),
+            },
+            configuration_name: self.webhook_config_name.clone(),
+            timeout_seconds: self.webhook_timeout,
+            ..Settings::default()
+        }
+    }
+
+    /// Where the API server finds us.
+    #[must_use]
+    pub fn client_config(&self, namespace: &str) -> ClientConfig {
+        match &self.webhook_url {
+            Some(url) => ClientConfig::Url {
+                base: url.clone(),
+                ca_bundle: None,
+            },
+            None => ClientConfig::Service {
+                namespace: namespace.to_owned(),
+                name: self.service_name.clone(),
+                port: self.service_port,
+                ca_bundle: None,
+            },
+        }
+    }
+
+    /// What our certificate is for: the Service's names in full and in short, the URL's host, and
+    /// what was given.
+    #[must_use]
+    pub fn names(&self, namespace: &str) -> Vec<String> {
+        let service = &self.service_name;
+        let mut names = vec![
+            format!("{service}.{namespace}.svc"),
+            format!("{service}.{namespace}.svc.cluster.local"),
+            format!("{service}.{namespace}"),
+            service.clone(),
+        ];
+        names.extend(self.webhook_url.as_deref().and_then(host));
+        for name in self
+            .certificate_names
+            .iter()
+            .filter(|name| !name.is_empty())
+        {
+            names.push(name.clone());
+        }
+        let mut seen = std::collections::HashSet::new();
+        names.retain(|name| seen.insert(name.clone()));
+        names
+    }
+}
+
+/// `name`, `namespace/name` or a user name as the API server has it.
+fn user_name(name: &str, namespace: &str) -> String {
+    if name.contains(':') {
+        return name.to_owned();
+    }
+    let (namespace, name) = name.split_once('/').unwrap_or((namespace, name));
+    format!("system:serviceaccount:{namespace}:{name}")
+}
+
+/// The host of an `https://` URL, without port and brackets.
+fn host(url: &str) -> Option<String> {
+    let rest = url.strip_prefix("https://")?;
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next()?,
+        None => authority.split(':').next()?,
+    };
+    (!host.is_empty()).then(|| host.to_owned())
+}
+
+fn url(text: &str) -> Result<String, String> {
+    let accepted = "accepted: https://HOST, https://HOST:PORT or one with a path before ours";
+    if text.contains(['?', '#', '@']) || host(text).is_none() {
+        return Err(accepted.to_owned());
+    }
+    Ok(text.trim_end_matches('/').to_owned())
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    // The reference takes ":443", as all of Go does.
+    let port = text
+        .strip_prefix(':')
+        .and_then(|port| port.parse::<u16>().ok());
+    if let Some(port) = port {
+        return Ok(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
+    }
+    text.parse().map_err(|_| {
+        "accepted: an address with a port, such as 0.0.0.0:9443, [::]:9443 or :9443".to_owned()
+    })
+}
+
+fn address_or_none(text: &str) -> Result<Address, String> {
+    if text == "0" {
+        return Ok(Address(None));
+    }
+    let found = address(text).map_err(|accepted| format!("{accepted}, or 0 for nowhere"))?;
+    Ok(Address(Some(found)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Args, clap::Error> {
+        Args::try_parse_from([&["vgpu-webhook"], args].concat())
+    }
+
+    #[test]
+    fn switches_are_read_as_the_reference_reads_them() {
+        let args = parse(&[]).unwrap();
+        assert!(args.force_overwrite_default_scheduler && args.write_configuration);
+        assert!(!args.enable_ascend && !args.enable_iluvatar);
+        let args = parse(&[
+            "--enable-ascend",
+            "--enable-iluvatar=true",
+            "--force-overwrite-default-scheduler=false",
+        ]);
+        let args = args.unwrap();
+        assert!(!args.force_overwrite_default_scheduler);
+        assert!(args.enable_ascend && args.enable_iluvatar);
+        assert!(parse(&["--enable-ascend=perhaps"]).is_err());
+    }
+
+    #[test]
+    fn addresses_may_be_a_port_alone_or_none() {
+        let args = parse(&["--http_bind=:443", "--metrics-bind-address", "0"]).unwrap();
+        assert_eq!(args.http_bind, "0.0.0.0:443".parse().unwrap());
+        assert_eq!(args.metrics_bind_address, Address(None));
+        let args = parse(&["--http-bind=[::1]:443", "--metrics-bind-address=:9395"]).unwrap();
+        assert_eq!(args.http_bind, "[::1]:443".parse().unwrap());
+        let metrics = args.metrics_bind_address.0.unwrap();
+        assert_eq!(metrics, "0.0.0.0:9395".parse().unwrap());
+        for bad in ["", "0", "443", "localhost:443", ":70000"] {
+            let error = parse(&[&format!("--http_bind={bad}")]).unwrap_err();
+            assert!(
+                error.to_string().contains("such as 0.0.0.0:9443"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_certificate_needs_its_key_and_the_other_way_round() {
+        assert!(parse(&["--cert_file", "c"]).is_err());
+        assert!(parse(&["--key_file", "k"]).is_err());
+        assert!(parse(&["--ca-file", "ca"]).is_err());
+        assert!(parse(&["--cert_file", "c", "--key_file", "k", "--ca-file", "ca"]).is_ok());
+    }
+
+    #[test]
+    fn accounts_are_named_short_or_in_full_and_our_namespace_is_exempt() {
+        let args = parse(&[
+            "--own-service-accounts=one,other/two,system:node:n1,",
+            "--exempt-namespaces=kube-system,vgpu,monitoring",
+        ]);
+        let settings = args.unwrap().settings("vgpu");
+
+        assert_eq!(
+            settings.own_accounts,
+            [
+                "system:serviceaccount:vgpu:one",
+                "system:serviceaccount:other:two",
+                "system:node:n1"
+            ]
+        );
+        assert_eq!(
+            settings.exempt_namespaces,
+            ["vgpu", "kube-system", "monitoring"]
+        );
+        let standard = parse(&[]).unwrap().settings("vgpu");
+        assert_eq!(standard.exempt_namespaces, ["vgpu", "kube-system"]);
+        assert_eq!(standard.own_accounts.len(), 3);
+        assert!(standard.ignore_label_accounts.is_empty());
+    }
+
+    #[test]
+    fn a_certificate_is_for_every_name_that_leads_to_us() {
+        let args = parse(&[
+            "--webhook-url=https://[2001:db8::1]:9443/",
+            "--certificate-names=10.0.0.7,gate.example.org,vgpu-webhook",
+        ]);
+        assert_eq!(
+            args.unwrap().names("vgpu"),
+            [
+                "vgpu-webhook.vgpu.svc",
+                "vgpu-webhook.vgpu.svc.cluster.local",
+                "vgpu-webhook.vgpu",
+                "vgpu-webhook",
+                "2001:db8::1",
+                "10.0.0.7",
+                "gate.example.org",
+            ]
+        );
+        for bad in [
+            "http://a",
+            "https://",
+            "https://:1",
+            "a:1",
+            "https://a?b",
+            "https://u@h",
+        ] {
+            assert!(parse(&[&format!("--webhook-url={bad}")]).is_err(), "{bad}");
+        }
+    }
+}
