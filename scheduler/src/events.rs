@@ -222,6 +222,11 @@ impl Queue {
         Some((topic, said))
     }
 
+    /// Whether one more may wait, perhaps in another's place. No good news takes the place of a warning.
+    fn has_room(&self, most: usize, kind: Kind) -> bool {
+        most > 0 && (self.said.len() < most || kind == Kind::Warning || !self.good_news.is_empty())
+    }
+
     /// Makes room; returns whether something was lost.
     fn shrink_to(&mut self, most: usize) -> bool {
         let mut lost = false;
@@ -334,13 +339,15 @@ impl Events {
             count(&shared.merged);
             return;
         }
-        if shared.limits.waiting == 0 || queue.shrink_to(shared.limits.waiting - 1) {
+        if !queue.has_room(shared.limits.waiting, kind) {
+            count(&shared.dropped);
+            return;
+        }
+        if queue.shrink_to(shared.limits.waiting.saturating_sub(1)) {
             count(&shared.dropped);
         }
-        if shared.limits.waiting > 0 {
-            queue.line(kind).push_back(topic.clone());
-            queue.said.insert(topic, said);
-        }
+        queue.line(kind).push_back(topic.clone());
+        queue.said.insert(topic, said);
         drop(queue);
         shared.news.notify_one();
     }
@@ -440,6 +447,11 @@ impl Sender {
                 shared.news.notified().await;
                 continue;
             };
+            // While the API server is away, old news is not even tried.
+            if said.since.elapsed() >= shared.limits.patience {
+                count(&shared.dropped);
+                continue;
+            }
             if !self.object_may_speak(&topic.about) {
                 count(&shared.limited);
                 continue;
@@ -686,4 +698,71 @@ fn names(nodes: &[&str], room: usize) -> String {
         text.push_str(node);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_of_at_most_a_kibibyte() {
+        assert_eq!(bounded("a\nb\u{7}c", 1024), "a b c");
+        let long = "é".repeat(1000);
+        let cut = bounded(&long, MOST_MESSAGE_BYTES);
+        assert!(cut.len() <= MOST_MESSAGE_BYTES && cut.ends_with('…'), "{}", cut.len());
+        assert_eq!(bounded("", 10), "");
+    }
+
+    #[test]
+    fn the_most_frequent_reason_comes_first_and_the_rarest_is_still_seen() {
+        let unknown = |name: String| NodeMisfit {
+            node: name.as_str().into(),
+            misfit: Misfit::UnknownNode,
+        };
+        let few = |name: String| NodeMisfit {
+            node: name.as_str().into(),
+            misfit: Misfit::TooFewDevices {
+                container: 0,
+                vendor: placement::Vendor::new("NVIDIA"),
+                present: 1,
+                asked: 2,
+            },
+        };
+        let one = no_node(&[unknown("n1".into())]);
+        assert_eq!(
+            one,
+            "no available node, 1 nodes do not meet: 1 nodes node unregistered(n1)"
+        );
+
+        let mut misfits: Vec<NodeMisfit> = (0..4999)
+            .map(|number| few(format!("a-node-with-quite-a-long-name-{number:04}")))
+            .collect();
+        misfits.push(unknown("rare".into()));
+        let text = no_node(&misfits);
+        assert!(text.len() <= MOST_MESSAGE_BYTES, "{}", text.len());
+        assert!(
+            text.starts_with(
+                "no available node, 5000 nodes do not meet: 4999 nodes NodeInsufficientDevice(a-node"
+            ),
+            "{text}"
+        );
+        assert!(text.contains(" more), 1 nodes node unregistered(rare)"), "{text}");
+    }
+
+    #[test]
+    fn a_bucket_gives_its_burst_and_then_one_each_so_often() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(2, Duration::from_secs(30));
+        bucket.since = start;
+        assert_eq!(bucket.take(start), Ok(()));
+        assert_eq!(bucket.take(start), Ok(()));
+        assert_eq!(bucket.take(start), Err(Duration::from_secs(30)));
+        let later = start + Duration::from_secs(45);
+        assert_eq!(bucket.take(later), Ok(()));
+        assert_eq!(bucket.take(later), Err(Duration::from_secs(15)));
+        let much_later = start + Duration::from_secs(3600);
+        assert_eq!(bucket.take(much_later), Ok(()));
+        assert_eq!(bucket.take(much_later), Ok(()));
+        assert!(bucket.take(much_later).is_err());
+    }
 }

@@ -11,14 +11,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
+use kube_api::keys::CAPACITY_FREED;
 use kube_api::object::Node;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
-
-/// The annotation that changes when a node has room again: unix milliseconds.
-pub const CAPACITY_FREED: &str = "vgpu.io/capacity-freed";
 
 /// Between two annotations of one node.
 const EVERY_OF_NODE: Duration = Duration::from_secs(1);
