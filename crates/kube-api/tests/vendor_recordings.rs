@@ -1,6 +1,12 @@
 //! What the reference did for vendors other than NVIDIA, as it was recorded: which cards, every annotation that is
 //! written, and what the webhook changes or refuses.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test: a panic is its answer"
+)]
+
 mod common;
 
 use std::collections::BTreeMap;

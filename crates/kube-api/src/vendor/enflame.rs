@@ -193,12 +193,17 @@ fn profile<'a>(grant: &Grant, device: &'a Device) -> Option<&'a MigProfile> {
         .find(|profile| profile.slices == grant.slots && profile.memory_bytes == grant.memory_bytes)
 }
 
+/// What a container asks for that does not name slices; at least one of both.
+#[derive(Debug, Clone, Copy, Default)]
+struct Share {
+    memory_mib: Option<u64>,
+    /// In hundredths of a card.
+    cores: Option<u32>,
+}
+
 impl Slices {
     /// Memory in MiB and hundredths of compute of a container that asks for those.
-    fn shares(
-        row: &Row,
-        container: &Container,
-    ) -> Result<Option<(Option<u64>, Option<u32>)>, RequestError> {
+    fn share(row: &Row, container: &Container) -> Result<Option<Share>, RequestError> {
         let refused = |role, problem: &str| {
             let name = row.resource(role).unwrap_or_default();
             Err(request::wrong_amount(
@@ -229,7 +234,8 @@ impl Slices {
             Some(cores @ 1..=100) => u32::try_from(cores).ok(),
             Some(_) => return refused(Role::Cores, "must be in range (0,100]"),
         };
-        Ok((memory_mib.is_some() || cores.is_some()).then_some((memory_mib, cores)))
+        let share = Share { memory_mib, cores };
+        Ok((memory_mib.is_some() || cores.is_some()).then_some(share))
     }
 
     fn read(row: &Row, node: &Node, text: &str) -> Result<Vec<Device>, String> {
@@ -299,16 +305,16 @@ impl Family for Slices {
         rules: &PodRules,
     ) -> Result<Option<Ask>, RequestError> {
         let slices = general::count(row, container)?;
-        let (memory_mib, cores) = match slices {
-            Some(_) => (None, None),
-            None => match Self::shares(row, container)? {
-                Some(shares) => shares,
+        let share = match slices {
+            Some(_) => Share::default(),
+            None => match Self::share(row, container)? {
+                Some(share) => share,
                 None => return Ok(None),
             },
         };
-        let bytes = memory_mib.unwrap_or(0).saturating_mul(MIB);
+        let bytes = share.memory_mib.unwrap_or(0).saturating_mul(MIB);
         let mut ask = Ask::new(&row.word, 1, Memory::Bytes(bytes));
-        ask.compute = Compute::Units(cores.unwrap_or(0));
+        ask.compute = Compute::Units(share.cores.unwrap_or(0));
         ask.slices = slices;
         ask.policy = rules.policy.clone();
         ask.weights = rules.weights;
@@ -403,7 +409,7 @@ impl Family for Slices {
             }
             Some(_) => count.into_iter().collect(),
             None => {
-                Self::shares(row, container)?;
+                Self::share(row, container)?;
                 let shares = [row.resource(Role::Memory), row.resource(Role::Cores)];
                 shares.into_iter().flatten().collect()
             }
