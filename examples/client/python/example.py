@@ -28,7 +28,7 @@ def pod(name: str, **limits: object) -> Object:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--url", default="http://127.0.0.1:8080", help="the scheduler (default %(default)s)")
     arguments.add_argument("--api", help="the Kubernetes API server, where it is not the scheduler's own")
     arguments.add_argument("--token", help="a bearer token, where one is wanted")
@@ -60,8 +60,8 @@ def main() -> int:
 
     # A pod that fits nowhere: a reason for each node, and what would help.
     large = client.create(client.admit(pod("large", gpu=64)))
-    for node, reason in sorted(client.filter(large, nodes).reasons.items()):
-        print(f"{node}: {reason}")
+    for node, why in sorted(client.filter(large, nodes).reasons.items()):
+        print(f"{node}: {why}")
     explained = client.explain(large)
     print("explained:", ", ".join(sorted(explained)))
     return 0

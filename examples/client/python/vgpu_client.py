@@ -128,7 +128,7 @@ class Client:
     def admit(self, pod: Object) -> Object:
         """The pod as the webhook changes it (`POST /webhook`); raises `Denied` with the reason."""
         metadata = pod["metadata"]
-        review = {
+        review: Object = {
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
             "request": {
@@ -145,7 +145,7 @@ class Client:
         response = self._json("POST", self.url + "/webhook", review)["response"]
         if not response["allowed"]:
             raise Denied(response.get("status", {}).get("message", "denied without a reason"))
-        admitted = deepcopy(review["request"]["object"])
+        admitted: Object = deepcopy(review["request"]["object"])
         if response.get("patch"):
             for operation in json.loads(base64.b64decode(response["patch"])):
                 _apply(admitted, operation)
@@ -182,7 +182,8 @@ class Client:
 
     def pods(self) -> list[Object]:
         """All pods of all namespaces."""
-        return self._json("GET", f"{self.api}/api/v1/pods")["items"]
+        items: list[Object] = self._json("GET", f"{self.api}/api/v1/pods")["items"]
+        return items
 
     def delete(self, namespace: str, name: str) -> None:
         """Deletes the pod; what it held is free at once."""
@@ -190,7 +191,8 @@ class Client:
 
     def nodes(self) -> list[Object]:
         """All nodes."""
-        return self._json("GET", f"{self.api}/api/v1/nodes")["items"]
+        items: list[Object] = self._json("GET", f"{self.api}/api/v1/nodes")["items"]
+        return items
 
     # The wire.
 
@@ -202,7 +204,8 @@ class Client:
             request.add_header("Authorization", f"Bearer {self.token}")
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                return answer.read()
+                read: bytes = answer.read()
+                return read
         except urllib.error.HTTPError as error:
             raise ApiError(error.code, _message(error.read())) from None
         except OSError as error:
@@ -210,7 +213,8 @@ class Client:
 
     def _json(self, method: str, url: str, body: Optional[Object] = None) -> Object:
         sent = None if body is None else json.dumps(body).encode()
-        return json.loads(self._send(method, url, sent) or b"null")
+        answer: Object = json.loads(self._send(method, url, sent) or b"null")
+        return answer
 
 
 def devices(pod: Object) -> list[list[Device]]:

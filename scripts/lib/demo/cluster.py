@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -30,7 +31,7 @@ GIB = 1024
 #: Of 20 nodes, how many have which card, and its memory in MiB.
 MODELS = (("NVIDIA-H100 80GB HBM3", 6, 81559), ("NVIDIA-A100-SXM4-40GB", 8, 40960), ("NVIDIA-L4", 6, 23034))
 #: What people ask for: words, weight, gpu, gpumem in MiB or percent, cores, further annotations.
-KINDS = (
+KINDS: tuple[tuple[str, int, int, Any, Any, dict[str, str]], ...] = (
     ("inference, small", 34, 1, (2000, 3000, 4000, 6000), (10, 20, 25), {}),
     ("inference, large", 20, 1, (10000, 16000, 20000), (30, 50), {}),
     ("notebook, a quarter of a card", 14, 1, "25%", (20,), {}),
@@ -191,8 +192,8 @@ def report_misfits(outcome: Outcome) -> None:
     groups: dict[str, list[dict[str, str]]] = defaultdict(list)
     for words, _, reasons in outcome.unplaced:
         groups[words].append(reasons)
-    for words, reasons in sorted(groups.items(), key=lambda item: -len(item[1])):
-        print(f"  {len(reasons):4}  {words}: {words_of(reasons[0])}")
+    for words, some in sorted(groups.items(), key=lambda item: -len(item[1])):
+        print(f"  {len(some):4}  {words}: {words_of(some[0])}")
 
 
 def check_metrics(client: Client, cards: list[Card]) -> list[str]:
