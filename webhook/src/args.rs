@@ -13,7 +13,8 @@ use kube_api::request::Defaults;
 ///
 /// It needs, in its namespace: get, list, watch, create and patch on its Secret, get, create and
 /// update on its Lease, create on events; and in the cluster: get, list, watch, create and patch
-/// on both kinds of webhook configurations, list and watch on resource quotas.
+/// on both kinds of webhook configurations, list and watch on resource quotas, and get on the
+/// ClusterRole of --owner-cluster-role.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "vgpu-webhook", version)]
 pub struct Args {
@@ -134,6 +135,11 @@ pub struct Args {
     /// Name of both webhook configurations.
     #[arg(long, default_value = "vgpu-webhook", value_name = "NAME")]
     pub webhook_config_name: String,
+
+    /// A ClusterRole that owns the webhook configurations: when it is deleted, they are, too. The
+    /// chart names its own, so that nothing is left behind.
+    #[arg(long, value_name = "NAME")]
+    pub owner_cluster_role: Option<String>,
 
     /// Whether the webhook configurations are kept by us.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = true,

@@ -255,3 +255,97 @@ pub async fn write(
         Err(error) => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_as_clouds_write_them() {
+        for (major, minor, has) in [
+            ("1", "28", true),
+            ("1", "27", false),
+            ("1", "28+", true),
+            ("1", "27-gke.100", false),
+            ("1", "9", false),
+            ("1", "130", true),
+            ("v1", "30", true),
+            ("2", "0", true),
+            ("0", "99", false),
+            ("", "", true),
+            ("one", "many", true),
+            ("1", "99999999999999999999", true),
+        ] {
+            assert_eq!(has_match_conditions(major, minor), has, "{major}.{minor}");
+        }
+    }
+
+    fn live() -> Value {
+        json!({
+            "metadata": {
+                "name": "w", "resourceVersion": "7",
+                "labels": { "app.kubernetes.io/managed-by": "vgpu-webhook", "team": "a" },
+            },
+            "webhooks": [{
+                "name": "a", "timeoutSeconds": 10, "fromTheFuture": { "some": "default" },
+                "objectSelector": {}, "rules": [{ "scope": "*", "operations": ["CREATE"] }],
+            }],
+        })
+    }
+
+    #[test]
+    fn what_a_newer_api_server_fills_in_is_not_fought_over() {
+        let wanted = json!({
+            "metadata": { "labels": { "app.kubernetes.io/managed-by": "vgpu-webhook" } },
+            "webhooks": [{
+                "name": "a", "timeoutSeconds": 10, "matchConditions": [],
+                "objectSelector": {}, "rules": [{ "scope": "*", "operations": ["CREATE"] }],
+            }],
+        });
+
+        assert_eq!(change(&live(), &wanted), None);
+    }
+
+    #[test]
+    fn a_patch_names_what_differs_and_the_version_that_was_read() {
+        let wanted = json!({
+            "metadata": { "labels": { "app.kubernetes.io/managed-by": "somebody" } },
+            "webhooks": live()["webhooks"],
+        });
+        assert_eq!(
+            change(&live(), &wanted),
+            Some(json!({ "metadata": {
+                "labels": { "app.kubernetes.io/managed-by": "somebody" }, "resourceVersion": "7",
+            } }))
+        );
+
+        let mut wanted = live();
+        wanted["webhooks"][0]["timeoutSeconds"] = 5.into();
+        assert_eq!(
+            change(&live(), &wanted),
+            Some(json!({
+                "metadata": { "resourceVersion": "7" }, "webhooks": wanted["webhooks"],
+            }))
+        );
+    }
+
+    #[test]
+    fn trust_is_every_entrys() {
+        let with = |bundles: &[&str]| {
+            let entries = bundles.iter();
+            let entry = |pem: &&str| json!({ "clientConfig": { "caBundle": base64(pem) } });
+            json!({ "webhooks": entries.map(entry).collect::<Vec<_>>() })
+        };
+
+        assert!(trusts(&with(&["ours\n", "old\nours\n"]), "ours\n"));
+        assert!(!trusts(&with(&["ours\n", "old\n"]), "ours\n"));
+        assert!(!trusts(
+            &json!({ "webhooks": [{ "clientConfig": {} }] }),
+            "ours\n"
+        ));
+        assert!(!trusts(
+            &json!({ "webhooks": [{ "clientConfig": { "caBundle": "no base64!" } }] }),
+            "ours\n"
+        ));
+    }
+}

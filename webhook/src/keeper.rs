@@ -16,9 +16,9 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::Api;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use serde_json::Value;
+use serde_json::{Value, json};
 use server::{Readiness, Tls};
 
 use crate::authority::{Agreed, Authority, Lifetimes, Serving};
@@ -53,6 +53,19 @@ pub enum Source {
     },
 }
 
+/// The webhook configurations.
+#[derive(Clone)]
+pub struct Configurations {
+    /// Name of both.
+    pub name: String,
+    /// What they say.
+    pub wanted: Wanted,
+    /// A ClusterRole that owns them: with it the cluster's garbage collector deletes them. What
+    /// is installed with us is deleted with us; what we wrote would stay behind and, with nobody
+    /// to answer, refuse pods.
+    pub owner: Option<String>,
+}
+
 /// What a [`Keeper`] keeps.
 #[derive(Clone)]
 pub struct Settings {
@@ -60,8 +73,8 @@ pub struct Settings {
     pub namespace: String,
     /// Where the certificate comes from.
     pub source: Source,
-    /// Name of both configurations, and what they say; nothing where they are not ours to keep.
-    pub configurations: Option<(String, Wanted)>,
+    /// Nothing where they are not ours to keep.
+    pub configurations: Option<Configurations>,
     /// What time it is.
     pub clock: Clock,
 }
@@ -363,11 +376,20 @@ impl Keeper {
 
     /// The configurations: looked at by all, written by the holder. Whether one was written.
     async fn configure(&mut self, ours: bool, trust: &mut Trust) -> anyhow::Result<bool> {
-        let Some((name, wanted)) = self.settings.configurations.clone() else {
+        let Some(Configurations {
+            name,
+            wanted,
+            owner,
+        }) = self.settings.configurations.clone()
+        else {
             return Ok(false);
         };
         let match_conditions = self.match_conditions().await?;
         let bundle = self.bundle()?;
+        let owner = match owner.filter(|_| ours) {
+            Some(owner) => self.owner(&owner).await?,
+            None => Value::Null,
+        };
         let shown = self.shown.as_ref().map(|(ca, _)| ca.clone());
         let current = self
             .agreed
@@ -381,7 +403,8 @@ impl Keeper {
                 .iter_mut()
                 .find(|wanted| wanted["kind"] == kind)
                 .map(Value::take);
-            let Some(wanted) = wanted else { continue };
+            let Some(mut wanted) = wanted else { continue };
+            wanted["metadata"]["ownerReferences"] = owner.clone();
             let done = self
                 .configure_one(ours, kind, &name, wanted, bundle.as_deref())
                 .await
@@ -411,6 +434,27 @@ impl Keeper {
                 Err(error)
             }
         }
+    }
+
+    /// `ownerReferences` for the configurations; null, of which nobody wants anything, when the
+    /// owner is not there: an owner that is not there would have them deleted.
+    async fn owner(&self, name: &str) -> anyhow::Result<Value> {
+        let roles = GroupVersionKind::gvk("rbac.authorization.k8s.io", "v1", "ClusterRole");
+        let api: Api<DynamicObject> =
+            Api::all_with(self.client.clone(), &ApiResource::from_gvk(&roles));
+        let role = api.get_metadata_opt(name).await.map_err(told);
+        let role = role.with_context(|| format!("cannot read the ClusterRole {name}"))?;
+        let Some(uid) = role.and_then(|role| role.metadata.uid) else {
+            tracing::debug!(
+                name,
+                "there is no such ClusterRole: nobody owns the configurations"
+            );
+            return Ok(Value::Null);
+        };
+        Ok(json!([{
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+            "name": name, "uid": uid,
+        }]))
     }
 
     /// Whether it was written, and how it stands.

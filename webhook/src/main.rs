@@ -18,7 +18,7 @@ use server::{Listener, Readiness, Tls, TlsFiles};
 use tokio::sync::watch;
 use webhook::args::Args;
 use webhook::authority::Lifetimes;
-use webhook::keeper::{Keeper, Source, Wanted};
+use webhook::keeper::{Configurations, Keeper, Source, Wanted};
 use webhook::lease::Contest;
 use webhook::metrics::Meters;
 use webhook::quotas::Limits;
@@ -241,9 +241,14 @@ fn keeper(
     let settings = keeper::Settings {
         namespace: namespace.to_owned(),
         source,
-        configurations: args
-            .write_configuration
-            .then(|| (args.webhook_config_name.clone(), wanted)),
+        configurations: args.write_configuration.then(|| Configurations {
+            name: args.webhook_config_name.clone(),
+            wanted,
+            owner: args
+                .owner_cluster_role
+                .clone()
+                .filter(|name| !name.is_empty()),
+        }),
         clock: Arc::new(Timestamp::now),
     };
     Keeper::new(

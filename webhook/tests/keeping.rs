@@ -17,6 +17,7 @@ use kube::api::DeleteParams;
 use serde_json::json;
 use support::{MUTATING, VALIDATING, World, wanted};
 use webhook::authority::CaCertificate;
+use webhook::keeper::Source;
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
@@ -579,4 +580,89 @@ async fn a_silent_holder_is_followed_by_another_and_two_releases_do_not_fight() 
     new.keeper.let_go().await;
     old.settles().await;
     assert_eq!(timeout().await, 10);
+}
+
+#[tokio::test]
+async fn the_configurations_go_with_their_owner() {
+    let world = World::new();
+    let mut replica = world.replica("a").await;
+    let owners =
+        async || world.configuration(MUTATING).await["metadata"]["ownerReferences"].clone();
+    replica.settles().await;
+    assert_eq!(owners().await, json!(null), "there is no owner");
+
+    // The chart is installed, and installed again.
+    for uid in ["first", "second"] {
+        *world.owner.lock().unwrap() = Some(uid.to_owned());
+        replica.settles().await;
+        assert_eq!(owners().await[0]["uid"], uid);
+        assert_eq!(owners().await[0]["kind"], "ClusterRole");
+        assert_eq!(owners().await.as_array().unwrap().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_given_certificate_leaves_the_ca_bundle_to_whoever_keeps_it_or_writes_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new([support::NAME.to_owned()])
+        .unwrap()
+        .self_signed(&key)
+        .unwrap()
+        .pem();
+    std::fs::write(at("tls.crt"), &certificate).unwrap();
+    std::fs::write(at("tls.key"), key.serialize_pem()).unwrap();
+    let tls = || {
+        server::Tls::from_files(server::TlsFiles {
+            certificate: at("tls.crt"),
+            key: at("tls.key"),
+            client_ca: None,
+        })
+        .unwrap()
+    };
+    let hour = Duration::from_secs(3600);
+    let world = World::new();
+
+    // cert-manager puts the bundle in; we keep the rest and leave the bundle.
+    let given = Source::Given { bundle: None };
+    let mut replica = world.replica_with("a", wanted(), hour, given, tls()).await;
+    replica.settles().await;
+    let live = world.configuration(MUTATING).await;
+    assert_eq!(live["webhooks"][0]["clientConfig"]["caBundle"], json!(null));
+    assert!(replica.is_ready());
+    assert!(
+        world
+            .secrets()
+            .get_opt("vgpu-webhook-ca")
+            .await
+            .unwrap()
+            .is_none()
+    );
+    world
+        .edit(MUTATING, |live| {
+            live["webhooks"][0]["clientConfig"]["caBundle"] = json!("YQ==");
+            live["webhooks"][0]["timeoutSeconds"] = json!(1);
+        })
+        .await;
+    replica.settles().await;
+    let live = world.configuration(MUTATING).await;
+    assert_eq!(live["webhooks"][0]["clientConfig"]["caBundle"], "YQ==");
+    assert_eq!(live["webhooks"][0]["timeoutSeconds"], 10);
+    replica.keeper.let_go().await;
+
+    // With a CA's file it is ours to write.
+    std::fs::write(at("ca.crt"), &certificate).unwrap();
+    let given = Source::Given {
+        bundle: Some(at("ca.crt")),
+    };
+    let mut replica = world.replica_with("b", wanted(), hour, given, tls()).await;
+    replica.settles().await;
+    assert_eq!(world.bundle().await, certificate);
+    assert!(world.is_served(&replica, &certificate).await);
+    assert!(
+        replica
+            .metrics()
+            .contains("certificate_expiry_timestamp_seconds 6")
+    );
 }

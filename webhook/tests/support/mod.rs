@@ -32,7 +32,7 @@ use tokio_rustls::TlsConnector;
 use tower::ServiceExt;
 use webhook::authority::Lifetimes;
 use webhook::configuration::resource;
-use webhook::keeper::{Clock, Keeper, Settings, Source, Wanted};
+use webhook::keeper::{Clock, Configurations, Keeper, Settings, Source, Wanted};
 use webhook::lease::Contest;
 use webhook::metrics::Meters;
 
@@ -50,6 +50,8 @@ pub(crate) struct World {
     writes: Arc<AtomicUsize>,
     /// Paths that are refused with 403.
     pub(crate) forbidden: Arc<Mutex<Vec<(Method, String)>>>,
+    /// The uid of the ClusterRole that owns the configurations.
+    pub(crate) owner: Arc<Mutex<Option<String>>>,
     /// What `/version` says, where it is not the cluster's own.
     pub(crate) minor: Arc<Mutex<Option<String>>>,
 }
@@ -114,6 +116,7 @@ impl World {
             gone: Arc::default(),
             writes: Arc::default(),
             forbidden: Arc::default(),
+            owner: Arc::default(),
             minor: Arc::default(),
         }
     }
@@ -162,6 +165,15 @@ impl World {
                     });
                     return Ok(Response::new(axum::body::Body::from(version.to_string())));
                 }
+                if path == "/apis/rbac.authorization.k8s.io/v1/clusterroles/vgpu-webhook"
+                    && let Some(uid) = world.owner.lock().unwrap().clone()
+                {
+                    let role = json!({
+                        "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+                        "metadata": { "name": "vgpu-webhook", "uid": uid },
+                    });
+                    return Ok(Response::new(axum::body::Body::from(role.to_string())));
+                }
                 let forbidden = world.forbidden.lock().unwrap().clone();
                 if forbidden
                     .iter()
@@ -189,10 +201,6 @@ impl World {
         kube::Client::new(service, "default")
     }
 
-    pub(crate) fn lifetimes() -> Lifetimes {
-        Lifetimes::default()
-    }
-
     fn clock(&self) -> Clock {
         let world = self.clone();
         Arc::new(move || world.now())
@@ -210,7 +218,24 @@ impl World {
         wanted: Wanted,
         patience: Duration,
     ) -> Replica {
+        let own = Source::Own {
+            secret: "vgpu-webhook-ca".to_owned(),
+            names: vec![NAME.to_owned(), "127.0.0.1".to_owned()],
+            lifetimes: Lifetimes::default(),
+        };
         let tls = Tls::without_certificate();
+        self.replica_with(identity, wanted, patience, own, tls)
+            .await
+    }
+
+    pub(crate) async fn replica_with(
+        &self,
+        identity: &str,
+        wanted: Wanted,
+        patience: Duration,
+        source: Source,
+        tls: Tls,
+    ) -> Replica {
         let readiness = Readiness::waiting_for("the first look");
         let meters = Meters::default();
         let contest = Contest::new(
@@ -221,12 +246,12 @@ impl World {
         );
         let settings = Settings {
             namespace: NAMESPACE.to_owned(),
-            source: Source::Own {
-                secret: "vgpu-webhook-ca".to_owned(),
-                names: vec![NAME.to_owned(), "127.0.0.1".to_owned()],
-                lifetimes: Self::lifetimes(),
-            },
-            configurations: Some(("vgpu-webhook".to_owned(), wanted)),
+            source,
+            configurations: Some(Configurations {
+                name: "vgpu-webhook".to_owned(),
+                wanted,
+                owner: Some("vgpu-webhook".to_owned()),
+            }),
             clock: self.clock(),
         };
         let keeper = Keeper::new(
