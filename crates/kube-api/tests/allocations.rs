@@ -1,6 +1,6 @@
 //! What is written to a pod, and what is read of one that runs: ours, HAMi's with its lost slots, and garbage.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 mod common;
 

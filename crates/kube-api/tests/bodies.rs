@@ -1,6 +1,6 @@
 //! Bodies of the extender, quotas and amounts: what Go would read, and nothing that panics.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! The codecs against the reference's own, as recorded, and against themselves.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 mod common;
 

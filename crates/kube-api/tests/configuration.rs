@@ -1,6 +1,6 @@
 //! `device-config.yaml` and the per-node file: what is read, and how a mistake is told.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Nodes as inventory: forms, cordons, signs of life, and what is broken.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 mod common;
 

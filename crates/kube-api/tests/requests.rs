@@ -1,6 +1,6 @@
 //! Pods as questions: amounts, defaults, annotations, and what is refused with which words.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 mod common;
 
