@@ -79,12 +79,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let products = [
             "vgpu",
             "vgpu-monitor",
+            "scheduler",
+            "webhook",
             "cuda-sim-libcuda",
             "cuda-sim-libnvidia-ml",
         ];
         let packages = products.iter().flat_map(|name| ["-p", name]);
         zigbuild(&path, &packages.chain(["--release"]).collect::<Vec<_>>())?;
-        for program in ["vgpu", "vgpu-monitor"] {
+        for program in ["vgpu", "vgpu-monitor", "vgpu-scheduler", "vgpu-webhook"] {
             place(&built("release", program), &dist.join("bin").join(program))?;
         }
         for (name, file) in SIM_NAMES {
