@@ -363,6 +363,11 @@ impl Admission {
         for (name, value) in &edits.env {
             set_variable(patch, at, name, &json!({ "name": name, "value": value }));
         }
+        let post_start = of_container(&["lifecycle", "postStart"]);
+        if !edits.post_start.is_empty() && patch.get(&post_start).is_none() {
+            let hook = json!({ "exec": { "command": edits.post_start } });
+            patch.set(&post_start, hook);
+        }
         for (key, value) in &edits.annotations {
             let path = ["metadata", "annotations", key.as_str()];
             if patch.get(&path).is_none() {
@@ -598,6 +603,9 @@ impl Admission {
 }
 
 fn decode(object: &Value) -> Result<Pod, Denied> {
+    if !object.is_object() {
+        return Err(Denied::unreadable("it is no pod: it is no JSON object"));
+    }
     Pod::deserialize(object).map_err(|error| Denied::unreadable(format!("it is no pod: {error}")))
 }
 

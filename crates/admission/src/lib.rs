@@ -23,6 +23,6 @@ pub use configuration::{ClientConfig, webhook_configurations};
 pub use context::{Context, Operation};
 pub use denied::Denied;
 pub use quotas::Quotas;
-pub use review::{Answer, Door};
+pub use review::{Answer, Door, Reviewed};
 pub use routes::routes;
 pub use settings::{Agent, Settings};

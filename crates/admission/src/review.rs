@@ -30,6 +30,16 @@ pub enum Answer {
     Failed(String),
 }
 
+/// What a review was about and what came of it, for those who count: the routes put it into each response as an
+/// extension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reviewed {
+    /// `CREATE`, `UPDATE`, `DELETE`, `CONNECT` or `unknown`.
+    pub operation: &'static str,
+    /// `allowed`, `mutated`, `denied`, or `broken` where there was nothing that could be judged.
+    pub outcome: &'static str,
+}
+
 /// The newest version, and what a body that names none is answered in.
 const V1: &str = "admission.k8s.io/v1";
 const V1BETA1: &str = "admission.k8s.io/v1beta1";
@@ -159,7 +169,26 @@ impl Admission {
 
     /// Answers an `AdmissionReview`.
     pub fn review_at(&self, door: Door, body: &[u8]) -> Answer {
+        self.count_at(door, body).0
+    }
+
+    /// Answers an `AdmissionReview`, and says what came of it.
+    pub(crate) fn count_at(&self, door: Door, body: &[u8]) -> (Answer, Reviewed) {
+        let mut reviewed = Reviewed {
+            operation: "unknown",
+            outcome: "broken",
+        };
+        let answer = self.answer_at(door, body, &mut reviewed);
+        (answer, reviewed)
+    }
+
+    fn answer_at(&self, door: Door, body: &[u8], reviewed: &mut Reviewed) -> Answer {
+        // A list would do for a structure without names.
+        let is_object = body.trim_ascii_start().first() == Some(&b'{');
         let review: Review = match serde_json::from_slice(body) {
+            Ok(_) if !is_object => {
+                return Answer::Unreadable("the body is no JSON object".into());
+            }
             Ok(review) => review,
             Err(error) => {
                 return Answer::Unreadable(format!(
@@ -181,7 +210,20 @@ impl Admission {
         let version = if version == V1BETA1 { V1BETA1 } else { V1 };
         let request = review.request.unwrap_or_default();
         let uid = request.uid.as_deref().unwrap_or_default();
+        reviewed.operation = match request.operation.as_deref() {
+            Some("CREATE") => "CREATE",
+            Some("UPDATE") => "UPDATE",
+            Some("DELETE") => "DELETE",
+            Some("CONNECT") => "CONNECT",
+            _ => "unknown",
+        };
         let judged = self.asked(door, &request);
+        reviewed.outcome = match &judged {
+            Ok(admitted) if admitted.patch.is_empty() => "allowed",
+            Ok(_) => "mutated",
+            Err(denied) if denied.code == 400 => "broken",
+            Err(_) => "denied",
+        };
         if let Err(denied) = &judged {
             tracing::info!(
                 uid = ?uid,

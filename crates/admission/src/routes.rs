@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use axum::{Extension, Router};
 
 use crate::admit::Admission;
 use crate::review::{Answer, Door};
@@ -17,7 +17,8 @@ const BODY_LIMIT: usize = 64 << 20;
 /// A body above this is judged beside the threads that serve.
 const LARGE: usize = 1 << 20;
 
-/// `POST /webhook`, `/mutate`, `/mutate-v1-pod` change pods; `/validate-v1-pod` only says yes or no.
+/// `POST /webhook`, `/mutate`, `/mutate-v1-pod` change pods; `/validate-v1-pod` only says yes or no. Each response has a
+/// [`Reviewed`](crate::Reviewed) among its extensions.
 pub fn routes(admission: Arc<Admission>) -> Router {
     Router::new()
         .route("/webhook", post(mutate))
@@ -28,21 +29,24 @@ pub fn routes(admission: Arc<Admission>) -> Router {
         .with_state(admission)
 }
 
-async fn mutate(State(admission): State<Arc<Admission>>, body: Bytes) -> Answer {
+async fn mutate(State(admission): State<Arc<Admission>>, body: Bytes) -> Response {
     review(admission, Door::Mutate, body).await
 }
 
-async fn validate(State(admission): State<Arc<Admission>>, body: Bytes) -> Answer {
+async fn validate(State(admission): State<Arc<Admission>>, body: Bytes) -> Response {
     review(admission, Door::Validate, body).await
 }
 
-async fn review(admission: Arc<Admission>, door: Door, body: Bytes) -> Answer {
-    if body.len() <= LARGE {
-        return admission.review_at(door, &body);
+async fn review(admission: Arc<Admission>, door: Door, body: Bytes) -> Response {
+    let judged = if body.len() <= LARGE {
+        Ok(admission.count_at(door, &body))
+    } else {
+        tokio::task::spawn_blocking(move || admission.count_at(door, &body)).await
+    };
+    match judged {
+        Ok((answer, reviewed)) => (Extension(reviewed), answer).into_response(),
+        Err(_) => Answer::Failed("this review could not be judged".into()).into_response(),
     }
-    tokio::task::spawn_blocking(move || admission.review_at(door, &body))
-        .await
-        .unwrap_or_else(|_| Answer::Failed("this review could not be judged".into()))
 }
 
 impl IntoResponse for Answer {

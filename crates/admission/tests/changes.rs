@@ -357,6 +357,34 @@ fn an_attached_container_sees_no_device_and_those_before_it_stay() {
 }
 
 #[test]
+fn what_a_vendor_runs_at_the_start_is_put_in_where_the_pod_runs_nothing_itself() {
+    let admission = admission(Settings::default());
+    let share = |lifecycle: Value| {
+        let mut pod = one(json!({
+            "name": "c",
+            "lifecycle": lifecycle,
+            "resources": { "limits": { "huawei.com/Ascend910B3": "1", "huawei.com/Ascend910B3-memory": "4096" } },
+        }));
+        pod["metadata"]["annotations"] = json!({ "huawei.com/vnpu-mode": "hami-core" });
+        pod
+    };
+    let own = json!({ "postStart": { "exec": { "command": ["true"] } } });
+
+    let put_in = patched(&admission, &share(json!({ "preStop": null })), &create());
+    let kept = patched(&admission, &share(own.clone()), &create());
+
+    let command = &put_in["spec"]["containers"][0]["lifecycle"]["postStart"]["exec"]["command"];
+    assert!(
+        command
+            .as_array()
+            .is_some_and(|command| !command.is_empty()),
+        "{put_in}"
+    );
+    assert_eq!(kept["spec"]["containers"][0]["lifecycle"], own);
+    operations(&admission, &share(Value::Null));
+}
+
+#[test]
 fn fields_of_newer_api_servers_stay() {
     let admission = admission(Settings::default());
     let mut pod = one(gpu(json!({ "newField": [1, { "x": null }], "resources": {

@@ -415,14 +415,21 @@ fn without_match_conditions_a_webhook_that_is_down_is_ignored() {
 }
 
 #[test]
-fn a_resource_name_with_quotes_cannot_leave_its_text() {
-    let yaml = "nvidia:\n  resourceCountName: \"a'] || true || k in ['\\\\\"\n";
-    let config = kube_api::config::DeviceConfig::parse(yaml).unwrap();
-    let vendors = kube_api::vendor::Vendors::new(config, common::ALL).unwrap();
+fn a_name_with_quotes_cannot_leave_its_text() {
+    let strange = "a'] || true || '' in ['\\\n";
+    let settings = Settings {
+        own_accounts: vec![strange.into()],
+        ..Settings::default()
+    };
+    let (_, validating) = webhook_configurations(&vendors("default"), &settings, &client());
+    let door = Conditions::of(&validating, "reserved.pods.vgpu.io");
+    let bare = pod(json!({ "containers": [container(json!({}))] }));
+    let forged = with_metadata(
+        bare.clone(),
+        "annotations",
+        json!({ "hami.io/vgpu-node": "n1" }),
+    );
 
-    let (mutating, _) = webhook_configurations(&vendors, &settings(), &client());
-
-    let door = Conditions::of(&mutating, "mutate.pods.vgpu.io");
-    let plain = pod(json!({ "containers": [container(json!({}))] }));
-    assert!(!door.send(&plain, &Value::Null, "alice"));
+    assert!(door.send(&forged, &bare, "alice"));
+    assert!(!door.send(&forged, &bare, strange));
 }

@@ -275,6 +275,52 @@ fn what_only_the_scheduler_says_is_refused_from_all_others() {
     }
 }
 
+/// After a restart the scheduler knows from these annotations alone what is taken.
+#[test]
+fn a_bound_pod_cannot_be_told_to_hold_less_than_it_was_given() {
+    let admission = admission(Settings {
+        own_accounts: vec![OWN.into()],
+        ..Settings::default()
+    });
+    let bound = |allocated: Option<&str>| {
+        let mut pod = gpu(json!({}));
+        pod["spec"]["nodeName"] = json!("n1");
+        pod["status"] = json!({ "phase": "Running" });
+        pod["metadata"]["annotations"] = json!({ "hami.io/vgpu-node": "n1" });
+        if let Some(allocated) = allocated {
+            pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"] = json!(allocated);
+        }
+        pod
+    };
+    let old = bound(Some("GPU-1,NVIDIA,8000,100:;"));
+    for (new, cure) in [
+        (bound(Some("GPU-1,NVIDIA,1,0:;")), "leave it as it is"),
+        (bound(None), "delete the pod"),
+    ] {
+        for subresource in ["", "status"] {
+            let by = |user| Context {
+                operation: Operation::Update,
+                subresource,
+                old: Some(&old),
+                user,
+                ..create()
+            };
+            for user in [
+                "alice",
+                "system:node:n1",
+                "kubernetes-admin",
+                "system:serviceaccount:team-a:vgpu-monitor",
+            ] {
+                refused(
+                    admission.validate(&new, &by(user)),
+                    &["metadata.annotations[hami.io/vgpu-devices-allocated]", cure],
+                );
+            }
+            assert_eq!(admission.validate(&new, &by(OWN)), Ok(()));
+        }
+    }
+}
+
 #[test]
 fn annotations_of_users_are_theirs_to_change() {
     let admission = admission(Settings::default());
