@@ -13,6 +13,9 @@ pub const MIG_ALLOCATIONS: &str = "hami.io/vgpu-mig-allocations";
 /// Allocations under the key that the seed's document names.
 pub const SEED_TO_ALLOCATE: &str = "hami.io/devices-to-allocate";
 
+/// Sign of life of NVIDIA's agent under the key that the seed's document names: `Reported 2024-01-23 04:30:04`.
+pub const SEED_HANDSHAKE: &str = "hami.io/node-handshake-nvidia";
+
 /// How the annotations begin that tell one container each which cards it sees, where the runtime has no CDI. See
 /// [`visible_devices`].
 pub const VISIBLE_DEVICES_PREFIX: &str = "vgpu.io/visible-devices-";

@@ -82,7 +82,7 @@ pub fn request(pod: &Pod, vendors: &Vendors, defaults: &Defaults) -> Result<Requ
     let mut containers = Vec::new();
     for (container, kind) in in_order(pod) {
         let mut asks = Vec::new();
-        for row in vendors.iter() {
+        for row in vendors.named_by(container) {
             asks.extend(row.ask(container, pod, &rules)?);
         }
         containers.push(placement::Container {

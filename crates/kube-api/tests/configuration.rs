@@ -71,7 +71,10 @@ fn values_are_read_from_every_section() {
 
 #[test]
 fn what_a_section_leaves_out_is_as_in_the_reference() {
-    let config = DeviceConfig::parse("nvidia:\n  resourceCountName: x/gpu\nhygon:\n").unwrap();
+    // A chart that renders an empty value writes null.
+    let text =
+        "nvidia:\n  resourceCountName: x/gpu\n  runtimeClassName:\n  overwriteEnv: ~\nhygon:\n";
+    let config = DeviceConfig::parse(text).unwrap();
 
     let nvidia = config.nvidia.as_ref().unwrap();
     assert_eq!((nvidia.memory_factor, nvidia.default_gpu_num), (1, 1));
@@ -102,6 +105,32 @@ fn ascend_and_iluvatar_are_looked_at_when_they_are_switched_on() {
             .any(|word| word.starts_with("Ascend") || word == "MR-V100")
     );
     assert_eq!(words(off)[0], "NVIDIA");
+}
+
+#[test]
+fn a_name_that_is_none_of_an_extended_resource_is_refused() {
+    let check = |name: &str, expected: &str| {
+        let text = format!("nvidia:\n  resourceCountName: {name}\n  defaultCores: 1\n");
+        let config = DeviceConfig::parse(&text).unwrap();
+        let error = Vendors::new(config, everybody()).unwrap_err().to_string();
+        assert_eq!(error, expected);
+    };
+    let no_name =
+        "is no name of an extended resource; write a domain and a word, such as nvidia.com/gpu";
+    for name in [
+        "cpu",
+        "kubernetes.io/gpu",
+        "/gpu",
+        "nvidia.com/",
+        "nvidia.com/g pu",
+        "a/b/c",
+    ] {
+        check(name, &format!("{name:?} of NVIDIA: {no_name}"));
+    }
+    check(
+        "",
+        "nvidia.resourceCountName: is not set, so nothing of this section would count; write nvidia.com/gpu",
+    );
 }
 
 fn error(text: &str) -> String {

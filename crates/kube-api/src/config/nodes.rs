@@ -43,21 +43,26 @@ impl OperatingMode {
 #[serde(default, deny_unknown_fields)]
 pub struct NodeOverride {
     /// Name of the node.
+    #[serde(deserialize_with = "or_default")]
     pub name: String,
     /// How its cards are shared.
     #[serde(rename = "operatingmode")]
     pub operating_mode: Option<OperatingMode>,
     /// How many containers share a card; 0 says nothing.
     #[serde(rename = "devicesplitcount")]
+    #[serde(deserialize_with = "or_default")]
     pub device_split_count: u32,
     /// How often a card's memory is promised; 0 says nothing.
     #[serde(rename = "devicememoryscaling")]
+    #[serde(deserialize_with = "or_default")]
     pub device_memory_scaling: f64,
     /// How often a card's compute is promised; 0 says nothing.
     #[serde(rename = "devicecorescaling")]
+    #[serde(deserialize_with = "or_default")]
     pub device_core_scaling: f64,
     /// Memory of a card in MiB where it is not asked of the driver; 0 says nothing.
     #[serde(rename = "preconfigureddevicememory")]
+    #[serde(deserialize_with = "or_default")]
     pub pre_configured_device_memory: u64,
     /// How much the library in the container logs.
     #[serde(rename = "libcudaloglevel")]
@@ -67,6 +72,7 @@ pub struct NodeOverride {
     pub enable_numa_topology: Option<bool>,
     /// `none`, `single` or `mixed`: how the plugin offers MIG instances.
     #[serde(rename = "migstrategy")]
+    #[serde(deserialize_with = "or_default")]
     pub mig_strategy: String,
     /// Cards that are not offered.
     #[serde(rename = "filterdevices", deserialize_with = "or_default")]

@@ -40,43 +40,62 @@ impl CorePolicy {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Nvidia {
     /// How many cards.
+    #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
     /// Memory on each.
+    #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
     /// Memory on each, in hundredths of the card.
+    #[serde(deserialize_with = "or_default")]
     pub resource_memory_percentage_name: String,
     /// Compute on each, in percent.
+    #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
     /// Priority of the task: 0 is high.
+    #[serde(deserialize_with = "or_default")]
     pub resource_priority_name: String,
     /// Whether containers without a card get `NVIDIA_VISIBLE_DEVICES=none`.
+    #[serde(deserialize_with = "or_default")]
     pub overwrite_env: bool,
     /// Memory where the container names none, in units of the memory resource; 0 is the whole card.
+    #[serde(deserialize_with = "or_default")]
     pub default_memory: u32,
     /// Compute where the container names none, in percent.
+    #[serde(deserialize_with = "or_default")]
     pub default_cores: u32,
     /// How many cards where the container names memory or compute alone.
     #[serde(rename = "defaultGPUNum")]
+    #[serde(deserialize_with = "or_default")]
     pub default_gpu_num: u32,
     /// How many MiB one unit of the memory resource is.
+    #[serde(deserialize_with = "or_default")]
     pub memory_factor: u32,
     /// How many containers share a card.
+    #[serde(deserialize_with = "or_default")]
     pub device_split_count: u32,
     /// How often a card's memory is promised.
+    #[serde(deserialize_with = "or_default")]
     pub device_memory_scaling: f64,
     /// How often a card's compute is promised.
+    #[serde(deserialize_with = "or_default")]
     pub device_core_scaling: f64,
     /// Memory of a card in MiB where it is not asked of the driver; 0 asks.
+    #[serde(deserialize_with = "or_default")]
     pub pre_configured_device_memory: u64,
     /// Whether the plugin tells the kubelet a card's NUMA node.
+    #[serde(deserialize_with = "or_default")]
     pub enable_numa_topology: bool,
     /// How the compute share is kept.
+    #[serde(deserialize_with = "or_default")]
     pub gpu_core_policy: CorePolicy,
     /// How much the library in the container logs: 0 errors, 1 warnings, 3 information, 4 all.
+    #[serde(deserialize_with = "or_default")]
     pub lib_cuda_log_level: u32,
     /// Runtime class of pods with a card that name none; empty leaves them.
+    #[serde(deserialize_with = "or_default")]
     pub runtime_class_name: String,
     /// Whether no compute share is kept at all.
+    #[serde(deserialize_with = "or_default")]
     pub disable_core_limit: bool,
     /// Which MIG profiles are offered, by model. No entry for a model offers all.
     #[serde(deserialize_with = "or_default")]
@@ -127,10 +146,13 @@ pub struct MigAllowed {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Cambricon {
     /// How many cards.
+    #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
     /// Memory on each, in 256 MiB.
+    #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
     /// Compute on each, in percent.
+    #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
 }
 
@@ -139,12 +161,16 @@ pub struct Cambricon {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Hygon {
     /// How many cards.
+    #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
     /// Memory on each.
+    #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
     /// Compute on each, in percent.
+    #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
     /// How many MiB one unit of the memory resource is.
+    #[serde(deserialize_with = "or_default")]
     pub memory_factor: u32,
 }
 
@@ -164,17 +190,22 @@ impl Default for Hygon {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Metax {
     /// How many whole cards.
+    #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
     /// How many shares of cards.
     #[serde(rename = "resourceVCountName")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_v_count_name: String,
     /// Memory on each share.
     #[serde(rename = "resourceVMemoryName")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_v_memory_name: String,
     /// Compute on each share, in percent.
     #[serde(rename = "resourceVCoreName")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_v_core_name: String,
     /// Whether shares of one pod lie on cards of one link zone where they can.
+    #[serde(deserialize_with = "or_default")]
     pub sgpu_topology_aware: bool,
 }
 
@@ -184,21 +215,27 @@ pub struct Metax {
 pub struct Enflame {
     /// How many whole cards.
     #[serde(rename = "resourceNameGCU")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_name_gcu: String,
     /// How many slices of a card.
     #[serde(rename = "resourceNameDRSGCU")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_name_drs_gcu: String,
     /// Memory, in GB.
     #[serde(rename = "resourceNameGCUMemory")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_name_gcu_memory: String,
     /// Compute.
     #[serde(rename = "resourceNameGCUCore")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_name_gcu_core: String,
     /// How many shares of a card, in older releases.
     #[serde(rename = "resourceNameVGCU")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_name_vgcu: String,
     /// Hundredths of a card, in older releases.
     #[serde(rename = "resourceNameVGCUPercentage")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_name_vgcu_percentage: String,
 }
 
@@ -207,10 +244,13 @@ pub struct Enflame {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Mthreads {
     /// How many cards.
+    #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
     /// Memory on each, in 512 MiB.
+    #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
     /// Compute on each, in sixteenths.
+    #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
 }
 
@@ -219,14 +259,19 @@ pub struct Mthreads {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Iluvatar {
     /// Name of the chip.
+    #[serde(deserialize_with = "or_default")]
     pub chip_name: String,
     /// Word of the vendor in annotations.
+    #[serde(deserialize_with = "or_default")]
     pub common_word: String,
     /// How many cards.
+    #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
     /// Memory on each, in 256 MiB.
+    #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
     /// Compute on each, in percent.
+    #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
 }
 
@@ -235,12 +280,15 @@ pub struct Iluvatar {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Kunlun {
     /// How many whole cards.
+    #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
     /// How many shares of cards.
     #[serde(rename = "resourceVCountName")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_v_count_name: String,
     /// Memory on each share, in MiB.
     #[serde(rename = "resourceVMemoryName")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_v_memory_name: String,
 }
 
@@ -249,8 +297,10 @@ pub struct Kunlun {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AwsNeuron {
     /// How many whole devices.
+    #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
     /// How many cores.
+    #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
 }
 
@@ -259,10 +309,13 @@ pub struct AwsNeuron {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Amd {
     /// How many cards.
+    #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
     /// Compute on each, in percent.
+    #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
     /// Memory on each, in MiB.
+    #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
 }
 
@@ -271,6 +324,7 @@ pub struct Amd {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Counted {
     /// How many cards.
+    #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
 }
 
@@ -279,6 +333,7 @@ pub struct Counted {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Vnpus {
     /// Whether cards are shared in software on nodes that do not say.
+    #[serde(deserialize_with = "or_default")]
     pub hami_vnpu_core: bool,
     /// The chips.
     #[serde(deserialize_with = "or_default")]
@@ -290,31 +345,44 @@ pub struct Vnpus {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Ascend {
     /// Name of the chip.
+    #[serde(deserialize_with = "or_default")]
     pub chip_name: String,
     /// Word of the vendor in annotations.
+    #[serde(deserialize_with = "or_default")]
     pub common_word: String,
     /// How many cards.
+    #[serde(deserialize_with = "or_default")]
     pub resource_name: String,
     /// Memory on each.
+    #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
     /// Compute on each, where cards are shared in software.
+    #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
     /// Memory that can be promised, in MiB.
+    #[serde(deserialize_with = "or_default")]
     pub memory_allocatable: u64,
     /// Memory that there is, in MiB.
+    #[serde(deserialize_with = "or_default")]
     pub memory_capacity: u64,
     /// How many MiB one unit of the memory resource is.
+    #[serde(deserialize_with = "or_default")]
     pub memory_factor: u32,
     /// Cores of the chip.
+    #[serde(deserialize_with = "or_default")]
     pub ai_core: u32,
     /// Control processors of the chip.
     #[serde(rename = "aiCPU")]
+    #[serde(deserialize_with = "or_default")]
     pub ai_cpu: u32,
     /// Runtime class of pods with a card that name none; empty leaves them.
+    #[serde(deserialize_with = "or_default")]
     pub runtime_class_name: String,
     /// Whether containers without a card are kept from seeing one.
+    #[serde(deserialize_with = "or_default")]
     pub overwrite_env: bool,
     /// Whether two dies make one card, which only go together.
+    #[serde(deserialize_with = "or_default")]
     pub super_pod: bool,
     /// Into what a card can be cut.
     #[serde(deserialize_with = "or_default")]
@@ -347,12 +415,16 @@ impl Default for Ascend {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AscendTemplate {
     /// Name, as the driver has it (`vir05_1c_16g`).
+    #[serde(deserialize_with = "or_default")]
     pub name: String,
     /// Memory, in MiB.
+    #[serde(deserialize_with = "or_default")]
     pub memory: u64,
     /// Cores.
+    #[serde(deserialize_with = "or_default")]
     pub ai_core: u32,
     /// Control processors.
     #[serde(rename = "aiCPU")]
+    #[serde(deserialize_with = "or_default")]
     pub ai_cpu: u32,
 }

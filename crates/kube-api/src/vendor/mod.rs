@@ -27,6 +27,7 @@ use crate::config::{ConfigError, DeviceConfig};
 use crate::keys;
 use crate::node::Problem;
 use crate::object::{Container, Node, Pod};
+use crate::quantity::shortened;
 use crate::request::{PodRules, RequestError};
 
 /// Which vendors are looked at besides those that always are.
@@ -289,6 +290,13 @@ impl Vendors {
                 });
             }
             for (role, name) in &row.resources {
+                if !is_extended(name) {
+                    return Err(ConfigError::Wrong {
+                        key: format!("{:?} of {}", shortened(name), row.word),
+                        problem: "is no name of an extended resource; write a domain and a word, such as nvidia.com/gpu"
+                            .to_owned(),
+                    });
+                }
                 if let Some((other, _)) = by_resource.insert(name.clone(), (at, *role)) {
                     let other = rows.get(other).map_or("", |row| row.word.as_str());
                     return Err(ConfigError::Wrong {
@@ -335,6 +343,20 @@ impl Vendors {
         self.rows.iter().find(|row| row.word == word)
     }
 
+    /// The vendors whose resources the container names, in the order of the table.
+    pub(crate) fn named_by(&self, container: &Container) -> impl Iterator<Item = &Row> {
+        let needs = &container.resources;
+        let mut places: Vec<usize> = needs
+            .limits
+            .keys()
+            .chain(needs.requests.keys())
+            .filter_map(|name| Some(self.by_resource.get(name)?.0))
+            .collect();
+        places.sort_unstable();
+        places.dedup();
+        places.into_iter().filter_map(|at| self.rows.get(at))
+    }
+
     /// Whose resource this is, and what it says.
     pub fn of_resource(&self, name: &str) -> Option<(&Row, Role)> {
         let (at, role) = self.by_resource.get(name)?;
@@ -354,6 +376,26 @@ impl Vendors {
     pub fn allocation_keys(&self) -> impl Iterator<Item = &str> {
         self.allocation_keys.iter().map(String::as_str)
     }
+}
+
+/// Whether Kubernetes takes this for the name of a resource that it does not know itself. `cpu` would make every pod of
+/// the cluster ours.
+fn is_extended(name: &str) -> bool {
+    let letters = |word: &str, more: &[char]| {
+        let plain = |letter: char| letter.is_ascii_alphanumeric();
+        word.starts_with(plain)
+            && word.ends_with(plain)
+            && word
+                .chars()
+                .all(|letter| plain(letter) || more.contains(&letter))
+    };
+    name.split_once('/').is_some_and(|(domain, word)| {
+        letters(domain, &['-', '.'])
+            && letters(word, &['-', '_', '.'])
+            && domain != "kubernetes.io"
+            && word.len() <= 63
+            && domain.len() <= 253
+    })
 }
 
 impl Row {

@@ -19,6 +19,13 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
     let Some(nvidia) = &config.nvidia else {
         return Ok(Vec::new());
     };
+    if nvidia.resource_count_name.is_empty() && *nvidia != Nvidia::default() {
+        return Err(ConfigError::Wrong {
+            key: "nvidia.resourceCountName".to_owned(),
+            problem: "is not set, so nothing of this section would count; write nvidia.com/gpu"
+                .to_owned(),
+        });
+    }
     let named = |key: &str| Some(key.to_owned());
     Ok(vec![Row {
         word: "NVIDIA".to_owned(),
