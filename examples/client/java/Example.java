@@ -1,6 +1,5 @@
 import java.util.List;
 import java.util.Map;
-import java.util.TreeMap;
 
 /**
  * Places one pod through the scheduler's HTTP API and reads back what it got; then asks why another fits nowhere.
@@ -56,8 +55,11 @@ public final class Example {
         }
 
         // A pod that fits nowhere: a reason for each node, and what would help.
-        Map<String, Object> large = client.create(client.admit(pod("large", Map.of("nvidia.com/gpu", "64"))));
-        client.filter(large, nodes).reasons().forEach((node, reason) -> System.out.println(node + ": " + reason));
-        System.out.println("explained: " + String.join(", ", new TreeMap<>(client.explain(large)).keySet()));
+        Map<String, Object> large = client.create(client.admit(pod("large",
+                Map.of("nvidia.com/gpu", "1", "nvidia.com/gpumem", "100000"))));
+        client.filter(large, nodes).reasons().forEach((node, why) -> System.out.println(node + ": " + why));
+        for (Object advice : Json.list(client.explain(large).get("advice"))) {
+            System.out.println("would fit if " + Json.object(advice).get("text"));
+        }
     }
 }

@@ -59,11 +59,11 @@ def main() -> int:
             print(f"holds {device.memory_mib} MiB and {device.cores} cores of {device.uuid}")
 
     # A pod that fits nowhere: a reason for each node, and what would help.
-    large = client.create(client.admit(pod("large", gpu=64)))
+    large = client.create(client.admit(pod("large", gpu=1, gpumem=100000)))
     for node, why in sorted(client.filter(large, nodes).reasons.items()):
         print(f"{node}: {why}")
-    explained = client.explain(large)
-    print("explained:", ", ".join(sorted(explained)))
+    for advice in client.explain(large)["advice"]:
+        print("would fit if", advice["text"])
     return 0
 
 

@@ -164,6 +164,9 @@ impl<'a> Driven<'a> {
         let patch = json!({ "status": pod["status"] });
         self.ask("PATCH", &format!("{path}/status"), MERGE, &patch);
         if pod["metadata"]["deletionTimestamp"].is_string() {
+            // Somebody has to hold it, or it is gone: no kubelet runs here.
+            let patch = json!({ "metadata": { "finalizers": ["example.com/held"] } });
+            self.ask("PATCH", &path, MERGE, &patch);
             self.ask("DELETE", &path, JSON, &Value::Null);
         }
     }
@@ -200,7 +203,11 @@ impl<'a> Driven<'a> {
         let Ok(answer) = self.send("POST", "/filter", JSON, &body) else {
             return Facts::from(["no answer".to_owned()]);
         };
-        let mut facts = facts::filter(answer.status, &answer.json());
+        let response = answer.json();
+        for key in ["Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"] {
+            assert!(response.get(key).is_some(), "no {key}: {}", answer.text());
+        }
+        let mut facts = facts::filter(answer.status, &response);
         if let Some((namespace, name)) = asked {
             self.tell_pod(&namespace, &name, &mut facts);
         }
