@@ -1,36 +1,90 @@
 //! All routes on one page. A handler decodes, asks the scheduler, encodes; no branch in it is about anything but HTTP.
 
 mod extender;
-mod wire;
 
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use admission::Admission;
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
 use axum::routing::{get, post};
+use futures_util::FutureExt;
 
-use crate::Scheduler;
+use crate::{Scheduler, explain, metrics};
 
-/// The scheduler's own routes.
-pub fn routes(scheduler: Scheduler) -> Router {
+/// `/healthz` and `/readyz`: for whoever watches over the process.
+pub fn health(scheduler: Scheduler) -> Router {
     Router::new()
         .route("/healthz", get(StatusCode::OK))
         .route("/readyz", get(ready))
+        .with_state(scheduler)
+}
+
+/// The verbs: for kube-scheduler.
+pub fn verbs(scheduler: Scheduler) -> Router {
+    let routes = Router::new()
         .route("/filter", post(extender::filter))
         .route("/prioritize", post(extender::prioritize))
         .route("/preempt", post(extender::preempt))
         .route("/bind", post(extender::bind))
-        .with_state(scheduler)
+        .with_state(scheduler.clone());
+    routes.layer(from_fn_with_state(scheduler, own_up))
 }
 
-/// Ready once the cluster has been read, whether it answers or stands by.
-async fn ready(State(scheduler): State<Scheduler>) -> (StatusCode, String) {
-    if scheduler.is_synced() {
-        (StatusCode::OK, String::new())
-    } else {
-        let missing = scheduler.missing();
-        (
+/// `/metrics` and `/explain`: for people and for Prometheus.
+pub fn figures(scheduler: &Scheduler, legacy: bool) -> Router {
+    let meters = scheduler.meters().clone();
+    let source: Arc<Scheduler> = Arc::new(scheduler.clone());
+    metrics::routes(source.clone(), meters, legacy).merge(explain::routes(source))
+}
+
+/// All routes of one listener, with `/webhook` where there is an admission.
+pub fn routes(scheduler: &Scheduler, admission: Option<Arc<Admission>>, legacy: bool) -> Router {
+    let routes = health(scheduler.clone())
+        .merge(verbs(scheduler.clone()))
+        .merge(figures(scheduler, legacy));
+    match admission {
+        Some(admission) => routes.merge(admission::routes(admission)),
+        None => routes,
+    }
+}
+
+/// Ready once the cluster has been read: a replica that stands by is ready, too, and says so. With `?answers` only the
+/// one that answers is.
+async fn ready(State(scheduler): State<Scheduler>, request: Request) -> (StatusCode, String) {
+    let answers = scheduler.answers();
+    let unready = match (&answers, request.uri().query()) {
+        (Err(why), Some("answers")) => Some(why.to_string()),
+        _ if !scheduler.is_synced() => Some(format!(
+            "{} not read from the API server yet",
+            scheduler.missing()
+        )),
+        _ => None,
+    };
+    match (unready, answers) {
+        (Some(why), _) => (
             StatusCode::SERVICE_UNAVAILABLE,
-            format!("not ready: {missing} not read from the API server yet\n"),
-        )
+            format!("not ready: {why}\n"),
+        ),
+        (None, Ok(())) => (StatusCode::OK, "ready\n".into()),
+        (None, Err(why)) => (StatusCode::OK, format!("ready, standing by: {why}\n")),
+    }
+}
+
+/// A defect of ours is answered for, and the ledger, which it may have left half changed, is made anew.
+async fn own_up(State(scheduler): State<Scheduler>, request: Request, next: Next) -> Response {
+    match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+        Ok(response) => response,
+        Err(_) => {
+            scheduler.break_off();
+            server::error(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "a defect in the scheduler; its log has the place; the question can be asked again",
+            )
+        }
     }
 }

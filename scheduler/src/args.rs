@@ -1,36 +1,389 @@
-//! The flags of `vgpu-scheduler`: the reference's names where it has one, with what they mean here. Never acts on them.
+//! The flags of `vgpu-scheduler`: the reference's names where it has one, and what each means here. Never acts on them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::Parser;
+use clap::builder::BoolishValueParser;
+use clap::{Parser, ValueEnum};
 
-/// The scheduler extender.
+/// Chooses the GPU and the node of every pod that asks for devices, next to a stock kube-scheduler that calls it.
+///
+/// Serves /filter, /bind, /prioritize and /preempt for kube-scheduler, /webhook for the API server, /explain and
+/// /metrics for people, /healthz and /readyz. With --embedded it is its own cluster, and serves the Kubernetes API of
+/// it on the same address. docs/configuration.md explains every flag.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "vgpu-scheduler", version)]
+#[command(name = "vgpu-scheduler", version, max_term_width = 100)]
 pub struct Args {
-    /// Where to serve.
+    /// Where to serve: ADDRESS:PORT, or :PORT for every address.
     #[arg(
         long = "http_bind",
         alias = "http-bind",
-        default_value = "127.0.0.1:8080"
+        env = "VGPU_HTTP_BIND",
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:8080",
+        value_parser = address
     )]
-    pub http_bind: String,
-    /// Run on a cluster in this process, made of this file: {"nodes":[…],"pods":[…],"resourceQuotas":[…]}. The file is
-    /// read once and never written.
+    pub http_bind: SocketAddr,
+
+    /// Certificate for HTTPS, PEM; with --key_file. Read again when it changes.
+    #[arg(
+        long = "cert_file",
+        alias = "cert-file",
+        value_name = "FILE",
+        requires = "key_file"
+    )]
+    pub cert_file: Option<PathBuf>,
+
+    /// Private key of the certificate, PEM.
+    #[arg(
+        long = "key_file",
+        alias = "key-file",
+        value_name = "FILE",
+        requires = "cert_file"
+    )]
+    pub key_file: Option<PathBuf>,
+
+    /// Serve /metrics and /explain here, too: ADDRESS:PORT, or :PORT for every address.
+    #[arg(long, env = "VGPU_METRICS_ADDR", value_name = "ADDRESS", value_parser = address)]
+    pub metrics_bind_address: Option<SocketAddr>,
+
+    /// The cluster, as kubectl knows it; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
+    #[arg(long, value_name = "FILE", conflicts_with = "embedded")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Run on a cluster in this process, made of this file: {"nodes":[…],"pods":[…],"resourceQuotas":[…]}. The file
+    /// is read once and never written.
     #[arg(long, value_name = "STATE.json")]
     pub embedded: Option<PathBuf>,
+
+    /// With --embedded: pods made or changed over the API go through admission, as they do where the webhook is
+    /// installed.
+    #[arg(long, requires = "embedded")]
+    pub admit: bool,
+
+    /// With --embedded: ask for this bearer token. Needed where --http_bind is not a loopback address.
+    #[arg(
+        long,
+        env = "VGPU_TOKEN",
+        hide_env_values = true,
+        value_name = "TOKEN",
+        requires = "embedded"
+    )]
+    pub token: Option<String>,
+
+    /// The scheduler that pods name, and that events come from. Empty: pods keep the one that they name.
+    #[arg(long, value_name = "NAME", default_value = "hami-scheduler")]
+    pub scheduler_name: String,
+
+    /// Which node is taken where a pod says nothing: binpack (the fullest) or spread (the emptiest).
+    #[arg(long, value_name = "POLICY", default_value = "binpack")]
+    pub node_scheduler_policy: String,
+
+    /// Which GPU is taken where a pod says nothing: spread, binpack, mutex, topology-aware, or a list such as
+    /// binpack,numa.
+    #[arg(long, value_name = "POLICY", default_value = "spread")]
+    pub gpu_scheduler_policy: String,
+
+    /// Only nodes with these labels take pods that ask for devices: gpu=on, several separated by commas.
+    #[arg(long, value_name = "LABELS", default_value = "")]
+    pub node_label_selector: String,
+
+    /// Names and units of resources, as HAMi's device-config.yaml; by default HAMi's own.
+    #[arg(
+        long = "device-config-file",
+        alias = "device-config",
+        value_name = "FILE"
+    )]
+    pub device_config_file: Option<PathBuf>,
+
+    /// Look at Huawei Ascend devices. By default only with --embedded.
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub enable_ascend: Option<bool>,
+
+    /// Look at Iluvatar devices. By default only with --embedded.
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub enable_iluvatar: Option<bool>,
+
+    /// Whether admission takes pods of default-scheduler that ask for devices.
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
+    pub force_overwrite_default_scheduler: bool,
+
+    /// Who may write what only the scheduler and the agents write, for admission: system:serviceaccount:NS:NAME.
+    #[arg(long = "own-account", value_name = "USER")]
+    pub own_accounts: Vec<String>,
+
+    /// Answer only while the neighbouring kube-scheduler holds its Lease. By default where a Lease is named.
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub leader_elect: Option<bool>,
+
+    /// Name of that Lease; by default the scheduler's name.
+    #[arg(long, value_name = "NAME")]
+    pub leader_elect_resource_name: Option<String>,
+
+    /// Namespace of that Lease; by default this pod's own, else kube-system.
+    #[arg(long, value_name = "NAMESPACE")]
+    pub leader_elect_resource_namespace: Option<String>,
+
+    /// The host name with which the neighbour's identity begins; by default this host's.
+    #[arg(
+        long = "leader-elect-identity",
+        env = "HOSTNAME",
+        value_name = "NAME",
+        hide = true
+    )]
+    pub host: Option<String>,
+
+    /// Write what a pod got to its annotations at its filter, and not only with its binding. For those who read them
+    /// then; --embedded does so.
+    #[arg(long)]
+    pub write_at_filter: bool,
+
+    /// How long what a filter gave stands that nobody binds: 15m, 900s. kube-scheduler may bind volumes for ten
+    /// minutes.
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration)]
+    pub reservation_timeout: Duration,
+
+    /// Calls of the API server a second; 0 for no limit, which is right: a limit here is a limit on pods a second.
+    #[arg(long, value_name = "N", default_value_t = 0.0)]
+    pub kube_qps: f64,
+
+    /// Calls of the API server at once, where --kube-qps limits them.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub kube_burst: u32,
+
+    /// How long a call of the API server may take, in seconds, or as 30s.
+    #[arg(long, value_name = "TIME", default_value = "30", value_parser = duration)]
+    pub kube_timeout: Duration,
+
+    /// Serve HAMi's older metric names beside the present ones.
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    pub legacy_metrics: bool,
+
+    /// What to log: error, warn, info, debug, or directives such as warn,scheduler=debug.
+    #[arg(
+        long,
+        env = "VGPU_SCHEDULER_LOG",
+        value_name = "FILTER",
+        default_value = "info"
+    )]
+    pub log: String,
+
+    /// How a log line looks.
+    #[arg(
+        long,
+        env = "VGPU_SCHEDULER_LOG_FORMAT",
+        value_enum,
+        default_value_t = LogFormat::Text
+    )]
+    pub log_format: LogFormat,
+
+    /// Log more, as --log=debug.
+    #[arg(long)]
+    pub debug: bool,
+
+    /// HAMi's verbosity: 5 and more logs as --log=debug.
+    #[arg(short = 'v', long = "v", value_name = "N", default_value_t = 0)]
+    pub verbosity: u8,
+
+    /// Accepted for HAMi's charts; there is no profile to serve.
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    pub profiling: bool,
+
+    /// Accepted for HAMi's charts; no node is ever locked.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub node_lock_timeout: Option<Duration>,
+
+    /// Accepted for HAMi's charts; no node is ever locked.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub node_lock_retry_timeout: Option<Duration>,
+}
+
+/// How a log line looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl From<LogFormat> for server::LogFormat {
+    fn from(format: LogFormat) -> Self {
+        match format {
+            LogFormat::Text => Self::Text,
+            LogFormat::Json => Self::Json,
+        }
+    }
 }
 
 impl Args {
-    /// The address to serve on.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong with it.
-    pub fn address(&self) -> Result<SocketAddr, String> {
-        self.http_bind
-            .parse()
-            .map_err(|error| format!("--http_bind {}: {error}", self.http_bind))
+    /// The directives of the log.
+    pub fn log_filter(&self) -> &str {
+        if self.debug || self.verbosity >= 5 {
+            "debug,hyper=info,hyper_util=info,tower=info,rustls=info,kube=info,kube_client=info,h2=info"
+        } else {
+            &self.log
+        }
+    }
+
+    /// Whether only the replica beside the Lease's holder answers.
+    pub fn follows_lease(&self) -> bool {
+        self.leader_elect
+            .unwrap_or(self.leader_elect_resource_name.is_some())
+            && self.embedded.is_none()
+    }
+
+    /// What was given that does nothing here, and why.
+    pub fn without_effect(&self) -> Vec<&'static str> {
+        let mut said = Vec::new();
+        if self.profiling {
+            said.push("--profiling does nothing: there is no profile to serve");
+        }
+        if self.node_lock_timeout.is_some() || self.node_lock_retry_timeout.is_some() {
+            said.push(
+                "--node-lock-timeout and --node-lock-retry-timeout do nothing: no node is locked",
+            );
+        }
+        said
+    }
+}
+
+/// `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or `:8080` for every address.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let wrong = || "expected ADDRESS:PORT, such as 127.0.0.1:8080, or :8080".to_owned();
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let port: u16 = port.parse().map_err(|_| wrong())?;
+    let host: IpAddr = match host {
+        "" => Ipv4Addr::UNSPECIFIED.into(),
+        "localhost" => Ipv4Addr::LOCALHOST.into(),
+        _ => return Err(wrong()),
+    };
+    Ok(SocketAddr::new(host, port))
+}
+
+/// `15m`, `1h30m`, `900s`, `500ms`, as Go writes them; a bare number is seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "expected a time such as 15m, 1h30m, 900s or 500ms".to_owned();
+    if let Ok(seconds) = text.parse::<u32>() {
+        return Ok(Duration::from_secs(seconds.into()));
+    }
+    let mut sum = 0.0;
+    let mut rest = text.trim();
+    if rest.is_empty() {
+        return Err(wrong());
+    }
+    while !rest.is_empty() {
+        let digits = rest
+            .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
+            .ok_or_else(wrong)?;
+        let (number, unit) = rest.split_at(digits);
+        let number: f64 = number.parse().map_err(|_| wrong())?;
+        let end = unit
+            .find(|letter: char| letter.is_ascii_digit() || letter == '.')
+            .unwrap_or(unit.len());
+        let (unit, after) = unit.split_at(end);
+        sum += number
+            * match unit {
+                "h" => 3600.0,
+                "m" => 60.0,
+                "s" => 1.0,
+                "ms" => 1e-3,
+                "us" | "µs" => 1e-6,
+                "ns" => 1e-9,
+                _ => return Err(wrong()),
+            };
+        rest = after;
+    }
+    Duration::try_from_secs_f64(sum).map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_go_writes_them() {
+        let read = |text| duration(text).map(|time| time.as_millis());
+
+        assert_eq!(read("15m"), Ok(900_000));
+        assert_eq!(read("1h30m"), Ok(5_400_000));
+        assert_eq!(read("1.5s"), Ok(1_500));
+        assert_eq!(read("500ms"), Ok(500));
+        assert_eq!(read("30"), Ok(30_000));
+        for wrong in ["", "m", "15", "15x", "-5s", "1h-", "s15"] {
+            assert_eq!(read(wrong).is_err(), wrong != "15", "{wrong}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_read_as_the_reference_takes_them() {
+        let read = |text| address(text).map(|address| address.to_string());
+
+        assert_eq!(read("127.0.0.1:80"), Ok("127.0.0.1:80".into()));
+        assert_eq!(read(":9395"), Ok("0.0.0.0:9395".into()));
+        assert_eq!(read("localhost:1"), Ok("127.0.0.1:1".into()));
+        assert_eq!(read("[::1]:2"), Ok("[::1]:2".into()));
+        for wrong in ["", "8080", "host:80", "127.0.0.1", ":99999"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn flags_of_the_reference_are_accepted_in_each_of_their_forms() {
+        let args = Args::try_parse_from([
+            "vgpu-scheduler",
+            "--http_bind=0.0.0.0:443",
+            "--cert_file=/tls/tls.crt",
+            "--key_file=/tls/tls.key",
+            "--scheduler-name=",
+            "--metrics-bind-address=:9395",
+            "--node-scheduler-policy=spread",
+            "--gpu-scheduler-policy=binpack",
+            "--force-overwrite-default-scheduler=false",
+            "--device-config-file=/device-config.yaml",
+            "--enable-ascend=true",
+            "--enable-iluvatar",
+            "--leader-elect",
+            "--leader-elect-resource-name=hami-scheduler",
+            "--leader-elect-resource-namespace=kube-system",
+            "--legacy-metrics=false",
+            "--profiling",
+            "--node-lock-timeout=5m",
+            "--kube-qps=5",
+            "--kube-burst=10",
+            "--kube-timeout=30",
+            "--debug",
+            "-v=4",
+        ])
+        .unwrap();
+
+        assert!(args.follows_lease());
+        assert!(!args.force_overwrite_default_scheduler);
+        assert_eq!(args.enable_ascend, Some(true));
+        assert_eq!(args.enable_iluvatar, Some(true));
+        assert_eq!(args.kube_timeout, Duration::from_secs(30));
+        assert_eq!(args.without_effect().len(), 2);
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_refused() {
+        for wrong in [
+            &["vgpu-scheduler", "--token", "x"][..],
+            &["vgpu-scheduler", "--admit"],
+            &["vgpu-scheduler", "--cert_file", "x"],
+            &["vgpu-scheduler", "--embedded", "a", "--kubeconfig", "b"],
+        ] {
+            assert!(Args::try_parse_from(wrong).is_err(), "{wrong:?}");
+        }
     }
 }

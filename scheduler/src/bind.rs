@@ -222,11 +222,12 @@ impl Scheduler {
             self.change(|ledger, _| ledger.bind_refused(uid));
             return Err(text);
         }
-        let ours = pod.spec.node_name == args.node && carries(&pod, written);
-        self.change(|ledger, now| {
-            ledger.bind_refused_but_bound(uid, &pod, now);
-        });
-        if ours { Ok(()) } else { Err(text) }
+        if pod.spec.node_name == args.node && carries(&pod, written) {
+            self.change(|ledger, now| ledger.bound(uid, now));
+            return Ok(());
+        }
+        self.change(|ledger, now| ledger.bound_otherwise(&pod, now));
+        Err(text)
     }
 
     async fn read_pod(&self, args: &ExtenderBindingArgs) -> Result<Option<Pod>, String> {

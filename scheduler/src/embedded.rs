@@ -4,7 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use embedded_cluster::{Cluster, Event, Selector, Start, Target, Watch};
+use admission::Context;
+use axum::extract::Request;
+use axum::http::HeaderValue;
+use axum::middleware::Next;
+use embedded_cluster::{
+    BoxFuture, Cluster, Event, Operation, Review, Selector, Start, Status, Target, Watch,
+};
 use kube_api::object::Pod;
 use kube_api::vendor::Vendors;
 use parking_lot::Mutex;
@@ -13,6 +19,9 @@ use serde_json::Value;
 use crate::events::Events;
 use crate::view::{KINDS, NOT_ENDED};
 use crate::{Company, Scheduler, Settings};
+
+/// As whom the scheduler writes to its own cluster.
+const OURSELVES: &str = "system:vgpu-scheduler";
 
 /// How long a question waits for the changes that were made before it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -178,9 +187,87 @@ impl Scheduler {
     }
 }
 
+/// Admission in this process, on what is written to the embedded cluster: what the webhook does elsewhere.
+pub struct Admit(pub Arc<admission::Admission>);
+
+impl std::fmt::Debug for Admit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Admit").field(self.0.settings()).finish()
+    }
+}
+
+impl embedded_cluster::Admission for Admit {
+    fn mutate<'a>(&'a self, review: &'a Review) -> BoxFuture<'a, Result<Option<Value>, Status>> {
+        Box::pin(async move {
+            let Some((object, context)) = of_pod(review) else {
+                return Ok(None);
+            };
+            let admitted = self
+                .0
+                .admit(object, &context)
+                .map_err(|denied| refusal(&denied))?;
+            if admitted.patch.is_empty() {
+                return Ok(None);
+            }
+            let mut object = object.clone();
+            json_patch::patch(&mut object, &admitted.patch)
+                .map_err(|error| Status::internal(format!("admission: {error}")))?;
+            Ok(Some(object))
+        })
+    }
+
+    fn validate<'a>(&'a self, review: &'a Review) -> BoxFuture<'a, Result<(), Status>> {
+        Box::pin(async move {
+            match of_pod(review) {
+                Some((object, context)) => {
+                    let valid = self.0.validate(object, &context);
+                    valid.map_err(|denied| refusal(&denied))
+                }
+                None => Ok(()),
+            }
+        })
+    }
+}
+
+/// The pod of a review and what is done to it; nothing where it is about something else, or from ourselves.
+fn of_pod(review: &Review) -> Option<(&Value, Context<'_>)> {
+    let operation = match review.operation {
+        Operation::Create => admission::Operation::Create,
+        Operation::Update => admission::Operation::Update,
+        Operation::Delete => return None,
+    };
+    let about_pod = review.group.is_empty() && review.resource == "pods";
+    if !about_pod || review.user == OURSELVES {
+        return None;
+    }
+    let context = Context {
+        operation,
+        subresource: &review.subresource,
+        namespace: &review.namespace,
+        user: &review.user,
+        old: review.old_object.as_ref(),
+        dry_run: review.dry_run,
+    };
+    Some((review.object.as_ref()?, context))
+}
+
+fn refusal(denied: &admission::Denied) -> Status {
+    let text = format!("admission webhook \"vgpu\" denied the request: {denied}");
+    Status::denied(denied.code, text)
+}
+
 /// A client of this cluster: the same requests as over HTTP, without a connection.
 pub fn client(cluster: &Cluster) -> kube::Client {
-    kube::Client::new(cluster.router(), "default")
+    let name = HeaderValue::from_static(OURSELVES);
+    let service = cluster.router().layer(axum::middleware::from_fn(
+        move |mut request: Request, next: Next| {
+            request
+                .headers_mut()
+                .insert("impersonate-user", name.clone());
+            next.run(request)
+        },
+    ));
+    kube::Client::new(service, "default")
 }
 
 /// The pod of a question, with every field that it came with.

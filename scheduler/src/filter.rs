@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 use crate::Scheduler;
 use crate::events::{Kind, no_node};
 use crate::ledger::Filtered;
+use crate::metrics::Outcome;
 
 /// Answer to `POST /filter`, as kube-scheduler reads it. Every key is always there.
 #[derive(Debug, Default)]
@@ -26,6 +27,8 @@ pub struct Answer {
     refused: Option<Refused>,
     /// Empty, or why there is no answer.
     error: String,
+    /// Whether the pod asks for devices.
+    ours: bool,
 }
 
 /// The nodes that do not fit. Thousands share a few texts.
@@ -53,6 +56,20 @@ impl Answer {
     /// Names of the nodes that fit, where names were asked about.
     pub fn names(&self) -> &[String] {
         self.names.as_deref().unwrap_or_default()
+    }
+}
+
+impl Answer {
+    pub(crate) fn outcome(&self) -> Outcome {
+        if !self.error.is_empty() {
+            Outcome::Failed
+        } else if self.refused.is_some() {
+            Outcome::NoNode
+        } else if self.ours {
+            Outcome::Ok
+        } else {
+            Outcome::NotOurs
+        }
     }
 }
 
@@ -221,6 +238,7 @@ impl Asked {
         match self {
             Self::Names(_) => Answer {
                 names: Some(vec![chosen.to_owned()]),
+                ours: true,
                 ..Answer::default()
             },
             Self::Nodes(nodes) => Answer {
@@ -232,6 +250,7 @@ impl Asked {
                         .take(1)
                         .collect(),
                 ),
+                ours: true,
                 ..Answer::default()
             },
         }

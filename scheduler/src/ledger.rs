@@ -7,19 +7,22 @@
 //! the pod turns out to be unschedulable after all, its binding is refused, it is deleted, or nobody asks for so long
 //! that the reservation expires. While it is not known what became of a binding, the reservation stands as if bound.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube_api::allocation::AllocationError;
 use kube_api::node::{report, same_report};
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::vendor::Vendors;
 use kube_api::{allocation, quota};
-use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Request};
+use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Request, Reservation};
 
 /// How long a pod that fits nowhere is shown as waiting when nobody asks for it again. kube-scheduler asks for every
 /// pending pod at least each five minutes.
 const WAITING_IS_SHOWN: Duration = Duration::from_secs(900);
+
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// How long after the last answer about a binding it may still happen: an API server gives up a request after 60 s.
 const BINDING_MAY_LAND: Duration = Duration::from_secs(90);
@@ -31,10 +34,15 @@ pub struct Ledger {
     holders: HashMap<Arc<str>, Holder>,
     waiting: HashMap<Arc<str>, Waiting>,
     /// Nodes as they were last told, as far as reports are read of them.
-    nodes: HashMap<Arc<str>, Node>,
-    /// Pods whose annotations could not be read, so that each is told of once.
-    broken: HashSet<Arc<str>>,
+    nodes: HashMap<Arc<str>, Arc<Node>>,
+    /// Pods whose annotations cannot be read or do not count, so that each is told of once.
+    broken_pods: HashSet<Arc<str>>,
+    /// Nodes of which something cannot be read.
+    broken_nodes: HashSet<Arc<str>>,
+    quotas: BTreeMap<(String, String), ResourceQuota>,
     deadlines: BTreeSet<(Duration, Arc<str>)>,
+    /// When waiting pods were last looked at for whether anybody still asks for them.
+    swept: Duration,
     notices: Vec<Notice>,
     vendors: Arc<Vendors>,
     reservation_timeout: Duration,
@@ -66,6 +74,15 @@ pub enum Notice {
         /// What is wrong.
         problem: String,
     },
+    /// A reservation was given up because nobody bound it in time.
+    Expired {
+        /// Whose it was.
+        pod: placement::Pod,
+        /// Where it lay.
+        node: Arc<str>,
+    },
+    /// A reservation was given up because its pod could not be scheduled, or is gone.
+    GivenBack,
     /// Capacity came back without an event that kube-scheduler acts on, and pods wait for some.
     Freed {
         /// Name of the node.
@@ -164,8 +181,11 @@ impl Ledger {
             holders: HashMap::new(),
             waiting: HashMap::new(),
             nodes: HashMap::new(),
-            broken: HashSet::new(),
+            broken_pods: HashSet::new(),
+            broken_nodes: HashSet::new(),
+            quotas: BTreeMap::new(),
             deadlines: BTreeSet::new(),
+            swept: Duration::ZERO,
             notices: Vec::new(),
             vendors,
             reservation_timeout,
@@ -206,6 +226,21 @@ impl Ledger {
     /// Whether the node is known, with or without devices.
     pub fn knows_node(&self, name: &str) -> bool {
         self.nodes.contains_key(name)
+    }
+
+    /// All nodes as they were last told, without what no report is read of.
+    pub fn nodes(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Node>)> {
+        self.nodes.iter()
+    }
+
+    /// The quotas that limit devices.
+    pub fn quotas(&self) -> impl Iterator<Item = &ResourceQuota> {
+        self.quotas.values()
+    }
+
+    /// How many nodes, and how many pods, have something that cannot be read or does not count.
+    pub fn broken(&self) -> (usize, usize) {
+        (self.broken_nodes.len(), self.broken_pods.len())
     }
 
     /// What others should hear of since the last call.
@@ -399,19 +434,12 @@ impl Ledger {
         }
     }
 
-    /// The binding was refused because the pod is bound already, as `pod` shows it.
-    pub fn bind_refused_but_bound(&mut self, uid: &str, pod: &Pod, now: Duration) {
-        if let Some(Holder::Reserved(reserved)) = self.holders.get(uid)
-            && reserved.binding != Binding::NotAsked
-            && self.cluster.reservation(uid).is_some_and(|held| {
-                *held.placement.node == *pod.spec.node_name
-                    && matches!(allocation::read(pod, &self.vendors), Ok(None))
-            })
-        {
-            // Somebody bound it there without any devices: what was reserved is not what it has.
-            if let Some(node) = self.release(uid) {
-                self.freed(node);
-            }
+    /// The binding was refused because the pod is bound already, as `pod` shows it: it has what is written there, not
+    /// what was reserved.
+    pub fn bound_otherwise(&mut self, pod: &Pod, now: Duration) {
+        let uid = uid_of(pod);
+        if let Some(Holder::Reserved(reserved)) = self.holders.get_mut(&uid) {
+            reserved.binding = Binding::NotAsked;
         }
         self.set_pod(pod, now);
     }
@@ -474,14 +502,16 @@ impl Ledger {
                     let pod = self.cluster.reservation(&uid).map(|held| held.pod.clone());
                     if let Some(node) = self.release(&uid) {
                         if let Some(pod) = pod {
-                            tracing::info!(namespace = %pod.namespace, pod = %pod.name, %node, "a reservation that nobody bound expired");
+                            let node = Arc::clone(&node);
+                            self.notices.push(Notice::Expired { pod, node });
                         }
                         self.freed(node);
                     }
                 }
             }
         }
-        if self.waiting.len() > 64 {
+        if now.saturating_sub(self.swept) > SWEEP_EVERY {
+            self.swept = now;
             self.waiting
                 .retain(|_, waiting| now.saturating_sub(waiting.since) < WAITING_IS_SHOWN);
         }
@@ -523,104 +553,140 @@ impl Ledger {
         if (leaves || failed)
             && let Some(node) = self.release(uid)
         {
+            self.notices.push(Notice::GivenBack);
             self.freed(node);
         }
     }
 
+    /// What a pod with a node holds is read of it once: when it is first seen there. What its annotations say later
+    /// counts no more, or whoever may write them could shrink or move what the pod holds.
     fn set_bound(&mut self, pod: &Pod, uid: &str, now: Duration) {
         self.waiting.remove(uid);
-        let placement = match allocation::read(pod, &self.vendors) {
-            Ok(placement) => {
-                self.broken.remove(uid);
-                placement
-            }
-            Err(problem) => {
-                let uid: Arc<str> = uid.into();
-                if self.broken.insert(Arc::clone(&uid)) {
-                    let what = if self.holds_on(&uid, &pod.spec.node_name) {
-                        "it keeps what it held before"
-                    } else {
-                        "it counts as holding nothing"
-                    };
-                    self.notices.push(Notice::PodBroken {
-                        pod: identity(pod, &uid),
-                        problem: format!("{problem}; {what}"),
-                    });
-                }
-                None
-            }
-        };
         let node: &str = &pod.spec.node_name;
-        let bound = Holder::Bound {
-            since: now,
-            priority: pod.spec.priority.unwrap_or_default(),
-        };
-        match placement {
-            Some(mut placement) => {
-                if *placement.node != *node {
-                    // Its annotations name another node than the one that it runs on.
+        let said = allocation::read(pod, &self.vendors);
+        if self.is_settled(uid, node) {
+            self.check_unchanged(pod, uid, &said);
+            self.settle(pod, uid, now);
+        } else {
+            match said {
+                Ok(Some(mut placement)) => {
+                    // Its annotations may name another node than the one that it runs on.
                     placement.node = node.into();
-                }
-                let same = self
-                    .cluster
-                    .reservation(uid)
-                    .is_some_and(|held| held.placement == placement);
-                self.drop_deadline(uid);
-                if !same {
+                    self.drop_deadline(uid);
                     let before = self.cluster.reserve(identity(pod, uid), placement);
                     if let Some(before) = before.filter(|before| *before.placement.node != *node) {
                         self.freed(before.placement.node);
                     }
+                    self.settle(pod, uid, now);
                 }
-                self.holders.insert(uid.into(), bound);
-            }
-            // Its annotations are gone or broken: what is known of it counts on.
-            None if self.holds_on(uid, node) => {
-                self.drop_deadline(uid);
-                self.holders.insert(uid.into(), bound);
-            }
-            None => {
-                if let Some(node) = self.release(uid) {
-                    self.freed(node);
+                Ok(None) => self.let_go(uid),
+                Err(problem) => {
+                    self.let_go(uid);
+                    self.tell_broken(
+                        pod,
+                        uid,
+                        &format!("{problem}; the pod counts as holding nothing"),
+                    );
                 }
             }
         }
-        let newly_over = initialised(pod)
+        self.set_initialised(pod, uid);
+    }
+
+    /// Whether it is known what the pod holds on that node: it was seen there before, or bound there from here.
+    fn is_settled(&self, uid: &str, node: &str) -> bool {
+        let asked = match self.holders.get(uid) {
+            Some(Holder::Bound { .. }) => true,
+            Some(Holder::Reserved(reserved)) => reserved.binding != Binding::NotAsked,
+            None => false,
+        };
+        asked
             && self
                 .cluster
                 .reservation(uid)
-                .is_some_and(|held| !held.initialised);
-        if newly_over {
-            let before = self
-                .cluster
-                .reservation(uid)
-                .map(placement::Reservation::load);
-            self.cluster.initialised(uid);
-            if before
-                != self
-                    .cluster
-                    .reservation(uid)
-                    .map(placement::Reservation::load)
-            {
-                self.freed(node.into());
-            }
+                .is_some_and(|held| *held.placement.node == *node)
+    }
+
+    fn settle(&mut self, pod: &Pod, uid: &str, now: Duration) {
+        self.drop_deadline(uid);
+        let bound = Holder::Bound {
+            since: now,
+            priority: pod.spec.priority.unwrap_or_default(),
+        };
+        match self.holders.get_mut(uid) {
+            Some(holder) => *holder = bound,
+            None => drop(self.holders.insert(uid.into(), bound)),
         }
     }
 
-    fn holds_on(&self, uid: &str, node: &str) -> bool {
-        self.cluster
-            .reservation(uid)
-            .is_some_and(|held| *held.placement.node == *node)
+    fn let_go(&mut self, uid: &str) {
+        if let Some(node) = self.release(uid) {
+            self.freed(node);
+        }
+    }
+
+    fn check_unchanged(
+        &mut self,
+        pod: &Pod,
+        uid: &str,
+        said: &Result<Option<Placement>, AllocationError>,
+    ) {
+        let Some(held) = self.cluster.reservation(uid) else {
+            return;
+        };
+        match said {
+            Ok(Some(said)) if shares(said) == shares(&held.placement) => {
+                self.broken_pods.remove(uid);
+            }
+            Ok(Some(_)) => self.tell_broken(
+                pod,
+                uid,
+                "the annotations say something else than what the pod was given; it counts with what it was given",
+            ),
+            Ok(None) => self.tell_broken(
+                pod,
+                uid,
+                "the annotations say no more what the pod was given; it counts with what it was given",
+            ),
+            Err(problem) => self.tell_broken(
+                pod,
+                uid,
+                &format!("{problem}; the pod counts with what it was given"),
+            ),
+        }
+    }
+
+    fn tell_broken(&mut self, pod: &Pod, uid: &str, problem: &str) {
+        if self.broken_pods.insert(uid.into()) {
+            self.notices.push(Notice::PodBroken {
+                pod: identity(pod, uid),
+                problem: problem.to_owned(),
+            });
+        }
+    }
+
+    fn set_initialised(&mut self, pod: &Pod, uid: &str) {
+        let held = self.cluster.reservation(uid);
+        if held.is_none_or(|held| held.initialised) || !initialised(pod) {
+            return;
+        }
+        let load = |ledger: &Self| ledger.cluster.reservation(uid).map(Reservation::load);
+        let before = load(self);
+        self.cluster.initialised(uid);
+        if load(self) != before {
+            self.freed(pod.spec.node_name.as_str().into());
+        }
     }
 
     /// The pod is gone.
     pub fn remove_pod(&mut self, uid: &str) {
         self.waiting.remove(uid);
-        self.broken.remove(uid);
+        self.broken_pods.remove(uid);
         let reserved = matches!(self.holders.get(uid), Some(Holder::Reserved(_)));
         let node = self.release(uid);
         // kube-scheduler sees a bound pod go by itself; of a reservation it knows nothing.
         if let Some(node) = node.filter(|_| reserved) {
+            self.notices.push(Notice::GivenBack);
             self.freed(node);
         }
     }
@@ -654,7 +720,7 @@ impl Ledger {
     /// A node as the API server has it. One whose devices are as before costs a comparison.
     pub fn set_node(&mut self, node: Node) {
         let name: Arc<str> = node.metadata.name.as_deref().unwrap_or_default().into();
-        let node = slim(node);
+        let node = Arc::new(slim(node));
         if let Some(before) = self.nodes.get_mut(&name)
             && same_report(before, &node, &self.vendors)
         {
@@ -662,21 +728,32 @@ impl Ledger {
             return;
         }
         let said = report(&node, &self.vendors);
-        for problem in said.problems {
-            self.notices.push(Notice::NodeBroken {
-                node: name.to_string(),
-                problem: format!(
+        let mut problems: Vec<String> = said
+            .problems
+            .iter()
+            .map(|problem| {
+                format!(
                     "{problem}; until it is written anew, the node has no devices of that vendor"
-                ),
-            });
-        }
+                )
+            })
+            .collect();
         if said.node.devices.is_empty() {
             self.cluster.remove_node(&name);
         } else if let Err(problem) = self.cluster.set_node(said.node) {
             self.cluster.remove_node(&name);
+            problems.push(format!(
+                "{problem}; until it is written anew, the node takes no pods that ask for devices"
+            ));
+        }
+        if problems.is_empty() {
+            self.broken_nodes.remove(&name);
+        } else {
+            self.broken_nodes.insert(Arc::clone(&name));
+        }
+        for problem in problems {
             self.notices.push(Notice::NodeBroken {
                 node: name.to_string(),
-                problem: format!("{problem}; until it is written anew, the node takes no pods that ask for devices"),
+                problem,
             });
         }
         self.nodes.insert(name, node);
@@ -685,6 +762,7 @@ impl Ledger {
     /// The node is gone. What pods hold there is held for when it returns.
     pub fn remove_node(&mut self, name: &str) {
         self.nodes.remove(name);
+        self.broken_nodes.remove(name);
         self.cluster.remove_node(name);
     }
 
@@ -713,12 +791,21 @@ impl Ledger {
             });
         }
         self.cluster.set_quota(namespace, name, &limits);
+        if limits.is_empty() {
+            self.quotas.remove(&(namespace.to_owned(), name.to_owned()));
+        } else {
+            let mut kept = quota.clone();
+            kept.metadata.managed_fields = None;
+            self.quotas
+                .insert((namespace.to_owned(), name.to_owned()), kept);
+        }
         self.quota_changed(namespace);
     }
 
     /// The quota is gone.
     pub fn remove_quota(&mut self, namespace: &str, name: &str) {
         self.cluster.remove_quota(namespace, name);
+        self.quotas.remove(&(namespace.to_owned(), name.to_owned()));
         self.quota_changed(namespace);
     }
 
@@ -800,6 +887,19 @@ fn initialised(pod: &Pod) -> bool {
                 .and_then(|status| status.state.terminated.as_ref())
                 .is_some_and(|ended| ended.exit_code == 0)
         })
+}
+
+/// A placement as annotations can say it: container, device, whole MiB, compute.
+fn shares(placement: &Placement) -> Vec<(usize, &str, u64, u32)> {
+    let containers = placement.containers.iter().enumerate();
+    containers
+        .flat_map(|(container, granted)| {
+            granted.grants.iter().map(move |grant| {
+                let mib = grant.memory_bytes.div_ceil(1 << 20);
+                (container, &*grant.device, mib, grant.cores)
+            })
+        })
+        .collect()
 }
 
 fn version_of(pod: &Pod) -> Option<u64> {

@@ -15,8 +15,10 @@ pub mod explain;
 pub mod filter;
 pub mod leader;
 pub mod ledger;
+pub mod limit;
 pub mod metrics;
 pub mod preempt;
+mod sources;
 pub mod view;
 pub mod wake;
 
@@ -31,15 +33,18 @@ use kube_api::request::{Defaults, RequestError};
 use kube_api::vendor::Vendors;
 use leader::{Leadership, NotLeader};
 use ledger::{Ledger, Notice, identity, uid_of};
+use metrics::Meters;
 use parking_lot::{Mutex, MutexGuard};
 use placement::Request;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use view::Progress;
 use wake::Waker;
 
 /// How a scheduler behaves.
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// The scheduler that pods name; empty for any.
+    pub scheduler_name: String,
     /// What holds where a pod says nothing.
     pub defaults: Defaults,
     /// Only nodes with these labels have devices (`gpu=on`); empty for all.
@@ -57,10 +62,8 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            defaults: Defaults {
-                node_policy: "binpack".into(),
-                device_policy: "spread".into(),
-            },
+            scheduler_name: "hami-scheduler".into(),
+            defaults: Defaults::default(),
             node_selector: String::new(),
             write_at_filter: false,
             kube_timeout: Duration::from_secs(30),
@@ -112,6 +115,9 @@ struct Inner {
     events: Events,
     waker: Waker,
     leadership: Leadership,
+    meters: Meters,
+    /// Rings when the ledger has to be made anew.
+    broke: Notify,
     began: Instant,
     embedded: Option<embedded::Embedded>,
 }
@@ -155,6 +161,8 @@ impl Scheduler {
             events: company.events,
             waker: company.waker,
             leadership: company.leadership,
+            meters: Meters::new(),
+            broke: Notify::new(),
             began: Instant::now(),
             embedded,
         }))
@@ -180,11 +188,38 @@ impl Scheduler {
         self.0.progress.borrow().missing()
     }
 
+    /// What requests and reservations are counted into.
+    pub fn meters(&self) -> &Meters {
+        &self.0.meters
+    }
+
+    /// Whether this replica answers, and why not. It stands by while another one does.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not.
+    pub fn answers(&self) -> Result<(), NoAnswer> {
+        self.0.leadership.answers()?;
+        if self.is_fresh() {
+            Ok(())
+        } else {
+            Err(NoAnswer::NotSynced(self.missing()))
+        }
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.0.progress.borrow().is_of(self.0.leadership.terms())
+    }
+
     /// Waits until it may be answered, for as long as the settings say.
     async fn may_answer(&self) -> Result<(), NoAnswer> {
         self.0.leadership.wait(self.0.settings.patience).await?;
+        if self.is_fresh() {
+            return Ok(());
+        }
         let mut progress = self.0.progress.subscribe();
-        let seen = progress.wait_for(Progress::is_synced);
+        // Who has just begun to answer reads everything anew first.
+        let seen = progress.wait_for(|progress| progress.is_of(self.0.leadership.terms()));
         if tokio::time::timeout(self.0.settings.patience, seen)
             .await
             .is_err()
@@ -250,9 +285,23 @@ impl Scheduler {
                 } => {
                     tracing::warn!(namespace, quota = name, problem, "a quota cannot be read");
                 }
+                Notice::Expired { pod, node } => {
+                    tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %node, "a reservation that nobody bound expired");
+                    self.0.meters.expired();
+                }
+                Notice::GivenBack => self.0.meters.given_back(),
                 Notice::Freed { .. } => {}
             }
         }
+    }
+
+    /// After a defect of ours: what the ledger says may be half changed, so it is made anew from the API server before
+    /// the next answer.
+    fn break_off(&self) {
+        self.0
+            .progress
+            .send_modify(|progress| *progress = Progress::default());
+        self.0.broke.notify_one();
     }
 
     /// What the pod asks for. Its uid is the one under which the ledger knows it.

@@ -1,29 +1,43 @@
-//! The scheduler as a process: flags, listeners, a signal to stop.
+//! The scheduler as a process: flags, the cluster, listeners, a signal to stop.
 
 #![forbid(unsafe_code)]
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use admission::Admission;
+use anyhow::{Context, anyhow, bail};
+use axum::Router;
 use clap::Parser;
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
+use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
 use scheduler::args::Args;
+use scheduler::embedded::Admit;
 use scheduler::events::Events;
-use scheduler::{Scheduler, Settings, api};
-use server::{Bodies, Listener, Manners};
+use scheduler::leader::{self, Leadership};
+use scheduler::wake::Waker;
+use scheduler::{Company, Scheduler, Settings, api, limit};
+use server::{Bodies, Listener, Manners, Tls, TlsFiles};
+use tokio::sync::watch;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Err(error) = server::log_to_stderr(server::LogFormat::Text, "info") {
+    if let Err(error) = server::log_to_stderr(args.log_format.into(), args.log_filter()) {
         return complain(&error.into());
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime");
-    match runtime.and_then(|runtime| runtime.block_on(run(args))) {
+    match runtime.and_then(|runtime| {
+        let ended = runtime.block_on(run(args));
+        runtime.shutdown_background();
+        ended
+    }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => complain(&error),
     }
@@ -39,35 +53,250 @@ fn complain(error: &anyhow::Error) -> ExitCode {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
-    let address = args.address().map_err(|error| anyhow!(error))?;
-    let switches = Switches {
-        ascend: true,
-        iluvatar: true,
+    for said in args.without_effect() {
+        tracing::warn!("{said}");
+    }
+    let vendors = Arc::new(vendors(&args)?);
+    let settings = settings(&args);
+    check_policies(&settings, &vendors)?;
+    let stop = server::asked_to_stop().context("cannot handle signals")?;
+    let listener = Listener::bind(args.http_bind)
+        .await
+        .map_err(|error| anyhow!("{error}; --http_bind takes another address"))?;
+    let (scheduler, cluster) = match &args.embedded {
+        Some(state) => {
+            let (scheduler, cluster) = embedded(&args, state, vendors, settings)?;
+            (scheduler, Some(cluster))
+        }
+        None => (on_cluster(&args, vendors, settings).await?, None),
     };
-    let vendors = Arc::new(Vendors::new(DeviceConfig::standard(), switches)?);
-    let state = args.embedded.as_ref().context("--embedded is needed")?;
-    let text = std::fs::read(state).with_context(|| format!("--embedded {}", state.display()))?;
-    let state =
-        serde_json::from_slice(&text).with_context(|| format!("--embedded {}", state.display()))?;
+    let admission = Arc::new(
+        Admission::new(Arc::clone(scheduler.vendors()), admission_settings(&args))
+            .with_quotas(Arc::new(scheduler.clone())),
+    );
+    let mut router = api::routes(
+        &scheduler,
+        Some(Arc::clone(&admission)),
+        args.legacy_metrics,
+    );
+    if let Some(cluster) = &cluster {
+        if args.admit {
+            cluster.admit_with(Arc::new(Admit(admission)));
+        }
+        router = router.merge(cluster.api_routes());
+        router = embedded_cluster::guard(router, listener.address(), args.token.as_deref())
+            .map_err(|error| anyhow!("{error} (--token, or --http_bind 127.0.0.1:PORT)"))?;
+    }
+    tracing::info!(address = %listener.address(), embedded = cluster.is_some(), "serving");
+    let follow = {
+        let scheduler = scheduler.clone();
+        tokio::spawn(async move { scheduler.follow().await })
+    };
+    let (stopping, stopped) = watch::channel(false);
+    let figures = match args.metrics_bind_address {
+        Some(address) => {
+            let listener = Listener::bind(address).await.map_err(|error| {
+                anyhow!("{error}; --metrics-bind-address takes another address")
+            })?;
+            tracing::info!(address = %listener.address(), "serving /metrics and /explain");
+            let router =
+                api::health(scheduler.clone()).merge(api::figures(&scheduler, args.legacy_metrics));
+            let mut stopped = stopped.clone();
+            Some(tokio::spawn(async move {
+                let stop = async { drop(stopped.wait_for(|stopped| *stopped).await) };
+                listener.serve(router, Manners::default(), stop).await;
+            }))
+        }
+        None => None,
+    };
+    let stop = async {
+        let signal = stop.await;
+        tracing::info!(signal, "stopping");
+        stopping.send_replace(true);
+    };
+    serve(&args, listener, router, stop).await?;
+    if let Some(figures) = figures {
+        drop(figures.await);
+    }
+    follow.abort();
+    Ok(())
+}
+
+async fn serve(
+    args: &Args,
+    listener: Listener,
+    router: Router,
+    stop: impl Future,
+) -> anyhow::Result<()> {
+    let router = Bodies::default().limit(router);
+    let manners = Manners {
+        connections: 4096,
+        connections_per_address: 2048,
+        // Go's clients drop a connection after 90 s: whoever drops it first can lose a question.
+        head_timeout: Duration::from_secs(120),
+        ..Manners::default()
+    };
+    match (&args.cert_file, &args.key_file) {
+        (Some(certificate), Some(key)) => {
+            let tls = Tls::from_files(TlsFiles {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                client_ca: None,
+            })
+            .context("--cert_file, --key_file")?;
+            listener.serve_tls(router, manners, tls, stop).await;
+        }
+        _ => listener.serve(router, manners, stop).await,
+    }
+    Ok(())
+}
+
+fn vendors(args: &Args) -> anyhow::Result<Vendors> {
+    let config = match &args.device_config_file {
+        Some(path) => {
+            let said = || format!("--device-config-file {}", path.display());
+            let text = std::fs::read_to_string(path).with_context(said)?;
+            DeviceConfig::parse(&text).with_context(said)?
+        }
+        None => DeviceConfig::standard(),
+    };
+    let here = args.embedded.is_some();
+    let switches = Switches {
+        ascend: args.enable_ascend.unwrap_or(here),
+        iluvatar: args.enable_iluvatar.unwrap_or(here),
+    };
+    Vendors::new(config, switches).context("the device configuration cannot be used")
+}
+
+fn settings(args: &Args) -> Settings {
+    if args.reservation_timeout <= Duration::from_secs(600) {
+        tracing::warn!(
+            seconds = args.reservation_timeout.as_secs_f64(),
+            "--reservation-timeout is not above the 600 s for which kube-scheduler may bind volumes: a pod that waits so long is fitted again when it is bound, and may be refused then"
+        );
+    }
+    Settings {
+        scheduler_name: args.scheduler_name.clone(),
+        defaults: defaults(args),
+        node_selector: args.node_label_selector.clone(),
+        write_at_filter: args.write_at_filter,
+        kube_timeout: args.kube_timeout,
+        reservation_timeout: args.reservation_timeout,
+        ..Settings::default()
+    }
+}
+
+fn defaults(args: &Args) -> Defaults {
+    Defaults {
+        node_policy: args.node_scheduler_policy.clone(),
+        device_policy: args.gpu_scheduler_policy.clone(),
+    }
+}
+
+/// A policy that nobody knows would be found out by the first pod.
+fn check_policies(settings: &Settings, vendors: &Vendors) -> anyhow::Result<()> {
+    let policy = settings.defaults.node_policy.as_str();
+    if !["binpack", "spread"].contains(&policy) {
+        bail!("--node-scheduler-policy {policy}: expected binpack or spread");
+    }
+    let pod = kube_api::object::Pod::default();
+    if let Err(error) = kube_api::request::request(&pod, vendors, &settings.defaults) {
+        bail!("--node-scheduler-policy, --gpu-scheduler-policy: {error}");
+    }
+    Ok(())
+}
+
+fn admission_settings(args: &Args) -> admission::Settings {
+    admission::Settings {
+        scheduler_name: args.scheduler_name.clone(),
+        force_overwrite_default_scheduler: args.force_overwrite_default_scheduler,
+        own_accounts: args.own_accounts.clone(),
+        defaults: defaults(args),
+        ..admission::Settings::default()
+    }
+}
+
+fn component(args: &Args) -> &str {
+    if args.scheduler_name.is_empty() {
+        "vgpu-scheduler"
+    } else {
+        &args.scheduler_name
+    }
+}
+
+fn embedded(
+    args: &Args,
+    path: &Path,
+    vendors: Arc<Vendors>,
+    settings: Settings,
+) -> anyhow::Result<(Scheduler, embedded_cluster::Cluster)> {
+    let said = || format!("--embedded {}", path.display());
+    let text = std::fs::read(path).with_context(said)?;
+    let state: serde_json::Value = serde_json::from_slice(&text).with_context(said)?;
     let cluster = embedded_cluster::Cluster::default();
     cluster
         .import(&state)
-        .map_err(|status| anyhow!("--embedded: {status}"))?;
-    let scheduler = Scheduler::embedded(&cluster, vendors, Settings::default(), |client| {
-        Events::start(client, "hami-scheduler")
+        .map_err(|status| anyhow!("{}: {status}", said()))?;
+    let component = component(args);
+    let scheduler = Scheduler::embedded(&cluster, vendors, settings, |client| {
+        Events::start(client, component)
     });
-    let stop = server::asked_to_stop().context("cannot handle signals")?;
-    let listener = Listener::bind(address).await?;
-    let router = embedded_cluster::guard(
-        api::routes(scheduler.clone()).merge(cluster.api_routes()),
-        address,
-        None,
-    )?;
-    tracing::info!(address = %listener.address(), "serving");
-    let follow = tokio::spawn(async move { scheduler.follow().await });
-    listener
-        .serve(Bodies::default().limit(router), Manners::default(), stop)
-        .await;
-    follow.abort();
-    Ok(())
+    Ok((scheduler, cluster))
+}
+
+async fn on_cluster(
+    args: &Args,
+    vendors: Arc<Vendors>,
+    settings: Settings,
+) -> anyhow::Result<Scheduler> {
+    let mut config = match &args.kubeconfig {
+        Some(path) => {
+            let said = || format!("--kubeconfig {}", path.display());
+            let file = Kubeconfig::read_from(path).with_context(said)?;
+            let options = KubeConfigOptions::default();
+            kube::Config::from_custom_kubeconfig(file, &options)
+                .await
+                .with_context(said)?
+        }
+        None => kube::Config::infer().await.context(
+            "no cluster: --kubeconfig FILE names one, --embedded STATE.json runs without one",
+        )?,
+    };
+    // A call that is repeated in the dark is a binding that is refused: whoever calls decides.
+    config.default_retry = false;
+    let namespace = config.default_namespace.clone();
+    let client = limit::client(config, args.kube_qps, args.kube_burst)
+        .context("no client for the cluster")?;
+    let leadership = if args.follows_lease() {
+        Leadership::follow(client.clone(), lease(args, &namespace)?)
+    } else {
+        Leadership::always()
+    };
+    let company = Company {
+        events: Events::start(client.clone(), component(args)),
+        waker: Waker::start(client.clone()),
+        leadership,
+    };
+    Ok(Scheduler::new(client, vendors, settings, company))
+}
+
+fn lease(args: &Args, namespace: &str) -> anyhow::Result<leader::Settings> {
+    let host = match &args.host {
+        Some(host) if !host.is_empty() => host.clone(),
+        _ => std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .context("the host's name cannot be read; $HOSTNAME may say it")?
+            .trim()
+            .to_owned(),
+    };
+    let in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+    let namespace = match &args.leader_elect_resource_namespace {
+        Some(namespace) => namespace,
+        None if in_cluster => namespace,
+        None => "kube-system",
+    };
+    let name = match &args.leader_elect_resource_name {
+        Some(name) => name,
+        None => component(args),
+    };
+    Ok(leader::Settings::new(namespace, name, &host))
 }

@@ -28,6 +28,8 @@ const MOST_PAUSE: Duration = Duration::from_secs(10);
 /// How far the view has come with each kind of object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
+    /// In which term of this replica's leadership reading began.
+    term: Option<u64>,
     /// Whether all of the kind was read.
     listed: [bool; 3],
     /// The version of the newest that was read.
@@ -40,6 +42,11 @@ impl Progress {
     /// Whether all of each kind was read.
     pub fn is_synced(&self) -> bool {
         self.listed.iter().all(|listed| *listed)
+    }
+
+    /// Whether all of each kind was read since this term began.
+    pub(crate) fn is_of(&self, term: u64) -> bool {
+        self.is_synced() && self.term >= Some(term)
     }
 
     /// What was not read yet, and why.
@@ -165,19 +172,51 @@ impl Watched for ResourceQuota {
 }
 
 impl Scheduler {
-    /// Keeps the ledger up with the API server until the future is dropped.
+    /// Keeps the ledger up with the API server until the future is dropped. Whoever begins to answer reads everything
+    /// anew first; whoever ceases to lets go of what nobody bound.
     pub async fn follow(&self) {
-        let mut tasks = JoinSet::new();
-        self.start_view(&mut tasks);
-        tasks.spawn(self.clone().expire());
-        while tasks.join_next().await.is_some() {}
+        let mut tasks = self.start_view();
+        loop {
+            let term = self.0.leadership.terms();
+            tokio::select! {
+                () = self.0.leadership.changed() => {
+                    if self.0.leadership.answers().is_ok() {
+                        tracing::info!("this replica answers from here on");
+                    } else {
+                        tracing::info!("another replica answers from here on");
+                        self.change(|ledger, _| ledger.forget_unbound());
+                    }
+                    if self.0.leadership.terms() != term {
+                        tasks = self.start_view();
+                    }
+                }
+                () = self.0.broke.notified() => {
+                    tracing::error!("the ledger is made anew");
+                    drop(tasks);
+                    let timeout = self.0.settings.reservation_timeout;
+                    *self.0.ledger.lock() = Ledger::new(Arc::clone(&self.0.vendors), timeout);
+                    tasks = self.start_view();
+                }
+                ended = tasks.join_next() => {
+                    // A watch never ends by itself.
+                    tracing::error!(?ended, "a view ended");
+                    tokio::time::sleep(LEAST_PAUSE).await;
+                    self.break_off();
+                }
+            }
+        }
     }
 
-    fn start_view(&self, tasks: &mut JoinSet<()>) {
-        self.0
-            .progress
-            .send_modify(|progress| *progress = Progress::default());
+    fn start_view(&self) -> JoinSet<()> {
+        let term = self.0.leadership.terms();
+        self.0.progress.send_modify(|progress| {
+            *progress = Progress {
+                term: Some(term),
+                ..Progress::default()
+            };
+        });
         let client = || self.0.client.clone();
+        let mut tasks = JoinSet::new();
         let nodes = watcher::Config::default().labels(&self.0.settings.node_selector);
         let pods = watcher::Config::default().fields(NOT_ENDED);
         tasks.spawn(self.clone().watch::<Node>(Api::all(client()), nodes));
@@ -187,6 +226,8 @@ impl Scheduler {
             self.clone()
                 .watch::<ResourceQuota>(Api::all(client()), quotas),
         );
+        tasks.spawn(self.clone().expire());
+        tasks
     }
 
     async fn watch<K: Watched>(self, api: Api<K>, config: watcher::Config) {

@@ -1,77 +1,156 @@
 //! The verbs that kube-scheduler calls. Every answer has the shape that the caller reads, also where it is a refusal.
 
+use std::time::Instant;
+
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use kube_api::extender::ExtenderBindingResult;
+use kube_api::extender::{
+    ExtenderArgs, ExtenderBindingArgs, ExtenderBindingResult, ExtenderPreemptionArgs,
+    ExtenderPreemptionResult, MetaVictims,
+};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use super::wire;
 use crate::Scheduler;
 use crate::filter::Answer;
+use crate::metrics::{Outcome, Verb};
 
 /// A node that does not fit is an answer, not an error: kube-scheduler shows its reason to the user.
 pub(super) async fn filter(State(scheduler): State<Scheduler>, body: Bytes) -> Response {
-    let args = match wire::filter_args(&body) {
+    let count = Count::of(&scheduler, Verb::Filter);
+    let args: ExtenderArgs = match decode(&body) {
         Ok(args) => args,
-        Err(why) => return json(StatusCode::BAD_REQUEST, &Answer::error(why)),
+        Err(why) => {
+            count.ended(Outcome::BadRequest);
+            return json(StatusCode::BAD_REQUEST, &Answer::error(why));
+        }
     };
     if let Err(why) = scheduler.may_answer().await {
-        return json(
-            StatusCode::SERVICE_UNAVAILABLE,
-            &Answer::error(why.to_string()),
-        );
+        count.ended(Outcome::NotReady);
+        let answer = Answer::error(why.to_string());
+        return json(StatusCode::SERVICE_UNAVAILABLE, &answer);
     }
-    let args = match scheduler.meet(args, &body).await {
-        Ok(args) => args,
-        Err(why) => return json(StatusCode::INTERNAL_SERVER_ERROR, &Answer::error(why)),
+    let answer = match scheduler.meet(args, &body).await {
+        Ok(args) => scheduler.filter(args).await,
+        Err(why) => Answer::error(why),
     };
-    json(StatusCode::OK, &scheduler.filter(args).await)
+    let response = json(StatusCode::OK, &answer);
+    count.ended(answer.outcome());
+    response
 }
 
 pub(super) async fn prioritize(State(scheduler): State<Scheduler>, body: Bytes) -> Response {
-    let args = match wire::filter_args(&body) {
+    let args: ExtenderArgs = match ready(&scheduler, Verb::Prioritize, &body).await {
         Ok(args) => args,
-        Err(why) => return error(StatusCode::BAD_REQUEST, why),
+        Err(refusal) => return refusal,
     };
-    if let Err(why) = scheduler.may_answer().await {
-        return error(StatusCode::SERVICE_UNAVAILABLE, why.to_string());
-    }
-    scheduler.catch_up().await;
+    let count = Count::of(&scheduler, Verb::Prioritize);
     match scheduler.prioritize(args) {
-        Ok(scores) => json(StatusCode::OK, &scores),
-        Err(why) => error(StatusCode::OK, why),
+        Ok(scores) => {
+            count.ended(Outcome::Ok);
+            json(StatusCode::OK, &scores)
+        }
+        Err(why) => {
+            count.ended(Outcome::BadRequest);
+            error(StatusCode::BAD_REQUEST, why)
+        }
     }
 }
 
 pub(super) async fn preempt(State(scheduler): State<Scheduler>, body: Bytes) -> Response {
-    let args = match wire::preemption_args(&body) {
+    let args: ExtenderPreemptionArgs = match ready(&scheduler, Verb::Preempt, &body).await {
         Ok(args) => args,
-        Err(why) => return error(StatusCode::BAD_REQUEST, why),
+        Err(refusal) => return refusal,
     };
-    if let Err(why) = scheduler.may_answer().await {
-        return error(StatusCode::SERVICE_UNAVAILABLE, why.to_string());
-    }
-    scheduler.catch_up().await;
+    let count = Count::of(&scheduler, Verb::Preempt);
     match scheduler.preempt(args) {
-        Ok(victims) => json(StatusCode::OK, &wire::preemption_result(victims)),
-        Err(why) => error(StatusCode::BAD_REQUEST, why),
+        Ok(victims) => {
+            count.ended(if victims.is_empty() {
+                Outcome::NoNode
+            } else {
+                Outcome::Ok
+            });
+            let node_name_to_meta_victims = victims
+                .iter()
+                .map(|(node, victims)| (node.clone(), MetaVictims::from(victims)))
+                .collect();
+            let answer = ExtenderPreemptionResult {
+                node_name_to_meta_victims,
+            };
+            json(StatusCode::OK, &answer)
+        }
+        Err(why) => {
+            count.ended(Outcome::BadRequest);
+            error(StatusCode::BAD_REQUEST, why)
+        }
     }
 }
 
 pub(super) async fn bind(State(scheduler): State<Scheduler>, body: Bytes) -> Response {
-    let args = match wire::binding_args(&body) {
+    let args: ExtenderBindingArgs = match ready(&scheduler, Verb::Bind, &body).await {
         Ok(args) => args,
-        Err(why) => return error(StatusCode::BAD_REQUEST, why),
+        Err(refusal) => return refusal,
+    };
+    let count = Count::of(&scheduler, Verb::Bind);
+    let why = scheduler.bind(args).await.err().unwrap_or_default();
+    count.ended(if why.is_empty() {
+        Outcome::Ok
+    } else {
+        Outcome::Failed
+    });
+    error(StatusCode::OK, why)
+}
+
+/// The question, once it may be answered.
+async fn ready<T: DeserializeOwned>(
+    scheduler: &Scheduler,
+    verb: Verb,
+    body: &[u8],
+) -> Result<T, Response> {
+    let count = Count::of(scheduler, verb);
+    let args = match decode(body) {
+        Ok(args) => args,
+        Err(why) => {
+            count.ended(Outcome::BadRequest);
+            return Err(error(StatusCode::BAD_REQUEST, why));
+        }
     };
     if let Err(why) = scheduler.may_answer().await {
-        return error(StatusCode::SERVICE_UNAVAILABLE, why.to_string());
+        count.ended(Outcome::NotReady);
+        return Err(error(StatusCode::SERVICE_UNAVAILABLE, why.to_string()));
     }
     scheduler.catch_up().await;
-    let why = scheduler.bind(args).await.err().unwrap_or_default();
-    error(StatusCode::OK, why)
+    Ok(args)
+}
+
+fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(body)
+        .map_err(|error| format!("the request's body cannot be read: {error}"))
+}
+
+/// A request on its way to being counted.
+struct Count<'a> {
+    scheduler: &'a Scheduler,
+    verb: Verb,
+    began: Instant,
+}
+
+impl<'a> Count<'a> {
+    fn of(scheduler: &'a Scheduler, verb: Verb) -> Self {
+        Self {
+            scheduler,
+            verb,
+            began: Instant::now(),
+        }
+    }
+
+    fn ended(self, outcome: Outcome) {
+        let took = self.began.elapsed();
+        self.scheduler.meters().answered(self.verb, outcome, took);
+    }
 }
 
 fn error(status: StatusCode, error: String) -> Response {

@@ -1,0 +1,112 @@
+//! The scheduler as others ask it: for `/metrics`, for `/explain`, for the quotas that admission looks at. Each gets a
+//! copy, so that no question of theirs holds up an answer to kube-scheduler for longer than a clone takes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use kube::Api;
+use kube_api::object::{Node, Pod};
+use placement::{Quota, Vendor};
+
+use crate::{Scheduler, explain, metrics};
+
+impl metrics::Source for Scheduler {
+    fn snapshot(&self) -> metrics::Snapshot {
+        let answers = self.0.leadership.answers().is_ok();
+        let synced = self.is_synced();
+        self.with_ledger(|ledger| {
+            let mut pending: BTreeMap<String, u64> = BTreeMap::new();
+            for waiting in ledger.waiting() {
+                *pending.entry(waiting.reason.to_owned()).or_default() += 1;
+            }
+            let (broken_nodes, broken_pods) = ledger.broken();
+            metrics::Snapshot {
+                cluster: ledger.cluster().clone(),
+                vendors: Arc::clone(&self.0.vendors),
+                instances: HashMap::new(),
+                pending,
+                unconfirmed: count(ledger.reserved()),
+                broken_nodes: count(broken_nodes),
+                broken_pods: count(broken_pods),
+                answers,
+                synced,
+                events: self.0.events.counts(),
+                woken: self.0.waker.woken(),
+            }
+        })
+    }
+}
+
+fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+impl explain::Source for Scheduler {
+    fn pod<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Pod>, String>> {
+        Box::pin(async move {
+            if !self.is_synced() {
+                let missing = self.missing();
+                return Err(format!("{missing} not read from the API server yet"));
+            }
+            self.catch_up().await;
+            let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), namespace);
+            let call = pods.get_opt(name);
+            match tokio::time::timeout(self.0.settings.kube_timeout, call).await {
+                Ok(Ok(pod)) => Ok(pod),
+                Ok(Err(error)) => Err(format!("the pod cannot be read: {error}")),
+                Err(_) => Err("the pod cannot be read: the API server does not answer".into()),
+            }
+        })
+    }
+
+    fn view(&self) -> explain::View {
+        let settings = &self.0.settings;
+        let (cluster, nodes, quotas) = self.with_ledger(|ledger| {
+            let nodes: Vec<(Arc<str>, Arc<Node>)> = ledger
+                .nodes()
+                .map(|(name, node)| (Arc::clone(name), Arc::clone(node)))
+                .collect();
+            let quotas = ledger.quotas().cloned().collect();
+            (ledger.cluster().clone(), nodes, quotas)
+        });
+        let nodes = nodes
+            .into_iter()
+            .map(|(name, node)| (name.to_string(), Node::clone(&node)))
+            .collect();
+        explain::View {
+            cluster,
+            nodes: Arc::new(nodes),
+            quotas,
+            vendors: Arc::clone(&self.0.vendors),
+            defaults: settings.defaults.clone(),
+            scheduler_name: settings.scheduler_name.clone(),
+            node_selector: settings.node_selector.clone(),
+            notes: Vec::new(),
+        }
+    }
+}
+
+impl admission::Quotas for Scheduler {
+    fn left(&self, namespace: &str, vendor: &Vendor) -> Quota {
+        self.with_ledger(|ledger| {
+            let (limit, used) = ledger.cluster().quota(namespace, vendor);
+            let Some(limit) = limit else {
+                return Quota::default();
+            };
+            Quota {
+                memory_bytes: limit
+                    .memory_bytes
+                    .map(|memory| memory.saturating_sub(used.memory_bytes)),
+                cores: limit.cores.map(|cores| cores.saturating_sub(used.cores)),
+                devices: limit
+                    .devices
+                    .map(|devices| devices.saturating_sub(used.slots)),
+            }
+        })
+    }
+}
