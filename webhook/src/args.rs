@@ -231,6 +231,12 @@ pub struct Args {
           value_parser = clap::value_parser!(u8).range(1..=30))]
     pub webhook_timeout: u8,
 
+    /// Seconds to serve on after the signal to stop, not ready any more: the API servers learn of
+    /// it by and by, and refuse pods that they cannot ask about.
+    #[arg(long, default_value_t = 5, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u8).range(0..=120))]
+    pub shutdown_delay: u8,
+
     /// What to log: error, warn, info, debug, or directives such as warn,webhook=debug.
     #[arg(
         long,

@@ -103,11 +103,11 @@ impl CaCertificate {
         Self::of(&der, place)
     }
 
-    /// All that can be read in a PEM of several; the others are left out.
+    /// The CAs in a PEM of several, up to the first block that is none in PEM; other certificates
+    /// are left out.
     #[must_use]
     pub fn read_all(pem: &str) -> Vec<Self> {
         CertificateDer::pem_slice_iter(pem.as_bytes())
-            // The iterator goes on after an error, but not always forward.
             .map_while(Result::ok)
             .filter_map(|der| Self::of(&der, "").ok())
             .collect()
@@ -354,4 +354,123 @@ fn date(at: Timestamp) -> OffsetDateTime {
 fn to_pem(der: &CertificateDer<'_>) -> String {
     let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
     pem::encode_config(&pem::Pem::new("CERTIFICATE", der.as_ref()), lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HOUR: SignedDuration = SignedDuration::from_hours(1);
+
+    fn noon() -> Timestamp {
+        "2026-11-21T12:00:00.123456789Z".parse().unwrap()
+    }
+
+    fn make() -> Authority {
+        Authority::make(noon(), &Lifetimes::default()).unwrap()
+    }
+
+    #[test]
+    fn a_ca_is_read_as_it_was_written_while_it_is_valid() {
+        let made = make();
+        let (certificate, key) = (made.certificate().pem(), made.key_pem());
+        let at = |now| Authority::read(certificate, key, now).map(|read| read.certificate);
+        let end = made.certificate().not_after();
+
+        assert_eq!(at(noon()).unwrap(), *made.certificate());
+        assert_eq!(end.as_second(), (noon() + HOUR * (365 * 24)).as_second());
+        assert_eq!(made.certificate().made().as_second(), noon().as_second());
+        assert!(at(end - SignedDuration::from_secs(1)).is_ok());
+        assert_eq!(at(end).unwrap_err(), Broken::Expired(end));
+        // A clock that is an hour behind is forgiven, and one that is a day behind is not.
+        assert!(at(noon() - HOUR * 2 + SignedDuration::from_secs(1)).is_ok());
+        assert!(matches!(
+            at(noon() - HOUR * 24).unwrap_err(),
+            Broken::NotYet(_)
+        ));
+    }
+
+    #[test]
+    fn a_ca_is_due_when_a_third_of_it_is_left() {
+        let made = make();
+        let days = |days: i32| noon() + HOUR * (24 * days);
+
+        assert!(!made.certificate().is_due(days(0)));
+        assert!(!made.certificate().is_due(days(243)));
+        assert!(made.certificate().is_due(days(244)));
+        assert!(made.certificate().is_due(days(1000)));
+    }
+
+    #[test]
+    fn a_certificate_does_not_outlive_its_ca() {
+        let made = make();
+        let names = ["a.b.svc".to_owned(), "2001:db8::1".to_owned()];
+        let end = made.certificate().not_after();
+
+        let usual = made.sign(&names, noon(), &Lifetimes::default()).unwrap();
+        assert_eq!(
+            usual.not_after.as_second(),
+            (noon() + HOUR * (30 * 24)).as_second()
+        );
+        let late = made
+            .sign(&names, end - HOUR, &Lifetimes::default())
+            .unwrap();
+        assert_eq!(late.not_after, end);
+        let wrong = made.sign(&["no\u{e4}me".to_owned()], noon(), &Lifetimes::default());
+        assert!(wrong.is_err());
+    }
+
+    #[test]
+    fn only_cas_that_are_valid_are_kept_once_and_not_for_ever() {
+        let lifetimes = Lifetimes::default();
+        let cas: Vec<_> = (0..6).map(|_| make().certificate().clone()).collect();
+        let ended = Authority::make(noon() - HOUR * (400 * 24), &lifetimes).unwrap();
+        let mut old = vec![ended.certificate().clone(), cas[0].clone()];
+        old.extend(cas.clone());
+
+        let agreed = Agreed::anew(old, noon(), &lifetimes).unwrap();
+
+        assert_eq!(agreed.old, cas[..4]);
+        assert_eq!(CaCertificate::read_all(&agreed.bundle()).len(), 5);
+        assert!(!agreed.old_are_over(noon() + HOUR * 23, &lifetimes));
+        assert!(agreed.old_are_over(noon() + HOUR * 25, &lifetimes));
+    }
+
+    #[test]
+    fn what_stands_around_a_certificate_does_not_get_into_the_bundle() {
+        let made = make();
+        let pem = format!(
+            "a note\n{}another",
+            made.certificate().pem().replace('\n', "\r\n")
+        );
+
+        assert_eq!(CaCertificate::read(&pem, "x").unwrap(), *made.certificate());
+        assert_eq!(CaCertificate::read_all(&pem.repeat(2)).len(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_and_no_bytes_make_the_reading_panic(
+            text in "\\PC*",
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+            at in 0_usize..700,
+            with in any::<u8>(),
+        ) {
+            let now = noon();
+            prop_assert!(Authority::read(&text, &text, now).is_err());
+            let junk = pem::encode(&pem::Pem::new("CERTIFICATE", bytes));
+            prop_assert!(Authority::read(&junk, &junk, now).is_err());
+            drop(CaCertificate::read_all(&format!("{junk}{text}{junk}")));
+            // One byte of a good one.
+            let made = make();
+            let parsed = pem::parse(made.certificate().pem()).unwrap();
+            let mut der = parsed.into_contents();
+            if let Some(byte) = der.get_mut(at) {
+                *byte = with;
+            }
+            let changed = pem::encode(&pem::Pem::new("CERTIFICATE", der));
+            drop(Authority::read(&changed, made.key_pem(), now));
+        }
+    }
 }

@@ -4,6 +4,11 @@
 //! Never makes up what is wanted: `admission` says it. Fields that nobody here knows are left to
 //! the API server, whose next version has new ones.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "a JSON value is read by name, and what it lacks is null; only our own are written to"
+)]
+
 use kube::api::{Api, DynamicObject, GroupVersionKind, Patch, PostParams};
 use kube::core::ApiResource;
 use serde_json::{Map, Value, json};
@@ -63,15 +68,22 @@ fn defaults() -> [(&'static str, Value); 6] {
 /// What is wanted, whole: with its name, our label, the `caBundle` in each entry and every default
 /// that the API server would fill in, so that it can be compared.
 ///
-/// `bundle` is PEM; without one each entry keeps the `caBundle` that it has in `live`, whoever
-/// put it there.
+/// `owner` is its `ownerReferences`, null for whatever there is. `bundle` is PEM; without one each
+/// entry keeps the `caBundle` that it has in `live`, whoever put it there.
 #[must_use]
-pub fn whole(mut wanted: Value, name: &str, bundle: Option<&str>, live: Option<&Value>) -> Value {
+pub fn whole(
+    mut wanted: Value,
+    name: &str,
+    owner: &Value,
+    bundle: Option<&str>,
+    live: Option<&Value>,
+) -> Value {
     let mutating = wanted["kind"] == "MutatingWebhookConfiguration";
     if !wanted["metadata"].is_object() {
         wanted["metadata"] = json!({});
     }
     wanted["metadata"]["name"] = name.into();
+    wanted["metadata"]["ownerReferences"] = owner.clone();
     for (key, value) in labels() {
         wanted["metadata"]["labels"][key] = value.into();
     }

@@ -403,10 +403,11 @@ impl Keeper {
                 .iter_mut()
                 .find(|wanted| wanted["kind"] == kind)
                 .map(Value::take);
-            let Some(mut wanted) = wanted else { continue };
-            wanted["metadata"]["ownerReferences"] = owner.clone();
+            let Some(wanted) = wanted else { continue };
             let done = self
-                .configure_one(ours, kind, &name, wanted, bundle.as_deref())
+                .configure_one(ours, kind, &name, |live| {
+                    configuration::whole(wanted, &name, &owner, bundle.as_deref(), live)
+                })
                 .await
                 .with_context(|| format!("the {kind} {name}"));
             match done {
@@ -463,15 +464,14 @@ impl Keeper {
         ours: bool,
         kind: &'static str,
         name: &str,
-        wanted: Value,
-        bundle: Option<&str>,
+        wanted: impl FnOnce(Option<&Value>) -> Value,
     ) -> anyhow::Result<(bool, Option<Value>)> {
         let live = configuration::read(&self.client, kind, name).await;
         let live = live.map_err(told).context("cannot be read")?;
         if !ours {
             return Ok((false, live));
         }
-        let wanted = configuration::whole(wanted, name, bundle, live.as_ref());
+        let wanted = wanted(live.as_ref());
         let written = configuration::write(&self.client, live.as_ref(), &wanted).await;
         match written.map_err(told).context("cannot be written")? {
             Written::Nothing => Ok((false, live)),

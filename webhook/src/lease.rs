@@ -72,7 +72,6 @@ impl Contest {
                     ..ObjectMeta::default()
                 },
                 spec: Some(self.spec(None, wall)),
-                ..Lease::default()
             };
             let created = self.api.create(&PostParams::default(), &lease).await;
             return self.took(created, now);

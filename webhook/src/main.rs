@@ -57,6 +57,15 @@ fn complain(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// How far the end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Serving,
+    /// Another replica writes; reviews that come are answered still.
+    Leaving,
+    Stopped,
+}
+
 async fn run(args: Args) -> anyhow::Result<()> {
     let vendors = Arc::new(vendors(&args)?);
     let tls = match (&args.cert_file, &args.key_file) {
@@ -116,10 +125,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
         "serving reviews over TLS"
     );
 
-    let (stopping, stopped) = watch::channel(false);
-    let stopped = || {
-        let mut stopped = stopped.clone();
-        async move { drop(stopped.wait_for(|stopped| *stopped).await) }
+    let (stage, stages) = watch::channel(Stage::Serving);
+    let stopped = |at: Stage| {
+        let mut stages = stages.clone();
+        async move { drop(stages.wait_for(|stage| *stage >= at).await) }
     };
     let keeping = async {
         match client {
@@ -133,7 +142,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
                         .write_configuration
                         .then(|| args.webhook_config_name.clone()),
                 };
-                keep(keeper, client, watched, stopped()).await;
+                keep(keeper, client, watched, stopped(Stage::Leaving)).await;
+                // A look that ended at the same moment may have said otherwise.
+                readiness.not_ready("stopping");
             }
             // A given certificate, and nothing to keep.
             _ => readiness.ready(),
@@ -141,12 +152,19 @@ async fn run(args: Args) -> anyhow::Result<()> {
     };
     let serving = async {
         let reviews = router::tls(Arc::new(admission), &meters, readiness.clone());
-        let reviews = listener.serve_tls(reviews, router::manners(), tls.clone(), stopped());
+        let reviews = listener.serve_tls(
+            reviews,
+            router::manners(),
+            tls.clone(),
+            stopped(Stage::Stopped),
+        );
         let plain = async {
             if let Some(listener) = plain {
                 let router = router::plain(&meters, readiness.clone());
                 let manners = server::Manners::default();
-                listener.serve(router, manners, stopped()).await;
+                listener
+                    .serve(router, manners, stopped(Stage::Stopped))
+                    .await;
             }
         };
         tokio::join!(reviews, plain);
@@ -154,7 +172,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let stop = async {
         let signal = signal.await;
         tracing::info!(signal, "stopping");
-        stopping.send_replace(true);
+        stage.send_replace(Stage::Leaving);
+        readiness.not_ready("stopping");
+        tokio::time::sleep(Duration::from_secs(args.shutdown_delay.into())).await;
+        stage.send_replace(Stage::Stopped);
     };
     tokio::join!(serving, keeping, stop);
     Ok(())

@@ -70,10 +70,14 @@ impl Program {
         }
     }
 
-    fn ends(&mut self) -> bool {
+    fn is_told_to_stop(&self) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-TERM", &pid]).status();
         assert!(sent.unwrap().success());
+    }
+
+    fn ends(&mut self) -> bool {
+        self.is_told_to_stop();
         self.child.wait().unwrap().success()
     }
 }
@@ -234,7 +238,9 @@ fn review(namespace: &str, gpumem: &str) -> Value {
     })
 }
 
-const COMMON: [&str; 8] = [
+const COMMON: [&str; 10] = [
+    "--shutdown-delay",
+    "0",
     "--http_bind",
     "127.0.0.1:0",
     "--metrics-bind-address",
@@ -378,6 +384,34 @@ async fn a_given_certificate_needs_no_cluster() {
 
     assert_eq!(answer["response"]["allowed"], true);
     assert!(program.ends());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_serves_on_for_a_while_after_the_signal_and_leaves_the_lease() {
+    let served = Served::start().await;
+    let config = served.kubeconfig();
+    let last = ["--kubeconfig", &config, "--shutdown-delay", "4"];
+    let mut program = Program::start(&[&COMMON[2..], &last].concat());
+    let (port, plain) = ports(&mut program);
+    becomes_ready(plain).await;
+    let mutating = served.configuration("mutatingwebhookconfigurations");
+
+    program.is_told_to_stop();
+    program.says("stopping");
+
+    while get(plain, "/readyz").await.starts_with("HTTP/1.1 200 ") {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let answer = ask(port, &mutating["webhooks"][0], &review("default", "1")).await;
+    assert_eq!(answer["response"]["allowed"], true);
+    assert!(program.child.wait().unwrap().success());
+    let leases = served
+        .cluster
+        .resource("coordination.k8s.io", "leases")
+        .unwrap();
+    let target = Target::object(&leases, "vgpu-system", "vgpu-webhook");
+    let lease = served.cluster.get(&target).unwrap();
+    assert_eq!(lease.value()["spec"]["holderIdentity"], Value::Null);
 }
 
 #[test]
