@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn trust_is_every_entrys() {
+    fn trust_is_of_every_entry() {
         let with = |bundles: &[&str]| {
             let entries = bundles.iter();
             let entry = |pem: &&str| json!({ "clientConfig": { "caBundle": base64(pem) } });

@@ -418,11 +418,11 @@ async fn it_serves_on_for_a_while_after_the_signal_and_leaves_the_lease() {
 fn what_keeps_it_from_starting_is_said() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name).display().to_string();
-    std::fs::write(at("config.yaml"), "nvidia:\n  resourceCountNmae: x\n").unwrap();
+    std::fs::write(at("config.yaml"), "nvidia:\n  resourceCounter: x\n").unwrap();
     let config = at("config.yaml");
     let missing = at("missing");
     for (args, expected) in [
-        (&["--device-config-file", &config][..], "resourceCountNmae"),
+        (&["--device-config-file", &config][..], "resourceCounter"),
         (&["--device-config-file", &missing], "missing"),
         (&["--kubeconfig", &missing], "--kubeconfig"),
         (
