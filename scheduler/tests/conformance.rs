@@ -36,7 +36,7 @@ mod register;
 #[path = "conformance/steps.rs"]
 mod steps;
 
-use facts::{Facts, array};
+use facts::Facts;
 use register::{Difference, Register, is};
 
 /// How many programs run at one time.

@@ -204,7 +204,13 @@ impl<'a> Driven<'a> {
             return Facts::from(["no answer".to_owned()]);
         };
         let response = answer.json();
-        for key in ["Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"] {
+        for key in [
+            "Nodes",
+            "NodeNames",
+            "FailedNodes",
+            "FailedAndUnresolvableNodes",
+            "Error",
+        ] {
             assert!(response.get(key).is_some(), "no {key}: {}", answer.text());
         }
         let mut facts = facts::filter(answer.status, &response);

@@ -123,7 +123,7 @@ impl Difference {
     pub(crate) fn entry(&self, id: &str, step: usize) -> String {
         let number = id.split('-').next().unwrap_or(id);
         format!(
-            "[[case]] # {id}\ncase = {number:?}\nstep = {step}\nreference = [{}]\nours = [{}]\nreason = \"\"\n",
+            "[[case]]\ncase = {number:?}\nstep = {step}\nreference = [{}]\nours = [{}]\nreason = \"\"\n",
             lines(&self.reference),
             lines(&self.ours)
         )
