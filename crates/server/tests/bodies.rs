@@ -212,31 +212,30 @@ async fn unfinished(address: SocketAddr, length: usize) -> TcpStream {
 #[tokio::test]
 async fn long_bodies_wait_for_each_other_and_short_ones_for_nobody() {
     let bodies = Bodies {
-        bytes: 8 * MIB,
-        together: 7 * MIB,
+        bytes: 64 * MIB,
+        together: 63 * MIB,
         ..Bodies::default()
     };
     let address = serve(bodies, counting()).await;
-    let mut first = unfinished(address, 8 * MIB).await;
-    // It has its room as soon as more than the free part of it has come: all of it has.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut first = unfinished(address, 64 * MIB).await;
+    // No socket holds so much: it was read, and has its room.
 
-    let second = tokio::spawn(declared(address, 8 * MIB));
+    let second = tokio::spawn(declared(address, 64 * MIB));
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(declared(address, MIB).await.body, MIB.to_string());
     assert!(!second.is_finished());
 
     first.write_all(b"x").await.unwrap();
-    assert_eq!(read_answer(&mut first).await.body, (8 * MIB).to_string());
-    assert_eq!(second.await.unwrap().body, (8 * MIB).to_string());
+    assert_eq!(read_answer(&mut first).await.body, (64 * MIB).to_string());
+    assert_eq!(second.await.unwrap().body, (64 * MIB).to_string());
 }
 
 #[tokio::test]
 async fn who_waits_too_long_for_room_is_told_to_try_again() {
     let bodies = Bodies {
-        bytes: 8 * MIB,
-        together: 7 * MIB,
-        time: Duration::from_secs(2),
+        bytes: 64 * MIB,
+        together: 63 * MIB,
+        time: Duration::from_secs(3),
     };
     let slow = Router::new().route(
         "/",
@@ -246,11 +245,10 @@ async fn who_waits_too_long_for_room_is_told_to_try_again() {
         }),
     );
     let address = serve(bodies, slow).await;
-    let mut first = unfinished(address, 8 * MIB).await;
+    let mut first = unfinished(address, 64 * MIB).await;
     first.write_all(b"x").await.unwrap();
-    tokio::time::sleep(Duration::from_millis(200)).await;
 
-    let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}", 8 * MIB);
+    let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}", 64 * MIB);
     let mut second = TcpStream::connect(address).await.unwrap();
     second
         .write_all(format!("{head}\r\n\r\n").as_bytes())

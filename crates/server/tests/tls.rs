@@ -82,13 +82,9 @@ struct Served {
     task: JoinHandle<()>,
 }
 
-fn quick() -> Manners {
+/// As they are, but for an end that nobody waits for.
+fn manners() -> Manners {
     Manners {
-        connections: 8,
-        connections_per_address: 4,
-        handshake_timeout: Duration::from_millis(500),
-        head_timeout: Duration::from_millis(500),
-        write_timeout: Duration::from_millis(300),
         stop_timeout: Duration::from_millis(500),
         ..Manners::default()
     }
@@ -154,7 +150,7 @@ async fn a_client_that_trusts_the_ca_is_served_and_others_are_not_fooled() {
     let (ca, other) = (Ca::new("one"), Ca::new("other"));
     let pair = ca.signs("localhost");
     let tls = Tls::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes()).unwrap();
-    let served = serve(tls, quick()).await;
+    let served = serve(tls, manners()).await;
 
     let stream = served
         .connect({
@@ -174,7 +170,7 @@ async fn a_certificate_is_replaced_while_connections_stand() {
     let (old, new) = (Ca::new("old"), Ca::new("new"));
     let pair = old.signs("localhost");
     let tls = Tls::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes()).unwrap();
-    let served = serve(tls.clone(), quick()).await;
+    let served = serve(tls.clone(), manners()).await;
     let mut standing = served.connect(old.client(None)).await.unwrap();
     let before = tls.certificate().unwrap();
 
@@ -198,7 +194,7 @@ async fn a_certificate_is_replaced_while_connections_stand() {
 async fn without_a_certificate_handshakes_fail_until_there_is_one() {
     let ca = Ca::new("late");
     let tls = Tls::without_certificate();
-    let served = serve(tls.clone(), quick()).await;
+    let served = serve(tls.clone(), manners()).await;
     assert!(served.get(ca.client(None)).await.is_err());
     assert_eq!(tls.certificate(), None);
 
@@ -230,7 +226,7 @@ async fn files_are_read_again_and_halves_of_a_change_are_waited_out() {
     write(directory, "tls.crt", &pair.certificate);
     write(directory, "tls.key", &pair.key);
     let tls = Tls::from_files(files(directory)).unwrap();
-    let served = serve(tls.clone(), quick()).await;
+    let served = serve(tls.clone(), manners()).await;
     assert!(served.says_hello_to(old.client(None)).await);
     assert!(!tls.look_again().unwrap(), "nothing has changed");
 
@@ -260,7 +256,7 @@ async fn a_port_looks_at_its_files_by_itself() {
     write(directory.path(), "tls.key", &pair.key);
     let tls = Tls::from_files(files(directory.path())).unwrap();
     let before = tls.certificate();
-    let served = serve(tls.clone(), quick()).await;
+    let served = serve(tls.clone(), manners()).await;
 
     let pair = ca.signs("localhost");
     write(directory.path(), "tls.crt", &pair.certificate);
@@ -345,7 +341,7 @@ async fn clients_are_asked_for_a_certificate_of_their_ca() {
         ..files(directory)
     })
     .unwrap();
-    let served = serve(tls.clone(), quick()).await;
+    let served = serve(tls.clone(), manners()).await;
     let (known, unknown) = (clients.signs("api-server"), stranger.signs("api-server"));
 
     assert!(served.says_hello_to(ca.client(Some(&known))).await);
@@ -362,7 +358,7 @@ async fn clients_are_asked_for_a_certificate_of_their_ca() {
 async fn plain_http_is_told_to_use_https() {
     let pair = Ca::new("one").signs("localhost");
     let tls = Tls::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes()).unwrap();
-    let served = serve(tls, quick()).await;
+    let served = serve(tls, manners()).await;
     let mut stream = TcpStream::connect(served.address).await.unwrap();
 
     stream
@@ -385,7 +381,16 @@ async fn broken_and_slow_handshakes_end_and_leave_room() {
     let ca = Ca::new("one");
     let pair = ca.signs("localhost");
     let tls = Tls::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes()).unwrap();
-    let served = serve(tls, quick()).await;
+    let served = serve(
+        tls,
+        Manners {
+            connections: 8,
+            connections_per_address: 4,
+            handshake_timeout: Duration::from_millis(500),
+            ..manners()
+        },
+    )
+    .await;
 
     // Nothing at all; the first bytes of a hello; an SSL 2 hello; noise; a record that is
     // longer than it may be.
@@ -438,7 +443,14 @@ async fn a_client_that_says_nothing_after_the_handshake_is_closed() {
     let ca = Ca::new("one");
     let pair = ca.signs("localhost");
     let tls = Tls::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes()).unwrap();
-    let served = serve(tls, quick()).await;
+    let served = serve(
+        tls,
+        Manners {
+            head_timeout: Duration::from_millis(300),
+            ..manners()
+        },
+    )
+    .await;
     let mut stream = served.connect(ca.client(None)).await.unwrap();
 
     let mut answer = Vec::new();
@@ -456,7 +468,7 @@ async fn stopping_does_not_wait_for_a_handshake() {
     let manners = Manners {
         handshake_timeout: Duration::from_secs(3600),
         stop_timeout: Duration::from_secs(3600),
-        ..quick()
+        ..manners()
     };
     let served = serve(tls, manners).await;
     let mut stream = TcpStream::connect(served.address).await.unwrap();
