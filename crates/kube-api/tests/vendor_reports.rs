@@ -134,7 +134,7 @@ fn what_a_node_reports_is_read_in_each_vendors_form() {
         ),
         (
             json!({"hami.io/node-amd-register": r#"[{"id":"A-0","count":10,"devmem":196608,"devcore":304,"type":"AMD Instinct MI300X","health":true,"custominfo":{"cuPerWGP":2}}]"#}),
-            none.clone(),
+            json!({"amd.com/gpu": 1}),
             &["A-0 10 196608 304 step=2"],
         ),
         (

@@ -73,7 +73,7 @@ fn everything() -> Node {
             "cambricon.com/mlu.smlu.vcore": 400, "cambricon.com/mlu.smlu.vmemory": 400,
             "mthreads.com/sgpu-core": 64, "mthreads.com/sgpu-memory": 384,
             "metax-tech.com/gpu": 8, "enflame.com/gcu": 4, "kunlunxin.com/xpu": 8,
-            "aws.amazon.com/neuron": 8, "aws.amazon.com/neuroncore": 16,
+            "aws.amazon.com/neuron": 8, "aws.amazon.com/neuroncore": 16, "amd.com/gpu": 8,
         }},
     }))
 }

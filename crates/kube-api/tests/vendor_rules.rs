@@ -49,6 +49,9 @@ fn shown(ask: &Ask) -> String {
     if let Some(company) = &ask.company {
         text += &format!(" {}|{}", company.class, company.accepts.join("+"));
     }
+    if ask.even {
+        text += " even";
+    }
     if let Some(mode) = &ask.select.mode {
         text += &format!(" mode={mode}");
     }
@@ -131,19 +134,19 @@ fn amounts_are_read_in_each_vendors_units_with_its_defaults() {
         (json!({"kunlunxin.com/xpu": 4}), "kunlun x4 100% 100 Wings"),
         (
             json!({"kunlunxin.com/vxpu": 1}),
-            "XPU x1 98304 MiB 100 Wings 98304|98304",
+            "XPU x1 98304 MiB 100 Wings even",
         ),
         (
             json!({"kunlunxin.com/vxpu": 1, "kunlunxin.com/vxpu-memory": 1000}),
-            "XPU x1 24576 MiB 25 Wings 24576|24576",
+            "XPU x1 24576 MiB 25 Wings even",
         ),
         (
             json!({"kunlunxin.com/vxpu": 2, "kunlunxin.com/vxpu-memory": 24577}),
-            "XPU x2 49152 MiB 50 Wings 49152|49152",
+            "XPU x2 49152 MiB 50 Wings even",
         ),
         (
             json!({"kunlunxin.com/vxpu": 1, "kunlunxin.com/vxpu-memory": 100_000}),
-            "XPU x1 98304 MiB 100 Wings 98304|98304",
+            "XPU x1 98304 MiB 100 Wings even",
         ),
         (
             json!({"aws.amazon.com/neuron": 4}),

@@ -177,6 +177,10 @@ pub(crate) fn check(
         });
     }
     let asked_memory = memory_asked(device, ask.memory);
+    let shares = u64::from(beside.slots);
+    if ask.even && shares > 0 && beside.memory_bytes != asked_memory.saturating_mul(shares) {
+        return Err(Reason::Company);
+    }
     let asked_cores = cores_asked(device, ask.compute, beside.cores)?;
     let (load, instance) =
         match check_room(device, pending, step, beside, asked_memory, asked_cores) {

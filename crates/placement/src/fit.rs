@@ -531,6 +531,7 @@ impl<'a> Fit<'a> {
                 || step.ask.arrange != Arrange::Anyhow
                 || step.ask.together
                 || step.ask.company.is_some()
+                || step.ask.even
         });
         !pick_by_name
             && !one.mig

@@ -107,8 +107,8 @@ pub enum Reason {
     /// None of the profiles that it can be cut into is what is asked for.
     #[error("none of its profiles is what is asked for")]
     NoProfile,
-    /// Containers run there that this one may not share a card with.
-    #[error("in use by a class of containers that it cannot be shared with")]
+    /// Containers run there that this one may not share a card with: of another class, or with shares of another size.
+    #[error("in use by containers that it cannot be shared with")]
     Company,
     /// An earlier container of the pod got another card, and the pod may have only that one.
     #[error("not the card of the pod's earlier container")]

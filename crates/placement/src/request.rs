@@ -97,6 +97,11 @@ pub struct Ask {
     pub together: bool,
     /// Whom the container may share a card with.
     pub company: Option<Company>,
+    /// Only cards on which all shares have the same memory.
+    pub even: bool,
+    /// The only amounts of memory below a whole card that the vendor hands out, in bytes; empty for any. The engine
+    /// takes what is asked for as it is, and advises nothing else.
+    pub sizes: Vec<u64>,
     /// Which cards come first.
     pub policy: DevicePolicy,
     /// What counts how much in a card's score.
@@ -121,6 +126,8 @@ impl Ask {
             arrange: Arrange::Anyhow,
             together: false,
             company: None,
+            even: false,
+            sizes: Vec::new(),
             policy: DevicePolicy::default(),
             weights: Weights::default(),
             select: Selection::default(),

@@ -466,6 +466,54 @@ fn hundredths_of_compute_are_whole_steps_and_at_least_one() {
     }
 }
 
+#[test]
+fn shares_of_a_card_are_of_one_size_where_they_must_be() {
+    let mut cluster = cluster(vec![node("n", 2, |_| {})]);
+    let even = |mib: u64| {
+        let mut ask = Ask::new("V", 1, Memory::Bytes(mib * MIB));
+        ask.even = true;
+        ask
+    };
+
+    assert_eq!(take(&mut cluster, "a", even(250)), "n: 1");
+    assert_eq!(take(&mut cluster, "b", even(500)), "n: 0");
+    assert_eq!(take(&mut cluster, "c", even(250)), "n: 1");
+    assert_eq!(take(&mut cluster, "d", even(500)), "n: 0");
+    assert_eq!(
+        take(&mut cluster, "e", even(500)),
+        "1/2 CardInsufficientMemory, 1/2 CardQosPolicyMismatch"
+    );
+    cluster.release("default/a");
+    cluster.release("default/c");
+    assert_eq!(take(&mut cluster, "e", even(500)), "n: 1");
+}
+
+#[test]
+fn advice_keeps_to_what_can_be_asked_for() {
+    let advised = |cluster: &Cluster, ask: Ask| -> Vec<String> {
+        let explanation = cluster
+            .explain(&request("p", vec![ask]), Among::All)
+            .unwrap();
+        let advice = explanation.advice.iter();
+        advice.map(ToString::to_string).collect()
+    };
+    let mut halves = cluster(vec![node("n", 1, |_| {})]);
+    take(&mut halves, "a", Ask::new("V", 1, Memory::Bytes(450 * MIB)));
+    let mut sized = Ask::new("V", 1, Memory::Bytes(1000 * MIB));
+    sized.sizes = [250, 500, 1000].map(|mib| mib * MIB).to_vec();
+    let mut wings = cluster(vec![node("n", 8, |_| {})]);
+    occupy(&mut wings, "n", &[7]);
+
+    assert!(advised(&halves, sized).contains(
+        &"fits on n if container 0 asks for 500 MiB instead of 1000 MiB of memory (500 MiB less)"
+            .to_owned()
+    ));
+    assert!(
+        advised(&wings, ask(8, Arrange::Wings))
+            .contains(&"fits on n if container 0 asks for 4 instead of 8 V devices".to_owned())
+    );
+}
+
 /// A card of six slices.
 fn sliced(device: &mut Device) {
     let profile = |name: &str, slices: u32, memory: u64, cores: u32| MigProfile {

@@ -2,7 +2,7 @@
 
 use placement::{Ask, Compute, Device, Grant, NodeView};
 
-use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, general};
+use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, capacity, general};
 use crate::config::{ConfigError, DeviceConfig};
 use crate::node::Problem;
 use crate::object::{Container, Node, Pod};
@@ -81,6 +81,10 @@ impl Family for Cards {
     }
 
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
+        if capacity::of(node, row.resource(Role::Count)) == 0 {
+            // No handshake says whether the agent is there: what the kubelet has does.
+            return Ok(Vec::new());
+        }
         let registered = general::registered(row, node)?;
         Ok(registered
             .iter()

@@ -202,6 +202,10 @@ impl Family for Chip {
             Some(mib) => Memory::Bytes(mib * MIB),
             None => Memory::Percent(100),
         };
+        if !soft {
+            let templates = self.config.templates.iter();
+            ask.sizes = templates.map(|template| template.memory * MIB).collect();
+        }
         ask.select.mode = match request::annotation(pod, MODE) {
             Some(HARD) => Some(HARD.to_owned()),
             _ => soft.then(|| SOFT.to_owned()),

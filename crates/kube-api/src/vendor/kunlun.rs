@@ -1,13 +1,11 @@
 //! Kunlunxin: whole cards told from the node's capacity, and halves and quarters of cards, both in two wings of four.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use placement::{Arrange, Ask, Company, Compute, Device, Granted, Memory};
+use placement::{Arrange, Ask, Compute, Device, Memory};
 
 use super::general::MIB;
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, Writing, capacity, general};
-use crate::allocation::AllocationError;
 use crate::config::{ConfigError, DeviceConfig};
 use crate::node::Problem;
 use crate::object::{Container, Node, Pod};
@@ -113,11 +111,6 @@ impl Shares {
             .find(|share| mib <= *share)
             .unwrap_or(CARD_MIB)
     }
-
-    /// A card is cut into shares of one size.
-    fn class(mib: u64) -> Arc<str> {
-        mib.to_string().into()
-    }
 }
 
 impl Family for Shares {
@@ -139,20 +132,10 @@ impl Family for Shares {
         let cores = u32::try_from(mib * 100 / CARD_MIB).unwrap_or(100);
         ask.compute = Compute::Units(cores);
         ask.arrange = Arrange::Wings;
-        ask.company = Some(Company {
-            class: Self::class(mib),
-            accepts: vec![Self::class(mib)],
-        });
+        // A card is cut into shares of one size.
+        ask.even = true;
+        ask.sizes = SHARES_MIB.map(|mib| mib * MIB).to_vec();
         Ok(Some(ask))
-    }
-
-    fn granted(&self, row: &Row, pod: &Pod) -> Result<Option<Vec<Granted>>, AllocationError> {
-        let mut granted = general::granted(row, pod)?;
-        let grants = granted.iter_mut().flatten();
-        for grant in grants.flat_map(|granted| &mut granted.grants) {
-            grant.class = Some(Self::class(grant.memory_bytes / MIB));
-        }
-        Ok(granted)
     }
 
     fn admit(&self, row: &Row, container: &Container, _pod: &Pod) -> Result<Edits, Rejection> {

@@ -77,6 +77,9 @@ impl Family for Cards {
         if let Compute::Units(units) = ask.compute {
             ask.compute = Compute::Units(units / count);
         }
+        if count == 1 {
+            ask.sizes = SHARES.map(|units| units * UNIT_MIB * MIB).to_vec();
+        }
         // The plugin is told the cards of the pod, not those of each container.
         ask.together = true;
         Ok(Some(ask))
