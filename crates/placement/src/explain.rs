@@ -1,6 +1,7 @@
 //! From "it does not fit" to the smallest change after which it does. Never makes the change.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,6 +18,13 @@ const MIB: u64 = 1 << 20;
 
 /// How many sets of pods are looked at before a set is taken that is small but perhaps not smallest.
 const MOST_SETS: u32 = 5_000;
+
+/// What one question may cost: a node looked at is 1, a node changed or tried [`TRIED`]. About a second at most; a pod
+/// of hundreds of containers gets the advice that was found by then.
+const MOST_COST: u64 = 20_000_000;
+
+/// See [`MOST_COST`].
+const TRIED: u64 = 20;
 
 /// How many changes are tried together.
 const MOST_TOGETHER: usize = 3;
@@ -231,7 +239,7 @@ enum Relax {
     Count(usize, usize),
     Types(usize, usize),
     Rule(usize, usize, Rule),
-    Quota,
+    Quota(Vendor),
     Pods,
     Cordons,
     Health,
@@ -240,8 +248,8 @@ enum Relax {
 /// What is tried: a request in a cluster that may have changed.
 #[derive(Clone, Default)]
 struct Trial {
-    /// `None`: quotas as they are. Else they are this much wider for all vendors asked for.
-    quota: Option<Load>,
+    /// How much wider quotas are, by vendor.
+    quota: Vec<(Vendor, Load)>,
     /// All pods leave.
     empty: bool,
     uncordoned: bool,
@@ -272,6 +280,7 @@ impl Cluster {
             cluster: self,
             request,
             nodes: nodes.into_iter().map(Cow::Borrowed).collect(),
+            left: Cell::new(MOST_COST),
         };
         Ok(Explanation {
             misfits,
@@ -285,6 +294,8 @@ struct Search<'a> {
     request: &'a Request,
     /// Without the request's own reservation, by name.
     nodes: Vec<Cow<'a, NodeState>>,
+    /// What it may still cost. At 0 nothing fits any more, so what is half found is no advice.
+    left: Cell<u64>,
 }
 
 impl<'a> Search<'a> {
@@ -297,6 +308,9 @@ impl<'a> Search<'a> {
                 let subset_kinds: Vec<&Relax> =
                     subset.iter().filter_map(|&at| kinds.get(at)).collect();
                 found.extend(self.smallest(&subset_kinds));
+                if self.left.get() == 0 {
+                    return found;
+                }
                 if !fit::next_combination(&mut subset, kinds.len()) {
                     break;
                 }
@@ -345,20 +359,22 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        let limited = self
+        for ask in self
             .request
             .containers
             .iter()
             .flat_map(|container| &container.asks)
-            .any(|ask| {
-                let namespace = &self.request.pod.namespace;
-                self.cluster.quota(namespace, &ask.vendor).0.is_some()
-            });
+        {
+            let namespace = &self.request.pod.namespace;
+            let kind = Relax::Quota(ask.vendor.clone());
+            if self.cluster.quota(namespace, &ask.vendor).0.is_some() && !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
         let any_card = |is: fn(&DeviceState) -> bool| {
             self.nodes.iter().any(|node| node.devices.iter().any(is))
         };
         for (matters, kind) in [
-            (limited, Relax::Quota),
             (any_card(|card| card.used != Load::default()), Relax::Pods),
             (any_card(|card| card.cordoned), Relax::Cordons),
             (any_card(|card| !card.healthy), Relax::Health),
@@ -372,6 +388,8 @@ impl<'a> Search<'a> {
 
     /// The smallest changes of just these kinds, if they are enough.
     fn smallest(&self, kinds: &[&Relax]) -> Option<Advice> {
+        let containers = u64::try_from(self.request.containers.len()).unwrap_or(u64::MAX);
+        self.pay(containers.saturating_mul(TRIED))?;
         let mut request = self.request.clone();
         let mut trial = Trial::default();
         for kind in kinds {
@@ -398,7 +416,10 @@ impl<'a> Search<'a> {
                     let (node, devices) = self.fewest_repairs(&request, &trial, &nodes, true)?;
                     (Change::Recover { devices }, Some(node))
                 }
-                Relax::Quota => (self.least_quota(&request, &mut trial, &nodes)?, None),
+                Relax::Quota(vendor) => {
+                    let change = self.least_quota(&request, vendor, &mut trial, &nodes)?;
+                    (change, None)
+                }
                 _ => (self.take_back(kind, &mut request, &trial, &nodes)?, None),
             };
             // From here on only the node on which something was changed counts, as it is then.
@@ -414,6 +435,13 @@ impl<'a> Search<'a> {
         })
     }
 
+    /// None when nothing is left.
+    fn pay(&self, cost: u64) -> Option<()> {
+        let left = self.left.get().checked_sub(cost);
+        self.left.set(left.unwrap_or_default());
+        left.map(|_| ())
+    }
+
     /// Where the request fits in the trial: on the first of the nodes on which it does.
     fn fits(
         &self,
@@ -426,21 +454,30 @@ impl<'a> Search<'a> {
             .reservation(&request.pod.uid)
             .into_iter()
             .collect();
+        let containers = u64::try_from(request.containers.len()).unwrap_or(u64::MAX);
+        self.pay(containers.saturating_mul(TRIED))?;
         let mut plan = self.cluster.plan(request, &own);
-        if let Some(more) = trial.quota {
-            for step in &mut plan.steps {
-                if let Some((quota, _)) = &mut step.quota {
-                    *quota = widened(*quota, more);
-                }
+        for step in &mut plan.steps {
+            let more = trial
+                .quota
+                .iter()
+                .find(|(vendor, _)| *vendor == step.ask.vendor);
+            if let (Some((quota, _)), Some((_, more))) = (&mut step.quota, more) {
+                *quota = widened(*quota, *more);
             }
         }
         let mut budget = MOST_CHOICES;
         nodes.iter().find_map(|node| {
+            self.pay(1)?;
             let changed = trial.on(node);
+            if changed.is_some() {
+                self.pay(TRIED)?;
+            }
             let node = changed.as_ref().unwrap_or(node);
             if !plan.may_fit(&node.summary) {
                 return None;
             }
+            self.pay(TRIED)?;
             fit::place(node, &plan, &mut budget)
         })
     }
@@ -464,6 +501,22 @@ impl<'a> Search<'a> {
             self.fits(&attempt, trial, nodes).is_some()
         };
         let change = match kind {
+            Relax::Memory(..) if !original.sizes.is_empty() => {
+                let size = |bytes: u64| fits(&|ask| ask.memory = Memory::Bytes(bytes));
+                let smaller = |size: &u64| match original.memory {
+                    Memory::Bytes(bytes) => *size < bytes,
+                    Memory::Percent(_) => true,
+                };
+                let mut sizes: Vec<u64> = original.sizes.iter().copied().filter(smaller).collect();
+                sizes.sort_unstable();
+                let to = sizes.into_iter().rev().find(|bytes| size(*bytes))?;
+                Change::LessMemory {
+                    container,
+                    vendor,
+                    from: original.memory,
+                    to: Memory::Bytes(to),
+                }
+            }
             Relax::Memory(..) => {
                 let unit = |units: u64| match original.memory {
                     Memory::Bytes(_) => Memory::Bytes(units * MIB),
@@ -497,7 +550,13 @@ impl<'a> Search<'a> {
             }
             Relax::Count(..) => {
                 let below = u64::from(original.count.saturating_sub(1));
-                let to = greatest(1, below, |count| fits(&|ask| ask.count = narrow(count)))?;
+                let count = |count: u64| fits(&|ask| ask.count = narrow(count));
+                let to = if original.arrange.is_strict() {
+                    // Four may lie to each other as they must where three cannot.
+                    (1..=below).rev().find(|cards| count(*cards))?
+                } else {
+                    greatest(1, below, count)?
+                };
                 Change::FewerDevices {
                     container,
                     vendor,
@@ -528,7 +587,7 @@ impl<'a> Search<'a> {
                 vendor,
                 rule: rule.clone(),
             },
-            Relax::Quota | Relax::Pods | Relax::Cordons | Relax::Health => return None,
+            Relax::Quota(_) | Relax::Pods | Relax::Cordons | Relax::Health => return None,
         };
         if let Relax::Types(..) = kind
             && let Some(ask) = ask_mut(request, container, at)
@@ -709,47 +768,36 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// How much more the namespace has to be allowed: least memory, then least compute, then fewest
-    /// cards. Leaves the trial with that.
+    /// How much more of the vendor the namespace has to be allowed: least memory, then least compute,
+    /// then fewest cards. Leaves the trial with that.
     fn least_quota(
         &self,
         request: &Request,
+        vendor: &Vendor,
         trial: &mut Trial,
         nodes: &[Cow<'_, NodeState>],
     ) -> Option<Change> {
-        let vendor = request
-            .containers
-            .iter()
-            .flat_map(|container| &container.asks)
-            .map(|ask| &ask.vendor)
-            .find(|vendor| {
-                self.cluster
-                    .quota(&request.pod.namespace, vendor)
-                    .0
-                    .is_some()
-            })?
-            .clone();
-        let mut more = trial.quota?;
+        let at = trial.quota.iter().position(|(of, _)| of == vendor)?;
         let steps: [fn(&mut Load, u64); 3] = [
             |more, value| more.memory_bytes = value,
             |more, value| more.cores = narrow(value),
             |more, value| more.slots = narrow(value),
         ];
         for (step, most) in steps.into_iter().zip([u64::MAX >> 8, 1 << 30, 1 << 30]) {
+            let mut attempt = trial.clone();
             let least = least(most, |value| {
-                let mut less = more;
-                step(&mut less, value);
-                let attempt = Trial {
-                    quota: Some(less),
-                    ..trial.clone()
-                };
+                if let Some((_, more)) = attempt.quota.get_mut(at) {
+                    step(more, value);
+                }
                 self.fits(request, &attempt, nodes).is_some()
             })?;
-            step(&mut more, least);
+            if let Some((_, more)) = trial.quota.get_mut(at) {
+                step(more, least);
+            }
         }
-        trial.quota = Some(more);
+        let (_, more) = trial.quota.get(at)?;
         Some(Change::MoreQuota {
-            vendor,
+            vendor: vendor.clone(),
             memory_bytes: more.memory_bytes,
             cores: more.cores,
             devices: more.slots,
@@ -765,7 +813,7 @@ impl Relax {
             | Self::Count(container, at)
             | Self::Types(container, at)
             | Self::Rule(container, at, _) => Some((*container, *at)),
-            Self::Quota | Self::Pods | Self::Cordons | Self::Health => None,
+            Self::Quota(_) | Self::Pods | Self::Cordons | Self::Health => None,
         }
     }
 }
@@ -791,12 +839,13 @@ fn ask_mut(request: &mut Request, container: usize, at: usize) -> Option<&mut As
 /// As far as this kind of change can go.
 fn relax(kind: &Relax, request: &mut Request, trial: &mut Trial) {
     match kind {
-        Relax::Quota => {
-            trial.quota = Some(Load {
+        Relax::Quota(vendor) => {
+            let more = Load {
                 slots: 1 << 30,
                 cores: 1 << 30,
                 memory_bytes: u64::MAX >> 8,
-            });
+            };
+            trial.quota.push((vendor.clone(), more));
         }
         Relax::Pods => trial.empty = true,
         Relax::Cordons => trial.uncordoned = true,
@@ -811,9 +860,10 @@ fn relax(kind: &Relax, request: &mut Request, trial: &mut Trial) {
     };
     match kind {
         Relax::Memory(..) => {
-            ask.memory = match ask.memory {
-                Memory::Bytes(bytes) => Memory::Bytes(bytes.min(MIB)),
-                Memory::Percent(percent) => Memory::Percent(percent.min(1)),
+            ask.memory = match (ask.memory, ask.sizes.iter().min()) {
+                (_, Some(least)) => Memory::Bytes(*least),
+                (Memory::Bytes(bytes), None) => Memory::Bytes(bytes.min(MIB)),
+                (Memory::Percent(percent), None) => Memory::Percent(percent.min(1)),
             };
         }
         Relax::Cores(..) => ask.compute = Compute::Units(0),
@@ -823,7 +873,7 @@ fn relax(kind: &Relax, request: &mut Request, trial: &mut Trial) {
             ask.select.nouse_types.clear();
         }
         Relax::Rule(_, _, rule) => drop_rule(ask, rule),
-        Relax::Quota | Relax::Pods | Relax::Cordons | Relax::Health => {}
+        Relax::Quota(_) | Relax::Pods | Relax::Cordons | Relax::Health => {}
     }
 }
 
