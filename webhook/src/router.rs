@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use admission::Admission;
+use admission::{Admission, Reviewed};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
@@ -52,10 +52,11 @@ async fn measure(State(meters): State<Meters>, request: Request, next: Next) -> 
     response
 }
 
+/// What it was and what came of it. Without a word from admission it never got there: a body that
+/// was too long or broke off, a path that there is not.
 fn what(response: &Response) -> (&'static str, &'static str) {
-    if response.status().is_success() {
-        ("unknown", "reviewed")
-    } else {
-        ("unknown", "broken")
+    match response.extensions().get::<Reviewed>() {
+        Some(reviewed) => (reviewed.operation, reviewed.outcome),
+        None => ("unknown", "broken"),
     }
 }

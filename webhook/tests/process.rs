@@ -282,10 +282,16 @@ async fn it_is_found_by_what_it_wrote_and_answers_reviews() {
     assert_eq!(answer["response"]["allowed"], true, "{answer}");
 
     let metrics = get(plain, "/metrics").await;
-    assert!(
-        metrics.contains("vgpu_webhook_review_duration_seconds_count"),
-        "{metrics}"
-    );
+    for series in [
+        "vgpu_webhook_reviews_total{operation=\"CREATE\",outcome=\"mutated\"} 2",
+        "vgpu_webhook_reviews_total{operation=\"CREATE\",outcome=\"allowed\"} 1",
+        "vgpu_webhook_reviews_total{operation=\"CREATE\",outcome=\"denied\"}",
+        "vgpu_webhook_review_duration_seconds_count",
+        "vgpu_webhook_ca_rotations_total{reason=\"created\"} 1",
+        "vgpu_webhook_configuration_writes_total{reason=\"created\"} 2",
+    ] {
+        assert!(metrics.contains(series), "{series} in {metrics}");
+    }
     assert!(metrics.contains("vgpu_webhook_holder 1"), "{metrics}");
     assert!(get(plain, "/healthz").await.starts_with("HTTP/1.1 200 "));
     assert!(program.ends());
