@@ -14,7 +14,7 @@ use placement::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::checks::{self, AUDIT, PRELOAD, VISIBLE_DEVICES};
+use crate::checks::{self, PRELOAD, VISIBLE_DEVICES};
 use crate::context::{Context, Operation};
 use crate::denied::Denied;
 use crate::forgery::Reserved;
@@ -489,7 +489,8 @@ impl Admission {
                 hide_devices(patch, at);
                 continue;
             }
-            // What comes with `envFrom` cannot be seen, and is beaten by what stands in `env`.
+            // What comes with `envFrom` cannot be seen. It would beat what the node agent says, and is beaten by what
+            // stands in `env`.
             let unseen = at
                 .value(object)
                 .get("envFrom")
@@ -500,11 +501,8 @@ impl Admission {
             } else if unseen && self.settings.agent == Agent::Ours {
                 hide_devices(patch, at);
             }
-            if unseen && variable(patch, at, AUDIT).is_none() {
-                set_variable(patch, at, AUDIT, &json!({ "name": AUDIT, "value": "" }));
-            }
-            let asked = self.settings.always_preload || self.settings.agent == Agent::None;
-            self.preload(patch, at, asked || unseen);
+            let always = self.settings.always_preload || self.settings.agent == Agent::None;
+            self.preload(patch, at, always);
         }
     }
 

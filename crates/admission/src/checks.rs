@@ -1,7 +1,8 @@
 //! What would switch a limit off: variables, mounts, rights. Values in, a refusal out; never changes anything.
 //!
-//! What admission cannot see is not looked for here: the image's own environment, and what a program sets for its
-//! children. `/etc/ld.so.preload` and attestation on the node are there for those.
+//! What admission cannot see is not looked for here: the image's own environment, what `envFrom` brings from a
+//! ConfigMap or Secret, and what a program sets for its children. `/etc/ld.so.preload` and attestation on the node are
+//! there for those.
 
 use kube_api::object::{Container, EnvVar};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use crate::denied::Denied;
 /// Which devices NVIDIA's container runtime lets a container see.
 pub(crate) const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
-pub(crate) const AUDIT: &str = "LD_AUDIT";
+const AUDIT: &str = "LD_AUDIT";
 /// Values that let a container see no device.
 pub(crate) const NO_DEVICES: [&str; 3] = ["", "none", "void"];
 /// Where NVIDIA's container runtime takes the names of mounts for the devices to give.

@@ -34,6 +34,7 @@ impl Reserved {
         new: &Value,
         ours: impl Fn(&str, &str) -> bool,
     ) -> Result<(), Denied> {
+        let is_made = old.is_none();
         let annotation = |key: &str| self.annotation(key);
         let label = |key: &str| key == keys::VGPU_NODE;
         let field = |name: &str| (entries(old, name), entries(Some(new), name));
@@ -52,14 +53,14 @@ impl Reserved {
                 }
                 return Err(Denied::pod(
                     format!("metadata.{name}[{key}]"),
-                    match before(key) {
-                        None => {
-                            "only the scheduler and the node agents write it, it says what a pod was given; \
-                                 remove it from the pod (and from the template or the backup that it was made of)"
+                    match (before(key), is_made) {
+                        (None, true) => {
+                            "only the scheduler and the node agents write it, it says what a pod was given; remove it \
+                             from the pod (and from the template or the backup that it was made of)"
                         }
-                        Some(_) => {
-                            "only the scheduler and the node agents change it, it says what the pod was given; leave \
-                             it as it is"
+                        _ => {
+                            "only the scheduler and the node agents write it, it says what the pod was given; leave it \
+                             as it is"
                         }
                     },
                 ));

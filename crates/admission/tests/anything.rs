@@ -1,4 +1,9 @@
 //! Anything at all as a body or as a pod: never a panic, and what is admitted is admitted the same way again.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "what is wrong in a test ends it"
+)]
 
 mod common;
 

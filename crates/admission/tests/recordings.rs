@@ -1,6 +1,11 @@
 //! All recordings of the reference's webhook: allowed, code, message, and the pod after the patch. Where ours differs,
 //! the case stands in `deviations` with the reason and with what is right instead; one that stands there and does not
 //! differ fails.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "what is wrong in a test ends it"
+)]
 
 mod common;
 

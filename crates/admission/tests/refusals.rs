@@ -1,5 +1,10 @@
 //! What is refused: whatever would switch a limit off, or says what only the scheduler says. Each text names container,
 //! field and cure.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "what is wrong in a test ends it"
+)]
 
 mod common;
 

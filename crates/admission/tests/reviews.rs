@@ -1,4 +1,9 @@
 //! The wire: `AdmissionReview` of both versions, in whatever shape they come, over HTTP.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "what is wrong in a test ends it"
+)]
 
 mod common;
 
