@@ -38,7 +38,9 @@ fn node(at: usize, json_form: bool) -> Value {
             "hami.io/node-nvidia-register": register,
             "hami.io/node-handshake": "Requesting_2026-01-01 00:00:00",
             "node.alpha.kubernetes.io/ttl": "0",
-        }},
+        }, "managedFields": [
+            {"manager": "kubelet", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": {"f:status": {"f:allocatable": {"f:cpu": {}, "f:memory": {}}}}},
+        ]},
         "status": {"allocatable": offered, "capacity": offered},
     })
 }

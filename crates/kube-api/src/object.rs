@@ -2,6 +2,8 @@
 //! empty, quantities may be numbers, what nobody reads is skipped. Never the whole object: whoever changes one patches
 //! it as it came.
 
+mod metadata;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -26,7 +28,7 @@ pub type Resources = BTreeMap<String, Quantity>;
 #[serde(default, rename_all = "camelCase")]
 pub struct Pod {
     /// Name, namespace, uid, annotations, labels.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "metadata::slim")]
     pub metadata: ObjectMeta,
     /// What it asks for.
     #[serde(deserialize_with = "or_default")]
@@ -209,7 +211,7 @@ pub struct Terminated {
 #[serde(default, rename_all = "camelCase")]
 pub struct Node {
     /// Name, annotations, labels.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "metadata::slim")]
     pub metadata: ObjectMeta,
     /// What keeps pods away from it.
     #[serde(deserialize_with = "or_default")]
@@ -263,7 +265,7 @@ pub struct NodeStatus {
 #[serde(default, rename_all = "camelCase")]
 pub struct ResourceQuota {
     /// Name, namespace.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "metadata::slim")]
     pub metadata: ObjectMeta,
     /// What it allows.
     #[serde(deserialize_with = "or_default")]

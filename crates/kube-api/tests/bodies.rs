@@ -9,6 +9,7 @@ use kube_api::extender::{
     ExtenderArgs, ExtenderBindingArgs, ExtenderFilterResult, ExtenderPreemptionArgs,
     ExtenderPreemptionResult, MetaVictims, NodeList,
 };
+use kube_api::object::Pod;
 use kube_api::quantity::{Form, Quantity, QuantityError};
 use kube_api::quota::limits;
 use proptest::prelude::*;
@@ -48,6 +49,27 @@ fn keys_are_read_in_any_case_and_null_is_nothing() {
             "{body}"
         );
     }
+}
+
+#[test]
+fn an_object_keeps_what_its_metadata_says_but_not_who_wrote_which_field() {
+    let text = r#"{"metadata": {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "generation": 2,
+        "generateName": null, "labels": {"a": "b", "c": null}, "annotations": null,
+        "creationTimestamp": "2026-01-02T03:04:05Z", "deletionTimestamp": "2026-01-02T03:04:06Z",
+        "deletionGracePeriodSeconds": 30, "finalizers": ["f"], "newer": {},
+        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "v"}],
+        "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]}}"#;
+    let mut whole: k8s_openapi::api::core::v1::Pod =
+        serde_json::from_str(text.replace("\"c\": null", "\"c\": \"\"").as_str()).unwrap();
+    whole.metadata.managed_fields = None;
+
+    let slim: Pod = serde_json::from_str(text).unwrap();
+
+    assert_eq!(slim.metadata, whole.metadata);
+    assert_eq!(
+        serde_json::from_str::<Pod>(r#"{"metadata":null}"#).unwrap(),
+        Pod::default()
+    );
 }
 
 #[test]
