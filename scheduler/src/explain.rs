@@ -17,10 +17,7 @@ use std::time::Duration;
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::{Defaults, RequestError};
 use kube_api::vendor::Vendors;
-use placement::{
-    Among, Ask, Cluster, Compute, Explanation, Memory, Misfit, NodeMisfit, Placement, Reason,
-    Request,
-};
+use placement::{Advice, Among, Ask, Cluster, Compute, Memory, Misfit, Placement, Reason, Request};
 
 pub use answer::{
     Advised, Asked, Changed, Counted, Edit, Explained, OfDevice, OfNode, Placed, PlacedContainer,
@@ -116,7 +113,7 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
     let identity = identity(pod, &uid_of(pod));
     let mut answer = Explained::of(&identity);
     answer.notes = view.notes.clone();
-    outside::resources(view, pod, &mut answer.notes);
+    let nobody_has = outside::resources(view, pod, &mut answer.notes);
     let request = kube_api::request::request(pod, &view.vendors, &view.defaults);
     if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
         return answer.with(
@@ -131,12 +128,21 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
     request.pod = identity;
     answer.asks = asked(&request);
     if !request.asks_for_devices() {
-        let summary = if answer.notes.len() > view.notes.len() {
-            "asks for no device that the scheduler knows; it asks for something that may be a slip"
-        } else {
-            "asks for no device of ours: kube-scheduler places it without asking here"
+        return match nobody_has {
+            outside::NobodyHas::Resource(name) if pod.spec.node_name.is_empty() => answer.with(
+                Verdict::DoesNotFit,
+                format!("does not fit: no node has {name}"),
+            ),
+            outside::NobodyHas::Count(name) => answer.with(
+                Verdict::Missed,
+                format!("says how much of a device it wants, and not how many ({name})"),
+            ),
+            _ => answer.with(
+                Verdict::NotOurs,
+                "asks for no device of ours: kube-scheduler places it without asking here"
+                    .to_owned(),
+            ),
         };
-        return answer.with(Verdict::NotOurs, summary.to_owned());
     }
     let held = view.cluster.reservation(&request.pod.uid);
     if !pod.spec.node_name.is_empty() {
@@ -168,10 +174,43 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
             pod.spec.scheduler_name, view.scheduler_name, kube_api::keys::WEBHOOK
         ));
     }
-    match view.cluster.explain(&request, Among::All) {
+    // Where kube-scheduler puts no new pods, no advice leads to.
+    let (open, closed): (Vec<&str>, Vec<&str>) = view
+        .cluster
+        .nodes()
+        .map(|node| node.name())
+        .partition(|name| {
+            !view
+                .nodes
+                .get(*name)
+                .is_some_and(|node| node.spec.unschedulable)
+        });
+    match view.cluster.explain(&request, Among::Names(&open)) {
         Err(placement) => fits(answer, view, &request, &placement, missed),
         Ok(explanation) => {
-            let answer = nowhere(answer, view, pod, &request, &explanation, detail);
+            let mut refusals: Vec<Refusal> = explanation
+                .misfits
+                .into_iter()
+                .map(|misfit| Refusal {
+                    node: misfit.node,
+                    misfit: Some(misfit.misfit),
+                })
+                .collect();
+            for name in closed {
+                refusals.push(Refusal {
+                    node: name.into(),
+                    misfit: view.cluster.place_on(&request, name).err(),
+                });
+            }
+            let answer = nowhere(
+                answer,
+                view,
+                pod,
+                &request,
+                refusals,
+                &explanation.advice,
+                detail,
+            );
             if missed {
                 let summary = answer.summary.clone();
                 answer.with(
@@ -226,58 +265,79 @@ fn fits(
     answer.with(Verdict::Fits, format!("fits: {node} would take it"))
 }
 
+/// A node that does not take the pod.
+struct Refusal {
+    node: Arc<str>,
+    /// None: it would take it, and kube-scheduler leaves it out because it is closed.
+    misfit: Option<Misfit>,
+}
+
+impl Refusal {
+    /// Those that come nearest first: open it, let others leave, look for other devices.
+    fn rank(&self) -> u32 {
+        match &self.misfit {
+            None => 0,
+            Some(misfit @ Misfit::Devices { .. }) if misfit.is_cured_by_leaving() => 1,
+            Some(Misfit::Devices { .. }) => 2,
+            Some(Misfit::TooFewDevices { .. }) => 3,
+            Some(Misfit::UnknownNode) => 4,
+        }
+    }
+
+    fn codes(&self) -> Vec<&'static str> {
+        match &self.misfit {
+            None => vec!["node unschedulable"],
+            Some(misfit) => crate::events::codes(misfit),
+        }
+    }
+}
+
 fn nowhere(
     mut answer: Explained,
     view: &View,
     pod: &Pod,
     request: &Request,
-    explanation: &Explanation,
+    mut refusals: Vec<Refusal>,
+    advice: &[Advice],
     detail: Detail,
 ) -> Explained {
-    let mut misfits: Vec<NodeMisfit> = explanation.misfits.clone();
+    let registered = refusals.len();
     for name in view.nodes.keys() {
         if view.cluster.node(name).is_none() {
-            misfits.push(NodeMisfit {
+            refusals.push(Refusal {
                 node: name.as_str().into(),
-                misfit: Misfit::UnknownNode,
+                misfit: Some(Misfit::UnknownNode),
             });
         }
     }
-    answer.nodes_in_question = misfits.len();
-    answer.reasons = counted(&misfits);
-    // Those that come nearest first: where others' leaving would do, then where the devices are of another kind.
-    let rank = |misfit: &Misfit| match misfit {
-        Misfit::Devices { .. } if misfit.is_cured_by_leaving() => 0,
-        Misfit::Devices { .. } => 1,
-        Misfit::TooFewDevices { .. } => 2,
-        Misfit::UnknownNode => 3,
-    };
-    misfits.sort_by(|a, b| {
-        rank(&a.misfit)
-            .cmp(&rank(&b.misfit))
-            .then_with(|| a.node.cmp(&b.node))
+    refusals.sort_by(|a, b| {
+        let key = |refusal: &Refusal| refusal.rank();
+        key(a).cmp(&key(b)).then_with(|| a.node.cmp(&b.node))
     });
-    answer.nodes_left_out = misfits.len().saturating_sub(detail.nodes);
-    misfits.truncate(detail.nodes);
+    let nodes = refusals.len();
+    answer.nodes_in_question = nodes;
+    answer.reasons = counted(&refusals);
     let door = edits::Door { view, pod, request };
-    answer.advice = explanation
-        .advice
+    answer.advice = advice
         .iter()
         .filter_map(|advice| door.advised(advice))
         .collect();
-    answer.nodes = misfits
+    if let Some(refusal) = refusals.first().filter(|first| first.misfit.is_none()) {
+        answer.advice.push(edits::opened(&refusal.node));
+    }
+    answer.nodes_left_out = nodes.saturating_sub(detail.nodes);
+    refusals.truncate(detail.nodes);
+    answer.nodes = refusals
         .iter()
-        .map(|misfit| of_node(view, request, misfit, &door, answer.nodes_in_question))
+        .map(|refusal| of_node(view, request, refusal, &door, nodes))
         .collect();
-    let nodes = answer.nodes_in_question;
-    let registered = explanation.misfits.len();
     let summary = match (nodes, registered) {
         (0, _) => "does not fit: there is no node".to_owned(),
         (_, 0) => format!("does not fit: none of {nodes} nodes reports devices"),
         (1, _) => "does not fit on the only node".to_owned(),
         _ => format!("does not fit on any of {nodes} nodes"),
     };
-    if answer.advice.is_empty() {
+    if answer.advice.is_empty() && registered > 0 {
         answer.notes.push(
             "no change of up to three things that was looked at would make it fit: compare what it asks for with what the nodes have"
                 .to_owned(),
@@ -289,17 +349,17 @@ fn nowhere(
 fn of_node(
     view: &View,
     request: &Request,
-    misfit: &NodeMisfit,
+    refusal: &Refusal,
     door: &edits::Door<'_>,
     nodes: usize,
 ) -> OfNode {
-    let name = &misfit.node;
-    let view_of = view.cluster.node(name);
-    let devices = match &misfit.misfit {
-        Misfit::Devices { reasons, .. } => reasons
+    let name = &refusal.node;
+    let devices = match &refusal.misfit {
+        Some(Misfit::Devices { reasons, .. }) => reasons
             .iter()
             .map(|(id, reason)| {
-                let device = view_of.and_then(|node| node.device(id));
+                let node = view.cluster.node(name);
+                let device = node.and_then(|node| node.device(id));
                 OfDevice {
                     device: id.to_owned(),
                     model: device.map_or_else(String::new, |view| view.device().model.clone()),
@@ -310,37 +370,48 @@ fn of_node(
             .collect(),
         _ => Vec::new(),
     };
-    let mut notes = match (&misfit.misfit, view.nodes.get(&**name)) {
-        (Misfit::UnknownNode, Some(object)) => outside::not_registered(view, object, request),
-        (Misfit::UnknownNode, None) => vec!["no such node is known".to_owned()],
-        (Misfit::TooFewDevices { .. }, object) => {
-            let broken = object.map_or_else(Vec::new, |object| outside::broken(view, object));
-            [vec![misfit.misfit.to_string()], broken].concat()
+    let object = view.nodes.get(&**name);
+    let mut notes = Vec::new();
+    match (&refusal.misfit, object) {
+        (Some(Misfit::UnknownNode), Some(object)) => {
+            notes = outside::not_registered(view, object, request);
         }
-        (Misfit::Devices { .. }, object) => {
-            object.map_or_else(Vec::new, |object| outside::broken(view, object))
+        (Some(Misfit::UnknownNode), None) => notes.push("no such node is known".to_owned()),
+        (
+            Some(Misfit::TooFewDevices {
+                vendor,
+                present,
+                asked,
+                ..
+            }),
+            _,
+        ) => {
+            notes.push(format!("has {present} {vendor} devices, asked {asked}"));
         }
-    };
-    if let Some(object) = view.nodes.get(&**name) {
+        _ => {}
+    }
+    if let Some(object) = object {
+        if !matches!(refusal.misfit, Some(Misfit::UnknownNode)) {
+            notes.extend(outside::broken(view, object));
+        }
         notes.extend(outside::keeps_away(object));
     }
     // Of a single node the advice stands at the top already.
-    let advice = if nodes > 1 {
-        let names = [&**name];
-        match view.cluster.explain(request, Among::Names(&names)) {
-            Ok(explanation) => explanation
-                .advice
-                .iter()
-                .filter_map(|advice| door.advised(advice))
-                .collect(),
-            Err(_) => Vec::new(),
-        }
-    } else {
-        Vec::new()
-    };
+    let mut advice = Vec::new();
+    if refusal.misfit.is_none() {
+        advice.push(edits::opened(name));
+    } else if nodes > 1
+        && let Ok(explanation) = view.cluster.explain(request, Among::Names(&[name]))
+    {
+        let said = explanation.advice.iter();
+        advice.extend(said.filter_map(|advice| door.advised(advice)));
+    }
     OfNode {
         node: name.to_string(),
-        reason: misfit.misfit.summary(),
+        reason: refusal
+            .misfit
+            .as_ref()
+            .map_or_else(|| "node unschedulable".to_owned(), Misfit::summary),
         devices,
         notes,
         advice,
@@ -348,29 +419,25 @@ fn of_node(
 }
 
 /// Each reason, on how many nodes it stands, the most frequent first.
-fn counted(misfits: &[NodeMisfit]) -> Vec<Counted> {
-    let mut counted: Vec<Counted> = Vec::new();
-    for node in misfits {
-        for code in crate::events::codes(&node.misfit) {
-            let at = match counted.iter().position(|known| known.reason == code) {
-                Some(at) => at,
-                None => {
-                    counted.push(Counted {
-                        reason: code.to_owned(),
-                        nodes: 0,
-                        first: Vec::new(),
-                    });
-                    counted.len() - 1
-                }
-            };
-            if let Some(known) = counted.get_mut(at) {
-                known.nodes += 1;
-                if known.first.len() < FIRST_NAMES {
-                    known.first.push(node.node.to_string());
-                }
+fn counted(refusals: &[Refusal]) -> Vec<Counted> {
+    let mut by_reason: BTreeMap<&str, (usize, Vec<String>)> = BTreeMap::new();
+    for refusal in refusals {
+        for code in refusal.codes() {
+            let (nodes, first) = by_reason.entry(code).or_default();
+            *nodes += 1;
+            if first.len() < FIRST_NAMES {
+                first.push(refusal.node.to_string());
             }
         }
     }
+    let mut counted: Vec<Counted> = by_reason
+        .into_iter()
+        .map(|(reason, (nodes, first))| Counted {
+            reason: reason.to_owned(),
+            nodes,
+            first,
+        })
+        .collect();
     counted.sort_by(|a, b| b.nodes.cmp(&a.nodes).then_with(|| a.reason.cmp(&b.reason)));
     counted
 }

@@ -226,6 +226,11 @@ pub enum Edit {
         /// What it should say.
         to: String,
     },
+    /// A node that takes new pods again (`spec.unschedulable`).
+    OpenNode {
+        /// The node.
+        node: String,
+    },
     /// A line of a quota's `spec.hard`.
     SetQuota {
         /// Namespace of the quota.
@@ -290,6 +295,7 @@ impl fmt::Display for Edit {
                 }
                 Ok(())
             }
+            Self::OpenNode { node } => write!(f, "kubectl uncordon {node}"),
             Self::SetNodeAnnotation { node, key, to } if to.is_empty() => {
                 write!(f, "kubectl annotate node {node} {key}-")
             }
@@ -353,7 +359,8 @@ impl fmt::Display for Explained {
         if !self.advice.is_empty() {
             writeln!(f, "\nIt would fit with any one of these:")?;
             for advice in &self.advice {
-                advised(f, "  ", advice)?;
+                writeln!(f, "  {}: on {}", advice.text, advice.node)?;
+                edits(f, advice)?;
             }
         }
         if !self.reasons.is_empty() {
@@ -411,13 +418,13 @@ fn of_node(f: &mut fmt::Formatter<'_>, node: &OfNode) -> fmt::Result {
         writeln!(f, "  {note}")?;
     }
     for advice in &node.advice {
-        advised(f, "  fits here if: ", advice)?;
+        writeln!(f, "  would do if {}", advice.text)?;
+        edits(f, advice)?;
     }
     Ok(())
 }
 
-fn advised(f: &mut fmt::Formatter<'_>, lead: &str, advice: &Advised) -> fmt::Result {
-    writeln!(f, "{lead}{}", advice.text)?;
+fn edits(f: &mut fmt::Formatter<'_>, advice: &Advised) -> fmt::Result {
     for change in &advice.changes {
         for edit in &change.edits {
             writeln!(f, "      {edit}")?;

@@ -51,7 +51,7 @@ impl Door<'_> {
         let texts: Vec<&str> = changes.iter().map(|change| change.text.as_str()).collect();
         Advised {
             node: advice.node.to_string(),
-            text: format!("{} (on {})", texts.join(", and "), advice.node),
+            text: texts.join(", and "),
             changes,
         }
     }
@@ -357,6 +357,20 @@ impl Door<'_> {
     }
 }
 
+/// The node would do, were it not closed for new pods.
+pub(super) fn opened(node: &str) -> Advised {
+    Advised {
+        node: node.to_owned(),
+        text: format!("node {node} is opened for new pods again"),
+        changes: vec![Changed {
+            text: format!("node {node} is opened for new pods again"),
+            edits: vec![Edit::OpenNode {
+                node: node.to_owned(),
+            }],
+        }],
+    }
+}
+
 fn set(container: &Container, resource: &str, to: String) -> Edit {
     Edit::SetResource {
         container: container.name.clone(),
@@ -474,6 +488,9 @@ fn apply(edit: &Edit, pod: &mut Pod) {
                 annotations.remove(key);
             }
         }
-        Edit::DeletePods { .. } | Edit::SetNodeAnnotation { .. } | Edit::SetQuota { .. } => {}
+        Edit::DeletePods { .. }
+        | Edit::SetNodeAnnotation { .. }
+        | Edit::OpenNode { .. }
+        | Edit::SetQuota { .. } => {}
     }
 }

@@ -12,14 +12,28 @@ use super::View;
 /// The label that the agent's DaemonSet selects by, where no other was set.
 const AGENT_LABEL: (&str, &str) = ("gpu", "on");
 
-/// Adds a line for each resource that no vendor and no node has.
-pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) {
+/// What a pod lacks that seems to ask for nothing.
+pub(super) enum NobodyHas {
+    /// All there is.
+    Nothing,
+    /// It asks for this resource, which is nobody's.
+    Resource(String),
+    /// It lacks this resource, which says how many devices.
+    Count(String),
+}
+
+/// Adds a line for each resource that no vendor and no node has. The answer is about the first.
+pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> NobodyHas {
+    let mut first = NobodyHas::Nothing;
     let mut told = BTreeSet::new();
     let spec = &pod.spec;
     for container in spec.init_containers.iter().chain(&spec.containers) {
         for resource in unknown(view, container) {
             if !told.insert(resource) {
                 continue;
+            }
+            if matches!(first, NobodyHas::Nothing) {
+                first = NobodyHas::Resource(resource.to_owned());
             }
             let nearest = view
                 .vendors
@@ -48,6 +62,9 @@ pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) {
             if let (Some(share), Some(count), false) =
                 (share, row.resource(Role::Count), has(Role::Count))
             {
+                if matches!(first, NobodyHas::Nothing) {
+                    first = NobodyHas::Count(count.to_owned());
+                }
                 notes.push(format!(
                     "container {} has {} and no {count}: the webhook puts the count there, and has not seen this pod",
                     container.name,
@@ -56,6 +73,7 @@ pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) {
             }
         }
     }
+    first
 }
 
 /// Resources of a vendor's form that neither a vendor nor a node has.
