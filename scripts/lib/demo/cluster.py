@@ -269,9 +269,8 @@ def story(client: Client, pods: list[tuple[str, Object]], given: argparse.Namesp
     print(f"\nPlaced {len(outcome.placed)} of {len(pods)} pods in {took:.1f} s")
     for words, count in Counter(words for words, _ in outcome.placed).most_common():
         print(f"  {count:4}  {words}")
-    for what, seconds in outcome.seconds.items():
-        ordered = sorted(seconds)
-        print(f"  {what}: median {1000 * statistics.median(ordered):.1f} ms, 99 of 100 within {1000 * ordered[int(len(ordered) * 0.99)]:.1f} ms, as the client saw it")
+    medians = (f"{what} {1000 * statistics.median(seconds):.1f} ms" for what, seconds in outcome.seconds.items())
+    print(f"  median of one request, as the client saw it, of an unoptimised build: {', '.join(medians)}")
     report_use(list(cards.values()))
     report_fragments(list(cards.values()), pods)
     report_misfits(outcome)
