@@ -14,16 +14,16 @@ use placement::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::checks::{self, PRELOAD, VISIBLE_DEVICES};
+use crate::checks;
 use crate::context::{Context, Operation};
 use crate::denied::Denied;
 use crate::forgery::Reserved;
+use crate::inject::{NVIDIA, hide_devices, inject, is_own_reference, set_variable};
 use crate::patch::Patch;
+use crate::place::At;
 use crate::quotas::{self, Quotas};
-use crate::settings::{Agent, Settings};
+use crate::settings::Settings;
 
-/// The word of the vendor whose cards the library and its container runtime are about.
-const NVIDIA: &str = "NVIDIA";
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
 const IGNORE: &str = "ignore";
 
@@ -55,42 +55,6 @@ enum Purpose {
     Look,
     /// To see whether it has been here.
     Recognise,
-}
-
-/// Where a container stands in a pod.
-#[derive(Clone, Copy)]
-struct At {
-    list: &'static str,
-    index: usize,
-}
-
-impl At {
-    const APP: &'static str = "containers";
-    const INIT: &'static str = "initContainers";
-    const EPHEMERAL: &'static str = "ephemeralContainers";
-
-    fn of(pod: &Pod) -> impl Iterator<Item = (Self, &Container)> {
-        let init = pod.spec.init_containers.iter().enumerate();
-        let app = pod.spec.containers.iter().enumerate();
-        let at = |list| move |(index, container)| (Self { list, index }, container);
-        init.map(at(Self::INIT)).chain(app.map(at(Self::APP)))
-    }
-
-    /// The container as it came.
-    fn value(self, object: &Value) -> &Value {
-        object
-            .get("spec")
-            .and_then(|spec| spec.get(self.list))
-            .and_then(|list| list.get(self.index))
-            .unwrap_or(&Value::Null)
-    }
-
-    fn mut_in(self, pod: &mut Pod) -> Option<&mut Container> {
-        match self.list {
-            Self::INIT => pod.spec.init_containers.get_mut(self.index),
-            _ => pod.spec.containers.get_mut(self.index),
-        }
-    }
 }
 
 impl Admission {
@@ -232,7 +196,7 @@ impl Admission {
                             && variable.value_from.is_none()
                             && variable.value.as_deref().unwrap_or_default() == value
                     })
-                    || self.is_own_reference(container, variable)
+                    || is_own_reference(container, variable)
             };
             checks::environment(container, mentions, of_vendors)?;
             checks::mounts(container, at.value(object), mentions)?;
@@ -280,7 +244,7 @@ impl Admission {
                 json!(self.settings.scheduler_name),
             );
         }
-        self.inject(&pod, object, &request, &mut patch);
+        inject(&self.settings, &pod, object, &request, &mut patch);
         admitted.patch = patch.into_operations();
         Ok(admitted)
     }
@@ -469,71 +433,6 @@ impl Admission {
         }
     }
 
-    /// What containers are given beside their amounts.
-    fn inject(&self, pod: &Pod, object: &Value, request: &Request, patch: &mut Patch<'_>) {
-        let has = |index: usize| {
-            request.containers.get(index).is_some_and(|container| {
-                container
-                    .asks
-                    .iter()
-                    .any(|ask| ask.count > 0 && ask.vendor.as_str() == NVIDIA)
-            })
-        };
-        // The request's containers stand in the same order.
-        let containers: Vec<(At, &Container)> = At::of(pod).collect();
-        if !(0..containers.len()).any(has) {
-            return;
-        }
-        for (index, (at, container)) in containers.into_iter().enumerate() {
-            if !has(index) {
-                hide_devices(patch, at);
-                continue;
-            }
-            // What comes with `envFrom` cannot be seen. It would beat what the node agent says, and is beaten by what
-            // stands in `env`.
-            let unseen = at
-                .value(object)
-                .get("envFrom")
-                .and_then(Value::as_array)
-                .is_some_and(|sources| !sources.is_empty());
-            if self.settings.devices_by_annotation {
-                set_variable(patch, at, VISIBLE_DEVICES, &reference(&container.name));
-            } else if unseen && self.settings.agent == Agent::Ours {
-                hide_devices(patch, at);
-            }
-            let always = self.settings.always_preload || self.settings.agent == Agent::None;
-            self.preload(patch, at, always);
-        }
-    }
-
-    /// Puts the library before whatever else the pod preloads, and alone where nothing else is but it shall be there.
-    fn preload(&self, patch: &mut Patch<'_>, at: At, always: bool) {
-        let library = self.settings.library.as_str();
-        let index = at.index.to_string();
-        let env = ["spec", at.list, index.as_str(), "env"];
-        let set: Vec<(usize, String)> = patch
-            .get(&env)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-            .enumerate()
-            .filter(|(_, variable)| variable.get("name").is_some_and(|name| name == PRELOAD))
-            .map(|(place, variable)| {
-                let value = variable.get("value").and_then(Value::as_str);
-                (place, value.unwrap_or_default().to_owned())
-            })
-            .collect();
-        if set.is_empty() && always {
-            let variable = json!({ "name": PRELOAD, "value": library });
-            patch.append(&env, variable);
-        }
-        for (place, value) in set {
-            let place = place.to_string();
-            let path = ["spec", at.list, index.as_str(), "env", &place, "value"];
-            patch.set(&path, json!(first(library, &value)));
-        }
-    }
-
     fn ephemeral(&self, object: &Value, context: &Context<'_>) -> Result<Admitted, Denied> {
         let pod = decode(object)?;
         let old = context.old.map(decode).transpose()?.unwrap_or_default();
@@ -588,16 +487,6 @@ impl Admission {
                 })
         })
     }
-
-    /// Whether the variable is what we ourselves put there for the node agent to fill.
-    fn is_own_reference(&self, container: &Container, variable: &EnvVar) -> bool {
-        variable.name == VISIBLE_DEVICES
-            && variable
-                .value_from
-                .as_ref()
-                .and_then(|from| from.pointer("/fieldRef/fieldPath"))
-                .is_some_and(|path| *path == field_path(&container.name))
-    }
 }
 
 fn decode(object: &Value) -> Result<Pod, Denied> {
@@ -632,78 +521,4 @@ fn same(one: &Quantity, other: &Quantity) -> bool {
         (Ok(one), Ok(other)) => one == other,
         _ => false,
     }
-}
-
-/// The last variable of a name, which is the one that counts.
-fn variable<'p>(patch: &'p Patch<'_>, at: At, name: &str) -> Option<(usize, &'p Value)> {
-    let index = at.index.to_string();
-    patch
-        .get(&["spec", at.list, &index, "env"])?
-        .as_array()?
-        .iter()
-        .enumerate()
-        .rfind(|(_, variable)| variable.get("name").is_some_and(|its| its == name))
-}
-
-/// Lets the variable be this one: the last of its name is replaced where it says another thing.
-fn set_variable(patch: &mut Patch<'_>, at: At, name: &str, wanted: &Value) {
-    let index = at.index.to_string();
-    let path = ["spec", at.list, index.as_str(), "env"];
-    let Some((place, is)) = variable(patch, at, name) else {
-        return patch.append(&path, wanted.clone());
-    };
-    if says(is) == says(wanted) {
-        return;
-    }
-    let place = place.to_string();
-    let value_only = is.get("valueFrom").is_none() && wanted.get("valueFrom").is_none();
-    let path = ["spec", at.list, &index, "env", &place, "value"];
-    match wanted.get("value") {
-        Some(value) if value_only => patch.set(&path, value.clone()),
-        _ => patch.set(path.get(..5).unwrap_or(&path), wanted.clone()),
-    }
-}
-
-/// What a variable says: its value, or the field that it takes it from. The API server adds to the latter which version
-/// of the object is meant.
-fn says(variable: &Value) -> (&str, Option<&Value>) {
-    let value = variable.get("value").and_then(Value::as_str);
-    let from = variable.get("valueFrom").filter(|from| !from.is_null());
-    let field = from.map(|from| from.pointer("/fieldRef/fieldPath").unwrap_or(from));
-    (value.unwrap_or_default(), field)
-}
-
-/// Lets a container see no card, unless it says so itself. What else it may say was looked at before.
-fn hide_devices(patch: &mut Patch<'_>, at: At) {
-    if variable(patch, at, VISIBLE_DEVICES).is_none() {
-        let void = json!({ "name": VISIBLE_DEVICES, "value": "void" });
-        set_variable(patch, at, VISIBLE_DEVICES, &void);
-    }
-}
-
-fn field_path(container: &str) -> String {
-    format!(
-        "metadata.annotations['{}']",
-        keys::visible_devices(container)
-    )
-}
-
-fn reference(container: &str) -> Value {
-    json!({
-        "name": VISIBLE_DEVICES,
-        "valueFrom": { "fieldRef": { "apiVersion": "v1", "fieldPath": field_path(container) } },
-    })
-}
-
-/// A list of libraries with ours at its beginning, once. The dynamic linker takes spaces for colons.
-fn first(library: &str, value: &str) -> String {
-    let mut names = value.split([':', ' ']).filter(|name| !name.is_empty());
-    if names.next() == Some(library) {
-        return value.to_owned();
-    }
-    let others = value
-        .split([':', ' '])
-        .filter(|name| !name.is_empty() && *name != library);
-    let all: Vec<&str> = std::iter::once(library).chain(others).collect();
-    all.join(":")
 }
