@@ -6,7 +6,10 @@ use std::path::PathBuf;
 
 use admission::{Agent, ClientConfig, Settings};
 use clap::{ArgAction, Parser, ValueEnum};
+use jiff::SignedDuration;
 use kube_api::request::Defaults;
+
+use crate::authority::Lifetimes;
 
 /// Answers the API server's admission reviews over TLS, with a certificate authority of its own,
 /// and keeps its own webhook configurations.
@@ -146,15 +149,22 @@ pub struct Args {
           default_missing_value = "true", require_equals = true)]
     pub write_configuration: bool,
 
-    /// Days that our CA is valid. It is replaced when a third of them is left.
-    #[arg(long, default_value_t = 365, value_name = "DAYS",
-          value_parser = clap::value_parser!(u16).range(3..=3650))]
-    pub ca_days: u16,
+    /// How long our CA is valid. It is replaced when a third of that is left.
+    #[arg(long, default_value = "365d", value_name = "TIME", value_parser = duration)]
+    pub ca_lifetime: SignedDuration,
 
-    /// Days that a certificate of our CA is valid. It is replaced when a third of them is left.
-    #[arg(long, default_value_t = 30, value_name = "DAYS",
-          value_parser = clap::value_parser!(u16).range(1..=365))]
-    pub certificate_days: u16,
+    /// How long a certificate of our CA is valid. It is replaced when a third of that is left.
+    #[arg(long, default_value = "30d", value_name = "TIME", value_parser = duration)]
+    pub certificate_lifetime: SignedDuration,
+
+    /// How long a CA that was replaced stays trusted.
+    #[arg(long, default_value = "24h", value_name = "TIME", value_parser = duration)]
+    pub ca_overlap: SignedDuration,
+
+    /// How long a new CA is trusted before a certificate of it is shown: until all API servers
+    /// have seen it.
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = duration)]
+    pub ca_settle: SignedDuration,
 
     /// Namespaces whose pods are left alone. Ours always is.
     #[arg(
@@ -324,6 +334,20 @@ impl Args {
         }
     }
 
+    /// How long certificates last.
+    ///
+    /// # Errors
+    /// They do not go together.
+    pub fn lifetimes(&self) -> Result<Lifetimes, String> {
+        let lifetimes = Lifetimes {
+            ca: self.ca_lifetime,
+            serving: self.certificate_lifetime,
+            overlap: self.ca_overlap,
+            settle: self.ca_settle,
+        };
+        lifetimes.checked()
+    }
+
     /// Where the API server finds us.
     #[must_use]
     pub fn client_config(&self, namespace: &str) -> ClientConfig {
@@ -394,6 +418,31 @@ fn url(text: &str) -> Result<String, String> {
     Ok(text.trim_end_matches('/').to_owned())
 }
 
+/// `365d`, `24h`, `10m`, `30s`: one number and its unit.
+fn duration(text: &str) -> Result<SignedDuration, String> {
+    let accepted = || {
+        "accepted: a whole number of days, hours, minutes or seconds above 0, such as 365d, 24h, 10m, 30s; at most 3650d".to_owned()
+    };
+    let longest = SignedDuration::from_hours(3650 * 24);
+    let read = || {
+        let number = text.get(..text.len().checked_sub(1)?)?;
+        if !number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        let number: i64 = number.parse().ok()?;
+        let unit = match text.as_bytes().last()? {
+            b'd' => 24 * 3600,
+            b'h' => 3600,
+            b'm' => 60,
+            b's' => 1,
+            _ => return None,
+        };
+        let read = SignedDuration::from_secs(number.checked_mul(unit)?);
+        (read.is_positive() && read <= longest).then_some(read)
+    };
+    read().ok_or_else(accepted)
+}
+
 fn address(text: &str) -> Result<SocketAddr, String> {
     // The reference takes ":443", as all of Go does.
     let port = text
@@ -455,6 +504,32 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn times_have_a_unit_and_go_together() {
+        let args = parse(&["--ca-lifetime=7d", "--ca-settle=1s", "--ca-overlap", "90m"]);
+        let lifetimes = args.unwrap().lifetimes().unwrap();
+        assert_eq!(lifetimes.ca, SignedDuration::from_hours(7 * 24));
+        assert_eq!(lifetimes.overlap, SignedDuration::from_mins(90));
+        assert_eq!(parse(&[]).unwrap().lifetimes(), Ok(Lifetimes::default()));
+        for bad in [
+            "",
+            "d",
+            "7",
+            "0d",
+            "-1d",
+            "1.5h",
+            "1w",
+            "\u{664}d",
+            "3651d",
+            "99999999999999999999s",
+        ] {
+            let error = parse(&[&format!("--ca-lifetime={bad}")]).unwrap_err();
+            assert!(error.to_string().contains("such as 365d, 24h"), "{error}");
+        }
+        let error = parse(&["--ca-settle=1d"]).unwrap().lifetimes().unwrap_err();
+        assert!(error.contains("settles"), "{error}");
     }
 
     #[test]

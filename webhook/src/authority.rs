@@ -39,6 +39,31 @@ impl Default for Lifetimes {
     }
 }
 
+impl Lifetimes {
+    /// These, if they can be lived with.
+    ///
+    /// # Errors
+    /// Which of them is too short for another.
+    pub fn checked(self) -> Result<Self, String> {
+        let longest = (self.ca / 3).min(self.serving / 3);
+        if self.settle >= longest {
+            return Err(format!(
+                "a new CA settles for {:#}; CA ({:#}) and certificate ({:#}) must live more than \
+                 three times as long",
+                self.settle, self.ca, self.serving
+            ));
+        }
+        if self.overlap <= self.settle {
+            return Err(format!(
+                "a replaced CA is trusted for {:#}, which is not longer than the {:#} for which \
+                 a new one settles",
+                self.overlap, self.settle
+            ));
+        }
+        Ok(self)
+    }
+}
+
 /// Why a CA cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
@@ -151,7 +176,7 @@ impl CaCertificate {
     /// Whether less than a third of its life is left.
     #[must_use]
     pub fn is_due(&self, now: Timestamp) -> bool {
-        is_due(self.not_before, self.not_after, now)
+        is_due(self.made(), self.not_after, now)
     }
 
     fn judge(&self, now: Timestamp) -> Result<(), Broken> {
@@ -400,6 +425,19 @@ mod tests {
         assert!(!made.certificate().is_due(days(243)));
         assert!(made.certificate().is_due(days(244)));
         assert!(made.certificate().is_due(days(1000)));
+    }
+
+    #[test]
+    fn lifetimes_that_do_not_go_together_are_refused() {
+        let usual = Lifetimes::default();
+        let short = SignedDuration::from_secs(80);
+
+        assert!(usual.checked().is_ok());
+        assert!(Lifetimes { ca: short, ..usual }.checked().is_err());
+        let serving = short;
+        assert!(Lifetimes { serving, ..usual }.checked().is_err());
+        let overlap = usual.settle;
+        assert!(Lifetimes { overlap, ..usual }.checked().is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use admission::{Admission, Settings, webhook_configurations};
 use anyhow::Context;
 use clap::Parser;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use kube::api::Api;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
@@ -67,6 +67,7 @@ enum Stage {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
+    let lifetimes = args.lifetimes().map_err(anyhow::Error::msg)?;
     let vendors = Arc::new(vendors(&args)?);
     let tls = match (&args.cert_file, &args.key_file) {
         (Some(certificate), Some(key)) => Tls::from_files(TlsFiles {
@@ -135,6 +136,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
             Some(client) if own || args.write_configuration => {
                 let keeper = keeper(
                     &args, &client, &namespace, vendors, settings, &tls, &readiness, &meters,
+                    lifetimes,
                 );
                 let watched = Watched {
                     secret: own.then(|| (namespace.clone(), args.secret_name.clone())),
@@ -227,21 +229,17 @@ fn keeper(
     tls: &Tls,
     readiness: &Readiness,
     meters: &Meters,
+    lifetimes: Lifetimes,
 ) -> Keeper {
     let source = if args.cert_file.is_some() {
         Source::Given {
             bundle: args.ca_file.clone(),
         }
     } else {
-        let days = |days: u16| SignedDuration::from_hours(24 * i64::from(days));
         Source::Own {
             secret: args.secret_name.clone(),
             names: args.names(namespace),
-            lifetimes: Lifetimes {
-                ca: days(args.ca_days),
-                serving: days(args.certificate_days),
-                ..Lifetimes::default()
-            },
+            lifetimes,
         }
     };
     let at = args.client_config(namespace);
