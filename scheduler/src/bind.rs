@@ -9,6 +9,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube_api::allocation::{self, Written};
 use kube_api::extender::ExtenderBindingArgs;
+use kube_api::keys;
 use kube_api::object::Pod;
 use placement::{Misfit, Placement};
 use serde_json::{Value, json};
@@ -163,7 +164,7 @@ impl Scheduler {
         placement: Option<&Placement>,
     ) -> Result<(), String> {
         let written = placement
-            .map(|placement| self.written(pod, placement))
+            .map(|placement| self.written_at_bind(pod, placement))
             .unwrap_or_default();
         let given = pod.metadata.uid.as_deref().unwrap_or(&args.pod_uid);
         let sent = self
@@ -252,6 +253,17 @@ impl Scheduler {
             let node = ledger.cluster().node(&placement.node);
             allocation::write(pod, placement, node, &self.0.vendors, now)
         })
+    }
+
+    /// What is written with the binding: HAMi's device plugin finds its pod by the phase and the time.
+    fn written_at_bind(&self, pod: &Pod, placement: &Placement) -> Written {
+        let mut written = self.written(pod, placement);
+        let time = jiff::Timestamp::now().as_second().to_string();
+        written.annotations.extend([
+            (keys::BIND_PHASE.to_owned(), "allocating".to_owned()),
+            (keys::BIND_TIME.to_owned(), time),
+        ]);
+        written
     }
 
     async fn send_binding(&self, args: &ExtenderBindingArgs, binding: &Value) -> Sent {

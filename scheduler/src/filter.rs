@@ -280,7 +280,7 @@ impl Scheduler {
     /// Chooses a node for the pod, and lets the pod hold what it gets there.
     ///
     /// Where whole nodes come with the question, those that the ledger knows count as it knows them, with all that is
-    /// held of them; the others as they come.
+    /// held of them, and before the others, which count as they come; nothing is held then, and nothing written.
     pub async fn filter(&self, mut args: ExtenderArgs) -> Answer {
         let Some(pod) = args.pod.take() else {
             return Answer::error("extender args missing pod");
@@ -314,11 +314,13 @@ impl Scheduler {
         match self.choose(&request, &pod, &asked) {
             Filtered::Placed(placement) => self.placed(&request, &pod, placement, asked).await,
             Filtered::Nowhere(misfits) => {
-                let about = &request.pod;
-                tracing::info!(namespace = %about.namespace, pod = %about.name, nodes = misfits.len(), "fits nowhere");
-                self.0
-                    .events
-                    .pod(&*pod, Kind::Warning, "FilteringFailed", no_node(&misfits));
+                if matches!(asked, Asked::Names(_)) {
+                    let about = &request.pod;
+                    tracing::info!(namespace = %about.namespace, pod = %about.name, nodes = misfits.len(), "fits nowhere");
+                    self.0
+                        .events
+                        .pod(&*pod, Kind::Warning, "FilteringFailed", no_node(&misfits));
+                }
                 Answer {
                     refused: Some(Refused::from_misfits(&misfits)),
                     ..Answer::default()
@@ -334,44 +336,43 @@ impl Scheduler {
         }
     }
 
+    /// The node for the pod. Where names are asked about, it holds what it gets there. Whole nodes are the question of
+    /// a caller that keeps no cache with us, or that only wants to know: nothing is held for it, and a binding that
+    /// follows fits anew.
     fn choose(&self, request: &Request, pod: &Arc<Pod>, asked: &Asked) -> Filtered {
         let names = asked.names();
-        let nodes = match asked {
-            // Nodes that the selector leaves out are not known, and stay so.
-            Asked::Nodes(nodes) if self.0.settings.node_selector.is_empty() => nodes,
-            _ => {
-                return self
-                    .change(|ledger, now| ledger.filter(request, pod, Among::Names(&names), now));
-            }
+        let among = Among::Names(&names);
+        let Asked::Nodes(nodes) = asked else {
+            return self.change(|ledger, now| ledger.filter(request, pod, among, now));
         };
-        let unknown = self.with_ledger(|ledger| {
-            let strange: Vec<&RawValue> = nodes
+        let strange: Vec<&RawValue> = self.with_ledger(|ledger| {
+            // Nodes that the selector leaves out are not known, and stay so.
+            let all = self.0.settings.node_selector.is_empty();
+            nodes
                 .iter()
-                .filter(|(name, _)| !ledger.knows_node(name))
+                .filter(|(name, _)| all && !ledger.knows_node(name))
                 .map(|(_, node)| &**node)
-                .collect();
-            strange
+                .collect()
         });
-        let reports: Vec<placement::Node> = unknown
+        let reports: Vec<placement::Node> = strange
             .into_iter()
             .filter_map(|node| serde_json::from_str::<Node>(node.get()).ok())
             .map(|node| report(&node, &self.0.vendors).node)
             .collect();
-        self.change(|ledger, now| {
-            let outcome = ledger.filter(request, pod, Among::Names(&names), now);
+        self.with_ledger(|ledger| {
+            let outcome = ledger.consider(request, among);
             let Filtered::Nowhere(mut misfits) = outcome else {
                 return outcome;
             };
             match place_beside(ledger.cluster(), request, reports) {
-                Ok(placement) => {
-                    ledger.filter_on(request, pod, &placement, now);
-                    Filtered::Placed(placement)
-                }
+                Ok(placement) => Filtered::Placed(placement),
                 Err(others) => {
-                    for other in others {
-                        if let Some(misfit) =
-                            misfits.iter_mut().find(|misfit| misfit.node == other.node)
-                        {
+                    let mut others: HashMap<Arc<str>, Misfit> = others
+                        .into_iter()
+                        .map(|other| (other.node, other.misfit))
+                        .collect();
+                    for NodeMisfit { node, misfit } in &mut misfits {
+                        if let Some(other) = others.remove(node) {
                             *misfit = other;
                         }
                     }
@@ -390,11 +391,16 @@ impl Scheduler {
     ) -> Answer {
         let about = &request.pod;
         let node = Arc::clone(&placement.node);
-        if self.0.settings.write_at_filter
+        let holds = matches!(asked, Asked::Names(_));
+        if holds
+            && self.0.settings.write_at_filter
             && let Err(problem) = self.write_at_filter(pod, &placement).await
         {
             self.change(|ledger, _| ledger.undo(&about.uid));
             return Answer::error(problem);
+        }
+        if !holds {
+            return asked.only(&node);
         }
         tracing::info!(namespace = %about.namespace, pod = %about.name, %node, "reserved");
         self.0.events.pod(

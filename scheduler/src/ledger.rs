@@ -273,16 +273,15 @@ impl Ledger {
         }
     }
 
-    /// Lets the pod hold this, as [`Ledger::filter`] does, where the node was not known to the ledger and came with
-    /// the question.
-    pub fn filter_on(
-        &mut self,
-        request: &Request,
-        pod: &Arc<Pod>,
-        placement: &Placement,
-        now: Duration,
-    ) {
-        self.reserve(request, pod, placement.clone(), Binding::NotAsked, now);
+    /// The same answer, and nothing is held.
+    pub fn consider(&self, request: &Request, among: Among<'_>) -> Filtered {
+        if let Some(answer) = self.settled(&request.pod.uid, among) {
+            return answer;
+        }
+        match self.cluster.place(request, among) {
+            Ok(placement) => Filtered::Placed(placement),
+            Err(misfits) => Filtered::Nowhere(misfits),
+        }
     }
 
     /// The answer for a pod whose node is settled: it is bound, or its binding may still happen.

@@ -1,0 +1,412 @@
+//! Who holds what, through everything that can happen to a pod.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test's helpers, too"
+)]
+
+mod support;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube_api::object::Pod;
+use kube_api::request::{Defaults, request};
+use kube_api::{allocation, vendor::Vendors};
+use placement::{Among, Misfit, Request};
+use scheduler::ledger::{Begun, Filtered, Ledger, Notice, identity, uid_of};
+use serde_json::{Value, json};
+use support::{as_node, as_pod, node, placed, pod, vendors};
+
+const SECOND: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(900);
+
+/// A ledger and a clock.
+struct Kept {
+    ledger: Ledger,
+    vendors: Arc<Vendors>,
+    now: Duration,
+}
+
+impl Kept {
+    /// Of one node `n1` with one GPU of two slots and 10,000 MiB, and one node `n2` like it.
+    fn two_nodes() -> Self {
+        let vendors = vendors();
+        let mut ledger = Ledger::new(Arc::clone(&vendors), TIMEOUT);
+        for name in ["n1", "n2"] {
+            ledger.set_node(as_node(node(name, 1, 2, 10_000)));
+        }
+        Self {
+            ledger,
+            vendors,
+            now: SECOND,
+        }
+    }
+
+    fn request(&self, pod: &Pod) -> Request {
+        let mut request = request(pod, &self.vendors, &Defaults::default()).unwrap();
+        request.pod = identity(pod, &uid_of(pod));
+        request
+    }
+
+    fn filter(&mut self, pod: &Value, among: &[&str]) -> Filtered {
+        let pod = Arc::new(as_pod(pod.clone()));
+        let request = self.request(&pod);
+        self.ledger
+            .filter(&request, &pod, Among::Names(among), self.now)
+    }
+
+    fn bind(&mut self, pod: &Value, node: &str) -> Begun {
+        let pod = as_pod(pod.clone());
+        self.ledger.begin_bind(&uid_of(&pod), node, self.now)
+    }
+
+    fn tell(&mut self, pod: &Value) {
+        self.ledger.set_pod(&as_pod(pod.clone()), self.now);
+    }
+
+    /// What everybody holds, as `uid@node`.
+    fn held(&self) -> Vec<String> {
+        let mut held: Vec<String> = self
+            .ledger
+            .cluster()
+            .reservations()
+            .map(|held| format!("{}@{}", held.pod.uid, held.placement.node))
+            .collect();
+        held.sort();
+        held
+    }
+
+    /// The annotations that the pod's binding would carry.
+    fn annotations(&self, pod: &Value) -> Value {
+        let pod = as_pod(pod.clone());
+        let held = self.ledger.cluster().reservation(&uid_of(&pod)).unwrap();
+        let node = self.ledger.cluster().node(&held.placement.node);
+        let written = allocation::write(&pod, &held.placement, node, &self.vendors, 1);
+        json!(written.annotations)
+    }
+
+    /// The pod as the API server shows it after its binding.
+    fn bound(&mut self, pod: &Value, node: &str) -> Value {
+        assert!(matches!(self.filter(pod, &[node]), Filtered::Placed(_)));
+        assert!(matches!(self.bind(pod, node), Begun::Go { .. }));
+        let uid = uid_of(&as_pod(pod.clone()));
+        let shown = placed(pod.clone(), node, &self.annotations(pod));
+        self.ledger.bound(&uid, self.now);
+        shown
+    }
+}
+
+fn node_of(filtered: &Filtered) -> &str {
+    match filtered {
+        Filtered::Placed(placement) => &placement.node,
+        other => panic!("no node: {other:?}"),
+    }
+}
+
+fn unscheduled(mut pod: Value, version: u64, message: &str) -> Value {
+    pod["metadata"]["resourceVersion"] = version.to_string().into();
+    pod["status"] = json!({"phase": "Pending", "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    ]});
+    pod
+}
+
+#[test]
+fn a_filter_reserves_and_the_next_filter_of_the_pod_replaces_that() {
+    let mut kept = Kept::two_nodes();
+
+    assert_eq!(node_of(&kept.filter(&pod("a", 6000), &["n1", "n2"])), "n1");
+    assert_eq!(node_of(&kept.filter(&pod("b", 6000), &["n1", "n2"])), "n2");
+    assert!(matches!(
+        kept.filter(&pod("c", 6000), &["n1", "n2"]),
+        Filtered::Nowhere(_)
+    ));
+    // Its own reservation does not stand in its way, and goes when nothing fits.
+    assert_eq!(node_of(&kept.filter(&pod("a", 9000), &["n1"])), "n1");
+    assert!(matches!(
+        kept.filter(&pod("a", 9000), &["n2"]),
+        Filtered::Nowhere(_)
+    ));
+    assert_eq!(kept.held(), ["uid-b@n2"]);
+}
+
+#[test]
+fn a_reservation_goes_back_by_everything_that_ends_it() {
+    let asked = || {
+        let mut asked = pod("a", 6000);
+        asked["metadata"]["resourceVersion"] = "10".into();
+        asked
+    };
+    type Step = fn(&mut Kept, Value);
+    let ends: [(&str, Step); 8] = [
+        ("deletion", |kept, _| kept.ledger.remove_pod("uid-a")),
+        ("a terminal phase", |kept, mut pod| {
+            pod["status"] = json!({"phase": "Failed"});
+            kept.tell(&pod);
+        }),
+        ("being deleted before it is bound", |kept, mut pod| {
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            kept.tell(&pod);
+        }),
+        ("a later PodScheduled=False", |kept, pod| {
+            kept.tell(&unscheduled(pod, 11, "volumes"));
+        }),
+        ("expiry", |kept, _| kept.ledger.expire(kept.now + TIMEOUT)),
+        ("a refused binding", |kept, pod| {
+            assert!(matches!(kept.bind(&pod, "n1"), Begun::Go { .. }));
+            kept.ledger.bind_refused("uid-a");
+        }),
+        ("a write that failed", |kept, _| kept.ledger.undo("uid-a")),
+        ("another replica's leadership", |kept, _| {
+            kept.ledger.forget_unbound();
+        }),
+    ];
+    for (what, end) in ends {
+        let mut kept = Kept::two_nodes();
+        kept.filter(&asked(), &["n1"]);
+        assert_eq!(kept.held(), ["uid-a@n1"], "{what}");
+
+        end(&mut kept, asked());
+
+        assert!(kept.held().is_empty(), "{what}");
+        assert_eq!(kept.ledger.reserved(), 0, "{what}");
+    }
+}
+
+#[test]
+fn what_was_said_before_the_filter_does_not_take_the_reservation_back() {
+    let mut kept = Kept::two_nodes();
+    let asked = unscheduled(pod("a", 6000), 10, "0/2 nodes");
+    kept.filter(&asked, &["n1"]);
+
+    // Late, as old as the question, and the same words again after somebody labelled the pod.
+    for version in [9, 10, 11] {
+        kept.tell(&unscheduled(pod("a", 6000), version, "0/2 nodes"));
+        assert_eq!(kept.held(), ["uid-a@n1"]);
+    }
+    kept.tell(&unscheduled(pod("a", 6000), 12, "volume binding failed"));
+    assert!(kept.held().is_empty());
+}
+
+#[test]
+fn a_binding_in_doubt_stands_until_the_cluster_tells_or_it_is_too_late_for_it() {
+    let doubt = |kept: &mut Kept| {
+        kept.filter(&pod("a", 6000), &["n1"]);
+        assert!(matches!(kept.bind(&pod("a", 6000), "n1"), Begun::Go { .. }));
+        assert!(matches!(kept.bind(&pod("a", 6000), "n1"), Begun::UnderWay));
+        kept.ledger.bind_in_doubt("uid-a", kept.now);
+    };
+    let mut kept = Kept::two_nodes();
+    doubt(&mut kept);
+    let annotations = kept.annotations(&pod("a", 6000));
+
+    // Nobody else gets its place, and it gets no other.
+    assert!(matches!(
+        kept.filter(&pod("b", 6000), &["n1"]),
+        Filtered::Nowhere(_)
+    ));
+    assert!(matches!(
+        kept.filter(&pod("a", 6000), &["n2"]),
+        Filtered::Elsewhere { certain: false, .. }
+    ));
+    kept.tell(&unscheduled(pod("a", 6000), 99, "binding failed"));
+    assert_eq!(node_of(&kept.filter(&pod("a", 6000), &["n1", "n2"])), "n1");
+    // It is tried again where it may have happened.
+    assert!(matches!(kept.bind(&pod("a", 6000), "n1"), Begun::Go { .. }));
+    kept.ledger.bind_in_doubt("uid-a", kept.now);
+    kept.tell(&placed(pod("a", 6000), "n1", &annotations));
+    assert!(matches!(kept.bind(&pod("a", 6000), "n1"), Begun::Done));
+    assert_eq!(kept.ledger.reserved(), 0);
+
+    let mut kept = Kept::two_nodes();
+    doubt(&mut kept);
+    kept.now += TIMEOUT + 100 * SECOND;
+    kept.ledger.expire(kept.now);
+    assert!(kept.held().is_empty());
+}
+
+#[test]
+fn what_a_bound_pod_holds_is_read_once_whatever_is_written_later() {
+    let mut kept = Kept::two_nodes();
+    let shown = kept.bound(&pod("a", 6000), "n1");
+    kept.tell(&shown);
+    assert_eq!(kept.ledger.take_notices(), []);
+
+    let changes = [
+        json!({}),
+        json!({"hami.io/vgpu-devices-allocated": "n1-gpu-0,NVIDIA,1,0:;"}),
+        json!({"hami.io/vgpu-devices-allocated": "n2-gpu-0,NVIDIA,6000,0:;", "hami.io/vgpu-node": "n2"}),
+        json!({"hami.io/vgpu-devices-allocated": "nonsense"}),
+    ];
+    for annotations in &changes {
+        kept.tell(&placed(pod("a", 6000), "n1", annotations));
+        let held = kept.ledger.cluster().reservation("uid-a").unwrap();
+        assert_eq!(held.load().memory_bytes, 6000 << 20, "{annotations}");
+    }
+    // Said once, not with every change.
+    let notices = kept.ledger.take_notices();
+    assert_eq!(notices.len(), 1, "{notices:?}");
+    assert!(matches!(&notices[0], Notice::PodBroken { problem, .. } if problem.contains("given")));
+    assert_eq!(kept.ledger.broken(), (0, 1));
+}
+
+#[test]
+fn a_pod_without_a_node_holds_nothing_whatever_its_annotations_say() {
+    let mut kept = Kept::two_nodes();
+    let shown = kept.bound(&pod("a", 6000), "n1");
+    let annotations = &shown["metadata"]["annotations"];
+
+    let mut anew = Kept::two_nodes();
+    anew.tell(&placed(pod("a", 6000), "", annotations));
+    assert!(anew.held().is_empty());
+
+    anew.tell(&shown);
+    assert_eq!(anew.held(), ["uid-a@n1"]);
+}
+
+#[test]
+fn a_pod_that_somebody_else_bound_holds_what_is_written_there() {
+    let mut other = Kept::two_nodes();
+    let elsewhere = other.bound(&pod("a", 3000), "n2");
+
+    let mut kept = Kept::two_nodes();
+    kept.filter(&pod("a", 3000), &["n1"]);
+    kept.tell(&elsewhere);
+    assert_eq!(kept.held(), ["uid-a@n2"]);
+
+    // Without any devices, it holds none.
+    kept.filter(&pod("b", 3000), &["n1"]);
+    kept.tell(&placed(pod("b", 3000), "n1", &json!({})));
+    assert_eq!(kept.held(), ["uid-a@n2"]);
+
+    // A terminating pod counts, also where it is first seen so.
+    let mut terminating = elsewhere.clone();
+    terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    let mut anew = Kept::two_nodes();
+    anew.tell(&terminating);
+    assert_eq!(anew.held(), ["uid-a@n2"]);
+}
+
+#[test]
+fn an_earlier_list_does_not_drop_what_was_reserved_or_bound_since() {
+    let mut kept = Kept::two_nodes();
+    let old = kept.bound(&pod("old", 1000), "n1");
+    kept.tell(&old);
+    kept.filter(&pod("asked", 1000), &["n1"]);
+    kept.now += SECOND;
+    let began = kept.now;
+    kept.now += SECOND;
+    kept.filter(&pod("later", 1000), &["n2"]);
+    kept.bound(&pod("bound", 1000), "n2");
+    let none = HashSet::new();
+
+    kept.ledger.keep_pods(&none, began);
+
+    assert_eq!(kept.held(), ["uid-bound@n2", "uid-later@n2"]);
+}
+
+#[test]
+fn a_broken_node_is_out_and_said_once_until_it_is_mended() {
+    let mut kept = Kept::two_nodes();
+    let mut broken = node("n1", 1, 2, 10_000);
+    broken["metadata"]["annotations"]["hami.io/node-nvidia-register"] = "[{".into();
+    kept.ledger.set_node(as_node(broken.clone()));
+    broken["metadata"]["resourceVersion"] = "77".into();
+    kept.ledger.set_node(as_node(broken));
+
+    let notices = kept.ledger.take_notices();
+    assert_eq!(notices.len(), 1, "{notices:?}");
+    assert_eq!(kept.ledger.broken(), (1, 0));
+    let Filtered::Nowhere(misfits) = kept.filter(&pod("a", 1), &["n1"]) else {
+        panic!("placed on a broken node")
+    };
+    assert_eq!(misfits[0].misfit, Misfit::UnknownNode);
+
+    kept.ledger.set_node(as_node(node("n1", 1, 2, 10_000)));
+    assert_eq!(node_of(&kept.filter(&pod("a", 1), &["n1"])), "n1");
+    assert_eq!(kept.ledger.broken(), (0, 0));
+}
+
+#[test]
+fn a_node_that_goes_and_comes_back_has_its_pods_still() {
+    let mut kept = Kept::two_nodes();
+    let shown = kept.bound(&pod("a", 6000), "n1");
+    kept.tell(&shown);
+
+    kept.ledger.keep_nodes(&HashSet::from(["n2".into()]));
+    assert!(kept.ledger.cluster().node("n1").is_none());
+    kept.ledger.set_node(as_node(node("n1", 1, 2, 10_000)));
+
+    assert!(matches!(
+        kept.filter(&pod("b", 6000), &["n1"]),
+        Filtered::Nowhere(_)
+    ));
+}
+
+#[test]
+fn those_who_wait_are_told_of_room_that_no_event_shows() {
+    let freed = |kept: &mut Kept| {
+        let notices = kept.ledger.take_notices();
+        notices
+            .iter()
+            .filter(|notice| matches!(notice, Notice::Freed { .. }))
+            .count()
+    };
+    let mut kept = Kept::two_nodes();
+    kept.filter(&pod("a", 6000), &["n1"]);
+    kept.ledger.undo("uid-a");
+    // Nobody waits.
+    assert_eq!(freed(&mut kept), 0);
+
+    kept.filter(&pod("a", 6000), &["n1"]);
+    kept.filter(&pod("b", 6000), &["n1"]);
+    assert_eq!(kept.ledger.waiting().count(), 1);
+    kept.ledger.expire(kept.now + TIMEOUT);
+    assert_eq!(freed(&mut kept), 1);
+
+    // A bound pod's end is an event that kube-scheduler has itself.
+    let shown = kept.bound(&pod("c", 6000), "n2");
+    kept.tell(&shown);
+    freed(&mut kept);
+    kept.ledger.remove_pod("uid-c");
+    assert_eq!(freed(&mut kept), 0);
+
+    // Who is placed, or gone, does not wait.
+    kept.filter(&pod("b", 6000), &["n1"]);
+    assert_eq!(kept.ledger.waiting().count(), 0);
+}
+
+#[test]
+fn init_containers_that_are_over_give_back_what_only_they_took() {
+    let mut both = pod("a", 2000);
+    both["spec"]["initContainers"] = json!([{
+        "name": "init", "image": "i",
+        "resources": { "limits": { "nvidia.com/gpu": "1", "nvidia.com/gpumem": "9000" } },
+    }]);
+    let mut kept = Kept::two_nodes();
+    let mut shown = kept.bound(&both, "n1");
+    kept.tell(&shown);
+    kept.filter(&pod("b", 5000), &["n1"]);
+    kept.ledger.take_notices();
+    let holds = |kept: &Kept| {
+        let held = kept.ledger.cluster().reservation("uid-a").unwrap();
+        held.load().memory_bytes >> 20
+    };
+    assert_eq!(holds(&kept), 9000);
+
+    shown["status"] = json!({"initContainerStatuses": [
+        {"name": "init", "state": {"terminated": {"exitCode": 1}}}
+    ]});
+    kept.tell(&shown);
+    assert_eq!(holds(&kept), 9000);
+    shown["status"]["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] = 0.into();
+    kept.tell(&shown);
+
+    assert_eq!(holds(&kept), 2000);
+    assert!(matches!(
+        kept.ledger.take_notices().as_slice(),
+        [Notice::Freed { .. }]
+    ));
+}
