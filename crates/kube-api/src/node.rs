@@ -12,7 +12,7 @@ use crate::vendor::{Role, Vendors};
 
 pub use register::{
     RegisterError, RegisterFormat, Registered, RegisteredProfile, RegisteredSpan, decode,
-    decode_colon, decode_scores, encode, encode_scores,
+    decode_colon, decode_json, decode_scores, encode, encode_scores,
 };
 
 /// What a node reports, and what of it cannot be read.

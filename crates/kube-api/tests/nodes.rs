@@ -94,6 +94,22 @@ fn a_card_that_says_nothing_of_its_health_is_not_used() {
 }
 
 #[test]
+fn a_system_without_numa_nodes_is_one_node() {
+    for text in [
+        r#"[{"id":"GPU-a","count":1,"devmem":1,"devcore":1,"numa":-1,"health":true}]"#,
+        "GPU-a,1,1,1,,-1,true:",
+    ] {
+        check(
+            json!({REGISTER: text}),
+            json!({}),
+            expect![[r#"
+                NVIDIA GPU-a#0 1x1 1 0
+            "#]],
+        );
+    }
+}
+
+#[test]
 fn a_cordon_takes_cards_out_by_their_whole_identifier() {
     check(
         json!({REGISTER: two_cards().to_string(), "hami.io/device-cordon": " GPU-1 ,GPU-"}),
@@ -131,6 +147,7 @@ fn a_node_whose_kubelet_offers_nothing_has_nothing_whatever_it_once_registered()
     );
     for old in [
         "Reported 2024-01-23 04:30:04",
+        "Requesting_soon",
         "Deleted_2024-01-01 00:00:00",
     ] {
         check(json!({REGISTER: register, key: old}), json!({}), here());

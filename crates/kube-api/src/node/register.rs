@@ -34,8 +34,8 @@ pub struct Registered {
     /// Model as the driver names it.
     #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
     pub kind: String,
-    /// NUMA node.
-    #[serde(skip_serializing_if = "is_zero")]
+    /// NUMA node. A system that has none says -1, which is read as 0.
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "numa_node")]
     pub numa: u32,
     /// How it is shared; empty is `hami-core`.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -85,6 +85,11 @@ where
     T: Deserialize<'de>,
 {
     Ok(Option::<Vec<T>>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+fn numa_node<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let number = Option::<i32>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(u32::try_from(number).unwrap_or(0))
 }
 
 fn is_zero(number: &u32) -> bool {
@@ -238,7 +243,12 @@ pub fn decode(text: &str) -> Result<Vec<Registered>, RegisterError> {
     Ok(devices)
 }
 
-fn decode_json(text: &str) -> Result<Vec<Registered>, RegisterError> {
+/// The JSON form alone.
+///
+/// # Errors
+///
+/// When it is no list of devices, or a number is beyond 32 bits.
+pub fn decode_json(text: &str) -> Result<Vec<Registered>, RegisterError> {
     let devices: Option<Vec<Registered>> =
         serde_json::from_str(text).map_err(|error| RegisterError::Json(error.to_string()))?;
     let devices = devices.unwrap_or_default();
@@ -248,7 +258,6 @@ fn decode_json(text: &str) -> Result<Vec<Registered>, RegisterError> {
             ("count", device.count),
             ("devmem", device.devmem),
             ("devcore", device.devcore),
-            ("numa", device.numa),
         ] {
             if number > most {
                 return Err(RegisterError::Field {
@@ -327,7 +336,10 @@ fn decode_fields(text: &str) -> Result<Registered, RegisterError> {
         devmem: number("memory", memory)?,
         devcore: number("cores", cores)?,
         kind: (*kind).to_owned(),
-        numa: number("numa", numa)?,
+        numa: match *numa {
+            "-1" => 0,
+            numa => number("numa", numa)?,
+        },
         mode: more.map_or_else(|| SHARED.to_owned(), |(_, mode)| (*mode).to_owned()),
         mig_profiles: Vec::new(),
         health: truth(health).ok_or_else(|| wrong("health", health, "true or false"))?,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::jiff::civil::DateTime;
 use placement::{Ask, Compute, Device, Grant, Granted, Kind, Memory, PairScore, Selection, Vendor};
 
 use super::{Edits, Rejection, Role, Row, Writing};
@@ -105,8 +106,15 @@ pub(crate) fn is_gone(row: &Row, node: &Node) -> bool {
             .handshake
             .as_deref()
             .and_then(|key| node::annotation(node, key))
-            .is_some_and(|stamp| stamp.starts_with("Requesting_")),
+            .is_some_and(is_stamp),
     }
+}
+
+/// What the reference's scheduler writes to a node to see whether somebody answers. The time is that of its own clock and
+/// zone, so only whether it is one is looked at; a text that is none counts as an answer there.
+fn is_stamp(text: &str) -> bool {
+    text.strip_prefix("Requesting_")
+        .is_some_and(|time| DateTime::strptime("%Y-%m-%d %H:%M:%S", time).is_ok())
 }
 
 /// The cards under the row's register annotation.
