@@ -184,6 +184,11 @@ impl Admission {
         if !trusted && purpose != Purpose::Recognise {
             self.reserved.check(None, object, is_ours)?;
         }
+        // Defaults can make a pod ask that says nothing of a card itself.
+        let mut patch = Patch::of(object);
+        for (at, edits) in &edits {
+            self.write_edits(*at, edits, &mut pod, &mut patch);
+        }
         let mentions = self.mentions(&pod);
         for (at, container) in At::of(&pod) {
             let of_vendors = |variable: &EnvVar| {
@@ -212,11 +217,7 @@ impl Admission {
             return Ok(admitted);
         }
 
-        let mut patch = Patch::of(object);
-        for (at, edits) in &edits {
-            self.write_edits(*at, edits, &mut pod, &mut patch);
-        }
-        let request = if self.mentions(&pod) {
+        let request = if mentions {
             request(&pod, &self.vendors, &self.settings.defaults)?
         } else {
             Request::default()

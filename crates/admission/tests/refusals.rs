@@ -98,6 +98,21 @@ fn variables_that_switch_limits_off_are_refused() {
     }
 }
 
+/// 0 MiB is the whole card, and asks for one.
+#[test]
+fn a_pod_that_only_defaults_make_ask_is_looked_at_too() {
+    let admission = admission(Settings::default());
+    let pod = with(
+        json!({ "env": [{ "name": "LD_AUDIT", "value": "x.so" }] }),
+        json!({ "nvidia.com/gpumem": "0" }),
+    );
+
+    refused(
+        admission.admit(&pod, &create()),
+        &["container main", "env[LD_AUDIT]"],
+    );
+}
+
 #[test]
 fn variables_that_leave_limits_on_are_let_in() {
     let admission = admission(Settings::default());
