@@ -69,7 +69,8 @@ const MADE: [Rule; 2] = [
 ];
 const CHANGED: [Rule; 2] = [
     ("UPDATE", &["pods", "pods/status"]),
-    ("CREATE", &["pods/binding"]),
+    // `bindings` is the older way to the same.
+    ("CREATE", &["pods/binding", "bindings"]),
 ];
 
 /// The `MutatingWebhookConfiguration` and the `ValidatingWebhookConfiguration`, both of `settings.configuration_name`.

@@ -43,7 +43,6 @@ pub struct Reviewed {
 /// The newest version, and what a body that names none is answered in.
 const V1: &str = "admission.k8s.io/v1";
 const V1BETA1: &str = "admission.k8s.io/v1beta1";
-const CORE_PODS: &str = "pods";
 
 #[derive(Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -90,30 +89,39 @@ struct User {
 }
 
 impl Request {
-    /// Whether it is about pods: by its resource, where that is missing by its kind, else it is taken for one.
-    fn is_about_pods(&self) -> bool {
-        let resource = self.resource.as_ref().and_then(|resource| {
-            let name = resource
-                .resource
-                .as_deref()
-                .filter(|name| !name.is_empty())?;
-            Some(name == CORE_PODS && resource.group.as_deref().unwrap_or_default().is_empty())
+    /// Which part of a pod it is about, empty for all of it; none where it is about something else. Told by its
+    /// resource, where that is missing by its kind, else it is taken for a pod. `bindings` is the older way to
+    /// `pods/binding`.
+    fn part(&self) -> Option<&str> {
+        let core = |group: &Option<String>| group.as_deref().unwrap_or_default().is_empty();
+        let resource = self.resource.as_ref().map(|resource| {
+            let name = resource.resource.as_deref().unwrap_or_default();
+            (name, core(&resource.group))
         });
-        let kind = self.kind.as_ref().and_then(|kind| {
-            let name = kind.kind.as_deref().filter(|name| !name.is_empty())?;
-            Some(name == "Pod" && kind.group.as_deref().unwrap_or_default().is_empty())
+        let kind = self.kind.as_ref().map(|kind| {
+            let name = match kind.kind.as_deref().unwrap_or_default() {
+                "Pod" => "pods",
+                "Binding" => "bindings",
+                other => other,
+            };
+            (name, core(&kind.group))
         });
-        resource.or(kind).unwrap_or(true)
+        let named = |told: &Option<(&str, bool)>| told.is_some_and(|(name, _)| !name.is_empty());
+        match [resource, kind].into_iter().find(named).flatten() {
+            None | Some(("pods", true)) => Some(self.sub_resource.as_deref().unwrap_or_default()),
+            Some(("bindings", true)) => Some("binding"),
+            Some(_) => None,
+        }
     }
 
-    fn context(&self) -> Context<'_> {
+    fn context<'a>(&'a self, subresource: &'a str) -> Context<'a> {
         Context {
             operation: match self.operation.as_deref() {
                 None | Some("" | "CREATE") => Operation::Create,
                 Some("UPDATE") => Operation::Update,
                 Some(_) => Operation::Other,
             },
-            subresource: self.sub_resource.as_deref().unwrap_or_default(),
+            subresource,
             namespace: self.namespace.as_deref().unwrap_or_default(),
             user: self
                 .user_info
@@ -228,7 +236,7 @@ impl Admission {
             tracing::info!(
                 uid = ?uid,
                 namespace = ?request.namespace.as_deref().unwrap_or_default(),
-                user = ?request.context().user,
+                user = ?request.context("").user,
                 // Names in it come from the object, and are not looked at yet.
                 why = ?denied.to_string(),
                 "refused"
@@ -241,10 +249,10 @@ impl Admission {
     }
 
     fn asked(&self, door: Door, request: &Request) -> Result<Admitted, Denied> {
-        if !request.is_about_pods() {
+        let Some(part) = request.part() else {
             return Ok(Admitted::default());
-        }
-        let context = request.context();
+        };
+        let context = request.context(part);
         if context.operation == Operation::Other {
             return Ok(Admitted::default());
         }

@@ -135,6 +135,25 @@ fn other_objects_and_operations_are_let_in_unseen() {
 }
 
 #[test]
+fn bindings_are_looked_at_by_both_of_their_names() {
+    let binding = json!({
+        "kind": "Binding",
+        "metadata": { "name": "p", "annotations": { "hami.io/vgpu-devices-allocated": ";" } },
+        "target": { "name": "n1" },
+    });
+    let resource = |resource: &str| json!({ "group": "", "version": "v1", "resource": resource });
+    let kind = json!({ "group": "", "version": "v1", "kind": "Binding" });
+    for request in [
+        json!({ "resource": resource("pods"), "subResource": "binding", "kind": kind, "object": binding }),
+        json!({ "resource": resource("bindings"), "kind": kind, "object": binding }),
+        json!({ "resource": null, "kind": kind, "object": binding }),
+    ] {
+        let answer = ask(&review(request.clone()));
+        assert_eq!(answer["response"]["allowed"], false, "{request}");
+    }
+}
+
+#[test]
 fn what_is_missing_or_null_is_absent() {
     let sparse = json!({ "request": {
         "uid": null, "kind": null, "resource": {}, "subResource": null, "userInfo": null, "operation": null,
