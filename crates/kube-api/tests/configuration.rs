@@ -79,6 +79,8 @@ fn what_a_section_leaves_out_is_as_in_the_reference() {
     let nvidia = config.nvidia.as_ref().unwrap();
     assert_eq!((nvidia.memory_factor, nvidia.default_gpu_num), (1, 1));
     assert!(nvidia.resource_memory_name.is_empty());
+    let nulls = "nvidia:\n  resourceCountName: x/gpu\n  deviceSplitCount:\n  memoryFactor:\n  deviceMemoryScaling:\n  defaultGPUNum:\n";
+    assert_eq!(DeviceConfig::parse(nulls).unwrap().nvidia, config.nvidia);
     let vendors = Vendors::new(config, everybody()).unwrap();
     let found: Vec<_> = vendors
         .resources()

@@ -11,6 +11,18 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
+/// Null is this number.
+fn or_number<'de, const NUMBER: u32, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<u32, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(NUMBER))
+}
+
+/// Null is 1, the factor that changes nothing.
+fn or_once<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(1.0))
+}
+
 /// How the compute share of a container is kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -57,7 +69,7 @@ pub struct Nvidia {
     /// Whether containers without a card get `NVIDIA_VISIBLE_DEVICES=none`.
     #[serde(deserialize_with = "or_default")]
     pub overwrite_env: bool,
-    /// Memory where the container names none, in units of the memory resource; 0 is the whole card.
+    /// Memory where the container names none, in MiB whatever the factor; 0 is the whole card.
     #[serde(deserialize_with = "or_default")]
     pub default_memory: u32,
     /// Compute where the container names none, in percent.
@@ -65,19 +77,19 @@ pub struct Nvidia {
     pub default_cores: u32,
     /// How many cards where the container names memory or compute alone.
     #[serde(rename = "defaultGPUNum")]
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "or_number::<1, _>")]
     pub default_gpu_num: u32,
     /// How many MiB one unit of the memory resource is.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "or_number::<1, _>")]
     pub memory_factor: u32,
     /// How many containers share a card.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "or_number::<10, _>")]
     pub device_split_count: u32,
     /// How often a card's memory is promised.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "or_once")]
     pub device_memory_scaling: f64,
     /// How often a card's compute is promised.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "or_once")]
     pub device_core_scaling: f64,
     /// Memory of a card in MiB where it is not asked of the driver; 0 asks.
     #[serde(deserialize_with = "or_default")]
@@ -89,7 +101,7 @@ pub struct Nvidia {
     #[serde(deserialize_with = "or_default")]
     pub gpu_core_policy: CorePolicy,
     /// How much the library in the container logs: 0 errors, 1 warnings, 3 information, 4 all.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "or_number::<1, _>")]
     pub lib_cuda_log_level: u32,
     /// Runtime class of pods with a card that name none; empty leaves them.
     #[serde(deserialize_with = "or_default")]
@@ -170,7 +182,7 @@ pub struct Hygon {
     #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
     /// How many MiB one unit of the memory resource is.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "or_number::<1, _>")]
     pub memory_factor: u32,
 }
 
@@ -366,7 +378,7 @@ pub struct Ascend {
     #[serde(deserialize_with = "or_default")]
     pub memory_capacity: u64,
     /// How many MiB one unit of the memory resource is.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "or_number::<1, _>")]
     pub memory_factor: u32,
     /// Cores of the chip.
     #[serde(deserialize_with = "or_default")]
