@@ -55,6 +55,39 @@ fn the_configuration_names_every_flag() {
         "docs/configuration.md lacks {missing:?}"
     );
 
+    // Each with the default that it has.
+    let mut flag = "";
+    for line in help.lines() {
+        // Descriptions stand further to the right, and may begin with the name of another flag.
+        let (indent, line) = (line.len() - line.trim_start().len(), line.trim_start());
+        let mut words = line.split([' ', '=', ',', '[']);
+        if let Some(word) = words.find(|word| word.starts_with("--"))
+            && line.starts_with('-')
+            && indent < 8
+        {
+            flag = word;
+        }
+        let Some((_, default)) = line.split_once("[default: ") else {
+            continue;
+        };
+        let default = default.split(']').next().unwrap().trim_matches('"');
+        let row = text
+            .lines()
+            .find(|row| row.starts_with("| ") && names(row.split('|').nth(1).unwrap(), flag))
+            .unwrap();
+        let said = row.split('|').nth(2).unwrap();
+        let right = match default {
+            "" => said.contains("empty"),
+            "true" => said.contains("on"),
+            "false" => said.contains("off"),
+            _ => said.contains(&format!("`{default}`")),
+        };
+        assert!(
+            right,
+            "{flag} is {default} by default, docs/configuration.md says{said}"
+        );
+    }
+
     // And it names no flag that there is not.
     let table = text.split("## Flags of `vgpu-scheduler`").nth(1).unwrap();
     let rows = table.lines().filter(|line| line.starts_with("| `--"));
@@ -178,6 +211,8 @@ fn the_protocol_names_every_route_and_answers_as_it_says() {
         ("POST", "/prioritize", 400),
         ("POST", "/preempt", 400),
         ("POST", "/bind", 400),
+        ("POST", "/webhook", 400),
+        ("GET", "/explain", 400),
         ("GET", "/filter", 405),
         ("GET", "/none-such", 404),
     ] {
@@ -186,10 +221,21 @@ fn the_protocol_names_every_route_and_answers_as_it_says() {
         if status != 404 {
             assert!(text.contains(path), "docs/protocol.md lacks {path}");
         }
-        if status == 400 {
+        if status == 400 && method == "POST" && path != "/webhook" {
             let error = answer.json()["Error"].as_str().map(str::to_owned);
             assert!(error.is_some_and(|error| !error.is_empty()), "{path}");
         }
+    }
+    for path in ["/mutate", "/mutate-v1-pod", "/validate-v1-pod"] {
+        let answer = ask("POST", path, b"{}");
+        assert_eq!(answer.json()["response"]["allowed"], false, "{path}");
+        assert!(text.contains(path), "docs/protocol.md lacks {path}");
+    }
+    let large = vec![b' '; 64 << 20];
+    for (size, status) in [(large.len(), 400), (large.len() + 1, 413)] {
+        let mut body = large.clone();
+        body.resize(size, b' ');
+        assert_eq!(ask("POST", "/filter", &body).status, status, "{size} bytes");
     }
 }
 

@@ -58,8 +58,9 @@ public final class Example {
         Map<String, Object> large = client.create(client.admit(pod("large",
                 Map.of("nvidia.com/gpu", "1", "nvidia.com/gpumem", "100000"))));
         client.filter(large, nodes).reasons().forEach((node, why) -> System.out.println(node + ": " + why));
-        for (Object advice : Json.list(client.explain(large).get("advice"))) {
-            System.out.println("would fit if " + Json.object(advice).get("text"));
+        for (Object each : Json.list(client.explain(large).get("advice"))) {
+            Map<String, Object> advice = Json.object(each);
+            System.out.println("would fit on " + advice.getOrDefault("node", "some node") + " if " + advice.get("text"));
         }
     }
 }

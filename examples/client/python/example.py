@@ -63,7 +63,7 @@ def main() -> int:
     for node, why in sorted(client.filter(large, nodes).reasons.items()):
         print(f"{node}: {why}")
     for advice in client.explain(large)["advice"]:
-        print("would fit if", advice["text"])
+        print(f"would fit on {advice.get('node') or 'some node'} if {advice['text']}")
     return 0
 
 
