@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use kube_api::allocation::AllocationError;
 use kube_api::node::{report, same_report};
-use kube_api::object::{Node, Pod, ResourceQuota};
+use kube_api::object::{Container, Node, Pod, ResourceQuota};
 use kube_api::vendor::Vendors;
 use kube_api::{allocation, quota};
 use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Request, Reservation};
@@ -21,6 +21,9 @@ use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Request, Reservat
 /// How long a pod that fits nowhere is shown as waiting when nobody asks for it again. kube-scheduler asks for every
 /// pending pod at least each five minutes.
 const WAITING_IS_SHOWN: Duration = Duration::from_secs(900);
+
+/// How many kinds of pods share what they are counted with; above, it is forgotten what was shared.
+const MOST_COUNTED: usize = 1024;
 
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
@@ -40,6 +43,8 @@ pub struct Ledger {
     /// Nodes of which something cannot be read.
     broken_nodes: HashSet<Arc<str>>,
     quotas: BTreeMap<(String, String), ResourceQuota>,
+    /// What pods are counted with, each once.
+    counted: HashSet<Counted>,
     deadlines: BTreeSet<(Duration, Arc<str>)>,
     /// When waiting pods were last looked at for whether anybody still asks for them.
     swept: Duration,
@@ -98,8 +103,13 @@ enum Holder {
         since: Duration,
         /// Who may evict it.
         priority: i32,
+        /// What kube-scheduler counts of it. Pods of one kind share it.
+        counted: Counted,
     },
 }
+
+/// Amounts by resource, in thousandths, as kube-scheduler counts them.
+pub type Counted = Arc<[(Box<str>, i128)]>;
 
 #[derive(Debug)]
 struct Reserved {
@@ -184,6 +194,7 @@ impl Ledger {
             broken_pods: HashSet::new(),
             broken_nodes: HashSet::new(),
             quotas: BTreeMap::new(),
+            counted: HashSet::new(),
             deadlines: BTreeSet::new(),
             swept: Duration::ZERO,
             notices: Vec::new(),
@@ -215,10 +226,12 @@ impl Ledger {
         }
     }
 
-    /// The priority of a pod that is bound.
-    pub fn bound_priority(&self, uid: &str) -> Option<i32> {
+    /// The priority of a pod that is bound, and what kube-scheduler counts of it.
+    pub fn bound_pod(&self, uid: &str) -> Option<(i32, &Counted)> {
         match self.holders.get(uid)? {
-            Holder::Bound { priority, .. } => Some(*priority),
+            Holder::Bound {
+                priority, counted, ..
+            } => Some((*priority, counted)),
             Holder::Reserved(_) => None,
         }
     }
@@ -415,13 +428,8 @@ impl Ledger {
     /// The binding has happened.
     pub fn bound(&mut self, uid: &str, now: Duration) {
         if let Some(Holder::Reserved(reserved)) = self.holders.get(uid) {
-            let priority = reserved.pod.spec.priority.unwrap_or_default();
-            self.drop_deadline(uid);
-            let bound = Holder::Bound {
-                since: now,
-                priority,
-            };
-            self.holders.insert(uid.into(), bound);
+            let pod = Arc::clone(&reserved.pod);
+            self.settle(&pod, uid, now);
         }
     }
 
@@ -611,11 +619,25 @@ impl Ledger {
         let bound = Holder::Bound {
             since: now,
             priority: pod.spec.priority.unwrap_or_default(),
+            counted: self.count(pod),
         };
         match self.holders.get_mut(uid) {
             Some(holder) => *holder = bound,
             None => drop(self.holders.insert(uid.into(), bound)),
         }
+    }
+
+    fn count(&mut self, pod: &Pod) -> Counted {
+        let counted = counted(pod);
+        if let Some(known) = self.counted.get(&*counted) {
+            return Arc::clone(known);
+        }
+        if self.counted.len() >= MOST_COUNTED {
+            self.counted.clear();
+        }
+        let counted: Counted = counted.into();
+        self.counted.insert(Arc::clone(&counted));
+        counted
     }
 
     fn let_go(&mut self, uid: &str) {
@@ -898,6 +920,51 @@ fn shares(placement: &Placement) -> Vec<(usize, &str, u64, u32)> {
                 (container, &*grant.device, mib, grant.cores)
             })
         })
+        .collect()
+}
+
+/// What kube-scheduler counts of a pod: containers that run beside each other together, of those that run before the
+/// largest.
+fn counted(pod: &Pod) -> Vec<(Box<str>, i128)> {
+    let of = |container: &Container| -> Vec<(String, i128)> {
+        let needs = &container.resources;
+        let names: BTreeSet<&String> = needs.requests.keys().chain(needs.limits.keys()).collect();
+        names
+            .into_iter()
+            .filter_map(|name| {
+                let written = needs
+                    .requests
+                    .get(name)
+                    .or_else(|| needs.limits.get(name))?;
+                Some((name.clone(), written.parse().ok()?.milli()?))
+            })
+            .collect()
+    };
+    let mut sum: BTreeMap<String, i128> = BTreeMap::new();
+    let sidecars = pod
+        .spec
+        .init_containers
+        .iter()
+        .filter(|one| one.is_sidecar());
+    for container in pod.spec.containers.iter().chain(sidecars) {
+        for (name, amount) in of(container) {
+            let so_far = sum.entry(name).or_default();
+            *so_far = so_far.saturating_add(amount);
+        }
+    }
+    for container in pod
+        .spec
+        .init_containers
+        .iter()
+        .filter(|one| !one.is_sidecar())
+    {
+        for (name, amount) in of(container) {
+            let so_far = sum.entry(name).or_default();
+            *so_far = amount.max(*so_far);
+        }
+    }
+    sum.into_iter()
+        .map(|(name, amount)| (name.into_boxed_str(), amount))
         .collect()
 }
 

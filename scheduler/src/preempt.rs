@@ -11,7 +11,7 @@ use crate::ledger::Ledger;
 
 impl Scheduler {
     /// The nodes on which evicting makes room, and whom: those that kube-scheduler named, and as few pods of lower
-    /// priority beside them as are needed. How many disruption budgets the added ones break is not known here, so the
+    /// priority beside them as are needed; a named one whom these make needless stays. How many disruption budgets the added ones break is not known here, so the
     /// count is kube-scheduler's.
     ///
     /// # Errors
@@ -90,11 +90,60 @@ fn make_room(
             going.remove(at);
         }
     }
-    let added: Vec<String> = going.iter().map(|other| other.uid.to_owned()).collect();
-    drop(going);
-    let mut uids = named;
-    uids.extend(added);
+    let going: Vec<&str> = going.iter().map(|other| other.uid).collect();
+    let staying = spared(ledger, &given, &going, |leaving| fits(leaving).is_ok());
+    let uids = given
+        .iter()
+        .filter(|uid| !staying.contains(uid))
+        .chain(&going)
+        .map(|uid| (*uid).to_owned())
+        .collect();
     Some(uids)
+}
+
+/// Those named ones that can stay: whose devices are not needed, and instead of whom the added ones free at least as
+/// much of all that kube-scheduler counts. (Host ports and affinities are not looked at: where one of them was why a pod
+/// was named, kube-scheduler names it again.)
+fn spared<'a>(
+    ledger: &Ledger,
+    named: &[&'a str],
+    added: &[&'a str],
+    fits: impl Fn(&[&str]) -> bool,
+) -> Vec<&'a str> {
+    let mut freed: BTreeMap<&str, i128> = BTreeMap::new();
+    for uid in added {
+        let Some((_, counted)) = ledger.bound_pod(uid) else {
+            return Vec::new();
+        };
+        for (resource, amount) in counted.iter() {
+            *freed.entry(resource).or_default() += amount;
+        }
+    }
+    let mut staying: Vec<&str> = Vec::new();
+    for uid in named {
+        // Of a pod that holds no devices it is not known what it frees.
+        let Some((_, counted)) = ledger.bound_pod(uid) else {
+            continue;
+        };
+        let enough = counted.iter().all(|(resource, amount)| {
+            freed.get(&**resource).copied().unwrap_or_default() >= *amount
+        });
+        let leaving: Vec<&str> = named
+            .iter()
+            .chain(added)
+            .filter(|other| *other != uid && !staying.contains(other))
+            .copied()
+            .collect();
+        if enough && fits(&leaving) {
+            for (resource, amount) in counted.iter() {
+                if let Some(left) = freed.get_mut(&**resource) {
+                    *left -= amount;
+                }
+            }
+            staying.push(uid);
+        }
+    }
+    staying
 }
 
 /// A pod that may have to go.
@@ -117,7 +166,7 @@ fn evictable<'a>(
         .reservations_on(node)
         .filter(|held| held.pod.uid != request.pod.uid && !named.contains(&held.pod.uid.as_str()))
         .filter_map(|held| {
-            let of = ledger.bound_priority(&held.pod.uid)?;
+            let (of, _) = ledger.bound_pod(&held.pod.uid)?;
             (of < priority).then(|| Other {
                 uid: &held.pod.uid,
                 priority: of,

@@ -69,3 +69,155 @@ pub(crate) fn placed(mut pod: Value, node: &str, annotations: &Value) -> Value {
     pod["metadata"]["annotations"] = annotations.clone();
     pod
 }
+
+/// A scheduler on an embedded cluster, in this process.
+pub(crate) struct Served {
+    pub(crate) cluster: embedded_cluster::Cluster,
+    pub(crate) scheduler: scheduler::Scheduler,
+    pub(crate) router: axum::Router,
+    following: tokio::task::JoinHandle<()>,
+}
+
+impl Served {
+    /// On a cluster of this state.
+    pub(crate) async fn start(state: Value) -> Self {
+        let cluster = embedded_cluster::Cluster::default();
+        cluster.import(&state).unwrap();
+        let scheduler = scheduler::Scheduler::embedded(
+            &cluster,
+            vendors(),
+            scheduler::Settings::default(),
+            |_| scheduler::events::Events::silent(),
+        );
+        Self::with(cluster, scheduler).await
+    }
+
+    /// A replica that knows the cluster by this client, as a real one does.
+    pub(crate) async fn replica(
+        cluster: &embedded_cluster::Cluster,
+        client: kube::Client,
+        company: scheduler::Company,
+    ) -> Self {
+        let settings = scheduler::Settings {
+            patience: std::time::Duration::from_secs(2),
+            kube_timeout: std::time::Duration::from_millis(500),
+            ..scheduler::Settings::default()
+        };
+        let scheduler = scheduler::Scheduler::new(client, vendors(), settings, company);
+        Self::with(cluster.clone(), scheduler).await
+    }
+
+    async fn with(cluster: embedded_cluster::Cluster, scheduler: scheduler::Scheduler) -> Self {
+        let router = scheduler::api::routes(&scheduler, None, false).merge(cluster.api_routes());
+        let following = {
+            let scheduler = scheduler.clone();
+            tokio::spawn(async move { scheduler.follow().await })
+        };
+        let served = Self {
+            cluster,
+            scheduler,
+            router: server::Bodies::default().limit(router),
+            following,
+        };
+        until(|| served.scheduler.is_synced()).await;
+        served
+    }
+
+    /// Sends a body as it is.
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        body: impl Into<Vec<u8>>,
+    ) -> (u16, Value) {
+        use tower::ServiceExt;
+        let request = http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", "application/json")
+            .body(axum::body::Body::from(body.into()))
+            .unwrap();
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let status = response.status().as_u16();
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX)
+            .await
+            .unwrap();
+        let text = || Value::String(String::from_utf8_lossy(&body).into_owned());
+        (
+            status,
+            serde_json::from_slice(&body).unwrap_or_else(|_| text()),
+        )
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Value {
+        let (status, answer) = self.send("POST", path, body.to_string()).await;
+        assert_eq!(status, 200, "{path}: {answer}");
+        answer
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Value {
+        self.send("GET", path, "").await.1
+    }
+
+    /// The node that the pod gets, or the answer.
+    pub(crate) async fn filter(&self, pod: &Value, names: &[&str]) -> Result<String, Value> {
+        let answer = self
+            .post("/filter", &json!({ "Pod": pod, "NodeNames": names }))
+            .await;
+        match answer["NodeNames"][0].as_str() {
+            Some(node) => Ok(node.to_owned()),
+            None => Err(answer),
+        }
+    }
+
+    /// Empty, or why it is not bound.
+    pub(crate) async fn bind(&self, pod: &Value, node: &str) -> String {
+        let meta = &pod["metadata"];
+        let args = json!({
+            "PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"], "Node": node,
+        });
+        let answer = self.post("/bind", &args).await;
+        answer["Error"].as_str().unwrap().to_owned()
+    }
+
+    /// The pod as the API has it.
+    pub(crate) async fn pod(&self, name: &str) -> Value {
+        self.get(&format!("/api/v1/namespaces/default/pods/{name}"))
+            .await
+    }
+
+    /// Makes the pod in the API.
+    pub(crate) fn make(&self, pod: &Value) {
+        self.cluster.import(&json!({ "pods": [pod] })).unwrap();
+    }
+
+    /// What is held, as `name@node`.
+    pub(crate) fn held(&self) -> Vec<String> {
+        let mut held: Vec<String> = self.scheduler.with_ledger(|ledger| {
+            ledger
+                .cluster()
+                .reservations()
+                .map(|held| format!("{}@{}", held.pod.name, held.placement.node))
+                .collect()
+        });
+        held.sort();
+        held
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.following.abort();
+    }
+}
+
+/// Waits for something that happens soon.
+pub(crate) async fn until(mut holds: impl FnMut() -> bool) {
+    for _ in 0..2000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    panic!("it does not happen");
+}
