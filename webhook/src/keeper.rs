@@ -10,22 +10,21 @@
 //!
 //! Never reviews a pod, and never reads the machine's clock: that is handed in.
 
+mod agree;
+mod configure;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Secret;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use serde_json::{Value, json};
+use serde_json::Value;
 use server::{Readiness, Tls};
 
 use crate::authority::{Agreed, Authority, Lifetimes, Serving};
-use crate::configuration::{self, KINDS, Written};
 use crate::lease::Contest;
 use crate::metrics::Meters;
-use crate::secret::{self, WRITER};
+use configure::Trust;
 
 /// What time it is.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
@@ -98,18 +97,6 @@ pub struct Keeper {
 
 /// For one look at the cluster.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A cluster is upgraded now and then.
-const VERSION_HOLDS: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
-
-/// What a look at the configurations has shown.
-#[derive(Default)]
-struct Trust {
-    /// Whether all that exist trust the CA that signs; nothing when that is not known.
-    current: Option<bool>,
-    /// The first that does not trust the certificate that is shown.
-    stranger: Option<String>,
-}
 
 impl Keeper {
     /// A replica that has done nothing yet: `tls` shows no certificate, unless it is given.
@@ -222,316 +209,6 @@ impl Keeper {
         self.tls.certificate().is_some()
     }
 
-    /// What the Secret says, made or replaced where it must be. Whether it was written.
-    async fn agree(&mut self, ours: bool) -> anyhow::Result<bool> {
-        let Source::Own {
-            secret: name,
-            lifetimes,
-            ..
-        } = &self.settings.source
-        else {
-            return Ok(false);
-        };
-        let (name, lifetimes) = (name.clone(), *lifetimes);
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
-        // Others write, too: each time somebody was faster there is something new to look at.
-        for _ in 0..4 {
-            let now = self.now();
-            let remembered = self.agreed.iter().flat_map(Agreed::trusted).cloned();
-            let mut remembered: Vec<_> = remembered.collect();
-            let kept = secret::read(&api, &name, now).await;
-            let kept = kept
-                .map_err(told)
-                .with_context(|| format!("cannot read the Secret {name}"))?;
-            let Some(kept) = kept else {
-                let reason = if self.agreed.is_some() {
-                    "deleted"
-                } else {
-                    "created"
-                };
-                let agreed =
-                    Agreed::anew(remembered, now, &lifetimes).context("cannot make a CA")?;
-                let created = secret::create(&api, &name, &agreed).await;
-                let created = created
-                    .map_err(told)
-                    .with_context(|| format!("cannot create the Secret {name}"))?;
-                if created {
-                    let text = match reason {
-                        "deleted" => {
-                            "the Secret of the webhook's CA was deleted; it holds a new CA"
-                        }
-                        _ => "the webhook's CA was made",
-                    };
-                    self.renewed(agreed, reason, text).await;
-                    return Ok(true);
-                }
-                continue;
-            };
-            let agreed = match kept.agreed {
-                Ok(agreed) => agreed,
-                Err(broken) if !ours => {
-                    let text = format!(
-                        "the Secret {name} is broken ({broken}); the holder of the Lease replaces \
-                         what is in it"
-                    );
-                    tracing::warn!("{text}");
-                    return if self.agreed.is_some() {
-                        Ok(false)
-                    } else {
-                        Err(anyhow!(text))
-                    };
-                }
-                Err(broken) => {
-                    remembered.extend(kept.certificates);
-                    let agreed =
-                        Agreed::anew(remembered, now, &lifetimes).context("cannot make a CA")?;
-                    if replace(&api, &name, &kept.version, &agreed).await? {
-                        let text = format!(
-                            "the Secret of the webhook's CA was broken ({broken}); it holds a new CA"
-                        );
-                        self.renewed(agreed, "broken", &text).await;
-                        return Ok(true);
-                    }
-                    continue;
-                }
-            };
-            let (agreed, reason) = if ours && agreed.current.certificate().is_due(now) {
-                let old = agreed.trusted().cloned().collect();
-                let agreed = Agreed::anew(old, now, &lifetimes).context("cannot make a CA")?;
-                (agreed, "due")
-            } else if ours && agreed.old_are_over(now, &lifetimes) {
-                let agreed = Agreed {
-                    old: Vec::new(),
-                    ..agreed
-                };
-                (agreed, "over")
-            } else {
-                self.take(agreed);
-                return Ok(false);
-            };
-            if replace(&api, &name, &kept.version, &agreed).await? {
-                if reason == "due" {
-                    let text = "the webhook's CA was replaced before its end; the old one is \
-                                trusted for a while";
-                    self.renewed(agreed, reason, text).await;
-                } else {
-                    tracing::info!(secret = name, "replaced CAs are trusted no longer");
-                    self.take(agreed);
-                }
-                return Ok(true);
-            }
-        }
-        Err(anyhow!(
-            "the Secret {name} changes all the time; somebody else writes it, too"
-        ))
-    }
-
-    fn take(&mut self, agreed: Agreed) {
-        let known = self
-            .agreed
-            .as_ref()
-            .is_some_and(|known| known.current.certificate() == agreed.current.certificate());
-        if !known {
-            let until = agreed.current.certificate().not_after();
-            tracing::info!(%until, "the CA in the Secret signs");
-            self.meters.signs(until);
-        }
-        self.agreed = Some(agreed);
-    }
-
-    async fn renewed(&mut self, agreed: Agreed, reason: &'static str, text: &str) {
-        tracing::warn!(reason, "{text}");
-        self.meters.rotated(reason);
-        self.take(agreed);
-        self.event(reason, text).await;
-    }
-
-    /// For whoever looks at the Secret. The log has it in any case.
-    async fn event(&self, reason: &'static str, note: &str) {
-        let Source::Own { secret, .. } = &self.settings.source else {
-            return;
-        };
-        let broken = reason == "broken" || reason == "deleted";
-        let reporter = Reporter {
-            controller: WRITER.to_owned(),
-            instance: None,
-        };
-        let event = Event {
-            type_: if broken {
-                EventType::Warning
-            } else {
-                EventType::Normal
-            },
-            reason: "CertificateAuthorityReplaced".to_owned(),
-            note: Some(note.to_owned()),
-            action: "Replace".to_owned(),
-            secondary: None,
-        };
-        let about = k8s_openapi::api::core::v1::ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Secret".to_owned()),
-            name: Some(secret.clone()),
-            namespace: Some(self.settings.namespace.clone()),
-            ..Default::default()
-        };
-        let recorder = Recorder::new(self.client.clone(), reporter);
-        if let Err(error) = recorder.publish(&event, &about).await {
-            tracing::debug!(%error, "no event");
-        }
-    }
-
-    /// The configurations: looked at by all, written by the holder. Whether one was written.
-    async fn configure(&mut self, ours: bool, trust: &mut Trust) -> anyhow::Result<bool> {
-        let Some(Configurations {
-            name,
-            wanted,
-            owner,
-        }) = self.settings.configurations.clone()
-        else {
-            return Ok(false);
-        };
-        let match_conditions = self.match_conditions().await?;
-        let bundle = self.bundle()?;
-        let owner = match owner.filter(|_| ours) {
-            Some(owner) => self.owner(&owner).await?,
-            None => Value::Null,
-        };
-        let shown = self.shown.as_ref().map(|(ca, _)| ca.clone());
-        let current = self
-            .agreed
-            .as_ref()
-            .map(|agreed| agreed.current.certificate().pem().to_owned());
-        let mut wanted = wanted(match_conditions);
-        let mut wrote = false;
-        let mut failed = None;
-        for kind in KINDS {
-            let wanted = wanted
-                .iter_mut()
-                .find(|wanted| wanted["kind"] == kind)
-                .map(Value::take);
-            let Some(wanted) = wanted else { continue };
-            let done = self
-                .configure_one(ours, kind, &name, |live| {
-                    configuration::whole(wanted, &name, &owner, bundle.as_deref(), live)
-                })
-                .await
-                .with_context(|| format!("the {kind} {name}"));
-            match done {
-                Ok((written, live)) => {
-                    wrote |= written;
-                    let trusted = |ca: &Option<String>| match (&live, ca) {
-                        (Some(live), Some(ca)) => configuration::trusts(live, ca),
-                        _ => true,
-                    };
-                    trust.current = trust.current.map(|so_far| so_far && trusted(&current));
-                    if !trusted(&shown) {
-                        trust
-                            .stranger
-                            .get_or_insert_with(|| format!("the {kind} {name}"));
-                    }
-                }
-                // One that cannot be written does not keep the other from being so.
-                Err(error) => failed = Some(error),
-            }
-        }
-        match failed {
-            None => Ok(wrote),
-            Some(error) => {
-                trust.current = None;
-                Err(error)
-            }
-        }
-    }
-
-    /// `ownerReferences` for the configurations; null, of which nobody wants anything, when the
-    /// owner is not there: an owner that is not there would have them deleted.
-    async fn owner(&self, name: &str) -> anyhow::Result<Value> {
-        let roles = GroupVersionKind::gvk("rbac.authorization.k8s.io", "v1", "ClusterRole");
-        let api: Api<DynamicObject> =
-            Api::all_with(self.client.clone(), &ApiResource::from_gvk(&roles));
-        let role = api.get_metadata_opt(name).await.map_err(told);
-        let role = role.with_context(|| format!("cannot read the ClusterRole {name}"))?;
-        let Some(uid) = role.and_then(|role| role.metadata.uid) else {
-            tracing::debug!(
-                name,
-                "there is no such ClusterRole: nobody owns the configurations"
-            );
-            return Ok(Value::Null);
-        };
-        Ok(json!([{
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-            "name": name, "uid": uid,
-        }]))
-    }
-
-    /// Whether it was written, and how it stands.
-    async fn configure_one(
-        &self,
-        ours: bool,
-        kind: &'static str,
-        name: &str,
-        wanted: impl FnOnce(Option<&Value>) -> Value,
-    ) -> anyhow::Result<(bool, Option<Value>)> {
-        let live = configuration::read(&self.client, kind, name).await;
-        let live = live.map_err(told).context("cannot be read")?;
-        if !ours {
-            return Ok((false, live));
-        }
-        let wanted = wanted(live.as_ref());
-        let written = configuration::write(&self.client, live.as_ref(), &wanted).await;
-        match written.map_err(told).context("cannot be written")? {
-            Written::Nothing => Ok((false, live)),
-            Written::Created => {
-                tracing::info!(kind, name, "created");
-                self.meters.wrote("created");
-                Ok((true, Some(wanted)))
-            }
-            Written::Changed => {
-                tracing::info!(kind, name, "changed to what it has to be");
-                self.meters.wrote("changed");
-                Ok((true, Some(wanted)))
-            }
-            // Somebody wrote between: what stands there is known after the next look.
-            Written::Again => Err(anyhow!("somebody else wrote it at the same time")),
-        }
-    }
-
-    async fn match_conditions(&mut self) -> anyhow::Result<bool> {
-        let now = self.now();
-        match self.match_conditions {
-            Some((has, since)) if since.duration_until(now) < VERSION_HOLDS => Ok(has),
-            _ => {
-                let version = self.client.apiserver_version().await;
-                let version = version
-                    .map_err(told)
-                    .context("cannot ask the API server for its version")?;
-                let has = configuration::has_match_conditions(&version.major, &version.minor);
-                if self.match_conditions.is_none() {
-                    tracing::info!(
-                        version = version.git_version,
-                        match_conditions = has,
-                        "API server"
-                    );
-                }
-                self.match_conditions = Some((has, now));
-                Ok(has)
-            }
-        }
-    }
-
-    /// What goes into every `caBundle`; nothing where that is not ours to say.
-    fn bundle(&self) -> anyhow::Result<Option<String>> {
-        match &self.settings.source {
-            Source::Own { .. } => Ok(self.agreed.as_ref().map(Agreed::bundle)),
-            Source::Given { bundle: None } => Ok(None),
-            Source::Given { bundle: Some(path) } => {
-                let read = std::fs::read_to_string(path);
-                let pem = read.with_context(|| format!("cannot read {}", path.display()))?;
-                Ok(Some(pem))
-            }
-        }
-    }
-
     /// Shows another certificate where it must be another.
     fn show(&mut self, trust: &Trust) -> anyhow::Result<()> {
         let Source::Own {
@@ -598,16 +275,4 @@ fn told(error: kube::Error) -> anyhow::Error {
         kube::Error::Api(status) if !status.message.is_empty() => anyhow!("{}", status.message),
         error => error.into(),
     }
-}
-
-async fn replace(
-    api: &Api<Secret>,
-    name: &str,
-    version: &str,
-    agreed: &Agreed,
-) -> anyhow::Result<bool> {
-    let replaced = secret::replace(api, name, version, agreed).await;
-    replaced
-        .map_err(told)
-        .with_context(|| format!("cannot replace what is in the Secret {name}"))
 }

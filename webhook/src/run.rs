@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::configuration::{KINDS, resource};
 use crate::keeper::Keeper;
 
-/// Between two looks that changes ask for; more while what we write is changed again each time.
+/// Between two looks that changes ask for; up to the keeper's rhythm while what we write is changed
+/// again each time.
 const GAP: Duration = Duration::from_secs(1);
-const LONGEST_GAP: Duration = Duration::from_secs(60);
 /// After a look that failed; doubled each time.
 const AGAIN: Duration = Duration::from_secs(1);
 const LONGEST_AGAIN: Duration = Duration::from_secs(30);
@@ -69,11 +69,9 @@ async fn look_on(keeper: &mut Keeper, changed: &Notify) {
                 }
                 again = AGAIN;
                 // Somebody who undoes each of our writes is not answered ever faster.
-                gap = if wrote {
-                    (gap * 2).min(LONGEST_GAP)
-                } else {
-                    gap
-                };
+                if wrote {
+                    gap = (gap * 2).min(keeper.rhythm());
+                }
                 keeper.rhythm()
             }
             Err(error) => {

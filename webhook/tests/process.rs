@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use embedded_cluster::{Cluster, Target};
+use embedded_cluster::{Cluster, DeleteOptions, Target, Write};
 use k8s_openapi::ByteString;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -135,6 +135,16 @@ impl Served {
             .join("kubeconfig")
             .display()
             .to_string()
+    }
+
+    async fn delete(&self, group: &str, plural: &str, namespace: &str, name: &str) {
+        let resource = self.cluster.resource(group, plural).unwrap();
+        let target = Target::object(&resource, namespace, name);
+        let (options, write) = (DeleteOptions::default(), Write::default());
+        self.cluster
+            .delete(&target, &options, &write)
+            .await
+            .unwrap();
     }
 
     fn configuration(&self, plural: &str) -> Value {
@@ -306,28 +316,21 @@ async fn what_is_edited_or_deleted_comes_back_while_it_runs() {
     becomes_ready(plain).await;
     program.says("\"kind\":\"ValidatingWebhookConfiguration\"");
 
-    let url = |path: &str| format!("http://{}{path}", served.address);
-    let gone = Command::new("curl")
-        .args(["-sS", "-X", "DELETE"])
-        .arg(url(
-            "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vgpu-webhook",
-        ))
-        .stdout(Stdio::null())
-        .status();
-    assert!(gone.unwrap().success());
-    // By its watch: the next look by the clock is ten seconds away, and this does not wait for it
-    // to be told from it; that it comes is what counts.
+    served
+        .delete(
+            "admissionregistration.k8s.io",
+            "mutatingwebhookconfigurations",
+            "",
+            "vgpu-webhook",
+        )
+        .await;
+    // Long before the next look by the clock, since it is watched; but that it comes is what counts.
     let fields = program.says("\"message\":\"created\"");
     assert_eq!(fields["kind"], "MutatingWebhookConfiguration");
 
-    let gone = Command::new("curl")
-        .args(["-sS", "-X", "DELETE"])
-        .arg(url(
-            "/api/v1/namespaces/vgpu-system/secrets/vgpu-webhook-ca",
-        ))
-        .stdout(Stdio::null())
-        .status();
-    assert!(gone.unwrap().success());
+    served
+        .delete("", "secrets", "vgpu-system", "vgpu-webhook-ca")
+        .await;
     program.says("the Secret of the webhook's CA was deleted; it holds a new CA");
     program.says("changed to what it has to be");
     assert!(program.ends());

@@ -1,29 +1,14 @@
-//! Replicas of the webhook on one cluster: who agrees on what, and what they put right.
+//! The CA that replicas agree on, and the certificates of it that they show.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test: a panic is its answer"
-)]
-
-mod support;
-
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::Method;
 use jiff::SignedDuration;
 use kube::api::DeleteParams;
 use serde_json::json;
-use support::{MUTATING, VALIDATING, World, wanted};
 use webhook::authority::CaCertificate;
 use webhook::keeper::Source;
 
-const DAY: SignedDuration = SignedDuration::from_hours(24);
-
-fn days(days: i32) -> SignedDuration {
-    DAY * days
-}
+use crate::support::{self, MUTATING, World, days, wanted};
 
 fn certificates(bundle: &str) -> usize {
     CaCertificate::read_all(bundle).len()
@@ -60,23 +45,6 @@ async fn replicas_that_start_at_once_on_an_empty_cluster_agree() {
         .map(|replica| replica.tls.certificate())
         .collect();
     assert_eq!(shown.len(), 4);
-}
-
-#[tokio::test]
-async fn nothing_is_written_when_there_is_nothing_to_do() {
-    let world = World::new();
-    let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
-    a.settles().await;
-    b.settles().await;
-    let before = world.writes();
-
-    for _ in 0..5 {
-        world.pass(SignedDuration::from_hours(5));
-        assert!(!a.keeper.look().await.unwrap());
-        assert!(!b.keeper.look().await.unwrap());
-    }
-
-    assert_eq!(world.writes(), before);
 }
 
 #[tokio::test]
@@ -146,7 +114,7 @@ async fn a_ca_is_rotated_before_its_end_and_clients_trust_old_and_new_meanwhile(
     assert!(world.is_served(&other, &new).await);
 
     // And a day later the old one goes.
-    world.pass(DAY);
+    world.pass(days(1));
     other.settles().await;
     assert_eq!(world.bundle().await, both);
     holder.settles().await;
@@ -303,302 +271,6 @@ async fn an_expired_ca_is_replaced() {
     let bundle = world.bundle().await;
     assert_eq!(certificates(&bundle), 1, "an expired one is of no use");
     assert!(world.is_served(&replica, &bundle).await);
-}
-
-#[tokio::test]
-async fn hand_edits_are_put_right_and_others_work_is_left_alone() {
-    let world = World::new();
-    let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
-    a.settles().await;
-    b.settles().await;
-    let right = world.configuration(MUTATING).await["webhooks"].clone();
-    let ca_of_another = json!("LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCg==");
-
-    type Edit = (&'static str, Box<dyn Fn(&mut serde_json::Value)>);
-    let edits: Vec<Edit> = vec![
-        (
-            "another caBundle",
-            Box::new(move |live| {
-                live["webhooks"][0]["clientConfig"]["caBundle"] = ca_of_another.clone();
-            }),
-        ),
-        (
-            "no caBundle",
-            Box::new(|live| {
-                let client = live["webhooks"][1]["clientConfig"].as_object_mut().unwrap();
-                client.remove("caBundle");
-            }),
-        ),
-        (
-            "a failure policy",
-            Box::new(|live| live["webhooks"][0]["failurePolicy"] = json!("Ignore")),
-        ),
-        (
-            "a selector",
-            Box::new(|live| {
-                live["webhooks"][0]["objectSelector"] =
-                    json!({ "matchLabels": { "never": "there" } });
-            }),
-        ),
-        (
-            "a wider selector",
-            Box::new(|live| {
-                live["webhooks"][0]["namespaceSelector"]["matchLabels"] = json!({ "a": "b" });
-            }),
-        ),
-        (
-            "another url",
-            Box::new(|live| {
-                let client = &mut live["webhooks"][0]["clientConfig"];
-                *client =
-                    json!({ "url": "https://example.org/webhook", "caBundle": client["caBundle"] });
-            }),
-        ),
-        (
-            "a condition",
-            Box::new(|live| {
-                live["webhooks"][0]["matchConditions"]
-                    .as_array_mut()
-                    .unwrap()
-                    .push(json!({ "name": "never", "expression": "false" }));
-            }),
-        ),
-        (
-            "one more entry",
-            Box::new(|live| {
-                let mut entry = live["webhooks"][0].clone();
-                entry["name"] = json!("another.vgpu.io");
-                live["webhooks"].as_array_mut().unwrap().push(entry);
-            }),
-        ),
-        (
-            "an entry less",
-            Box::new(|live| drop(live["webhooks"].as_array_mut().unwrap().remove(0))),
-        ),
-        (
-            "the order",
-            Box::new(|live| live["webhooks"].as_array_mut().unwrap().reverse()),
-        ),
-        ("none", Box::new(|live| live["webhooks"] = json!([]))),
-    ];
-    for (what, edit) in edits {
-        world
-            .edit(MUTATING, |live| {
-                edit(live);
-                live["metadata"]["annotations"]["note"] = json!(what);
-                live["metadata"]["labels"]["team"] = json!("platform");
-            })
-            .await;
-        assert_ne!(
-            world.configuration(MUTATING).await["webhooks"],
-            right,
-            "{what}"
-        );
-        let before = world.writes();
-
-        b.settles().await;
-        assert_eq!(
-            world.writes(),
-            before,
-            "{what}: one replica writes, and not this one"
-        );
-        a.settles().await;
-
-        let live = world.configuration(MUTATING).await;
-        assert_eq!(live["webhooks"], right, "{what}");
-        assert_eq!(live["metadata"]["annotations"]["note"], what);
-        assert_eq!(live["metadata"]["labels"]["team"], "platform");
-        assert_eq!(world.writes(), before + 1, "{what}: written once");
-        assert!(
-            a.is_ready() && {
-                b.settles().await;
-                b.is_ready()
-            }
-        );
-    }
-    for kind in [MUTATING, VALIDATING] {
-        let before = world.configuration(kind).await["webhooks"].clone();
-        world
-            .configurations(kind)
-            .delete("vgpu-webhook", &DeleteParams::default())
-            .await
-            .unwrap();
-        b.settles().await;
-        a.settles().await;
-        assert_eq!(world.configuration(kind).await["webhooks"], before);
-    }
-}
-
-#[tokio::test]
-async fn a_replica_that_is_not_trusted_says_so_until_it_is() {
-    let world = World::new();
-    let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
-    a.settles().await;
-    b.settles().await;
-    world
-        .edit(MUTATING, |live| {
-            live["webhooks"][0]["clientConfig"]["caBundle"] = json!("YQ==");
-        })
-        .await;
-
-    b.settles().await;
-    let reason = b.readiness.reason().unwrap();
-    assert!(
-        reason.contains("the caBundle of the MutatingWebhookConfiguration vgpu-webhook"),
-        "{reason}"
-    );
-
-    a.settles().await;
-    b.settles().await;
-    assert!(b.is_ready());
-}
-
-#[tokio::test]
-async fn an_old_api_server_gets_the_form_without_match_conditions() {
-    let world = World::new();
-    let mut replica = world.replica("a").await;
-    *world.minor.lock().unwrap() = Some("27+".to_owned());
-    replica.settles().await;
-    let live = world.configuration(MUTATING).await;
-    assert_eq!(live["webhooks"][0]["failurePolicy"], "Ignore");
-
-    // It is upgraded while we run.
-    *world.minor.lock().unwrap() = Some("28".to_owned());
-    world.pass(SignedDuration::from_mins(11));
-    replica.settles().await;
-
-    let live = world.configuration(MUTATING).await;
-    assert_eq!(live["webhooks"][0]["failurePolicy"], "Fail");
-    assert_eq!(live["webhooks"][0]["matchConditions"][0]["name"], "asks");
-}
-
-#[tokio::test]
-async fn without_an_api_server_a_new_replica_waits_and_an_old_one_serves_and_renews() {
-    let world = World::new();
-    let mut old = world.replica("old").await;
-    old.settles().await;
-    let bundle = world.bundle().await;
-    let before = old.tls.certificate();
-    world.api_server_is_gone(true);
-
-    let mut new = world.replica("new").await;
-    let error = format!("{:#}", new.keeper.look().await.unwrap_err());
-    assert!(
-        error.contains("cannot read the Secret vgpu-webhook-ca"),
-        "{error}"
-    );
-    let reason = new.readiness.reason().unwrap();
-    assert!(reason.contains("connection refused"), "{reason}");
-    assert!(!world.is_served(&new, &bundle).await);
-
-    // The old one goes on for longer than one certificate lasts.
-    for _ in 0..4 {
-        world.pass(days(21));
-        old.keeper.look().await.unwrap_err();
-        assert!(world.is_served(&old, &bundle).await);
-        assert!(old.is_ready());
-    }
-    assert_ne!(old.tls.certificate(), before);
-
-    world.api_server_is_gone(false);
-    new.settles().await;
-    assert!(new.is_ready());
-    assert!(world.is_served(&new, &bundle).await);
-    assert!(old.metrics().contains("cluster_failures_total 4"));
-}
-
-#[tokio::test]
-async fn what_is_forbidden_is_said_and_the_rest_is_done() {
-    let world = World::new();
-    world.forbidden.lock().unwrap().extend([
-        (Method::POST, "/mutatingwebhook".to_owned()),
-        (Method::GET, "/leases/".to_owned()),
-    ]);
-    let mut replica = world.replica("a").await;
-
-    // Without the Lease it serves, and writes nothing that is the holder's.
-    let error = format!("{:#}", replica.keeper.look().await.unwrap_err());
-    assert!(
-        error.contains("the Lease") && error.contains("forbidden"),
-        "{error}"
-    );
-    let ca = world.secret().await["ca.crt"].clone();
-    assert!(world.is_served(&replica, &ca).await);
-
-    // With it, what can be written is.
-    world.forbidden.lock().unwrap().pop();
-    let error = format!("{:#}", replica.keeper.look().await.unwrap_err());
-    assert!(
-        error.contains("the MutatingWebhookConfiguration vgpu-webhook"),
-        "{error}"
-    );
-    assert!(world.configuration(VALIDATING).await["webhooks"].is_array());
-    assert!(
-        replica.is_ready(),
-        "the port can be used by those who know its CA"
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_silent_holder_is_followed_by_another_and_two_releases_do_not_fight() {
-    let world = World::new();
-    let patience = Duration::from_secs(15);
-    let next_release = {
-        let wanted = wanted();
-        Arc::new(move |match_conditions| {
-            let mut all = wanted(match_conditions);
-            all[0]["webhooks"][0]["timeoutSeconds"] = json!(7);
-            all
-        })
-    };
-    let mut old = world.replica_of("old", wanted(), patience).await;
-    let mut new = world.replica_of("new", next_release, patience).await;
-    let timeout =
-        async || world.configuration(MUTATING).await["webhooks"][0]["timeoutSeconds"].clone();
-    old.settles().await;
-    for _ in 0..10 {
-        world.wait(5).await;
-        old.settles().await;
-        new.settles().await;
-        assert_eq!(timeout().await, 10);
-    }
-
-    // Silent, and not for long enough; then for long enough.
-    world.wait(10).await;
-    new.settles().await;
-    assert_eq!(timeout().await, 10);
-    world.wait(10).await;
-    new.settles().await;
-    assert_eq!(timeout().await, 7);
-
-    // The one that was silent comes back, and is not the holder.
-    old.settles().await;
-    new.settles().await;
-    assert_eq!(timeout().await, 7);
-
-    // One that ends leaves it to the other at once.
-    new.keeper.let_go().await;
-    old.settles().await;
-    assert_eq!(timeout().await, 10);
-}
-
-#[tokio::test]
-async fn the_configurations_go_with_their_owner() {
-    let world = World::new();
-    let mut replica = world.replica("a").await;
-    let owners =
-        async || world.configuration(MUTATING).await["metadata"]["ownerReferences"].clone();
-    replica.settles().await;
-    assert_eq!(owners().await, json!(null), "there is no owner");
-
-    // The chart is installed, and installed again.
-    for uid in ["first", "second"] {
-        *world.owner.lock().unwrap() = Some(uid.to_owned());
-        replica.settles().await;
-        assert_eq!(owners().await[0]["uid"], uid);
-        assert_eq!(owners().await[0]["kind"], "ClusterRole");
-        assert_eq!(owners().await.as_array().unwrap().len(), 1);
-    }
 }
 
 #[tokio::test]

@@ -1,10 +1,4 @@
 //! A cluster in memory, replicas on it that share a clock, and TLS clients of theirs.
-#![allow(
-    dead_code,
-    clippy::unwrap_used,
-    reason = "a test's helpers: each program uses what it needs"
-)]
-
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -41,12 +35,17 @@ pub(crate) const NAME: &str = "vgpu-webhook.vgpu-system.svc";
 pub(crate) const MUTATING: &str = "MutatingWebhookConfiguration";
 pub(crate) const VALIDATING: &str = "ValidatingWebhookConfiguration";
 
+pub(crate) fn days(days: i32) -> SignedDuration {
+    SignedDuration::from_hours(24) * days
+}
+
 /// A cluster, its clock, and whether its API server is there.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) cluster: Cluster,
     now: Arc<Mutex<Timestamp>>,
     gone: Arc<AtomicBool>,
+    hangs: Arc<AtomicBool>,
     writes: Arc<AtomicUsize>,
     /// Paths that are refused with 403.
     pub(crate) forbidden: Arc<Mutex<Vec<(Method, String)>>>,
@@ -114,6 +113,7 @@ impl World {
             cluster,
             now: Arc::new(Mutex::new("2026-11-21T12:00:00Z".parse().unwrap())),
             gone: Arc::default(),
+            hangs: Arc::default(),
             writes: Arc::default(),
             forbidden: Arc::default(),
             owner: Arc::default(),
@@ -139,6 +139,10 @@ impl World {
         self.gone.store(gone, Ordering::SeqCst);
     }
 
+    pub(crate) fn api_server_hangs(&self, hangs: bool) {
+        self.hangs.store(hangs, Ordering::SeqCst);
+    }
+
     /// Writes of all replicas so far, those to the Lease left out.
     pub(crate) fn writes(&self) -> usize {
         self.writes.load(Ordering::SeqCst)
@@ -150,6 +154,9 @@ impl World {
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let (router, world) = (router.clone(), world.clone());
             async move {
+                if world.hangs.load(Ordering::SeqCst) {
+                    std::future::pending::<()>().await;
+                }
                 if world.gone.load(Ordering::SeqCst) {
                     return Err(std::io::Error::other("connection refused"));
                 }

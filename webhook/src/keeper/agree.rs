@@ -1,0 +1,182 @@
+//! The Secret's part of a look: what it says is remembered, and made or replaced where it must be.
+
+use anyhow::{Context, anyhow};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::Api;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+
+use super::{Keeper, Source, told};
+use crate::authority::Agreed;
+use crate::secret::{self, WRITER};
+
+impl Keeper {
+    /// What the Secret says, made or replaced where it must be. Whether it was written.
+    pub(super) async fn agree(&mut self, ours: bool) -> anyhow::Result<bool> {
+        let Source::Own {
+            secret: name,
+            lifetimes,
+            ..
+        } = &self.settings.source
+        else {
+            return Ok(false);
+        };
+        let (name, lifetimes) = (name.clone(), *lifetimes);
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
+        // Others write, too: each time somebody was faster there is something new to look at.
+        for _ in 0..4 {
+            let now = self.now();
+            let remembered = self.agreed.iter().flat_map(Agreed::trusted).cloned();
+            let mut remembered: Vec<_> = remembered.collect();
+            let kept = secret::read(&api, &name, now).await;
+            let kept = kept
+                .map_err(told)
+                .with_context(|| format!("cannot read the Secret {name}"))?;
+            let Some(kept) = kept else {
+                let reason = if self.agreed.is_some() {
+                    "deleted"
+                } else {
+                    "created"
+                };
+                let agreed =
+                    Agreed::anew(remembered, now, &lifetimes).context("cannot make a CA")?;
+                let created = secret::create(&api, &name, &agreed).await;
+                let created = created
+                    .map_err(told)
+                    .with_context(|| format!("cannot create the Secret {name}"))?;
+                if created {
+                    let text = match reason {
+                        "deleted" => {
+                            "the Secret of the webhook's CA was deleted; it holds a new CA"
+                        }
+                        _ => "the webhook's CA was made",
+                    };
+                    self.renewed(agreed, reason, text).await;
+                    return Ok(true);
+                }
+                continue;
+            };
+            let agreed = match kept.agreed {
+                Ok(agreed) => agreed,
+                Err(broken) if !ours => {
+                    let text = format!(
+                        "the Secret {name} is broken ({broken}); the holder of the Lease replaces \
+                         what is in it"
+                    );
+                    tracing::warn!("{text}");
+                    return if self.agreed.is_some() {
+                        Ok(false)
+                    } else {
+                        Err(anyhow!(text))
+                    };
+                }
+                Err(broken) => {
+                    remembered.extend(kept.certificates);
+                    let agreed =
+                        Agreed::anew(remembered, now, &lifetimes).context("cannot make a CA")?;
+                    if replace(&api, &name, &kept.version, &agreed).await? {
+                        let text = format!(
+                            "the Secret of the webhook's CA was broken ({broken}); it holds a new CA"
+                        );
+                        self.renewed(agreed, "broken", &text).await;
+                        return Ok(true);
+                    }
+                    continue;
+                }
+            };
+            let (agreed, reason) = if ours && agreed.current.certificate().is_due(now) {
+                let old = agreed.trusted().cloned().collect();
+                let agreed = Agreed::anew(old, now, &lifetimes).context("cannot make a CA")?;
+                (agreed, "due")
+            } else if ours && agreed.old_are_over(now, &lifetimes) {
+                let agreed = Agreed {
+                    old: Vec::new(),
+                    ..agreed
+                };
+                (agreed, "over")
+            } else {
+                self.take(agreed);
+                return Ok(false);
+            };
+            if replace(&api, &name, &kept.version, &agreed).await? {
+                if reason == "due" {
+                    let text = "the webhook's CA was replaced before its end; the old one is \
+                                trusted for a while";
+                    self.renewed(agreed, reason, text).await;
+                } else {
+                    tracing::info!(secret = name, "replaced CAs are trusted no longer");
+                    self.take(agreed);
+                }
+                return Ok(true);
+            }
+        }
+        Err(anyhow!(
+            "the Secret {name} changes all the time; somebody else writes it, too"
+        ))
+    }
+
+    fn take(&mut self, agreed: Agreed) {
+        let known = self
+            .agreed
+            .as_ref()
+            .is_some_and(|known| known.current.certificate() == agreed.current.certificate());
+        if !known {
+            let until = agreed.current.certificate().not_after();
+            tracing::info!(%until, "the CA in the Secret signs");
+            self.meters.signs(until);
+        }
+        self.agreed = Some(agreed);
+    }
+
+    async fn renewed(&mut self, agreed: Agreed, reason: &'static str, text: &str) {
+        tracing::warn!(reason, "{text}");
+        self.meters.rotated(reason);
+        self.take(agreed);
+        self.event(reason, text).await;
+    }
+
+    /// For whoever looks at the Secret. The log has it in any case.
+    async fn event(&self, reason: &'static str, note: &str) {
+        let Source::Own { secret, .. } = &self.settings.source else {
+            return;
+        };
+        let broken = reason == "broken" || reason == "deleted";
+        let reporter = Reporter {
+            controller: WRITER.to_owned(),
+            instance: None,
+        };
+        let event = Event {
+            type_: if broken {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: "CertificateAuthorityReplaced".to_owned(),
+            note: Some(note.to_owned()),
+            action: "Replace".to_owned(),
+            secondary: None,
+        };
+        let about = k8s_openapi::api::core::v1::ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Secret".to_owned()),
+            name: Some(secret.clone()),
+            namespace: Some(self.settings.namespace.clone()),
+            ..Default::default()
+        };
+        let recorder = Recorder::new(self.client.clone(), reporter);
+        if let Err(error) = recorder.publish(&event, &about).await {
+            tracing::debug!(%error, "no event");
+        }
+    }
+}
+
+async fn replace(
+    api: &Api<Secret>,
+    name: &str,
+    version: &str,
+    agreed: &Agreed,
+) -> anyhow::Result<bool> {
+    let replaced = secret::replace(api, name, version, agreed).await;
+    replaced
+        .map_err(told)
+        .with_context(|| format!("cannot replace what is in the Secret {name}"))
+}

@@ -1,0 +1,93 @@
+//! What a replica does when the API server is away, hangs or refuses.
+
+use axum::http::Method;
+
+use crate::support::{VALIDATING, World, days};
+
+#[tokio::test]
+async fn without_an_api_server_a_new_replica_waits_and_an_old_one_serves_and_renews() {
+    let world = World::new();
+    let mut old = world.replica("old").await;
+    old.settles().await;
+    let bundle = world.bundle().await;
+    let before = old.tls.certificate();
+    world.api_server_is_gone(true);
+
+    let mut new = world.replica("new").await;
+    let error = format!("{:#}", new.keeper.look().await.unwrap_err());
+    assert!(
+        error.contains("cannot read the Secret vgpu-webhook-ca"),
+        "{error}"
+    );
+    let reason = new.readiness.reason().unwrap();
+    assert!(reason.contains("connection refused"), "{reason}");
+    assert!(!world.is_served(&new, &bundle).await);
+
+    // The old one goes on for longer than one certificate lasts.
+    for _ in 0..4 {
+        world.pass(days(21));
+        old.keeper.look().await.unwrap_err();
+        assert!(world.is_served(&old, &bundle).await);
+        assert!(old.is_ready());
+    }
+    assert_ne!(old.tls.certificate(), before);
+
+    world.api_server_is_gone(false);
+    new.settles().await;
+    assert!(new.is_ready());
+    assert!(world.is_served(&new, &bundle).await);
+    assert!(old.metrics().contains("cluster_failures_total 4"));
+}
+
+#[tokio::test]
+async fn what_is_forbidden_is_said_and_the_rest_is_done() {
+    let world = World::new();
+    world.forbidden.lock().unwrap().extend([
+        (Method::POST, "/mutatingwebhook".to_owned()),
+        (Method::GET, "/leases/".to_owned()),
+    ]);
+    let mut replica = world.replica("a").await;
+
+    // Without the Lease it serves, and writes nothing that is the holder's.
+    let error = format!("{:#}", replica.keeper.look().await.unwrap_err());
+    assert!(
+        error.contains("the Lease") && error.contains("forbidden"),
+        "{error}"
+    );
+    let ca = world.secret().await["ca.crt"].clone();
+    assert!(world.is_served(&replica, &ca).await);
+
+    // With it, what can be written is.
+    world.forbidden.lock().unwrap().pop();
+    let error = format!("{:#}", replica.keeper.look().await.unwrap_err());
+    assert!(
+        error.contains("the MutatingWebhookConfiguration vgpu-webhook"),
+        "{error}"
+    );
+    assert!(world.configuration(VALIDATING).await["webhooks"].is_array());
+    assert!(
+        replica.is_ready(),
+        "the port can be used by those who know its CA"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_hangs_is_given_up_and_certificates_are_renewed_all_the_same() {
+    let world = World::new();
+    let mut replica = world.replica("a").await;
+    replica.settles().await;
+    let before = replica.tls.certificate();
+    world.api_server_hangs(true);
+    world.pass(days(25));
+
+    let error = replica.keeper.look().await.unwrap_err().to_string();
+
+    assert!(
+        error.contains("did not answer within 30 seconds"),
+        "{error}"
+    );
+    assert_ne!(replica.tls.certificate(), before);
+    assert!(replica.is_ready());
+    world.api_server_hangs(false);
+    replica.settles().await;
+}
