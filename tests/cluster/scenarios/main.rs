@@ -14,3 +14,15 @@ mod world;
 
 #[cfg(test)]
 mod placing;
+#[cfg(test)]
+mod preempting;
+#[cfg(test)]
+mod replicas;
+#[cfg(test)]
+mod speed;
+#[cfg(test)]
+mod volumes;
+#[cfg(test)]
+mod waking;
+#[cfg(test)]
+mod webhook;

@@ -55,7 +55,8 @@ impl Gpus {
                 "labels": {"kubernetes.io/hostname": name},
                 "annotations": {"hami.io/node-nvidia-register": self.register(name)},
             },
-            "status": {"capacity": capacity, "allocatable": capacity},
+            "status": {"capacity": capacity, "allocatable": capacity,
+                "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]},
         }))
     }
 }

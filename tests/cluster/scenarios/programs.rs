@@ -9,7 +9,10 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use serde_json::json;
+
 use crate::http;
+use crate::objects::pod;
 use crate::world::{SYSTEM, World};
 
 /// One running program.
@@ -73,7 +76,7 @@ impl Program {
         self.child.try_wait().unwrap().is_some()
     }
 
-    fn assert_runs(&mut self) {
+    pub(crate) fn assert_runs(&mut self) {
         assert!(!self.ended(), "{} has ended:\n{}", self.name, self.log());
     }
 }
@@ -232,9 +235,41 @@ impl Pair {
                 async || {
                     self.extender.assert_runs();
                     self.kube_scheduler.assert_runs();
-                    (http::status(place.extender, "/readyz").await == Some(200)).then_some(())
+                    place.is_asked().await.then_some(())
                 },
             )
             .await;
     }
+}
+
+impl Place {
+    /// Whether the extender here is the one that answers. A follower is ready, too, and says 503 to this.
+    pub(crate) async fn is_asked(&self) -> bool {
+        let plain = json!({"Pod": pod("plain", json!({})), "NodeNames": []});
+        let answer = http::ask(self.extender, "POST", "/filter", Some(&plain)).await;
+        matches!(answer, Some((200, _)))
+    }
+}
+
+/// A vgpu-webhook as one of two replicas behind the Service `vgpu-webhook`: number 1 or 2.
+pub(crate) fn start_webhook(world: &World, replica: u16, more: &[&str]) -> Program {
+    let kubeconfig = world.run.join("vgpu-webhook.kubeconfig");
+    let arguments = [
+        format!("--kubeconfig={}", kubeconfig.display()),
+        format!("--namespace={SYSTEM}"),
+        format!("--http_bind=10.99.0.{replica}:9443"),
+        format!("--metrics-bind-address=127.0.0.1:{}", metrics_of(replica)),
+        "--shutdown-delay=1".to_owned(),
+    ];
+    let all = arguments
+        .iter()
+        .map(String::as_str)
+        .chain(more.iter().copied());
+    let host = if replica == 1 { "one" } else { "two" };
+    Program::start(world, host, world.ours.join("vgpu-webhook"), all)
+}
+
+/// The port of a webhook's `/readyz` and `/metrics`.
+pub(crate) fn metrics_of(replica: u16) -> u16 {
+    9100 + replica
 }

@@ -190,7 +190,7 @@ impl World {
         pods
     }
 
-    /// Nodes of these names with these GPUs, ready.
+    /// Nodes of these names with these GPUs.
     pub(crate) async fn make_nodes<N: AsRef<str>>(
         &self,
         names: impl IntoIterator<Item = N>,
@@ -206,21 +206,6 @@ impl World {
                 drop(api.create(&PostParams::default(), node).await.unwrap())
             })
             .await;
-        self.eventually("kwok has made the nodes ready", async || {
-            let listed = api.list(&ListParams::default()).await.unwrap();
-            let ready = |node: &Node| {
-                let conditions = node
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.conditions.as_deref());
-                conditions
-                    .unwrap_or_default()
-                    .iter()
-                    .any(|condition| condition.type_ == "Ready" && condition.status == "True")
-            };
-            listed.items.iter().all(ready).then_some(())
-        })
-        .await;
     }
 
     pub(crate) async fn make_pod(&self, pod: Value) -> Pod {

@@ -1,0 +1,148 @@
+//! Preemption: kube-scheduler proposes, the extender says whose leaving helps. kube-scheduler counts slots and knows
+//! nothing of memory, so what it proposes alone is often wrong.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::objects::{Gpus, name, node, pod, uuids, whole};
+use crate::programs::Pair;
+use crate::world::{World, within};
+
+/// Two cards of 16 GiB that two pods may share: four slots, all of which these tests fill.
+fn two_cards() -> Gpus {
+    Gpus {
+        count: 2,
+        memory_mib: 16384,
+        slots: 2,
+        ..Gpus::default()
+    }
+}
+
+/// A pod of this priority with half of this card of node `a`.
+fn half(name: &str, card: usize, priority: &str) -> Value {
+    let mut pod = pod(
+        name,
+        json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8000}),
+    );
+    pod["metadata"]["annotations"] = json!({"nvidia.com/use-gpuuuid": format!("GPU-a-{card}")});
+    pod["spec"]["priorityClassName"] = json!(priority);
+    pod
+}
+
+async fn fill(world: &World, pods: &[(&str, usize, &str)]) {
+    for (name, card, priority) in pods {
+        world.make_pod(half(name, *card, priority)).await;
+        world.until_placed(name).await;
+    }
+}
+
+async fn names(world: &World) -> Vec<String> {
+    let mut names: Vec<String> = world
+        .placed()
+        .await
+        .iter()
+        .map(|pod| name(pod).to_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_whole_card_is_freed_and_nothing_else() {
+    within(async |world| {
+        world.make_priorities().await;
+        world.make_nodes(["a"], &two_cards()).await;
+        let _pair = Pair::start(world).await;
+        fill(
+            world,
+            &[
+                ("p0", 0, "low"),
+                ("p1", 1, "low"),
+                ("p2", 0, "low"),
+                ("p3", 1, "low"),
+            ],
+        )
+        .await;
+
+        let mut urgent = pod("urgent", whole(1));
+        urgent["spec"]["priorityClassName"] = json!("high");
+        world.make_pod(urgent).await;
+
+        let urgent = world.until_placed("urgent").await;
+        assert_eq!(node(&urgent), Some("a"));
+        let card = uuids([&urgent]);
+        let left = names(world).await;
+        let expected = if card.contains("GPU-a-0") {
+            ["p1", "p3", "urgent"]
+        } else {
+            ["p0", "p2", "urgent"]
+        };
+        assert_eq!(left, expected, "it has {card:?}");
+    });
+}
+
+#[test]
+fn the_card_whose_pods_may_be_evicted_is_the_one_that_is_freed() {
+    within(async |world| {
+        world.make_priorities().await;
+        world.make_nodes(["a"], &two_cards()).await;
+        let _pair = Pair::start(world).await;
+        // The youngest stands beside one that must not go: kube-scheduler alone would take it first.
+        fill(
+            world,
+            &[
+                ("low-1", 1, "low"),
+                ("low-1b", 1, "low"),
+                ("high-0", 0, "high"),
+                ("low-0", 0, "low"),
+            ],
+        )
+        .await;
+
+        let mut urgent = pod("urgent", whole(1));
+        urgent["spec"]["priorityClassName"] = json!("high");
+        world.make_pod(urgent).await;
+
+        let urgent = world.until_placed("urgent").await;
+        assert!(uuids([&urgent]).contains("GPU-a-1"));
+        assert_eq!(names(world).await, ["high-0", "low-0", "urgent"]);
+    });
+}
+
+#[test]
+fn nobody_is_evicted_in_vain() {
+    within(async |world| {
+        world.make_priorities().await;
+        world.make_nodes(["a"], &two_cards()).await;
+        let _pair = Pair::start(world).await;
+        // Each card keeps a pod that must not go, so no leaving frees a whole one, though it frees a slot.
+        fill(
+            world,
+            &[
+                ("high-0", 0, "high"),
+                ("low-0", 0, "low"),
+                ("high-1", 1, "high"),
+                ("low-1", 1, "low"),
+            ],
+        )
+        .await;
+
+        for (name, limits) in [
+            ("whole", whole(1)),
+            (
+                "larger-than-any",
+                json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 20000}),
+            ),
+        ] {
+            let mut urgent = pod(name, limits);
+            urgent["spec"]["priorityClassName"] = json!("high");
+            world.make_pod(urgent).await;
+            world.until_refused(name).await;
+        }
+
+        // Evictions follow the refusal; they are given time to happen.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(names(world).await, ["high-0", "high-1", "low-0", "low-1"]);
+    });
+}

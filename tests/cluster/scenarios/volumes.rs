@@ -1,0 +1,189 @@
+//! Between filter and bind kube-scheduler binds the pod's volumes, which may take minutes and may fail.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{Api, PostParams};
+use serde_json::{Value, json};
+
+use crate::objects::{Gpus, devices, from, pod, whole};
+use crate::programs::{ONE, Pair, Tuning, start_extender};
+use crate::world::{World, within};
+
+/// A claim for whose volume nobody cares.
+async fn make_claim(world: &World) {
+    let classes: Api<StorageClass> = Api::all(world.client.clone());
+    let class = json!({"metadata": {"name": "slow"}, "provisioner": "example.com/never", "volumeBindingMode": "WaitForFirstConsumer"});
+    classes
+        .create(&PostParams::default(), &from(class))
+        .await
+        .unwrap();
+    let claims: Api<PersistentVolumeClaim> = Api::default_namespaced(world.client.clone());
+    let claim = json!({"metadata": {"name": "data"}, "spec": {"storageClassName": "slow",
+        "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+    claims
+        .create(&PostParams::default(), &from(claim))
+        .await
+        .unwrap();
+}
+
+/// What its provisioner would do.
+async fn provide_volume(world: &World) {
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    let volume = json!({"metadata": {"name": "data"}, "spec": {"storageClassName": "slow", "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/data"}, "claimRef": {"namespace": "default", "name": "data"}}});
+    volumes
+        .create(&PostParams::default(), &from(volume))
+        .await
+        .unwrap();
+}
+
+fn with_volume(mut pod: Value) -> Value {
+    pod["spec"]["volumes"] =
+        json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    pod
+}
+
+/// Waits until kube-scheduler is between filter and bind with the pod that has the claim.
+async fn until_waiting_for_its_volume(world: &World) {
+    let claims: Api<PersistentVolumeClaim> = Api::default_namespaced(world.client.clone());
+    world
+        .eventually("kube-scheduler has chosen the claim's node", async || {
+            let claim = claims.get("data").await.unwrap();
+            claim
+                .metadata
+                .annotations?
+                .get("volume.kubernetes.io/selected-node")
+                .cloned()
+        })
+        .await;
+}
+
+#[test]
+fn a_volume_that_is_not_bound_gives_the_reservation_back() {
+    within(async |world| {
+        world
+            .make_nodes(
+                ["a"],
+                &Gpus {
+                    count: 1,
+                    ..Gpus::default()
+                },
+            )
+            .await;
+        make_claim(world).await;
+        let tuning = Tuning {
+            volume_seconds: Some(3),
+            ..Tuning::default()
+        };
+        let _pair = Pair::start_with(world, &[], tuning).await;
+        world.make_pod(with_volume(pod("stuck", whole(1)))).await;
+        until_waiting_for_its_volume(world).await;
+
+        world.make_pod(pod("waiting", whole(1))).await;
+
+        world.until_refused("waiting").await;
+        world.until_placed("waiting").await;
+    });
+}
+
+#[test]
+fn a_volume_that_is_never_bound_gives_the_reservation_back_each_time() {
+    within(async |world| {
+        world
+            .make_nodes(
+                ["a"],
+                &Gpus {
+                    count: 1,
+                    ..Gpus::default()
+                },
+            )
+            .await;
+        make_claim(world).await;
+        let tuning = Tuning {
+            volume_seconds: Some(3),
+            ..Tuning::default()
+        };
+        let _pair = Pair::start_with(world, &[], tuning).await;
+        world.make_pod(with_volume(pod("stuck", whole(1)))).await;
+        // Its first attempt ends with a changed condition, its second one leaves the condition as it was.
+        world.until_refused("stuck").await;
+        world.make_pod(pod("probe", whole(1))).await;
+        world.until_placed("probe").await;
+        world.until_refused("stuck").await;
+        world.remove_pod("probe").await;
+        world
+            .eventually("the next attempt has begun", async || {
+                let events = world.events_of("stuck").await;
+                (events
+                    .iter()
+                    .filter(|event| event.contains("timed out") || event.contains("deadline"))
+                    .count()
+                    > 0)
+                .then_some(())
+            })
+            .await;
+
+        world.make_pod(pod("waiting", whole(1))).await;
+
+        world.until_placed("waiting").await;
+    });
+}
+
+#[test]
+fn a_scheduler_that_died_between_filter_and_bind_binds_after_its_restart() {
+    within(async |world| {
+        world
+            .make_nodes(
+                ["a"],
+                &Gpus {
+                    count: 1,
+                    ..Gpus::default()
+                },
+            )
+            .await;
+        make_claim(world).await;
+        let mut pair = Pair::start(world).await;
+        world.make_pod(with_volume(pod("p", whole(1)))).await;
+        until_waiting_for_its_volume(world).await;
+
+        pair.extender.kill();
+        pair.extender = start_extender(world, ONE, &[]);
+        pair.answers(world).await;
+        provide_volume(world).await;
+
+        let placed = world.until_placed("p").await;
+        assert_eq!(devices(&placed), [("GPU-a-0".to_owned(), 81559)]);
+    });
+}
+
+#[test]
+fn a_pod_that_lost_its_reservation_to_another_is_not_bound_over_it() {
+    within(async |world| {
+        world
+            .make_nodes(
+                ["a"],
+                &Gpus {
+                    count: 1,
+                    ..Gpus::default()
+                },
+            )
+            .await;
+        make_claim(world).await;
+        let mut pair = Pair::start(world).await;
+        world.make_pod(with_volume(pod("slow", whole(1)))).await;
+        until_waiting_for_its_volume(world).await;
+
+        pair.extender.kill();
+        pair.extender = start_extender(world, ONE, &[]);
+        pair.answers(world).await;
+        world.make_pod(pod("quick", whole(1))).await;
+        world.until_placed("quick").await;
+        provide_volume(world).await;
+
+        world.until_refused("slow").await;
+        assert_eq!(world.placed().await.len(), 1);
+        // And it has not lost its turn.
+        world.remove_pod("quick").await;
+        world.until_placed("slow").await;
+    });
+}

@@ -1,0 +1,147 @@
+//! Pods that wait, and what ends their waiting. kube-scheduler looks at a refused pod again when something changes that
+//! it knows of, else after five minutes: each of these tests would wait in vain if nobody told it.
+
+use k8s_openapi::api::core::v1::ResourceQuota;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use crate::http;
+use crate::objects::{Gpus, from, gpu_with, node, pod, whole};
+use crate::programs::{ONE, Pair, Tuning};
+use crate::world::within;
+
+fn one_card() -> Gpus {
+    Gpus {
+        count: 1,
+        ..Gpus::default()
+    }
+}
+
+#[test]
+fn a_pod_takes_the_place_of_one_that_leaves() {
+    within(async |world| {
+        world.make_nodes(["a"], &one_card()).await;
+        let _pair = Pair::start(world).await;
+        world.make_pod(pod("p0", whole(1))).await;
+        world.until_placed("p0").await;
+
+        // Many times: kube-scheduler may ask before the extender has heard of the leaving, and not again.
+        for round in 1..=12 {
+            let next = format!("p{round}");
+            world.make_pod(pod(&next, whole(1))).await;
+            world.until_refused(&next).await;
+
+            world.remove_pod(&format!("p{}", round - 1)).await;
+
+            world.until_placed(&next).await;
+        }
+    });
+}
+
+#[test]
+fn pods_that_were_there_before_the_nodes_are_placed_when_nodes_come() {
+    within(async |world| {
+        let _pair = Pair::start(world).await;
+        for index in 0..6 {
+            world.make_pod(pod(&format!("p{index}"), whole(1))).await;
+            world.until_refused(&format!("p{index}")).await;
+        }
+
+        for index in 0..6 {
+            world.make_nodes([format!("n{index}")], &one_card()).await;
+            world
+                .eventually("one more has a node", async || {
+                    (world.placed().await.len() == index + 1).then_some(())
+                })
+                .await;
+        }
+    });
+}
+
+#[test]
+fn a_node_whose_agent_comes_late_takes_pods_then() {
+    within(async |world| {
+        world.make_nodes(["a"], &one_card()).await;
+        let nodes = world.nodes();
+        let register = |value: serde_json::Value| {
+            Patch::Merge(
+                json!({"metadata": {"annotations": {"hami.io/node-nvidia-register": value}}}),
+            )
+        };
+        nodes
+            .patch("a", &PatchParams::default(), &register(json!(null)))
+            .await
+            .unwrap();
+        let _pair = Pair::start(world).await;
+        world.make_pod(pod("p", whole(1))).await;
+        world.until_refused("p").await;
+
+        nodes
+            .patch(
+                "a",
+                &PatchParams::default(),
+                &register(json!(one_card().register("a"))),
+            )
+            .await
+            .unwrap();
+
+        world.until_placed("p").await;
+    });
+}
+
+#[test]
+fn a_reservation_that_nobody_uses_ends_and_the_waiting_pod_is_told() {
+    within(async |world| {
+        world.make_nodes(["a"], &one_card()).await;
+        let _pair = Pair::start_with(world, &["--reservation-timeout=8s"], Tuning::default()).await;
+        // Asked for as kube-scheduler asks, and never bound.
+        let mut forgotten = pod("forgotten", whole(1));
+        forgotten["spec"]["schedulerName"] = json!("nobody");
+        let forgotten = world.make_pod(forgotten).await;
+        let (status, answer) = http::ask(
+            ONE.extender,
+            "POST",
+            "/filter",
+            Some(&json!({"Pod": forgotten, "NodeNames": ["a"]})),
+        )
+        .await
+        .unwrap();
+        assert_eq!(
+            (status, answer.contains(r#""NodeNames":["a"]"#)),
+            (200, true),
+            "{answer}"
+        );
+        world.make_pod(pod("waiting", whole(1))).await;
+        world.until_refused("waiting").await;
+
+        // No pod and no node changes now.
+        let waiting = world.until_placed("waiting").await;
+
+        assert_eq!(node(&waiting), Some("a"));
+    });
+}
+
+#[test]
+fn a_pod_held_back_by_a_quota_is_placed_when_the_quota_grows() {
+    within(async |world| {
+        world.make_nodes(["a"], &one_card()).await;
+        let quotas: Api<ResourceQuota> = Api::default_namespaced(world.client.clone());
+        let hard = |mib: u32| json!({"metadata": {"name": "memory"}, "spec": {"hard": {"limits.nvidia.com/gpumem": mib.to_string()}}});
+        quotas
+            .create(&PostParams::default(), &from(hard(5000)))
+            .await
+            .unwrap();
+        let _pair = Pair::start(world).await;
+        world.make_pod(pod("within", gpu_with(4000))).await;
+        world.until_placed("within").await;
+        world.make_pod(pod("beyond", gpu_with(4000))).await;
+        world.until_refused("beyond").await;
+
+        quotas
+            .patch("memory", &PatchParams::default(), &Patch::Merge(hard(8000)))
+            .await
+            .unwrap();
+
+        world.until_placed("beyond").await;
+    });
+}
