@@ -25,6 +25,9 @@ const WAITING_IS_SHOWN: Duration = Duration::from_secs(900);
 /// How many kinds of pods share what they are counted with; above, it is forgotten what was shared.
 const MOST_COUNTED: usize = 1024;
 
+/// How far our watch of the API server may be behind kube-scheduler's.
+const WATCH_IS_BEHIND: Duration = Duration::from_secs(5);
+
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// How long after the last answer about a binding it may still happen: an API server gives up a request after 60 s.
@@ -46,6 +49,10 @@ pub struct Ledger {
     /// What pods are counted with, each once.
     counted: HashSet<Counted>,
     deadlines: BTreeSet<(Duration, Arc<str>)>,
+    /// The latest time that anybody told.
+    latest: Duration,
+    /// When a pod was refused last.
+    refused: Option<Duration>,
     /// When waiting pods were last looked at for whether anybody still asks for them.
     swept: Duration,
     notices: Vec<Notice>,
@@ -196,6 +203,8 @@ impl Ledger {
             quotas: BTreeMap::new(),
             counted: HashSet::new(),
             deadlines: BTreeSet::new(),
+            latest: Duration::ZERO,
+            refused: None,
             swept: Duration::ZERO,
             notices: Vec::new(),
             vendors,
@@ -350,6 +359,7 @@ impl Ledger {
     }
 
     fn refuse(&mut self, request: &Request, misfits: &[NodeMisfit], now: Duration) {
+        self.refused = Some(now);
         let waiting = Waiting {
             pod: request.pod.clone(),
             reason: main_reason(misfits),
@@ -485,6 +495,7 @@ impl Ledger {
 
     /// Lets go of what is held for too long, and of doubts that are over.
     pub fn expire(&mut self, now: Duration) {
+        self.latest = self.latest.max(now);
         while let Some((deadline, uid)) = self.deadlines.first().cloned() {
             if deadline > now {
                 break;
@@ -704,11 +715,14 @@ impl Ledger {
         self.waiting.remove(uid);
         self.broken_pods.remove(uid);
         let reserved = matches!(self.holders.get(uid), Some(Holder::Reserved(_)));
-        let node = self.release(uid);
-        // kube-scheduler sees a bound pod go by itself; of a reservation it knows nothing.
-        if let Some(node) = node.filter(|_| reserved) {
+        let Some(node) = self.release(uid) else {
+            return;
+        };
+        if reserved {
             self.notices.push(Notice::GivenBack);
             self.freed(node);
+        } else {
+            self.freed_by_event(node);
         }
     }
 
@@ -777,7 +791,10 @@ impl Ledger {
                 problem,
             });
         }
-        self.nodes.insert(name, node);
+        self.nodes.insert(Arc::clone(&name), node);
+        if self.cluster.node(&name).is_some() {
+            self.freed_by_event(name);
+        }
     }
 
     /// The node is gone. What pods hold there is held for when it returns.
@@ -837,6 +854,15 @@ impl Ledger {
             .values()
             .any(|waiting| waiting.pod.namespace == namespace);
         if waits && let Some(node) = self.nodes.keys().min().cloned() {
+            self.freed(node);
+        }
+    }
+
+    /// kube-scheduler has the event, too, and asks again by itself; but it may have asked before our watch had the event,
+    /// and then it has been refused and does not ask a second time.
+    fn freed_by_event(&mut self, node: Arc<str>) {
+        let refused = self.refused.map(|at| at.saturating_add(WATCH_IS_BEHIND));
+        if refused.is_some_and(|until| until >= self.latest) {
             self.freed(node);
         }
     }

@@ -361,7 +361,9 @@ async fn before_the_cluster_has_been_read_nobody_is_answered() {
     let router = scheduler::api::routes(&scheduler, None, false);
     let ask = async |path: &str| {
         use tower::ServiceExt;
-        let request = http::Request::post(path).body(axum::body::Body::from("{}")).unwrap();
+        let request = http::Request::post(path)
+            .body(axum::body::Body::from("{}"))
+            .unwrap();
         let response: axum::response::Response = router.clone().oneshot(request).await.unwrap();
         response.status().as_u16()
     };
