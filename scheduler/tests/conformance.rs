@@ -9,6 +9,7 @@
 )]
 
 use std::collections::BTreeSet;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,8 +22,12 @@ mod beyond;
 mod classes;
 #[path = "conformance/codec.rs"]
 mod codec;
+#[path = "conformance/damage.rs"]
+mod damage;
 #[path = "conformance/driven.rs"]
 mod driven;
+#[path = "conformance/exposition.rs"]
+mod exposition;
 #[path = "conformance/facts.rs"]
 mod facts;
 #[path = "conformance/http.rs"]
@@ -84,24 +89,7 @@ struct Found {
 fn every_recording_is_answered_as_the_register_says() {
     let register = register();
     let cases = cases();
-    let next = AtomicUsize::new(0);
-    let found: Mutex<Vec<(String, Found)>> = Mutex::default();
-    std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
-            scope.spawn(|| {
-                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let one = std::panic::catch_unwind(|| compare(case, &register));
-                    let one = one.unwrap_or_else(|panic| Found {
-                        wrong: vec![format!("{}: {}", id(case), text_of(&*panic))],
-                        ..Found::default()
-                    });
-                    found.lock().unwrap().push((id(case).to_owned(), one));
-                }
-            });
-        }
-    });
-    let mut found = found.into_inner().unwrap();
-    found.sort_by(|one, other| one.0.cmp(&other.0));
+    let found = of_each(&cases, |case| compare(case, &register));
     let mut wrong: Vec<String> = found
         .iter()
         .flat_map(|(_, one)| one.wrong.iter().cloned())
@@ -119,6 +107,29 @@ fn every_recording_is_answered_as_the_register_says() {
         found.len(),
         wrong.join("\n")
     );
+}
+
+/// Something about every recording, a few at a time, in their order.
+fn of_each(cases: &[Value], find: impl Fn(&Value) -> Found + Sync) -> Vec<(String, Found)> {
+    let next = AtomicUsize::new(0);
+    let found: Mutex<Vec<(String, Found)>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let one = std::panic::catch_unwind(AssertUnwindSafe(|| find(case)));
+                    let one = one.unwrap_or_else(|panic| Found {
+                        wrong: vec![format!("{}: {}", id(case), text_of(&*panic))],
+                        ..Found::default()
+                    });
+                    found.lock().unwrap().push((id(case).to_owned(), one));
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().unwrap();
+    found.sort_by(|one, other| one.0.cmp(&other.0));
+    found
 }
 
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
@@ -277,6 +288,36 @@ fn idle_entries(register: &Register, found: &[(String, Found)]) -> Vec<String> {
         }
     }
     idle
+}
+
+#[test]
+fn damaged_recordings_are_answered_and_no_card_is_promised_twice() {
+    let cases = cases();
+    let (asked, figures) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let found = of_each(&cases, |case| {
+        let mut driven = driven::Driven::start(case, &folder());
+        driven.run();
+        let damage = driven.program().map(|program| damage::check(case, program));
+        let damage = damage.unwrap_or_default();
+        asked.fetch_add(damage.asked, Ordering::Relaxed);
+        figures.fetch_add(damage.figures, Ordering::Relaxed);
+        let wrong = damage.wrong.into_iter();
+        Found {
+            wrong: wrong.map(|line| format!("{}: {line}", id(case))).collect(),
+            ..Found::default()
+        }
+    });
+    let wrong: Vec<String> = found.into_iter().flat_map(|(_, one)| one.wrong).collect();
+    let (asked, figures) = (asked.into_inner(), figures.into_inner());
+    eprintln!("{asked} damaged requests, {figures} figures of cards");
+    let all = std::env::var_os("VGPU_CASE").is_none();
+    assert!(!all || asked > 5_000 && figures > 400, "{asked} {figures}");
+    assert!(
+        wrong.is_empty(),
+        "{} times:\n{}",
+        wrong.len(),
+        wrong[..wrong.len().min(40)].join("\n")
+    );
 }
 
 #[test]

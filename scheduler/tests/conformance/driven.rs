@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::exposition::Sample;
 use super::facts::{self, Facts, Texts, array, texts};
 use super::http::{self, Answer};
 use super::program::Program;
@@ -94,6 +95,11 @@ impl<'a> Driven<'a> {
             "usage" => self.usage(),
             _ => codec::decode(step),
         }
+    }
+
+    /// The program; none where the recording calls codecs only.
+    pub(crate) fn program(&self) -> Option<&Program> {
+        self.program.as_ref()
     }
 
     fn send(
@@ -351,39 +357,6 @@ impl<'a> Driven<'a> {
             facts.insert(format!("quota {namespace} {resource} = {value} of {limit}"));
         }
         facts
-    }
-}
-
-/// One line of an exposition.
-struct Sample<'a> {
-    name: &'a str,
-    labels: BTreeMap<&'a str, &'a str>,
-    value: f64,
-}
-
-impl<'a> Sample<'a> {
-    /// Reads `name{key="value",…} number`; none where the line is a comment. No label here has a quote in it.
-    fn read(line: &'a str) -> Option<Self> {
-        let (series, value) = line.rsplit_once(' ')?;
-        let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-        if name.starts_with('#') {
-            return None;
-        }
-        let labels = labels
-            .trim_end_matches('}')
-            .split("\",")
-            .filter_map(|label| label.split_once("=\""))
-            .map(|(key, value)| (key, value.trim_end_matches('"')))
-            .collect();
-        Some(Self {
-            name,
-            labels,
-            value: value.parse().ok()?,
-        })
-    }
-
-    fn label(&self, key: &str) -> String {
-        self.labels.get(key).copied().unwrap_or_default().to_owned()
     }
 }
 
