@@ -9,8 +9,8 @@ use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use nix::time::{ClockId, clock_gettime};
 use placement::{
-    Among, Ask, Cluster, Compute, Container, Device, DevicePolicy, Kind, Memory, Node, NodePolicy,
-    PairScore, Pod, Request,
+    Among, Arrange, Ask, Cluster, Compute, Container, Device, DevicePolicy, Kind, Memory, Node,
+    NodePolicy, PairScore, Pod, Request,
 };
 
 const GIB: u64 = 1 << 30;
@@ -158,6 +158,15 @@ fn filter(criterion: &mut Criterion<CoreTime>) {
         ask(
             "four cards by topology",
             &request("new", &four, NodePolicy::Binpack),
+            true,
+        );
+        let weighed = [Ask {
+            arrange: Arrange::TightestGroup { weigh: true },
+            ..share(4, 10, 20)
+        }];
+        ask(
+            "every node weighed",
+            &request("new", &weighed, NodePolicy::Binpack),
             true,
         );
         let huge = [share(1, 81, 0)];

@@ -558,8 +558,9 @@ impl<'a> Question<'a> {
     ) -> Option<Placement> {
         let mut best: Option<(Hopeful<'_>, Placement)> = None;
         while let Some(Hopeful { key, node }) = hopeful.pop() {
+            // Those after this one have a lower key, or the same and a later name.
             if let Some((found, _)) = &best
-                && found.key > key + most_worth
+                && *found >= Hopeful::new(key + most_worth, node)
             {
                 break;
             }
