@@ -316,6 +316,8 @@ pub struct Agreed {
     pub current: Authority,
     /// Have signed; the newest first. All of them are trusted still.
     pub old: Vec<CaCertificate>,
+    /// When the newest of those was replaced.
+    pub since: Timestamp,
 }
 
 /// Old CAs that are kept; several are there only after several accidents in a day.
@@ -334,14 +336,22 @@ impl Agreed {
         let mut agreed = Self {
             current: Authority::make(now, lifetimes)?,
             old: Vec::new(),
+            since: now,
         };
-        for certificate in old {
-            let known = agreed.old.contains(&certificate);
-            if agreed.old.len() < OLD && !known && certificate.judge(now).is_ok() {
-                agreed.old.push(certificate);
+        agreed.trust(old, now);
+        Ok(agreed)
+    }
+
+    /// Trusts these, too, from now on: those that are valid, and not more than a few.
+    pub fn trust(&mut self, more: Vec<CaCertificate>, now: Timestamp) {
+        let before = std::mem::take(&mut self.old);
+        for certificate in more.into_iter().chain(before) {
+            let known = self.trusted().any(|known| *known == certificate);
+            if self.old.len() < OLD && !known && certificate.judge(now).is_ok() {
+                self.old.push(certificate);
             }
         }
-        Ok(agreed)
+        self.since = now;
     }
 
     /// The CAs that are trusted: the current one, then the old ones.
@@ -355,11 +365,10 @@ impl Agreed {
         self.trusted().map(CaCertificate::pem).collect()
     }
 
-    /// Whether the old ones are trusted no longer: the current one has been there for the overlap.
+    /// Whether the old ones are trusted no longer: they were replaced long enough ago.
     #[must_use]
     pub fn old_are_over(&self, now: Timestamp, lifetimes: &Lifetimes) -> bool {
-        !self.old.is_empty()
-            && self.current.certificate.made().duration_until(now) >= lifetimes.overlap
+        !self.old.is_empty() && self.since.duration_until(now) >= lifetimes.overlap
     }
 }
 

@@ -237,11 +237,11 @@ impl Keeper {
         let another = match &self.shown {
             None => true,
             Some((ca, serving)) if ca == current => serving.is_due(now),
-            // Signed by a CA that was replaced: until the new one is trusted everywhere, the old
-            // one is; unless it is not, or the certificate has ended.
-            Some((ca, serving)) => {
-                let trusted = agreed.trusted().any(|known| known.pem() == ca);
-                settled || !trusted || now >= serving.not_after
+            // Signed by a CA that was replaced: that is trusted until the new one is everywhere;
+            // unless it is not, or the certificate has ended.
+            Some((_, serving)) => {
+                let better = trust.stranger.is_some() && trust.current == Some(true);
+                settled || better || now >= serving.not_after
             }
         };
         if !another {

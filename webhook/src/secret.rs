@@ -20,6 +20,9 @@ pub const KEY: &str = "ca.key";
 /// CAs that have signed not long ago, PEM, the newest first.
 pub const OLD: &str = "old.crt";
 
+/// When the newest of [`OLD`] was replaced, RFC 3339.
+pub const SINCE: &str = "old.since";
+
 /// Who writes, for `managedFields`.
 pub(crate) const WRITER: &str = "vgpu-webhook";
 
@@ -49,7 +52,16 @@ impl Kept {
         let mut certificates = CaCertificate::read_all(text(CERTIFICATE).unwrap_or_default());
         certificates.extend(old.iter().cloned());
         Self {
-            agreed: current.map(|current| Agreed { current, old }),
+            agreed: current.map(|current| {
+                let since = text(SINCE).ok().and_then(|since| since.trim().parse().ok());
+                // One from the future would never be over.
+                let since = since.filter(|since| *since <= now);
+                Agreed {
+                    since: since.unwrap_or_else(|| current.certificate().made()),
+                    current,
+                    old,
+                }
+            }),
             certificates,
             version: secret.metadata.resource_version.unwrap_or_default(),
         }
@@ -79,6 +91,7 @@ fn data(agreed: &Agreed) -> BTreeMap<String, ByteString> {
         ),
         (KEY.to_owned(), text(agreed.current.key_pem())),
         (OLD.to_owned(), text(&old)),
+        (SINCE.to_owned(), text(&agreed.since.to_string())),
     ])
 }
 

@@ -9,6 +9,15 @@ use super::{Keeper, Source, told};
 use crate::authority::Agreed;
 use crate::secret::{self, WRITER};
 
+/// What becomes of a Secret that can be used.
+enum Next {
+    Stays(Agreed),
+    /// Another CA signs: why, as a word and as a text.
+    Replaced(Result<Agreed, rcgen::Error>, &'static str, &'static str),
+    /// The same one signs, and others are trusted beside it.
+    Trusted(Agreed, &'static str),
+}
+
 impl Keeper {
     /// What the Secret says, made or replaced where it must be. Whether it was written.
     pub(super) async fn agree(&mut self, ours: bool) -> anyhow::Result<bool> {
@@ -83,35 +92,71 @@ impl Keeper {
                     continue;
                 }
             };
-            let (agreed, reason) = if ours && agreed.current.certificate().is_due(now) {
-                let old = agreed.trusted().cloned().collect();
-                let agreed = Agreed::anew(old, now, &lifetimes).context("cannot make a CA")?;
-                (agreed, "due")
-            } else if ours && agreed.old_are_over(now, &lifetimes) {
-                let agreed = Agreed {
-                    old: Vec::new(),
-                    ..agreed
-                };
-                (agreed, "over")
-            } else {
-                self.take(agreed);
-                return Ok(false);
-            };
-            if replace(&api, &name, &kept.version, &agreed).await? {
-                if reason == "due" {
-                    let text = "the webhook's CA was replaced before its end; the old one is \
-                                trusted for a while";
-                    self.renewed(agreed, reason, text).await;
-                } else {
-                    tracing::info!(secret = name, "replaced CAs are trusted no longer");
+            return match self.next(ours, agreed) {
+                Next::Stays(agreed) => {
                     self.take(agreed);
+                    Ok(false)
                 }
-                return Ok(true);
-            }
+                Next::Replaced(agreed, reason, text) => {
+                    let agreed = agreed.context("cannot make a CA")?;
+                    if !replace(&api, &name, &kept.version, &agreed).await? {
+                        continue;
+                    }
+                    self.renewed(agreed, reason, text).await;
+                    Ok(true)
+                }
+                Next::Trusted(agreed, text) => {
+                    if !replace(&api, &name, &kept.version, &agreed).await? {
+                        continue;
+                    }
+                    tracing::info!(secret = name, "{text}");
+                    self.take(agreed);
+                    Ok(true)
+                }
+            };
         }
         Err(anyhow!(
             "the Secret {name} changes all the time; somebody else writes it, too"
         ))
+    }
+
+    /// What follows from a Secret that can be used.
+    fn next(&self, ours: bool, mut agreed: Agreed) -> Next {
+        let Source::Own { lifetimes, .. } = &self.settings.source else {
+            return Next::Stays(agreed);
+        };
+        let now = self.now();
+        if !ours {
+            return Next::Stays(agreed);
+        }
+        // Somebody put another CA there, from a backup perhaps, or made it while we looked away:
+        // what is shown has to stay trusted until the new one is.
+        let shown = self.shown.as_ref().map(|(ca, _)| ca.as_str());
+        let lost = self.agreed.iter().flat_map(Agreed::trusted);
+        let lost = lost.filter(|ca| Some(ca.pem()) == shown && ca.not_after() > now);
+        let lost: Vec<_> = lost
+            .filter(|ca| !agreed.trusted().any(|known| known == *ca))
+            .cloned()
+            .collect();
+        if agreed.current.certificate().is_due(now) {
+            let mut old = lost;
+            old.extend(agreed.trusted().cloned());
+            let text = "the webhook's CA was replaced before its end; the old one is trusted for \
+                        a while";
+            return Next::Replaced(Agreed::anew(old, now, lifetimes), "due", text);
+        }
+        if !lost.is_empty() {
+            agreed.trust(lost, now);
+            return Next::Trusted(
+                agreed,
+                "there is another CA in the Secret; the one before is trusted for a while",
+            );
+        }
+        if agreed.old_are_over(now, lifetimes) {
+            agreed.old.clear();
+            return Next::Trusted(agreed, "replaced CAs are trusted no longer");
+        }
+        Next::Stays(agreed)
     }
 
     fn take(&mut self, agreed: Agreed) {

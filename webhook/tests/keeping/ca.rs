@@ -177,6 +177,51 @@ async fn a_deleted_secret_comes_back_with_a_new_ca_and_nobody_is_cut_off() {
 }
 
 #[tokio::test]
+async fn another_ca_in_the_secret_is_taken_and_nobody_is_cut_off() {
+    let backup = {
+        let world = World::new();
+        let mut replica = world.replica("x").await;
+        replica.settles().await;
+        world.secret().await
+    };
+    let world = World::new();
+    let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
+    a.settles().await;
+    b.settles().await;
+    let old = world.bundle().await;
+    world.pass(days(60));
+    a.settles().await;
+    b.settles().await;
+
+    // A good pair, made before ours was replaced, with nothing of ours in it.
+    for key in ["ca.crt", "ca.key", "old.crt", "old.since"] {
+        world
+            .set_secret(key, backup.get(key).map(String::as_str))
+            .await;
+    }
+    b.settles().await;
+    assert!(world.is_served(&b, &old).await, "nobody trusts another");
+    a.settles().await;
+    b.settles().await;
+    let both = world.bundle().await;
+    assert_eq!(both, format!("{}{old}", backup["ca.crt"]));
+    for replica in [&a, &b] {
+        assert!(world.is_served(replica, &old).await);
+    }
+
+    world.pass(SignedDuration::from_mins(1));
+    a.settles().await;
+    b.settles().await;
+    for replica in [&a, &b] {
+        assert!(world.is_served(replica, &backup["ca.crt"]).await);
+    }
+    assert_eq!(world.bundle().await, both);
+    world.pass(days(1));
+    a.settles().await;
+    assert_eq!(world.bundle().await, backup["ca.crt"]);
+}
+
+#[tokio::test]
 async fn a_broken_secret_is_replaced_whatever_is_wrong_with_it() {
     let other_ca = {
         let world = World::new();
