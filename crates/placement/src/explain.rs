@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::cluster::{Among, Cluster, MOST_CHOICES, Question};
-use crate::fit;
+use crate::fit::{self, Plan};
 use crate::inventory::Vendor;
 use crate::misfit::NodeMisfit;
 use crate::node::{DeviceState, NodeState};
@@ -237,8 +237,10 @@ enum Relax {
     Memory(usize, usize),
     Cores(usize, usize),
     Count(usize, usize),
-    Types(usize, usize),
-    Rule(usize, usize, Rule),
+    /// Type rules, of all that have the same: where a pod says them once for all its containers, one word changes them.
+    Types(Vec<(usize, usize)>),
+    /// The same for another rule.
+    Rule(Vec<(usize, usize)>, Rule),
     Quota(Vendor),
     Pods,
     Cordons,
@@ -247,11 +249,13 @@ enum Relax {
 
 /// What is tried: a request in a cluster that may have changed.
 #[derive(Clone, Default)]
-struct Trial {
+struct Trial<'a> {
     /// How much wider quotas are, by vendor.
     quota: Vec<(Vendor, Load)>,
-    /// All pods leave.
+    /// All pods leave the node on which it is tried.
     empty: bool,
+    /// These have left: the node on which it is tried is without them already, their quota is not.
+    left: Vec<&'a Reservation>,
     uncordoned: bool,
     healthy: bool,
 }
@@ -339,9 +343,26 @@ impl<'a> Search<'a> {
                 }
                 let select = &ask.select;
                 if !select.use_types.is_empty() || !select.nouse_types.is_empty() {
-                    kinds.push(Relax::Types(container, at));
+                    let alike =
+                        self.alike(ask, |one| (&one.select.use_types, &one.select.nouse_types));
+                    if alike.first() == Some(&(container, at)) {
+                        kinds.push(Relax::Types(alike));
+                    }
                 }
-                let mut rule = |rule: Rule| kinds.push(Relax::Rule(container, at, rule));
+                let mut rule = |rule: Rule| {
+                    let alike = match rule {
+                        Rule::Ids => {
+                            self.alike(ask, |one| (&one.select.use_ids, &one.select.nouse_ids))
+                        }
+                        Rule::Mode => self.alike(ask, |one| &one.select.mode),
+                        Rule::Tag(_) => self.alike(ask, |one| &one.select.tags),
+                        Rule::NumaBind => self.alike(ask, |one| one.numa_bind),
+                        Rule::Unused => self.alike(ask, wants_unused),
+                    };
+                    if alike.first() == Some(&(container, at)) {
+                        kinds.push(Relax::Rule(alike, rule));
+                    }
+                };
                 if !select.use_ids.is_empty() || !select.nouse_ids.is_empty() {
                     rule(Rule::Ids);
                 }
@@ -354,7 +375,7 @@ impl<'a> Search<'a> {
                 if ask.numa_bind {
                     rule(Rule::NumaBind);
                 }
-                if ask.exclusive || ask.policy == DevicePolicy::Mutex {
+                if wants_unused(ask) {
                     rule(Rule::Unused);
                 }
             }
@@ -386,6 +407,25 @@ impl<'a> Search<'a> {
         kinds
     }
 
+    /// Where the vendor's asks stand that have the same rule.
+    fn alike<'s, T: PartialEq>(
+        &'s self,
+        ask: &'s Ask,
+        rule: impl Fn(&'s Ask) -> T,
+    ) -> Vec<(usize, usize)> {
+        let same =
+            |one: &'s Ask| one.count > 0 && one.vendor == ask.vendor && rule(one) == rule(ask);
+        let mut found = Vec::new();
+        for (container, spec) in self.request.containers.iter().enumerate() {
+            for (at, one) in spec.asks.iter().enumerate() {
+                if same(one) {
+                    found.push((container, at));
+                }
+            }
+        }
+        found
+    }
+
     /// The smallest changes of just these kinds, if they are enough.
     fn smallest(&self, kinds: &[&Relax]) -> Option<Advice> {
         let containers = u64::try_from(self.request.containers.len()).unwrap_or(u64::MAX);
@@ -401,9 +441,26 @@ impl<'a> Search<'a> {
         let mut changes = Vec::new();
         for kind in kinds {
             let (change, node) = match kind {
+                Relax::Types(alike) => {
+                    changes.extend(self.one_model(alike, &mut request, &trial, &nodes)?);
+                    continue;
+                }
+                Relax::Rule(alike, rule) => {
+                    for (container, at) in alike {
+                        let ask = ask_mut(&mut request, *container, *at)?;
+                        changes.push(Change::DropRule {
+                            container: *container,
+                            vendor: ask.vendor.clone(),
+                            rule: rule.clone(),
+                        });
+                    }
+                    continue;
+                }
                 Relax::Pods => {
                     trial.empty = false;
-                    let (node, pods) = self.fewest_pods(&request, &trial, &nodes)?;
+                    let (node, leaving) = self.fewest_pods(&request, &trial, &nodes)?;
+                    let pods = leaving.iter().map(|held| held.pod.clone()).collect();
+                    trial.left = leaving;
                     (Change::PodsLeave { pods }, Some(node))
                 }
                 Relax::Cordons => {
@@ -446,17 +503,51 @@ impl<'a> Search<'a> {
     fn fits(
         &self,
         request: &Request,
-        trial: &Trial,
+        trial: &Trial<'a>,
         nodes: &[Cow<'_, NodeState>],
     ) -> Option<Placement> {
-        let own: Vec<_> = self
-            .cluster
-            .reservation(&request.pod.uid)
-            .into_iter()
-            .collect();
+        let plan = self.plan(request, trial, &[])?;
+        let has_quota = plan.steps.iter().any(|step| step.quota.is_some());
+        let mut budget = MOST_CHOICES;
+        nodes.iter().find_map(|node| {
+            self.pay(1)?;
+            let changed = trial.on(node);
+            if changed.is_some() {
+                self.pay(TRIED)?;
+            }
+            // Who leaves gives back its part of a quota, too.
+            let of_node = if trial.empty && has_quota {
+                let leave: Vec<&Reservation> = self.others_on(&node.name, request).collect();
+                Some(self.plan(request, trial, &leave)?)
+            } else {
+                None
+            };
+            let plan = of_node.as_ref().unwrap_or(&plan);
+            let node = changed.as_ref().unwrap_or(node);
+            if !plan.may_fit(&node.summary) {
+                return None;
+            }
+            self.pay(TRIED)?;
+            fit::place(node, plan, &mut budget)
+        })
+    }
+
+    /// The question as the trial has it, when these leave as well.
+    fn plan<'r>(
+        &self,
+        request: &'r Request,
+        trial: &Trial<'a>,
+        leave: &[&Reservation],
+    ) -> Option<Plan<'r>> {
         let containers = u64::try_from(request.containers.len()).unwrap_or(u64::MAX);
         self.pay(containers.saturating_mul(TRIED))?;
-        let mut plan = self.cluster.plan(request, &own);
+        let own = self.cluster.reservation(&request.pod.uid);
+        let gone: Vec<&Reservation> = own
+            .into_iter()
+            .chain(trial.left.iter().copied())
+            .chain(leave.iter().copied())
+            .collect();
+        let mut plan = self.cluster.plan(request, &gone);
         for step in &mut plan.steps {
             let more = trial
                 .quota
@@ -466,20 +557,15 @@ impl<'a> Search<'a> {
                 *quota = widened(*quota, *more);
             }
         }
-        let mut budget = MOST_CHOICES;
-        nodes.iter().find_map(|node| {
-            self.pay(1)?;
-            let changed = trial.on(node);
-            if changed.is_some() {
-                self.pay(TRIED)?;
-            }
-            let node = changed.as_ref().unwrap_or(node);
-            if !plan.may_fit(&node.summary) {
-                return None;
-            }
-            self.pay(TRIED)?;
-            fit::place(node, &plan, &mut budget)
-        })
+        Some(plan)
+    }
+
+    /// What others hold on the node.
+    fn others_on(&self, node: &str, request: &Request) -> impl Iterator<Item = &'a Reservation> {
+        let uid = request.pod.uid.clone();
+        self.cluster
+            .reservations_on(node)
+            .filter(move |held| held.pod.uid != uid)
     }
 
     /// The least change of this kind of request that is enough.
@@ -487,7 +573,7 @@ impl<'a> Search<'a> {
         &self,
         kind: &Relax,
         request: &mut Request,
-        trial: &Trial,
+        trial: &Trial<'a>,
         nodes: &[Cow<'_, NodeState>],
     ) -> Option<Change> {
         let (container, at) = kind.ask()?;
@@ -564,66 +650,70 @@ impl<'a> Search<'a> {
                     to: narrow(to),
                 }
             }
-            Relax::Types(..) => {
-                let mut models: Vec<&str> = self.cluster.models().collect();
-                models.sort_unstable();
-                let model = models.into_iter().find(|model| {
-                    fits(&|ask| {
-                        ask.select.use_types.clone_from(&original.select.use_types);
-                        ask.select
-                            .nouse_types
-                            .clone_from(&original.select.nouse_types);
-                        allow_model(ask, model);
-                    })
-                })?;
-                Change::AllowModel {
-                    container,
-                    vendor,
-                    model: model.to_owned(),
-                }
-            }
-            Relax::Rule(_, _, rule) => Change::DropRule {
-                container,
-                vendor,
-                rule: rule.clone(),
-            },
-            Relax::Quota(_) | Relax::Pods | Relax::Cordons | Relax::Health => return None,
+            _ => return None,
         };
-        if let Relax::Types(..) = kind
-            && let Some(ask) = ask_mut(request, container, at)
-        {
-            ask.select.use_types.clone_from(&original.select.use_types);
-            ask.select
-                .nouse_types
-                .clone_from(&original.select.nouse_types);
-        }
         change.apply(request);
         Some(change)
+    }
+
+    /// The first model by name with which the type rules of all these allow enough.
+    fn one_model(
+        &self,
+        alike: &[(usize, usize)],
+        request: &mut Request,
+        trial: &Trial<'a>,
+        nodes: &[Cow<'_, NodeState>],
+    ) -> Option<Vec<Change>> {
+        let mut before = request.clone();
+        for (container, at) in alike {
+            let original = self.request.containers.get(*container)?.asks.get(*at)?;
+            let select = &mut ask_mut(&mut before, *container, *at)?.select;
+            select.use_types.clone_from(&original.select.use_types);
+            select.nouse_types.clone_from(&original.select.nouse_types);
+        }
+        let mut models: Vec<&str> = self.cluster.models().collect();
+        models.sort_unstable();
+        for model in models {
+            let mut attempt = before.clone();
+            for (container, at) in alike {
+                allow_model(ask_mut(&mut attempt, *container, *at)?, model);
+            }
+            if self.fits(&attempt, trial, nodes).is_none() {
+                continue;
+            }
+            let mut changes = Vec::new();
+            for (container, at) in alike {
+                changes.push(Change::AllowModel {
+                    container: *container,
+                    vendor: ask_mut(&mut attempt, *container, *at)?.vendor.clone(),
+                    model: model.to_owned(),
+                });
+            }
+            *request = attempt;
+            return Some(changes);
+        }
+        None
     }
 
     /// The fewest pods of one node whose leaving is enough, and the node without them.
     fn fewest_pods(
         &self,
         request: &Request,
-        trial: &Trial,
+        trial: &Trial<'a>,
         nodes: &[Cow<'_, NodeState>],
-    ) -> Option<(NodeState, Vec<Pod>)> {
+    ) -> Option<(NodeState, Vec<&'a Reservation>)> {
         let all_leave = Trial {
             empty: true,
             ..trial.clone()
         };
-        let hopeful: Vec<(&NodeState, Vec<&Reservation>)> = nodes
+        let hopeful: Vec<(&NodeState, Vec<&'a Reservation>)> = nodes
             .iter()
             .filter(|node| {
                 self.fits(request, &all_leave, std::slice::from_ref(*node))
                     .is_some()
             })
             .map(|node| {
-                let mut pods: Vec<&Reservation> = self
-                    .cluster
-                    .reservations_on(&node.name)
-                    .filter(|held| held.pod.uid != request.pod.uid)
-                    .collect();
+                let mut pods: Vec<&'a Reservation> = self.others_on(&node.name, request).collect();
                 pods.sort_by(|a, b| {
                     let key = |held: &Reservation| {
                         let load = held.load();
@@ -639,7 +729,7 @@ impl<'a> Search<'a> {
         let most = hopeful.iter().map(|(_, pods)| pods.len()).max()?;
         let mut sets = MOST_SETS;
         for count in 1..=most {
-            let mut best: Option<(u64, NodeState, Vec<Pod>)> = None;
+            let mut best: Option<(u64, NodeState, Vec<&'a Reservation>)> = None;
             for (node, pods) in hopeful.iter().filter(|(_, pods)| pods.len() >= count) {
                 let mut chosen: Vec<usize> = (0..count).collect();
                 loop {
@@ -649,7 +739,7 @@ impl<'a> Search<'a> {
                             .or_else(|| self.few_pods(request, trial, node, pods));
                     }
                     sets -= 1;
-                    let leaving: Vec<&Reservation> = chosen
+                    let leaving: Vec<&'a Reservation> = chosen
                         .iter()
                         .filter_map(|&at| pods.get(at).copied())
                         .collect();
@@ -658,12 +748,8 @@ impl<'a> Search<'a> {
                     });
                     if best.as_ref().is_none_or(|(least, ..)| weight < *least) {
                         let after = without(node, &leaving);
-                        if self
-                            .fits(request, trial, &[Cow::Borrowed(&after)])
-                            .is_some()
-                        {
-                            let pods = leaving.iter().map(|held| held.pod.clone()).collect();
-                            best = Some((weight, after, pods));
+                        if self.fits_without(request, trial, &after, &leaving) {
+                            best = Some((weight, after, leaving));
                         }
                     }
                     if !fit::next_combination(&mut chosen, pods.len()) {
@@ -678,42 +764,52 @@ impl<'a> Search<'a> {
         None
     }
 
+    /// Whether it fits on this node, which these have left.
+    fn fits_without(
+        &self,
+        request: &Request,
+        trial: &Trial<'a>,
+        node: &NodeState,
+        leaving: &[&'a Reservation],
+    ) -> bool {
+        let without = Trial {
+            left: leaving.to_vec(),
+            ..trial.clone()
+        };
+        self.fits(request, &without, &[Cow::Borrowed(node)])
+            .is_some()
+    }
+
     /// Some pods whose leaving is enough, and of which none can stay.
     fn few_pods(
         &self,
         request: &Request,
-        trial: &Trial,
+        trial: &Trial<'a>,
         node: &NodeState,
-        pods: &[&Reservation],
-    ) -> Option<(NodeState, Vec<Pod>)> {
-        let mut leaving: Vec<&Reservation> = pods.to_vec();
+        pods: &[&'a Reservation],
+    ) -> Option<(NodeState, Vec<&'a Reservation>)> {
+        let mut leaving: Vec<&'a Reservation> = pods.to_vec();
         for held in pods.iter().rev() {
-            let fewer: Vec<&Reservation> = leaving
+            let fewer: Vec<&'a Reservation> = leaving
                 .iter()
                 .copied()
                 .filter(|other| other.pod.uid != held.pod.uid)
                 .collect();
             let after = without(node, &fewer);
-            if self
-                .fits(request, trial, &[Cow::Borrowed(&after)])
-                .is_some()
-            {
+            if self.fits_without(request, trial, &after, &fewer) {
                 leaving = fewer;
             }
         }
         let after = without(node, &leaving);
-        self.fits(request, trial, &[Cow::Borrowed(&after)])?;
-        Some((
-            after,
-            leaving.into_iter().map(|held| held.pod.clone()).collect(),
-        ))
+        self.fits_without(request, trial, &after, &leaving)
+            .then_some((after, leaving))
     }
 
     /// The fewest cards of one node that have to be opened (or healthy) again, and the node then.
     fn fewest_repairs(
         &self,
         request: &Request,
-        trial: &Trial,
+        trial: &Trial<'a>,
         nodes: &[Cow<'_, NodeState>],
         health: bool,
     ) -> Option<(NodeState, Vec<Arc<str>>)> {
@@ -774,7 +870,7 @@ impl<'a> Search<'a> {
         &self,
         request: &Request,
         vendor: &Vendor,
-        trial: &mut Trial,
+        trial: &mut Trial<'a>,
         nodes: &[Cow<'_, NodeState>],
     ) -> Option<Change> {
         let at = trial.quota.iter().position(|(of, _)| of == vendor)?;
@@ -806,19 +902,18 @@ impl<'a> Search<'a> {
 }
 
 impl Relax {
+    /// The ask whose amount it changes.
     fn ask(&self) -> Option<(usize, usize)> {
         match self {
             Self::Memory(container, at)
             | Self::Cores(container, at)
-            | Self::Count(container, at)
-            | Self::Types(container, at)
-            | Self::Rule(container, at, _) => Some((*container, *at)),
-            Self::Quota(_) | Self::Pods | Self::Cordons | Self::Health => None,
+            | Self::Count(container, at) => Some((*container, *at)),
+            _ => None,
         }
     }
 }
 
-impl Trial {
+impl Trial<'_> {
     /// The node as it is in the trial, where that differs.
     fn on<'n>(&self, node: &NodeState) -> Option<Cow<'n, NodeState>> {
         if !(self.empty || self.uncordoned || self.healthy) {
@@ -832,12 +927,16 @@ impl Trial {
     }
 }
 
+fn wants_unused(ask: &Ask) -> bool {
+    ask.exclusive || ask.policy == DevicePolicy::Mutex
+}
+
 fn ask_mut(request: &mut Request, container: usize, at: usize) -> Option<&mut Ask> {
     request.containers.get_mut(container)?.asks.get_mut(at)
 }
 
 /// As far as this kind of change can go.
-fn relax(kind: &Relax, request: &mut Request, trial: &mut Trial) {
+fn relax(kind: &Relax, request: &mut Request, trial: &mut Trial<'_>) {
     match kind {
         Relax::Quota(vendor) => {
             let more = Load {
@@ -850,7 +949,22 @@ fn relax(kind: &Relax, request: &mut Request, trial: &mut Trial) {
         Relax::Pods => trial.empty = true,
         Relax::Cordons => trial.uncordoned = true,
         Relax::Health => trial.healthy = true,
-        _ => {}
+        Relax::Types(alike) => {
+            for (container, at) in alike {
+                if let Some(ask) = ask_mut(request, *container, *at) {
+                    ask.select.use_types.clear();
+                    ask.select.nouse_types.clear();
+                }
+            }
+        }
+        Relax::Rule(alike, rule) => {
+            for (container, at) in alike {
+                if let Some(ask) = ask_mut(request, *container, *at) {
+                    drop_rule(ask, rule);
+                }
+            }
+        }
+        Relax::Memory(..) | Relax::Cores(..) | Relax::Count(..) => {}
     }
     let Some(ask) = kind
         .ask()
@@ -868,12 +982,7 @@ fn relax(kind: &Relax, request: &mut Request, trial: &mut Trial) {
         }
         Relax::Cores(..) => ask.compute = Compute::Units(0),
         Relax::Count(..) => ask.count = 1,
-        Relax::Types(..) => {
-            ask.select.use_types.clear();
-            ask.select.nouse_types.clear();
-        }
-        Relax::Rule(_, _, rule) => drop_rule(ask, rule),
-        Relax::Quota(_) | Relax::Pods | Relax::Cordons | Relax::Health => {}
+        _ => {}
     }
 }
 

@@ -444,6 +444,7 @@ fn of_several_quotas_each_holds_and_what_is_released_is_refunded() {
         [
             "fits on n if container 0 asks for 10240 MiB instead of 20480 MiB of memory (10240 MiB less)",
             "fits on n if the quota allows 10240 MiB, 0 cores and 0 devices more",
+            "fits on n if default/a leaves",
         ]
     );
     cluster.remove_quota("default", "narrow");

@@ -29,17 +29,17 @@ impl Door<'_> {
             for edit in &edits {
                 apply(edit, &mut pod);
             }
-            // An annotation holds for all containers: what the engine says twice is written once.
-            let written = !edits.is_empty()
-                && changes
-                    .iter()
-                    .any(|before| edits.iter().all(|edit| before.edits.contains(edit)));
+            // An annotation holds for all containers: what the engine says of each is written once.
+            let written = edits.is_empty() && !matches!(change, Change::Recover { .. });
             if !written {
                 changes.push(Changed {
                     text: self.text(change),
                     edits,
                 });
             }
+        }
+        if changes.is_empty() {
+            return None;
         }
         if pod != *self.pod && !self.is_enough(advice, &pod) {
             return self.less_memory_by_trial(advice);

@@ -27,12 +27,7 @@ async fn written(api: &support::Api) -> Vec<Event> {
 
 /// Everything that was said is somewhere.
 fn all(counts: Counts) -> u64 {
-    counts.waiting
-        + counts.sent
-        + counts.merged
-        + counts.dropped
-        + counts.limited
-        + counts.refused
+    counts.waiting + counts.sent + counts.merged + counts.dropped + counts.limited + counts.refused
 }
 
 #[tokio::test(start_paused = true)]

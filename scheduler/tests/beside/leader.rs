@@ -38,8 +38,7 @@ async fn create(api: &support::Api, holder: &str, renewed: Timestamp) {
 }
 
 async fn renew(api: &support::Api, holder: &str, renewed: Timestamp) {
-    let patch =
-        json!({ "spec": { "holderIdentity": holder, "renewTime": micro(renewed) } });
+    let patch = json!({ "spec": { "holderIdentity": holder, "renewTime": micro(renewed) } });
     leases(api)
         .patch(
             "hami-scheduler",
@@ -159,7 +158,10 @@ async fn without_the_server_the_last_answer_holds_for_the_leases_duration() {
         assert_eq!(leadership.answers(), Ok(()));
         sleep(Duration::from_secs(3)).await;
         let no = leadership.answers().unwrap_err();
-        assert!(matches!(&no, NotLeader::Expired { problem, .. } if !problem.is_empty()), "{no}");
+        assert!(
+            matches!(&no, NotLeader::Expired { problem, .. } if !problem.is_empty()),
+            "{no}"
+        );
 
         // Another one has taken over meanwhile.
         renew(&api, "host-2_77", Timestamp::now()).await;
@@ -194,7 +196,10 @@ async fn who_waits_sees_a_takeover_at_once() {
     let (answer, took) = waiting.await.unwrap();
     assert_eq!(answer, Ok(()));
     assert!(took <= Duration::from_millis(300), "{took:?}");
-    timeout(Duration::from_secs(1), changed).await.unwrap().unwrap();
+    timeout(Duration::from_secs(1), changed)
+        .await
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test(start_paused = true)]
