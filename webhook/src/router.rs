@@ -60,3 +60,66 @@ fn what(response: &Response) -> (&'static str, &'static str) {
         None => ("unknown", "broken"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body, to_bytes};
+    use axum::http::StatusCode;
+    use kube_api::config::DeviceConfig;
+    use kube_api::vendor::{Switches, Vendors};
+    use tower::ServiceExt;
+
+    use super::*;
+
+    fn router() -> Router {
+        let switches = Switches {
+            ascend: true,
+            iluvatar: true,
+        };
+        let vendors = Vendors::new(DeviceConfig::standard(), switches).unwrap();
+        let admission = Admission::new(Arc::new(vendors), admission::Settings::default());
+        tls(
+            Arc::new(admission),
+            &Meters::default(),
+            Readiness::waiting_for("the first look"),
+        )
+    }
+
+    async fn ask(router: &Router, method: &str, path: &str, body: Body) -> (StatusCode, String) {
+        let request = Request::builder().method(method).uri(path);
+        let response = router.clone().oneshot(request.body(body).unwrap());
+        let (parts, body) = response.await.unwrap().into_parts();
+        let body = to_bytes(body, 1 << 20).await.unwrap();
+        (parts.status, String::from_utf8_lossy(&body).into_owned())
+    }
+
+    #[tokio::test]
+    async fn what_is_no_review_is_answered_and_counted() {
+        let router = router();
+        let mib = axum::body::Bytes::from(vec![b' '; 1 << 20]);
+        let long = |mibs| {
+            let parts = std::iter::repeat_n(mib.clone(), mibs);
+            let parts = parts.map(Ok::<_, std::convert::Infallible>);
+            Body::from_stream(futures_util::stream::iter(parts))
+        };
+
+        let (status, text) = ask(&router, "POST", "/webhook", long(65)).await;
+        assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert!(text.starts_with("{\"Error\":"), "{text}");
+        let (status, _) = ask(&router, "POST", "/webhook", long(64)).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        for body in ["", "{", "[]", "null", "\u{1}", "{\"kind\":\"Pod\"}"] {
+            let (status, _) = ask(&router, "POST", "/validate-v1-pod", body.into()).await;
+            assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+        }
+        let (status, _) = ask(&router, "GET", "/mutate", Body::empty()).await;
+        assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);
+
+        let (_, metrics) = ask(&router, "GET", "/metrics", Body::empty()).await;
+        let series = "vgpu_webhook_reviews_total{operation=\"unknown\",outcome=\"broken\"} 9";
+        assert!(metrics.contains(series), "{metrics}");
+        let (status, text) = ask(&router, "GET", "/readyz", Body::empty()).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(text, "not ready: the first look\n");
+    }
+}
