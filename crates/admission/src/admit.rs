@@ -174,7 +174,13 @@ impl Admission {
         if self.is_to_be_ignored(&pod, context, &mut admitted.warnings) {
             return Ok(admitted);
         }
-        let edits = self.edits(&pod)?;
+        let is_anothers = self.belongs_to_another_scheduler(&pod);
+        // What another scheduler takes is not ours to round or to refuse.
+        let edits = if is_anothers {
+            Vec::new()
+        } else {
+            self.edits(&pod)?
+        };
         let is_ours = |key: &str, value: &str| {
             edits
                 .iter()
@@ -206,7 +212,7 @@ impl Admission {
             checks::environment(container, mentions, of_vendors)?;
             checks::mounts(container, at.value(object), mentions)?;
         }
-        if self.belongs_to_another_scheduler(&pod) {
+        if is_anothers {
             admitted.message = Some("pod already has different scheduler assigned".into());
             if mentions {
                 admitted.warnings.push(format!(

@@ -18,6 +18,7 @@ pub trait Quotas: Send + Sync {
 struct Asked {
     memory_bytes: u64,
     cores: u64,
+    devices: u64,
 }
 
 impl Asked {
@@ -27,27 +28,33 @@ impl Asked {
         let (mut beside, mut before) = (Self::default(), Self::default());
         for container in &request.containers {
             for ask in container.asks.iter().filter(|ask| ask.vendor == *vendor) {
-                let count = u64::from(ask.count);
-                let memory_bytes = match ask.memory {
-                    Memory::Bytes(bytes) => bytes.saturating_mul(count),
-                    Memory::Percent(_) => 0,
-                };
-                let cores = match ask.compute {
-                    Compute::Units(units) => u64::from(units).saturating_mul(count),
-                    _ => 0,
+                let devices = u64::from(ask.count);
+                let asked = Self {
+                    memory_bytes: match ask.memory {
+                        Memory::Bytes(bytes) => bytes.saturating_mul(devices),
+                        Memory::Percent(_) => 0,
+                    },
+                    cores: match ask.compute {
+                        Compute::Units(units) => u64::from(units).saturating_mul(devices),
+                        _ => 0,
+                    },
+                    devices,
                 };
                 if container.kind == Kind::Init {
-                    before.memory_bytes = before.memory_bytes.max(memory_bytes);
-                    before.cores = before.cores.max(cores);
+                    before = before.with(asked, u64::max);
                 } else {
-                    beside.memory_bytes = beside.memory_bytes.saturating_add(memory_bytes);
-                    beside.cores = beside.cores.saturating_add(cores);
+                    beside = beside.with(asked, u64::saturating_add);
                 }
             }
         }
+        beside.with(before, u64::max)
+    }
+
+    fn with(self, other: Self, each: impl Fn(u64, u64) -> u64) -> Self {
         Self {
-            memory_bytes: beside.memory_bytes.max(before.memory_bytes),
-            cores: beside.cores.max(before.cores),
+            memory_bytes: each(self.memory_bytes, other.memory_bytes),
+            cores: each(self.cores, other.cores),
+            devices: each(self.devices, other.devices),
         }
     }
 }
@@ -106,6 +113,12 @@ pub(crate) fn check(
         {
             let cores = |cores: u64| format!("{cores} cores");
             return Err(refused(Role::Cores, cores(asked.cores), cores(room)));
+        }
+        if let Some(room) = left.devices.map(u64::from)
+            && asked.devices > room
+        {
+            let devices = |devices: u64| format!("{devices} devices");
+            return Err(refused(Role::Count, devices(asked.devices), devices(room)));
         }
     }
     Ok(())

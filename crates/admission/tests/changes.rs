@@ -174,6 +174,9 @@ fn the_scheduler_of_a_pod_with_devices_is_ours() {
         other.message.as_deref(),
         Some("pod already has different scheduler assigned")
     );
+    let mut strange = spec(Some("volcano"));
+    strange["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = json!("0.5");
+    assert!(forced.admit(&strange, &create()).is_ok());
     assert!(
         other.warnings[0].contains("volcano"),
         "{:?}",

@@ -476,6 +476,14 @@ fn explicit_sizes_beyond_what_a_namespace_has_left_are_refused() {
         check(cores(59), &two),
         &["limits[nvidia.com/gpucores]", "60 cores", "59 cores"],
     );
+    let devices = Quota {
+        devices: Some(1),
+        ..Quota::default()
+    };
+    refused(
+        check(devices, &two),
+        &["limits[nvidia.com/gpu]", "2 devices", "1 devices"],
+    );
     refused(check(memory(299), &init), &["300 MiB"]);
     assert!(check(memory(300), &init).is_ok());
     // How much a share is, is known on the node alone.
