@@ -39,6 +39,9 @@ pub const CORDON: &str = "hami.io/device-cordon";
 /// The lock of a node that the reference takes; nothing of ours does.
 pub const NODE_LOCK: &str = "hami.io/mutex.lock";
 
+/// A node's kind of machine; label.
+pub const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
+
 /// `ignore` keeps the webhook away from a pod or a namespace; label.
 pub const WEBHOOK: &str = "hami.io/webhook";
 /// Pods that are placed together; label.

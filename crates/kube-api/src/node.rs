@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use placement::Device;
 
+use crate::keys;
 use crate::object::Node;
 use crate::quantity::shortened;
 use crate::vendor::{Role, Vendors};
@@ -105,7 +106,15 @@ fn judge(
 
 /// Whether what [`report`] reads of both is the same, so that a node's heartbeat costs nothing.
 pub fn same_report(one: &Node, other: &Node, vendors: &Vendors) -> bool {
+    let kind = |node: &Node| {
+        node.metadata
+            .labels
+            .as_ref()?
+            .get(keys::INSTANCE_TYPE)
+            .cloned()
+    };
     one.metadata.name == other.metadata.name
+        && kind(one) == kind(other)
         && vendors.iter().all(|row| {
             let keys = &row.keys;
             let read = keys

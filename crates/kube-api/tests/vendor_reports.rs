@@ -196,6 +196,13 @@ fn a_ring_is_told_from_the_kind_of_machine() {
 
         let report = node::report(&node, vendors);
 
+        let mut later = node.clone();
+        later.metadata.labels = None;
+        assert!(node::same_report(&node, &node, vendors));
+        assert!(
+            !node::same_report(&later, &node, vendors),
+            "the label may come later"
+        );
         let tagged = |device: &Device| device.tags.iter().any(|tag| tag == Device::RING);
         assert!(
             report

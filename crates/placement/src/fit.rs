@@ -278,7 +278,8 @@ fn misfit_alone(node: &NodeState, step: &Step<'_>) -> Misfit {
     }
 }
 
-/// Where enough cards would do, it is how they lie to each other that stands in the way.
+/// Where enough cards would do, it is how they lie to each other that stands in the way; and where some would, it is in
+/// the words of the reference, for arrangements that it has.
 fn explain_arrangement(
     node: &NodeState,
     step: &Step<'_>,
@@ -288,7 +289,11 @@ fn explain_arrangement(
     if !step.ask.arrange.is_strict() {
         return;
     }
-    if reasons.count(Reason::TooFew) >= step.count() {
+    let enough = match step.ask.arrange {
+        Arrange::Modules { .. } => step.count(),
+        _ => 1,
+    };
+    if reasons.count(Reason::TooFew) >= enough {
         reasons.replace(Reason::TooFew, Reason::Arrangement);
     }
     let idle: Vec<Seat> = (0..node.devices.len())

@@ -280,6 +280,10 @@ impl Misfit {
         match self {
             Self::UnknownNode => "node unregistered".to_owned(),
             Self::TooFewDevices { .. } => "NodeInsufficientDevice".to_owned(),
+            // The reference asks for an arrangement as a whole, and names nothing else.
+            Self::Devices { reasons, .. } if reasons.count(Reason::Arrangement) > 0 => {
+                "1/1 NumaNotFit".to_owned()
+            }
             Self::Devices { reasons, .. } => {
                 let mut counts: Vec<(&str, usize)> = Vec::new();
                 for (_, reason) in reasons.iter() {

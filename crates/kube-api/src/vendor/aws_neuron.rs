@@ -7,6 +7,7 @@ use placement::{Arrange, Ask, Compute, Device, Memory};
 
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, Writing, capacity, general};
 use crate::config::{ConfigError, DeviceConfig};
+use crate::keys::INSTANCE_TYPE;
 use crate::node::Problem;
 use crate::object::{Container, Node, Pod};
 use crate::request::{self, PodRules, RequestError};
@@ -15,8 +16,6 @@ use crate::request::{self, PodRules, RequestError};
 const CORES_OF_ONE: u32 = 2;
 /// Most cores of a device that fit a set of bits.
 const MOST_CORES: u64 = 31;
-/// On the node, as a label: its kind of machine.
-const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 
 /// On the pod, for the plugin: numbers of devices, or of cores.
 const IDS: &str = "AWS_NEURON_IDS";
