@@ -67,8 +67,8 @@ pub struct Args {
     pub ca_file: Option<PathBuf>,
 
     /// Serve only clients with a certificate of these CAs: PEM. The API server needs one in its
-    /// admission kubeconfig. With --cert_file.
-    #[arg(long, value_name = "FILE", requires = "cert_file")]
+    /// admission kubeconfig. The file is followed.
+    #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
 
     /// The scheduler that pods which ask for our devices get; empty leaves them theirs.

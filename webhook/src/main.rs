@@ -75,7 +75,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
             key: key.clone(),
             client_ca: args.client_ca_file.clone(),
         })?,
-        _ => Tls::without_certificate(),
+        _ => match &args.client_ca_file {
+            Some(client_ca) => Tls::for_clients_of(client_ca.clone())?,
+            None => Tls::without_certificate(),
+        },
     };
     let own = args.cert_file.is_none();
     let cluster = if own || args.write_configuration || args.check_quotas {

@@ -146,7 +146,7 @@ impl Listener {
     pub async fn serve_tls(self, router: Router, manners: Manners, tls: Tls, stop: impl Future) {
         let followed = async {
             // In memory it is replaced by who has it.
-            if !tls.is_from_files() {
+            if !tls.has_files() {
                 std::future::pending::<()>().await;
             }
             follow(&tls).await;

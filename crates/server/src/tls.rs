@@ -5,11 +5,12 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{InconsistentKeys, RootCertStore};
@@ -25,7 +26,7 @@ struct Shared {
     /// Nothing until there is a certificate: every handshake is refused until then.
     shown: RwLock<Option<Shown>>,
     source: Source,
-    /// What the files held when they were read last, good or not.
+    /// What was given, or what the files held when they were read last, good or not.
     read: RwLock<Option<Pems>>,
 }
 
@@ -37,7 +38,10 @@ struct Shown {
 }
 
 enum Source {
-    Memory,
+    /// Whoever has it gives it; the CAs of clients come from a file even so.
+    Memory {
+        client_ca: Option<PathBuf>,
+    },
     Files(TlsFiles),
 }
 
@@ -120,7 +124,18 @@ impl Tls {
     /// No certificate yet: handshakes are refused until [`Tls::replace`].
     #[must_use]
     pub fn without_certificate() -> Self {
-        Self::new(None, Source::Memory, None)
+        Self::new(None, Source::Memory { client_ca: None }, None)
+    }
+
+    /// As [`Tls::without_certificate`], for clients with a certificate of these CAs (PEM) alone. A
+    /// port that serves it looks at the file again every ten seconds.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds no CA.
+    pub fn for_clients_of(client_ca: PathBuf) -> Result<Self, TlsError> {
+        client_verifier(&read(&client_ca)?, &client_ca, &provider())?;
+        let client_ca = Some(client_ca);
+        Ok(Self::new(None, Source::Memory { client_ca }, None))
     }
 
     /// This certificate (PEM: the server's first, then the intermediate ones) and its key (PEM).
@@ -158,18 +173,18 @@ impl Tls {
     /// # Errors
     /// See [`TlsError`].
     pub fn replace(&self, certificate: &[u8], key: &[u8]) -> Result<(), TlsError> {
+        let places = self.places();
+        let client_ca = match &self.shared.source {
+            Source::Memory { client_ca } => client_ca.as_deref().map(read).transpose()?,
+            Source::Files(_) => None,
+        };
         let pems = Pems {
             certificate: certificate.to_vec(),
             key: key.to_vec(),
-            client_ca: None,
+            client_ca,
         };
-        let memory = |what: &str| PathBuf::from(format!("the given {what}"));
-        let shown = pems.shown(&TlsFiles {
-            certificate: memory("certificate"),
-            key: memory("key"),
-            client_ca: None,
-        })?;
-        self.show(shown);
+        self.show(pems.shown(&places)?);
+        *self.read() = Some(pems);
         Ok(())
     }
 
@@ -183,22 +198,27 @@ impl Tls {
     /// # Errors
     /// See [`TlsError`].
     pub fn look_again(&self) -> Result<bool, TlsError> {
-        let Source::Files(files) = &self.shared.source else {
-            return Ok(false);
+        let found = match &self.shared.source {
+            Source::Files(files) => Pems::read(files)?,
+            Source::Memory { client_ca: None } => return Ok(false),
+            Source::Memory {
+                client_ca: Some(path),
+            } => {
+                let client_ca = Some(read(path)?);
+                let Some(given) = self.read().clone() else {
+                    return Ok(false);
+                };
+                Pems { client_ca, ..given }
+            }
         };
-        let found = Pems::read(files)?;
         {
-            let mut read = self
-                .shared
-                .read
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut read = self.read();
             if read.as_ref() == Some(&found) {
                 return Ok(false);
             }
             *read = Some(found.clone());
         }
-        self.show(found.shown(files)?);
+        self.show(found.shown(&self.places())?);
         Ok(true)
     }
 
@@ -208,9 +228,28 @@ impl Tls {
         Some(self.shown()?.certificate.to_vec())
     }
 
-    /// Whether it is read from files, which may change.
-    pub(crate) fn is_from_files(&self) -> bool {
-        matches!(self.shared.source, Source::Files(_))
+    /// Whether there are files to look at again.
+    pub(crate) fn has_files(&self) -> bool {
+        !matches!(self.shared.source, Source::Memory { client_ca: None })
+    }
+
+    /// Where things are read, for errors.
+    fn places(&self) -> TlsFiles {
+        match &self.shared.source {
+            Source::Files(files) => files.clone(),
+            Source::Memory { client_ca } => TlsFiles {
+                certificate: "the given certificate".into(),
+                key: "the given key".into(),
+                client_ca: client_ca.clone(),
+            },
+        }
+    }
+
+    fn read(&self) -> RwLockWriteGuard<'_, Option<Pems>> {
+        self.shared
+            .read
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the next handshake is made with; nothing while there is no certificate.
@@ -241,13 +280,9 @@ impl Tls {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let files = match &self.shared.source {
-            Source::Memory => None,
-            Source::Files(files) => Some(files),
-        };
         formatter
             .debug_struct("Tls")
-            .field("files", &files)
+            .field("places", &self.places())
             .field("has_certificate", &self.shown().is_some())
             .finish_non_exhaustive()
     }
@@ -263,27 +298,14 @@ impl Pems {
     }
 
     fn shown(&self, from: &TlsFiles) -> Result<Shown, TlsError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = provider();
         let (certificate, certified) = self.certified(from, &provider)?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .expect("the provider speaks TLS 1.2 and 1.3");
         let builder = match (&self.client_ca, &from.client_ca) {
             (Some(pem), Some(path)) => {
-                let broken = |reason: String| TlsError::ClientCa {
-                    place: path.display().to_string(),
-                    reason,
-                };
-                let mut roots = RootCertStore::empty();
-                for certificate in certificates(pem).map_err(broken)? {
-                    roots
-                        .add(certificate)
-                        .map_err(|error| broken(error.to_string()))?;
-                }
-                let verifier =
-                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                        .build()
-                        .map_err(|error| broken(error.to_string()))?;
+                let verifier = client_verifier(pem, path, &provider)?;
                 builder.with_client_cert_verifier(verifier)
             }
             _ => builder.with_no_client_auth(),
@@ -334,6 +356,29 @@ impl Pems {
 }
 
 const NONE: &str = "there is none in it";
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn client_verifier(
+    pem: &[u8],
+    path: &Path,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let broken = |reason: String| TlsError::ClientCa {
+        place: path.display().to_string(),
+        reason,
+    };
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(pem).map_err(broken)? {
+        let added = roots.add(certificate);
+        added.map_err(|error| broken(error.to_string()))?;
+    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+        .build()
+        .map_err(|error| broken(error.to_string()))
+}
 
 /// All certificates of a PEM, and at least one.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {

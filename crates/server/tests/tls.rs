@@ -355,6 +355,43 @@ async fn clients_are_asked_for_a_certificate_of_their_ca() {
 }
 
 #[tokio::test]
+async fn clients_are_asked_with_a_certificate_from_memory_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (ca, clients, others) = (Ca::new("server"), Ca::new("clients"), Ca::new("others"));
+    let path = directory.join("ca.crt");
+    assert!(Tls::for_clients_of(path.clone()).is_err());
+    write(directory, "ca.crt", "hello");
+    assert!(Tls::for_clients_of(path.clone()).is_err());
+    write(directory, "ca.crt", &clients.pem());
+    let tls = Tls::for_clients_of(path).unwrap();
+    let served = serve(tls.clone(), manners()).await;
+    let (known, other) = (clients.signs("api-server"), others.signs("api-server"));
+    assert!(!tls.look_again().unwrap(), "there is nothing to show yet");
+
+    for _ in 0..2 {
+        let pair = ca.signs("localhost");
+        tls.replace(pair.certificate.as_bytes(), pair.key.as_bytes())
+            .unwrap();
+        assert!(served.says_hello_to(ca.client(Some(&known))).await);
+        assert!(!served.says_hello_to(ca.client(None)).await);
+        assert!(!tls.look_again().unwrap());
+    }
+
+    write(directory, "ca.crt", &others.pem());
+    assert!(tls.look_again().unwrap());
+    assert!(served.says_hello_to(ca.client(Some(&other))).await);
+    assert!(!served.says_hello_to(ca.client(Some(&known))).await);
+
+    // A certificate is not shown to just anybody because a file has gone.
+    std::fs::remove_file(directory.join("ca.crt")).unwrap();
+    let pair = ca.signs("localhost");
+    let replaced = tls.replace(pair.certificate.as_bytes(), pair.key.as_bytes());
+    assert!(matches!(replaced, Err(TlsError::Read { .. })));
+    assert!(!served.says_hello_to(ca.client(None)).await);
+}
+
+#[tokio::test]
 async fn plain_http_is_told_to_use_https() {
     let pair = Ca::new("one").signs("localhost");
     let tls = Tls::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes()).unwrap();
