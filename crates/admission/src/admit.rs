@@ -174,9 +174,9 @@ impl Admission {
         if self.is_to_be_ignored(&pod, context, &mut admitted.warnings) {
             return Ok(admitted);
         }
-        let is_anothers = self.belongs_to_another_scheduler(&pod);
+        let is_foreign = self.belongs_to_another_scheduler(&pod);
         // What another scheduler takes is not ours to round or to refuse.
-        let edits = if is_anothers {
+        let edits = if is_foreign {
             Vec::new()
         } else {
             self.edits(&pod)?
@@ -212,7 +212,7 @@ impl Admission {
             checks::environment(container, mentions, of_vendors)?;
             checks::mounts(container, at.value(object), mentions)?;
         }
-        if is_anothers {
+        if is_foreign {
             admitted.message = Some("pod already has different scheduler assigned".into());
             if mentions {
                 admitted.warnings.push(format!(
