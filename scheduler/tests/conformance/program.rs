@@ -1,7 +1,7 @@
 //! The real `vgpu-scheduler --embedded` as a child of the test: started on a port of its own, ended with the test.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -27,35 +27,22 @@ impl Program {
         device_config: Option<&Path>,
         flags: &[String],
     ) -> Result<Self, String> {
-        let mut last = String::new();
-        // Somebody else may take the port between our look and its start.
-        for _ in 0..3 {
-            match Self::try_start(state, device_config, flags) {
-                Ok(program) => return Ok(program),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-
-    fn try_start(
-        state: &serde_json::Value,
-        device_config: Option<&Path>,
-        flags: &[String],
-    ) -> Result<Self, String> {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("state.json");
         std::fs::write(&file, state.to_string()).unwrap();
-        let address = {
-            let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            free.local_addr().unwrap()
-        };
         let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu-scheduler"));
         command
             .arg("--embedded")
             .arg(&file)
-            .arg(format!("--http_bind={address}"))
+            // Whichever port is free: it says which.
+            .arg("--http_bind=127.0.0.1:0")
             .args(flags);
+        // Nothing of whoever runs the test.
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("VGPU_") {
+                command.env_remove(name);
+            }
+        }
         if let Some(config) = device_config {
             command.arg("--device-config-file").arg(config);
         }
@@ -64,10 +51,9 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(printed.try_clone().unwrap())
             .stderr(printed);
-        let child = command.spawn().map_err(|error| error.to_string())?;
         let mut program = Self {
-            address,
-            child,
+            address: (Ipv4Addr::LOCALHOST, 0).into(),
+            child: command.spawn().map_err(|error| error.to_string())?,
             folder,
         };
         let patience = Instant::now() + Duration::from_secs(60);
@@ -75,15 +61,30 @@ impl Program {
             if let Some(status) = program.child.try_wait().unwrap() {
                 return Err(format!("it ended with {status}: {}", program.printed()));
             }
-            let answer = http::send(address, "GET", "/readyz", "", b"");
-            if answer.is_ok_and(|answer| answer.status == 200) {
-                return Ok(program);
+            if let Some(address) = program.served() {
+                program.address = address;
+                let answer = http::send(address, "GET", "/readyz", "", b"");
+                if answer.is_ok_and(|answer| answer.status == 200) {
+                    return Ok(program);
+                }
             }
             if Instant::now() > patience {
                 return Err(format!("not ready after a minute: {}", program.printed()));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Where it says that it serves.
+    fn served(&self) -> Option<SocketAddr> {
+        let printed = self.printed();
+        let line = printed.lines().find(|line| line.contains(": serving "))?;
+        line.split_once("address=")?
+            .1
+            .split(' ')
+            .next()?
+            .parse()
+            .ok()
     }
 
     /// What it printed so far.

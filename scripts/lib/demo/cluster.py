@@ -11,7 +11,6 @@ import json
 import os
 import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -215,19 +214,19 @@ def start(scheduler: str, state: Object, work: str) -> tuple[subprocess.Popen, s
     path = os.path.join(work, "state.json")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(state, file)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"127.0.0.1:{probe.getsockname()[1]}"
     log = open(os.path.join(work, "scheduler.log"), "wb")
+    # Whichever port is free: it says which.
     process = subprocess.Popen(
-        [scheduler, "--embedded", path, f"--http_bind={url}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        [scheduler, "--embedded", path, "--http_bind=127.0.0.1:0", "--log=info", "--log-format=text"],
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log,
     )
-    client = Client(f"http://{url}")
     for _ in range(600):
         if process.poll() is not None:
             break
-        if client.ready():
-            return process, f"http://{url}"
+        with open(log.name, encoding="utf-8", errors="replace") as file:
+            said = re.search(r": serving address=(\S+)", file.read())
+        if said and Client(f"http://{said[1]}").ready():
+            return process, f"http://{said[1]}"
         time.sleep(0.05)
     process.kill()
     with open(log.name, encoding="utf-8", errors="replace") as file:
