@@ -297,3 +297,41 @@ async fn somebody_who_undoes_every_write_is_not_answered_ever_faster() {
     assert!(!keeping.is_finished());
     keeping.abort();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_nobody_renews_is_taken_whatever_it_says() {
+    for (spec, waits) in [
+        (json!(null), false),
+        (json!({}), false),
+        (json!({ "holderIdentity": "" }), false),
+        (json!({ "holderIdentity": "ghost" }), true),
+        (
+            json!({ "holderIdentity": "ghost", "leaseDurationSeconds": -1 }),
+            true,
+        ),
+        (
+            json!({ "holderIdentity": "ghost", "leaseDurationSeconds": 2_000_000_000 }),
+            true,
+        ),
+    ] {
+        let world = World::new();
+        let lease = json!({ "metadata": { "name": "vgpu-webhook" }, "spec": spec });
+        let leases = world.leases();
+        let lease = serde_json::from_value(lease).unwrap();
+        leases.create(&Default::default(), &lease).await.unwrap();
+        let patience = Duration::from_secs(15);
+        let mut replica = world.replica_of("a", wanted(), patience).await;
+        let holder = async || {
+            let lease = leases.get("vgpu-webhook").await.unwrap();
+            lease.spec.unwrap().holder_identity.unwrap_or_default()
+        };
+
+        replica.settles().await;
+        assert_eq!(holder().await != "a", waits, "{spec}");
+        // Nobody waits for a year.
+        world.wait(150).await;
+        replica.settles().await;
+
+        assert_eq!(holder().await, "a", "{spec}");
+    }
+}

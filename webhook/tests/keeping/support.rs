@@ -289,6 +289,10 @@ impl World {
         Api::namespaced(self.client(), NAMESPACE)
     }
 
+    pub(crate) fn leases(&self) -> Api<k8s_openapi::api::coordination::v1::Lease> {
+        Api::namespaced(self.client(), NAMESPACE)
+    }
+
     /// The Secret's texts.
     pub(crate) async fn secret(&self) -> BTreeMap<String, String> {
         let secret = self.secrets().get("vgpu-webhook-ca").await.unwrap();
