@@ -311,6 +311,26 @@ async fn large_bodies_are_read_up_to_a_limit() {
     );
 }
 
+/// About as many as an object of 1.5 MiB has room for: nothing may be done for each pair of them.
+#[test]
+fn a_pod_of_very_many_containers_is_answered() {
+    const COUNT: usize = 10_000;
+    let containers: Vec<Value> = (0..COUNT)
+        .map(|index| {
+            let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1Gi" });
+            json!({ "name": format!("c{index}"), "resources": { "limits": limits }, "env": [{ "name": "LD_PRELOAD" }] })
+        })
+        .chain((0..COUNT).map(|index| json!({ "name": format!("d{index}") })))
+        .collect();
+
+    let answer = ask(&review(
+        json!({ "object": { "spec": { "containers": containers } } }),
+    ));
+
+    // Memory and the library for each of the first, no card for each of the others, and the scheduler.
+    assert_eq!(patch(&answer).as_array().unwrap().len(), 3 * COUNT + 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn other_methods_and_paths_have_their_own_answers() {
     let router = routes(Arc::new(admission(Settings::default())));
