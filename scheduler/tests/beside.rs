@@ -5,6 +5,8 @@
 mod events;
 #[path = "beside/leader.rs"]
 mod leader;
+#[path = "beside/metrics.rs"]
+mod metrics;
 #[path = "beside/oracle.rs"]
 mod oracle;
 #[path = "beside/support.rs"]

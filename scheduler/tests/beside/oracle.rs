@@ -3,27 +3,19 @@
 //! be enough by itself is overlooked.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube_api::allocation;
-use kube_api::config::DeviceConfig;
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::{self, Defaults};
-use kube_api::vendor::{Switches, Vendors};
 use placement::Among;
 use proptest::prelude::*;
 use scheduler::explain::{Advised, Detail, Edit, Verdict, View, explain};
 use scheduler::ledger::{Filtered, Ledger};
 use serde_json::{Map, Value, json};
 
-static VENDORS: LazyLock<Arc<Vendors>> = LazyLock::new(|| {
-    let switches = Switches {
-        ascend: false,
-        iluvatar: false,
-    };
-    Arc::new(Vendors::new(DeviceConfig::standard(), switches).unwrap())
-});
+use crate::support::VENDORS;
 
 const REGISTER: &str = "hami.io/node-nvidia-register";
 const CORDON: &str = "hami.io/device-cordon";

@@ -1,11 +1,22 @@
 //! An API server in this process that can be away, hang, or be counted.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use embedded_cluster::Cluster;
 use kube::client::Body;
+use kube_api::config::DeviceConfig;
+use kube_api::vendor::{Switches, Vendors};
 use tower::ServiceExt;
+
+/// The standard ones.
+pub(crate) static VENDORS: LazyLock<Arc<Vendors>> = LazyLock::new(|| {
+    let switches = Switches {
+        ascend: false,
+        iluvatar: false,
+    };
+    Arc::new(Vendors::new(DeviceConfig::standard(), switches).unwrap())
+});
 
 /// How the API server behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
