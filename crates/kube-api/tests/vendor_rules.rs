@@ -520,6 +520,11 @@ fn the_webhook_fills_in_rounds_and_refuses_by_each_vendors_rules() {
             "limit huawei.com/Ascend910B3-memory=100, request huawei.com/Ascend910B3-memory=100, started",
         ),
         (
+            json!({"huawei.com/Ascend910C": 1, "huawei.com/Ascend910C-memory": 20_000}),
+            json!({}),
+            "limit huawei.com/Ascend910C=2, limit huawei.com/Ascend910C-memory=32768, request huawei.com/Ascend910C-memory=32768",
+        ),
+        (
             json!({"huawei.com/Ascend910C": 1}),
             soft(),
             "limit huawei.com/Ascend910C-memory=65536, request huawei.com/Ascend910C-memory=65536, started",

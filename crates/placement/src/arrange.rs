@@ -114,9 +114,8 @@ fn largest_groups(count: usize, seats: &[Seat]) -> Pick {
 }
 
 fn modules(count: usize, seats: &[Seat]) -> Pick {
-    let whole = |seat: &Seat| seat.module.filter(|_| seat.used == 0);
     let mut chosen = Vec::with_capacity(count);
-    for (_, positions) in by(seats, whole) {
+    for (_, positions) in by(seats, |seat| seat.module) {
         let size = positions
             .first()
             .and_then(|&at| seats.get(at))

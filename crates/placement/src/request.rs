@@ -148,7 +148,7 @@ pub enum Arrange {
         /// What all cards in one group are worth, as 10 is one resource of the node full.
         worth: u32,
     },
-    /// Whole modules, none of which is in use; a node's worth is that of `LargestGroups`.
+    /// The same share of each card of whole modules; a node's worth is that of `LargestGroups`.
     Modules {
         /// What all cards in one group are worth.
         worth: u32,

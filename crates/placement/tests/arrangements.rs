@@ -173,6 +173,23 @@ fn modules_go_whole_or_not_at_all() {
 }
 
 #[test]
+fn halves_of_both_cards_of_a_module_are_shared_by_two_pods() {
+    let mut cluster = cluster(vec![node("n", 4, |device| {
+        device.module = Some(device.index / 2);
+    })]);
+    let half = || {
+        let mut ask = Ask::new("V", 2, Memory::Bytes(500 * MIB));
+        ask.arrange = Arrange::Modules { worth: 10 };
+        ask.policy = placement::DevicePolicy::Binpack;
+        ask
+    };
+
+    assert_eq!(take(&mut cluster, "a", half()), "n: 3 2");
+    assert_eq!(take(&mut cluster, "b", half()), "n: 3 2");
+    assert_eq!(take(&mut cluster, "c", half()), "n: 1 0");
+}
+
+#[test]
 fn whole_cards_come_from_the_tightest_group_and_cards_of_no_group_last() {
     let groups = [Some(1), Some(1), Some(1), Some(2), Some(2), None];
     let arrange = Arrange::TightestGroup { weigh: false };

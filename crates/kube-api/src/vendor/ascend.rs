@@ -269,7 +269,7 @@ impl Family for Chip {
 
     fn admit(&self, row: &Row, container: &Container, pod: &Pod) -> Result<Edits, Rejection> {
         let mut edits = general::admit(row, container)?;
-        let Some(mut count) = general::count(row, container)? else {
+        let Some(count) = general::count(row, container)? else {
             if self.config.overwrite_env {
                 edits
                     .env
@@ -288,11 +288,10 @@ impl Family for Chip {
         };
         if self.in_modules(pod) {
             self.judge_count(row, container, count)?;
-            if count == 1 {
-                count = MODULE;
-                if let Some(name) = row.resource(Role::Count) {
-                    edits.limits.insert(name.to_owned(), count.to_string());
-                }
+            if count == 1
+                && let Some(name) = row.resource(Role::Count)
+            {
+                edits.limits.insert(name.to_owned(), MODULE.to_string());
             }
         }
         if !soft && general::cores(row, container)? > 0 {
