@@ -82,7 +82,15 @@ async fn run(args: Args) -> anyhow::Result<()> {
     };
     let own = args.cert_file.is_none();
     let cluster = if own || args.write_configuration || args.check_quotas {
-        Some(cluster(&args).await?)
+        match cluster(&args).await {
+            Ok(config) => Some(config),
+            // Nobody has named a cluster, and reviews can be answered without one.
+            Err(error) if !own && args.kubeconfig.is_none() && !in_a_pod() => {
+                tracing::warn!("{error:#}; no configuration is written and no quota is known");
+                None
+            }
+            Err(error) => return Err(error),
+        }
     } else {
         None
     };
@@ -201,6 +209,11 @@ fn vendors(args: &Args) -> anyhow::Result<Vendors> {
     Vendors::new(config, switches).with_context(place)
 }
 
+/// Whether an API server was named by a kubelet.
+fn in_a_pod() -> bool {
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+}
+
 async fn cluster(args: &Args) -> anyhow::Result<kube::Config> {
     let mut config = match &args.kubeconfig {
         Some(path) => {
@@ -212,7 +225,7 @@ async fn cluster(args: &Args) -> anyhow::Result<kube::Config> {
         }
         None => kube::Config::infer().await.context(
             "no cluster: --kubeconfig FILE, KUBECONFIG or a pod's service account is needed, \
-             unless --cert_file, --write-configuration=false and --check-quotas=false are given",
+             unless --cert_file is given",
         )?,
     };
     config.connect_timeout = Some(Duration::from_secs(5));

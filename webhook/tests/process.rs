@@ -380,8 +380,8 @@ async fn a_given_certificate_needs_no_cluster() {
     std::fs::write(at("tls.key"), key.serialize_pem()).unwrap();
     let (crt, key) = (at("tls.crt"), at("tls.key"));
     let given = ["--cert_file", &crt, "--key_file", &key];
-    let alone = ["--write-configuration=false", "--check-quotas=false"];
-    let mut program = Program::start(&[&COMMON[..], &given, &alone].concat());
+    let mut program = Program::start(&[&COMMON[..], &given].concat());
+    program.says("no configuration is written and no quota is known");
     let (port, plain) = ports(&mut program);
     becomes_ready(plain).await;
 
