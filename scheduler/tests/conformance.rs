@@ -55,9 +55,16 @@ fn register() -> Register {
     Register::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/deviations.toml"))
 }
 
-/// Every recording, by its file's name. `VGPU_CASE=131` takes only those whose name begins so, for whoever looks at one.
+/// Those recordings that this run is about: all, or with `VGPU_CASE=131` those whose name begins so.
 fn cases() -> Vec<Value> {
     let only = std::env::var("VGPU_CASE").unwrap_or_default();
+    let mut cases = all_cases();
+    cases.retain(|case| id(case).starts_with(&only));
+    cases
+}
+
+/// Every recording, by its file's name.
+fn all_cases() -> Vec<Value> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder())
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -67,7 +74,6 @@ fn cases() -> Vec<Value> {
     files
         .iter()
         .map(|file| serde_json::from_slice::<Value>(&std::fs::read(file).unwrap()).unwrap())
-        .filter(|case| id(case).starts_with(&only))
         .collect()
 }
 
@@ -331,7 +337,7 @@ fn every_suspected_defect_of_the_reference_is_on_the_register_and_nothing_is_wit
         .chain(register.classes.iter().flat_map(|class| &class.defects))
         .chain(register.beyond.iter().map(|entry| &entry.case))
         .collect();
-    let cases = cases();
+    let cases = all_cases();
     for case in &cases {
         if case["suspectedBug"].is_string() && !listed.iter().any(|number| is(id(case), number)) {
             wrong.push(format!(
