@@ -102,8 +102,6 @@ pub enum Verb {
     Preempt,
     /// `POST /bind`.
     Bind,
-    /// `GET /explain`.
-    Explain,
 }
 
 /// How a request ended.
@@ -130,7 +128,6 @@ impl EncodeLabelValue for Verb {
             Self::Prioritize => "prioritize",
             Self::Preempt => "preempt",
             Self::Bind => "bind",
-            Self::Explain => "explain",
         })
     }
 }
