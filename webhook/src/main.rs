@@ -223,10 +223,13 @@ async fn cluster(args: &Args) -> anyhow::Result<kube::Config> {
             let config = kube::Config::from_custom_kubeconfig(file, &options).await;
             config.with_context(place)?
         }
-        None => kube::Config::infer().await.context(
-            "no cluster: --kubeconfig FILE, KUBECONFIG or a pod's service account is needed, \
-             unless --cert_file is given",
-        )?,
+        // Its text has its causes in it.
+        None => kube::Config::infer().await.map_err(|error| {
+            anyhow::anyhow!(
+                "no cluster: --kubeconfig FILE, KUBECONFIG or a pod's service account is needed, \
+                 unless --cert_file is given ({error})"
+            )
+        })?,
     };
     config.connect_timeout = Some(Duration::from_secs(5));
     Ok(config)
