@@ -1,5 +1,11 @@
 //! Advice where several things stand in the way, and where there is more to try than a question may cost.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test: a panic is its answer"
+)]
+
 use placement::{
     Among, Ask, Change, Cluster, Compute, Container, Device, Kind, Memory, Node, NodePolicy, Pod,
     Quota, Request, Vendor,
