@@ -3,6 +3,8 @@
 
 #[path = "beside/events.rs"]
 mod events;
+#[path = "beside/explain.rs"]
+mod explain;
 #[path = "beside/leader.rs"]
 mod leader;
 #[path = "beside/metrics.rs"]
