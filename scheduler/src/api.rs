@@ -88,3 +88,45 @@ async fn own_up(State(scheduler): State<Scheduler>, request: Request, next: Next
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body, to_bytes};
+    use kube_api::config::DeviceConfig;
+    use kube_api::vendor::{Switches, Vendors};
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::{Company, Settings};
+
+    #[tokio::test]
+    async fn a_defect_of_ours_is_answered_for_and_the_ledger_made_anew() {
+        let cluster = embedded_cluster::Cluster::default();
+        let switches = Switches {
+            ascend: false,
+            iluvatar: false,
+        };
+        let vendors = Arc::new(Vendors::new(DeviceConfig::standard(), switches).unwrap());
+        let client = crate::embedded::client(&cluster);
+        let scheduler = Scheduler::new(client, vendors, Settings::default(), Company::none());
+        let following = scheduler.clone();
+        let following = tokio::spawn(async move { following.follow().await });
+        scheduler.may_answer().await.unwrap();
+        async fn breaks() -> StatusCode {
+            panic!("a defect, for this test");
+        }
+        let router = Router::new()
+            .route("/filter", post(breaks))
+            .layer(from_fn_with_state(scheduler.clone(), own_up));
+
+        let request = Request::post("/filter").body(Body::empty()).unwrap();
+        let response = router.oneshot(request).await.unwrap();
+
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        assert!(body.starts_with(b"{\"Error\":\"a defect"), "{body:?}");
+        assert!(!scheduler.is_synced());
+        scheduler.may_answer().await.unwrap();
+        following.abort();
+    }
+}

@@ -293,13 +293,15 @@ impl Scheduler {
         };
         let name = pod.metadata.name.clone().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), namespace);
-        let mut patch = json!({
-            "metadata": { "annotations": written.annotations, "labels": written.labels },
+        let mut metadata = json!({
+            "annotations": written.annotations,
+            "labels": written.labels,
         });
-        if let (Some(uid), Some(metadata)) = (&pod.metadata.uid, patch.get_mut("metadata")) {
+        if let (Some(uid), Some(metadata)) = (&pod.metadata.uid, metadata.as_object_mut()) {
             // Not another pod of that name.
-            metadata["uid"] = uid.as_str().into();
+            metadata.insert("uid".into(), uid.as_str().into());
         }
+        let patch = json!({ "metadata": metadata });
         let params = PatchParams {
             field_manager: Some(FIELD_MANAGER.into()),
             ..PatchParams::default()
@@ -339,19 +341,17 @@ fn judge<T>(result: Result<kube::Result<T>, tokio::time::error::Elapsed>) -> Sen
 }
 
 fn binding(args: &ExtenderBindingArgs, uid: &str, written: &Written) -> Value {
-    let mut metadata = json!({
-        "name": args.pod_name,
-        "namespace": args.pod_namespace,
-        "annotations": written.annotations,
-        "labels": written.labels,
-    });
-    if !uid.is_empty() {
-        metadata["uid"] = uid.into();
-    }
     json!({
         "apiVersion": "v1",
         "kind": "Binding",
-        "metadata": metadata,
+        "metadata": {
+            "name": args.pod_name,
+            "namespace": args.pod_namespace,
+            // Not another pod of that name; null where nobody said which.
+            "uid": Some(uid).filter(|uid| !uid.is_empty()),
+            "annotations": written.annotations,
+            "labels": written.labels,
+        },
         "target": { "apiVersion": "v1", "kind": "Node", "name": args.node },
     })
 }

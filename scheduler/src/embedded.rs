@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::events::Events;
+use crate::filter::whole_pod;
 use crate::view::{KINDS, NOT_ENDED};
 use crate::{Company, Scheduler, Settings};
 
@@ -268,15 +269,4 @@ pub fn client(cluster: &Cluster) -> kube::Client {
         },
     ));
     kube::Client::new(service, "default")
-}
-
-/// The pod of a question, with every field that it came with.
-fn whole_pod(body: &[u8]) -> Option<Value> {
-    let Ok(Value::Object(args)) = serde_json::from_slice(body) else {
-        return None;
-    };
-    let (_, pod) = args
-        .into_iter()
-        .find(|(key, _)| key.eq_ignore_ascii_case("pod"))?;
-    pod.is_object().then_some(pod)
 }

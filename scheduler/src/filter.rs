@@ -10,6 +10,7 @@ use kube_api::object::{Node, Pod};
 use placement::{Among, Cluster, Misfit, NodeMisfit, NodePolicy, Placement, Request};
 use serde::ser::{SerializeMap, SerializeStruct};
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::Scheduler;
@@ -277,19 +278,23 @@ fn name_of(node: &RawValue) -> String {
 }
 
 impl Scheduler {
-    /// Chooses a node for the pod, and lets the pod hold what it gets there.
+    /// Chooses a node for the pod, and lets the pod hold what it gets there. `body` is the question as it came.
     ///
     /// Where whole nodes come with the question, those that the ledger knows count as it knows them, with all that is
     /// held of them, and before the others, which count as they come; nothing is held then, and nothing written.
-    pub async fn filter(&self, mut args: ExtenderArgs) -> Answer {
+    pub async fn filter(&self, mut args: ExtenderArgs, body: &[u8]) -> Answer {
         let Some(pod) = args.pod.take() else {
             return Answer::error("extender args missing pod");
         };
         let asked = Asked::of(&mut args);
-        let request = match self.request(&pod) {
+        let request = self.request(&pod).map_err(|problem| problem.to_string());
+        let request = request.and_then(|request| {
+            self.check_admitted(&request, body)?;
+            Ok(request)
+        });
+        let request = match request {
             Ok(request) => request,
             Err(problem) => {
-                let problem = problem.to_string();
                 self.0
                     .events
                     .pod(&pod, Kind::Warning, "FilteringFailed", problem.clone());
@@ -334,6 +339,18 @@ impl Scheduler {
                 )
             }),
         }
+    }
+
+    /// Whether the pod has passed the webhook, where that has to be asked.
+    fn check_admitted(&self, request: &Request, body: &[u8]) -> Result<(), String> {
+        let Some(admission) = self.0.admission.get() else {
+            return Ok(());
+        };
+        if !request.asks_for_devices() {
+            return Ok(());
+        }
+        let pod = whole_pod(body).unwrap_or_default();
+        admission.passed(&pod).map_err(|denied| denied.to_string())
     }
 
     /// The node for the pod. Where names are asked about, it holds what it gets there. Whole nodes are the question of
@@ -483,4 +500,15 @@ fn place_beside(
         }
     }
     beside.place(request, Among::All)
+}
+
+/// The pod of a question, with every field that it came with.
+pub(crate) fn whole_pod(body: &[u8]) -> Option<Value> {
+    let Ok(Value::Object(args)) = serde_json::from_slice(body) else {
+        return None;
+    };
+    let (_, pod) = args
+        .into_iter()
+        .find(|(key, _)| key.eq_ignore_ascii_case("pod"))?;
+    pod.is_object().then_some(pod)
 }

@@ -23,9 +23,10 @@ pub mod view;
 pub mod wake;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use admission::Admission;
 use events::{Events, Kind};
 use kube_api::extender::ExtenderArgs;
 use kube_api::object::Pod;
@@ -120,6 +121,8 @@ struct Inner {
     broke: Notify,
     began: Instant,
     embedded: Option<embedded::Embedded>,
+    /// Asked whether a pod has passed the webhook, where an API server may pass it by.
+    admission: OnceLock<Arc<Admission>>,
 }
 
 /// Why a question is not answered.
@@ -165,12 +168,19 @@ impl Scheduler {
             broke: Notify::new(),
             began: Instant::now(),
             embedded,
+            admission: OnceLock::new(),
         }))
     }
 
     /// The vendors whose devices it places.
     pub fn vendors(&self) -> &Arc<Vendors> {
         &self.0.vendors
+    }
+
+    /// From here on a pod that asks for devices and has not passed this admission fits nowhere. For API servers before
+    /// Kubernetes 1.28: their webhook configuration has to be of the kind that is passed by when nobody answers.
+    pub fn refuse_unadmitted(&self, admission: Arc<Admission>) {
+        drop(self.0.admission.set(admission));
     }
 
     /// Looks at the ledger. Nothing else is answered meanwhile.

@@ -74,6 +74,12 @@ async fn run(args: Args) -> anyhow::Result<()> {
         Admission::new(Arc::clone(scheduler.vendors()), admission_settings(&args))
             .with_quotas(Arc::new(scheduler.clone())),
     );
+    if cluster.is_none() && !scheduler.has_match_conditions().await {
+        tracing::warn!(
+            "this API server passes a webhook by that does not answer (it is older than Kubernetes 1.28): pods that did not pass admission fit nowhere"
+        );
+        scheduler.refuse_unadmitted(Arc::clone(&admission));
+    }
     let mut router = api::routes(
         &scheduler,
         Some(Arc::clone(&admission)),

@@ -91,6 +91,24 @@ impl explain::Source for Scheduler {
     }
 }
 
+impl Scheduler {
+    /// Whether the API server knows match conditions, without which a webhook that is down is passed by: Kubernetes
+    /// 1.28 and later. One that does not answer is taken for a present one.
+    pub async fn has_match_conditions(&self) -> bool {
+        let version = self.0.client.apiserver_version();
+        let version = tokio::time::timeout(self.0.settings.patience, version).await;
+        let Ok(Ok(version)) = version else {
+            return true;
+        };
+        let minor: String = version
+            .minor
+            .chars()
+            .take_while(char::is_ascii_digit)
+            .collect();
+        version.major != "1" || minor.parse::<u32>().map_or(true, |minor| minor >= 28)
+    }
+}
+
 impl admission::Quotas for Scheduler {
     fn left(&self, namespace: &str, vendor: &Vendor) -> Quota {
         self.with_ledger(|ledger| {

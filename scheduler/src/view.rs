@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Debug;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ pub(crate) const KINDS: [&str; 3] = ["nodes", "pods", "resourcequotas"];
 /// What has ended holds nothing, and is not read.
 pub(crate) const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 const MOST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -175,27 +177,32 @@ impl Scheduler {
     /// Keeps the ledger up with the API server until the future is dropped. Whoever begins to answer reads everything
     /// anew first; whoever ceases to lets go of what nobody bound.
     pub async fn follow(&self) {
-        let mut tasks = self.start_view();
+        let mut term = self.0.leadership.terms();
+        let mut tasks = self.start_view(term);
         loop {
-            let term = self.0.leadership.terms();
+            let now = self.0.leadership.terms();
+            if now != term {
+                tracing::info!("this replica answers from here on");
+                // From an earlier term: nobody binds it any more.
+                self.change(|ledger, _| ledger.forget_unbound());
+                term = now;
+                tasks = self.start_view(term);
+            }
             tokio::select! {
                 () = self.0.leadership.changed() => {
-                    if self.0.leadership.answers().is_ok() {
-                        tracing::info!("this replica answers from here on");
-                    } else {
-                        tracing::info!("another replica answers from here on");
+                    if let Err(why) = self.0.leadership.answers() {
+                        tracing::info!(%why, "this replica stands by from here on");
                         self.change(|ledger, _| ledger.forget_unbound());
                     }
-                    if self.0.leadership.terms() != term {
-                        tasks = self.start_view();
-                    }
                 }
+                // A change between two looks is seen by the term.
+                () = tokio::time::sleep(LOOK_EVERY) => {}
                 () = self.0.broke.notified() => {
                     tracing::error!("the ledger is made anew");
                     drop(tasks);
                     let timeout = self.0.settings.reservation_timeout;
                     *self.0.ledger.lock() = Ledger::new(Arc::clone(&self.0.vendors), timeout);
-                    tasks = self.start_view();
+                    tasks = self.start_view(term);
                 }
                 ended = tasks.join_next() => {
                     // A watch never ends by itself.
@@ -207,8 +214,7 @@ impl Scheduler {
         }
     }
 
-    fn start_view(&self) -> JoinSet<()> {
-        let term = self.0.leadership.terms();
+    fn start_view(&self, term: u64) -> JoinSet<()> {
         self.0.progress.send_modify(|progress| {
             *progress = Progress {
                 term: Some(term),
@@ -248,12 +254,10 @@ impl Scheduler {
                 Ok(Event::InitApply(object)) => {
                     let version = version_of(&object);
                     let key = object.key();
-                    self.change(|ledger, now| {
-                        object.set(ledger, now);
-                        if K::matters(&key, ledger) {
-                            listed.insert(key);
-                        }
-                    });
+                    self.set(object);
+                    if self.with_ledger(|ledger| K::matters(&key, ledger)) {
+                        listed.insert(key);
+                    }
                     version
                 }
                 Ok(Event::InitDone) => {
@@ -268,7 +272,7 @@ impl Scheduler {
                     if K::KIND == ResourceQuota::KIND {
                         known.insert(object.key());
                     }
-                    self.change(|ledger, now| object.set(ledger, now));
+                    self.set(object);
                     version
                 }
                 Ok(Event::Delete(object)) => {
@@ -285,6 +289,17 @@ impl Scheduler {
             };
             pause = LEAST_PAUSE;
             self.saw(K::KIND, version);
+        }
+    }
+
+    /// Takes the object into the ledger. A defect of ours in reading one object is not the others' loss: as if it were
+    /// not there.
+    fn set<K: Watched>(&self, object: K) {
+        let key = object.key();
+        let set = AssertUnwindSafe(|| self.change(|ledger, now| object.set(ledger, now)));
+        if std::panic::catch_unwind(set).is_err() {
+            let kind = KINDS.get(K::KIND);
+            tracing::error!(kind, %key, "a defect in the scheduler: it is left out");
         }
     }
 

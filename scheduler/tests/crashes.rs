@@ -166,7 +166,8 @@ impl World {
         let uid = |at: usize| format!("uid-p{at}");
         match step {
             Step::Filter(at, mib) => {
-                if !self.pods.contains_key(&name(at)) {
+                let absent = !self.pods.contains_key(&name(at));
+                if absent {
                     self.pods.insert(name(at), pod(&name(at), mib));
                     self.change(&name(at), |_| {});
                 }

@@ -7,9 +7,11 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use scheduler::embedded::Admit;
 use scheduler::{Company, Scheduler, Settings};
 use serde_json::{Value, json};
 use support::{Served, node, placed, pod, until, vendors};
@@ -415,6 +417,68 @@ async fn a_quota_that_comes_and_goes_counts_from_then_on() {
             == 0
     })
     .await;
+}
+
+#[tokio::test]
+async fn where_a_webhook_may_be_passed_by_a_pod_that_did_not_pass_it_fits_nowhere() {
+    let served = Served::start(state(&[node("n1", 1, 10, 10_000)])).await;
+    let admission = Arc::new(admission::Admission::new(
+        vendors(),
+        admission::Settings::default(),
+    ));
+    served.scheduler.refuse_unadmitted(Arc::clone(&admission));
+    let mut passed = pod("passed", 1000);
+    let admitted = admission
+        .admit(&passed, &admission::Context::default())
+        .unwrap();
+    json_patch::patch(&mut passed, &admitted.patch).unwrap();
+    let mut forged = pod("forged", 1000);
+    forged["spec"]["schedulerName"] = "default-scheduler".into();
+    forged["spec"]["containers"][0]["env"] =
+        json!([{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]);
+
+    assert_eq!(served.filter(&passed, &["n1"]).await.unwrap(), "n1");
+    let answer = served.filter(&forged, &["n1"]).await.unwrap_err();
+
+    let text = &answer["FailedAndUnresolvableNodes"]["n1"];
+    assert!(
+        text.as_str().unwrap().contains("CUDA_DISABLE_CONTROL"),
+        "{answer}"
+    );
+}
+
+#[tokio::test]
+async fn pods_over_the_api_go_through_admission_where_that_is_asked_for() {
+    let served = Served::start(state(&[node("n1", 1, 10, 10_000)])).await;
+    let admission = Arc::new(admission::Admission::new(
+        vendors(),
+        admission::Settings::default(),
+    ));
+    served.cluster.admit_with(Arc::new(Admit(admission)));
+    let path = "/api/v1/namespaces/default/pods";
+    let mut asks = pod("asks", 1000);
+    asks["spec"]["schedulerName"] = "default-scheduler".into();
+    let mut escapes = pod("escapes", 1000);
+    escapes["metadata"]["annotations"] = json!({ "hami.io/vgpu-node": "n1" });
+
+    let (made, shown) = served.send("POST", path, asks.to_string()).await;
+    let (refused, why) = served.send("POST", path, escapes.to_string()).await;
+
+    assert_eq!((made, refused), (201, 403), "{shown} {why}");
+    assert_eq!(shown["spec"]["schedulerName"], "hami-scheduler");
+    assert!(
+        why["message"]
+            .as_str()
+            .unwrap()
+            .contains("hami.io/vgpu-node"),
+        "{why}"
+    );
+    // What the scheduler itself writes is not refused.
+    assert_eq!(served.filter(&shown, &["n1"]).await.unwrap(), "n1");
+    assert_eq!(served.bind(&shown, "n1").await, "");
+    let forged = json!({"metadata": {"annotations": {"hami.io/vgpu-devices-allocated": ";"}}});
+    let (refused, _) = served.patch(&format!("{path}/asks"), &forged).await;
+    assert_eq!(refused, 403);
 }
 
 /// JSON of any shape, often near to what is expected.

@@ -13,15 +13,31 @@ use kube_api::extender::{
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::runtime::Handle;
 
 use crate::Scheduler;
 use crate::filter::Answer;
 use crate::metrics::{Outcome, Verb};
 
+/// A body above this is worked on beside the threads that serve: whole nodes by the thousands take a while.
+const LARGE: usize = 1 << 20;
+
 /// A node that does not fit is an answer, not an error: kube-scheduler shows its reason to the user.
 pub(super) async fn filter(State(scheduler): State<Scheduler>, body: Bytes) -> Response {
-    let count = Count::of(&scheduler, Verb::Filter);
-    let args: ExtenderArgs = match decode(&body) {
+    if body.len() <= LARGE {
+        return filtered(&scheduler, &body).await;
+    }
+    let here = Handle::current();
+    let beside = tokio::task::spawn_blocking(move || here.block_on(filtered(&scheduler, &body)));
+    match beside.await {
+        Ok(response) => response,
+        Err(broken) => std::panic::resume_unwind(broken.into_panic()),
+    }
+}
+
+async fn filtered(scheduler: &Scheduler, body: &[u8]) -> Response {
+    let count = Count::of(scheduler, Verb::Filter);
+    let args: ExtenderArgs = match decode(body) {
         Ok(args) => args,
         Err(why) => {
             count.ended(Outcome::BadRequest);
@@ -33,8 +49,8 @@ pub(super) async fn filter(State(scheduler): State<Scheduler>, body: Bytes) -> R
         let answer = Answer::error(why.to_string());
         return json(StatusCode::SERVICE_UNAVAILABLE, &answer);
     }
-    let answer = match scheduler.meet(args, &body).await {
-        Ok(args) => scheduler.filter(args).await,
+    let answer = match scheduler.meet(args, body).await {
+        Ok(args) => scheduler.filter(args, body).await,
         Err(why) => Answer::error(why),
     };
     let response = json(StatusCode::OK, &answer);

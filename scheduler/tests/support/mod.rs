@@ -130,12 +130,24 @@ impl Served {
         path: &str,
         body: impl Into<Vec<u8>>,
     ) -> (u16, Value) {
+        self.call(method, path, "application/json", body.into())
+            .await
+    }
+
+    /// Patches an object by a merge.
+    pub(crate) async fn patch(&self, path: &str, patch: &Value) -> (u16, Value) {
+        let kind = "application/merge-patch+json";
+        self.call("PATCH", path, kind, patch.to_string().into())
+            .await
+    }
+
+    async fn call(&self, method: &str, path: &str, kind: &str, body: Vec<u8>) -> (u16, Value) {
         use tower::ServiceExt;
         let request = http::Request::builder()
             .method(method)
             .uri(path)
-            .header("content-type", "application/json")
-            .body(axum::body::Body::from(body.into()))
+            .header("content-type", kind)
+            .body(axum::body::Body::from(body))
             .unwrap();
         let response = self.router.clone().oneshot(request).await.unwrap();
         let status = response.status().as_u16();
