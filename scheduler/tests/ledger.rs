@@ -15,6 +15,7 @@ use kube_api::object::Pod;
 use kube_api::request::{Defaults, request};
 use kube_api::{allocation, vendor::Vendors};
 use placement::{Among, Misfit, Request};
+use proptest::prelude::*;
 use scheduler::ledger::{Begun, Filtered, Ledger, Notice, identity, uid_of};
 use serde_json::{Value, json};
 use support::{as_node, as_pod, node, placed, pod, vendors};
@@ -415,4 +416,52 @@ fn init_containers_that_are_over_give_back_what_only_they_took() {
         kept.ledger.take_notices().as_slice(),
         [Notice::Freed { .. }]
     ));
+}
+
+/// Texts that annotations may hold, some near to what they should.
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<String>(),
+        "[GPUn1-2,:;\\[\\]{}\"a-z0-9.-]{0,120}",
+        "(GPU-[01],NVIDIA,[0-9]{1,20},-?[0-9]{1,12}:;?){0,4}",
+        "(GPU-[01],[0-9]{0,12},-?[0-9]{0,20},[0-9]{0,12},A,[0-9-]{0,4},(true|false|x):){0,4}",
+        "\\[(\\{\"id\":\"[ab]\",\"count\":-?[0-9]{1,12},\"devmem\":[0-9]{1,19},\"mode\":\"mig\",\"health\":true\\},?){0,3}\\]",
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_text_on_a_node_or_a_pod_stops_the_others(texts in prop::collection::vec(text(), 8)) {
+        let mut kept = Kept::two_nodes();
+        let mut hostile = node("n1", 1, 2, 10_000);
+        for (key, text) in [
+            "hami.io/node-nvidia-register", "hami.io/node-nvidia-score", "hami.io/device-cordon", "hami.io/node-handshake",
+            "hami.io/node-dcu-register", "metax-tech.com/node-gpu-devices", "enflame.com/gcu-drs-capacity",
+        ].into_iter().zip(&texts) {
+            hostile["metadata"]["annotations"][key] = text.as_str().into();
+        }
+        hostile["status"]["capacity"] = json!({ "cambricon.com/mlu.smlu.vcore": texts[0], "mthreads.com/sgpu-core": texts[1] });
+        kept.ledger.set_node(as_node(hostile));
+        for (at, text) in texts.iter().enumerate() {
+            let annotations = json!({
+                "hami.io/vgpu-node": text, "hami.io/vgpu-devices-allocated": text,
+                "hami.io/vgpu-mig-allocations": texts[7], "hami.io/dcu-devices-allocated": texts[6],
+            });
+            kept.tell(&placed(pod(&format!("hostile-{at}"), 1), "n1", &annotations));
+        }
+        kept.ledger.set_quota(&serde_json::from_value(json!({
+            "metadata": {"name": "q", "namespace": "elsewhere"},
+            "spec": {"hard": {"limits.nvidia.com/gpumem": texts[2], "limits.nvidia.com/gpucores": texts[3]}},
+        })).unwrap());
+
+        drop(kept.filter(&pod("a", 6000), &["n1"]));
+        let other = kept.filter(&pod("b", 6000), &["n2"]);
+        prop_assert_eq!(node_of(&other), "n2");
+        for at in 0..texts.len() {
+            kept.ledger.remove_pod(&format!("uid-hostile-{at}"));
+        }
+        prop_assert!(kept.held().iter().all(|held| !held.contains("hostile")));
+    }
 }
