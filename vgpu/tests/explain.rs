@@ -1,0 +1,260 @@
+//! `vgpu explain` as people call it: on a file, through a kubeconfig, and of a running scheduler.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use axum::Router;
+use futures_util::future::BoxFuture;
+use kube_api::config::DeviceConfig;
+use kube_api::object::Pod;
+use kube_api::request::Defaults;
+use kube_api::vendor::{Switches, Vendors};
+use scheduler::explain::{Source, View, routes};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const REGISTER: &str = r#"[{"id":"GPU-1","count":10,"devmem":16384,"devcore":100,"type":"NVIDIA A100","mode":"hami-core","health":true}]"#;
+
+fn pod(name: &str, mib: &str) -> Value {
+    json!({
+        "kind": "Pod", "apiVersion": "v1",
+        "metadata": { "name": name, "namespace": "ml", "uid": name },
+        "spec": {
+            "schedulerName": "hami-scheduler",
+            "containers": [{ "name": "main", "image": "i", "resources": { "limits": { "nvidia.com/gpu": "1", "nvidia.com/gpumem": mib } } }],
+        },
+    })
+}
+
+fn node() -> Value {
+    json!({
+        "kind": "Node", "apiVersion": "v1",
+        "metadata": { "name": "n1", "annotations": { "hami.io/node-nvidia-register": REGISTER } },
+    })
+}
+
+fn state() -> Value {
+    let mut running = pod("old", "10000");
+    running["metadata"]["annotations"] = json!({
+        "hami.io/vgpu-node": "n1",
+        "hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,10000,0:;",
+    });
+    running["spec"]["nodeName"] = json!("n1");
+    json!({
+        "nodes": [node()],
+        "pods": [running, pod("large", "9000"), pod("small", "1000"), pod("broken", "-1")],
+        "resourceQuotas": null,
+    })
+}
+
+fn vgpu(args: &[&str], dir: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vgpu"))
+        .arg("explain")
+        .args(args)
+        .env_clear()
+        .env("HOME", dir)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn code_and_text(output: &Output) -> (Option<i32>, String) {
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+/// Serves until the program ends; returns the address.
+fn serve(router: Router) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            axum::serve(listener, router).await.unwrap();
+        });
+    });
+    format!("http://{address}")
+}
+
+#[test]
+fn a_file_is_judged_as_the_scheduler_would_and_the_exit_code_says_how() {
+    let dir = TempDir::with_prefix("vgpu-test-").unwrap();
+    let file = dir.path().join("state.json");
+    std::fs::write(&file, state().to_string()).unwrap();
+    let file = file.to_str().unwrap();
+    for (pod, code, text) in [
+        ("ml/large", 1, "ml/large does not fit on the only node\n"),
+        ("ml/large", 1, "kubectl delete pod -n ml old"),
+        ("ml/small", 0, "ml/small fits: n1 would take it\n"),
+        ("ml/old", 0, "ml/old is on n1\n"),
+        ("ml/broken", 1, "nvidia.com/gpumem: -1"),
+        ("ml/nobody", 2, "has no pod nobody in namespace ml"),
+        ("large", 2, "has no pod large in namespace default"),
+        ("ML/large", 2, "\"ML\" is no name"),
+        ("", 2, "\"\" is no name"),
+    ] {
+        let (ended, said) = code_and_text(&vgpu(&[pod, "--state", file], dir.path()));
+        assert_eq!(ended, Some(code), "{pod}: {said}");
+        assert!(said.contains(text), "{pod}: {said}");
+    }
+    let output = vgpu(
+        &["-n", "ml", "large", "--json", "--state", file],
+        dir.path(),
+    );
+    let explained: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(explained["verdict"], "does-not-fit");
+    assert_eq!(
+        explained["advice"][0]["changes"][0]["edits"][0]["to"],
+        "6384"
+    );
+}
+
+#[test]
+fn a_list_of_kubectls_is_a_state_too_and_what_is_none_is_refused() {
+    let dir = TempDir::with_prefix("vgpu-test-").unwrap();
+    let file = dir.path().join("list.json");
+    let list =
+        json!({ "kind": "List", "items": [node(), pod("small", "1000"), { "kind": "Secret" }] });
+    std::fs::write(&file, list.to_string()).unwrap();
+    let file = file.to_str().unwrap();
+    let (code, said) = code_and_text(&vgpu(&["ml/small", "--state", file], dir.path()));
+    assert_eq!(code, Some(0), "{said}");
+
+    for (text, expected) in [
+        ("nodes: []", "expected {\"nodes\""),
+        (r#"{"nodes":{}}"#, "invalid type: map"),
+        (r#"{"items":[{"kind":"Pod","spec":7}]}"#, "items[0]"),
+    ] {
+        std::fs::write(file, text).unwrap();
+        let (code, said) = code_and_text(&vgpu(&["ml/small", "--state", file], dir.path()));
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(expected), "{said}");
+    }
+    for (args, expected) in [
+        (
+            &["p", "--state", "/nowhere/state.json"][..],
+            "cannot read /nowhere/state.json",
+        ),
+        (
+            &["p", "--kubeconfig", "/nowhere/config"],
+            "cannot read /nowhere/config",
+        ),
+        (&["p"], "no cluster is known"),
+        (
+            &["p", "--server", "localhost:8080"],
+            "is no address such as http://127.0.0.1:8080",
+        ),
+        (
+            &["p", "--server", "http://127.0.0.1:1"],
+            "cannot ask http://127.0.0.1:1",
+        ),
+        (
+            &["ml/p", "-n", "other", "--state", file],
+            "--namespace says other",
+        ),
+        (
+            &["p", "--state", file, "--server", "http://x"],
+            "cannot be used with",
+        ),
+    ] {
+        let (code, said) = code_and_text(&vgpu(args, dir.path()));
+        assert_eq!(code, Some(2), "{args:?}: {said}");
+        assert!(said.contains(expected), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_cluster_is_read_through_a_kubeconfig() {
+    let dir = TempDir::with_prefix("vgpu-test-").unwrap();
+    let cluster = embedded_cluster::Cluster::default();
+    let mut state = state();
+    state["resourceQuotas"] = json!([{
+        "metadata": { "name": "gpu", "namespace": "ml" },
+        "spec": { "hard": { "limits.nvidia.com/gpumem": "10500" } },
+    }]);
+    cluster.import(&state).unwrap();
+    let server = serve(cluster.router());
+    let config = dir.path().join("config");
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{ "name": "k", "cluster": { "server": server } }],
+        "users": [{ "name": "u", "user": {} }],
+        "contexts": [{ "name": "c", "context": { "cluster": "k", "user": "u", "namespace": "ml" } }],
+    });
+    std::fs::write(&config, text.to_string()).unwrap();
+    let config = config.to_str().unwrap();
+
+    let (code, said) = code_and_text(&vgpu(&["small", "--kubeconfig", config], dir.path()));
+
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("limits.nvidia.com/gpumem: 11000 (is 10500)"),
+        "{said}"
+    );
+    let (code, said) = code_and_text(&vgpu(&["nobody", "--kubeconfig", config], dir.path()));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(
+        said.contains("there is no pod nobody in namespace ml"),
+        "{said}"
+    );
+}
+
+struct Fixed;
+
+impl Source for Fixed {
+    fn pod<'a>(
+        &'a self,
+        _namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Pod>, String>> {
+        let pod = (name == "large").then(|| serde_json::from_value(pod(name, "90000")).unwrap());
+        Box::pin(async move { Ok(pod) })
+    }
+
+    fn view(&self) -> View {
+        let switches = Switches {
+            ascend: false,
+            iluvatar: false,
+        };
+        let vendors = Vendors::new(DeviceConfig::standard(), switches).unwrap();
+        let nodes = vec![serde_json::from_value(node()).unwrap()];
+        View::of(
+            nodes,
+            &[],
+            Vec::new(),
+            Arc::new(vendors),
+            Defaults::default(),
+        )
+    }
+}
+
+#[test]
+fn a_running_scheduler_is_asked() {
+    let dir = TempDir::with_prefix("vgpu-test-").unwrap();
+    let server = serve(routes(Arc::new(Fixed)));
+
+    let (code, said) = code_and_text(&vgpu(&["ml/large", "--server", &server], dir.path()));
+
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("nvidia.com/gpumem: 16384 (is 90000)"),
+        "{said}"
+    );
+    let (code, said) = code_and_text(&vgpu(&["ml/other", "--server", &server], dir.path()));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(
+        said.contains("there is no pod other in namespace ml"),
+        "{said}"
+    );
+    // Something else listens there.
+    let other = serve(Router::new());
+    let (code, said) = code_and_text(&vgpu(&["ml/large", "--server", &other], dir.path()));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("is it a scheduler?"), "{said}");
+}
