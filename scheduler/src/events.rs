@@ -709,7 +709,11 @@ mod tests {
         assert_eq!(bounded("a\nb\u{7}c", 1024), "a b c");
         let long = "é".repeat(1000);
         let cut = bounded(&long, MOST_MESSAGE_BYTES);
-        assert!(cut.len() <= MOST_MESSAGE_BYTES && cut.ends_with('…'), "{}", cut.len());
+        assert!(
+            cut.len() <= MOST_MESSAGE_BYTES && cut.ends_with('…'),
+            "{}",
+            cut.len()
+        );
         assert_eq!(bounded("", 10), "");
     }
 
@@ -746,7 +750,10 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(text.contains(" more), 1 nodes node unregistered(rare)"), "{text}");
+        assert!(
+            text.contains(" more), 1 nodes node unregistered(rare)"),
+            "{text}"
+        );
     }
 
     #[test]

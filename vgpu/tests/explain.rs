@@ -1,4 +1,9 @@
 //! `vgpu explain` as people call it: on a file, through a kubeconfig, and of a running scheduler.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "helpers of tests are tests"
+)]
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

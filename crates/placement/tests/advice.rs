@@ -1,5 +1,4 @@
 //! Advice where several things stand in the way, and where there is more to try than a question may cost.
-
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

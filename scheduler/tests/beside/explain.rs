@@ -98,7 +98,11 @@ fn a_pod_that_fits_nowhere_hears_of_each_node_and_of_every_way_out() {
         "train",
         json!({ "nvidia.com/gpu": "2", "nvidia.com/gpumem": "9000", "nvidia.com/gpucores": "30" }),
     );
-    check(&two_nodes(), &asks, Verdict::DoesNotFit, expect![[r#"
+    check(
+        &two_nodes(),
+        &asks,
+        Verdict::DoesNotFit,
+        expect![[r#"
         ml/train does not fit on any of 5 nodes
           asks for 2 NVIDIA in container main: memory 9000 MiB, cores 30
 
@@ -146,31 +150,47 @@ fn a_pod_that_fits_nowhere_hears_of_each_node_and_of_every_way_out() {
 
         n5: node unregistered
           annotation hami.io/node-nvidia-register: no list of devices: key must be a string at line 1 column 3
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn a_placed_pod_hears_where_it_is() {
     let view = two_nodes();
     let old = running("old", "n1", "GPU-1,NVIDIA,10000,30:;");
-    check(&view, &old, Verdict::Placed, expect![[r#"
+    check(
+        &view,
+        &old,
+        Verdict::Placed,
+        expect![[r#"
         ml/old is on n1
           asks for 1 NVIDIA in container main: memory whole card, cores none promised
           main: GPU-1 on n1: 10000 MiB, cores 30
-    "#]]);
+    "#]],
+    );
     let mut over = old.clone();
     over["status"] = json!({ "phase": "Succeeded" });
-    check(&view, &over, Verdict::Finished, expect![[r#"
+    check(
+        &view,
+        &over,
+        Verdict::Finished,
+        expect![[r#"
         ml/old is over (Succeeded): it holds nothing
-    "#]]);
+    "#]],
+    );
     let mut foreign = pod("foreign", json!({ "nvidia.com/gpu": "1" }));
     foreign["spec"]["nodeName"] = json!("n1");
     foreign["spec"]["schedulerName"] = json!("default-scheduler");
-    check(&view, &foreign, Verdict::Missed, expect![[r#"
+    check(
+        &view,
+        &foreign,
+        Verdict::Missed,
+        expect![[r#"
         ml/foreign runs on n1 without devices
           asks for 1 NVIDIA in container main: memory whole card, cores none promised
           note: nothing says which devices it has: whoever bound it was not this scheduler (schedulerName is "default-scheduler")
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -214,12 +234,17 @@ fn a_pod_that_is_no_question_hears_why() {
     );
     let mut missed = limits(json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000" }));
     missed["spec"]["schedulerName"] = json!("default-scheduler");
-    check(&view, &missed, Verdict::Missed, expect![[r#"
+    check(
+        &view,
+        &missed,
+        Verdict::Missed,
+        expect![[r#"
         ml/p is not the scheduler's; it would fit on n1
           asks for 1 NVIDIA in container main: memory 1000 MiB, cores none promised
           main: GPU-2 on n1: 1000 MiB, cores 0
           note: its schedulerName is "default-scheduler", not "hami-scheduler": the webhook did not see it (it was away, the namespace is exempt, or the label hami.io/webhook is "ignore"), so nobody who knows shares of devices places it; create it anew
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
