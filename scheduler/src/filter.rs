@@ -61,6 +61,20 @@ impl Answer {
 }
 
 impl Answer {
+    /// About as many bytes as it takes to write, so that a long one is written into one piece of memory.
+    pub(crate) fn length(&self) -> usize {
+        let names = self.names.iter().flatten().map(|name| name.len() + 3);
+        let nodes = self.nodes.iter().flatten().map(|node| node.get().len() + 1);
+        let refused = self.refused.iter().flat_map(|refused| {
+            let of = |(node, text, _): &(Arc<str>, u32, bool)| {
+                let at = usize::try_from(*text).unwrap_or(usize::MAX);
+                node.len() + refused.texts.get(at).map_or(0, String::len) + 6
+            };
+            refused.nodes.iter().map(of)
+        });
+        256 + self.error.len() + names.chain(nodes).chain(refused).sum::<usize>()
+    }
+
     pub(crate) fn outcome(&self) -> Outcome {
         if !self.error.is_empty() {
             Outcome::Failed

@@ -53,7 +53,7 @@ async fn filtered(scheduler: &Scheduler, body: &[u8]) -> Response {
         Ok(args) => scheduler.filter(args, body).await,
         Err(why) => Answer::error(why),
     };
-    let response = json(StatusCode::OK, &answer);
+    let response = written(StatusCode::OK, &answer, answer.length());
     count.ended(answer.outcome());
     response
 }
@@ -174,8 +174,13 @@ fn error(status: StatusCode, error: String) -> Response {
 }
 
 fn json(status: StatusCode, answer: &impl Serialize) -> Response {
-    match serde_json::to_vec(answer) {
-        Ok(body) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
+    written(status, answer, 128)
+}
+
+fn written(status: StatusCode, answer: &impl Serialize, length: usize) -> Response {
+    let mut body = Vec::with_capacity(length);
+    match serde_json::to_writer(&mut body, answer) {
+        Ok(()) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
         Err(problem) => server::error(
             StatusCode::INTERNAL_SERVER_ERROR,
             &format!("the answer cannot be written: {problem}"),
