@@ -33,6 +33,9 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// How long after the last answer about a binding it may still happen: an API server gives up a request after 60 s.
 const BINDING_MAY_LAND: Duration = Duration::from_secs(90);
 
+/// How much longer than its last try the next try of a pod may take whose failing nobody would tell.
+const TRY_MAY_VARY: Duration = Duration::from_secs(1);
+
 /// All that is held and by whom. Times are durations since any fixed moment, the same for all calls.
 #[derive(Debug)]
 pub struct Ledger {
@@ -48,6 +51,8 @@ pub struct Ledger {
     quotas: BTreeMap<(String, String), ResourceQuota>,
     /// What pods are counted with, each once.
     counted: HashSet<Counted>,
+    /// Pods whose last try failed after a filter had chosen a node.
+    tried: HashMap<Arc<str>, Tried>,
     deadlines: BTreeSet<(Duration, Arc<str>)>,
     /// The latest time that anybody told.
     latest: Duration,
@@ -130,6 +135,14 @@ struct Reserved {
     binding: Binding,
 }
 
+/// A try that failed before bind, most often because a volume was not bound in time.
+#[derive(Debug, Clone, Copy)]
+struct Tried {
+    lasted: Duration,
+    /// The `PodScheduled` condition that told of it.
+    condition: Option<u64>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Binding {
     NotAsked,
@@ -202,6 +215,7 @@ impl Ledger {
             broken_nodes: HashSet::new(),
             quotas: BTreeMap::new(),
             counted: HashSet::new(),
+            tried: HashMap::new(),
             deadlines: BTreeSet::new(),
             latest: Duration::ZERO,
             refused: None,
@@ -344,11 +358,21 @@ impl Ledger {
         if let Some(before) = before.filter(|before| before.placement.node != node) {
             self.freed(before.placement.node);
         }
-        let deadline = now.saturating_add(self.reservation_timeout);
+        let condition = unscheduled(pod);
+        // kube-scheduler writes the condition when it changes: of a try that fails as the one before did, nobody hears.
+        // What takes longer than that one finds out at bind whether its place is still free.
+        let lasts = match self.tried.get(&uid) {
+            Some(tried) if condition.is_some() && tried.condition == condition => {
+                let lasts = tried.lasted.saturating_add(TRY_MAY_VARY);
+                lasts.min(self.reservation_timeout)
+            }
+            _ => self.reservation_timeout,
+        };
+        let deadline = now.saturating_add(lasts);
         self.deadlines.insert((deadline, Arc::clone(&uid)));
         let reserved = Reserved {
             version: version_of(pod),
-            condition: unscheduled(pod),
+            condition,
             pod: Arc::clone(pod),
             since: now,
             deadline,
@@ -543,14 +567,14 @@ impl Ledger {
             return;
         }
         if pod.spec.node_name.is_empty() {
-            self.set_unbound(pod, &uid);
+            self.set_unbound(pod, &uid, now);
         } else {
             self.set_bound(pod, &uid, now);
         }
     }
 
     /// A pod without a node holds only what a filter gave it, whatever its annotations say.
-    fn set_unbound(&mut self, pod: &Pod, uid: &str) {
+    fn set_unbound(&mut self, pod: &Pod, uid: &str, now: Duration) {
         if pod.metadata.deletion_timestamp.is_some() {
             self.waiting.remove(uid);
         }
@@ -568,6 +592,10 @@ impl Ledger {
         };
         let condition = unscheduled(pod);
         let failed = later && condition.is_some() && condition != reserved.condition;
+        if failed {
+            let lasted = now.saturating_sub(reserved.since);
+            self.tried.insert(uid.into(), Tried { lasted, condition });
+        }
         if (leaves || failed)
             && let Some(node) = self.release(uid)
         {
@@ -580,6 +608,7 @@ impl Ledger {
     /// counts no more, or whoever may write them could shrink or move what the pod holds.
     fn set_bound(&mut self, pod: &Pod, uid: &str, now: Duration) {
         self.waiting.remove(uid);
+        self.tried.remove(uid);
         let node: &str = &pod.spec.node_name;
         let said = allocation::read(pod, &self.vendors);
         if self.is_settled(uid, node) {
@@ -713,6 +742,7 @@ impl Ledger {
     /// The pod is gone.
     pub fn remove_pod(&mut self, uid: &str) {
         self.waiting.remove(uid);
+        self.tried.remove(uid);
         self.broken_pods.remove(uid);
         let reserved = matches!(self.holders.get(uid), Some(Holder::Reserved(_)));
         let Some(node) = self.release(uid) else {
@@ -745,6 +775,7 @@ impl Ledger {
         }
         self.waiting
             .retain(|uid, waiting| listed.contains(uid) || waiting.since >= began);
+        self.tried.retain(|uid, _| listed.contains(uid));
     }
 
     /// Whether anything is known of the pod.

@@ -192,6 +192,27 @@ fn what_was_said_before_the_filter_does_not_take_the_reservation_back() {
 }
 
 #[test]
+fn a_try_that_fails_as_the_one_before_gives_its_place_back_though_nobody_tells() {
+    let mut kept = Kept::two_nodes();
+    kept.filter(&unscheduled(pod("a", 6000), 10, "0/2 nodes"), &["n1"]);
+    kept.now += 20 * SECOND;
+    let failed = unscheduled(pod("a", 6000), 11, "volume binding failed");
+    kept.tell(&failed);
+
+    // kube-scheduler writes a condition only when it changes.
+    kept.filter(&failed, &["n1"]);
+    kept.ledger.expire(kept.now + 20 * SECOND);
+    assert_eq!(kept.held(), ["uid-a@n1"]);
+    kept.ledger.expire(kept.now + 22 * SECOND);
+    assert!(kept.held().is_empty());
+
+    // Another failure than the last would be told.
+    kept.filter(&unscheduled(pod("a", 6000), 12, "0/2 nodes"), &["n1"]);
+    kept.ledger.expire(kept.now + 22 * SECOND);
+    assert_eq!(kept.held(), ["uid-a@n1"]);
+}
+
+#[test]
 fn a_binding_in_doubt_stands_until_the_cluster_tells_or_it_is_too_late_for_it() {
     let doubt = |kept: &mut Kept| {
         kept.filter(&pod("a", 6000), &["n1"]);
