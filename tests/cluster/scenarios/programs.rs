@@ -72,6 +72,13 @@ impl Program {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// The most memory that it has had, as the kernel writes it.
+    pub(crate) fn peak_memory(&self) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        line.unwrap_or_default().trim().to_owned()
+    }
+
     fn ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }

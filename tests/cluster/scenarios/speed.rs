@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use futures_util::TryStreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::Api;
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::json;
 
-use crate::objects::{Gpus, memory_by_device, name, node, pod};
+use crate::http;
+use crate::objects::{Gpus, gpu_with, memory_by_device, name, node, pod};
 use crate::programs::{ONE, Tuning, start_extender, start_kube_scheduler};
-use crate::world::{World, within};
+use crate::world::{SYSTEM, World, within};
 
 /// Bound pods per second once it runs: all pods wait before kube-scheduler starts.
 async fn measure(world: &World, policy: &str, pods: usize) {
@@ -27,7 +30,7 @@ async fn measure(world: &World, policy: &str, pods: usize) {
     let extender = start_extender(world, ONE, &[&format!("--node-scheduler-policy={policy}")]);
     world
         .eventually("the extender listens", async || {
-            crate::http::status(ONE.extender, "/healthz").await
+            http::status(ONE.extender, "/healthz").await
         })
         .await;
     let mut seen: BTreeMap<String, Instant> = BTreeMap::new();
@@ -70,4 +73,48 @@ fn pods_bound_per_second_when_packing() {
 #[test]
 fn pods_bound_per_second_when_spreading() {
     within(async |world| measure(world, "spread", 1000).await);
+}
+
+#[test]
+#[ignore = "5,000 nodes take a minute to make: scripts/cluster test --ignored"]
+fn first_fit_after_a_start_with_five_thousand_nodes() {
+    within(async |world| {
+        let names: Vec<String> = (0..5000).map(|index| format!("n{index}")).collect();
+        world.make_nodes(&names, &Gpus::default()).await;
+        let kube_scheduler = start_kube_scheduler(world, ONE, Tuning::default());
+        let leases: Api<Lease> = Api::namespaced(world.client.clone(), SYSTEM);
+        world
+            .eventually("kube-scheduler leads", async || {
+                leases
+                    .get_opt("hami-scheduler")
+                    .await
+                    .unwrap()?
+                    .spec?
+                    .holder_identity
+            })
+            .await;
+        let mut asking = pod("first", gpu_with(1000));
+        asking["spec"]["schedulerName"] = json!("nobody");
+        let asking = world.make_pod(asking).await;
+        let question = json!({"Pod": asking, "NodeNames": names});
+
+        let began = Instant::now();
+        let extender = start_extender(world, ONE, &[]);
+        let answer = world
+            .eventually("the first pod has a node", async || {
+                match http::ask(ONE.extender, "POST", "/filter", Some(&question)).await {
+                    Some((200, answer)) => Some(answer),
+                    _ => None,
+                }
+            })
+            .await;
+
+        println!(
+            "measured: first fit after a start with 5000 nodes x 8 GPUs: {:.2} s; {} at its peak",
+            began.elapsed().as_secs_f64(),
+            extender.peak_memory()
+        );
+        assert!(answer.contains(r#""NodeNames":["n"#), "{answer:.300}");
+        drop(kube_scheduler);
+    });
 }

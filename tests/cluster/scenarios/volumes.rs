@@ -103,28 +103,19 @@ fn a_volume_that_is_never_bound_gives_the_reservation_back_each_time() {
             volume_seconds: Some(3),
             ..Tuning::default()
         };
-        let _pair = Pair::start_with(world, &[], tuning).await;
+        let pair = Pair::start_with(world, &[], tuning).await;
         world.make_pod(with_volume(pod("stuck", whole(1)))).await;
-        // Its first attempt ends with a changed condition, its second one leaves the condition as it was.
-        world.until_refused("stuck").await;
-        world.make_pod(pod("probe", whole(1))).await;
-        world.until_placed("probe").await;
-        world.until_refused("stuck").await;
-        world.remove_pod("probe").await;
+        // The first failure changes the pod's condition; those after it leave the condition as it is.
         world
-            .eventually("the next attempt has begun", async || {
-                let events = world.events_of("stuck").await;
-                (events
-                    .iter()
-                    .filter(|event| event.contains("timed out") || event.contains("deadline"))
-                    .count()
-                    > 0)
-                .then_some(())
+            .eventually("it is tried for the third time", async || {
+                let log = pair.extender.log();
+                (log.matches("reserved namespace=default pod=stuck").count() == 3).then_some(())
             })
             .await;
 
         world.make_pod(pod("waiting", whole(1))).await;
 
+        world.until_refused("waiting").await;
         world.until_placed("waiting").await;
     });
 }

@@ -1,8 +1,9 @@
 //! Pods that wait, and what ends their waiting. kube-scheduler looks at a refused pod again when something changes that
 //! it knows of, else after five minutes: each of these tests would wait in vain if nobody told it.
 
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::ResourceQuota;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::http;
@@ -35,6 +36,33 @@ fn a_pod_takes_the_place_of_one_that_leaves() {
 
             world.until_placed(&next).await;
         }
+    });
+}
+
+#[test]
+fn a_pod_that_has_finished_makes_room_for_the_next() {
+    within(async |world| {
+        world.make_nodes(["a"], &one_card()).await;
+        let _pair = Pair::start(world).await;
+        let jobs: Api<Job> = Api::default_namespaced(world.client.clone());
+        let mut template = pod("ignored", whole(1));
+        template["spec"]["restartPolicy"] = json!("Never");
+        let job = json!({"metadata": {"name": "four"}, "spec": {"parallelism": 4, "completions": 4,
+            "template": {"spec": template["spec"]}}});
+
+        jobs.create(&PostParams::default(), &from(job))
+            .await
+            .unwrap();
+
+        world
+            .eventually("all four have finished", async || {
+                let status = jobs.get("four").await.unwrap().status?;
+                (status.succeeded == Some(4)).then_some(())
+            })
+            .await;
+        jobs.delete("four", &DeleteParams::background())
+            .await
+            .unwrap();
     });
 }
 

@@ -80,7 +80,9 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
 impl World {
     async fn enter(run: PathBuf, test: String) -> Self {
         let folder = |name: &str| PathBuf::from(std::env::var_os(name).expect(name));
-        std::fs::create_dir_all(run.join("logs").join(&test)).unwrap();
+        let logs = run.join("logs").join(&test);
+        std::fs::remove_dir_all(&logs).ok();
+        std::fs::create_dir_all(&logs).unwrap();
         let client = client_of(&run, "admin").await;
         Self {
             run,
