@@ -12,7 +12,7 @@ mod outside;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::{Defaults, RequestError};
@@ -90,18 +90,26 @@ impl View {
 pub struct Detail {
     /// How many nodes are shown with all their devices and with advice of their own.
     pub nodes: usize,
+    /// How long advice is looked for: a pod of a hundred containers has more combinations than anybody waits for.
+    pub patience: Duration,
 }
 
 impl Default for Detail {
     fn default() -> Self {
-        Self { nodes: 5 }
+        Self {
+            nodes: 5,
+            patience: Duration::from_secs(2),
+        }
     }
 }
 
 impl Detail {
     /// Every node.
     pub fn all() -> Self {
-        Self { nodes: usize::MAX }
+        Self {
+            nodes: usize::MAX,
+            patience: Duration::from_secs(10),
+        }
     }
 }
 
@@ -185,7 +193,14 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
                 .get(*name)
                 .is_some_and(|node| node.spec.unschedulable)
         });
-    match view.cluster.explain(&request, Among::Names(&open)) {
+    let clock = Clock {
+        began: Instant::now(),
+        patience: detail.patience,
+    };
+    let found = view
+        .cluster
+        .explain_while(&request, Among::Names(&open), &|| clock.goes_on());
+    match found {
         Err(placement) => fits(answer, view, &request, &placement, missed),
         Ok(explanation) => {
             let mut refusals: Vec<Refusal> = explanation
@@ -210,6 +225,7 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
                 refusals,
                 &explanation.advice,
                 detail,
+                &clock,
             );
             if missed {
                 let summary = answer.summary.clone();
@@ -265,6 +281,18 @@ fn fits(
     answer.with(Verdict::Fits, format!("fits: {node} would take it"))
 }
 
+/// Until when advice is looked for.
+struct Clock {
+    began: Instant,
+    patience: Duration,
+}
+
+impl Clock {
+    fn goes_on(&self) -> bool {
+        self.began.elapsed() < self.patience
+    }
+}
+
 /// A node that does not take the pod.
 struct Refusal {
     node: Arc<str>,
@@ -300,6 +328,7 @@ fn nowhere(
     mut refusals: Vec<Refusal>,
     advice: &[Advice],
     detail: Detail,
+    clock: &Clock,
 ) -> Explained {
     let registered = refusals.len();
     for name in view.nodes.keys() {
@@ -329,15 +358,21 @@ fn nowhere(
     refusals.truncate(detail.nodes);
     answer.nodes = refusals
         .iter()
-        .map(|refusal| of_node(view, request, refusal, &door, nodes))
+        .map(|refusal| of_node(view, request, refusal, &door, nodes, clock))
         .collect();
+    if !clock.goes_on() {
+        answer.notes.push(format!(
+            "advice was looked for for {:?}: there may be more than stands here",
+            clock.patience
+        ));
+    }
     let summary = match (nodes, registered) {
         (0, _) => "does not fit: there is no node".to_owned(),
         (_, 0) => format!("does not fit: none of {nodes} nodes reports devices"),
         (1, _) => "does not fit on the only node".to_owned(),
         _ => format!("does not fit on any of {nodes} nodes"),
     };
-    if answer.advice.is_empty() && registered > 0 {
+    if answer.advice.is_empty() && registered > 0 && clock.goes_on() {
         answer.notes.push(
             "no change of up to three things that was looked at would make it fit: compare what it asks for with what the nodes have"
                 .to_owned(),
@@ -352,6 +387,7 @@ fn of_node(
     refusal: &Refusal,
     door: &edits::Door<'_>,
     nodes: usize,
+    clock: &Clock,
 ) -> OfNode {
     let name = &refusal.node;
     let devices = match &refusal.misfit {
@@ -401,7 +437,10 @@ fn of_node(
     if refusal.misfit.is_none() {
         advice.push(edits::opened(name));
     } else if nodes > 1
-        && let Ok(explanation) = view.cluster.explain(request, Among::Names(&[name]))
+        && clock.goes_on()
+        && let Ok(explanation) = view
+            .cluster
+            .explain_while(request, Among::Names(&[name]), &|| clock.goes_on())
     {
         let said = explanation.advice.iter();
         advice.extend(said.filter_map(|advice| door.advised(advice)));

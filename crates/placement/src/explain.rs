@@ -23,8 +23,14 @@ const MOST_SETS: u32 = 5_000;
 /// of hundreds of containers gets the advice that was found by then.
 const MOST_COST: u64 = 20_000_000;
 
-/// See [`MOST_COST`].
+/// See [`MOST_COST`]: for each container.
 const TRIED: u64 = 20;
+
+/// What a choice costs that was tried and led nowhere. See [`MOST_COST`].
+const CHOSEN: u64 = 10;
+
+/// After how much cost the caller is asked whether to go on.
+const ASKED_EVERY: u64 = 10_000;
 
 /// How many changes are tried together.
 const MOST_TOGETHER: usize = 3;
@@ -269,6 +275,20 @@ impl Cluster {
     ///
     /// When the pod fits: where.
     pub fn explain(&self, request: &Request, among: Among<'_>) -> Result<Explanation, Placement> {
+        self.explain_while(request, among, &|| true)
+    }
+
+    /// The same, for as long as the caller says: advice that was not found by then is missing.
+    ///
+    /// # Errors
+    ///
+    /// When the pod fits: where.
+    pub fn explain_while(
+        &self,
+        request: &Request,
+        among: Among<'_>,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Explanation, Placement> {
         let misfits = match self.place(request, among) {
             Ok(placement) => return Err(placement),
             Err(misfits) => misfits,
@@ -285,6 +305,7 @@ impl Cluster {
             request,
             nodes: nodes.into_iter().map(Cow::Borrowed).collect(),
             left: Cell::new(MOST_COST),
+            go_on,
         };
         Ok(Explanation {
             misfits,
@@ -300,6 +321,7 @@ struct Search<'a> {
     nodes: Vec<Cow<'a, NodeState>>,
     /// What it may still cost. At 0 nothing fits any more, so what is half found is no advice.
     left: Cell<u64>,
+    go_on: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Search<'a> {
@@ -429,7 +451,7 @@ impl<'a> Search<'a> {
     /// The smallest changes of just these kinds, if they are enough.
     fn smallest(&self, kinds: &[&Relax]) -> Option<Advice> {
         let containers = u64::try_from(self.request.containers.len()).unwrap_or(u64::MAX);
-        self.pay(containers.saturating_mul(TRIED))?;
+        self.pay(TRIED.saturating_mul(containers))?;
         let mut request = self.request.clone();
         let mut trial = Trial::default();
         for kind in kinds {
@@ -494,7 +516,11 @@ impl<'a> Search<'a> {
 
     /// None when nothing is left.
     fn pay(&self, cost: u64) -> Option<()> {
-        let left = self.left.get().checked_sub(cost);
+        let before = self.left.get();
+        let mut left = before.checked_sub(cost);
+        if left.is_some_and(|left| before / ASKED_EVERY != left / ASKED_EVERY) && !(self.go_on)() {
+            left = None;
+        }
         self.left.set(left.unwrap_or_default());
         left.map(|_| ())
     }
@@ -508,6 +534,7 @@ impl<'a> Search<'a> {
     ) -> Option<Placement> {
         let plan = self.plan(request, trial, &[])?;
         let has_quota = plan.steps.iter().any(|step| step.quota.is_some());
+        let containers = u64::try_from(request.containers.len()).unwrap_or(u64::MAX);
         let mut budget = MOST_CHOICES;
         nodes.iter().find_map(|node| {
             self.pay(1)?;
@@ -527,8 +554,14 @@ impl<'a> Search<'a> {
             if !plan.may_fit(&node.summary) {
                 return None;
             }
-            self.pay(TRIED)?;
-            fit::place(node, plan, &mut budget)
+            self.pay(TRIED.saturating_mul(containers))?;
+            let before = budget;
+            let placement = fit::place(node, plan, &mut budget);
+            let chosen = u64::from(before.saturating_sub(budget));
+            if placement.is_none() {
+                self.pay(chosen.saturating_mul(CHOSEN))?;
+            }
+            placement
         })
     }
 
@@ -540,7 +573,7 @@ impl<'a> Search<'a> {
         leave: &[&Reservation],
     ) -> Option<Plan<'r>> {
         let containers = u64::try_from(request.containers.len()).unwrap_or(u64::MAX);
-        self.pay(containers.saturating_mul(TRIED))?;
+        self.pay(TRIED.saturating_mul(containers))?;
         let own = self.cluster.reservation(&request.pod.uid);
         let gone: Vec<&Reservation> = own
             .into_iter()

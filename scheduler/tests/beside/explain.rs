@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use expect_test::{Expect, expect};
@@ -342,7 +343,11 @@ fn of_thousands_of_nodes_the_reasons_are_counted_and_the_nearest_are_shown() {
     let asks: Pod = serde_json::from_value(asks).unwrap();
     let view = view(&nodes, &[], &[]);
 
-    let explained = explain(&view, &asks, Detail::default());
+    let patient = Detail {
+        patience: Duration::MAX,
+        ..Detail::default()
+    };
+    let explained = explain(&view, &asks, patient);
 
     assert_eq!(explained.nodes_in_question, 2000);
     assert_eq!((explained.nodes.len(), explained.nodes_left_out), (5, 1995));
@@ -356,6 +361,34 @@ fn of_thousands_of_nodes_the_reasons_are_counted_and_the_nearest_are_shown() {
         "container main asks for 9999 MiB instead of 20000 (10001 less)"
     );
     assert_eq!(explain(&view, &asks, Detail::all()).nodes.len(), 2000);
+}
+
+#[test]
+fn a_pod_of_a_hundred_containers_is_answered_and_says_that_there_may_be_more() {
+    let nodes: Vec<Value> = (0..50)
+        .map(|number| {
+            let cards: Vec<Value> = (0..8)
+                .map(|index| card(&format!("GPU-{number}-{index}"), index, 24000, "T4"))
+                .collect();
+            node(&format!("n{number:04}"), &cards)
+        })
+        .collect();
+    let mut asks = pod("p", json!({}));
+    let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000" });
+    asks["spec"]["containers"] = (0..90)
+        .map(|number| json!({ "name": format!("c{number}"), "resources": { "limits": limits } }))
+        .collect();
+    let asks: Pod = serde_json::from_value(asks).unwrap();
+    let hasty = Detail {
+        patience: Duration::from_millis(50),
+        ..Detail::default()
+    };
+
+    let explained = explain(&view(&nodes, &[], &[]), &asks, hasty);
+
+    assert_eq!(explained.verdict, Verdict::DoesNotFit);
+    let last = explained.notes.last().unwrap();
+    assert!(last.contains("there may be more"), "{:?}", explained.notes);
 }
 
 struct Fixed(View);
