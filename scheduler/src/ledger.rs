@@ -410,6 +410,10 @@ impl Ledger {
             },
             Some(Holder::Reserved(reserved)) => match (reserved.binding, held) {
                 (Binding::UnderWay, _) => Begun::UnderWay,
+                // Somebody else took what was promised, or a card is no more what it was.
+                (Binding::NotAsked, Some(held)) if !still_fits(&self.cluster, held) => {
+                    Begun::NotReserved
+                }
                 (_, Some(held)) if *held.node == *node => {
                     reserved.binding = Binding::UnderWay;
                     Begun::Go {
@@ -978,6 +982,33 @@ fn shares(placement: &Placement) -> Vec<(usize, &str, u64, u32)> {
             })
         })
         .collect()
+}
+
+/// Whether every card of the placement is there, takes pods, and has no more promised than it has. Another replica that
+/// answered a moment ago, another scheduler, or a pod that was restored may have bound what was reserved here.
+fn still_fits(cluster: &Cluster, placement: &Placement) -> bool {
+    let Some(node) = cluster.node(&placement.node) else {
+        return false;
+    };
+    let grants = placement.containers.iter().flat_map(|one| &one.grants);
+    grants.into_iter().all(|grant| {
+        let Some(view) = node.device(&grant.device) else {
+            return false;
+        };
+        let (card, used, instances) = (view.device(), view.used(), view.instances());
+        let apart = instances.iter().enumerate().all(|(at, one)| {
+            let others = instances.iter().skip(at + 1);
+            others
+                .into_iter()
+                .all(|other| !one.span.overlaps(other.span))
+        });
+        card.healthy
+            && !view.is_in_conflict()
+            && apart
+            && used.slots <= card.slots
+            && used.memory_bytes <= card.memory_bytes
+            && (card.is_mig() || card.cores == 0 || used.cores <= card.cores)
+    })
 }
 
 /// What kube-scheduler counts of a pod: containers that run beside each other together, of those that run before the

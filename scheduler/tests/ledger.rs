@@ -275,6 +275,34 @@ fn what_a_bound_pod_holds_is_read_once_whatever_is_written_later() {
 }
 
 #[test]
+fn what_another_has_bound_in_the_meantime_is_not_bound_again() {
+    let mut other = Kept::two_nodes();
+    let theirs = other.bound(&pod("theirs", 6000), "n1");
+    let mut kept = Kept::two_nodes();
+    let ours = Arc::new(as_pod(pod("ours", 6000)));
+    let request = kept.request(&ours);
+    kept.filter(&pod("ours", 6000), &["n1"]);
+
+    kept.tell(&theirs);
+
+    assert!(matches!(
+        kept.bind(&pod("ours", 6000), "n1"),
+        Begun::NotReserved
+    ));
+    let anew = kept.ledger.begin_bind_anew(&request, &ours, "n1", kept.now);
+    assert!(anew.is_err(), "{anew:?}");
+    assert_eq!(kept.held(), ["uid-theirs@n1"]);
+
+    // The same where the card has become sick, or the node is gone.
+    kept.filter(&pod("ours", 6000), &["n2"]);
+    kept.ledger.remove_node("n2");
+    assert!(matches!(
+        kept.bind(&pod("ours", 6000), "n2"),
+        Begun::NotReserved
+    ));
+}
+
+#[test]
 fn a_pod_without_a_node_holds_nothing_whatever_its_annotations_say() {
     let mut kept = Kept::two_nodes();
     let shown = kept.bound(&pod("a", 6000), "n1");
