@@ -190,14 +190,23 @@ impl State {
 }
 
 /// A card: memory in MiB, model, sick, cordoned, mode.
-fn card() -> impl Strategy<Value = (u64, &'static str, bool, bool, bool)> {
+fn card() -> impl Strategy<Value = (u64, &'static str, bool, bool, &'static str)> {
     (
         8_u64..25,
         prop_oneof![3 => Just("NVIDIA A100"), 2 => Just("NVIDIA H100"), 1 => Just("Tesla T4")],
         prop::bool::weighted(0.12),
         prop::bool::weighted(0.12),
-        prop::bool::weighted(0.1),
+        prop_oneof![8 => Just("hami-core"), 1 => Just("mps"), 1 => Just("mig")],
     )
+}
+
+/// Two slices of half the card each, or the whole.
+fn profiles(memory: u64) -> Value {
+    let placement = |start: u64, size: u64| json!({ "start": start, "size": size });
+    json!([
+        { "name": "1g.half", "memoryMB": memory / 2, "core": 50, "sliceCount": 1, "placements": [placement(0, 1), placement(1, 1)] },
+        { "name": "2g.whole", "memoryMB": memory, "core": 100, "sliceCount": 2, "placements": [placement(0, 2)] },
+    ])
 }
 
 /// What a container asks for: cards, memory in MiB or hundredths, cores.
@@ -292,7 +301,7 @@ fn states() -> impl Strategy<Value = State> {
                 let register: Vec<Value> = cards
                     .iter()
                     .enumerate()
-                    .map(|(index, (memory, model, sick, cordon, mps))| {
+                    .map(|(index, (memory, model, sick, cordon, mode))| {
                         let id = format!("GPU-{number}-{index}");
                         if *cordon {
                             cordoned.push(id.clone());
@@ -300,7 +309,8 @@ fn states() -> impl Strategy<Value = State> {
                         json!({
                             "id": id, "index": index, "count": 3, "devmem": memory, "devcore": 100,
                             "type": model, "numa": index % 2, "health": !sick,
-                            "mode": if *mps { "mps" } else { "hami-core" },
+                            "mode": mode,
+                            "migProfiles": if *mode == "mig" { profiles(*memory) } else { json!([]) },
                         })
                     })
                     .collect();
