@@ -1,0 +1,119 @@
+//! What the API server says of nodes and quotas. Never what is held of them.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use kube_api::node::{report, same_report};
+use kube_api::object::{Node, ResourceQuota};
+use kube_api::quota;
+
+use super::read::slim;
+use super::{Ledger, Notice, named};
+
+impl Ledger {
+    /// A node as the API server has it. One whose devices are as before costs a comparison.
+    pub fn set_node(&mut self, node: Node) {
+        let name: Arc<str> = node.metadata.name.as_deref().unwrap_or_default().into();
+        let node = Arc::new(slim(node));
+        if let Some(before) = self.nodes.get_mut(&name)
+            && same_report(before, &node, &self.vendors)
+        {
+            *before = node;
+            return;
+        }
+        let said = report(&node, &self.vendors);
+        let mut problems: Vec<String> = said
+            .problems
+            .iter()
+            .map(|problem| {
+                format!(
+                    "{problem}; until it is written anew, the node has no devices of that vendor"
+                )
+            })
+            .collect();
+        if said.node.devices.is_empty() {
+            self.cluster.remove_node(&name);
+        } else if let Err(problem) = self.cluster.set_node(said.node) {
+            self.cluster.remove_node(&name);
+            problems.push(format!(
+                "{problem}; until it is written anew, the node takes no pods that ask for devices"
+            ));
+        }
+        if problems.is_empty() {
+            self.broken_nodes.remove(&name);
+        } else {
+            self.broken_nodes.insert(Arc::clone(&name));
+        }
+        for problem in problems {
+            self.notices.push(Notice::NodeBroken {
+                node: name.to_string(),
+                problem,
+            });
+        }
+        self.nodes.insert(Arc::clone(&name), node);
+        if self.cluster.node(&name).is_some() {
+            self.freed_by_event(name);
+        }
+    }
+
+    /// The node is gone. What pods hold there is held for when it returns.
+    pub fn remove_node(&mut self, name: &str) {
+        self.nodes.remove(name);
+        self.broken_nodes.remove(name);
+        self.cluster.remove_node(name);
+    }
+
+    /// A list of all nodes is complete: which is not in it, is not there.
+    pub fn keep_nodes(&mut self, listed: &HashSet<Arc<str>>) {
+        let gone: Vec<Arc<str>> = self
+            .nodes
+            .keys()
+            .filter(|name| !listed.contains(*name))
+            .cloned()
+            .collect();
+        for name in gone {
+            self.remove_node(&name);
+        }
+    }
+
+    /// A quota as the API server has it.
+    pub fn set_quota(&mut self, quota: &ResourceQuota) {
+        let (namespace, name) = named(quota);
+        let (limits, problems) = quota::limits(quota, &self.vendors);
+        for problem in problems {
+            self.notices.push(Notice::QuotaBroken {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                problem: format!("{problem}; the line limits nothing"),
+            });
+        }
+        self.cluster.set_quota(namespace, name, &limits);
+        if limits.is_empty() {
+            self.quotas.remove(&(namespace.to_owned(), name.to_owned()));
+        } else {
+            let mut kept = quota.clone();
+            kept.metadata.managed_fields = None;
+            self.quotas
+                .insert((namespace.to_owned(), name.to_owned()), kept);
+        }
+        self.quota_changed(namespace);
+    }
+
+    /// The quota is gone.
+    pub fn remove_quota(&mut self, namespace: &str, name: &str) {
+        self.cluster.remove_quota(namespace, name);
+        self.quotas.remove(&(namespace.to_owned(), name.to_owned()));
+        self.quota_changed(namespace);
+    }
+
+    /// kube-scheduler does not look at quotas: any node's annotation makes it ask again.
+    fn quota_changed(&mut self, namespace: &str) {
+        let waits = self
+            .waiting
+            .values()
+            .any(|waiting| waiting.pod.namespace == namespace);
+        if waits && let Some(node) = self.nodes.keys().min().cloned() {
+            self.freed(node);
+        }
+    }
+}
