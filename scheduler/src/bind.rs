@@ -10,13 +10,13 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube_api::allocation::{self, Written};
 use kube_api::extender::ExtenderBindingArgs;
 use kube_api::keys;
-use kube_api::object::Pod;
+use kube_api::object::{Node, Pod};
 use placement::{Misfit, Placement};
 use serde_json::{Value, json};
 
-use crate::Scheduler;
 use crate::events::Kind;
 use crate::ledger::{Begun, uid_of};
+use crate::{DEFAULT_NAMESPACE, Scheduler};
 
 /// Who writes, to the API server.
 const FIELD_MANAGER: &str = "vgpu-scheduler";
@@ -40,7 +40,10 @@ impl Scheduler {
     /// # Errors
     ///
     /// Why it is not bound, in a sentence for the pod's events.
-    pub async fn bind(&self, args: ExtenderBindingArgs) -> Result<(), String> {
+    pub async fn bind(&self, mut args: ExtenderBindingArgs) -> Result<(), String> {
+        if args.pod_namespace.is_empty() {
+            args.pod_namespace = DEFAULT_NAMESPACE.to_owned();
+        }
         let scheduler = self.clone();
         let about = args.clone();
         // A caller that gives up does not leave a binding half judged.
@@ -145,10 +148,21 @@ impl Scheduler {
         }
         let pod = Arc::new(pod);
         self.change(|ledger, now| ledger.begin_bind_anew(&request, &pod, &args.node, now))
-            .map_err(|misfit: Misfit| format!("node {} does not fit: {misfit}", args.node))
+            .map_err(|misfit: Misfit| {
+                let node = &args.node;
+                format!("node {node} does not fit any more: {}", misfit.summary())
+            })
     }
 
     async fn bind_plainly(&self, args: &ExtenderBindingArgs) -> Result<(), String> {
+        // The API server binds a pod to any name. A node outside the selector is one all the same.
+        if !self.with_ledger(|ledger| ledger.knows_node(&args.node)) {
+            let nodes: Api<Node> = Api::all(self.0.client.clone());
+            let call = nodes.get_opt(&args.node);
+            if let Ok(Ok(None)) = tokio::time::timeout(self.0.settings.kube_timeout, call).await {
+                return Err(format!("node \"{}\" not found", args.node));
+            }
+        }
         let binding = binding(args, &args.pod_uid, &Written::default());
         match self.send_binding(args, &binding).await {
             Sent::Done => Ok(()),
@@ -289,7 +303,7 @@ impl Scheduler {
         let written = self.written(pod, placement);
         let namespace = match pod.metadata.namespace.as_deref() {
             Some(namespace) if !namespace.is_empty() => namespace,
-            _ => "default",
+            _ => DEFAULT_NAMESPACE,
         };
         let name = pod.metadata.name.clone().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), namespace);

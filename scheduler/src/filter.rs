@@ -1,7 +1,7 @@
 //! `/filter` and `/prioritize` without HTTP: from a pod and the nodes in question to an answer. Never computes a fit
 //! itself, and writes nothing but through `bind`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kube_api::extender::{ExtenderArgs, HostPriority};
@@ -149,7 +149,11 @@ impl Refused {
     fn all(nodes: impl Iterator<Item = Arc<str>>, text: String) -> Self {
         Self {
             texts: vec![text],
-            nodes: nodes.map(|node| (node, 0, false)).collect(),
+            nodes: nodes
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .map(|node| (node, 0, false))
+                .collect(),
         }
     }
 
@@ -161,6 +165,14 @@ impl Refused {
         };
         let mut key = Vec::new();
         for NodeMisfit { node, misfit } in misfits {
+            // They come by name: one that was asked about twice stands beside itself.
+            if refused
+                .nodes
+                .last()
+                .is_some_and(|(last, _, _)| last == node)
+            {
+                continue;
+            }
             count_codes(misfit, &mut key);
             let text = match known.get(&key) {
                 Some(text) => *text,

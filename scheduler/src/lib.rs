@@ -41,6 +41,9 @@ use tokio::sync::{Notify, watch};
 use view::Progress;
 use wake::Waker;
 
+/// Where a pod is that does not say where.
+const DEFAULT_NAMESPACE: &str = "default";
+
 /// How a scheduler behaves.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -243,6 +246,16 @@ impl Scheduler {
     /// that nobody has made is made.
     async fn meet(&self, mut args: ExtenderArgs, body: &[u8]) -> Result<ExtenderArgs, String> {
         self.catch_up().await;
+        if let Some(pod) = &mut args.pod
+            && pod
+                .metadata
+                .namespace
+                .as_deref()
+                .unwrap_or_default()
+                .is_empty()
+        {
+            pod.metadata.namespace = Some(DEFAULT_NAMESPACE.into());
+        }
         if let Some(pod) = &mut args.pod
             && let Some(uid) = self.make_pod(pod, body)?
             && pod.metadata.uid.as_deref().unwrap_or_default().is_empty()

@@ -58,7 +58,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     let vendors = Arc::new(vendors(&args)?);
     let settings = settings(&args);
-    check_policies(&settings, &vendors)?;
+    check_words(&settings)?;
     let stop = server::asked_to_stop().context("cannot handle signals")?;
     let listener = Listener::bind(args.http_bind)
         .await
@@ -90,8 +90,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
             cluster.admit_with(Arc::new(Admit(admission)));
         }
         router = router.merge(cluster.api_routes());
-        router = embedded_cluster::guard(router, listener.address(), args.token.as_deref())
-            .map_err(|error| anyhow!("{error} (--token, or --http_bind 127.0.0.1:PORT)"))?;
+        router = guarded(router, &listener, &args, "--http_bind")?;
     }
     tracing::info!(address = %listener.address(), embedded = cluster.is_some(), "serving");
     let follow = {
@@ -126,6 +125,12 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     follow.abort();
     Ok(())
+}
+
+/// Who has the token, or is on this machine: others see nothing of an embedded cluster.
+fn guarded(router: Router, listener: &Listener, args: &Args, flag: &str) -> anyhow::Result<Router> {
+    embedded_cluster::guard(router, listener.address(), args.token.as_deref())
+        .map_err(|error| anyhow!("{error} (--token, or {flag} 127.0.0.1:PORT)"))
 }
 
 async fn serve(
@@ -199,15 +204,25 @@ fn defaults(args: &Args) -> Defaults {
     }
 }
 
-/// A policy that nobody knows would be found out by the first pod.
-fn check_policies(settings: &Settings, vendors: &Vendors) -> anyhow::Result<()> {
-    let policy = settings.defaults.node_policy.as_str();
-    if !["binpack", "spread"].contains(&policy) {
-        bail!("--node-scheduler-policy {policy}: expected binpack or spread");
+/// What nobody knows is found out now, and not by the first pod. (In a pod's annotations unknown words are the default,
+/// as in the reference: one pod is less than a cluster.)
+fn check_words(settings: &Settings) -> anyhow::Result<()> {
+    let node = settings.defaults.node_policy.as_str();
+    if !["binpack", "spread"].contains(&node) {
+        bail!("--node-scheduler-policy {node}: expected binpack or spread");
     }
-    let pod = kube_api::object::Pod::default();
-    if let Err(error) = kube_api::request::request(&pod, vendors, &settings.defaults) {
-        bail!("--node-scheduler-policy, --gpu-scheduler-policy: {error}");
+    let device = settings.defaults.device_policy.as_str();
+    let alone = ["spread", "binpack", "mutex", "topology-aware"].contains(&device);
+    let words = ["spread", "binpack", "mutex", "numa"];
+    if !alone && !device.split(',').all(|word| words.contains(&word.trim())) {
+        bail!(
+            "--gpu-scheduler-policy {device}: expected spread, binpack, mutex or topology-aware, or a list such as \
+             binpack,numa"
+        );
+    }
+    let selector = settings.node_selector.as_str();
+    if let Err(why) = embedded_cluster::Selector::parse(selector, "") {
+        bail!("--node-label-selector {selector}: {why}; expected labels such as gpu=on,zone!=a");
     }
     Ok(())
 }

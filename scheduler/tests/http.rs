@@ -77,6 +77,9 @@ async fn a_no_names_each_node_and_where_leaving_would_not_help() {
     );
     let empty = served.filter(&pod("p", 5000), &[]).await.unwrap_err();
     assert_eq!(empty["FailedNodes"], json!({}));
+    let args = json!({ "Pod": pod("p", 5000), "NodeNames": ["full", "full"] });
+    let twice = served.text("POST", "/filter", args.to_string()).await;
+    assert_eq!(twice.matches("\"full\"").count(), 1, "{twice}");
 }
 
 #[tokio::test]
@@ -91,10 +94,12 @@ async fn a_pod_without_devices_may_go_anywhere() {
     let whole = served
         .post("/filter", &json!({ "Pod": plain, "Nodes": nodes }))
         .await;
-    let bound = served.bind(&plain, "n9").await;
+    let nowhere = served.bind(&plain, "n9").await;
+    let bound = served.bind(&plain, "n1").await;
 
     assert_eq!(names["NodeNames"], json!(["n1", "n9"]));
     assert_eq!(whole["Nodes"]["items"], nodes["items"]);
+    assert_eq!(nowhere, "node \"n9\" not found");
     assert_eq!(bound, "");
     assert!(served.held().is_empty());
 }
@@ -409,7 +414,15 @@ async fn a_quota_that_comes_and_goes_counts_from_then_on() {
     assert_eq!(answer["FailedNodes"]["n1"], "1/1 ResourceQuotaNotFit");
     served.send("DELETE", &format!("{path}/q"), "").await;
 
+    let mut nowhere = pod("nowhere", 1);
+    nowhere["metadata"]["namespace"] = Value::Null;
     assert_eq!(served.filter(&pod("p", 2000), &["n1"]).await.unwrap(), "n1");
+    assert_eq!(served.filter(&nowhere, &["n1"]).await.unwrap(), "n1");
+    let used = served.scheduler.with_ledger(|ledger| {
+        let nvidia = "NVIDIA".into();
+        ledger.cluster().quota("default", &nvidia).1.slots
+    });
+    assert_eq!(used, 2);
     until(|| {
         served
             .scheduler

@@ -100,7 +100,10 @@ async fn a_restart_between_filter_and_bind_fits_the_pod_anew() {
     assert_eq!(second.bind(&pod("late", 4000), "n1").await, "");
     let refused = second.bind(&pod("reserved", 4000), "n1").await;
 
-    assert!(refused.contains("node n1 does not fit"), "{refused}");
+    assert!(
+        refused.contains("node n1 does not fit any more: 1/1 CardTimeSlicingExhausted"),
+        "{refused}"
+    );
     let shown = second.pod("late").await;
     assert_eq!(
         shown["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"],

@@ -141,7 +141,23 @@ impl Served {
             .await
     }
 
+    /// The answer as it is written.
+    pub(crate) async fn text(&self, method: &str, path: &str, body: String) -> String {
+        let kind = "application/json";
+        let (_, body) = self.raw(method, path, kind, body.into()).await;
+        String::from_utf8(body).unwrap()
+    }
+
     async fn call(&self, method: &str, path: &str, kind: &str, body: Vec<u8>) -> (u16, Value) {
+        let (status, body) = self.raw(method, path, kind, body).await;
+        let text = || Value::String(String::from_utf8_lossy(&body).into_owned());
+        (
+            status,
+            serde_json::from_slice(&body).unwrap_or_else(|_| text()),
+        )
+    }
+
+    async fn raw(&self, method: &str, path: &str, kind: &str, body: Vec<u8>) -> (u16, Vec<u8>) {
         use tower::ServiceExt;
         let request = http::Request::builder()
             .method(method)
@@ -154,11 +170,7 @@ impl Served {
         let body = axum::body::to_bytes(response.into_body(), usize::MAX)
             .await
             .unwrap();
-        let text = || Value::String(String::from_utf8_lossy(&body).into_owned());
-        (
-            status,
-            serde_json::from_slice(&body).unwrap_or_else(|_| text()),
-        )
+        (status, body.to_vec())
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Value {
