@@ -217,16 +217,16 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
                     misfit: view.cluster.place_on(&request, name).err(),
                 });
             }
-            let answer = nowhere(
-                answer,
-                view,
-                pod,
-                &request,
-                refusals,
-                &explanation.advice,
+            let inquiry = Inquiry {
+                door: edits::Door {
+                    view,
+                    pod,
+                    request: &request,
+                },
                 detail,
-                &clock,
-            );
+                clock,
+            };
+            let answer = nowhere(answer, &inquiry, refusals, &explanation.advice);
             if missed {
                 let summary = answer.summary.clone();
                 answer.with(
@@ -320,16 +320,25 @@ impl Refusal {
     }
 }
 
+/// One question: what it is about, how much is said, and until when.
+struct Inquiry<'a> {
+    door: edits::Door<'a>,
+    detail: Detail,
+    clock: Clock,
+}
+
 fn nowhere(
     mut answer: Explained,
-    view: &View,
-    pod: &Pod,
-    request: &Request,
+    inquiry: &Inquiry<'_>,
     mut refusals: Vec<Refusal>,
     advice: &[Advice],
-    detail: Detail,
-    clock: &Clock,
 ) -> Explained {
+    let Inquiry {
+        door,
+        detail,
+        clock,
+    } = inquiry;
+    let view = door.view;
     let registered = refusals.len();
     for name in view.nodes.keys() {
         if view.cluster.node(name).is_none() {
@@ -346,7 +355,6 @@ fn nowhere(
     let nodes = refusals.len();
     answer.nodes_in_question = nodes;
     answer.reasons = counted(&refusals);
-    let door = edits::Door { view, pod, request };
     answer.advice = advice
         .iter()
         .filter_map(|advice| door.advised(advice))
@@ -358,7 +366,7 @@ fn nowhere(
     refusals.truncate(detail.nodes);
     answer.nodes = refusals
         .iter()
-        .map(|refusal| of_node(view, request, refusal, &door, nodes, clock))
+        .map(|refusal| of_node(inquiry, refusal, nodes))
         .collect();
     if !clock.goes_on() {
         answer.notes.push(format!(
@@ -381,14 +389,9 @@ fn nowhere(
     answer.with(Verdict::DoesNotFit, summary)
 }
 
-fn of_node(
-    view: &View,
-    request: &Request,
-    refusal: &Refusal,
-    door: &edits::Door<'_>,
-    nodes: usize,
-    clock: &Clock,
-) -> OfNode {
+fn of_node(inquiry: &Inquiry<'_>, refusal: &Refusal, nodes: usize) -> OfNode {
+    let Inquiry { door, clock, .. } = inquiry;
+    let (view, request) = (door.view, door.request);
     let name = &refusal.node;
     let devices = match &refusal.misfit {
         Some(Misfit::Devices { reasons, .. }) => reasons
