@@ -42,15 +42,18 @@ pub fn figures(scheduler: &Scheduler, legacy: bool) -> Router {
     metrics::routes(source.clone(), meters, legacy).merge(explain::routes(source))
 }
 
-/// All routes of one listener, with `/webhook` where there is an admission.
-pub fn routes(scheduler: &Scheduler, admission: Option<Arc<Admission>>, legacy: bool) -> Router {
-    let routes = health(scheduler.clone())
-        .merge(verbs(scheduler.clone()))
-        .merge(figures(scheduler, legacy));
+/// All routes but those of [`health`], with `/webhook` where there is an admission.
+pub fn work(scheduler: &Scheduler, admission: Option<Arc<Admission>>, legacy: bool) -> Router {
+    let routes = verbs(scheduler.clone()).merge(figures(scheduler, legacy));
     match admission {
         Some(admission) => routes.merge(admission::routes(admission)),
         None => routes,
     }
+}
+
+/// All routes of one listener.
+pub fn routes(scheduler: &Scheduler, admission: Option<Arc<Admission>>, legacy: bool) -> Router {
+    health(scheduler.clone()).merge(work(scheduler, admission, legacy))
 }
 
 /// Ready once the cluster has been read: a replica that stands by is ready, too, and says so. With `?answers` only the

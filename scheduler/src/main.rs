@@ -80,18 +80,22 @@ async fn run(args: Args) -> anyhow::Result<()> {
         );
         scheduler.refuse_unadmitted(Arc::clone(&admission));
     }
-    let mut router = api::routes(
+    let work = api::work(
         &scheduler,
         Some(Arc::clone(&admission)),
         args.legacy_metrics,
     );
-    if let Some(cluster) = &cluster {
-        if args.admit {
-            cluster.admit_with(Arc::new(Admit(admission)));
+    let work = match &cluster {
+        Some(cluster) => {
+            if args.admit {
+                cluster.admit_with(Arc::new(Admit(admission)));
+            }
+            let work = work.merge(cluster.api_routes());
+            guarded(work, &listener, &args, "--http_bind")?
         }
-        router = router.merge(cluster.api_routes());
-        router = guarded(router, &listener, &args, "--http_bind")?;
-    }
+        None => work,
+    };
+    let router = api::health(scheduler.clone()).merge(work);
     tracing::info!(address = %listener.address(), embedded = cluster.is_some(), "serving");
     let follow = {
         let scheduler = scheduler.clone();
@@ -104,8 +108,11 @@ async fn run(args: Args) -> anyhow::Result<()> {
                 anyhow!("{error}; --metrics-bind-address takes another address")
             })?;
             tracing::info!(address = %listener.address(), "serving /metrics and /explain");
-            let router =
-                api::health(scheduler.clone()).merge(api::figures(&scheduler, args.legacy_metrics));
+            let mut router = api::figures(&scheduler, args.legacy_metrics);
+            if cluster.is_some() {
+                router = guarded(router, &listener, &args, "--metrics-bind-address")?;
+            }
+            let router = api::health(scheduler.clone()).merge(router);
             let mut stopped = stopped.clone();
             Some(tokio::spawn(async move {
                 let stop = async { drop(stopped.wait_for(|stopped| *stopped).await) };
