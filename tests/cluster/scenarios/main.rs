@@ -13,6 +13,8 @@ mod programs;
 mod world;
 
 #[cfg(test)]
+mod configuration;
+#[cfg(test)]
 mod placing;
 #[cfg(test)]
 mod preempting;

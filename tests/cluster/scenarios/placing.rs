@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::objects::{
@@ -37,6 +38,33 @@ fn a_pod_is_bound_with_its_devices_in_its_annotations() {
                 "{},NVIDIA,3000,30:{},NVIDIA,3000,30:;",
                 given[0].0, given[1].0
             )
+        );
+    });
+}
+
+#[test]
+fn cards_of_another_vendor_are_given_out_the_same_way() {
+    within(async |world| {
+        world.make_nodes(["a", "b"], &Gpus::default()).await;
+        let register = "DCU-b-0,4,65536,100,DCU-BW,0,true:";
+        let report = json!({"metadata": {"annotations": {"hami.io/node-dcu-register": register}}});
+        let nodes = world.nodes();
+        nodes
+            .patch("b", &PatchParams::default(), &Patch::Merge(report))
+            .await
+            .unwrap();
+        let _pair = Pair::start(world).await;
+
+        // kube-scheduler knows of no node that has any of these.
+        let limits =
+            json!({"hygon.com/dcunum": 1, "hygon.com/dcumem": 2000, "hygon.com/dcucores": 20});
+        world.make_pod(pod("p", limits)).await;
+
+        let placed = world.until_placed("p").await;
+        assert_eq!(node(&placed), Some("b"));
+        assert_eq!(
+            annotation(&placed, "hami.io/dcu-devices-allocated"),
+            Some("DCU-b-0,DCU,2000,20:;")
         );
     });
 }

@@ -76,7 +76,6 @@ fn pods_bound_per_second_when_spreading() {
 }
 
 #[test]
-#[ignore = "5,000 nodes take a minute to make: scripts/cluster test --ignored"]
 fn first_fit_after_a_start_with_five_thousand_nodes() {
     within(async |world| {
         let names: Vec<String> = (0..5000).map(|index| format!("n{index}")).collect();

@@ -1,0 +1,26 @@
+//! What stands in files beside the code and has to agree with it.
+
+use kube_api::config::DeviceConfig;
+use kube_api::vendor::{Switches, Vendors};
+
+#[test]
+fn kube_scheduler_asks_us_about_every_resource_of_the_standard_configuration() {
+    let switches = Switches {
+        ascend: true,
+        iluvatar: true,
+    };
+    let vendors = Vendors::new(DeviceConfig::standard(), switches).unwrap();
+    let asked = include_str!("../kube-scheduler.yaml");
+
+    let missing: Vec<String> = vendors
+        .resources()
+        .filter(|(name, ..)| !asked.contains(&format!("{{name: {name},")))
+        .map(|(name, ..)| format!("  - {{name: {name}, ignoredByScheduler: true}}"))
+        .collect();
+
+    assert!(
+        missing.is_empty(),
+        "tests/cluster/kube-scheduler.yaml lacks\n{}",
+        missing.join("\n")
+    );
+}
