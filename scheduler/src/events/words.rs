@@ -1,0 +1,149 @@
+//! The sentences of events: what they say, and that they are not too long.
+
+use placement::{Misfit, NodeMisfit};
+
+/// A sentence is at most this long, in bytes; what is longer ends in `…`. (It is what the newer events API takes.)
+pub const MOST_MESSAGE_BYTES: usize = 1024;
+
+/// At most so many bytes, on one line; what was cut off is shown by `…`.
+pub(super) fn bounded(message: &str, most: usize) -> String {
+    let line: String = message
+        .chars()
+        .map(|character| {
+            if character.is_control() {
+                ' '
+            } else {
+                character
+            }
+        })
+        .collect();
+    if line.len() <= most {
+        return line;
+    }
+    let mut text = cut(&line, most.saturating_sub('…'.len_utf8())).to_owned();
+    text.push('…');
+    text
+}
+
+/// At most so many bytes of it.
+pub(super) fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default()
+}
+
+/// What `FilteringFailed` says: how many nodes do not meet the request, and the reasons in the words that users of the
+/// reference know, those of most nodes first. The reference writes one event for each reason; here they share one, so
+/// that a pod that waits has one event.
+pub fn no_node(misfits: &[NodeMisfit]) -> String {
+    let mut by_reason: Vec<(&'static str, Vec<&str>)> = Vec::new();
+    for node in misfits {
+        for code in codes(&node.misfit) {
+            match by_reason.iter_mut().find(|(known, _)| *known == code) {
+                Some((_, nodes)) => nodes.push(&node.node),
+                None => by_reason.push((code, vec![&node.node])),
+            }
+        }
+    }
+    by_reason.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then_with(|| a.0.cmp(b.0)));
+    let mut text = format!("no available node, {} nodes do not meet", misfits.len());
+    // Each reason gets its part of the room that is left, so the last ones are seen too.
+    for (position, (code, nodes)) in by_reason.iter().enumerate() {
+        let separator = if position == 0 { ": " } else { ", " };
+        text.push_str(&format!("{separator}{} nodes {code}(", nodes.len()));
+        let reasons_left = by_reason.len() - position;
+        let room = MOST_MESSAGE_BYTES.saturating_sub(text.len()) / reasons_left;
+        text.push_str(&names(nodes, room.saturating_sub(40)));
+        text.push(')');
+    }
+    text
+}
+
+/// The reasons on one node, each once.
+pub(crate) fn codes(misfit: &Misfit) -> Vec<&'static str> {
+    match misfit {
+        Misfit::UnknownNode => vec!["node unregistered"],
+        Misfit::TooFewDevices { .. } => vec!["NodeInsufficientDevice"],
+        Misfit::Devices { reasons, .. } => {
+            let mut codes: Vec<&'static str> =
+                reasons.iter().map(|(_, reason)| reason.code()).collect();
+            codes.sort_unstable();
+            codes.dedup();
+            codes
+        }
+    }
+}
+
+/// As many names as there is room for, and how many more there are.
+fn names(nodes: &[&str], room: usize) -> String {
+    let mut text = String::new();
+    for (position, node) in nodes.iter().enumerate() {
+        if position > 0 && text.len() + node.len() > room {
+            return format!("{text} and {} more", nodes.len() - position);
+        }
+        if position > 0 {
+            text.push(',');
+        }
+        text.push_str(node);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_of_at_most_a_kibibyte() {
+        assert_eq!(bounded("a\nb\u{7}c", 1024), "a b c");
+        let long = "é".repeat(1000);
+        let cut = bounded(&long, MOST_MESSAGE_BYTES);
+        assert!(
+            cut.len() <= MOST_MESSAGE_BYTES && cut.ends_with('…'),
+            "{}",
+            cut.len()
+        );
+        assert_eq!(bounded("", 10), "");
+    }
+
+    #[test]
+    fn the_most_frequent_reason_comes_first_and_the_rarest_is_still_seen() {
+        let unknown = |name: String| NodeMisfit {
+            node: name.as_str().into(),
+            misfit: Misfit::UnknownNode,
+        };
+        let few = |name: String| NodeMisfit {
+            node: name.as_str().into(),
+            misfit: Misfit::TooFewDevices {
+                container: 0,
+                vendor: placement::Vendor::new("NVIDIA"),
+                present: 1,
+                asked: 2,
+            },
+        };
+        let one = no_node(&[unknown("n1".into())]);
+        assert_eq!(
+            one,
+            "no available node, 1 nodes do not meet: 1 nodes node unregistered(n1)"
+        );
+
+        let mut misfits: Vec<NodeMisfit> = (0..4999)
+            .map(|number| few(format!("a-node-with-quite-a-long-name-{number:04}")))
+            .collect();
+        misfits.push(unknown("rare".into()));
+        let text = no_node(&misfits);
+        assert!(text.len() <= MOST_MESSAGE_BYTES, "{}", text.len());
+        assert!(
+            text.starts_with(
+                "no available node, 5000 nodes do not meet: 4999 nodes NodeInsufficientDevice(a-node"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains(" more), 1 nodes node unregistered(rare)"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,481 @@
+//! The series that a snapshot is: every device, share and quota under the reference's names, and the scheduler's own
+//! gauges. Never takes the snapshot.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use kube_api::vendor::Role;
+use placement::{DeviceView, Reservation};
+use server::Format;
+
+use super::page::{Labels, Page, Piece};
+use super::{InstanceAt, Snapshot};
+
+/// The labels of a device's series beside its node, UUID and index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum More {
+    Nothing,
+    Type,
+    TypeCores,
+    TypeCoresMemory,
+}
+
+/// A series of each device.
+struct OfDevice {
+    name: &'static str,
+    legacy: &'static str,
+    help: &'static str,
+    more: More,
+    value: fn(&DeviceView<'_>) -> Value,
+}
+
+enum Value {
+    Whole(u64),
+    Part(f64),
+    /// No series.
+    None,
+}
+
+const OF_DEVICE: [OfDevice; 7] = [
+    OfDevice {
+        name: "hami_gpu_memory_limit_bytes",
+        legacy: "GPUDeviceMemoryLimit",
+        help: "Memory of a device that may be promised",
+        more: More::Type,
+        value: |device| Value::Whole(device.device().memory_bytes),
+    },
+    OfDevice {
+        name: "hami_gpu_core_limit_ratio",
+        legacy: "GPUDeviceCoreLimit",
+        help: "Compute of a device that may be promised, in its own unit (0-100 for NVIDIA)",
+        more: More::Type,
+        value: |device| Value::Whole(device.device().cores.into()),
+    },
+    OfDevice {
+        name: "hami_gpu_core_allocated_ratio",
+        legacy: "GPUDeviceCoreAllocated",
+        help: "Compute of a device that is promised, in its own unit (0-100 for NVIDIA)",
+        more: More::Type,
+        value: |device| Value::Whole(device.used().cores.into()),
+    },
+    OfDevice {
+        name: "hami_gpu_shared_count",
+        legacy: "GPUDeviceSharedNum",
+        help: "Slots of a device that are taken",
+        more: More::Type,
+        value: |device| Value::Whole(device.used().slots.into()),
+    },
+    OfDevice {
+        name: "hami_gpu_memory_allocated_bytes",
+        legacy: "GPUDeviceMemoryAllocated",
+        help: "Memory of a device that is promised",
+        more: More::TypeCores,
+        value: |device| Value::Whole(device.used().memory_bytes),
+    },
+    OfDevice {
+        name: "hami_node_gpu_overview",
+        legacy: "nodeGPUOverview",
+        help: "Memory of a device that is promised, with what it has as labels (device_memory_limit in MiB)",
+        more: More::TypeCoresMemory,
+        value: |device| Value::Whole(device.used().memory_bytes),
+    },
+    OfDevice {
+        name: "hami_node_gpu_memory_allocated_ratio",
+        legacy: "nodeGPUMemoryPercentage",
+        help: "Part of a device's memory that is promised (0-1)",
+        more: More::Nothing,
+        value: |device| match device.device().memory_bytes {
+            0 => Value::None,
+            total => Value::Part(part(device.used().memory_bytes, total)),
+        },
+    },
+];
+
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "a part of bytes; f64 is exact to 8 PiB"
+)]
+fn part(used: u64, total: u64) -> f64 {
+    used as f64 / total as f64
+}
+
+/// The names of labels: the present ones, then the older ones.
+struct Words {
+    node: &'static str,
+    device: &'static str,
+    index: &'static str,
+    kind: &'static str,
+    cores: &'static str,
+    memory: &'static str,
+}
+
+const PRESENT: Words = Words {
+    node: "node",
+    device: "device_uuid",
+    index: "device_index",
+    kind: "device_type",
+    cores: "device_cores",
+    memory: "device_memory_limit",
+};
+
+const OLDER: Words = Words {
+    node: "nodeid",
+    device: "deviceuuid",
+    index: "deviceidx",
+    kind: "devicetype",
+    cores: "devicecores",
+    memory: "devicememorylimit",
+};
+
+pub(super) fn write<S: FnMut(Piece) -> fmt::Result>(
+    snapshot: &Snapshot,
+    legacy: bool,
+    format: Format,
+    page: &mut Page<S>,
+) -> fmt::Result {
+    own_gauges(snapshot, format, page)?;
+    quotas(snapshot, legacy, page)?;
+    for family in &OF_DEVICE {
+        devices(snapshot, family, family.name, &PRESENT, page)?;
+        if legacy {
+            devices(snapshot, family, family.legacy, &OLDER, page)?;
+        }
+    }
+    instances(snapshot, legacy, page)?;
+    shares(snapshot, legacy, page)
+}
+
+fn devices<S: FnMut(Piece) -> fmt::Result>(
+    snapshot: &Snapshot,
+    family: &OfDevice,
+    name: &str,
+    words: &Words,
+    page: &mut Page<S>,
+) -> fmt::Result {
+    page.family(name, family.help)?;
+    for node in snapshot.cluster.nodes() {
+        for view in node.devices() {
+            let device = view.device();
+            let labels = |labels: &mut Labels<'_>| {
+                labels
+                    .text(words.node, node.name())
+                    .text(words.device, view.id())
+                    .number(words.index, device.index);
+                if family.more != More::Nothing {
+                    labels.text(words.kind, &device.model);
+                }
+                if matches!(family.more, More::TypeCores | More::TypeCoresMemory) {
+                    labels.number(words.cores, device.cores);
+                }
+                if family.more == More::TypeCoresMemory {
+                    labels.number(words.memory, device.memory_bytes >> 20);
+                }
+            };
+            match (family.value)(&view) {
+                Value::Whole(value) => page.sample(name, value, labels)?,
+                Value::Part(value) => page.sample(name, value, labels)?,
+                Value::None => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn instances<S: FnMut(Piece) -> fmt::Result>(
+    snapshot: &Snapshot,
+    legacy: bool,
+    page: &mut Page<S>,
+) -> fmt::Result {
+    for older in [false, true] {
+        if older && !legacy {
+            continue;
+        }
+        let (name, words) = if older {
+            ("nodeGPUMigInstance", &OLDER)
+        } else {
+            ("hami_node_gpu_mig_instance_info", &PRESENT)
+        };
+        page.family(name, "A MIG instance that is promised, and where it lies")?;
+        for node in snapshot.cluster.nodes() {
+            for view in node.devices() {
+                for instance in view.instances() {
+                    let at = InstanceAt {
+                        node: node.name().to_owned(),
+                        device: view.id().to_owned(),
+                        span: instance.span,
+                    };
+                    let names = snapshot.instances.get(&at).cloned().unwrap_or_default();
+                    page.sample(name, 1, |labels| {
+                        labels
+                            .text(words.node, node.name())
+                            .text(words.device, view.id())
+                            .number(words.index, view.device().index);
+                        if older {
+                            // Without the agent's number the place keeps two of one profile apart.
+                            let migname = if names.gpu_instance.is_empty() {
+                                format!("{}@{}", instance.profile, instance.span.start)
+                            } else {
+                                format!("{}-{}", instance.profile, names.gpu_instance)
+                            };
+                            labels.text("migname", &migname);
+                        } else {
+                            labels
+                                .text("mig_uuid", &names.uuid)
+                                .text("profile", &instance.profile)
+                                .text("gpu_instance_id", &names.gpu_instance)
+                                .text("compute_instance_id", &names.compute_instance)
+                                .number("placement_start", instance.span.start)
+                                .number("placement_size", instance.span.size);
+                        }
+                    })?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What each container holds of each device. A container's number is its place in the pod's spec, init containers
+/// first, as in the pod's annotations.
+fn shares<S: FnMut(Piece) -> fmt::Result>(
+    snapshot: &Snapshot,
+    legacy: bool,
+    page: &mut Page<S>,
+) -> fmt::Result {
+    let mut held: Vec<&Reservation> = snapshot.cluster.reservations().collect();
+    held.sort_unstable_by_key(|held| key(held));
+    let families = [
+        ("hami_vgpu_memory_allocated_bytes", true, false),
+        ("hami_vgpu_core_allocated_ratio", false, false),
+        ("vGPUMemoryAllocated", true, true),
+        ("vGPUCoreAllocated", false, true),
+    ];
+    for (name, memory, older) in families {
+        if older && !legacy {
+            continue;
+        }
+        page.family(
+            name,
+            if memory {
+                "Memory of a device that is promised to a container"
+            } else {
+                "Compute of a device that is promised to a container, in the device's unit (0-100 for NVIDIA)"
+            },
+        )?;
+        let words = if older {
+            [
+                "podnamespace",
+                "nodename",
+                "podname",
+                "containeridx",
+                "deviceuuid",
+            ]
+        } else {
+            ["namespace", "node", "pod", "container_index", "device_uuid"]
+        };
+        // A pod that ends and its successor of the same name may stand on one node: one series for both.
+        for of_pod in held.chunk_by(|a, b| key(a) == key(b)) {
+            let Some(first) = of_pod.first() else {
+                continue;
+            };
+            let mut sums: BTreeMap<(usize, &str), u64> = BTreeMap::new();
+            for held in of_pod {
+                for (position, container) in held.placement.containers.iter().enumerate() {
+                    for grant in &container.grants {
+                        let value = if memory {
+                            grant.memory_bytes
+                        } else {
+                            grant.cores.into()
+                        };
+                        let sum = sums.entry((position, &*grant.device)).or_default();
+                        *sum = sum.saturating_add(value);
+                    }
+                }
+            }
+            for ((position, device), value) in sums {
+                page.sample(name, value, |labels| {
+                    labels
+                        .text(words[0], &first.pod.namespace)
+                        .text(words[1], &first.placement.node)
+                        .text(words[2], &first.pod.name)
+                        .number(words[3], u64::try_from(position).unwrap_or(u64::MAX))
+                        .text(words[4], device);
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn key(held: &Reservation) -> (&str, &str, &str) {
+    (&held.pod.namespace, &held.pod.name, &held.placement.node)
+}
+
+fn quotas<S: FnMut(Piece) -> fmt::Result>(
+    snapshot: &Snapshot,
+    legacy: bool,
+    page: &mut Page<S>,
+) -> fmt::Result {
+    let mut lines: Vec<(&str, &str, u64, u64)> = Vec::new();
+    for (namespace, vendor, quota, used) in snapshot.cluster.quotas() {
+        for (resource, row, role) in snapshot.vendors.resources() {
+            if row.word != vendor.as_str() {
+                continue;
+            }
+            let (limit, used) = match role {
+                Role::Memory => (
+                    quota.memory_bytes.map(|bytes| bytes >> 20),
+                    used.memory_bytes >> 20,
+                ),
+                Role::Cores => (quota.cores.map(u64::from), used.cores.into()),
+                Role::Count => (quota.devices.map(u64::from), used.slots.into()),
+                _ => continue,
+            };
+            if let Some(limit) = limit {
+                lines.push((namespace, resource, limit, used));
+            }
+        }
+    }
+    lines.sort_unstable();
+    page.family(
+        "hami_resource_quota_limit",
+        "What a namespace's pods may hold of a resource, memory in MiB",
+    )?;
+    for (namespace, resource, limit, _) in &lines {
+        page.sample("hami_resource_quota_limit", *limit, |labels| {
+            labels
+                .text("namespace", namespace)
+                .text("quota_name", resource);
+        })?;
+    }
+    let names = [
+        ("hami_resource_quota_used", "namespace", "quota_name"),
+        ("QuotaUsed", "quotanamespace", "quotaName"),
+    ];
+    for (name, of_namespace, of_resource) in names {
+        if name == "QuotaUsed" && !legacy {
+            continue;
+        }
+        page.family(
+            name,
+            "What a namespace's pods hold of a resource, memory in MiB",
+        )?;
+        for (namespace, resource, limit, used) in &lines {
+            page.sample(name, *used, |labels| {
+                labels
+                    .text(of_namespace, namespace)
+                    .text(of_resource, resource)
+                    .number("limit", *limit);
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
+    snapshot: &Snapshot,
+    format: Format,
+    page: &mut Page<S>,
+) -> fmt::Result {
+    page.family("hami_build_info", "The program")?;
+    page.sample("hami_build_info", 1, |labels| {
+        labels
+            .text("version", env!("CARGO_PKG_VERSION"))
+            .text(
+                "revision",
+                option_env!("VGPU_REVISION").unwrap_or("unknown"),
+            )
+            .text(
+                "build_date",
+                option_env!("VGPU_BUILD_DATE").unwrap_or("unknown"),
+            )
+            .text("go_version", "none")
+            .text("compiler", "rustc")
+            .text(
+                "platform",
+                &format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
+            );
+    })?;
+    let nodes = snapshot.cluster.nodes().count();
+    let reservations = snapshot.cluster.reservations().count();
+    let count = |value: usize| u64::try_from(value).unwrap_or(u64::MAX);
+    let gauges: [(&str, &str, u64); 8] = [
+        (
+            "vgpu_scheduler_answers",
+            "Whether this replica answers (0 or 1)",
+            snapshot.answers.into(),
+        ),
+        (
+            "vgpu_scheduler_synced",
+            "Whether the view of the cluster is complete (0 or 1)",
+            snapshot.synced.into(),
+        ),
+        (
+            "vgpu_scheduler_nodes",
+            "Nodes that report devices",
+            count(nodes),
+        ),
+        (
+            "vgpu_scheduler_broken_nodes",
+            "Nodes with something that cannot be read",
+            snapshot.broken_nodes,
+        ),
+        (
+            "vgpu_scheduler_broken_pods",
+            "Pods with something that cannot be read",
+            snapshot.broken_pods,
+        ),
+        (
+            "vgpu_scheduler_reservations",
+            "Pods that hold devices, or for which some are reserved",
+            count(reservations),
+        ),
+        (
+            "vgpu_scheduler_reservations_unconfirmed",
+            "Reservations that no binding has confirmed yet",
+            snapshot.unconfirmed,
+        ),
+        (
+            "vgpu_scheduler_events_waiting",
+            "Events that wait to be written",
+            snapshot.events.waiting,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        page.family(name, help)?;
+        page.sample(name, value, |_| {})?;
+    }
+    page.family(
+        "vgpu_scheduler_pending_pods",
+        "Pods that asked for devices and got none, by the most frequent reason",
+    )?;
+    for (reason, pods) in &snapshot.pending {
+        page.sample("vgpu_scheduler_pending_pods", pods, |labels| {
+            labels.text("reason", reason);
+        })?;
+    }
+    let events = &snapshot.events;
+    let results = [
+        ("sent", events.sent),
+        ("merged", events.merged),
+        ("dropped", events.dropped),
+        ("limited", events.limited),
+        ("refused", events.refused),
+    ];
+    page.counter(
+        "vgpu_scheduler_events",
+        "What became of events: written, said again before they were, lost, left out for their object has said enough, refused",
+        format,
+    )?;
+    for (result, value) in results {
+        page.sample("vgpu_scheduler_events_total", value, |labels| {
+            labels.text("result", result);
+        })?;
+    }
+    page.counter(
+        "vgpu_scheduler_wakeups",
+        "Nodes annotated so that kube-scheduler looks at pending pods again",
+        format,
+    )?;
+    page.sample("vgpu_scheduler_wakeups_total", snapshot.woken, |_| {})
+}
