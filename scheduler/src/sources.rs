@@ -84,7 +84,11 @@ impl explain::Source for Scheduler {
             quotas,
             vendors: Arc::clone(&self.0.vendors),
             defaults: settings.defaults.clone(),
-            scheduler_name: settings.scheduler_name.clone(),
+            // Whoever asks the embedded cluster's scheduler for a pod means this one, whatever the pod says.
+            scheduler_name: match self.0.embedded {
+                Some(_) => String::new(),
+                None => settings.scheduler_name.clone(),
+            },
             node_selector: settings.node_selector.clone(),
             notes: Vec::new(),
         }
