@@ -8,6 +8,7 @@
 //! that the reservation expires. While it is not known what became of a binding, the reservation stands as if bound.
 
 mod nodes;
+mod nominated;
 mod pods;
 mod read;
 
@@ -19,6 +20,7 @@ use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::vendor::Vendors;
 use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Request};
 
+use self::nominated::Nominated;
 pub use self::read::{identity, named, uid_of};
 use self::read::{main_reason, still_fits, unscheduled, version_of};
 
@@ -43,6 +45,8 @@ pub struct Ledger {
     cluster: Cluster,
     holders: HashMap<Arc<str>, Holder>,
     waiting: HashMap<Arc<str>, Waiting>,
+    /// Pods for which room was made by preemption.
+    nominated: BTreeMap<Arc<str>, Nominated>,
     /// Nodes as they were last told, as far as reports are read of them.
     nodes: HashMap<Arc<str>, Arc<Node>>,
     /// Pods whose annotations cannot be read or do not count, so that each is told of once.
@@ -118,6 +122,8 @@ enum Holder {
         priority: i32,
         /// What kube-scheduler counts of it. Pods of one kind share it.
         counted: Counted,
+        /// Whether it is being deleted.
+        leaving: bool,
     },
 }
 
@@ -211,6 +217,7 @@ impl Ledger {
             cluster: Cluster::new(),
             holders: HashMap::new(),
             waiting: HashMap::new(),
+            nominated: BTreeMap::new(),
             nodes: HashMap::new(),
             broken_pods: HashSet::new(),
             broken_nodes: HashSet::new(),
@@ -298,7 +305,10 @@ impl Ledger {
         if let Some(answer) = self.settled(&request.pod.uid, among) {
             return answer;
         }
-        match self.cluster.place(request, among) {
+        let kept = self.keep_room(request, pod);
+        let outcome = self.cluster.place(request, among);
+        self.give_room_back(kept);
+        match outcome {
             Ok(placement) => {
                 self.reserve(request, pod, placement.clone(), Binding::NotAsked, now);
                 Filtered::Placed(placement)

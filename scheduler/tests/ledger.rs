@@ -303,6 +303,61 @@ fn what_another_has_bound_in_the_meantime_is_not_bound_again() {
 }
 
 #[test]
+fn room_that_was_made_by_eviction_is_kept_for_whom_it_was_made() {
+    let with = |name: &str, mib: u32, priority: i32| {
+        let mut pod = pod(name, mib);
+        pod["spec"]["priority"] = priority.into();
+        pod
+    };
+    let mut kept = Kept::two_nodes();
+    let mut low = kept.bound(&with("low", 9000, 0), "n1");
+    kept.tell(&low);
+    let mut high = with("high", 8000, 100);
+    assert!(matches!(kept.filter(&high, &["n1"]), Filtered::Nowhere(_)));
+    high["status"] = json!({"nominatedNodeName": "n1"});
+    kept.tell(&high);
+
+    // While the victim leaves and when it is gone, less important pods go elsewhere or wait.
+    low["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    kept.tell(&low);
+    assert!(matches!(
+        kept.filter(&with("small", 900, 0), &["n1"]),
+        Filtered::Nowhere(_)
+    ));
+    kept.ledger.remove_pod("uid-low");
+    assert!(matches!(
+        kept.filter(&with("small", 3000, 0), &["n1"]),
+        Filtered::Nowhere(_)
+    ));
+    assert_eq!(
+        node_of(&kept.filter(&with("small", 3000, 0), &["n1", "n2"])),
+        "n2"
+    );
+    // What is left beside it may be had, and by the more important all.
+    assert_eq!(node_of(&kept.filter(&with("tiny", 2000, 0), &["n1"])), "n1");
+    assert_eq!(kept.held(), ["uid-small@n2", "uid-tiny@n1"]);
+    assert_eq!(node_of(&kept.filter(&high, &["n1"])), "n1");
+
+    // Who is nominated no more keeps nothing.
+    kept.ledger.undo("uid-high");
+    assert!(matches!(
+        kept.filter(&with("other", 3000, 100), &["n1"]),
+        Filtered::Nowhere(_)
+    ));
+    assert_eq!(
+        node_of(&kept.filter(&with("other", 3000, 101), &["n1"])),
+        "n1"
+    );
+    kept.ledger.undo("uid-other");
+    high["status"] = json!({});
+    kept.tell(&high);
+    assert_eq!(
+        node_of(&kept.filter(&with("other", 3000, 0), &["n1"])),
+        "n1"
+    );
+}
+
+#[test]
 fn a_pod_without_a_node_holds_nothing_whatever_its_annotations_say() {
     let mut kept = Kept::two_nodes();
     let shown = kept.bound(&pod("a", 6000), "n1");

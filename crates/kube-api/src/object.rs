@@ -150,6 +150,9 @@ pub struct PodStatus {
     /// `PodScheduled` and others.
     #[serde(deserialize_with = "or_default")]
     pub conditions: Vec<Condition>,
+    /// The node on which room was made for it by preemption; empty for none.
+    #[serde(deserialize_with = "or_default")]
+    pub nominated_node_name: String,
     /// The init containers.
     #[serde(deserialize_with = "or_default")]
     pub init_container_statuses: Vec<ContainerStatus>,

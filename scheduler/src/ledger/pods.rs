@@ -31,6 +31,7 @@ impl Ledger {
 
     /// A pod without a node holds only what a filter gave it, whatever its annotations say.
     fn set_unbound(&mut self, pod: &Pod, uid: &str, now: Duration) {
+        self.set_nominated(pod, uid);
         if pod.metadata.deletion_timestamp.is_some() {
             self.waiting.remove(uid);
         }
@@ -64,6 +65,7 @@ impl Ledger {
     /// counts no more, or whoever may write them could shrink or move what the pod holds.
     fn set_bound(&mut self, pod: &Pod, uid: &str, now: Duration) {
         self.waiting.remove(uid);
+        self.nominated.remove(uid);
         self.tried.remove(uid);
         let node: &str = &pod.spec.node_name;
         let said = allocation::read(pod, &self.vendors);
@@ -116,6 +118,7 @@ impl Ledger {
             since: now,
             priority: pod.spec.priority.unwrap_or_default(),
             counted: self.count(pod),
+            leaving: pod.metadata.deletion_timestamp.is_some(),
         };
         match self.holders.get_mut(uid) {
             Some(holder) => *holder = bound,
@@ -198,6 +201,7 @@ impl Ledger {
     /// The pod is gone.
     pub fn remove_pod(&mut self, uid: &str) {
         self.waiting.remove(uid);
+        self.nominated.remove(uid);
         self.tried.remove(uid);
         self.broken_pods.remove(uid);
         let reserved = matches!(self.holders.get(uid), Some(Holder::Reserved(_)));
@@ -232,10 +236,13 @@ impl Ledger {
         self.waiting
             .retain(|uid, waiting| listed.contains(uid) || waiting.since >= began);
         self.tried.retain(|uid, _| listed.contains(uid));
+        self.nominated.retain(|uid, _| listed.contains(uid));
     }
 
     /// Whether anything is known of the pod.
     pub fn knows_pod(&self, uid: &str) -> bool {
-        self.holders.contains_key(uid) || self.waiting.contains_key(uid)
+        self.holders.contains_key(uid)
+            || self.waiting.contains_key(uid)
+            || self.nominated.contains_key(uid)
     }
 }
