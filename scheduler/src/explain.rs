@@ -90,7 +90,7 @@ impl View {
 pub struct Detail {
     /// How many nodes are shown with all their devices and with advice of their own.
     pub nodes: usize,
-    /// How long advice is looked for: a pod of a hundred containers has more combinations than anybody waits for.
+    /// How long advice is looked for: a pod of sixty containers has more combinations than anybody waits for.
     pub patience: Duration,
 }
 

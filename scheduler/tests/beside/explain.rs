@@ -364,7 +364,7 @@ fn of_thousands_of_nodes_the_reasons_are_counted_and_the_nearest_are_shown() {
 }
 
 #[test]
-fn a_pod_of_a_hundred_containers_is_answered_and_says_that_there_may_be_more() {
+fn a_pod_of_sixty_containers_is_answered_and_says_that_there_may_be_more() {
     let nodes: Vec<Value> = (0..50)
         .map(|number| {
             let cards: Vec<Value> = (0..8)
@@ -374,8 +374,8 @@ fn a_pod_of_a_hundred_containers_is_answered_and_says_that_there_may_be_more() {
         })
         .collect();
     let mut asks = pod("p", json!({}));
-    let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000" });
-    asks["spec"]["containers"] = (0..90)
+    let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "4000" });
+    asks["spec"]["containers"] = (0..60)
         .map(|number| json!({ "name": format!("c{number}"), "resources": { "limits": limits } }))
         .collect();
     let asks: Pod = serde_json::from_value(asks).unwrap();
