@@ -428,7 +428,9 @@ impl Admission {
                 .flatten()
                 .filter_map(Value::as_str)
                 .find(|added| {
-                    let name = added.strip_prefix("CAP_").unwrap_or(added);
+                    // Container runtimes read them in any case.
+                    let name = added.to_ascii_uppercase();
+                    let name = name.strip_prefix("CAP_").unwrap_or(&name);
                     matches!(name, "ALL" | "SYS_ADMIN" | "SYS_MODULE")
                 });
             if let Some(capability) = strong {

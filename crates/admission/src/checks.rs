@@ -81,9 +81,10 @@ fn fault(variable: &EnvVar, asks_for_devices: bool) -> Option<String> {
              value itself"
                 .to_owned()
         }),
-        CORE_POLICY => (elsewhere || value.eq_ignore_ascii_case("disable")).then(|| {
+        // Only what is known to leave the limit on: the kubelet expands $(OTHER) after us.
+        CORE_POLICY => (elsewhere || !["", "default", "force"].contains(&value)).then(|| {
             format!(
-                "{read} would switch the limit on compute off; use \"default\" or \"force\", or remove it"
+                "{read} would switch the limit on compute off, or could; use \"default\" or \"force\", or remove it"
             )
         }),
         _ if name.starts_with(OWN_PREFIX) => (!HARMLESS.contains(&name)).then(|| {

@@ -75,6 +75,7 @@ fn variables_that_switch_limits_off_are_refused() {
         says("CUDA_OVERSUBSCRIBE", "true"),
         says("HCS_VRAM_QUOTA", "99g"),
         says("GPU_CORE_UTILIZATION_POLICY", "disable"),
+        says("GPU_CORE_UTILIZATION_POLICY", "$(P)"),
         hides("GPU_CORE_UTILIZATION_POLICY"),
     ] {
         let name = variable["name"].as_str().unwrap().to_owned();

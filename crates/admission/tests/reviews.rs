@@ -314,21 +314,39 @@ async fn large_bodies_are_read_up_to_a_limit() {
 /// About as many as an object of 1.5 MiB has room for: nothing may be done for each pair of them.
 #[test]
 fn a_pod_of_very_many_containers_is_answered() {
-    const COUNT: usize = 10_000;
-    let containers: Vec<Value> = (0..COUNT)
-        .map(|index| {
-            let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1Gi" });
-            json!({ "name": format!("c{index}"), "resources": { "limits": limits }, "env": [{ "name": "LD_PRELOAD" }] })
-        })
-        .chain((0..COUNT).map(|index| json!({ "name": format!("d{index}") })))
-        .collect();
-
-    let answer = ask(&review(
-        json!({ "object": { "spec": { "containers": containers } } }),
-    ));
+    const COUNT: usize = 20_000;
+    let of = |asking: usize| {
+        let containers: Vec<Value> = (0..COUNT)
+            .map(|index| {
+                let limits = if index < asking {
+                    json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1Gi" })
+                } else {
+                    json!({})
+                };
+                json!({
+                    "name": format!("c{index}"), "resources": { "limits": limits },
+                    "env": [{ "name": "LD_PRELOAD" }],
+                })
+            })
+            .collect();
+        ask(&review(
+            json!({ "object": { "spec": { "containers": containers } } }),
+        ))
+    };
 
     // Memory and the library for each of the first, no card for each of the others, and the scheduler.
-    assert_eq!(patch(&answer).as_array().unwrap().len(), 3 * COUNT + 1);
+    let most = of(64);
+    assert_eq!(
+        patch(&most).as_array().unwrap().len(),
+        2 * 64 + (COUNT - 64) + 1
+    );
+    let too_many = of(65);
+    assert_eq!(too_many["response"]["allowed"], false);
+    let text = too_many["response"]["status"]["message"].as_str().unwrap();
+    assert!(
+        text.contains("at most 64 containers of a pod may"),
+        "{text}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

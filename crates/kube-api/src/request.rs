@@ -5,7 +5,7 @@ use placement::{DevicePolicy, Key, Kind, NodePolicy, Request, Weights};
 use crate::keys;
 use crate::object::{Container, Pod};
 use crate::quantity::{Amount, Form, shortened};
-use crate::vendor::Vendors;
+use crate::vendor::{Role, Vendors};
 
 /// What holds where the pod says nothing, by the scheduler's flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +60,10 @@ pub(crate) struct PodRules {
     pub(crate) weights: Weights,
 }
 
+/// How many times the containers of a pod may ask for devices. What a question costs grows with it, and every pod of
+/// the cluster waits while one is answered.
+const MOST_ASKING: usize = 64;
+
 /// What the pod asks for. It asks for nothing when `asks_for_devices` says so.
 ///
 /// # Errors
@@ -80,10 +84,24 @@ pub fn request(pod: &Pod, vendors: &Vendors, defaults: &Defaults) -> Result<Requ
         rules.weights = *weights;
     }
     let mut containers = Vec::new();
+    let mut asking = 0;
     for (container, kind) in in_order(pod) {
         let mut asks = Vec::new();
         for row in vendors.named_by(container) {
-            asks.extend(row.ask(container, pod, &rules)?);
+            let Some(ask) = row.ask(container, pod, &rules)? else {
+                continue;
+            };
+            asks.push(ask);
+            asking += 1;
+            if asking > MOST_ASKING {
+                return Err(wrong_amount(
+                    container,
+                    row.resource(Role::Count).unwrap_or(&row.word),
+                    format!(
+                        "the pod asks for devices more than {MOST_ASKING} times; at most {MOST_ASKING} containers of a pod may, so put the others into a pod of their own"
+                    ),
+                ));
+            }
         }
         containers.push(placement::Container {
             name: container.name.clone(),

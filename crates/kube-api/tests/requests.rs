@@ -390,3 +390,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_pod_asks_for_devices_in_at_most_64_containers() {
+    let of = |containers: usize| {
+        let container = |number| {
+            json!({
+                "name": format!("c{number}"),
+                "resources": {"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "100"}},
+            })
+        };
+        let containers: Vec<Value> = (0..containers).map(container).collect();
+        let pod = pod(json!({"spec": {"containers": containers}}));
+        request(&pod, vendors(), &Defaults::default()).map(|request| request.containers.len())
+    };
+
+    assert_eq!(of(64), Ok(64));
+    let refused = of(65).unwrap_err().to_string();
+    assert!(
+        refused.starts_with(
+            "container c64: nvidia.com/gpu: the pod asks for devices more than 64 times"
+        ),
+        "{refused}"
+    );
+}

@@ -441,7 +441,7 @@ impl Cluster {
                 }
             }
         }
-        Plan { request, steps }
+        Plan::new(request, steps)
     }
 
     fn known(&self, ids: &[String]) -> Vec<u32> {

@@ -17,6 +17,9 @@ use crate::topology;
 pub(crate) struct Plan<'a> {
     pub(crate) request: &'a Request,
     pub(crate) steps: Vec<Step<'a>>,
+    /// What the containers that run beside each other take at least, for each vendor; empty where one look at
+    /// each step says as much.
+    beside: Vec<(Option<u32>, Sum)>,
 }
 
 /// One container's ask, in the order in which containers start.
@@ -49,12 +52,78 @@ impl Step<'_> {
         }
     }
 
+    /// What it takes at least, whichever cards it gets.
+    fn least(&self) -> Load {
+        let count = self.ask.count;
+        Load {
+            slots: count,
+            cores: match self.ask.compute {
+                Compute::Units(units) => units.saturating_mul(count),
+                _ => 0,
+            },
+            memory_bytes: match self.ask.memory {
+                Memory::Bytes(bytes) => bytes.saturating_mul(u64::from(count)),
+                Memory::Percent(_) => 0,
+            },
+        }
+    }
+
     fn count(&self) -> usize {
         usize::try_from(self.ask.count).unwrap_or(usize::MAX)
     }
 
     fn class(&self) -> Option<&str> {
         self.ask.company.as_ref().map(|company| &*company.class)
+    }
+}
+
+impl<'a> Plan<'a> {
+    pub(crate) fn new(request: &'a Request, steps: Vec<Step<'a>>) -> Self {
+        let mut beside: Vec<(Option<u32>, Sum)> = Vec::new();
+        if steps.len() > 1 {
+            for step in steps.iter().filter(|step| step.kind != Kind::Init) {
+                let least = step.least();
+                match beside.iter_mut().find(|(vendor, _)| *vendor == step.vendor) {
+                    Some((_, sum)) => sum.add(least),
+                    None => {
+                        let mut sum = Sum::default();
+                        sum.add(least);
+                        beside.push((step.vendor, sum));
+                    }
+                }
+            }
+        }
+        Self {
+            request,
+            steps,
+            beside,
+        }
+    }
+
+    /// False only if all cards of the node together have less left than the pod takes at least: one look at each
+    /// card instead of a try for each container.
+    fn may_hold(&self, node: &NodeState) -> bool {
+        self.beside.iter().all(|(vendor, least)| {
+            let mut left = Sum::default();
+            let cards = node
+                .devices
+                .iter()
+                .filter(|card| Some(card.vendor) == *vendor);
+            for card in cards {
+                // An instance has its profile's figures, not the card's.
+                if card.mig || card.cut {
+                    return true;
+                }
+                left.add(Load {
+                    slots: card.free_slots(),
+                    cores: card.free_cores(),
+                    memory_bytes: card.free_memory_bytes(),
+                });
+            }
+            least.slots <= left.slots
+                && least.cores <= left.cores
+                && least.memory_bytes <= left.memory_bytes
+        })
     }
 }
 
@@ -145,7 +214,7 @@ struct Fit<'a> {
     budget: &'a mut u32,
 }
 
-/// Places the request on the node. `budget` bounds how many choices are tried where the first one of
+/// Places the request on the node. `budget` bounds how many choices and steps are tried where the first one of
 /// some container leaves no room for another; it is what remains for all nodes of one question.
 pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Option<Placement> {
     if !may_serve(node, plan) {
@@ -216,7 +285,7 @@ pub(crate) fn misfit(node: &NodeState, plan: &Plan<'_>) -> Misfit {
 
 /// False only if the request cannot fit on the node: one look at each card.
 pub(crate) fn may_serve(node: &NodeState, plan: &Plan<'_>) -> bool {
-    plan.steps.iter().all(|step| serves_alone(node, step))
+    plan.may_hold(node) && plan.steps.iter().all(|step| serves_alone(node, step))
 }
 
 /// Whether enough cards would do if the step were the pod's only one.
@@ -396,6 +465,10 @@ impl<'a> Fit<'a> {
         let Some(step) = plan.steps.get(at) else {
             return true;
         };
+        if self.failed.is_some() {
+            // The first way through all containers is free, each step of another is paid.
+            *self.budget = self.budget.saturating_sub(1);
+        }
         let mut state = before.clone();
         if step.first {
             for pending in &mut state.cards {
