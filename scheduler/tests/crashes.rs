@@ -92,6 +92,8 @@ struct World {
     pods: BTreeMap<String, Value>,
     /// What the watch has not told yet: a pod, or the uid of one that is gone.
     events: VecDeque<Result<Value, String>>,
+    /// How often a pod of each name was deleted: the next has another uid.
+    lives: BTreeMap<usize, u32>,
     /// Bindings that are on their way: pod, node and annotations.
     slow: BTreeMap<usize, (String, Value)>,
 }
@@ -105,6 +107,7 @@ impl World {
             version: 1,
             pods: BTreeMap::new(),
             events: VecDeque::new(),
+            lives: BTreeMap::new(),
             slow: BTreeMap::new(),
         };
         world.begin();
@@ -163,12 +166,15 @@ impl World {
     fn step(&mut self, step: Step) {
         self.now += Duration::from_millis(10);
         let name = |at: usize| format!("p{at}");
-        let uid = |at: usize| format!("uid-p{at}");
+        let lives = self.lives.clone();
+        let uid = |at: usize| format!("uid-p{at}-{}", lives.get(&at).copied().unwrap_or_default());
         match step {
             Step::Filter(at, mib) => {
                 let absent = !self.pods.contains_key(&name(at));
                 if absent {
-                    self.pods.insert(name(at), pod(&name(at), mib));
+                    let mut made = pod(&name(at), mib);
+                    made["metadata"]["uid"] = uid(at).into();
+                    self.pods.insert(name(at), made);
                     self.change(&name(at), |_| {});
                 }
                 let shown = &self.pods[&name(at)];
@@ -184,6 +190,10 @@ impl World {
                 assert!(!matches!(answer, Filtered::Elsewhere { .. }));
             }
             Step::Bind(at, becomes) => {
+                let gone = !self.pods.contains_key(&name(at));
+                if gone {
+                    return;
+                }
                 let Some(held) = self.ledger.cluster().reservation(&uid(at)) else {
                     return;
                 };
@@ -199,7 +209,7 @@ impl World {
                         if self.land(&name(at), &node, &annotations) {
                             self.ledger.bound(&uid(at), self.now);
                         } else {
-                            self.conflict(at);
+                            self.conflict(at, &uid(at));
                         }
                     }
                     Becomes::Refused => self.ledger.bind_refused(&uid(at)),
@@ -218,7 +228,7 @@ impl World {
                 if self.land(&name(at), &node, &annotations) {
                     self.ledger.bound(&uid(at), self.now);
                 } else {
-                    self.conflict(at);
+                    self.conflict(at, &uid(at));
                 }
             }
             Step::Delete(at) => {
@@ -229,6 +239,7 @@ impl World {
                 if self.slow.remove(&at).is_some() {
                     self.ledger.bind_refused(&uid(at));
                 }
+                *self.lives.entry(at).or_default() += 1;
             }
             Step::Unschedulable(at) => {
                 let text = format!("at {}", self.version);
@@ -273,13 +284,13 @@ impl World {
     }
 
     /// A binding was refused because the pod is gone or has a node: what `bind` does then.
-    fn conflict(&mut self, at: usize) {
+    fn conflict(&mut self, at: usize, uid: &str) {
         match self.pods.get(&format!("p{at}")) {
             Some(pod) if !pod["spec"]["nodeName"].is_null() => {
                 let pod = as_pod(pod.clone());
                 self.ledger.bound_otherwise(&pod, self.now);
             }
-            _ => self.ledger.bind_refused(&format!("uid-p{at}")),
+            _ => self.ledger.bind_refused(uid),
         }
     }
 
@@ -319,7 +330,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn nothing_is_given_twice_and_a_rebuild_is_the_ledger(steps in prop::collection::vec(step(), 1..400)) {
