@@ -88,9 +88,11 @@ fn judge(
     }
     let mut seen = BTreeSet::new();
     for device in &found {
-        if device.id.is_empty() || device.id.contains([',', ':', ';']) {
+        // It goes into texts, annotations and NVIDIA_VISIBLE_DEVICES.
+        let unfit = |c: char| matches!(c, ',' | ':' | ';') || c.is_control() || c.is_whitespace();
+        if device.id.is_empty() || device.id.contains(unfit) {
             return Err(format!(
-                "{:?} is no identifier of a device; it needs letters, and none of , : ;",
+                "{:?} is no identifier of a device; it needs letters, no spaces, and none of , : ;",
                 shortened(&device.id)
             ));
         }

@@ -525,6 +525,16 @@ fn the_webhook_fills_in_rounds_and_refuses_by_each_vendors_rules() {
             "limit huawei.com/Ascend910C=2, limit huawei.com/Ascend910C-memory=32768, request huawei.com/Ascend910C-memory=32768",
         ),
         (
+            json!({"huawei.com/Ascend910C": 2, "huawei.com/Ascend910C-memory": 32_768}),
+            json!({}),
+            "limit huawei.com/Ascend910C-memory=32768, request huawei.com/Ascend910C-memory=32768",
+        ),
+        (
+            json!({"huawei.com/Ascend910C": 4, "huawei.com/Ascend910C-memory": 32_768}),
+            json!({}),
+            "refused: container c: resources.limits[huawei.com/Ascend910C-memory]: vNPU not supported for multiple devices: 4 cards with 32768 MiB each; ask for one card, or for whole ones",
+        ),
+        (
             json!({"huawei.com/Ascend910C": 1}),
             soft(),
             "limit huawei.com/Ascend910C-memory=65536, request huawei.com/Ascend910C-memory=65536, started",

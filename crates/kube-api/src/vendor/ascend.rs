@@ -305,7 +305,9 @@ impl Family for Chip {
         }
         let whole = self.config.memory_allocatable;
         let mib = self.memory(row, container, soft)?.unwrap_or(whole);
-        if !soft && count > 1 && mib != whole {
+        // A module of two dies is asked for, and split, as one.
+        let one = if self.in_modules(pod) { MODULE } else { 1 };
+        if !soft && count > one && mib != whole {
             return Err(refused(
                 Role::Memory,
                 format!(
