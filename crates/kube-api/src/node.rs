@@ -89,10 +89,10 @@ fn judge(
     let mut seen = BTreeSet::new();
     for device in &found {
         // It goes into texts, annotations and NVIDIA_VISIBLE_DEVICES.
-        let unfit = |c: char| matches!(c, ',' | ':' | ';') || c.is_control() || c.is_whitespace();
+        let unfit = |c: char| matches!(c, ',' | ':' | ';') || c.is_control();
         if device.id.is_empty() || device.id.contains(unfit) {
             return Err(format!(
-                "{:?} is no identifier of a device; it needs letters, no spaces, and none of , : ;",
+                "{:?} is no identifier of a device; it needs letters, none of , : ; and no control characters",
                 shortened(&device.id)
             ));
         }

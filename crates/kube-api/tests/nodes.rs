@@ -205,13 +205,13 @@ fn what_is_broken_takes_out_one_vendor_of_the_node_and_says_why() {
     check(
         r#"[{"id":"a:;b"}]"#,
         expect![[r#"
-            annotation hami.io/node-nvidia-register: "a:;b" is no identifier of a device; it needs letters, no spaces, and none of , : ;
+            annotation hami.io/node-nvidia-register: "a:;b" is no identifier of a device; it needs letters, none of , : ; and no control characters
         "#]],
     );
     check(
         r#"[{"id":"a\u0000b"}]"#,
         expect![[r#"
-            annotation hami.io/node-nvidia-register: "a\0b" is no identifier of a device; it needs letters, no spaces, and none of , : ;
+            annotation hami.io/node-nvidia-register: "a\0b" is no identifier of a device; it needs letters, none of , : ; and no control characters
         "#]],
     );
     let many: Vec<Value> = (0..2000)
