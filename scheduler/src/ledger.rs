@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::vendor::Vendors;
-use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Request};
+use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Remembered, Request};
 
 use self::nominated::Nominated;
 pub use self::read::{identity, named, uid_of};
@@ -43,6 +43,8 @@ const TRY_MAY_VARY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Ledger {
     cluster: Cluster,
+    /// What the pods that wait have been told already.
+    remembered: Remembered,
     holders: HashMap<Arc<str>, Holder>,
     waiting: HashMap<Arc<str>, Waiting>,
     /// Pods for which room was made by preemption.
@@ -215,6 +217,7 @@ impl Ledger {
     pub fn new(vendors: Arc<Vendors>, reservation_timeout: Duration) -> Self {
         Self {
             cluster: Cluster::new(),
+            remembered: Remembered::default(),
             holders: HashMap::new(),
             waiting: HashMap::new(),
             nominated: BTreeMap::new(),
@@ -306,7 +309,9 @@ impl Ledger {
             return answer;
         }
         let kept = self.keep_room(request, pod);
-        let outcome = self.cluster.place(request, among);
+        let outcome = self
+            .cluster
+            .place_again(request, among, &mut self.remembered);
         self.give_room_back(kept);
         match outcome {
             Ok(placement) => {

@@ -10,6 +10,7 @@ use crate::inventory::{Device, InvalidNode, Node, Vendor};
 use crate::misfit::{Misfit, NodeMisfit};
 use crate::node::{DeviceState, NodeState, bit};
 use crate::quota::{Ledger, Quota};
+use crate::remember::{Refusals, Remembered};
 use crate::request::{Ask, Kind, NodePolicy, Pod, Request};
 use crate::reservation::{Load, Placement, Reservation};
 use crate::score;
@@ -43,6 +44,8 @@ pub struct Cluster {
     /// Pods by the node on which they hold something, also where the node is not (yet) known.
     on_node: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     quotas: Ledger,
+    /// How many changes of nodes there were; the last is that one's version.
+    changes: u64,
     symbols: Numbers,
     vendors: Numbers,
     models: Numbers,
@@ -125,6 +128,8 @@ impl Cluster {
                 at
             }
         };
+        self.changes += 1;
+        (state.place, state.version) = (at, self.changes);
         if let Some(slot) = self.nodes.get_mut(at) {
             *slot = Some(Arc::new(state));
         }
@@ -206,7 +211,34 @@ impl Cluster {
     ///
     /// Why it fits nowhere: an entry for each node in question, by name.
     pub fn place(&self, request: &Request, among: Among<'_>) -> Outcome {
+        self.place_by(request, among, None)
+    }
+
+    /// As [`Cluster::place`], with what is remembered of the question: nodes that did not fit and have not changed
+    /// since are not looked at again.
+    ///
+    /// # Errors
+    ///
+    /// The same.
+    pub fn place_again(
+        &self,
+        request: &Request,
+        among: Among<'_>,
+        remembered: &mut Remembered,
+    ) -> Outcome {
+        self.place_by(request, among, remembered.of(request))
+    }
+
+    fn place_by(
+        &self,
+        request: &Request,
+        among: Among<'_>,
+        known: Option<&mut Refusals>,
+    ) -> Outcome {
         let question = Question::new(self, request);
+        // What a quota leaves is no node's state.
+        let limited = question.plan.steps.iter().any(|step| step.quota.is_some());
+        let mut known = known.filter(|_| !limited);
         let mut budget = MOST_CHOICES;
         let nodes: Vec<(&str, Option<&NodeState>)> = self
             .in_question(among)
@@ -215,7 +247,10 @@ impl Cluster {
         let mut hopeful: BinaryHeap<Hopeful<'_>> = nodes
             .iter()
             .filter_map(|(_, node)| *node)
-            .filter(|node| question.plan.may_fit(&node.summary))
+            .filter(|node| {
+                question.plan.may_fit(&node.summary)
+                    && known.as_ref().is_none_or(|known| known.get(node).is_none())
+            })
             .map(|node| Hopeful::new(question.key(node), node))
             .collect::<Vec<_>>()
             .into();
@@ -241,12 +276,27 @@ impl Cluster {
                     .into();
             }
         }
+        // What was given up is not known to fit nowhere.
+        if budget == 0 {
+            known = None;
+        }
+        let mut why = |node: &NodeState| {
+            let Some(known) = known.as_deref_mut() else {
+                return fit::misfit(node, &question.plan);
+            };
+            if let Some(misfit) = known.get(node) {
+                return misfit.clone();
+            }
+            let misfit = fit::misfit(node, &question.plan);
+            known.note(node, &misfit);
+            misfit
+        };
         let mut misfits: Vec<NodeMisfit> = nodes
             .into_iter()
             .map(|(name, node)| match node {
                 Some(node) => NodeMisfit {
                     node: Arc::clone(&node.name),
-                    misfit: fit::misfit(node, &question.plan),
+                    misfit: why(node),
                 },
                 None => NodeMisfit {
                     node: name.into(),
@@ -381,7 +431,10 @@ impl Cluster {
 
     fn state_mut(&mut self, name: &str) -> Option<&mut NodeState> {
         let at = *self.by_name.get(name)?;
-        self.nodes.get_mut(at)?.as_mut().map(Arc::make_mut)
+        let state = Arc::make_mut(self.nodes.get_mut(at)?.as_mut()?);
+        self.changes += 1;
+        state.version = self.changes;
+        Some(state)
     }
 
     /// The nodes in question, with the name by which each was asked for.
@@ -522,7 +575,9 @@ impl<'a> Question<'a> {
                 Some(at) => at,
                 None => match cluster.state(name) {
                     Some(node) => {
-                        changed.push(node.clone());
+                        let mut node = node.clone();
+                        node.version = 0;
+                        changed.push(node);
                         changed.len() - 1
                     }
                     None => continue,

@@ -30,6 +30,7 @@ mod inventory;
 mod misfit;
 mod node;
 mod quota;
+mod remember;
 mod request;
 mod reservation;
 mod score;
@@ -40,6 +41,7 @@ pub use explain::{Advice, Change, Explanation, Rule};
 pub use inventory::{Appraisal, Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};
 pub use misfit::{Misfit, NodeMisfit, Reason, Reasons};
 pub use quota::Quota;
+pub use remember::Remembered;
 pub use request::{
     Arrange, Ask, Company, Compute, Container, DevicePolicy, Key, Kind, Memory, NodePolicy, Pod,
     Request, Selection, Weights,

@@ -94,6 +94,10 @@ pub(crate) struct NodeState {
     pub(crate) ids: Arc<[Arc<str>]>,
     /// Pair scores, row by row; empty where none are known.
     pairs: Vec<i32>,
+    /// Where it stands in its cluster.
+    pub(crate) place: usize,
+    /// Another one after each change of it; 0 for a state that is only supposed.
+    pub(crate) version: u64,
     pub(crate) summary: Summary,
 }
 
@@ -180,6 +184,8 @@ impl NodeState {
                 .into_iter()
                 .map(|score| score.unwrap_or_default())
                 .collect(),
+            place: 0,
+            version: 0,
             summary: Summary::default(),
         };
         state.summarise();

@@ -8,7 +8,8 @@
 
 use placement::{
     Among, Ask, Change, Cluster, Compute, Container, Device, DevicePolicy, Kind, Load, Memory,
-    MigProfile, Node, NodePolicy, PairScore, Placement, Pod, Request, Selection, Span,
+    MigProfile, Node, NodePolicy, PairScore, Placement, Pod, Quota, Remembered, Request, Selection,
+    Span,
 };
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -286,29 +287,33 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+fn take_step(cluster: &mut Cluster, nodes: &[Node], at: usize, step: &Step) {
+    match step {
+        Step::Place(request) => {
+            let request = named(request, at);
+            if let Ok(placement) = cluster.place(&request, Among::All) {
+                cluster.reserve(request.pod, placement);
+            }
+        }
+        Step::Release(index) => {
+            cluster.release(&format!("default/pod-{}", index.index(at + 1)));
+        }
+        Step::Initialised(index) => {
+            cluster.initialised(&format!("default/pod-{}", index.index(at + 1)));
+        }
+        Step::Report(index) => {
+            let node = nodes[index.index(nodes.len())].clone();
+            cluster.remove_node(&node.name);
+            cluster.set_node(node).unwrap();
+        }
+    }
+}
+
 /// The cluster after these steps.
 fn after(nodes: &[Node], steps: &[Step]) -> Cluster {
     let mut cluster = cluster(nodes);
     for (at, step) in steps.iter().enumerate() {
-        match step {
-            Step::Place(request) => {
-                let request = named(request, at);
-                if let Ok(placement) = cluster.place(&request, Among::All) {
-                    cluster.reserve(request.pod, placement);
-                }
-            }
-            Step::Release(index) => {
-                cluster.release(&format!("default/pod-{}", index.index(at + 1)));
-            }
-            Step::Initialised(index) => {
-                cluster.initialised(&format!("default/pod-{}", index.index(at + 1)));
-            }
-            Step::Report(index) => {
-                let node = nodes[index.index(nodes.len())].clone();
-                cluster.remove_node(&node.name);
-                cluster.set_node(node).unwrap();
-            }
-        }
+        take_step(&mut cluster, nodes, at, step);
     }
     cluster
 }
@@ -323,6 +328,35 @@ proptest! {
     #[test]
     fn nothing_is_promised_twice(nodes in nodes(), steps in steps()) {
         assert_within_capacity(&after(&nodes, &steps));
+    }
+
+    #[test]
+    fn what_is_remembered_changes_no_answer(
+        nodes in nodes(),
+        steps in steps(),
+        questions in prop::collection::vec(any_request(), 1..12),
+        quota in any::<bool>(),
+    ) {
+        let mut cluster = cluster(&nodes);
+        if quota {
+            let limit = Quota { memory_bytes: Some(9 * MIB), ..Quota::default() };
+            cluster.set_quota("default", "q", &[("NVIDIA".into(), limit)]);
+        }
+        let mut remembered = Remembered::default();
+        for (at, step) in steps.iter().enumerate() {
+            take_step(&mut cluster, &nodes, at, step);
+            for (number, question) in questions.iter().enumerate() {
+                // Some of them hold something already.
+                let question = named(question, number);
+                let names = ["b", "x", "a", "c"];
+                for among in [Among::All, Among::Names(&names)] {
+                    prop_assert_eq!(
+                        cluster.place_again(&question, among, &mut remembered),
+                        cluster.place(&question, among)
+                    );
+                }
+            }
+        }
     }
 
     #[test]
