@@ -4,8 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Parser;
 use clap::builder::BoolishValueParser;
-use clap::{Parser, ValueEnum};
+use server::LogFormat;
 
 /// Chooses the GPU and the node of every pod that asks for devices, next to a stock kube-scheduler that calls it.
 ///
@@ -203,24 +204,6 @@ pub struct Args {
     /// Accepted for HAMi's charts; no node is ever locked.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub node_lock_retry_timeout: Option<Duration>,
-}
-
-/// How a log line looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-impl From<LogFormat> for server::LogFormat {
-    fn from(format: LogFormat) -> Self {
-        match format {
-            LogFormat::Text => Self::Text,
-            LogFormat::Json => Self::Json,
-        }
-    }
 }
 
 impl Args {

@@ -26,30 +26,9 @@ use tokio::sync::watch;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Err(error) = server::log_to_stderr(args.log_format.into(), args.log_filter()) {
-        return complain(&error.into());
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime");
-    match runtime.and_then(|runtime| {
-        let ended = runtime.block_on(run(args));
-        runtime.shutdown_background();
-        ended
-    }) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complain(&error),
-    }
-}
-
-#[expect(
-    clippy::print_stderr,
-    reason = "the log may not be there; an error is for whoever started us"
-)]
-fn complain(error: &anyhow::Error) -> ExitCode {
-    eprintln!("vgpu-scheduler: {error:#}");
-    ExitCode::FAILURE
+    let (format, filter) = (args.log_format, args.log_filter().to_owned());
+    let runtime = &mut tokio::runtime::Builder::new_multi_thread();
+    server::program("vgpu-scheduler", format, &filter, runtime, run(args))
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {

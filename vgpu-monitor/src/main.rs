@@ -16,33 +16,11 @@ use vgpu_monitor::node::Node;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Err(error) = server::log_to_stderr(args.log_format.into(), &args.log) {
-        return complain(&error.into());
-    }
+    let (format, filter) = (args.log_format, args.log.clone());
     // One thread serves; a scrape reads files on a second.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .max_blocking_threads(2)
-        .enable_all()
-        .build()
-        .context("cannot start the runtime");
-    match runtime.and_then(|runtime| {
-        let ended = runtime.block_on(run(args));
-        // A scrape that hangs in a file system does not keep the process.
-        runtime.shutdown_background();
-        ended
-    }) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complain(&error),
-    }
-}
-
-#[expect(
-    clippy::print_stderr,
-    reason = "the log may not be there; an error is for whoever started us"
-)]
-fn complain(error: &anyhow::Error) -> ExitCode {
-    eprintln!("vgpu-monitor: {error:#}");
-    ExitCode::FAILURE
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.max_blocking_threads(2);
+    server::program("vgpu-monitor", format, &filter, &mut runtime, run(args))
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {

@@ -8,6 +8,7 @@ use admission::{Agent, ClientConfig, Settings};
 use clap::{ArgAction, Parser, ValueEnum};
 use jiff::SignedDuration;
 use kube_api::request::Defaults;
+use server::LogFormat;
 
 use crate::authority::Lifetimes;
 
@@ -274,24 +275,6 @@ pub enum NodeAgent {
     Hami,
     /// Nobody: LD_PRELOAD is set in each container with a GPU.
     None,
-}
-
-/// How a log line looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-impl From<LogFormat> for server::LogFormat {
-    fn from(format: LogFormat) -> Self {
-        match format {
-            LogFormat::Text => Self::Text,
-            LogFormat::Json => Self::Json,
-        }
-    }
 }
 
 impl Args {

@@ -30,31 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Err(error) = server::log_to_stderr(args.log_format.into(), &args.log) {
-        return complain(&error.into());
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime");
-    match runtime.and_then(|runtime| {
-        let ended = runtime.block_on(run(args));
-        // What hangs in a file system or at an API server does not keep the process.
-        runtime.shutdown_background();
-        ended
-    }) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complain(&error),
-    }
-}
-
-#[expect(
-    clippy::print_stderr,
-    reason = "the log may not be there; an error is for whoever started us"
-)]
-fn complain(error: &anyhow::Error) -> ExitCode {
-    eprintln!("vgpu-webhook: {error:#}");
-    ExitCode::FAILURE
+    let (format, filter) = (args.log_format, args.log.clone());
+    let runtime = &mut tokio::runtime::Builder::new_multi_thread();
+    server::program("vgpu-webhook", format, &filter, runtime, run(args))
 }
 
 /// How far the end has come.

@@ -13,6 +13,7 @@ mod listen;
 mod logging;
 mod metrics;
 mod patience;
+mod program;
 mod signal;
 mod tls;
 
@@ -22,5 +23,6 @@ pub use health::{Readiness, health};
 pub use listen::{BindError, Listener, Manners};
 pub use logging::{LogError, LogFormat, log_to_stderr};
 pub use metrics::metrics;
+pub use program::program;
 pub use signal::asked_to_stop;
 pub use tls::{Tls, TlsError, TlsFiles};

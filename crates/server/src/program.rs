@@ -1,0 +1,41 @@
+//! A daemon's first and last moments: its log, its runtime, its exit code.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use tokio::runtime::Builder;
+
+use crate::logging::{LogFormat, log_to_stderr};
+
+/// Runs a daemon to its end, which is said in its exit code and, where it is an error, on standard error behind
+/// `name`. What still hangs then, in a file system or at somebody else's server, does not keep the process.
+pub fn program<E: Display>(
+    name: &str,
+    format: LogFormat,
+    filter: &str,
+    runtime: &mut Builder,
+    run: impl Future<Output = Result<(), E>>,
+) -> ExitCode {
+    if let Err(error) = log_to_stderr(format, filter) {
+        return complain(name, &error);
+    }
+    let runtime = match runtime.enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(name, &format_args!("cannot start the runtime: {error}")),
+    };
+    let ended = runtime.block_on(run);
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(name, &error),
+    }
+}
+
+#[expect(
+    clippy::print_stderr,
+    reason = "the log may not be there; an error is for whoever started us"
+)]
+fn complain(name: &str, error: &dyn Display) -> ExitCode {
+    eprintln!("{name}: {error:#}");
+    ExitCode::FAILURE
+}
