@@ -148,7 +148,7 @@ fn a_scheduler_that_died_between_filter_and_bind_binds_after_its_restart() {
 }
 
 #[test]
-fn a_pod_that_lost_its_reservation_to_another_is_not_bound_over_it() {
+fn a_pod_that_waits_for_its_volume_keeps_its_place_while_the_scheduler_is_started_anew() {
     within(async |world| {
         world
             .make_nodes(
@@ -168,13 +168,13 @@ fn a_pod_that_lost_its_reservation_to_another_is_not_bound_over_it() {
         pair.extender = start_extender(world, ONE, &[]);
         pair.answers(world).await;
         world.make_pod(pod("quick", whole(1))).await;
-        world.until_placed("quick").await;
+        // The reservation is lost with its process; kube-scheduler's `status.nominatedNodeName` still says who comes.
+        world.until_refused("quick").await;
         provide_volume(world).await;
 
-        world.until_refused("slow").await;
-        assert_eq!(world.placed().await.len(), 1);
-        // And it has not lost its turn.
-        world.remove_pod("quick").await;
         world.until_placed("slow").await;
+        assert_eq!(world.placed().await.len(), 1);
+        world.remove_pod("slow").await;
+        world.until_placed("quick").await;
     });
 }
