@@ -25,7 +25,7 @@ pub use answer::{
 };
 pub use http::{Source, routes};
 
-use crate::ledger::{Ledger, identity, uid_of};
+use crate::ledger::{Ledger, identity};
 
 const MIB: u64 = 1 << 20;
 
@@ -118,7 +118,7 @@ const FIRST_NAMES: usize = 5;
 
 /// Answers for the pod. Costs a look at every node, and is meant for a person who asks.
 pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
-    let identity = identity(pod, &uid_of(pod));
+    let identity = identity(pod);
     let mut answer = Explained::of(&identity);
     answer.notes = view.notes.clone();
     let nobody_has = outside::resources(view, pod, &mut answer.notes);

@@ -33,7 +33,7 @@ use kube_api::object::Pod;
 use kube_api::request::{Defaults, RequestError};
 use kube_api::vendor::Vendors;
 use leader::{Leadership, NotLeader};
-use ledger::{Ledger, Notice, identity, uid_of};
+use ledger::{Ledger, Notice};
 use metrics::Meters;
 use parking_lot::{Mutex, MutexGuard};
 use placement::Request;
@@ -329,10 +329,7 @@ impl Scheduler {
 
     /// What the pod asks for. Its uid is the one under which the ledger knows it.
     fn request(&self, pod: &Pod) -> Result<Request, RequestError> {
-        let mut request =
-            kube_api::request::request(pod, &self.0.vendors, &self.0.settings.defaults)?;
-        request.pod = identity(pod, &uid_of(pod));
-        Ok(request)
+        kube_api::request::request(pod, &self.0.vendors, &self.0.settings.defaults)
     }
 
     /// Lets go of what is held for too long, once in a while.

@@ -183,7 +183,7 @@ impl World {
                 }
                 let pod = Arc::new(as_pod(shown.clone()));
                 let mut request = request(&pod, &self.vendors, &Defaults::default()).unwrap();
-                request.pod = identity(&pod, &uid_of(&pod));
+                request.pod = identity(&pod);
                 let answer = self
                     .ledger
                     .filter(&request, &pod, Among::Names(&NODES), self.now);

@@ -47,7 +47,7 @@ impl Kept {
 
     fn request(&self, pod: &Pod) -> Request {
         let mut request = request(pod, &self.vendors, &Defaults::default()).unwrap();
-        request.pod = identity(pod, &uid_of(pod));
+        request.pod = identity(pod);
         request
     }
 

@@ -8,7 +8,7 @@ use kube_api::object::Pod;
 use kube_api::request::{Defaults, request};
 use placement::Request;
 
-use super::{Holder, Ledger, identity};
+use super::{Holder, Ledger};
 
 /// A pod for which others were evicted.
 #[derive(Debug)]
@@ -35,13 +35,12 @@ impl Ledger {
             return;
         }
         // Which of several cards it would get is by the standard policies: that is good enough to keep room.
-        let Ok(mut request) = request(pod, &self.vendors, &Defaults::default()) else {
+        let Ok(request) = request(pod, &self.vendors, &Defaults::default()) else {
             return;
         };
         if !request.asks_for_devices() {
             return;
         }
-        request.pod = identity(pod, uid);
         let nominated = Nominated {
             node: node.into(),
             priority: pod.spec.priority.unwrap_or_default(),

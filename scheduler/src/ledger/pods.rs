@@ -78,7 +78,7 @@ impl Ledger {
                     // Its annotations may name another node than the one that it runs on.
                     placement.node = node.into();
                     self.drop_deadline(uid);
-                    let before = self.cluster.reserve(identity(pod, uid), placement);
+                    let before = self.cluster.reserve(identity(pod), placement);
                     if let Some(before) = before.filter(|before| *before.placement.node != *node) {
                         self.freed(before.placement.node);
                     }
@@ -179,7 +179,7 @@ impl Ledger {
     fn tell_broken(&mut self, pod: &Pod, uid: &str, problem: &str) {
         if self.broken_pods.insert(uid.into()) {
             self.notices.push(Notice::PodBroken {
-                pod: identity(pod, uid),
+                pod: identity(pod),
                 problem: problem.to_owned(),
             });
         }

@@ -4,27 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kube_api::object::{Container, Node, Pod, ResourceQuota};
+pub use kube_api::request::identity;
 use placement::{Cluster, Misfit, NodeMisfit, Placement};
 
 /// The uid under which a pod is known; one without gets its namespace and name.
 pub fn uid_of(pod: &Pod) -> Arc<str> {
-    match pod.metadata.uid.as_deref() {
-        Some(uid) if !uid.is_empty() => uid.into(),
-        _ => {
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            let name = pod.metadata.name.as_deref().unwrap_or_default();
-            format!("{namespace}/{name}").into()
-        }
-    }
-}
-
-/// Who a pod is, to the engine.
-pub fn identity(pod: &Pod, uid: &str) -> placement::Pod {
-    placement::Pod {
-        uid: uid.to_owned(),
-        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
-        name: pod.metadata.name.clone().unwrap_or_default(),
-    }
+    identity(pod).uid.into()
 }
 
 /// Namespace and name of a quota.
