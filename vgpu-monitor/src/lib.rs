@@ -19,6 +19,18 @@ pub mod arbiter;
 
 pub mod node;
 
+pub mod card;
+
+pub mod inventory;
+
+pub mod health;
+
+pub mod plugin;
+
+pub mod delivery;
+
+pub mod attest;
+
 use std::sync::Arc;
 
 use axum::Router;

@@ -1,8 +1,9 @@
-// kubebox is the control plane of Kubernetes and kubectl as one program: linked once, called by the name of the
+// kubebox is the control plane of Kubernetes, its node's programs and kubectl as one program: linked once, called by the name of the
 // component (a symlink), or with that name as its first argument. It changes nothing of what they do.
 package main
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -20,13 +21,17 @@ import (
 	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 var components = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllers.NewControllerManagerCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+	"kube-proxy":              proxy.NewProxyCommand,
+	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 	"kubectl":                 kubectl.NewDefaultKubectlCommand,
 }
 
