@@ -5,6 +5,8 @@
 //! A process's memory ends with the process, as with the real driver: whoever looks next finds it
 //! gone and gives its memory back (after `release_delay_ms`, when a test wants to see that).
 
+mod trouble;
+
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -18,8 +20,10 @@ use crate::config::{self, Config, MAX_GPUS};
 use crate::exec::{Exec, ExecConfig};
 use crate::process::{self, Identity};
 
+pub use trouble::Driver;
+
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 /// Processes that can be on the board at once.
 pub const MAX_PROCESSES: usize = 1024;
 /// Allocations that several processes can hold together at once.
@@ -119,6 +123,10 @@ struct Device {
     faults: u64,
     last_xid: u64,
     lost: u64,
+    /// Memory rows wait for a reset to be replaced.
+    remap_pending: u64,
+    /// A memory row could not be replaced.
+    remap_failed: u64,
 }
 
 impl Device {
@@ -158,6 +166,8 @@ struct Area {
     release_delay_ns: u64,
     mig: [u8; TEXT],
     faults: [u8; TEXT],
+    /// How the driver is, as `trouble::Driver` numbers it.
+    driver: AtomicU64,
     lock: libc::pthread_mutex_t,
     state: State,
 }
@@ -256,6 +266,8 @@ impl Board {
         area.release_delay_ns = config.release_delay_ms.saturating_mul(1_000_000);
         area.mig = text(&config.mig)?;
         area.faults = text(&config.faults)?;
+        // Relaxed: published by the magic.
+        area.driver.store(0, Ordering::Relaxed);
         process::init_robust(&mut area.lock)?;
         area.state.next_generation = 1;
         area.state.next_shared = 1;
@@ -275,6 +287,8 @@ impl Board {
                 faults: 0,
                 last_xid: 0,
                 lost: 0,
+                remap_pending: 0,
+                remap_failed: 0,
             };
         }
         for (gpu, xid) in crate::faults::xids(&config.faults) {
@@ -674,34 +688,6 @@ impl Board {
                 (process.generation != 0 && any).then_some(taken)
             })
             .collect()
-    }
-
-    // --- faults -------------------------------------------------------------------------------
-
-    /// Records an XID on a GPU; 79 means that it fell off the bus.
-    pub fn fault(&self, gpu: usize, xid: u64) {
-        if let Some(device) = self.lock().devices.get_mut(gpu) {
-            device.met(xid);
-        }
-    }
-
-    /// How many faults a GPU has had, and the XID of the last.
-    #[must_use]
-    pub fn fault_count(&self, gpu: usize) -> (u64, u64) {
-        let state = self.lock();
-        state
-            .devices
-            .get(gpu)
-            .map_or((0, 0), |device| (device.faults, device.last_xid))
-    }
-
-    /// Whether a GPU fell off the bus.
-    #[must_use]
-    pub fn is_lost(&self, gpu: usize) -> bool {
-        self.lock()
-            .devices
-            .get(gpu)
-            .is_some_and(|device| device.lost != 0)
     }
 }
 

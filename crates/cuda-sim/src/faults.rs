@@ -5,7 +5,7 @@
 //! Entries stand between commas; a name may end in `*`:
 //! `fail:cuMemAlloc_v2=2` (that code, always), `fail:cuMemAlloc_v2=2@3` (only the third such call of a
 //! process), `slow:cuMem*=500us`. `xid:1=79` is no call's fault but GPU 1's: it has met that XID from
-//! the start (79: it has fallen off the bus).
+//! the start (79: it has fallen off the bus). What goes wrong while a board runs is `Board::trouble`'s.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

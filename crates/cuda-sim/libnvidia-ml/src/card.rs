@@ -2,9 +2,11 @@
 //! through here.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use cuda_api::nvml::{NO_INSTANCE, NvmlReturn};
 use cuda_sim::Board;
+use cuda_sim::board::Driver;
 use cuda_sim::exec::Exec;
 use cuda_sim::faults::Faults;
 use cuda_sim::mig::Instance;
@@ -93,6 +95,24 @@ pub(crate) fn spend(ns: u64) {
 /// The faults of calls that the board was made with.
 pub(crate) fn faults() -> Option<&'static Faults> {
     machine().map(|machine| &machine.faults)
+}
+
+/// Waits while the driver hangs; fails where it is gone or of another version than this library, as it says to `begins`
+/// (an `nvmlInit`) and to those who were there before.
+pub(crate) fn driver_answers(begins: bool) -> Result<(), NvmlReturn> {
+    // Not opened by asking: a program that has not begun knows no board.
+    let Some(Some(machine)) = MACHINE.get() else {
+        return Ok(());
+    };
+    loop {
+        match machine.board.driver() {
+            Driver::Well => return Ok(()),
+            Driver::Hangs => std::thread::sleep(Duration::from_millis(5)),
+            Driver::Replaced if begins => return Err(NvmlReturn::LIB_RM_VERSION_MISMATCH),
+            Driver::Unloaded if begins => return Err(NvmlReturn::DRIVER_NOT_LOADED),
+            Driver::Replaced | Driver::Unloaded => return Err(NvmlReturn::UNKNOWN),
+        }
+    }
 }
 
 /// How many cards the board has.
@@ -204,6 +224,11 @@ impl Card {
     /// Whether it fell off the bus.
     pub(crate) fn lost(self) -> bool {
         board().is_some_and(|board| board.is_lost(self.0))
+    }
+
+    /// Whether memory rows wait for a reset to be replaced, and whether one could not be.
+    pub(crate) fn remaps(self) -> (bool, bool) {
+        board().map_or((false, false), |board| board.remaps(self.0))
     }
 
     /// How many faults it has had, and the XID of the last.

@@ -446,7 +446,6 @@ constants! {
     nvmlDeviceGetFanSpeed() => { percent: 30 };
     nvmlDeviceGetMultiGpuBoard() => { multi: 0 };
     nvmlDeviceGetRetiredPagesPendingStatus() => { pending: OFF };
-    nvmlDeviceGetRemappedRows() => { correctable: 0, uncorrectable: 0, pending: 0, failed: 0 };
     nvmlDeviceGetPcieThroughput(_counter: u32) => { kib_per_s: 0 };
     nvmlDeviceGetSupportedClocksEventReasons() => { long: 0x1ff };
     nvmlDeviceGetSupportedClocksThrottleReasons() => { long: 0x1ff };
@@ -785,7 +784,21 @@ pub(crate) fn nvmlDeviceGetViolationStatus(
     )
 }
 
-// Health: nothing is broken.
+// Health: what the board says of memory rows; nothing else is broken.
+
+pub(crate) fn nvmlDeviceGetRemappedRows(
+    device: NvmlDevice,
+    correctable: *mut u32,
+    uncorrectable: *mut u32,
+    pending: *mut u32,
+    failed: *mut u32,
+) -> Answer {
+    let (waits, fails) = whole(device)?.remaps();
+    put(correctable, 0)?;
+    put(uncorrectable, u32::from(waits))?;
+    put(pending, u32::from(waits))?;
+    put(failed, u32::from(fails))
+}
 
 pub(crate) fn nvmlDeviceGetRetiredPages(
     device: NvmlDevice,
@@ -850,7 +863,9 @@ pub(crate) fn nvmlDeviceGetFieldValues(
         let mut answer = get(place)?;
         let value = match answer.field_id {
             1 | 2 => Some(u64::from(ON)),
-            3..=31 | 92..=95 | 142..=145 | 169 | 173..=183 => Some(0),
+            144 => Some(u64::from(card.remaps().0)),
+            145 => Some(u64::from(card.remaps().1)),
+            3..=31 | 92..=95 | 142 | 143 | 169 | 173..=183 => Some(0),
             MEMORY_TEMPERATURE => Some(u64::from(card.celsius()) + 4),
             ENERGY => Some(card.energy_mj()),
             POWER_AVERAGE | POWER_INSTANT => Some(u64::from(card.power_mw())),

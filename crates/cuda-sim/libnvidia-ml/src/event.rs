@@ -62,6 +62,8 @@ pub(crate) fn nvmlEventSetWait(
     get(data)?;
     let end = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
     loop {
+        // Who waits for an event is not told that the driver hangs: the wait takes longer.
+        crate::card::driver_answers(false)?;
         for (index, seen) in watched(set)?.iter_mut() {
             let Some(card) = Card::at(*index) else {
                 continue;

@@ -42,8 +42,14 @@ pub(crate) fn ready() -> Answer {
     Ok(())
 }
 
-/// What a call has to pass before it is answered: the faults that the board was made with.
+/// What a call has to pass before it is answered: how the driver is at this moment, and the faults that the board was
+/// made with.
 pub(crate) fn toll(name: &str) -> Answer {
+    let begins = name.starts_with("nvmlInit");
+    if begins {
+        card::open()?;
+    }
+    card::driver_answers(begins)?;
     // Before the board is open there is no fault to meet.
     if ready().is_err() {
         return Ok(());
