@@ -269,7 +269,7 @@ def differences(document, ask):
         legacy = dict(zip(["deviceidx", "deviceuuid", "devicetype"], labels.values())) | {"nodeid": "check"}
         want("HostGPUMemoryUsage", legacy, gpu["used_bytes"])
     for container in document["containers"]:
-        whole = {name: container[name] for name in ["namespace", "pod", "container"]}
+        whole = {name: container[name] for name in ["namespace", "pod", "container"]} | {"node": "check"}
         want("vgpu_container_oom_total", whole, container["ooms"])
         want("vgpu_container_refused_calls_total", whole, container["refused"])
         want("vgpu_container_waits_expired_total", whole, container["waits_ran_out"])
@@ -281,7 +281,7 @@ def differences(document, ask):
         for device in container["devices"]:
             labels = whole | {"vdevice_index": str(device["index"]), "device_uuid": device["uuid"]}
             legacy = ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"]
-            legacy = dict(zip(legacy, labels.values()))
+            legacy = dict(zip(legacy, (text for name, text in labels.items() if name != "node")))
             used, limit = device["used_bytes"], device["limit_bytes"] or device["physical_bytes"]
             want("hami_vgpu_memory_used_bytes", labels, used)
             want("hami_container_device_memory_bytes", labels, used)

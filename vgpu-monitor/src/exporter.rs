@@ -195,7 +195,7 @@ pub fn encode(shown: &Shown, names: Names, encoder: DescriptorEncoder<'_>) -> fm
     build(&mut out)?;
     ours(shown, &mut out)?;
     compute(shown, &mut out)?;
-    look(&shown.look, &mut out)?;
+    look(shown, &mut out)?;
     if names == Names::WithLegacy {
         legacy(shown, &mut out)?;
     }
@@ -237,7 +237,9 @@ fn gpus(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
 }
 
 fn containers(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
-    let every = || devices(shown).map(|(container, device)| (labels(container, device), device));
+    let every = || {
+        devices(shown).map(|(container, device)| (labels(&shown.node, container, device), device))
+    };
     let mut bytes = |name, help, value: &dyn Fn(&Device) -> u64| {
         out.gauge(
             name,
@@ -345,9 +347,11 @@ fn ours(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
         shown
             .containers
             .iter()
-            .map(|container| (container_labels(container), container))
+            .map(|container| (container_labels(&shown.node, container), container))
     };
-    let every = || devices(shown).map(|(container, device)| (labels(container, device), device));
+    let every = || {
+        devices(shown).map(|(container, device)| (labels(&shown.node, container, device), device))
+    };
     out.counter(
         "vgpu_container_oom",
         "Refusals for want of memory that left a record",
@@ -395,7 +399,9 @@ fn ours(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
 }
 
 fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
-    let every = || devices(shown).map(|(container, device)| (labels(container, device), device));
+    let every = || {
+        devices(shown).map(|(container, device)| (labels(&shown.node, container, device), device))
+    };
     let mut share = |name, help, value: &dyn Fn(&Compute) -> Option<f64>| {
         let shares = every().filter_map(|(labels, d)| Some((labels, value(&d.compute)?.into())));
         out.gauge(name, None, help, shares)
@@ -501,7 +507,7 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
         shown
             .containers
             .iter()
-            .map(|container| (container_labels(container), container))
+            .map(|container| (container_labels(&shown.node, container), container))
     };
     out.gauge(
         "vgpu_container_priority",
@@ -528,8 +534,10 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     )
 }
 
-fn look(look: &Look, out: &mut Out<'_>) -> fmt::Result {
-    let one = |value: Value| [(Vec::new(), value)];
+fn look(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
+    let look = &shown.look;
+    let labels = || vec![("node", text(&shown.node))];
+    let one = |value: Value| [(labels(), value)];
     out.gauge(
         "vgpu_monitor_root_readable",
         None,
@@ -547,23 +555,23 @@ fn look(look: &Look, out: &mut Out<'_>) -> fmt::Result {
         "What was left out of scrapes since the agent started, by reason",
         look.skipped
             .iter()
-            .map(|(reason, count)| (vec![("reason", text(reason))], *count)),
+            .map(|(reason, count)| ([labels(), vec![("reason", text(reason))]].concat(), *count)),
     )?;
     out.gauge(
         "vgpu_monitor_nvml_up",
         None,
         "1 where the NVIDIA driver answered",
-        look.nvml_up.map(|up| (Vec::new(), u64::from(up).into())),
+        look.nvml_up.map(|up| (labels(), u64::from(up).into())),
     )?;
     out.gauge(
         "vgpu_monitor_gpu_faults",
         None,
         "GPUs that did not answer",
-        look.nvml_up.map(|_| (Vec::new(), look.gpu_faults.into())),
+        look.nvml_up.map(|_| (labels(), look.gpu_faults.into())),
     )?;
     let arbiter = |value: &dyn Fn(&Status) -> u64| {
         let value = look.arbiter.as_ref().map(value);
-        value.map(|value| (Vec::new(), value.into()))
+        value.map(|value| (labels(), value.into()))
     };
     out.gauge(
         "vgpu_monitor_arbiter_leads",
@@ -586,7 +594,7 @@ fn look(look: &Look, out: &mut Out<'_>) -> fmt::Result {
     out.counter(
         "vgpu_monitor_arbiter_ticks",
         "How often the compute arbiter of this agent has looked",
-        look.arbiter.map(|status| (Vec::new(), status.ticks)),
+        look.arbiter.map(|status| (labels(), status.ticks)),
     )?;
     out.gauge(
         "vgpu_monitor_scrape_duration",
@@ -717,16 +725,17 @@ fn legacy_gpu_labels<'a>(node: &'a str, gpu: &'a Gpu) -> Labels<'a> {
     ]
 }
 
-fn container_labels(container: &Container) -> Labels<'_> {
+fn container_labels<'a>(node: &'a str, container: &'a Container) -> Labels<'a> {
     vec![
+        ("node", text(node)),
         ("namespace", text(&container.namespace)),
         ("pod", text(&container.pod)),
         ("container", text(&container.container)),
     ]
 }
 
-fn labels<'a>(container: &'a Container, device: &'a Device) -> Labels<'a> {
-    let mut labels = container_labels(container);
+fn labels<'a>(node: &'a str, container: &'a Container, device: &'a Device) -> Labels<'a> {
+    let mut labels = container_labels(node, container);
     labels.extend([
         ("vdevice_index", number(device.index)),
         ("device_uuid", text(&device.uuid)),

@@ -207,9 +207,9 @@ fn a_node_without_anything_still_says_how_it_is() {
         .collect();
 
     expect![[r#"
-        vgpu_monitor_root_readable 0
-        vgpu_monitor_broken_regions 0
-        vgpu_monitor_scrape_duration_seconds 0.0"#]]
+        vgpu_monitor_root_readable{node=""} 0
+        vgpu_monitor_broken_regions{node=""} 0
+        vgpu_monitor_scrape_duration_seconds{node=""} 0.0"#]]
     .assert_eq(&samples.join("\n"));
 }
 
@@ -235,7 +235,7 @@ fn a_name_cannot_write_a_series_of_its_own() {
         assert_eq!(
             lines,
             [
-                r#"hami_vgpu_memory_used_bytes{namespace="",pod="",container="x\"} 1\nhami_vgpu_memory_used_bytes{container=\"prod\\",vdevice_index="0",device_uuid=""} 0"#
+                r#"hami_vgpu_memory_used_bytes{node="",namespace="",pod="",container="x\"} 1\nhami_vgpu_memory_used_bytes{container=\"prod\\",vdevice_index="0",device_uuid=""} 0"#
             ]
         );
     }
