@@ -156,7 +156,8 @@ struct Tried {
 enum Binding {
     NotAsked,
     UnderWay,
-    /// Nobody knows what became of it; after `until` it has not happened.
+    /// Nobody knows what became of it. After `until` it cannot happen any more, but it may have happened: a list that
+    /// began later says which.
     InDoubt {
         until: Duration,
     },
@@ -505,8 +506,9 @@ impl Ledger {
         self.set_pod(pod, now);
     }
 
-    /// Nobody knows what became of the binding: the pod holds what it holds until the cluster tells, or until it is
-    /// too late for it to happen.
+    /// Nobody knows what became of the binding: the pod holds what it holds until the cluster tells. Time alone ends no
+    /// doubt, since the watch may be silent about what has long happened; kube-scheduler asks again for a pod that it
+    /// could not bind, and is answered with the same node.
     pub fn bind_in_doubt(&mut self, uid: &str, now: Duration) {
         if let Some(Holder::Reserved(reserved)) = self.holders.get_mut(uid) {
             reserved.binding = Binding::InDoubt {
@@ -537,7 +539,7 @@ impl Ledger {
         self.waiting.clear();
     }
 
-    /// Lets go of what is held for too long, and of doubts that are over.
+    /// Lets go of what is held for too long.
     pub fn expire(&mut self, now: Duration) {
         self.latest = self.latest.max(now);
         while let Some((deadline, uid)) = self.deadlines.first().cloned() {
@@ -550,10 +552,11 @@ impl Ledger {
             };
             let again = match reserved.binding {
                 Binding::NotAsked => None,
-                // Whoever sent it comes back with an answer or with a doubt.
-                Binding::UnderWay => Some(now.saturating_add(BINDING_MAY_LAND)),
-                Binding::InDoubt { until } if until > now => Some(until),
-                Binding::InDoubt { .. } => None,
+                // Whoever sent it comes back with an answer or with a doubt, and a doubt ends by what the cluster
+                // tells.
+                Binding::UnderWay | Binding::InDoubt { .. } => {
+                    Some(now.saturating_add(BINDING_MAY_LAND))
+                }
             };
             match again {
                 Some(again) => {

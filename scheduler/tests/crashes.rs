@@ -340,9 +340,11 @@ proptest! {
             world.check(&step);
         }
 
-        // All calls end, all events arrive, all that nobody binds expires: what is left is what is written.
+        // All calls end, all events arrive, a list ends the doubts, all that nobody binds expires: what is left is what
+        // is written.
         world.step(Step::Wait(5000));
         world.step(Step::Watch(usize::MAX));
+        world.step(Step::Relist);
         world.step(Step::Wait(5000));
         let kept = World::holdings(&world.ledger);
         world.begin();

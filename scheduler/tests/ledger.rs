@@ -213,7 +213,7 @@ fn a_try_that_fails_as_the_one_before_gives_its_place_back_though_nobody_tells()
 }
 
 #[test]
-fn a_binding_in_doubt_stands_until_the_cluster_tells_or_it_is_too_late_for_it() {
+fn a_binding_in_doubt_stands_until_the_cluster_tells() {
     let doubt = |kept: &mut Kept| {
         kept.filter(&pod("a", 6000), &["n1"]);
         assert!(matches!(kept.bind(&pod("a", 6000), "n1"), Begun::Go { .. }));
@@ -242,10 +242,24 @@ fn a_binding_in_doubt_stands_until_the_cluster_tells_or_it_is_too_late_for_it() 
     assert!(matches!(kept.bind(&pod("a", 6000), "n1"), Begun::Done));
     assert_eq!(kept.ledger.reserved(), 0);
 
+    // A watch that is silent says nothing, however long.
     let mut kept = Kept::two_nodes();
     doubt(&mut kept);
+    let listed = HashSet::from([Arc::from("uid-a")]);
+    let early = kept.now;
     kept.now += TIMEOUT + 100 * SECOND;
     kept.ledger.expire(kept.now);
+    kept.ledger.keep_pods(&listed, early);
+    kept.ledger.expire(kept.now);
+    assert!(!kept.held().is_empty());
+    // A list that began when it was too late for the binding, and shows the pod without a node, does.
+    kept.ledger.keep_pods(&listed, kept.now);
+    kept.ledger.expire(kept.now);
+    assert!(kept.held().is_empty());
+
+    let mut kept = Kept::two_nodes();
+    doubt(&mut kept);
+    kept.ledger.remove_pod("uid-a");
     assert!(kept.held().is_empty());
 }
 

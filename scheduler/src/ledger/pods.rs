@@ -233,10 +233,37 @@ impl Ledger {
         for uid in gone {
             self.remove_pod(&uid);
         }
+        self.end_doubts(began);
         self.waiting
             .retain(|uid, waiting| listed.contains(uid) || waiting.since >= began);
         self.tried.retain(|uid, _| listed.contains(uid));
         self.nominated.retain(|uid, _| listed.contains(uid));
+    }
+
+    /// The list began when no binding in doubt could happen any more, and shows these pods without a node: they were
+    /// not bound, and are to be let go of like any other reservation that is too old.
+    fn end_doubts(&mut self, began: Duration) {
+        let over = |holder: &Holder| match holder {
+            Holder::Reserved(reserved) => match reserved.binding {
+                Binding::InDoubt { until } => until < began,
+                _ => false,
+            },
+            Holder::Bound { .. } => false,
+        };
+        let over: Vec<Arc<str>> = self
+            .holders
+            .iter()
+            .filter(|(_, holder)| over(holder))
+            .map(|(uid, _)| Arc::clone(uid))
+            .collect();
+        for uid in over {
+            self.drop_deadline(&uid);
+            if let Some(Holder::Reserved(reserved)) = self.holders.get_mut(&uid) {
+                reserved.binding = Binding::NotAsked;
+                reserved.deadline = began;
+                self.deadlines.insert((began, uid));
+            }
+        }
     }
 
     /// Whether anything is known of the pod.
