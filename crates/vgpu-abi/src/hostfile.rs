@@ -3,12 +3,13 @@
 //!
 //! Never makes it longer or shorter, never replaces it, and never knows what is in the copies.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::layout::HostFileHeader;
 use crate::limits::FileError;
@@ -177,10 +178,21 @@ impl HostFile {
         self.words
     }
 
-    /// Waits until no other process writes. The lock goes with the guard.
-    pub(crate) fn exclusive(&self) -> Result<Turn<'_>, FileError> {
-        self.file.lock().map_err(system("flock"))?;
-        Ok(Turn(self))
+    /// Waits until no other process writes, but not for ever: a container that can read the file can
+    /// lock it, too, and keep the lock. After `patience` the caller writes without its turn, since a
+    /// lock that a writer keeps so long is none of ours. The lock goes with the guard.
+    pub(crate) fn exclusive(&self, patience: Duration) -> Result<Turn<'_>, FileError> {
+        let until = Instant::now() + patience;
+        loop {
+            match self.file.try_lock() {
+                Ok(()) => return Ok(Turn(Some(self))),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(1).min(patience));
+                }
+                Err(TryLockError::WouldBlock) => return Ok(Turn(None)),
+                Err(TryLockError::Error(error)) => return Err(system("flock")(error)),
+            }
+        }
     }
 
     /// Writes a part of the copy that does not count at the moment.
@@ -311,12 +323,12 @@ pub(crate) fn current_word(file: &File) -> Result<u64, FileError> {
 }
 
 /// The right to write; see [`HostFile::exclusive`].
-pub(crate) struct Turn<'a>(&'a HostFile);
+pub(crate) struct Turn<'a>(Option<&'a HostFile>);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         // The kernel gives it back with the descriptor, should this fail.
-        let _done = self.0.file.unlock();
+        let _done = self.0.map(|file| file.file.unlock());
     }
 }
 

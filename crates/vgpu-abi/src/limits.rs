@@ -7,6 +7,7 @@
 use std::fmt;
 use std::mem::offset_of;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::hostfile::{
     Copied, Current, Fields, FieldsMut, HostFile, Make, Source, bytes_of, checksum, current_word,
@@ -291,6 +292,10 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
+/// How long a writer waits for another one: changes are a matter of microseconds, and a container
+/// could keep the lock for ever.
+const TURN: Duration = Duration::from_secs(1);
+
 /// How often a reader looks again before it takes what it sees for damage.
 const LOOKS: usize = 4;
 /// The same while the writer goes on and on.
@@ -537,7 +542,8 @@ impl LimitsFile {
     }
 
     /// Replaces the limits and gives back their generation. Readers see the old ones or the new
-    /// ones. `limits.generation` is not looked at. Writers in several processes take turns.
+    /// ones. `limits.generation` is not looked at. Writers in several processes take turns; one that
+    /// has kept its turn for a second is waited for no longer.
     ///
     /// # Errors
     /// See [`FileError`].
@@ -551,7 +557,7 @@ impl LimitsFile {
     /// # Errors
     /// See [`FileError`].
     pub fn update(&self, change: impl FnOnce(Option<Limits>) -> Limits) -> Result<u64, FileError> {
-        let _turn = self.0.exclusive()?;
+        let _turn = self.0.exclusive(TURN)?;
         let old = self.read().ok();
         let last = old.as_ref().map_or(0, |old| old.generation);
         let last = last.max(Current::of(self.0.words()).generation());
@@ -720,6 +726,21 @@ mod tests {
             read_file(&raw),
             Err(FileError::WrongSize { found: 100, .. })
         ));
+    }
+
+    #[test]
+    fn a_reader_who_keeps_the_lock_stops_no_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("limits");
+        let file = LimitsFile::create(&path, &limits(1 << 30)).unwrap();
+        let targets = dir.path().join("targets");
+        let mut targets_file = crate::targets::TargetsFile::create(&targets).unwrap();
+        let held = [&path, &targets].map(|path| std::fs::File::open(path).unwrap());
+        held.iter().for_each(|held| held.lock().unwrap());
+
+        assert_eq!(file.write(&limits(2 << 30)), Ok(2));
+        assert_eq!(file.read().unwrap().devices[0].memory_bytes, 2 << 30);
+        assert_eq!(targets_file.write(&[], 7), Ok(1));
     }
 
     #[test]

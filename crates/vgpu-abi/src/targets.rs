@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::mem::offset_of;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::hostfile::{
     Current, Fields, FieldsMut, HEADER_BYTES, HostFile, Make, Unmapped, bytes_of, checksum,
@@ -209,7 +210,8 @@ impl TargetsFile {
     }
 
     /// Replaces all targets: pairs of slot and target. `heartbeat_ns` is the monotonic clock. Gives
-    /// back the generation. A slot beyond the last is left out.
+    /// back the generation. A slot beyond the last is left out. Waits for nobody: there is one writer,
+    /// and a container that keeps a lock on its file must not stop what is done for all.
     ///
     /// # Errors
     /// See [`FileError`].
@@ -218,7 +220,7 @@ impl TargetsFile {
         targets: &[(usize, Target)],
         heartbeat_ns: u64,
     ) -> Result<u64, FileError> {
-        let _turn = self.0.exclusive()?;
+        let _turn = self.0.exclusive(Duration::ZERO)?;
         let generation = (Current::of(self.0.words()).generation() + 1) & (u64::MAX >> 1);
         for (slot, target) in targets.iter().filter(|(slot, _)| *slot < MAX_SLOTS) {
             let entry = encode(target, generation);
