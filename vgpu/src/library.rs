@@ -7,9 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-
-/// Where a container finds it, and where a package puts it.
-const INSTALLED: &str = "/usr/local/vgpu/libvgpu.so";
+use supervisor::instance::INSIDE_LIBRARY;
 
 /// The library to preload.
 pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
@@ -21,7 +19,7 @@ pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
                 candidates.push(dir.join("../lib/vgpu/libvgpu.so"));
                 candidates.push(dir.join("libvgpu.so"));
             }
-            candidates.push(PathBuf::from(INSTALLED));
+            candidates.push(PathBuf::from(INSIDE_LIBRARY));
             candidates
         }
     };
@@ -42,25 +40,10 @@ pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(found)
 }
 
-/// The dynamic loader only prints a warning about a library that it cannot preload, and runs the
-/// program without a limit. So it is looked at first.
+/// Whether it can be preloaded; the loader itself would run the program without a limit.
 fn check(path: &Path) -> anyhow::Result<()> {
-    use std::io::Read;
-    let mut head = [0_u8; 18];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));
-    if let Err(error) = read {
-        bail!(
-            "cannot read the library {}: {error}. Name another with --library",
-            path.display()
-        );
-    }
-    // ELF, 64 bits, a shared object.
-    let is_library = head.starts_with(b"\x7fELF\x02") && head.ends_with(&[3, 0]);
-    if !is_library {
-        bail!(
-            "{} is not a 64-bit shared library; name libvgpu.so with --library",
-            path.display()
-        );
+    if let Err(error) = supervisor::library::check(path) {
+        bail!("{error}. Name libvgpu.so with --library");
     }
     if path
         .as_os_str()

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use supervisor::gpu::Gpu;
+use supervisor::instance::INSIDE_LIMITS;
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Policy, Unlisted};
 use vgpu_abi::size::{self, Size};
@@ -664,13 +665,10 @@ pub(crate) fn limits_of(shares: &Shares) -> anyhow::Result<Limits> {
     })
 }
 
-/// What the node agent mounts into a container.
-pub(crate) const AGENT_LIMITS: &str = "/etc/vgpu/limits";
-
 /// Reads the limits that stand around this process, if any.
 pub(crate) fn outer() -> anyhow::Result<Option<Outer>> {
-    if Path::new(AGENT_LIMITS).exists() {
-        return read_outer(Path::new(AGENT_LIMITS), AGENT_LIMITS).map(Some);
+    if Path::new(INSIDE_LIMITS).exists() {
+        return read_outer(Path::new(INSIDE_LIMITS), INSIDE_LIMITS).map(Some);
     }
     if let Some(path) = std::env::var_os("VGPU_LIMITS") {
         let path = PathBuf::from(path);

@@ -9,23 +9,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Uid;
 use supervisor::arbiter::Board;
 use supervisor::gpu::{Gpus, NvmlGpus};
-use supervisor::instance::{Instance, LIMITS, Labels, REGION, RunnerLock, TARGETS};
+use supervisor::instance::{INSIDE_LIMITS, Instance, LIMITS, Labels, REGION, RunnerLock};
 use supervisor::view;
-use vgpu_abi::limits::LimitsFile;
-use vgpu_abi::region::{Region, RegionDevice};
 use vgpu_abi::size::Size;
-use vgpu_abi::targets::TargetsFile;
 
 use crate::args::RunArgs;
 use crate::board::{self, BoardLock, UserDir, UserLock};
 use crate::floors::{Asked, Book};
-use crate::limits::{self, AGENT_LIMITS, Outer, Share, Shares, Wish};
+use crate::limits::{self, Outer, Share, Shares, Wish};
 use crate::values::name_of_command;
 use crate::{Failure, child, library, mps};
 
@@ -95,11 +92,11 @@ fn outer() -> Result<Option<Outer>, Failure> {
         outer
             .file
             .as_deref()
-            .is_some_and(|file| file == std::path::Path::new(AGENT_LIMITS))
+            .is_some_and(|file| file == std::path::Path::new(INSIDE_LIMITS))
     };
     if outer.as_ref().is_some_and(by_agent) {
         return Err(Failure::Failed(anyhow!(
-            "the limits of this container are the node agent's ({AGENT_LIMITS}); they hold for \
+            "the limits of this container are the node agent's ({INSIDE_LIMITS}); they hold for \
              every program in it, and the library takes no others. Start the command without vgpu \
              run"
         )));
@@ -274,22 +271,8 @@ fn claim(
 }
 
 fn fill(instance: &Instance, shares: &Shares) -> anyhow::Result<()> {
-    let path = instance.path().display();
-    let limits = limits::limits_of(shares)?;
-    LimitsFile::create(&instance.steady_path(LIMITS), &limits)
-        .with_context(|| format!("cannot make {path}/{LIMITS}"))?;
-    TargetsFile::create(&instance.steady_path(TARGETS))
-        .with_context(|| format!("cannot make {path}/{TARGETS}"))?;
-    let devices: Vec<RegionDevice> = limits
-        .devices
-        .iter()
-        .map(|device| RegionDevice {
-            uuid: device.uuid,
-            physical_bytes: device.physical_bytes,
-        })
-        .collect();
-    Region::create(&instance.steady_path(REGION), &devices, 0o600)
-        .with_context(|| format!("cannot make {path}/{REGION}"))
+    instance.fill(&limits::limits_of(shares)?, 0o600)?;
+    Ok(())
 }
 
 /// Limits that add up to more than the GPU are allowed, and each of them holds; but the last to ask

@@ -17,6 +17,9 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use serde::{Deserialize, Serialize};
+use vgpu_abi::limits::{Limits, LimitsFile};
+use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::targets::TargetsFile;
 
 /// What the container may use; host-owned.
 pub const LIMITS: &str = "limits";
@@ -26,6 +29,16 @@ pub const TARGETS: &str = "targets";
 pub const REGION: &str = "region";
 /// Whose directory it is; host-owned, and locked by the runner as long as that lives.
 pub const LABELS: &str = "container.json";
+
+/// Where a container on a node has limits and targets: a directory, read-only. Which files are there
+/// decides what the library reads.
+pub const INSIDE: &str = "/etc/vgpu";
+/// Where a container on a node has its limits.
+pub const INSIDE_LIMITS: &str = "/etc/vgpu/limits";
+/// Where a container on a node has its region.
+pub const INSIDE_REGION: &str = "/run/vgpu/region";
+/// Where every container finds the library, and where a package puts it.
+pub const INSIDE_LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
 
 /// Larger label files are not ours.
 const LABELS_MOST_BYTES: u64 = 256 << 10;
@@ -80,6 +93,14 @@ pub enum InstanceError {
         /// What is wrong with it.
         reason: String,
     },
+    /// One of the files cannot be made.
+    #[error("cannot make {path}: {reason}", path = path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is in the way.
+        reason: String,
+    },
     /// Another runner has the directory.
     #[error("{path} is in use by another runner", path = path.display())]
     InUse {
@@ -129,6 +150,9 @@ pub struct Labels {
     pub created_unix: u64,
     /// Process that supervises it; 0 where the node agent does.
     pub runner_pid: u32,
+    /// The pod's trace, as the W3C `traceparent`, where it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
     /// Limits file of the container in which this one was started: its limits are a ceiling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outer_limits: Option<PathBuf>,
@@ -227,6 +251,55 @@ impl Instance {
                 errno: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
             })?;
         Ok(RunnerLock { file })
+    }
+
+    /// Makes limits, targets and region, for the devices that the limits name.
+    ///
+    /// # Errors
+    /// One of them is there already, or the disk is full.
+    pub fn fill(&self, limits: &Limits, region_mode: u32) -> Result<(), InstanceError> {
+        self.make_limits(limits)?;
+        self.make_targets()?;
+        self.make_region(limits, region_mode)
+    }
+
+    /// Makes the limits file.
+    ///
+    /// # Errors
+    /// It is there already, or the disk is full.
+    pub fn make_limits(&self, limits: &Limits) -> Result<(), InstanceError> {
+        let made = LimitsFile::create(&self.steady_path(LIMITS), limits);
+        made.map(drop).map_err(|error| self.unmade(LIMITS, &error))
+    }
+
+    /// Makes the targets file, with no targets in it.
+    ///
+    /// # Errors
+    /// It is there already, or the disk is full.
+    pub fn make_targets(&self) -> Result<(), InstanceError> {
+        let made = TargetsFile::create(&self.steady_path(TARGETS));
+        made.map(drop).map_err(|error| self.unmade(TARGETS, &error))
+    }
+
+    /// Makes the region for the devices that the limits name; `mode` is its permission bits.
+    ///
+    /// # Errors
+    /// It is there already, or the disk is full.
+    pub fn make_region(&self, limits: &Limits, mode: u32) -> Result<(), InstanceError> {
+        let devices = limits.devices.iter().map(|device| RegionDevice {
+            uuid: device.uuid,
+            physical_bytes: device.physical_bytes,
+        });
+        let devices: Vec<_> = devices.collect();
+        Region::create(&self.steady_path(REGION), &devices, mode)
+            .map_err(|error| self.unmade(REGION, &error))
+    }
+
+    fn unmade(&self, name: &str, error: &dyn std::fmt::Display) -> InstanceError {
+        InstanceError::File {
+            path: self.path.join(name),
+            reason: error.to_string(),
+        }
     }
 
     /// Where it is.

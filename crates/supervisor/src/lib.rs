@@ -9,6 +9,8 @@
 
 pub mod instance;
 
+pub mod library;
+
 pub mod view;
 
 pub mod gpu;
