@@ -1,3 +1,5 @@
-//! Nothing to link: the package holds the tests that `scripts/cluster test` runs on a real control plane, and what
-//! such a control plane is built from (kubebox, kwok).
+//! What the tests that `scripts/cluster` runs need beside them: the OCI runtime that shows simulated GPUs to containers.
+//! The folder also holds what a cluster is built from (kubebox, kwok, containerd).
 #![forbid(unsafe_code)]
+
+pub mod cdi;

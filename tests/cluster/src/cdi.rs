@@ -1,0 +1,229 @@
+//! What NVIDIA's runtime does to a container that is about to be made, for simulated GPUs: the edits of a CDI
+//! specification, put into the `config.json` of an OCI bundle.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+/// The node's specification of kind `nvidia.com/gpu`.
+pub const NODE: &str = "/run/cdi/nvidia.json";
+
+/// Edits the bundle as its environment asks.
+///
+/// # Errors
+/// When a GPU is named that the node does not have, or a file is not what it should be; as text for containerd.
+pub fn show_gpus(bundle: &Path, specification: &Path) -> Result<(), String> {
+    let file = bundle.join("config.json");
+    let mut config = read(&file)?;
+    let Some(wanted) = visible(&config).filter(|wanted| !matches!(wanted.as_str(), "" | "void"))
+    else {
+        return Ok(());
+    };
+    let specification = read(specification)?;
+    for edits in chosen(&specification, &wanted)? {
+        apply(&mut config, edits)?;
+    }
+    fs::write(&file, config.to_string()).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+fn read(file: &Path) -> Result<Value, String> {
+    let text = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// The last `NVIDIA_VISIBLE_DEVICES` of the container's environment, as a program would see it.
+fn visible(config: &Value) -> Option<String> {
+    let list = config.pointer("/process/env")?.as_array()?;
+    list.iter()
+        .rev()
+        .find_map(|entry| entry.as_str()?.strip_prefix("NVIDIA_VISIBLE_DEVICES="))
+        .map(str::to_owned)
+}
+
+/// The edits of all GPUs together, then those of each that is named. `none` means the driver without a GPU.
+fn chosen<'a>(specification: &'a Value, wanted: &str) -> Result<Vec<&'a Value>, String> {
+    let devices = specification["devices"].as_array();
+    let mut edits = vec![&specification["containerEdits"]];
+    if wanted == "none" {
+        return Ok(edits);
+    }
+    for name in wanted.split(',').map(str::trim) {
+        let device = devices
+            .into_iter()
+            .flatten()
+            .find(|device| device["name"] == name)
+            .ok_or_else(|| format!("nvidia-container-cli: device error: {name}: unknown device"))?;
+        edits.push(&device["containerEdits"]);
+    }
+    Ok(edits)
+}
+
+fn apply(config: &mut Value, edits: &Value) -> Result<(), String> {
+    for entry in edits["env"].as_array().into_iter().flatten() {
+        // The list that the container asked by stays as it is, as with NVIDIA's runtime.
+        let own = entry
+            .as_str()
+            .is_some_and(|text| text.starts_with("NVIDIA_VISIBLE_DEVICES="));
+        if !own {
+            add(config, "/process", "env", entry.clone())?;
+        }
+    }
+    for mount in edits["mounts"].as_array().into_iter().flatten() {
+        let mount = json!({
+            "destination": mount["containerPath"],
+            "source": mount["hostPath"],
+            "type": "bind",
+            "options": mount["options"],
+        });
+        add(config, "", "mounts", mount)?;
+    }
+    for node in edits["deviceNodes"].as_array().into_iter().flatten() {
+        let path = node["path"].as_str().unwrap_or_default();
+        let host = node["hostPath"].as_str().unwrap_or(path);
+        let found = fs::metadata(host).map_err(|error| format!("{host}: {error}"))?;
+        if !found.file_type().is_char_device() {
+            return Err(format!("{host} is not a character device"));
+        }
+        let (major, minor) = numbers(found.rdev());
+        let device = json!({
+            "path": path, "type": "c", "major": major, "minor": minor, "fileMode": 0o666, "uid": 0, "gid": 0,
+        });
+        add(config, "/linux", "devices", device)?;
+        let rule =
+            json!({"allow": true, "type": "c", "major": major, "minor": minor, "access": "rwm"});
+        add(config, "/linux/resources", "devices", rule)?;
+    }
+    Ok(())
+}
+
+/// Major and minor, as Linux packs them.
+fn numbers(device: u64) -> (u64, u64) {
+    (
+        (device >> 8) & 0xfff | (device >> 32) & 0xffff_f000,
+        device & 0xff | (device >> 12) & 0xffff_ff00,
+    )
+}
+
+/// Appends to the list `name` of the object at `place`, which is made if it is not there.
+fn add(config: &mut Value, place: &str, name: &str, entry: Value) -> Result<(), String> {
+    let object = config
+        .pointer_mut(place)
+        .and_then(Value::as_object_mut)
+        .ok_or_else(|| format!("config.json has no object {place}"))?;
+    let list = object.entry(name).or_insert_with(|| json!([]));
+    if list.is_null() {
+        *list = json!([]);
+    }
+    list.as_array_mut()
+        .ok_or_else(|| format!("config.json: {place}/{name} is not a list"))?
+        .push(entry);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn specification() -> Value {
+        json!({
+            "containerEdits": {
+                "env": ["NVIDIA_VISIBLE_DEVICES=void", "BOARD=/b"],
+                "mounts": [{"hostPath": "/h/lib", "containerPath": "/c/lib", "options": ["ro", "bind"]}],
+            },
+            "devices": [
+                {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]}},
+                {"name": "GPU-1", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia1", "hostPath": "/dev/null"}]}},
+                {"name": "all", "containerEdits": {"deviceNodes": [
+                    {"path": "/dev/nvidia0", "hostPath": "/dev/null"}, {"path": "/dev/nvidia1", "hostPath": "/dev/null"},
+                ]}},
+            ],
+        })
+    }
+
+    fn edited(environment: &[&str]) -> Result<Value, String> {
+        let folder = std::env::temp_dir().join(format!(
+            "vgpu-cdi-{}-{}",
+            std::process::id(),
+            environment.join("_").replace('/', "-")
+        ));
+        fs::create_dir_all(&folder).unwrap();
+        let config = json!({"process": {"env": environment}, "linux": {"resources": {}}});
+        fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        fs::write(folder.join("spec.json"), specification().to_string()).unwrap();
+        let answer = show_gpus(&folder, &folder.join("spec.json"));
+        let config = read(&folder.join("config.json")).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        answer.map(|()| config)
+    }
+
+    fn nodes(config: &Value) -> Vec<&str> {
+        config["linux"]["devices"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|device| {
+                assert_eq!(
+                    (device["major"].as_u64(), device["minor"].as_u64()),
+                    (Some(1), Some(3))
+                );
+                device["path"].as_str().unwrap()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_container_gets_the_gpus_that_the_last_value_of_its_variable_names() {
+        for (environment, expected) in [
+            (&["NVIDIA_VISIBLE_DEVICES=GPU-1"][..], &["/dev/nvidia1"][..]),
+            (
+                &["NVIDIA_VISIBLE_DEVICES=GPU-1,0"],
+                &["/dev/nvidia1", "/dev/nvidia0"],
+            ),
+            (
+                &["NVIDIA_VISIBLE_DEVICES=all"],
+                &["/dev/nvidia0", "/dev/nvidia1"],
+            ),
+            (
+                &["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0"],
+                &["/dev/nvidia0"],
+            ),
+            (&["NVIDIA_VISIBLE_DEVICES=none"], &[]),
+        ] {
+            let config = edited(environment).unwrap();
+
+            assert_eq!(nodes(&config), expected, "{environment:?}");
+            assert_eq!(config["mounts"][0]["destination"], "/c/lib");
+            let variables = config["process"]["env"].as_array().unwrap();
+            assert_eq!(
+                variables[..variables.len() - 1],
+                *json!(environment).as_array().unwrap()
+            );
+            assert_eq!(variables.last().unwrap(), "BOARD=/b");
+        }
+    }
+
+    #[test]
+    fn a_container_that_asks_for_none_is_left_as_it_is() {
+        for environment in [
+            &[][..],
+            &["NVIDIA_VISIBLE_DEVICES="],
+            &["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"],
+        ] {
+            let config = edited(environment).unwrap();
+
+            assert_eq!(
+                config,
+                json!({"process": {"env": environment}, "linux": {"resources": {}}})
+            );
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_the_node_does_not_have_is_refused_by_name() {
+        let refused = edited(&["NVIDIA_VISIBLE_DEVICES=0,GPU-9"]).unwrap_err();
+
+        assert!(refused.contains("GPU-9: unknown device"), "{refused}");
+    }
+}
