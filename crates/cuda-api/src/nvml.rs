@@ -96,6 +96,10 @@ macro_rules! handles {
 handles! {
     /// A GPU, or a MIG device of one.
     NvmlDevice;
+    /// A GPU instance: a part of a GPU in MIG mode.
+    NvmlGpuInstance;
+    /// A compute instance of a GPU instance.
+    NvmlComputeInstance;
     /// A set of events that somebody waits for.
     NvmlEventSet;
 }
@@ -125,6 +129,10 @@ pub const NO_INSTANCE: u32 = u32::MAX;
 macro_rules! nvml_functions {
     ($callback:ident) => {
         $callback! {
+            fn nvmlComputeInstanceDestroy(compute_instance: NvmlComputeInstance);
+            fn nvmlComputeInstanceGetInfo_v2(compute_instance: NvmlComputeInstance, info: *mut NvmlComputeInstanceInfo);
+            fn nvmlDeviceCreateGpuInstance(device: NvmlDevice, profile_id: u32, gpu_instance: *mut NvmlGpuInstance);
+            fn nvmlDeviceCreateGpuInstanceWithPlacement(device: NvmlDevice, profile_id: u32, placement: *const NvmlInstancePlacement, gpu_instance: *mut NvmlGpuInstance);
             fn nvmlDeviceGetAPIRestriction(device: NvmlDevice, api_type: u32, is_restricted: *mut u32);
             fn nvmlDeviceGetAccountingBufferSize(device: NvmlDevice, buffer_size: *mut u32);
             fn nvmlDeviceGetAccountingMode(device: NvmlDevice, mode: *mut u32);
@@ -170,9 +178,14 @@ macro_rules! nvml_functions {
             fn nvmlDeviceGetFanSpeed(device: NvmlDevice, speed: *mut u32);
             fn nvmlDeviceGetFanSpeed_v2(device: NvmlDevice, fan: u32, speed: *mut u32);
             fn nvmlDeviceGetFieldValues(device: NvmlDevice, values_count: i32, values: *mut NvmlFieldValue);
+            fn nvmlDeviceGetGpuInstanceById(device: NvmlDevice, id: u32, gpu_instance: *mut NvmlGpuInstance);
             fn nvmlDeviceGetGpuInstanceId(device: NvmlDevice, id: *mut u32);
+            fn nvmlDeviceGetGpuInstancePossiblePlacements(device: NvmlDevice, profile_id: u32, placements: *mut NvmlInstancePlacement, count: *mut u32);
+            fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(device: NvmlDevice, profile_id: u32, placements: *mut NvmlInstancePlacement, count: *mut u32);
             fn nvmlDeviceGetGpuInstanceProfileInfo(device: NvmlDevice, profile: u32, info: *mut NvmlGpuInstanceProfileInfo);
             fn nvmlDeviceGetGpuInstanceProfileInfoV(device: NvmlDevice, profile: u32, info: *mut NvmlGpuInstanceProfileInfoV2);
+            fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: NvmlDevice, profile_id: u32, count: *mut u32);
+            fn nvmlDeviceGetGpuInstances(device: NvmlDevice, profile_id: u32, gpu_instances: *mut NvmlGpuInstance, count: *mut u32);
             fn nvmlDeviceGetGpuMaxPcieLinkGeneration(device: NvmlDevice, max_link_gen_device: *mut u32);
             fn nvmlDeviceGetGraphicsRunningProcesses(device: NvmlDevice, info_count: *mut u32, infos: *mut NvmlProcessInfoV1);
             fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: NvmlDevice, info_count: *mut u32, infos: *mut NvmlProcessInfo);
@@ -213,6 +226,8 @@ macro_rules! nvml_functions {
             fn nvmlDeviceGetNumFans(device: NvmlDevice, num_fans: *mut u32);
             fn nvmlDeviceGetNumGpuCores(device: NvmlDevice, num_cores: *mut u32);
             fn nvmlDeviceGetNumaNodeId(device: NvmlDevice, node: *mut u32);
+            fn nvmlDeviceGetNvLinkRemoteDeviceType(device: NvmlDevice, link: u32, device_type: *mut u32);
+            fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: NvmlDevice, link: u32, pci: *mut NvmlPciInfo);
             fn nvmlDeviceGetNvLinkState(device: NvmlDevice, link: u32, is_active: *mut u32);
             fn nvmlDeviceGetNvLinkVersion(device: NvmlDevice, link: u32, version: *mut u32);
             fn nvmlDeviceGetOfaUtilization(device: NvmlDevice, utilization: *mut u32, sampling_period_us: *mut u32);
@@ -273,6 +288,12 @@ macro_rules! nvml_functions {
             fn nvmlGetExcludedDeviceCount(device_count: *mut u32);
             fn nvmlGpmQueryDeviceSupport(device: NvmlDevice, gpm_support: *mut NvmlGpmSupport);
             fn nvmlGpmQueryIfStreamingEnabled(device: NvmlDevice, state: *mut u32);
+            fn nvmlGpuInstanceCreateComputeInstance(gpu_instance: NvmlGpuInstance, profile_id: u32, compute_instance: *mut NvmlComputeInstance);
+            fn nvmlGpuInstanceDestroy(gpu_instance: NvmlGpuInstance);
+            fn nvmlGpuInstanceGetComputeInstanceById(gpu_instance: NvmlGpuInstance, id: u32, compute_instance: *mut NvmlComputeInstance);
+            fn nvmlGpuInstanceGetComputeInstanceProfileInfo(gpu_instance: NvmlGpuInstance, profile: u32, engine_profile: u32, info: *mut NvmlComputeInstanceProfileInfo);
+            fn nvmlGpuInstanceGetComputeInstances(gpu_instance: NvmlGpuInstance, profile_id: u32, compute_instances: *mut NvmlComputeInstance, count: *mut u32);
+            fn nvmlGpuInstanceGetInfo(gpu_instance: NvmlGpuInstance, info: *mut NvmlGpuInstanceInfo);
             fn nvmlInit();
             fn nvmlInitWithFlags(flags: u32);
             fn nvmlInit_v2();

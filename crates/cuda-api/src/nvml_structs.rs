@@ -1,7 +1,7 @@
 //! NVML's structures, laid out as C lays them out, as far as a hook or the simulated library reads
 //! or writes them. Plain values; who owns the memory behind a pointer is the caller's business.
 
-use crate::nvml::{NO_INSTANCE, NvmlDevice, NvmlReturn, c_char, struct_version};
+use crate::nvml::{NO_INSTANCE, NvmlDevice, NvmlGpuInstance, NvmlReturn, c_char, struct_version};
 
 macro_rules! structs {
     ($($(#[$doc:meta])* struct $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* } size $size:literal;)*) => {$(
@@ -388,6 +388,62 @@ structs! {
         /// "MIG 1g.5gb".
         name: [c_char; 96],
     } size 152;
+
+    /// Where on a GPU (in slices of its memory) or on a GPU instance (in slices of compute) an instance lies.
+    struct NvmlInstancePlacement {
+        /// First slice.
+        start: u32,
+        /// Number of slices.
+        size: u32,
+    } size 8;
+
+    /// A GPU instance.
+    struct NvmlGpuInstanceInfo {
+        /// The GPU.
+        device: NvmlDevice,
+        /// Its id on that GPU.
+        id: u32,
+        /// Id of its profile.
+        profile_id: u32,
+        /// Where it lies.
+        placement: NvmlInstancePlacement,
+    } size 24;
+
+    /// A compute instance.
+    struct NvmlComputeInstanceInfo {
+        /// The GPU.
+        device: NvmlDevice,
+        /// The GPU instance.
+        gpu_instance: NvmlGpuInstance,
+        /// Its id on that GPU instance.
+        id: u32,
+        /// Id of its profile.
+        profile_id: u32,
+        /// Where it lies.
+        placement: NvmlInstancePlacement,
+    } size 32;
+
+    /// A shape that a compute instance can have.
+    struct NvmlComputeInstanceProfileInfo {
+        /// Id of the profile.
+        id: u32,
+        /// Slices of compute.
+        slice_count: u32,
+        /// How many fit into the GPU instance.
+        instance_count: u32,
+        /// Multiprocessors.
+        multiprocessor_count: u32,
+        /// Copy engines, shared.
+        shared_copy_engine_count: u32,
+        /// Decoders, shared.
+        shared_decoder_count: u32,
+        /// Encoders, shared.
+        shared_encoder_count: u32,
+        /// JPEG engines, shared.
+        shared_jpeg_count: u32,
+        /// Optical flow engines, shared.
+        shared_ofa_count: u32,
+    } size 36;
 
     /// Whether a device has the GPM counters.
     struct NvmlGpmSupport {

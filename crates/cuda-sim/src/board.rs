@@ -5,6 +5,7 @@
 //! A process's memory ends with the process, as with the real driver: whoever looks next finds it
 //! gone and gives its memory back (after `release_delay_ms`, when a test wants to see that).
 
+mod cut;
 mod trouble;
 
 use std::fs::{self, File, OpenOptions};
@@ -18,12 +19,13 @@ use memmap2::{MmapOptions, MmapRaw};
 use crate::clock::monotonic_ns;
 use crate::config::{self, Config, MAX_GPUS};
 use crate::exec::{Exec, ExecConfig};
+use crate::mig;
 use crate::process::{self, Identity};
 
 pub use trouble::Driver;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 /// Processes that can be on the board at once.
 pub const MAX_PROCESSES: usize = 1024;
 /// Allocations that several processes can hold together at once.
@@ -148,6 +150,7 @@ struct State {
     /// The same for shared allocations.
     shared_end: u64,
     devices: [Device; MAX_GPUS],
+    cuts: [mig::Cut; MAX_GPUS],
     processes: [Process; MAX_PROCESSES],
     shared: [Shared; MAX_SHARED],
 }
@@ -164,7 +167,7 @@ struct Area {
     driver_version: u64,
     context_bytes: u64,
     release_delay_ns: u64,
-    mig: [u8; TEXT],
+    topology: [u8; TEXT],
     faults: [u8; TEXT],
     /// How the driver is, as `trouble::Driver` numbers it.
     driver: AtomicU64,
@@ -264,7 +267,7 @@ impl Board {
         area.driver_version = u64::from(config.driver_version);
         area.context_bytes = config.context_bytes;
         area.release_delay_ns = config.release_delay_ms.saturating_mul(1_000_000);
-        area.mig = text(&config.mig)?;
+        area.topology = text(&config.topology)?;
         area.faults = text(&config.faults)?;
         // Relaxed: published by the magic.
         area.driver.store(0, Ordering::Relaxed);
@@ -294,6 +297,13 @@ impl Board {
         for (gpu, xid) in crate::faults::xids(&config.faults) {
             if let Some(device) = area.state.devices.get_mut(gpu) {
                 device.met(xid);
+            }
+        }
+        let cuts = mig::parse(&config.mig).map_err(invalid)?;
+        area.state.cuts = [mig::Cut::NONE; MAX_GPUS];
+        for (gpu, sizes) in cuts {
+            if let Some(cut) = area.state.cuts.get_mut(gpu) {
+                *cut = mig::Cut::into(&sizes).map_err(invalid)?;
             }
         }
         // The work of an earlier board at this place is nobody's.
@@ -381,10 +391,10 @@ impl Board {
         self.area().context_bytes
     }
 
-    /// MIG instances, as the creator's settings said.
+    /// How the GPUs reach each other, as the creator's settings said.
     #[must_use]
-    pub fn mig(&self) -> String {
-        untext(&self.area().mig)
+    pub fn topology(&self) -> String {
+        untext(&self.area().topology)
     }
 
     /// Faults on demand, as the creator's settings said.
@@ -474,12 +484,6 @@ impl Board {
         }
     }
 
-    /// Room of the part of a GPU that a process works on; `None` for all of the GPU.
-    fn part_bytes(&self, gpu: usize, instance: Option<u32>) -> Option<u64> {
-        let index = instance? as usize;
-        self.instances(gpu).get(index).map(|part| part.bytes)
-    }
-
     /// Gives the place and all memory back.
     pub fn leave(&self, member: Member) {
         let mut state = self.lock();
@@ -494,16 +498,19 @@ impl Board {
     /// When the GPU has no room for it, dead processes' memory counted as free.
     pub fn take(&self, member: Member, gpu: usize, bytes: u64, kind: Kind) -> Result<(), Refused> {
         let mut state = self.lock();
-        let instance = instance_of(&state.processes[member.index]);
-        let mut part = None;
-        if instance.is_some() {
-            drop(state);
-            part = self.part_bytes(gpu, instance);
-            state = self.lock();
-        }
         if gpu >= self.gpus() || state.own(member).is_none() {
             return Err(Refused::Unknown);
         }
+        let instance = instance_of(&state.processes[member.index]);
+        // Room of the part of the GPU that the process works on; nothing where that is all of it.
+        let part = match instance {
+            None => None,
+            Some(index) => {
+                let total = state.devices[gpu].total;
+                let part = state.cuts[gpu].instance(total, index);
+                Some(part.ok_or(Refused::Unknown)?.bytes)
+            }
+        };
         let has_room = |state: &State| {
             let fits = |total| state.part_used(gpu, instance).saturating_add(bytes) <= total;
             state.has_room(gpu, bytes) && part.is_none_or(fits)

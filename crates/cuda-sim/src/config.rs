@@ -26,8 +26,10 @@ pub struct Config {
     pub script: String,
     /// Faults on demand, as text.
     pub faults: String,
-    /// MIG instances, as text.
+    /// GPUs in MIG mode, and the instances that they begin with, as text.
     pub mig: String,
+    /// How the GPUs reach each other, as text.
+    pub topology: String,
     /// Whether the kernels of all processes run side by side, as under an MPS server.
     pub mps: bool,
 }
@@ -43,6 +45,7 @@ impl Default for Config {
             script: String::new(),
             faults: String::new(),
             mig: String::new(),
+            topology: String::new(),
             mps: false,
         }
     }
@@ -116,6 +119,8 @@ impl Config {
         crate::faults::check(&config.faults)?;
         config.mig = get("VGPU_SIM_MIG").unwrap_or_default();
         crate::mig::parse(&config.mig)?;
+        config.topology = get("VGPU_SIM_TOPOLOGY").unwrap_or_default();
+        crate::topology::parse(&config.topology)?;
         config.mps = match get("VGPU_SIM_MPS").as_deref() {
             None | Some("0") => false,
             Some("1") => true,
@@ -223,6 +228,7 @@ mod tests {
             ("VGPU_SIM_MPS", "yes"),
             ("VGPU_SIM_SCRIPT", "/does/not/exist"),
             ("VGPU_SIM_MIG", "0=9g"),
+            ("VGPU_SIM_TOPOLOGY", "0-1=FAR"),
             ("VGPU_SIM_FAULTS", "xid:79"),
         ] {
             let error = read(&[(name, value)]).unwrap_err();

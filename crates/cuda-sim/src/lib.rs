@@ -15,6 +15,7 @@ pub mod faults;
 pub mod mig;
 mod process;
 pub mod script;
+pub mod topology;
 
 pub use board::Board;
 pub use config::Config;

@@ -1,19 +1,40 @@
-//! How a GPU is cut into MIG devices: the text of `VGPU_SIM_MIG` and the shapes that it makes. The cut
-//! is made with the board and stays; creating and destroying instances is not simulated.
+//! How a GPU is cut into MIG devices: the text of `VGPU_SIM_MIG` that a board begins with, the shapes, and where they
+//! lie. Instances are made and destroyed on the board like the real ones; MIG mode itself is the board's and stays.
 //!
-//! `0=1g,1g,3g;1=7g`: a GPU's index, then the size of each MIG device in sevenths of the GPU.
+//! `0=1g,1g,3g;1=7g;2=on`: a GPU's index, then the size of each MIG device in sevenths of the GPU, or that it is in MIG
+//! mode and not cut yet.
 
 use crate::Board;
 
 /// Sevenths of its multiprocessors that a GPU has for MIG.
 pub const SLICES: u32 = 7;
+/// Eighths of its memory that a GPU has for MIG.
+pub const MEMORY_SLICES: u32 = 8;
 /// Most MIG devices on a GPU.
 pub const MAX_INSTANCES: u32 = 7;
 
-/// One MIG device: a GPU instance with one compute instance that fills it.
+/// The sizes in sevenths that an instance can have.
+pub const SIZES: [u32; 5] = [1, 2, 3, 4, 7];
+
+/// Why an instance is not made or destroyed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The GPU is not in MIG mode.
+    Off,
+    /// There is no room.
+    NoRoom,
+    /// No instance of that size can lie there.
+    Misplaced,
+    /// There is no such instance.
+    Unknown,
+    /// A process works on it, or it has a compute instance.
+    InUse,
+}
+
+/// One GPU instance; with its compute instance, which fills it, a MIG device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Instance {
-    /// Among the MIG devices of its GPU.
+    /// Among the instances of its GPU; stays while it lives.
     pub index: u32,
     /// Id of its GPU instance; that of its compute instance is 0.
     pub gpu_instance: u32,
@@ -21,24 +42,47 @@ pub struct Instance {
     pub sevenths: u32,
     /// Memory in bytes.
     pub bytes: u64,
+    /// The eighth of the GPU's memory at which it begins.
+    pub start: u32,
+    /// Whether it has its compute instance.
+    pub compute: bool,
+}
+
+/// Eighths of the memory that an instance of so many sevenths has.
+#[must_use]
+pub fn eighths(sevenths: u32) -> u32 {
+    match sevenths {
+        1 => 1,
+        2 => 2,
+        3 | 4 => 4,
+        _ => MEMORY_SLICES,
+    }
+}
+
+/// The eighths at which an instance of so many sevenths can begin, as on an A100.
+#[must_use]
+pub fn starts(sevenths: u32) -> &'static [u32] {
+    match sevenths {
+        1 => &[0, 1, 2, 3, 4, 5, 6],
+        2 => &[0, 2, 4],
+        3 => &[0, 4],
+        4 | 7 => &[0],
+        _ => &[],
+    }
 }
 
 impl Instance {
     /// A part of a GPU with `total` bytes; memory comes in eighths, as on the real ones.
     #[must_use]
     pub fn cut(total: u64, index: u32, sevenths: u32) -> Self {
-        let eighths = match sevenths {
-            1 => 1,
-            2 => 2,
-            3 | 4 => 4,
-            _ => 8,
-        };
         Self {
             index,
             // The real ids start at 1 where there are several; 0 is the whole GPU.
             gpu_instance: if sevenths == SLICES { 0 } else { index + 1 },
             sevenths,
-            bytes: total / 8 * eighths,
+            bytes: total / u64::from(MEMORY_SLICES) * u64::from(eighths(sevenths)),
+            start: 0,
+            compute: true,
         }
     }
 
@@ -46,6 +90,146 @@ impl Instance {
     #[must_use]
     pub fn shape(&self) -> String {
         format!("{}g.{}gb", self.sevenths, (self.bytes >> 30).max(1))
+    }
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    /// 0 is no instance.
+    sevenths: u32,
+    start: u32,
+    compute: u32,
+    reserved: u32,
+}
+
+/// How a GPU is cut, as it stands in the board's memory.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cut {
+    on: u64,
+    parts: [Part; MAX_INSTANCES as usize],
+}
+
+impl Cut {
+    /// A GPU that is not in MIG mode.
+    pub(crate) const NONE: Self = Self {
+        on: 0,
+        parts: [Part {
+            sevenths: 0,
+            start: 0,
+            compute: 0,
+            reserved: 0,
+        }; MAX_INSTANCES as usize],
+    };
+
+    /// A GPU in MIG mode with MIG devices of these sizes.
+    pub(crate) fn into(sizes: &[u32]) -> Result<Self, String> {
+        let mut cut = Self {
+            on: 1,
+            ..Self::NONE
+        };
+        // Large ones first, since they can lie in few places; small ones keep out of their way by lying high.
+        let mut order: Vec<usize> = (0..sizes.len()).collect();
+        order.sort_by_key(|&at| std::cmp::Reverse(sizes[at]));
+        for at in order {
+            let places = starts(sizes[at]);
+            let mut places: Vec<u32> = places.to_vec();
+            if matches!(sizes[at], 1 | 3) {
+                places.reverse();
+            }
+            let free = places
+                .into_iter()
+                .find(|&start| cut.is_free(sizes[at], start));
+            let start =
+                free.ok_or_else(|| format!("no room for {}g among {sizes:?}", sizes[at]))?;
+            cut.parts[at] = Part {
+                sevenths: sizes[at],
+                start,
+                compute: 1,
+                reserved: 0,
+            };
+        }
+        Ok(cut)
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.on != 0
+    }
+
+    fn is_free(&self, sevenths: u32, start: u32) -> bool {
+        let end = start + eighths(sevenths);
+        end <= MEMORY_SLICES
+            && self.parts.iter().all(|part| {
+                part.sevenths == 0
+                    || end <= part.start
+                    || part.start + eighths(part.sevenths) <= start
+            })
+    }
+
+    pub(crate) fn instance(&self, total: u64, index: u32) -> Option<Instance> {
+        let part = self.parts.get(index as usize)?;
+        (part.sevenths > 0).then(|| Instance {
+            start: part.start,
+            compute: part.compute != 0,
+            ..Instance::cut(total, index, part.sevenths)
+        })
+    }
+
+    pub(crate) fn instances(&self, total: u64) -> Vec<Instance> {
+        (0..MAX_INSTANCES)
+            .filter_map(|index| self.instance(total, index))
+            .collect()
+    }
+
+    pub(crate) fn create(&mut self, sevenths: u32, start: Option<u32>) -> Result<u32, Refused> {
+        if !self.is_on() {
+            return Err(Refused::Off);
+        }
+        let places = starts(sevenths);
+        let start = match start {
+            Some(start) if !places.contains(&start) => return Err(Refused::Misplaced),
+            Some(start) => Some(start).filter(|&start| self.is_free(sevenths, start)),
+            None => places
+                .iter()
+                .copied()
+                .find(|&start| self.is_free(sevenths, start)),
+        };
+        let start = start.ok_or(Refused::NoRoom)?;
+        let index = self.parts.iter().position(|part| part.sevenths == 0);
+        let index = index.ok_or(Refused::NoRoom)?;
+        self.parts[index] = Part {
+            sevenths,
+            start,
+            compute: 0,
+            reserved: 0,
+        };
+        Ok(index as u32)
+    }
+
+    pub(crate) fn set_compute(&mut self, index: u32, compute: bool) -> Result<(), Refused> {
+        let part = self.parts.get_mut(index as usize);
+        let part = part
+            .filter(|part| part.sevenths > 0)
+            .ok_or(Refused::Unknown)?;
+        match (part.compute != 0, compute) {
+            (true, true) => return Err(Refused::NoRoom),
+            (false, false) => return Err(Refused::Unknown),
+            _ => part.compute = u32::from(compute),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn destroy(&mut self, index: u32) -> Result<(), Refused> {
+        let part = self.parts.get_mut(index as usize);
+        let part = part
+            .filter(|part| part.sevenths > 0)
+            .ok_or(Refused::Unknown)?;
+        if part.compute != 0 {
+            return Err(Refused::InUse);
+        }
+        part.sevenths = 0;
+        Ok(())
     }
 }
 
@@ -57,7 +241,8 @@ pub fn parse(text: &str) -> Result<Vec<(usize, Vec<u32>)>, String> {
     let wrong = || {
         format!(
             "VGPU_SIM_MIG is {text:?}: for each GPU that is cut its index, =, and sizes out of 1g, 2g, \
-             3g, 4g, 7g with commas between them, at most 7g together; a semicolon between GPUs"
+             3g, 4g, 7g with commas between them that have room beside each other, at most 7g together, or \
+             on for a GPU that is not cut yet; a semicolon between GPUs"
         )
     };
     let mut cuts: Vec<(usize, Vec<u32>)> = Vec::new();
@@ -69,7 +254,8 @@ pub fn parse(text: &str) -> Result<Vec<(usize, Vec<u32>)>, String> {
         let (index, list) = part.split_once('=').ok_or_else(wrong)?;
         let index = index.trim().parse().map_err(|_| wrong())?;
         let mut sizes: Vec<u32> = Vec::new();
-        for size in list.split(',') {
+        let is_whole = list.trim() == "on";
+        for size in list.split(',').filter(|_| !is_whole) {
             let size = size
                 .trim()
                 .strip_suffix('g')
@@ -79,7 +265,8 @@ pub fn parse(text: &str) -> Result<Vec<(usize, Vec<u32>)>, String> {
                     .ok_or_else(wrong)?,
             );
         }
-        if sizes.iter().sum::<u32>() > SLICES || cuts.iter().any(|(known, _)| *known == index) {
+        let known = cuts.iter().any(|(known, _)| *known == index);
+        if known || sizes.iter().sum::<u32>() > SLICES || Cut::into(&sizes).is_err() {
             return Err(wrong());
         }
         cuts.push((index, sizes));
@@ -91,19 +278,9 @@ impl Board {
     /// The MIG devices of a GPU; none when it is not cut.
     #[must_use]
     pub fn instances(&self, gpu: usize) -> Vec<Instance> {
-        let total = self.total_bytes(gpu);
-        // The settings were understood when the board was made.
-        let cuts = parse(&self.mig()).unwrap_or_default();
-        let sizes = cuts
-            .into_iter()
-            .find(|(index, _)| *index == gpu)
-            .map(|(_, sizes)| sizes);
-        sizes
-            .unwrap_or_default()
-            .into_iter()
-            .zip(0..)
-            .map(|(sevenths, index)| Instance::cut(total, index, sevenths))
-            .collect()
+        let mut instances = self.gpu_instances(gpu);
+        instances.retain(|instance| instance.compute);
+        instances
     }
 
     /// The 16 bytes of a MIG device's identity: its GPU's, with its index in the last two.
@@ -152,15 +329,24 @@ mod tests {
     #[test]
     fn a_gpu_is_cut_as_the_text_says() {
         assert_eq!(
-            parse("0=1g, 1g,3g ;2=7g"),
-            Ok(vec![(0, vec![1, 1, 3]), (2, vec![7])])
+            parse("0=1g, 1g,3g ;2=7g;3=on"),
+            Ok(vec![(0, vec![1, 1, 3]), (2, vec![7]), (3, vec![])])
         );
         assert_eq!(parse(""), Ok(vec![]));
     }
 
     #[test]
     fn what_no_gpu_can_be_cut_into_is_refused_with_what_was_read() {
-        for text in ["1g", "0=", "0=5g", "0=4g,4g", "x=1g", "0=1g;0=2g", "0=1"] {
+        for text in [
+            "1g",
+            "0=",
+            "0=5g",
+            "0=4g,4g",
+            "x=1g",
+            "0=1g;0=2g",
+            "0=1",
+            "0=3g,3g,1g",
+        ] {
             assert!(parse(text).unwrap_err().contains(text), "{text}");
         }
     }
@@ -187,5 +373,62 @@ mod tests {
         assert_eq!(named(&format!("MIG-{}/1/0", board.uuid(1))), Some((1, 0)));
         assert_eq!(named(&board.uuid(1)), None);
         assert_eq!(board.instances(0), []);
+    }
+
+    #[test]
+    fn instances_are_made_where_there_is_room_and_destroyed_when_nobody_works_on_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config {
+            mig: "0=on".to_owned(),
+            ..Config::default()
+        };
+        let path = directory.path().join("board");
+        let board = Board::create(&path, &config).unwrap();
+
+        let low = board.create_gpu_instance(0, 3, Some(0)).unwrap();
+        assert_eq!(
+            board.create_gpu_instance(0, 2, Some(2)),
+            Err(Refused::NoRoom)
+        );
+        assert_eq!(
+            board.create_gpu_instance(0, 2, Some(3)),
+            Err(Refused::Misplaced)
+        );
+        assert_eq!(board.create_gpu_instance(0, 7, None), Err(Refused::NoRoom));
+        assert_eq!(board.create_gpu_instance(1, 1, None), Err(Refused::Off));
+        assert_eq!(board.create_gpu_instance(0, 2, None).unwrap().start, 4);
+        assert_eq!(board.instances(0), []);
+
+        // What one process makes, another one sees.
+        let other = Board::open(&path).unwrap();
+        other.create_compute_instance(0, low.index).unwrap();
+        assert_eq!(
+            board.instance_named(&board.instance_uuid(0, low.index)),
+            Some((
+                0,
+                Instance {
+                    compute: true,
+                    ..low
+                }
+            ))
+        );
+        assert_eq!(
+            other.destroy_gpu_instance(0, low.index),
+            Err(Refused::InUse)
+        );
+
+        let me = board.join().unwrap();
+        board.settle(me, low.index);
+        board
+            .take(me, 0, 4096, crate::board::Kind::Overhead)
+            .unwrap();
+        assert_eq!(
+            other.destroy_compute_instance(0, low.index),
+            Err(Refused::InUse)
+        );
+        board.leave(me);
+        other.destroy_compute_instance(0, low.index).unwrap();
+        other.destroy_gpu_instance(0, low.index).unwrap();
+        assert_eq!(board.gpu_instances(0).len(), 1);
     }
 }

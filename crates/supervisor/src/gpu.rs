@@ -3,6 +3,8 @@
 //!
 //! Never caches: each call asks the driver. One sick GPU never hides the others.
 
+pub mod partition;
+
 use std::ffi::OsStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -9,7 +9,8 @@ use cuda_sim::Board;
 use cuda_sim::board::Driver;
 use cuda_sim::exec::Exec;
 use cuda_sim::faults::Faults;
-use cuda_sim::mig::Instance;
+use cuda_sim::mig::{self, Instance};
+use cuda_sim::topology::Path;
 
 pub(crate) const SM_MHZ_LEAST: u32 = 210;
 pub(crate) const SM_MHZ_MOST: u32 = 1_410;
@@ -197,6 +198,44 @@ impl Card {
         132
     }
 
+    /// Whether it is in MIG mode.
+    pub(crate) fn is_mig(self) -> bool {
+        board().is_some_and(|board| board.is_mig(self.0))
+    }
+
+    /// The GPU instances that it is cut into, those without a compute instance too.
+    pub(crate) fn gpu_instances(self) -> Vec<Instance> {
+        board()
+            .map(|board| board.gpu_instances(self.0))
+            .unwrap_or_default()
+    }
+
+    /// Cuts it, or takes a cut back.
+    pub(crate) fn cut<T>(
+        self,
+        how: impl FnOnce(&Board, usize) -> Result<T, mig::Refused>,
+    ) -> Result<T, NvmlReturn> {
+        let board = board().ok_or(NvmlReturn::UNINITIALIZED)?;
+        how(board, self.0).map_err(|refused| match refused {
+            mig::Refused::Off => NvmlReturn::NOT_SUPPORTED,
+            mig::Refused::NoRoom => NvmlReturn::INSUFFICIENT_RESOURCES,
+            mig::Refused::Misplaced => NvmlReturn::INVALID_ARGUMENT,
+            mig::Refused::Unknown => NvmlReturn::NOT_FOUND,
+            mig::Refused::InUse => NvmlReturn::IN_USE,
+        })
+    }
+
+    /// How it reaches another card.
+    pub(crate) fn path_to(self, other: Card) -> Option<Path> {
+        board().map(|board| board.path_between(self.0, other.0))
+    }
+
+    /// The card at the other end of each of its NVLinks.
+    pub(crate) fn link_ends(self) -> Vec<Card> {
+        let ends = board().map(|board| board.link_ends(self.0));
+        ends.unwrap_or_default().into_iter().map(Card).collect()
+    }
+
     /// The MIG devices that it is cut into.
     pub(crate) fn instances(self) -> Vec<Instance> {
         board()
@@ -206,7 +245,9 @@ impl Card {
 
     /// One of them.
     pub(crate) fn instance(self, index: u32) -> Option<Instance> {
-        self.instances().get(index as usize).copied()
+        self.instances()
+            .into_iter()
+            .find(|instance| instance.index == index)
     }
 
     /// The name of one of them.
@@ -238,7 +279,7 @@ impl Card {
 
     /// Who computes on it.
     pub(crate) fn processes(self) -> Vec<Process> {
-        let parts = self.instances();
+        let parts = self.gpu_instances();
         let processes = board()
             .map(|board| board.processes(self.0))
             .unwrap_or_default();
@@ -249,7 +290,7 @@ impl Card {
                 bytes: process.alloc_bytes + process.overhead_bytes,
                 instance: process
                     .instance
-                    .and_then(|index| parts.get(index as usize))
+                    .and_then(|index| parts.iter().find(|part| part.index == index))
                     .map_or(NO_INSTANCE, |part| part.gpu_instance),
             })
             .collect()

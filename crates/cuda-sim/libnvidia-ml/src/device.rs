@@ -1,8 +1,9 @@
 //! What NVML says of one device: names, memory, clocks, heat. The card is a made-up one for data
-//! centres; what such a card does not have (a display, NVLink, an encoder's licence) is answered as a
-//! real one would.
+//! centres; what such a card does not have (a display, an encoder's licence) is answered as a real one
+//! would.
 
 use cuda_api::nvml::*;
+use cuda_sim::topology::MAX_LINKS;
 
 use crate::border::{Answer, field, get, put, put_list, put_text, text};
 use crate::card::{self, Card};
@@ -227,9 +228,9 @@ pub(crate) fn nvmlDeviceGetTopologyCommonAncestor(
     level: *mut u32,
 ) -> Answer {
     const INTERNAL: u32 = 0;
-    const HOST_BRIDGE: u32 = 30;
-    let same = whole(device1)? == whole(device2)?;
-    put(level, if same { INTERNAL } else { HOST_BRIDGE })
+    let (one, other) = (whole(device1)?, whole(device2)?);
+    let path = one.path_to(other).filter(|_| one != other);
+    put(level, path.map_or(INTERNAL, |path| path.level))
 }
 
 pub(crate) fn nvmlDeviceGetTopologyNearestGpus(
@@ -238,10 +239,10 @@ pub(crate) fn nvmlDeviceGetTopologyNearestGpus(
     count: *mut u32,
     devices: *mut NvmlDevice,
 ) -> Answer {
-    const HOST_BRIDGE: u32 = 30;
     let own = whole(device)?;
+    let at_level = |card: Card| own.path_to(card).is_some_and(|path| path.level == level);
     let near: Vec<NvmlDevice> = Card::all()
-        .filter(|&card| level == HOST_BRIDGE && card != own)
+        .filter(|&card| card != own && at_level(card))
         .map(|card| handle(card, None))
         .collect();
     if get(count)? == 0 {
@@ -456,22 +457,48 @@ constants! {
     nvmlGpmQueryIfStreamingEnabled() => { state: OFF };
 }
 
-pub(crate) fn nvmlDeviceGetNvLinkState(
-    device: NvmlDevice,
-    _link: u32,
-    _active: *mut u32,
-) -> Answer {
-    whole(device)?;
-    Err(NvmlReturn::NOT_SUPPORTED)
+/// The card at the other end of a link that works; a board without links has none to ask of.
+fn link_end(device: NvmlDevice, link: u32) -> Result<Option<Card>, NvmlReturn> {
+    let ends = whole(device)?.link_ends();
+    if ends.is_empty() {
+        return Err(NvmlReturn::NOT_SUPPORTED);
+    }
+    if link as usize >= MAX_LINKS {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    Ok(ends.get(link as usize).copied())
+}
+
+pub(crate) fn nvmlDeviceGetNvLinkState(device: NvmlDevice, link: u32, active: *mut u32) -> Answer {
+    put(active, u32::from(link_end(device, link)?.is_some()))
 }
 
 pub(crate) fn nvmlDeviceGetNvLinkVersion(
     device: NvmlDevice,
-    _link: u32,
-    _version: *mut u32,
+    link: u32,
+    version: *mut u32,
 ) -> Answer {
-    whole(device)?;
-    Err(NvmlReturn::NOT_SUPPORTED)
+    link_end(device, link)?;
+    put(version, 4)
+}
+
+pub(crate) fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+    device: NvmlDevice,
+    link: u32,
+    pci: *mut NvmlPciInfo,
+) -> Answer {
+    let end = link_end(device, link)?.ok_or(NvmlReturn::NOT_SUPPORTED)?;
+    nvmlDeviceGetPciInfo_v3(handle(end, None), pci)
+}
+
+pub(crate) fn nvmlDeviceGetNvLinkRemoteDeviceType(
+    device: NvmlDevice,
+    link: u32,
+    kind: *mut u32,
+) -> Answer {
+    const GPU: u32 = 0;
+    link_end(device, link)?.ok_or(NvmlReturn::NOT_SUPPORTED)?;
+    put(kind, GPU)
 }
 
 /// The machine has one memory node, so the driver names none.

@@ -1,6 +1,6 @@
 //! libnvidia-ml.so.1 of the simulated board: NVML over `cuda_sim`, with every name that the real
 //! library of driver 550 exports. What is not simulated answers `NVML_ERROR_NOT_SUPPORTED`, as a real
-//! card may. It changes nothing on the board: NVML only looks.
+//! card may. It changes nothing on the board but how a GPU in MIG mode is cut.
 #![allow(non_snake_case, reason = "the names are the vendor's")]
 #![allow(
     clippy::cast_possible_truncation,
@@ -56,40 +56,37 @@ pub extern "C-unwind" fn nvmlErrorString(code: NvmlReturn) -> *const c_char {
 }
 
 not_supported! {
-    nvmlComputeInstanceDestroy nvmlComputeInstanceGetInfo nvmlComputeInstanceGetInfo_v2
-    nvmlDeviceClearAccountingPids nvmlDeviceClearCpuAffinity nvmlDeviceClearEccErrorCounts
-    nvmlDeviceClearFieldValues nvmlDeviceCreateGpuInstance nvmlDeviceCreateGpuInstanceWithPlacement
-    nvmlDeviceDiscoverGpus nvmlDeviceFreezeNvLinkUtilizationCounter nvmlDeviceGetActiveVgpus
+    nvmlComputeInstanceGetInfo nvmlDeviceClearAccountingPids nvmlDeviceClearCpuAffinity
+    nvmlDeviceClearEccErrorCounts nvmlDeviceClearFieldValues nvmlDeviceDiscoverGpus
+    nvmlDeviceFreezeNvLinkUtilizationCounter nvmlDeviceGetActiveVgpus
     nvmlDeviceGetAdaptiveClockInfoStatus nvmlDeviceGetBridgeChipInfo nvmlDeviceGetC2cModeInfoV
     nvmlDeviceGetClkMonStatus nvmlDeviceGetConfComputeGpuAttestationReport
     nvmlDeviceGetConfComputeGpuCertificate nvmlDeviceGetConfComputeMemSizeInfo
     nvmlDeviceGetConfComputeProtectedMemoryUsage nvmlDeviceGetCreatableVgpus
     nvmlDeviceGetDetailedEccErrors nvmlDeviceGetDriverModel nvmlDeviceGetDynamicPstatesInfo
     nvmlDeviceGetEncoderSessions nvmlDeviceGetFBCSessions nvmlDeviceGetFBCStats
-    nvmlDeviceGetFanControlPolicy_v2 nvmlDeviceGetGpcClkMinMaxVfOffset nvmlDeviceGetGpcClkVfOffset
-    nvmlDeviceGetGpuFabricInfo nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetGpuInstanceById
-    nvmlDeviceGetGpuInstancePossiblePlacements nvmlDeviceGetGpuInstancePossiblePlacements_v2
-    nvmlDeviceGetGpuInstanceRemainingCapacity nvmlDeviceGetGpuInstances
+    nvmlDeviceGetFanControlPolicy_v2 nvmlDeviceGetGpcClkMinMaxVfOffset
+    nvmlDeviceGetGpcClkVfOffset nvmlDeviceGetGpuFabricInfo nvmlDeviceGetGpuFabricInfoV
     nvmlDeviceGetGpuOperationMode nvmlDeviceGetGridLicensableFeatures
     nvmlDeviceGetGridLicensableFeatures_v2 nvmlDeviceGetGridLicensableFeatures_v3
     nvmlDeviceGetGridLicensableFeatures_v4 nvmlDeviceGetGspFirmwareMode
     nvmlDeviceGetGspFirmwareVersion nvmlDeviceGetHostVgpuMode nvmlDeviceGetLastBBXFlushTime
     nvmlDeviceGetMemClkMinMaxVfOffset nvmlDeviceGetMemClkVfOffset nvmlDeviceGetNvLinkCapability
-    nvmlDeviceGetNvLinkErrorCounter nvmlDeviceGetNvLinkRemoteDeviceType
-    nvmlDeviceGetNvLinkRemotePciInfo nvmlDeviceGetNvLinkRemotePciInfo_v2
+    nvmlDeviceGetNvLinkErrorCounter nvmlDeviceGetNvLinkRemotePciInfo
     nvmlDeviceGetNvLinkUtilizationControl nvmlDeviceGetNvLinkUtilizationCounter
     nvmlDeviceGetPgpuMetadataString nvmlDeviceGetSramEccErrorStatus nvmlDeviceGetSupportedVgpus
-    nvmlDeviceGetThermalSettings nvmlDeviceGetVgpuCapabilities nvmlDeviceGetVgpuHeterogeneousMode
-    nvmlDeviceGetVgpuInstancesUtilizationInfo nvmlDeviceGetVgpuMetadata
-    nvmlDeviceGetVgpuProcessUtilization nvmlDeviceGetVgpuProcessesUtilizationInfo
-    nvmlDeviceGetVgpuSchedulerCapabilities nvmlDeviceGetVgpuSchedulerLog
-    nvmlDeviceGetVgpuSchedulerState nvmlDeviceGetVgpuTypeCreatablePlacements
-    nvmlDeviceGetVgpuTypeSupportedPlacements nvmlDeviceGetVgpuUtilization
-    nvmlDeviceModifyDrainState nvmlDeviceQueryDrainState nvmlDeviceRemoveGpu nvmlDeviceRemoveGpu_v2
-    nvmlDeviceResetApplicationsClocks nvmlDeviceResetGpuLockedClocks
-    nvmlDeviceResetMemoryLockedClocks nvmlDeviceResetNvLinkErrorCounters
-    nvmlDeviceResetNvLinkUtilizationCounter nvmlDeviceSetAPIRestriction nvmlDeviceSetAccountingMode
-    nvmlDeviceSetApplicationsClocks nvmlDeviceSetAutoBoostedClocksEnabled nvmlDeviceSetComputeMode
+    nvmlDeviceGetThermalSettings nvmlDeviceGetVgpuCapabilities
+    nvmlDeviceGetVgpuHeterogeneousMode nvmlDeviceGetVgpuInstancesUtilizationInfo
+    nvmlDeviceGetVgpuMetadata nvmlDeviceGetVgpuProcessUtilization
+    nvmlDeviceGetVgpuProcessesUtilizationInfo nvmlDeviceGetVgpuSchedulerCapabilities
+    nvmlDeviceGetVgpuSchedulerLog nvmlDeviceGetVgpuSchedulerState
+    nvmlDeviceGetVgpuTypeCreatablePlacements nvmlDeviceGetVgpuTypeSupportedPlacements
+    nvmlDeviceGetVgpuUtilization nvmlDeviceModifyDrainState nvmlDeviceQueryDrainState
+    nvmlDeviceRemoveGpu nvmlDeviceRemoveGpu_v2 nvmlDeviceResetApplicationsClocks
+    nvmlDeviceResetGpuLockedClocks nvmlDeviceResetMemoryLockedClocks
+    nvmlDeviceResetNvLinkErrorCounters nvmlDeviceResetNvLinkUtilizationCounter
+    nvmlDeviceSetAPIRestriction nvmlDeviceSetAccountingMode nvmlDeviceSetApplicationsClocks
+    nvmlDeviceSetAutoBoostedClocksEnabled nvmlDeviceSetComputeMode
     nvmlDeviceSetConfComputeUnprotectedMemSize nvmlDeviceSetCpuAffinity
     nvmlDeviceSetDefaultAutoBoostedClocksEnabled nvmlDeviceSetDefaultFanSpeed_v2
     nvmlDeviceSetDriverModel nvmlDeviceSetEccMode nvmlDeviceSetFanControlPolicy
@@ -102,31 +99,32 @@ not_supported! {
     nvmlDeviceSetVgpuHeterogeneousMode nvmlDeviceSetVgpuSchedulerState
     nvmlDeviceSetVirtualizationMode nvmlDeviceValidateInforom nvmlGetBlacklistDeviceInfoByIndex
     nvmlGetExcludedDeviceInfoByIndex nvmlGetVgpuCompatibility nvmlGetVgpuDriverCapabilities
-    nvmlGetVgpuVersion nvmlGpmMetricsGet nvmlGpmMigSampleGet nvmlGpmSampleAlloc nvmlGpmSampleFree
-    nvmlGpmSampleGet nvmlGpmSetStreamingEnabled nvmlGpuInstanceCreateComputeInstance
-    nvmlGpuInstanceCreateComputeInstanceWithPlacement nvmlGpuInstanceDestroy
-    nvmlGpuInstanceGetComputeInstanceById nvmlGpuInstanceGetComputeInstancePossiblePlacements
-    nvmlGpuInstanceGetComputeInstanceProfileInfo nvmlGpuInstanceGetComputeInstanceProfileInfoV
-    nvmlGpuInstanceGetComputeInstanceRemainingCapacity nvmlGpuInstanceGetComputeInstances
-    nvmlGpuInstanceGetInfo nvmlSetVgpuVersion nvmlSystemGetConfComputeCapabilities
-    nvmlSystemGetConfComputeGpusReadyState nvmlSystemGetConfComputeKeyRotationThresholdInfo
-    nvmlSystemGetConfComputeSettings nvmlSystemGetConfComputeState nvmlSystemGetNvlinkBwMode
+    nvmlGetVgpuVersion nvmlGpmMetricsGet nvmlGpmMigSampleGet nvmlGpmSampleAlloc
+    nvmlGpmSampleFree nvmlGpmSampleGet nvmlGpmSetStreamingEnabled
+    nvmlGpuInstanceCreateComputeInstanceWithPlacement
+    nvmlGpuInstanceGetComputeInstancePossiblePlacements
+    nvmlGpuInstanceGetComputeInstanceProfileInfoV
+    nvmlGpuInstanceGetComputeInstanceRemainingCapacity nvmlSetVgpuVersion
+    nvmlSystemGetConfComputeCapabilities nvmlSystemGetConfComputeGpusReadyState
+    nvmlSystemGetConfComputeKeyRotationThresholdInfo nvmlSystemGetConfComputeSettings
+    nvmlSystemGetConfComputeState nvmlSystemGetNvlinkBwMode
     nvmlSystemSetConfComputeGpusReadyState nvmlSystemSetConfComputeKeyRotationThresholdInfo
-    nvmlSystemSetNvlinkBwMode nvmlUnitGetDevices nvmlUnitGetFanSpeedInfo nvmlUnitGetHandleByIndex
-    nvmlUnitGetLedState nvmlUnitGetPsuInfo nvmlUnitGetTemperature nvmlUnitGetUnitInfo
-    nvmlUnitSetLedState nvmlVgpuInstanceClearAccountingPids nvmlVgpuInstanceGetAccountingMode
-    nvmlVgpuInstanceGetAccountingPids nvmlVgpuInstanceGetAccountingStats nvmlVgpuInstanceGetEccMode
+    nvmlSystemSetNvlinkBwMode nvmlUnitGetDevices nvmlUnitGetFanSpeedInfo
+    nvmlUnitGetHandleByIndex nvmlUnitGetLedState nvmlUnitGetPsuInfo nvmlUnitGetTemperature
+    nvmlUnitGetUnitInfo nvmlUnitSetLedState nvmlVgpuInstanceClearAccountingPids
+    nvmlVgpuInstanceGetAccountingMode nvmlVgpuInstanceGetAccountingPids
+    nvmlVgpuInstanceGetAccountingStats nvmlVgpuInstanceGetEccMode
     nvmlVgpuInstanceGetEncoderCapacity nvmlVgpuInstanceGetEncoderSessions
     nvmlVgpuInstanceGetEncoderStats nvmlVgpuInstanceGetFBCSessions nvmlVgpuInstanceGetFBCStats
-    nvmlVgpuInstanceGetFbUsage nvmlVgpuInstanceGetFrameRateLimit nvmlVgpuInstanceGetGpuInstanceId
-    nvmlVgpuInstanceGetGpuPciId nvmlVgpuInstanceGetLicenseInfo nvmlVgpuInstanceGetLicenseInfo_v2
-    nvmlVgpuInstanceGetLicenseStatus nvmlVgpuInstanceGetMdevUUID nvmlVgpuInstanceGetMetadata
-    nvmlVgpuInstanceGetPlacementId nvmlVgpuInstanceGetType nvmlVgpuInstanceGetUUID
-    nvmlVgpuInstanceGetVmDriverVersion nvmlVgpuInstanceGetVmID nvmlVgpuInstanceSetEncoderCapacity
-    nvmlVgpuTypeGetCapabilities nvmlVgpuTypeGetClass nvmlVgpuTypeGetDeviceID
-    nvmlVgpuTypeGetFbReservation nvmlVgpuTypeGetFrameRateLimit nvmlVgpuTypeGetFramebufferSize
+    nvmlVgpuInstanceGetFbUsage nvmlVgpuInstanceGetFrameRateLimit
+    nvmlVgpuInstanceGetGpuInstanceId nvmlVgpuInstanceGetGpuPciId nvmlVgpuInstanceGetLicenseInfo
+    nvmlVgpuInstanceGetLicenseInfo_v2 nvmlVgpuInstanceGetLicenseStatus
+    nvmlVgpuInstanceGetMdevUUID nvmlVgpuInstanceGetMetadata nvmlVgpuInstanceGetPlacementId
+    nvmlVgpuInstanceGetType nvmlVgpuInstanceGetUUID nvmlVgpuInstanceGetVmDriverVersion
+    nvmlVgpuInstanceGetVmID nvmlVgpuInstanceSetEncoderCapacity nvmlVgpuTypeGetCapabilities
+    nvmlVgpuTypeGetClass nvmlVgpuTypeGetDeviceID nvmlVgpuTypeGetFbReservation
+    nvmlVgpuTypeGetFrameRateLimit nvmlVgpuTypeGetFramebufferSize
     nvmlVgpuTypeGetGpuInstanceProfileId nvmlVgpuTypeGetGspHeapSize nvmlVgpuTypeGetLicense
     nvmlVgpuTypeGetMaxInstances nvmlVgpuTypeGetMaxInstancesPerVm nvmlVgpuTypeGetName
-    nvmlVgpuTypeGetNumDisplayHeads nvmlVgpuTypeGetResolution
-    nvmlInternalGetExportTable
+    nvmlVgpuTypeGetNumDisplayHeads nvmlVgpuTypeGetResolution nvmlInternalGetExportTable
 }

@@ -1,16 +1,18 @@
-//! MIG: which cards are cut, and into what. The cut is the board's (`cuda_sim::mig`); creating and
-//! destroying instances is not simulated.
+//! MIG: which cards are in that mode, what they are cut into, and cutting them. The cut is the board's
+//! (`cuda_sim::mig`). Switching the mode is not simulated.
 
 use cuda_api::nvml::*;
-use cuda_sim::mig::{Instance, MAX_INSTANCES, SLICES};
+use cuda_sim::mig::{Instance, MAX_INSTANCES, SIZES, SLICES, eighths, starts};
 
 use crate::border::{Answer, field, get, put};
 use crate::card::Card;
-use crate::state::{Target, handle, target, whole};
+use crate::state::{
+    Target, compute_handle, compute_instance, gpu_instance, handle, instance_handle, target, whole,
+};
 
-/// Whether a card is cut.
+/// Whether a card is in MIG mode.
 pub(crate) fn enabled(card: Card) -> bool {
-    !card.instances().is_empty()
+    card.is_mig()
 }
 
 /// Multiprocessors of a part of a card.
@@ -191,4 +193,261 @@ pub(crate) fn nvmlDeviceGetGpuInstanceProfileInfoV(
             )),
         },
     )
+}
+
+/// The size in sevenths of the profile with this id.
+fn sevenths_of(id: u32) -> Result<u32, NvmlReturn> {
+    SIZES
+        .into_iter()
+        .find(|&sevenths| profile_id(sevenths) == id)
+        .ok_or(NvmlReturn::INVALID_ARGUMENT)
+}
+
+/// A card in MIG mode.
+fn split(device: NvmlDevice) -> Result<Card, NvmlReturn> {
+    let card = whole(device)?;
+    if enabled(card) {
+        Ok(card)
+    } else {
+        Err(NvmlReturn::NOT_SUPPORTED)
+    }
+}
+
+pub(crate) fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
+    device: NvmlDevice,
+    id: u32,
+    placements: *mut NvmlInstancePlacement,
+    count: *mut u32,
+) -> Answer {
+    split(device)?;
+    let sevenths = sevenths_of(id)?;
+    let starts = starts(sevenths);
+    put(count, starts.len() as u32)?;
+    if placements.is_null() {
+        return Ok(());
+    }
+    for (at, &start) in starts.iter().enumerate() {
+        // The caller has made room for as many as it was told of.
+        put(
+            placements.wrapping_add(at),
+            NvmlInstancePlacement {
+                start,
+                size: eighths(sevenths),
+            },
+        )?;
+    }
+    Ok(())
+}
+
+pub(crate) fn nvmlDeviceGetGpuInstancePossiblePlacements(
+    device: NvmlDevice,
+    id: u32,
+    placements: *mut NvmlInstancePlacement,
+    count: *mut u32,
+) -> Answer {
+    nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, id, placements, count)
+}
+
+pub(crate) fn nvmlDeviceGetGpuInstanceRemainingCapacity(
+    device: NvmlDevice,
+    id: u32,
+    count: *mut u32,
+) -> Answer {
+    let card = split(device)?;
+    let sevenths = sevenths_of(id)?;
+    let taken = card.gpu_instances();
+    let is_free = |&&start: &&u32| {
+        taken.iter().all(|part| {
+            start + eighths(sevenths) <= part.start || part.start + eighths(part.sevenths) <= start
+        })
+    };
+    put(
+        count,
+        starts(sevenths).iter().filter(is_free).count() as u32,
+    )
+}
+
+fn create(
+    device: NvmlDevice,
+    id: u32,
+    placement: Option<NvmlInstancePlacement>,
+    out: *mut NvmlGpuInstance,
+) -> Answer {
+    let card = split(device)?;
+    let sevenths = sevenths_of(id)?;
+    if out.is_null() || placement.is_some_and(|placement| placement.size != eighths(sevenths)) {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    let start = placement.map(|placement| placement.start);
+    let made = card.cut(|board, gpu| board.create_gpu_instance(gpu, sevenths, start))?;
+    put(out, instance_handle(card, made.index))
+}
+
+pub(crate) fn nvmlDeviceCreateGpuInstance(
+    device: NvmlDevice,
+    id: u32,
+    out: *mut NvmlGpuInstance,
+) -> Answer {
+    create(device, id, None, out)
+}
+
+pub(crate) fn nvmlDeviceCreateGpuInstanceWithPlacement(
+    device: NvmlDevice,
+    id: u32,
+    placement: *const NvmlInstancePlacement,
+    out: *mut NvmlGpuInstance,
+) -> Answer {
+    create(device, id, Some(get(placement)?), out)
+}
+
+pub(crate) fn nvmlGpuInstanceDestroy(instance: NvmlGpuInstance) -> Answer {
+    let (card, part) = gpu_instance(instance)?;
+    card.cut(|board, gpu| board.destroy_gpu_instance(gpu, part.index))
+}
+
+/// The caller has made room for as many as the profile allows.
+pub(crate) fn nvmlDeviceGetGpuInstances(
+    device: NvmlDevice,
+    id: u32,
+    out: *mut NvmlGpuInstance,
+    count: *mut u32,
+) -> Answer {
+    let card = split(device)?;
+    let sevenths = sevenths_of(id)?;
+    let parts = card.gpu_instances();
+    let mut found = 0;
+    for part in parts.iter().filter(|part| part.sevenths == sevenths) {
+        put(
+            out.wrapping_add(found as usize),
+            instance_handle(card, part.index),
+        )?;
+        found += 1;
+    }
+    put(count, found)
+}
+
+pub(crate) fn nvmlDeviceGetGpuInstanceById(
+    device: NvmlDevice,
+    id: u32,
+    out: *mut NvmlGpuInstance,
+) -> Answer {
+    let card = split(device)?;
+    let parts = card.gpu_instances();
+    let part = parts.iter().find(|part| part.gpu_instance == id);
+    let part = part.ok_or(NvmlReturn::NOT_FOUND)?;
+    put(out, instance_handle(card, part.index))
+}
+
+pub(crate) fn nvmlGpuInstanceGetInfo(
+    instance: NvmlGpuInstance,
+    info: *mut NvmlGpuInstanceInfo,
+) -> Answer {
+    let (card, part) = gpu_instance(instance)?;
+    put(
+        info,
+        NvmlGpuInstanceInfo {
+            device: handle(card, None),
+            id: part.gpu_instance,
+            profile_id: profile_id(part.sevenths),
+            placement: NvmlInstancePlacement {
+                start: part.start,
+                size: eighths(part.sevenths),
+            },
+        },
+    )
+}
+
+/// The one shape of compute instances here fills its GPU instance; a real card has smaller ones, too.
+pub(crate) fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
+    instance: NvmlGpuInstance,
+    number: u32,
+    engines: u32,
+    info: *mut NvmlComputeInstanceProfileInfo,
+) -> Answer {
+    let (card, part) = gpu_instance(instance)?;
+    if engines != 0 {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    if profile(number)? != part.sevenths {
+        return Err(NvmlReturn::NOT_SUPPORTED);
+    }
+    put(
+        info,
+        NvmlComputeInstanceProfileInfo {
+            id: number,
+            slice_count: part.sevenths,
+            instance_count: 1,
+            multiprocessor_count: multiprocessors(card, part.sevenths),
+            shared_copy_engine_count: part.sevenths,
+            shared_decoder_count: part.sevenths / 2,
+            shared_encoder_count: 0,
+            shared_jpeg_count: u32::from(part.sevenths == SLICES),
+            shared_ofa_count: u32::from(part.sevenths == SLICES),
+        },
+    )
+}
+
+pub(crate) fn nvmlGpuInstanceCreateComputeInstance(
+    instance: NvmlGpuInstance,
+    number: u32,
+    out: *mut NvmlComputeInstance,
+) -> Answer {
+    let (card, part) = gpu_instance(instance)?;
+    if out.is_null() || profile(number)? != part.sevenths {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    card.cut(|board, gpu| board.create_compute_instance(gpu, part.index))?;
+    put(out, compute_handle(card, part.index))
+}
+
+pub(crate) fn nvmlGpuInstanceGetComputeInstances(
+    instance: NvmlGpuInstance,
+    number: u32,
+    out: *mut NvmlComputeInstance,
+    count: *mut u32,
+) -> Answer {
+    let (card, part) = gpu_instance(instance)?;
+    let is_there = part.compute && profile(number)? == part.sevenths;
+    if is_there {
+        put(out, compute_handle(card, part.index))?;
+    }
+    put(count, u32::from(is_there))
+}
+
+pub(crate) fn nvmlGpuInstanceGetComputeInstanceById(
+    instance: NvmlGpuInstance,
+    id: u32,
+    out: *mut NvmlComputeInstance,
+) -> Answer {
+    let (card, part) = gpu_instance(instance)?;
+    if id != 0 || !part.compute {
+        return Err(NvmlReturn::NOT_FOUND);
+    }
+    put(out, compute_handle(card, part.index))
+}
+
+pub(crate) fn nvmlComputeInstanceGetInfo_v2(
+    instance: NvmlComputeInstance,
+    info: *mut NvmlComputeInstanceInfo,
+) -> Answer {
+    let (card, part) = compute_instance(instance)?;
+    let number = SIZES.iter().position(|&size| size == part.sevenths);
+    put(
+        info,
+        NvmlComputeInstanceInfo {
+            device: handle(card, None),
+            gpu_instance: instance_handle(card, part.index),
+            id: 0,
+            profile_id: number.map_or(0, |number| number as u32),
+            placement: NvmlInstancePlacement {
+                start: 0,
+                size: part.sevenths,
+            },
+        },
+    )
+}
+
+pub(crate) fn nvmlComputeInstanceDestroy(instance: NvmlComputeInstance) -> Answer {
+    let (card, part) = compute_instance(instance)?;
+    card.cut(|board, gpu| board.destroy_compute_instance(gpu, part.index))
 }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cuda_api::nvml::{NvmlDevice, NvmlReturn};
+use cuda_api::nvml::{NvmlComputeInstance, NvmlDevice, NvmlGpuInstance, NvmlReturn};
 use cuda_sim::mig::Instance;
 
 use crate::border::Answer;
@@ -88,18 +88,69 @@ pub(crate) fn handle(card: Card, mig: Option<u32>) -> NvmlDevice {
     ))
 }
 
-/// What a handle stands for; a made-up one is an invalid argument, a lost card says so.
-pub(crate) fn target(device: NvmlDevice) -> Result<Target, NvmlReturn> {
+// Those of GPU instances and of compute instances, on pages of their own.
+const INSTANCE_TAG: usize = 0x5_7000;
+const COMPUTE_TAG: usize = 0x5_8000;
+
+fn part_bits(tag: usize, card: Card, index: u32) -> usize {
+    tag | (card.index() << 5) | (index as usize + 1)
+}
+
+/// The handle of the GPU instance `index` of a card.
+pub(crate) fn instance_handle(card: Card, index: u32) -> NvmlGpuInstance {
+    let bits = part_bits(INSTANCE_TAG, card, index);
+    NvmlGpuInstance(std::ptr::without_provenance_mut(bits))
+}
+
+/// The handle of its compute instance.
+pub(crate) fn compute_handle(card: Card, index: u32) -> NvmlComputeInstance {
+    let bits = part_bits(COMPUTE_TAG, card, index);
+    NvmlComputeInstance(std::ptr::without_provenance_mut(bits))
+}
+
+/// The card of a handle on the page `tag`, and what of it is meant: 0 for all of it, else a part's index plus one.
+fn unpacked(bits: usize, tag: usize) -> Result<(Card, usize), NvmlReturn> {
     ready()?;
-    let bits = device.0.addr();
-    if bits & !0xfff != TAG {
+    if bits & !0xfff != tag {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
     let card = Card::at((bits >> 5) & 0x7f).ok_or(NvmlReturn::INVALID_ARGUMENT)?;
     if card.lost() {
         return Err(NvmlReturn::GPU_IS_LOST);
     }
-    match bits & 0x1f {
+    Ok((card, bits & 0x1f))
+}
+
+fn part_of(bits: usize, tag: usize) -> Result<(Card, Instance), NvmlReturn> {
+    let (card, part) = unpacked(bits, tag)?;
+    let mut parts = card.gpu_instances().into_iter();
+    parts
+        .find(|known| known.index as usize + 1 == part)
+        .map(|known| (card, known))
+        .ok_or(NvmlReturn::INVALID_ARGUMENT)
+}
+
+/// What the handle of a GPU instance stands for, while it lives.
+pub(crate) fn gpu_instance(instance: NvmlGpuInstance) -> Result<(Card, Instance), NvmlReturn> {
+    part_of(instance.0.addr(), INSTANCE_TAG)
+}
+
+/// What the handle of a compute instance stands for, while it lives.
+pub(crate) fn compute_instance(
+    instance: NvmlComputeInstance,
+) -> Result<(Card, Instance), NvmlReturn> {
+    let (card, part) = part_of(instance.0.addr(), COMPUTE_TAG)?;
+    if part.compute {
+        Ok((card, part))
+    } else {
+        Err(NvmlReturn::INVALID_ARGUMENT)
+    }
+}
+
+/// What a handle stands for; a made-up one is an invalid argument, a lost card says so.
+pub(crate) fn target(device: NvmlDevice) -> Result<Target, NvmlReturn> {
+    let (card, part) = unpacked(device.0.addr(), TAG)?;
+    match part {
         0 => Ok(Target::Card(card)),
         mig => card
             .instance(mig as u32 - 1)
