@@ -6,6 +6,7 @@ only, waits for nothing longer than a minute, and ends what it started.
 """
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import urllib.parse
 import urllib.request
 
 MIB = 1 << 20
+RULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "charts", "vgpu", "rules")
 
 # A tenant: takes memory by cuMemAlloc, says what the driver answered, and holds until its input ends.
 TENANT = """
@@ -96,7 +98,7 @@ def check(binaries, work, board, ends):
     make_odd(board, serve["path"])
 
     address = start_agent(ends, binaries, board, work)
-    ask = start_prometheus(ends, work, address)
+    ask = start_prometheus(ends, work, [address], glob.glob(f"{RULES}/*.yaml"))
 
     compare("the numbers of vgpu top", lambda: differences(top(), ask))
     odd = 'odd "name" \\ {a="b"} 1?ü'
@@ -198,15 +200,17 @@ def start_agent(ends, binaries, board, work):
     return address
 
 
-def start_prometheus(ends, work, agent):
+def start_prometheus(ends, work, targets, rules):
+    """Begins to scrape and to evaluate each second; the way to ask it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = "127.0.0.1:%d" % probe.getsockname()[1]
     config = os.path.join(work, "check.yml")
     with open(config, "w", encoding="utf-8") as file:
         file.write("global: {scrape_interval: 1s, evaluation_interval: 1s}\n")
-        file.write(f"rule_files: [{work}/alerts.yml]\n")
-        file.write(f"scrape_configs: [{{job_name: vgpu, static_configs: [{{targets: ['{agent}']}}]}}]\n")
+        file.write(f"rule_files: {json.dumps([os.path.abspath(path) for path in rules])}\n")
+        jobs = [{"job_name": "vgpu", "honor_labels": True, "static_configs": [{"targets": targets}]}]
+        file.write(f"scrape_configs: {json.dumps(jobs)}\n")
     log = open(os.path.join(work, "prometheus.log"), "w", encoding="utf-8")
     command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={work}/data"]
     command += [f"--web.listen-address={address}", "--log.level=warn"]
@@ -227,12 +231,12 @@ def start_prometheus(ends, work, agent):
     def scraped():
         assert process.poll() is None, f"prometheus has ended, see its log:\n{open(log.name).read()[-2000:]}"
         try:
-            return ask("up == 1")
+            return len(ask("up == 1")) == len(targets)
         except OSError:
             return None
 
-    wait_for("Prometheus to scrape the agent", scraped)
-    say(f"Prometheus scrapes it every second, and answers on {address}")
+    wait_for("Prometheus to scrape every target", scraped)
+    say(f"Prometheus scrapes {len(targets)} targets and evaluates the rules, every second; it answers on {address}")
     return ask
 
 

@@ -58,7 +58,8 @@ impl Agent {
             "--log-format",
             "json",
         ];
-        let mut child = command(&[&args, more].concat()).spawn().unwrap();
+        let mut command = command(&[&args, more].concat());
+        let mut child = command.env("NODE_NAME", "here").spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let address = loop {
             let mut line = String::new();
@@ -136,7 +137,7 @@ fn a_tenants_charges_are_shown_as_it_makes_them() {
     let dir = board.container("train", 4 << 30);
     let agent = Agent::start(board.root(), &["--no-nvml"]);
     let used = || agent.series("hami_vgpu_memory_used_bytes");
-    let labels = r#"{namespace="",pod="",container="train",vdevice_index="0",device_uuid="GPU-00000000-1111-2222-3333-444444444444"}"#;
+    let labels = r#"{node="here",namespace="",pod="",container="train",vdevice_index="0",device_uuid="GPU-00000000-1111-2222-3333-444444444444"}"#;
     assert_eq!(used(), [format!("hami_vgpu_memory_used_bytes{labels} 0")]);
 
     // This process is the tenant.
