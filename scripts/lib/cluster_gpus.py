@@ -57,14 +57,14 @@ def specification(uuids, driver):
         "kind": "nvidia.com/gpu",
         "devices": devices,
         "containerEdits": {
-            "env": ["NVIDIA_VISIBLE_DEVICES=void", f"VGPU_SIM_BOARD={board}", "VGPU_SIM_DEVICES_DIR=/dev"],
+            "env": ["NVIDIA_VISIBLE_DEVICES=void", f"VGPU_SIM_BOARD={board}", f"VGPU_SIM_PROC={os.environ['VGPU_SIM_PROC']}", "VGPU_SIM_DEVICES_DIR=/dev"],
             "deviceNodes": [{"path": "/dev/nvidiactl"}, {"path": "/dev/nvidia-uvm"}],
             "mounts": [
                 {"hostPath": f"{driver}/{name}", "containerPath": f"{LIBRARIES}/{name}", "options": library}
                 for name in ("libcuda.so.1", "libnvidia-ml.so.1")
             ]
-            # What a GPU is: every process on it maps these files.
-            + [{"hostPath": os.path.dirname(board), "containerPath": os.path.dirname(board), "options": ["rw", "nosuid", "nodev", "bind"]}],
+            # What a GPU is: every process on it maps these files. The node's /proc lies in it too.
+            + [{"hostPath": os.path.dirname(board), "containerPath": os.path.dirname(board), "options": ["rw", "nosuid", "nodev", "rbind"]}],
         },
     }
 

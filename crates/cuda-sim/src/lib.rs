@@ -13,6 +13,7 @@ pub mod config;
 pub mod exec;
 pub mod faults;
 pub mod mig;
+pub mod nodes;
 mod process;
 pub mod script;
 pub mod topology;

@@ -8,18 +8,19 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// A process, told from every other that has had or will have its number.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Identity {
-    /// As it sees itself.
+    /// As it sees itself, or as the node of [`proc`] sees it.
     pub(crate) pid: u32,
     reserved: u32,
     /// In clock ticks since boot.
     pub(crate) start_time: u64,
-    /// Inode of its pid namespace.
+    /// Inode of its pid namespace, or which numbering [`proc`] has.
     pub(crate) pid_namespace: u64,
     /// Where its stack starts: an exec gives it another one.
     pub(crate) stack: u64,
@@ -29,7 +30,7 @@ impl Identity {
     /// This process.
     #[must_use]
     pub(crate) fn own() -> Self {
-        let pid = std::process::id();
+        let pid = own_pid();
         let (start_time, stack) = stat(pid).map_or((0, 0), |stat| (stat.start_time, stat.stack));
         Self {
             pid,
@@ -44,7 +45,7 @@ impl Identity {
     /// cannot be looked at by its number, counts as alive.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
-        if self.pid == std::process::id() && self.is_own() {
+        if self.pid == own_pid() && self.is_own() {
             return true;
         }
         if self.pid_namespace != own_pid_namespace() {
@@ -99,7 +100,7 @@ struct Stat {
 }
 
 fn stat(pid: u32) -> Option<Stat> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let text = fs::read_to_string(format!("{}/{pid}/stat", proc())).ok()?;
     // The name in brackets may hold blanks and brackets; what follows the last one is regular.
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
@@ -174,7 +175,45 @@ extern "C" fn forked() {
 }
 
 fn own_pid_namespace() -> u64 {
-    fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
+    match node_proc() {
+        // One mount, one numbering, wherever it is bound.
+        Some(proc) => fs::metadata(proc).map_or(0, |data| data.dev()),
+        None => fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino()),
+    }
+}
+
+/// Where the node's processes stand, for one in a container: `VGPU_SIM_PROC`, a mount of the node's `/proc`. There a
+/// process is known by the node's number, as the real driver knows it, and all can see who lives.
+fn node_proc() -> Option<&'static str> {
+    static NODE: OnceLock<Option<String>> = OnceLock::new();
+    NODE.get_or_init(|| {
+        let proc = std::env::var("VGPU_SIM_PROC").ok()?;
+        (!proc.is_empty()).then_some(proc)
+    })
+    .as_deref()
+}
+
+fn proc() -> &'static str {
+    node_proc().unwrap_or("/proc")
+}
+
+/// This process's number, as the board knows it. Remembered for the process that asks: a fork's child has another one.
+pub(crate) fn own_pid() -> u32 {
+    // Our number in the upper half, the node's in the lower; one word, so that both belong together.
+    static KNOWN: AtomicU64 = AtomicU64::new(0);
+    let own = std::process::id();
+    let Some(proc) = node_proc() else {
+        return own;
+    };
+    let known = KNOWN.load(Ordering::Relaxed);
+    if known >> 32 == u64::from(own) {
+        return known as u32;
+    }
+    let link = fs::read_link(format!("{proc}/self")).ok();
+    let pid = link.and_then(|link| link.to_str()?.parse().ok());
+    let pid: u32 = pid.unwrap_or(own);
+    KNOWN.store(u64::from(own) << 32 | u64::from(pid), Ordering::Relaxed);
+    pid
 }
 
 /// The running kernel's boot: what an earlier one left in a file is nobody's.

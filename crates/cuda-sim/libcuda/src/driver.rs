@@ -8,6 +8,7 @@ use cuda_sim::Board;
 use cuda_sim::board::{Kind, Member, Refused};
 use cuda_sim::faults::Faults;
 use cuda_sim::mig::Instance;
+use cuda_sim::nodes::Nodes;
 
 use crate::visible::Visible;
 
@@ -20,6 +21,8 @@ pub(crate) struct Driver {
     /// The MIG device that it works on, if its GPU is cut and it asked for one.
     pub(crate) instance: Option<Instance>,
     faults: Faults,
+    /// Open as long as the process lives.
+    _nodes: Nodes,
 }
 
 static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
@@ -89,10 +92,11 @@ fn make() -> Result<(), CuResult> {
         CuResult::SYSTEM_NOT_READY
     })?;
     let faults = Faults::parse(&board.faults());
+    let nodes = Nodes::from_env(board.gpus(), true).ok_or(CuResult::NO_DEVICE)?;
     let Visible {
         gpus: visible,
         instance,
-    } = crate::visible::devices(&board);
+    } = crate::visible::devices(&board, &nodes.gpus);
     if visible.is_empty() {
         return Err(CuResult::NO_DEVICE);
     }
@@ -106,6 +110,7 @@ fn make() -> Result<(), CuResult> {
         visible,
         instance,
         faults,
+        _nodes: nodes,
     }));
     DRIVER.store(driver, Ordering::Release);
     Ok(())

@@ -1,5 +1,5 @@
-//! Which GPUs a process sees: `CUDA_VISIBLE_DEVICES`, read as the real driver reads it. Decides with
-//! values; the environment is read in one place.
+//! Which GPUs a process sees: of those that it was given, `CUDA_VISIBLE_DEVICES`, read as the real driver reads it.
+//! Decides with values; the environment is read in one place.
 
 use cuda_sim::Board;
 use cuda_sim::mig::Instance;
@@ -12,27 +12,32 @@ pub(crate) struct Visible {
     pub(crate) instance: Option<Instance>,
 }
 
-/// What this process sees of the board.
+/// What this process sees of the GPUs of the board that it was given.
 #[must_use]
-pub(crate) fn devices(board: &Board) -> Visible {
-    let uuids: Vec<String> = (0..board.gpus()).map(|gpu| board.uuid(gpu)).collect();
+pub(crate) fn devices(board: &Board, given: &[usize]) -> Visible {
+    let uuids: Vec<String> = given.iter().map(|&gpu| board.uuid(gpu)).collect();
     let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
         // All simulated GPUs are equally fast and stand in bus order, so CUDA_DEVICE_ORDER changes nothing.
         return Visible {
-            gpus: (0..uuids.len()).collect(),
+            gpus: given.to_vec(),
             instance: None,
         };
     };
     // A process works on one MIG device at most: the first that is named, if that comes first.
     let first = list.split(',').next().unwrap_or_default().trim();
-    if let Some((gpu, instance)) = board.instance_named(first) {
+    let named = board.instance_named(first);
+    if let Some((gpu, instance)) = named.filter(|(gpu, _)| given.contains(gpu)) {
         return Visible {
             gpus: vec![gpu],
             instance: Some(instance),
         };
     }
+    let chosen = chosen(&list, &uuids);
     Visible {
-        gpus: chosen(&list, &uuids),
+        gpus: chosen
+            .into_iter()
+            .filter_map(|place| given.get(place).copied())
+            .collect(),
         instance: None,
     }
 }

@@ -374,3 +374,105 @@ fn a_pools_pointer_passes_to_another_process() {
         assert_eq!(board().used_bytes(0), CONTEXT);
     });
 }
+
+#[test]
+fn a_process_sees_the_gpus_whose_device_nodes_it_was_given() {
+    let name = "a_process_sees_the_gpus_whose_device_nodes_it_was_given";
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().to_str().unwrap();
+    let make = |names: &[&str]| {
+        for name in names {
+            std::fs::write(directory.path().join(name), "").unwrap();
+        }
+    };
+    make(&["nvidiactl", "nvidia-uvm", "nvidia1"]);
+    alone(name, &[("VGPU_SIM_DEVICES_DIR", folder)], |driver| {
+        let mut count = -1;
+        ok!(driver, cuInit(0));
+        ok!(driver, cuDeviceGetCount(&raw mut count));
+        assert_eq!(count, 1);
+        let mut uuid = CuUuid { bytes: [0; 16] };
+        ok!(driver, cuDeviceGetUuid(&raw mut uuid, CuDevice(0)));
+        assert_eq!(uuid.bytes, board().uuid_bytes(1));
+        driver.context(0);
+        assert_eq!((board().used_bytes(0), board().used_bytes(1)), (0, CONTEXT));
+    });
+    let hidden = [
+        ("VGPU_SIM_DEVICES_DIR", folder),
+        ("CUDA_VISIBLE_DEVICES", "1"),
+    ];
+    if std::env::var_os("VGPU_TEST_CHILD").is_none() {
+        alone_refused(name, &hidden);
+        std::fs::remove_file(directory.path().join("nvidiactl")).unwrap();
+        alone_refused(name, &hidden[..1]);
+    }
+}
+
+/// The same test again as a process for which there is no device.
+fn alone_refused(name: &str, settings: &[(&str, &str)]) {
+    let directory = tempfile::tempdir().unwrap();
+    let output = common::command(name, &directory.path().join("board"))
+        .envs(settings.iter().copied())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("CuResult(100)"), "{said}");
+}
+
+#[test]
+fn a_process_of_a_container_is_known_by_the_node_s_number_and_ends_for_all() {
+    let name = "a_process_of_a_container_is_known_by_the_node_s_number_and_ends_for_all";
+    let node = [("VGPU_SIM_PROC", "/proc")];
+    if std::env::var_os("VGPU_TEST_CHILD").is_none() {
+        let may = std::process::Command::new("unshare")
+            .args(["--pid", "--fork", "--mount-proc", "true"])
+            .status();
+        if !may.is_ok_and(|status| status.success()) {
+            say("skipped: only root may make a pid namespace here");
+            return;
+        }
+    }
+    alone(name, &node, |driver| {
+        if is_other() {
+            driver.context(0);
+            say(&std::process::id().to_string());
+            wait_for_a_line();
+            return;
+        }
+        // The node's /proc lies in another place for a program in a pid namespace of its own.
+        let place = tempfile::tempdir().unwrap();
+        let script = format!(
+            "mount --bind /proc {0} && exec unshare --pid --fork --kill-child --mount-proc env VGPU_SIM_PROC={0} \"$@\"",
+            place.path().display()
+        );
+        let path = std::env::var("VGPU_SIM_BOARD").unwrap();
+        let own = common::command(name, path.as_ref());
+        let mut command = std::process::Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", &script, "sh"])
+            .arg(own.get_program())
+            .args(own.get_args())
+            .env("VGPU_TEST_OTHER", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut other = Other { child, lines };
+
+        assert_eq!(other.hear(), "1");
+        let found = board().processes(0);
+        assert_eq!(found.len(), 1);
+        let comm = std::fs::read_to_string(format!("/proc/{}/cmdline", found[0].pid)).unwrap();
+        assert!(comm.contains(name), "{} is {comm:?}", found[0].pid);
+        assert_eq!(board().used_bytes(0), CONTEXT);
+
+        other.kill();
+        for _ in 0..200 {
+            if board().used_bytes(0) == 0 {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("its memory stays taken: {:?}", board().processes(0));
+    });
+}

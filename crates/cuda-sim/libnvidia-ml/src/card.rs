@@ -11,6 +11,7 @@ use cuda_sim::exec::Exec;
 use cuda_sim::faults::Faults;
 use cuda_sim::mig::{self, Instance};
 use cuda_sim::topology::Path;
+use cuda_sim::nodes::Nodes;
 
 pub(crate) const SM_MHZ_LEAST: u32 = 210;
 pub(crate) const SM_MHZ_MOST: u32 = 1_410;
@@ -43,6 +44,7 @@ struct Machine {
     /// `None` when nobody can tell who is busy; then nobody is.
     work: Option<Exec>,
     faults: Faults,
+    nodes: Nodes,
 }
 
 static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
@@ -71,10 +73,13 @@ fn join() -> std::io::Result<Machine> {
     let board = Board::from_env()?;
     let work = board.exec().ok();
     let faults = Faults::parse(&board.faults());
+    let nodes = Nodes::from_env(board.gpus(), false)
+        .ok_or_else(|| std::io::Error::other("no nvidiactl in VGPU_SIM_DEVICES_DIR"))?;
     Ok(Machine {
         board,
         work,
         faults,
+        nodes,
     })
 }
 
@@ -116,9 +121,9 @@ pub(crate) fn driver_answers(begins: bool) -> Result<(), NvmlReturn> {
     }
 }
 
-/// How many cards the board has.
+/// How many cards this process was given.
 pub(crate) fn count() -> usize {
-    board().map_or(0, Board::gpus)
+    machine().map_or(0, |machine| machine.nodes.gpus.len())
 }
 
 /// The CUDA version that the driver reports: 1000 × major + 10 × minor.
@@ -129,26 +134,35 @@ pub(crate) fn cuda_version() -> i32 {
 /// The MIG device with this UUID.
 pub(crate) fn instance_named(uuid: &str) -> Option<(Card, Instance)> {
     let (gpu, instance) = board()?.instance_named(uuid)?;
+    machine()?.nodes.index(gpu)?;
     Some((Card(gpu), instance))
 }
 
-/// A card of the board.
+/// A card of the board, by the place that it has there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Card(usize);
 
 impl Card {
     /// The card with this index.
     pub(crate) fn at(index: usize) -> Option<Card> {
-        (index < count()).then_some(Card(index))
+        machine()?.nodes.gpu(index).map(Card)
     }
 
     /// All of them.
     pub(crate) fn all() -> impl Iterator<Item = Card> {
-        (0..count()).map(Card)
+        (0..count()).filter_map(Card::at)
     }
 
+    /// Where this process sees it.
     pub(crate) fn index(self) -> usize {
-        self.0
+        machine()
+            .and_then(|machine| machine.nodes.index(self.0))
+            .unwrap_or(self.0)
+    }
+
+    /// The number of its device node, the same for all processes.
+    pub(crate) fn minor(self) -> u32 {
+        self.0 as u32
     }
 
     pub(crate) fn uuid(self) -> String {

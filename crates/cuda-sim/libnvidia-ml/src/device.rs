@@ -105,7 +105,7 @@ pub(crate) fn nvmlDeviceGetIndex(device: NvmlDevice, index: *mut u32) -> Answer 
 }
 
 pub(crate) fn nvmlDeviceGetMinorNumber(device: NvmlDevice, minor: *mut u32) -> Answer {
-    put(minor, target(device)?.card().index() as u32)
+    put(minor, target(device)?.card().minor())
 }
 
 pub(crate) fn nvmlDeviceGetModuleId(device: NvmlDevice, id: *mut u32) -> Answer {

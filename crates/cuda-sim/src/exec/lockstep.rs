@@ -223,7 +223,7 @@ impl LockstepWords {
         self.participants().iter().position(|participant| {
             participant.tid.load(LOCKED) == tid
                 && participant.state.load(Ordering::Acquire) != FREE
-                && participant.pid.load(LOCKED) == std::process::id()
+                && participant.pid.load(LOCKED) == process::own_pid()
                 && participant.identity().is_own()
         })
     }
