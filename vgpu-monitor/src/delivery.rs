@@ -1,14 +1,75 @@
 //! What a container is given, as files of the host: its directory with limits and region, the library, the
 //! description for the runtime (CDI). Never asks who a container is: it is told.
+//!
+//! Never shortens or replaces a file that a running container may have mapped, never maps the region, and never
+//! answers before all that it promised is on the disk.
 
-use std::path::PathBuf;
+mod books;
+pub mod cdi;
+mod files;
+pub mod library;
+mod place;
+mod record;
+mod steps;
+#[cfg(test)]
+mod tests;
 
-use placement::{MigProfile, Span};
-use vgpu_abi::limits::Policy;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+use placement::{Kind, Span};
+use supervisor::instance::{INSIDE, INSIDE_LIBRARY, INSIDE_REGION, InstanceError, REGION};
+use supervisor::library::LibraryError;
+use vgpu_abi::limits::{Limits, Policy};
+
+use crate::card::Inventories;
+use crate::delivery::books::{Books, Held};
+use crate::delivery::record::Record;
+use crate::delivery::steps::step;
 
 /// Name of an allotment: fresh for each, and of letters that a path, a CDI name and an annotation take.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(pub String);
+
+impl Name {
+    /// A name that nobody has: 80 random bits.
+    ///
+    /// # Errors
+    /// The system gives no random numbers.
+    fn fresh() -> Result<Self, DeliveryError> {
+        let mut bytes = [0_u8; 10];
+        let source = Path::new("/dev/urandom");
+        let mut file = std::fs::File::open(source).map_err(files::failed("open", source))?;
+        file.read_exact(&mut bytes)
+            .map_err(files::failed("read", source))?;
+        let hex = bytes.iter().map(|byte| format!("{byte:02x}"));
+        Ok(Self(format!("v{}", hex.collect::<String>())))
+    }
+
+    /// What came from elsewhere and is about to become a part of a path.
+    fn check(&self) -> Result<&str, DeliveryError> {
+        let text = self.0.as_str();
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        let begins = text
+            .bytes()
+            .next()
+            .is_some_and(|byte| byte.is_ascii_lowercase());
+        if begins && text.len() <= 63 && text.bytes().all(plain) {
+            return Ok(text);
+        }
+        Err(DeliveryError::Name {
+            name: text.chars().take(80).collect(),
+        })
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&self.0)
+    }
+}
 
 /// How the runtime is told what a container gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +113,8 @@ pub struct Given {
     pub pod_uid: String,
     /// Name of the container.
     pub container: String,
+    /// When it runs: init containers share a card with nobody of their pod but sidecars.
+    pub kind: Kind,
     /// Its cards, in the order in which it sees them.
     pub devices: Vec<GivenDevice>,
     /// 0 is high.
@@ -74,5 +137,429 @@ pub struct GivenDevice {
     /// Percent of the card's compute; 0 is no cap.
     pub cores: u32,
     /// The instance that was cut out of a card for it.
-    pub instance: Option<(MigProfile, Span)>,
+    pub instance: Option<GivenInstance>,
+}
+
+/// A MIG instance that was made for a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GivenInstance {
+    /// UUID of the card that it is a part of.
+    pub card: String,
+    /// Name of the profile (`3g.40gb`).
+    pub profile: String,
+    /// Where on the card.
+    pub span: Span,
+    /// The driver's number of the GPU instance.
+    pub gpu_instance: u32,
+    /// The driver's number of the compute instance in it.
+    pub compute_instance: u32,
+}
+
+/// Where things are, and how the runtime is told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What outlives the agent, on the host: `containers`, `lib`.
+    pub state_dir: PathBuf,
+    /// What every path of the host begins with as this process sees it; empty where they are the same.
+    pub host_prefix: PathBuf,
+    /// Where our CDI specifications are written, on the host.
+    pub cdi_dir: PathBuf,
+    /// Where the vendor's specification is looked for, on the host; later ones win.
+    pub vendor_cdi_dirs: Vec<PathBuf>,
+    /// The vendor's kind of CDI device.
+    pub vendor_kind: String,
+    /// How the runtime is told of new allotments.
+    pub manner: Manner,
+    /// The library, in the agent's own image.
+    pub library: PathBuf,
+    /// More variables for every container (CDI only).
+    pub env: Vec<(String, String)>,
+    /// The node's cards, with what may be promised of each.
+    pub cards: Inventories,
+}
+
+impl Settings {
+    /// The places that the chart mounts.
+    #[must_use]
+    pub fn new(manner: Manner, cards: Inventories) -> Self {
+        Self {
+            state_dir: PathBuf::from("/var/lib/vgpu"),
+            host_prefix: PathBuf::new(),
+            cdi_dir: PathBuf::from("/var/run/cdi"),
+            vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), PathBuf::from("/var/run/cdi")],
+            vendor_kind: String::from("nvidia.com/gpu"),
+            manner,
+            library: PathBuf::from("/usr/lib/vgpu/libvgpu.so"),
+            env: Vec::new(),
+            cards,
+        }
+    }
+
+    /// A path of the host as this process sees it.
+    fn seen(&self, host: &Path) -> PathBuf {
+        if self.host_prefix.as_os_str().is_empty() {
+            return host.to_owned();
+        }
+        let below = host.strip_prefix("/").unwrap_or(host);
+        self.host_prefix.join(below)
+    }
+}
+
+/// Why a container does not get what it was promised. Each is a sentence for the pod's events.
+#[derive(Debug, thiserror::Error)]
+pub enum DeliveryError {
+    /// The system said no.
+    #[error("cannot {action} {path}: {source}{}", if is_full(source) { "; make room on the node's disk" } else { "" },
+            path = path.display())]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The answer.
+        source: std::io::Error,
+    },
+    /// A container's directory.
+    #[error("{0}")]
+    Instance(#[from] InstanceError),
+    /// A file of a container that this release does not know.
+    #[error("{path}: {reason}", path = path.display())]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The library is none.
+    #[error("{0}")]
+    Library(#[from] LibraryError),
+    /// Programs could not load the library from where it would be.
+    #[error("{path} is on a file system that is mounted noexec: no program could load the library from it; \
+             mount it without, or choose another --state-dir", path = path.display())]
+    NoExec {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The library that a container was started with is gone.
+    #[error("{path}, the library that this container was allotted, is gone from the node; delete the pod, so that a \
+             new one gets the present library", path = path.display())]
+    LibraryGone {
+        /// Where it was.
+        path: PathBuf,
+    },
+    /// The vendor's part cannot be found.
+    #[error("{0}")]
+    Vendor(#[from] cdi::VendorError),
+    /// Something that no allotment can be.
+    #[error("{problem}")]
+    Nonsense {
+        /// What was read, what is accepted.
+        problem: String,
+    },
+    /// Not a name of ours.
+    #[error(
+        "{name:?} is no name of an allotment; accepted: at most 63 of a-z, 0-9 and -, a letter first"
+    )]
+    Name {
+        /// What was given.
+        name: String,
+    },
+    /// The cards of the node are not known yet.
+    #[error("the node's GPUs have not been read yet; it is tried again")]
+    NoInventory,
+    /// No such card here.
+    #[error("GPU {uuid} is not on this node; there {}", if known.is_empty() { String::from("are none") }
+            else { format!("are: {}", known.join(", ")) })]
+    NoCard {
+        /// What was asked for.
+        uuid: String,
+        /// The cards that there are.
+        known: Vec<String>,
+    },
+    /// More than the card has. Tried again it may fit: somebody may be gone by then.
+    #[error("{0}")]
+    Over(books::Over),
+}
+
+fn is_full(error: &std::io::Error) -> bool {
+    matches!(
+        error.kind(),
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded
+    )
+}
+
+/// What the node gives to containers.
+#[derive(Debug)]
+pub struct Delivery {
+    settings: Settings,
+    /// `containers`, as this process sees it.
+    root: PathBuf,
+    /// What new allotments get.
+    library: library::Installed,
+    books: Mutex<Books>,
+}
+
+impl Delivery {
+    /// Puts the library in its place and reads what was given before.
+    ///
+    /// # Errors
+    /// The state directory cannot be made or written, or the library is none.
+    pub fn new(settings: Settings) -> Result<Self, DeliveryError> {
+        let state = settings.seen(&settings.state_dir);
+        let root = state.join("containers");
+        // Whoever could pass through it could open other containers' regions.
+        files::make_dir(&state, 0o755)?;
+        files::make_dir(&root, 0o700)?;
+        let library = library::install(&settings.library, &state.join("lib"))?;
+        let books = Books::read(&root)?;
+        for (name, reason) in books.broken() {
+            tracing::warn!(%name, %reason, "a container's directory cannot be read; it stays, and its share counts \
+                            as far as it is known");
+        }
+        Ok(Self {
+            settings,
+            root,
+            library,
+            books: Mutex::new(books),
+        })
+    }
+
+    /// The directory below which containers have theirs, as this process sees it.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What new allotments get: the name of the library's directory.
+    #[must_use]
+    pub fn library(&self) -> &str {
+        &self.library.version
+    }
+
+    /// Makes room for a container of which nothing is known yet, under a fresh name. Where the runtime has CDI that is
+    /// a name alone; elsewhere a directory whose limits refuse everything until [`Delivery::give`].
+    ///
+    /// # Errors
+    /// The disk is full.
+    pub fn allot(&self) -> Result<(Name, Allotted), DeliveryError> {
+        let name = Name::fresh()?;
+        let mut allotted = Allotted {
+            // An image may name GPUs in its own environment, and a runtime that looks there would add them.
+            env: vec![cdi::NOTHING_VISIBLE.into_pair()],
+            ..Allotted::default()
+        };
+        match self.settings.manner {
+            Manner::Cdi => {
+                allotted.cdi_devices.push(format!("{}={name}", cdi::KIND));
+            }
+            Manner::Mounts => {
+                let record = Record::empty(&name, Manner::Mounts, &self.library.version);
+                let mut books = self.books.lock();
+                place::make(&self.root, &name, &record, &nothing())?;
+                books.hold(&name, record);
+                allotted.mounts = self.mounts(&name, &self.library.version);
+            }
+        }
+        Ok((name, allotted))
+    }
+
+    /// Gives a container what it was promised. Called again (a restart of the container or of the agent) it repairs
+    /// what is missing and changes only what is asked for differently; limits change while the container runs.
+    ///
+    /// # Errors
+    /// See [`DeliveryError`]: nothing was promised of any card then, and what the container had before it still has.
+    pub fn give(&self, name: &Name, given: &Given) -> Result<(), DeliveryError> {
+        name.check()?;
+        let inventory = self.settings.cards.borrow().clone();
+        let mut books = self.books.lock();
+        let before = books.get(name).map(|held| held.record.clone());
+        let manner = before
+            .as_ref()
+            .map_or(self.settings.manner, |record| record.manner());
+        let version = self.version_for(before.as_ref(), manner)?;
+        let record = Record::of(name, given, manner, &version, before.as_ref())?;
+        let is_same = before
+            .as_ref()
+            .is_some_and(|before| before.devices == record.devices);
+        let limits = match (&inventory, is_same) {
+            // What was given stays given, whatever became of the cards or of the configuration since.
+            (_, true) => record.limits()?,
+            (None, false) => return Err(DeliveryError::NoInventory),
+            (Some(inventory), false) => {
+                books.check(name, &record, inventory, &self.root)?;
+                record.limits()?
+            }
+        };
+        let limits = match &inventory {
+            Some(inventory) => books::shared_out(limits, inventory),
+            None => limits,
+        };
+        // Before anything is written: a refusal must leave no half.
+        let spec = match manner {
+            Manner::Cdi => Some(self.spec(name, &record, inventory.as_deref())?),
+            Manner::Mounts => None,
+        };
+        if books.get(name).is_some() {
+            place::repair(&self.root, name, before.as_ref(), &record, &limits)?;
+        } else {
+            place::make(&self.root, name, &record, &limits)?;
+        }
+        books.hold(name, record);
+        if let Some(spec) = spec {
+            let path = self.spec_path(name);
+            step();
+            files::replace_if_changed(&path, &spec, 0o644)?;
+            step();
+        }
+        Ok(())
+    }
+
+    /// What has a directory.
+    ///
+    /// # Errors
+    /// None today; the form leaves room for one.
+    pub fn known(&self) -> Result<Vec<Name>, DeliveryError> {
+        Ok(self.books.lock().names())
+    }
+
+    /// Takes away what a container was given. Nothing happens where it has nothing.
+    ///
+    /// # Errors
+    /// Something cannot be deleted.
+    pub fn remove(&self, name: &Name) -> Result<(), DeliveryError> {
+        name.check()?;
+        let mut books = self.books.lock();
+        self.remove_in(&mut books, name)
+    }
+
+    fn remove_in(&self, books: &mut Books, name: &Name) -> Result<(), DeliveryError> {
+        // The description first: nothing can be started any more with what goes next.
+        step();
+        files::remove(&self.spec_path(name))?;
+        step();
+        place::remove(&self.root, name)?;
+        books.forget(name);
+        Ok(())
+    }
+
+    fn spec_path(&self, name: &Name) -> PathBuf {
+        let dir = self.settings.seen(&self.settings.cdi_dir);
+        dir.join(format!("vgpu-{name}.json"))
+    }
+
+    fn spec(
+        &self,
+        name: &Name,
+        record: &Record,
+        inventory: Option<&crate::card::Inventory>,
+    ) -> Result<Vec<u8>, DeliveryError> {
+        let dirs = self.settings.vendor_cdi_dirs.iter();
+        let dirs: Vec<_> = dirs.map(|dir| self.settings.seen(dir)).collect();
+        let vendor = cdi::Vendor {
+            dirs: &dirs,
+            kind: &self.settings.vendor_kind,
+            capabilities: &self.settings.seen(Path::new(cdi::CAPABILITIES)),
+        };
+        let edits = vendor.edits(&record.wanted(inventory))?;
+        let mounts = self.mounts(name, &record.library);
+        Ok(cdi::describe(name, edits, &mounts, &self.settings.env))
+    }
+
+    /// Which library: a container keeps the one that it had.
+    fn version_for(
+        &self,
+        before: Option<&Record>,
+        manner: Manner,
+    ) -> Result<String, DeliveryError> {
+        let Some(before) = before.filter(|before| !before.library.is_empty()) else {
+            return Ok(self.library.version.clone());
+        };
+        let lib = self.settings.seen(&self.settings.state_dir).join("lib");
+        if library::is_there(&lib, &before.library) {
+            return Ok(before.library.clone());
+        }
+        match manner {
+            Manner::Cdi => Ok(self.library.version.clone()),
+            // The kubelet keeps the paths that it was told.
+            Manner::Mounts => Err(DeliveryError::LibraryGone {
+                path: lib.join(&before.library),
+            }),
+        }
+    }
+
+    /// What is mounted into a container.
+    fn mounts(&self, name: &Name, version: &str) -> Vec<Mount> {
+        let place = self.settings.state_dir.join("containers").join(&name.0);
+        let lib = self.settings.state_dir.join("lib").join(version);
+        let mount = |host: PathBuf, container: &str, read_only| Mount {
+            host,
+            container: PathBuf::from(container),
+            read_only,
+        };
+        vec![
+            mount(place.clone(), INSIDE, true),
+            mount(place.join(REGION), INSIDE_REGION, false),
+            mount(lib.join(library::FILE), INSIDE_LIBRARY, true),
+            mount(lib.join(library::PRELOAD), "/etc/ld.so.preload", true),
+        ]
+    }
+}
+
+/// What the collector asks and tells.
+impl Delivery {
+    /// A moment: what is given later than it is not removed on what was known at it.
+    pub(crate) fn moment(&self) -> u64 {
+        self.books.lock().moment()
+    }
+
+    /// What has a directory: the pod's uid of each, empty where it was not given to any.
+    pub(crate) fn holders(&self) -> BTreeMap<Name, String> {
+        let books = self.books.lock();
+        let pair =
+            |(name, held): (&Name, &Held)| (name.clone(), held.record.labels.pod_uid.clone());
+        books.iter().map(pair).collect()
+    }
+
+    /// Those of whom both sources say that their pods are gone count for no card any more.
+    pub(crate) fn gone(&self, names: &BTreeSet<Name>, moment: u64) {
+        self.books.lock().gone(names, moment);
+    }
+
+    /// Whether a process holds a lock in its region.
+    pub(crate) fn is_used(&self, name: &Name) -> bool {
+        place::is_used(&self.root, name)
+    }
+
+    /// Takes it away, unless it was given anew since the moment.
+    pub(crate) fn collect(&self, name: &Name, moment: u64) -> Result<bool, DeliveryError> {
+        name.check()?;
+        let mut books = self.books.lock();
+        if books.get(name).is_some_and(|held| held.touched > moment) || self.is_used(name) {
+            return Ok(false);
+        }
+        self.remove_in(&mut books, name)?;
+        Ok(true)
+    }
+
+    /// Clears what a killed agent left half made or half removed, descriptions that nobody has, and versions of the
+    /// library that nobody was given. Says what it was.
+    pub(crate) fn tidy(&self) -> Result<Vec<PathBuf>, DeliveryError> {
+        let books = self.books.lock();
+        let mut cleared = place::clear_halves(&self.root)?;
+        let cdi = self.settings.seen(&self.settings.cdi_dir);
+        cleared.extend(cdi::clear(&cdi, |name| books.get(name).is_some())?);
+        // Whose directory cannot be read may have any of them.
+        if books.broken().next().is_none() {
+            let mut kept: BTreeSet<&str> = BTreeSet::from([self.library.version.as_str()]);
+            kept.extend(books.iter().map(|(_, held)| held.record.library.as_str()));
+            let lib = self.settings.seen(&self.settings.state_dir).join("lib");
+            cleared.extend(library::clear(&lib, &kept)?);
+        }
+        Ok(cleared)
+    }
+}
+
+/// Limits under which nothing is allowed.
+fn nothing() -> Limits {
+    Limits::default()
 }

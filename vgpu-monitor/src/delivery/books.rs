@@ -1,0 +1,382 @@
+//! What was given of each card, in memory: read once from the directories, kept while the agent runs. Owns the sums:
+//! no card is given more than is promised of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+
+use placement::Kind;
+use vgpu_abi::limits::Limits;
+use vgpu_abi::size::Size;
+
+use super::record::{Record, RecordDevice};
+use super::{DeliveryError, Name, files, place};
+use crate::card::{Card, Inventory};
+
+/// What a container has.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) record: Record,
+    /// When it was last given, in [`Books::moment`]s.
+    pub(super) touched: u64,
+    /// Its pod is gone, as two sources say: it counts for no card.
+    pub(super) gone: bool,
+    /// Why its record could not be read.
+    broken: Option<String>,
+}
+
+/// All containers.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    held: BTreeMap<Name, Held>,
+    clock: u64,
+}
+
+impl Books {
+    /// Reads what stands below the root.
+    pub(super) fn read(root: &Path) -> Result<Self, DeliveryError> {
+        let mut books = Self::default();
+        for text in files::names(root)? {
+            let name = Name(text);
+            let is_dir = std::fs::symlink_metadata(root.join(&name.0)).is_ok_and(|is| is.is_dir());
+            if !is_dir || name.check().is_err() {
+                continue;
+            }
+            let (record, broken) = match place::read(root, &name) {
+                Ok(record) => (record, None),
+                Err(reason) => {
+                    let limits = place::read_limits(root, &name).unwrap_or_default();
+                    (Record::of_limits(&name, &limits), Some(reason))
+                }
+            };
+            let held = Held {
+                record,
+                touched: 0,
+                gone: false,
+                broken,
+            };
+            books.held.insert(name, held);
+        }
+        Ok(books)
+    }
+
+    pub(super) fn get(&self, name: &Name) -> Option<&Held> {
+        self.held.get(name)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, &Held)> {
+        self.held.iter()
+    }
+
+    pub(super) fn names(&self) -> Vec<Name> {
+        self.held.keys().cloned().collect()
+    }
+
+    /// Those whose record could not be read, with the reason.
+    pub(super) fn broken(&self) -> impl Iterator<Item = (&Name, &str)> {
+        self.held
+            .iter()
+            .filter_map(|(name, held)| Some((name, held.broken.as_deref()?)))
+    }
+
+    pub(super) fn hold(&mut self, name: &Name, record: Record) {
+        self.clock += 1;
+        let held = Held {
+            record,
+            touched: self.clock,
+            gone: false,
+            broken: None,
+        };
+        self.held.insert(name.clone(), held);
+    }
+
+    pub(super) fn forget(&mut self, name: &Name) {
+        self.held.remove(name);
+    }
+
+    /// Now: whatever is given from here on is later.
+    pub(super) fn moment(&self) -> u64 {
+        self.clock
+    }
+
+    /// Exactly these are gone, as far as nothing was given to them since.
+    pub(super) fn gone(&mut self, names: &BTreeSet<Name>, moment: u64) {
+        for (name, held) in &mut self.held {
+            if held.touched <= moment {
+                held.gone = names.contains(name);
+            }
+        }
+    }
+
+    /// Refuses what would put more on a card than is promised of it.
+    pub(super) fn check(
+        &self,
+        name: &Name,
+        wanted: &Record,
+        inventory: &Inventory,
+        root: &Path,
+    ) -> Result<(), DeliveryError> {
+        for device in &wanted.devices {
+            let most = Most::of(device, inventory)?;
+            let (sum, holders) = self.sum(name, wanted, device, root);
+            if let Some(part) = most.is_passed_by(&sum) {
+                return Err(DeliveryError::Over(Over {
+                    who: who(wanted),
+                    uuid: device.uuid.clone(),
+                    part,
+                    asked: Load::of(device),
+                    most,
+                    holders,
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a card would hold with this, and who holds it now.
+    fn sum(
+        &self,
+        name: &Name,
+        wanted: &Record,
+        device: &RecordDevice,
+        root: &Path,
+    ) -> (Load, Vec<(String, Load)>) {
+        let mut pods: BTreeMap<&str, Phases> = BTreeMap::new();
+        let mut holders = Vec::new();
+        for (other, held) in self
+            .held
+            .iter()
+            .filter(|(other, held)| *other != name && !held.gone)
+        {
+            let mine = held
+                .record
+                .devices
+                .iter()
+                .filter(|held| held.uuid == device.uuid);
+            let Some(load) = mine.map(Load::of).reduce(Load::plus) else {
+                continue;
+            };
+            let pod = match held.record.labels.pod_uid.as_str() {
+                "" => other.0.as_str(),
+                uid => uid,
+            };
+            let kind = held.record.kind();
+            let is_ours = pod == wanted.labels.pod_uid;
+            // Nobody says when another pod's init container is over. Its processes do.
+            if kind == Kind::Init && !is_ours && !place::is_used(root, other) {
+                continue;
+            }
+            holders.push((who(&held.record), load));
+            pods.entry(pod).or_default().add(kind, load);
+        }
+        let ours = pods.entry(&wanted.labels.pod_uid).or_default();
+        ours.add(wanted.kind(), Load::of(device));
+        let sum = pods
+            .values()
+            .map(Phases::peak)
+            .fold(Load::default(), Load::plus);
+        (sum, holders)
+    }
+}
+
+fn who(record: &Record) -> String {
+    let labels = &record.labels;
+    if labels.pod.is_empty() {
+        return format!("allotment {}", labels.name);
+    }
+    format!(
+        "{}/{} container {}",
+        labels.namespace, labels.pod, labels.container
+    )
+}
+
+/// A part of a card.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Load {
+    memory_bytes: u64,
+    cores: u64,
+    slots: u64,
+}
+
+impl Load {
+    fn of(device: &RecordDevice) -> Self {
+        Self {
+            memory_bytes: device.memory_bytes,
+            cores: u64::from(device.cores),
+            slots: 1,
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+            cores: self.cores.saturating_add(other.cores),
+            slots: self.slots.saturating_add(other.slots),
+        }
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self {
+            memory_bytes: self.memory_bytes.max(other.memory_bytes),
+            cores: self.cores.max(other.cores),
+            slots: self.slots.max(other.slots),
+        }
+    }
+}
+
+/// What a pod has of a card in the phases of its life, as the scheduler counts it.
+#[derive(Debug, Default)]
+struct Phases {
+    stays: Load,
+    apps: Load,
+    init: Load,
+}
+
+impl Phases {
+    fn add(&mut self, kind: Kind, load: Load) {
+        match kind {
+            Kind::App => self.apps = self.apps.plus(load),
+            Kind::Sidecar => self.stays = self.stays.plus(load),
+            Kind::Init => self.init = self.init.max(load),
+        }
+    }
+
+    fn peak(&self) -> Load {
+        self.stays.plus(self.apps.max(self.init))
+    }
+}
+
+/// What is promised of a card at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Most(Load);
+
+impl Most {
+    fn of(device: &RecordDevice, inventory: &Inventory) -> Result<Self, DeliveryError> {
+        let known = inventory
+            .cards
+            .iter()
+            .find(|card| card.device.id == device.uuid);
+        if let Some(card) = known {
+            return Ok(Self(Load {
+                memory_bytes: card.device.memory_bytes,
+                // Where the vendor counts none, none can be too many.
+                cores: match card.device.cores {
+                    0 => u64::MAX,
+                    cores => u64::from(cores),
+                },
+                slots: u64::from(card.device.slots),
+            }));
+        }
+        let card = device
+            .instance
+            .as_ref()
+            .map_or(&device.uuid, |instance| &instance.card);
+        let is_here = inventory.cards.iter().any(|known| known.device.id == *card);
+        if device.instance.is_some() && is_here {
+            // An instance is one container's alone.
+            return Ok(Self(Load {
+                memory_bytes: device.physical_bytes,
+                cores: u64::MAX,
+                slots: 1,
+            }));
+        }
+        Err(DeliveryError::NoCard {
+            uuid: card.clone(),
+            known: inventory
+                .cards
+                .iter()
+                .map(|card| card.device.id.clone())
+                .collect(),
+        })
+    }
+
+    fn is_passed_by(&self, sum: &Load) -> Option<Part> {
+        let Self(most) = self;
+        if sum.memory_bytes > most.memory_bytes {
+            return Some(Part::Memory);
+        }
+        if sum.cores > most.cores {
+            return Some(Part::Cores);
+        }
+        (sum.slots > most.slots).then_some(Part::Slots)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Memory,
+    Cores,
+    Slots,
+}
+
+impl Part {
+    fn of(self, load: &Load) -> String {
+        match self {
+            Self::Memory => Size(load.memory_bytes).to_string(),
+            Self::Cores => format!("{} % of compute", load.cores),
+            Self::Slots => match load.slots {
+                1 => String::from("1 slot"),
+                slots => format!("{slots} slots"),
+            },
+        }
+    }
+}
+
+/// More than a card has.
+#[derive(Debug)]
+pub struct Over {
+    who: String,
+    uuid: String,
+    part: Part,
+    asked: Load,
+    most: Most,
+    holders: Vec<(String, Load)>,
+}
+
+/// More holders are counted, not named: the text goes into an event.
+const NAMED_MOST: usize = 4;
+
+impl fmt::Display for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (part, Most(most)) = (self.part, &self.most);
+        write!(
+            f,
+            "GPU {}: {} for {} is more than is left of its {}",
+            self.uuid,
+            part.of(&self.asked),
+            self.who,
+            part.of(most)
+        )?;
+        for (at, (who, load)) in self.holders.iter().take(NAMED_MOST).enumerate() {
+            let before = if at == 0 { "; held by" } else { "," };
+            write!(f, "{before} {who} ({})", part.of(load))?;
+        }
+        if let Some(more @ 1..) = self.holders.len().checked_sub(NAMED_MOST) {
+            write!(f, " and {more} more")?;
+        }
+        write!(f, ". It is tried again")
+    }
+}
+
+/// The limits with what the cards' scaling leaves of each to be memory of the device itself: where more is promised of
+/// a card than it has, each container may have its part of what there is, and the rest as managed memory.
+pub(super) fn shared_out(mut limits: Limits, inventory: &Inventory) -> Limits {
+    for device in &mut limits.devices {
+        let uuid = device.uuid.as_str();
+        let Some(card) = inventory.cards.iter().find(|card| card.device.id == uuid) else {
+            continue;
+        };
+        device.resident_bytes = resident(card, device.memory_bytes);
+    }
+    limits
+}
+
+fn resident(card: &Card, bytes: u64) -> u64 {
+    let (has, promised) = (card.physical_bytes, card.device.memory_bytes);
+    if has == 0 || promised <= has {
+        return 0;
+    }
+    let part = u128::from(bytes) * u128::from(has) / u128::from(promised);
+    // 0 is "all of it", and the least that can be asked for is more than a byte.
+    u64::try_from(part).unwrap_or(has).max(1)
+}

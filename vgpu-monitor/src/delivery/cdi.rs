@@ -1,0 +1,521 @@
+//! CDI: the description of one container for the runtime, with the vendor's own edits for its cards in it. Owns where
+//! the vendor's specification is looked for, how its devices are known again, and what ours says.
+//!
+//! What the vendor's specification says of a device is passed on as it stands, also what this release does not know.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{DeliveryError, Mount, Name, files};
+
+/// Kind of our devices; an allotment's name is the device's.
+pub const KIND: &str = "vgpu.io/container";
+
+/// Where the driver says which device node opens a MIG instance.
+pub(super) const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities";
+
+/// A runtime of NVIDIA's that looks at the environment adds nothing: all that the container gets stands here.
+pub(super) const NOTHING_VISIBLE: Variable = Variable("NVIDIA_VISIBLE_DEVICES", "void");
+
+pub(super) struct Variable(&'static str, &'static str);
+
+impl Variable {
+    pub(super) fn into_pair(self) -> (String, String) {
+        (self.0.to_owned(), self.1.to_owned())
+    }
+}
+
+/// What our own part needs.
+const LEAST_VERSION: Version = Version([0, 5, 0]);
+/// Larger specifications are none.
+const MOST_BYTES: u64 = 8 << 20;
+/// The kernel's major number of capability nodes is the driver's to choose; the runtime asks the node itself.
+const CAPABILITY_NODES: &str = "/dev/nvidia-caps/nvidia-cap";
+
+/// Why the vendor's part of a description cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum VendorError {
+    /// There is no specification.
+    #[error(
+        "there is no CDI specification of {kind} on this node: looked in {looked}. Make one there: nvidia-ctk cdi \
+             generate --output=/etc/cdi/nvidia.yaml"
+    )]
+    Missing {
+        /// The vendor's kind.
+        kind: String,
+        /// Where, and what was there.
+        looked: String,
+    },
+    /// It does not describe the card.
+    #[error("{path} describes no device for GPU {uuid} (it has {devices}). It is older than the GPU or its present \
+             number; make it anew: nvidia-ctk cdi generate --output={path}", path = path.display())]
+    NoDevice {
+        /// The specification.
+        path: PathBuf,
+        /// The card.
+        uuid: String,
+        /// What it has.
+        devices: String,
+    },
+    /// The driver does not say how a MIG instance is opened.
+    #[error("the driver does not say how MIG instance {uuid} is opened: {reason}")]
+    Capability {
+        /// The instance.
+        uuid: String,
+        /// What was read.
+        reason: String,
+    },
+}
+
+/// A version of the CDI specification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Version([u32; 3]);
+
+impl Version {
+    fn of(text: &str) -> Option<Self> {
+        let mut parts = text.trim().trim_start_matches('v').splitn(3, '.');
+        let mut next = || parts.next()?.parse().ok();
+        Some(Self([next()?, next()?, next()?]))
+    }
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [major, minor, patch] = self.0;
+        write!(f, "{major}.{minor}.{patch}")
+    }
+}
+
+/// What is added to a container.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Edits {
+    version: Version,
+    edits: Map<String, Value>,
+}
+
+/// A card that is looked for in the vendor's specification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// Of the card, or of the MIG instance.
+    pub(super) uuid: String,
+    /// UUID of the card.
+    pub(super) card: String,
+    /// The card's number, as the driver counts; nothing where the card is not known now.
+    pub(super) index: Option<u32>,
+    /// The number in `/dev/nvidiaN`.
+    pub(super) minor: Option<u32>,
+    /// The instance that was made on it.
+    pub(super) instance: Option<Instance>,
+}
+
+/// The driver's numbers of a MIG instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Instance {
+    pub(super) gpu_instance: u32,
+    pub(super) compute_instance: u32,
+}
+
+/// Where the vendor's specification is.
+pub(super) struct Vendor<'a> {
+    /// As this process sees them; later ones win, as with the runtimes.
+    pub(super) dirs: &'a [PathBuf],
+    pub(super) kind: &'a str,
+    /// Where the driver says which node opens what.
+    pub(super) capabilities: &'a Path,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    cdi_version: Value,
+    kind: String,
+    #[serde(default)]
+    devices: Vec<Device>,
+    #[serde(default)]
+    container_edits: Map<String, Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Device {
+    name: Value,
+    #[serde(default)]
+    container_edits: Map<String, Value>,
+}
+
+impl Device {
+    fn name(&self) -> String {
+        match &self.name {
+            Value::String(name) => name.clone(),
+            // A list written by hand says 0 where "0" is meant.
+            other => other.to_string(),
+        }
+    }
+
+    fn has_node(&self, path: &str) -> bool {
+        let nodes = self
+            .container_edits
+            .get("deviceNodes")
+            .and_then(Value::as_array);
+        let mut nodes = nodes.into_iter().flatten();
+        nodes.any(|node| node.get("path").and_then(Value::as_str) == Some(path))
+    }
+
+    fn has_a_card(&self) -> bool {
+        let nodes = self
+            .container_edits
+            .get("deviceNodes")
+            .and_then(Value::as_array);
+        let mut nodes = nodes.into_iter().flatten();
+        nodes.any(|node| {
+            let path = node.get("path").and_then(Value::as_str).unwrap_or_default();
+            let number = path.strip_prefix("/dev/nvidia");
+            number.is_some_and(|number| number.parse::<u32>().is_ok())
+        })
+    }
+}
+
+struct Found {
+    path: PathBuf,
+    version: Version,
+    spec: Spec,
+}
+
+impl Vendor<'_> {
+    /// What the vendor's specification says of these cards: what it says of every container, and of each of them.
+    pub(super) fn edits(&self, wanted: &[Wanted]) -> Result<Edits, VendorError> {
+        let specs = self.specs()?;
+        let mut all = Edits {
+            version: LEAST_VERSION,
+            edits: Map::new(),
+        };
+        let mut used: Vec<&Path> = Vec::new();
+        for wanted in wanted {
+            let found = specs
+                .iter()
+                .find_map(|found| Some((found, find(&found.spec, wanted)?)));
+            let Some((found, (device, is_instance))) = found else {
+                return Err(no_device(&specs, wanted));
+            };
+            if !used.contains(&found.path.as_path()) {
+                used.push(&found.path);
+                all.version = all.version.max(found.version);
+                add(&mut all.edits, &found.spec.container_edits);
+            }
+            add(&mut all.edits, &device.container_edits);
+            if let Some(instance) = wanted.instance.filter(|_| !is_instance) {
+                let nodes = self.capability_nodes(wanted, instance)?;
+                add(&mut all.edits, &nodes);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Every specification of the kind, the one that wins first.
+    fn specs(&self) -> Result<Vec<Found>, VendorError> {
+        let mut specs = Vec::new();
+        let mut looked = Vec::new();
+        for dir in self.dirs.iter().rev() {
+            let names = match files::names(dir) {
+                Ok(names) => names,
+                Err(error) => {
+                    looked.push(error.to_string());
+                    continue;
+                }
+            };
+            let is_spec = |name: &&String| {
+                let ends = [".json", ".yaml", ".yml"]
+                    .iter()
+                    .any(|end| name.ends_with(end));
+                ends && !name.starts_with('.') && own_name(name).is_none()
+            };
+            let mut of_another_kind = 0;
+            for name in names.iter().filter(is_spec) {
+                let path = dir.join(name);
+                match read(&path) {
+                    Ok((version, spec)) if spec.kind == self.kind => specs.push(Found {
+                        path,
+                        version,
+                        spec,
+                    }),
+                    Ok(_) => of_another_kind += 1,
+                    Err(reason) => {
+                        looked.push(format!("{} (cannot be read: {reason})", path.display()))
+                    }
+                }
+            }
+            looked.push(match of_another_kind {
+                0 if dir.exists() => format!("{} (nothing)", dir.display()),
+                0 => format!("{} (not there)", dir.display()),
+                others => format!("{} ({others} of other kinds)", dir.display()),
+            });
+        }
+        if specs.is_empty() {
+            return Err(VendorError::Missing {
+                kind: self.kind.to_owned(),
+                looked: looked.join(", "),
+            });
+        }
+        Ok(specs)
+    }
+
+    /// The nodes that open a MIG instance. Its card's own node stands in the card's edits.
+    fn capability_nodes(
+        &self,
+        wanted: &Wanted,
+        instance: Instance,
+    ) -> Result<Map<String, Value>, VendorError> {
+        // No such directory: a driver without MIG, whose instances are simulated and opened by the card's node.
+        if !self.capabilities.is_dir() {
+            return Ok(Map::new());
+        }
+        let error = |reason: String| VendorError::Capability {
+            uuid: wanted.uuid.clone(),
+            reason,
+        };
+        let minor = wanted
+            .minor
+            .ok_or_else(|| error(format!("card {} is not known at the moment", wanted.card)))?;
+        let gpu = format!("gpu{minor}/mig/gi{}", instance.gpu_instance);
+        let compute = format!("{gpu}/ci{}", instance.compute_instance);
+        let mut nodes = Vec::new();
+        for place in [gpu, compute] {
+            let path = self.capabilities.join(place).join("access");
+            let text = std::fs::read_to_string(&path)
+                .map_err(|reason| error(format!("{}: {reason}", path.display())))?;
+            let number = text
+                .lines()
+                .find_map(|line| line.strip_prefix("DeviceFileMinor:"))
+                .and_then(|number| number.trim().parse::<u32>().ok());
+            let number = number.ok_or_else(|| {
+                error(format!(
+                    "{} has no line DeviceFileMinor: NUMBER",
+                    path.display()
+                ))
+            })?;
+            nodes.push(json!({ "path": format!("{CAPABILITY_NODES}{number}") }));
+        }
+        let mut edits = Map::new();
+        edits.insert(String::from("deviceNodes"), Value::Array(nodes));
+        Ok(edits)
+    }
+}
+
+/// The device of a card, and whether it is that of its MIG instance itself.
+fn find<'a>(spec: &'a Spec, wanted: &Wanted) -> Option<(&'a Device, bool)> {
+    let named = |name: &str| spec.devices.iter().find(|device| device.name() == name);
+    if let Some(device) = named(&wanted.uuid) {
+        return Some((device, wanted.instance.is_some()));
+    }
+    // A MIG instance that is no card of the inventory and that nobody has just made has to be named.
+    if wanted.uuid != wanted.card && wanted.instance.is_none() {
+        return None;
+    }
+    if let Some(device) = named(&wanted.card) {
+        return Some((device, false));
+    }
+    // Numbers change when a card is added or lost; the device node says which card is meant.
+    let node = wanted.minor.map(|minor| format!("/dev/nvidia{minor}"));
+    let is_it = |device: &&Device| match &node {
+        Some(node) => device.has_node(node) || !device.has_a_card(),
+        None => true,
+    };
+    let index = wanted.index?;
+    let by_number = [index.to_string(), format!("gpu{index}")];
+    let found = by_number.iter().find_map(|name| named(name).filter(is_it));
+    let by_node = || {
+        let node = node.as_deref()?;
+        let mut devices = spec.devices.iter().filter(|device| device.name() != "all");
+        devices.find(|device| device.has_node(node) && !device.name().contains(':'))
+    };
+    let only = || {
+        let all = named("all")?;
+        // Of several cards it would give them all.
+        let nodes = all
+            .container_edits
+            .get("deviceNodes")
+            .and_then(Value::as_array)?;
+        let cards = nodes.iter().filter_map(|node| node.get("path")?.as_str());
+        let cards = cards.filter(|path| {
+            let number = path.strip_prefix("/dev/nvidia");
+            number.is_some_and(|number| number.parse::<u32>().is_ok())
+        });
+        let cards: Vec<_> = cards.collect();
+        (cards == [node.as_deref()?]).then_some(all)
+    };
+    found
+        .or_else(by_node)
+        .or_else(only)
+        .map(|device| (device, false))
+}
+
+fn no_device(specs: &[Found], wanted: &Wanted) -> VendorError {
+    let names = |found: &Found| {
+        let names: Vec<_> = found.spec.devices.iter().map(Device::name).collect();
+        if names.is_empty() {
+            String::from("none")
+        } else {
+            names.join(", ")
+        }
+    };
+    let first = specs.first();
+    VendorError::NoDevice {
+        path: first.map(|found| found.path.clone()).unwrap_or_default(),
+        uuid: wanted.uuid.clone(),
+        devices: first.map(names).unwrap_or_default(),
+    }
+}
+
+fn read(path: &Path) -> Result<(Version, Spec), String> {
+    let bytes = read_following(path).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(format!("it is larger than {MOST_BYTES} bytes"));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let is_json = path.extension().is_some_and(|end| end == "json");
+    let spec: Spec = if is_json {
+        serde_json::from_str(&text).map_err(|error| error.to_string())?
+    } else {
+        let options = serde_saphyr::options! { with_snippet: false };
+        serde_saphyr::from_str_with_options(&text, options).map_err(|error| error.to_string())?
+    };
+    let version = match &spec.cdi_version {
+        Value::String(version) => version.clone(),
+        other => other.to_string(),
+    };
+    let known =
+        Version::of(&version).ok_or_else(|| format!("cdiVersion {version:?} is no version"))?;
+    Ok((known, spec))
+}
+
+/// The directory is root's, and its files may be links (`/etc/cdi` as packages and operators lay it out).
+fn read_following(path: &Path) -> std::io::Result<Vec<u8>> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("not a regular file"));
+    }
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Adds edits to edits: lists get longer by what they have not yet, everything else stays as it came first.
+fn add(into: &mut Map<String, Value>, edits: &Map<String, Value>) {
+    for (key, value) in edits {
+        match (into.get_mut(key), value) {
+            (Some(Value::Array(list)), Value::Array(more)) => {
+                for item in more {
+                    if !list.iter().any(|known| is_same(key, known, item)) {
+                        list.push(item.clone());
+                    }
+                }
+            }
+            (None, Value::Null) | (Some(_), _) => {}
+            (None, value) => {
+                into.insert(key.clone(), value.clone());
+            }
+        }
+    }
+}
+
+/// Whether two entries of a list say the same of the same thing. A place in the container takes one node or mount.
+fn is_same(list: &str, one: &Value, other: &Value) -> bool {
+    let place = match list {
+        "deviceNodes" => "path",
+        "mounts" => "containerPath",
+        _ => return one == other,
+    };
+    one == other || (one.get(place).is_some() && one.get(place) == other.get(place))
+}
+
+/// Our description: one device of the allotment's name, which is all that the container gets.
+pub(super) fn describe(
+    name: &Name,
+    vendor: Edits,
+    mounts: &[Mount],
+    env: &[(String, String)],
+) -> Vec<u8> {
+    let Edits { version, mut edits } = vendor;
+    let ours = mounts.iter().map(|mount| {
+        let mut options = vec![if mount.read_only { "ro" } else { "rw" }, "nosuid", "nodev"];
+        // The library alone is loaded.
+        if mount.container != Path::new(supervisor::instance::INSIDE_LIBRARY) {
+            options.push("noexec");
+        }
+        options.push("rbind");
+        json!({
+            "hostPath": mount.host,
+            "containerPath": mount.container,
+            "options": options,
+        })
+    });
+    let ours: Vec<_> = ours.collect();
+    let mine = |item: &Value| {
+        ours.iter()
+            .any(|ours| ours["containerPath"] == item["containerPath"])
+    };
+    let list = |value: Option<Value>| match value {
+        Some(Value::Array(list)) => list,
+        _ => Vec::new(),
+    };
+    let mut all = list(edits.remove("mounts"));
+    all.retain(|item| !mine(item));
+    all.extend(ours.iter().cloned());
+    edits.insert(String::from("mounts"), Value::Array(all));
+
+    let Variable(visible, nothing) = NOTHING_VISIBLE;
+    let pairs = env
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()));
+    let pairs: Vec<_> = pairs.chain([(visible, nothing)]).collect();
+    let mut variables = list(edits.remove("env"));
+    variables.retain(|variable| {
+        let name = variable.as_str().unwrap_or_default().split('=').next();
+        !pairs.iter().any(|(ours, _)| Some(*ours) == name)
+    });
+    let pairs = pairs
+        .iter()
+        .map(|(name, value)| Value::String(format!("{name}={value}")));
+    variables.extend(pairs);
+    edits.insert(String::from("env"), Value::Array(variables));
+
+    let spec = json!({
+        "cdiVersion": version.to_string(),
+        "kind": KIND,
+        "devices": [{ "name": name.0, "containerEdits": edits }],
+    });
+    // Made of texts and of what was read: it can be written.
+    let mut text = serde_json::to_vec_pretty(&spec).unwrap_or_default();
+    text.push(b'\n');
+    text
+}
+
+/// The allotment that a file of the CDI directory describes, where it is one of ours.
+fn own_name(file: &str) -> Option<Name> {
+    let name = file.strip_prefix("vgpu-")?.strip_suffix(".json")?;
+    let name = Name(name.to_owned());
+    name.check().is_ok().then_some(name)
+}
+
+/// Takes away our descriptions of allotments that are none, and halves of a killed agent.
+pub(super) fn clear(
+    dir: &Path,
+    is_known: impl Fn(&Name) -> bool,
+) -> Result<Vec<PathBuf>, DeliveryError> {
+    let mut cleared = Vec::new();
+    for file in files::names(dir)? {
+        let half = file
+            .strip_prefix('.')
+            .and_then(|file| file.strip_suffix(".new"));
+        let is_half = half.is_some_and(|file| own_name(file).is_some());
+        if is_half || own_name(&file).is_some_and(|name| !is_known(&name)) {
+            let path = dir.join(&file);
+            files::remove(&path)?;
+            cleared.push(path);
+        }
+    }
+    Ok(cleared)
+}

@@ -1,0 +1,343 @@
+//! One container's directory on the host: how it is made, repaired, judged used and taken away.
+//!
+//! It appears under its name whole or not at all. A region in which a process holds a lock is never touched; one that
+//! nobody uses and that its container has spoilt is made anew, since it is the container's to write.
+
+use std::fs::{self, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, FcntlArg, OFlag, fcntl};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+use supervisor::instance::{Instance, LABELS, LIMITS, REGION, TARGETS};
+use supervisor::view;
+use vgpu_abi::limits::{FileError, Limits, LimitsFile};
+use vgpu_abi::targets::TargetsFile;
+
+use super::files::{self, failed};
+use super::record::Record;
+use super::steps::step;
+use super::{DeliveryError, Name};
+
+/// A directory that is being made.
+const NEW: &str = ".new-";
+/// A directory that is being taken away.
+const OLD: &str = ".old-";
+/// A record that is being written, beside the directories: what stands in one is seen by its container.
+const RECORD: &str = ".record-";
+
+/// Whatever uid the container's processes have, they must be able to write it. No other container can reach it: only
+/// the one file is mounted, and the directory above all containers is closed.
+const REGION_MODE: u32 = 0o666;
+/// The container reads these whatever its uid.
+const SHOWN_MODE: u32 = 0o644;
+const DIR_MODE: u32 = 0o755;
+const RECORD_MODE: u32 = 0o600;
+
+/// Larger records are not ours.
+pub(super) const RECORD_MOST_BYTES: u64 = 256 << 10;
+
+/// Makes a container's directory with all that is in it.
+pub(super) fn make(
+    root: &Path,
+    name: &Name,
+    record: &Record,
+    limits: &Limits,
+) -> Result<(), DeliveryError> {
+    let new = root.join(format!("{NEW}{name}"));
+    take_away(&new)?;
+    let made = fill(&new, record, limits).and_then(|()| {
+        step();
+        files::rename(&new, &root.join(&name.0))
+    });
+    if made.is_err() {
+        // A half would be cleared later; the error to tell is the first.
+        take_away(&new).ok();
+    }
+    step();
+    made
+}
+
+fn fill(new: &Path, record: &Record, limits: &Limits) -> Result<(), DeliveryError> {
+    files::make_dir(new, DIR_MODE)?;
+    step();
+    let instance = Instance::open(new)?;
+    instance.make_limits(limits)?;
+    step();
+    instance.make_targets()?;
+    step();
+    instance.make_region(limits, REGION_MODE)?;
+    step();
+    for name in [LIMITS, TARGETS] {
+        show(&new.join(name))?;
+    }
+    files::write_new(&new.join(LABELS), &text(record), RECORD_MODE)
+}
+
+/// Readable by the container, whatever the umask was.
+fn show(path: &Path) -> Result<(), DeliveryError> {
+    fs::set_permissions(path, Permissions::from_mode(SHOWN_MODE))
+        .map_err(failed("set the mode of", path))
+}
+
+/// Makes what is there what it must be, and changes nothing that is.
+pub(super) fn repair(
+    root: &Path,
+    name: &Name,
+    before: Option<&Record>,
+    record: &Record,
+    limits: &Limits,
+) -> Result<(), DeliveryError> {
+    let path = root.join(&name.0);
+    match fs::symlink_metadata(&path) {
+        // Somebody has deleted it.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return make(root, name, record, limits);
+        }
+        _ => {}
+    }
+    let instance = Instance::open(&path)?;
+    files::make_dir(&path, DIR_MODE)?;
+    let is_same = before.is_some_and(|before| {
+        before.devices == record.devices
+            && (before.priority, before.policy) == (record.priority, record.policy)
+    });
+    repair_limits(&instance, limits, is_same)?;
+    step();
+    repair_targets(&instance)?;
+    step();
+    repair_region(&instance, limits)?;
+    step();
+    let file = path.join(LABELS);
+    let text = text(record);
+    if !files::read(&file, RECORD_MOST_BYTES).is_ok_and(|old| old == text) {
+        let temporary = root.join(format!("{RECORD}{name}"));
+        files::replace_by(&temporary, &file, &text, RECORD_MODE)?;
+    }
+    Ok(())
+}
+
+/// What makes a host-owned file one that no reader can use, so that another one in its place harms nobody.
+fn is_no_use(error: FileError) -> bool {
+    matches!(
+        error,
+        FileError::NotRegular
+            | FileError::WrongSize { .. }
+            | FileError::WrongMagic
+            | FileError::Unfinished
+    )
+}
+
+fn repair_limits(instance: &Instance, limits: &Limits, is_same: bool) -> Result<(), DeliveryError> {
+    let path = instance.path().join(LIMITS);
+    match LimitsFile::open(&instance.steady_path(LIMITS)) {
+        // Changed by hand since (`vgpu set`), it stays so until something else is given.
+        Ok(file) if is_same && file.read().is_ok() => {}
+        Ok(file) => {
+            file.write(limits).map_err(unfit(&path))?;
+        }
+        Err(FileError::Missing) => instance.make_limits(limits)?,
+        Err(error) if is_no_use(error) => {
+            files::remove(&path)?;
+            instance.make_limits(limits)?;
+        }
+        Err(error) => return Err(unfit(&path)(error)),
+    }
+    show(&path)
+}
+
+fn repair_targets(instance: &Instance) -> Result<(), DeliveryError> {
+    let path = instance.path().join(TARGETS);
+    match TargetsFile::open(&instance.steady_path(TARGETS)) {
+        Ok(_) => {}
+        Err(FileError::Missing) => instance.make_targets()?,
+        Err(error) if is_no_use(error) => {
+            files::remove(&path)?;
+            instance.make_targets()?;
+        }
+        Err(error) => return Err(unfit(&path)(error)),
+    }
+    show(&path)
+}
+
+fn unfit(path: &Path) -> impl FnOnce(FileError) -> DeliveryError {
+    let path = path.to_owned();
+    move |error| DeliveryError::File {
+        path,
+        reason: error.to_string(),
+    }
+}
+
+fn repair_region(instance: &Instance, limits: &Limits) -> Result<(), DeliveryError> {
+    let path = instance.path().join(REGION);
+    let is_there = fs::symlink_metadata(&path).is_ok();
+    if is_there && is_whole(instance, limits) {
+        return Ok(());
+    }
+    if !is_there {
+        instance.make_region(limits, REGION_MODE)?;
+        return Ok(());
+    }
+    if let Some(region) = open_region(&path).ok().filter(is_locked) {
+        // A sidecar works while another container of the pod is started anew: what its container spoilt is its own.
+        drop(region);
+        tracing::warn!(path = %path.display(), "the usage region is not as it was made, and in use: it stays");
+        return Ok(());
+    }
+    tracing::warn!(path = %path.display(), "the usage region is not as it was made: it is made anew");
+    files::remove(&path)?;
+    step();
+    instance.make_region(limits, REGION_MODE)?;
+    Ok(())
+}
+
+/// Whether the library will take it: ours, of the right size and kind, for these devices.
+fn is_whole(instance: &Instance, limits: &Limits) -> bool {
+    let Ok(is) = fs::symlink_metadata(instance.path().join(REGION)) else {
+        return false;
+    };
+    if is.uid() != instance.owner() || is.mode() & 0o7777 != REGION_MODE {
+        return false;
+    }
+    view::snapshot(instance).is_ok_and(|region| {
+        let found = region
+            .devices
+            .iter()
+            .map(|device| (device.uuid, device.physical_bytes));
+        let wanted = limits
+            .devices
+            .iter()
+            .map(|device| (device.uuid, device.physical_bytes));
+        found.eq(wanted)
+    })
+}
+
+fn open_region(path: &Path) -> std::io::Result<File> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(path)
+}
+
+/// Whether a process holds a lock in a container's region: such a process lives, and has used the GPU. Where that
+/// cannot be known it counts as used, unless the container itself has closed the file to us.
+pub(super) fn is_used(root: &Path, name: &Name) -> bool {
+    match open_region(&root.join(&name.0).join(REGION)) {
+        Ok(region) => is_locked(&region),
+        Err(error) => !matches!(
+            error.raw_os_error().map(Errno::from_raw),
+            Some(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EACCES | Errno::EPERM)
+        ),
+    }
+}
+
+fn is_locked(region: &File) -> bool {
+    // The constants are small positive numbers in every libc.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "F_WRLCK is 1, F_UNLCK is 2"
+    )]
+    const KINDS: [i16; 2] = [nix::libc::F_WRLCK as i16, nix::libc::F_UNLCK as i16];
+    let [write, none] = KINDS;
+    // All of it, however far: slots and devices have their bytes beyond the end of the file.
+    let mut lock = nix::libc::flock {
+        l_type: write,
+        l_whence: 0,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    let asked = fcntl(region, FcntlArg::F_OFD_GETLK(&mut lock));
+    asked.is_err() || lock.l_type != none
+}
+
+/// Takes a container's directory away.
+pub(super) fn remove(root: &Path, name: &Name) -> Result<(), DeliveryError> {
+    let path = root.join(&name.0);
+    let old = root.join(format!("{OLD}{name}"));
+    take_away(&old)?;
+    match fs::rename(&path, &old) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed("remove", &path)(error)),
+    }
+    step();
+    files::sync_parent(&old)?;
+    take_away(&old)
+}
+
+/// Deletes the names that we know of a directory, then the directory. What else is in it keeps it.
+fn take_away(path: &Path) -> Result<(), DeliveryError> {
+    for name in [REGION, TARGETS, LIMITS, LABELS] {
+        let file = path.join(name);
+        match fs::remove_file(&file) {
+            Err(error)
+                if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Err(failed("remove", file)(error));
+            }
+            _ => step(),
+        }
+    }
+    // A region is made under a name of its own first, which a killed agent leaves.
+    for name in files::names(path).unwrap_or_default() {
+        if name.starts_with(&format!(".{REGION}.")) {
+            files::remove(&path.join(name))?;
+        }
+    }
+    match unlinkat(AT_FDCWD, path, UnlinkatFlags::RemoveDir) {
+        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        // A file of that name, or a link.
+        Err(Errno::ENOTDIR) => files::remove(path),
+        Err(errno) => Err(failed("remove", path)(errno.into())),
+    }
+}
+
+/// Takes away what a killed agent left between two steps. The caller sees to it that nobody is making anything.
+pub(super) fn clear_halves(root: &Path) -> Result<Vec<PathBuf>, DeliveryError> {
+    let mut cleared = Vec::new();
+    for name in files::names(root)? {
+        let path = root.join(&name);
+        if name.starts_with(NEW) || name.starts_with(OLD) {
+            take_away(&path)?;
+        } else if name.starts_with(RECORD) {
+            files::remove(&path)?;
+        } else {
+            // A region that a repair did not finish.
+            for half in files::names(&path).unwrap_or_default() {
+                if half.starts_with(&format!(".{REGION}.")) {
+                    files::remove(&path.join(&half))?;
+                    cleared.push(path.join(half));
+                }
+            }
+            continue;
+        }
+        cleared.push(path);
+    }
+    Ok(cleared)
+}
+
+/// What a directory says of itself; the error is for a person.
+pub(super) fn read(root: &Path, name: &Name) -> Result<Record, String> {
+    let instance = Instance::open(&root.join(&name.0)).map_err(|error| error.to_string())?;
+    let path = instance.path().join(LABELS);
+    let bytes = files::read(&path, RECORD_MOST_BYTES)
+        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    serde_json::from_slice(&bytes).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// What the limits of a directory say, where its record says nothing.
+pub(super) fn read_limits(root: &Path, name: &Name) -> Option<Limits> {
+    let instance = Instance::open(&root.join(&name.0)).ok()?;
+    view::read_limits(&instance).ok()
+}
+
+fn text(record: &Record) -> Vec<u8> {
+    // A record is made of texts and numbers, which all can be written.
+    let mut text = serde_json::to_vec_pretty(record).unwrap_or_default();
+    text.push(b'\n');
+    text
+}
