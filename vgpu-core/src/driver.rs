@@ -24,13 +24,14 @@ pub(crate) struct Library {
     state: AtomicU32,
 }
 
-/// Our own libraries define it and nobody else does, whatever file name they are given.
+/// Our own libraries define it and nobody else does, whatever file name they are given. Its value is the version of the
+/// region that this one reads, for whoever looks at the file.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[cfg_attr(
     test,
     allow(dead_code, reason = "found by its name, which tests do not export")
 )]
-pub(crate) static VGPU_LIBRARY_MARKER: u32 = 1;
+pub(crate) static VGPU_LIBRARY_MARKER: u32 = vgpu_abi::layout::REGION_VERSION;
 
 const MARKER: &CStr = c"VGPU_LIBRARY_MARKER";
 

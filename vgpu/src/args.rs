@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::bench::args::BenchArgs;
+use crate::doctor::args::DoctorArgs;
 use crate::explain::args::ExplainArgs;
 use crate::values::{self, ContainerName, DriverVersion, GpuRef, PerGpu, PolicyName, SimMemory};
 
@@ -28,7 +29,8 @@ Examples:
   vgpu set python-1 --gpumem 8Gi               more, while it runs
   vgpu oom python-1                            what was refused, and who held the memory
   vgpu sim -- vgpu run --gpumem 4Gi -- ./app   all of it without a GPU
-  vgpu explain train                           why a pod of a cluster is pending"
+  vgpu explain train                           why a pod of a cluster is pending
+  vgpu doctor                                  what is wrong here, and what to do about it"
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -51,6 +53,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Say why a pod is not placed, and the smallest change after which it would be
     Explain(ExplainArgs),
+    /// Look for what is wrong: in a container, on a node, of a cluster
+    Doctor(DoctorArgs),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:

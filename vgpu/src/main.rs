@@ -1,7 +1,7 @@
-//! The command people type: `vgpu run`, `top`, `set`, `oom`, `sim`, `explain`. Owns what they read and type;
+//! The command people type: `vgpu run`, `top`, `set`, `oom`, `sim`, `explain`, `doctor`. Owns what they read and type;
 //! what a daemon needs too stands in `supervisor`.
 //!
-//! Never needs root, talks to no daemon (but `explain` to a cluster's), and never starts a program under a limit that was
+//! Never needs root, talks to no daemon (but `explain` and `doctor` to a cluster's), and never starts a program under a limit that was
 //! not understood.
 
 #![forbid(unsafe_code)]
@@ -10,6 +10,7 @@ mod args;
 mod values;
 
 mod bench;
+mod doctor;
 mod explain;
 mod oom;
 mod run;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         Command::Oom(args) => ("vgpu oom", oom::run(&args)),
         Command::Sim(args) => ("vgpu sim", sim::run(&args)),
         Command::Bench(args) => ("vgpu bench", bench::run(&args)),
+        Command::Doctor(args) => ("vgpu doctor", doctor::run(&args)),
         Command::Explain(args) => ("vgpu explain", explain::run(&args)),
         Command::Completions { shell } => ("vgpu completions", completions(shell)),
         Command::Version => ("vgpu version", version()),

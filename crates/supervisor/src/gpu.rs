@@ -157,6 +157,15 @@ impl NvmlGpus {
         answer
     }
 
+    /// The driver's release (`550.54.15`) and the CUDA version that it has (12.4 is 12040), as far as it says.
+    #[must_use]
+    pub fn releases(&self) -> (Option<String>, Option<i32>) {
+        (
+            self.nvml.sys_driver_version().ok(),
+            self.nvml.sys_cuda_driver_version().ok(),
+        )
+    }
+
     fn gpu(&self, index: u32) -> Result<Gpu, GpuError> {
         let device = self
             .nvml

@@ -1,0 +1,143 @@
+//! What a check is, and what it answers. Owns the four verdicts.
+//!
+//! Never gathers: a check sees facts, and nothing else.
+
+use serde::Serialize;
+
+use super::args::Place;
+
+/// What was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Verdict {
+    /// It is as it should be.
+    Ok,
+    /// It works, and something about it should be known or changed.
+    Warn,
+    /// It is broken.
+    Fail,
+    /// It could not be looked at, or does not apply here.
+    Skipped,
+}
+
+impl Verdict {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// A verdict with what was read, and from where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Finding {
+    pub(super) verdict: Verdict,
+    pub(super) evidence: String,
+}
+
+/// `Err` is a verdict that was clear before the end: the checks are written with `?`.
+pub(super) type Judged = Result<Finding, Finding>;
+
+pub(super) fn ok(evidence: impl Into<String>) -> Finding {
+    finding(Verdict::Ok, evidence)
+}
+
+pub(super) fn warn(evidence: impl Into<String>) -> Finding {
+    finding(Verdict::Warn, evidence)
+}
+
+pub(super) fn fail(evidence: impl Into<String>) -> Finding {
+    finding(Verdict::Fail, evidence)
+}
+
+pub(super) fn skip(why: impl Into<String>) -> Finding {
+    finding(Verdict::Skipped, why)
+}
+
+fn finding(verdict: Verdict, evidence: impl Into<String>) -> Finding {
+    Finding {
+        verdict,
+        evidence: evidence.into(),
+    }
+}
+
+/// One check of a place with these facts.
+pub(super) struct Check<F: 'static> {
+    /// Never changes its meaning, and is never used again for another.
+    pub(super) id: &'static str,
+    /// What is as it should be where it is ok.
+    pub(super) title: &'static str,
+    /// What to do where it is not, in one line.
+    pub(super) cure: &'static str,
+    pub(super) judge: fn(&F) -> Judged,
+}
+
+/// A check as `--list` shows it.
+#[derive(Debug, Serialize)]
+pub(super) struct Listed {
+    pub(super) id: &'static str,
+    pub(super) place: Place,
+    pub(super) title: &'static str,
+    pub(super) cure: &'static str,
+}
+
+impl<F> Check<F> {
+    pub(super) fn listed(&self, place: Place) -> Listed {
+        Listed {
+            id: self.id,
+            place,
+            title: self.title,
+            cure: self.cure,
+        }
+    }
+}
+
+/// A check with its answer.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) id: &'static str,
+    pub(super) title: &'static str,
+    pub(super) verdict: Verdict,
+    /// What was read, and from where; where it was skipped, why.
+    pub(super) evidence: String,
+    /// Nothing where there is nothing to do.
+    pub(super) cure: Option<&'static str>,
+}
+
+/// Asks every check, or those that are named.
+pub(super) fn judge<F>(checks: &[Check<F>], facts: &F, only: &[String]) -> Vec<Row> {
+    checks
+        .iter()
+        .filter(|check| only.is_empty() || only.iter().any(|id| id == check.id))
+        .map(|check| {
+            let (Ok(found) | Err(found)) = (check.judge)(facts);
+            Row {
+                id: check.id,
+                title: check.title,
+                verdict: found.verdict,
+                evidence: found.evidence,
+                cure: matches!(found.verdict, Verdict::Fail | Verdict::Warn).then_some(check.cure),
+            }
+        })
+        .collect()
+}
+
+/// Most things that one line of evidence names.
+const MOST_NAMED: usize = 5;
+
+/// Several things in one line: the first few, and how many more there are.
+pub(super) fn several<T: AsRef<str>>(things: &[T]) -> String {
+    let mut text = things
+        .iter()
+        .take(MOST_NAMED)
+        .map(AsRef::as_ref)
+        .collect::<Vec<_>>()
+        .join("; ");
+    if things.len() > MOST_NAMED {
+        text.push_str(&format!("; and {} more", things.len() - MOST_NAMED));
+    }
+    text
+}

@@ -1,0 +1,298 @@
+//! What a container was given, as one sees it from inside, or from the node through `/proc/PID/root`. Owns what is
+//! looked at.
+
+mod checks;
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use vgpu_abi::host::{SnapshotError, snapshot_at};
+use vgpu_abi::limits;
+use vgpu_abi::targets;
+
+use super::args::DoctorArgs;
+use super::elf::{self, Library};
+use super::proc::{self, Process};
+use super::root::{FileFacts, Mount, Root, mount_of, mounts};
+use crate::run::monotonic_ns;
+
+pub(super) use checks::CHECKS;
+
+/// Where the node agent puts the limits.
+const LIMITS: &str = "/etc/vgpu/limits";
+const REGION: &str = "/run/vgpu/region";
+const PRELOAD: &str = "/etc/ld.so.preload";
+/// Libraries are smaller.
+const MOST_LIBRARY: u64 = 256 << 20;
+
+/// What was seen of a container.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct ContainerFacts {
+    /// Process whose container it is; nothing: this command's own.
+    pid: Option<u32>,
+    /// Variables of the first process that could be asked.
+    env: BTreeMap<String, String>,
+    limits_path: String,
+    limits: FileFacts,
+    limits_mount: Option<Mount>,
+    limits_error: Option<String>,
+    devices: Vec<GivenDevice>,
+    /// How long ago the arbiter wrote the targets; nothing where there are none.
+    heartbeat_ago_ms: Option<u64>,
+    targets_error: Option<String>,
+    region_path: String,
+    region: FileFacts,
+    region_mount: Option<Mount>,
+    region_error: Option<String>,
+    /// Version of the region's layout, where it is one.
+    region_version: Option<u32>,
+    /// Lines of `/etc/ld.so.preload`.
+    preload_file: Option<Vec<String>>,
+    /// Libraries that the file or `LD_PRELOAD` name, by path.
+    libraries: BTreeMap<String, Option<Library>>,
+    /// Version of the image's glibc.
+    glibc: Option<String>,
+    /// The image's musl.
+    musl: Option<String>,
+    processes: Vec<Process>,
+    /// Numbers of `/dev/nvidiaN`.
+    cards: Vec<u32>,
+    /// Release of the kernel's driver.
+    kernel_driver: Option<String>,
+    /// Where the user's part of the driver is found, and its release.
+    libcuda: Option<(String, Option<String>)>,
+    /// `pid:[…]` of the container's first process.
+    pid_namespace: Option<String>,
+    /// Effective capabilities.
+    capabilities: Option<u64>,
+}
+
+/// A device as the limits name it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct GivenDevice {
+    uuid: String,
+    memory_bytes: u64,
+    physical_bytes: u64,
+    resident_bytes: u64,
+    core_percent: u32,
+}
+
+pub(super) fn gather(args: &DoctorArgs) -> anyhow::Result<ContainerFacts> {
+    let (root, proc, who) = match (args.pid, &args.root) {
+        (Some(pid), _) => (
+            PathBuf::from(format!("/proc/{pid}/root")),
+            PathBuf::from("/proc"),
+            pid.to_string(),
+        ),
+        (None, Some(root)) => (root.clone(), root.join("proc"), String::from("self")),
+        (None, None) => (
+            PathBuf::from("/"),
+            PathBuf::from("/proc"),
+            String::from("self"),
+        ),
+    };
+    let root = Root::open(&root)?;
+    let proc = Root::open(&proc)?;
+    let mut facts = ContainerFacts {
+        pid: args.pid,
+        env: proc::environment(&proc, &who).unwrap_or_default(),
+        ..ContainerFacts::default()
+    };
+    let table = mounts(&proc.text(&format!("/{who}/mountinfo")).unwrap_or_default());
+    facts.read_limits(&root, &table);
+    facts.read_region(&root, &table);
+    facts.read_libraries(&root);
+    facts.read_driver(&root, &proc);
+    facts.pid_namespace = proc::namespace(&proc, &who, "pid");
+    facts.capabilities = capabilities(&proc.text(&format!("/{who}/status")).unwrap_or_default());
+    let mine = proc::namespace(&proc, &who, "mnt");
+    let under = facts.env.get("VGPU_LIMITS").cloned();
+    let all = proc::pids(&proc)
+        .into_iter()
+        .filter_map(|pid| proc::process(&proc, pid));
+    facts.processes = all
+        .filter(|process| match &under {
+            // Under `vgpu run` everything else of the machine is visible, too.
+            Some(limits) if facts.limits_path != LIMITS => {
+                process.variable("VGPU_LIMITS") == Some(limits)
+            }
+            _ => process.mount_namespace.is_none() || process.mount_namespace == mine,
+        })
+        .collect();
+    Ok(facts)
+}
+
+impl ContainerFacts {
+    fn read_limits(&mut self, root: &Root, table: &[Mount]) {
+        self.limits_path = LIMITS.to_owned();
+        if !root.look(LIMITS).present
+            && let Some(path) = self.env.get("VGPU_LIMITS")
+        {
+            self.limits_path.clone_from(path);
+        }
+        self.limits = root.look(&self.limits_path);
+        self.limits_mount = mount_of(table, &self.limits_path).cloned();
+        match root.file(&self.limits_path) {
+            Ok(Some(file)) => match limits::read_file(&file) {
+                Ok(limits) => {
+                    self.devices = limits
+                        .devices
+                        .iter()
+                        .map(|device| GivenDevice {
+                            uuid: device.uuid.as_str().to_owned(),
+                            memory_bytes: device.memory_bytes,
+                            physical_bytes: device.physical_bytes,
+                            resident_bytes: device.resident_bytes,
+                            core_percent: device.core_percent,
+                        })
+                        .collect();
+                }
+                Err(error) => self.limits_error = Some(error.to_string()),
+            },
+            Ok(None) => {}
+            Err(error) => self.limits_error = Some(error),
+        }
+        let targets = Path::new(&self.limits_path).with_file_name("targets");
+        match root.file(&targets.to_string_lossy()) {
+            Ok(Some(file)) => match targets::read_head(file) {
+                Ok(head) => {
+                    let ago = monotonic_ns().saturating_sub(head.heartbeat_ns);
+                    self.heartbeat_ago_ms = Some(ago / 1_000_000);
+                }
+                Err(error) => self.targets_error = Some(error.to_string()),
+            },
+            Ok(None) => {}
+            Err(error) => self.targets_error = Some(error),
+        }
+    }
+
+    fn read_region(&mut self, root: &Root, table: &[Mount]) {
+        self.region_path = REGION.to_owned();
+        if !root.look(REGION).present
+            && let Some(path) = self.env.get("VGPU_REGION")
+        {
+            self.region_path.clone_from(path);
+        }
+        self.region = root.look(&self.region_path);
+        self.region_mount = mount_of(table, &self.region_path).cloned();
+        if !self.region.present {
+            return;
+        }
+        let path = Path::new(&self.region_path);
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return;
+        };
+        match root.directory(&parent.to_string_lossy()) {
+            Ok(parent) => match snapshot_at(parent.as_fd(), &name.to_string_lossy()) {
+                Ok(_) => self.region_version = Some(vgpu_abi::layout::REGION_VERSION),
+                Err(SnapshotError::WrongVersion { found, .. }) => self.region_version = Some(found),
+                Err(error) => self.region_error = Some(error.to_string()),
+            },
+            Err(errno) => self.region_error = Some(errno.desc().to_owned()),
+        }
+    }
+
+    fn read_libraries(&mut self, root: &Root) {
+        self.preload_file = root.text(PRELOAD).map(|text| {
+            text.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        });
+        let mut named: Vec<String> = self.preload_file.clone().unwrap_or_default();
+        let variable = self.env.get("LD_PRELOAD").cloned().unwrap_or_default();
+        named.extend(preloads(&variable).map(str::to_owned));
+        named.retain(|path| path.starts_with('/'));
+        for path in named {
+            let library = match root.bytes(&path, MOST_LIBRARY) {
+                Ok(Some(bytes)) => Some(elf::library(&bytes)),
+                Ok(None) => None,
+                Err(error) => Some(Library {
+                    error: Some(error),
+                    ..Library::default()
+                }),
+            };
+            self.libraries.insert(path, library);
+        }
+        for dir in ["/lib", "/usr/lib"] {
+            let found = root.names(dir).into_iter().find(|name| {
+                (name.starts_with("ld-musl-") || name.starts_with("libc.musl-"))
+                    && name.contains(".so")
+            });
+            if let Some(name) = found {
+                self.musl.get_or_insert(format!("{dir}/{name}"));
+            }
+        }
+        for dir in LIBRARY_DIRECTORIES {
+            if self.glibc.is_none()
+                && let Ok(Some(bytes)) = root.bytes(&format!("{dir}/libc.so.6"), 16 << 20)
+            {
+                self.glibc = elf::libc_version(&bytes);
+            }
+        }
+    }
+
+    fn read_driver(&mut self, root: &Root, proc: &Root) {
+        let mut cards: Vec<u32> = root
+            .names("/dev")
+            .iter()
+            .filter_map(|name| name.strip_prefix("nvidia")?.parse().ok())
+            .collect();
+        cards.sort_unstable();
+        self.cards = cards;
+        let version = proc.text("/driver/nvidia/version");
+        self.kernel_driver = version.and_then(|text| proc::driver_release(&text));
+        let path = self.env.get("LD_LIBRARY_PATH").cloned().unwrap_or_default();
+        let first = path.split(':').filter(|dir| dir.starts_with('/'));
+        for dir in first.chain(LIBRARY_DIRECTORIES) {
+            let path = format!("{dir}/libcuda.so.1");
+            if !root.look(&path).present {
+                continue;
+            }
+            // The link names the release; where it is a plain file, one beside it may.
+            let names = root.names(dir);
+            let release = root
+                .link(&path)
+                .into_iter()
+                .chain(names)
+                .filter_map(|name| {
+                    let name = name.rsplit('/').next()?.to_owned();
+                    proc::release(name.strip_prefix("libcuda.so.")?)
+                })
+                .next();
+            self.libcuda = Some((path, release));
+            break;
+        }
+    }
+}
+
+/// Where images keep libraries.
+const LIBRARY_DIRECTORIES: [&str; 8] = [
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+];
+
+/// The paths of an `LD_PRELOAD`.
+fn preloads(value: &str) -> impl Iterator<Item = &str> {
+    value
+        .split([' ', ':'])
+        .map(str::trim)
+        .filter(|path| !path.is_empty())
+}
+
+/// `CapEff` of `/proc/PID/status`.
+fn capabilities(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}

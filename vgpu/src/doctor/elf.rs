@@ -1,0 +1,113 @@
+//! What a shared library says of itself: whether it is ours, of which layout, and which C library it needs. Values in,
+//! values out.
+
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object, ObjectSection, ObjectSymbol};
+use serde::{Deserialize, Serialize};
+
+/// The symbol that tells our libraries from others; its value is the version of the region that they read.
+const MARKER: &str = "VGPU_LIBRARY_MARKER";
+
+/// A shared library.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Library {
+    /// Why it is none.
+    pub(super) error: Option<String>,
+    /// `x86_64` and the like.
+    pub(super) machine: String,
+    /// Version of the region that it reads, where it is ours.
+    pub(super) region_version: Option<u32>,
+    /// The newest version of glibc whose functions it calls, as `2.17`.
+    pub(super) needs_glibc: Option<String>,
+}
+
+/// Reads a library.
+pub(super) fn library(bytes: &[u8]) -> Library {
+    let file = match ElfFile64::<Endianness>::parse(bytes) {
+        Ok(file) if file.kind() == object::ObjectKind::Dynamic => file,
+        Ok(_) => return broken("it is a program, and no shared library"),
+        Err(_) => return broken("it is no 64-bit ELF file"),
+    };
+    Library {
+        error: None,
+        machine: format!("{:?}", file.architecture()).to_lowercase(),
+        region_version: marker(&file),
+        needs_glibc: newest_glibc(bytes, "GLIBC_"),
+    }
+}
+
+fn broken(why: &str) -> Library {
+    Library {
+        error: Some(why.to_owned()),
+        ..Library::default()
+    }
+}
+
+fn marker(file: &ElfFile64<'_>) -> Option<u32> {
+    let symbol = file
+        .dynamic_symbols()
+        .find(|symbol| symbol.is_definition() && symbol.name() == Ok(MARKER))?;
+    let section = file.section_by_index(symbol.section_index()?).ok()?;
+    let data = section.data_range(symbol.address(), 4).ok()??;
+    Some(u32::from_le_bytes(data.try_into().ok()?))
+}
+
+/// The greatest `2.N` after `prefix` in the file's texts.
+fn newest_glibc(bytes: &[u8], prefix: &str) -> Option<String> {
+    let mut newest: Option<(u32, u32)> = None;
+    let mut rest = bytes;
+    while let Some(at) = find(rest, prefix.as_bytes()) {
+        rest = rest.get(at + prefix.len()..)?;
+        let end = rest
+            .iter()
+            .position(|byte| !byte.is_ascii_digit() && *byte != b'.')?;
+        let version = rest
+            .get(..end)
+            .and_then(|text| std::str::from_utf8(text).ok());
+        newest = newest.max(version.and_then(glibc_version));
+    }
+    newest.map(|(major, minor)| format!("{major}.{minor}"))
+}
+
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes
+        .windows(wanted.len())
+        .position(|window| window == wanted)
+}
+
+/// `2.17` or `2.2.5` as major and minor.
+pub(super) fn glibc_version(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// The version that a `libc.so.6` says it is.
+pub(super) fn libc_version(bytes: &[u8]) -> Option<String> {
+    let at = find(bytes, b"release version 2.")?;
+    let from = bytes.get(at + "release version ".len()..)?;
+    let end = from
+        .iter()
+        .position(|byte| !byte.is_ascii_digit() && *byte != b'.')?;
+    let text = std::str::from_utf8(from.get(..end)?).ok()?;
+    let (major, minor) = glibc_version(text.trim_end_matches('.'))?;
+    Some(format!("{major}.{minor}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers_and_what_is_no_library_says_so() {
+        let text = b"GLIBC_2.2.5\0GLIBC_2.17\0GLIBC_PRIVATE\0GLIBC_2.9\0";
+        assert_eq!(newest_glibc(text, "GLIBC_").as_deref(), Some("2.17"));
+        let banner =
+            b"xx GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36.\nCopyright";
+        assert_eq!(libc_version(banner).as_deref(), Some("2.36"));
+        assert_eq!(
+            library(b"#!/bin/sh\n").error.as_deref(),
+            Some("it is no 64-bit ELF file")
+        );
+    }
+}

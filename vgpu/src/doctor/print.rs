@@ -1,0 +1,223 @@
+//! How answers are printed: failures first, each with what was seen and what to do.
+
+use std::io::{IsTerminal, Write};
+
+use serde::Serialize;
+
+use super::Facts;
+use super::args::DoctorArgs;
+use super::check::{Listed, Row, Verdict};
+use crate::text::{Paint, Table};
+
+/// The document that `--json` prints. Fields are added and never renamed.
+#[derive(Serialize)]
+struct Document<'a> {
+    version: u32,
+    place: &'static str,
+    why: &'a str,
+    vgpu: &'a str,
+    time_unix: u64,
+    summary: Summary,
+    checks: &'a [Row],
+}
+
+/// How many of each.
+#[derive(Serialize)]
+struct Summary {
+    ok: usize,
+    warn: usize,
+    fail: usize,
+    skipped: usize,
+}
+
+/// The order in which people read them.
+const ORDER: [Verdict; 4] = [Verdict::Fail, Verdict::Warn, Verdict::Ok, Verdict::Skipped];
+
+/// A line of text is not drawn narrower than this.
+const NARROWEST: usize = 40;
+
+pub(super) fn list(checks: &[&Listed], json: bool) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, checks).map_err(std::io::Error::from)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    let mut text = String::new();
+    let columns = columns();
+    for check in checks {
+        entry(
+            &mut text,
+            &format!("{}  {:<9}", check.id, check.place.word()),
+            check.title,
+            columns,
+        );
+        detail(&mut text, "cure", check.cure, columns);
+    }
+    out.write_all(text.as_bytes())?;
+    Ok(())
+}
+
+pub(super) fn rows(args: &DoctorArgs, facts: &Facts, rows: &[Row]) -> anyhow::Result<()> {
+    let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let document = Document {
+            version: 1,
+            place: facts.place().word(),
+            why: &facts.why,
+            vgpu: &facts.vgpu,
+            time_unix: facts.at_unix,
+            summary: Summary {
+                ok: count(Verdict::Ok),
+                warn: count(Verdict::Warn),
+                fail: count(Verdict::Fail),
+                skipped: count(Verdict::Skipped),
+            },
+            checks: rows,
+        };
+        serde_json::to_writer_pretty(&mut out, &document).map_err(std::io::Error::from)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    let colour = std::io::stdout().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let text = drawn(facts, rows, args.all, Paint(colour), columns());
+    out.write_all(text.as_bytes())?;
+    Ok(())
+}
+
+fn drawn(facts: &Facts, rows: &[Row], all: bool, paint: Paint, columns: Option<usize>) -> String {
+    let mut text = format!(
+        "looking at: {} ({})\n",
+        facts.place().word(),
+        plain(&facts.why)
+    );
+    for verdict in ORDER {
+        let of_it: Vec<&Row> = rows.iter().filter(|row| row.verdict == verdict).collect();
+        if of_it.is_empty() {
+            continue;
+        }
+        let word = match verdict {
+            Verdict::Fail => paint.red("fail"),
+            Verdict::Warn => paint.yellow("warn"),
+            Verdict::Ok => paint.green("ok"),
+            Verdict::Skipped => paint.dim("skipped"),
+        };
+        text.push_str(&format!("\n{word} ({})\n", of_it.len()));
+        if all || matches!(verdict, Verdict::Fail | Verdict::Warn) {
+            for row in of_it {
+                entry(&mut text, row.id, row.title, columns);
+                let saw = if verdict == Verdict::Skipped {
+                    "why"
+                } else {
+                    "saw"
+                };
+                detail(&mut text, saw, &row.evidence, columns);
+                if let Some(cure) = row.cure {
+                    detail(&mut text, "cure", cure, columns);
+                }
+            }
+            continue;
+        }
+        if verdict == Verdict::Ok {
+            let mut table = Table::default();
+            for row in of_it {
+                table.row(vec![format!("  {}", row.id), row.title.to_owned()]);
+            }
+            table.write(&mut text);
+            continue;
+        }
+        // Many are skipped for one reason: said once.
+        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        for row in of_it {
+            match reasons.iter_mut().find(|(why, _)| *why == row.evidence) {
+                Some((_, ids)) => ids.push(row.id),
+                None => reasons.push((&row.evidence, vec![row.id])),
+            }
+        }
+        for (why, ids) in reasons {
+            entry(&mut text, "", &ids.join(" "), columns);
+            detail(&mut text, "why", why, columns);
+        }
+    }
+    let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
+    let counts = ORDER.map(|verdict| format!("{} {}", count(verdict), verdict.word()));
+    text.push_str(&format!("\n{}\n", counts.join(", ")));
+    text
+}
+
+fn columns() -> Option<usize> {
+    if !std::io::stdout().is_terminal() {
+        return None;
+    }
+    terminal_size::terminal_size().map(|(width, _)| usize::from(width.0).max(NARROWEST))
+}
+
+fn entry(text: &mut String, id: &str, title: &str, columns: Option<usize>) {
+    let head = if id.is_empty() {
+        String::from("  ")
+    } else {
+        format!("  {id}  ")
+    };
+    wrapped(text, &head, title, columns);
+}
+
+fn detail(text: &mut String, word: &str, what: &str, columns: Option<usize>) {
+    wrapped(text, &format!("    {word:<5}"), what, columns);
+}
+
+/// `head`, then the words, in lines of so many columns that begin below the first word.
+fn wrapped(text: &mut String, head: &str, words: &str, columns: Option<usize>) {
+    let indent = head.chars().count();
+    let mut at = indent;
+    text.push_str(head);
+    let mut first = true;
+    for word in plain(words).split_whitespace() {
+        let length = word.chars().count();
+        if !first {
+            if columns.is_some_and(|columns| at + 1 + length > columns) {
+                text.push('\n');
+                text.extend(std::iter::repeat_n(' ', indent));
+                at = indent;
+            } else {
+                text.push(' ');
+                at += 1;
+            }
+        }
+        text.push_str(word);
+        at += length;
+        first = false;
+    }
+    text.push('\n');
+}
+
+/// What was read may hold anything; a terminal gets nothing that would move its cursor.
+fn plain(text: &str) -> String {
+    text.chars()
+        .map(|letter| if letter.is_control() { ' ' } else { letter })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_too_long_goes_on_below_its_first_word() {
+        let mut text = String::new();
+        wrapped(
+            &mut text,
+            "    saw  ",
+            "one two\nthree\x1b[2J four",
+            Some(20),
+        );
+        assert_eq!(
+            text,
+            "    saw  one two\n         three [2J\n         four\n"
+        );
+        let mut text = String::new();
+        wrapped(&mut text, "  ", "as wide as it is", None);
+        assert_eq!(text, "  as wide as it is\n");
+    }
+}
