@@ -1,0 +1,70 @@
+{{/*
+The device configuration: what scheduler, webhook and agent read. The standard file, with what the values say instead.
+*/}}
+{{- define "vgpu.deviceConfig" -}}
+{{- if .Values.deviceConfig.content -}}
+{{- .Values.deviceConfig.content -}}
+{{- else -}}
+{{- $config := .Files.Get "files/device-config.yaml" | fromYaml -}}
+{{- $plugin := .Values.devicePlugin -}}
+{{- $nvidia := dict
+  "deviceSplitCount" $plugin.deviceSplitCount
+  "deviceMemoryScaling" $plugin.deviceMemoryScaling
+  "deviceCoreScaling" $plugin.deviceCoreScaling
+  "preConfiguredDeviceMemory" $plugin.preConfiguredDeviceMemory
+  "enableNumaTopology" $plugin.enableNumaTopology
+  "runtimeClassName" (include "vgpu.podRuntimeClass" .)
+  "overwriteEnv" (eq (toString .Values.scheduler.overwriteEnv) "true")
+-}}
+{{- if eq (toString $plugin.disablecorelimit) "true" -}}{{- $_ := set $nvidia "disableCoreLimit" true -}}{{- end -}}
+{{- range $key, $value := dict
+  "resourceCountName" .Values.resourceName
+  "resourceMemoryName" .Values.resourceMem
+  "resourceMemoryPercentageName" .Values.resourceMemPercentage
+  "resourceCoreName" .Values.resourceCores
+  "resourcePriorityName" .Values.resourcePriority -}}
+{{- if $value -}}{{- $_ := set $nvidia $key $value -}}{{- end -}}
+{{- end -}}
+{{- $config = mergeOverwrite $config (dict "nvidia" $nvidia) (deepCopy (default (dict) .Values.deviceConfig.overrides)) -}}
+{{- toYaml $config -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The names of one vendor's resources, as a JSON list: every key that begins with "resource" holds one. */}}
+{{- define "vgpu.resourcesOf" -}}
+{{- $names := list -}}
+{{- range $key, $value := . -}}
+{{- if and (hasPrefix "resource" $key) (kindIs "string" $value) $value -}}{{- $names = append $names $value -}}{{- end -}}
+{{- end -}}
+{{- toJson $names -}}
+{{- end -}}
+
+{{/*
+managedResources of the extender: every name that a pod may ask by. Ascend and Iluvatar only where they are looked at:
+kube-scheduler does not count what is ignored, and the extender would not either.
+*/}}
+{{- define "vgpu.managedResources" -}}
+{{- $config := include "vgpu.deviceConfig" . | fromYaml -}}
+{{- if hasKey $config "Error" -}}
+{{- fail (printf "deviceConfig.content is no YAML: %s" (get $config "Error")) -}}
+{{- end -}}
+{{- $counted := get (default (dict) (get $config "nvidia")) "resourceCountName" -}}
+{{- $names := list -}}
+{{- range $vendor, $section := $config -}}
+{{- if kindIs "map" $section -}}
+{{- if eq $vendor "vnpus" -}}
+{{- if $.Values.devices.ascend.enabled -}}
+{{- range (default (list) (get $section "configs")) -}}{{- $names = concat $names (include "vgpu.resourcesOf" . | fromJsonArray) -}}{{- end -}}
+{{- end -}}
+{{- else -}}
+{{- $names = concat $names (include "vgpu.resourcesOf" $section | fromJsonArray) -}}
+{{- end -}}
+{{- else if and (eq $vendor "iluvatars") (kindIs "slice" $section) $.Values.devices.iluvatar.enabled -}}
+{{- range $section -}}{{- $names = concat $names (include "vgpu.resourcesOf" . | fromJsonArray) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range (default (list) .Values.scheduler.extraManagedResources) -}}{{- $names = append $names . -}}{{- end -}}
+{{- range $name := uniq $names | sortAlpha }}
+- {name: {{ $name | quote }}, ignoredByScheduler: {{ ne $name $counted }}}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,227 @@
+{{/* Names, labels, versions and pieces that several templates share. */}}
+
+{{- define "vgpu.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "vgpu.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
+{{/* What selects a component's pods. Never changes: a selector of a Deployment cannot. (dict "root" $ "component" "…") */}}
+{{- define "vgpu.selector" -}}
+app.kubernetes.io/name: vgpu
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "vgpu.labels" -}}
+{{ include "vgpu.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.global.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of pods: no chart's version, which would start them anew for nothing. */}}
+{{- define "vgpu.podLabels" -}}
+{{- $own := include "vgpu.selector" . | fromYaml -}}
+{{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion -}}
+{{- merge $own (default (dict) .extra) (default (dict) .root.Values.global.labels) | toYaml -}}
+{{- end -}}
+
+{{/* metadata of an object in our namespace: (dict "root" $ "component" "…" "name" "…") */}}
+{{- define "vgpu.metadata" -}}
+name: {{ .name }}
+namespace: {{ include "vgpu.namespace" .root }}
+labels:
+  {{- merge (dict) (default (dict) .extraLabels) (include "vgpu.labels" . | fromYaml) | toYaml | nindent 2 }}
+{{- $annotations := merge (dict) (default (dict) .annotations) (default (dict) .root.Values.global.annotations) }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* metadata of an object of the whole cluster */}}
+{{- define "vgpu.clusterMetadata" -}}
+name: {{ .name }}
+labels:
+  {{- merge (dict) (default (dict) .extraLabels) (include "vgpu.labels" . | fromYaml) | toYaml | nindent 2 }}
+{{- $annotations := merge (dict) (default (dict) .annotations) (default (dict) .root.Values.global.annotations) }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The cluster's version as three numbers: "1.31.2", whatever a vendor hangs on it. */}}
+{{- define "vgpu.kubeVersion" -}}
+{{- regexFind "[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version -}}
+{{- end -}}
+
+{{/* An image: (dict "root" $ "image" .Values.….image "tag" "the one that holds where none is named") */}}
+{{- define "vgpu.image" -}}
+{{- $registry := default .root.Values.global.imageRegistry .image.registry -}}
+{{- $tag := default .tag .image.tag | toString -}}
+{{- $separator := hasPrefix "sha256:" $tag | ternary "@" ":" -}}
+{{- if $registry -}}{{- $registry -}}/{{- end -}}{{- .image.repository -}}{{- $separator -}}{{- $tag -}}
+{{- end -}}
+
+{{- define "vgpu.ourTag" -}}
+{{- default .Chart.AppVersion .Values.global.imageTag -}}
+{{- end -}}
+
+{{- define "vgpu.pullSecrets" -}}
+{{- $secrets := concat (default (list) .Values.imagePullSecrets) (default (list) .Values.global.imagePullSecrets) -}}
+{{- with $secrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ kindIs "string" . | ternary . (get (kindIs "map" . | ternary . (dict)) "name") }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Annotations of a pod. Older kubelets read the seccomp profile from here: (dict "root" $ "annotations" (dict)) */}}
+{{- define "vgpu.podAnnotations" -}}
+{{- $all := merge (dict) (default (dict) .own) (default (dict) .annotations) (default (dict) .root.Values.global.annotations) -}}
+{{- if semverCompare "<1.19.0" (include "vgpu.kubeVersion" .root) -}}
+{{- $all = merge (dict "seccomp.security.alpha.kubernetes.io/pod" "runtime/default") $all -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
+{{- define "vgpu.seccomp" -}}
+{{- if semverCompare ">=1.19.0" (include "vgpu.kubeVersion" .) }}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+{{- end -}}
+
+{{/* Of pods that need nothing of the machine: what Pod Security calls "restricted". */}}
+{{- define "vgpu.restrictedPod" -}}
+runAsNonRoot: true
+runAsUser: 65534
+runAsGroup: 65534
+{{- include "vgpu.seccomp" . }}
+{{- end -}}
+
+{{- define "vgpu.restrictedContainer" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "vgpu.priorityClassName" -}}
+{{- if .own -}}{{- .own -}}
+{{- else if .root.Values.priorityClass.create -}}{{- include "vgpu.fullname" .root -}}
+{{- else -}}{{- .root.Values.priorityClass.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Where pods go: (dict "root" $ "values" .Values.scheduler "component" "scheduler") */}}
+{{- define "vgpu.placement" -}}
+{{- with include "vgpu.priorityClassName" (dict "root" .root "own" .values.priorityClassName) }}
+priorityClassName: {{ . }}
+{{- end }}
+nodeSelector:
+  kubernetes.io/os: linux
+  {{- with .values.nodeSelector }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+affinity:
+  {{- if .values.affinity }}
+  {{- toYaml .values.affinity | nindent 2 }}
+  {{- else }}
+  # Replicas on different nodes, where there are several.
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "vgpu.selector" . | nindent 12 }}
+  {{- end }}
+{{- with .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "vgpu.pdb" -}}
+{{- if semverCompare ">=1.21.0" (include "vgpu.kubeVersion" .) -}}policy/v1{{- else -}}policy/v1beta1{{- end -}}
+{{- end -}}
+
+{{/* "true" where Prometheus' operator is asked for: always with true, never with false, with auto where its API is. */}}
+{{- define "vgpu.withOperator" -}}
+{{- $asked := toString .Values.prometheus.enabled -}}
+{{- if eq $asked "true" -}}true
+{{- else if and (eq $asked "auto") (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}true
+{{- end -}}
+{{- end -}}
+
+{{/* Logging and tracing, the same for all programs: list items of args. (dict "root" $ "values" .Values.webhook) */}}
+{{- define "vgpu.commonArgs" -}}
+- --log={{ default .root.Values.logging.level .values.logLevel }}
+- --log-format={{ .root.Values.logging.format }}
+{{- with .root.Values.tracing.otlpEndpoint }}
+- --otlp-endpoint={{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "vgpu.webhookByAnnotation" -}}
+{{- $asked := .Values.webhook.devicesByAnnotation -}}
+{{- if eq (toString $asked) "auto" -}}{{- eq .Values.devicePlugin.manner "mounts" -}}{{- else -}}{{- $asked -}}{{- end -}}
+{{- end -}}
+
+{{/* Whose objects the webhook lets write what is ours. */}}
+{{- define "vgpu.ownAccounts" -}}
+{{- $name := include "vgpu.fullname" . -}}
+{{- $own := list (printf "%s-scheduler" $name) (printf "%s-monitor" $name) (printf "%s-webhook" $name) -}}
+{{- join "," (concat $own (default (list) .Values.webhook.ownServiceAccounts)) -}}
+{{- end -}}
+
+{{/* The runtime class that the webhook gives pods with a GPU: where CDI brings the devices none is needed. */}}
+{{- define "vgpu.podRuntimeClass" -}}
+{{- $asked := .Values.devicePlugin.podRuntimeClassName -}}
+{{- if ne $asked "auto" -}}{{- $asked -}}
+{{- else if ne .Values.devicePlugin.manner "cdi" -}}{{- .Values.devicePlugin.runtimeClassName -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What cannot work together is said before anything is installed. */}}
+{{- define "vgpu.checks" -}}
+{{- if and (not .Values.scheduler.kubeScheduler.enabled) (gt (int .Values.scheduler.replicas) 1) -}}
+{{- fail "scheduler.replicas above 1 needs scheduler.kubeScheduler.enabled: replicas agree on who answers by the Lease of the kube-scheduler beside them" -}}
+{{- end -}}
+{{- if and (gt (int .Values.scheduler.replicas) 1) (not .Values.scheduler.leaderElect) -}}
+{{- fail "scheduler.replicas above 1 needs scheduler.leaderElect: without it each replica gives away the same GPUs" -}}
+{{- end -}}
+{{- if and .Values.devicePlugin.nodeConfiguration.config .Values.devicePlugin.nodeConfiguration.externalConfigName -}}
+{{- fail "devicePlugin.nodeConfiguration: give config or externalConfigName, not both" -}}
+{{- end -}}
+{{- if and .Values.deviceConfig.content .Values.deviceConfig.overrides -}}
+{{- fail "deviceConfig: give content (a whole file) or overrides (parts of the standard one), not both" -}}
+{{- end -}}
+{{- if and .Values.devicePlugin.createRuntimeClass (not .Values.devicePlugin.runtimeClassName) -}}
+{{- fail "devicePlugin.createRuntimeClass needs devicePlugin.runtimeClassName, such as nvidia" -}}
+{{- end -}}
+{{- if and (eq (toString .Values.devicePlugin.monitor.service.type) "NodePort") (not .Values.devicePlugin.monitor.enabled) -}}
+{{- fail "devicePlugin.monitor.service.type: NodePort needs devicePlugin.monitor.enabled" -}}
+{{- end -}}
+{{- end -}}
