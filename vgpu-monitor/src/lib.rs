@@ -29,6 +29,8 @@ pub mod plugin;
 
 pub mod delivery;
 
+pub mod collect;
+
 pub mod attest;
 
 use std::sync::Arc;
