@@ -1,2 +1,174 @@
 //! Which cards are not to be used now, and why: XIDs, a driver that stops answering, a card that is lost; and when they
-//! are well again. Never changes what is promised of a card.
+//! are well again. Never changes what is promised of a card, and never asks the driver on a thread that somebody waits
+//! for.
+//!
+//! Two threads: one asks the driver ([`driver`]) and may hang as long as the driver does; the other judges what was
+//! reported ([`judge`], values in and values out), and takes a silence of the first for an answer.
+
+pub mod driver;
+
+pub mod judge;
+
+pub mod series;
+
+pub mod tell;
+
+pub mod xid;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant, SystemTime};
+
+use events::Events;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::card::{Health, Healths, Inventories};
+use driver::Pace;
+use judge::{Figures, Judge, Known, Patience, Report};
+use series::Collector;
+use xid::Checks;
+
+/// What the health check needs to know.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Name of the node, for its events and the label of its series.
+    pub node: String,
+    /// Where the containers have their directories: whose they are says which pods are told.
+    pub root: PathBuf,
+    /// Which XIDs count.
+    pub checks: Checks,
+    /// How patient it is.
+    pub patience: Patience,
+    /// How often it asks.
+    pub pace: Pace,
+    /// NVML's library; nothing is the driver's own, by its name.
+    pub library: Option<OsString>,
+}
+
+impl Settings {
+    /// As the environment says (`DP_DISABLE_HEALTHCHECKS`, `DP_ENABLE_HEALTHCHECKS`), the rest by default.
+    #[must_use]
+    pub fn of(node: &str, root: PathBuf) -> Self {
+        let read = |name: &str| std::env::var(name).unwrap_or_default();
+        Self {
+            node: node.to_owned(),
+            root,
+            checks: Checks::parse(
+                &read("DP_DISABLE_HEALTHCHECKS"),
+                &read("DP_ENABLE_HEALTHCHECKS"),
+            ),
+            patience: Patience::default(),
+            pace: Pace::default(),
+            library: None,
+        }
+    }
+}
+
+/// What was started.
+#[derive(Debug)]
+pub struct Started {
+    /// Which cards are sick, as it changes.
+    pub healths: Healths,
+    /// For a registry of series.
+    pub collector: Collector,
+}
+
+/// Looks this often whether the driver has gone silent.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Starts the two threads. They end when nobody looks at the verdicts any more; the one that asks may stay in the
+/// driver as long as that hangs.
+///
+/// # Errors
+/// The system gives no thread.
+pub fn start(
+    settings: Settings,
+    inventories: Inventories,
+    events: Events,
+) -> std::io::Result<Started> {
+    let (reports, reported) = channel();
+    let (verdicts, healths) = watch::channel(Arc::new(Health::new()));
+    let figures = Arc::new(Mutex::new(Figures::default()));
+    let collector = Collector {
+        node: settings.node.clone(),
+        figures: Arc::clone(&figures),
+    };
+    let (library, pace, known) = (settings.library.clone(), settings.pace, inventories.clone());
+    std::thread::Builder::new()
+        .name(String::from("health-driver"))
+        .spawn(move || driver::ask(library.as_deref(), pace, &known, &reports))?;
+    std::thread::Builder::new()
+        .name(String::from("health"))
+        .spawn(move || {
+            judge_all(
+                &settings,
+                &inventories,
+                &reported,
+                &verdicts,
+                &figures,
+                &events,
+            );
+        })?;
+    Ok(Started { healths, collector })
+}
+
+fn judge_all(
+    settings: &Settings,
+    inventories: &Inventories,
+    reported: &Receiver<Report>,
+    verdicts: &watch::Sender<Arc<Health>>,
+    figures: &Mutex<Figures>,
+    events: &Events,
+) {
+    let mut judge = Judge::new(settings.checks.clone(), settings.patience, Instant::now());
+    loop {
+        let report = match reported.recv_timeout(TICK) {
+            Ok(report) => Some(report),
+            Err(RecvTimeoutError::Timeout) => None,
+            // The other thread ended, which it does only where this one has: nothing more will be known.
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        judge.know(known(inventories));
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let news = match report {
+            Some(report) => judge.take(report, now, wall),
+            None => judge.tick(now, wall),
+        };
+        let health = judge.health();
+        *figures.lock() = judge.figures();
+        verdicts.send_if_modified(|old| {
+            let changed = **old != health;
+            if changed {
+                *old = Arc::new(health);
+            }
+            changed
+        });
+        let uuids = |uuid: &str| {
+            let mut uuids = judge.instances(uuid);
+            uuids.insert(uuid.to_owned());
+            uuids
+        };
+        for news in &news {
+            tell::tell(news, &settings.root, &settings.node, &uuids, events);
+        }
+        if verdicts.is_closed() {
+            return;
+        }
+    }
+}
+
+fn known(inventories: &Inventories) -> Vec<Known> {
+    let inventory = inventories.borrow();
+    let cards = inventory.iter().flat_map(|inventory| &inventory.cards);
+    cards
+        .filter(|card| card.device.vendor.as_str() == "NVIDIA")
+        .map(|card| Known {
+            uuid: card.device.id.clone(),
+            index: card.device.index,
+            model: card.device.model.clone(),
+        })
+        .collect()
+}

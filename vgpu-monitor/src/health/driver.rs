@@ -1,0 +1,307 @@
+//! The thread that asks the driver: events of every card, and how each is. It reports and judges nothing, and it may
+//! hang for as long as the driver does: nobody waits for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::event::EventSet;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::{Device, Nvml};
+
+use super::judge::{Fault, Known, Report, Vitals};
+use crate::card::Inventories;
+
+/// How often what is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Events are looked for this often.
+    pub events: Duration,
+    /// Each card is asked how it is this often.
+    pub probe: Duration,
+    /// A driver that is not there is looked for again after this.
+    pub retry: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            events: Duration::from_millis(250),
+            probe: Duration::from_secs(5),
+            retry: Duration::from_secs(5),
+        }
+    }
+}
+
+/// `NVML_FI_DEV_REMAPPED_PENDING`.
+const REMAP_PENDING: FieldId = FieldId(144);
+/// `NVML_FI_DEV_REMAPPED_FAILURE`.
+const REMAP_FAILED: FieldId = FieldId(145);
+/// A card has at most seven parts; a driver that says more is not believed.
+const INSTANCES_MOST: u32 = 16;
+
+/// Asks until nobody listens. `library` is NVML's file; nothing is the driver's own.
+pub(super) fn ask(
+    library: Option<&OsStr>,
+    pace: Pace,
+    inventories: &Inventories,
+    to: &Sender<Report>,
+) {
+    loop {
+        if to.send(Report::Starting).is_err() {
+            return;
+        }
+        let reason = match open(library) {
+            // The session ends with its reason; dropping NVML unloads the library, so that the next one is that of
+            // a driver which has been replaced meanwhile.
+            Ok(nvml) => match session(&nvml, pace, inventories, to) {
+                Ok(reason) => reason,
+                Err(Gone) => return,
+            },
+            Err(reason) => reason,
+        };
+        if to.send(Report::Down(reason)).is_err() {
+            return;
+        }
+        std::thread::sleep(pace.retry);
+    }
+}
+
+/// Nobody listens any more.
+struct Gone;
+
+fn open(library: Option<&OsStr>) -> Result<Nvml, String> {
+    let names: Vec<&OsStr> = match library {
+        Some(library) => vec![library],
+        None => ["libnvidia-ml.so.1", "libnvidia-ml.so"].map(OsStr::new).into(),
+    };
+    let mut reason = String::new();
+    for name in names {
+        match Nvml::builder().lib_path(name).init() {
+            Ok(nvml) => return Ok(nvml),
+            Err(NvmlError::LibloadingError(error)) => {
+                if reason.is_empty() {
+                    reason = format!("cannot load the NVIDIA driver's library: {error}");
+                }
+            }
+            Err(error) => return Err(why(&error)),
+        }
+    }
+    Err(reason)
+}
+
+/// What a failure of the whole driver means.
+fn why(error: &NvmlError) -> String {
+    match error {
+        NvmlError::LibRmVersionMismatch => String::from(
+            "the NVIDIA driver was replaced: its library and its kernel module are of different versions (reboot the \
+             node, or reload the driver's modules)",
+        ),
+        NvmlError::DriverNotLoaded => String::from("the NVIDIA driver is not loaded"),
+        NvmlError::NoPermission => {
+            String::from("the NVIDIA driver refuses this process: no access to /dev/nvidiactl")
+        }
+        other => format!("the NVIDIA driver does not work: {other}"),
+    }
+}
+
+struct Watched<'nvml> {
+    device: Device<'nvml>,
+    events: Option<EventSet<'nvml>>,
+    /// It answered when it was last asked.
+    answers: bool,
+}
+
+fn session(
+    nvml: &Nvml,
+    pace: Pace,
+    inventories: &Inventories,
+    to: &Sender<Report>,
+) -> Result<String, Gone> {
+    let mut watched: BTreeMap<String, Watched<'_>> = BTreeMap::new();
+    let first = match watch(nvml, &mut watched) {
+        Ok(known) => known,
+        Err(error) => return Ok(why(&error)),
+    };
+    to.send(Report::Started(first)).map_err(|_| Gone)?;
+    let mut probed_at: Option<Instant> = None;
+    loop {
+        for (uuid, card) in &watched {
+            for number in new_xids(card) {
+                let uuid = uuid.clone();
+                to.send(Report::Xid { uuid, number }).map_err(|_| Gone)?;
+            }
+        }
+        if probed_at.is_none_or(|at| at.elapsed() >= pace.probe) {
+            if let Err(error) = watch(nvml, &mut watched) {
+                return Ok(why(&error));
+            }
+            let probes = probe_all(nvml, &mut watched, inventories);
+            // All cards at once do not break: that is the driver.
+            let mut broken = probes.values().map(|found| match found {
+                Err(Fault::Other(text)) => Some(text),
+                _ => None,
+            });
+            if let Some(Some(first)) = broken.next()
+                && broken.all(|text| text.is_some())
+            {
+                return Ok(format!("the NVIDIA driver does not work: {first}"));
+            }
+            for (uuid, found) in probes {
+                to.send(Report::Probed { uuid, found }).map_err(|_| Gone)?;
+            }
+            probed_at = Some(Instant::now());
+        }
+        to.send(Report::Alive).map_err(|_| Gone)?;
+        std::thread::sleep(pace.events);
+    }
+}
+
+/// Takes up every card that the driver lists and that is not watched yet, or did not answer: its handle and its events
+/// are of the driver's state since then. One set of events for each card: an event of a card that is lost names a handle
+/// that says no more whose it was.
+fn watch<'nvml>(
+    nvml: &'nvml Nvml,
+    watched: &mut BTreeMap<String, Watched<'nvml>>,
+) -> Result<Vec<Known>, NvmlError> {
+    let mut listed = Vec::new();
+    for index in 0..nvml.device_count()? {
+        let Ok(device) = nvml.device_by_index(index) else {
+            continue;
+        };
+        let Ok(uuid) = device.uuid() else { continue };
+        listed.push(Known {
+            uuid: uuid.clone(),
+            index,
+            model: device.name().unwrap_or_default(),
+        });
+        if watched.get(&uuid).is_some_and(|card| card.answers) {
+            continue;
+        }
+        let events = events_of(nvml, &device);
+        if let Err(error) = &events
+            && !watched.contains_key(&uuid)
+        {
+            tracing::warn!(%uuid, %error, "the card tells of no XIDs: it is only asked how it is");
+        }
+        let card = Watched {
+            device,
+            events: events.ok(),
+            answers: true,
+        };
+        watched.insert(uuid, card);
+    }
+    Ok(listed)
+}
+
+fn events_of<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Result<EventSet<'nvml>, NvmlError> {
+    let set = nvml.create_event_set()?;
+    device
+        .register_events(EventTypes::CRITICAL_XID_ERROR, set)
+        .map_err(|error| error.error)
+}
+
+/// At most so many events of one card are taken at once: the rest come next time.
+const EVENTS_MOST: usize = 64;
+
+fn new_xids(card: &Watched<'_>) -> Vec<u64> {
+    let Some(events) = &card.events else {
+        return Vec::new();
+    };
+    let mut numbers = Vec::new();
+    while numbers.len() < EVENTS_MOST {
+        match events.wait(0) {
+            Ok(event) => match event.event_data {
+                Some(XidError::Value(number)) => numbers.push(number),
+                // NVML's word for an XID that it does not know.
+                Some(XidError::Unknown) => numbers.push(999),
+                None => {}
+            },
+            // Also of a card that is lost: the probe says so.
+            Err(_) => break,
+        }
+    }
+    numbers
+}
+
+fn probe_all(
+    nvml: &Nvml,
+    watched: &mut BTreeMap<String, Watched<'_>>,
+    inventories: &Inventories,
+) -> BTreeMap<String, Result<Vitals, Fault>> {
+    let mut probes: BTreeMap<String, Result<Vitals, Fault>> = BTreeMap::new();
+    for (uuid, card) in watched {
+        let found = probe(&card.device);
+        card.answers = found.is_ok();
+        probes.insert(uuid.clone(), found);
+    }
+    let promised: BTreeSet<String> = inventories
+        .borrow()
+        .iter()
+        .flat_map(|inventory| &inventory.cards)
+        // Whose driver this is.
+        .filter(|card| card.device.vendor.as_str() == "NVIDIA")
+        .map(|card| card.device.id.clone())
+        .collect();
+    for uuid in promised {
+        probes.entry(uuid).or_insert_with_key(|uuid| {
+            match nvml.device_by_uuid(uuid.as_str()) {
+                Ok(device) => probe(&device),
+                Err(NvmlError::NotFound | NvmlError::InvalidArg) => Err(Fault::Missing),
+                Err(error) => Err(fault(error)),
+            }
+        });
+    }
+    probes
+}
+
+/// Asks a card what needs it to answer.
+fn probe(device: &Device<'_>) -> Result<Vitals, Fault> {
+    device.memory_info().map_err(fault)?;
+    match device.utilization_rates() {
+        // Not on parts, nor on some cards.
+        Ok(_) | Err(NvmlError::NotSupported | NvmlError::NoData) => {}
+        Err(error) => return Err(fault(error)),
+    }
+    let values = device.field_values_for(&[REMAP_PENDING, REMAP_FAILED]);
+    let mut remaps = values.unwrap_or_default().into_iter().map(|value| {
+        let value = value.ok().and_then(|sample| sample.value.ok());
+        value.is_some_and(|value| is_set(&value))
+    });
+    Ok(Vitals {
+        remap_pending: remaps.next().unwrap_or(false),
+        remap_failed: remaps.next().unwrap_or(false),
+        pages_pending: device.are_pages_pending_retired().unwrap_or(false),
+        instances: instances(device),
+    })
+}
+
+fn is_set(value: &SampleValue) -> bool {
+    match value {
+        SampleValue::F64(number) => *number != 0.0,
+        SampleValue::U32(number) => *number != 0,
+        SampleValue::U64(number) => *number != 0,
+        _ => false,
+    }
+}
+
+fn instances(device: &Device<'_>) -> Vec<String> {
+    let places = device.mig_device_count().unwrap_or(0).min(INSTANCES_MOST);
+    (0..places)
+        .filter_map(|place| device.mig_device_by_index(place).ok()?.uuid().ok())
+        .collect()
+}
+
+fn fault(error: NvmlError) -> Fault {
+    match error {
+        NvmlError::GpuLost => Fault::Lost,
+        NvmlError::ResetRequired => Fault::ResetRequired,
+        NvmlError::NotFound => Fault::Missing,
+        other => Fault::Other(other.to_string()),
+    }
+}

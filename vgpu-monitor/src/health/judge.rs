@@ -1,0 +1,814 @@
+//! Which cards are sick, from what the driver reported: values in, verdicts out. Never asks a driver, never reads a
+//! clock: every moment is handed in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::xid::{self, Checks, Until};
+use crate::card::{Health, Sick};
+
+/// How patient the judge is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Quiet for so long, and a good probe: a card is well again after a transient error.
+    pub quiet: Duration,
+    /// The same after an error of hardware.
+    pub long_quiet: Duration,
+    /// A driver that says nothing for so long does not answer.
+    pub silence: Duration,
+    /// The same while it starts: cards without persistence take seconds each.
+    pub start: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            quiet: Duration::from_secs(60),
+            long_quiet: Duration::from_secs(600),
+            silence: Duration::from_secs(10),
+            start: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What the thread that asks the driver says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report {
+    /// It is about to load the driver's library and start it.
+    Starting,
+    /// The driver was started anew, and has these cards.
+    Started(Vec<Known>),
+    /// The driver cannot be asked: why.
+    Down(String),
+    /// The driver answered.
+    Alive,
+    /// A card met an XID.
+    Xid {
+        /// The card.
+        uuid: String,
+        /// Its number.
+        number: u64,
+    },
+    /// A card was asked how it is.
+    Probed {
+        /// The card.
+        uuid: String,
+        /// What it said, or why it said nothing.
+        found: Result<Vitals, Fault>,
+    },
+}
+
+/// A card that the driver has.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Known {
+    /// Its UUID.
+    pub uuid: String,
+    /// Its number.
+    pub index: u32,
+    /// Its model.
+    pub model: String,
+}
+
+/// What a card says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Vitals {
+    /// Memory rows wait for a reset to be replaced.
+    pub remap_pending: bool,
+    /// A memory row could not be replaced.
+    pub remap_failed: bool,
+    /// Memory pages wait for a reset to be retired (cards before Ampere).
+    pub pages_pending: bool,
+    /// The parts that it is cut into (MIG).
+    pub instances: Vec<String>,
+}
+
+/// Why a card said nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// It fell off the bus.
+    Lost,
+    /// The driver does not list it any more.
+    Missing,
+    /// The driver wants it reset.
+    ResetRequired,
+    /// Another error, as the driver words it.
+    Other(String),
+}
+
+/// What changed, for whoever has to be told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// A card met an XID.
+    Xid {
+        /// The card.
+        card: Known,
+        /// The row of the table.
+        xid: xid::Xid,
+        /// Whether it makes the card sick.
+        sick: bool,
+    },
+    /// A card is sick, of this.
+    Sick {
+        /// The card.
+        card: Known,
+        /// Of what.
+        reason: String,
+        /// Whether it may recover by itself.
+        recovers: bool,
+    },
+    /// A card is well again.
+    Well {
+        /// The card.
+        card: Known,
+        /// Of what it was sick.
+        was: String,
+    },
+    /// The driver fails for all cards; told once for the node.
+    DriverDown(String),
+    /// It answers again.
+    DriverUp,
+    /// A card gives a warning that does not make it sick.
+    Warning {
+        /// The card.
+        card: Known,
+        /// What it is.
+        text: &'static str,
+    },
+}
+
+/// What makes a card sick; the least is the one that is said.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Cause {
+    /// It cannot be asked. Whoever was off the bus and comes back was reset.
+    Gone { text: String, off_the_bus: bool },
+    /// Memory that cannot be repaired.
+    RemapFailed,
+    Xid(u64),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Ill {
+    since: SystemTime,
+    last: Instant,
+    until: Until,
+    /// How often in a row: it makes quiet times longer.
+    times: u32,
+}
+
+#[derive(Debug, Default)]
+struct Card {
+    known: Known,
+    causes: BTreeMap<Cause, Ill>,
+    vitals: Vitals,
+    /// The last probe succeeded, at that moment.
+    probed_well: Option<Instant>,
+    /// What it was last said to be sick of.
+    said: Option<String>,
+    recoveries: u64,
+    /// Errors of each kind that a long time has not passed over, so that one that comes back waits longer.
+    history: BTreeMap<u64, (u32, Instant)>,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self {
+            uuid: String::new(),
+            index: u32::MAX,
+            model: String::new(),
+        }
+    }
+}
+
+/// An error that comes back within this waits twice as long as the time before, up to an hour.
+const REMEMBERED: Duration = Duration::from_secs(6 * 3600);
+const LONGEST_QUIET: Duration = Duration::from_secs(3600);
+
+/// The judge.
+#[derive(Debug)]
+pub struct Judge {
+    checks: Checks,
+    patience: Patience,
+    cards: BTreeMap<String, Card>,
+    heard: Instant,
+    starting: bool,
+    /// Why the driver cannot be asked, since when.
+    down: Option<(String, SystemTime)>,
+    xids: BTreeMap<(String, u64), u64>,
+}
+
+impl Judge {
+    /// A judge who has heard nothing yet.
+    #[must_use]
+    pub fn new(checks: Checks, patience: Patience, now: Instant) -> Self {
+        Self {
+            checks,
+            patience,
+            cards: BTreeMap::new(),
+            heard: now,
+            starting: true,
+            down: None,
+            xids: BTreeMap::new(),
+        }
+    }
+
+    /// Learns of cards that the inventory has, also while the driver says nothing.
+    pub fn know(&mut self, cards: impl IntoIterator<Item = Known>) {
+        for known in cards {
+            let card = self.cards.entry(known.uuid.clone()).or_default();
+            card.known = known;
+        }
+    }
+
+    /// Takes a report.
+    pub fn take(&mut self, report: Report, now: Instant, wall: SystemTime) -> Vec<News> {
+        self.heard = now;
+        let mut news = Vec::new();
+        match report {
+            Report::Starting => self.starting = true,
+            Report::Alive => self.driver_is_up(&mut news),
+            Report::Down(reason) => {
+                self.starting = false;
+                self.driver_is_down(reason, wall, &mut news);
+            }
+            Report::Started(cards) => {
+                self.starting = false;
+                let came_back = self.down.is_some();
+                self.driver_is_up(&mut news);
+                for known in cards {
+                    let card = self.cards.entry(known.uuid.clone()).or_default();
+                    card.known = known;
+                    if came_back {
+                        card.was_reset();
+                    }
+                }
+            }
+            Report::Xid { uuid, number } => {
+                self.driver_is_up(&mut news);
+                let count = self.xids.entry((uuid.clone(), number)).or_default();
+                *count = count.saturating_add(1);
+                let until = self.checks.until(&xid::of(number));
+                let card = self.cards.entry(uuid.clone()).or_default();
+                if card.known.uuid.is_empty() {
+                    card.known.uuid = uuid;
+                }
+                card.met(number, until, now, wall);
+                news.push(News::Xid {
+                    card: card.known.clone(),
+                    xid: xid::of(number),
+                    sick: until != Until::Never,
+                });
+            }
+            Report::Probed { uuid, found } => {
+                self.driver_is_up(&mut news);
+                let is_off = self.checks.is_off();
+                let card = self.cards.entry(uuid.clone()).or_default();
+                if card.known.uuid.is_empty() {
+                    card.known.uuid = uuid;
+                }
+                card.probed(found, is_off, now, wall, &mut news);
+            }
+        }
+        self.settle(now, &mut news);
+        news
+    }
+
+    /// Time went by without a report.
+    pub fn tick(&mut self, now: Instant, wall: SystemTime) -> Vec<News> {
+        let mut news = Vec::new();
+        let patience = if self.starting {
+            self.patience.start
+        } else {
+            self.patience.silence
+        };
+        let silent = now.saturating_duration_since(self.heard);
+        if silent >= patience {
+            let reason = format!(
+                "the NVIDIA driver does not answer (nothing for more than {} s)",
+                patience.as_secs()
+            );
+            self.driver_is_down(reason, wall, &mut news);
+        }
+        self.settle(now, &mut news);
+        news
+    }
+
+    fn driver_is_down(&mut self, reason: String, wall: SystemTime, news: &mut Vec<News>) {
+        if self.checks.is_off() {
+            return;
+        }
+        let since = self.down.as_ref().map_or(wall, |(_, since)| *since);
+        if self.down.as_ref().is_none_or(|(old, _)| *old != reason) {
+            news.push(News::DriverDown(reason.clone()));
+        }
+        self.down = Some((reason, since));
+    }
+
+    fn driver_is_up(&mut self, news: &mut Vec<News>) {
+        if self.down.take().is_some() {
+            news.push(News::DriverUp);
+        }
+    }
+
+    fn settle(&mut self, now: Instant, news: &mut Vec<News>) {
+        // While the driver is down nothing is known of a card, so nothing ends.
+        let down = self.down.is_some();
+        for card in self.cards.values_mut() {
+            if !down {
+                card.recover(&self.patience, now);
+            }
+            card.say(news);
+        }
+    }
+
+    /// Which cards are sick.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let mut health = Health::new();
+        for (uuid, card) in &self.cards {
+            let own = card.worst();
+            let sick = match (&self.down, own) {
+                (Some((reason, since)), _) => Some(Sick {
+                    reason: reason.clone(),
+                    since: *since,
+                    recovers: true,
+                }),
+                (None, Some((cause, ill))) => Some(Sick {
+                    reason: cause.text(),
+                    since: ill.since,
+                    recovers: card.recovers(),
+                }),
+                (None, None) => None,
+            };
+            if let Some(sick) = sick {
+                health.insert(uuid.clone(), sick);
+            }
+        }
+        health
+    }
+
+    /// Whether there is any card that is known, sick or well.
+    pub fn cards(&self) -> impl Iterator<Item = &Known> {
+        self.cards.values().map(|card| &card.known)
+    }
+
+    /// Numbers for whoever measures.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let health = self.health();
+        Figures {
+            cards: self
+                .cards
+                .values()
+                .map(|card| CardFigures {
+                    known: card.known.clone(),
+                    sick: health.get(&card.known.uuid).cloned(),
+                    warnings: card.warnings().map(|(kind, _)| kind).collect(),
+                    recoveries: card.recoveries,
+                })
+                .collect(),
+            xids: self.xids.clone(),
+            driver_up: self.down.is_none(),
+        }
+    }
+
+    /// The parts that a card is cut into.
+    #[must_use]
+    pub fn instances(&self, uuid: &str) -> BTreeSet<String> {
+        let card = self.cards.get(uuid);
+        card.map(|card| card.vitals.instances.iter().cloned().collect())
+            .unwrap_or_default()
+    }
+}
+
+/// Numbers for whoever measures.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// By UUID.
+    pub cards: Vec<CardFigures>,
+    /// How often each card met each XID.
+    pub xids: BTreeMap<(String, u64), u64>,
+    /// Whether the driver answers.
+    pub driver_up: bool,
+}
+
+/// Of one card.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CardFigures {
+    /// Which it is.
+    pub known: Known,
+    /// Why it is not to be used.
+    pub sick: Option<Sick>,
+    /// What it warns of.
+    pub warnings: Vec<&'static str>,
+    /// How often it became well again.
+    pub recoveries: u64,
+}
+
+impl Cause {
+    fn text(&self) -> String {
+        match self {
+            Self::Gone { text, .. } => text.clone(),
+            Self::RemapFailed => String::from("a memory row of the card could not be replaced"),
+            Self::Xid(number) => format!("XID {number}: {}", xid::of(*number).meaning),
+        }
+    }
+}
+
+impl Card {
+    fn met(&mut self, number: u64, until: Until, now: Instant, wall: SystemTime) {
+        if until == Until::Never {
+            return;
+        }
+        let times = match self.history.get(&number) {
+            Some((times, at)) if now.saturating_duration_since(*at) < REMEMBERED => {
+                times.saturating_add(1)
+            }
+            _ => 1,
+        };
+        self.history.insert(number, (times, now));
+        let ill = self.causes.entry(Cause::Xid(number)).or_insert(Ill {
+            since: wall,
+            last: now,
+            until,
+            times,
+        });
+        (ill.last, ill.until, ill.times) = (now, until, times);
+    }
+
+    fn probed(
+        &mut self,
+        found: Result<Vitals, Fault>,
+        is_off: bool,
+        now: Instant,
+        wall: SystemTime,
+        news: &mut Vec<News>,
+    ) {
+        match found {
+            Ok(vitals) => {
+                let was_off = matches!(
+                    self.gone(),
+                    Some((
+                        Cause::Gone {
+                            off_the_bus: true,
+                            ..
+                        },
+                        _
+                    ))
+                );
+                self.causes
+                    .retain(|cause, _| !matches!(cause, Cause::Gone { .. }));
+                if was_off {
+                    self.was_reset();
+                }
+                let before: Vec<&'static str> = self.warnings().map(|(_, text)| text).collect();
+                self.vitals = vitals;
+                let warnings = self.warnings().map(|(_, text)| text);
+                for text in warnings.filter(|text| !before.contains(text)) {
+                    news.push(News::Warning {
+                        card: self.known.clone(),
+                        text,
+                    });
+                }
+                if self.vitals.remap_failed && !is_off {
+                    self.causes.entry(Cause::RemapFailed).or_insert(Ill {
+                        since: wall,
+                        last: now,
+                        until: Until::Reset,
+                        times: 1,
+                    });
+                } else {
+                    self.causes.remove(&Cause::RemapFailed);
+                }
+                self.probed_well = Some(now);
+            }
+            Err(fault) => {
+                self.probed_well = None;
+                let off_the_bus = !matches!(fault, Fault::Other(_));
+                let text = match fault {
+                    Fault::Lost => format!("the card is lost: {}", xid::of(79).meaning),
+                    Fault::Missing => String::from("the driver does not list the card any more"),
+                    Fault::ResetRequired => String::from("the driver wants the card reset"),
+                    Fault::Other(text) => format!("the card does not answer: {text}"),
+                };
+                let since = self.gone().map_or(wall, |(_, ill)| ill.since);
+                self.causes
+                    .retain(|cause, _| !matches!(cause, Cause::Gone { .. }));
+                if !is_off {
+                    let ill = Ill {
+                        since,
+                        last: now,
+                        until: Until::Quiet,
+                        times: 1,
+                    };
+                    self.causes.insert(Cause::Gone { text, off_the_bus }, ill);
+                }
+            }
+        }
+    }
+
+    fn gone(&self) -> Option<(&Cause, &Ill)> {
+        self.causes
+            .iter()
+            .find(|(cause, _)| matches!(cause, Cause::Gone { .. }))
+    }
+
+    /// It went and came back: what only a reset cures is cured.
+    fn was_reset(&mut self) {
+        self.causes
+            .retain(|cause, ill| !matches!(cause, Cause::Xid(_)) || ill.until != Until::Reset);
+    }
+
+    fn recover(&mut self, patience: &Patience, now: Instant) {
+        let Some(probed) = self.probed_well else {
+            return;
+        };
+        let waits_for_reset = self.vitals.remap_pending || self.vitals.pages_pending;
+        self.causes.retain(|cause, ill| {
+            let Cause::Xid(_) = cause else {
+                return true;
+            };
+            let quiet = match ill.until {
+                Until::Never => return false,
+                Until::Reset => return true,
+                Until::Quiet => patience.quiet,
+                // Memory that failed and waits to be replaced may fail again.
+                Until::LongQuiet if waits_for_reset => return true,
+                Until::LongQuiet => patience.long_quiet,
+            };
+            let doublings = ill.times.saturating_sub(1).min(8);
+            let quiet = quiet.saturating_mul(1 << doublings);
+            let quiet = quiet.min(LONGEST_QUIET.max(patience.long_quiet));
+            // The probe that counts is one after the quiet time, not one before the error.
+            probed.saturating_duration_since(ill.last) < quiet
+                || now.saturating_duration_since(ill.last) < quiet
+        });
+    }
+
+    fn worst(&self) -> Option<(&Cause, &Ill)> {
+        self.causes
+            .iter()
+            .min_by_key(|(cause, ill)| (std::cmp::Reverse(ill.until), (*cause).clone()))
+    }
+
+    fn recovers(&self) -> bool {
+        !self.causes.iter().any(|(cause, ill)| {
+            matches!(cause, Cause::RemapFailed | Cause::Xid(_)) && ill.until == Until::Reset
+        })
+    }
+
+    fn warnings(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        [
+            (
+                self.vitals.remap_pending,
+                "remap_pending",
+                "memory rows of the card wait for a reset to be replaced",
+            ),
+            (
+                self.vitals.pages_pending,
+                "pages_pending",
+                "memory pages of the card wait for a reset to be retired",
+            ),
+        ]
+        .into_iter()
+        .filter(|(is, _, _)| *is)
+        .map(|(_, kind, text)| (kind, text))
+    }
+
+    fn say(&mut self, news: &mut Vec<News>) {
+        let now = self.worst().map(|(cause, _)| cause.text());
+        if now == self.said {
+            return;
+        }
+        match (&self.said, &now) {
+            (_, Some(reason)) => news.push(News::Sick {
+                card: self.known.clone(),
+                reason: reason.clone(),
+                recovers: self.recovers(),
+            }),
+            (Some(was), None) => {
+                self.recoveries = self.recoveries.saturating_add(1);
+                news.push(News::Well {
+                    card: self.known.clone(),
+                    was: was.clone(),
+                });
+            }
+            (None, None) => {}
+        }
+        self.said = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::health::xid::{Class, TABLE};
+
+    /// A judge with a clock of the test's, and one card that was started and found well.
+    struct World {
+        judge: Judge,
+        now: Instant,
+    }
+
+    const GPU: &str = "GPU-1";
+
+    impl World {
+        fn new(disable: &str, enable: &str) -> Self {
+            let now = Instant::now();
+            let judge = Judge::new(Checks::parse(disable, enable), Patience::default(), now);
+            let mut world = Self { judge, now };
+            world.started();
+            world
+        }
+
+        fn take(&mut self, report: Report) -> Vec<News> {
+            self.judge.take(report, self.now, SystemTime::UNIX_EPOCH)
+        }
+
+        fn started(&mut self) {
+            let known = Known {
+                uuid: GPU.to_owned(),
+                index: 0,
+                model: "T".to_owned(),
+            };
+            self.take(Report::Starting);
+            self.take(Report::Started(vec![known]));
+            self.probed(Ok(Vitals::default()));
+        }
+
+        fn probed(&mut self, found: Result<Vitals, Fault>) -> Vec<News> {
+            let uuid = GPU.to_owned();
+            self.take(Report::Probed { uuid, found })
+        }
+
+        fn xid(&mut self, number: u64) -> Vec<News> {
+            let uuid = GPU.to_owned();
+            self.take(Report::Xid { uuid, number })
+        }
+
+        /// Time goes by with good probes each five seconds.
+        fn well_for(&mut self, time: Duration) -> Vec<News> {
+            let mut news = Vec::new();
+            let end = self.now + time;
+            while self.now < end {
+                self.now += Duration::from_secs(5);
+                news.extend(self.probed(Ok(Vitals::default())));
+            }
+            news
+        }
+
+        fn sick(&self) -> Option<Sick> {
+            self.judge.health().get(GPU).cloned()
+        }
+    }
+
+    const QUIET: Duration = Duration::from_secs(60);
+    const LONG: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn each_xid_of_the_table_has_its_verdict_its_word_and_its_way_back() {
+        for xid in TABLE.iter().copied().chain([xid::of(777)]) {
+            let number = xid.number;
+            let mut world = World::new("", "");
+
+            let news = world.xid(number);
+
+            let said = matches!(news.first(), Some(News::Xid { xid: said, sick, .. })
+                if said.number == number && *sick == (xid.until != Until::Never));
+            assert!(said, "{number}: {news:?}");
+            assert_eq!(world.sick().is_some(), xid.until != Until::Never, "{number}");
+            if xid.class == Class::Application {
+                assert_eq!(world.sick(), None, "{number}");
+            }
+            if let Some(sick) = world.sick() {
+                assert!(sick.reason.contains(xid.meaning), "{number}: {sick:?}");
+                assert_eq!(sick.recovers, xid.until != Until::Reset, "{number}");
+            }
+            world.well_for(QUIET + Duration::from_secs(10));
+            let after_quiet = world.sick().is_some();
+            world.well_for(LONG);
+            let after_long = world.sick().is_some();
+            let expected = match xid.until {
+                Until::Never | Until::Quiet => (false, false),
+                Until::LongQuiet => (true, false),
+                Until::Reset => (true, true),
+            };
+            assert_eq!((after_quiet, after_long), expected, "{number}");
+            // A reset: the card goes and comes back.
+            world.probed(Err(Fault::Lost));
+            assert!(world.sick().is_some(), "{number}");
+            world.probed(Ok(Vitals::default()));
+            assert_eq!(world.sick(), None, "{number} after a reset");
+            assert_eq!(world.judge.figures().xids[&(GPU.to_owned(), number)], 1);
+        }
+    }
+
+    #[test]
+    fn an_error_that_comes_back_waits_twice_as_long() {
+        let mut world = World::new("", "");
+        world.xid(119);
+        world.well_for(QUIET + Duration::from_secs(5));
+        assert_eq!(world.sick(), None);
+
+        world.xid(119);
+        world.well_for(QUIET + Duration::from_secs(5));
+        assert!(world.sick().is_some());
+        let news = world.well_for(QUIET);
+
+        assert_eq!(world.sick(), None);
+        assert!(matches!(news.as_slice(), [News::Well { was, .. }] if was.starts_with("XID 119")));
+        assert_eq!(world.judge.figures().cards[0].recoveries, 2);
+    }
+
+    #[test]
+    fn without_a_good_probe_nothing_recovers() {
+        let mut world = World::new("", "");
+        world.xid(119);
+        for _ in 0..100 {
+            world.now += Duration::from_secs(10);
+            world.take(Report::Alive);
+        }
+        assert!(world.sick().is_some());
+    }
+
+    #[test]
+    fn memory_that_waits_for_a_reset_warns_and_keeps_a_memory_error_up() {
+        let mut world = World::new("", "");
+        let waits = || Vitals {
+            remap_pending: true,
+            ..Vitals::default()
+        };
+        let news = world.probed(Ok(waits()));
+        assert!(matches!(news.as_slice(), [News::Warning { .. }]), "{news:?}");
+        assert_eq!(world.probed(Ok(waits())), [], "said once");
+        assert_eq!(world.sick(), None, "a warning takes no card out");
+
+        world.xid(48);
+        for _ in 0..200 {
+            world.now += Duration::from_secs(10);
+            world.probed(Ok(waits()));
+        }
+        assert!(world.sick().is_some());
+        let failed = Vitals {
+            remap_failed: true,
+            ..Vitals::default()
+        };
+        world.probed(Ok(failed));
+        assert!(!world.sick().unwrap().recovers);
+        world.well_for(LONG);
+        assert_eq!(world.sick(), None);
+    }
+
+    #[test]
+    fn a_driver_that_is_silent_takes_all_cards_out_until_it_answers() {
+        let mut world = World::new("", "");
+        world.now += Duration::from_secs(9);
+        assert_eq!(world.judge.tick(world.now, SystemTime::UNIX_EPOCH), []);
+        world.now += Duration::from_secs(2);
+
+        let news = world.judge.tick(world.now, SystemTime::UNIX_EPOCH);
+
+        assert!(matches!(news.as_slice(), [News::DriverDown(_)]), "{news:?}");
+        assert!(world.sick().unwrap().reason.contains("does not answer"));
+        assert!(world.sick().unwrap().recovers);
+        world.now += Duration::from_secs(600);
+        assert_eq!(world.judge.tick(world.now, SystemTime::UNIX_EPOCH), [], "said once");
+        assert_eq!(world.take(Report::Alive), [News::DriverUp]);
+        assert_eq!(world.sick(), None);
+    }
+
+    #[test]
+    fn a_driver_that_starts_is_waited_for_longer() {
+        let mut world = World::new("", "");
+        world.take(Report::Down("replaced".to_owned()));
+        assert_eq!(world.sick().unwrap().reason, "replaced");
+        world.take(Report::Starting);
+        world.now += Duration::from_secs(30);
+        world.judge.tick(world.now, SystemTime::UNIX_EPOCH);
+        assert_eq!(world.sick().unwrap().reason, "replaced");
+        world.started();
+        assert_eq!(world.sick(), None);
+    }
+
+    #[test]
+    fn cards_that_only_the_inventory_knows_are_out_with_the_driver() {
+        let now = Instant::now();
+        let mut judge = Judge::new(Checks::default(), Patience::default(), now);
+        judge.know([Known {
+            uuid: "GPU-9".to_owned(),
+            index: 9,
+            model: String::new(),
+        }]);
+        judge.take(Report::Down("gone".to_owned()), now, SystemTime::UNIX_EPOCH);
+        assert_eq!(judge.health()["GPU-9"].reason, "gone");
+    }
+
+    #[test]
+    fn where_all_checks_are_off_nothing_is_sick_and_xids_are_counted() {
+        let mut world = World::new("all", "");
+        world.xid(79);
+        world.probed(Err(Fault::Lost));
+        world.take(Report::Down("gone".to_owned()));
+        assert_eq!(world.sick(), None);
+        assert_eq!(world.judge.figures().xids.len(), 1);
+    }
+}

@@ -1,0 +1,143 @@
+//! What is measured of the cards' health, as series. Never asks a driver.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use super::judge::{CardFigures, Figures};
+use super::xid;
+
+/// Writes the figures as they are at a scrape.
+#[derive(Debug, Clone)]
+pub struct Collector {
+    pub(super) node: String,
+    pub(super) figures: Arc<Mutex<Figures>>,
+}
+
+type Labels<'a> = Vec<(&'static str, Cow<'a, str>)>;
+
+impl prometheus_client::collector::Collector for Collector {
+    fn encode(&self, mut out: DescriptorEncoder<'_>) -> fmt::Result {
+        let figures = self.figures.lock().clone();
+        let cards = &figures.cards;
+        gauge(
+            &mut out,
+            "vgpu_gpu_healthy",
+            "1 where a GPU takes new pods as far as its health goes",
+            cards.iter().map(|card| {
+                let mut labels = self.labels(card);
+                labels.push(("device_index", Cow::Owned(card.known.index.to_string())));
+                labels.push(("device_type", Cow::Owned(format!("NVIDIA-{}", model(card)))));
+                (labels, u64::from(card.sick.is_none()))
+            }),
+        )?;
+        gauge(
+            &mut out,
+            "vgpu_gpu_sick_info",
+            "Why a GPU takes no new pods, and whether it may recover by itself",
+            cards.iter().filter_map(|card| {
+                let sick = card.sick.as_ref()?;
+                let mut labels = self.labels(card);
+                labels.push(("reason", Cow::Owned(sick.reason.clone())));
+                labels.push(("recovers", Cow::Owned(sick.recovers.to_string())));
+                Some((labels, 1))
+            }),
+        )?;
+        gauge(
+            &mut out,
+            "vgpu_gpu_warning",
+            "1 for what a GPU warns of without being sick: remap_pending, pages_pending",
+            cards.iter().flat_map(|card| {
+                card.warnings.iter().map(|kind| {
+                    let mut labels = self.labels(card);
+                    labels.push(("kind", Cow::Borrowed(*kind)));
+                    (labels, 1)
+                })
+            }),
+        )?;
+        counter(
+            &mut out,
+            "vgpu_gpu_recoveries",
+            "How often a sick GPU was found well again since the agent started",
+            cards.iter().map(|card| (self.labels(card), card.recoveries)),
+        )?;
+        counter(
+            &mut out,
+            "vgpu_gpu_xid",
+            "XIDs that a GPU has met since the agent started, by number and by whose fault it is",
+            figures.xids.iter().map(|((uuid, number), count)| {
+                let labels = vec![
+                    ("node", Cow::Borrowed(self.node.as_str())),
+                    ("device_uuid", Cow::Borrowed(uuid.as_str())),
+                    ("xid", Cow::Owned(number.to_string())),
+                    ("kind", Cow::Borrowed(xid::of(*number).class.as_str())),
+                ];
+                (labels, *count)
+            }),
+        )?;
+        gauge(
+            &mut out,
+            "vgpu_gpu_driver_up",
+            "1 where the NVIDIA driver answers the health check",
+            [(
+                vec![("node", Cow::Borrowed(self.node.as_str()))],
+                u64::from(figures.driver_up),
+            )],
+        )
+    }
+}
+
+fn model(card: &CardFigures) -> &str {
+    let model = card.known.model.as_str();
+    model.strip_prefix("NVIDIA ").unwrap_or(model)
+}
+
+impl Collector {
+    fn labels<'a>(&'a self, card: &'a CardFigures) -> Labels<'a> {
+        vec![
+            ("node", Cow::Borrowed(self.node.as_str())),
+            ("device_uuid", Cow::Borrowed(card.known.uuid.as_str())),
+        ]
+    }
+}
+
+/// A family without a sample is left out.
+fn gauge<'a>(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    samples: impl IntoIterator<Item = (Labels<'a>, u64)>,
+) -> fmt::Result {
+    let mut samples = samples.into_iter().peekable();
+    if samples.peek().is_none() {
+        return Ok(());
+    }
+    let mut family = out.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (labels, value) in samples {
+        family.encode_family(&labels)?.encode_gauge(&value)?;
+    }
+    Ok(())
+}
+
+fn counter<'a>(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    samples: impl IntoIterator<Item = (Labels<'a>, u64)>,
+) -> fmt::Result {
+    let mut samples = samples.into_iter().peekable();
+    if samples.peek().is_none() {
+        return Ok(());
+    }
+    let mut family = out.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (labels, value) in samples {
+        family
+            .encode_family(&labels)?
+            .encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Who is told what: the log, the pods on a card and the node, in words. Never judges, and never waits: events queue.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use events::{Events, Kind};
+use supervisor::{instance, view};
+
+use super::judge::{Known, News};
+use super::xid::{Class, Xid};
+
+/// A pod that has a part of a card.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodOn {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+}
+
+/// The pods that have a part of one of these cards or instances, as the containers' directories below `root` say. One
+/// that cannot be read is left out: the exporter complains of it.
+#[must_use]
+pub fn pods_on(root: &Path, uuids: &BTreeSet<String>) -> BTreeSet<PodOn> {
+    let mut pods = BTreeSet::new();
+    let scan = instance::scan(root, &mut |instance| {
+        let Ok(limits) = view::read_limits(&instance) else {
+            return;
+        };
+        if !limits.devices.iter().any(|device| uuids.contains(device.uuid.as_str())) {
+            return;
+        }
+        // Whose pod it is, is believed where root or we wrote it.
+        let ours = nix::unistd::geteuid().as_raw();
+        let Ok(labels) = instance.labels() else { return };
+        if labels.pod.is_empty() || (instance.owner() != 0 && instance.owner() != ours) {
+            return;
+        }
+        pods.insert(PodOn {
+            namespace: labels.namespace,
+            name: labels.pod,
+            uid: labels.pod_uid,
+        });
+    });
+    if let Err(error) = scan {
+        tracing::debug!(%error, "no pod is told: the containers' directories cannot be read");
+    }
+    pods
+}
+
+/// What is said of a piece of news: under which reason, how, and in which words; nothing where it is only logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sentence {
+    /// The event's reason.
+    pub reason: &'static str,
+    /// Whether all is well.
+    pub kind: Kind,
+    /// The words.
+    pub text: String,
+    /// Said to the pods on this card.
+    pub pods_of: Option<String>,
+    /// Said to the node.
+    pub node: bool,
+}
+
+/// Words a piece of news.
+#[must_use]
+pub fn sentence(news: &News) -> Sentence {
+    match news {
+        News::Xid { card, xid, sick } => Sentence {
+            reason: "GPUXidError",
+            kind: Kind::Warning,
+            text: format!("{}: {}", name(card), of_xid(xid, *sick)),
+            pods_of: Some(card.uuid.clone()),
+            node: xid.class != Class::Application,
+        },
+        News::Sick {
+            card,
+            reason,
+            recovers,
+        } => Sentence {
+            reason: "GPUUnhealthy",
+            kind: Kind::Warning,
+            text: format!(
+                "{} takes no new pods: {reason}. {}",
+                name(card),
+                if *recovers {
+                    "It is taken back by itself once a probe finds it well and it has been quiet for a time"
+                } else {
+                    "It is taken back after a reset or a reboot"
+                }
+            ),
+            pods_of: Some(card.uuid.clone()),
+            node: true,
+        },
+        News::Well { card, was } => Sentence {
+            reason: "GPUHealthy",
+            kind: Kind::Normal,
+            text: format!("{} is well again (was: {was})", name(card)),
+            pods_of: Some(card.uuid.clone()),
+            node: true,
+        },
+        News::DriverDown(reason) => Sentence {
+            reason: "GPUDriverDown",
+            kind: Kind::Warning,
+            text: format!("no GPU of this node takes new pods: {reason}"),
+            pods_of: None,
+            node: true,
+        },
+        News::DriverUp => Sentence {
+            reason: "GPUDriverUp",
+            kind: Kind::Normal,
+            text: String::from("the NVIDIA driver answers again"),
+            pods_of: None,
+            node: true,
+        },
+        News::Warning { card, text } => Sentence {
+            reason: "GPUWarning",
+            kind: Kind::Warning,
+            text: format!("{}: {text}", name(card)),
+            pods_of: None,
+            node: true,
+        },
+    }
+}
+
+fn name(card: &Known) -> String {
+    match card.index {
+        u32::MAX => format!("GPU {}", card.uuid),
+        index => format!("GPU {index} ({})", card.uuid),
+    }
+}
+
+fn of_xid(xid: &Xid, sick: bool) -> String {
+    let whose = match (xid.class, sick) {
+        (Class::Application, false) => "a program's error, the card is well",
+        (Class::Application, true) => "a program's error, which this node's settings count against the card",
+        (Class::Hardware, _) => "an error of hardware",
+        (Class::Transient, _) => "an error of the driver that often passes",
+    };
+    format!(
+        "XID {}: {} ({whose}). What to do: {}",
+        xid.number, xid.meaning, xid.cure
+    )
+}
+
+/// Tells everybody whom it concerns.
+pub(super) fn tell(
+    news: &News,
+    root: &Path,
+    node: &str,
+    uuids: &dyn Fn(&str) -> BTreeSet<String>,
+    events: &Events,
+) {
+    let said = sentence(news);
+    match said.kind {
+        Kind::Warning => tracing::warn!(reason = said.reason, "{}", said.text),
+        Kind::Normal => tracing::info!(reason = said.reason, "{}", said.text),
+    }
+    if said.node {
+        events.node(node, said.kind, said.reason, said.text.clone());
+    }
+    let Some(uuid) = &said.pods_of else { return };
+    for pod in pods_on(root, &uuids(uuid)) {
+        events.pod(
+            (pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str()),
+            said.kind,
+            said.reason,
+            said.text.clone(),
+        );
+    }
+}

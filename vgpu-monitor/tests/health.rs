@@ -1,0 +1,323 @@
+//! Health on the simulated board: what goes wrong there while the agent runs, the verdict on each card, who is told,
+//! and how a card comes back. Each test is a process of its own, since a board is chosen by the environment.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cuda_sim::{Board, Config};
+use embedded_cluster::Cluster;
+use events::Events;
+use k8s_openapi::api::core::v1::Event;
+use kube::api::{Api, ListParams};
+use supervisor::instance::{LIMITS, Labels};
+use tokio::sync::watch;
+use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
+use vgpu_monitor::card::{Health, Inventory};
+use vgpu_monitor::health::driver::Pace;
+use vgpu_monitor::health::judge::Patience;
+use vgpu_monitor::health::xid::{Checks, TABLE, Until};
+use vgpu_monitor::health::{self, Settings, Started};
+
+const BOARD: &str = "VGPU_SIM_BOARD";
+
+/// Runs the test of this name in a process of its own, on a board of two cards; true in that process.
+fn on_a_board(test: &str) -> bool {
+    if std::env::var_os("VGPU_HEALTH_TEST").is_some() {
+        return true;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env("VGPU_HEALTH_TEST", directory.path())
+        .env(BOARD, directory.path().join("board"))
+        .status()
+        .unwrap();
+    assert!(status.success(), "{test}: {status}");
+    false
+}
+
+struct World {
+    board: Board,
+    root: PathBuf,
+    started: Started,
+    api: kube::Client,
+    runtime: tokio::runtime::Runtime,
+    _inventories: watch::Sender<Option<Arc<Inventory>>>,
+}
+
+fn library() -> PathBuf {
+    let library = std::env::current_exe().unwrap();
+    let library = library.with_file_name("libnvidia_ml.so");
+    assert!(library.exists(), "{} is not built", library.display());
+    library
+}
+
+impl World {
+    /// The agent's health check with hardly any patience, and a pod on the first card.
+    fn new(checks: Checks) -> Self {
+        let home = PathBuf::from(std::env::var_os("VGPU_HEALTH_TEST").unwrap());
+        let board = Board::create(&home.join("board"), &Config::default()).unwrap();
+        let root = home.join("containers");
+        pod(&root, "train", &board.uuid(0));
+        pod(&root, "other", &board.uuid(1));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let (inventories, inventory) = watch::channel(None);
+        let cluster = Cluster::new();
+        let (api, started) = {
+            let _inside = runtime.enter();
+            let api = cluster.client();
+            let events = Events::start(api.clone(), "vgpu-monitor");
+            let settings = Settings {
+                node: "n1".to_owned(),
+                root: root.clone(),
+                checks,
+                patience: Patience {
+                    quiet: Duration::from_millis(300),
+                    long_quiet: Duration::from_millis(600),
+                    silence: Duration::from_millis(1500),
+                    start: Duration::from_secs(30),
+                },
+                pace: Pace {
+                    events: Duration::from_millis(10),
+                    probe: Duration::from_millis(30),
+                    retry: Duration::from_millis(50),
+                },
+                library: Some(library().into_os_string()),
+            };
+            (api, health::start(settings, inventory, events).unwrap())
+        };
+        let world = Self {
+            board,
+            root,
+            started,
+            api,
+            runtime,
+            _inventories: inventories,
+        };
+        world.until("the driver is asked", |series| series.contains("vgpu_gpu_driver_up{node=\"n1\"} 1") && series.contains(&format!("vgpu_gpu_healthy{{node=\"n1\",device_uuid=\"{}\"", world.board.uuid(1))));
+        world
+    }
+
+    fn health(&self) -> Arc<Health> {
+        Arc::clone(&self.started.healths.borrow())
+    }
+
+    fn sick(&self, gpu: usize) -> Option<String> {
+        let health = self.health();
+        health.get(&self.board.uuid(gpu)).map(|sick| sick.reason.clone())
+    }
+
+    fn series(&self) -> String {
+        let mut registry = prometheus_client::registry::Registry::default();
+        registry.register_collector(Box::new(self.started.collector.clone()));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    /// Waits for what the series say.
+    fn until(&self, what: &str, is: impl Fn(&str) -> bool) {
+        wait(what, || is(&self.series()));
+    }
+
+    /// Events of a reason: of whom, and what they say.
+    fn events(&self, reason: &str) -> Vec<(String, String)> {
+        let events: Api<Event> = Api::all(self.api.clone());
+        let events = self
+            .runtime
+            .block_on(events.list(&ListParams::default()))
+            .unwrap();
+        let of = |event: &Event| {
+            let about = &event.involved_object;
+            format!(
+                "{}/{}",
+                about.kind.clone().unwrap_or_default(),
+                about.name.clone().unwrap_or_default()
+            )
+        };
+        let mut said: Vec<_> = events
+            .items
+            .iter()
+            .filter(|event| event.reason.as_deref() == Some(reason))
+            .map(|event| (of(event), event.message.clone().unwrap_or_default()))
+            .collect();
+        said.sort();
+        said
+    }
+}
+
+fn wait(what: &str, is: impl Fn() -> bool) {
+    // Far beyond what it takes: only a broken agent reaches it.
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is() {
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn pod(root: &Path, name: &str, uuid: &str) {
+    let path = root.join(name);
+    std::fs::create_dir_all(&path).unwrap();
+    let limits = Limits {
+        devices: vec![DeviceLimit {
+            uuid: DeviceUuid::new(uuid).unwrap(),
+            ..DeviceLimit::default()
+        }],
+        ..Limits::default()
+    };
+    LimitsFile::create(&path.join(LIMITS), &limits).unwrap();
+    let labels = Labels {
+        namespace: "ml".to_owned(),
+        pod: name.to_owned(),
+        container: "main".to_owned(),
+        pod_uid: format!("uid-{name}"),
+        ..Labels::default()
+    };
+    let labels = serde_json::to_vec(&labels).unwrap();
+    std::fs::write(path.join("container.json"), labels).unwrap();
+}
+
+#[test]
+fn each_xid_reaches_its_verdict_and_the_card_comes_back() {
+    if !on_a_board("each_xid_reaches_its_verdict_and_the_card_comes_back") {
+        return;
+    }
+    let world = World::new(Checks::default());
+    for xid in TABLE {
+        let number = xid.number;
+        world.board.fault(0, number);
+        let counted = format!("xid=\"{number}\",kind=\"{}\"}} 1", xid.class.as_str());
+        world.until(&format!("XID {number} is counted"), |series| series.contains(&counted));
+        if xid.until == Until::Never {
+            assert_eq!(world.sick(0), None, "XID {number}");
+            continue;
+        }
+        // Whether it was seen sick cannot be missed: it is counted when it comes back.
+        let recovered = world.series().matches("recoveries").count();
+        assert!(recovered > 0);
+        if xid.until == Until::Reset {
+            wait(&format!("XID {number} makes the card sick"), || {
+                world.sick(0).is_some()
+            });
+            assert!(!world.health()[&world.board.uuid(0)].recovers, "XID {number}");
+            world.board.lose(0, true);
+            wait(&format!("after XID {number} the card is lost"), || {
+                world.series().contains("lost") || number == 79
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            world.board.reset(0);
+        }
+        wait(&format!("after XID {number} the card is well"), || {
+            world.sick(0).is_none()
+        });
+        assert_eq!(world.sick(1), None, "XID {number} is the other card's");
+    }
+}
+
+#[test]
+fn pods_of_the_card_are_told_and_no_others() {
+    if !on_a_board("pods_of_the_card_are_told_and_no_others") {
+        return;
+    }
+    let world = World::new(Checks::default());
+
+    world.board.fault(0, 31);
+    wait("the pod is told", || !world.events("GPUXidError").is_empty());
+    let said = world.events("GPUXidError");
+    assert_eq!(said.len(), 1, "an application's error is no news of the node: {said:?}");
+    assert_eq!(said[0].0, "Pod/train");
+    assert!(said[0].1.contains("XID 31: a program accessed memory"), "{said:?}");
+    assert!(said[0].1.contains("What to do: look at the program"), "{said:?}");
+    assert_eq!(world.sick(0), None);
+
+    world.board.fault(0, 119);
+    wait("the pod is told that it is over", || {
+        world.events("GPUHealthy").len() == 2
+    });
+    let who = |reason: &str| -> Vec<String> {
+        let said = world.events(reason);
+        said.into_iter().map(|(of, _)| of).collect()
+    };
+    assert_eq!(who("GPUUnhealthy"), ["Node/n1", "Pod/train"]);
+    assert_eq!(who("GPUHealthy"), ["Node/n1", "Pod/train"]);
+    assert!(world.root.is_dir());
+}
+
+#[test]
+fn a_lost_card_is_out_until_it_is_back() {
+    if !on_a_board("a_lost_card_is_out_until_it_is_back") {
+        return;
+    }
+    let world = World::new(Checks::default());
+
+    // Without an XID: the agent may have been away when it came.
+    world.board.lose(1, true);
+    wait("the card is out", || world.sick(1).is_some());
+    assert!(world.sick(1).unwrap().contains("lost"), "{:?}", world.sick(1));
+    assert_eq!(world.sick(0), None);
+    world.board.reset(1);
+    wait("the card is back", || world.sick(1).is_none());
+
+    // It tells of XIDs again.
+    world.board.fault(1, 74);
+    wait("the card is out again", || world.sick(1).is_some());
+    wait("and back", || world.sick(1).is_none());
+}
+
+#[test]
+fn a_driver_that_hangs_is_replaced_or_unloaded_takes_all_cards_out_and_gives_them_back() {
+    if !on_a_board("a_driver_that_hangs_is_replaced_or_unloaded_takes_all_cards_out_and_gives_them_back") {
+        return;
+    }
+    let world = World::new(Checks::default());
+    for (trouble, reason) in [
+        ("driver=hangs", "does not answer"),
+        ("driver=replaced", "was replaced"),
+        ("driver=unloaded", "is not loaded"),
+    ] {
+        world.board.trouble(trouble).unwrap();
+        for gpu in [0, 1] {
+            wait(trouble, || world.sick(gpu).is_some_and(|text| text.contains(reason)));
+        }
+        assert!(world.health()[&world.board.uuid(0)].recovers);
+        assert!(world.series().contains("vgpu_gpu_driver_up{node=\"n1\"} 0"));
+        world.board.trouble("driver=well").unwrap();
+        wait("all is well", || world.health().is_empty());
+    }
+    wait("the node is told", || world.events("GPUDriverUp").len() == 1);
+}
+
+#[test]
+fn rows_that_wait_for_a_reset_warn_and_one_that_failed_takes_the_card_out() {
+    if !on_a_board("rows_that_wait_for_a_reset_warn_and_one_that_failed_takes_the_card_out") {
+        return;
+    }
+    let world = World::new(Checks::default());
+    world.board.trouble("remap:0=pending").unwrap();
+    world.until("the warning is shown", |series| series.contains("kind=\"remap_pending\"} 1"));
+    assert_eq!(world.sick(0), None);
+    world.board.trouble("remap:0=failed").unwrap();
+    wait("the card is out", || world.sick(0).is_some());
+    world.board.trouble("reset:0").unwrap();
+    wait("the card is well", || world.sick(0).is_none());
+}
+
+#[test]
+fn the_references_variables_are_respected() {
+    if !on_a_board("the_references_variables_are_respected") {
+        return;
+    }
+    let world = World::new(Checks::parse("xids", "31"));
+    world.board.fault(0, 48);
+    world.until("XID 48 is counted", |series| series.contains("xid=\"48\""));
+    assert_eq!(world.sick(0), None);
+    world.board.fault(0, 31);
+    wait("XID 31 takes the card out", || world.sick(0).is_some());
+    wait("and it comes back", || world.sick(0).is_none());
+}
