@@ -68,10 +68,14 @@ impl World {
             .build()
             .unwrap();
         let (inventories, inventory) = watch::channel(None);
-        let cluster = Cluster::new();
+        let cluster = Cluster::default();
+        let state = serde_json::json!({
+            "namespaces": [{ "metadata": { "name": "ml" } }, { "metadata": { "name": "default" } }],
+        });
+        cluster.import(&state).unwrap();
         let (api, started) = {
             let _inside = runtime.enter();
-            let api = cluster.client();
+            let api = kube::Client::new(cluster.router(), "default");
             let events = Events::start(api.clone(), "vgpu-monitor");
             let settings = Settings {
                 node: "n1".to_owned(),
@@ -100,7 +104,13 @@ impl World {
             runtime,
             _inventories: inventories,
         };
-        world.until("the driver is asked", |series| series.contains("vgpu_gpu_driver_up{node=\"n1\"} 1") && series.contains(&format!("vgpu_gpu_healthy{{node=\"n1\",device_uuid=\"{}\"", world.board.uuid(1))));
+        world.until("the driver is asked", |series| {
+            series.contains("vgpu_gpu_driver_up{node=\"n1\"} 1")
+                && series.contains(&format!(
+                    "vgpu_gpu_healthy{{node=\"n1\",device_uuid=\"{}\"",
+                    world.board.uuid(1)
+                ))
+        });
         world
     }
 
@@ -110,7 +120,9 @@ impl World {
 
     fn sick(&self, gpu: usize) -> Option<String> {
         let health = self.health();
-        health.get(&self.board.uuid(gpu)).map(|sick| sick.reason.clone())
+        health
+            .get(&self.board.uuid(gpu))
+            .map(|sick| sick.reason.clone())
     }
 
     fn series(&self) -> String {
@@ -189,33 +201,42 @@ fn each_xid_reaches_its_verdict_and_the_card_comes_back() {
         return;
     }
     let world = World::new(Checks::default());
+    let mut recovered = 0;
     for xid in TABLE {
         let number = xid.number;
         world.board.fault(0, number);
         let counted = format!("xid=\"{number}\",kind=\"{}\"}} 1", xid.class.as_str());
-        world.until(&format!("XID {number} is counted"), |series| series.contains(&counted));
+        world.until(&format!("XID {number} is counted"), |series| {
+            series.contains(&counted)
+        });
         if xid.until == Until::Never {
             assert_eq!(world.sick(0), None, "XID {number}");
             continue;
         }
-        // Whether it was seen sick cannot be missed: it is counted when it comes back.
-        let recovered = world.series().matches("recoveries").count();
-        assert!(recovered > 0);
         if xid.until == Until::Reset {
             wait(&format!("XID {number} makes the card sick"), || {
                 world.sick(0).is_some()
             });
-            assert!(!world.health()[&world.board.uuid(0)].recovers, "XID {number}");
+            assert!(
+                !world.health()[&world.board.uuid(0)].recovers,
+                "XID {number}"
+            );
             world.board.lose(0, true);
             wait(&format!("after XID {number} the card is lost"), || {
-                world.series().contains("lost") || number == 79
+                world.sick(0).is_some_and(|reason| reason.contains("lost"))
             });
-            std::thread::sleep(Duration::from_millis(100));
             world.board.reset(0);
         }
-        wait(&format!("after XID {number} the card is well"), || {
-            world.sick(0).is_none()
+        // A short illness may have come and gone between two looks: that it was one is counted at its end.
+        recovered += 1;
+        let counted = format!(
+            "vgpu_gpu_recoveries_total{{node=\"n1\",device_uuid=\"{}\"}} {recovered}",
+            world.board.uuid(0)
+        );
+        world.until(&format!("after XID {number} the card is well"), |series| {
+            series.contains(&counted)
         });
+        assert_eq!(world.sick(0), None, "XID {number}");
         assert_eq!(world.sick(1), None, "XID {number} is the other card's");
     }
 }
@@ -228,12 +249,24 @@ fn pods_of_the_card_are_told_and_no_others() {
     let world = World::new(Checks::default());
 
     world.board.fault(0, 31);
-    wait("the pod is told", || !world.events("GPUXidError").is_empty());
+    wait("the pod is told", || {
+        !world.events("GPUXidError").is_empty()
+    });
     let said = world.events("GPUXidError");
-    assert_eq!(said.len(), 1, "an application's error is no news of the node: {said:?}");
+    assert_eq!(
+        said.len(),
+        1,
+        "an application's error is no news of the node: {said:?}"
+    );
     assert_eq!(said[0].0, "Pod/train");
-    assert!(said[0].1.contains("XID 31: a program accessed memory"), "{said:?}");
-    assert!(said[0].1.contains("What to do: look at the program"), "{said:?}");
+    assert!(
+        said[0].1.contains("XID 31: a program accessed memory"),
+        "{said:?}"
+    );
+    assert!(
+        said[0].1.contains("What to do: look at the program"),
+        "{said:?}"
+    );
     assert_eq!(world.sick(0), None);
 
     world.board.fault(0, 119);
@@ -259,7 +292,11 @@ fn a_lost_card_is_out_until_it_is_back() {
     // Without an XID: the agent may have been away when it came.
     world.board.lose(1, true);
     wait("the card is out", || world.sick(1).is_some());
-    assert!(world.sick(1).unwrap().contains("lost"), "{:?}", world.sick(1));
+    assert!(
+        world.sick(1).unwrap().contains("lost"),
+        "{:?}",
+        world.sick(1)
+    );
     assert_eq!(world.sick(0), None);
     world.board.reset(1);
     wait("the card is back", || world.sick(1).is_none());
@@ -272,7 +309,9 @@ fn a_lost_card_is_out_until_it_is_back() {
 
 #[test]
 fn a_driver_that_hangs_is_replaced_or_unloaded_takes_all_cards_out_and_gives_them_back() {
-    if !on_a_board("a_driver_that_hangs_is_replaced_or_unloaded_takes_all_cards_out_and_gives_them_back") {
+    if !on_a_board(
+        "a_driver_that_hangs_is_replaced_or_unloaded_takes_all_cards_out_and_gives_them_back",
+    ) {
         return;
     }
     let world = World::new(Checks::default());
@@ -283,14 +322,18 @@ fn a_driver_that_hangs_is_replaced_or_unloaded_takes_all_cards_out_and_gives_the
     ] {
         world.board.trouble(trouble).unwrap();
         for gpu in [0, 1] {
-            wait(trouble, || world.sick(gpu).is_some_and(|text| text.contains(reason)));
+            wait(trouble, || {
+                world.sick(gpu).is_some_and(|text| text.contains(reason))
+            });
         }
         assert!(world.health()[&world.board.uuid(0)].recovers);
         assert!(world.series().contains("vgpu_gpu_driver_up{node=\"n1\"} 0"));
         world.board.trouble("driver=well").unwrap();
         wait("all is well", || world.health().is_empty());
     }
-    wait("the node is told", || world.events("GPUDriverUp").len() == 1);
+    wait("the node is told", || {
+        world.events("GPUDriverUp").len() == 1
+    });
 }
 
 #[test]
@@ -300,7 +343,9 @@ fn rows_that_wait_for_a_reset_warn_and_one_that_failed_takes_the_card_out() {
     }
     let world = World::new(Checks::default());
     world.board.trouble("remap:0=pending").unwrap();
-    world.until("the warning is shown", |series| series.contains("kind=\"remap_pending\"} 1"));
+    world.until("the warning is shown", |series| {
+        series.contains("kind=\"remap_pending\"} 1")
+    });
     assert_eq!(world.sick(0), None);
     world.board.trouble("remap:0=failed").unwrap();
     wait("the card is out", || world.sick(0).is_some());

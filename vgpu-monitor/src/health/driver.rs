@@ -78,7 +78,9 @@ struct Gone;
 fn open(library: Option<&OsStr>) -> Result<Nvml, String> {
     let names: Vec<&OsStr> = match library {
         Some(library) => vec![library],
-        None => ["libnvidia-ml.so.1", "libnvidia-ml.so"].map(OsStr::new).into(),
+        None => ["libnvidia-ml.so.1", "libnvidia-ml.so"]
+            .map(OsStr::new)
+            .into(),
     };
     let mut reason = String::new();
     for name in names {
@@ -199,7 +201,10 @@ fn watch<'nvml>(
     Ok(listed)
 }
 
-fn events_of<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Result<EventSet<'nvml>, NvmlError> {
+fn events_of<'nvml>(
+    nvml: &'nvml Nvml,
+    device: &Device<'nvml>,
+) -> Result<EventSet<'nvml>, NvmlError> {
     let set = nvml.create_event_set()?;
     device
         .register_events(EventTypes::CRITICAL_XID_ERROR, set)
@@ -249,13 +254,13 @@ fn probe_all(
         .map(|card| card.device.id.clone())
         .collect();
     for uuid in promised {
-        probes.entry(uuid).or_insert_with_key(|uuid| {
-            match nvml.device_by_uuid(uuid.as_str()) {
+        probes
+            .entry(uuid)
+            .or_insert_with_key(|uuid| match nvml.device_by_uuid(uuid.as_str()) {
                 Ok(device) => probe(&device),
                 Err(NvmlError::NotFound | NvmlError::InvalidArg) => Err(Fault::Missing),
                 Err(error) => Err(fault(error)),
-            }
-        });
+            });
     }
     probes
 }

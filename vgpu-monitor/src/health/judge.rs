@@ -136,11 +136,14 @@ pub enum News {
     },
 }
 
-/// What makes a card sick; the least is the one that is said.
+/// What makes a card sick.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
     /// It cannot be asked. Whoever was off the bus and comes back was reset.
-    Gone { text: String, off_the_bus: bool },
+    Gone {
+        text: String,
+        off_the_bus: bool,
+    },
     /// Memory that cannot be repaired.
     RemapFailed,
     Xid(u64),
@@ -545,9 +548,10 @@ impl Card {
     }
 
     fn worst(&self) -> Option<(&Cause, &Ill)> {
-        self.causes
-            .iter()
-            .min_by_key(|(cause, ill)| (std::cmp::Reverse(ill.until), (*cause).clone()))
+        self.causes.iter().min_by_key(|(cause, ill)| {
+            let is_there = !matches!(cause, Cause::Gone { .. });
+            (is_there, std::cmp::Reverse(ill.until), *cause)
+        })
     }
 
     fn recovers(&self) -> bool {
@@ -675,7 +679,11 @@ mod tests {
             let said = matches!(news.first(), Some(News::Xid { xid: said, sick, .. })
                 if said.number == number && *sick == (xid.until != Until::Never));
             assert!(said, "{number}: {news:?}");
-            assert_eq!(world.sick().is_some(), xid.until != Until::Never, "{number}");
+            assert_eq!(
+                world.sick().is_some(),
+                xid.until != Until::Never,
+                "{number}"
+            );
             if xid.class == Class::Application {
                 assert_eq!(world.sick(), None, "{number}");
             }
@@ -738,7 +746,10 @@ mod tests {
             ..Vitals::default()
         };
         let news = world.probed(Ok(waits()));
-        assert!(matches!(news.as_slice(), [News::Warning { .. }]), "{news:?}");
+        assert!(
+            matches!(news.as_slice(), [News::Warning { .. }]),
+            "{news:?}"
+        );
         assert_eq!(world.probed(Ok(waits())), [], "said once");
         assert_eq!(world.sick(), None, "a warning takes no card out");
 
@@ -771,7 +782,11 @@ mod tests {
         assert!(world.sick().unwrap().reason.contains("does not answer"));
         assert!(world.sick().unwrap().recovers);
         world.now += Duration::from_secs(600);
-        assert_eq!(world.judge.tick(world.now, SystemTime::UNIX_EPOCH), [], "said once");
+        assert_eq!(
+            world.judge.tick(world.now, SystemTime::UNIX_EPOCH),
+            [],
+            "said once"
+        );
         assert_eq!(world.take(Report::Alive), [News::DriverUp]);
         assert_eq!(world.sick(), None);
     }

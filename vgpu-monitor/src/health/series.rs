@@ -63,7 +63,9 @@ impl prometheus_client::collector::Collector for Collector {
             &mut out,
             "vgpu_gpu_recoveries",
             "How often a sick GPU was found well again since the agent started",
-            cards.iter().map(|card| (self.labels(card), card.recoveries)),
+            cards
+                .iter()
+                .map(|card| (self.labels(card), card.recoveries)),
         )?;
         counter(
             &mut out,

@@ -29,12 +29,18 @@ pub fn pods_on(root: &Path, uuids: &BTreeSet<String>) -> BTreeSet<PodOn> {
         let Ok(limits) = view::read_limits(&instance) else {
             return;
         };
-        if !limits.devices.iter().any(|device| uuids.contains(device.uuid.as_str())) {
+        if !limits
+            .devices
+            .iter()
+            .any(|device| uuids.contains(device.uuid.as_str()))
+        {
             return;
         }
         // Whose pod it is, is believed where root or we wrote it.
         let ours = nix::unistd::geteuid().as_raw();
-        let Ok(labels) = instance.labels() else { return };
+        let Ok(labels) = instance.labels() else {
+            return;
+        };
         if labels.pod.is_empty() || (instance.owner() != 0 && instance.owner() != ours) {
             return;
         }
@@ -136,7 +142,9 @@ fn name(card: &Known) -> String {
 fn of_xid(xid: &Xid, sick: bool) -> String {
     let whose = match (xid.class, sick) {
         (Class::Application, false) => "a program's error, the card is well",
-        (Class::Application, true) => "a program's error, which this node's settings count against the card",
+        (Class::Application, true) => {
+            "a program's error, which this node's settings count against the card"
+        }
         (Class::Hardware, _) => "an error of hardware",
         (Class::Transient, _) => "an error of the driver that often passes",
     };
