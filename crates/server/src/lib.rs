@@ -16,6 +16,7 @@ mod patience;
 mod program;
 mod signal;
 mod tls;
+mod trace;
 
 pub use bodies::{Bodies, error};
 pub use exposition::{Format, prometheus_text};
@@ -26,3 +27,4 @@ pub use metrics::metrics;
 pub use program::program;
 pub use signal::asked_to_stop;
 pub use tls::{Tls, TlsError, TlsFiles};
+pub use trace::{Seconds, Span, TraceArgs, TraceContext, TraceError, Traces};
