@@ -26,6 +26,8 @@ pub struct Card {
 pub struct Inventory {
     /// By index.
     pub cards: Vec<Card>,
+    /// How well pairs of them reach each other, both ways.
+    pub pairs: Vec<placement::PairScore>,
     /// What could not be read, for events and the log.
     pub problems: Vec<String>,
 }

@@ -1,2 +1,122 @@
 //! The node's cards as the driver and the configuration have them, and their registration on the Node object: what is
 //! promised of each, how they reach each other, MIG shapes. Never says which of them a pod gets.
+//!
+//! Two threads: one asks the driver, and may hang with it; the other keeps what is known, reads the configuration again
+//! when it changes, says that the driver is silent, and never waits for the first. What the driver said last stands in
+//! the state directory, so that an agent that starts while the driver is slow knows its cards at once.
+
+pub mod lease;
+pub mod mig;
+pub mod promise;
+pub mod reading;
+pub mod registration;
+pub mod rules;
+
+mod thread;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::card::Inventories;
+
+pub use registration::{RegisterSettings, register, unregister};
+pub use rules::{MigStrategy, Rules};
+
+/// Where everything is.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Name of this node, by which its entry in the per-node file is found.
+    pub node: String,
+    /// Directory that outlives the agent.
+    pub state_dir: PathBuf,
+    /// `device-config.yaml`; the standard one holds without.
+    pub device_config: Option<PathBuf>,
+    /// The per-node file, `{"nodeconfig": […]}`. It may be absent, and appear later.
+    pub node_config: Option<PathBuf>,
+    /// What holds where the per-node file says nothing of it.
+    pub mig_strategy: MigStrategy,
+    /// Where the kernel tells of devices.
+    pub sysfs: PathBuf,
+    /// The driver's library; without, `libnvidia-ml.so.1` where the loader finds it.
+    pub library: Option<PathBuf>,
+    /// The driver is asked again after this.
+    pub rescan: Duration,
+    /// A driver that has not answered for so long is said to be silent.
+    pub patience: Duration,
+    /// Cards of a driver that has been silent for so long are sick.
+    pub silence: Duration,
+    /// Files of the configuration are looked at this often.
+    pub look: Duration,
+}
+
+impl Settings {
+    /// With what holds where nobody says otherwise.
+    pub fn new(node: impl Into<String>, state_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            node: node.into(),
+            state_dir: state_dir.into(),
+            device_config: None,
+            node_config: None,
+            mig_strategy: MigStrategy::None,
+            sysfs: PathBuf::from("/sys"),
+            library: None,
+            rescan: Duration::from_secs(30),
+            patience: Duration::from_secs(10),
+            silence: Duration::from_secs(60),
+            look: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What is known of the cards and of the configuration, as both change. The threads end with the last clone.
+#[derive(Debug, Clone)]
+pub struct Watcher {
+    /// The cards; `None` until the driver, or the state directory, has said what there is.
+    pub inventories: Inventories,
+    /// What holds on this node; `None` until the configuration could be read for the first time.
+    pub rules: watch::Receiver<Option<Arc<Rules>>>,
+    events: Sender<thread::Event>,
+}
+
+impl Watcher {
+    /// Asks the driver now, and not only when it is time. Does not wait for the answer.
+    pub fn rescan(&self) {
+        // The thread lives as long as the receivers that this holds.
+        drop(self.events.send(thread::Event::Rescan));
+    }
+}
+
+/// Starts to keep what is known. Neither waits for the driver nor needs one.
+///
+/// # Errors
+/// The system gives no thread.
+pub fn start(settings: Settings) -> io::Result<Watcher> {
+    let (inventories, seen) = watch::channel(None);
+    let (rules, ruled) = watch::channel(None);
+    let events = thread::start(settings, inventories, rules)?;
+    Ok(Watcher {
+        inventories: seen,
+        rules: ruled,
+        events,
+    })
+}
+
+/// Writes a file of the state directory so that it is there as it was or as it is to be, whenever the agent or the
+/// machine dies.
+fn write_whole(path: &std::path::Path, value: &impl serde::Serialize) -> io::Result<()> {
+    use std::io::Write as _;
+
+    let folder = path.parent().unwrap_or(std::path::Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let fresh = path.with_extension("new");
+    let mut file = std::fs::File::create(&fresh)?;
+    file.write_all(&serde_json::to_vec_pretty(value)?)?;
+    file.sync_all()?;
+    std::fs::rename(&fresh, path)?;
+    std::fs::File::open(folder)?.sync_all()
+}

@@ -13,6 +13,10 @@ pub const MIG_ALLOCATIONS: &str = "hami.io/vgpu-mig-allocations";
 /// Allocations under the key that the seed's document names.
 pub const SEED_TO_ALLOCATE: &str = "hami.io/devices-to-allocate";
 
+/// NVIDIA cards of a node, as its agent registers them.
+pub const NVIDIA_REGISTER: &str = "hami.io/node-nvidia-register";
+/// How well NVIDIA cards of a node reach each other.
+pub const NVIDIA_SCORE: &str = "hami.io/node-nvidia-score";
 /// Sign of life of NVIDIA's agent under the key that the seed's document names: `Reported 2024-01-23 04:30:04`.
 pub const SEED_HANDSHAKE: &str = "hami.io/node-handshake-nvidia";
 

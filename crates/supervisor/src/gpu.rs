@@ -42,8 +42,7 @@ pub struct MigInstance {
     pub uuid: String,
     /// Its shape, such as `1g.5gb`; empty where NVML does not say.
     pub profile: String,
-    /// Ids of its GPU instance and compute instance: NVML's safe interface tells them with the
-    /// processes that run there, so there are none while nothing runs.
+    /// Ids of its GPU instance and compute instance; nothing where NVML does not say.
     pub ids: Option<(u32, u32)>,
 }
 
@@ -135,26 +134,38 @@ pub struct NvmlGpus {
     nvml: Nvml,
 }
 
+/// Loads NVML and starts it: `library`, or the driver's own where the loader finds it.
+///
+/// # Errors
+/// There is no NVIDIA driver here, or it does not start.
+pub fn nvml(library: Option<&OsStr>) -> Result<Nvml, GpuError> {
+    // The name without a version is there only where development files are installed.
+    let usual = ["libnvidia-ml.so.1", "libnvidia-ml.so"].map(OsStr::new);
+    let names = library
+        .as_ref()
+        .map_or(usual.as_slice(), std::slice::from_ref);
+    let mut answer = Err(GpuError::NoLibrary(String::new()));
+    for name in names {
+        match Nvml::builder().lib_path(name).init() {
+            Ok(nvml) => return Ok(nvml),
+            Err(NvmlError::LibloadingError(error)) => {
+                if matches!(&answer, Err(GpuError::NoLibrary(text)) if text.is_empty()) {
+                    answer = Err(GpuError::NoLibrary(error.to_string()));
+                }
+            }
+            Err(error) => return Err(call("nvmlInit_v2")(error)),
+        }
+    }
+    answer
+}
+
 impl NvmlGpus {
     /// Loads NVML and starts it.
     ///
     /// # Errors
     /// There is no NVIDIA driver here, or it does not start.
     pub fn open() -> Result<Self, GpuError> {
-        // The name without a version is there only where development files are installed.
-        let mut answer = Err(GpuError::NoLibrary(String::new()));
-        for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
-            match Nvml::builder().lib_path(OsStr::new(name)).init() {
-                Ok(nvml) => return Ok(Self { nvml }),
-                Err(NvmlError::LibloadingError(error)) => {
-                    if matches!(&answer, Err(GpuError::NoLibrary(text)) if text.is_empty()) {
-                        answer = Err(GpuError::NoLibrary(error.to_string()));
-                    }
-                }
-                Err(error) => return Err(call("nvmlInit_v2")(error)),
-            }
-        }
-        answer
+        Ok(Self { nvml: nvml(None)? })
     }
 
     /// The driver's release (`550.54.15`) and the CUDA version that it has (12.4 is 12040), as far as it says.
@@ -202,13 +213,10 @@ fn instances(device: &nvml_wrapper::Device<'_>) -> Vec<MigInstance> {
         let Ok(uuid) = instance.uuid() else { continue };
         let name = instance.name().unwrap_or_default();
         let profile = name.rsplit_once("MIG ").map_or("", |(_, profile)| profile);
-        let processes = instance.running_compute_processes().unwrap_or_default();
         instances.push(MigInstance {
             uuid,
             profile: profile.trim().to_owned(),
-            ids: processes
-                .iter()
-                .find_map(|p| p.gpu_instance_id.zip(p.compute_instance_id)),
+            ids: partition::ids(&instance).ok(),
         });
     }
     instances

@@ -46,8 +46,8 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
             most_cores: MOST_CORES,
         },
         keys: Keys {
-            register: named("hami.io/node-nvidia-register"),
-            score: named("hami.io/node-nvidia-score"),
+            register: named(keys::NVIDIA_REGISTER),
+            score: named(keys::NVIDIA_SCORE),
             handshake: named("hami.io/node-handshake"),
             also_read: vec![keys::CORDON.to_owned()],
             to_allocate: named("hami.io/vgpu-devices-to-allocate"),

@@ -1,0 +1,138 @@
+//! The agent's sign of life: a Lease of its own, renewed while the agent knows its cards. Small, in the agent's
+//! namespace, and nobody's annotation is rewritten for it. Never decides what its age means.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use serde_json::json;
+use sha2::Digest as _;
+
+use crate::card::Inventories;
+
+/// How long a Lease holds, and how often it is renewed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// It holds for so long.
+    pub duration: Duration,
+    /// It is renewed about this often; each time a tenth earlier or later, so that agents do not march in step.
+    pub renew: Duration,
+}
+
+impl Default for Terms {
+    /// 5,000 nodes are 125 small writes a second.
+    fn default() -> Self {
+        Self {
+            duration: Duration::from_secs(120),
+            renew: Duration::from_secs(40),
+        }
+    }
+}
+
+/// Letters of a name that the API server takes.
+const MOST_LETTERS: usize = 253;
+/// Letters of a label's value.
+const MOST_LABEL: usize = 63;
+
+/// Name of the Lease of this node's agent.
+pub fn name(node: &str) -> String {
+    let name = format!("vgpu-agent-{node}");
+    if name.len() <= MOST_LETTERS {
+        return name;
+    }
+    let hash = sha2::Sha256::digest(node.as_bytes());
+    let hash: String = hash
+        .iter()
+        .take(5)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let kept: String = name.chars().take(MOST_LETTERS - 11).collect();
+    format!("{}-{hash}", kept.trim_end_matches(['-', '.']))
+}
+
+/// A number from 0 to 1 by which agents that started together drift apart.
+pub(super) fn jitter() -> f64 {
+    f64::from(Timestamp::now().subsec_nanosecond() % 1_000_000) / 1_000_000.0
+}
+
+/// Renews the Lease for as long as somebody keeps the cards; after a failure sooner than else.
+pub(super) async fn keep(
+    client: kube::Client,
+    namespace: String,
+    node: String,
+    terms: Terms,
+    inventories: Inventories,
+) {
+    let leases: Api<Lease> = Api::namespaced(client, &namespace);
+    let mut failed = false;
+    // `has_changed` fails once the thread that keeps the cards is gone: then this agent is none.
+    while inventories.has_changed().is_ok() {
+        let known = inventories.borrow().is_some();
+        let mut pause = terms.renew.mul_f64(0.9 + 0.2 * jitter());
+        if known {
+            match renew(&leases, &node, terms).await {
+                Ok(()) => failed = false,
+                Err(error) => {
+                    if !failed {
+                        tracing::warn!(%node, %namespace, %error, "cannot renew the agent's Lease; tried again");
+                    }
+                    failed = true;
+                    pause /= 4;
+                }
+            }
+        } else {
+            // The first one comes as soon as there is something to stand for.
+            pause = pause.min(Duration::from_secs(1));
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn renew(leases: &Api<Lease>, node: &str, terms: Terms) -> kube::Result<()> {
+    let name = name(node);
+    let mut labels = json!({
+        "app.kubernetes.io/name": "vgpu",
+        "app.kubernetes.io/component": "agent",
+    });
+    if node.len() <= MOST_LABEL {
+        labels["vgpu.io/node"] = json!(node);
+    }
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": { "name": name, "labels": labels },
+        "spec": {
+            "holderIdentity": node,
+            "leaseDurationSeconds": terms.duration.as_secs().max(1),
+            "renewTime": Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string(),
+        },
+    });
+    let writing = PatchParams::apply("vgpu-monitor").force();
+    leases.patch(&name, &writing, &Patch::Apply(lease)).await?;
+    Ok(())
+}
+
+/// Takes the Lease away, if it is there.
+pub(super) async fn remove(client: kube::Client, namespace: &str, node: &str) -> kube::Result<()> {
+    let leases: Api<Lease> = Api::namespaced(client, namespace);
+    match leases.delete(&name(node), &DeleteParams::default()).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_named_after_its_node_and_a_long_name_keeps_its_own() {
+        assert_eq!(name("gpu-7.example.com"), "vgpu-agent-gpu-7.example.com");
+        let long = |last: char| format!("{}{last}", "n".repeat(252));
+        let (one, other) = (name(&long('a')), name(&long('b')));
+        assert!(one.len() <= 253 && other.len() <= 253);
+        assert_ne!(one, other);
+    }
+}

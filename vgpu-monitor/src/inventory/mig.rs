@@ -1,0 +1,773 @@
+//! MIG instances on demand: made where the scheduler chose, adopted where they lie there already, and removed when
+//! nobody holds them. What is under way stands in a journal, so that an agent that is killed between two steps leaves
+//! nothing behind that nobody knows of.
+//!
+//! Never touches an instance that it did not make, never takes one from under a process, and never switches a card's
+//! MIG mode. The driver is asked on a thread of its own: whoever asks waits [`PATIENCE`] and no longer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use parking_lot::Mutex;
+use placement::Span;
+use serde::{Deserialize, Serialize};
+use supervisor::gpu::partition::{self, GpuInstance, Profile};
+
+/// The kubelet gives a container 30 s to be prepared; the refusal has to come before that.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// What was made so lately is held by somebody who has not yet said so.
+const FRESH: Duration = Duration::from_secs(600);
+/// A GPU has at most seven instances; a driver that says more is not believed.
+const MIG_DEVICES: u32 = 16;
+
+/// An instance with its compute instance, which is what a container gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Made {
+    /// `MIG-…`.
+    pub uuid: String,
+    /// UUID of the card.
+    pub card: String,
+    /// `3g.40gb`.
+    pub profile: String,
+    /// Where it lies.
+    pub span: Span,
+    /// Id of the GPU instance.
+    pub gpu_instance: u32,
+    /// Id of the compute instance.
+    pub compute_instance: u32,
+    /// Its memory, as the profile has it.
+    pub memory_bytes: u64,
+}
+
+/// Why an instance is not made or not removed. The text is the one that the pod's event shows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MigError {
+    /// The driver hangs, or is still at an earlier question.
+    #[error("the NVIDIA driver did not answer within {} s; tried again", PATIENCE.as_secs())]
+    Silent,
+    /// The driver says no.
+    #[error("GPU {card}: {step}: {reason}")]
+    Driver {
+        /// UUID of the card.
+        card: String,
+        /// What was tried.
+        step: &'static str,
+        /// What the driver said.
+        reason: String,
+    },
+    /// The card is not cut at all.
+    #[error(
+        "GPU {card} is not in MIG mode; switch it on (nvidia-smi -mig 1) or take operatingmode mig off the node"
+    )]
+    Off {
+        /// UUID of the card.
+        card: String,
+    },
+    /// There is no such shape.
+    #[error("GPU {card} has no MIG profile {asked:?}; it has {known}")]
+    NoProfile {
+        /// UUID of the card.
+        card: String,
+        /// What was asked for.
+        asked: String,
+        /// Those that it has.
+        known: String,
+    },
+    /// The shape does not lie there.
+    #[error("GPU {card}: no {profile} can lie at slice {start}; it can at {known}")]
+    NoPlace {
+        /// UUID of the card.
+        card: String,
+        /// The shape.
+        profile: String,
+        /// What was asked for.
+        start: u32,
+        /// Where it can.
+        known: String,
+    },
+    /// Another instance lies there.
+    #[error(
+        "GPU {card}: {profile} at slice {start} overlaps {other}; tried again, and it fits once that is gone"
+    )]
+    Occupied {
+        /// UUID of the card.
+        card: String,
+        /// The shape.
+        profile: String,
+        /// What was asked for.
+        start: u32,
+        /// What lies there.
+        other: String,
+    },
+    /// Processes work on it.
+    #[error("MIG instance {uuid} is in use by {processes}")]
+    InUse {
+        /// The instance.
+        uuid: String,
+        /// Who uses it.
+        processes: String,
+    },
+    /// What is under way could not be written down first.
+    #[error("cannot write {file}: {reason}")]
+    Journal {
+        /// The journal.
+        file: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+type Job = Box<dyn FnOnce(&mut Cutter) + Send>;
+
+/// Makes and removes instances. Clones share the thread and the journal.
+#[derive(Debug, Clone)]
+pub struct Mig {
+    jobs: Arc<Mutex<Sender<Job>>>,
+    patience: Duration,
+}
+
+impl Mig {
+    /// Starts the thread and reads the journal; the driver is opened when it is needed. `library` as
+    /// [`super::Settings::library`].
+    ///
+    /// # Errors
+    /// The system gives no thread, or the journal is there and cannot be read: then nobody knows what is whose, and a
+    /// person has to look at it.
+    pub fn start(state_dir: &Path, library: Option<PathBuf>) -> io::Result<Self> {
+        let journal = Journal::open(state_dir)?;
+        let (jobs, asked) = channel::<Job>();
+        let mut cutter = Cutter {
+            library,
+            nvml: None,
+            journal,
+            fresh: BTreeMap::new(),
+        };
+        std::thread::Builder::new()
+            .name("mig".to_owned())
+            .spawn(move || {
+                while let Ok(job) = asked.recv() {
+                    job(&mut cutter);
+                }
+            })?;
+        Ok(Self {
+            jobs: Arc::new(Mutex::new(jobs)),
+            patience: PATIENCE,
+        })
+    }
+
+    /// The instance of this shape at this place of the card: the one that lies there, or a new one.
+    ///
+    /// # Errors
+    /// With the sentence for the pod.
+    pub fn make(&self, card: &str, profile: &str, span: Span) -> Result<Made, MigError> {
+        let (card, profile) = (card.to_owned(), profile.to_owned());
+        self.ask(move |cutter| cutter.make(&card, &profile, span))
+    }
+
+    /// Removes an instance that was made here; one that somebody else made, or that is gone, stays as it is.
+    ///
+    /// # Errors
+    /// [`MigError::InUse`] while a process works on it; others as the driver has them.
+    pub fn unmake(&self, uuid: &str) -> Result<(), MigError> {
+        let uuid = uuid.to_owned();
+        self.ask(move |cutter| cutter.unmake(|entry| entry.uuid.as_ref() == Some(&uuid)))
+    }
+
+    /// Removes what was made here and is none of these, and what was left half made. For the start, and whenever
+    /// containers have gone. What was made in the last minutes stays: who asked for it may not yet have said that he
+    /// holds it. Answers what could not be removed, and why.
+    ///
+    /// # Errors
+    /// [`MigError::Silent`].
+    pub fn keep_only(&self, living: &BTreeSet<String>) -> Result<Vec<MigError>, MigError> {
+        let living = living.clone();
+        self.ask(move |cutter| Ok(cutter.keep_only(&living)))
+    }
+
+    /// The instances that were made or adopted here and are there.
+    ///
+    /// # Errors
+    /// As the driver has them.
+    pub fn list(&self) -> Result<Vec<Made>, MigError> {
+        self.ask(Cutter::list)
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Cutter) -> Result<T, MigError> + Send + 'static,
+    ) -> Result<T, MigError> {
+        let (reply, answer) = channel();
+        let abandoned = Arc::new(AtomicBool::new(false));
+        let given_up = Arc::clone(&abandoned);
+        let job: Job = Box::new(move |cutter| {
+            // Relaxed: the flag guards no other memory.
+            if !given_up.load(Ordering::Relaxed) {
+                // Whoever asked may have given up meanwhile; the journal knows what was done.
+                drop(reply.send(question(cutter)));
+            }
+        });
+        self.jobs.lock().send(job).map_err(|_| MigError::Silent)?;
+        match answer.recv_timeout(self.patience) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                // Relaxed: as above.
+                abandoned.store(true, Ordering::Relaxed);
+                Err(MigError::Silent)
+            }
+        }
+    }
+}
+
+/// How far an instance is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Step {
+    /// Being made: it may be there, half or whole.
+    Making,
+    /// There.
+    Made,
+    /// Being removed.
+    Removing,
+}
+
+/// An instance of the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    card: String,
+    profile: String,
+    profile_id: u32,
+    start: u32,
+    size: u32,
+    step: Step,
+    /// Once it is made.
+    uuid: Option<String>,
+    /// False where it was there before: then it stays when its container goes.
+    ours: bool,
+}
+
+impl Entry {
+    fn lies_as(&self, instance: &GpuInstance) -> bool {
+        (self.profile_id, self.start, self.size)
+            == (instance.profile, instance.start, instance.size)
+    }
+}
+
+/// What is under way and what is there, on disk.
+#[derive(Debug)]
+struct Journal {
+    path: PathBuf,
+    entries: Vec<Entry>,
+}
+
+/// The file's form.
+const FORM: u32 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    form: u32,
+    instances: Vec<Entry>,
+}
+
+impl Journal {
+    fn open(state_dir: &Path) -> io::Result<Self> {
+        let path = state_dir.join("mig.json");
+        let wrong = |problem: String| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!(
+                    "{}: {problem}; it says which MIG instances this agent made: mend it, or remove it when none of \
+                     them is left (nvidia-smi mig -lgi)",
+                    path.display()
+                ),
+            )
+        };
+        let entries = match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                let kept: Kept =
+                    serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+                if kept.form != FORM {
+                    return Err(wrong(format!("is of form {}, {FORM} is read", kept.form)));
+                }
+                kept.instances
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        Ok(Self { path, entries })
+    }
+
+    fn write(&self) -> Result<(), MigError> {
+        let kept = Kept {
+            form: FORM,
+            instances: self.entries.clone(),
+        };
+        super::write_whole(&self.path, &kept).map_err(|error| MigError::Journal {
+            file: self.path.display().to_string(),
+            reason: error.to_string(),
+        })
+    }
+
+    fn at(&mut self, card: &str, instance: &GpuInstance) -> Option<&mut Entry> {
+        let mut entries = self.entries.iter_mut();
+        entries.find(|entry| entry.card == card && entry.lies_as(instance))
+    }
+}
+
+/// The thread's own.
+struct Cutter {
+    library: Option<PathBuf>,
+    nvml: Option<Nvml>,
+    journal: Journal,
+    /// When what was made lately was made, by UUID.
+    fresh: BTreeMap<String, Instant>,
+}
+
+/// Turns what the driver says into a sentence with the step that failed.
+fn failed<'a>(card: &'a str, step: &'static str) -> impl Fn(NvmlError) -> MigError + 'a {
+    move |error| MigError::Driver {
+        card: card.to_owned(),
+        step,
+        reason: error.to_string(),
+    }
+}
+
+/// A card in MIG mode, and what it offers.
+struct Card<'a> {
+    uuid: &'a str,
+    device: Device<'a>,
+    profiles: Vec<Profile>,
+}
+
+impl<'a> Card<'a> {
+    fn open(nvml: &'a Nvml, uuid: &'a str) -> Result<Self, MigError> {
+        let device = nvml
+            .device_by_uuid(uuid)
+            .map_err(failed(uuid, "finding the card"))?;
+        let mode = match device.mig_mode() {
+            Ok(mode) => mode.current == 1,
+            Err(NvmlError::NotSupported) => false,
+            Err(error) => return Err(failed(uuid, "asking for its MIG mode")(error)),
+        };
+        if !mode {
+            return Err(MigError::Off {
+                card: uuid.to_owned(),
+            });
+        }
+        let profiles =
+            partition::profiles(&device).map_err(failed(uuid, "asking for its MIG profiles"))?;
+        Ok(Self {
+            uuid,
+            device,
+            profiles,
+        })
+    }
+
+    fn instances(&self) -> Result<Vec<GpuInstance>, MigError> {
+        partition::instances(&self.device)
+            .map_err(failed(self.uuid, "asking for its MIG instances"))
+    }
+
+    fn profile_name(&self, id: u32) -> String {
+        let profile = self.profiles.iter().find(|profile| profile.id == id);
+        profile.map_or_else(|| format!("profile {id}"), |profile| profile.name.clone())
+    }
+
+    /// The MIG device of an instance.
+    fn device_of(&self, gpu: u32, compute: u32) -> Option<Device<'a>> {
+        (0..MIG_DEVICES)
+            .filter_map(|index| self.device.mig_device_by_index(index).ok())
+            .find(|device| partition::ids(device).ok() == Some((gpu, compute)))
+    }
+
+    /// Destroys an instance with all that is in it.
+    fn destroy(&self, instance: &GpuInstance) -> Result<(), MigError> {
+        let gone = |step, result: Result<(), NvmlError>| match result {
+            Ok(()) | Err(NvmlError::NotFound) => Ok(()),
+            Err(error) => Err(failed(self.uuid, step)(error)),
+        };
+        for &compute in &instance.compute {
+            gone(
+                "destroying a compute instance",
+                partition::destroy_compute(&self.device, instance.id, compute),
+            )?;
+        }
+        gone(
+            "destroying a GPU instance",
+            partition::destroy(&self.device, instance.id),
+        )
+    }
+
+    /// Processes on an instance.
+    fn processes(&self, instance: &GpuInstance) -> Vec<u32> {
+        let devices = instance
+            .compute
+            .iter()
+            .filter_map(|&compute| self.device_of(instance.id, compute));
+        let mut pids: Vec<u32> = devices
+            .flat_map(|device| {
+                let compute = device.running_compute_processes().unwrap_or_default();
+                let graphics = device.running_graphics_processes().unwrap_or_default();
+                compute.into_iter().chain(graphics)
+            })
+            .map(|process| process.pid)
+            .collect();
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+}
+
+impl Cutter {
+    fn nvml(&mut self, card: &str) -> Result<(), MigError> {
+        // A driver that was replaced under us, or was not there.
+        let works = self
+            .nvml
+            .as_ref()
+            .is_some_and(|nvml| nvml.device_count().is_ok());
+        if !works {
+            self.nvml = None;
+            let library = self.library.as_deref().map(Path::as_os_str);
+            let opened = supervisor::gpu::nvml(library).map_err(|error| MigError::Driver {
+                card: card.to_owned(),
+                step: "opening the NVIDIA driver",
+                reason: error.to_string(),
+            })?;
+            self.nvml = Some(opened);
+        }
+        Ok(())
+    }
+
+    fn make(&mut self, uuid: &str, profile: &str, span: Span) -> Result<Made, MigError> {
+        self.nvml(uuid)?;
+        let Some(nvml) = &self.nvml else {
+            return Err(MigError::Silent);
+        };
+        let card = Card::open(nvml, uuid)?;
+        let shape = shape(&card, profile, span)?;
+        let there = card.instances()?;
+        let lies = |other: &&GpuInstance| {
+            (shape.id, span.start, span.size) == (other.profile, other.start, other.size)
+        };
+        if let Some(instance) = there.iter().find(lies) {
+            let made = adopt(&card, shape, instance, &mut self.journal)?;
+            self.fresh.insert(made.uuid.clone(), Instant::now());
+            return Ok(made);
+        }
+        let overlaps = |other: &&GpuInstance| {
+            let other = Span {
+                start: other.start,
+                size: other.size,
+            };
+            span.overlaps(other)
+        };
+        if let Some(other) = there.iter().find(overlaps) {
+            let known = self.journal.at(uuid, other).is_some();
+            let whose = if known {
+                "made for a container before"
+            } else {
+                "made by somebody else"
+            };
+            return Err(MigError::Occupied {
+                card: uuid.to_owned(),
+                profile: profile.to_owned(),
+                start: span.start,
+                other: format!(
+                    "{} at slice {} ({whose})",
+                    card.profile_name(other.profile),
+                    other.start
+                ),
+            });
+        }
+        // What the journal has of this place is gone: the machine was restarted, or somebody removed it.
+        let entries = &mut self.journal.entries;
+        entries.retain(|entry| {
+            let other = Span {
+                start: entry.start,
+                size: entry.size,
+            };
+            entry.card != uuid || !span.overlaps(other)
+        });
+        entries.push(Entry {
+            card: uuid.to_owned(),
+            profile: profile.to_owned(),
+            profile_id: shape.id,
+            start: span.start,
+            size: span.size,
+            step: Step::Making,
+            uuid: None,
+            ours: true,
+        });
+        // From here on a kill leaves an entry that says what may be there.
+        if let Err(error) = self.journal.write() {
+            self.journal.entries.pop();
+            return Err(error);
+        }
+        let made = create(&card, shape, span);
+        let entry = self.journal.entries.iter_mut().find(|entry| {
+            entry.card == uuid && entry.step == Step::Making && entry.start == span.start
+        });
+        match (&made, entry) {
+            (Ok(made), Some(entry)) => {
+                entry.step = Step::Made;
+                entry.uuid = Some(made.uuid.clone());
+                self.fresh.insert(made.uuid.clone(), Instant::now());
+                tracing::info!(instance = %made.uuid, %profile, card = %uuid, start = span.start, "made a MIG instance");
+            }
+            _ => {
+                self.journal.entries.retain(|entry| {
+                    entry.card != uuid || entry.start != span.start || entry.uuid.is_some()
+                });
+            }
+        }
+        // Should this fail, the entry on disk still says that it may be there.
+        if let Err(error) = self.journal.write() {
+            tracing::warn!(%error, "a MIG instance stands in the journal as half made");
+        }
+        made
+    }
+
+    /// Removes the instances of the entries that `which` picks; the first that cannot be removed ends it.
+    fn unmake(&mut self, which: impl Fn(&Entry) -> bool) -> Result<(), MigError> {
+        let entries = self.journal.entries.clone();
+        for entry in entries.iter().filter(|entry| which(entry)) {
+            if entry.ours {
+                self.remove(entry)?;
+            }
+            self.journal
+                .entries
+                .retain(|other| other != entry && !is_step_of(other, entry));
+            if let Some(uuid) = &entry.uuid {
+                self.fresh.remove(uuid);
+            }
+            if let Err(error) = self.journal.write() {
+                // The entry is met again, and then there is no such instance.
+                tracing::warn!(%error, "a MIG instance that is gone still stands in the journal");
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, entry: &Entry) -> Result<(), MigError> {
+        self.nvml(&entry.card)?;
+        let Some(nvml) = &self.nvml else {
+            return Err(MigError::Silent);
+        };
+        let card = match Card::open(nvml, &entry.card) {
+            Ok(card) => card,
+            // A card that is no longer cut has no instances.
+            Err(MigError::Off { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let there = card.instances()?;
+        let Some(instance) = there.iter().find(|instance| entry.lies_as(instance)) else {
+            return Ok(());
+        };
+        let processes = card.processes(instance);
+        if !processes.is_empty() {
+            let pids: Vec<String> = processes
+                .iter()
+                .map(|pid| format!("process {pid}"))
+                .collect();
+            return Err(MigError::InUse {
+                uuid: entry.uuid.clone().unwrap_or_default(),
+                processes: pids.join(", "),
+            });
+        }
+        for known in &mut self.journal.entries {
+            if known == entry {
+                known.step = Step::Removing;
+            }
+        }
+        if let Err(error) = self.journal.write() {
+            tracing::debug!(%error, "a MIG instance is removed unannounced");
+        }
+        card.destroy(instance)?;
+        tracing::info!(card = %entry.card, profile = %entry.profile, start = entry.start, "removed a MIG instance");
+        Ok(())
+    }
+
+    fn keep_only(&mut self, living: &BTreeSet<String>) -> Vec<MigError> {
+        self.fresh.retain(|_, made| made.elapsed() < FRESH);
+        let held = |uuid: &String| living.contains(uuid) || self.fresh.contains_key(uuid);
+        let entries = self.journal.entries.iter();
+        let gone: Vec<Entry> = entries
+            .filter(|entry| !entry.uuid.as_ref().is_some_and(held) || entry.step == Step::Removing)
+            .cloned()
+            .collect();
+        gone.iter()
+            .filter_map(|gone| self.unmake(|entry| is_step_of(entry, gone)).err())
+            .collect()
+    }
+
+    fn list(&mut self) -> Result<Vec<Made>, MigError> {
+        let cards: BTreeSet<String> = self
+            .journal
+            .entries
+            .iter()
+            .map(|entry| entry.card.clone())
+            .collect();
+        let mut all = Vec::new();
+        for uuid in &cards {
+            self.nvml(uuid)?;
+            let Some(nvml) = &self.nvml else { continue };
+            let card = match Card::open(nvml, uuid) {
+                Ok(card) => card,
+                Err(MigError::Off { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            for instance in card.instances()? {
+                let Some(entry) = self.journal.at(uuid, &instance) else {
+                    continue;
+                };
+                let (Some(mig), Some(&compute)) = (entry.uuid.clone(), instance.compute.first())
+                else {
+                    continue;
+                };
+                let shape = card.profiles.iter().find(|it| it.id == instance.profile);
+                all.push(Made {
+                    uuid: mig,
+                    card: uuid.clone(),
+                    profile: entry.profile.clone(),
+                    span: Span {
+                        start: instance.start,
+                        size: instance.size,
+                    },
+                    gpu_instance: instance.id,
+                    compute_instance: compute,
+                    memory_bytes: shape.map_or(0, |shape| shape.memory_mib << 20),
+                });
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Whether both are one instance, however far it is.
+fn is_step_of(one: &Entry, other: &Entry) -> bool {
+    (&one.card, one.profile_id, one.start, one.size)
+        == (&other.card, other.profile_id, other.start, other.size)
+}
+
+/// The shape of that name, if it can lie there.
+fn shape<'a>(card: &'a Card<'_>, profile: &str, span: Span) -> Result<&'a Profile, MigError> {
+    let shape = card.profiles.iter().find(|known| known.name == profile);
+    let shape = shape.ok_or_else(|| MigError::NoProfile {
+        card: card.uuid.to_owned(),
+        asked: profile.to_owned(),
+        known: names(card.profiles.iter().map(|known| known.name.clone())),
+    })?;
+    if !shape.placements.contains(&(span.start, span.size)) {
+        return Err(MigError::NoPlace {
+            card: card.uuid.to_owned(),
+            profile: profile.to_owned(),
+            start: span.start,
+            known: names(shape.placements.iter().map(|(start, _)| start.to_string())),
+        });
+    }
+    Ok(shape)
+}
+
+fn names(names: impl Iterator<Item = String>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// Takes what lies there: whole, or half made by an earlier life of the agent.
+fn adopt(
+    card: &Card<'_>,
+    shape: &Profile,
+    instance: &GpuInstance,
+    journal: &mut Journal,
+) -> Result<Made, MigError> {
+    let compute = match instance.compute.as_slice() {
+        [] => partition::create_compute(&card.device, instance.id)
+            .map_err(failed(card.uuid, "creating a compute instance"))?,
+        [compute] => *compute,
+        several => {
+            return Err(MigError::Occupied {
+                card: card.uuid.to_owned(),
+                profile: shape.name.clone(),
+                start: instance.start,
+                other: format!(
+                    "the same with {} compute instances (made by somebody else)",
+                    several.len()
+                ),
+            });
+        }
+    };
+    let made = made(card, shape, instance, compute)?;
+    match journal.at(card.uuid, instance) {
+        Some(entry) => {
+            entry.step = Step::Made;
+            entry.uuid = Some(made.uuid.clone());
+        }
+        None => journal.entries.push(Entry {
+            card: card.uuid.to_owned(),
+            profile: shape.name.clone(),
+            profile_id: shape.id,
+            start: instance.start,
+            size: instance.size,
+            step: Step::Made,
+            uuid: Some(made.uuid.clone()),
+            ours: false,
+        }),
+    }
+    journal.write()?;
+    Ok(made)
+}
+
+/// Makes an instance, or nothing.
+fn create(card: &Card<'_>, shape: &Profile, span: Span) -> Result<Made, MigError> {
+    let id = partition::create(&card.device, shape.id, span.start, span.size)
+        .map_err(failed(card.uuid, "creating a GPU instance"))?;
+    let mut instance = GpuInstance {
+        id,
+        profile: shape.id,
+        start: span.start,
+        size: span.size,
+        compute: Vec::new(),
+    };
+    let made = partition::create_compute(&card.device, id)
+        .map_err(failed(card.uuid, "creating a compute instance"))
+        .and_then(|compute| {
+            instance.compute.push(compute);
+            made(card, shape, &instance, compute)
+        });
+    if made.is_err()
+        && let Err(error) = card.destroy(&instance)
+    {
+        tracing::warn!(%error, card = %card.uuid, "a MIG instance that failed half-way is still there");
+    }
+    made
+}
+
+fn made(
+    card: &Card<'_>,
+    shape: &Profile,
+    instance: &GpuInstance,
+    compute: u32,
+) -> Result<Made, MigError> {
+    let step = "finding the new MIG device";
+    let device = card
+        .device_of(instance.id, compute)
+        .ok_or(NvmlError::NotFound)
+        .map_err(failed(card.uuid, step))?;
+    Ok(Made {
+        uuid: device.uuid().map_err(failed(card.uuid, step))?,
+        card: card.uuid.to_owned(),
+        profile: shape.name.clone(),
+        span: Span {
+            start: instance.start,
+            size: instance.size,
+        },
+        gpu_instance: instance.id,
+        compute_instance: compute,
+        memory_bytes: shape.memory_mib << 20,
+    })
+}

@@ -1,0 +1,323 @@
+//! What the driver says of the cards, before any configuration: identity, memory, place, MIG shapes, and how they reach
+//! each other. Never what is promised of a card, and never a decision.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use nvml_wrapper::enum_wrappers::device::TopologyLevel;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use placement::{MigProfile, PairScore, Span};
+use serde::{Deserialize, Serialize};
+use supervisor::gpu::partition;
+
+/// All that the driver said at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reading {
+    /// By index.
+    pub cards: Vec<Physical>,
+    /// How the cards reach each other, both ways.
+    pub pairs: Vec<Pair>,
+    /// A sentence for each card of which nothing is known.
+    pub problems: Vec<String>,
+}
+
+/// A card, as the driver has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Physical {
+    /// `GPU-…`.
+    pub uuid: String,
+    /// As `nvidia-smi` counts.
+    pub index: u32,
+    /// Its model.
+    pub name: String,
+    /// Its memory; nothing where the driver does not say, as on machines that share it with the processor.
+    pub memory_bytes: Option<u64>,
+    /// `00000000:65:00.0`.
+    pub pci_bus_id: String,
+    /// The number in `/dev/nvidiaN`.
+    pub minor: u32,
+    /// NUMA node; 0 where there is none.
+    pub numa: u32,
+    /// Whether it is in MIG mode; nothing where it has none.
+    pub mig: Option<bool>,
+    /// What it can be cut into.
+    pub profiles: Vec<Shape>,
+    /// Why the driver does not answer for it: what stands here is what it said before.
+    pub fault: Option<String>,
+}
+
+/// A shape of MIG instances.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Shape {
+    /// `1g.10gb`.
+    pub name: String,
+    /// Slices of compute.
+    pub slices: u32,
+    /// How many fit on the card.
+    pub most: u32,
+    /// Memory of one, MiB.
+    pub memory_mib: u64,
+    /// First slice and number of slices of memory.
+    pub placements: Vec<(u32, u32)>,
+}
+
+/// How well one card reaches another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pair {
+    /// UUID.
+    pub from: String,
+    /// UUID.
+    pub to: String,
+    /// Sum over the links, as the reference counts them.
+    pub score: i32,
+}
+
+/// NVLinks that a card has at most.
+const LINKS: u32 = 18;
+
+/// Asks the driver for everything. A card that does not answer is the one of `before`, with its fault.
+///
+/// # Errors
+/// The driver answers nothing at all.
+pub fn read(nvml: &Nvml, sysfs: &Path, before: Option<&Reading>) -> Result<Reading, NvmlError> {
+    let count = nvml.device_count()?;
+    let mut reading = Reading::default();
+    let mut devices = Vec::new();
+    for index in 0..count {
+        let answer = nvml
+            .device_by_index(index)
+            .and_then(|device| Ok((card(&device, index, sysfs)?, device)));
+        match answer {
+            Ok((card, device)) => {
+                devices.push((card.uuid.clone(), card.pci_bus_id.clone(), device));
+                reading.cards.push(card);
+            }
+            // The driver as a whole: nothing is known of any card.
+            Err(
+                error @ (NvmlError::Uninitialized
+                | NvmlError::DriverNotLoaded
+                | NvmlError::LibRmVersionMismatch),
+            ) => return Err(error),
+            Err(error) => {
+                let known = before.into_iter().flat_map(|before| &before.cards);
+                match known.into_iter().find(|card| card.index == index) {
+                    Some(card) => reading.cards.push(Physical {
+                        fault: Some(error.to_string()),
+                        ..card.clone()
+                    }),
+                    None => reading.problems.push(format!(
+                        "GPU {index}: {error}; nothing is known of it, so it is not offered"
+                    )),
+                }
+            }
+        }
+    }
+    reading.pairs = pairs(&devices);
+    let known = before.into_iter().flat_map(|before| &before.pairs);
+    for pair in known {
+        let here = |uuid: &str| reading.cards.iter().any(|card| card.uuid == uuid);
+        let asked = |uuid: &str| devices.iter().any(|(known, ..)| known == uuid);
+        // Of a card that does not answer, what was known before.
+        if here(&pair.from) && here(&pair.to) && !(asked(&pair.from) && asked(&pair.to)) {
+            reading.pairs.push(pair.clone());
+        }
+    }
+    Ok(reading)
+}
+
+fn card(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<Physical, NvmlError> {
+    let pci_bus_id = device.pci_info()?.bus_id;
+    let mig = match device.mig_mode() {
+        Ok(mode) => Some(mode.current == 1),
+        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => None,
+        Err(error) => return Err(error),
+    };
+    let profiles = match mig {
+        Some(true) => partition::profiles(device)?,
+        _ => Vec::new(),
+    };
+    Ok(Physical {
+        uuid: device.uuid()?,
+        index,
+        name: device.name()?,
+        memory_bytes: match device.memory_info() {
+            Ok(memory) => Some(memory.total).filter(|bytes| *bytes > 0),
+            Err(NvmlError::NotSupported) => None,
+            Err(error) => return Err(error),
+        },
+        minor: device.minor_number()?,
+        numa: numa_node(sysfs, &pci_bus_id),
+        pci_bus_id,
+        mig,
+        profiles: profiles
+            .into_iter()
+            .map(|profile| Shape {
+                name: profile.name,
+                slices: profile.slices,
+                most: profile.most,
+                memory_mib: profile.memory_mib,
+                placements: profile.placements,
+            })
+            .collect(),
+        fault: None,
+    })
+}
+
+/// The kernel's word for where a PCI device is attached; 0 where it has none.
+fn numa_node(sysfs: &Path, pci_bus_id: &str) -> u32 {
+    // NVML writes the domain with eight digits, the kernel with four.
+    let (domain, rest) = pci_bus_id.split_once(':').unwrap_or(("0", pci_bus_id));
+    let domain = u32::from_str_radix(domain, 16).unwrap_or(0);
+    let name = format!("{domain:04x}:{}", rest.to_ascii_lowercase());
+    let path = sysfs.join("bus/pci/devices").join(name).join("numa_node");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    // -1 is "none".
+    text.trim().parse().unwrap_or(0)
+}
+
+/// What the other ends of a card's NVLinks are.
+#[derive(Debug, Default)]
+struct Ends {
+    /// Links by the PCI address at the other end.
+    to: BTreeMap<String, i32>,
+    /// Links to something of NVIDIA that is no card of this node: a switch.
+    switch: i32,
+}
+
+fn ends(device: &Device<'_>, cards: &[(String, String, Device<'_>)]) -> Ends {
+    let mut ends = Ends::default();
+    for link in 0..LINKS {
+        let link = device.link_wrapper_for(link);
+        // An error stands for a card without links, or without this one.
+        if !link.is_active().unwrap_or(false) {
+            continue;
+        }
+        let Ok(remote) = link.remote_pci_info() else {
+            continue;
+        };
+        let address = remote.bus_id.to_ascii_lowercase();
+        if cards.iter().any(|(_, known, _)| same(known, &address)) {
+            *ends.to.entry(address).or_default() += 1;
+        } else if remote.pci_device_id & 0xffff == NVIDIA {
+            ends.switch += 1;
+        }
+    }
+    ends
+}
+
+/// NVIDIA's number among the makers of PCI devices.
+const NVIDIA: u32 = 0x10de;
+
+fn same(one: &str, other: &str) -> bool {
+    one.eq_ignore_ascii_case(other)
+}
+
+/// A pair's score is the sum over the ways between two cards: one over PCIe, and each NVLink.
+fn pairs(devices: &[(String, String, Device<'_>)]) -> Vec<Pair> {
+    let ends: Vec<Ends> = devices
+        .iter()
+        .map(|(.., device)| ends(device, devices))
+        .collect();
+    let mut pairs = Vec::new();
+    for (at, (from, _, device)) in devices.iter().enumerate() {
+        for (to_at, (to, to_bus, other)) in devices.iter().enumerate() {
+            if at == to_at {
+                continue;
+            }
+            let pcie = device.nvml().topology_common_ancestor(device, other);
+            let direct = ends
+                .get(at)
+                .and_then(|ends| ends.to.get(&to_bus.to_ascii_lowercase()));
+            let switched = match (ends.get(at), ends.get(to_at)) {
+                (Some(one), Some(other)) => one.switch.min(other.switch),
+                _ => 0,
+            };
+            pairs.push(Pair {
+                from: from.clone(),
+                to: to.clone(),
+                score: pcie.map_or(0, |level| pcie_score(&level))
+                    + NVLINK * (direct.copied().unwrap_or(0) + switched),
+            });
+        }
+    }
+    pairs
+}
+
+/// What one NVLink counts.
+const NVLINK: i32 = 100;
+
+/// What the way over PCIe counts, as the reference has it: the shorter, the more.
+fn pcie_score(level: &TopologyLevel) -> i32 {
+    match level {
+        TopologyLevel::Internal => 60,
+        TopologyLevel::Single => 50,
+        TopologyLevel::Multiple => 40,
+        TopologyLevel::HostBridge => 30,
+        TopologyLevel::Node => 20,
+        TopologyLevel::System => 10,
+    }
+}
+
+impl Shape {
+    /// As the engine has it. Compute is the shape's part of seven slices, rounded up, as the reference counts it.
+    pub(super) fn profile(&self) -> MigProfile {
+        MigProfile {
+            name: self.name.clone(),
+            memory_bytes: self.memory_mib << 20,
+            cores: (self.slices * 100).div_ceil(7).min(100),
+            slices: self.slices,
+            placements: self
+                .placements
+                .iter()
+                .map(|&(start, size)| Span { start, size })
+                .collect(),
+        }
+    }
+}
+
+impl From<&Pair> for PairScore {
+    fn from(pair: &Pair) -> Self {
+        Self {
+            from: pair.from.clone(),
+            to: pair.to.clone(),
+            score: pair.score,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_is_where_the_kernel_says() {
+        let root = tempfile::tempdir().unwrap();
+        for (device, node) in [("0000:65:00.0", "1"), ("0001:0a:00.0", "-1")] {
+            let folder = root.path().join("bus/pci/devices").join(device);
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("numa_node"), format!("{node}\n")).unwrap();
+        }
+
+        assert_eq!(numa_node(root.path(), "00000000:65:00.0"), 1);
+        assert_eq!(numa_node(root.path(), "00000001:0A:00.0"), 0);
+        assert_eq!(numa_node(root.path(), "00000000:66:00.0"), 0);
+        assert_eq!(numa_node(root.path(), ""), 0);
+    }
+
+    #[test]
+    fn a_shape_counts_its_part_of_seven_slices_rounded_up() {
+        let cores = |slices| {
+            let shape = Shape {
+                name: String::new(),
+                slices,
+                most: 1,
+                memory_mib: 9728,
+                placements: vec![(0, 1)],
+            };
+            shape.profile().cores
+        };
+
+        assert_eq!([1, 2, 3, 4, 7].map(cores), [15, 29, 43, 58, 100]);
+    }
+}

@@ -1,0 +1,465 @@
+//! What stands on the Node object of this node's cards, and keeping it there: the register, the scores of pairs, the
+//! handshake. Never anybody else's keys, never the operator's cordon, and nothing is taken away when the agent stops.
+//!
+//! A write happens only where what stands there is not what should: the API server is watched, not written to every
+//! half minute. The handshake goes with such a write, and answers a scheduler that asks for one.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use events::{Events, Kind};
+use futures_util::StreamExt as _;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, Patch, PatchParams};
+use kube::core::PartialObjectMeta;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube_api::keys;
+use kube_api::node::{RegisterFormat, Registered, encode, encode_scores};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep_until};
+
+use super::lease;
+use crate::card::{Health, Healths, Inventories, Inventory};
+
+/// How this node's cards are registered.
+#[derive(Debug, Clone)]
+pub struct RegisterSettings {
+    /// Name of the Node object.
+    pub node: String,
+    /// Namespace of the agent, in which its Lease stands.
+    pub namespace: String,
+    /// The form of the register annotation.
+    pub format: RegisterFormat,
+    /// Who tells the node what is wrong with its cards.
+    pub events: Events,
+    /// The first pause after a write that failed; it doubles up to a minute.
+    pub pause: Duration,
+    /// How the agent's Lease is kept.
+    pub lease: lease::Terms,
+}
+
+impl RegisterSettings {
+    /// With what holds where nobody says otherwise.
+    pub fn new(node: impl Into<String>, namespace: impl Into<String>, events: Events) -> Self {
+        Self {
+            node: node.into(),
+            namespace: namespace.into(),
+            format: RegisterFormat::Auto,
+            events,
+            pause: Duration::from_secs(1),
+            lease: lease::Terms::default(),
+        }
+    }
+}
+
+/// The keys that are ours.
+const OURS: [&str; 3] = [
+    keys::NVIDIA_REGISTER,
+    keys::NVIDIA_SCORE,
+    keys::SEED_HANDSHAKE,
+];
+/// How a handshake begins that an agent has written.
+const REPORTED: &str = "Reported ";
+/// Longest pause between two writes, whether they fail or somebody undoes them.
+const MOST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Keeps the Node's annotations and the agent's Lease as they should be, for ever.
+pub async fn register(
+    client: kube::Client,
+    settings: RegisterSettings,
+    inventories: Inventories,
+    healths: Healths,
+) {
+    let lease = lease::keep(
+        client.clone(),
+        settings.namespace.clone(),
+        settings.node.clone(),
+        settings.lease,
+        inventories.clone(),
+    );
+    let annotations = keep(client, &settings, inventories, healths);
+    tokio::join!(lease, annotations);
+}
+
+/// Takes what the agent wrote off the Node, and its Lease away: for whoever takes the product off a node. No restart
+/// does this.
+///
+/// # Errors
+/// As the API server has them; a node or a Lease that is not there is none.
+pub async fn unregister(client: kube::Client, node: &str, namespace: &str) -> kube::Result<()> {
+    let nodes: Api<PartialObjectMeta<Node>> = Api::all(client.clone());
+    let nothing: BTreeMap<&str, Value> = OURS.iter().map(|key| (*key, Value::Null)).collect();
+    let patch = Patch::Merge(json!({ "metadata": { "annotations": nothing } }));
+    match nodes.patch(node, &PatchParams::default(), &patch).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        Err(error) => return Err(error),
+    }
+    lease::remove(client, namespace, node).await
+}
+
+/// What should stand under our keys: nothing takes a key away. No answer at all where too little is known to say.
+fn wanted(
+    inventory: &Inventory,
+    health: &Health,
+    format: RegisterFormat,
+) -> Option<(Option<String>, Option<String>)> {
+    if inventory.cards.is_empty() {
+        // A node without cards has nothing to say; one whose cards are not known keeps what was said.
+        return inventory.problems.is_empty().then_some((None, None));
+    }
+    let registered: Vec<Registered> = inventory
+        .cards
+        .iter()
+        .map(|card| {
+            let mut registered = Registered::from(&card.device);
+            registered.health &= !health.contains_key(&card.device.id);
+            registered
+        })
+        .collect();
+    let scores = (!inventory.pairs.is_empty()).then(|| encode_scores(&inventory.pairs));
+    Some((Some(encode(&registered, format)), scores))
+}
+
+/// What has to be written over what stands there; nothing where all is as it should be.
+fn changes(
+    stands: &BTreeMap<String, String>,
+    register: Option<&str>,
+    scores: Option<&str>,
+    now: Timestamp,
+) -> Option<BTreeMap<&'static str, Value>> {
+    let stands = |key: &str| stands.get(key).map(String::as_str);
+    let mut changes = BTreeMap::new();
+    for (key, value) in [
+        (keys::NVIDIA_REGISTER, register),
+        (keys::NVIDIA_SCORE, scores),
+    ] {
+        if stands(key) != value {
+            changes.insert(key, value.map_or(Value::Null, Value::from));
+        }
+    }
+    let shaken = stands(keys::SEED_HANDSHAKE);
+    match register {
+        // With each write, and to whoever asks.
+        Some(_) if !changes.is_empty() || !shaken.is_some_and(|it| it.starts_with(REPORTED)) => {
+            let time = now.strftime("%Y-%m-%d %H:%M:%S");
+            changes.insert(keys::SEED_HANDSHAKE, json!(format!("{REPORTED}{time}")));
+        }
+        None if shaken.is_some() => {
+            changes.insert(keys::SEED_HANDSHAKE, Value::Null);
+        }
+        _ => {}
+    }
+    (!changes.is_empty()).then_some(changes)
+}
+
+/// What stands on the Node, as it was seen last.
+#[derive(Debug, Default)]
+struct Seen {
+    annotations: BTreeMap<String, String>,
+    version: Option<u64>,
+}
+
+impl Seen {
+    /// A watch may tell of the time before our own write.
+    fn see(&mut self, node: PartialObjectMeta<Node>) {
+        let version = node.metadata.resource_version.as_deref();
+        let version = version.and_then(|version| version.parse().ok());
+        if let (Some(known), Some(told)) = (self.version, version)
+            && told < known
+        {
+            return;
+        }
+        self.version = version;
+        self.annotations = node.metadata.annotations.unwrap_or_default();
+        self.annotations
+            .retain(|key, _| OURS.contains(&key.as_str()));
+    }
+}
+
+/// When the next write may happen: at once, unless writes fail or somebody undoes them again and again.
+#[derive(Debug)]
+struct Pace {
+    first: Duration,
+    pause: Duration,
+    last: Option<Instant>,
+    failed: bool,
+}
+
+impl Pace {
+    fn new(first: Duration) -> Self {
+        Self {
+            first,
+            pause: Duration::ZERO,
+            last: None,
+            failed: false,
+        }
+    }
+
+    fn next(&self) -> Instant {
+        self.last
+            .map_or_else(Instant::now, |last| last + self.pause)
+    }
+
+    /// A write was tried. `jitter` is from 0 to 1.
+    fn wrote(&mut self, well: bool, jitter: f64) {
+        let now = Instant::now();
+        let quiet = self
+            .last
+            .is_none_or(|last| now.duration_since(last) > MOST_PAUSE);
+        let longer = (self.pause * 2).clamp(self.first, MOST_PAUSE);
+        self.pause = match (well, quiet || self.failed) {
+            // The first in a while, or the one that ends a row of failures.
+            (true, true) => Duration::ZERO,
+            (false, true) if !self.failed => self.first,
+            _ => longer,
+        };
+        if !well {
+            // A thousand agents that lost one API server do not come back at one moment.
+            self.pause = self.pause.mul_f64(1.0 + jitter / 2.0).min(MOST_PAUSE);
+        }
+        self.failed = !well;
+        self.last = Some(now);
+    }
+}
+
+async fn keep(
+    client: kube::Client,
+    settings: &RegisterSettings,
+    mut inventories: Inventories,
+    mut healths: Healths,
+) {
+    let nodes: Api<PartialObjectMeta<Node>> = Api::all(client);
+    let own = watcher::Config::default().fields(&format!("metadata.name={}", settings.node));
+    let mut watch = std::pin::pin!(watcher(nodes.clone(), own).default_backoff());
+    let mut seen: Option<Seen> = None;
+    let mut pace = Pace::new(settings.pause);
+    let mut told: Vec<String> = Vec::new();
+    loop {
+        let inventory = inventories.borrow_and_update().clone();
+        let health = healths.borrow_and_update().clone();
+        if let Some(inventory) = &inventory {
+            tell(settings, &inventory.problems, &mut told);
+        }
+        let wanted = inventory.and_then(|it| wanted(&it, &health, settings.format));
+        let due = match (&seen, &wanted) {
+            (Some(seen), Some((register, scores))) => changes(
+                &seen.annotations,
+                register.as_deref(),
+                scores.as_deref(),
+                Timestamp::now(),
+            ),
+            _ => None,
+        };
+        let at = pace.next();
+        if let Some(changes) = due.as_ref().filter(|_| at <= Instant::now()) {
+            let what = json!({ "metadata": { "annotations": changes } });
+            let writing = PatchParams {
+                field_manager: Some("vgpu-monitor".to_owned()),
+                ..PatchParams::default()
+            };
+            let written = nodes
+                .patch(&settings.node, &writing, &Patch::Merge(what))
+                .await;
+            pace.wrote(written.is_ok(), lease::jitter());
+            match written {
+                Ok(node) => {
+                    let keys: Vec<_> = changes.keys().collect();
+                    tracing::info!(node = %settings.node, ?keys, "registered the node's cards");
+                    seen.get_or_insert_default().see(node);
+                }
+                Err(error) => {
+                    tracing::warn!(node = %settings.node, %error, "cannot register the node's cards; tried again");
+                }
+            }
+            continue;
+        }
+        tokio::select! {
+            event = watch.next() => match event {
+                Some(Ok(Event::Apply(node) | Event::InitApply(node))) => {
+                    seen.get_or_insert_default().see(node);
+                }
+                // The Node is made anew, or is not there yet.
+                Some(Ok(Event::Delete(_))) => seen = None,
+                Some(Ok(Event::Init | Event::InitDone)) => {}
+                Some(Err(error)) => tracing::warn!(%error, "cannot watch the own node"),
+                None => return,
+            },
+            changed = inventories.changed() => if changed.is_err() { return },
+            changed = healths.changed() => if changed.is_err() { std::future::pending::<()>().await },
+            () = sleep_until(at), if due.is_some() => {}
+        }
+    }
+}
+
+/// Tells the node of what is new among the problems.
+fn tell(settings: &RegisterSettings, problems: &[String], told: &mut Vec<String>) {
+    for problem in problems.iter().filter(|problem| !told.contains(problem)) {
+        settings
+            .events
+            .node(&settings.node, Kind::Warning, "GpuInventory", problem);
+    }
+    problems.clone_into(told);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::card::{Card, Sick};
+
+    fn inventory(cards: u32) -> Inventory {
+        let card = |index: u32| {
+            let id = format!("GPU-{index}");
+            let mut device = placement::Device::new("NVIDIA", &id, "NVIDIA A", 16 << 30);
+            device.index = index;
+            Card {
+                device,
+                physical_bytes: 16 << 30,
+                pci_bus_id: String::new(),
+                minor: index,
+            }
+        };
+        Inventory {
+            cards: (0..cards).map(card).collect(),
+            ..Inventory::default()
+        }
+    }
+
+    fn stands(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let own = |text: &&str| (*text).to_owned();
+        pairs
+            .iter()
+            .map(|(key, value)| (own(key), own(value)))
+            .collect()
+    }
+
+    const TIME: Timestamp = Timestamp::constant(1_705_984_204, 0);
+
+    #[test]
+    fn the_first_registration_is_as_the_reference_document_shows_it() {
+        let (register, scores) =
+            wanted(&inventory(1), &Health::new(), RegisterFormat::Auto).unwrap();
+
+        let changes = changes(&stands(&[]), register.as_deref(), scores.as_deref(), TIME).unwrap();
+
+        assert_eq!(
+            json!(changes),
+            json!({
+                "hami.io/node-nvidia-register": "GPU-0,10,16384,100,NVIDIA A,0,true:",
+                "hami.io/node-handshake-nvidia": "Reported 2024-01-23 04:30:04",
+            })
+        );
+    }
+
+    #[test]
+    fn nothing_is_written_while_all_is_as_it_should_be() {
+        let there = stands(&[
+            (keys::NVIDIA_REGISTER, "a:"),
+            (keys::SEED_HANDSHAKE, "Reported 2020-01-01 00:00:00"),
+        ]);
+        assert_eq!(changes(&there, Some("a:"), None, TIME), None);
+        assert_eq!(changes(&stands(&[]), None, None, TIME), None);
+    }
+
+    #[test]
+    fn whatever_is_not_as_it_should_be_is_put_right() {
+        let good = [
+            (keys::NVIDIA_REGISTER, "a:"),
+            (keys::NVIDIA_SCORE, "[]"),
+            (keys::SEED_HANDSHAKE, "Reported 2020-01-01 00:00:00"),
+        ];
+        let reported = json!("Reported 2024-01-23 04:30:04");
+        for (key, value, expected) in [
+            // A scheduler that asks is answered.
+            (
+                keys::SEED_HANDSHAKE,
+                Some("Requesting_2024.01.23 04:30:04"),
+                json!({ keys::SEED_HANDSHAKE: reported }),
+            ),
+            (
+                keys::SEED_HANDSHAKE,
+                None,
+                json!({ keys::SEED_HANDSHAKE: reported }),
+            ),
+            (
+                keys::NVIDIA_REGISTER,
+                Some("b:"),
+                json!({ keys::NVIDIA_REGISTER: "a:", keys::SEED_HANDSHAKE: reported }),
+            ),
+            (
+                keys::NVIDIA_SCORE,
+                None,
+                json!({ keys::NVIDIA_SCORE: "[]", keys::SEED_HANDSHAKE: reported }),
+            ),
+        ] {
+            let mut there = stands(&good);
+            match value {
+                Some(value) => there.insert(key.to_owned(), value.to_owned()),
+                None => there.remove(key),
+            };
+            let changes = changes(&there, Some("a:"), Some("[]"), TIME);
+            assert_eq!(json!(changes), expected, "{key} {value:?}");
+        }
+        let gone = changes(&stands(&good), None, None, TIME);
+        assert_eq!(
+            json!(gone),
+            json!({ keys::NVIDIA_REGISTER: null, keys::NVIDIA_SCORE: null, keys::SEED_HANDSHAKE: null })
+        );
+    }
+
+    #[test]
+    fn a_sick_card_is_registered_as_such() {
+        let sick = Sick {
+            reason: "lost".to_owned(),
+            since: std::time::SystemTime::UNIX_EPOCH,
+            recovers: false,
+        };
+        let health = Health::from([("GPU-1".to_owned(), sick)]);
+
+        let (register, _) = wanted(&inventory(2), &health, RegisterFormat::Colon).unwrap();
+
+        assert_eq!(
+            register.unwrap(),
+            "GPU-0,10,16384,100,NVIDIA A,0,true:GPU-1,10,16384,100,NVIDIA A,0,false:"
+        );
+    }
+
+    #[test]
+    fn a_node_without_cards_says_nothing_and_one_of_unknown_cards_keeps_what_it_said() {
+        let mut none = inventory(0);
+        assert_eq!(
+            wanted(&none, &Health::new(), RegisterFormat::Auto),
+            Some((None, None))
+        );
+        none.problems
+            .push("the configuration cannot be used".to_owned());
+        assert_eq!(wanted(&none, &Health::new(), RegisterFormat::Auto), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn writes_that_fail_or_are_undone_come_ever_later_and_a_quiet_time_forgets_it() {
+        let mut pace = Pace::new(Duration::from_secs(1));
+        pace.wrote(true, 0.0);
+        assert_eq!(pace.pause, Duration::ZERO);
+        // Undone at once, again and again.
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            pace.wrote(true, 0.0);
+            pauses.push(pace.pause.as_secs());
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        tokio::time::advance(MOST_PAUSE * 2).await;
+        pace.wrote(true, 0.0);
+        assert_eq!(pace.pause, Duration::ZERO);
+        // An API server that is away, and comes back.
+        let mut pauses = Vec::new();
+        for well in [false, false, false, true] {
+            tokio::time::advance(MOST_PAUSE * 2).await;
+            pace.wrote(well, 0.0);
+            pauses.push(pace.pause.as_secs());
+        }
+        assert_eq!(pauses, [1, 2, 4, 0]);
+    }
+}

@@ -1,0 +1,196 @@
+//! What the configuration says of this node: `device-config.yaml` and the node's entry in the per-node file, read as one
+//! and read again when a file changes. Text in, values out; never the driver.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use kube_api::config::{DeviceConfig, FilteredDevices, NodeOverrides, Nvidia, OperatingMode};
+
+/// How cards in MIG mode are offered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MigStrategy {
+    /// Not at all: a card in MIG mode is left out.
+    #[default]
+    None,
+    /// Beside whole cards; instances are made as pods ask for them.
+    Mixed,
+}
+
+impl std::str::FromStr for MigStrategy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self::None),
+            "mixed" => Ok(Self::Mixed),
+            "single" => Err(
+                "\"single\" is not served: instances are made as pods ask for them, which is \"mixed\""
+                    .to_owned(),
+            ),
+            other => Err(format!("{other:?} is no MIG strategy; accepted: none, mixed")),
+        }
+    }
+}
+
+/// What holds on this node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rules {
+    /// NVIDIA's section of `device-config.yaml`, with what the node's entry changes.
+    pub nvidia: Nvidia,
+    /// How its cards are shared, where the node's entry says.
+    pub mode: Option<OperatingMode>,
+    /// How cards in MIG mode are offered.
+    pub strategy: MigStrategy,
+    /// Cards that are not offered.
+    pub filter: FilteredDevices,
+    /// Whether the kubelet's choice of slots follows the scheduler's, where the node's entry says.
+    pub prefer: Option<bool>,
+}
+
+impl Rules {
+    /// Reads both texts; absent ones are the standard configuration and no entry. The error is for a person.
+    ///
+    /// # Errors
+    /// What cannot be read, or cannot be.
+    pub fn parse(
+        device_config: Option<&str>,
+        node_config: Option<&str>,
+        node: &str,
+        strategy: MigStrategy,
+    ) -> Result<Self, String> {
+        let config = match device_config {
+            Some(text) => DeviceConfig::parse(text)
+                .map_err(|error| format!("device configuration: {error}"))?,
+            None => DeviceConfig::standard(),
+        };
+        let nvidia = config.nvidia.ok_or(
+            "device configuration: there is no section nvidia, so this node's cards are nobody's; write one",
+        )?;
+        let overrides = match node_config {
+            Some(text) => NodeOverrides::parse(text)
+                .map_err(|error| format!("per-node configuration: {error}"))?,
+            None => NodeOverrides::default(),
+        };
+        let Some(here) = overrides.of(node) else {
+            return Ok(Self {
+                nvidia,
+                mode: None,
+                strategy,
+                filter: FilteredDevices::default(),
+                prefer: None,
+            });
+        };
+        Ok(Self {
+            nvidia: here.apply(&nvidia),
+            mode: here.operating_mode,
+            strategy: if here.mig_strategy.is_empty() {
+                strategy
+            } else {
+                here.mig_strategy.parse().map_err(|problem| {
+                    format!("per-node configuration: migstrategy of node {node}: {problem}")
+                })?
+            },
+            filter: here.filter_devices.clone(),
+            prefer: here.enable_get_preferred_allocation,
+        })
+    }
+}
+
+/// The two files, as they were read last. A ConfigMap's files are symbolic links that are swapped as one, so what
+/// counts is the text and not the file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Texts {
+    pub(super) device: Option<String>,
+    pub(super) node: Option<String>,
+}
+
+impl Texts {
+    /// Reads both.
+    pub(super) fn read(device: Option<&Path>, node: Option<&Path>) -> Result<Self, String> {
+        let read = |path: &Path| match std::fs::read_to_string(path) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(format!("{}: {error}", path.display())),
+        };
+        let missing = |path: &Path| {
+            format!(
+                "{}: there is no such file; mount the device configuration there, or leave --device-config-file out",
+                path.display()
+            )
+        };
+        Ok(Self {
+            device: match device {
+                Some(path) => Some(read(path)?.ok_or_else(|| missing(path))?),
+                None => None,
+            },
+            // The reference's chart always mounts this one, and often has nothing in it.
+            node: node.map(read).transpose()?.flatten(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: &str = "nvidia: {resourceCountName: nvidia.com/gpu, deviceSplitCount: 5}";
+
+    fn parse(node_config: &str) -> Result<Rules, String> {
+        Rules::parse(Some(DEVICE), Some(node_config), "n1", MigStrategy::None)
+    }
+
+    #[test]
+    fn the_entry_of_this_node_holds_here_and_no_other() {
+        let rules = parse(
+            r#"{"nodeconfig":[{"name":"n2","devicesplitcount":3},{"name":"n1","operatingmode":"mig",
+               "devicememoryscaling":1.5,"migstrategy":"mixed","filterdevices":{"index":[1]}}]}"#,
+        )
+        .unwrap();
+
+        assert_eq!(rules.nvidia.device_split_count, 5);
+        assert!((rules.nvidia.device_memory_scaling - 1.5).abs() < 1e-9);
+        assert_eq!(rules.mode, Some(OperatingMode::Mig));
+        assert_eq!(rules.strategy, MigStrategy::Mixed);
+        assert_eq!(rules.filter.index, [1]);
+        assert_eq!(
+            parse(r#"{"nodeconfig":[{"name":"n2","devicesplitcount":3}]}"#)
+                .unwrap()
+                .nvidia
+                .device_split_count,
+            5
+        );
+    }
+
+    #[test]
+    fn what_cannot_hold_is_refused_with_what_was_read() {
+        for (text, part) in [
+            ("{", "per-node configuration"),
+            (
+                r#"{"nodeconfig":[{"name":"n1","migstrategy":"single"}]}"#,
+                "mixed",
+            ),
+            (
+                r#"{"nodeconfig":[{"name":"n1","migstrategy":"both"}]}"#,
+                "both",
+            ),
+            (
+                r#"{"nodeconfig":[{"name":"n1","devicememoryscaling":-1}]}"#,
+                "-1 is no factor",
+            ),
+            (
+                r#"{"nodeconfig":[{"name":"n1","splitcount":1}]}"#,
+                "devicesplitcount",
+            ),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        let error = Rules::parse(
+            Some("hygon: {resourceCountName: hygon.com/dcunum}"),
+            None,
+            "n1",
+            MigStrategy::None,
+        );
+        assert!(error.unwrap_err().contains("no section nvidia"));
+    }
+}
