@@ -27,6 +27,8 @@ pub mod health;
 
 pub mod plugin;
 
+pub mod proto;
+
 pub mod delivery;
 
 pub mod collect;

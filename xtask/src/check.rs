@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::elf::{self, Dynamic};
-use crate::{codegen, dist, graph, header};
+use crate::{codegen, dist, graph, header, protogen};
 
 /// The newest glibc that a program may need to load us.
 const GLIBC_FLOOR: (u32, u32) = (2, 17);
@@ -46,6 +46,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     report(
         "the tables of cuda-api are fresh",
         codegen::run(true).map(|()| String::new()),
+    );
+    report(
+        "the kubelet's protocols are fresh",
+        protogen::run(true).map(|()| String::new()),
     );
     report("crates depend as docs/architecture.md draws", crate_graph());
     match (&args.library, dist::tools()) {

@@ -13,6 +13,7 @@ mod elf;
 mod graph;
 mod header;
 mod overlay;
+mod protogen;
 
 use std::path::{Path, PathBuf};
 
@@ -39,6 +40,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Write the kubelet's protocols of vgpu-monitor from vgpu-monitor/proto.
+    Protogen {
+        /// Change nothing; fail when a committed file is stale.
+        #[arg(long)]
+        check: bool,
+    },
     /// Build what ships into target/dist: glibc 2.17 and newer, no other dependency that could be missing.
     Dist(dist::Args),
     /// Put libvgpu.so before the driver under the driver's own name, for what a preload cannot reach.
@@ -51,6 +58,7 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().task {
         Task::Header { check } => header::run(check),
         Task::Codegen { check } => codegen::run(check),
+        Task::Protogen { check } => protogen::run(check),
         Task::Dist(args) => dist::run(&args),
         Task::Overlay(args) => overlay::run(&args),
         Task::Check(args) => check::run(&args),

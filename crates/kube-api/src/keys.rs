@@ -24,6 +24,9 @@ pub const SEED_HANDSHAKE: &str = "hami.io/node-handshake-nvidia";
 /// [`visible_devices`].
 pub const VISIBLE_DEVICES_PREFIX: &str = "vgpu.io/visible-devices-";
 
+/// The trace that a pod's way through our parts belongs to, as the W3C `traceparent`.
+pub const TRACEPARENT: &str = "vgpu.io/traceparent";
+
 /// Which of several nodes a pod prefers: `binpack` or `spread`.
 pub const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
 /// Which cards of a node a pod prefers: `spread`, `binpack`, `mutex`, `topology-aware`, or a list (`binpack,numa`).

@@ -1,0 +1,538 @@
+//! What was handed out in `Allocate`, and to whom it was given: the plugin's memory, in a file that survives it.
+//!
+//! One line for each allotment with a checksum of its own, so that a torn or damaged file costs the lines that are
+//! damaged and no others; the file is written beside itself, synced and renamed. Never asks anybody who a container is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+use placement::{Grant, Granted, Instance, Kind, MigProfile, Span, Vendor};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use vgpu_abi::limits::Policy;
+
+use crate::delivery::{Given, GivenDevice, GivenInstance, Name};
+
+/// More allotments are not kept: the oldest whose slots were handed out again since are forgotten first.
+const MOST: usize = 8192;
+/// A file larger than this is none of ours.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// What one `Allocate` handed out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allotment {
+    /// Greater is later.
+    pub order: u64,
+    /// Its fresh name.
+    pub name: String,
+    /// The resource that was asked for.
+    pub resource: String,
+    /// The slots, sorted.
+    pub ids: Vec<String>,
+    /// To whom it was given, once that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Claim>,
+}
+
+/// To whom an allotment was given, and what. What was written first stays: later changes of the pod's annotations
+/// change nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The pod's uid.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub pod: String,
+    /// The container.
+    pub container: String,
+    /// `app`, `init` or `sidecar`.
+    pub kind: String,
+    /// Word of the vendor.
+    pub vendor: String,
+    /// The shares, in the order in which the container sees them.
+    pub shares: Vec<Share>,
+    /// 0 is high.
+    pub priority: u32,
+    /// How its share of compute holds.
+    pub policy: String,
+    /// The pod's trace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
+    /// Whether the pod's annotations say so.
+    #[serde(default)]
+    pub told: bool,
+}
+
+/// A share of a card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// The card.
+    pub card: String,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// The card's (or instance's) memory as the driver has it.
+    pub physical_bytes: u64,
+    /// Compute in the card's unit.
+    pub cores: u32,
+    /// Slots of the card.
+    pub slots: u32,
+    /// The instance that is cut out of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<Cut>,
+}
+
+/// A MIG instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cut {
+    /// Name of the profile.
+    pub profile: String,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Its compute.
+    pub cores: u32,
+    /// Its slices of compute.
+    pub slices: u32,
+    /// First slice.
+    pub start: u32,
+    /// Number of slices.
+    pub size: u32,
+    /// What the driver calls it, once it is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made: Option<Made>,
+}
+
+/// What the driver calls an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    /// Its UUID.
+    pub uuid: String,
+    /// Number of the GPU instance.
+    pub gpu_instance: u32,
+    /// Number of the compute instance.
+    pub compute_instance: u32,
+}
+
+impl Cut {
+    /// The profile, as far as it matters here.
+    pub fn profile(&self) -> MigProfile {
+        MigProfile {
+            name: self.profile.clone(),
+            memory_bytes: self.memory_bytes,
+            cores: self.cores,
+            slices: self.slices,
+            placements: vec![self.span()],
+        }
+    }
+
+    /// Where it lies.
+    pub fn span(&self) -> Span {
+        Span {
+            start: self.start,
+            size: self.size,
+        }
+    }
+}
+
+impl Claim {
+    /// When the container runs.
+    pub fn kind(&self) -> Kind {
+        match self.kind.as_str() {
+            "init" => Kind::Init,
+            "sidecar" => Kind::Sidecar,
+            _ => Kind::App,
+        }
+    }
+
+    /// What it holds, as the engine counts it.
+    pub fn granted(&self) -> Granted {
+        let vendor = Vendor::new(&self.vendor);
+        let grants = self.shares.iter().map(|share| Grant {
+            slots: share.slots,
+            instance: share.instance.as_ref().map(|cut| Instance {
+                profile: cut.profile.as_str().into(),
+                span: cut.span(),
+            }),
+            ..Grant::new(vendor.clone(), &share.card, share.memory_bytes, share.cores)
+        });
+        Granted {
+            kind: self.kind(),
+            grants: grants.collect(),
+        }
+    }
+
+    /// What its container is given. A share of an instance that is not made yet bears the card's name.
+    pub fn given(&self) -> Given {
+        let devices = self.shares.iter().map(|share| {
+            let made = share.instance.as_ref().and_then(|cut| {
+                let made = cut.made.as_ref()?;
+                let instance = GivenInstance {
+                    card: share.card.clone(),
+                    profile: cut.profile.clone(),
+                    span: cut.span(),
+                    gpu_instance: made.gpu_instance,
+                    compute_instance: made.compute_instance,
+                };
+                Some((made.uuid.clone(), instance))
+            });
+            let (uuid, instance) = made.unzip();
+            GivenDevice {
+                uuid: uuid.unwrap_or_else(|| share.card.clone()),
+                memory_bytes: share.memory_bytes,
+                physical_bytes: share.physical_bytes,
+                cores: share.cores,
+                instance,
+            }
+        });
+        Given {
+            namespace: self.namespace.clone(),
+            pod: self.pod.clone(),
+            pod_uid: self.uid.clone(),
+            container: self.container.clone(),
+            kind: self.kind(),
+            devices: devices.collect(),
+            priority: self.priority,
+            policy: policy(&self.policy),
+            traceparent: self.traceparent.clone(),
+        }
+    }
+
+    /// Whether both say the same, whatever was made and told since.
+    pub fn same(&self, other: &Self) -> bool {
+        let plain = |claim: &Self| {
+            let mut claim = claim.clone();
+            claim.told = false;
+            claim.traceparent = None;
+            for share in &mut claim.shares {
+                share.physical_bytes = 0;
+                if let Some(cut) = &mut share.instance {
+                    cut.made = None;
+                }
+            }
+            claim
+        };
+        plain(self) == plain(other)
+    }
+}
+
+/// The word of a kind of container.
+pub fn kind_word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::App => "app",
+        Kind::Init => "init",
+        Kind::Sidecar => "sidecar",
+    }
+}
+
+/// The word of a policy.
+pub fn policy_word(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Default => "default",
+        Policy::Force => "force",
+        Policy::Floor => "floor",
+        Policy::Disable => "disable",
+    }
+}
+
+fn policy(word: &str) -> Policy {
+    match word {
+        "force" => Policy::Force,
+        "floor" => Policy::Floor,
+        "disable" => Policy::Disable,
+        _ => Policy::Default,
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    sum: String,
+    allotment: serde_json::Value,
+}
+
+fn sum(text: &str) -> String {
+    use std::fmt::Write as _;
+    let mut sum = String::new();
+    for byte in Sha256::digest(text.as_bytes()).iter().take(8) {
+        // A String takes all that is written to it.
+        write!(sum, "{byte:02x}").unwrap_or_default();
+    }
+    sum
+}
+
+/// What a file's text holds, and how many lines of it could not be read.
+fn decode(text: &[u8]) -> (Vec<Allotment>, usize) {
+    let (mut found, mut broken) = (BTreeMap::new(), 0);
+    for line in text.split(|byte| *byte == b'\n') {
+        if line.is_empty() {
+            continue;
+        }
+        let read = serde_json::from_slice::<Line>(line).ok().and_then(|line| {
+            (sum(&line.allotment.to_string()) == line.sum)
+                .then(|| serde_json::from_value::<Allotment>(line.allotment).ok())
+                .flatten()
+        });
+        match read {
+            Some(allotment) => {
+                found.insert(allotment.order, allotment);
+            }
+            None => broken += 1,
+        }
+    }
+    (found.into_values().collect(), broken)
+}
+
+fn encode(allotments: &[Allotment]) -> serde_json::Result<String> {
+    let mut text = String::new();
+    for allotment in allotments {
+        let allotment = serde_json::to_value(allotment)?;
+        let line = Line {
+            sum: sum(&allotment.to_string()),
+            allotment,
+        };
+        text += &serde_json::to_string(&line)?;
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// All allotments, in memory and in their file. Calls block for as long as the file takes.
+#[derive(Debug)]
+pub struct Book {
+    path: PathBuf,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// By order.
+    allotments: Vec<Allotment>,
+    next: u64,
+    /// What is in memory and not in the file.
+    unwritten: bool,
+    errors: u64,
+}
+
+/// What was found at the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Opened {
+    /// Allotments that could be read.
+    pub read: usize,
+    /// Lines that could not.
+    pub broken: usize,
+    /// There was no file.
+    pub absent: bool,
+}
+
+impl Book {
+    /// Opens the file, or begins one. A file that cannot be read is kept aside as `….broken`, and never in the way.
+    pub fn open(path: &Path) -> (Self, Opened) {
+        let mut opened = Opened::default();
+        let mut allotments = Vec::new();
+        match read(path) {
+            Ok(text) => {
+                (allotments, opened.broken) = decode(&text);
+                opened.read = allotments.len();
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => opened.absent = true,
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "cannot read what was handed out");
+                opened.broken = 1;
+            }
+        }
+        if opened.broken > 0 {
+            let aside = path.with_extension("broken");
+            if let Err(error) = std::fs::rename(path, &aside) {
+                tracing::warn!(%error, "cannot keep the broken file aside");
+            }
+            tracing::warn!(
+                broken = opened.broken,
+                read = opened.read,
+                kept = %aside.display(),
+                "what was handed out is damaged; what is missing is asked of the kubelet"
+            );
+        }
+        let next = allotments.last().map_or(1, |last| last.order + 1);
+        let inner = Inner {
+            allotments,
+            next,
+            unwritten: opened.broken > 0,
+            errors: 0,
+        };
+        let book = Self {
+            path: path.to_path_buf(),
+            inner: Mutex::new(inner),
+        };
+        (book, opened)
+    }
+
+    /// Remembers what was handed out. When the file cannot be written it is remembered nevertheless, written with the
+    /// next change, and counted.
+    ///
+    /// # Errors
+    ///
+    /// When the file could not be written.
+    pub fn add(&self, name: &Name, resource: &str, ids: &[String]) -> io::Result<u64> {
+        let mut inner = self.inner.lock();
+        let order = inner.next;
+        inner.next += 1;
+        let mut ids = ids.to_vec();
+        ids.sort();
+        ids.dedup();
+        inner.allotments.push(Allotment {
+            order,
+            name: name.0.clone(),
+            resource: resource.to_owned(),
+            ids,
+            claim: None,
+        });
+        inner.forget_superseded();
+        self.write(&mut inner)?;
+        Ok(order)
+    }
+
+    /// Adds what others know of: directories and the kubelet's record, in the order of the slice. Names that are known
+    /// already are passed over. They count as older than all that is known.
+    pub fn recover(&self, found: Vec<Allotment>) -> usize {
+        let mut inner = self.inner.lock();
+        let known: BTreeSet<String> = inner.allotments.iter().map(|a| a.name.clone()).collect();
+        let mut found: Vec<Allotment> = found
+            .into_iter()
+            .filter(|allotment| !known.contains(&allotment.name))
+            .collect();
+        let count = found.len();
+        if count == 0 {
+            return 0;
+        }
+        found.append(&mut inner.allotments);
+        for (order, allotment) in (1_u64..).zip(&mut found) {
+            allotment.order = order;
+        }
+        inner.next = found.last().map_or(1, |last| last.order + 1);
+        inner.allotments = found;
+        drop(self.write(&mut inner));
+        count
+    }
+
+    /// Writes down to whom allotments were given, by their order. Orders that are gone are passed over.
+    ///
+    /// # Errors
+    ///
+    /// When the file could not be written. It is remembered nevertheless.
+    pub fn claim(&self, claims: &[(u64, Claim)]) -> io::Result<()> {
+        let mut inner = self.inner.lock();
+        let mut changed = false;
+        for (order, claim) in claims {
+            let found = inner.allotments.iter_mut().find(|a| a.order == *order);
+            if let Some(allotment) = found
+                && allotment.claim.as_ref() != Some(claim)
+            {
+                allotment.claim = Some(claim.clone());
+                changed = true;
+            }
+        }
+        if changed || inner.unwritten {
+            self.write(&mut inner)?;
+        }
+        Ok(())
+    }
+
+    /// Says that the pod's annotations are written.
+    pub fn told(&self, uid: &str) {
+        let mut inner = self.inner.lock();
+        let mut changed = false;
+        for claim in inner.allotments.iter_mut().filter_map(|a| a.claim.as_mut()) {
+            changed |= claim.uid == uid && !claim.told;
+            claim.told |= claim.uid == uid;
+        }
+        if changed {
+            drop(self.write(&mut inner));
+        }
+    }
+
+    /// Forgets allotments whose directories are gone.
+    pub fn forget(&self, names: &[Name]) {
+        let names: BTreeSet<&str> = names.iter().map(|name| name.0.as_str()).collect();
+        let mut inner = self.inner.lock();
+        let before = inner.allotments.len();
+        inner
+            .allotments
+            .retain(|allotment| !names.contains(allotment.name.as_str()));
+        if inner.allotments.len() != before {
+            drop(self.write(&mut inner));
+        }
+    }
+
+    /// Tries again to write what could not be written.
+    pub fn catch_up(&self) {
+        let mut inner = self.inner.lock();
+        if inner.unwritten {
+            drop(self.write(&mut inner));
+        }
+    }
+
+    /// All of them, by order.
+    pub fn all(&self) -> Vec<Allotment> {
+        self.inner.lock().allotments.clone()
+    }
+
+    /// How many there are, how often the file could not be written, and whether it lacks something now.
+    pub fn counts(&self) -> (usize, u64, bool) {
+        let inner = self.inner.lock();
+        (inner.allotments.len(), inner.errors, inner.unwritten)
+    }
+
+    fn write(&self, inner: &mut Inner) -> io::Result<()> {
+        let written = encode(&inner.allotments)
+            .map_err(io::Error::other)
+            .and_then(|text| replace(&self.path, text.as_bytes()));
+        inner.unwritten = written.is_err();
+        if let Err(error) = &written {
+            inner.errors += 1;
+            tracing::error!(path = %self.path.display(), %error, "cannot write down what was handed out");
+        }
+        written
+    }
+}
+
+impl Inner {
+    fn forget_superseded(&mut self) {
+        while self.allotments.len() > MOST {
+            let mut since = BTreeSet::new();
+            let mut oldest = 0;
+            for (at, allotment) in self.allotments.iter().enumerate().rev() {
+                let resource = allotment.resource.as_str();
+                if allotment
+                    .ids
+                    .iter()
+                    .all(|id| since.contains(&(resource, id.as_str())))
+                {
+                    oldest = at;
+                }
+                since.extend(allotment.ids.iter().map(|id| (resource, id.as_str())));
+            }
+            self.allotments.remove(oldest);
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MOST_BYTES).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// Puts new content under a name, so that whoever looks sees the old or the new one, also after a power cut.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = File::create(&fresh)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    std::fs::rename(&fresh, path)?;
+    match path.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}

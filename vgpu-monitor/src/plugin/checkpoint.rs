@@ -1,0 +1,105 @@
+//! The kubelet's own record of which container of which pod holds which slots, `kubelet_internal_checkpoint` beside its
+//! sockets. Read only, and only where its API is silent: plain init containers are not in its list, and what a lost
+//! memory of ours held stands there, since the kubelet keeps what `Allocate` answered.
+//!
+//! No format that anybody promises: what cannot be read is as if it were not there.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::Path;
+
+use prost::Message as _;
+use serde::Deserialize;
+
+use crate::proto::device_plugin::ContainerAllocateResponse;
+
+/// Name of the file in the kubelet's folder of device plugins.
+pub const FILE: &str = "kubelet_internal_checkpoint";
+
+/// A file larger than this is not read.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// One container's slots.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// The pod's uid.
+    pub uid: String,
+    /// The container.
+    pub container: String,
+    /// The resource.
+    pub resource: String,
+    /// The slots, sorted.
+    pub ids: Vec<String>,
+    /// What `Allocate` answered, where it can be read.
+    pub answer: Option<ContainerAllocateResponse>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Wire {
+    data: Data,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Data {
+    #[serde(default)]
+    pod_device_entries: Option<Vec<PodDevices>>,
+}
+
+#[derive(Deserialize)]
+struct PodDevices {
+    #[serde(rename = "PodUID")]
+    uid: String,
+    #[serde(rename = "ContainerName")]
+    container: String,
+    #[serde(rename = "ResourceName")]
+    resource: String,
+    /// By NUMA node.
+    #[serde(rename = "DeviceIDs", default)]
+    ids: Option<BTreeMap<String, Option<Vec<String>>>>,
+    /// Base64.
+    #[serde(rename = "AllocResp", default)]
+    answer: Option<String>,
+}
+
+/// What the text says; none when it is no such text.
+pub fn decode(text: &[u8]) -> Option<Vec<Entry>> {
+    let wire: Wire = serde_json::from_slice(text).ok()?;
+    let entries = wire.data.pod_device_entries.unwrap_or_default();
+    let entry = |entry: PodDevices| {
+        let ids = entry.ids.unwrap_or_default();
+        let mut ids: Vec<String> = ids.into_values().flatten().flatten().collect();
+        ids.sort();
+        ids.dedup();
+        Entry {
+            uid: entry.uid,
+            container: entry.container,
+            resource: entry.resource,
+            ids,
+            answer: entry
+                .answer
+                .and_then(|text| base64(&text))
+                .and_then(|bytes| ContainerAllocateResponse::decode(bytes.as_slice()).ok()),
+        }
+    };
+    Some(entries.into_iter().map(entry).collect())
+}
+
+/// Reads the record below the kubelet's folder of device plugins. Blocks for as long as the file takes.
+pub fn read(folder: &Path) -> Option<Vec<Entry>> {
+    let mut text = Vec::new();
+    let file = std::fs::File::open(folder.join(FILE)).ok()?;
+    file.take(MOST_BYTES).read_to_end(&mut text).ok()?;
+    let entries = decode(&text);
+    if entries.is_none() {
+        tracing::debug!("the kubelet's record of devices cannot be read");
+    }
+    entries
+}
+
+/// Base64 as Go's JSON writes bytes: the standard alphabet, padded.
+fn base64(text: &str) -> Option<Vec<u8>> {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.decode(text).ok()
+}

@@ -1,0 +1,325 @@
+//! What each container of a pod is given, as the pod's spec and its annotations say it, and whether that can be. Values
+//! in, values out; never which allotment it becomes.
+//!
+//! The annotations are the scheduler's, but whoever may patch pods may have changed them: cards and amounts are held
+//! against the spec, which nobody can change, and against what the node has.
+
+use kube_api::allocation;
+use kube_api::config::CorePolicy;
+use kube_api::object::{Container, Pod};
+use kube_api::request::{self, Defaults};
+use kube_api::vendor::{Role, Vendors};
+use placement::{Compute, Grant, Kind, Memory};
+use vgpu_abi::limits::Policy;
+
+use super::allotments::{Claim, Cut, Share, kind_word, policy_word};
+use super::matching::Asking;
+use crate::card::{Card, Health, Inventory};
+
+/// Bytes of a MiB.
+const MIB: u64 = 1 << 20;
+
+/// Why a container is not started now. The text reaches the pod's events and its status, and the kubelet tries again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);
+
+/// A resource that this agent serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Served {
+    /// Name as it stands in pods.
+    pub resource: String,
+    /// Word of the vendor whose cards it stands for.
+    pub vendor: String,
+}
+
+/// A container that asks for one of our resources, in spec order, init containers first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Position among all containers of the pod, init containers first.
+    pub index: usize,
+    /// Which resource.
+    pub resource: String,
+    /// For the matching.
+    pub asking: Asking,
+    /// What it is given.
+    pub claim: Claim,
+}
+
+/// Who a pod is, of those of its namespace and name that there were.
+pub fn uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// What every container of the pod that asks for a served resource is given.
+///
+/// # Errors
+///
+/// When the pod is not this node's, the annotations cannot be read, do not fit the spec, or name what the node does not
+/// have.
+pub fn wanted(
+    pod: &Pod,
+    node: &str,
+    served: &[Served],
+    vendors: &Vendors,
+    inventory: &Inventory,
+    health: &Health,
+) -> Result<Vec<Wanted>, Refusal> {
+    if pod.spec.node_name != node {
+        return Err(Refusal(format!(
+            "the pod is bound to node {:?}, and this is node {node:?}",
+            pod.spec.node_name
+        )));
+    }
+    let asked = request::request(pod, vendors, &Defaults::default())
+        .map_err(|error| Refusal(error.to_string()))?;
+    let placed = allocation::read(pod, vendors).map_err(|error| Refusal(error.to_string()))?;
+    let Some(placed) = placed else {
+        return Err(Refusal(
+            "the pod has no allocation in its annotations; it was not placed by the vgpu scheduler. Set schedulerName, or let the webhook do so"
+                .to_owned(),
+        ));
+    };
+    let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    let mut wanted = Vec::new();
+    for ((index, asked), container) in asked.containers.iter().enumerate().zip(containers) {
+        let mut own = 0;
+        for ask in &asked.asks {
+            let Some(served) = served
+                .iter()
+                .find(|served| served.vendor == ask.vendor.as_str())
+            else {
+                continue;
+            };
+            let refuse = |why: String| Err(Refusal(format!("container {}: {why}", asked.name)));
+            own += 1;
+            if own > 1 {
+                return refuse(
+                    "asks for cards of two vendors that this agent serves; ask for one".to_owned(),
+                );
+            }
+            let grants: Vec<&Grant> = placed
+                .containers
+                .get(index)
+                .map(|granted| {
+                    let grants = granted.grants.iter();
+                    grants.filter(|grant| grant.vendor == ask.vendor).collect()
+                })
+                .unwrap_or_default();
+            let count = usize::try_from(ask.count).unwrap_or(usize::MAX);
+            if grants.len() != count {
+                return refuse(format!(
+                    "the annotations give {} cards, the spec asks for {count}",
+                    grants.len()
+                ));
+            }
+            let mut shares = Vec::with_capacity(grants.len());
+            for grant in grants {
+                match share(grant, &ask.memory, &ask.compute, inventory, health) {
+                    Ok(share) => shares.push(share),
+                    Err(why) => return refuse(why),
+                }
+            }
+            wanted.push(Wanted {
+                index,
+                resource: served.resource.clone(),
+                asking: Asking {
+                    container: asked.name.clone(),
+                    kind: asked.kind,
+                    count,
+                },
+                claim: Claim {
+                    uid: uid(pod).to_owned(),
+                    namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+                    pod: pod.metadata.name.clone().unwrap_or_default(),
+                    container: asked.name.clone(),
+                    kind: kind_word(asked.kind).to_owned(),
+                    vendor: served.vendor.clone(),
+                    shares,
+                    priority: priority(container, vendors),
+                    policy: policy_word(policy(container, vendors)).to_owned(),
+                    traceparent: traceparent(pod),
+                    told: false,
+                },
+            });
+        }
+    }
+    Ok(wanted)
+}
+
+fn share(
+    grant: &Grant,
+    memory: &Memory,
+    compute: &Compute,
+    inventory: &Inventory,
+    health: &Health,
+) -> Result<Share, String> {
+    let id = &*grant.device;
+    let Some(card) = inventory.cards.iter().find(|card| card.device.id == id) else {
+        return Err(format!(
+            "card {id} of the annotations is not on this node; it has {}",
+            names(inventory)
+        ));
+    };
+    if let Some(sick) = health.get(id) {
+        return Err(format!("card {id} cannot be used now: {}", sick.reason));
+    }
+    if !card.device.healthy {
+        return Err(format!(
+            "card {id} cannot be used now: the driver reports it as not healthy"
+        ));
+    }
+    let instance = match &grant.instance {
+        Some(instance) => Some(cut(card, instance)?),
+        None => None,
+    };
+    if instance.is_none() {
+        not_more_than_asked(grant, memory, compute, card)?;
+    }
+    Ok(Share {
+        card: id.to_owned(),
+        memory_bytes: grant.memory_bytes,
+        physical_bytes: instance
+            .as_ref()
+            .map_or(card.physical_bytes, |cut| cut.memory_bytes),
+        cores: grant.cores,
+        slots: grant.slots,
+        instance,
+    })
+}
+
+fn cut(card: &Card, instance: &placement::Instance) -> Result<Cut, String> {
+    let profiles = &card.device.mig_profiles;
+    let profile = profiles
+        .iter()
+        .find(|profile| *profile.name == *instance.profile);
+    let Some(profile) = profile else {
+        let known: Vec<&str> = profiles.iter().map(|p| p.name.as_str()).collect();
+        return Err(format!(
+            "card {} cannot be cut into {}; its profiles are {}",
+            card.device.id,
+            instance.profile,
+            if known.is_empty() {
+                "none, it is not in MIG mode".to_owned()
+            } else {
+                known.join(", ")
+            }
+        ));
+    };
+    Ok(Cut {
+        profile: profile.name.clone(),
+        memory_bytes: profile.memory_bytes,
+        cores: profile.cores,
+        slices: profile.slices,
+        start: instance.span.start,
+        size: instance.span.size,
+        made: None,
+    })
+}
+
+/// The spec cannot be changed, the annotations can: what they give is at most what was asked for.
+fn not_more_than_asked(
+    grant: &Grant,
+    memory: &Memory,
+    compute: &Compute,
+    card: &Card,
+) -> Result<(), String> {
+    let given = grant.memory_bytes;
+    if given == 0 {
+        return Err(format!(
+            "the annotations give no memory on card {}",
+            grant.device
+        ));
+    }
+    let asked = match memory {
+        Memory::Bytes(bytes) => *bytes,
+        Memory::Percent(percent) => {
+            let whole = u128::from(card.device.memory_bytes);
+            let part = whole * u128::from(*percent.min(&100)) / 100;
+            u64::try_from(part).unwrap_or(u64::MAX)
+        }
+    };
+    // Amounts stand in the annotations as whole MiB, rounded up.
+    if given > asked.saturating_add(MIB) {
+        return Err(format!(
+            "the annotations give {} MiB on card {}, the spec asks for {} MiB; they were changed by somebody else than the scheduler",
+            given / MIB,
+            grant.device,
+            asked / MIB
+        ));
+    }
+    if let Compute::Units(units) = compute
+        && *units > 0
+        && grant.cores > *units
+    {
+        return Err(format!(
+            "the annotations give {} cores on card {}, the spec asks for {units}; they were changed by somebody else than the scheduler",
+            grant.cores, grant.device
+        ));
+    }
+    Ok(())
+}
+
+fn names(inventory: &Inventory) -> String {
+    const MOST_NAMED: usize = 8;
+    let mut names: Vec<&str> = inventory
+        .cards
+        .iter()
+        .map(|card| card.device.id.as_str())
+        .collect();
+    let more = names.len().saturating_sub(MOST_NAMED);
+    names.truncate(MOST_NAMED);
+    match (names.is_empty(), more) {
+        (true, _) => "none".to_owned(),
+        (false, 0) => names.join(", "),
+        (false, more) => format!("{} and {more} more", names.join(", ")),
+    }
+}
+
+/// By the resource, which is a number that admission has judged.
+fn priority(container: &Container, vendors: &Vendors) -> u32 {
+    let row = vendors.get("NVIDIA");
+    let name = row.and_then(|row| row.resource(Role::Priority));
+    name.and_then(|name| container.amount(name))
+        .and_then(|quantity| quantity.parse().ok())
+        .and_then(|amount| amount.whole())
+        .map_or(0, |whole| {
+            u32::try_from(whole.clamp(0, i128::from(u32::MAX))).unwrap_or(0)
+        })
+}
+
+/// By the configuration. A container may hold itself to more than that, and never to less.
+fn policy(container: &Container, vendors: &Vendors) -> Policy {
+    let Some(nvidia) = &vendors.config().nvidia else {
+        return Policy::Default;
+    };
+    if nvidia.disable_core_limit {
+        return Policy::Disable;
+    }
+    let own = container
+        .env
+        .iter()
+        .find(|variable| variable.name == "GPU_CORE_UTILIZATION_POLICY")
+        .and_then(|variable| variable.value.as_deref());
+    match (nvidia.gpu_core_policy, own) {
+        (CorePolicy::Disable, _) => Policy::Disable,
+        (CorePolicy::Force, _) | (CorePolicy::Default, Some("force")) => Policy::Force,
+        (CorePolicy::Default, _) => Policy::Default,
+    }
+}
+
+fn traceparent(pod: &Pod) -> Option<String> {
+    let text = pod
+        .metadata
+        .annotations
+        .as_ref()?
+        .get(kube_api::keys::TRACEPARENT)?;
+    // The form of the W3C: anything else is nobody's trace.
+    let plain = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+    (text.len() == 55 && text.bytes().all(plain)).then(|| text.clone())
+}
+
+/// Whether an `Asking` of this kind is seen in the kubelet's list.
+pub fn is_listed(kind: Kind) -> bool {
+    kind != Kind::Init
+}

@@ -1,0 +1,173 @@
+//! Keeps the lists that the kubelet watches: made anew when cards, their health or their holders change. Never decides
+//! which card is sick.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::slots::{self, Slots};
+use super::{Plugin, Shared, allotments};
+use crate::proto::device_plugin::{Device, ListAndWatchResponse};
+
+/// Holders go without anybody saying so.
+const LOOK: Duration = Duration::from_secs(10);
+/// What changes at once is told at once.
+const TOGETHER: Duration = Duration::from_millis(50);
+
+/// Runs as long as the plugin lives.
+pub(super) async fn run(shared: Weak<Shared>) {
+    let Some(plugin) = shared.upgrade().map(Plugin) else {
+        return;
+    };
+    let mut inventories = plugin.0.parts.inventories.clone();
+    let mut healths = plugin.0.parts.healths.clone();
+    let path = plugin.0.settings.state.join("slots.json");
+    let mut last = last_known(&path);
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    refresh(&plugin, &last).await;
+    drop(plugin);
+    loop {
+        let Some(plugin) = shared.upgrade().map(Plugin) else {
+            return;
+        };
+        tokio::select! {
+            changed = inventories.changed() => {
+                if changed.is_err() {
+                    // Nobody reads cards any more: the agent stops.
+                    sleep(LOOK).await;
+                }
+            }
+            changed = healths.changed() => {
+                if changed.is_err() {
+                    sleep(LOOK).await;
+                }
+            }
+            () = plugin.0.changed.notified() => sleep(TOGETHER).await,
+            _ = look.tick() => {
+                let book = Arc::clone(&plugin.0.book);
+                drop(spawn_blocking(move || book.catch_up()).await);
+            }
+        }
+        let known = count(&plugin);
+        if !known.is_empty() && known != last {
+            last = known;
+            remember(path.clone(), last.clone()).await;
+        }
+        refresh(&plugin, &last).await;
+    }
+}
+
+type Known = BTreeMap<String, usize>;
+
+/// The slots of each resource as the driver has them; empty until it has said so.
+fn count(plugin: &Plugin) -> Known {
+    let Some(inventory) = plugin.0.parts.inventories.borrow().clone() else {
+        return Known::new();
+    };
+    let health = plugin.0.parts.healths.borrow().clone();
+    let served = plugin.0.settings.served.iter();
+    served
+        .map(|served| {
+            let slots = slots::count(&inventory, &health, &served.vendor);
+            (served.resource.clone(), slots.all)
+        })
+        .collect()
+}
+
+/// What was known when the agent last ran: a kubelet that knows no slots kills pods that hold some, and a driver may
+/// take half a minute to say what there is.
+fn last_known(path: &PathBuf) -> Known {
+    let text = std::fs::read(path).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
+async fn remember(path: PathBuf, known: Known) {
+    let written = spawn_blocking(move || {
+        let text = serde_json::to_string(&known).map_err(std::io::Error::other)?;
+        allotments::replace(&path, text.as_bytes())
+    });
+    if let Ok(Err(error)) = written.await {
+        tracing::warn!(%error, "cannot write down how many slots there are");
+    }
+}
+
+async fn refresh(plugin: &Plugin, last: &Known) {
+    let inventory = plugin.0.parts.inventories.borrow().clone();
+    let health = plugin.0.parts.healths.borrow().clone();
+    for served in &plugin.0.settings.served {
+        let Some(list) = plugin.0.lists.get(&served.resource) else {
+            continue;
+        };
+        let slots = match &inventory {
+            Some(inventory) => slots::count(inventory, &health, &served.vendor),
+            None => match last.get(&served.resource) {
+                Some(all) => Slots {
+                    all: *all,
+                    well: *all,
+                },
+                None => continue,
+            },
+        };
+        let all = plugin.0.book.all();
+        // Who holds what matters only where slots are missing.
+        let mut taken: BTreeSet<String> = BTreeSet::new();
+        let mut sick = BTreeSet::new();
+        let beyond = |id: &String| {
+            id.strip_prefix("vgpu-")
+                .and_then(|number| number.parse::<usize>().ok())
+                .is_none_or(|number| number >= slots.all)
+        };
+        let of_resource = all.iter().filter(|lot| lot.resource == served.resource);
+        let missing =
+            slots.well < slots.all || of_resource.clone().flat_map(|lot| &lot.ids).any(beyond);
+        if missing && let Ok(pods) = plugin.0.lister.pods().await {
+            let held = pods.holders(&served.resource);
+            taken.extend(
+                held.into_iter()
+                    .flat_map(|pod| pod.slots.into_values().flatten()),
+            );
+            for lot in of_resource {
+                let lives = lot
+                    .claim
+                    .as_ref()
+                    .is_none_or(|claim| pods.has(&claim.namespace, &claim.pod));
+                if lives {
+                    taken.extend(lot.ids.iter().cloned());
+                }
+            }
+            if let Some(inventory) = &inventory {
+                sick = slots::on_sick_cards(&all, &served.resource, inventory, &health);
+            }
+        }
+        let listed = slots::list(slots, &taken, &sick);
+        let well = listed.iter().filter(|slot| slot.well).count();
+        let metrics = &plugin.0.parts.metrics;
+        metrics.slots(&served.resource, well, listed.len() - well);
+        let devices = listed.into_iter().map(|slot| Device {
+            id: slot.id,
+            health: if slot.well { "Healthy" } else { "Unhealthy" }.to_owned(),
+            topology: None,
+        });
+        let response = ListAndWatchResponse {
+            devices: devices.collect(),
+        };
+        list.send_if_modified(|known| {
+            if known.as_ref().is_some_and(|known| **known == response) {
+                return false;
+            }
+            tracing::info!(
+                resource = served.resource,
+                slots = response.devices.len(),
+                well,
+                "what the kubelet is told"
+            );
+            *known = Some(Arc::new(response));
+            true
+        });
+    }
+}

@@ -1,0 +1,265 @@
+//! What the device plugin shows of itself at `/metrics`. `docs/metrics.md` explains each series. Never decides.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use super::allotments::Book;
+
+/// How one call of the kubelet ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Answered as asked.
+    Ok,
+    /// The container is not started now, with a reason for a person.
+    Refused,
+    /// Something of ours, or the kubelet, is in the way.
+    Failed,
+}
+
+impl Outcome {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfCall {
+    node: String,
+    call: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfResource {
+    node: String,
+    resource: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfState {
+    node: String,
+    resource: String,
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfNode {
+    node: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfOutcome {
+    node: String,
+    outcome: &'static str,
+}
+
+/// Clones count together.
+#[derive(Clone)]
+pub struct Metrics(Arc<Series>);
+
+struct Series {
+    node: String,
+    calls: Family<OfCall, Histogram>,
+    registered: Family<OfResource, Gauge>,
+    registrations: Family<OfResource, Counter>,
+    slots: Family<OfState, Gauge>,
+    pod_resources: Family<OfOutcome, Histogram>,
+    pod_resources_refused: Family<OfNode, Counter>,
+    annotations: Family<OfOutcome, Counter>,
+    book: Mutex<Option<Arc<Book>>>,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+/// From a call that only looks at memory to one that waits for the API server.
+const SECONDS: [f64; 13] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0,
+];
+
+fn histogram() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
+impl Metrics {
+    /// Series of this node.
+    pub fn new(node: &str) -> Self {
+        Self(Arc::new(Series {
+            node: node.to_owned(),
+            calls: Family::new_with_constructor(histogram),
+            registered: Family::default(),
+            registrations: Family::default(),
+            slots: Family::default(),
+            pod_resources: Family::new_with_constructor(histogram),
+            pod_resources_refused: Family::default(),
+            annotations: Family::default(),
+            book: Mutex::new(None),
+        }))
+    }
+
+    /// Puts the series into a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        let series = &self.0;
+        registry.register(
+            "vgpu_plugin_calls_duration_seconds",
+            "Calls of the kubelet, from their arrival to the answer",
+            series.calls.clone(),
+        );
+        registry.register(
+            "vgpu_plugin_registered",
+            "The kubelet watches this resource's list",
+            series.registered.clone(),
+        );
+        registry.register(
+            "vgpu_plugin_registrations",
+            "Registrations that the kubelet took",
+            series.registrations.clone(),
+        );
+        registry.register(
+            "vgpu_plugin_slots",
+            "Slots that the kubelet was told of",
+            series.slots.clone(),
+        );
+        registry.register(
+            "vgpu_plugin_pod_resources_duration_seconds",
+            "Questions to the kubelet which pods hold which slots, with their repetitions",
+            series.pod_resources.clone(),
+        );
+        registry.register(
+            "vgpu_plugin_pod_resources_refused",
+            "Questions that the kubelet refused for its rate",
+            series.pod_resources_refused.clone(),
+        );
+        registry.register(
+            "vgpu_plugin_annotations",
+            "Pods whose annotations were to be written",
+            series.annotations.clone(),
+        );
+        registry.register_collector(Box::new(OfBook(self.clone())));
+    }
+
+    /// Shows the memory's figures.
+    pub(super) fn watch(&self, book: Arc<Book>) {
+        *self.0.book.lock() = Some(book);
+    }
+
+    pub(super) fn call(&self, call: &'static str, outcome: Outcome, took: Duration) {
+        let labels = OfCall {
+            node: self.0.node.clone(),
+            call,
+            outcome: outcome.word(),
+        };
+        self.0
+            .calls
+            .get_or_create(&labels)
+            .observe(took.as_secs_f64());
+    }
+
+    pub(super) fn registered(&self, resource: &str, watched: bool) {
+        let gauge = self.0.registered.get_or_create(&self.of(resource)).clone();
+        gauge.set(i64::from(watched));
+    }
+
+    pub(super) fn registration(&self, resource: &str) {
+        self.0.registrations.get_or_create(&self.of(resource)).inc();
+    }
+
+    pub(super) fn slots(&self, resource: &str, well: usize, sick: usize) {
+        for (state, count) in [("healthy", well), ("sick", sick)] {
+            let labels = OfState {
+                node: self.0.node.clone(),
+                resource: resource.to_owned(),
+                state,
+            };
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            self.0.slots.get_or_create(&labels).set(count);
+        }
+    }
+
+    pub(super) fn pod_resources_asked(&self, took: Duration, ok: bool) {
+        let labels = OfOutcome {
+            node: self.0.node.clone(),
+            outcome: if ok { "ok" } else { "failed" },
+        };
+        let histogram = self.0.pod_resources.get_or_create(&labels).clone();
+        histogram.observe(took.as_secs_f64());
+    }
+
+    pub(super) fn pod_resources_refused(&self) {
+        let labels = OfNode {
+            node: self.0.node.clone(),
+        };
+        self.0.pod_resources_refused.get_or_create(&labels).inc();
+    }
+
+    pub(super) fn annotations(&self, outcome: &'static str) {
+        let labels = OfOutcome {
+            node: self.0.node.clone(),
+            outcome,
+        };
+        self.0.annotations.get_or_create(&labels).inc();
+    }
+
+    fn of(&self, resource: &str) -> OfResource {
+        OfResource {
+            node: self.0.node.clone(),
+            resource: resource.to_owned(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct OfBook(Metrics);
+
+impl Collector for OfBook {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let series = &self.0.0;
+        let Some(book) = series.book.lock().clone() else {
+            return Ok(());
+        };
+        let (allotments, errors, unwritten) = book.counts();
+        let labels = [("node", series.node.as_str())];
+        let mut gauge = |name, help, value: u64| {
+            let value = ConstGauge::new(value);
+            let family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            let mut family = family;
+            value.encode(family.encode_family(&labels)?)
+        };
+        gauge(
+            "vgpu_plugin_allotments",
+            "What was handed out and is remembered",
+            u64::try_from(allotments).unwrap_or(u64::MAX),
+        )?;
+        gauge(
+            "vgpu_plugin_state_unwritten",
+            "The memory has something that its file lacks",
+            u64::from(unwritten),
+        )?;
+        let errors = prometheus_client::metrics::counter::ConstCounter::new(errors);
+        let mut family = encoder.encode_descriptor(
+            "vgpu_plugin_state_errors",
+            "Times that the memory could not be written to its file",
+            None,
+            MetricType::Counter,
+        )?;
+        errors.encode(family.encode_family(&labels)?)
+    }
+}

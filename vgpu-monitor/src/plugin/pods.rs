@@ -1,0 +1,188 @@
+//! What the kubelet says of the pods of this node and their slots. One question is in flight at a time, and its answer
+//! is for everybody who waited when it was sent: the kubelet answers 100 questions a second for all programs of the
+//! node together. Never trusts which container an answer names: see `matching`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, timeout};
+use tonic::Code;
+use tonic::transport::Channel;
+
+use super::matching::Holder;
+use super::metrics::Metrics;
+use super::socket::connect;
+use crate::proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
+use crate::proto::pod_resources::{ListPodResourcesRequest, ListPodResourcesResponse};
+
+/// The kubelet's own bound on an answer.
+const MOST_BYTES: usize = 16 << 20;
+/// Longest wait for one answer.
+const ONE: Duration = Duration::from_secs(5);
+/// Between two tries when the kubelet refuses for its rate; it gives one each 10 ms.
+const AGAIN: Duration = Duration::from_millis(25);
+/// So long a question is tried before its waiters are told that there is no answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Pods and their slots.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pods(Vec<(String, String, Vec<Held>)>);
+
+/// Container, resource and slots.
+type Held = (String, String, Vec<String>);
+
+impl Pods {
+    /// Takes over what the kubelet said.
+    pub fn of(response: ListPodResourcesResponse) -> Self {
+        let pods = response.pod_resources.into_iter().map(|pod| {
+            let mut held: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+            for container in pod.containers {
+                for devices in container.devices {
+                    held.entry((container.name.clone(), devices.resource_name))
+                        .or_default()
+                        .extend(devices.device_ids);
+                }
+            }
+            let held = held.into_iter().map(|((container, resource), mut ids)| {
+                ids.sort();
+                ids.dedup();
+                (container, resource, ids)
+            });
+            (pod.namespace, pod.name, held.collect())
+        });
+        Self(pods.collect())
+    }
+
+    /// Who holds slots of this resource.
+    pub fn holders(&self, resource: &str) -> Vec<Holder> {
+        let holders = self.0.iter().map(|(namespace, name, held)| Holder {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            slots: held
+                .iter()
+                .filter(|(_, of, ids)| of == resource && !ids.is_empty())
+                .map(|(container, _, ids)| (container.clone(), ids.clone()))
+                .collect(),
+        });
+        holders.filter(|holder| !holder.slots.is_empty()).collect()
+    }
+
+    /// Whether a pod of this name is on the node.
+    pub fn has(&self, namespace: &str, name: &str) -> bool {
+        self.0
+            .iter()
+            .any(|(of, named, _)| of == namespace && named == name)
+    }
+}
+
+/// Asks the kubelet. A clone asks through the same queue.
+#[derive(Debug, Clone)]
+pub struct Lister(mpsc::Sender<Waiter>);
+
+type Waiter = oneshot::Sender<Result<Arc<Pods>, String>>;
+
+/// Where the questions go: tests have a place of their own.
+pub trait Ask: Send + 'static {
+    /// One question and its answer. `Err(None)`: refused for its rate.
+    fn ask(&mut self) -> impl Future<Output = Result<Pods, Option<String>>> + Send;
+}
+
+impl Lister {
+    /// Starts the task that asks on this socket. Needs a running tokio.
+    pub fn start(socket: PathBuf, metrics: Metrics) -> Self {
+        let ask = Socket {
+            path: socket,
+            channel: None,
+        };
+        Self::start_with(ask, metrics)
+    }
+
+    /// The same with somebody else to ask.
+    pub fn start_with(ask: impl Ask, metrics: Metrics) -> Self {
+        let (send, receive) = mpsc::channel(1024);
+        tokio::spawn(serve(receive, ask, metrics));
+        Self(send)
+    }
+
+    /// All pods and their slots, as they are at this moment or later.
+    ///
+    /// # Errors
+    ///
+    /// When the kubelet did not answer; the text says what it said.
+    pub async fn pods(&self) -> Result<Arc<Pods>, String> {
+        let gone = || "the task that asks the kubelet has ended".to_owned();
+        let (send, receive) = oneshot::channel();
+        self.0.send(send).await.map_err(|_| gone())?;
+        receive.await.map_err(|_| gone())?
+    }
+}
+
+async fn serve(mut waiting: mpsc::Receiver<Waiter>, mut ask: impl Ask, metrics: Metrics) {
+    while let Some(first) = waiting.recv().await {
+        let begun = Instant::now();
+        let mut waiters = vec![first];
+        let answer = loop {
+            // Who has come by now is served by the question that is sent now; who comes later may be newer than its
+            // answer, and waits for the next.
+            while let Ok(waiter) = waiting.try_recv() {
+                waiters.push(waiter);
+            }
+            match timeout(ONE, ask.ask()).await {
+                Ok(Ok(pods)) => break Ok(Arc::new(pods)),
+                Ok(Err(None)) => metrics.pod_resources_refused(),
+                Ok(Err(Some(problem))) if begun.elapsed() >= PATIENCE / 10 => break Err(problem),
+                Ok(Err(Some(problem))) => {
+                    tracing::debug!(problem, "the kubelet did not say which pods there are");
+                }
+                Err(_) if begun.elapsed() >= PATIENCE / 2 => {
+                    break Err(format!("no answer in {} s", ONE.as_secs()));
+                }
+                Err(_) => {}
+            }
+            if begun.elapsed() >= PATIENCE {
+                break Err("refuses for its rate: too many ask it on this node".to_owned());
+            }
+            sleep(AGAIN).await;
+        };
+        metrics.pod_resources_asked(begun.elapsed(), answer.is_ok());
+        for waiter in waiters {
+            // Whoever gave up waiting does not hear it.
+            drop(waiter.send(answer.clone()));
+        }
+    }
+}
+
+struct Socket {
+    path: PathBuf,
+    channel: Option<PodResourcesListerClient<Channel>>,
+}
+
+impl Ask for Socket {
+    async fn ask(&mut self) -> Result<Pods, Option<String>> {
+        let mut client = match self.channel.take() {
+            Some(client) => client,
+            None => {
+                let channel = connect(&self.path).await.map_err(|error| {
+                    let why = std::error::Error::source(&error)
+                        .map_or_else(|| error.to_string(), ToString::to_string);
+                    Some(format!("{}: {why}", self.path.display()))
+                })?;
+                PodResourcesListerClient::new(channel).max_decoding_message_size(MOST_BYTES)
+            }
+        };
+        match client.list(ListPodResourcesRequest {}).await {
+            Ok(response) => {
+                self.channel = Some(client);
+                Ok(Pods::of(response.into_inner()))
+            }
+            Err(status) if status.code() == Code::ResourceExhausted => {
+                self.channel = Some(client);
+                Err(None)
+            }
+            Err(status) => Err(Some(status.message().to_owned())),
+        }
+    }
+}

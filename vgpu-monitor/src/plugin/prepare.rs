@@ -1,0 +1,553 @@
+//! What happens before a container starts: whose slots these are, what its pod is given, and giving it. Never chooses
+//! anything: it finds out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use events::{About, Kind as Tone};
+use kube_api::object::Pod;
+use placement::Kind;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep};
+
+use super::allotments::{Allotment, Claim};
+use super::api::{self, Without};
+use super::checkpoint::{self, Entry};
+use super::identity::{self, Refusal, Wanted};
+use super::matching::{self, Evidence, Holder, Lot};
+use super::pods::Pods;
+use super::{Living, Plugin, answered_name, mounts, room, tell};
+use crate::card::{Health, Inventory};
+use crate::delivery::Name;
+
+/// Between two looks at who holds the slots, and at whether the cards are known.
+const AGAIN: Duration = Duration::from_millis(200);
+/// What is kept of the kubelet's patience for the answer.
+const KEPT: Duration = Duration::from_secs(3);
+/// How long the kubelet may take to know a pod of its own.
+const UNNAMED: Duration = Duration::from_secs(6);
+
+/// Makes sure that the container that is about to start, and all others of its pod, have what they were given.
+///
+/// # Errors
+///
+/// Why not. The kubelet shows it and tries again.
+pub(super) async fn prepare(
+    plugin: &Plugin,
+    resource: &str,
+    mut called: Vec<String>,
+    deadline: Instant,
+) -> Result<(), Refusal> {
+    called.sort();
+    called.dedup();
+    let deadline = deadline.checked_sub(KEPT).unwrap_or(deadline);
+    let named = named(plugin, resource, &called, deadline).await?;
+    let mut refusals = Vec::new();
+    // There are several only while the kubelet lists a pod that is over.
+    for holder in &named.holders {
+        let client = &plugin.0.parts.client;
+        match api::pod(client, &holder.namespace, &holder.name).await {
+            Ok(pod) if is_over(&pod) => {}
+            Ok(pod) => {
+                let case = Case {
+                    plugin,
+                    resource,
+                    called: &called,
+                    named: &named,
+                    listed: &holder.slots,
+                    deadline,
+                };
+                match case.serve(pod).await {
+                    Ok(()) => return Ok(()),
+                    Err(refusal) => refusals.push(refusal),
+                }
+            }
+            Err(Without::Gone) => refusals.push(Refusal(format!(
+                "pod {}/{} is gone",
+                holder.namespace, holder.name
+            ))),
+            Err(Without::Refused(why)) => refusals.push(Refusal(format!(
+                "the API server does not show pod {}/{}: {why}",
+                holder.namespace, holder.name
+            ))),
+            Err(Without::Away(why)) => {
+                return from_memory(plugin, resource, &called, Some(&named.holders), &why).await;
+            }
+        }
+    }
+    if let Some(uid) = &named.uid {
+        return by_uid(plugin, resource, &called, &named, uid, deadline).await;
+    }
+    Err(refusals.pop().unwrap_or_else(|| {
+        Refusal("the pod that holds these slots is over; nothing is started for it".to_owned())
+    }))
+}
+
+/// Who holds the slots, as the kubelet says.
+struct Named {
+    pods: Arc<Pods>,
+    /// By its list.
+    holders: Vec<Holder>,
+    /// By its record, where the list is silent.
+    uid: Option<String>,
+}
+
+async fn named(
+    plugin: &Plugin,
+    resource: &str,
+    called: &[String],
+    deadline: Instant,
+) -> Result<Named, Refusal> {
+    let until = deadline.min(Instant::now() + UNNAMED);
+    loop {
+        let answer = plugin.0.lister.pods().await;
+        let problem = match answer {
+            Ok(pods) => {
+                let all = pods.holders(resource);
+                let holders: Vec<Holder> = matching::holders(&all, called)
+                    .into_iter()
+                    .cloned()
+                    .collect();
+                if !holders.is_empty() {
+                    return Ok(Named {
+                        pods,
+                        holders,
+                        uid: None,
+                    });
+                }
+                // A pod with nothing but plain init containers is in no list.
+                let uid = record(plugin).await.into_iter().rev().find_map(|entry| {
+                    (entry.resource == resource && entry.ids == called).then_some(entry.uid)
+                });
+                if uid.is_some() {
+                    return Ok(Named { pods, holders, uid });
+                }
+                format!(
+                    "the kubelet names no pod that holds {} of {resource}",
+                    called.join(", ")
+                )
+            }
+            Err(problem) => format!("the kubelet does not say whose container this is: {problem}"),
+        };
+        if Instant::now() >= until {
+            return Err(Refusal(problem));
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+/// The kubelet's own record.
+async fn record(plugin: &Plugin) -> Vec<Entry> {
+    let folder = plugin.0.settings.device_plugins.clone();
+    let read = spawn_blocking(move || checkpoint::read(&folder)).await;
+    read.ok().flatten().unwrap_or_default()
+}
+
+async fn by_uid(
+    plugin: &Plugin,
+    resource: &str,
+    called: &[String],
+    named: &Named,
+    uid: &str,
+    deadline: Instant,
+) -> Result<(), Refusal> {
+    let node = &plugin.0.settings.node;
+    let pods = match api::pods_of(&plugin.0.parts.client, node).await {
+        Ok(pods) => pods,
+        Err(Without::Away(why)) => {
+            return from_memory(plugin, resource, called, None, &why).await;
+        }
+        Err(Without::Refused(why)) => {
+            return Err(Refusal(format!(
+                "the API server does not show the pods of this node: {why}"
+            )));
+        }
+        Err(Without::Gone) => Vec::new(),
+    };
+    let Some(pod) = pods.into_iter().find(|pod| identity::uid(pod) == uid) else {
+        return Err(Refusal(format!("the pod of uid {uid} is gone")));
+    };
+    let case = Case {
+        plugin,
+        resource,
+        called,
+        named,
+        listed: &BTreeMap::new(),
+        deadline,
+    };
+    case.serve(pod).await
+}
+
+fn is_over(pod: &Pod) -> bool {
+    matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
+}
+
+/// Nobody says who the pod is. What was given to exactly these slots, and to a pod of this name, is given again.
+async fn from_memory(
+    plugin: &Plugin,
+    resource: &str,
+    called: &[String],
+    holders: Option<&[Holder]>,
+    why: &str,
+) -> Result<(), Refusal> {
+    let away = |more: &str| Refusal(format!("the API server does not answer ({why}), {more}"));
+    let all = plugin.0.book.all();
+    let same: Vec<&Allotment> = all
+        .iter()
+        .filter(|lot| lot.resource == resource && lot.ids == called)
+        .collect();
+    let Some(newest) = same.last().and_then(|lot| lot.claim.as_ref()) else {
+        return Err(away("and nothing was given to this container yet"));
+    };
+    let is_holder = |claim: &Claim| {
+        holders.is_none_or(|holders| {
+            holders
+                .iter()
+                .any(|holder| holder.namespace == claim.namespace && holder.name == claim.pod)
+        })
+    };
+    if !is_holder(newest) {
+        return Err(away("and another pod held these slots before"));
+    }
+    let again: Vec<(u64, Name, Claim)> = same
+        .iter()
+        .filter_map(|lot| {
+            let claim = lot.claim.as_ref().filter(|claim| claim.uid == newest.uid)?;
+            Some((lot.order, Name(lot.name.clone()), claim.clone()))
+        })
+        .collect();
+    tracing::info!(
+        pod = %newest.pod, namespace = %newest.namespace,
+        "the API server is away: given again what is remembered"
+    );
+    give(plugin, again).await
+}
+
+/// One pod, one call.
+struct Case<'a> {
+    plugin: &'a Plugin,
+    resource: &'a str,
+    called: &'a [String],
+    named: &'a Named,
+    listed: &'a BTreeMap<String, Vec<String>>,
+    deadline: Instant,
+}
+
+impl Case<'_> {
+    async fn serve(&self, pod: Pod) -> Result<(), Refusal> {
+        let served = self.given(&pod).await;
+        if let Err(refusal) = &served {
+            let events = &self.plugin.0.parts.events;
+            let about = About::from(&pod);
+            events.pod(about, Tone::Warning, "VgpuNotStarted", refusal.to_string());
+        }
+        served
+    }
+
+    async fn given(&self, pod: &Pod) -> Result<(), Refusal> {
+        let shared = &self.plugin.0;
+        let (inventory, health) = self.cards().await?;
+        let settings = &shared.settings;
+        let wanted = identity::wanted(
+            pod,
+            &settings.node,
+            &settings.served,
+            &shared.parts.vendors,
+            &inventory,
+            &health,
+        )?;
+        let wanted: Vec<Wanted> = wanted
+            .into_iter()
+            .filter(|wanted| wanted.resource == self.resource)
+            .collect();
+        if wanted.is_empty() {
+            return Err(Refusal(format!(
+                "no container of the pod asks for {}, and the kubelet says that one holds it",
+                self.resource
+            )));
+        }
+        let turn = shared.turn.lock().await;
+        let orders = self.orders(identity::uid(pod), &wanted).await?;
+        let all = shared.book.all();
+        let mut claims: Vec<(u64, Name, Claim)> = Vec::new();
+        let mut fresh = Vec::new();
+        for (order, wanted) in orders.iter().zip(&wanted) {
+            let Some(lot) = all.iter().find(|lot| lot.order == *order) else {
+                return Err(Refusal("the pod was cleared away meanwhile".to_owned()));
+            };
+            let claim = match &lot.claim {
+                Some(first) => {
+                    if !first.same(&wanted.claim) {
+                        self.changed(pod, &wanted.asking.container);
+                    }
+                    first.clone()
+                }
+                None => {
+                    fresh.push((*order, wanted.claim.clone()));
+                    wanted.claim.clone()
+                }
+            };
+            claims.push((*order, Name(lot.name.clone()), claim));
+        }
+        if !fresh.is_empty() {
+            self.room(&inventory, &all, &claims).await?;
+            let book = Arc::clone(&shared.book);
+            // In memory it is; a file that cannot be written is counted and told there.
+            drop(spawn_blocking(move || book.claim(&fresh)).await);
+            shared.changed.notify_one();
+        }
+        drop(turn);
+        give(self.plugin, self.to_give(&all, &claims)).await?;
+        tell::later(self.plugin, pod.clone(), claims.len());
+        Ok(())
+    }
+
+    /// The cards, once they are known.
+    async fn cards(&self) -> Result<(Arc<Inventory>, Arc<Health>), Refusal> {
+        let parts = &self.plugin.0.parts;
+        loop {
+            let inventory = parts.inventories.borrow().clone();
+            if let Some(inventory) = inventory {
+                let health = Arc::clone(&parts.healths.borrow());
+                return Ok((inventory, health));
+            }
+            if Instant::now() >= self.deadline {
+                return Err(Refusal(
+                    "the driver has not said yet which cards there are".to_owned(),
+                ));
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
+    /// The allotment of each container.
+    async fn orders(&self, uid: &str, wanted: &[Wanted]) -> Result<Vec<u64>, Refusal> {
+        let asking: Vec<matching::Asking> =
+            wanted.iter().map(|wanted| wanted.asking.clone()).collect();
+        let of_init = asking.iter().any(|asking| asking.kind == Kind::Init);
+        let mut recorded = BTreeMap::new();
+        if of_init {
+            recorded = self.recorded(uid, &record(self.plugin).await);
+        }
+        match self.assign(uid, &asking, &recorded) {
+            Ok(orders) => Ok(orders),
+            Err(_) => {
+                // Our memory lacks something, or the list does.
+                let plugin = self.plugin.clone();
+                drop(spawn_blocking(move || plugin.recover()).await);
+                recorded = self.recorded(uid, &record(self.plugin).await);
+                self.assign(uid, &asking, &recorded)
+                    .map_err(|unknown| Refusal(unknown.to_string()))
+            }
+        }
+    }
+
+    fn assign(
+        &self,
+        uid: &str,
+        asking: &[matching::Asking],
+        recorded: &BTreeMap<String, u64>,
+    ) -> Result<Vec<u64>, matching::Unknown> {
+        let all = self.plugin.0.book.all();
+        let lots: Vec<Lot<'_>> = all
+            .iter()
+            .filter(|lot| lot.resource == self.resource)
+            .map(|lot| Lot {
+                order: lot.order,
+                ids: &lot.ids,
+                owner: lot
+                    .claim
+                    .as_ref()
+                    .map(|claim| (claim.uid.as_str(), claim.container.as_str())),
+            })
+            .collect();
+        let evidence = Evidence {
+            uid,
+            listed: self.listed,
+            called: self.called,
+            recorded,
+        };
+        matching::assign(asking, &lots, evidence)
+    }
+
+    /// By container, which allotment the kubelet's record names.
+    fn recorded(&self, uid: &str, entries: &[Entry]) -> BTreeMap<String, u64> {
+        let all = self.plugin.0.book.all();
+        let of_pod = entries
+            .iter()
+            .filter(|entry| entry.uid == uid && entry.resource == self.resource);
+        of_pod
+            .filter_map(|entry| {
+                let name = entry.answer.as_ref().and_then(answered_name);
+                let lot = all.iter().rev().find(|lot| match &name {
+                    Some(name) => lot.name == name.0,
+                    None => mounts(entry, &Name(lot.name.clone())),
+                })?;
+                Some((entry.container.clone(), lot.order))
+            })
+            .collect()
+    }
+
+    /// Somebody changed the annotations after they were first read. What was given first stays.
+    fn changed(&self, pod: &Pod, container: &str) {
+        let text = format!(
+            "container {container}: the annotations say something else than when its devices were given; what was given first stays. Delete the pod and let the scheduler place it anew"
+        );
+        let about = About::from(pod);
+        tracing::warn!(container, "annotations were changed after placement");
+        let events = &self.plugin.0.parts.events;
+        events.pod(about, Tone::Warning, "VgpuAnnotationsChanged", text);
+    }
+
+    async fn room(
+        &self,
+        inventory: &Inventory,
+        all: &[Allotment],
+        claims: &[(u64, Name, Claim)],
+    ) -> Result<(), Refusal> {
+        let uid = claims
+            .first()
+            .map_or("", |(_, _, claim)| claim.uid.as_str());
+        let mut others = room::by_pod(all);
+        let mut own: Vec<&Claim> = claims.iter().map(|(_, _, claim)| claim).collect();
+        let elsewhere = others.remove(uid).unwrap_or_default();
+        let is_known = |claim: &Claim| own.iter().any(|known| known.container == claim.container);
+        let more: Vec<&Claim> = elsewhere
+            .into_iter()
+            .filter(|claim| !is_known(claim))
+            .collect();
+        own.extend(more);
+        others.retain(|_, claims| {
+            let pod = claims.first();
+            pod.is_some_and(|claim| self.named.pods.has(&claim.namespace, &claim.pod))
+        });
+        let Err(refusal) = room::check(inventory, &others, &own) else {
+            return Ok(());
+        };
+        // Perhaps the kubelet still lists pods that are over. The API server knows them by uid.
+        let settings = &self.plugin.0.settings;
+        let Ok(pods) = api::pods_of(&self.plugin.0.parts.client, &settings.node).await else {
+            return Err(refusal);
+        };
+        let living: BTreeSet<&str> = pods
+            .iter()
+            .filter(|pod| !is_over(pod))
+            .map(identity::uid)
+            .collect();
+        others.retain(|uid, _| living.contains(uid));
+        room::check(inventory, &others, &own)
+    }
+
+    /// What has to be given now: to the container that starts, whichever it is, and to those that were given nothing by
+    /// this process.
+    fn to_give(&self, all: &[Allotment], claims: &[(u64, Name, Claim)]) -> Vec<(u64, Name, Claim)> {
+        let given = self.plugin.0.given.lock();
+        let starts = |order: u64| {
+            all.iter()
+                .any(|lot| lot.order == order && lot.ids == self.called)
+        };
+        claims
+            .iter()
+            .filter(|(order, name, _)| starts(*order) || !given.contains(&name.0))
+            .cloned()
+            .collect()
+    }
+}
+
+/// Makes the instances, writes them down, and gives.
+async fn give(plugin: &Plugin, claims: Vec<(u64, Name, Claim)>) -> Result<(), Refusal> {
+    let plugin = plugin.clone();
+    let done = spawn_blocking(move || {
+        for (order, name, mut claim) in claims {
+            let container = claim.container.clone();
+            let refuse = |why: String| Refusal(format!("container {container}: {why}"));
+            let mut made = false;
+            for share in &mut claim.shares {
+                let Some(cut) = &mut share.instance else {
+                    continue;
+                };
+                let giver = &plugin.0.parts.giver;
+                // Again at each start: a reboot takes instances away.
+                let found = giver
+                    .make(&share.card, &cut.profile(), cut.span())
+                    .map_err(refuse)?;
+                made |= cut.made.as_ref() != Some(&found);
+                cut.made = Some(found);
+            }
+            if made {
+                // In memory it is; a file that cannot be written is counted and told there.
+                drop(plugin.0.book.claim(&[(order, claim.clone())]));
+            }
+            let giver = &plugin.0.parts.giver;
+            giver.give(&name, &claim.given()).map_err(refuse)?;
+            plugin.0.given.lock().insert(name.0);
+        }
+        Ok(())
+    });
+    done.await.unwrap_or_else(|_| {
+        Err(Refusal(
+            "giving it failed; the agent's log says why".to_owned(),
+        ))
+    })
+}
+
+/// See [`Plugin::living`].
+pub(super) async fn living(plugin: &Plugin) -> Result<Living, String> {
+    // What is handed out from here on is not among these, and lives.
+    let all = plugin.0.book.all();
+    let listed = plugin.0.lister.pods().await?;
+    let node = &plugin.0.settings.node;
+    let pods = match api::pods_of(&plugin.0.parts.client, node).await {
+        Ok(pods) => pods,
+        Err(Without::Away(why) | Without::Refused(why)) => {
+            return Err(format!("the API server: {why}"));
+        }
+        Err(Without::Gone) => return Err("the API server: no such list".to_owned()),
+    };
+    let uids: BTreeSet<&str> = pods.iter().map(identity::uid).collect();
+    let held: BTreeMap<&str, BTreeSet<String>> = plugin
+        .0
+        .lists
+        .keys()
+        .map(|resource| {
+            let holders = listed.holders(resource);
+            let ids = holders
+                .into_iter()
+                .flat_map(|holder| holder.slots.into_values().flatten());
+            (resource.as_str(), ids.collect())
+        })
+        .collect();
+    let mut living = Living::default();
+    // Who got a slot after the allotment that is looked at.
+    let mut newer: BTreeMap<(&str, &str), Option<&str>> = BTreeMap::new();
+    for lot in all.iter().rev() {
+        let resource = lot.resource.as_str();
+        let owner = lot.claim.as_ref().map(|claim| claim.uid.as_str());
+        let passed_on = lot.ids.iter().all(|id| {
+            let later = newer.get(&(resource, id.as_str()));
+            later.is_some_and(|later| owner.is_none() || *later != owner)
+        });
+        let lives = match &lot.claim {
+            Some(claim) => {
+                uids.contains(claim.uid.as_str())
+                    || (listed.has(&claim.namespace, &claim.pod) && !passed_on)
+            }
+            // Nobody knows yet whose it is: it lives until all its slots were handed out again.
+            None => {
+                let held = held.get(resource);
+                !passed_on || held.is_some_and(|held| lot.ids.iter().any(|id| held.contains(id)))
+            }
+        };
+        for id in &lot.ids {
+            newer.entry((resource, id.as_str())).or_insert(owner);
+        }
+        if lives {
+            living.names.insert(Name(lot.name.clone()));
+            let shares = lot.claim.iter().flat_map(|claim| &claim.shares);
+            let made = shares.filter_map(|share| share.instance.as_ref()?.made.as_ref());
+            living.instances.extend(made.map(|made| made.uuid.clone()));
+        }
+    }
+    Ok(living)
+}

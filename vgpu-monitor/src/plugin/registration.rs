@@ -1,0 +1,345 @@
+//! Being there for the kubelet: a socket for each resource in its folder, and its registration, again whenever the
+//! kubelet begins anew. A kubelet that starts deletes all sockets and makes its own; a plugin that is late then costs
+//! the pods that it could not ask for.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::stream::unfold;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixListener;
+use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::Server;
+
+use super::service::{OPTIONS, Service};
+use super::socket::connect;
+use super::{Plugin, Served};
+use crate::proto::device_plugin::RegisterRequest;
+use crate::proto::device_plugin::device_plugin_server::DevicePluginServer;
+use crate::proto::device_plugin::registration_client::RegistrationClient;
+
+/// Name of the kubelet's socket.
+const KUBELET: &str = "kubelet.sock";
+/// The version of the protocol.
+const VERSION: &str = "v1beta1";
+/// How often is looked where nothing was told.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long one registration may take. The kubelet calls back within it.
+const ONE: Duration = Duration::from_secs(10);
+/// Between two tries, at first and at most.
+const SOON: Duration = Duration::from_millis(50);
+const LATE: Duration = Duration::from_secs(2);
+/// How long the list may be watched by nobody before the kubelet is told again that we are here.
+const UNWATCHED: Duration = Duration::from_secs(3);
+/// How long calls may take to end when the socket goes.
+const END: Duration = Duration::from_secs(2);
+
+/// The socket of a resource.
+pub(super) fn endpoint(resource: &str) -> String {
+    format!("vgpu-{}.sock", resource.replace('/', "_"))
+}
+
+/// Serves and registers until it is stopped; then the sockets go.
+pub(super) async fn serve(plugin: &Plugin, stop: impl Future<Output = ()>) {
+    let folder = plugin.0.settings.device_plugins.clone();
+    let (told, changes) = watch::channel(());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(watch_folder(folder, told));
+    let (stopping, stopped) = watch::channel(false);
+    let mut served = JoinSet::new();
+    for resource in &plugin.0.settings.served {
+        let keeper = Keeper {
+            plugin: plugin.clone(),
+            served: resource.clone(),
+            changes: changes.clone(),
+            stopped: stopped.clone(),
+        };
+        served.spawn(keeper.run());
+    }
+    stop.await;
+    stopping.send_replace(true);
+    while served.join_next().await.is_some() {}
+    tasks.shutdown().await;
+}
+
+/// Tells when something in the folder is made or goes.
+async fn watch_folder(folder: PathBuf, told: watch::Sender<()>) {
+    loop {
+        match inotify(&folder) {
+            Ok(events) => {
+                told.send_replace(());
+                while let Ok(mut ready) = events.readable().await {
+                    // What is not there to be read is no change; anything else that fails is made anew.
+                    match ready.get_inner().0.read_events() {
+                        Ok(events) => {
+                            told.send_replace(());
+                            let gone = AddWatchFlags::IN_IGNORED;
+                            if events.iter().any(|event| event.mask.contains(gone)) {
+                                break;
+                            }
+                        }
+                        Err(nix::errno::Errno::EAGAIN) => ready.clear_ready(),
+                        Err(_) => break,
+                    }
+                }
+            }
+            Err(error) => tracing::debug!(%error, "the kubelet's folder is only looked at"),
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// As tokio's reactor takes it.
+struct Watched(Inotify);
+
+impl AsRawFd for Watched {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl AsFd for Watched {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[expect(
+    deprecated,
+    reason = "`register` is unsafe code; what is registered here owns its descriptor, and closes it only when it goes"
+)]
+fn inotify(folder: &Path) -> io::Result<AsyncFd<Watched>> {
+    let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+    let what = AddWatchFlags::IN_CREATE
+        | AddWatchFlags::IN_DELETE
+        | AddWatchFlags::IN_MOVED_TO
+        | AddWatchFlags::IN_MOVED_FROM
+        | AddWatchFlags::IN_DELETE_SELF;
+    inotify.add_watch(folder, what)?;
+    AsyncFd::new(Watched(inotify))
+}
+
+/// Which file stands under a name: another one has other numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+fn identity(path: &Path) -> Option<Identity> {
+    let found = std::fs::symlink_metadata(path).ok()?;
+    Some(Identity {
+        device: found.dev(),
+        inode: found.ino(),
+        // An inode's number is given out again.
+        changed: (found.ctime(), found.ctime_nsec()),
+    })
+}
+
+/// Keeps one resource there.
+struct Keeper {
+    plugin: Plugin,
+    served: Served,
+    changes: watch::Receiver<()>,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Keeper {
+    async fn run(mut self) {
+        let resource = self.served.resource.clone();
+        let metrics = self.plugin.0.parts.metrics.clone();
+        metrics.registered(&resource, false);
+        let mut wait = SOON;
+        while !*self.stopped.borrow() {
+            if !self.list_is_known().await {
+                continue;
+            }
+            match self.once().await {
+                Ok(()) => wait = SOON,
+                Err(error) => {
+                    tracing::debug!(resource, error, "not registered yet");
+                    self.pause(wait).await;
+                    wait = (wait * 2).min(LATE);
+                }
+            }
+            metrics.registered(&resource, false);
+        }
+    }
+
+    /// A list of nothing would cost pods that hold something: it is waited for.
+    async fn list_is_known(&mut self) -> bool {
+        let Some(list) = self.plugin.0.lists.get(&self.served.resource) else {
+            return false;
+        };
+        let mut list = list.subscribe();
+        tokio::select! {
+            known = list.wait_for(Option::is_some) => known.is_ok(),
+            _ = self.stopped.changed() => false,
+        }
+    }
+
+    /// Until something changes, so long at most.
+    async fn pause(&mut self, most: Duration) {
+        tokio::select! {
+            _ = self.changes.changed() => {}
+            _ = self.stopped.changed() => {}
+            () = sleep(most) => {}
+        }
+    }
+
+    /// One life of a socket: from its making to its end, which is no error once the kubelet knew it.
+    async fn once(&mut self) -> Result<(), String> {
+        let folder = self.plugin.0.settings.device_plugins.clone();
+        let kubelet = folder.join(KUBELET);
+        let Some(kubelet_is) = identity(&kubelet) else {
+            return Err(format!("{} is not there", kubelet.display()));
+        };
+        let own = folder.join(endpoint(&self.served.resource));
+        let service = Service::new(&self.plugin, &self.served.resource);
+        let serving = Serving::begin(&own, service.clone()).map_err(|error| {
+            tracing::error!(path = %own.display(), %error, "cannot listen for the kubelet");
+            error.to_string()
+        })?;
+        let registered = register(&kubelet, &self.served.resource).await;
+        let ended = match registered {
+            Ok(()) => {
+                tracing::info!(
+                    resource = self.served.resource,
+                    "registered with the kubelet"
+                );
+                let metrics = &self.plugin.0.parts.metrics;
+                metrics.registration(&self.served.resource);
+                self.stay(&kubelet, kubelet_is, &serving, &service).await;
+                Ok(())
+            }
+            Err(why) => Err(why),
+        };
+        serving.end().await;
+        ended
+    }
+
+    /// Returns when the socket has to be made anew.
+    async fn stay(
+        &mut self,
+        kubelet: &Path,
+        kubelet_is: Identity,
+        serving: &Serving,
+        service: &Service,
+    ) {
+        let resource = self.served.resource.clone();
+        let metrics = self.plugin.0.parts.metrics.clone();
+        let mut watched = Instant::now();
+        let why = loop {
+            if *self.stopped.borrow() {
+                return;
+            }
+            if identity(kubelet).is_some_and(|found| found != kubelet_is) {
+                break "the kubelet has begun anew";
+            }
+            if !serving.is_there() {
+                break "the socket was taken away";
+            }
+            if service.is_watched() {
+                watched = Instant::now();
+            } else if watched.elapsed() > UNWATCHED && identity(kubelet).is_some() {
+                break "the kubelet does not watch the list";
+            }
+            metrics.registered(&resource, service.is_watched());
+            self.pause(LOOK).await;
+        };
+        tracing::info!(resource, why, "registers again");
+    }
+}
+
+async fn register(kubelet: &Path, resource: &str) -> Result<(), String> {
+    let said = async {
+        let channel = connect(kubelet).await.map_err(|error| error.to_string())?;
+        let request = RegisterRequest {
+            version: VERSION.to_owned(),
+            endpoint: endpoint(resource),
+            resource_name: resource.to_owned(),
+            options: Some(OPTIONS),
+        };
+        let mut client = RegistrationClient::new(channel);
+        match client.register(request).await {
+            Ok(_) => Ok(()),
+            Err(status) => {
+                let why = status.message().to_owned();
+                tracing::warn!(resource, why, "the kubelet did not take the registration");
+                Err(why)
+            }
+        }
+    };
+    timeout(ONE, said)
+        .await
+        .unwrap_or_else(|_| Err("the kubelet did not answer".to_owned()))
+}
+
+/// A socket that is served.
+struct Serving {
+    path: PathBuf,
+    is: Option<Identity>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Serving {
+    fn begin(path: &Path, service: Service) -> io::Result<Self> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        let is = identity(path);
+        let incoming = unfold(listener, async |listener| {
+            let accepted = listener.accept().await.map(|(stream, _)| stream);
+            Some((accepted, listener))
+        });
+        let (stop, stopped) = oneshot::channel::<()>();
+        let server = Server::builder().add_service(DevicePluginServer::new(service));
+        let task = tokio::spawn(async move {
+            let stopped = async {
+                // Told or forgotten: either is the end.
+                drop(stopped.await);
+            };
+            let ended = server
+                .serve_with_incoming_shutdown(Box::pin(incoming), stopped)
+                .await;
+            if let Err(error) = ended {
+                tracing::error!(%error, "a socket is no longer served");
+            }
+        });
+        Ok(Self {
+            path: path.to_path_buf(),
+            is,
+            stop,
+            task,
+        })
+    }
+
+    fn is_there(&self) -> bool {
+        !self.task.is_finished() && self.is.is_some() && identity(&self.path) == self.is
+    }
+
+    /// Takes the socket away, if it is still ours, and ends.
+    async fn end(self) {
+        if self.is.is_some() && identity(&self.path) == self.is {
+            drop(std::fs::remove_file(&self.path));
+        }
+        // Forgetting it says the same as sending.
+        drop(self.stop);
+        let mut task = self.task;
+        // A list that is watched has no end of its own.
+        if timeout(END, &mut task).await.is_err() {
+            task.abort();
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Whether a card has what a pod is to be given, beside what living pods were given of it. Values in, values out; the
+//! sums are the engine's. Never who lives: that is told.
+
+use std::collections::BTreeMap;
+
+use placement::{Cluster, Granted, Instance, Node, Placement, Pod};
+
+use super::allotments::{Allotment, Claim};
+use super::identity::Refusal;
+use crate::card::Inventory;
+
+/// What each pod was given: claims by uid, in the order of their containers.
+pub fn by_pod<'a>(allotments: &'a [Allotment]) -> BTreeMap<&'a str, Vec<&'a Claim>> {
+    let mut pods: BTreeMap<&str, Vec<&Claim>> = BTreeMap::new();
+    for allotment in allotments {
+        if let Some(claim) = &allotment.claim {
+            let claims = pods.entry(claim.uid.as_str()).or_default();
+            // The kubelet asked again for this container: the newer one is it.
+            claims.retain(|older| older.container != claim.container);
+            claims.push(claim);
+        }
+    }
+    pods
+}
+
+/// Whether the node has room for the claims of one pod beside those of the `others`, by uid.
+///
+/// # Errors
+///
+/// Which card has not enough of what, and who holds it.
+pub fn check(
+    inventory: &Inventory,
+    others: &BTreeMap<&str, Vec<&Claim>>,
+    own: &[&Claim],
+) -> Result<(), Refusal> {
+    const NODE: &str = "this node";
+    let mut cluster = Cluster::new();
+    let node = Node {
+        name: NODE.to_owned(),
+        devices: inventory
+            .cards
+            .iter()
+            .map(|card| card.device.clone())
+            .collect(),
+        pairs: Vec::new(),
+    };
+    cluster
+        .set_node(node)
+        .map_err(|error| Refusal(error.to_string()))?;
+    let mut hold = |uid: &str, claims: &[&Claim]| {
+        let placement = Placement {
+            node: NODE.into(),
+            containers: claims.iter().map(|claim| claim.granted()).collect(),
+        };
+        cluster.reserve(Pod::named("", uid), placement);
+    };
+    for (uid, claims) in others {
+        hold(uid, claims);
+    }
+    if let Some(first) = own.first() {
+        hold(&first.uid, own);
+    }
+    let Some(node) = cluster.node(NODE) else {
+        return Ok(());
+    };
+    let mine: Vec<Granted> = own.iter().map(|claim| claim.granted()).collect();
+    for grant in mine.iter().flat_map(|granted| &granted.grants) {
+        let Some(view) = node.device(&grant.device) else {
+            continue;
+        };
+        let (used, device) = (view.used(), view.device());
+        let what = if used.memory_bytes > device.memory_bytes && !device.is_mig() {
+            format!(
+                "{} MiB of {} MiB memory",
+                used.memory_bytes >> 20,
+                device.memory_bytes >> 20
+            )
+        } else if used.cores > device.cores && !device.is_mig() {
+            format!("{} of {} cores", used.cores, device.cores)
+        } else if used.slots > device.slots {
+            format!("{} of {} slots", used.slots, device.slots)
+        } else if view.is_in_conflict() {
+            "instances as well as shares in software".to_owned()
+        } else if let Some(instance) = &grant.instance
+            && overlaps(instance, &grant.device, others)
+        {
+            format!(
+                "two instances in the same place ({} at slice {})",
+                instance.profile, instance.span.start
+            )
+        } else {
+            continue;
+        };
+        return Err(Refusal(format!(
+            "card {} would have to give {what}; the others there are {}",
+            grant.device,
+            holders(&grant.device, others)
+        )));
+    }
+    Ok(())
+}
+
+fn overlaps(instance: &Instance, card: &str, others: &BTreeMap<&str, Vec<&Claim>>) -> bool {
+    let claims = others.values().flatten();
+    claims
+        .flat_map(|claim| &claim.shares)
+        .filter(|share| share.card == card)
+        .filter_map(|share| share.instance.as_ref())
+        .any(|cut| cut.span().overlaps(instance.span))
+}
+
+fn holders(card: &str, others: &BTreeMap<&str, Vec<&Claim>>) -> String {
+    const MOST_NAMED: usize = 6;
+    let mut names: Vec<String> = Vec::new();
+    for claim in others.values().flatten() {
+        let name = format!("{}/{}", claim.namespace, claim.pod);
+        if claim.shares.iter().any(|share| share.card == card) && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let more = names.len().saturating_sub(MOST_NAMED);
+    names.truncate(MOST_NAMED);
+    match (names.is_empty(), more) {
+        (true, _) => "none".to_owned(),
+        (false, 0) => names.join(", "),
+        (false, more) => format!("{} and {more} more", names.join(", ")),
+    }
+}

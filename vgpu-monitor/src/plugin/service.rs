@@ -1,0 +1,272 @@
+//! The calls of the kubelet, one service for each resource. Decodes, asks, encodes; never decides.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status};
+
+use super::metrics::Outcome;
+use super::{Plugin, prepare, slots};
+use crate::delivery::Allotted;
+use crate::proto::device_plugin::device_plugin_server::DevicePlugin;
+use crate::proto::device_plugin::{
+    AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse, DevicePluginOptions, Empty, ListAndWatchResponse, Mount,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse,
+};
+
+/// The kubelet's patience with `PreStartContainer`, where it does not say.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often and how long a failing allotment is tried: its failure costs the pod.
+const TRIES: u32 = 5;
+const BETWEEN: Duration = Duration::from_millis(200);
+
+/// What the kubelet is to ask us.
+pub(super) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
+    pre_start_required: true,
+    get_preferred_allocation_available: true,
+};
+
+/// One resource.
+#[derive(Clone)]
+pub(super) struct Service {
+    plugin: Plugin,
+    resource: String,
+    /// How many watch the list.
+    watchers: Arc<AtomicUsize>,
+}
+
+impl Service {
+    pub(super) fn new(plugin: &Plugin, resource: &str) -> Self {
+        Self {
+            plugin: plugin.clone(),
+            resource: resource.to_owned(),
+            watchers: Arc::default(),
+        }
+    }
+
+    /// Whether somebody watches the list: a kubelet that does not takes the slots for gone.
+    pub(super) fn is_watched(&self) -> bool {
+        // Relaxed: the counter guards no other memory.
+        self.watchers.load(Ordering::Relaxed) > 0
+    }
+
+    fn counted<T>(&self, call: &'static str, begun: Instant, answer: &Result<T, Status>) {
+        let outcome = match answer {
+            Ok(_) => Outcome::Ok,
+            Err(status) if status.code() == tonic::Code::FailedPrecondition => Outcome::Refused,
+            Err(_) => Outcome::Failed,
+        };
+        let metrics = &self.plugin.0.parts.metrics;
+        metrics.call(call, outcome, begun.elapsed());
+    }
+
+    async fn allot(&self, ids: Vec<String>) -> Result<ContainerAllocateResponse, Status> {
+        let mut problem = String::new();
+        for attempt in 0..TRIES {
+            if attempt > 0 {
+                tokio::time::sleep(BETWEEN).await;
+            }
+            let (plugin, resource, ids) = (self.plugin.clone(), self.resource.clone(), ids.clone());
+            let allotted = spawn_blocking(move || {
+                let (name, allotted) = plugin.0.parts.giver.allot()?;
+                // What is not in the file is in memory, and in what the kubelet keeps of our answer.
+                drop(plugin.0.book.add(&name, &resource, &ids));
+                plugin.0.changed.notify_one();
+                tracing::info!(name = name.0, resource, slots = ids.join(","), "handed out");
+                Ok::<_, String>(allotted)
+            });
+            match allotted.await {
+                Ok(Ok(allotted)) => return Ok(encode(allotted)),
+                Ok(Err(why)) => problem = why,
+                Err(_) => "the agent's log says why".clone_into(&mut problem),
+            }
+            tracing::error!(problem, "cannot hand out slots");
+        }
+        Err(Status::internal(format!(
+            "cannot hand out slots of {}: {problem}",
+            self.resource
+        )))
+    }
+}
+
+fn encode(allotted: Allotted) -> ContainerAllocateResponse {
+    let mounts = allotted.mounts.into_iter().map(|mount| Mount {
+        container_path: mount.container.to_string_lossy().into_owned(),
+        host_path: mount.host.to_string_lossy().into_owned(),
+        read_only: mount.read_only,
+    });
+    let devices = allotted.cdi_devices.into_iter();
+    ContainerAllocateResponse {
+        envs: allotted.env.into_iter().collect(),
+        mounts: mounts.collect(),
+        cdi_devices: devices.map(|name| CdiDevice { name }).collect(),
+        ..ContainerAllocateResponse::default()
+    }
+}
+
+/// How long the caller waits, as it says: digits and a unit.
+fn patience(metadata: &MetadataMap) -> Duration {
+    let said = metadata
+        .get("grpc-timeout")
+        .and_then(|value| value.to_str().ok())
+        .and_then(|text| {
+            let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+            let number: u64 = digits.parse().ok()?;
+            Some(match unit {
+                "H" => Duration::from_secs(number.saturating_mul(3600)),
+                "M" => Duration::from_secs(number.saturating_mul(60)),
+                "S" => Duration::from_secs(number),
+                "m" => Duration::from_millis(number),
+                "u" => Duration::from_micros(number),
+                "n" => Duration::from_nanos(number),
+                _ => return None,
+            })
+        });
+    said.unwrap_or(PATIENCE).min(PATIENCE)
+}
+
+/// Counts one who watches, for as long as it lives.
+struct Watching(Arc<AtomicUsize>);
+
+impl Watching {
+    fn new(watchers: &Arc<AtomicUsize>) -> Self {
+        // Relaxed: the counter guards no other memory.
+        watchers.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(watchers))
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        // Relaxed: the counter guards no other memory.
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+type Lists = watch::Receiver<Option<Arc<ListAndWatchResponse>>>;
+
+#[tonic::async_trait]
+impl DevicePlugin for Service {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(OPTIONS))
+    }
+
+    type ListAndWatchStream =
+        Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn list_and_watch(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let Some(list) = self.plugin.0.lists.get(&self.resource) else {
+            return Err(Status::not_found(format!(
+                "{} is not served here",
+                self.resource
+            )));
+        };
+        let mut lists = list.subscribe();
+        lists.mark_changed();
+        let watching = Watching::new(&self.watchers);
+        let stream = unfold((lists, watching), async |(mut lists, watching)| {
+            let next: Option<Arc<ListAndWatchResponse>> = next(&mut lists).await;
+            let response = next.map(|list| Ok((*list).clone()))?;
+            Some((response, (lists, watching)))
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let begun = Instant::now();
+        let all = self.plugin.0.book.all();
+        let requests = request.into_inner().container_requests;
+        let responses = requests.into_iter().map(|request| {
+            let size = usize::try_from(request.allocation_size).unwrap_or(0);
+            ContainerPreferredAllocationResponse {
+                device_i_ds: slots::preferred(
+                    &request.available_device_i_ds,
+                    &request.must_include_device_i_ds,
+                    size,
+                    &all,
+                    &self.resource,
+                ),
+            }
+        });
+        let answer = Ok(PreferredAllocationResponse {
+            container_responses: responses.collect(),
+        });
+        self.counted("get_preferred_allocation", begun, &answer);
+        answer.map(Response::new)
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let begun = Instant::now();
+        let mut responses = Vec::new();
+        let mut failed = None;
+        for request in request.into_inner().container_requests {
+            match self.allot(request.devices_ids).await {
+                Ok(response) => responses.push(response),
+                Err(status) => {
+                    failed = Some(status);
+                    break;
+                }
+            }
+        }
+        let answer = match failed {
+            None => Ok(AllocateResponse {
+                container_responses: responses,
+            }),
+            Some(status) => Err(status),
+        };
+        self.counted("allocate", begun, &answer);
+        answer.map(Response::new)
+    }
+
+    async fn pre_start_container(
+        &self,
+        request: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        let begun = Instant::now();
+        let deadline = begun + patience(request.metadata());
+        let called = request.into_inner().devices_ids;
+        let prepared = prepare::prepare(&self.plugin, &self.resource, called, deadline).await;
+        let answer = match prepared {
+            Ok(()) => Ok(PreStartContainerResponse {}),
+            Err(refusal) => {
+                tracing::warn!(%refusal, resource = self.resource, "container not started");
+                Err(Status::failed_precondition(format!("vgpu: {refusal}")))
+            }
+        };
+        self.counted("pre_start_container", begun, &answer);
+        answer.map(Response::new)
+    }
+}
+
+/// The next list; none when there will be no other.
+async fn next(lists: &mut Lists) -> Option<Arc<ListAndWatchResponse>> {
+    loop {
+        lists.changed().await.ok()?;
+        let list = lists.borrow_and_update().clone();
+        if list.is_some() {
+            return list;
+        }
+    }
+}

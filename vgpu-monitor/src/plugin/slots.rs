@@ -1,0 +1,148 @@
+//! Which slots the kubelet is told of, and which of them are well. Values in, values out. A slot is a number and no
+//! card: the scheduler has chosen the card.
+
+use std::collections::BTreeSet;
+
+use super::allotments::Allotment;
+use crate::card::{Health, Inventory};
+
+/// A slot that the kubelet is told of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    /// Its identifier.
+    pub id: String,
+    /// Whether it can be handed out.
+    pub well: bool,
+}
+
+/// How many slots cards of one vendor have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Slots {
+    /// All.
+    pub all: usize,
+    /// Those of cards that can be used.
+    pub well: usize,
+}
+
+/// Most slots of a node: 1,024 cards are read, and the kubelet's list of devices has an end at some 16 MiB.
+const MOST: usize = 65_536;
+
+/// The slots of this vendor's cards.
+pub fn count(inventory: &Inventory, health: &Health, vendor: &str) -> Slots {
+    let mut slots = Slots::default();
+    for card in &inventory.cards {
+        if card.device.vendor.as_str() != vendor {
+            continue;
+        }
+        let own = usize::try_from(card.device.slots).unwrap_or(usize::MAX);
+        slots.all = slots.all.saturating_add(own).min(MOST);
+        if card.device.healthy && !health.contains_key(&card.device.id) {
+            slots.well = slots.well.saturating_add(own).min(MOST);
+        }
+    }
+    slots
+}
+
+/// The identifier of a slot.
+pub fn id(number: usize) -> String {
+    format!("vgpu-{number}")
+}
+
+/// The list for the kubelet. What is missing is taken from the free slots, from the last one on; then from those that
+/// lie on sick cards, then from the others. A slot that somebody holds is in the list whatever became of the cards: the
+/// kubelet gives up a pod whose slots are gone.
+pub fn list(slots: Slots, taken: &BTreeSet<String>, on_sick_cards: &BTreeSet<String>) -> Vec<Slot> {
+    let mut ids: Vec<String> = (0..slots.all).map(id).collect();
+    let known: BTreeSet<&String> = ids.iter().collect();
+    let beyond: Vec<String> = taken
+        .iter()
+        .filter(|id| !known.contains(id))
+        .cloned()
+        .collect();
+    ids.extend(beyond);
+    let mut order: Vec<usize> = (0..ids.len()).collect();
+    let rank = |id: &String| match (taken.contains(id), on_sick_cards.contains(id)) {
+        (true, false) => 0,
+        (true, true) => 1,
+        (false, _) => 2,
+    };
+    // Stable: within a rank by number.
+    order.sort_by_key(|at| ids.get(*at).map(rank));
+    let well: BTreeSet<usize> = order.into_iter().take(slots.well).collect();
+    ids.into_iter()
+        .enumerate()
+        .map(|(at, id)| Slot {
+            id,
+            well: well.contains(&at),
+        })
+        .collect()
+}
+
+/// Slots whose holders were given something of a sick card.
+pub fn on_sick_cards(
+    allotments: &[Allotment],
+    resource: &str,
+    inventory: &Inventory,
+    health: &Health,
+) -> BTreeSet<String> {
+    let sick = |card: &str| {
+        health.contains_key(card)
+            || inventory
+                .cards
+                .iter()
+                .all(|known| known.device.id != card || !known.device.healthy)
+    };
+    let mut found = BTreeSet::new();
+    for allotment in allotments {
+        if allotment.resource != resource {
+            continue;
+        }
+        // A later holder of the same slot counts, not an earlier one.
+        for id in &allotment.ids {
+            found.remove(id);
+        }
+        let Some(claim) = &allotment.claim else {
+            continue;
+        };
+        if claim.shares.iter().any(|share| sick(&share.card)) {
+            found.extend(allotment.ids.iter().cloned());
+        }
+    }
+    found
+}
+
+/// Which of the free slots a container would best get: what it must have, then those that were handed out longest ago,
+/// so that a slot of a pod that just ended is not another's at once.
+pub fn preferred(
+    available: &[String],
+    must: &[String],
+    size: usize,
+    allotments: &[Allotment],
+    resource: &str,
+) -> Vec<String> {
+    let mut chosen: Vec<String> = Vec::new();
+    for id in must {
+        if !chosen.contains(id) {
+            chosen.push(id.clone());
+        }
+    }
+    let last_used = |id: &String| {
+        allotments
+            .iter()
+            .rev()
+            .find(|allotment| allotment.resource == resource && allotment.ids.contains(id))
+            .map_or(0, |allotment| allotment.order)
+    };
+    let number = |id: &String| {
+        id.rsplit('-')
+            .next()
+            .and_then(|number| number.parse::<usize>().ok())
+            .unwrap_or(usize::MAX)
+    };
+    let mut rest: Vec<&String> = available.iter().filter(|id| !chosen.contains(id)).collect();
+    rest.sort_by_cached_key(|id| (last_used(id), number(id), (*id).clone()));
+    rest.dedup();
+    let missing = size.saturating_sub(chosen.len());
+    chosen.extend(rest.into_iter().take(missing).cloned());
+    chosen
+}

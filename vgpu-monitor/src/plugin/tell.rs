@@ -1,0 +1,209 @@
+//! Writes to a pod that its devices are handed out: the phase, what is no longer to be allocated, the names of its
+//! MIG instances. After the answer to the kubelet and never before it: nobody waits for the API server.
+
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::time::Duration;
+
+use kube_api::allocation::{self, MigAllocation};
+use kube_api::keys;
+use kube_api::object::Pod;
+use serde_json::json;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::sleep;
+
+use super::allotments::Claim;
+use super::api::{self, Without};
+use super::{Plugin, Shared, identity};
+
+/// A pod that is to be told.
+#[derive(Debug)]
+pub(super) struct Untold {
+    namespace: String,
+    name: String,
+    uid: String,
+    /// As it was read; none: it is to be read.
+    pod: Option<Box<Pod>>,
+}
+
+/// How many are written at a time.
+const AT_ONCE: usize = 8;
+/// Between two tries, at first and at most.
+const SOON: Duration = Duration::from_millis(500);
+const LATE: Duration = Duration::from_secs(60);
+/// After so many tries nobody is told.
+const TRIES: u32 = 40;
+
+/// Has the pod told, if it was not. `asking` is how many of its containers have devices.
+pub(super) fn later(plugin: &Plugin, pod: Pod, asking: usize) {
+    let uid = identity::uid(&pod).to_owned();
+    let all = plugin.0.book.all();
+    let claims: Vec<&Claim> = of(&all, &uid).collect();
+    if claims.len() < asking || claims.iter().all(|claim| claim.told) {
+        return;
+    }
+    let untold = Untold {
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        uid,
+        pod: Some(Box::new(pod)),
+    };
+    // The receiver lives as long as the plugin.
+    drop(plugin.0.untold.send(untold));
+}
+
+fn of<'a>(all: &'a [super::Allotment], uid: &'a str) -> impl Iterator<Item = &'a Claim> {
+    all.iter()
+        .filter_map(|lot| lot.claim.as_ref())
+        .filter(move |claim| claim.uid == uid)
+}
+
+/// Runs as long as the plugin lives. What an earlier process did not come to is told first.
+pub(super) async fn run(shared: Weak<Shared>, mut untold: UnboundedReceiver<Untold>) {
+    if let Some(plugin) = shared.upgrade().map(Plugin) {
+        let mut pods = BTreeMap::new();
+        for claim in plugin.0.book.all().into_iter().filter_map(|lot| lot.claim) {
+            if !claim.told {
+                pods.insert(claim.uid.clone(), claim);
+            }
+        }
+        for (uid, claim) in pods {
+            let untold = Untold {
+                namespace: claim.namespace,
+                name: claim.pod,
+                uid,
+                pod: None,
+            };
+            drop(plugin.0.untold.send(untold));
+        }
+    }
+    let mut telling = JoinSet::new();
+    while let Some(next) = untold.recv().await {
+        while telling.len() >= AT_ONCE {
+            telling.join_next().await;
+        }
+        let shared = shared.clone();
+        telling.spawn(async move { tell(&shared, next).await });
+    }
+}
+
+async fn tell(shared: &Weak<Shared>, mut untold: Untold) {
+    let mut wait = SOON;
+    for _ in 0..TRIES {
+        let Some(plugin) = shared.upgrade().map(Plugin) else {
+            return;
+        };
+        match once(&plugin, &mut untold).await {
+            Ok(()) | Err(Without::Gone) => {
+                let uid = untold.uid.clone();
+                plugin.0.parts.metrics.annotations("ok");
+                let book = std::sync::Arc::clone(&plugin.0.book);
+                drop(spawn_blocking(move || book.told(&uid)).await);
+                return;
+            }
+            Err(Without::Refused(why)) => {
+                tracing::warn!(
+                    pod = untold.name,
+                    namespace = untold.namespace,
+                    why,
+                    "may not write to the pod that its devices are handed out"
+                );
+                plugin.0.parts.metrics.annotations("refused");
+                return;
+            }
+            Err(Without::Away(why)) => {
+                tracing::debug!(pod = untold.name, why, "tried again later");
+            }
+        }
+        drop(plugin);
+        sleep(wait).await;
+        wait = (wait * 2).min(LATE);
+    }
+    if let Some(plugin) = shared.upgrade().map(Plugin) {
+        plugin.0.parts.metrics.annotations("failed");
+    }
+}
+
+async fn once(plugin: &Plugin, untold: &mut Untold) -> Result<(), Without> {
+    let client = &plugin.0.parts.client;
+    let pod = match &untold.pod {
+        Some(pod) => pod,
+        None => {
+            let pod = api::pod(client, &untold.namespace, &untold.name).await?;
+            untold.pod.insert(Box::new(pod))
+        }
+    };
+    if identity::uid(pod) != untold.uid {
+        return Err(Without::Gone);
+    }
+    let all = plugin.0.book.all();
+    let claims: Vec<&Claim> = of(&all, &untold.uid).collect();
+    let annotations = annotations(pod, &claims, &plugin.0.parts.vendors);
+    if annotations.is_empty() {
+        return Ok(());
+    }
+    // The uid makes it that pod's, and not that of one of the same name.
+    let patch = json!({"metadata": {"uid": untold.uid, "annotations": annotations}});
+    api::patch(client, &untold.namespace, &untold.name, &patch).await
+}
+
+/// What is to be written, of what does not stand there already.
+fn annotations(
+    pod: &Pod,
+    claims: &[&Claim],
+    vendors: &kube_api::vendor::Vendors,
+) -> BTreeMap<String, String> {
+    let none = BTreeMap::new();
+    let has = pod.metadata.annotations.as_ref().unwrap_or(&none);
+    let mut written = BTreeMap::new();
+    let mut others_wait = false;
+    for row in vendors.iter() {
+        let Some(key) = &row.keys.to_allocate else {
+            continue;
+        };
+        let Some(text) = has.get(key) else {
+            continue;
+        };
+        if claims.iter().any(|claim| claim.vendor == row.word) {
+            let containers = text.matches(';').count();
+            written.insert(key.clone(), ";".repeat(containers));
+        } else {
+            others_wait |= text.contains(',');
+        }
+    }
+    if !others_wait {
+        written.insert(keys::BIND_PHASE.to_owned(), "success".to_owned());
+    }
+    if let Some(text) = has.get(keys::MIG_ALLOCATIONS)
+        && let Some(instances) = instances(pod, text, claims)
+    {
+        written.insert(keys::MIG_ALLOCATIONS.to_owned(), instances);
+    }
+    written.retain(|key, text| has.get(key) != Some(text));
+    written
+}
+
+/// The list of MIG instances with what the driver calls those that are made; none when it cannot be read.
+fn instances(pod: &Pod, text: &str, claims: &[&Claim]) -> Option<String> {
+    let mut instances: Vec<MigAllocation> = allocation::decode_instances(text).ok()?;
+    let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    let names: Vec<&str> = containers
+        .map(|container| container.name.as_str())
+        .collect();
+    for instance in &mut instances {
+        let name = names.get(instance.container_index)?;
+        let made = claims
+            .iter()
+            .find(|claim| claim.container == **name)
+            .and_then(|claim| claim.shares.get(instance.device_index))
+            .filter(|share| share.card == instance.gpu_uuid)
+            .and_then(|share| share.instance.as_ref()?.made.as_ref());
+        if let Some(made) = made {
+            instance.mig_uuid = Some(made.uuid.clone());
+            instance.gpu_instance_id = Some(made.gpu_instance);
+            instance.compute_instance_id = Some(made.compute_instance);
+        }
+    }
+    serde_json::to_string(&instances).ok()
+}
