@@ -12,7 +12,7 @@ mod place;
 mod record;
 mod steps;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -378,18 +378,12 @@ impl Delivery {
             .map_or(self.settings.manner, |record| record.manner());
         let version = self.version_for(before.as_ref(), manner)?;
         let record = Record::of(name, given, manner, &version, before.as_ref())?;
-        let is_same = before
-            .as_ref()
-            .is_some_and(|before| before.devices == record.devices);
-        let limits = match (&inventory, is_same) {
-            // What was given stays given, whatever became of the cards or of the configuration since.
-            (_, true) => record.limits()?,
-            (None, false) => return Err(DeliveryError::NoInventory),
-            (Some(inventory), false) => {
-                books.check(name, &record, inventory, &self.root)?;
-                record.limits()?
-            }
-        };
+        // What was given stays given, whatever became of the cards or of the configuration since.
+        if books.has_more(name, &record) {
+            let inventory = inventory.as_deref().ok_or(DeliveryError::NoInventory)?;
+            books.check(name, &record, inventory, &self.root)?;
+        }
+        let limits = record.limits()?;
         let limits = match &inventory {
             Some(inventory) => books::shared_out(limits, inventory),
             None => limits,

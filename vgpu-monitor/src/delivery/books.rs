@@ -108,6 +108,24 @@ impl Books {
         }
     }
 
+    /// Whether this is more of any card than the container has already.
+    pub(super) fn has_more(&self, name: &Name, wanted: &Record) -> bool {
+        wanted.devices.iter().any(|device| !self.has(name, device))
+    }
+
+    /// Whether the container has this much of the card already.
+    fn has(&self, name: &Name, wanted: &RecordDevice) -> bool {
+        // Of whom is gone others have got what he had.
+        let held = self.held.get(name).filter(|held| !held.gone);
+        held.is_some_and(|held| {
+            held.record.devices.iter().any(|device| {
+                device.uuid == wanted.uuid
+                    && device.memory_bytes >= wanted.memory_bytes
+                    && device.cores >= wanted.cores
+            })
+        })
+    }
+
     /// Refuses what would put more on a card than is promised of it.
     pub(super) fn check(
         &self,
@@ -116,7 +134,11 @@ impl Books {
         inventory: &Inventory,
         root: &Path,
     ) -> Result<(), DeliveryError> {
-        for device in &wanted.devices {
+        for device in wanted
+            .devices
+            .iter()
+            .filter(|device| !self.has(name, device))
+        {
             let most = Most::of(device, inventory)?;
             let (sum, holders) = self.sum(name, wanted, device, root);
             if let Some(part) = most.is_passed_by(&sum) {
@@ -141,6 +163,8 @@ impl Books {
         device: &RecordDevice,
         root: &Path,
     ) -> (Load, Vec<(String, Load)>) {
+        let before = self.held.get(name);
+        let is_new = before.is_none_or(|held| held.record.devices.is_empty());
         let mut pods: BTreeMap<&str, Phases> = BTreeMap::new();
         let mut holders = Vec::new();
         for (other, held) in self
@@ -161,8 +185,8 @@ impl Books {
                 uid => uid,
             };
             let kind = held.record.kind();
-            let is_ours = pod == wanted.labels.pod_uid;
-            // Nobody says when another pod's init container is over. Its processes do.
+            let is_ours = pod == wanted.labels.pod_uid && is_new;
+            // Nobody says when a running pod's init container is over. Its processes do.
             if kind == Kind::Init && !is_ours && !place::is_used(root, other) {
                 continue;
             }

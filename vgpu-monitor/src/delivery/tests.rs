@@ -1,1 +1,995 @@
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::sync::Arc;
 
+use expect_test::expect;
+use tokio::sync::watch;
+use vgpu_abi::limits::{FileError, LimitsFile, LimitsMap, Unlisted};
+use vgpu_abi::targets::TargetsFile;
+
+use super::*;
+use crate::card::{Card, Inventory};
+
+pub(crate) const GIB: u64 = 1 << 30;
+/// UUIDs of the node's two cards.
+pub(crate) const CARDS: [&str; 2] = ["GPU-aaaa", "GPU-bbbb"];
+
+/// A node in a directory: cards, the vendor's specification, the library of an image.
+pub(crate) struct NodeDir {
+    dir: tempfile::TempDir,
+    cards: watch::Sender<Option<Arc<Inventory>>>,
+}
+
+impl NodeDir {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let cards = watch::Sender::new(Some(Arc::new(inventory(1))));
+        let node = Self { dir, cards };
+        node.write_library(b"one");
+        std::fs::create_dir_all(node.path("etc/cdi")).unwrap();
+        std::fs::write(node.path("etc/cdi/nvidia.yaml"), VENDOR).unwrap();
+        node
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn settings(&self, manner: Manner) -> Settings {
+        settings(self.dir.path(), manner, self.cards.subscribe())
+    }
+
+    pub(crate) fn delivery(&self, manner: Manner) -> Delivery {
+        Delivery::new(self.settings(manner)).unwrap()
+    }
+
+    /// The smallest library that the loader would map, with something of its own at the end.
+    pub(crate) fn write_library(&self, end: &[u8]) {
+        std::fs::create_dir_all(self.path("image")).unwrap();
+        std::fs::write(self.path("image/libvgpu.so"), elf(end)).unwrap();
+    }
+
+    fn container(&self, name: &Name, file: &str) -> PathBuf {
+        self.path("var/lib/vgpu/containers")
+            .join(&name.0)
+            .join(file)
+    }
+
+    fn spec(&self, name: &Name) -> PathBuf {
+        self.path(&format!("var/run/cdi/vgpu-{name}.json"))
+    }
+
+    fn libraries(&self) -> Vec<String> {
+        files::names(&self.path("var/lib/vgpu/lib")).unwrap()
+    }
+
+    fn limits(&self, name: &Name) -> Limits {
+        LimitsMap::open(&self.container(name, "limits"))
+            .unwrap()
+            .load()
+            .map(|limits| Limits::from(&limits))
+            .unwrap()
+    }
+}
+
+fn settings(root: &Path, manner: Manner, cards: Inventories) -> Settings {
+    Settings {
+        host_prefix: root.to_owned(),
+        library: root.join("image/libvgpu.so"),
+        ..Settings::new(manner, cards)
+    }
+}
+
+fn elf(end: &[u8]) -> Vec<u8> {
+    let machine: u16 = if cfg!(target_arch = "aarch64") {
+        183
+    } else {
+        62
+    };
+    let mut file = vec![0; 120];
+    let mut put = |offset: usize, bytes: &[u8]| {
+        file[offset..offset + bytes.len()].copy_from_slice(bytes);
+    };
+    put(0, b"\x7fELF\x02\x01");
+    put(16, &3_u16.to_le_bytes());
+    put(18, &machine.to_le_bytes());
+    put(32, &64_u64.to_le_bytes());
+    put(54, &56_u16.to_le_bytes());
+    put(56, &1_u16.to_le_bytes());
+    put(64, &1_u32.to_le_bytes());
+    put(64 + 32, &120_u64.to_le_bytes());
+    file.extend_from_slice(end);
+    file
+}
+
+/// Two cards of 16 GiB, of which `scale` times as much is promised, with three slots each.
+pub(crate) fn inventory(scale: u64) -> Inventory {
+    let card = |(index, id): (u32, &str)| Card {
+        device: placement::Device {
+            id: id.to_owned(),
+            index,
+            vendor: placement::Vendor::new("NVIDIA"),
+            model: String::from("A100"),
+            slots: 3,
+            memory_bytes: 16 * GIB * scale,
+            cores: 100,
+            numa: 0,
+            group: None,
+            healthy: true,
+            cordoned: false,
+            mode: String::from("hami-core"),
+            mig_profiles: Vec::new(),
+            tags: Vec::new(),
+            gflops: [0, 0],
+            module: None,
+            core_step: 0,
+            appraisal: None,
+        },
+        physical_bytes: 16 * GIB,
+        pci_bus_id: String::from("00000000:65:00.0"),
+        minor: index + 4,
+    };
+    Inventory {
+        cards: (0..).zip(CARDS).map(card).collect(),
+        ..Inventory::default()
+    }
+}
+
+/// As `nvidia-ctk` writes it: names are numbers, and the numbers of the nodes are others.
+const VENDOR: &str = r#"---
+cdiVersion: 0.6.0
+kind: nvidia.com/gpu
+devices:
+- name: "0"
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia4
+      fileMode: 438
+- name: "1"
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia5
+- name: all
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia4
+    - path: /dev/nvidia5
+containerEdits:
+  env:
+  - NVIDIA_VISIBLE_DEVICES=void
+  - NVIDIA_CTK=1
+  deviceNodes:
+  - path: /dev/nvidiactl
+  hooks:
+  - hookName: createContainer
+    path: /usr/bin/nvidia-cdi-hook
+    args: [nvidia-cdi-hook, update-ldcache]
+  mounts:
+  - hostPath: /usr/lib/libcuda.so.550
+    containerPath: /usr/lib/libcuda.so.550
+    options: [ro, nosuid]
+"#;
+
+pub(crate) fn given(pod: &str, memory_bytes: u64) -> Given {
+    Given {
+        namespace: String::from("research"),
+        pod: pod.to_owned(),
+        pod_uid: format!("uid-{pod}"),
+        container: String::from("main"),
+        kind: Kind::App,
+        devices: vec![device(CARDS[0], memory_bytes)],
+        priority: 1,
+        policy: Policy::Force,
+        traceparent: None,
+    }
+}
+
+fn device(uuid: &str, memory_bytes: u64) -> GivenDevice {
+    GivenDevice {
+        uuid: uuid.to_owned(),
+        memory_bytes,
+        physical_bytes: 16 * GIB,
+        cores: 30,
+        instance: None,
+    }
+}
+
+fn name(text: &str) -> Name {
+    Name(text.to_owned())
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+/// What must not change: which file it is, and when it was written.
+fn stamp(path: &Path) -> (u64, i64, i64, u64) {
+    let is = std::fs::metadata(path).unwrap();
+    (is.ino(), is.mtime(), is.mtime_nsec(), is.len())
+}
+
+#[test]
+fn with_cdi_a_name_is_allotted_and_everything_is_there_once_it_is_given() {
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Cdi);
+
+    let (name, allotted) = delivery.allot().unwrap();
+    assert_eq!(allotted.cdi_devices, [format!("vgpu.io/container={name}")]);
+    assert_eq!(allotted.mounts, []);
+    assert!(!node.container(&name, "").exists());
+    delivery.give(&name, &given("train", 4 * GIB)).unwrap();
+
+    let limits = node.limits(&name);
+    assert_eq!(
+        (limits.unlisted, limits.policy, limits.priority),
+        (Unlisted::Deny, Policy::Force, 1)
+    );
+    let [card] = &limits.devices[..] else {
+        panic!("{limits:?}")
+    };
+    assert_eq!(
+        (
+            card.uuid.as_str(),
+            card.memory_bytes,
+            card.resident_bytes,
+            card.core_percent,
+            card.physical_bytes
+        ),
+        (CARDS[0], 4 * GIB, 0, 30, 16 * GIB)
+    );
+    let modes = ["", "limits", "targets", "region"].map(|file| mode(&node.container(&name, file)));
+    assert_eq!(modes, [0o755, 0o644, 0o644, 0o666]);
+    assert_eq!(
+        mode(delivery.root()),
+        0o700,
+        "nobody reaches another container's region"
+    );
+    let instance = supervisor::instance::Instance::open(&node.container(&name, "")).unwrap();
+    let labels = instance.labels().unwrap();
+    assert_eq!(
+        (
+            labels.pod.as_str(),
+            labels.container.as_str(),
+            labels.pod_uid.as_str()
+        ),
+        ("train", "main", "uid-train")
+    );
+    assert_eq!(supervisor::view::read(&instance).unwrap().devices.len(), 1);
+
+    let spec = std::fs::read_to_string(node.spec(&name)).unwrap();
+    let spec = spec
+        .replace(&name.0, "NAME")
+        .replace(delivery.library(), "VERSION");
+    expect![[r#"
+        {
+          "cdiVersion": "0.6.0",
+          "devices": [
+            {
+              "containerEdits": {
+                "deviceNodes": [
+                  {
+                    "path": "/dev/nvidiactl"
+                  },
+                  {
+                    "fileMode": 438,
+                    "path": "/dev/nvidia4"
+                  }
+                ],
+                "env": [
+                  "NVIDIA_CTK=1",
+                  "NVIDIA_VISIBLE_DEVICES=void"
+                ],
+                "hooks": [
+                  {
+                    "args": [
+                      "nvidia-cdi-hook",
+                      "update-ldcache"
+                    ],
+                    "hookName": "createContainer",
+                    "path": "/usr/bin/nvidia-cdi-hook"
+                  }
+                ],
+                "mounts": [
+                  {
+                    "containerPath": "/usr/lib/libcuda.so.550",
+                    "hostPath": "/usr/lib/libcuda.so.550",
+                    "options": [
+                      "ro",
+                      "nosuid"
+                    ]
+                  },
+                  {
+                    "containerPath": "/etc/vgpu",
+                    "hostPath": "/var/lib/vgpu/containers/NAME",
+                    "options": [
+                      "ro",
+                      "nosuid",
+                      "nodev",
+                      "noexec",
+                      "rbind"
+                    ]
+                  },
+                  {
+                    "containerPath": "/run/vgpu/region",
+                    "hostPath": "/var/lib/vgpu/containers/NAME/region",
+                    "options": [
+                      "rw",
+                      "nosuid",
+                      "nodev",
+                      "noexec",
+                      "rbind"
+                    ]
+                  },
+                  {
+                    "containerPath": "/usr/local/vgpu/libvgpu.so",
+                    "hostPath": "/var/lib/vgpu/lib/VERSION/libvgpu.so",
+                    "options": [
+                      "ro",
+                      "nosuid",
+                      "nodev",
+                      "rbind"
+                    ]
+                  },
+                  {
+                    "containerPath": "/etc/ld.so.preload",
+                    "hostPath": "/var/lib/vgpu/lib/VERSION/ld.so.preload",
+                    "options": [
+                      "ro",
+                      "nosuid",
+                      "nodev",
+                      "noexec",
+                      "rbind"
+                    ]
+                  }
+                ]
+              },
+              "name": "NAME"
+            }
+          ],
+          "kind": "vgpu.io/container"
+        }
+    "#]]
+    .assert_eq(&spec);
+    let preload = format!("var/lib/vgpu/lib/{}/ld.so.preload", delivery.library());
+    assert_eq!(
+        std::fs::read_to_string(node.path(&preload)).unwrap(),
+        "/usr/local/vgpu/libvgpu.so\n"
+    );
+}
+
+#[test]
+fn what_is_mounted_refuses_everything_until_it_is_given_and_changes_in_place_then() {
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Mounts);
+
+    let (name, allotted) = delivery.allot().unwrap();
+    let mounts = allotted.mounts.iter().map(|mount| {
+        assert!(
+            node.path(mount.host.strip_prefix("/").unwrap().to_str().unwrap())
+                .exists(),
+            "{mount:?}"
+        );
+        (mount.container.to_str().unwrap(), mount.read_only)
+    });
+    assert_eq!(
+        mounts.collect::<Vec<_>>(),
+        [
+            ("/etc/vgpu", true),
+            ("/run/vgpu/region", false),
+            ("/usr/local/vgpu/libvgpu.so", true),
+            ("/etc/ld.so.preload", true)
+        ]
+    );
+    assert_eq!(
+        allotted.env,
+        [(String::from("NVIDIA_VISIBLE_DEVICES"), String::from("void"))]
+    );
+    let limits = node.limits(&name);
+    assert_eq!((limits.unlisted, limits.devices.len()), (Unlisted::Deny, 0));
+
+    let map = LimitsMap::open(&node.container(&name, "limits")).unwrap();
+    delivery.give(&name, &given("train", 4 * GIB)).unwrap();
+    assert_eq!(map.load().unwrap().devices()[0].memory_bytes, 4 * GIB);
+    let region = vgpu_abi::host::snapshot(&node.container(&name, "region")).unwrap();
+    assert_eq!(region.devices[0].uuid.as_str(), CARDS[0]);
+    assert!(!node.spec(&name).exists(), "the kubelet has the mounts");
+    // The manner is a container's for life.
+    drop(delivery);
+    node.delivery(Manner::Cdi)
+        .give(&name, &given("train", 5 * GIB))
+        .unwrap();
+    assert_eq!(map.load().unwrap().devices()[0].memory_bytes, 5 * GIB);
+    assert!(!node.spec(&name).exists());
+}
+
+#[test]
+fn given_again_nothing_changes_and_given_differently_only_the_limits_do() {
+    let node = NodeDir::new();
+    let (name, _) = node.delivery(Manner::Cdi).allot().unwrap();
+    node.delivery(Manner::Cdi)
+        .give(&name, &given("train", 4 * GIB))
+        .unwrap();
+    let all =
+        ["limits", "targets", "region", "container.json"].map(|file| node.container(&name, file));
+    let all = [&all[..], &[node.spec(&name)]].concat();
+    let stamps = || all.iter().map(|path| stamp(path)).collect::<Vec<_>>();
+    let before = stamps();
+    // By hand, as `vgpu set` does it.
+    let by_hand = LimitsFile::open(&all[0]).unwrap();
+    let mut limits = by_hand.read().unwrap();
+    limits.devices[0].memory_bytes = GIB;
+    by_hand.write(&limits).unwrap();
+    let before = [&[stamp(&all[0])], &before[1..]].concat();
+
+    // A new agent each time, and one that has not seen a card yet.
+    for _ in 0..2 {
+        node.delivery(Manner::Cdi)
+            .give(&name, &given("train", 4 * GIB))
+            .unwrap();
+    }
+    assert_eq!(stamps(), before);
+    assert_eq!(node.limits(&name).devices[0].memory_bytes, GIB);
+
+    let map = LimitsMap::open(&all[0]).unwrap();
+    let other = Given {
+        priority: 0,
+        ..given("train", 6 * GIB)
+    };
+    node.delivery(Manner::Cdi).give(&name, &other).unwrap();
+    let value = map.load().unwrap();
+    assert_eq!(
+        (value.priority, value.devices()[0].memory_bytes),
+        (0, 6 * GIB)
+    );
+    let after = stamps();
+    assert_eq!(
+        (after[0].0, &after[1..3], &after[4..]),
+        (before[0].0, &before[1..3], &before[4..])
+    );
+}
+
+#[test]
+fn what_was_given_stays_given_whatever_became_of_the_cards() {
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Mounts);
+    let (name, _) = delivery.allot().unwrap();
+    delivery.give(&name, &given("train", 8 * GIB)).unwrap();
+
+    for cards in [None, Some(Arc::new(Inventory::default()))] {
+        let is_read = cards.is_some();
+        node.cards.send_replace(cards);
+        delivery.give(&name, &given("train", 8 * GIB)).unwrap();
+        let error = delivery
+            .give(&name, &given("train", 9 * GIB))
+            .unwrap_err()
+            .to_string();
+        let part = if is_read {
+            "is not on this node; there are none"
+        } else {
+            "not been read yet"
+        };
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn no_card_is_given_more_than_is_promised_of_it() {
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Cdi);
+    let give = |as_name: &str, given: &Given| {
+        delivery
+            .give(&name(as_name), given)
+            .map_err(|error| error.to_string())
+    };
+    let of = |pod: &str, kind: Kind, memory: u64, cores: u32| {
+        let mut given = given(pod, memory * GIB);
+        given.kind = kind;
+        given.devices[0].cores = cores;
+        given
+    };
+
+    // The phases of one pod share.
+    assert_eq!(give("a1", &of("a", Kind::Init, 10, 100)), Ok(()));
+    assert_eq!(give("a2", &of("a", Kind::App, 10, 40)), Ok(()));
+    // Its init container shows no process: it is over, and only 10 GiB are held.
+    let error = give("b", &of("b", Kind::App, 7, 10)).unwrap_err();
+    assert_eq!(
+        error,
+        "GPU GPU-aaaa: 7Gi for research/b container main is more than is left of its 16Gi; held by research/a \
+         container main (10Gi). It is tried again"
+    );
+    assert!(!node.spec(&name("b")).exists() && !node.container(&name("b"), "").exists());
+    assert_eq!(give("b", &of("b", Kind::App, 3, 10)), Ok(()));
+    let error = give("c", &of("c", Kind::App, 1, 60)).unwrap_err();
+    assert!(
+        error.contains(
+            "60 % of compute for research/c container main is more than is left of its 100 %"
+        ),
+        "{error}"
+    );
+    assert_eq!(give("c", &of("c", Kind::App, 1, 0)), Ok(()));
+    let error = give("d", &of("d", Kind::App, 1, 0)).unwrap_err();
+    assert!(
+        error.contains("1 slot for research/d") && error.contains("left of its 3 slots"),
+        "{error}"
+    );
+    // Less for one is room for another, and a raise is a question again.
+    assert!(give("c", &of("c", Kind::App, 4, 0)).is_err());
+    assert_eq!(give("a2", &of("a", Kind::App, 8, 40)), Ok(()));
+    assert_eq!(give("c", &of("c", Kind::App, 4, 0)), Ok(()));
+    // Whose pod is gone holds nothing, until he is given something again.
+    let moment = delivery.moment();
+    delivery.gone(&BTreeSet::from([name("b"), name("c")]), moment);
+    assert_eq!(give("d", &of("d", Kind::App, 8, 0)), Ok(()));
+    for memory in [2, 3, 4] {
+        assert!(give("b", &of("b", Kind::App, memory, 10)).is_err());
+    }
+    // A new agent knows it all.
+    let again = node.delivery(Manner::Cdi);
+    assert!(again.give(&name("e"), &of("e", Kind::App, 1, 0)).is_err());
+}
+
+#[test]
+fn what_is_no_allotment_is_refused_by_name() {
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Cdi);
+    let refused = |change: &dyn Fn(&mut Given)| {
+        let mut given = given("train", GIB);
+        change(&mut given);
+        delivery.give(&name("a"), &given).unwrap_err().to_string()
+    };
+    let cases: [(&dyn Fn(&mut Given), &str); 6] = [
+        (&|given| given.devices.clear(), "was given no GPU"),
+        (
+            &|given| given.devices = vec![device("GPU-a", GIB); 17],
+            "17 GPUs; a container can have 16",
+        ),
+        (
+            &|given| given.devices = vec![device(CARDS[0], GIB); 2],
+            "GPU GPU-aaaa twice",
+        ),
+        (
+            &|given| given.devices[0].uuid = "G U".to_owned(),
+            "is no UUID of a GPU",
+        ),
+        (
+            &|given| given.devices[0].memory_bytes = 0,
+            "was given 0 bytes",
+        ),
+        (
+            &|given| given.devices[0].uuid = "GPU-x".to_owned(),
+            "GPU GPU-x is not on this node; there are: GPU-aaaa, GPU-bbbb",
+        ),
+    ];
+    for (change, part) in cases {
+        let error = refused(change);
+        assert!(error.contains(part), "{error}");
+    }
+    for text in [
+        "",
+        "..",
+        "a/b",
+        "../../etc",
+        "A",
+        "1a",
+        ".new-a",
+        &"a".repeat(64),
+    ] {
+        let error = delivery
+            .give(&name(text), &given("train", GIB))
+            .unwrap_err();
+        assert!(matches!(error, DeliveryError::Name { .. }), "{error}");
+        assert!(delivery.remove(&name(text)).is_err());
+    }
+    assert_eq!(files::names(delivery.root()).unwrap(), [""; 0]);
+}
+
+#[test]
+fn where_more_is_promised_than_a_card_has_each_has_its_part_of_what_there_is() {
+    let node = NodeDir::new();
+    node.cards.send_replace(Some(Arc::new(inventory(2))));
+    let delivery = node.delivery(Manner::Cdi);
+
+    delivery.give(&name("a"), &given("a", 20 * GIB)).unwrap();
+    delivery.give(&name("b"), &given("b", 12 * GIB)).unwrap();
+
+    let resident = ["a", "b"].map(|of| node.limits(&name(of)).devices[0].resident_bytes);
+    assert_eq!(resident, [10 * GIB, 6 * GIB]);
+    assert!(delivery.give(&name("c"), &given("c", GIB)).is_err());
+}
+
+#[test]
+fn what_is_missing_or_spoilt_is_there_again_when_it_is_given_again() {
+    type Damage = fn(&NodeDir, &Name);
+    let damages: [(&str, Damage); 11] = [
+        ("the limits are gone", |node, name| {
+            std::fs::remove_file(node.container(name, "limits")).unwrap()
+        }),
+        ("the limits were never finished", |node, name| {
+            std::fs::write(node.container(name, "limits"), vec![0; 12_288]).unwrap()
+        }),
+        ("the targets are gone", |node, name| {
+            std::fs::remove_file(node.container(name, "targets")).unwrap()
+        }),
+        ("the region is gone", |node, name| {
+            std::fs::remove_file(node.container(name, "region")).unwrap()
+        }),
+        ("the region is empty", |node, name| {
+            std::fs::write(node.container(name, "region"), "").unwrap()
+        }),
+        ("the region says something else", |node, name| {
+            use std::os::unix::fs::FileExt;
+            let region = std::fs::OpenOptions::new()
+                .write(true)
+                .open(node.container(name, "region"))
+                .unwrap();
+            region.write_all_at(b"GPU-cccc", 4096).unwrap();
+        }),
+        ("the region is a link", |node, name| {
+            std::fs::remove_file(node.container(name, "region")).unwrap();
+            std::os::unix::fs::symlink("/etc/passwd", node.container(name, "region")).unwrap();
+        }),
+        ("the region is closed", |node, name| {
+            std::fs::set_permissions(
+                node.container(name, "region"),
+                std::fs::Permissions::from_mode(0),
+            )
+            .unwrap();
+        }),
+        ("the directory is gone", |node, name| {
+            std::fs::remove_dir_all(node.container(name, "")).unwrap()
+        }),
+        ("the record is half", |node, name| {
+            std::fs::write(node.container(name, "container.json"), "{\"na").unwrap()
+        }),
+        ("the machine was started anew", |node, _| {
+            std::fs::remove_dir_all(node.path("var/run/cdi")).unwrap()
+        }),
+    ];
+    for (what, damage) in damages {
+        for is_new_agent in [false, true] {
+            let node = NodeDir::new();
+            let mut delivery = node.delivery(Manner::Cdi);
+            delivery.give(&name("a"), &given("train", 4 * GIB)).unwrap();
+
+            damage(&node, &name("a"));
+            if is_new_agent {
+                delivery = node.delivery(Manner::Cdi);
+            }
+            delivery
+                .give(&name("a"), &given("train", 4 * GIB))
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
+
+            is_whole(&node, &name("a"), what);
+        }
+    }
+}
+
+/// Everything is there, as it must be.
+fn is_whole(node: &NodeDir, name: &Name, what: &str) {
+    assert_eq!(node.limits(name).devices[0].memory_bytes, 4 * GIB, "{what}");
+    let instance = supervisor::instance::Instance::open(&node.container(name, "")).unwrap();
+    let view = supervisor::view::read(&instance).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_eq!(
+        (view.pod.as_str(), view.devices[0].uuid.as_str()),
+        ("train", CARDS[0]),
+        "{what}"
+    );
+    let modes = ["", "limits", "targets", "region"].map(|file| mode(&node.container(name, file)));
+    assert_eq!(modes, [0o755, 0o644, 0o644, 0o666], "{what}");
+    let spec = std::fs::read(node.spec(name)).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let spec: serde_json::Value = serde_json::from_slice(&spec).unwrap();
+    for mount in spec["devices"][0]["containerEdits"]["mounts"]
+        .as_array()
+        .unwrap()
+    {
+        let host = mount["hostPath"].as_str().unwrap();
+        let is_ours = host.starts_with("/var/lib/vgpu");
+        assert!(!is_ours || node.path(&host[1..]).exists(), "{what}: {host}");
+    }
+}
+
+/// A lock as a living process of the container has one.
+pub(crate) fn lock(path: &Path) -> std::fs::File {
+    let region = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let lock = nix::libc::flock {
+        l_type: nix::libc::F_WRLCK as i16,
+        l_whence: 0,
+        l_start: i64::try_from(vgpu_abi::layout::LOCK_SLOTS).unwrap() + 3,
+        l_len: 1,
+        l_pid: 0,
+    };
+    nix::fcntl::fcntl(&region, nix::fcntl::FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+    region
+}
+
+#[test]
+fn a_region_in_which_a_process_lives_is_never_touched() {
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Cdi);
+    delivery.give(&name("a"), &given("train", 4 * GIB)).unwrap();
+    let path = node.container(&name("a"), "region");
+    let living = lock(&path);
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(100)
+        .unwrap();
+
+    delivery.give(&name("a"), &given("train", 5 * GIB)).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 100);
+    assert!(delivery.is_used(&name("a")));
+    assert_eq!(
+        delivery.collect(&name("a"), delivery.moment()).ok(),
+        Some(false)
+    );
+
+    drop(living);
+    assert!(!delivery.is_used(&name("a")));
+    delivery.give(&name("a"), &given("train", 5 * GIB)).unwrap();
+    vgpu_abi::host::snapshot(&path).unwrap();
+}
+
+#[test]
+fn an_upgrade_touches_no_library_that_a_container_has_and_old_ones_go_with_the_last() {
+    let node = NodeDir::new();
+    let old = node.delivery(Manner::Mounts);
+    let (kept, _) = old.allot().unwrap();
+    old.give(&kept, &given("train", 4 * GIB)).unwrap();
+    let file = node.path(&format!("var/lib/vgpu/lib/{}/libvgpu.so", old.library()));
+    let before = stamp(&file);
+    assert_eq!(mode(&file), 0o444);
+
+    node.write_library(b"two");
+    let new = node.delivery(Manner::Cdi);
+    assert_ne!(new.library(), old.library());
+    new.give(&kept, &given("train", 4 * GIB)).unwrap();
+    new.give(&name("b"), &given("other", GIB)).unwrap();
+    assert_eq!(new.tidy().unwrap(), [""; 0].map(PathBuf::from));
+    assert_eq!((node.libraries().len(), stamp(&file)), (2, before));
+    let spec = std::fs::read_to_string(node.spec(&name("b"))).unwrap();
+    assert!(spec.contains(new.library()) && !spec.contains(old.library()));
+
+    new.remove(&kept).unwrap();
+    assert_eq!(new.tidy().unwrap(), [file.parent().unwrap()]);
+    assert_eq!(node.libraries(), [new.library()]);
+    // The same again writes nothing.
+    let file = node.path(&format!("var/lib/vgpu/lib/{}/libvgpu.so", new.library()));
+    let before = stamp(&file);
+    drop(node.delivery(Manner::Cdi));
+    assert_eq!(stamp(&file), before);
+}
+
+#[test]
+fn a_library_that_the_loader_would_not_take_is_never_delivered() {
+    let node = NodeDir::new();
+    std::fs::write(node.path("image/libvgpu.so"), "#!/bin/sh").unwrap();
+    let error = Delivery::new(node.settings(Manner::Cdi))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("is not a 64-bit shared library"), "{error}");
+    assert_eq!(node.libraries(), [""; 0]);
+
+    // One that was changed where it lies is not trusted, and not touched.
+    node.write_library(b"one");
+    let version = node.delivery(Manner::Cdi).library().to_owned();
+    let file = node.path(&format!("var/lib/vgpu/lib/{version}/libvgpu.so"));
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    std::fs::write(&file, elf(b"xxx")).unwrap();
+    let again = node.delivery(Manner::Cdi);
+    assert_eq!(again.library(), format!("{version}-1"));
+    assert_eq!(std::fs::read(&file).unwrap(), elf(b"xxx"));
+}
+
+#[test]
+fn a_container_whose_library_is_gone_gets_the_present_one_or_hears_why_not() {
+    let node = NodeDir::new();
+    let old = node.delivery(Manner::Mounts);
+    let (mounted, _) = old.allot().unwrap();
+    drop(old);
+    node.delivery(Manner::Cdi)
+        .give(&name("a"), &given("train", GIB))
+        .unwrap();
+    std::fs::remove_dir_all(node.path("var/lib/vgpu/lib")).unwrap();
+    node.write_library(b"two");
+    let new = node.delivery(Manner::Cdi);
+
+    new.give(&name("a"), &given("train", GIB)).unwrap();
+    assert!(
+        std::fs::read_to_string(node.spec(&name("a")))
+            .unwrap()
+            .contains(new.library())
+    );
+    let error = new
+        .give(&mounted, &given("other", GIB))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("is gone from the node; delete the pod"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_another_release_wrote_is_left_alone() {
+    use std::os::unix::fs::FileExt;
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Cdi);
+    delivery.give(&name("a"), &given("train", GIB)).unwrap();
+    let path = node.container(&name("a"), "limits");
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&9_u32.to_ne_bytes(), 8).unwrap();
+
+    let error = delivery
+        .give(&name("a"), &given("train", 2 * GIB))
+        .unwrap_err()
+        .to_string();
+
+    assert!(
+        error.ends_with("limits: version 9, newest known here is 1"),
+        "{error}"
+    );
+    assert!(matches!(
+        LimitsMap::open(&path),
+        Err(FileError::NewerVersion { found: 9, .. })
+    ));
+}
+
+/// A node whose disk has room for so many KiB: a file system in a name space of this command's own.
+#[test]
+fn a_full_disk_is_said_and_nothing_is_half_there() {
+    let node = NodeDir::new();
+    std::fs::create_dir_all(node.path("var/lib/vgpu")).unwrap();
+    let script =
+        "mount -t tmpfs -o size=5m none \"$VGPU_TEST_NODE/var/lib/vgpu\" && exec \"$0\" \"$@\"";
+    let mut command = std::process::Command::new("unshare");
+    command.args(["-rm", "sh", "-c", script]);
+    command.arg(std::env::current_exe().unwrap());
+    command.args([
+        "delivery::tests::child_on_a_full_disk",
+        "--exact",
+        "--ignored",
+        "--nocapture",
+    ]);
+    command.env("VGPU_TEST_NODE", node.path(""));
+    let ended = command.output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    if said.contains("unshare failed") || said.contains("permission denied") {
+        // A machine without name spaces for users.
+        return;
+    }
+    assert!(
+        ended.status.success(),
+        "{said}\n{}",
+        String::from_utf8_lossy(&ended.stdout)
+    );
+}
+
+#[test]
+#[ignore = "a part of a_full_disk_is_said_and_nothing_is_half_there"]
+fn child_on_a_full_disk() {
+    let root = PathBuf::from(std::env::var_os("VGPU_TEST_NODE").unwrap());
+    let cards = watch::Sender::new(Some(Arc::new(inventory(1))));
+    let mounts = Delivery::new(settings(&root, Manner::Mounts, cards.subscribe())).unwrap();
+    let cdi = Delivery::new(settings(&root, Manner::Cdi, cards.subscribe())).unwrap();
+
+    let errors = [
+        mounts.allot().map(drop).unwrap_err().to_string(),
+        cdi.give(&name("a"), &given("train", GIB))
+            .unwrap_err()
+            .to_string(),
+    ];
+
+    for error in errors {
+        assert!(
+            error.contains("/region: no space left on the disk"),
+            "{error}"
+        );
+    }
+    assert_eq!(files::names(cdi.root()).unwrap(), [""; 0]);
+    assert!(!root.join("var/run/cdi").exists());
+    assert_eq!(cdi.known().unwrap(), []);
+}
+
+/// What an agent does in its life, killed at every step of it by the step's number.
+#[test]
+fn an_agent_that_is_killed_at_any_step_leaves_nothing_that_the_next_one_does_not_put_right() {
+    let mut steps = 0;
+    loop {
+        let node = NodeDir::new();
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args([
+            "delivery::tests::child_that_is_killed",
+            "--exact",
+            "--ignored",
+        ]);
+        command
+            .env("VGPU_TEST_NODE", node.path(""))
+            .env("VGPU_TEST_STEP", steps.to_string());
+        let ended = command.output().unwrap();
+        let what = format!("killed at step {steps}");
+
+        // Whatever a runtime can read is complete.
+        for text in ["a", "b"] {
+            if node.spec(&name(text)).exists() {
+                is_whole_enough(&node, &name(text), &what);
+            }
+        }
+        let delivery = node.delivery(Manner::Cdi);
+        delivery
+            .give(&name("a"), &given("train", 4 * GIB))
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        is_whole(&node, &name("a"), &what);
+        delivery.remove(&name("b")).unwrap();
+        for known in delivery.known().unwrap() {
+            if known != name("a") {
+                // Allotted, and told to nobody.
+                delivery.remove(&known).unwrap();
+            }
+        }
+        delivery
+            .tidy()
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(files::names(delivery.root()).unwrap(), ["a"], "{what}");
+        let inside = files::names(&delivery.root().join("a")).unwrap();
+        assert_eq!(
+            inside,
+            ["container.json", "limits", "region", "targets"],
+            "{what}"
+        );
+        assert_eq!(
+            files::names(&node.path("var/run/cdi")).unwrap(),
+            ["vgpu-a.json"],
+            "{what}"
+        );
+        assert_eq!(node.libraries(), [delivery.library()], "{what}");
+
+        if ended.status.success() {
+            break;
+        }
+        steps += 1;
+        assert!(steps < 200, "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+    assert!(steps > 40, "only {steps} steps were tried");
+}
+
+/// Host-owned files are never half. A region that its container has spoilt is whole before that is started again.
+fn is_whole_enough(node: &NodeDir, name: &Name, what: &str) {
+    assert_eq!(node.limits(name).devices.len(), 1, "{what}");
+    let path = node.container(name, "");
+    let instance = supervisor::instance::Instance::open(&path)
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+    let labels = instance
+        .labels()
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(!labels.pod.is_empty(), "{what}");
+    TargetsFile::open(&node.container(name, "targets"))
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+}
+
+#[test]
+#[ignore = "a part of an_agent_that_is_killed_at_any_step_leaves_nothing_that_the_next_one_does_not_put_right"]
+fn child_that_is_killed() {
+    let root = PathBuf::from(std::env::var_os("VGPU_TEST_NODE").unwrap());
+    let step: i64 = std::env::var("VGPU_TEST_STEP").unwrap().parse().unwrap();
+    let cards = watch::Sender::new(Some(Arc::new(inventory(1))));
+    // A careful administrator's umask must not close a container's own files to it.
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    steps::arm(step);
+    let cdi = Delivery::new(settings(&root, Manner::Cdi, cards.subscribe())).unwrap();
+    cdi.give(&name("a"), &given("train", 3 * GIB)).unwrap();
+    cdi.give(&name("a"), &given("train", 4 * GIB)).unwrap();
+    // Spoilt by its container, and made anew.
+    std::fs::write(root.join("var/lib/vgpu/containers/a/region"), "").unwrap();
+    cdi.give(&name("a"), &given("train", 4 * GIB)).unwrap();
+    cdi.give(&name("b"), &given("other", GIB)).unwrap();
+    cdi.remove(&name("b")).unwrap();
+    let mounts = Delivery::new(settings(&root, Manner::Mounts, cards.subscribe())).unwrap();
+    let (mounted, _) = mounts.allot().unwrap();
+    mounts.give(&mounted, &given("third", GIB)).unwrap();
+    mounts.remove(&mounted).unwrap();
+}
