@@ -1,0 +1,657 @@
+"""The inside of chart-check: renders the chart, and judges what comes out.
+
+A check is a function whose name says what holds; it raises Wrong with a sentence. Nothing here knows how the chart
+makes an object, only what has to be true of it. Writes to its working folder and, with --server, to the API server
+that KUBECONFIG names.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import yaml
+
+from chart_rules import RBAC, HOST_PATHS, CAPABILITIES, REFUSED, UPGRADES_KEEP
+
+CHART = pathlib.Path("charts/vgpu")
+NAMESPACE = "gpu-system"
+RELEASE = "vgpu"
+VERSIONS = [f"1.{minor}.{patch}" for minor, patch in zip(range(18, 36), [20, 16, 15, 14, 17, 17, 17, 16, 15, 16, 15, 15, 14, 13, 12, 8, 3, 4])]
+LATEST = VERSIONS[-1]
+# What the API server of our tests is missing; their shape is looked at by the checks themselves.
+OPERATOR = {"ServiceMonitor", "PrometheusRule"}
+VENDOR_VERSIONS = ["v1.31.2-eks-7f9249a", "v1.30.4-gke.1348000", "v1.33.1+k3s1", "v1.29.8+rke2r1"]
+
+
+class Wrong(Exception):
+    """What does not hold, in a sentence."""
+
+
+def need(truth, text):
+    if not truth:
+        raise Wrong(text)
+
+
+def run(*command, ok=True, **more):
+    done = subprocess.run(command, capture_output=True, text=True, **more)
+    if ok and done.returncode != 0:
+        raise Wrong(f"{' '.join(map(str, command))[:200]}: {(done.stderr or done.stdout).strip()[-1500:]}")
+    return done
+
+
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """YAML that refuses a key given twice: the later one would win without a word."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value]
+        need(len(keys) == len(set(keys)), f"a key is given twice: {sorted(k for k in set(keys) if keys.count(k) > 1)}")
+        return super().construct_mapping(node, deep)
+
+
+def read(text):
+    return [document for document in yaml.load_all(text, Loader) if document]
+
+
+class Rendered:
+    """What one set of values gives on one version."""
+
+    def __init__(self, values, version, text):
+        self.values, self.version, self.text = values, version, text
+        self.minor = int(re.search(r"1\.(\d+)", version)[1])
+        self.objects = read(text)
+
+    def __str__(self):
+        return f"{self.values} on {self.version}"
+
+    def of(self, *kinds):
+        return [thing for thing in self.objects if thing["kind"] in kinds]
+
+    def one(self, kind, name):
+        found = [thing for thing in self.of(kind) if thing["metadata"]["name"] == name]
+        need(len(found) == 1, f"{self}: {len(found)} of {kind} {name}")
+        return found[0]
+
+    def workloads(self):
+        return self.of("Deployment", "DaemonSet")
+
+    def containers(self):
+        for workload in self.workloads():
+            for container in workload["spec"]["template"]["spec"]["containers"]:
+                yield workload, container
+
+    def parsed(self):
+        """Configuration inside of ConfigMaps: (name, key, value)."""
+        for config in self.of("ConfigMap"):
+            for key, text in config["data"].items():
+                yield config["metadata"]["name"], key, text
+
+
+def render(values, version, *more):
+    files = [] if values == "defaults" else ["-f", str(CHART / "ci" / f"{values}-values.yaml")]
+    command = ["helm", "template", RELEASE, str(CHART), "-n", NAMESPACE, "--kube-version", version, *files, *more]
+    return Rendered(values, version, run(*command).stdout)
+
+
+# --- what holds of every rendering ---------------------------------------------------------------------------------
+
+
+def no_container_has_more_rights_than_it_needs(rendered):
+    for workload, container in rendered.containers():
+        name = f"{rendered}: {container['name']}"
+        security = container.get("securityContext", {})
+        need(not security.get("privileged"), f"{name} is privileged")
+        need(security.get("allowPrivilegeEscalation") is False, f"{name} may gain rights")
+        need(security.get("readOnlyRootFilesystem") is True, f"{name} may write to its root file system")
+        need(security["capabilities"].get("drop") == ["ALL"], f"{name} keeps capabilities")
+        added = set(security["capabilities"].get("add", []))
+        need(added <= CAPABILITIES.get(container["name"], set()), f"{name} has the capabilities {added}")
+        mixed = "--mig-strategy=mixed" in container.get("args", [])
+        need(("SYS_ADMIN" in added) == mixed, f"{name}: SYS_ADMIN is for MIG alone")
+        need("limits" in container["resources"] or container["name"].endswith("scheduler"), f"{name} has no limit")
+        pod = workload["spec"]["template"]
+        host = pod["spec"]
+        agent = workload["kind"] == "DaemonSet"
+        need(bool(host.get("hostPID")) <= agent and not host.get("hostIPC"), f"{name} shares the host's processes")
+        need(not host.get("hostNetwork") or container["name"] == "vgpu-webhook", f"{name} is in the host's network")
+        if not agent:
+            need(host["securityContext"]["runAsNonRoot"] is True, f"{name} runs as root")
+        if rendered.minor >= 19:
+            need(host["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, f"{name} has no seccomp profile")
+        else:
+            key = "seccomp.security.alpha.kubernetes.io/pod"
+            need(pod["metadata"]["annotations"].get(key) == "runtime/default", f"{name} has no seccomp profile")
+
+
+def nothing_of_the_host_is_mounted_but_what_is_listed(rendered):
+    for workload in rendered.workloads():
+        for volume in workload["spec"]["template"]["spec"].get("volumes", []):
+            if "hostPath" in volume:
+                need(workload["kind"] == "DaemonSet", f"{rendered}: {workload['metadata']['name']} mounts a path of the host")
+                path = volume["hostPath"]["path"].replace("/data/kubelet", "/var/lib/kubelet")
+                need(path in HOST_PATHS, f"{rendered}: {path} is mounted")
+
+
+def every_image_has_a_tag_and_a_registry(rendered):
+    for _, container in rendered.containers():
+        image = container["image"]
+        need(re.fullmatch(r"[a-z0-9.:-]+(/[a-z0-9._-]+)+(:v?\d[\w.-]*|@sha256:[0-9a-f]{64})", image), f"{rendered}: image {image}")
+        need(not image.endswith(":latest"), f"{rendered}: {image} is another one each day")
+
+
+def every_selector_selects_its_own_pods(rendered):
+    pods = [(w["metadata"]["name"], w["spec"]["template"]["metadata"]["labels"]) for w in rendered.workloads()]
+    for thing in rendered.of("Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "DaemonSet"):
+        spec = thing["spec"]
+        selector = spec.get("podSelector", spec.get("selector"))
+        selector = selector.get("matchLabels", selector)
+        hit = [name for name, labels in pods if selector.items() <= labels.items()]
+        need(len(hit) == 1, f"{rendered}: {thing['kind']} {thing['metadata']['name']} selects {hit}")
+        need(thing["metadata"]["name"].startswith(hit[0]), f"{rendered}: {thing['metadata']['name']} selects {hit[0]}")
+
+
+def every_port_that_is_named_is_there(rendered):
+    for service in rendered.of("Service"):
+        selector = service["spec"]["selector"]
+        for workload in rendered.workloads():
+            template = workload["spec"]["template"]
+            if selector.items() <= template["metadata"]["labels"].items():
+                ports = {p["name"]: p["containerPort"] for c in template["spec"]["containers"] for p in c.get("ports", [])}
+                for port in service["spec"]["ports"]:
+                    need(port["targetPort"] in ports, f"{rendered}: Service {service['metadata']['name']}: port {port}")
+        if service["spec"].get("type") == "NodePort":
+            need(service["spec"]["externalTrafficPolicy"] == "Local", f"{rendered}: any node answers for any other")
+            need(service["metadata"]["labels"]["vgpu.io/scrape"] == "false", f"{rendered}: agents are scraped twice")
+    for workload, container in rendered.containers():
+        names = {port["name"] for port in container.get("ports", [])}
+        numbers = {str(port["containerPort"]) for port in container.get("ports", [])}
+        for probe in ("livenessProbe", "readinessProbe"):
+            if probe in container:
+                need(container[probe]["httpGet"]["port"] in names, f"{rendered}: {container['name']}: {probe} asks nobody")
+        for argument in container.get("args", []):
+            listens = re.fullmatch(r"--(metrics-bind-address|metrics-addr|http_bind)=(.*):(\d+)", argument)
+            if listens and not listens[2].startswith("127."):
+                need(listens[3] in numbers, f"{rendered}: {container['name']} listens on {listens[3]}, which is no port of it")
+
+
+def the_verbs_listen_on_loopback_beside_kube_scheduler(rendered):
+    pods = [w for w in rendered.workloads() if w["metadata"]["name"].endswith("-scheduler")]
+    for pod in pods:
+        containers = {c["name"]: c for c in pod["spec"]["template"]["spec"]["containers"]}
+        bind = [a for a in containers["vgpu-scheduler"]["args"] if a.startswith("--http_bind=")]
+        if "kube-scheduler" in containers:
+            need(bind == ["--http_bind=127.0.0.1:8080"], f"{rendered}: the verbs listen on {bind}")
+        else:
+            need(any(s["metadata"]["name"].endswith("-extender") for s in rendered.of("Service")), f"{rendered}: nobody can ask")
+
+
+def rights_are_only_those_that_are_listed(rendered):
+    for role in rendered.of("ClusterRole", "Role"):
+        name = role["metadata"]["name"].removeprefix(f"{RELEASE}-")
+        allowed = RBAC.get((role["kind"], name))
+        need(allowed is not None, f"{rendered}: {role['kind']} {name} is not listed")
+        for rule in role["rules"] or []:
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    for verb in rule["verbs"]:
+                        need("*" not in (group, resource, verb), f"{rendered}: {name}: a right to everything")
+                        named = bool(rule.get("resourceNames"))
+                        right = (group, resource, verb)
+                        need(right in allowed, f"{rendered}: {role['kind']} {name}: {right} is not listed")
+                        need(named or not allowed[right], f"{rendered}: {role['kind']} {name}: {right} without a name")
+    for binding in rendered.of("ClusterRoleBinding", "RoleBinding"):
+        role, [subject] = binding["roleRef"]["name"], binding["subjects"]
+        if role.startswith("system:"):
+            need(role in ("system:kube-scheduler", "system:volume-scheduler"), f"{rendered}: bound to {role}")
+            need(subject["name"] == f"{RELEASE}-scheduler", f"{rendered}: {role} goes to {subject['name']}")
+        else:
+            need(role == subject["name"], f"{rendered}: {role} goes to {subject['name']}")
+        need(subject["namespace"] == NAMESPACE, f"{rendered}: an account of {subject['namespace']}")
+    accounts = {a["metadata"]["name"] for a in rendered.of("ServiceAccount")}
+    for workload in rendered.workloads():
+        need(workload["spec"]["template"]["spec"]["serviceAccountName"] in accounts, f"{rendered}: an account is missing")
+
+
+def api_versions_are_those_of_the_cluster(rendered):
+    minor = rendered.minor
+    for budget in rendered.of("PodDisruptionBudget"):
+        need(budget["apiVersion"] == ("policy/v1" if minor >= 21 else "policy/v1beta1"), f"{rendered}: {budget['apiVersion']}")
+    for runtime in rendered.of("RuntimeClass"):
+        need(runtime["apiVersion"] == ("node.k8s.io/v1" if minor >= 20 else "node.k8s.io/v1beta1"), f"{rendered}: {runtime['apiVersion']}")
+    for agent in rendered.of("DaemonSet"):
+        template = agent["spec"]["template"]
+        exporter = [c for c in template["spec"]["containers"] if c["name"] == "exporter"]
+        key = "container.apparmor.security.beta.kubernetes.io/exporter"
+        for container in exporter:
+            need(("appArmorProfile" in container["securityContext"]) == (minor >= 30), f"{rendered}: appArmorProfile")
+            need((key in template["metadata"]["annotations"]) == (minor < 30), f"{rendered}: {key}")
+    for name, key, text in rendered.parsed():
+        if key == "config.yaml":
+            # The tag of the image, where values name one, says which kube-scheduler reads it.
+            image = next(c["image"] for _, c in rendered.containers() if c["name"] == "kube-scheduler")
+            scheduler = int(re.search(r":v1\.(\d+)", image)[1])
+            api = "v1" if scheduler >= 25 else "v1beta3" if scheduler >= 23 else "v1beta2" if scheduler >= 22 else "v1beta1" if scheduler >= 19 else "v1alpha2"
+            need(read(text)[0]["apiVersion"] == f"kubescheduler.config.k8s.io/{api}", f"{rendered}: {text[:60]}")
+            need(rendered.values == "hami" or scheduler == minor, f"{rendered}: kube-scheduler {image}")
+
+
+def kube_scheduler_asks_for_every_resource(rendered):
+    device = next(text for _, key, text in rendered.parsed() if key == "device-config.yaml")
+    [device] = read(device)
+    for _, key, text in rendered.parsed():
+        if key != "config.yaml":
+            continue
+        [config] = read(text)
+        need(config["percentageOfNodesToScore"] == 100, f"{rendered}: nodes are sampled before we are asked")
+        [extender] = config["extenders"]
+        need(extender["preemptVerb"] == "preempt" and not extender["ignorable"] and extender["nodeCacheCapable"], f"{rendered}: extender")
+        managed = {entry["name"]: entry["ignoredByScheduler"] for entry in extender["managedResources"]}
+        counted = [name for name, ignored in managed.items() if not ignored]
+        need(counted == [device["nvidia"]["resourceCountName"]], f"{rendered}: kube-scheduler counts {counted}")
+        if rendered.values == "all-on":
+            theirs = yaml.load(pathlib.Path("tests/cluster/kube-scheduler.yaml").read_text(), Loader)
+            theirs = {e["name"]: e["ignoredByScheduler"] for e in theirs["extenders"][0]["managedResources"]}
+            managed.pop("example.com/accelerator")
+            need(managed == theirs, f"{rendered}: managedResources and tests/cluster/kube-scheduler.yaml differ in {set(managed) ^ set(theirs)}")
+
+
+def nothing_is_left_of_helm(rendered):
+    for line in rendered.text.splitlines():
+        if "{{" in line and not re.search(r"\{\{ ?\$(labels|value)|\{\{[a-z_]+\}\}", line):
+            raise Wrong(f"{rendered}: {line.strip()[:120]}")
+        need("<no value>" not in line and "%!" not in line, f"{rendered}: {line.strip()[:120]}")
+    for thing in rendered.objects:
+        cluster = thing["kind"] in ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "RuntimeClass")
+        need(cluster == ("namespace" not in thing["metadata"]), f"{rendered}: namespace of {thing['kind']}")
+        need(thing["metadata"]["labels"]["app.kubernetes.io/name"] == "vgpu", f"{rendered}: labels of {thing['kind']}")
+        size = len(json.dumps(thing))
+        # kubectl apply keeps the whole object in an annotation, of which 256 KiB are allowed.
+        need(size < 200_000, f"{rendered}: {thing['kind']} {thing['metadata']['name']} has {size} bytes")
+
+
+EACH = [
+    no_container_has_more_rights_than_it_needs,
+    nothing_of_the_host_is_mounted_but_what_is_listed,
+    every_image_has_a_tag_and_a_registry,
+    every_selector_selects_its_own_pods,
+    every_port_that_is_named_is_there,
+    the_verbs_listen_on_loopback_beside_kube_scheduler,
+    rights_are_only_those_that_are_listed,
+    api_versions_are_those_of_the_cluster,
+    kube_scheduler_asks_for_every_resource,
+    nothing_is_left_of_helm,
+]
+
+
+# --- what holds of the chart ---------------------------------------------------------------------------------------
+
+
+def helm_has_nothing_to_say(_):
+    for values in SETS:
+        files = [] if values == "defaults" else ["-f", str(CHART / "ci" / f"{values}-values.yaml")]
+        said = run("helm", "lint", "--strict", str(CHART), *files).stdout
+        need("[ERROR]" not in said and "[WARNING]" not in said, said)
+
+
+def every_program_takes_the_flags_it_is_given(all_rendered):
+    """With --version at the end a program reads its flags, says its version and does nothing else."""
+    seen = set()
+    for rendered in all_rendered:
+        for _, container in rendered.containers():
+            program, *rest = container["command"]
+            if program == "kube-scheduler":
+                continue
+            # What needs a file or goes with another flag is only read here, not opened.
+            command = (os.environ["VGPU_BIN"] + "/" + program, *rest, *container["args"])
+            if command not in seen:
+                seen.add(command)
+                run(*command, "--version", env={"PATH": os.environ["PATH"]})
+    need(len(seen) >= 8, f"only {len(seen)} commands were tried")
+
+
+def our_scheduler_reads_the_device_configuration(all_rendered):
+    for rendered in all_rendered:
+        if rendered.version != LATEST:
+            continue
+        text = next(text for _, key, text in rendered.parsed() if key == "device-config.yaml")
+        file = WORK / f"device-{rendered.values}.yaml"
+        file.write_text(text)
+        state = WORK / "state.json"
+        state.write_text('{"nodes": [], "pods": []}')
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        program = os.environ["VGPU_BIN"] + "/vgpu-scheduler"
+        arguments = ["--embedded", state, f"--http_bind=127.0.0.1:{port}", "--device-config-file", file]
+        process = subprocess.Popen([program, *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+        try:
+            until = time.monotonic() + 20
+            while True:
+                if process.poll() is not None:
+                    raise Wrong(f"{rendered}: {process.stderr.read()[-500:]}")
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5).close()
+                    break
+                except OSError:
+                    need(time.monotonic() < until, f"{rendered}: vgpu-scheduler does not serve")
+                    time.sleep(0.02)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def the_standard_device_configuration_is_the_products(all_rendered):
+    ours = (CHART / "files/device-config.yaml").read_text()
+    theirs = pathlib.Path("crates/kube-api/src/config/standard.yaml").read_text()
+    need(ours == theirs, "charts/vgpu/files/device-config.yaml is not crates/kube-api/src/config/standard.yaml: copy it")
+    rendered = next(r for r in all_rendered if r.values == "defaults" and r.version == LATEST)
+    text = next(text for _, key, text in rendered.parsed() if key == "device-config.yaml")
+    need(read(text) == read(theirs), "the values' defaults change the standard device configuration")
+
+
+def values_reach_what_they_are_for(all_rendered):
+    by = {r.values: r for r in all_rendered if r.version == LATEST}
+    device = lambda r: read(next(text for _, key, text in r.parsed() if key == "device-config.yaml"))[0]["nvidia"]
+    args = lambda r, container: next(c["args"] for _, c in r.containers() if c["name"] == container)
+    hami = device(by["hami"])
+    need((hami["deviceSplitCount"], hami["deviceMemoryScaling"], hami["runtimeClassName"]) == (8, 1.2, "nvidia"), f"{hami}")
+    need("--node-scheduler-policy=spread" in args(by["hami"], "vgpu-scheduler"), "hami: policy")
+    need("--gpu-scheduler-policy=binpack" in args(by["hami"], "vgpu-webhook"), "hami: policy")
+    nodes = by["hami"].one("ConfigMap", "vgpu-device-plugin")["data"]["config.json"]
+    need(json.loads(nodes)["nodeconfig"][0]["devicememoryscaling"] == 1.8, nodes)
+    nodes = by["all-on"].one("ConfigMap", "vgpu-device-plugin")["data"]["config.json"]
+    need(json.loads(nodes)["nodeconfig"][0]["operatingmode"] == "mig", nodes)
+    need(device(by["all-on"])["gpuCorePolicy"] == "force" and device(by["all-on"])["defaultMemory"] == 0, "overrides")
+    need("--devices-by-annotation=true" in args(by["mounts"], "vgpu-webhook"), "mounts: the webhook names no devices")
+    need("--devices-by-annotation=false" in args(by["defaults"], "vgpu-webhook"), "defaults: the webhook names devices")
+    need("--kubelet-dir=/data/kubelet" in args(by["mounts"], "plugin"), "mounts: kubeletDir")
+    need("--http_bind=[::]:9443" in args(by["all-on"], "vgpu-webhook"), "all-on: listenAddress")
+    need("--node-label-selector=gpu=on,zone=a" in args(by["all-on"], "vgpu-scheduler"), "all-on: nodeLabelSelector")
+    need("--otlp-endpoint=http://collector.observability:4318" in args(by["all-on"], "exporter"), "all-on: tracing")
+    for rendered in by.values():
+        written = rendered.of("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "Secret", "Job", "Certificate")
+        need(not written, f"{rendered}: the webhook writes its configuration itself, and here is {[o['kind'] for o in written]}")
+    operator = {thing["metadata"]["name"] for thing in by["all-on"].of("ServiceMonitor")}
+    need(operator == {"vgpu-scheduler", "vgpu-webhook", "vgpu-monitor"}, f"all-on: ServiceMonitors {operator}")
+    for monitor in by["all-on"].of("ServiceMonitor"):
+        services = [s for s in by["all-on"].of("Service") if monitor["spec"]["selector"]["matchLabels"].items() <= s["metadata"]["labels"].items()]
+        for end in monitor["spec"]["endpoints"]:
+            need(end["honorLabels"] is True, "the workload's labels would be renamed")
+            found = [s for s in services if end["port"] in {p["name"] for p in s["spec"]["ports"]} and s["metadata"]["labels"].get("vgpu.io/scrape") != "false"]
+            need(len(found) == 1, f"ServiceMonitor {monitor['metadata']['name']}: port {end['port']} is of {len(found)} Services")
+    for rule in by["all-on"].of("PrometheusRule"):
+        need(rule["spec"]["groups"], "a PrometheusRule without groups")
+    need("https://example.com/vgpu/docs/alerts.md" in by["all-on"].text, "runbookPrefix")
+    boards = [c for c in by["all-on"].of("ConfigMap") if "grafana_dashboard" in c["metadata"]["labels"]]
+    need(len(boards) == len(list(CHART.glob("dashboards/*.json"))) and boards[0]["metadata"]["namespace"] == "monitoring", "dashboards")
+    for board in boards:
+        [text] = board["data"].values()
+        json.loads(text)
+    probe = render("defaults", LATEST, "--api-versions", "monitoring.coreos.com/v1")
+    need(len(probe.of("ServiceMonitor")) == 3, "auto does not see Prometheus' operator")
+    need(not by["defaults"].of("ServiceMonitor"), "ServiceMonitors where there is no such API")
+
+
+def versions_with_a_vendors_suffix_are_taken(_):
+    for version in VENDOR_VERSIONS:
+        rendered = render("defaults", version)
+        images = [c["image"] for _, c in rendered.containers() if c["name"] == "kube-scheduler"]
+        need(images == ["registry.k8s.io/kube-scheduler:v" + re.search(r"\d+\.\d+\.\d+", version)[0]], f"{version}: {images}")
+
+
+def values_that_cannot_work_are_refused_with_what_is_wrong(_):
+    def refused(case):
+        done = run("helm", "template", RELEASE, str(CHART), "-n", NAMESPACE, *case[0], ok=False)
+        need(done.returncode != 0, f"{case[0]} is accepted")
+        for word in case[1:]:
+            need(word in done.stderr, f"{case[0]}: \"{word}\" is not in: {done.stderr.strip()[-300:]}")
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(refused, REFUSED))
+
+
+def the_notes_name_the_traps(_):
+    said = run("helm", "install", RELEASE, str(CHART), "-n", NAMESPACE, "--dry-run=client", "-f", str(CHART / "ci/hami-values.yaml")).stdout
+    for word in ("kubectl label node NODE gpu=on", "scripts/images", "Another device plugin", "pod-security", "scheduler.admissionWebhook", "devicePlugin.deviceListStrategy", "vgpu doctor"):
+        need(word in said, f"NOTES do not say \"{word}\"")
+
+
+def what_an_upgrade_cannot_change_is_as_it_was(all_rendered):
+    """Selectors, names, bindings and paths of released versions: a change there breaks `helm upgrade`."""
+    rendered = next(r for r in all_rendered if r.values == "defaults" and r.version == LATEST)
+    for kind, name, path, before in UPGRADES_KEEP:
+        now = rendered.one(kind, name)
+        for key in path:
+            now = now[int(key) if key.isdigit() else key]
+        need(now == before, f"{kind} {name}: {'.'.join(path)} was {before}, and is {now}: an upgrade cannot change it")
+
+
+# --- against a real API server -------------------------------------------------------------------------------------
+
+
+def schemas():
+    """JSON schemas of what the API server knows, unknown fields refused."""
+    document = json.loads(run("kubectl", "get", "--raw", "/openapi/v2").stdout)
+    definitions = document["definitions"]
+    for name, schema in definitions.items():
+        if name.endswith(".IntOrString"):
+            schema.pop("format", None)
+            schema.pop("type", None)
+            schema["oneOf"] = [{"type": "string"}, {"type": "integer"}]
+        elif name.endswith(".resource.Quantity"):
+            schema["type"] = ["string", "number"]
+        elif "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+    folder = WORK / "schemas"
+    folder.mkdir()
+    text = json.dumps({"definitions": definitions}).replace('"#/definitions/', '"_definitions.json#/definitions/')
+    (folder / "_definitions.json").write_text(text)
+    for name, schema in definitions.items():
+        for kind in schema.get("x-kubernetes-group-version-kind", []):
+            group = kind["group"].split(".")[0]
+            file = "-".join(filter(None, [kind["kind"].lower(), group, kind["version"]])) + ".json"
+            (folder / file).write_text(json.dumps({"$ref": f"_definitions.json#/definitions/{name}"}))
+    return folder
+
+
+def kubeconform_knows_every_field(all_rendered):
+    folder = schemas()
+    files = []
+    for rendered in all_rendered:
+        # What 1.35 has no more (policy/v1beta1, node.k8s.io/v1beta1) is held to the check of API versions.
+        objects = [o for o in rendered.objects if o["kind"] not in OPERATOR and not ("v1beta1" in o["apiVersion"] and rendered.minor < 21)]
+        file = WORK / f"{rendered.values}-{rendered.version}.json"
+        file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+        files.append(str(file))
+    location = str(folder) + "/{{ .ResourceKind }}{{ .KindSuffix }}.json"
+    done = run("kubeconform", "-strict", "-summary", "-n", "2", "-schema-location", location, *files)
+    # The schemas are our own make: they have to refuse what is wrong.
+    for field, value in (("replikas", 1), ("replicas", "many"), ("template", None)):
+        bad = json.loads(json.dumps(all_rendered[0].of("Deployment")[0]))
+        bad["spec"][field] = value
+        said = run("kubeconform", "-strict", "-schema-location", location, "-", ok=False, input=json.dumps(bad))
+        need(said.returncode != 0, f"kubeconform takes {field}: {value}")
+    print("   ", done.stdout.strip().splitlines()[-1])
+
+
+def the_api_server_takes_every_object(all_rendered):
+    run("kubectl", "create", "namespace", NAMESPACE)
+    for rendered in all_rendered:
+        if rendered.version != LATEST:
+            continue
+        file = WORK / "apply.json"
+        objects = [o for o in rendered.objects if o["kind"] not in OPERATOR and o["metadata"].get("namespace") != "monitoring"]
+        file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+        said = run("kubectl", "apply", "--dry-run=server", "--validate=strict", "-f", file)
+        need("Warning" not in said.stderr, f"{rendered}: {said.stderr}")
+
+
+def kube_scheduler_reads_its_configuration(all_rendered):
+    for rendered in all_rendered:
+        for _, key, text in rendered.parsed():
+            if key == "config.yaml" and "kubescheduler.config.k8s.io/v1\n" in text and rendered.version == LATEST:
+                [config] = read(text)
+                config["clientConnection"]["kubeconfig"] = os.environ["KUBECONFIG"]
+                file = WORK / f"kube-scheduler-{rendered.values}.yaml"
+                file.write_text(json.dumps(config))
+                out = WORK / f"kube-scheduler-{rendered.values}.out"
+                args = [a for _, c in rendered.containers() if c["name"] == "kube-scheduler" for a in c["args"] if "--config" not in a]
+                run("kube-scheduler", "--config", file, "--write-config-to", out, "--secure-port=0", *args, timeout=60)
+                [taken] = read(out.read_text())
+                need(len(taken["extenders"][0]["managedResources"]) == len(config["extenders"][0]["managedResources"]), f"{rendered}: {out}")
+
+
+def pod_security_is_as_the_notes_say(all_rendered):
+    rendered = next(r for r in all_rendered if r.values == "defaults" and r.version == LATEST)
+    for level in ("restricted", "baseline", "privileged"):
+        run("kubectl", "create", "namespace", level)
+        run("kubectl", "label", "namespace", level, f"pod-security.kubernetes.io/enforce={level}")
+        for name in ("default", *(a["metadata"]["name"] for a in rendered.of("ServiceAccount"))):
+            run("kubectl", "-n", level, "create", "serviceaccount", name, ok=False)
+    run("kubectl", "create", "priorityclass", f"{RELEASE}-trial", "--value=1")
+
+    def admit(workload, level):
+        template = workload["spec"]["template"]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trial", "namespace": level, **template["metadata"]}, "spec": dict(template["spec"])}
+        pod["spec"]["priorityClassName"] = f"{RELEASE}-trial"
+        return run("kubectl", "create", "--dry-run=server", "-f", "-", ok=False, input=json.dumps(pod))
+
+    for workload in rendered.workloads():
+        name = workload["metadata"]["name"]
+        agent = workload["kind"] == "DaemonSet"
+        done = admit(workload, "privileged" if agent else "restricted")
+        need(done.returncode == 0, f"{name}: {done.stderr}")
+        if agent:
+            said = admit(workload, "baseline").stderr
+            need("violates PodSecurity" in said, f"{name} is admitted by \"baseline\": say so in NOTES")
+            reasons = set(re.findall(r"(host namespaces|hostPath volumes|non-default capabilities|forbidden AppArmor profile)", said))
+            need(reasons >= {"host namespaces", "hostPath volumes", "non-default capabilities"}, said)
+            need("privileged" not in said.replace("privileged\":", ""), said)
+
+
+def an_upgrade_changes_objects_and_makes_none_anew(_):
+    """From a chart of another version: what running pods depend on keeps its uid, and its path."""
+    chart = WORK / "previous"
+    run("cp", "-R", str(CHART), str(chart))
+    about = (chart / "Chart.yaml").read_text()
+    (chart / "Chart.yaml").write_text(re.sub(r"(?m)^(version|appVersion): .*", r"\1: 0.0.9", about))
+    # Values of that time, kept: names that exist now and did not then are not among them.
+    options = ["-n", NAMESPACE, "--set", "devicePlugin.deviceSplitCount=5", "--set", "scheduler.livenessProbe=false"]
+    run("helm", "install", RELEASE, str(chart), *options)
+    kinds = "deployments,daemonsets,services,serviceaccounts,configmaps,poddisruptionbudgets"
+    objects = lambda: {(o["kind"], o["metadata"]["name"]): o for o in json.loads(run("kubectl", "-n", NAMESPACE, "get", kinds, "-o", "json").stdout)["items"]}
+    before = objects()
+    run("helm", "upgrade", RELEASE, str(CHART), "-n", NAMESPACE, "--reset-then-reuse-values", "--set", "webhook.replicas=3")
+    after = objects()
+    need(before.keys() <= after.keys(), f"gone: {before.keys() - after.keys()}")
+    for key, thing in before.items():
+        need(after[key]["metadata"]["uid"] == thing["metadata"]["uid"], f"{key} was made anew")
+    agent = after["DaemonSet", f"{RELEASE}-monitor"]
+    need("0.0.9" in json.dumps(before["DaemonSet", f"{RELEASE}-monitor"]) and "0.0.9" not in json.dumps(agent["spec"]), "the agent's image is the old one")
+    need(agent["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 1, "all agents go at once")
+    device = after["ConfigMap", f"{RELEASE}-scheduler-device"]["data"]["device-config.yaml"]
+    need(read(device)[0]["nvidia"]["deviceSplitCount"] == 5, "a value of the first installation is lost")
+    need(after["Deployment", f"{RELEASE}-webhook"]["spec"]["replicas"] == 3, "a value of the upgrade is lost")
+    run("helm", "rollback", RELEASE, "1", "-n", NAMESPACE)
+    run("helm", "uninstall", RELEASE, "-n", NAMESPACE, "--wait")
+    left = [key for key in objects() if key[1].startswith(RELEASE)]
+    need(not left, f"helm uninstall left {left}")
+
+
+def programs_have_the_rights_they_use(all_rendered):
+    """As their own accounts, by the API server's word."""
+    rendered = next(r for r in all_rendered if r.values == "defaults" and r.version == LATEST)
+    roles = [o for o in rendered.objects if o["kind"] in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")]
+    file = WORK / "roles.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": roles}))
+    run("kubectl", "apply", "-f", file)
+    may = {
+        "scheduler": ["list nodes", "watch pods", "create pods/binding -n default", "patch pods -n default", f"get leases/hami-scheduler -n {NAMESPACE}", f"update leases/hami-scheduler -n {NAMESPACE}", "create events -n default"],
+        "webhook": ["patch mutatingwebhookconfigurations/vgpu-webhook", "get clusterroles/vgpu-webhook", f"patch secrets/vgpu-webhook-ca -n {NAMESPACE}", "watch resourcequotas"],
+        "monitor": ["get pods -n default", "patch nodes", "create events -n default", f"patch leases -n {NAMESPACE}"],
+    }
+    may_not = {
+        "scheduler": ["get secrets -n default", "create pods -n default", f"update leases/other -n {NAMESPACE}", "patch deployments -n default"],
+        "webhook": ["patch mutatingwebhookconfigurations/other", f"get secrets/other -n {NAMESPACE}", "list pods", "update clusterroles/vgpu-webhook"],
+        "monitor": ["delete pods -n default", "create pods/eviction -n default", "get secrets -n default", "update nodes/status", "list configmaps -n default", "delete nodes"],
+    }
+    try:
+        for wanted, table in (("yes", may), ("no", may_not)):
+            for part, questions in table.items():
+                for question in questions:
+                    account = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-{part}"
+                    # Asked of the resource's subresource as kubectl spells it.
+                    said = run("kubectl", "auth", "can-i", *question.replace("pods/binding", "pods --subresource=binding").replace("pods/eviction", "pods --subresource=eviction").replace("nodes/status", "nodes --subresource=status").split(), "--as", account, ok=False).stdout.strip()
+                    need(said.splitlines()[-1:] == [wanted], f"{part}: may it {question}? {said}")
+    finally:
+        run("kubectl", "delete", "-f", file, "--wait=false")
+
+
+STATIC = [
+    helm_has_nothing_to_say,
+    every_program_takes_the_flags_it_is_given,
+    our_scheduler_reads_the_device_configuration,
+    the_standard_device_configuration_is_the_products,
+    values_reach_what_they_are_for,
+    versions_with_a_vendors_suffix_are_taken,
+    values_that_cannot_work_are_refused_with_what_is_wrong,
+    the_notes_name_the_traps,
+    what_an_upgrade_cannot_change_is_as_it_was,
+]
+SERVER = [
+    kubeconform_knows_every_field,
+    the_api_server_takes_every_object,
+    kube_scheduler_reads_its_configuration,
+    pod_security_is_as_the_notes_say,
+    an_upgrade_changes_objects_and_makes_none_anew,
+    programs_have_the_rights_they_use,
+]
+SETS = ["defaults", *sorted(file.name.removesuffix("-values.yaml") for file in CHART.glob("ci/*-values.yaml"))]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", type=pathlib.Path, required=True)
+    parser.add_argument("--server", action="store_true")
+    parser.add_argument("--only", default="")
+    asked = parser.parse_args()
+    global WORK
+    WORK = asked.work
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        # Every version with two sets, and with the others where something changes.
+        some = [version for version in VERSIONS if version == LATEST or version.split(".")[1] in ("18", "20", "24", "28")]
+        wanted = [(values, version) for values in SETS for version in (VERSIONS if values in ("defaults", "all-on") else some)]
+        rendered = list(pool.map(lambda both: render(*both), wanted))
+    print(f"{len(rendered)} renderings in {time.monotonic() - began:.1f} s")
+    passed = failed = 0
+
+    def attempt(name, check):
+        nonlocal passed, failed
+        if asked.only not in name:
+            return
+        began = time.monotonic()
+        try:
+            check()
+            passed += 1
+            print(f"test {name.replace('_', ' ')} ... ok ({time.monotonic() - began:.1f} s)")
+        except Wrong as wrong:
+            failed += 1
+            print(f"WRONG {name.replace('_', ' ')}: {wrong}")
+
+    for check in EACH:
+        attempt(check.__name__, lambda: [check(one) for one in rendered])
+    for check in STATIC + (SERVER if asked.server else []):
+        attempt(check.__name__, lambda: check(rendered))
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+main()

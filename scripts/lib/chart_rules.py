@@ -1,0 +1,100 @@
+"""What the chart may do, listed: whoever adds a right or a path adds it here, and says why in the template."""
+
+
+def rights(*rows):
+    """{(group, resource, verb): whether only of named objects}"""
+    allowed = {}
+    for group, resources, verbs, named in rows:
+        for resource in resources.split():
+            for verb in verbs.split():
+                allowed[group, resource, verb] = named and verb != "create"
+    return allowed
+
+
+RBAC = {
+    ("ClusterRole", "scheduler"): rights(
+        ("", "pods nodes resourcequotas", "get list watch", False),
+        ("", "pods nodes", "patch", False),
+        ("", "pods/binding", "create", False),
+        ("", "events", "create patch", False),
+    ),
+    ("Role", "scheduler"): rights(("coordination.k8s.io", "leases", "create get update", True)),
+    ("ClusterRole", "webhook"): rights(
+        ("admissionregistration.k8s.io", "mutatingwebhookconfigurations validatingwebhookconfigurations", "create get list watch patch", True),
+        ("rbac.authorization.k8s.io", "clusterroles", "get", True),
+        ("", "resourcequotas", "list watch", False),
+    ),
+    ("Role", "webhook"): rights(
+        ("", "secrets", "create get list watch patch", True),
+        ("coordination.k8s.io", "leases", "create get update", True),
+        ("events.k8s.io", "events", "create patch", False),
+    ),
+    ("ClusterRole", "monitor"): rights(
+        ("", "pods", "get list watch patch", False),
+        ("", "nodes", "get list watch patch", False),
+        ("", "events", "create patch", False),
+        # Only with devicePlugin.monitor.attest: evict.
+        ("", "pods/eviction", "create", False),
+    ),
+    ("Role", "monitor"): rights(("coordination.k8s.io", "leases", "get create patch", False)),
+}
+
+HOST_PATHS = {
+    "/var/lib/vgpu",
+    "/var/lib/vgpu/containers",
+    "/var/run/cdi",
+    "/etc/cdi",
+    "/var/lib/kubelet/device-plugins",
+    "/var/lib/kubelet/pod-resources",
+}
+
+CAPABILITIES = {"plugin": {"SYS_ADMIN"}, "exporter": {"SYS_PTRACE", "DAC_READ_SEARCH"}}
+
+# Arguments of helm, and what it has to say.
+REFUSED = [
+    (["--set", "devicePlugin.deviceSplitCuont=4"], "deviceSplitCuont"),
+    (["--set", "devicePlugin.deviceSplitCount=0"], "deviceSplitCount", "minimum"),
+    (["--set", "devicePlugin.deviceSplitCount=many"], "deviceSplitCount", "want integer"),
+    (["--set", "devicePlugin.deviceMemoryScaling=0"], "deviceMemoryScaling"),
+    (["--set", "devicePlugin.migStrategy=single"], "migStrategy", "'mixed'"),
+    (["--set", "devicePlugin.manner=env"], "manner", "'cdi'"),
+    (["--set", "devicePlugin.stateDir=var/lib"], "stateDir"),
+    (["--set", "devicePlugin.monitor.attest=kill"], "attest", "'report'"),
+    (["--set", "devicePlugin.monitor.service.type=LoadBalancer"], "service/type", "'NodePort'"),
+    (["--set", "devicePlugin.image.tag=a b"], "tag"),
+    (["--set", "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy=pack"], "nodeSchedulerPolicy", "'binpack'"),
+    (["--set", "scheduler.kubeScheduler.percentageOfNodesToScore=0"], "percentageOfNodesToScore"),
+    (["--set", "scheduler.metricsBindAddress=9395"], "metricsBindAddress"),
+    (["--set", "scheduler.reservationTimeout=15"], "reservationTimeout"),
+    (["--set", "webhook.url=http://gate:9443"], "webhook/url"),
+    (["--set", "webhook.timeoutSeconds=60"], "timeoutSeconds"),
+    (["--set", "webhook.failurePolicy=Ignore"], "failurePolicy"),
+    (["--set", "prometheus.enabled=yes"], "prometheus/enabled"),
+    (["--set", "resourceName=gpu"], "resourceName"),
+    (["--set", "priorityClass.value=2000000000"], "priorityClass/value"),
+    (["--set", "nothing=1"], "nothing"),
+    (["--set", "scheduler.replicas=2", "--set", "scheduler.leaderElect=false"], "needs scheduler.leaderElect"),
+    (["--set", "scheduler.replicas=2", "--set", "scheduler.kubeScheduler.enabled=false"], "needs scheduler.kubeScheduler.enabled"),
+    (["--set", "devicePlugin.createRuntimeClass=true"], "needs devicePlugin.runtimeClassName"),
+    (["--set", "deviceConfig.content=a: {", "--set-json", "deviceConfig.overrides={}"], "no YAML"),
+    (["--set", "deviceConfig.content=nvidia: {}", "--set", "deviceConfig.overrides.nvidia.defaultCores=1"], "not both"),
+    (["--kube-version", "1.17.0"], "kubeVersion"),
+]
+
+LABELS = lambda component: {"app.kubernetes.io/name": "vgpu", "app.kubernetes.io/instance": "vgpu", "app.kubernetes.io/component": component}
+
+# (kind, name, path, value): the API server refuses to change these, or running containers rely on them.
+UPGRADES_KEEP = [
+    ("Deployment", "vgpu-scheduler", ["spec", "selector", "matchLabels"], LABELS("scheduler")),
+    ("Deployment", "vgpu-webhook", ["spec", "selector", "matchLabels"], LABELS("webhook")),
+    ("DaemonSet", "vgpu-monitor", ["spec", "selector", "matchLabels"], LABELS("agent")),
+    ("Service", "vgpu-monitor", ["spec", "clusterIP"], "None"),
+    ("Service", "vgpu-scheduler", ["spec", "clusterIP"], "None"),
+    ("Service", "vgpu-webhook-metrics", ["spec", "clusterIP"], "None"),
+    ("PriorityClass", "vgpu", ["value"], 1000000),
+    ("ClusterRoleBinding", "vgpu-scheduler", ["roleRef", "name"], "vgpu-scheduler"),
+    ("ClusterRoleBinding", "vgpu-webhook", ["roleRef", "name"], "vgpu-webhook"),
+    ("ClusterRoleBinding", "vgpu-monitor", ["roleRef", "name"], "vgpu-monitor"),
+    # Containers that run have their limits, regions and library below it.
+    ("DaemonSet", "vgpu-monitor", ["spec", "template", "spec", "volumes", "0", "hostPath", "path"], "/var/lib/vgpu"),
+]
