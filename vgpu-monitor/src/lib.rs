@@ -35,6 +35,8 @@ pub mod collect;
 
 pub mod attest;
 
+pub mod reconcile;
+
 use std::sync::Arc;
 
 use axum::Router;

@@ -1,0 +1,73 @@
+//! The settings of attestation: flags, their variables, their defaults.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+/// What is done about processes that hold a GPU past their limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Nobody looks.
+    Off,
+    /// They are counted, and named in events.
+    Report,
+    /// Their pods are evicted, where these asked for a GPU; see `--attest-evict-dry-run`.
+    Evict,
+}
+
+/// Attestation.
+#[derive(Debug, Clone, Args)]
+pub struct Flags {
+    /// Look at every process that holds a GPU: has it our library, and its container's limits?
+    #[arg(long, env = "VGPU_ATTEST", value_enum, default_value_t = Mode::Off)]
+    pub attest: Mode,
+
+    /// With --attest=evict: only ask the API server whether it would evict; false evicts in earnest, one pod a minute.
+    #[arg(long, env = "VGPU_ATTEST_EVICT_DRY_RUN", value_parser = clap::builder::BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
+    pub attest_evict_dry_run: bool,
+
+    /// Namespaces whose pods may hold GPUs without asking for them, with commas between.
+    #[arg(
+        long,
+        env = "VGPU_ATTEST_EXEMPT_NAMESPACES",
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "kube-system,gpu-operator"
+    )]
+    pub attest_exempt_namespaces: Vec<String>,
+
+    /// Programs that may hold GPUs outside of pods, by the name of their file, with commas between.
+    #[arg(
+        long,
+        env = "VGPU_ATTEST_EXEMPT_PROGRAMS",
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "nvidia-persistenced,nvidia-smi,nvidia-fabricmanager,nv-fabricmanager,nvidia-imex,\
+                         nvidia-powerd,nv-hostengine,dcgm-exporter,nvidia-device-plugin,gpu-feature-discovery,\
+                         nvidia-cuda-mps-control,nvidia-cuda-mps-server,vgpu-monitor,vgpu"
+    )]
+    pub attest_exempt_programs: Vec<String>,
+
+    /// Where the installed libraries have their directories; by default `lib` beside the containers' directory.
+    #[arg(long, env = "VGPU_ATTEST_LIBRARIES", value_name = "DIR")]
+    pub attest_libraries: Option<PathBuf>,
+
+    /// What the path of a GPU device begins with.
+    #[arg(
+        long,
+        env = "VGPU_ATTEST_DEVICES",
+        value_name = "PREFIX",
+        default_value = "/dev/nvidia"
+    )]
+    pub attest_devices: String,
+
+    /// The library that this release brings: a process with another one counts as stale.
+    #[arg(
+        long = "attest-library",
+        env = "VGPU_LIBRARY",
+        value_name = "FILE",
+        default_value = "/usr/lib/vgpu/libvgpu.so"
+    )]
+    pub attest_library: PathBuf,
+}

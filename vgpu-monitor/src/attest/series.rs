@@ -1,0 +1,183 @@
+//! What is measured of processes that hold GPUs, as series. Never looks at a process.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+
+use super::verdict::Verdict;
+use crate::reconcile::Owners;
+
+/// How the processes of the node stand, at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Picture {
+    /// Name of the node.
+    pub node: String,
+    /// Processes that hold a GPU.
+    pub holders: Vec<Row>,
+    /// Memory that processes hold which are in no container of ours.
+    pub nobodys: BTreeMap<(String, Whose), u64>,
+    /// Which container of ours each process belongs to.
+    pub owners: Owners,
+    /// Processes of the node.
+    pub processes: u64,
+    /// Of them: those that could not be looked at.
+    pub unreadable: u64,
+    /// Turns since the start.
+    pub turns: u64,
+}
+
+/// Whose a process is; empty where that is not known, all empty for the host's own.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Whose {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// The pod.
+    pub pod: String,
+    /// The container.
+    pub container: String,
+}
+
+/// A process that holds a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// Its host pid.
+    pub pid: u32,
+    /// How it stands. A bad verdict that is not confirmed yet counts as none: see `Holder`.
+    pub verdict: Verdict,
+    /// Why.
+    pub reason: &'static str,
+    /// Whose it is.
+    pub whose: Whose,
+    /// The directory of its container.
+    pub container: Option<PathBuf>,
+}
+
+type Labels<'a> = Vec<(&'static str, Cow<'a, str>)>;
+
+impl Picture {
+    /// Writes every series.
+    ///
+    /// # Errors
+    /// The encoder's writer fails.
+    pub fn encode(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut by_verdict = BTreeMap::from(Verdict::ALL.map(|verdict| (verdict, 0_u64)));
+        let mut by_container: BTreeMap<(&Whose, Verdict), u64> = BTreeMap::new();
+        let mut unmanaged: BTreeMap<(&Whose, &str), u64> = BTreeMap::new();
+        for row in &self.holders {
+            let one = |count: &mut u64| *count = count.saturating_add(1);
+            one(by_verdict.entry(row.verdict).or_default());
+            if row.container.is_some() {
+                one(by_container.entry((&row.whose, row.verdict)).or_default());
+            }
+            if row.verdict.is_bad() {
+                one(unmanaged.entry((&row.whose, row.reason)).or_default());
+            }
+        }
+        gauge(
+            out,
+            "vgpu_node_gpu_processes",
+            None,
+            "Processes of the node that hold a GPU, by how they stand",
+            by_verdict.iter().map(|(verdict, count)| {
+                let labels = vec![
+                    ("node", Cow::Borrowed(self.node.as_str())),
+                    ("verdict", Cow::Borrowed(verdict.as_str())),
+                ];
+                (labels, *count)
+            }),
+        )?;
+        gauge(
+            out,
+            "vgpu_node_unmanaged_processes",
+            None,
+            "Processes that hold a GPU past the library or with other limits than their container's",
+            unmanaged.iter().map(|((whose, reason), count)| {
+                let mut labels = self.labels(whose);
+                labels.push(("reason", Cow::Borrowed(*reason)));
+                (labels, *count)
+            }),
+        )?;
+        gauge(
+            out,
+            "vgpu_container_gpu_processes",
+            None,
+            "Processes of a container that hold a GPU, by how they stand",
+            by_container.iter().map(|((whose, verdict), count)| {
+                let mut labels = self.labels(whose);
+                labels.push(("verdict", Cow::Borrowed(verdict.as_str())));
+                (labels, *count)
+            }),
+        )?;
+        gauge(
+            out,
+            "vgpu_node_unaccounted",
+            Some(Unit::Bytes),
+            "Memory of a GPU that processes hold which are in no container of ours in bytes",
+            self.nobodys.iter().map(|((uuid, whose), bytes)| {
+                let mut labels = self.labels(whose);
+                labels.push(("device_uuid", Cow::Borrowed(uuid.as_str())));
+                (labels, *bytes)
+            }),
+        )?;
+        let one = |value: u64| [(vec![("node", Cow::Borrowed(self.node.as_str()))], value)];
+        gauge(
+            out,
+            "vgpu_monitor_attested_processes",
+            None,
+            "Processes of the node that attestation knows",
+            one(self.processes),
+        )?;
+        gauge(
+            out,
+            "vgpu_monitor_unreadable_processes",
+            None,
+            "Processes that attestation may not look at",
+            one(self.unreadable),
+        )?;
+        let mut family = out.encode_descriptor(
+            "vgpu_monitor_attest_turns",
+            "How often attestation has looked",
+            None,
+            MetricType::Counter,
+        )?;
+        for (labels, value) in one(self.turns) {
+            family
+                .encode_family(&labels)?
+                .encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
+        }
+        Ok(())
+    }
+
+    fn labels<'a>(&'a self, whose: &'a Whose) -> Labels<'a> {
+        vec![
+            ("node", Cow::Borrowed(self.node.as_str())),
+            ("namespace", Cow::Borrowed(whose.namespace.as_str())),
+            ("pod", Cow::Borrowed(whose.pod.as_str())),
+            ("container", Cow::Borrowed(whose.container.as_str())),
+        ]
+    }
+}
+
+/// A family without a sample is left out.
+fn gauge<'a>(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    unit: Option<Unit>,
+    help: &str,
+    samples: impl IntoIterator<Item = (Labels<'a>, u64)>,
+) -> fmt::Result {
+    let mut samples = samples.into_iter().peekable();
+    if samples.peek().is_none() {
+        return Ok(());
+    }
+    let mut family = out.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+    for (labels, value) in samples {
+        family.encode_family(&labels)?.encode_gauge(&value)?;
+    }
+    Ok(())
+}

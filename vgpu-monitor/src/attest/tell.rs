@@ -1,0 +1,231 @@
+//! Who is told of a process that holds a GPU past its limits, in which words, and how often. Never judges.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use events::{Events, Kind};
+
+use super::cluster::{Cluster, Evict};
+use super::verdict::{Ground, Known, Reason};
+use super::watch::Holder;
+use crate::reconcile::Gap;
+
+/// The same is said again after this.
+const AGAIN: Duration = Duration::from_secs(1800);
+/// More than this is not remembered: then it is said again.
+const MOST: usize = 4096;
+/// One pod is evicted each so often.
+const EVICT_EVERY: Duration = Duration::from_secs(60);
+
+/// What is done to pods with a process past its limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// They are named.
+    Report,
+    /// They are evicted; with `dry_run` the API server is asked whether it would.
+    Evict {
+        /// Whether nothing happens in earnest.
+        dry_run: bool,
+    },
+}
+
+/// Says what there is to say, each thing once in a while.
+#[derive(Debug)]
+pub struct Teller {
+    node: String,
+    policy: Policy,
+    events: Events,
+    cluster: Cluster,
+    said: HashMap<String, Instant>,
+    evicted: Option<Instant>,
+}
+
+impl Teller {
+    /// One that has said nothing yet.
+    #[must_use]
+    pub fn new(node: &str, policy: Policy, events: Events, cluster: Cluster) -> Self {
+        Self {
+            node: node.to_owned(),
+            policy,
+            events,
+            cluster,
+            said: HashMap::new(),
+            evicted: None,
+        }
+    }
+
+    /// Tells of a process whose verdict is bad and confirmed.
+    pub fn process(&mut self, holder: &Holder, ground: &Ground, now: Instant) {
+        let known = holder
+            .judged
+            .container
+            .as_ref()
+            .and_then(|path| ground.containers.get(path));
+        let place = holder.facts.place.as_ref();
+        let uid = place.map_or("", |place| place.pod_uid.as_str());
+        let reason = holder.judged.reason;
+        let key = format!(
+            "{uid}/{}/{}/{}",
+            known.map_or("", |known| known.container.as_str()),
+            reason.as_str(),
+            holder.facts.program
+        );
+        if self.is_news(key, now) {
+            let text = sentence(holder, known, place.is_some());
+            let named = known
+                .map(|known| (known.namespace.as_str(), known.pod.as_str()))
+                .or_else(|| {
+                    let (namespace, pod) = ground.pods.get(uid)?;
+                    Some((namespace.as_str(), pod.as_str()))
+                });
+            tracing::warn!(pid = holder.facts.pid, reason = reason.as_str(), "{text}");
+            let event = event_reason(reason);
+            if let Some((namespace, pod)) = named
+                && !pod.is_empty()
+            {
+                self.events
+                    .pod((namespace, pod, uid), Kind::Warning, event, text.clone());
+                self.events.node(
+                    &self.node,
+                    Kind::Warning,
+                    event,
+                    format!("pod {namespace}/{pod}: {text}"),
+                );
+            } else {
+                self.events.node(&self.node, Kind::Warning, event, text);
+            }
+        }
+        if let Some(known) = known.filter(|known| is_evictable(known, reason, uid)) {
+            self.evict(known, now);
+        }
+    }
+
+    fn evict(&mut self, known: &Known, now: Instant) {
+        let Policy::Evict { dry_run } = self.policy else {
+            return;
+        };
+        let waits = self
+            .evicted
+            .is_some_and(|at| now.saturating_duration_since(at) < EVICT_EVERY);
+        // In a dry run nothing goes away, so each pod is asked for once in a while, and not each turn.
+        if waits || !self.is_news(format!("evict/{}", known.pod_uid), now) {
+            return;
+        }
+        let asked = self.cluster.evict(Evict {
+            namespace: known.namespace.clone(),
+            pod: known.pod.clone(),
+            uid: known.pod_uid.clone(),
+            dry_run,
+        });
+        if asked {
+            self.evicted = Some(now);
+        }
+    }
+
+    /// Tells of memory that nobody charged.
+    pub fn gap(&mut self, gap: &Gap, known: &Known, programs: &HashMap<u32, String>, now: Instant) {
+        if !self.is_news(format!("gap/{}/{}", gap.path.display(), gap.device), now) {
+            return;
+        }
+        let text = gap_sentence(gap, known, programs);
+        tracing::warn!(path = %gap.path.display(), "{text}");
+        if known.pod.is_empty() {
+            return;
+        }
+        self.events.pod(
+            (
+                known.namespace.as_str(),
+                known.pod.as_str(),
+                known.pod_uid.as_str(),
+            ),
+            Kind::Warning,
+            "GPUMemoryUnaccounted",
+            text,
+        );
+    }
+
+    fn is_news(&mut self, key: String, now: Instant) -> bool {
+        if self.said.len() >= MOST {
+            self.said
+                .retain(|_, at| now.saturating_duration_since(*at) < AGAIN);
+        }
+        if self.said.len() >= MOST {
+            self.said.clear();
+        }
+        match self.said.get(&key) {
+            Some(at) if now.saturating_duration_since(*at) < AGAIN => false,
+            _ => {
+                self.said.insert(key, now);
+                true
+            }
+        }
+    }
+}
+
+/// Only a pod that asked for our resources, of which this host wrote whose it is, and in which the process really is.
+fn is_evictable(known: &Known, reason: Reason, uid: &str) -> bool {
+    !known.pod.is_empty()
+        && known.pod_uid == uid
+        && matches!(
+            reason,
+            Reason::NoLibrary | Reason::ForeignLibrary | Reason::Bypassed | Reason::ForeignLimits
+        )
+}
+
+fn event_reason(reason: Reason) -> &'static str {
+    match reason {
+        Reason::ForeignLimits => "GPUForeignLimits",
+        _ => "GPUProcessUnmanaged",
+    }
+}
+
+fn sentence(holder: &Holder, known: Option<&Known>, in_pod: bool) -> String {
+    let facts = &holder.facts;
+    let devices: Vec<&str> = facts.devices.iter().map(String::as_str).collect();
+    let program = match facts.program.as_str() {
+        "" => String::new(),
+        program => format!(" ({program})"),
+    };
+    let holds = match devices.as_slice() {
+        [] => String::from("a GPU"),
+        devices => devices.join(", "),
+    };
+    let whose = match known {
+        Some(known) if !known.container.is_empty() => format!(" of container {}", known.container),
+        _ if in_pod => String::new(),
+        _ => String::from(" of the node"),
+    };
+    format!(
+        "process {}{program}{whose} holds {holds}: {}",
+        facts.pid,
+        holder.judged.reason.text()
+    )
+}
+
+fn gap_sentence(gap: &Gap, known: &Known, programs: &HashMap<u32, String>) -> String {
+    let mib = |bytes: u64| bytes >> 20;
+    let who: Vec<String> = gap
+        .who
+        .iter()
+        .take(5)
+        .map(|holds| {
+            let program = programs.get(&holds.pid).map_or("", String::as_str);
+            let charged = match holds.charged_bytes {
+                Some(bytes) => format!("{} MiB of it charged", mib(bytes)),
+                None => String::from("it has no place in the container's books"),
+            };
+            format!(
+                "process {} ({program}) holds {} MiB, {charged}",
+                holds.pid,
+                mib(holds.held_bytes)
+            )
+        })
+        .collect();
+    format!(
+        "container {} has {} MiB of {} that nobody charged: {}",
+        known.container,
+        mib(gap.bytes),
+        gap.uuid,
+        who.join("; ")
+    )
+}

@@ -1,0 +1,161 @@
+//! Charges against the driver's word: what each process holds by NVML, what of it stands in its container's books, and
+//! who holds what nobody charged. Values in, values out. Never treats it: what a living slot does not charge is published
+//! to the library as that slot's overhead by the arbiter (`supervisor::overhead`), and charged at its next call.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+
+use supervisor::gpu::GpuProcess;
+use supervisor::view::ContainerView;
+
+/// Which container of ours a process belongs to, by host pid: its directory.
+pub type Owners = HashMap<u32, PathBuf>;
+
+/// Adds to what is unaccounted of a container the memory of processes that have no slot in its region: who clears his
+/// slot away is known by his files and his control group.
+pub fn add_slotless(view: &mut ContainerView, held: &[GpuProcess], owners: &Owners) {
+    let slots: HashSet<u32> = view.processes.iter().filter_map(|p| p.host_pid).collect();
+    for process in held.iter().filter(|process| !slots.contains(&process.pid)) {
+        if owners.get(&process.pid) != Some(&view.path) {
+            continue;
+        }
+        let Some(bytes) = process.used_bytes else {
+            continue;
+        };
+        let device = view
+            .devices
+            .iter_mut()
+            .find(|device| device.uuid == process.uuid);
+        let Some(device) = device else { continue };
+        device.unaccounted_bytes = device.unaccounted_bytes.saturating_add(bytes);
+        view.unaccounted_bytes = view.unaccounted_bytes.saturating_add(bytes);
+    }
+}
+
+/// A process and what it holds of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holds {
+    /// Its host pid.
+    pub pid: u32,
+    /// What it has, as the driver says.
+    pub held_bytes: u64,
+    /// What of it is charged; nothing where it has no slot at all.
+    pub charged_bytes: Option<u64>,
+}
+
+/// Memory of a container's device that nobody charged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    /// The container's directory.
+    pub path: PathBuf,
+    /// The container's number of the device.
+    pub device: usize,
+    /// UUID of the device.
+    pub uuid: String,
+    /// How much.
+    pub bytes: u64,
+    /// What the container may have; 0 is no limit.
+    pub limit_bytes: u64,
+    /// Who holds it, the largest first.
+    pub who: Vec<Holds>,
+}
+
+/// Where the driver's word and the books of a container differ; `view` has been through [`ContainerView::account`] and
+/// [`add_slotless`].
+#[must_use]
+pub fn gaps(view: &ContainerView, held: &[GpuProcess], owners: &Owners) -> Vec<Gap> {
+    let mut gaps = Vec::new();
+    for device in view
+        .devices
+        .iter()
+        .filter(|device| device.unaccounted_bytes > 0)
+    {
+        let mut who = Vec::new();
+        for process in held.iter().filter(|process| process.uuid == device.uuid) {
+            let Some(held_bytes) = process.used_bytes else {
+                continue;
+            };
+            let slot = view
+                .processes
+                .iter()
+                .find(|p| p.host_pid == Some(process.pid));
+            let charged_bytes = slot.map(|slot| {
+                slot.devices.get(device.index).map_or(0, |used| {
+                    used.confirmed_bytes.saturating_add(used.pending_bytes)
+                })
+            });
+            let is_its = slot.is_some() || owners.get(&process.pid) == Some(&view.path);
+            if is_its && held_bytes > charged_bytes.unwrap_or(0) {
+                who.push(Holds {
+                    pid: process.pid,
+                    held_bytes,
+                    charged_bytes,
+                });
+            }
+        }
+        who.sort_by_key(|holds| {
+            std::cmp::Reverse(
+                holds
+                    .held_bytes
+                    .saturating_sub(holds.charged_bytes.unwrap_or(0)),
+            )
+        });
+        gaps.push(Gap {
+            path: view.path.clone(),
+            device: device.index,
+            uuid: device.uuid.clone(),
+            bytes: device.unaccounted_bytes,
+            limit_bytes: device.limit_bytes,
+            who,
+        });
+    }
+    gaps
+}
+
+/// What processes hold that are in no container of ours, by device and pid.
+#[must_use]
+pub fn nobodys<'a>(
+    held: &'a [GpuProcess],
+    owners: &Owners,
+    slots: &HashSet<u32>,
+) -> BTreeMap<(&'a str, u32), u64> {
+    let mut nobodys = BTreeMap::new();
+    for process in held {
+        if slots.contains(&process.pid) || owners.contains_key(&process.pid) {
+            continue;
+        }
+        if let Some(bytes) = process.used_bytes.filter(|bytes| *bytes > 0) {
+            nobodys.insert((process.uuid.as_str(), process.pid), bytes);
+        }
+    }
+    nobodys
+}
+
+/// Less than this is no news: it is what contexts and modules differ by until the host has measured them.
+const LEAST_BYTES: u64 = 256 << 20;
+/// So many looks in a row, and it is told.
+const LOOKS: u32 = 3;
+
+/// Remembers which gaps stand.
+#[derive(Debug, Default)]
+pub struct Standing(HashMap<(PathBuf, usize), u32>);
+
+impl Standing {
+    /// Of the gaps of one look, those that are large and have stood for several looks.
+    pub fn take(&mut self, gaps: Vec<Gap>) -> Vec<Gap> {
+        let mut before = std::mem::take(&mut self.0);
+        let mut stand = Vec::new();
+        for gap in gaps {
+            if gap.bytes < LEAST_BYTES.max(gap.limit_bytes / 20) {
+                continue;
+            }
+            let key = (gap.path.clone(), gap.device);
+            let looks = before.remove(&key).unwrap_or(0).saturating_add(1);
+            self.0.insert(key, looks);
+            if looks >= LOOKS {
+                stand.push(gap);
+            }
+        }
+        stand
+    }
+}
