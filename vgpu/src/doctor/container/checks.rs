@@ -114,7 +114,7 @@ pub(in crate::doctor) const CHECKS: &[Check<ContainerFacts>] = &[
     Check {
         id: "VGPU-C18",
         title: "an arbiter serves the container",
-        cure: "look at the agent on this node (kubectl logs, container vgpu-monitor); caps hold meanwhile, floors and priorities do not",
+        cure: "look at the agent on this node (kubectl logs, container exporter); caps hold meanwhile, floors and priorities do not",
         judge: served,
     },
     Check {

@@ -114,7 +114,7 @@ pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
     Check {
         id: "VGPU-N18",
         title: "both processes of the agent run",
-        cure: "look at the agent's pod: kubectl describe pod, kubectl logs -c plugin and -c vgpu-monitor",
+        cure: "look at the agent's pod: kubectl describe pod, kubectl logs -c plugin and -c exporter",
         judge: agents_run,
     },
     Check {
@@ -209,6 +209,16 @@ impl NodeFacts {
         self.plugin_sockets
             .as_deref()
             .ok_or_else(|| skip(format!("there is no {PLUGINS} (VGPU-N09)")))
+    }
+
+    /// Whether anything of a cluster is here at all.
+    fn of_a_cluster(&self) -> Result<(), Finding> {
+        if self.plugin_sockets.is_some() || self.state.present || !self.agents.is_empty() {
+            return Ok(());
+        }
+        Err(skip(
+            "no kubelet, no state directory and no agent is here: this is no node of a cluster",
+        ))
     }
 
     /// The resource that the agent serves.
@@ -410,6 +420,7 @@ fn cdi_enabled(facts: &NodeFacts) -> Judged {
 }
 
 fn kubelet_sockets(facts: &NodeFacts) -> Judged {
+    facts.of_a_cluster()?;
     let mut missing = Vec::new();
     match &facts.plugin_sockets {
         None => missing.push(format!("there is no {PLUGINS}")),
@@ -481,6 +492,7 @@ fn one_plugin(facts: &NodeFacts) -> Judged {
 }
 
 fn state_owned(facts: &NodeFacts) -> Judged {
+    facts.of_a_cluster()?;
     let path = &facts.state_path;
     let state = &facts.state;
     if !state.present {
@@ -606,6 +618,7 @@ fn containers_intact(facts: &NodeFacts) -> Judged {
 }
 
 fn agents_run(facts: &NodeFacts) -> Judged {
+    facts.of_a_cluster()?;
     let plugin = facts.agents.iter().any(is_plugin);
     let exporter = facts.agents.iter().any(is_exporter);
     match (plugin, exporter) {

@@ -1,0 +1,746 @@
+//! Asks the API server. Every answer is kept, and so is every no.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use kube::client::Body;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde_json::{Map, Value, json};
+
+use super::objects::{flag, full_name, is_ours, is_part, items, name, namespace, text};
+use super::{Access, Answer, ClusterFacts, DryRun};
+use crate::doctor::args::DoctorArgs;
+use crate::doctor::node;
+use crate::doctor::root::unix_now;
+
+/// How many objects one answer holds.
+const PAGE: usize = 500;
+/// Agents whose metrics are asked for.
+const MOST_AGENTS: usize = 5;
+/// What a Pod that asks for a card is sent as.
+const PROBE: &str = "vgpu-doctor-";
+/// Variables of other people's containers that are kept.
+const VARIABLES: [&str; 4] = [
+    "CUDA_DISABLE_CONTROL",
+    "LD_AUDIT",
+    "LD_PRELOAD",
+    "NVIDIA_VISIBLE_DEVICES",
+];
+
+pub(in crate::doctor) fn gather(args: &DoctorArgs) -> anyhow::Result<ClusterFacts> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start")?;
+    runtime.block_on(async {
+        let config = config(args).await?;
+        let mut facts = ClusterFacts {
+            server: config.cluster_url.to_string(),
+            namespace: args.namespace.clone(),
+            asked_unix: unix_now(),
+            ..ClusterFacts::default()
+        };
+        let asker = Asker {
+            client: Client::try_from(config)?,
+            timeout: args.timeout,
+        };
+        asker.first(&mut facts).await?;
+        asker.lists(&mut facts).await;
+        facts.settle(args);
+        asker.of_the_namespace(&mut facts).await;
+        asker.certificate(&mut facts).await;
+        facts.dry_run = Some(asker.dry_run(&facts).await);
+        asker.rights(&mut facts).await;
+        asker.agents(&mut facts).await;
+        facts.trim();
+        Ok(facts)
+    })
+}
+
+async fn config(args: &DoctorArgs) -> anyhow::Result<Config> {
+    let options = KubeConfigOptions {
+        context: args.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    Ok(match (&args.kubeconfig, &args.context) {
+        (Some(file), _) => {
+            let read = Kubeconfig::read_from(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            Config::from_custom_kubeconfig(read, &options).await?
+        }
+        (None, Some(_)) => Config::from_kubeconfig(&options).await?,
+        (None, None) => Config::infer()
+            .await
+            .context("no cluster is known: give --kubeconfig FILE")?,
+    })
+}
+
+/// An answer of the API server.
+struct Said {
+    status: u16,
+    body: Vec<u8>,
+    date: Option<u64>,
+}
+
+impl Said {
+    fn value(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or(Value::Null)
+    }
+
+    /// What it said no with, in one line.
+    fn no(&self) -> Option<String> {
+        if (200..300).contains(&self.status) {
+            return None;
+        }
+        let said = self.value();
+        let message = text(&said, "/message");
+        Some(if message.is_empty() {
+            format!("status {}", self.status)
+        } else {
+            message.to_owned()
+        })
+    }
+}
+
+struct Asker {
+    client: Client,
+    timeout: Duration,
+}
+
+impl Asker {
+    async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Said, String> {
+        let bytes = body.map(Value::to_string).unwrap_or_default();
+        let request = http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", "application/json")
+            .header("accept", "application/json")
+            .body(Body::from(bytes.into_bytes()))
+            .map_err(|error| error.to_string())?;
+        let sent = async {
+            let answer = self.client.send(request).await.map_err(chain)?;
+            let date = answer
+                .headers()
+                .get("date")
+                .and_then(|date| http_date(date.to_str().ok()?));
+            let status = answer.status().as_u16();
+            let body = answer.into_body().collect_bytes().await.map_err(chain)?;
+            Ok(Said {
+                status,
+                body: body.to_vec(),
+                date,
+            })
+        };
+        tokio::time::timeout(self.timeout, sent)
+            .await
+            .unwrap_or_else(|_| Err(format!("no answer within {:?}", self.timeout)))
+    }
+
+    /// Whether there is a server at all, and what it is.
+    async fn first(&self, facts: &mut ClusterFacts) -> anyhow::Result<()> {
+        let said = self
+            .ask("GET", "/version", None)
+            .await
+            .map_err(|error| anyhow!("cannot ask {}: {error}", facts.server))?;
+        facts.server_unix = said.date;
+        match said.no() {
+            None => facts.version = said.value(),
+            Some(no) if said.status == 401 => {
+                return Err(anyhow!("{}: {no}: log in first", facts.server));
+            }
+            Some(no) => {
+                facts.unread.insert("version".to_owned(), no);
+            }
+        }
+        Ok(())
+    }
+
+    /// All objects of a path, page by page.
+    async fn list(&self, path: &str) -> Result<Vec<Value>, String> {
+        let mut all = Vec::new();
+        let mut token = String::new();
+        loop {
+            let mark = if path.contains('?') { '&' } else { '?' };
+            let mut asked = format!("{path}{mark}limit={PAGE}");
+            if !token.is_empty() {
+                asked.push_str(&format!("&continue={token}"));
+            }
+            let said = self.ask("GET", &asked, None).await?;
+            if let Some(no) = said.no() {
+                return Err(no);
+            }
+            let mut page = said.value();
+            if let Some(Value::Array(objects)) = page.get_mut("items").map(Value::take) {
+                all.extend(objects);
+            }
+            text(&page, "/metadata/continue").clone_into(&mut token);
+            if token.is_empty() {
+                return Ok(all);
+            }
+        }
+    }
+
+    async fn keep(&self, facts: &mut ClusterFacts, kind: &str, path: &str) -> Vec<Value> {
+        match self.list(path).await {
+            Ok(objects) => objects,
+            Err(why) => {
+                facts.unread.insert(kind.to_owned(), why);
+                Vec::new()
+            }
+        }
+    }
+
+    async fn lists(&self, facts: &mut ClusterFacts) {
+        let registration = "/apis/admissionregistration.k8s.io/v1";
+        let alive = "/api/v1/pods?fieldSelector=status.phase!%3DSucceeded,status.phase!%3DFailed";
+        facts.nodes = self.keep(facts, "nodes", "/api/v1/nodes").await;
+        facts.pods = self.keep(facts, "pods", alive).await;
+        facts.quotas = self.keep(facts, "quotas", "/api/v1/resourcequotas").await;
+        facts.namespaces = self.keep(facts, "namespaces", "/api/v1/namespaces").await;
+        facts.services = self.keep(facts, "services", "/api/v1/services").await;
+        facts.daemonsets = self
+            .keep(facts, "daemonsets", "/apis/apps/v1/daemonsets")
+            .await;
+        facts.deployments = self
+            .keep(facts, "deployments", "/apis/apps/v1/deployments")
+            .await;
+        facts.mutating = self
+            .keep(
+                facts,
+                "webhooks",
+                &format!("{registration}/mutatingwebhookconfigurations"),
+            )
+            .await;
+        facts.validating = self
+            .keep(
+                facts,
+                "webhooks",
+                &format!("{registration}/validatingwebhookconfigurations"),
+            )
+            .await;
+    }
+
+    async fn of_the_namespace(&self, facts: &mut ClusterFacts) {
+        let Some(home) = facts.namespace.clone() else {
+            return;
+        };
+        let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{home}/leases");
+        facts.leases = self.keep(facts, "leases", &leases).await;
+        let maps = format!("/api/v1/namespaces/{home}/configmaps");
+        facts.configmaps = self.keep(facts, "configmaps", &maps).await;
+        // The kube-scheduler's name is its configuration's, where nobody says it.
+        if facts.scheduler_name.is_empty() {
+            facts.scheduler_name = String::from("hami-scheduler");
+        }
+    }
+
+    async fn certificate(&self, facts: &mut ClusterFacts) {
+        let webhook = facts.pods.iter().find(|pod| is_part(pod, "webhook"));
+        let (Some(home), Some(webhook)) = (&facts.namespace, webhook) else {
+            return;
+        };
+        let secret = flag(webhook, "--secret-name")
+            .unwrap_or("vgpu-webhook-ca")
+            .to_owned();
+        let path = format!("/api/v1/namespaces/{home}/secrets/{secret}");
+        match self.ask("GET", &path, None).await {
+            Err(why) => facts.ca_error = Some(why),
+            Ok(said) => match said.no() {
+                Some(no) => facts.ca_error = Some(no),
+                None => {
+                    let value = said.value();
+                    let encoded = text(&value, "/data/ca.crt");
+                    facts.ca = super::tls::decoded(encoded);
+                }
+            },
+        }
+        facts.ca_secret = Some(secret);
+    }
+
+    /// A pod that asks for a card, for nobody to keep.
+    async fn dry_run(&self, facts: &ClusterFacts) -> DryRun {
+        let vendors = facts.vendors();
+        let nvidia = vendors.iter().find(|row| row.word == "NVIDIA");
+        let mut limits = Map::new();
+        if let Some(row) = nvidia.or(vendors.iter().next()) {
+            for (role, resource) in &row.resources {
+                use kube_api::vendor::Role;
+                if matches!(role, Role::Count | Role::Memory) {
+                    limits.insert(resource.clone(), json!("1"));
+                }
+            }
+        }
+        let ignored = |space: &&Value| {
+            super::objects::label(space, "hami.io/webhook") != "ignore"
+                && facts.namespace.as_deref() != Some(name(space))
+        };
+        let mut spaces = facts.namespaces.iter().filter(ignored).map(name);
+        let default = spaces.clone().any(|space| space == "default");
+        let space = if default || facts.namespaces.is_empty() {
+            "default"
+        } else {
+            spaces.next().unwrap_or("default")
+        };
+        // Fit for a namespace of Pod Security "restricted", too.
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "generateName": PROBE, "namespace": space },
+            "spec": {
+                "restartPolicy": "Never",
+                "securityContext": { "runAsNonRoot": true, "runAsUser": 65534, "seccompProfile": { "type": "RuntimeDefault" } },
+                "containers": [{
+                    "name": "probe", "image": "vgpu-doctor-dry-run",
+                    "securityContext": { "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } },
+                    "resources": { "limits": limits },
+                }],
+            },
+        });
+        let path = format!("/api/v1/namespaces/{space}/pods?dryRun=All");
+        let mut found = DryRun {
+            namespace: space.to_owned(),
+            ..DryRun::default()
+        };
+        match self.ask("POST", &path, Some(&pod)).await {
+            Err(why) => found.error = Some(why),
+            Ok(said) => {
+                found.status = said.status;
+                found.error = said.no();
+                if found.error.is_none() {
+                    let back = said.value();
+                    found.scheduler_name = Some(text(&back, "/spec/schedulerName").to_owned());
+                }
+            }
+        }
+        found
+    }
+
+    async fn rights(&self, facts: &mut ClusterFacts) {
+        let Some(home) = facts.namespace.clone() else {
+            return;
+        };
+        let mut found = Vec::new();
+        for (part, rights) in RIGHTS {
+            let Some(pod) = facts.pods.iter().find(|pod| is_part(pod, part)) else {
+                continue;
+            };
+            let account = format!(
+                "system:serviceaccount:{home}:{}",
+                text(pod, "/spec/serviceAccountName")
+            );
+            for right in rights {
+                match self.may(&home, &account, right).await {
+                    Ok(allowed) => found.push(Access {
+                        part: part.to_owned(),
+                        account: account.clone(),
+                        right: right.shown(&home),
+                        allowed,
+                    }),
+                    Err(why) => {
+                        facts.access_error = Some(why);
+                        return;
+                    }
+                }
+            }
+        }
+        facts.access = found;
+    }
+
+    async fn may(&self, home: &str, account: &str, right: &Right) -> Result<bool, String> {
+        let (resource, subresource) = right
+            .resource
+            .split_once('/')
+            .unwrap_or((right.resource, ""));
+        let mut asked = json!({
+            "group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb,
+        });
+        if right.at_home
+            && let Some(fields) = asked.as_object_mut()
+        {
+            fields.insert("namespace".into(), json!(home));
+        }
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+            "spec": {
+                "user": account,
+                "groups": ["system:serviceaccounts", format!("system:serviceaccounts:{home}"), "system:authenticated"],
+                "resourceAttributes": asked,
+            },
+        });
+        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let said = self.ask("POST", path, Some(&review)).await?;
+        match said.no() {
+            Some(no) => Err(no),
+            None => {
+                let allowed = said.value().pointer("/status/allowed").cloned();
+                Ok(allowed == Some(Value::Bool(true)))
+            }
+        }
+    }
+
+    async fn agents(&self, facts: &mut ClusterFacts) {
+        let mut found = Vec::new();
+        let agents = facts.pods.iter().filter(|pod| is_part(pod, "agent"));
+        for pod in agents.take(MOST_AGENTS) {
+            let ports = items(pod, "/spec/containers")
+                .flat_map(|container| items(container, "/ports"))
+                .filter_map(|port| {
+                    u16::try_from(super::objects::number(port, "/containerPort")).ok()
+                });
+            for port in ports {
+                let path = format!(
+                    "/api/v1/namespaces/{}/pods/{}:{port}/proxy/metrics",
+                    namespace(pod),
+                    name(pod)
+                );
+                let mut answer = Answer {
+                    pod: full_name(pod),
+                    port,
+                    ..Answer::default()
+                };
+                match self.ask("GET", &path, None).await {
+                    Err(why) => answer.error = Some(why),
+                    Ok(said) => {
+                        answer.status = said.status;
+                        answer.error = said.no();
+                        let page = String::from_utf8_lossy(&said.body);
+                        answer.ours = node::is_ours(&page);
+                        answer.sick = node::sick(&page);
+                    }
+                }
+                found.push(answer);
+            }
+        }
+        facts.metrics = found;
+    }
+}
+
+/// A right that a part needs.
+struct Right {
+    verb: &'static str,
+    group: &'static str,
+    resource: &'static str,
+    /// In the installation's namespace only.
+    at_home: bool,
+}
+
+impl Right {
+    fn shown(&self, home: &str) -> String {
+        let group = if self.group.is_empty() {
+            String::new()
+        } else {
+            format!(".{}", self.group)
+        };
+        let place = if self.at_home {
+            format!(" in {home}")
+        } else {
+            String::new()
+        };
+        format!("{} {}{group}{place}", self.verb, self.resource)
+    }
+}
+
+const fn anywhere(verb: &'static str, resource: &'static str) -> Right {
+    Right {
+        verb,
+        group: "",
+        resource,
+        at_home: false,
+    }
+}
+
+const fn lease(verb: &'static str) -> Right {
+    Right {
+        verb,
+        group: "coordination.k8s.io",
+        resource: "leases",
+        at_home: true,
+    }
+}
+
+/// What each part cannot do without. Rights that RBAC limits to names are not asked for: a review without a name says no.
+const RIGHTS: [(&str, &[Right]); 3] = [
+    (
+        "agent",
+        &[
+            anywhere("get", "pods"),
+            anywhere("list", "pods"),
+            anywhere("watch", "pods"),
+            anywhere("patch", "pods"),
+            anywhere("get", "nodes"),
+            anywhere("patch", "nodes"),
+            anywhere("create", "events"),
+            anywhere("patch", "events"),
+            lease("create"),
+        ],
+    ),
+    (
+        "scheduler",
+        &[
+            anywhere("list", "pods"),
+            anywhere("watch", "pods"),
+            anywhere("patch", "pods"),
+            anywhere("create", "pods/binding"),
+            anywhere("list", "nodes"),
+            anywhere("watch", "nodes"),
+            anywhere("patch", "nodes"),
+            anywhere("list", "resourcequotas"),
+            anywhere("watch", "resourcequotas"),
+            anywhere("create", "events"),
+            lease("create"),
+        ],
+    ),
+    (
+        "webhook",
+        &[
+            Right {
+                verb: "create",
+                group: "admissionregistration.k8s.io",
+                resource: "mutatingwebhookconfigurations",
+                at_home: false,
+            },
+            Right {
+                verb: "create",
+                group: "admissionregistration.k8s.io",
+                resource: "validatingwebhookconfigurations",
+                at_home: false,
+            },
+            Right {
+                verb: "create",
+                group: "",
+                resource: "secrets",
+                at_home: true,
+            },
+            lease("create"),
+        ],
+    ),
+];
+
+impl ClusterFacts {
+    /// Where the parts are, and what the scheduler is called.
+    fn settle(&mut self, args: &DoctorArgs) {
+        if self.namespace.is_none() {
+            let parts = self
+                .pods
+                .iter()
+                .chain(&self.deployments)
+                .chain(&self.daemonsets);
+            let found = parts
+                .filter(|object| {
+                    ["scheduler", "webhook", "agent"]
+                        .iter()
+                        .any(|part| is_part(object, part))
+                })
+                .map(namespace)
+                .next();
+            self.namespace = found.map(str::to_owned);
+        }
+        let scheduler = self.pods.iter().find(|pod| is_part(pod, "scheduler"));
+        let named = args
+            .scheduler_name
+            .as_deref()
+            .or_else(|| flag(scheduler?, "--scheduler-name"));
+        self.scheduler_name = named.unwrap_or_default().to_owned();
+    }
+
+    /// Takes out what the checks do not need.
+    fn trim(&mut self) {
+        for pod in &mut self.pods {
+            let ours = is_ours(pod);
+            slim_metadata(pod);
+            keep(pod, "/spec", &POD_SPEC);
+            keep(
+                pod,
+                "/status",
+                &[
+                    "phase",
+                    "conditions",
+                    "containerStatuses",
+                    "initContainerStatuses",
+                ],
+            );
+            for list in ["/spec/containers", "/spec/initContainers"] {
+                slim_containers(pod.pointer_mut(list), ours);
+            }
+        }
+        for node in &mut self.nodes {
+            slim_metadata(node);
+            keep(node, "/spec", &["unschedulable", "taints"]);
+            keep(
+                node,
+                "/status",
+                &["allocatable", "capacity", "conditions", "nodeInfo"],
+            );
+        }
+        for object in self.daemonsets.iter_mut().chain(&mut self.deployments) {
+            slim_metadata(object);
+            for list in [
+                "/spec/template/spec/containers",
+                "/spec/template/spec/initContainers",
+            ] {
+                slim_containers(object.pointer_mut(list), false);
+            }
+            keep(
+                object,
+                "/spec/template/spec",
+                &["containers", "nodeSelector", "hostNetwork"],
+            );
+        }
+        self.configmaps.retain(|map| {
+            items_of(map, "/data").any(|(key, text)| {
+                ["device-config.yaml", "config.json"].contains(&key)
+                    || text.contains("KubeSchedulerConfiguration")
+            })
+        });
+        let others = self
+            .namespaces
+            .iter_mut()
+            .chain(&mut self.services)
+            .chain(&mut self.quotas)
+            .chain(&mut self.leases)
+            .chain(&mut self.configmaps)
+            .chain(&mut self.mutating)
+            .chain(&mut self.validating);
+        others.for_each(slim_metadata);
+    }
+}
+
+const POD_SPEC: [&str; 8] = [
+    "nodeName",
+    "schedulerName",
+    "serviceAccountName",
+    "hostPID",
+    "hostNetwork",
+    "containers",
+    "initContainers",
+    "runtimeClassName",
+];
+
+/// Key and text of an object's fields.
+fn items_of<'a>(object: &'a Value, path: &str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let fields = object.pointer(path).and_then(Value::as_object);
+    fields
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
+}
+
+fn slim_metadata(object: &mut Value) {
+    keep(
+        object,
+        "/metadata",
+        &[
+            "name",
+            "namespace",
+            "uid",
+            "labels",
+            "annotations",
+            "creationTimestamp",
+            "deletionTimestamp",
+        ],
+    );
+    if let Some(annotations) = object
+        .pointer_mut("/metadata/annotations")
+        .and_then(Value::as_object_mut)
+    {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+}
+
+fn slim_containers(containers: Option<&mut Value>, ours: bool) {
+    let containers = containers.and_then(Value::as_array_mut);
+    for container in containers.into_iter().flatten() {
+        let mut fields = vec![
+            "name",
+            "image",
+            "resources",
+            "restartPolicy",
+            "ports",
+            "env",
+            "securityContext",
+        ];
+        if ours {
+            fields.extend(["command", "args"]);
+        }
+        keep(container, "", &fields);
+        if let Some(variables) = container.get_mut("env").and_then(Value::as_array_mut) {
+            variables.retain(|variable| VARIABLES.contains(&text(variable, "/name")));
+        }
+    }
+}
+
+/// Keeps these fields of what stands at the path.
+fn keep(object: &mut Value, path: &str, fields: &[&str]) {
+    if let Some(found) = object.pointer_mut(path).and_then(Value::as_object_mut) {
+        found.retain(|key, _| fields.contains(&key.as_str()));
+    }
+}
+
+/// An error with what caused it.
+fn chain(error: impl std::error::Error + Send + Sync + 'static) -> String {
+    describe(&anyhow::Error::from(error))
+}
+
+fn describe(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let said = cause.to_string();
+        // Layers of the client repeat what is below them.
+        if !text.contains(&said) {
+            push(&mut text, &said);
+        }
+    }
+    text
+}
+
+fn push(text: &mut String, said: &dyn Display) {
+    if !text.is_empty() {
+        text.push_str(": ");
+    }
+    text.push_str(&said.to_string());
+}
+
+/// `Sun, 22 Nov 2026 00:10:00 GMT` as seconds since 1970.
+fn http_date(text: &str) -> Option<u64> {
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
+    let mut words = text.split_whitespace().skip(1);
+    let day: u8 = words.next()?.parse().ok()?;
+    let month = words.next()?;
+    let month = MONTHS.iter().position(|name| *name == month)? + 1;
+    let year: u16 = words.next()?.parse().ok()?;
+    let time = words.next()?;
+    super::objects::unix(&format!("{year:04}-{month:02}-{day:02}T{time}Z"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_date_of_http_is_read() {
+        assert_eq!(
+            http_date("Sat, 21 Nov 2026 14:32:03 GMT"),
+            Some(1_795_271_523)
+        );
+        assert_eq!(http_date("yesterday"), None);
+    }
+
+    #[test]
+    fn what_others_keep_in_their_pods_is_not_kept_here() {
+        let mut facts = ClusterFacts {
+            pods: vec![json!({
+                "metadata": { "name": "p", "managedFields": [1], "annotations": { "kubectl.kubernetes.io/last-applied-configuration": "secret" } },
+                "spec": { "volumes": [], "containers": [{ "name": "c", "args": ["--password=secret"],
+                    "env": [{ "name": "TOKEN", "value": "secret" }, { "name": "LD_PRELOAD", "value": "/x.so" }] }] },
+            })],
+            configmaps: vec![json!({ "metadata": { "name": "m" }, "data": { "a": "secret" } })],
+            ..ClusterFacts::default()
+        };
+        facts.trim();
+        let kept = serde_json::to_string(&facts).unwrap();
+        assert!(!kept.contains("secret") && kept.contains("/x.so"), "{kept}");
+    }
+}

@@ -1,0 +1,551 @@
+//! Nodes: what they register, what their kubelets offer, and whether their agents live. Facts in, verdicts out.
+
+use kube_api::config::NodeOverrides;
+use kube_api::keys;
+use kube_api::lock;
+use kube_api::node::{Report, report};
+use kube_api::vendor::Role;
+use serde_json::Value;
+
+use super::ClusterFacts;
+use super::control::{is_nvidias_plugin, unready};
+use super::objects::{
+    amount, annotation, flag, full_name, is_part, is_ready, items, label, name, number, text, unix,
+};
+use crate::doctor::check::{Finding, Judged, fail, ok, several, skip, warn};
+
+/// A node may be that far ahead of the server before it is said, seconds.
+const LITTLE_SKEW: u64 = 10;
+/// An agent's Lease that was not renewed for so many of its durations has nobody.
+const PATIENCE: u64 = 2;
+
+impl ClusterFacts {
+    /// Labels of nodes that the agent goes to.
+    fn selector(&self) -> Result<Vec<(String, String)>, Finding> {
+        self.read(&["daemonsets"])?;
+        let agent = self.daemonsets.iter().find(|set| is_part(set, "agent"));
+        let agent = agent.ok_or_else(|| skip("there is no DaemonSet of the agent (VGPU-K02)"))?;
+        let selected = agent
+            .pointer("/spec/template/spec/nodeSelector")
+            .and_then(Value::as_object);
+        Ok(selected
+            .into_iter()
+            .flatten()
+            .filter(|(key, _)| *key != "kubernetes.io/os")
+            .map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_owned()))
+            .collect())
+    }
+
+    /// Nodes on which the agent runs and is ready.
+    fn with_agent(&self) -> Result<Vec<&Value>, Finding> {
+        self.read(&["nodes", "pods"])?;
+        let ready: Vec<&str> = self
+            .pods_of("agent")
+            .into_iter()
+            .filter(|pod| is_ready(pod))
+            .map(|pod| text(pod, "/spec/nodeName"))
+            .collect();
+        let found: Vec<&Value> = self
+            .nodes
+            .iter()
+            .filter(|node| ready.contains(&name(node)))
+            .collect();
+        if found.is_empty() {
+            return Err(skip("no agent is ready (VGPU-K02, VGPU-K04)"));
+        }
+        Ok(found)
+    }
+
+    /// Nodes with what they report; those that report no card are left out.
+    fn reports(&self) -> Result<Vec<Report>, Finding> {
+        self.read(&["nodes"])?;
+        let vendors = self.vendors();
+        let found: Vec<Report> = self
+            .typed_nodes()
+            .iter()
+            .map(|node| report(node, &vendors))
+            .filter(|report| !report.node.devices.is_empty())
+            .collect();
+        if found.is_empty() {
+            return Err(skip(
+                "no node reports a card (VGPU-K03, VGPU-K05, VGPU-K06)",
+            ));
+        }
+        Ok(found)
+    }
+}
+
+/// What shows that a node has cards of NVIDIA's.
+fn sign(node: &Value, resource: &str) -> Option<String> {
+    let capacity = node
+        .pointer("/status/capacity")
+        .and_then(|all| all.get(resource));
+    if amount(capacity) > 0 {
+        return Some(format!("its capacity has {resource}"));
+    }
+    for key in [
+        "nvidia.com/gpu.present",
+        "feature.node.kubernetes.io/pci-10de.present",
+    ] {
+        if label(node, key) == "true" {
+            return Some(format!("its label {key}"));
+        }
+    }
+    let register = "hami.io/node-nvidia-register";
+    (!annotation(node, register).is_empty()).then(|| format!("its annotation {register}"))
+}
+
+pub(super) fn labelled(facts: &ClusterFacts) -> Judged {
+    let selector = facts.selector()?;
+    facts.read(&["nodes"])?;
+    let shown: Vec<String> = selector
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    let shown = shown.join(",");
+    let has = |node: &&Value| {
+        selector
+            .iter()
+            .all(|(key, value)| label(node, key) == value)
+    };
+    let resource = facts.resource();
+    let without: Vec<String> = facts
+        .nodes
+        .iter()
+        .filter(|node| !has(node))
+        .filter_map(|node| Some(format!("{} ({})", name(node), sign(node, &resource)?)))
+        .collect();
+    if !without.is_empty() {
+        return Err(fail(format!("without {shown}: {}", several(&without))));
+    }
+    match facts.nodes.iter().filter(has).count() {
+        0 => Ok(fail(format!(
+            "none of {} nodes has {shown}",
+            facts.nodes.len()
+        ))),
+        count => Ok(ok(format!("{count} nodes have {shown}"))),
+    }
+}
+
+pub(super) fn agents_ready(facts: &ClusterFacts) -> Judged {
+    let pods = facts.need("agent")?;
+    let mut wrong = unready(&pods);
+    for set in facts.daemonsets.iter().filter(|set| is_part(set, "agent")) {
+        let wanted = number(set, "/status/desiredNumberScheduled");
+        let made = number(set, "/status/currentNumberScheduled");
+        if made < wanted {
+            wrong.push(format!(
+                "DaemonSet {}: {made} of {wanted} pods are there",
+                full_name(set)
+            ));
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(ok(format!("{} pods are ready", pods.len())));
+    }
+    Ok(fail(several(&wrong)))
+}
+
+pub(super) fn allocatable(facts: &ClusterFacts) -> Judged {
+    let nodes = facts.with_agent()?;
+    let resource = facts.resource();
+    let of = |node: &Value| {
+        amount(
+            node.pointer("/status/allocatable")
+                .and_then(|all| all.get(&resource)),
+        )
+    };
+    let wrong: Vec<&str> = nodes
+        .iter()
+        .filter(|node| of(node) == 0)
+        .map(|node| name(node))
+        .collect();
+    if wrong.is_empty() {
+        let all: u64 = nodes.iter().map(|node| of(node)).sum();
+        return Ok(ok(format!("{all} of {resource} on {} nodes", nodes.len())));
+    }
+    Ok(fail(format!(
+        "no {resource} is allocatable on {}",
+        several(&wrong)
+    )))
+}
+
+pub(super) fn registered(facts: &ClusterFacts) -> Judged {
+    facts.read(&["nodes"])?;
+    let vendors = facts.vendors();
+    let mut wrong: Vec<String> = Vec::new();
+    for node in facts.typed_nodes() {
+        let read = report(&node, &vendors);
+        wrong.extend(
+            read.problems
+                .iter()
+                .map(|problem| format!("{}: {problem}", read.node.name)),
+        );
+    }
+    let resource = facts.resource();
+    let row = vendors.of_resource(&resource).map(|(row, _)| row);
+    if let (Some(key), Ok(nodes)) = (
+        row.and_then(|row| row.keys.register.as_deref()),
+        facts.with_agent(),
+    ) {
+        let silent = nodes.iter().filter(|node| annotation(node, key).is_empty());
+        wrong.extend(silent.map(|node| format!("{}: there is no annotation {key}", name(node))));
+    }
+    if wrong.is_empty() {
+        return Ok(ok(format!("{} nodes", facts.nodes.len())));
+    }
+    Ok(fail(several(&wrong)))
+}
+
+pub(super) fn same_count(facts: &ClusterFacts) -> Judged {
+    let reports = facts.reports()?;
+    let resource = facts.resource();
+    let mut wrong = Vec::new();
+    for report in &reports {
+        let node = facts
+            .nodes
+            .iter()
+            .find(|node| name(node) == report.node.name);
+        let offered =
+            amount(node.and_then(|node| node.pointer("/status/allocatable")?.get(&resource)));
+        let cards = report
+            .node
+            .devices
+            .iter()
+            .filter(|device| device.vendor.as_str() == "NVIDIA");
+        let (mut all, mut well, mut count) = (0, 0, 0_u64);
+        for card in cards {
+            let slots = u64::from(card.slots);
+            all += slots;
+            count += 1;
+            well += if card.healthy { slots } else { 0 };
+        }
+        if count == 0 || (well..=all).contains(&offered) {
+            continue;
+        }
+        let hint = if offered == count {
+            "; as many as cards, as NVIDIA's own plugin counts"
+        } else {
+            ""
+        };
+        wrong.push(format!(
+            "{}: the kubelet offers {offered} of {resource}, the agent registers {all}{hint}",
+            report.node.name
+        ));
+    }
+    if wrong.is_empty() {
+        return Ok(ok(format!("{} nodes", reports.len())));
+    }
+    Ok(fail(several(&wrong)))
+}
+
+pub(super) fn one_plugin(facts: &ClusterFacts) -> Judged {
+    facts.read(&["pods"])?;
+    let ours: Vec<&str> = facts
+        .pods_of("agent")
+        .into_iter()
+        .map(|pod| text(pod, "/spec/nodeName"))
+        .collect();
+    let found = facts.pods.iter().filter(|pod| is_nvidias_plugin(pod));
+    let wrong: Vec<String> = found
+        .filter(|pod| ours.contains(&text(pod, "/spec/nodeName")))
+        .map(|pod| format!("{} on {}", full_name(pod), text(pod, "/spec/nodeName")))
+        .collect();
+    if wrong.is_empty() {
+        return Ok(ok(
+            "no pod of NVIDIA's device plugin is on a node with our agent",
+        ));
+    }
+    Ok(fail(several(&wrong)))
+}
+
+pub(super) fn leases(facts: &ClusterFacts) -> Judged {
+    let nodes = facts.with_agent()?;
+    facts.read(&["leases"])?;
+    let now = facts.now();
+    let mut wrong = Vec::new();
+    for node in &nodes {
+        let node = name(node);
+        // A name that is too long is cut; its label or its holder says whose it is.
+        let lease = facts.leases.iter().find(|lease| {
+            is_part(lease, "agent")
+                && (label(lease, "vgpu.io/node") == node
+                    || text(lease, "/spec/holderIdentity") == node)
+        });
+        let Some(lease) = lease else {
+            wrong.push(format!("{node}: there is no Lease of its agent"));
+            continue;
+        };
+        let lasts = u64::try_from(number(lease, "/spec/leaseDurationSeconds")).unwrap_or(0);
+        let ago = now.saturating_sub(unix(text(lease, "/spec/renewTime")).unwrap_or(0));
+        if ago > lasts.max(60) * PATIENCE {
+            wrong.push(format!(
+                "{node}: Lease {} was renewed {ago} s ago",
+                name(lease)
+            ));
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(ok(format!("{} Leases are fresh", nodes.len())));
+    }
+    Ok(fail(several(&wrong)))
+}
+
+pub(super) fn healthy(facts: &ClusterFacts) -> Judged {
+    let reports = facts.reports()?;
+    let mut wrong = Vec::new();
+    let mut cards = 0;
+    for report in &reports {
+        for device in &report.node.devices {
+            cards += 1;
+            if !device.healthy {
+                wrong.push(format!("{} of {}", device.id, report.node.name));
+            }
+        }
+    }
+    for answer in &facts.metrics {
+        for uuid in &answer.sick {
+            if !wrong.iter().any(|said| said.starts_with(uuid.as_str())) {
+                wrong.push(format!("{uuid}, says {}", answer.pod));
+            }
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(ok(format!("{cards} cards on {} nodes", reports.len())));
+    }
+    Ok(fail(several(&wrong)))
+}
+
+pub(super) fn no_memory_resource(facts: &ClusterFacts) -> Judged {
+    facts.read(&["nodes"])?;
+    let vendors = facts.vendors();
+    let row = vendors.iter().find(|row| row.word == "NVIDIA");
+    let row = row.ok_or_else(|| skip("the device configuration has no NVIDIA"))?;
+    let mut wrong = Vec::new();
+    for (role, resource) in &row.resources {
+        if *role == Role::Count {
+            continue;
+        }
+        let offering = facts.nodes.iter().filter(|node| {
+            amount(
+                node.pointer("/status/allocatable")
+                    .and_then(|all| all.get(resource)),
+            ) > 0
+        });
+        wrong.extend(offering.map(|node| format!("{} offers {resource}", name(node))));
+    }
+    if wrong.is_empty() {
+        let key = row.keys.register.as_deref().unwrap_or_default();
+        return Ok(ok(format!(
+            "nodes offer none of them, as it should be: they stand in the annotation {key}"
+        )));
+    }
+    Ok(warn(several(&wrong)))
+}
+
+pub(super) fn metrics(facts: &ClusterFacts) -> Judged {
+    facts.need("agent")?;
+    if facts.metrics.is_empty() {
+        return Err(skip("the agents' pods name no port"));
+    }
+    let forbidden = facts.metrics.iter().find(|answer| answer.status == 403);
+    if let Some(answer) = forbidden {
+        let why = answer.error.clone().unwrap_or_default();
+        return Err(skip(format!(
+            "the way through the API server is closed: {why}"
+        )));
+    }
+    let wrong: Vec<String> = facts
+        .metrics
+        .iter()
+        .filter_map(|answer| {
+            let why = match &answer.error {
+                Some(error) => error.clone(),
+                None if !answer.ours => String::from("no series of ours"),
+                None => return None,
+            };
+            Some(format!("{}:{}/metrics: {why}", answer.pod, answer.port))
+        })
+        .collect();
+    if wrong.is_empty() {
+        return Ok(ok(format!("{} ports of agents", facts.metrics.len())));
+    }
+    Ok(fail(several(&wrong)))
+}
+
+pub(super) fn no_locks(facts: &ClusterFacts) -> Judged {
+    facts.read(&["nodes"])?;
+    let wrong: Vec<String> = facts
+        .nodes
+        .iter()
+        .filter_map(|node| {
+            let value = annotation(node, keys::NODE_LOCK);
+            let who = match lock::parse(value) {
+                _ if value.is_empty() => return None,
+                Ok(lock) => match lock.owner {
+                    Some((space, pod)) => format!("{space}/{pod} since {}", lock.time),
+                    None => format!("since {}", lock.time),
+                },
+                Err(error) => error.to_string(),
+            };
+            Some(format!("{}: {who}", name(node)))
+        })
+        .collect();
+    if wrong.is_empty() {
+        return Ok(ok(format!(
+            "none of {} nodes has {}",
+            facts.nodes.len(),
+            keys::NODE_LOCK
+        )));
+    }
+    Ok(warn(several(&wrong)))
+}
+
+pub(super) fn runtimes(facts: &ClusterFacts) -> Judged {
+    let nodes = facts.with_agent()?;
+    let agents = facts.pods_of("agent");
+    let told = agents
+        .iter()
+        .find_map(|pod| flag(pod, "--manner"))
+        .unwrap_or("auto");
+    let mut wrong = Vec::new();
+    let mut said: Vec<String> = Vec::new();
+    for node in &nodes {
+        let runtime = text(node, "/status/nodeInfo/containerRuntimeVersion");
+        let (kind, version) = runtime.split_once("://").unwrap_or((runtime, ""));
+        let mut numbers = version
+            .trim_start_matches('v')
+            .split('.')
+            .map(|part| part.parse::<u32>().unwrap_or(0));
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        let manner = match kind {
+            "containerd" if version >= (2, 0) => "cdi",
+            "cri-o" if version >= (1, 28) => "cdi",
+            "containerd" if version >= (1, 6) => "mounts",
+            "cri-o" => "mounts",
+            _ => "none",
+        };
+        match (told, manner) {
+            (_, "none") => wrong.push(format!("{}: {runtime} is not known to work", name(node))),
+            ("cdi", "mounts") => wrong.push(format!(
+                "{}: {runtime} has no CDI, and the agent has --manner=cdi",
+                name(node)
+            )),
+            ("mounts", _) => said.push(format!("{runtime}: mounts")),
+            _ => said.push(format!("{runtime}: {manner}")),
+        }
+    }
+    if wrong.is_empty() {
+        said.sort();
+        said.dedup();
+        return Ok(ok(several(&said)));
+    }
+    Ok(fail(several(&wrong)))
+}
+
+pub(super) fn clocks(facts: &ClusterFacts) -> Judged {
+    let mut wrong = Vec::new();
+    if let Some(server) = facts.server_unix {
+        let apart = server.abs_diff(facts.asked_unix);
+        if apart > LITTLE_SKEW {
+            wrong.push(format!(
+                "this machine and {} are {apart} s apart",
+                facts.server
+            ));
+        }
+    }
+    let now = facts.now();
+    for lease in &facts.leases {
+        let renewed = unix(text(lease, "/spec/renewTime")).unwrap_or(0);
+        let ahead = renewed.saturating_sub(now);
+        // Renewed after the server was asked is what a Lease is for.
+        if ahead > LITTLE_SKEW + 60 {
+            wrong.push(format!(
+                "Lease {} was renewed {ahead} s in the future, by {}",
+                name(lease),
+                text(lease, "/spec/holderIdentity")
+            ));
+        }
+    }
+    if !wrong.is_empty() {
+        return Err(fail(several(&wrong)));
+    }
+    match facts.server_unix {
+        None => Ok(skip("the API server does not say its time")),
+        Some(_) => Ok(ok(format!(
+            "this machine, the server and {} Leases",
+            facts.leases.len()
+        ))),
+    }
+}
+
+pub(super) fn node_config(facts: &ClusterFacts) -> Judged {
+    facts.home()?;
+    facts.read(&["configmaps", "nodes"])?;
+    let key = "/data/config.json";
+    let maps = facts
+        .configmaps
+        .iter()
+        .filter(|map| map.pointer(key).is_some());
+    let mut wrong = Vec::new();
+    let mut entries = 0;
+    for map in maps {
+        match NodeOverrides::parse(text(map, key)) {
+            Err(error) => wrong.push(format!("ConfigMap {}: {error}", name(map))),
+            Ok(read) => {
+                for entry in &read.nodes {
+                    entries += 1;
+                    if !facts.nodes.iter().any(|node| name(node) == entry.name) {
+                        wrong.push(format!(
+                            "ConfigMap {}: there is no node {:?}",
+                            name(map),
+                            entry.name
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(ok(format!("{entries} entries")));
+    }
+    let broken = wrong.iter().any(|said| !said.contains("there is no node"));
+    Ok(if broken {
+        fail(several(&wrong))
+    } else {
+        warn(several(&wrong))
+    })
+}
+
+/// How many cards the node with the most has, and the most pieces that a node offers.
+pub(super) fn most(facts: &ClusterFacts) -> Result<(usize, u64), Finding> {
+    let reports = facts.reports()?;
+    let nvidia = |report: &Report| {
+        let cards = report.node.devices.iter();
+        cards
+            .filter(|device| device.vendor.as_str() == "NVIDIA")
+            .count()
+    };
+    let cards = reports.iter().map(nvidia).max().unwrap_or(0);
+    let resource = facts.resource();
+    let pieces = facts.nodes.iter().map(|node| {
+        amount(
+            node.pointer("/status/allocatable")
+                .and_then(|all| all.get(&resource)),
+        )
+    });
+    Ok((cards, pieces.max().unwrap_or(0)))
+}
+
+/// Containers of a pod with how many of a resource each asks for.
+pub(super) fn asks<'a>(
+    pod: &'a Value,
+    resource: &'a str,
+) -> impl Iterator<Item = (&'a str, u64)> + 'a {
+    let containers = items(pod, "/spec/initContainers").chain(items(pod, "/spec/containers"));
+    containers.filter_map(move |container| {
+        let of = |list: &str| container.pointer(list).and_then(|all| all.get(resource));
+        let asked = of("/resources/limits").or_else(|| of("/resources/requests"))?;
+        Some((text(container, "/name"), amount(Some(asked))))
+    })
+}
