@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use clap::builder::BoolishValueParser;
-use server::LogFormat;
+use server::{LogFormat, TraceArgs};
 
 /// Chooses the GPU and the node of every pod that asks for devices, next to a stock kube-scheduler that calls it.
 ///
@@ -165,6 +165,10 @@ pub struct Args {
     #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub legacy_metrics: bool,
+
+    /// Where traces go.
+    #[command(flatten)]
+    pub traces: TraceArgs,
 
     /// What to log: error, warn, info, debug, or directives such as warn,scheduler=debug.
     #[arg(

@@ -75,6 +75,32 @@ impl Answer {
         256 + self.error.len() + names.chain(nodes).chain(refused).sum::<usize>()
     }
 
+    /// The node that was chosen, where one was asked for by name.
+    pub(crate) fn chosen(&self) -> Option<&str> {
+        self.names
+            .as_deref()
+            .filter(|_| self.ours)?
+            .first()
+            .map(String::as_str)
+    }
+
+    /// Why nodes do not fit: each text with how many nodes it is said of.
+    pub(crate) fn reasons(&self) -> String {
+        let mut counts: HashMap<u32, usize> = HashMap::new();
+        let refused = self.refused.as_ref();
+        for (_, text, _) in refused.iter().flat_map(|refused| &refused.nodes) {
+            *counts.entry(*text).or_default() += 1;
+        }
+        let texts = refused
+            .map(|refused| refused.texts.iter())
+            .into_iter()
+            .flatten();
+        let said = (0..)
+            .zip(texts)
+            .map(|(at, text)| format!("{} nodes: {text}", counts.get(&at).unwrap_or(&0)));
+        said.collect::<Vec<_>>().join("; ")
+    }
+
     pub(crate) fn outcome(&self) -> Outcome {
         if !self.error.is_empty() {
             Outcome::Failed

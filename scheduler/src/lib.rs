@@ -19,6 +19,7 @@ pub mod limit;
 pub mod metrics;
 pub mod preempt;
 mod sources;
+mod spans;
 pub mod view;
 pub mod wake;
 
@@ -37,6 +38,7 @@ use ledger::{Ledger, Notice};
 use metrics::Meters;
 use parking_lot::{Mutex, MutexGuard};
 use placement::Request;
+use server::Traces;
 use tokio::sync::{Notify, watch};
 use view::Progress;
 use wake::Waker;
@@ -57,6 +59,8 @@ pub struct Settings {
     pub write_at_filter: bool,
     /// How long a call of the API server may take.
     pub kube_timeout: Duration,
+    /// Where spans go.
+    pub traces: Traces,
     /// How long a reservation stands that nobody binds.
     pub reservation_timeout: Duration,
     /// How long a question waits for the first sight of the cluster.
@@ -71,6 +75,7 @@ impl Default for Settings {
             node_selector: String::new(),
             write_at_filter: false,
             kube_timeout: Duration::from_secs(30),
+            traces: Traces::off(),
             reservation_timeout: Duration::from_secs(900),
             patience: Duration::from_secs(5),
         }
@@ -158,6 +163,7 @@ impl Scheduler {
         embedded: Option<embedded::Embedded>,
     ) -> Self {
         let ledger = Ledger::new(Arc::clone(&vendors), settings.reservation_timeout);
+        let meters = Meters::new().with_traces(settings.traces.clone());
         Self(Arc::new(Inner {
             settings,
             vendors,
@@ -167,7 +173,7 @@ impl Scheduler {
             events: company.events,
             waker: company.waker,
             leadership: company.leadership,
-            meters: Meters::new(),
+            meters,
             broke: Notify::new(),
             began: Instant::now(),
             embedded,

@@ -21,7 +21,7 @@ use scheduler::events::Events;
 use scheduler::leader::{self, Leadership};
 use scheduler::wake::Waker;
 use scheduler::{Company, Scheduler, Settings, api, limit};
-use server::{Bodies, Listener, Manners, Tls, TlsFiles};
+use server::{Bodies, Listener, Manners, Tls, TlsFiles, Traces};
 use tokio::sync::watch;
 
 fn main() -> ExitCode {
@@ -36,7 +36,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
         tracing::warn!("{said}");
     }
     let vendors = Arc::new(vendors(&args)?);
-    let settings = settings(&args);
+    let traces = args
+        .traces
+        .start("vgpu-scheduler", env!("CARGO_PKG_VERSION"))?;
+    let settings = settings(&args, traces.clone());
     check_words(&settings)?;
     let stop = server::asked_to_stop().context("cannot handle signals")?;
     let listener = Listener::bind(args.http_bind)
@@ -51,7 +54,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     };
     let admission = Arc::new(
         Admission::new(Arc::clone(scheduler.vendors()), admission_settings(&args))
-            .with_quotas(Arc::new(scheduler.clone())),
+            .with_quotas(Arc::new(scheduler.clone()))
+            .with_traces(traces.clone()),
     );
     if cluster.is_none() && !scheduler.has_match_conditions().await {
         tracing::warn!(
@@ -110,6 +114,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         drop(figures.await);
     }
     follow.abort();
+    traces.stop().await;
     Ok(())
 }
 
@@ -165,7 +170,7 @@ fn vendors(args: &Args) -> anyhow::Result<Vendors> {
     Vendors::new(config, switches).context("the device configuration cannot be used")
 }
 
-fn settings(args: &Args) -> Settings {
+fn settings(args: &Args, traces: Traces) -> Settings {
     if args.reservation_timeout <= Duration::from_secs(600) {
         tracing::warn!(
             seconds = args.reservation_timeout.as_secs_f64(),
@@ -178,6 +183,7 @@ fn settings(args: &Args) -> Settings {
         node_selector: args.node_label_selector.clone(),
         write_at_filter: args.write_at_filter,
         kube_timeout: args.kube_timeout,
+        traces,
         reservation_timeout: args.reservation_timeout,
         ..Settings::default()
     }

@@ -25,9 +25,8 @@ use placement::{Cluster, Span};
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use server::{Format, prometheus_text};
+use server::{Format, Seconds, TraceContext, Traces, prometheus_text};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
@@ -135,14 +134,20 @@ impl EncodeLabelValue for Verb {
 
 impl EncodeLabelValue for Outcome {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
-        encoder.write_str(match self {
+        encoder.write_str(self.word())
+    }
+}
+
+impl Outcome {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
             Self::Ok => "ok",
             Self::NotOurs => "not_ours",
             Self::NoNode => "no_node",
             Self::BadRequest => "bad_request",
             Self::NotReady => "not_ready",
             Self::Failed => "failed",
-        })
+        }
     }
 }
 
@@ -155,9 +160,10 @@ struct RequestLabels {
 /// What handlers and the ledger count. A clone counts into the same series.
 #[derive(Debug, Clone)]
 pub struct Meters {
-    requests: Family<RequestLabels, Histogram>,
+    requests: Family<RequestLabels, Seconds>,
     expired: Counter,
     given_back: Counter,
+    traces: Traces,
 }
 
 impl Default for Meters {
@@ -171,7 +177,7 @@ impl Meters {
     pub fn new() -> Self {
         // From 0.1 ms, where a small cluster's filter is, to the 30 s after which kube-scheduler hangs up.
         let seconds = || {
-            Histogram::new([
+            Seconds::new([
                 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0,
                 2.5, 5.0, 10.0, 30.0,
             ])
@@ -180,14 +186,33 @@ impl Meters {
             requests: Family::new_with_constructor(seconds),
             expired: Counter::default(),
             given_back: Counter::default(),
+            traces: Traces::off(),
         }
+    }
+
+    /// Shows, too, what became of these spans.
+    #[must_use]
+    pub fn with_traces(mut self, traces: Traces) -> Self {
+        self.traces = traces;
+        self
     }
 
     /// A request has been answered.
     pub fn answered(&self, verb: Verb, outcome: Outcome, took: Duration) {
+        self.answered_in(verb, outcome, took, None);
+    }
+
+    /// A request of this trace has been answered.
+    pub fn answered_in(
+        &self,
+        verb: Verb,
+        outcome: Outcome,
+        took: Duration,
+        trace: Option<TraceContext>,
+    ) {
         self.requests
             .get_or_create(&RequestLabels { verb, outcome })
-            .observe(took.as_secs_f64());
+            .observe(took, trace);
     }
 
     /// A reservation was dropped because no binding came.
@@ -202,6 +227,7 @@ impl Meters {
 
     fn text(&self) -> Result<String, fmt::Error> {
         let mut registry = Registry::default();
+        self.traces.register(&mut registry);
         registry.register(
             "vgpu_scheduler_request_duration_seconds",
             "Time from a decoded request to its answer",

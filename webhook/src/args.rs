@@ -8,7 +8,7 @@ use admission::{Agent, ClientConfig, Settings};
 use clap::{ArgAction, Parser, ValueEnum};
 use jiff::SignedDuration;
 use kube_api::request::Defaults;
-use server::LogFormat;
+use server::{LogFormat, TraceArgs};
 
 use crate::authority::Lifetimes;
 
@@ -247,6 +247,10 @@ pub struct Args {
     #[arg(long, default_value_t = 5, value_name = "SECONDS",
           value_parser = clap::value_parser!(u8).range(0..=120))]
     pub shutdown_delay: u8,
+
+    /// Where traces go.
+    #[command(flatten)]
+    pub traces: TraceArgs,
 
     /// What to log: error, warn, info, debug, or directives such as warn,webhook=debug.
     #[arg(

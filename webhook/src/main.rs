@@ -88,9 +88,13 @@ async fn run(args: Args) -> anyhow::Result<()> {
         .transpose()
         .context("cannot make a client of the API server")?;
 
-    let meters = Meters::default();
+    let traces = args
+        .traces
+        .start("vgpu-webhook", env!("CARGO_PKG_VERSION"))?;
+    let meters = Meters::default().with_traces(traces.clone());
     let readiness = Readiness::waiting_for("the first look at the cluster");
-    let mut admission = Admission::new(Arc::clone(&vendors), settings.clone());
+    let mut admission =
+        Admission::new(Arc::clone(&vendors), settings.clone()).with_traces(traces.clone());
     if let Some(client) = client.clone().filter(|_| args.check_quotas) {
         let limits = Arc::new(Limits::default());
         tokio::spawn(Arc::clone(&limits).follow(client, Arc::clone(&vendors)));
@@ -169,6 +173,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         stage.send_replace(Stage::Stopped);
     };
     tokio::join!(serving, keeping, stop);
+    traces.stop().await;
     Ok(())
 }
 

@@ -10,8 +10,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use server::{Seconds, TraceContext, Traces};
 
 /// One review.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -32,7 +32,7 @@ struct Reason {
 #[derive(Debug, Clone)]
 pub struct Meters {
     reviews: Family<Review, Counter>,
-    seconds: Histogram,
+    seconds: Seconds,
     certificate_end: Gauge<f64, AtomicU64>,
     ca_end: Gauge<f64, AtomicU64>,
     certificates: Counter,
@@ -40,6 +40,7 @@ pub struct Meters {
     writes: Family<Reason, Counter>,
     failures: Counter,
     holder: Gauge<u64, Holder>,
+    traces: Traces,
 }
 
 type Holder = AtomicU64;
@@ -53,7 +54,7 @@ impl Default for Meters {
         ];
         Self {
             reviews: Family::default(),
-            seconds: Histogram::new(bounds),
+            seconds: Seconds::new(bounds),
             certificate_end: Gauge::default(),
             ca_end: Gauge::default(),
             certificates: Counter::default(),
@@ -61,15 +62,25 @@ impl Default for Meters {
             writes: Family::default(),
             failures: Counter::default(),
             holder: Gauge::default(),
+            traces: Traces::off(),
         }
     }
 }
 
 impl Meters {
+    /// Shows, too, what became of these spans.
+    #[must_use]
+    pub fn with_traces(mut self, traces: Traces) -> Self {
+        self.traces = traces;
+        self
+    }
+
     /// All of it, to be shown.
     #[must_use]
     pub fn registry(&self) -> Registry {
-        let mut registry = Registry::with_prefix("vgpu_webhook");
+        let mut all = Registry::default();
+        self.traces.register(&mut all);
+        let registry = all.sub_registry_with_prefix("vgpu_webhook");
         registry.register(
             "reviews",
             "Admission reviews answered, by operation and outcome",
@@ -115,15 +126,21 @@ impl Meters {
             "1 in the replica that holds the Lease and writes",
             self.holder.clone(),
         );
-        registry
+        all
     }
 
-    /// A review was answered.
-    pub fn reviewed(&self, operation: &'static str, outcome: &'static str, took: Duration) {
+    /// A review was answered; the trace of its pod, where there is one.
+    pub fn reviewed(
+        &self,
+        operation: &'static str,
+        outcome: &'static str,
+        took: Duration,
+        trace: Option<TraceContext>,
+    ) {
         self.reviews
             .get_or_create(&Review { operation, outcome })
             .inc();
-        self.seconds.observe(took.as_secs_f64());
+        self.seconds.observe(took, trace);
     }
 
     /// Another certificate is shown.

@@ -47,18 +47,24 @@ pub fn plain(meters: &Meters, readiness: Readiness) -> Router {
 async fn measure(State(meters): State<Meters>, request: Request, next: Next) -> Response {
     let began = Instant::now();
     let response = next.run(request).await;
-    let (operation, outcome) = what(&response);
-    meters.reviewed(operation, outcome, began.elapsed());
+    let Reviewed {
+        operation,
+        outcome,
+        trace,
+    } = what(&response);
+    meters.reviewed(operation, outcome, began.elapsed(), trace);
     response
 }
 
 /// What it was and what came of it. Without a word from admission it never got there: a body that
 /// was too long or broke off, a path that there is not.
-fn what(response: &Response) -> (&'static str, &'static str) {
-    match response.extensions().get::<Reviewed>() {
-        Some(reviewed) => (reviewed.operation, reviewed.outcome),
-        None => ("unknown", "broken"),
-    }
+fn what(response: &Response) -> Reviewed {
+    let nothing = Reviewed {
+        operation: "unknown",
+        outcome: "broken",
+        trace: None,
+    };
+    response.extensions().get().copied().unwrap_or(nothing)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use kube_api::vendor::{Edits, Role, Vendors};
 use placement::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use server::{Span, TraceContext, Traces};
 
 use crate::checks;
 use crate::context::{Context, Operation};
@@ -33,6 +34,7 @@ pub struct Admission {
     settings: Settings,
     reserved: Reserved,
     quotas: Option<Arc<dyn Quotas>>,
+    traces: Traces,
 }
 
 /// A "yes", and what goes with it.
@@ -44,13 +46,15 @@ pub struct Admitted {
     pub message: Option<String>,
     /// For whoever wrote the object; kubectl prints them.
     pub warnings: Vec<String>,
+    /// The pod's trace, where it has one.
+    pub trace: Option<TraceContext>,
 }
 
 /// Why a pod is looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// To change it.
-    Change,
+    /// To change it, and to write this trace on it.
+    Change(Option<TraceContext>),
     /// To see that nobody has changed it for the worse since.
     Look,
     /// To see whether it has been here.
@@ -65,6 +69,7 @@ impl Admission {
             vendors,
             settings,
             quotas: None,
+            traces: Traces::off(),
         }
     }
 
@@ -72,6 +77,13 @@ impl Admission {
     #[must_use]
     pub fn with_quotas(mut self, quotas: Arc<dyn Quotas>) -> Self {
         self.quotas = Some(quotas);
+        self
+    }
+
+    /// Begins the trace of each pod that it changes, and names it in an annotation.
+    #[must_use]
+    pub fn with_traces(mut self, traces: Traces) -> Self {
+        self.traces = traces;
         self
     }
 
@@ -99,7 +111,38 @@ impl Admission {
     ///
     /// When the pod cannot be: the text names container, field and cure.
     pub fn admit(&self, object: &Value, context: &Context<'_>) -> Result<Admitted, Denied> {
-        self.judge(object, context, Purpose::Change)
+        let mut span = self.span(object, context);
+        let judged = self.judge(object, context, Purpose::Change(span.context()));
+        match &judged {
+            Ok(admitted) if admitted.trace.is_some() => {}
+            // Not a pod that wants a device of us.
+            Ok(_) => span.forget(),
+            Err(denied) => span.fail(denied.to_string()),
+        }
+        judged
+    }
+
+    /// The span of a pod's admission; nothing where traces are off. Its parent may be whatever the pod's maker says, so
+    /// that a pipeline finds its pods in its own trace.
+    fn span(&self, object: &Value, context: &Context<'_>) -> Span {
+        if !self.traces.is_on() {
+            return self.traces.span("admission", None);
+        }
+        let metadata = object.get("metadata");
+        let text = |key: &str| metadata?.get(key)?.as_str();
+        let given = metadata
+            .and_then(|metadata| {
+                metadata
+                    .get("annotations")?
+                    .get(keys::TRACEPARENT)?
+                    .as_str()
+            })
+            .and_then(TraceContext::parse);
+        let mut span = self.traces.span("admission", given);
+        let name = text("name").or(text("generateName")).unwrap_or_default();
+        span.set("k8s.namespace.name", namespace(object, context));
+        span.set("k8s.pod.name", name);
+        span
     }
 
     /// Whether a pod can be as it is, as a validating webhook: what others changed of it after us is seen.
@@ -237,7 +280,7 @@ impl Admission {
         }
         self.check_pod(&pod, object)?;
         self.warn_of_capabilities(&pod, object, &mut admitted.warnings);
-        if purpose == Purpose::Change
+        if matches!(purpose, Purpose::Change(_))
             && let Some(quotas) = &self.quotas
         {
             quotas::check(&request, &pod, namespace, &self.vendors, &**quotas)?;
@@ -252,6 +295,11 @@ impl Admission {
             );
         }
         inject(&self.settings, &pod, object, &request, &mut patch);
+        if let Purpose::Change(Some(own)) = purpose {
+            let key = keys::TRACEPARENT;
+            patch.set(&["metadata", "annotations", key], json!(own.to_string()));
+            admitted.trace = Some(own);
+        }
         admitted.patch = patch.into_operations();
         Ok(admitted)
     }

@@ -5,6 +5,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use server::TraceContext;
 
 use crate::admit::{Admission, Admitted};
 use crate::context::{Context, Operation};
@@ -38,6 +39,8 @@ pub struct Reviewed {
     pub operation: &'static str,
     /// `allowed`, `mutated`, `denied`, or `broken` where there was nothing that could be judged.
     pub outcome: &'static str,
+    /// The trace of the pod that it changed, where traces are on.
+    pub trace: Option<TraceContext>,
 }
 
 /// The newest version, and what a body that names none is answered in.
@@ -185,6 +188,7 @@ impl Admission {
         let mut reviewed = Reviewed {
             operation: "unknown",
             outcome: "broken",
+            trace: None,
         };
         let answer = self.answer_at(door, body, &mut reviewed);
         (answer, reviewed)
@@ -226,6 +230,7 @@ impl Admission {
             _ => "unknown",
         };
         let judged = self.asked(door, &request);
+        reviewed.trace = judged.as_ref().ok().and_then(|admitted| admitted.trace);
         reviewed.outcome = match &judged {
             Ok(admitted) if admitted.patch.is_empty() => "allowed",
             Ok(_) => "mutated",

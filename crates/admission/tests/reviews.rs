@@ -265,7 +265,11 @@ async fn each_response_says_what_came_of_the_review_for_those_who_count() {
             .unwrap();
         assert_eq!(
             response.extensions().get(),
-            Some(&Reviewed { operation, outcome })
+            Some(&Reviewed {
+                operation,
+                outcome,
+                trace: None,
+            })
         );
     }
 }

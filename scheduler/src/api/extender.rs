@@ -13,11 +13,12 @@ use kube_api::extender::{
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use server::TraceContext;
 use tokio::runtime::Handle;
 
-use crate::Scheduler;
 use crate::filter::Answer;
 use crate::metrics::{Outcome, Verb};
+use crate::{Scheduler, spans};
 
 /// A body above this is worked on beside the threads that serve: whole nodes by the thousands take a while.
 const LARGE: usize = 1 << 20;
@@ -49,12 +50,13 @@ async fn filtered(scheduler: &Scheduler, body: &[u8]) -> Response {
         let answer = Answer::error(why.to_string());
         return json(StatusCode::SERVICE_UNAVAILABLE, &answer);
     }
+    let span = scheduler.filter_span(&args);
     let answer = match scheduler.meet(args, body).await {
         Ok(args) => scheduler.filter(args, body).await,
         Err(why) => Answer::error(why),
     };
     let response = written(StatusCode::OK, &answer, answer.length());
-    count.ended(answer.outcome());
+    count.ended_in(answer.outcome(), spans::filtered(span, &answer));
     response
 }
 
@@ -111,12 +113,14 @@ pub(super) async fn bind(State(scheduler): State<Scheduler>, body: Bytes) -> Res
         Err(refusal) => return refusal,
     };
     let count = Count::of(&scheduler, Verb::Bind);
+    let span = scheduler.bind_span(&args);
     let why = scheduler.bind(args).await.err().unwrap_or_default();
-    count.ended(if why.is_empty() {
+    let outcome = if why.is_empty() {
         Outcome::Ok
     } else {
         Outcome::Failed
-    });
+    };
+    count.ended_in(outcome, spans::bound(span, &why));
     error(StatusCode::OK, why)
 }
 
@@ -164,8 +168,13 @@ impl<'a> Count<'a> {
     }
 
     fn ended(self, outcome: Outcome) {
+        self.ended_in(outcome, None);
+    }
+
+    fn ended_in(self, outcome: Outcome, trace: Option<TraceContext>) {
         let took = self.began.elapsed();
-        self.scheduler.meters().answered(self.verb, outcome, took);
+        let meters = self.scheduler.meters();
+        meters.answered_in(self.verb, outcome, took, trace);
     }
 }
 

@@ -107,6 +107,21 @@ impl Served {
         Self::with(cluster.clone(), scheduler).await
     }
 
+    /// With these settings, and admission on the same listener.
+    pub(crate) async fn admitting(state: Value, settings: scheduler::Settings) -> Self {
+        let cluster = embedded_cluster::Cluster::default();
+        cluster.import(&state).unwrap();
+        let traces = settings.traces.clone();
+        let scheduler = scheduler::Scheduler::embedded(&cluster, vendors(), settings, |_| {
+            scheduler::events::Events::silent()
+        });
+        let admission = admission::Admission::new(vendors(), admission::Settings::default());
+        let admission = admission::routes(Arc::new(admission.with_traces(traces)));
+        let mut served = Self::with(cluster, scheduler).await;
+        served.router = served.router.clone().merge(admission);
+        served
+    }
+
     async fn with(cluster: embedded_cluster::Cluster, scheduler: scheduler::Scheduler) -> Self {
         let router = scheduler::api::routes(&scheduler, None, false).merge(cluster.api_routes());
         let following = {
