@@ -519,3 +519,6 @@ pub(super) fn clear(
     }
     Ok(cleared)
 }
+
+#[cfg(test)]
+mod tests;
