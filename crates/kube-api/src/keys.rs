@@ -38,9 +38,6 @@ pub const SCORING_WEIGHTS: &str = "hami.io/device-scoring-weights";
 pub const NUMA_BIND: &str = "nvidia.com/numa-bind";
 /// A text of which the mode of a card is a part (`hami-core`, `mig`, `mps`). NVIDIA's.
 pub const VGPU_MODE: &str = "nvidia.com/vgpu-mode";
-/// The pod's trace, as the span of its admission in W3C's `traceparent`: written by the webhook where traces are on. A
-/// tenant may write it, so nothing is decided by it.
-pub const TRACEPARENT: &str = "vgpu.io/traceparent";
 /// On the node: changes when it has room again, so that kube-scheduler looks at pending pods; unix milliseconds.
 pub const CAPACITY_FREED: &str = "vgpu.io/capacity-freed";
 
