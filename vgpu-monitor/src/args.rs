@@ -6,14 +6,20 @@ use std::path::PathBuf;
 use clap::Parser;
 use server::LogFormat;
 
+use crate::plugin::args::{InstallArgs, PluginArgs};
+
 /// Serves what every container on this node uses of its GPUs, for Prometheus, and gives each its
 /// share of their time.
 ///
 /// /metrics is read from the containers' files at each scrape; /healthz says that the process
 /// serves, /readyz that it can read. docs/metrics.md explains every series.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "vgpu-monitor", version)]
+#[command(name = "vgpu-monitor", version, args_conflicts_with_subcommands = true)]
 pub struct Args {
+    /// What to do instead.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// Directory below which containers have theirs; it may appear later.
     #[arg(
         long,
@@ -66,6 +72,15 @@ pub struct Args {
     pub log_format: LogFormat,
 }
 
+/// The agent's other process, and what is done once.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum Command {
+    /// Hand out this node's GPUs to the kubelet, register them with the scheduler, and watch their health.
+    Plugin(Box<PluginArgs>),
+    /// Copy the library to where containers get it from, and end.
+    Install(InstallArgs),
+}
+
 impl Args {
     /// The node's name: as given, else the host's, else `unknown`.
     #[must_use]
@@ -89,7 +104,7 @@ fn host_name() -> String {
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     // HAMi's agent takes ":9394", and so do people who come from there.
     let port = text
         .strip_prefix(':')

@@ -202,7 +202,7 @@ fn clear(delivery: &Delivery, gone: BTreeSet<Name>, over: &BTreeSet<Name>, momen
     looked
 }
 
-fn say(looked: &Looked) {
+pub(crate) fn say(looked: &Looked) {
     for name in &looked.removed {
         tracing::info!(%name, "its pod is gone: its directory was taken away");
     }

@@ -9,18 +9,47 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use server::{Listener, Manners, Readiness};
 use vgpu_monitor::arbiter::Arbiter;
-use vgpu_monitor::args::Args;
+use vgpu_monitor::args::{Args, Command};
 use vgpu_monitor::exporter::Names;
 use vgpu_monitor::gpu::Asker;
 use vgpu_monitor::node::Node;
+use vgpu_monitor::plugin::args::PluginArgs;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let mut args = Args::parse();
+    match args.command.take() {
+        Some(Command::Plugin(args)) => return plugin(*args),
+        Some(Command::Install(install)) => {
+            let copied = async move {
+                let installed =
+                    vgpu_monitor::delivery::library::install(&install.library, &install.to)?;
+                tracing::info!(path = %installed.dir.display(), "the library is there");
+                anyhow::Ok(())
+            };
+            let runtime = &mut tokio::runtime::Builder::new_current_thread();
+            return server::program("vgpu-monitor", args.log_format, &args.log, runtime, copied);
+        }
+        None => {}
+    }
     let (format, filter) = (args.log_format, args.log.clone());
     // One thread serves; a scrape reads files on a second.
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.max_blocking_threads(2);
     server::program("vgpu-monitor", format, &filter, &mut runtime, run(args))
+}
+
+fn plugin(args: PluginArgs) -> ExitCode {
+    let (format, filter) = (args.log_format, args.log.clone());
+    // Calls of the kubelet, of which some wait for the disk or the driver.
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(2).max_blocking_threads(16);
+    server::program(
+        "vgpu-monitor plugin",
+        format,
+        &filter,
+        &mut runtime,
+        vgpu_monitor::plugin::command::run(args),
+    )
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {

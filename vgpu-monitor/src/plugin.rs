@@ -40,6 +40,10 @@ mod socket;
 
 mod tell;
 
+pub mod args;
+
+pub mod command;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,6 +55,7 @@ use placement::{MigProfile, Span};
 use tokio::sync::{Notify, watch};
 
 use crate::card::{Healths, Inventories};
+use crate::collect::LivingPod;
 use crate::delivery::{Allotted, Given, Name};
 use crate::proto::device_plugin::ListAndWatchResponse;
 
@@ -118,6 +123,8 @@ pub struct Parts {
     pub healths: Healths,
     /// Counts.
     pub metrics: Metrics,
+    /// A span for each container that is to start.
+    pub traces: server::Traces,
 }
 
 impl std::fmt::Debug for Parts {
@@ -151,6 +158,8 @@ struct Shared {
     turn: tokio::sync::Mutex<()>,
     /// What this process has given; the rest may be of an earlier one that died at it.
     given: Mutex<BTreeSet<String>>,
+    /// Resources whose lists the kubelet watches.
+    registered: watch::Sender<BTreeSet<String>>,
     /// Pods whose annotations are to be written.
     untold: tokio::sync::mpsc::UnboundedSender<tell::Untold>,
 }
@@ -191,6 +200,7 @@ impl Plugin {
             changed: Notify::new(),
             turn: tokio::sync::Mutex::new(()),
             given: Mutex::default(),
+            registered: watch::Sender::default(),
             untold,
         }));
         tracing::info!(
@@ -249,6 +259,45 @@ impl Plugin {
     /// Who did not answer. Nothing may be cleared away then.
     pub async fn living(&self) -> Result<Living, String> {
         prepare::living(self).await
+    }
+
+    /// Names of the allotments whose slots the kubelet says are held.
+    ///
+    /// # Errors
+    ///
+    /// Why the kubelet did not answer.
+    pub async fn in_use(&self) -> Result<BTreeSet<Name>, String> {
+        prepare::in_use(self).await
+    }
+
+    /// The pods of this node that are not over, as the API server has them.
+    ///
+    /// # Errors
+    ///
+    /// Why the API server did not answer.
+    pub async fn living_pods(&self) -> Result<Vec<LivingPod>, String> {
+        prepare::living_pods(self).await
+    }
+
+    /// The resources that are served.
+    pub fn resources(&self) -> impl Iterator<Item = &str> {
+        self.0.lists.keys().map(String::as_str)
+    }
+
+    /// Resources whose lists the kubelet watches, as it changes.
+    pub fn registered(&self) -> watch::Receiver<BTreeSet<String>> {
+        self.0.registered.subscribe()
+    }
+
+    /// Forgets what neither lives nor has a directory.
+    pub fn forget_all_but(&self, living: &BTreeSet<Name>, known: &[Name]) {
+        let all = self.0.book.all().into_iter().map(|lot| Name(lot.name));
+        let over: Vec<Name> = all
+            .filter(|name| !living.contains(name) && !known.contains(name))
+            .collect();
+        if !over.is_empty() {
+            self.forget(&over);
+        }
     }
 
     /// Forgets allotments whose directories are cleared away.

@@ -9,7 +9,7 @@ use kube_api::config::CorePolicy;
 use kube_api::object::{Container, Pod};
 use kube_api::request::{self, Defaults};
 use kube_api::vendor::{Role, Vendors};
-use placement::{Compute, Grant, Kind, Memory};
+use placement::{Compute, Grant, Memory};
 use vgpu_abi::limits::Policy;
 
 use super::allotments::{Claim, Cut, Share, kind_word, policy_word};
@@ -308,7 +308,8 @@ fn policy(container: &Container, vendors: &Vendors) -> Policy {
     }
 }
 
-fn traceparent(pod: &Pod) -> Option<String> {
+/// The pod's trace, where its annotation has the form of one.
+pub fn traceparent(pod: &Pod) -> Option<String> {
     let text = pod
         .metadata
         .annotations
@@ -319,7 +320,17 @@ fn traceparent(pod: &Pod) -> Option<String> {
     (text.len() == 55 && text.bytes().all(plain)).then(|| text.clone())
 }
 
-/// Whether an `Asking` of this kind is seen in the kubelet's list.
-pub fn is_listed(kind: Kind) -> bool {
-    kind != Kind::Init
+/// How many containers of the pod ask for served resources; none where that cannot be read.
+pub fn asking(pod: &Pod, served: &[Served], vendors: &Vendors) -> usize {
+    let Ok(asked) = request::request(pod, vendors, &Defaults::default()) else {
+        return 0;
+    };
+    let asks = asked.containers.iter().filter(|container| {
+        container.asks.iter().any(|ask| {
+            served
+                .iter()
+                .any(|served| served.vendor == ask.vendor.as_str())
+        })
+    });
+    asks.count()
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use events::{About, Kind as Tone};
 use kube_api::object::Pod;
 use placement::Kind;
+use server::TraceContext;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 
@@ -19,6 +20,7 @@ use super::matching::{self, Evidence, Holder, Lot};
 use super::pods::Pods;
 use super::{Living, Plugin, answered_name, mounts, room, tell};
 use crate::card::{Health, Inventory};
+use crate::collect::LivingPod;
 use crate::delivery::Name;
 
 /// Between two looks at who holds the slots, and at whether the cards are known.
@@ -236,8 +238,19 @@ struct Case<'a> {
 
 impl Case<'_> {
     async fn serve(&self, pod: Pod) -> Result<(), Refusal> {
+        let parts = &self.plugin.0.parts;
+        let traceparent = identity::traceparent(&pod);
+        let parent = TraceContext::of_pod(traceparent.as_deref(), identity::uid(&pod));
+        let mut span = parts.traces.span("pre_start", parent);
+        span.set("node", self.plugin.0.settings.node.clone());
+        span.set("pod", pod.metadata.name.clone().unwrap_or_default());
+        span.set(
+            "namespace",
+            pod.metadata.namespace.clone().unwrap_or_default(),
+        );
         let served = self.given(&pod).await;
         if let Err(refusal) = &served {
+            span.fail(refusal.to_string());
             let events = &self.plugin.0.parts.events;
             let about = About::from(&pod);
             events.pod(about, Tone::Warning, "VgpuNotStarted", refusal.to_string());
@@ -550,4 +563,46 @@ pub(super) async fn living(plugin: &Plugin) -> Result<Living, String> {
         }
     }
     Ok(living)
+}
+
+/// See [`Plugin::in_use`].
+pub(super) async fn in_use(plugin: &Plugin) -> Result<BTreeSet<Name>, String> {
+    let all = plugin.0.book.all();
+    let pods = plugin.0.lister.pods().await?;
+    let mut names = BTreeSet::new();
+    for resource in plugin.resources() {
+        let holders = pods.holders(resource);
+        let mut held: BTreeSet<&str> = holders
+            .iter()
+            .flat_map(|holder| holder.slots.values().flatten())
+            .map(String::as_str)
+            .collect();
+        let of_resource = all.iter().rev().filter(|lot| lot.resource == resource);
+        for lot in of_resource {
+            // The newest that has a slot is the one that is held.
+            if lot.ids.iter().any(|id| held.contains(id.as_str())) {
+                names.insert(Name(lot.name.clone()));
+                held.retain(|id| !lot.ids.iter().any(|of| of == id));
+            }
+        }
+    }
+    Ok(names)
+}
+
+/// See [`Plugin::living_pods`].
+pub(super) async fn living_pods(plugin: &Plugin) -> Result<Vec<LivingPod>, String> {
+    let settings = &plugin.0.settings;
+    let parts = &plugin.0.parts;
+    let pods = match api::pods_of(&parts.client, &settings.node).await {
+        Ok(pods) => pods,
+        Err(Without::Away(why) | Without::Refused(why)) => return Err(why),
+        Err(Without::Gone) => return Err("no such list".to_owned()),
+    };
+    let living = pods.iter().filter(|pod| !is_over(pod));
+    Ok(living
+        .map(|pod| LivingPod {
+            uid: identity::uid(pod).to_owned(),
+            containers: identity::asking(pod, &settings.served, &parts.vendors),
+        })
+        .collect())
 }

@@ -154,8 +154,7 @@ struct Keeper {
 impl Keeper {
     async fn run(mut self) {
         let resource = self.served.resource.clone();
-        let metrics = self.plugin.0.parts.metrics.clone();
-        metrics.registered(&resource, false);
+        self.tell(false);
         let mut wait = SOON;
         while !*self.stopped.borrow() {
             if !self.list_is_known().await {
@@ -169,8 +168,24 @@ impl Keeper {
                     wait = (wait * 2).min(LATE);
                 }
             }
-            metrics.registered(&resource, false);
+            self.tell(false);
         }
+    }
+
+    /// Says whether the kubelet watches the list.
+    fn tell(&self, watched: bool) {
+        let shared = &self.plugin.0;
+        shared
+            .parts
+            .metrics
+            .registered(&self.served.resource, watched);
+        shared.registered.send_if_modified(|registered| {
+            if watched {
+                registered.insert(self.served.resource.clone())
+            } else {
+                registered.remove(&self.served.resource)
+            }
+        });
     }
 
     /// A list of nothing would cost pods that hold something: it is waited for.
@@ -234,7 +249,6 @@ impl Keeper {
         service: &Service,
     ) {
         let resource = self.served.resource.clone();
-        let metrics = self.plugin.0.parts.metrics.clone();
         let mut watched = Instant::now();
         let why = loop {
             if *self.stopped.borrow() {
@@ -251,7 +265,7 @@ impl Keeper {
             } else if watched.elapsed() > UNWATCHED && identity(kubelet).is_some() {
                 break "the kubelet does not watch the list";
             }
-            metrics.registered(&resource, service.is_watched());
+            self.tell(service.is_watched());
             self.pause(LOOK).await;
         };
         tracing::info!(resource, why, "registers again");

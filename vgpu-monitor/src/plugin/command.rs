@@ -1,0 +1,432 @@
+//! `vgpu-monitor plugin`: puts the parts together, and ends them. Never decides what one of them decides.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use events::Events;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::Api;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube_api::config::DeviceConfig;
+use kube_api::node::RegisterFormat;
+use kube_api::vendor::{Role, Switches, Vendors};
+use placement::{MigProfile, Span};
+use prometheus_client::registry::Registry;
+use server::{Listener, Manners, Readiness};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::args::{FormatArg, MannerArg, PluginArgs};
+use super::{Giver, Made, Metrics, Parts, Plugin, Served, Settings};
+use crate::collect::{Collector, LivingPod, Sources};
+use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
+use crate::inventory::mig::Mig;
+use crate::{collect, health, inventory};
+
+/// How often is looked for what dead containers have left.
+const CLEAR: Duration = Duration::from_secs(30);
+/// Calls of ours that the API server may take so long for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs until the process is asked to stop.
+///
+/// # Errors
+///
+/// When a setting cannot be, or the state directory cannot be used.
+pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
+    let stop = server::asked_to_stop().context("cannot handle signals")?;
+    let traces = args
+        .traces
+        .start("vgpu-plugin", env!("CARGO_PKG_VERSION"))?;
+    let vendors = Arc::new(vendors(&args)?);
+    let served = served(&args, &vendors)?;
+    let listener = Listener::bind(args.metrics_addr).await.map_err(|error| {
+        anyhow!("{error}; perhaps another vgpu-monitor plugin: --metrics-addr takes another port")
+    })?;
+    let state = seen(&args, &args.state_dir);
+    std::fs::create_dir_all(&state)
+        .with_context(|| format!("--state-dir {}", args.state_dir.display()))?;
+    let client = client(&args).await?;
+    let events = Events::start(client.clone(), "vgpu-monitor");
+
+    let cards = inventory::start(inventory::Settings {
+        device_config: args.device_config_file.clone(),
+        node_config: Some(args.node_config_file.clone()),
+        mig_strategy: args.mig_strategy,
+        sysfs: args.sysfs.clone(),
+        ..inventory::Settings::new(args.node_name.clone(), state.clone())
+    })
+    .context("cannot start the thread that reads the cards")?;
+    let sick = health::start(
+        health::Settings::of(&args.node_name, state.join("containers")),
+        cards.inventories.clone(),
+        events.clone(),
+    )
+    .context("cannot start the threads that watch the cards")?;
+    let mig = Mig::start(&state, None).context("the journal of MIG instances")?;
+
+    let manner = manner(&args, &client, &state).await;
+    let delivery = Delivery::new(delivery::Settings {
+        state_dir: args.state_dir.clone(),
+        host_prefix: args.host_prefix.clone(),
+        cdi_dir: args.cdi_dir.clone(),
+        vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), args.cdi_dir.clone()],
+        library: args.library.clone(),
+        ..delivery::Settings::new(manner, cards.inventories.clone())
+    })
+    .context("cannot prepare what containers get")?;
+    let delivery = Arc::new(delivery);
+
+    let metrics = Metrics::new(&args.node_name);
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    traces.register(&mut registry);
+    registry.register_collector(Box::new(sick.collector));
+    let readiness = Readiness::waiting_for("the registration with the kubelet");
+
+    let giver = Arc::new(Host {
+        delivery: Arc::clone(&delivery),
+        mig: mig.clone(),
+        clearing: OnceLock::new(),
+        runtime: Handle::current(),
+    });
+    let plugin = Plugin::start(
+        Settings {
+            node: args.node_name.clone(),
+            served,
+            state,
+            device_plugins: args.kubelet_dir.join("device-plugins"),
+            pod_resources: args.kubelet_dir.join("pod-resources/kubelet.sock"),
+        },
+        Parts {
+            vendors,
+            giver: Arc::clone(&giver) as Arc<dyn Giver>,
+            client: client.clone(),
+            events: events.clone(),
+            inventories: cards.inventories.clone(),
+            healths: sick.healths.clone(),
+            metrics,
+            traces: traces.clone(),
+        },
+    );
+    let collector = Arc::new(Collector::new(delivery, Clearing(plugin.clone())));
+    // Set once, here.
+    drop(giver.clearing.set(Arc::clone(&collector)));
+
+    tracing::info!(
+        address = %listener.address(),
+        node = args.node_name,
+        manner = ?manner,
+        state = %args.state_dir.display(),
+        "serving /metrics"
+    );
+    let (stopping, stopped) = watch::channel(false);
+    let until = |mut stopped: watch::Receiver<bool>| async move {
+        // Who says it is there until all have heard it.
+        drop(stopped.wait_for(|stopped| *stopped).await);
+    };
+    let router = server::health(readiness.clone()).merge(server::metrics(registry));
+    let registered = register_format(args.register_format);
+    let tasks = [
+        tokio::spawn(listener.serve(router, Manners::default(), until(stopped.clone()))),
+        {
+            let plugin = plugin.clone();
+            let until = until(stopped.clone());
+            tokio::spawn(async move { plugin.serve(until).await })
+        },
+    ];
+    let beside = [
+        tokio::spawn(inventory::register(
+            client,
+            inventory::RegisterSettings {
+                format: registered,
+                ..inventory::RegisterSettings::new(
+                    args.node_name.clone(),
+                    args.namespace.clone(),
+                    events,
+                )
+            },
+            cards.inventories.clone(),
+            sick.healths.clone(),
+        )),
+        tokio::spawn(clear(plugin.clone(), collector, giver, mig)),
+        tokio::spawn(tell_readiness(plugin.clone(), readiness)),
+    ];
+    let signal = stop.await;
+    tracing::info!(signal, "stopping");
+    stopping.send_replace(true);
+    for task in tasks {
+        drop(timeout(PATIENCE, task).await);
+    }
+    for task in beside {
+        task.abort();
+    }
+    traces.stop().await;
+    Ok(())
+}
+
+/// A path of the host as this process sees it.
+fn seen(args: &PluginArgs, host: &Path) -> PathBuf {
+    if args.host_prefix.as_os_str().is_empty() {
+        return host.to_owned();
+    }
+    args.host_prefix
+        .join(host.strip_prefix("/").unwrap_or(host))
+}
+
+fn vendors(args: &PluginArgs) -> anyhow::Result<Vendors> {
+    let config = match &args.device_config_file {
+        Some(path) => {
+            let said = || format!("--device-config-file {}", path.display());
+            let text = std::fs::read_to_string(path).with_context(said)?;
+            DeviceConfig::parse(&text).with_context(said)?
+        }
+        None => DeviceConfig::standard(),
+    };
+    let all = Switches {
+        ascend: true,
+        iluvatar: true,
+    };
+    Vendors::new(config, all).context("the device configuration cannot be used")
+}
+
+fn served(args: &PluginArgs, vendors: &Vendors) -> anyhow::Result<Vec<Served>> {
+    let mut served = Vec::new();
+    for word in &args.vendors {
+        let row = vendors.get(word).and_then(|row| row.resource(Role::Count));
+        let Some(resource) = row else {
+            let known: Vec<&str> = vendors.iter().map(|row| row.word.as_str()).collect();
+            bail!(
+                "--vendors {word}: the device configuration has no such vendor; it has {}",
+                known.join(", ")
+            );
+        };
+        let one = Served {
+            resource: resource.to_owned(),
+            vendor: word.clone(),
+        };
+        if !served.contains(&one) {
+            served.push(one);
+        }
+    }
+    Ok(served)
+}
+
+async fn client(args: &PluginArgs) -> anyhow::Result<kube::Client> {
+    let mut config = match &args.kubeconfig {
+        Some(path) => {
+            let said = || format!("--kubeconfig {}", path.display());
+            let file = Kubeconfig::read_from(path).with_context(said)?;
+            let options = KubeConfigOptions::default();
+            kube::Config::from_custom_kubeconfig(file, &options)
+                .await
+                .with_context(said)?
+        }
+        None => kube::Config::infer()
+            .await
+            .context("no cluster: --kubeconfig FILE names one")?,
+    };
+    config.connect_timeout = Some(PATIENCE);
+    kube::Client::try_from(config).context("no client for the cluster")
+}
+
+/// How the runtime is told. What the Node says is remembered, since the API server may be away when the agent starts.
+async fn manner(args: &PluginArgs, client: &kube::Client, state: &Path) -> Manner {
+    match args.manner {
+        MannerArg::Cdi => return Manner::Cdi,
+        MannerArg::Mounts => return Manner::Mounts,
+        MannerArg::Auto => {}
+    }
+    let file = state.join("runtime");
+    let nodes: Api<Node> = Api::all(client.clone());
+    loop {
+        let said = match timeout(PATIENCE, nodes.get(&args.node_name)).await {
+            Ok(Ok(node)) => Ok(node
+                .status
+                .and_then(|status| status.node_info)
+                .map(|info| info.container_runtime_version)
+                .unwrap_or_default()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("no answer in time".to_owned()),
+        };
+        match said {
+            Ok(runtime) if !runtime.is_empty() => {
+                let manner = manner_of(&runtime);
+                tracing::info!(runtime, ?manner, "the node's runtime");
+                if let Err(error) = super::allotments::replace(&file, runtime.as_bytes()) {
+                    tracing::warn!(%error, "cannot write down which runtime it is");
+                }
+                return manner;
+            }
+            Ok(_) => tracing::warn!("the Node does not say which runtime it has; --manner does"),
+            Err(why) => {
+                tracing::warn!(why, "the Node cannot be read; --manner spares the question")
+            }
+        }
+        if let Ok(runtime) = std::fs::read_to_string(&file) {
+            return manner_of(&runtime);
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// By what the Node says of its runtime: `containerd://2.1.4`. What is not known has CDI by now.
+fn manner_of(runtime: &str) -> Manner {
+    let (name, version) = runtime.split_once("://").unwrap_or((runtime, ""));
+    let mut numbers = version.split('.').map(|part| {
+        let digits: String = part.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u32>().ok()
+    });
+    let mut next = || numbers.next().flatten();
+    let (major, minor) = (next(), next());
+    let is_older = match (name, major) {
+        ("containerd", Some(major)) => major < 2,
+        ("cri-o", Some(major)) => (major, minor.unwrap_or(0)) < (1, 28),
+        ("docker", _) => true,
+        _ => false,
+    };
+    if is_older {
+        Manner::Mounts
+    } else {
+        Manner::Cdi
+    }
+}
+
+fn register_format(format: FormatArg) -> RegisterFormat {
+    match format {
+        FormatArg::Auto => RegisterFormat::Auto,
+        FormatArg::Colon => RegisterFormat::Colon,
+        FormatArg::Json => RegisterFormat::Json,
+    }
+}
+
+/// What containers get, on this host.
+struct Host {
+    delivery: Arc<Delivery>,
+    mig: Mig,
+    /// Who clears away what dead containers hold, so that a card that is full of them is not.
+    clearing: OnceLock<Arc<Collector<Clearing>>>,
+    runtime: Handle,
+}
+
+impl Giver for Host {
+    fn allot(&self) -> Result<(Name, Allotted), String> {
+        self.delivery.allot().map_err(|error| error.to_string())
+    }
+
+    fn give(&self, name: &Name, given: &Given) -> Result<(), String> {
+        let mut done = self.delivery.give(name, given);
+        if let (Err(DeliveryError::Over(_)), Some(clearing)) = (&done, self.clearing.get()) {
+            // Perhaps it is full of what is over. This thread is one that may wait.
+            if self.runtime.block_on(clearing.look()).is_ok() {
+                done = self.delivery.give(name, given);
+            }
+        }
+        done.map_err(|error| error.to_string())
+    }
+
+    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> Result<Made, String> {
+        let made = self
+            .mig
+            .make(card, &profile.name, span)
+            .map_err(|error| error.to_string())?;
+        Ok(Made {
+            uuid: made.uuid,
+            gpu_instance: made.gpu_instance,
+            compute_instance: made.compute_instance,
+        })
+    }
+
+    fn known(&self) -> Vec<Name> {
+        self.delivery.known().unwrap_or_default()
+    }
+}
+
+/// Who lives, for whoever clears away the rest.
+struct Clearing(Plugin);
+
+impl Sources for Clearing {
+    async fn in_use(&self) -> Result<BTreeSet<Name>, String> {
+        self.0.in_use().await
+    }
+
+    async fn pods(&self) -> Result<Vec<LivingPod>, String> {
+        self.0.living_pods().await
+    }
+}
+
+/// Clears away what dead containers have left, for ever.
+async fn clear(plugin: Plugin, collector: Arc<Collector<Clearing>>, giver: Arc<Host>, mig: Mig) {
+    loop {
+        // It says itself what it could not do.
+        let looked = collector.look().await;
+        if let Ok(looked) = &looked {
+            collect::say(looked);
+            plugin.forget(&looked.removed);
+            if let Ok(living) = plugin.living().await {
+                let known = giver.known();
+                plugin.forget_all_but(&living.names, &known);
+                let mig = mig.clone();
+                let kept = tokio::task::spawn_blocking(move || mig.keep_only(&living.instances));
+                if let Ok(Ok(failed)) = kept.await {
+                    for error in failed {
+                        tracing::warn!(%error, "an instance that nobody holds stays");
+                    }
+                }
+            }
+        } else if let Err(reason) = looked {
+            tracing::warn!(reason, "nothing is cleared away until the next look");
+        }
+        sleep(CLEAR).await;
+    }
+}
+
+/// Ready is who is known to the kubelet under every resource.
+async fn tell_readiness(plugin: Plugin, readiness: Readiness) {
+    let mut registered = plugin.registered();
+    loop {
+        let missing: Vec<String> = {
+            let registered = registered.borrow_and_update();
+            let all = plugin.resources();
+            all.filter(|resource| !registered.contains(*resource))
+                .map(str::to_owned)
+                .collect()
+        };
+        if missing.is_empty() {
+            readiness.ready();
+        } else {
+            readiness.not_ready(format!(
+                "the kubelet does not watch {} yet",
+                missing.join(", ")
+            ));
+        }
+        if registered.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_is_told_as_it_can_be() {
+        for (runtime, manner) in [
+            ("containerd://2.1.4", Manner::Cdi),
+            ("containerd://1.6.20~ds1", Manner::Mounts),
+            ("containerd://1.7.27", Manner::Mounts),
+            ("containerd://v2.0.0-rc.1", Manner::Cdi),
+            ("cri-o://1.27.1", Manner::Mounts),
+            ("cri-o://1.28.0", Manner::Cdi),
+            ("docker://20.10.1", Manner::Mounts),
+            ("somebody://0.1", Manner::Cdi),
+        ] {
+            assert_eq!(manner_of(runtime), manner, "{runtime}");
+        }
+    }
+}
