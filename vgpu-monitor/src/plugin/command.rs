@@ -92,6 +92,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         delivery: Arc::clone(&delivery),
         mig: mig.clone(),
         clearing: OnceLock::new(),
+        turn: parking_lot::Mutex::new(()),
         runtime: Handle::current(),
     });
     let plugin = Plugin::start(
@@ -310,6 +311,7 @@ struct Host {
     mig: Mig,
     /// Who clears away what dead containers hold, so that a card that is full of them is not.
     clearing: OnceLock<Arc<Collector<Clearing>>>,
+    turn: parking_lot::Mutex<()>,
     runtime: Handle,
 }
 
@@ -321,8 +323,10 @@ impl Giver for Host {
     fn give(&self, name: &Name, given: &Given) -> Result<(), String> {
         let mut done = self.delivery.give(name, given);
         if let (Err(DeliveryError::Over(_)), Some(clearing)) = (&done, self.clearing.get()) {
-            // Perhaps it is full of what is over. This thread is one that may wait.
-            if self.runtime.block_on(clearing.look()).is_ok() {
+            // Perhaps it is full of what is over. This thread is one that may wait; of the few that there are, all but
+            // one are left to those who are asked meanwhile, and the kubelet comes again.
+            let turn = self.turn.try_lock();
+            if turn.is_some() && self.runtime.block_on(clearing.look()).is_ok() {
                 done = self.delivery.give(name, given);
             }
         }
