@@ -520,11 +520,16 @@ impl Cutter {
                 self.fresh.insert(made.uuid.clone(), Instant::now());
                 tracing::info!(instance = %made.uuid, %profile, card = %uuid, start = span.start, "made a MIG instance");
             }
-            _ => {
-                self.journal.entries.retain(|entry| {
-                    entry.card != uuid || entry.start != span.start || entry.uuid.is_some()
-                });
+            (Err(_), Some(_)) => {
+                // What failed half-way and could not be taken back is still known.
+                let there = card.instances().unwrap_or_default();
+                if !there.iter().any(|other| lies(&other)) {
+                    self.journal.entries.retain(|entry| {
+                        entry.card != uuid || entry.start != span.start || entry.uuid.is_some()
+                    });
+                }
             }
+            (_, None) => {}
         }
         // Should this fail, the entry on disk still says that it may be there.
         if let Err(error) = self.journal.write() {

@@ -1,0 +1,432 @@
+//! The node's cards on the simulated board: what is read, what the configuration makes of it, what is remembered while
+//! the driver is away; and MIG instances, made and removed. Each test is a process of its own, since a board is chosen
+//! by the environment.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cuda_sim::board::Kind;
+use cuda_sim::{Board, Config};
+use placement::Span;
+use vgpu_monitor::card::Inventory;
+use vgpu_monitor::inventory::mig::{Mig, MigError};
+use vgpu_monitor::inventory::{self, MigStrategy, Settings, Watcher};
+
+const HOME: &str = "VGPU_INVENTORY_TEST";
+
+/// Runs the test of this name in a process of its own, with a folder of its own; the folder in that process.
+fn alone(test: &str) -> Option<PathBuf> {
+    if let Some(home) = std::env::var_os(HOME) {
+        return Some(PathBuf::from(home));
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(HOME, directory.path())
+        .env("VGPU_SIM_BOARD", directory.path().join("board"))
+        .status()
+        .unwrap();
+    assert!(status.success(), "{test}: {status}");
+    None
+}
+
+fn library() -> PathBuf {
+    let library = std::env::current_exe().unwrap();
+    let library = library.with_file_name("libnvidia_ml.so");
+    assert!(library.exists(), "{} is not built", library.display());
+    library
+}
+
+fn board(home: &Path, mig: &str, topology: &str) -> Board {
+    let config = Config {
+        memory_bytes: vec![40 << 30; 3],
+        mig: mig.to_owned(),
+        topology: topology.to_owned(),
+        ..Config::default()
+    };
+    Board::create(&home.join("board"), &config).unwrap()
+}
+
+/// With hardly any patience.
+fn settings(home: &Path) -> Settings {
+    Settings {
+        library: Some(library()),
+        sysfs: home.join("sys"),
+        rescan: Duration::from_millis(50),
+        patience: Duration::from_millis(200),
+        silence: Duration::from_millis(600),
+        look: Duration::from_millis(20),
+        ..Settings::new("n1", home.join("state"))
+    }
+}
+
+/// Waits for what is known to be so; its problems and cards in the message where it never is.
+#[track_caller]
+fn until(watcher: &Watcher, what: &str, is_so: impl Fn(&Inventory) -> bool) -> Arc<Inventory> {
+    let begun = Instant::now();
+    loop {
+        let known = watcher.inventories.borrow().clone();
+        if let Some(known) = known.clone().filter(|known| is_so(known)) {
+            return known;
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "never {what}: {known:#?}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn healthy(inventory: &Inventory) -> Vec<bool> {
+    let cards = inventory.cards.iter();
+    cards.map(|card| card.device.healthy).collect()
+}
+
+fn says(inventory: &Inventory, part: &str) -> bool {
+    inventory.problems.iter().any(|it| it.contains(part))
+}
+
+#[test]
+fn cards_are_as_the_driver_the_kernel_and_the_board_have_them() {
+    let Some(home) = alone("cards_are_as_the_driver_the_kernel_and_the_board_have_them") else {
+        return;
+    };
+    let board = board(&home, "2=on", "0-1=PIX+NV4,0-2=SYS");
+    let device = home.join("sys/bus/pci/devices/0000:02:00.0");
+    std::fs::create_dir_all(&device).unwrap();
+    std::fs::write(device.join("numa_node"), "1\n").unwrap();
+
+    let watcher = inventory::start(Settings {
+        mig_strategy: MigStrategy::Mixed,
+        ..settings(&home)
+    })
+    .unwrap();
+    let known = until(&watcher, "read", |known| known.cards.len() == 3);
+
+    assert_eq!(known.problems, Vec::<String>::new());
+    let short = |card: &vgpu_monitor::card::Card| {
+        let device = &card.device;
+        (
+            device.id.clone(),
+            device.model.clone(),
+            device.memory_bytes >> 30,
+            (device.slots, device.numa, card.minor),
+            device.mode.clone(),
+            card.pci_bus_id.clone(),
+        )
+    };
+    let name = || "NVIDIA-Simulated GPU".to_owned();
+    assert_eq!(
+        known.cards.iter().map(short).collect::<Vec<_>>(),
+        [
+            (board.uuid(0), name(), 40, (10, 0, 0), "hami-core".into(), "00000000:01:00.0".into()),
+            (board.uuid(1), name(), 40, (10, 1, 1), "hami-core".into(), "00000000:02:00.0".into()),
+            (board.uuid(2), name(), 40, (7, 0, 2), "mig".into(), "00000000:03:00.0".into()),
+        ]
+    );
+    let profiles = &known.cards[2].device.mig_profiles;
+    let names: Vec<_> = profiles.iter().map(|it| (it.name.as_str(), it.cores)).collect();
+    assert_eq!(
+        names,
+        [("1g.5gb", 15), ("2g.10gb", 29), ("3g.20gb", 43), ("4g.20gb", 58), ("7g.40gb", 100)]
+    );
+    assert_eq!(
+        profiles[2].placements,
+        [Span { start: 0, size: 4 }, Span { start: 4, size: 4 }]
+    );
+    let score = |from: usize, to: usize| {
+        let mut pairs = known.pairs.iter();
+        let pair = pairs.find(|it| it.from == board.uuid(from) && it.to == board.uuid(to));
+        pair.map(|pair| pair.score)
+    };
+    assert_eq!(
+        [score(0, 1), score(1, 0), score(0, 2), score(1, 2), score(0, 0)],
+        [Some(450), Some(450), Some(10), Some(30), None]
+    );
+}
+
+#[test]
+fn a_configuration_that_changes_holds_at_once_and_a_bad_one_changes_nothing() {
+    let Some(home) = alone("a_configuration_that_changes_holds_at_once_and_a_bad_one_changes_nothing")
+    else {
+        return;
+    };
+    board(&home, "", "");
+    // As a ConfigMap is mounted: the file is a link into a folder that is a link, which is swapped.
+    let mount = home.join("config");
+    std::fs::create_dir_all(&mount).unwrap();
+    let swap = |version: &str, text: &str| {
+        let folder = mount.join(format!("..{version}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("config.json"), text).unwrap();
+        let fresh = mount.join("..data_tmp");
+        std::os::unix::fs::symlink(folder, &fresh).unwrap();
+        std::fs::rename(fresh, mount.join("..data")).unwrap();
+    };
+    std::os::unix::fs::symlink("..data/config.json", mount.join("config.json")).unwrap();
+    let entry = |rest: &str| format!(r#"{{"nodeconfig":[{{"name":"n1",{rest}}}]}}"#);
+    swap("1", &entry(r#""devicesplitcount":"many""#));
+    let watcher = inventory::start(Settings {
+        node_config: Some(mount.join("config.json")),
+        ..settings(&home)
+    })
+    .unwrap();
+
+    // Nothing good was ever read: nothing is offered that might be wrong.
+    until(&watcher, "refused", |known| {
+        known.cards.is_empty() && says(known, "no card is offered until it is cured")
+    });
+    swap("2", &entry(r#""devicesplitcount":4"#));
+    let known = until(&watcher, "offered", |known| known.cards.len() == 3);
+    assert_eq!(known.cards[0].device.slots, 4);
+    assert_eq!(known.problems, Vec::<String>::new());
+
+    swap("3", &entry(r#""filterdevices":{"index":[0]},"devicememoryscaling":2"#));
+    let known = until(&watcher, "filtered", |known| known.cards.len() == 2);
+    assert_eq!(known.cards[0].device.index, 1);
+    assert_eq!(known.cards[0].device.memory_bytes, 80 << 30);
+    assert_eq!(known.cards[0].physical_bytes, 40 << 30);
+    assert_eq!(
+        watcher.rules.borrow().as_ref().map(|rules| rules.filter.index.clone()),
+        Some(vec![0])
+    );
+
+    swap("4", r#"{"nodeconfig": 3}"#);
+    let kept = until(&watcher, "told", |known| says(known, "what held before still holds"));
+    assert_eq!(kept.cards, known.cards);
+    // No entry at all is no mistake.
+    std::fs::remove_file(mount.join("config.json")).unwrap();
+    until(&watcher, "as everywhere", |known| {
+        known.cards.len() == 3 && known.cards[0].device.slots == 10 && known.problems.is_empty()
+    });
+}
+
+#[test]
+fn what_the_driver_said_last_holds_while_it_is_away_and_across_a_restart() {
+    let Some(home) = alone("what_the_driver_said_last_holds_while_it_is_away_and_across_a_restart")
+    else {
+        return;
+    };
+    let board = board(&home, "", "0-1=NV2");
+    let watcher = inventory::start(settings(&home)).unwrap();
+    let first = until(&watcher, "read", |known| known.cards.len() == 3);
+
+    board.trouble("lost:1").unwrap();
+    let known = until(&watcher, "lost", |known| healthy(known) == [true, false, true]);
+    assert!(says(&known, &format!("GPU 1 ({})", board.uuid(1))));
+    assert_eq!(known.pairs.len(), first.pairs.len());
+    board.trouble("reset:1").unwrap();
+    until(&watcher, "found again", |known| *known == *first);
+
+    // It hangs: first that is said, then its cards are out of use, and nobody waits for it.
+    board.trouble("driver=hangs").unwrap();
+    let known = until(&watcher, "silent", |known| says(known, "does not answer in time"));
+    assert_eq!(healthy(&known), [true; 3]);
+    until(&watcher, "given up", |known| {
+        says(known, "hangs") && healthy(known) == [false; 3]
+    });
+    // An agent that starts now knows its cards from before.
+    let next = inventory::start(Settings {
+        silence: Duration::from_secs(600),
+        ..settings(&home)
+    })
+    .unwrap();
+    let known = until(&next, "remembered", |known| known.cards.len() == 3);
+    assert_eq!(healthy(&known), [true; 3]);
+    drop(next);
+    board.trouble("driver=well").unwrap();
+    until(&watcher, "awake", |known| *known == *first);
+
+    // It is replaced or gone: an answer, and no card can be used.
+    board.trouble("driver=unloaded").unwrap();
+    until(&watcher, "gone", |known| {
+        healthy(known) == [false; 3] && says(known, "no card can be used")
+    });
+    board.trouble("driver=well").unwrap();
+    until(&watcher, "back", |known| *known == *first);
+    // A memory that is damaged is none.
+    drop(watcher);
+    std::fs::write(home.join("state/inventory.json"), "{\"form\":1,").unwrap();
+    let watcher = inventory::start(settings(&home)).unwrap();
+    until(&watcher, "read anew", |known| *known == *first);
+}
+
+fn span(start: u32, size: u32) -> Span {
+    Span { start, size }
+}
+
+fn start(home: &Path) -> Mig {
+    Mig::start(&home.join("state"), Some(library())).unwrap()
+}
+
+#[test]
+fn instances_are_made_where_they_were_placed_and_removed_when_nobody_works_on_them() {
+    let Some(home) =
+        alone("instances_are_made_where_they_were_placed_and_removed_when_nobody_works_on_them")
+    else {
+        return;
+    };
+    let board = board(&home, "0=on", "");
+    let mig = start(&home);
+    let card = board.uuid(0);
+
+    let made = mig.make(&card, "3g.20gb", span(4, 4)).unwrap();
+    assert_eq!(made.memory_bytes, 20 << 30);
+    assert_eq!((made.gpu_instance, made.compute_instance), (1, 0));
+    let (_, there) = board.instance_named(&made.uuid).unwrap();
+    assert_eq!((there.sevenths, there.start), (3, 4));
+    // Asked again, it is the same one.
+    assert_eq!(mig.make(&card, "3g.20gb", span(4, 4)).unwrap(), made);
+    assert_eq!(board.gpu_instances(0).len(), 1);
+    assert_eq!(mig.list().unwrap(), [made.clone()]);
+
+    // What cannot be is refused, and leaves nothing behind.
+    let text = |card: &str, profile: &str, at| mig.make(card, profile, at).unwrap_err().to_string();
+    let whole = text(&card, "7g.40gb", span(0, 8));
+    assert!(whole.contains("overlaps 3g.20gb at slice 4 (made for a container before)"), "{whole}");
+    assert!(text(&card, "5g.20gb", span(0, 4)).contains("it has 1g.5gb, 2g.10gb"));
+    assert!(text(&card, "2g.10gb", span(1, 2)).contains("it can at 0, 2, 4"));
+    assert!(text(&board.uuid(1), "1g.5gb", span(0, 1)).contains("nvidia-smi -mig 1"));
+    assert!(text("GPU-nobody", "1g.5gb", span(0, 1)).contains("finding the card"));
+    assert_eq!(board.gpu_instances(0).len(), 1);
+
+    // A process keeps its instance.
+    let member = board.join().unwrap();
+    board.settle(member, there.index);
+    board.take(member, 0, 4096, Kind::Overhead).unwrap();
+    let error = mig.unmake(&made.uuid).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("MIG instance {} is in use by process {}", made.uuid, std::process::id())
+    );
+    board.leave(member);
+    mig.unmake(&made.uuid).unwrap();
+    assert_eq!(board.gpu_instances(0), []);
+    assert_eq!(mig.list().unwrap(), []);
+    // What is gone is gone.
+    mig.unmake(&made.uuid).unwrap();
+    // The room is free for another shape.
+    mig.make(&card, "7g.40gb", span(0, 8)).unwrap();
+}
+
+#[test]
+fn instances_of_somebody_else_are_used_where_they_fit_and_never_removed() {
+    let Some(home) = alone("instances_of_somebody_else_are_used_where_they_fit_and_never_removed")
+    else {
+        return;
+    };
+    let board = board(&home, "0=3g,1g", "");
+    let mig = start(&home);
+    let card = board.uuid(0);
+    let before = board.gpu_instances(0);
+
+    let adopted = mig.make(&card, "3g.20gb", span(4, 4)).unwrap();
+    assert_eq!(adopted.uuid, board.instance_uuid(0, 0));
+    let error = mig.make(&card, "2g.10gb", span(2, 2)).unwrap_err();
+    assert!(error.to_string().contains("1g.5gb at slice 3 (made by somebody else)"), "{error}");
+    mig.unmake(&adopted.uuid).unwrap();
+    assert_eq!(mig.keep_only(&BTreeSet::new()), Ok(vec![]));
+
+    assert_eq!(board.gpu_instances(0), before);
+}
+
+#[test]
+fn a_restart_keeps_what_is_held_and_clears_what_was_left_half_made() {
+    let Some(home) = alone("a_restart_keeps_what_is_held_and_clears_what_was_left_half_made") else {
+        return;
+    };
+    let board = board(&home, "0=on;1=on", "");
+    let mig = start(&home);
+    let card = board.uuid(0);
+    let held = mig.make(&card, "2g.10gb", span(0, 2)).unwrap();
+    let gone = mig.make(&card, "2g.10gb", span(2, 2)).unwrap();
+    // What was just made is nobody's only because nobody had the time to say so.
+    assert_eq!(mig.keep_only(&BTreeSet::new()), Ok(vec![]));
+    assert_eq!(mig.list().unwrap().len(), 2);
+    drop(mig);
+
+    // Killed between the two steps of making one, and after the last step of removing one.
+    let journal = home.join("state/mig.json");
+    let mut kept: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&journal).unwrap()).unwrap();
+    let instances = kept["instances"].as_array_mut().unwrap();
+    let mut half = instances[0].clone();
+    half["start"] = 4.into();
+    half["step"] = "making".into();
+    half["uuid"] = serde_json::Value::Null;
+    let mut ghost = half.clone();
+    ghost["card"] = board.uuid(1).into();
+    ghost["step"] = "removing".into();
+    instances.extend([half, ghost]);
+    std::fs::write(&journal, kept.to_string()).unwrap();
+    board.create_gpu_instance(0, 2, Some(4)).unwrap();
+
+    let mig = start(&home);
+    let living = BTreeSet::from([held.uuid.clone()]);
+    assert_eq!(mig.keep_only(&living), Ok(vec![]));
+    assert_eq!(mig.list().unwrap(), [held.clone()]);
+    assert_eq!(board.gpu_instances(0).len(), 1);
+    assert!(board.instance_named(&gone.uuid).is_none());
+
+    // The same, and this time the container's next start finishes it.
+    drop(mig);
+    let mut kept: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&journal).unwrap()).unwrap();
+    kept["instances"][0]["step"] = "making".into();
+    kept["instances"][0]["uuid"] = serde_json::Value::Null;
+    std::fs::write(&journal, kept.to_string()).unwrap();
+    let (_, there) = board.instance_named(&held.uuid).unwrap();
+    board.destroy_compute_instance(0, there.index).unwrap();
+    let mig = start(&home);
+    assert_eq!(mig.make(&card, "2g.10gb", span(0, 2)).unwrap(), held);
+    mig.unmake(&held.uuid).unwrap();
+    assert_eq!(board.gpu_instances(0), []);
+
+    // The machine was started anew: cards come without instances, and the next start makes them again.
+    let again = mig.make(&card, "2g.10gb", span(0, 2)).unwrap();
+    let (_, there) = board.instance_named(&again.uuid).unwrap();
+    board.destroy_compute_instance(0, there.index).unwrap();
+    board.destroy_gpu_instance(0, there.index).unwrap();
+    drop(mig);
+    let mig = start(&home);
+    assert_eq!(mig.list().unwrap(), []);
+    assert!(mig.make(&card, "1g.5gb", span(1, 1)).is_ok());
+    drop(mig);
+
+    // A journal that cannot be read is a person's affair.
+    std::fs::write(&journal, "{").unwrap();
+    let error = Mig::start(&home.join("state"), Some(library())).unwrap_err();
+    assert!(error.to_string().contains("mig.json"), "{error}");
+}
+
+#[test]
+fn what_fails_half_way_leaves_nothing_behind() {
+    let Some(home) = alone("what_fails_half_way_leaves_nothing_behind") else {
+        return;
+    };
+    let config = Config {
+        memory_bytes: vec![40 << 30],
+        mig: "0=on".to_owned(),
+        faults: "fail:nvmlGpuInstanceCreateComputeInstance=23@1".to_owned(),
+        ..Config::default()
+    };
+    let board = Board::create(&home.join("board"), &config).unwrap();
+    let mig = start(&home);
+
+    let error = mig.make(&board.uuid(0), "1g.5gb", span(0, 1)).unwrap_err();
+    assert!(matches!(&error, MigError::Driver { step, .. } if step.contains("compute")), "{error}");
+    assert_eq!(board.gpu_instances(0), []);
+    assert_eq!(mig.list().unwrap(), []);
+    mig.make(&board.uuid(0), "1g.5gb", span(0, 1)).unwrap();
+
+    // A full disk: what cannot be written down is not made.
+    let state = home.join("state");
+    std::fs::remove_dir_all(&state).unwrap();
+    std::fs::write(&state, "").unwrap();
+    let error = mig.make(&board.uuid(0), "1g.5gb", span(1, 1)).unwrap_err();
+    assert!(matches!(error, MigError::Journal { .. }), "{error}");
+    assert_eq!(board.gpu_instances(0).len(), 1);
+}
