@@ -122,16 +122,46 @@ fn cards_are_as_the_driver_the_kernel_and_the_board_have_them() {
     assert_eq!(
         known.cards.iter().map(short).collect::<Vec<_>>(),
         [
-            (board.uuid(0), name(), 40, (10, 0, 0), "hami-core".into(), "00000000:01:00.0".into()),
-            (board.uuid(1), name(), 40, (10, 1, 1), "hami-core".into(), "00000000:02:00.0".into()),
-            (board.uuid(2), name(), 40, (7, 0, 2), "mig".into(), "00000000:03:00.0".into()),
+            (
+                board.uuid(0),
+                name(),
+                40,
+                (10, 0, 0),
+                "hami-core".into(),
+                "00000000:01:00.0".into()
+            ),
+            (
+                board.uuid(1),
+                name(),
+                40,
+                (10, 1, 1),
+                "hami-core".into(),
+                "00000000:02:00.0".into()
+            ),
+            (
+                board.uuid(2),
+                name(),
+                40,
+                (7, 0, 2),
+                "mig".into(),
+                "00000000:03:00.0".into()
+            ),
         ]
     );
     let profiles = &known.cards[2].device.mig_profiles;
-    let names: Vec<_> = profiles.iter().map(|it| (it.name.as_str(), it.cores)).collect();
+    let names: Vec<_> = profiles
+        .iter()
+        .map(|it| (it.name.as_str(), it.cores))
+        .collect();
     assert_eq!(
         names,
-        [("1g.5gb", 15), ("2g.10gb", 29), ("3g.20gb", 43), ("4g.20gb", 58), ("7g.40gb", 100)]
+        [
+            ("1g.5gb", 15),
+            ("2g.10gb", 29),
+            ("3g.20gb", 43),
+            ("4g.20gb", 58),
+            ("7g.40gb", 100)
+        ]
     );
     assert_eq!(
         profiles[2].placements,
@@ -143,14 +173,21 @@ fn cards_are_as_the_driver_the_kernel_and_the_board_have_them() {
         pair.map(|pair| pair.score)
     };
     assert_eq!(
-        [score(0, 1), score(1, 0), score(0, 2), score(1, 2), score(0, 0)],
+        [
+            score(0, 1),
+            score(1, 0),
+            score(0, 2),
+            score(1, 2),
+            score(0, 0)
+        ],
         [Some(450), Some(450), Some(10), Some(30), None]
     );
 }
 
 #[test]
 fn a_configuration_that_changes_holds_at_once_and_a_bad_one_changes_nothing() {
-    let Some(home) = alone("a_configuration_that_changes_holds_at_once_and_a_bad_one_changes_nothing")
+    let Some(home) =
+        alone("a_configuration_that_changes_holds_at_once_and_a_bad_one_changes_nothing")
     else {
         return;
     };
@@ -184,18 +221,27 @@ fn a_configuration_that_changes_holds_at_once_and_a_bad_one_changes_nothing() {
     assert_eq!(known.cards[0].device.slots, 4);
     assert_eq!(known.problems, Vec::<String>::new());
 
-    swap("3", &entry(r#""filterdevices":{"index":[0]},"devicememoryscaling":2"#));
+    swap(
+        "3",
+        &entry(r#""filterdevices":{"index":[0]},"devicememoryscaling":2"#),
+    );
     let known = until(&watcher, "filtered", |known| known.cards.len() == 2);
     assert_eq!(known.cards[0].device.index, 1);
     assert_eq!(known.cards[0].device.memory_bytes, 80 << 30);
     assert_eq!(known.cards[0].physical_bytes, 40 << 30);
     assert_eq!(
-        watcher.rules.borrow().as_ref().map(|rules| rules.filter.index.clone()),
+        watcher
+            .rules
+            .borrow()
+            .as_ref()
+            .map(|rules| rules.filter.index.clone()),
         Some(vec![0])
     );
 
     swap("4", r#"{"nodeconfig": 3}"#);
-    let kept = until(&watcher, "told", |known| says(known, "what held before still holds"));
+    let kept = until(&watcher, "told", |known| {
+        says(known, "what held before still holds")
+    });
     assert_eq!(kept.cards, known.cards);
     // No entry at all is no mistake.
     std::fs::remove_file(mount.join("config.json")).unwrap();
@@ -215,7 +261,9 @@ fn what_the_driver_said_last_holds_while_it_is_away_and_across_a_restart() {
     let first = until(&watcher, "read", |known| known.cards.len() == 3);
 
     board.trouble("lost:1").unwrap();
-    let known = until(&watcher, "lost", |known| healthy(known) == [true, false, true]);
+    let known = until(&watcher, "lost", |known| {
+        healthy(known) == [true, false, true]
+    });
     assert!(says(&known, &format!("GPU 1 ({})", board.uuid(1))));
     assert_eq!(known.pairs.len(), first.pairs.len());
     board.trouble("reset:1").unwrap();
@@ -223,7 +271,9 @@ fn what_the_driver_said_last_holds_while_it_is_away_and_across_a_restart() {
 
     // It hangs: first that is said, then its cards are out of use, and nobody waits for it.
     board.trouble("driver=hangs").unwrap();
-    let known = until(&watcher, "silent", |known| says(known, "does not answer in time"));
+    let known = until(&watcher, "silent", |known| {
+        says(known, "does not answer in time")
+    });
     assert_eq!(healthy(&known), [true; 3]);
     until(&watcher, "given up", |known| {
         says(known, "hangs") && healthy(known) == [false; 3]
@@ -286,7 +336,10 @@ fn instances_are_made_where_they_were_placed_and_removed_when_nobody_works_on_th
     // What cannot be is refused, and leaves nothing behind.
     let text = |card: &str, profile: &str, at| mig.make(card, profile, at).unwrap_err().to_string();
     let whole = text(&card, "7g.40gb", span(0, 8));
-    assert!(whole.contains("overlaps 3g.20gb at slice 4 (made for a container before)"), "{whole}");
+    assert!(
+        whole.contains("overlaps 3g.20gb at slice 4 (made for a container before)"),
+        "{whole}"
+    );
     assert!(text(&card, "5g.20gb", span(0, 4)).contains("it has 1g.5gb, 2g.10gb"));
     assert!(text(&card, "2g.10gb", span(1, 2)).contains("it can at 0, 2, 4"));
     assert!(text(&board.uuid(1), "1g.5gb", span(0, 1)).contains("nvidia-smi -mig 1"));
@@ -300,7 +353,11 @@ fn instances_are_made_where_they_were_placed_and_removed_when_nobody_works_on_th
     let error = mig.unmake(&made.uuid).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("MIG instance {} is in use by process {}", made.uuid, std::process::id())
+        format!(
+            "MIG instance {} is in use by process {}",
+            made.uuid,
+            std::process::id()
+        )
     );
     board.leave(member);
     mig.unmake(&made.uuid).unwrap();
@@ -326,7 +383,12 @@ fn instances_of_somebody_else_are_used_where_they_fit_and_never_removed() {
     let adopted = mig.make(&card, "3g.20gb", span(4, 4)).unwrap();
     assert_eq!(adopted.uuid, board.instance_uuid(0, 0));
     let error = mig.make(&card, "2g.10gb", span(2, 2)).unwrap_err();
-    assert!(error.to_string().contains("1g.5gb at slice 3 (made by somebody else)"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("1g.5gb at slice 3 (made by somebody else)"),
+        "{error}"
+    );
     mig.unmake(&adopted.uuid).unwrap();
     assert_eq!(mig.keep_only(&BTreeSet::new()), Ok(vec![]));
 
@@ -335,7 +397,8 @@ fn instances_of_somebody_else_are_used_where_they_fit_and_never_removed() {
 
 #[test]
 fn a_restart_keeps_what_is_held_and_clears_what_was_left_half_made() {
-    let Some(home) = alone("a_restart_keeps_what_is_held_and_clears_what_was_left_half_made") else {
+    let Some(home) = alone("a_restart_keeps_what_is_held_and_clears_what_was_left_half_made")
+    else {
         return;
     };
     let board = board(&home, "0=on;1=on", "");
@@ -417,7 +480,10 @@ fn what_fails_half_way_leaves_nothing_behind() {
     let mig = start(&home);
 
     let error = mig.make(&board.uuid(0), "1g.5gb", span(0, 1)).unwrap_err();
-    assert!(matches!(&error, MigError::Driver { step, .. } if step.contains("compute")), "{error}");
+    assert!(
+        matches!(&error, MigError::Driver { step, .. } if step.contains("compute")),
+        "{error}"
+    );
     assert_eq!(board.gpu_instances(0), []);
     assert_eq!(mig.list().unwrap(), []);
     mig.make(&board.uuid(0), "1g.5gb", span(0, 1)).unwrap();

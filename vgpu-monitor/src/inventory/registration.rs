@@ -203,17 +203,17 @@ impl Pace {
             .map_or_else(Instant::now, |last| last + self.pause)
     }
 
-    /// A write was tried. `jitter` is from 0 to 1.
-    fn wrote(&mut self, well: bool, jitter: f64) {
-        let now = Instant::now();
+    /// A write was tried at this moment. `jitter` is from 0 to 1.
+    fn wrote(&mut self, well: bool, now: Instant, jitter: f64) {
         let quiet = self
             .last
             .is_none_or(|last| now.duration_since(last) > MOST_PAUSE);
         let longer = (self.pause * 2).clamp(self.first, MOST_PAUSE);
-        self.pause = match (well, quiet || self.failed) {
+        self.pause = match (well, self.failed) {
             // The first in a while, or the one that ends a row of failures.
             (true, true) => Duration::ZERO,
-            (false, true) if !self.failed => self.first,
+            (true, false) if quiet => Duration::ZERO,
+            (false, false) => self.first,
             _ => longer,
         };
         if !well {
@@ -263,7 +263,7 @@ async fn keep(
             let written = nodes
                 .patch(&settings.node, &writing, &Patch::Merge(what))
                 .await;
-            pace.wrote(written.is_ok(), lease::jitter());
+            pace.wrote(written.is_ok(), Instant::now(), lease::jitter());
             match written {
                 Ok(node) => {
                     let keys: Vec<_> = changes.keys().collect();
@@ -438,26 +438,27 @@ mod tests {
         assert_eq!(wanted(&none, &Health::new(), RegisterFormat::Auto), None);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn writes_that_fail_or_are_undone_come_ever_later_and_a_quiet_time_forgets_it() {
+    #[test]
+    fn writes_that_fail_or_are_undone_come_ever_later_and_a_quiet_time_forgets_it() {
         let mut pace = Pace::new(Duration::from_secs(1));
-        pace.wrote(true, 0.0);
+        let mut now = Instant::now();
+        pace.wrote(true, now, 0.0);
         assert_eq!(pace.pause, Duration::ZERO);
         // Undone at once, again and again.
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            pace.wrote(true, 0.0);
+            pace.wrote(true, now, 0.0);
             pauses.push(pace.pause.as_secs());
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        tokio::time::advance(MOST_PAUSE * 2).await;
-        pace.wrote(true, 0.0);
+        now += MOST_PAUSE * 2;
+        pace.wrote(true, now, 0.0);
         assert_eq!(pace.pause, Duration::ZERO);
         // An API server that is away, and comes back.
         let mut pauses = Vec::new();
         for well in [false, false, false, true] {
-            tokio::time::advance(MOST_PAUSE * 2).await;
-            pace.wrote(well, 0.0);
+            now += MOST_PAUSE * 2;
+            pace.wrote(well, now, 0.0);
             pauses.push(pace.pause.as_secs());
         }
         assert_eq!(pauses, [1, 2, 4, 0]);

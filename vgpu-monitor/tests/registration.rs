@@ -1,0 +1,412 @@
+//! Registration of a node's cards on an API server: what stands there, who may change it, and what happens when the
+//! server is away.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use axum::extract::Request;
+use axum::http::{Method, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::IntoResponse as _;
+use embedded_cluster::Cluster;
+use events::Events;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Event, Node};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube_api::config::DeviceConfig;
+use kube_api::keys;
+use kube_api::node::RegisterFormat;
+use kube_api::vendor::Vendors;
+use placement::{Device, MigProfile, PairScore, Span};
+use serde_json::json;
+use tokio::sync::watch;
+use vgpu_monitor::card::{Card, Health, Inventory, Sick};
+use vgpu_monitor::inventory::{self, RegisterSettings, lease};
+
+/// An API server, and an agent that registers with it.
+struct World {
+    client: kube::Client,
+    nodes: Api<Node>,
+    /// The server answers 503.
+    away: Arc<AtomicBool>,
+    /// Writes to nodes by anybody.
+    writes: Arc<AtomicUsize>,
+    cards: watch::Sender<Option<Arc<Inventory>>>,
+    health: watch::Sender<Arc<Health>>,
+    agent: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.agent.abort();
+    }
+}
+
+fn node() -> Node {
+    serde_json::from_value(json!({
+        "metadata": { "name": "n1", "annotations": { "other": "kept", "hami.io/device-cordon": "GPU-1" } },
+        "status": { "allocatable": { "nvidia.com/gpu": "20" } },
+    }))
+    .unwrap()
+}
+
+fn device(index: u32) -> Device {
+    let mut device = Device::new("NVIDIA", &format!("GPU-{index}"), "NVIDIA A", 16 << 30);
+    device.index = index;
+    device.numa = index;
+    // The operator's, on the node.
+    device.cordoned = index == 1;
+    device
+}
+
+fn inventory(devices: Vec<Device>) -> Inventory {
+    let card = |device: Device| Card {
+        physical_bytes: device.memory_bytes,
+        pci_bus_id: String::new(),
+        minor: device.index,
+        device,
+    };
+    Inventory {
+        cards: devices.into_iter().map(card).collect(),
+        ..Inventory::default()
+    }
+}
+
+impl World {
+    async fn start(format: RegisterFormat) -> Self {
+        let cluster = Cluster::default();
+        let namespaces = json!({ "namespaces": [{ "metadata": { "name": "vgpu" } }, { "metadata": { "name": "default" } }] });
+        cluster.import(&namespaces).unwrap();
+        let (away, writes) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicUsize::new(0)),
+        );
+        let (is_away, counted) = (Arc::clone(&away), Arc::clone(&writes));
+        let door = move |request: Request, next: Next| {
+            let (is_away, counted) = (Arc::clone(&is_away), Arc::clone(&counted));
+            async move {
+                let path = request.uri().path();
+                if request.method() == Method::PATCH && path.starts_with("/api/v1/nodes/") {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                }
+                if is_away.load(Ordering::Relaxed) {
+                    return StatusCode::SERVICE_UNAVAILABLE.into_response();
+                }
+                next.run(request).await
+            }
+        };
+        let client = kube::Client::new(cluster.router().layer(from_fn(door)), "default");
+        let nodes: Api<Node> = Api::all(client.clone());
+        nodes.create(&PostParams::default(), &node()).await.unwrap();
+        let (cards, inventories) = watch::channel(None);
+        let (health, healths) = watch::channel(Arc::default());
+        let settings = RegisterSettings {
+            format,
+            pause: Duration::from_millis(20),
+            lease: lease::Terms {
+                duration: Duration::from_secs(120),
+                renew: Duration::from_millis(30),
+            },
+            ..RegisterSettings::new("n1", "vgpu", Events::start(client.clone(), "vgpu-monitor"))
+        };
+        let agent = tokio::spawn(inventory::register(
+            client.clone(),
+            settings,
+            inventories,
+            healths,
+        ));
+        Self {
+            client,
+            nodes,
+            away,
+            writes,
+            cards,
+            health,
+            agent,
+        }
+    }
+
+    fn know(&self, inventory: Inventory) {
+        self.cards.send_replace(Some(Arc::new(inventory)));
+    }
+
+    /// Somebody else's merge patch of the node's annotations.
+    async fn annotate(&self, annotations: serde_json::Value) {
+        let patch = Patch::Merge(json!({ "metadata": { "annotations": annotations } }));
+        self.nodes
+            .patch("n1", &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+    }
+
+    async fn annotation(&self, key: &str) -> Option<String> {
+        let node = self.nodes.get_opt("n1").await.unwrap()?;
+        node.metadata.annotations?.get(key).cloned()
+    }
+
+    /// Waits until the annotation is so.
+    #[track_caller]
+    async fn until(
+        &self,
+        key: &str,
+        what: &str,
+        is_so: impl Fn(Option<&str>) -> bool,
+    ) -> Option<String> {
+        let begun = Instant::now();
+        loop {
+            let value = self.annotation(key).await;
+            if is_so(value.as_deref()) {
+                return value;
+            }
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "never {what}: {key}={value:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn lease(&self) -> Option<Lease> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "vgpu");
+        leases.get_opt("vgpu-agent-n1").await.unwrap()
+    }
+}
+
+const REGISTER: &str = keys::NVIDIA_REGISTER;
+
+#[tokio::test]
+async fn what_is_registered_is_what_the_scheduler_reads() {
+    let pair = |from: &str, to: &str| PairScore {
+        from: from.to_owned(),
+        to: to.to_owned(),
+        score: 450,
+    };
+    let mut mig = device(3);
+    mig.mode = "mig".to_owned();
+    mig.slots = 7;
+    mig.mig_profiles = vec![MigProfile {
+        name: "1g.5gb".to_owned(),
+        memory_bytes: 4864 << 20,
+        cores: 15,
+        slices: 1,
+        placements: vec![Span { start: 0, size: 1 }, Span { start: 6, size: 1 }],
+    }];
+    let vendors = Vendors::new(&DeviceConfig::standard()).unwrap();
+    for (format, devices, begins) in [
+        (
+            RegisterFormat::Auto,
+            vec![device(0), device(1)],
+            "GPU-0,10,16384,100,NVIDIA A,0,true:",
+        ),
+        // An index that is not counted.
+        (
+            RegisterFormat::Auto,
+            vec![device(0), device(2)],
+            "GPU-0,10,16384,100,NVIDIA A,0,true,0,hami-core:",
+        ),
+        (
+            RegisterFormat::Auto,
+            vec![device(1), mig],
+            r#"[{"id":"GPU-1","index":1,"#,
+        ),
+        (
+            RegisterFormat::Json,
+            vec![device(0), device(1)],
+            r#"[{"id":"GPU-0","count":10,"#,
+        ),
+    ] {
+        let world = World::start(format).await;
+        world.know(Inventory {
+            pairs: vec![pair("GPU-0", "GPU-1"), pair("GPU-1", "GPU-0")],
+            ..inventory(devices.clone())
+        });
+
+        let text = world
+            .until(REGISTER, "registered", |value| value.is_some())
+            .await
+            .unwrap();
+        assert!(text.starts_with(begins), "{text}");
+        let node = world.nodes.get("n1").await.unwrap();
+        let node: kube_api::object::Node =
+            serde_json::from_value(serde_json::to_value(node).unwrap()).unwrap();
+        let report = kube_api::node::report(&node, &vendors);
+        assert_eq!(report.problems, []);
+        assert_eq!(report.node.devices, devices);
+        assert_eq!(report.node.pairs.len(), 2);
+        let said = world.annotation(keys::SEED_HANDSHAKE).await.unwrap();
+        assert!(said.starts_with("Reported 20"), "{said}");
+        assert_eq!(world.annotation("other").await.as_deref(), Some("kept"));
+    }
+}
+
+#[tokio::test]
+async fn what_somebody_else_does_to_it_is_put_right_and_his_own_is_left() {
+    let world = World::start(RegisterFormat::Auto).await;
+    world.know(inventory(vec![device(0)]));
+    let good = world
+        .until(REGISTER, "registered", |value| value.is_some())
+        .await;
+
+    world
+        .annotate(json!({ REGISTER: null, "other": "his" }))
+        .await;
+    world
+        .until(REGISTER, "put back", |value| value == good.as_deref())
+        .await;
+    world
+        .annotate(json!({ REGISTER: "GPU-9,1,1,1,x,0,true:", keys::CORDON: "GPU-0" }))
+        .await;
+    world
+        .until(REGISTER, "put right", |value| value == good.as_deref())
+        .await;
+    // A scheduler of old that wants to know is told.
+    world
+        .annotate(json!({ keys::SEED_HANDSHAKE: "Requesting_2024-01-23 04:30:04" }))
+        .await;
+    let is_told = |value: Option<&str>| value.is_some_and(|it| it.starts_with("Reported "));
+    world.until(keys::SEED_HANDSHAKE, "answered", is_told).await;
+    assert_eq!(world.annotation("other").await.as_deref(), Some("his"));
+    assert_eq!(
+        world.annotation(keys::CORDON).await.as_deref(),
+        Some("GPU-0")
+    );
+
+    // The node object is made anew, as a kubelet does that was told to.
+    world
+        .nodes
+        .delete("n1", &DeleteParams::default())
+        .await
+        .unwrap();
+    world
+        .nodes
+        .create(&PostParams::default(), &node())
+        .await
+        .unwrap();
+    world
+        .until(REGISTER, "registered anew", |value| {
+            value == good.as_deref()
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn nothing_is_written_while_nothing_changes() {
+    let world = World::start(RegisterFormat::Auto).await;
+    world.know(inventory(vec![device(0)]));
+    world
+        .until(REGISTER, "registered", |value| value.is_some())
+        .await;
+
+    // The same again, other annotations, another agent: no reason to write.
+    world.know(inventory(vec![device(0)]));
+    for round in 0..5 {
+        world.annotate(json!({ "other": round.to_string() })).await;
+    }
+    let renewed = world.lease().await;
+    let begun = Instant::now();
+    while world.lease().await == renewed && begun.elapsed() < Duration::from_secs(60) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    let lease = world.lease().await.unwrap();
+    assert_ne!(Some(&lease), renewed.as_ref());
+    let spec = lease.spec.unwrap();
+    assert_eq!(spec.holder_identity.as_deref(), Some("n1"));
+    assert_eq!(spec.lease_duration_seconds, Some(120));
+    let labels = lease.metadata.labels.unwrap();
+    assert_eq!(labels.get("vgpu.io/node").map(String::as_str), Some("n1"));
+    // Five are the test's own.
+    assert_eq!(world.writes.load(Ordering::Relaxed), 6);
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_is_waited_for_and_only_the_last_word_is_written() {
+    let world = World::start(RegisterFormat::Auto).await;
+    world.know(inventory(vec![device(0)]));
+    world
+        .until(REGISTER, "registered", |value| value.is_some())
+        .await;
+
+    world.away.store(true, Ordering::Relaxed);
+    world.know(inventory(vec![device(0), device(1)]));
+    let before = world.writes.load(Ordering::Relaxed);
+    while world.writes.load(Ordering::Relaxed) < before + 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let sick = Sick {
+        reason: "lost".to_owned(),
+        since: SystemTime::UNIX_EPOCH,
+        recovers: false,
+    };
+    world
+        .health
+        .send_replace(Arc::new(Health::from([("GPU-0".to_owned(), sick)])));
+    world.away.store(false, Ordering::Relaxed);
+
+    let expected = "GPU-0,10,16384,100,NVIDIA A,0,false:GPU-1,10,16384,100,NVIDIA A,1,true:";
+    world
+        .until(REGISTER, "sick", |value| value == Some(expected))
+        .await;
+    world.health.send_replace(Arc::default());
+    let expected = expected.replace("false", "true");
+    world
+        .until(REGISTER, "well", |value| value == Some(&expected))
+        .await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_the_cards_is_told_to_the_node_and_takes_nothing_away() {
+    let world = World::start(RegisterFormat::Auto).await;
+    world.know(inventory(vec![device(0)]));
+    let good = world
+        .until(REGISTER, "registered", |value| value.is_some())
+        .await;
+
+    world.know(Inventory {
+        problems: vec!["per-node configuration: line 1, column 2: no".to_owned()],
+        ..Inventory::default()
+    });
+    let events: Api<Event> = Api::all(world.client.clone());
+    let begun = Instant::now();
+    let said = loop {
+        let list = events.list(&ListParams::default()).await.unwrap();
+        if let Some(event) = list.items.into_iter().next() {
+            break event;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "nobody was told");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    assert_eq!(said.involved_object.kind.as_deref(), Some("Node"));
+    assert_eq!(said.reason.as_deref(), Some("GpuInventory"));
+    assert!(said.message.unwrap().contains("line 1, column 2"));
+    assert_eq!(world.annotation(REGISTER).await, good);
+
+    // A node that has no cards any more says so; and whoever takes the product away leaves nothing.
+    world.know(inventory(Vec::new()));
+    world
+        .until(REGISTER, "taken off", |value| value.is_none())
+        .await;
+    assert_eq!(world.annotation(keys::SEED_HANDSHAKE).await, None);
+    world.know(inventory(vec![device(0)]));
+    world
+        .until(REGISTER, "registered", |value| value.is_some())
+        .await;
+    world.agent.abort();
+    while !world.agent.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    // A stopped agent leaves what stands there.
+    assert_eq!(world.annotation(REGISTER).await, good);
+    for _ in 0..2 {
+        inventory::unregister(world.client.clone(), "n1", "vgpu")
+            .await
+            .unwrap();
+    }
+    assert_eq!(world.annotation(REGISTER).await, None);
+    assert_eq!(world.lease().await, None);
+    assert_eq!(
+        world.annotation(keys::CORDON).await.as_deref(),
+        Some("GPU-1")
+    );
+}
