@@ -1,6 +1,11 @@
 //! The node's cards on the simulated board: what is read, what the configuration makes of it, what is remembered while
 //! the driver is away; and MIG instances, made and removed. Each test is a process of its own, since a board is chosen
 //! by the environment.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test's helpers, too"
+)]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

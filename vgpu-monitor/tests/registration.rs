@@ -1,5 +1,10 @@
 //! Registration of a node's cards on an API server: what stands there, who may change it, and what happens when the
 //! server is away.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test's helpers, too"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,8 +21,8 @@ use k8s_openapi::api::core::v1::{Event, Node};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube_api::config::DeviceConfig;
 use kube_api::keys;
-use kube_api::node::RegisterFormat;
-use kube_api::vendor::Vendors;
+use kube_api::node::{RegisterFormat, Registered, decode, encode};
+use kube_api::vendor::{Switches, Vendors};
 use placement::{Device, MigProfile, PairScore, Span};
 use serde_json::json;
 use tokio::sync::watch;
@@ -146,7 +151,6 @@ impl World {
     }
 
     /// Waits until the annotation is so.
-    #[track_caller]
     async fn until(
         &self,
         key: &str,
@@ -192,7 +196,14 @@ async fn what_is_registered_is_what_the_scheduler_reads() {
         slices: 1,
         placements: vec![Span { start: 0, size: 1 }, Span { start: 6, size: 1 }],
     }];
-    let vendors = Vendors::new(&DeviceConfig::standard()).unwrap();
+    let vendors = Vendors::new(
+        DeviceConfig::standard(),
+        Switches {
+            ascend: false,
+            iluvatar: false,
+        },
+    )
+    .unwrap();
     for (format, devices, begins) in [
         (
             RegisterFormat::Auto,
@@ -409,4 +420,34 @@ async fn what_is_wrong_with_the_cards_is_told_to_the_node_and_takes_nothing_away
         world.annotation(keys::CORDON).await.as_deref(),
         Some("GPU-1")
     );
+}
+
+#[test]
+fn every_register_that_the_reference_wrote_survives_being_read_and_written_by_us() {
+    let vectors = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors/hami");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(vectors).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let case: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        for node in case["cluster"]["nodes"].as_array().into_iter().flatten() {
+            let Some(text) = node["metadata"]["annotations"][REGISTER].as_str() else {
+                continue;
+            };
+            // Some are malformed on purpose.
+            let Ok(read) = decode(text) else { continue };
+            let devices: Vec<Device> = read.iter().map(|it| it.device("NVIDIA")).collect();
+            for format in [RegisterFormat::Auto, RegisterFormat::Json] {
+                let written: Vec<Registered> = devices.iter().map(Registered::from).collect();
+                let again = decode(&encode(&written, format)).unwrap();
+                let again: Vec<Device> = again.iter().map(|it| it.device("NVIDIA")).collect();
+                assert_eq!(again, devices, "{}", path.display());
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 100, "{seen} registers");
 }

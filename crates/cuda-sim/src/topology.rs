@@ -8,6 +8,9 @@ use crate::config::MAX_GPUS;
 /// NVLinks that a GPU has, used or not.
 pub const MAX_LINKS: usize = 18;
 
+/// Two GPUs, by their indices, the lower one first.
+pub type Ends = (usize, usize);
+
 /// How two GPUs reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
@@ -23,14 +26,14 @@ const HOST_BRIDGE: u32 = 30;
 ///
 /// # Errors
 /// With what was read and what is accepted.
-pub fn parse(text: &str) -> Result<Vec<((usize, usize), Path)>, String> {
+pub fn parse(text: &str) -> Result<Vec<(Ends, Path)>, String> {
     let wrong = || {
         format!(
             "VGPU_SIM_TOPOLOGY is {text:?}: pairs of GPUs with commas between them, such as \
              0-1=PIX+NV4,0-2=SYS; words out of PIX, PXB, PHB, NODE, SYS and NV1 to NV18, at most 18 NVLinks of a GPU"
         )
     };
-    let mut pairs: Vec<((usize, usize), Path)> = Vec::new();
+    let mut pairs: Vec<(Ends, Path)> = Vec::new();
     let mut links = [0; MAX_GPUS];
     for part in text
         .split(',')

@@ -1,6 +1,7 @@
 //! The agent's sign of life: a Lease of its own, renewed while the agent knows its cards. Small, in the agent's
 //! namespace, and nobody's annotation is rewritten for it. Never decides what its age means.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -89,19 +90,24 @@ pub(super) async fn keep(
     }
 }
 
+/// By which the Leases of agents are found.
+fn labels(node: &str) -> BTreeMap<&'static str, &str> {
+    let mut labels = BTreeMap::from([
+        ("app.kubernetes.io/name", "vgpu"),
+        ("app.kubernetes.io/component", "agent"),
+    ]);
+    if node.len() <= MOST_LABEL {
+        labels.insert("vgpu.io/node", node);
+    }
+    labels
+}
+
 async fn renew(leases: &Api<Lease>, node: &str, terms: Terms) -> kube::Result<()> {
     let name = name(node);
-    let mut labels = json!({
-        "app.kubernetes.io/name": "vgpu",
-        "app.kubernetes.io/component": "agent",
-    });
-    if node.len() <= MOST_LABEL {
-        labels["vgpu.io/node"] = json!(node);
-    }
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": { "name": name, "labels": labels },
+        "metadata": { "name": name, "labels": labels(node) },
         "spec": {
             "holderIdentity": node,
             "leaseDurationSeconds": terms.duration.as_secs().max(1),
