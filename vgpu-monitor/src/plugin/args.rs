@@ -93,8 +93,8 @@ pub struct PluginArgs {
     pub register_format: FormatArg,
 
     /// What a path of the host begins with as this process sees it; by default they are the same.
-    #[arg(long, env = "VGPU_HOST_PREFIX", value_name = "DIR", default_value = "")]
-    pub host_prefix: PathBuf,
+    #[arg(long, env = "VGPU_HOST_PREFIX", value_name = "DIR")]
+    pub host_prefix: Option<PathBuf>,
 
     /// Words of the vendors whose cards are served, each under its resource of the device configuration.
     #[arg(
@@ -184,4 +184,33 @@ pub struct InstallArgs {
         default_value = "/usr/lib/vgpu/libvgpu.so"
     )]
     pub library: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Args, Command};
+
+    #[test]
+    fn the_charts_flags_are_taken_and_the_rest_has_defaults() {
+        let given = [
+            "vgpu-monitor",
+            "plugin",
+            "--node-name=n1",
+            "--manner=mounts",
+            "--mig-strategy=mixed",
+            "--register-format=json",
+            "--metrics-addr=:1",
+        ];
+        let Some(Command::Plugin(args)) = Args::try_parse_from(given).unwrap().command else {
+            panic!("no plugin command");
+        };
+
+        assert_eq!(args.manner, MannerArg::Mounts);
+        assert_eq!(args.mig_strategy, MigStrategy::Mixed);
+        assert_eq!(args.register_format, FormatArg::Json);
+        assert_eq!(args.kubelet_dir, PathBuf::from("/var/lib/kubelet"));
+        assert_eq!(args.host_prefix, None);
+        assert_eq!(args.vendors, ["NVIDIA"]);
+    }
 }

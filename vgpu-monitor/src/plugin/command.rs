@@ -72,7 +72,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let manner = manner(&args, &client, &state).await;
     let delivery = Delivery::new(delivery::Settings {
         state_dir: args.state_dir.clone(),
-        host_prefix: args.host_prefix.clone(),
+        host_prefix: args.host_prefix.clone().unwrap_or_default(),
         cdi_dir: args.cdi_dir.clone(),
         vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), args.cdi_dir.clone()],
         library: args.library.clone(),
@@ -172,11 +172,10 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
 
 /// A path of the host as this process sees it.
 fn seen(args: &PluginArgs, host: &Path) -> PathBuf {
-    if args.host_prefix.as_os_str().is_empty() {
-        return host.to_owned();
+    match &args.host_prefix {
+        Some(prefix) => prefix.join(host.strip_prefix("/").unwrap_or(host)),
+        None => host.to_owned(),
     }
-    args.host_prefix
-        .join(host.strip_prefix("/").unwrap_or(host))
 }
 
 fn vendors(args: &PluginArgs) -> anyhow::Result<Vendors> {
