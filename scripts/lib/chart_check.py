@@ -232,6 +232,8 @@ def api_versions_are_those_of_the_cluster(rendered):
         for container in exporter:
             need(("appArmorProfile" in container["securityContext"]) == (minor >= 30), f"{rendered}: appArmorProfile")
             need((key in template["metadata"]["annotations"]) == (minor < 30), f"{rendered}: {key}")
+        manner = [a for c in template["spec"]["containers"] for a in c["args"] if a.startswith("--manner=")]
+        need(minor >= 29 or manner == ["--manner=mounts"], f"{rendered}: {manner}, and the kubelet drops CDI names")
     for name, key, text in rendered.parsed():
         if key == "config.yaml":
             # The tag of the image, where values name one, says which kube-scheduler reads it.

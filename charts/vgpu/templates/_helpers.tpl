@@ -184,9 +184,16 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
+{{/* How containers get what is theirs. Kubelets before 1.29 drop the CDI names that a device plugin answers. */}}
+{{- define "vgpu.manner" -}}
+{{- if and (eq .Values.devicePlugin.manner "auto") (semverCompare "<1.29.0" (include "vgpu.kubeVersion" .)) -}}mounts
+{{- else -}}{{- .Values.devicePlugin.manner -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "vgpu.webhookByAnnotation" -}}
 {{- $asked := .Values.webhook.devicesByAnnotation -}}
-{{- if eq (toString $asked) "auto" -}}{{- eq .Values.devicePlugin.manner "mounts" -}}{{- else -}}{{- $asked -}}{{- end -}}
+{{- if eq (toString $asked) "auto" -}}{{- eq (include "vgpu.manner" .) "mounts" -}}{{- else -}}{{- $asked -}}{{- end -}}
 {{- end -}}
 
 {{/* Whose objects the webhook lets write what is ours. */}}
@@ -200,7 +207,7 @@ topologySpreadConstraints:
 {{- define "vgpu.podRuntimeClass" -}}
 {{- $asked := .Values.devicePlugin.podRuntimeClassName -}}
 {{- if ne $asked "auto" -}}{{- $asked -}}
-{{- else if ne .Values.devicePlugin.manner "cdi" -}}{{- .Values.devicePlugin.runtimeClassName -}}
+{{- else if ne (include "vgpu.manner" .) "cdi" -}}{{- .Values.devicePlugin.runtimeClassName -}}
 {{- end -}}
 {{- end -}}
 
