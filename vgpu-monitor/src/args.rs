@@ -58,6 +58,13 @@ pub struct Args {
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub no_arbiter: bool,
 
+    #[command(flatten)]
+    #[allow(
+        missing_docs,
+        reason = "a flattened group takes its words from its flags"
+    )]
+    pub attestation: crate::attest::args::Flags,
+
     /// What to log: error, warn, info, debug, or directives such as warn,vgpu_monitor=debug.
     #[arg(
         long,

@@ -48,6 +48,12 @@ use crate::node::{Collector, Node};
 /// Every route of the agent.
 pub fn router(node: Arc<Node>, readiness: Readiness) -> Router {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Collector::new(node, readiness.clone())));
+    registry.register_collector(Box::new(Collector::new(
+        Arc::clone(&node),
+        readiness.clone(),
+    )));
+    if node.attested().is_some() {
+        registry.register_collector(Box::new(attest::Collector::new(node)));
+    }
     server::health(readiness).merge(server::metrics(registry))
 }

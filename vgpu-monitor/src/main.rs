@@ -79,8 +79,13 @@ async fn run(args: Args) -> anyhow::Result<()> {
         let thread = Arbiter::start(&args.root, !args.no_nvml);
         Some(thread.context("cannot start the thread that arbitrates compute time")?)
     };
+    let attestation = args
+        .attestation
+        .start(&args.root, &args.node(), !args.no_nvml)
+        .await?;
     let node = Node::new(args.root.clone(), args.node(), names, asker);
-    let node = Arc::new(node.with_arbiter(arbiter));
+    let node = node.with_arbiter(arbiter).with_attestation(attestation);
+    let node = Arc::new(node);
     let readiness = Readiness::waiting_for("the first look at the containers");
 
     let stop = server::asked_to_stop().context("cannot handle signals")?;

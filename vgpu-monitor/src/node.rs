@@ -6,15 +6,18 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::DescriptorEncoder;
 use server::Readiness;
 
 use crate::arbiter::{Arbiter, monotonic_ns};
+use crate::attest::Attestation;
+use crate::attest::series::Picture;
 use crate::exporter::{self, Gpu, Look, Names, Shown};
 use crate::gpu::{Answer, Asker};
+use crate::reconcile::Owners;
 use crate::regions::{self, Budget, Census, Found};
 
 /// What was skipped is logged once for each place and reason, up to so many.
@@ -28,6 +31,7 @@ pub struct Node {
     names: Names,
     asker: Option<Asker>,
     arbiter: Option<Arbiter>,
+    attestation: Option<Attestation>,
     our_uid: u32,
     memory: Mutex<Memory>,
 }
@@ -61,6 +65,7 @@ impl Node {
             names,
             asker,
             arbiter: None,
+            attestation: None,
             our_uid,
             memory: Mutex::new(Memory::new()),
         }
@@ -72,6 +77,21 @@ impl Node {
         Self { arbiter, ..self }
     }
 
+    /// The same with attestation of the processes that hold its GPUs.
+    #[must_use]
+    pub fn with_attestation(self, attestation: Option<Attestation>) -> Self {
+        Self {
+            attestation,
+            ..self
+        }
+    }
+
+    /// How the processes that hold GPUs stand; nothing where nobody looks.
+    #[must_use]
+    pub fn attested(&self) -> Option<Arc<Picture>> {
+        self.attestation.as_ref().map(Attestation::picture)
+    }
+
     /// Looks, and says in `readiness` whether the root could be read.
     pub fn look(&self, readiness: &Readiness) -> Shown {
         let begun = Instant::now();
@@ -81,9 +101,12 @@ impl Node {
         let nvml_up = answer.as_ref().map(Option::is_some);
         let answer = answer.flatten();
 
+        let attested = self.attested();
+        let nobody = Owners::new();
+        let owners = attested.as_ref().map_or(&nobody, |picture| &picture.owners);
         let census = regions::read(
             &self.root,
-            answer.as_ref(),
+            answer.as_ref().map(|answer| (answer, owners)),
             self.our_uid,
             monotonic_ns(),
             Budget::default(),
@@ -241,14 +264,14 @@ fn busy_percent(was: &Remembered, busy_ns: u64, now: Instant) -> Option<f64> {
 
 /// Looks at each scrape and writes what it saw.
 pub struct Collector {
-    node: std::sync::Arc<Node>,
+    node: Arc<Node>,
     readiness: Readiness,
 }
 
 impl Collector {
     /// For one node.
     #[must_use]
-    pub fn new(node: std::sync::Arc<Node>, readiness: Readiness) -> Self {
+    pub fn new(node: Arc<Node>, readiness: Readiness) -> Self {
         Self { node, readiness }
     }
 }

@@ -18,6 +18,7 @@ use vgpu_abi::limits::Policy;
 
 use crate::exporter::{Compute, Container, Device, Instance, Work};
 use crate::gpu::Answer;
+use crate::reconcile::{self, Owners};
 
 /// What reading one owner's containers may cost in one look, beyond root's and our own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,14 +69,15 @@ pub struct Census {
     pub beyond_budget: u64,
 }
 
-/// Reads everything below the root. One that is not there yet holds no container. `now_ns` is the
-/// monotonic clock.
+/// Reads everything below the root. One that is not there yet holds no container. `answer` is what the
+/// driver says, and whose its processes are beside those that hold a slot; `now_ns` is the monotonic
+/// clock.
 ///
 /// # Errors
 /// The root is there and cannot be read.
 pub fn read(
     root: &Path,
-    answer: Option<&Answer>,
+    answer: Option<(&Answer, &Owners)>,
     our_uid: u32,
     now_ns: u64,
     budget: Budget,
@@ -150,16 +152,18 @@ impl Census {
 /// directory of their own on a shared board and write into it whose pod it is.
 fn found(
     mut view: ContainerView,
-    answer: Option<&Answer>,
+    answer: Option<(&Answer, &Owners)>,
     our_uid: u32,
     now_ns: u64,
 ) -> Option<Found> {
     if is_over(&view) {
         return None;
     }
-    if let Some(answer) = answer {
+    if let Some((answer, owners)) = answer {
         view.account(&answer.processes);
+        reconcile::add_slotless(&mut view, &answer.processes, owners);
     }
+    let answer = answer.map(|(answer, _)| answer);
     let trusted = view.owner == 0 || view.owner == our_uid;
     let believed = |text: &str| {
         if trusted {
@@ -426,6 +430,8 @@ mod tests {
     }
 
     fn census(views: Vec<ContainerView>, answer: Option<&Answer>, our_uid: u32) -> Census {
+        let nobody = Owners::new();
+        let answer = answer.map(|answer| (answer, &nobody));
         let found = views
             .into_iter()
             .filter_map(|v| found(v, answer, our_uid, 0));

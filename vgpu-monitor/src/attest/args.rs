@@ -1,8 +1,15 @@
 //! The settings of attestation: flags, their variables, their defaults.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
+use events::Events;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+
+use super::cluster::Cluster;
+use super::{Attestation, Settings};
+use crate::gpu::Asker;
 
 /// What is done about processes that hold a GPU past their limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -70,4 +77,63 @@ pub struct Flags {
         default_value = "/usr/lib/vgpu/libvgpu.so"
     )]
     pub attest_library: PathBuf,
+
+    /// Write events on pods and on this node, and ask the API server whose a pod is.
+    #[arg(long, env = "VGPU_KUBERNETES", value_parser = clap::builder::BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    pub kubernetes: bool,
+
+    /// With --kubernetes: how to reach the API server; by default as a pod does.
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+impl Flags {
+    /// Starts attestation of the node's processes; nothing where it is off. Needs a running tokio.
+    ///
+    /// # Errors
+    /// `--kubernetes` was given and nothing says where the API server is; the system gives no thread.
+    pub async fn start(
+        &self,
+        root: &Path,
+        node: &str,
+        nvml: bool,
+    ) -> anyhow::Result<Option<Attestation>> {
+        let Some(settings) = Settings::of(self, root, node) else {
+            return Ok(None);
+        };
+        let (events, cluster) = match self.client().await? {
+            Some(client) => (
+                Events::start(client.clone(), "vgpu-monitor"),
+                Cluster::start(client, node),
+            ),
+            None => (Events::silent(), Cluster::none()),
+        };
+        let asker = if nvml {
+            Some(Asker::start().context("cannot start the thread that asks the driver")?)
+        } else {
+            None
+        };
+        let started = Attestation::start(settings, asker, events, cluster);
+        Ok(Some(started.context(
+            "cannot start the thread that attests processes",
+        )?))
+    }
+
+    async fn client(&self) -> anyhow::Result<Option<kube::Client>> {
+        if !self.kubernetes {
+            return Ok(None);
+        }
+        let config = match &self.kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path)
+                    .with_context(|| format!("--kubeconfig {}", path.display()))?;
+                kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
+            }
+            None => kube::Config::infer().await.context(
+                "--kubernetes: neither a pod's service account nor a kubeconfig is here",
+            )?,
+        };
+        Ok(Some(kube::Client::try_from(config)?))
+    }
 }
