@@ -12,6 +12,7 @@ mod races;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod delivery;
 mod environment;
 mod guest;
 mod kills;

@@ -278,7 +278,7 @@ pub enum DeliveryError {
     },
     /// More than the card has. Tried again it may fit: somebody may be gone by then.
     #[error("{0}")]
-    Over(books::Over),
+    Over(Box<books::Over>),
 }
 
 fn is_full(error: &std::io::Error) -> bool {

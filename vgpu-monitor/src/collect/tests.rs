@@ -136,7 +136,7 @@ fn nothing_goes_while_a_process_lives_in_its_region() {
     let world = World::new(Manner::Cdi);
     let name = world.give("train");
     let region = world.delivery.root().join(&name.0).join("region");
-    let living = crate::delivery::tests::lock(&region);
+    let living = crate::delivery::tests::repair::lock(&region);
 
     world.look(0).unwrap();
     assert_eq!(world.look(100), Ok(vec![]));

@@ -142,14 +142,14 @@ impl Books {
             let most = Most::of(device, inventory)?;
             let (sum, holders) = self.sum(name, wanted, device, root);
             if let Some(part) = most.is_passed_by(&sum) {
-                return Err(DeliveryError::Over(Over {
+                return Err(DeliveryError::Over(Box::new(Over {
                     who: who(wanted),
                     uuid: device.uuid.clone(),
                     part,
                     asked: Load::of(device),
                     most,
                     holders,
-                }));
+                })));
             }
         }
         Ok(())

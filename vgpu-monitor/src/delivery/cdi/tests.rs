@@ -263,7 +263,7 @@ fn what_two_cards_both_bring_comes_once_and_ours_has_the_last_word() {
     let mut all = Map::new();
     for text in [
         r#"{"env":["A=1","NVIDIA_VISIBLE_DEVICES=all"],"mounts":[{"containerPath":"/etc/ld.so.preload","hostPath":"/x"}],
-            "hooks":[{"path":"/h","args":["1"]}],"additionalGIDs":[44],"intelRdt":{"closID":"a"}}"#,
+            "hooks":[{"path":"/h","args":["1"]}],"additionalGIDs":[44],"intelRdt":{"schema":"a"}}"#,
         r#"{"env":["A=1","B=2"],"mounts":[{"containerPath":"/lib/a","hostPath":"/1"},{"containerPath":"/lib/a","hostPath":"/2"}],
             "hooks":[{"path":"/h","args":["1"]},{"path":"/h","args":["2"]}],"additionalGIDs":[44,45],"deviceNodes":null}"#,
     ] {
@@ -293,7 +293,7 @@ fn what_two_cards_both_bring_comes_once_and_ours_has_the_last_word() {
         json!([{"path":"/h","args":["1"]},{"path":"/h","args":["2"]}])
     );
     assert_eq!(edits["additionalGIDs"], json!([44, 45]));
-    assert_eq!(edits["intelRdt"], json!({"closID":"a"}));
+    assert_eq!(edits["intelRdt"], json!({"schema":"a"}));
     let mounts: Vec<_> = edits["mounts"]
         .as_array()
         .unwrap()

@@ -1,0 +1,165 @@
+//! What is there again when it is given again, and what is never touched.
+
+use super::*;
+
+#[test]
+fn what_is_missing_or_spoilt_is_there_again_when_it_is_given_again() {
+    type Damage = fn(&NodeDir, &Name);
+    let damages: [(&str, Damage); 11] = [
+        ("the limits are gone", |node, name| {
+            std::fs::remove_file(node.container(name, "limits")).unwrap()
+        }),
+        ("the limits were never finished", |node, name| {
+            std::fs::write(node.container(name, "limits"), vec![0; 12_288]).unwrap()
+        }),
+        ("the targets are gone", |node, name| {
+            std::fs::remove_file(node.container(name, "targets")).unwrap()
+        }),
+        ("the region is gone", |node, name| {
+            std::fs::remove_file(node.container(name, "region")).unwrap()
+        }),
+        ("the region is empty", |node, name| {
+            std::fs::write(node.container(name, "region"), "").unwrap()
+        }),
+        ("the region says something else", |node, name| {
+            use std::os::unix::fs::FileExt;
+            let region = std::fs::OpenOptions::new()
+                .write(true)
+                .open(node.container(name, "region"))
+                .unwrap();
+            region.write_all_at(b"GPU-cccc", 4096).unwrap();
+        }),
+        ("the region is a link", |node, name| {
+            std::fs::remove_file(node.container(name, "region")).unwrap();
+            std::os::unix::fs::symlink("/etc/passwd", node.container(name, "region")).unwrap();
+        }),
+        ("the region is closed", |node, name| {
+            std::fs::set_permissions(
+                node.container(name, "region"),
+                std::fs::Permissions::from_mode(0),
+            )
+            .unwrap();
+        }),
+        ("the directory is gone", |node, name| {
+            std::fs::remove_dir_all(node.container(name, "")).unwrap()
+        }),
+        ("the record is half", |node, name| {
+            std::fs::write(node.container(name, "container.json"), "{\"na").unwrap()
+        }),
+        ("the machine was started anew", |node, _| {
+            std::fs::remove_dir_all(node.path("var/run/cdi")).unwrap()
+        }),
+    ];
+    for (what, damage) in damages {
+        for is_new_agent in [false, true] {
+            let node = NodeDir::new();
+            let mut delivery = node.delivery(Manner::Cdi);
+            delivery.give(&name("a"), &given("train", 4 * GIB)).unwrap();
+
+            damage(&node, &name("a"));
+            if is_new_agent {
+                delivery = node.delivery(Manner::Cdi);
+            }
+            delivery
+                .give(&name("a"), &given("train", 4 * GIB))
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
+
+            is_whole(&node, &name("a"), what);
+        }
+    }
+}
+
+/// Everything is there, as it must be.
+pub(super) fn is_whole(node: &NodeDir, name: &Name, what: &str) {
+    assert_eq!(node.limits(name).devices[0].memory_bytes, 4 * GIB, "{what}");
+    let instance = supervisor::instance::Instance::open(&node.container(name, "")).unwrap();
+    let view = supervisor::view::read(&instance).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_eq!(
+        (view.pod.as_str(), view.devices[0].uuid.as_str()),
+        ("train", CARDS[0]),
+        "{what}"
+    );
+    let modes = ["", "limits", "targets", "region"].map(|file| mode(&node.container(name, file)));
+    assert_eq!(modes, [0o755, 0o644, 0o644, 0o666], "{what}");
+    let spec = std::fs::read(node.spec(name)).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let spec: serde_json::Value = serde_json::from_slice(&spec).unwrap();
+    for mount in spec["devices"][0]["containerEdits"]["mounts"]
+        .as_array()
+        .unwrap()
+    {
+        let host = mount["hostPath"].as_str().unwrap();
+        let is_ours = host.starts_with("/var/lib/vgpu");
+        assert!(!is_ours || node.path(&host[1..]).exists(), "{what}: {host}");
+    }
+}
+
+/// A lock as a living process of the container has one.
+pub(crate) fn lock(path: &Path) -> std::fs::File {
+    let region = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let lock = nix::libc::flock {
+        l_type: nix::libc::F_WRLCK as i16,
+        l_whence: 0,
+        l_start: i64::try_from(vgpu_abi::layout::LOCK_SLOTS).unwrap() + 3,
+        l_len: 1,
+        l_pid: 0,
+    };
+    nix::fcntl::fcntl(&region, nix::fcntl::FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+    region
+}
+
+#[test]
+fn a_region_in_which_a_process_lives_is_never_touched() {
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Cdi);
+    delivery.give(&name("a"), &given("train", 4 * GIB)).unwrap();
+    let path = node.container(&name("a"), "region");
+    let living = lock(&path);
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(100)
+        .unwrap();
+
+    delivery.give(&name("a"), &given("train", 5 * GIB)).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 100);
+    assert!(delivery.is_used(&name("a")));
+    assert_eq!(
+        delivery.collect(&name("a"), delivery.moment()).ok(),
+        Some(false)
+    );
+
+    drop(living);
+    assert!(!delivery.is_used(&name("a")));
+    delivery.give(&name("a"), &given("train", 5 * GIB)).unwrap();
+    vgpu_abi::host::snapshot(&path).unwrap();
+}
+
+#[test]
+fn what_another_release_wrote_is_left_alone() {
+    use std::os::unix::fs::FileExt;
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Cdi);
+    delivery.give(&name("a"), &given("train", GIB)).unwrap();
+    let path = node.container(&name("a"), "limits");
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&9_u32.to_ne_bytes(), 8).unwrap();
+
+    let error = delivery
+        .give(&name("a"), &given("train", 2 * GIB))
+        .unwrap_err()
+        .to_string();
+
+    assert!(
+        error.ends_with("limits: version 9, newest known here is 1"),
+        "{error}"
+    );
+    assert!(matches!(
+        LimitsMap::open(&path),
+        Err(FileError::NewerVersion { found: 9, .. })
+    ));
+}
