@@ -219,6 +219,11 @@ topologySpreadConstraints:
 {{- if and (gt (int .Values.scheduler.replicas) 1) (not .Values.scheduler.leaderElect) -}}
 {{- fail "scheduler.replicas above 1 needs scheduler.leaderElect: without it each replica gives away the same GPUs" -}}
 {{- end -}}
+{{- range $at, $image := dict "scheduler.extender.image" .Values.scheduler.extender.image "devicePlugin.image" .Values.devicePlugin.image -}}
+{{- if contains "projecthami" (printf "%s/%s" $image.registry $image.repository) -}}
+{{- fail (printf "%s is HAMi's image: of a HAMi installation's values leave images and tags out" $at) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.devicePlugin.nodeConfiguration.config .Values.devicePlugin.nodeConfiguration.externalConfigName -}}
 {{- fail "devicePlugin.nodeConfiguration: give config or externalConfigName, not both" -}}
 {{- end -}}

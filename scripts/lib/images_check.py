@@ -1,0 +1,166 @@
+"""The images half of chart-check: what mkimage packs is whole, the same twice, and what buildah makes runs too.
+
+Packs programs of this machine, needs no built product and no network; what it makes lies in the working folder.
+"""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+
+MKIMAGE = "images/mkimage"
+WORK = pathlib.Path(sys.argv[1])
+
+
+class Wrong(Exception):
+    """What does not hold, in a sentence."""
+
+
+def need(truth, text):
+    if not truth:
+        raise Wrong(text)
+
+
+def run(*command, ok=True, **more):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, **more)
+    need(not ok or done.returncode == 0, f"{' '.join(map(str, command))[:200]}: {done.stderr.strip()[-800:]}")
+    return done
+
+
+class File(tarfile.TarInfo):
+    """An entry of a layer, with what is in it."""
+
+    __slots__ = ("content",)
+
+
+def unpack(file):
+    """(configuration, {path: File}, its entry in the index) of an OCI archive; layers later win, as they do."""
+    with tarfile.open(file) as tar:
+        read = lambda digest: tar.extractfile("blobs/sha256/" + digest.removeprefix("sha256:")).read()
+        index = json.load(tar.extractfile("index.json"))
+        [entry] = index["manifests"]
+        manifest = json.loads(read(entry["digest"]))
+        config = json.loads(read(manifest["config"]["digest"]))
+        files = {}
+        for layer, diff in zip(manifest["layers"], config["rootfs"]["diff_ids"], strict=True):
+            blob = read(layer["digest"])
+            need("sha256:" + hashlib.sha256(blob).hexdigest() == layer["digest"], f"{file}: a layer is not what its name says")
+            with tarfile.open(fileobj=io.BytesIO(blob), mode="r:*", tarinfo=File) as inner:
+                for info in inner:
+                    info.content = inner.extractfile(info).read() if info.isreg() else b""
+                    files["/" + info.name.strip("/")] = info
+        return config, files, entry
+
+
+def programs():
+    folder = WORK / "tree"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "cache").mkdir()
+    (folder / "cache/unwanted").write_text("x")
+    (folder / "a.txt").write_text("hello\n")
+    (folder / "a.txt").chmod(0o640)
+    (folder / "link").symlink_to("a.txt")
+    shutil.copy2(shutil.which("env"), folder / "bin/env")
+    return ["--bin", f"{shutil.which('sh')}:/usr/bin/sh", "--tree", f"{folder}:/opt/tree", "--exclude", "cache", "--link", "/usr/bin/dash=sh",
+            "--dir", "/var/lib/thing:0700", "--text", "/etc/motd=one\\ntwo", "--entry", "/usr/bin/sh", "--cmd=-c", "--env", "A=b=c", "--user", "65534"]
+
+
+def an_image_is_whole_and_the_same_twice():
+    arguments = programs()
+    for name in ("one", "two"):
+        run(MKIMAGE, "localhost/trial:1", WORK / f"{name}.tar", "--strip", *arguments)
+    need((WORK / "one.tar").read_bytes() == (WORK / "two.tar").read_bytes(), "two runs give two images")
+    config, files, entry = unpack(WORK / "one.tar")
+    need(entry["annotations"]["io.containerd.image.name"] == "localhost/trial:1", f"{entry}")
+    need(config["config"]["Entrypoint"] == ["/usr/bin/sh"] and config["config"]["User"] == "65534", f"{config['config']}")
+    need("A=b=c" in config["config"]["Env"], f"{config['config']['Env']}")
+    need(files["/opt/tree/a.txt"].mode == 0o640 and files["/opt/tree/a.txt"].content == b"hello\n", "a file's mode or content")
+    need(files["/opt/tree/link"].linkname == "a.txt" and files["/usr/bin/dash"].linkname == "sh", "links")
+    need("/opt/tree/cache/unwanted" not in files, "--exclude let it in")
+    need(files["/var/lib/thing"].mode == 0o700 and files["/etc/motd"].content == b"one\ntwo", "folders and texts")
+    need(all(info.uid == 0 and info.mtime == 0 for info in files.values()), "owners and times of this machine")
+    # Everything that the programs load is there, the loader too, and lies where the loader looks.
+    names = {os.path.basename(path) for path in files}
+    for program in (shutil.which("sh"), WORK / "tree/bin/env"):
+        for line in run("ldd", program).stdout.splitlines():
+            name = line.split()[0]
+            need(os.path.basename(name) in names or "vdso" in name, f"{program} loads {name}, which is not in the image")
+    need(files["/lib64"].linkname == "usr/lib64" and any("ld-linux" in path for path in files), "the loader")
+
+
+def an_image_can_stand_on_another():
+    run(MKIMAGE, "localhost/base:1", WORK / "base.tar", "--libraries-of", shutil.which("sh"))
+    run(MKIMAGE, "localhost/top:1", WORK / "top.tar", "--gzip", "--base", WORK / "base.tar", "--text", "/etc/top=x")
+    config, files, _ = unpack(WORK / "top.tar")
+    need(len(config["rootfs"]["diff_ids"]) == 2 and "/etc/top" in files, "layers")
+    need(not any(path.endswith("/sh") for path in files), "--libraries-of took the program, too")
+
+
+def what_cannot_be_packed_is_said():
+    (WORK / "pipe").mkdir()
+    os.mkfifo(WORK / "pipe/fifo")
+    for arguments, word in (
+        (["trial", WORK / "x.tar"], "no tag"),
+        (["localhost/x:1", WORK / "x.tar", "--bin", "/no/such"], "was it built"),
+        (["localhost/x:1", WORK / "x.tar", "--tree", "/no/such"], "no such folder"),
+        (["localhost/x:1", WORK / "x.tar", "--tree", f"{WORK / 'pipe'}:/p"], "neither file, folder nor link"),
+        (["localhost/x:1", WORK / "x.tar", "--text", "/etc/x"], "NAME=VALUE"),
+        (["localhost/x:1", WORK / "x.tar", "--dir", "relative"], "no absolute path"),
+        (["localhost/x:1", WORK / "x.tar", "--base", "/no/such"], "no such file"),
+    ):
+        done = run(MKIMAGE, *arguments, ok=False)
+        need(done.returncode != 0 and word in done.stderr, f"{arguments}: {done.stderr}")
+        need(not (WORK / "x.tar").exists(), f"{arguments}: half an image is left")
+
+
+def buildah_makes_the_same_images():
+    """The Containerfiles, on the base that mkimage makes, with small programs in the product's places."""
+    target = WORK / "target"
+    (target / "debug").mkdir(parents=True)
+    for program in ("vgpu-monitor", "vgpu-scheduler", "vgpu-webhook", "vgpu"):
+        shutil.copy2(shutil.which("env"), target / "debug" / program)
+    library = next(line.split()[2] for line in run("ldd", shutil.which("env")).stdout.splitlines() if "libc.so" in line)
+    both = {}
+    for way in ("mkimage", "buildah"):
+        out = WORK / way
+        run("scripts/images", "build", "--profile", "debug", "--no-cargo", "--library", library, "--tag", "1", "--with", way, out,
+            env={**os.environ, "CARGO_TARGET_DIR": str(target)})
+        both[way] = {file.name: unpack(file) for file in sorted(out.iterdir())}
+    need(both["mkimage"].keys() == both["buildah"].keys(), f"{both.keys()}")
+    for name, (config, files, _) in both["mkimage"].items():
+        other, theirs, _ = both["buildah"][name]
+        for key in ("Entrypoint", "User"):
+            need((config["config"].get(key) or None) == (other["config"].get(key) or None), f"{name}: {key} differs: {other['config']}")
+        variables = lambda config: set(config["config"]["Env"])
+        need(variables(config) == variables(other), f"{name}: {variables(config) ^ variables(other)}")
+        ours = {path for path, info in files.items() if info.isreg() and path.startswith("/usr")}
+        missing = ours - theirs.keys()
+        need(not missing, f"{name} of buildah lacks {missing}")
+        for path in ours:
+            need(files[path].content == theirs[path].content, f"{name}: {path} differs")
+            mode = theirs[path].mode & 0o7777
+            need(files[path].mode == mode, f"{name}: {path} has mode {mode:o}, not {files[path].mode:o}")
+
+
+checks = [an_image_is_whole_and_the_same_twice, an_image_can_stand_on_another, what_cannot_be_packed_is_said]
+if not shutil.which("buildah"):
+    print("skipped images by buildah: it is not installed (apt-get install buildah)")
+elif run("buildah", "--root", WORK / "probe", "--runroot", WORK / "run", "--storage-driver", "vfs", "info", ok=False).returncode != 0:
+    print("skipped images by buildah: it cannot run here")
+else:
+    checks.append(buildah_makes_the_same_images)
+failed = 0
+for check in checks:
+    try:
+        check()
+        print(f"test {check.__name__.replace('_', ' ')} ... ok")
+    except Wrong as wrong:
+        failed += 1
+        print(f"WRONG {check.__name__.replace('_', ' ')}: {wrong}")
+print(f"{len(checks) - failed} passed, {failed} failed")
+sys.exit(failed > 0)
