@@ -1,0 +1,399 @@
+//! The node that a test runs on: a real kubelet and containerd with simulated GPUs, and the product as its chart
+//! installs it. One test at a time; each has names of its own and leaves nothing behind.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use cuda_sim::Board;
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Node as KubeNode, Pod};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde_json::{Value, json};
+
+/// The namespace of the product.
+pub(crate) const SYSTEM: &str = "vgpu-system";
+/// What the kubelet of `scripts/cluster` calls its node.
+pub(crate) const NAME: &str = "one";
+/// Where the agent keeps what it has given to containers.
+pub(crate) const CONTAINERS: &str = "/var/lib/vgpu/containers";
+/// How long a test waits for what usually takes a second or two, on a machine that has other work.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The cluster and its one node.
+pub(crate) struct World {
+    /// The folder of the cluster.
+    pub(crate) run: PathBuf,
+    pub(crate) client: Client,
+    /// Whether containerd has CDI.
+    pub(crate) has_cdi: bool,
+    /// The truth about the GPUs.
+    pub(crate) board: Board,
+}
+
+/// Runs a test on the node that the environment names, if it names one.
+pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
+    let name = std::any::type_name::<T>();
+    let name = name.trim_end_matches("::{{closure}}");
+    let name = name.rsplit("::").next().unwrap();
+    let Some(run) = std::env::var_os("VGPU_CLUSTER") else {
+        println!("left to `scripts/cluster test --node`, which brings up the node that this needs");
+        return;
+    };
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let world = World::enter(run.into()).await;
+        world.is_whole().await;
+        let began = Instant::now();
+        tokio::time::timeout(4 * PATIENCE, test(&world))
+            .await
+            .expect("the test ends in six minutes");
+        let took = began.elapsed();
+        world.empty().await;
+        println!(
+            "{name} took {:.1} s and {:.1} s to clear up",
+            took.as_secs_f64(),
+            (began.elapsed() - took).as_secs_f64()
+        );
+    });
+}
+
+impl World {
+    async fn enter(run: PathBuf) -> Self {
+        let client = client_of(&run, "admin").await;
+        let nodes: Api<KubeNode> = Api::all(client.clone());
+        let info = nodes.get(NAME).await.unwrap().status.unwrap().node_info;
+        let runtime = info.unwrap().container_runtime_version;
+        let board = std::env::var_os("VGPU_SIM_BOARD").expect("VGPU_SIM_BOARD");
+        Self {
+            run,
+            client,
+            has_cdi: !runtime.starts_with("containerd://1."),
+            board: Board::open(Path::new(&board)).unwrap(),
+        }
+    }
+
+    /// All parts of the product run, and the kubelet has what the agent serves.
+    pub(crate) async fn is_whole(&self) {
+        self.eventually("all parts of the product are ready", async || {
+            let pods = self.system().list(&ListParams::default()).await.ok()?.items;
+            let wanted = ["vgpu-monitor", "vgpu-scheduler", "vgpu-webhook"];
+            let is_there = wanted.iter().all(|part| {
+                pods.iter()
+                    .any(|pod| name(pod).starts_with(part) && is_ready(pod))
+            });
+            (is_there && pods.iter().all(is_ready)).then_some(())
+        })
+        .await;
+        self.eventually("the node has GPUs to give", async || {
+            (self.slots().await? > 0).then_some(())
+        })
+        .await;
+    }
+
+    /// How many slots the kubelet has, sick ones left out.
+    pub(crate) async fn slots(&self) -> Option<u32> {
+        let nodes: Api<KubeNode> = Api::all(self.client.clone());
+        let status = nodes.get(NAME).await.ok()?.status?;
+        status.allocatable?.get("nvidia.com/gpu")?.0.parse().ok()
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::default_namespaced(self.client.clone())
+    }
+
+    pub(crate) fn system(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), SYSTEM)
+    }
+
+    pub(crate) async fn client_of(&self, account: &str) -> Client {
+        client_of(&self.run, account).await
+    }
+
+    /// What a person would type, as an administrator: what it prints, or what it complains of.
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> Result<String, String> {
+        run(Command::new("kubectl").args(arguments))
+    }
+
+    /// A program run in a container, as `kubectl exec` does it.
+    pub(crate) fn exec(
+        &self,
+        pod: &str,
+        container: &str,
+        words: &[&str],
+    ) -> Result<String, String> {
+        let mut all = vec!["exec", pod, "-c", container, "--"];
+        all.extend(words);
+        self.kubectl(&all)
+    }
+
+    /// Makes a pod; what the API server says against it, if it does.
+    pub(crate) async fn try_pod(&self, pod: Value) -> Result<Pod, String> {
+        let pod = serde_json::from_value(pod).unwrap();
+        self.pods()
+            .create(&PostParams::default(), &pod)
+            .await
+            .map_err(|error| error.to_string())
+    }
+
+    pub(crate) async fn make_pod(&self, pod: Value) -> Pod {
+        self.try_pod(pod).await.unwrap()
+    }
+
+    /// The pod as it is, once that holds.
+    pub(crate) async fn until(&self, pod: &str, what: &str, holds: impl Fn(&Pod) -> bool) -> Pod {
+        let last = Mutex::new(None);
+        let asked = self
+            .asks(async || {
+                let found = self.pods().get_opt(pod).await.ok()??;
+                let good = holds(&found);
+                *last.lock().unwrap() = Some(found.clone());
+                good.then_some(found)
+            })
+            .await;
+        match asked {
+            Some(found) => found,
+            None => panic!(
+                "waited in vain: {pod} {what}; it has {}; events: {:#?}",
+                serde_json::to_string(&last.lock().unwrap().as_ref().map(|pod| &pod.status))
+                    .unwrap(),
+                self.events_of(pod).await
+            ),
+        }
+    }
+
+    /// The pod once all its containers are started and, where they can say so, ready.
+    pub(crate) async fn until_ready(&self, pod: &str) -> Pod {
+        self.until(pod, "is ready", is_ready).await
+    }
+
+    /// What a container's program has written, once there are so many lines.
+    pub(crate) async fn lines(&self, pod: &str, container: &str, count: usize) -> Vec<String> {
+        let last = Mutex::new(String::new());
+        let asked = self
+            .asks(async || {
+                let text = self.kubectl(&["logs", pod, "-c", container]);
+                let text = text.unwrap_or_else(|error| error);
+                let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+                *last.lock().unwrap() = text;
+                (lines.len() >= count).then_some(lines)
+            })
+            .await;
+        match asked {
+            Some(lines) => lines,
+            None => panic!(
+                "waited in vain: {pod}/{container} writes {count} lines; it has written:\n{}\nevents: {:#?}",
+                last.lock().unwrap(),
+                self.events_of(pod).await
+            ),
+        }
+    }
+
+    /// What the program of [`gpu_pod`] says, word by word, as far as it was told to say something.
+    pub(crate) async fn said(&self, pod: &str, count: usize) -> BTreeMap<String, String> {
+        self.said_by(pod, "work", count).await
+    }
+
+    pub(crate) async fn said_by(
+        &self,
+        pod: &str,
+        container: &str,
+        count: usize,
+    ) -> BTreeMap<String, String> {
+        self.lines(pod, container, count)
+            .await
+            .iter()
+            .map(|line| {
+                let (word, said) = line.split_once(' ').unwrap_or((line, ""));
+                (word.to_owned(), said.to_owned())
+            })
+            .collect()
+    }
+
+    /// The same program once more, in a container that runs.
+    pub(crate) fn ask(&self, pod: &str, container: &str, words: &[&str]) -> Vec<String> {
+        let all: Vec<&str> = ["gpu"].iter().chain(words).copied().collect();
+        let said = self
+            .exec(pod, container, &all)
+            .unwrap_or_else(|error| panic!("{pod}/{container} {words:?}: {error}"));
+        said.lines()
+            .map(|line| line.split_once(' ').map_or("", |(_, said)| said).to_owned())
+            .collect()
+    }
+
+    pub(crate) async fn remove(&self, pod: &str) {
+        drop(self.pods().delete(pod, &DeleteParams::default()).await.ok());
+        self.eventually(&format!("{pod} is gone"), async || {
+            self.pods().get_opt(pod).await.ok()?.is_none().then_some(())
+        })
+        .await;
+    }
+
+    /// The notes of all events about an object of this name, in whatever namespace.
+    pub(crate) async fn events_of(&self, name: &str) -> Vec<String> {
+        let api: Api<Event> = Api::all(self.client.clone());
+        let of = ListParams::default().fields(&format!("involvedObject.name={name}"));
+        let Ok(events) = api.list(&of).await else {
+            return Vec::new();
+        };
+        events
+            .items
+            .into_iter()
+            .map(|event| {
+                format!(
+                    "{}: {}",
+                    event.reason.unwrap_or_default(),
+                    event.message.unwrap_or_default()
+                )
+            })
+            .collect()
+    }
+
+    /// No pod of a test is left, nor anything that one had on a GPU.
+    async fn empty(&self) {
+        self.kubectl(&["delete", "pods", "--all", "--wait=false", "-n", "default"])
+            .unwrap();
+        self.eventually("no pod of the test is left", async || {
+            let left = self.pods().list(&ListParams::default()).await.ok()?;
+            left.items.is_empty().then_some(())
+        })
+        .await;
+        self.eventually("what the pods had on GPUs is given back", async || {
+            let used = |gpu| self.board.used_bytes(gpu);
+            ((0..self.board.gpus()).map(used).sum::<u64>() == 0).then_some(())
+        })
+        .await;
+    }
+
+    /// Asks until there is an answer; a test whose answer never comes fails with `what`.
+    pub(crate) async fn eventually<T>(&self, what: &str, ask: impl AsyncFnMut() -> Option<T>) -> T {
+        match self.asks(ask).await {
+            Some(answer) => answer,
+            None => panic!("waited in vain: {what}"),
+        }
+    }
+
+    async fn asks<T>(&self, mut ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(answer) = ask().await {
+                return Some(answer);
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// What a command prints, or what it complains of.
+pub(crate) fn run(command: &mut Command) -> Result<String, String> {
+    let output = command
+        .output()
+        .map_err(|error| format!("{command:?}: {error}"))?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    if output.status.success() {
+        Ok(text(output.stdout))
+    } else {
+        Err(text(output.stderr) + &text(output.stdout))
+    }
+}
+
+async fn client_of(run: &Path, account: &str) -> Client {
+    let file = Kubeconfig::read_from(run.join(format!("{account}.kubeconfig"))).unwrap();
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        .await
+        .unwrap();
+    Client::try_from(config).unwrap()
+}
+
+/// A container whose program does what it is told on the GPUs that it has (`tests/cluster/gpu.py`).
+pub(crate) fn gpu_container(name: &str, limits: &Value, words: &[&str]) -> Value {
+    json!({
+        "name": name, "image": "localhost/cuda-python:1", "imagePullPolicy": "Never", "args": words,
+        "resources": {"limits": limits},
+    })
+}
+
+/// A container that only waits: its share counts, and it costs nothing.
+pub(crate) fn idle_container(name: &str, limits: &Value) -> Value {
+    json!({
+        "name": name, "image": "localhost/base:1", "imagePullPolicy": "Never",
+        "command": ["sleep", "100000"], "resources": {"limits": limits},
+    })
+}
+
+/// A pod of these containers.
+pub(crate) fn pod_of(name: &str, containers: &[Value]) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": containers},
+    })
+}
+
+/// A pod whose one container, `work`, has that share.
+pub(crate) fn gpu_pod(name: &str, limits: &Value, words: &[&str]) -> Value {
+    pod_of(name, &[gpu_container("work", limits, words)])
+}
+
+/// One GPU with so many MiB of it.
+pub(crate) fn share(memory_mib: u64) -> Value {
+    json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": memory_mib})
+}
+
+pub(crate) fn name(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap()
+}
+
+pub(crate) fn uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap()
+}
+
+pub(crate) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    Some(pod.metadata.annotations.as_ref()?.get(key)?.as_str())
+}
+
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// What the kubelet says of a container, init containers and sidecars included.
+pub(crate) fn status<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
+    let status = pod.status.as_ref()?;
+    let main = status.container_statuses.iter().flatten();
+    let init = status.init_container_statuses.iter().flatten();
+    main.chain(init).find(|status| status.name == container)
+}
+
+/// Its present run: another one has another name.
+pub(crate) fn run_of(pod: &Pod, container: &str) -> Option<String> {
+    status(pod, container)?.container_id.clone()
+}
+
+/// UUID and MiB of each device that the pod was given, container after container.
+pub(crate) fn devices(pod: &Pod) -> Vec<(String, u64)> {
+    let text = annotation(pod, "hami.io/vgpu-devices-allocated").unwrap_or_default();
+    text.split([';', ':'])
+        .filter_map(|device| {
+            let mut fields = device.split(',');
+            Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
+        })
+        .collect()
+}
