@@ -4,7 +4,17 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
+mod agent;
+#[cfg(test)]
 mod world;
 
 #[cfg(test)]
+mod containers;
+#[cfg(test)]
+mod crowd;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod sharing;
+#[cfg(test)]
+mod waste;

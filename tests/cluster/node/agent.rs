@@ -1,0 +1,181 @@
+//! What the node agent and the container runtime hold on this node, as files and processes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use k8s_openapi::api::core::v1::Pod;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::world::{CONTAINERS, run, run_of};
+
+/// What one container was given, as its directory says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Given {
+    pub(crate) directory: PathBuf,
+    pub(crate) pod: String,
+    pub(crate) pod_uid: String,
+    pub(crate) container: String,
+}
+
+/// All directories of containers that have been given something, sorted.
+pub(crate) fn all_given() -> Vec<Given> {
+    let mut all: Vec<Given> = fs::read_dir(CONTAINERS)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| read(&entry.path()))
+        .collect();
+    all.sort_by(|a, b| a.directory.cmp(&b.directory));
+    all
+}
+
+/// Those of one pod.
+pub(crate) fn given(pod: &str) -> Vec<Given> {
+    let mut all = all_given();
+    all.retain(|given| given.pod == pod);
+    all
+}
+
+fn read(directory: &Path) -> Option<Given> {
+    let text = fs::read(directory.join("container.json")).ok()?;
+    let json: Value = serde_json::from_slice(&text).ok()?;
+    let labels = json.get("labels").unwrap_or(&json);
+    let word = |name: &str| Some(labels.get(name)?.as_str()?.to_owned());
+    Some(Given {
+        directory: directory.to_owned(),
+        pod: word("pod")?,
+        pod_uid: word("pod_uid").or_else(|| word("uid"))?,
+        container: word("container")?,
+    })
+}
+
+/// Ends the first process of a container, as if its program had crashed.
+pub(crate) fn kill_container(pod: &Pod, container: &str) {
+    kill(process_of(pod, container), Signal::SIGKILL).unwrap();
+}
+
+/// The first process of a container, by the node's number.
+pub(crate) fn process_of(pod: &Pod, container: &str) -> Pid {
+    let id = run_of(pod, container).expect("the container runs");
+    let id = id.trim_start_matches("containerd://");
+    let tasks = run(Command::new("ctr").args(["--namespace", "k8s.io", "tasks", "list"])).unwrap();
+    let line = tasks.lines().find(|line| line.starts_with(id));
+    let number = line.and_then(|line| line.split_whitespace().nth(1));
+    Pid::from_raw(number.expect(&tasks).parse().unwrap())
+}
+
+/// Whether a process is there and no zombie.
+pub(crate) fn lives(process: Pid) -> bool {
+    fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| {
+        !stat
+            .rsplit_once(')')
+            .is_some_and(|(_, rest)| rest.starts_with(" Z"))
+    })
+}
+
+/// The processes whose program has that name.
+pub(crate) fn processes(program: &str) -> Vec<Pid> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let Ok(command) = fs::read(entry.path().join("cmdline")) else {
+            continue;
+        };
+        let first = command.split(|byte| *byte == 0).next().unwrap_or_default();
+        let name = first
+            .rsplit(|byte| *byte == b'/')
+            .next()
+            .unwrap_or_default();
+        if name == program.as_bytes() {
+            found.push(Pid::from_raw(pid));
+        }
+    }
+    found
+}
+
+/// A program of the node that was killed, and can be started as it was.
+pub(crate) struct Stopped {
+    command: Vec<String>,
+    environment: Vec<(String, String)>,
+    folder: PathBuf,
+    log: PathBuf,
+}
+
+impl Stopped {
+    /// Kills the one program of that name.
+    pub(crate) fn kill(program: &str, logs: &Path) -> Self {
+        let own: Vec<Pid> = processes(program)
+            .into_iter()
+            .filter(|pid| !is_contained(*pid))
+            .collect();
+        let [pid] = own[..] else {
+            panic!("{program} runs as {own:?}");
+        };
+        let words = |file: &str| -> Vec<String> {
+            let text = fs::read(format!("/proc/{pid}/{file}")).unwrap();
+            let text = text.strip_suffix(b"\0").unwrap_or(&text);
+            text.split(|byte| *byte == 0)
+                .map(|word| String::from_utf8_lossy(word).into_owned())
+                .collect()
+        };
+        let environment = words("environ")
+            .iter()
+            .filter_map(|entry| entry.split_once('='))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        let stopped = Self {
+            command: words("cmdline"),
+            environment,
+            folder: fs::read_link(format!("/proc/{pid}/cwd")).unwrap(),
+            log: logs.join(format!("{program}.log")),
+        };
+        kill(pid, Signal::SIGKILL).unwrap();
+        while lives(pid) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        stopped
+    }
+
+    /// Starts it again; it outlives the test.
+    pub(crate) fn start(self) {
+        let log = fs::File::options().append(true).open(&self.log).unwrap();
+        drop(
+            Command::new(&self.command[0])
+                .args(&self.command[1..])
+                .env_clear()
+                .envs(self.environment)
+                .current_dir(self.folder)
+                .stdout(log.try_clone().unwrap())
+                .stderr(log)
+                .stdin(std::process::Stdio::null())
+                .spawn()
+                .unwrap(),
+        );
+    }
+}
+
+/// Whether a process is in a pod's container: kube-scheduler runs on the node and beside our scheduler.
+fn is_contained(pid: Pid) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains("kubepods"))
+}
+
+/// Kills a container's program in a pod of the product.
+pub(crate) fn kill_contained(program: &str) {
+    let all: Vec<Pid> = processes(program)
+        .into_iter()
+        .filter(|pid| is_contained(*pid))
+        .collect();
+    assert!(!all.is_empty(), "{program} runs nowhere");
+    for pid in all {
+        kill(pid, Signal::SIGKILL).unwrap();
+    }
+}

@@ -1,0 +1,133 @@
+//! Pods of more than one container, and of more than one life: whose share is whose.
+
+use serde_json::json;
+
+use crate::agent;
+use crate::world::{
+    devices, gpu_container, gpu_pod, idle_container, pod_of, run_of, share, status, uid, within,
+};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn init_containers_sidecars_and_several_containers_and_gpus_each_have_their_own() {
+    within(async |world| {
+        let two = json!({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000});
+        let words = ["uuids", "total", "hold"];
+        let mut pod = pod_of(
+            "many",
+            &[
+                gpu_container("one", &share(1000), &words),
+                // Nothing of a GPU, between two that have some.
+                idle_container("none", &json!({})),
+                gpu_container(
+                    "pair",
+                    &two,
+                    &["count", "uuids", "total", "on=1", "total", "hold"],
+                ),
+            ],
+        );
+        let mut sidecar = gpu_container("sidecar", &share(700), &words);
+        sidecar["restartPolicy"] = json!("Always");
+        pod["spec"]["initContainers"] = json!([
+            gpu_container("first", &share(900), &["uuids", "total"]),
+            sidecar,
+            gpu_container("second", &share(800), &["uuids", "total"]),
+        ]);
+        world.make_pod(pod).await;
+        let pod = world.until_ready("many").await;
+
+        let given = devices(&pod);
+        for (container, memory) in [
+            ("first", 900),
+            ("second", 800),
+            ("sidecar", 700),
+            ("one", 1000),
+        ] {
+            let said = world.said_by("many", container, 2).await;
+            assert_eq!(said["total"], (memory * MIB).to_string(), "{container}");
+            let own = (said["uuids"].clone(), memory);
+            assert!(given.contains(&own), "{container} has {own:?} of {given:?}");
+        }
+        let said = world.said_by("many", "pair", 6).await;
+        assert_eq!(said["count"], "2");
+        let uuids: Vec<&str> = said["uuids"].split(' ').collect();
+        assert_ne!(uuids[0], uuids[1]);
+        for uuid in uuids {
+            assert!(
+                given.contains(&(uuid.to_owned(), 3000)),
+                "{uuid} of {given:?}"
+            );
+        }
+        // On the second GPU; the first was asked before it.
+        assert_eq!(said["total"], (3000 * MIB).to_string());
+        let nodes = world.exec(
+            "many",
+            "none",
+            &["sh", "-c", "ls /dev /usr/lib/x86_64-linux-gnu"],
+        );
+        assert!(
+            !nodes.unwrap().contains("nvidia"),
+            "a container without a GPU is shown one"
+        );
+    });
+}
+
+#[test]
+fn a_name_of_63_letters_gets_its_share_also_in_a_pod_that_is_made_anew_under_its_name() {
+    within(async |world| {
+        let long = "a".repeat(63);
+        let pod = |memory| {
+            pod_of(
+                "again",
+                &[gpu_container(&long, &share(memory), &["total", "hold"])],
+            )
+        };
+        let first = world.make_pod(pod(1000)).await;
+        let said = world.said_by("again", &long, 2).await;
+        assert_eq!(said["total"], (1000 * MIB).to_string());
+
+        world.remove("again").await;
+        let second = world.make_pod(pod(2000)).await;
+        assert_ne!(uid(&first), uid(&second));
+        let said = world.said_by("again", &long, 2).await;
+
+        assert_eq!(said["total"], (2000 * MIB).to_string());
+        let own = agent::given("again");
+        assert!(
+            own.iter().any(|given| given.pod_uid == uid(&second)),
+            "{own:?}"
+        );
+    });
+}
+
+#[test]
+fn a_container_that_is_started_again_has_the_same_share_and_an_empty_count() {
+    within(async |world| {
+        let words = ["total", "take=1500", "hold"];
+        world
+            .make_pod(gpu_pod("restarted", &share(2000), &words))
+            .await;
+        let pod = world.until_ready("restarted").await;
+        world.lines("restarted", "work", 3).await;
+        let (before, directories) = (run_of(&pod, "work"), agent::given("restarted"));
+
+        agent::kill_container(&pod, "work");
+        world
+            .until("restarted", "is started again", |pod| {
+                let state = status(pod, "work");
+                state.is_some_and(|state| state.restart_count > 0 && state.ready)
+            })
+            .await;
+        let said = world.said("restarted", 3).await;
+        let pod = world.until_ready("restarted").await;
+
+        assert_ne!(run_of(&pod, "work"), before);
+        assert_eq!(said["total"], (2000 * MIB).to_string());
+        assert_eq!(
+            said["take=1500"], "took",
+            "what the dead process had is counted still"
+        );
+        assert_eq!(agent::given("restarted"), directories);
+    });
+}

@@ -1,0 +1,207 @@
+//! Every part killed in the middle: containers that run are unharmed, nothing is given twice, nothing is left behind.
+
+use std::collections::BTreeMap;
+
+use kube::api::ListParams;
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::agent::{self, Stopped};
+use crate::world::{World, devices, gpu_pod, is_ready, run_of, share, status, within};
+
+/// A container that holds memory of a GPU while something happens around it.
+struct Witness {
+    name: String,
+    process: Pid,
+    run: Option<String>,
+    used: u64,
+}
+
+impl Witness {
+    async fn start(world: &World, name: &str) -> Self {
+        let words = ["take=1000", "hold"];
+        world.make_pod(gpu_pod(name, &share(2000), &words)).await;
+        let pod = world.until_ready(name).await;
+        world.lines(name, "work", words.len()).await;
+        Self {
+            name: name.to_owned(),
+            process: agent::process_of(&pod, "work"),
+            run: run_of(&pod, "work"),
+            used: used(world),
+        }
+    }
+
+    /// It runs as it ran, and its limit holds.
+    async fn is_unharmed(&self, world: &World) {
+        assert!(agent::lives(self.process), "{} was killed", self.name);
+        let pod = world.until_ready(&self.name).await;
+        assert_eq!(run_of(&pod, "work"), self.run);
+        assert_eq!(status(&pod, "work").unwrap().restart_count, 0);
+        assert!(used(world) >= self.used, "its memory is gone");
+        let said = world.ask(&self.name, "work", &["take=500", "take=900"]);
+        assert_eq!(said, ["took", "refused CUDA_ERROR_OUT_OF_MEMORY"]);
+    }
+}
+
+fn used(world: &World) -> u64 {
+    (0..world.board.gpus())
+        .map(|gpu| world.board.used_bytes(gpu))
+        .sum()
+}
+
+/// No card is promised to more than it has, and every pod with a GPU has what it was promised.
+async fn nothing_is_given_twice(world: &World) {
+    let mut promised: BTreeMap<String, u64> = BTreeMap::new();
+    for pod in world.pods().list(&ListParams::default()).await.unwrap() {
+        for (uuid, memory) in devices(&pod) {
+            *promised.entry(uuid).or_default() += memory;
+        }
+    }
+    for gpu in 0..world.board.gpus() {
+        let promised = promised.get(&world.board.uuid(gpu)).copied();
+        let total = world.board.total_bytes(gpu) >> 20;
+        assert!(
+            promised.unwrap_or_default() <= total,
+            "GPU {gpu}: {promised:?} of {total} MiB"
+        );
+    }
+}
+
+/// A pod that is asked for now runs, with its share.
+async fn a_new_pod_runs(world: &World, name: &str) {
+    let words = ["total", "hold"];
+    world.make_pod(gpu_pod(name, &share(1500), &words)).await;
+    let said = world.said(name, words.len()).await;
+    assert_eq!(said["total"], (1500_u64 << 20).to_string());
+    nothing_is_given_twice(world).await;
+}
+
+#[test]
+fn the_agent_killed() {
+    within(async |world| {
+        let witness = Witness::start(world, "witness").await;
+
+        agent::kill_contained("vgpu-monitor");
+        // Asked for while nobody serves the kubelet.
+        a_new_pod_runs(world, "meanwhile").await;
+
+        witness.is_unharmed(world).await;
+        world.is_whole().await;
+    });
+}
+
+#[test]
+fn the_scheduler_and_the_webhook_killed() {
+    within(async |world| {
+        let witness = Witness::start(world, "witness").await;
+
+        agent::kill_contained("vgpu-scheduler");
+        a_new_pod_runs(world, "without-scheduler").await;
+        agent::kill_contained("kube-scheduler");
+        a_new_pod_runs(world, "without-kube-scheduler").await;
+        agent::kill_contained("vgpu-webhook");
+        // What asks for GPUs is refused while it is away; what does not is nobody's business.
+        let plain = json!({
+            "metadata": {"name": "plain", "namespace": "default"},
+            "spec": {"terminationGracePeriodSeconds": 0, "containers": [
+                {"name": "work", "image": "localhost/base:1", "imagePullPolicy": "Never", "command": ["sleep", "100000"]}]},
+        });
+        world.make_pod(plain).await;
+        let asked = gpu_pod("without-webhook", &share(1500), &["total", "hold"]);
+        world
+            .eventually("the webhook is back", async || {
+                world.try_pod(asked.clone()).await.ok()
+            })
+            .await;
+        world.until_ready("without-webhook").await;
+
+        witness.is_unharmed(world).await;
+        nothing_is_given_twice(world).await;
+    });
+}
+
+#[test]
+fn the_api_server_killed() {
+    within(async |world| {
+        let witness = Witness::start(world, "witness").await;
+
+        let server = Stopped::kill("kube-apiserver", &world.run.join("logs"));
+        // A container that crashes now is started again: the agent serves the same directory from its own memory.
+        let said = world.board.used_bytes(0);
+        assert!(said <= world.board.total_bytes(0));
+        assert!(agent::lives(witness.process));
+        server.start();
+        world
+            .eventually("the API server answers", async || {
+                world.pods().list(&ListParams::default()).await.ok()
+            })
+            .await;
+        world.is_whole().await;
+        a_new_pod_runs(world, "afterwards").await;
+
+        witness.is_unharmed(world).await;
+    });
+}
+
+#[test]
+fn the_kubelet_killed() {
+    within(async |world| {
+        let witness = Witness::start(world, "witness").await;
+
+        let kubelet = Stopped::kill("kubelet", &world.run.join("logs"));
+        assert!(agent::lives(witness.process));
+        let pending = gpu_pod("meanwhile", &share(1500), &["total", "hold"]);
+        world.make_pod(pending).await;
+        kubelet.start();
+        world.is_whole().await;
+        world
+            .until("meanwhile", "is judged by the kubelet", |pod| {
+                let failed = pod
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.reason.as_deref());
+                is_ready(pod) || failed == Some("UnexpectedAdmissionError")
+            })
+            .await;
+        a_new_pod_runs(world, "afterwards").await;
+
+        witness.is_unharmed(world).await;
+    });
+}
+
+#[test]
+fn a_container_that_crashes_while_the_agent_is_down_runs_again_when_it_is_back() {
+    within(async |world| {
+        let words = ["total", "take=1000", "hold"];
+        world
+            .make_pod(gpu_pod("crashed", &share(2000), &words))
+            .await;
+        let pod = world.until_ready("crashed").await;
+        world.lines("crashed", "work", words.len()).await;
+        let before = agent::given("crashed");
+
+        // No node has this label: the agent's pod goes, and stays away.
+        world.kubectl(&["label", "node", "one", "gpu-"]).unwrap();
+        world
+            .eventually("the agent is gone", async || {
+                agent::processes("vgpu-monitor").is_empty().then_some(())
+            })
+            .await;
+        agent::kill_container(&pod, "work");
+        world
+            .until("crashed", "has crashed", |pod| !is_ready(pod))
+            .await;
+        world.kubectl(&["label", "node", "one", "gpu=on"]).unwrap();
+
+        world
+            .until("crashed", "runs again", |pod| {
+                is_ready(pod) && status(pod, "work").is_some_and(|state| state.restart_count > 0)
+            })
+            .await;
+        let said = world.said("crashed", words.len()).await;
+        assert_eq!(said["total"], (2000_u64 << 20).to_string());
+        assert_eq!(said["take=1000"], "took");
+        assert_eq!(agent::given("crashed"), before);
+        world.is_whole().await;
+    });
+}
