@@ -47,6 +47,7 @@ pub mod command;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use events::Events;
 use kube_api::vendor::Vendors;
@@ -165,12 +166,14 @@ struct Shared {
 }
 
 /// What lives, for whoever clears away the rest.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Living {
     /// Names of living containers' allotments, and of those of which nothing is known yet.
     pub names: BTreeSet<Name>,
-    /// Instances that they hold, by UUID.
-    pub instances: BTreeSet<String>,
+    /// Where instances lie that pods hold which are not over: card and place.
+    pub instances: BTreeSet<(String, Span)>,
+    /// What was handed out after this moment is not among them.
+    pub as_of: Instant,
 }
 
 impl Plugin {

@@ -395,7 +395,7 @@ fn instances_of_somebody_else_are_used_where_they_fit_and_never_removed() {
         "{error}"
     );
     mig.unmake(&adopted.uuid).unwrap();
-    assert_eq!(mig.keep_only(&BTreeSet::new()), Ok(vec![]));
+    assert_eq!(mig.keep_only(&BTreeSet::new(), Instant::now()), Ok(vec![]));
 
     assert_eq!(board.gpu_instances(0), before);
 }
@@ -409,10 +409,11 @@ fn a_restart_keeps_what_is_held_and_clears_what_was_left_half_made() {
     let board = board(&home, "0=on;1=on", "");
     let mig = start(&home);
     let card = board.uuid(0);
+    let looked = Instant::now();
     let held = mig.make(&card, "2g.10gb", span(0, 2)).unwrap();
     let gone = mig.make(&card, "2g.10gb", span(2, 2)).unwrap();
-    // What was just made is nobody's only because nobody had the time to say so.
-    assert_eq!(mig.keep_only(&BTreeSet::new()), Ok(vec![]));
+    // Who was looked up before they were asked for does not say whose they are.
+    assert_eq!(mig.keep_only(&BTreeSet::new(), looked), Ok(vec![]));
     assert_eq!(mig.list().unwrap().len(), 2);
     drop(mig);
 
@@ -433,8 +434,8 @@ fn a_restart_keeps_what_is_held_and_clears_what_was_left_half_made() {
     board.create_gpu_instance(0, 2, Some(4)).unwrap();
 
     let mig = start(&home);
-    let living = BTreeSet::from([held.uuid.clone()]);
-    assert_eq!(mig.keep_only(&living), Ok(vec![]));
+    let living = BTreeSet::from([(card.clone(), span(0, 2))]);
+    assert_eq!(mig.keep_only(&living, Instant::now()), Ok(vec![]));
     assert_eq!(mig.list().unwrap(), [held.clone()]);
     assert_eq!(board.gpu_instances(0).len(), 1);
     assert!(board.instance_named(&gone.uuid).is_none());

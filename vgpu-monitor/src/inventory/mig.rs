@@ -22,8 +22,6 @@ use supervisor::gpu::partition::{self, GpuInstance, Profile};
 
 /// The kubelet gives a container 30 s to be prepared; the refusal has to come before that.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// What was made so lately is held by somebody who has not yet said so.
-const FRESH: Duration = Duration::from_secs(600);
 /// A GPU has at most seven instances; a driver that says more is not believed.
 const MIG_DEVICES: u32 = 16;
 
@@ -147,7 +145,7 @@ impl Mig {
             library,
             nvml: None,
             journal,
-            fresh: BTreeMap::new(),
+            asked: BTreeMap::new(),
         };
         std::thread::Builder::new()
             .name("mig".to_owned())
@@ -180,15 +178,19 @@ impl Mig {
         self.ask(move |cutter| cutter.unmake(|entry| entry.uuid.as_ref() == Some(&uuid)))
     }
 
-    /// Removes what was made here and is none of these, and what was left half made. For the start, and whenever
-    /// containers have gone. What was made in the last minutes stays: who asked for it may not yet have said that he
-    /// holds it. Answers what could not be removed, and why.
+    /// Removes what was made here and lies in none of these places (card and span), and what was left half made. For
+    /// the start, and whenever pods are over. What was asked for after `as_of`, when the places were looked up, stays.
+    /// Answers what could not be removed, and why.
     ///
     /// # Errors
     /// [`MigError::Silent`].
-    pub fn keep_only(&self, living: &BTreeSet<String>) -> Result<Vec<MigError>, MigError> {
-        let living = living.clone();
-        self.ask(move |cutter| Ok(cutter.keep_only(&living)))
+    pub fn keep_only(
+        &self,
+        held: &BTreeSet<(String, Span)>,
+        as_of: Instant,
+    ) -> Result<Vec<MigError>, MigError> {
+        let held = held.clone();
+        self.ask(move |cutter| Ok(cutter.keep_only(&held, as_of)))
     }
 
     /// The instances that were made or adopted here and are there.
@@ -253,6 +255,14 @@ struct Entry {
 }
 
 impl Entry {
+    fn place(&self) -> (String, Span) {
+        let span = Span {
+            start: self.start,
+            size: self.size,
+        };
+        (self.card.clone(), span)
+    }
+
     fn lies_as(&self, instance: &GpuInstance) -> bool {
         (self.profile_id, self.start, self.size)
             == (instance.profile, instance.start, instance.size)
@@ -325,8 +335,8 @@ struct Cutter {
     library: Option<PathBuf>,
     nvml: Option<Nvml>,
     journal: Journal,
-    /// When what was made lately was made, by UUID.
-    fresh: BTreeMap<String, Instant>,
+    /// When an instance was asked for last, by its place.
+    asked: BTreeMap<(String, Span), Instant>,
 }
 
 /// Turns what the driver says into a sentence with the step that failed.
@@ -445,6 +455,7 @@ impl Cutter {
     }
 
     fn make(&mut self, uuid: &str, profile: &str, span: Span) -> Result<Made, MigError> {
+        self.asked.insert((uuid.to_owned(), span), Instant::now());
         self.nvml(uuid)?;
         let Some(nvml) = &self.nvml else {
             return Err(MigError::Silent);
@@ -456,9 +467,7 @@ impl Cutter {
             (shape.id, span.start, span.size) == (other.profile, other.start, other.size)
         };
         if let Some(instance) = there.iter().find(lies) {
-            let made = adopt(&card, shape, instance, &mut self.journal)?;
-            self.fresh.insert(made.uuid.clone(), Instant::now());
-            return Ok(made);
+            return adopt(&card, shape, instance, &mut self.journal);
         }
         let overlaps = |other: &&GpuInstance| {
             let other = Span {
@@ -517,7 +526,6 @@ impl Cutter {
             (Ok(made), Some(entry)) => {
                 entry.step = Step::Made;
                 entry.uuid = Some(made.uuid.clone());
-                self.fresh.insert(made.uuid.clone(), Instant::now());
                 tracing::info!(instance = %made.uuid, %profile, card = %uuid, start = span.start, "made a MIG instance");
             }
             (Err(_), Some(_)) => {
@@ -548,9 +556,7 @@ impl Cutter {
             self.journal
                 .entries
                 .retain(|other| other != entry && !is_step_of(other, entry));
-            if let Some(uuid) = &entry.uuid {
-                self.fresh.remove(uuid);
-            }
+            self.asked.remove(&entry.place());
             if let Err(error) = self.journal.write() {
                 // The entry is met again, and then there is no such instance.
                 tracing::warn!(%error, "a MIG instance that is gone still stands in the journal");
@@ -598,14 +604,16 @@ impl Cutter {
         Ok(())
     }
 
-    fn keep_only(&mut self, living: &BTreeSet<String>) -> Vec<MigError> {
-        self.fresh.retain(|_, made| made.elapsed() < FRESH);
-        let held = |uuid: &String| living.contains(uuid) || self.fresh.contains_key(uuid);
+    fn keep_only(&mut self, held: &BTreeSet<(String, Span)>, as_of: Instant) -> Vec<MigError> {
+        let is_held = |place: &(String, Span)| {
+            held.contains(place) || self.asked.get(place).is_some_and(|asked| *asked >= as_of)
+        };
         let entries = self.journal.entries.iter();
         let gone: Vec<Entry> = entries
-            .filter(|entry| !entry.uuid.as_ref().is_some_and(held) || entry.step == Step::Removing)
+            .filter(|entry| !is_held(&entry.place()))
             .cloned()
             .collect();
+        self.asked.retain(|_, asked| *asked >= as_of);
         gone.iter()
             .filter_map(|gone| self.unmake(|entry| is_step_of(entry, gone)).err())
             .collect()

@@ -21,10 +21,10 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::args::{FormatArg, MannerArg, PluginArgs};
-use super::{Giver, Made, Metrics, Parts, Plugin, Served, Settings};
+use super::{Giver, Living, Made, Metrics, Parts, Plugin, Served, Settings};
 use crate::collect::{Collector, LivingPod, Sources};
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
-use crate::inventory::mig::Mig;
+use crate::inventory::mig::{Mig, MigError};
 use crate::{collect, health, inventory};
 
 /// How often is looked for what dead containers have left.
@@ -92,6 +92,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         delivery: Arc::clone(&delivery),
         mig: mig.clone(),
         clearing: OnceLock::new(),
+        plugin: OnceLock::new(),
         turn: parking_lot::Mutex::new(()),
         runtime: Handle::current(),
     });
@@ -117,6 +118,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let collector = Arc::new(Collector::new(delivery, Clearing(plugin.clone())));
     // Set once, here.
     drop(giver.clearing.set(Arc::clone(&collector)));
+    drop(giver.plugin.set(plugin.clone()));
 
     tracing::info!(
         address = %listener.address(),
@@ -310,6 +312,8 @@ struct Host {
     mig: Mig,
     /// Who clears away what dead containers hold, so that a card that is full of them is not.
     clearing: OnceLock<Arc<Collector<Clearing>>>,
+    /// Who knows whose instance lies where.
+    plugin: OnceLock<Plugin>,
     turn: parking_lot::Mutex<()>,
     runtime: Handle,
 }
@@ -333,10 +337,15 @@ impl Giver for Host {
     }
 
     fn make(&self, card: &str, profile: &MigProfile, span: Span) -> Result<Made, String> {
-        let made = self
-            .mig
-            .make(card, &profile.name, span)
-            .map_err(|error| error.to_string())?;
+        let mut made = self.mig.make(card, &profile.name, span);
+        if let (Err(MigError::Occupied { .. }), Some(plugin)) = (&made, self.plugin.get()) {
+            // Perhaps by the instance of a pod that is over, which nobody has looked at since.
+            if let Ok(living) = self.runtime.block_on(plugin.living()) {
+                keep_only(&self.mig, &living);
+                made = self.mig.make(card, &profile.name, span);
+            }
+        }
+        let made = made.map_err(|error| error.to_string())?;
         Ok(Made {
             uuid: made.uuid,
             gpu_instance: made.gpu_instance,
@@ -374,17 +383,25 @@ async fn clear(plugin: Plugin, collector: Arc<Collector<Clearing>>, giver: Arc<H
                 let known = giver.known();
                 plugin.forget_all_but(&living.names, &known);
                 let mig = mig.clone();
-                let kept = tokio::task::spawn_blocking(move || mig.keep_only(&living.instances));
-                if let Ok(Ok(failed)) = kept.await {
-                    for error in failed {
-                        tracing::warn!(%error, "an instance that nobody holds stays");
-                    }
-                }
+                let kept = tokio::task::spawn_blocking(move || {
+                    keep_only(&mig, &living);
+                });
+                drop(kept.await);
             }
         } else if let Err(reason) = looked {
             tracing::warn!(reason, "nothing is cleared away until the next look");
         }
         sleep(CLEAR).await;
+    }
+}
+
+/// Removes the instances that nobody holds.
+fn keep_only(mig: &Mig, living: &Living) {
+    for error in mig
+        .keep_only(&living.instances, living.as_of)
+        .unwrap_or_else(|error| vec![error])
+    {
+        tracing::warn!(%error, "an instance that nobody holds stays");
     }
 }
 

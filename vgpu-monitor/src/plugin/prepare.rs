@@ -508,6 +508,7 @@ async fn give(plugin: &Plugin, claims: Vec<(u64, Name, Claim)>) -> Result<(), Re
 /// See [`Plugin::living`].
 pub(super) async fn living(plugin: &Plugin) -> Result<Living, String> {
     // What is handed out from here on is not among these, and lives.
+    let as_of = std::time::Instant::now();
     let all = plugin.0.book.all();
     let listed = plugin.0.lister.pods().await?;
     let node = &plugin.0.settings.node;
@@ -531,7 +532,16 @@ pub(super) async fn living(plugin: &Plugin) -> Result<Living, String> {
             (resource.as_str(), ids.collect())
         })
         .collect();
-    let mut living = Living::default();
+    // A pod that is over stays in the API server for a while, and the scheduler has given its place to another.
+    let over = |uid: &str| {
+        pods.iter()
+            .any(|pod| identity::uid(pod) == uid && is_over(pod))
+    };
+    let mut living = Living {
+        names: BTreeSet::new(),
+        instances: BTreeSet::new(),
+        as_of,
+    };
     // Who got a slot after the allotment that is looked at.
     let mut newer: BTreeMap<(&str, &str), Option<&str>> = BTreeMap::new();
     for lot in all.iter().rev() {
@@ -557,9 +567,13 @@ pub(super) async fn living(plugin: &Plugin) -> Result<Living, String> {
         }
         if lives {
             living.names.insert(Name(lot.name.clone()));
-            let shares = lot.claim.iter().flat_map(|claim| &claim.shares);
-            let made = shares.filter_map(|share| share.instance.as_ref()?.made.as_ref());
-            living.instances.extend(made.map(|made| made.uuid.clone()));
+            let claims = lot.claim.iter().filter(|claim| !over(&claim.uid));
+            let shares = claims.flat_map(|claim| &claim.shares);
+            let places = shares.filter_map(|share| {
+                let cut = share.instance.as_ref()?;
+                Some((share.card.clone(), cut.span()))
+            });
+            living.instances.extend(places);
         }
     }
     Ok(living)
