@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Parser;
-use server::LogFormat;
+use server::{LogFormat, TraceArgs};
 
 use crate::plugin::args::{InstallArgs, PluginArgs};
 
@@ -64,6 +64,10 @@ pub struct Args {
         reason = "a flattened group takes its words from its flags"
     )]
     pub attestation: crate::attest::args::Flags,
+
+    /// Where traces go.
+    #[command(flatten)]
+    pub traces: TraceArgs,
 
     /// What to log: error, warn, info, debug, or directives such as warn,vgpu_monitor=debug.
     #[arg(

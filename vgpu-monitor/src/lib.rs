@@ -19,6 +19,8 @@ pub mod arbiter;
 
 pub mod node;
 
+pub mod first_kernel;
+
 pub mod card;
 
 pub mod inventory;
@@ -41,12 +43,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use prometheus_client::registry::Registry;
-use server::Readiness;
+use server::{Readiness, Traces};
 
 use crate::node::{Collector, Node};
 
 /// Every route of the agent.
-pub fn router(node: Arc<Node>, readiness: Readiness) -> Router {
+pub fn router(node: Arc<Node>, readiness: Readiness, traces: &Traces) -> Router {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Collector::new(
         Arc::clone(&node),
@@ -55,5 +57,6 @@ pub fn router(node: Arc<Node>, readiness: Readiness) -> Router {
     if node.attested().is_some() {
         registry.register_collector(Box::new(attest::Collector::new(node)));
     }
+    traces.register(&mut registry);
     server::health(readiness).merge(server::metrics(registry))
 }

@@ -11,6 +11,7 @@ use server::{Listener, Manners, Readiness};
 use vgpu_monitor::arbiter::Arbiter;
 use vgpu_monitor::args::{Args, Command};
 use vgpu_monitor::exporter::Names;
+use vgpu_monitor::first_kernel::FirstKernels;
 use vgpu_monitor::gpu::Asker;
 use vgpu_monitor::node::Node;
 use vgpu_monitor::plugin::args::PluginArgs;
@@ -83,6 +84,15 @@ async fn run(args: Args) -> anyhow::Result<()> {
         .attestation
         .start(&args.root, &args.node(), !args.no_nvml)
         .await?;
+    let traces = args
+        .traces
+        .start("vgpu-monitor", env!("CARGO_PKG_VERSION"))?;
+    if traces.is_on() {
+        let first = FirstKernels::new(&args.root, &args.node(), traces.clone());
+        first
+            .start()
+            .context("cannot start the thread that looks for first kernels")?;
+    }
     let node = Node::new(args.root.clone(), args.node(), names, asker);
     let node = node.with_arbiter(arbiter).with_attestation(attestation);
     let node = Arc::new(node);
@@ -98,7 +108,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         node = %args.node(),
         "serving /metrics"
     );
-    let router = vgpu_monitor::router(Arc::clone(&node), readiness.clone());
+    let router = vgpu_monitor::router(Arc::clone(&node), readiness.clone(), &traces);
     let first_look = tokio::task::spawn_blocking(move || drop(node.look(&readiness)));
     let stop = async {
         let signal = stop.await;
@@ -106,5 +116,6 @@ async fn run(args: Args) -> anyhow::Result<()> {
     };
     listener.serve(router, Manners::default(), stop).await;
     first_look.abort();
+    traces.stop().await;
     Ok(())
 }
