@@ -24,6 +24,8 @@ pub mod slots;
 
 mod api;
 
+mod handed;
+
 mod listing;
 
 mod metrics;
@@ -163,6 +165,8 @@ struct Shared {
     registered: watch::Sender<BTreeSet<String>>,
     /// Pods whose annotations are to be written.
     untold: tokio::sync::mpsc::UnboundedSender<tell::Untold>,
+    /// When what was handed out whose pod is not known yet.
+    handed: handed::Handed,
 }
 
 /// What lives, for whoever clears away the rest.
@@ -205,6 +209,7 @@ impl Plugin {
             given: Mutex::default(),
             registered: watch::Sender::default(),
             untold,
+            handed: handed::Handed::default(),
         }));
         tracing::info!(
             allotments = opened.read,

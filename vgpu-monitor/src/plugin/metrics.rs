@@ -13,6 +13,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use server::{Seconds, TraceContext};
 
 use super::allotments::Book;
 
@@ -74,7 +75,7 @@ pub struct Metrics(Arc<Series>);
 
 struct Series {
     node: String,
-    calls: Family<OfCall, Histogram>,
+    calls: Family<OfCall, Seconds>,
     registered: Family<OfResource, Gauge>,
     registrations: Family<OfResource, Counter>,
     slots: Family<OfState, Gauge>,
@@ -95,6 +96,10 @@ const SECONDS: [f64; 13] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0,
 ];
 
+fn seconds() -> Seconds {
+    Seconds::new(SECONDS)
+}
+
 fn histogram() -> Histogram {
     Histogram::new(SECONDS)
 }
@@ -104,7 +109,7 @@ impl Metrics {
     pub fn new(node: &str) -> Self {
         Self(Arc::new(Series {
             node: node.to_owned(),
-            calls: Family::new_with_constructor(histogram),
+            calls: Family::new_with_constructor(seconds),
             registered: Family::default(),
             registrations: Family::default(),
             slots: Family::default(),
@@ -161,16 +166,19 @@ impl Metrics {
         *self.0.book.lock() = Some(book);
     }
 
-    pub(super) fn call(&self, call: &'static str, outcome: Outcome, took: Duration) {
+    pub(super) fn call(
+        &self,
+        call: &'static str,
+        outcome: Outcome,
+        took: Duration,
+        trace: Option<TraceContext>,
+    ) {
         let labels = OfCall {
             node: self.0.node.clone(),
             call,
             outcome: outcome.word(),
         };
-        self.0
-            .calls
-            .get_or_create(&labels)
-            .observe(took.as_secs_f64());
+        self.0.calls.get_or_create(&labels).observe(took, trace);
     }
 
     pub(super) fn registered(&self, resource: &str, watched: bool) {

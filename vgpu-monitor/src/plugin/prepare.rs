@@ -2,7 +2,7 @@
 //! anything: it finds out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use events::{About, Kind as Tone};
@@ -40,6 +40,7 @@ pub(super) async fn prepare(
     resource: &str,
     mut called: Vec<String>,
     deadline: Instant,
+    trace: &OnceLock<TraceContext>,
 ) -> Result<(), Refusal> {
     called.sort();
     called.dedup();
@@ -59,6 +60,7 @@ pub(super) async fn prepare(
                     named: &named,
                     listed: &holder.slots,
                     deadline,
+                    trace,
                 };
                 match case.serve(pod).await {
                     Ok(()) => return Ok(()),
@@ -79,7 +81,7 @@ pub(super) async fn prepare(
         }
     }
     if let Some(uid) = &named.uid {
-        return by_uid(plugin, resource, &called, &named, uid, deadline).await;
+        return by_uid(plugin, resource, &called, &named, uid, deadline, trace).await;
     }
     Err(refusals.pop().unwrap_or_else(|| {
         Refusal("the pod that holds these slots is over; nothing is started for it".to_owned())
@@ -153,6 +155,7 @@ async fn by_uid(
     named: &Named,
     uid: &str,
     deadline: Instant,
+    trace: &OnceLock<TraceContext>,
 ) -> Result<(), Refusal> {
     let node = &plugin.0.settings.node;
     let pods = match api::pods_of(&plugin.0.parts.client, node).await {
@@ -177,6 +180,7 @@ async fn by_uid(
         named,
         listed: &BTreeMap::new(),
         deadline,
+        trace,
     };
     case.serve(pod).await
 }
@@ -234,6 +238,8 @@ struct Case<'a> {
     named: &'a Named,
     listed: &'a BTreeMap<String, Vec<String>>,
     deadline: Instant,
+    /// Told the pod's trace, for whoever counts the call.
+    trace: &'a OnceLock<TraceContext>,
 }
 
 impl Case<'_> {
@@ -242,13 +248,20 @@ impl Case<'_> {
         let traceparent = identity::traceparent(&pod);
         let parent = TraceContext::of_pod(traceparent.as_deref(), identity::uid(&pod));
         let mut span = parts.traces.span("pre_start", parent);
-        span.set("node", self.plugin.0.settings.node.clone());
-        span.set("pod", pod.metadata.name.clone().unwrap_or_default());
+        if let Some(own) = span.context() {
+            self.trace.get_or_init(|| own);
+        }
+        span.set("k8s.node.name", self.plugin.0.settings.node.clone());
         span.set(
-            "namespace",
+            "k8s.pod.name",
+            pod.metadata.name.clone().unwrap_or_default(),
+        );
+        span.set(
+            "k8s.namespace.name",
             pod.metadata.namespace.clone().unwrap_or_default(),
         );
-        let served = self.given(&pod).await;
+        span.set("k8s.pod.uid", identity::uid(&pod));
+        let served = self.given(&pod, parent).await;
         if let Err(refusal) = &served {
             span.fail(refusal.to_string());
             let events = &self.plugin.0.parts.events;
@@ -258,7 +271,7 @@ impl Case<'_> {
         served
     }
 
-    async fn given(&self, pod: &Pod) -> Result<(), Refusal> {
+    async fn given(&self, pod: &Pod, parent: Option<TraceContext>) -> Result<(), Refusal> {
         let shared = &self.plugin.0;
         let (inventory, health) = self.cards().await?;
         let settings = &shared.settings;
@@ -297,6 +310,9 @@ impl Case<'_> {
                     first.clone()
                 }
                 None => {
+                    let container = &wanted.asking.container;
+                    let traces = &shared.parts.traces;
+                    shared.handed.to(traces, &lot.name, container, parent);
                     fresh.push((*order, wanted.claim.clone()));
                     wanted.claim.clone()
                 }

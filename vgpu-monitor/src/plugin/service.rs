@@ -1,12 +1,13 @@
 //! The calls of the kubelet, one service for each resource. Decodes, asks, encodes; never decides.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use server::TraceContext;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
@@ -60,14 +61,20 @@ impl Service {
         self.watchers.load(Ordering::Relaxed) > 0
     }
 
-    fn counted<T>(&self, call: &'static str, begun: Instant, answer: &Result<T, Status>) {
+    fn counted<T>(
+        &self,
+        call: &'static str,
+        begun: Instant,
+        answer: &Result<T, Status>,
+        trace: Option<TraceContext>,
+    ) {
         let outcome = match answer {
             Ok(_) => Outcome::Ok,
             Err(status) if status.code() == tonic::Code::FailedPrecondition => Outcome::Refused,
             Err(_) => Outcome::Failed,
         };
         let metrics = &self.plugin.0.parts.metrics;
-        metrics.call(call, outcome, begun.elapsed());
+        metrics.call(call, outcome, begun.elapsed(), trace);
     }
 
     async fn allot(&self, ids: Vec<String>) -> Result<ContainerAllocateResponse, Status> {
@@ -78,10 +85,13 @@ impl Service {
             }
             let (plugin, resource, ids) = (self.plugin.clone(), self.resource.clone(), ids.clone());
             let allotted = spawn_blocking(move || {
+                let began = SystemTime::now();
                 let (name, allotted) = plugin.0.parts.giver.allot()?;
                 // What is not in the file is in memory, and in what the kubelet keeps of our answer.
                 drop(plugin.0.book.add(&name, &resource, &ids));
                 plugin.0.changed.notify_one();
+                let traces = &plugin.0.parts.traces;
+                plugin.0.handed.out(traces, &name.0, began);
                 tracing::info!(name = name.0, resource, slots = ids.join(","), "handed out");
                 Ok::<_, String>(allotted)
             });
@@ -210,7 +220,7 @@ impl DevicePlugin for Service {
         let answer = Ok(PreferredAllocationResponse {
             container_responses: responses.collect(),
         });
-        self.counted("get_preferred_allocation", begun, &answer);
+        self.counted("get_preferred_allocation", begun, &answer, None);
         answer.map(Response::new)
     }
 
@@ -236,7 +246,7 @@ impl DevicePlugin for Service {
             }),
             Some(status) => Err(status),
         };
-        self.counted("allocate", begun, &answer);
+        self.counted("allocate", begun, &answer, None);
         answer.map(Response::new)
     }
 
@@ -247,7 +257,9 @@ impl DevicePlugin for Service {
         let begun = Instant::now();
         let deadline = begun + patience(request.metadata());
         let called = request.into_inner().devices_ids;
-        let prepared = prepare::prepare(&self.plugin, &self.resource, called, deadline).await;
+        let trace = OnceLock::new();
+        let prepared =
+            prepare::prepare(&self.plugin, &self.resource, called, deadline, &trace).await;
         let answer = match prepared {
             Ok(()) => Ok(PreStartContainerResponse {}),
             Err(refusal) => {
@@ -255,7 +267,7 @@ impl DevicePlugin for Service {
                 Err(Status::failed_precondition(format!("vgpu: {refusal}")))
             }
         };
-        self.counted("pre_start_container", begun, &answer);
+        self.counted("pre_start_container", begun, &answer, trace.into_inner());
         answer.map(Response::new)
     }
 }

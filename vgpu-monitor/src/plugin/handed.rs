@@ -1,0 +1,50 @@
+//! When slots were handed out, until it is known to whom: `Allocate` does not say, and a pod's trace wants to know.
+//! Never decides, and keeps nothing where traces are off.
+
+use std::collections::VecDeque;
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+use server::{TraceContext, Traces};
+
+/// What is remembered at most: more than a kubelet starts at once. The oldest go first.
+const MOST: usize = 1024;
+
+/// Allotments whose pod is not known yet, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Handed(Mutex<VecDeque<(String, SystemTime, SystemTime)>>);
+
+impl Handed {
+    /// The allotment of this name was handed out from then to now.
+    pub(super) fn out(&self, traces: &Traces, name: &str, began: SystemTime) {
+        if !traces.is_on() {
+            return;
+        }
+        let mut known = self.0.lock();
+        if known.len() >= MOST {
+            known.pop_front();
+        }
+        known.push_back((name.to_owned(), began, SystemTime::now()));
+    }
+
+    /// It is this container's of a pod of this trace.
+    pub(super) fn to(
+        &self,
+        traces: &Traces,
+        name: &str,
+        container: &str,
+        parent: Option<TraceContext>,
+    ) {
+        let mut known = self.0.lock();
+        let Some(at) = known.iter().position(|(other, _, _)| other == name) else {
+            return;
+        };
+        let Some((_, began, ended)) = known.remove(at) else {
+            return;
+        };
+        drop(known);
+        let mut span = traces.span("allocate", parent);
+        span.set("k8s.container.name", container);
+        span.lasted(began, ended);
+    }
+}
