@@ -536,31 +536,32 @@ fn no_card_is_given_more_than_is_promised_of_it() {
 fn what_is_no_allotment_is_refused_by_name() {
     let node = NodeDir::new();
     let delivery = node.delivery(Manner::Cdi);
-    let refused = |change: &dyn Fn(&mut Given)| {
+    let refused = |change: fn(&mut Given)| {
         let mut given = given("train", GIB);
         change(&mut given);
         delivery.give(&name("a"), &given).unwrap_err().to_string()
     };
-    let cases: [(&dyn Fn(&mut Given), &str); 6] = [
-        (&|given| given.devices.clear(), "was given no GPU"),
+    type Change = fn(&mut Given);
+    let cases: [(Change, &str); 6] = [
+        (|given| given.devices.clear(), "was given no GPU"),
         (
-            &|given| given.devices = vec![device("GPU-a", GIB); 17],
+            |given| given.devices = vec![device("GPU-a", GIB); 17],
             "17 GPUs; a container can have 16",
         ),
         (
-            &|given| given.devices = vec![device(CARDS[0], GIB); 2],
+            |given| given.devices = vec![device(CARDS[0], GIB); 2],
             "GPU GPU-aaaa twice",
         ),
         (
-            &|given| given.devices[0].uuid = "G U".to_owned(),
+            |given| given.devices[0].uuid = "G U".to_owned(),
             "is no UUID of a GPU",
         ),
         (
-            &|given| given.devices[0].memory_bytes = 0,
+            |given| given.devices[0].memory_bytes = 0,
             "was given 0 bytes",
         ),
         (
-            &|given| given.devices[0].uuid = "GPU-x".to_owned(),
+            |given| given.devices[0].uuid = "GPU-x".to_owned(),
             "GPU GPU-x is not on this node; there are: GPU-aaaa, GPU-bbbb",
         ),
     ];

@@ -36,7 +36,7 @@ fn what_is_missing_or_spoilt_is_there_again_when_it_is_given_again() {
         ("the region is closed", |node, name| {
             std::fs::set_permissions(
                 node.container(name, "region"),
-                std::fs::Permissions::from_mode(0),
+                std::fs::Permissions::from_mode(0o000),
             )
             .unwrap();
         }),
@@ -101,7 +101,7 @@ pub(crate) fn lock(path: &Path) -> std::fs::File {
         .open(path)
         .unwrap();
     let lock = nix::libc::flock {
-        l_type: nix::libc::F_WRLCK as i16,
+        l_type: i16::try_from(nix::libc::F_WRLCK).unwrap(),
         l_whence: 0,
         l_start: i64::try_from(vgpu_abi::layout::LOCK_SLOTS).unwrap() + 3,
         l_len: 1,
