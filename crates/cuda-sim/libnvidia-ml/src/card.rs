@@ -10,8 +10,8 @@ use cuda_sim::board::Driver;
 use cuda_sim::exec::Exec;
 use cuda_sim::faults::Faults;
 use cuda_sim::mig::{self, Instance};
-use cuda_sim::topology::Path;
 use cuda_sim::nodes::Nodes;
+use cuda_sim::topology::Path;
 
 pub(crate) const SM_MHZ_LEAST: u32 = 210;
 pub(crate) const SM_MHZ_MOST: u32 = 1_410;
