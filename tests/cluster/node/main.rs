@@ -9,6 +9,8 @@ mod agent;
 mod world;
 
 #[cfg(test)]
+mod chart;
+#[cfg(test)]
 mod containers;
 #[cfg(test)]
 mod crowd;
