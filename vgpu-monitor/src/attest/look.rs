@@ -64,6 +64,8 @@ pub struct Facts {
     pub library: Library,
     /// The container whose limits it has mapped.
     pub limits: Option<PathBuf>,
+    /// It has mapped a file that is called as limits are and is none of ours.
+    pub other_limits: bool,
     /// The container whose region it has mapped.
     pub region: Option<PathBuf>,
     /// The container whose limits lie at `/etc/vgpu/limits`, as it sees its files.
@@ -218,6 +220,8 @@ impl Eyes {
             facts.region = Some(dir.clone());
         } else if facts.library == Library::None && is_library(path) {
             facts.library = Library::Foreign;
+        } else if path.ends_with("/limits") || path.ends_with("/limits (deleted)") {
+            facts.other_limits = true;
         } else if let Some(name) = self.named(path) {
             facts.devices.insert(name);
         }

@@ -219,8 +219,10 @@ pub fn judge(facts: &Facts, executable: &str, ground: &Ground) -> Judged {
     match (&facts.library, &facts.limits) {
         (Library::None, _) => bad(nobody),
         (Library::Foreign, _) => bad(Reason::ForeignLibrary),
-        (Library::Installed(_), None) if facts.region.is_none() => bad(Reason::Bypassed),
-        (Library::Installed(_), None) => bad(Reason::ForeignLimits),
+        (Library::Installed(_), None) if facts.other_limits || facts.region.is_some() => {
+            bad(Reason::ForeignLimits)
+        }
+        (Library::Installed(_), None) => bad(Reason::Bypassed),
         (Library::Installed(_), Some(limits)) if !is_its_own(facts, limits, ground) => {
             bad(Reason::ForeignLimits)
         }
