@@ -95,4 +95,6 @@ struct Answer {
     error: Option<String>,
     ours: bool,
     sick: Vec<String>,
+    /// Whether the agent sees the driver; nothing where it does not say.
+    driver_up: Option<bool>,
 }

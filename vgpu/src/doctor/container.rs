@@ -53,6 +53,8 @@ pub(super) struct ContainerFacts {
     preload_file: Option<Vec<String>>,
     /// Libraries that the file or `LD_PRELOAD` name, by path.
     libraries: BTreeMap<String, Option<Library>>,
+    /// Libraries that the preloaded one cannot be loaded without, and that the image does not have.
+    missing: Vec<String>,
     /// Version of the image's glibc.
     glibc: Option<String>,
     /// The image's musl.
@@ -217,6 +219,20 @@ impl ContainerFacts {
             };
             self.libraries.insert(path, library);
         }
+        let needed = self
+            .libraries
+            .values()
+            .flatten()
+            .flat_map(|library| &library.needs);
+        let here = |name: &str| {
+            LIBRARY_DIRECTORIES
+                .iter()
+                .any(|dir| root.look(&format!("{dir}/{name}")).present)
+        };
+        self.missing = needed
+            .filter(|name| !elf::is_of_glibc(name) && !here(name))
+            .cloned()
+            .collect();
         for dir in ["/lib", "/usr/lib"] {
             let found = root.names(dir).into_iter().find(|name| {
                 (name.starts_with("ld-musl-") || name.starts_with("libc.musl-"))

@@ -20,6 +20,8 @@ pub(super) struct Library {
     pub(super) region_version: Option<u32>,
     /// The newest version of glibc whose functions it calls, as `2.17`.
     pub(super) needs_glibc: Option<String>,
+    /// Libraries that it cannot be loaded without.
+    pub(super) needs: Vec<String>,
 }
 
 /// Reads a library.
@@ -33,7 +35,8 @@ pub(super) fn library(bytes: &[u8]) -> Library {
         error: None,
         machine: format!("{:?}", file.architecture()).to_lowercase(),
         region_version: marker(&file),
-        needs_glibc: newest_glibc(bytes, "GLIBC_"),
+        needs_glibc: texts(&file).and_then(|texts| newest_glibc(texts, "GLIBC_")),
+        needs: needs(&file).unwrap_or_default(),
     }
 }
 
@@ -42,6 +45,45 @@ fn broken(why: &str) -> Library {
         error: Some(why.to_owned()),
         ..Library::default()
     }
+}
+
+/// The names of symbols, versions and libraries.
+fn texts<'a>(file: &ElfFile64<'a>) -> Option<&'a [u8]> {
+    file.section_by_name(".dynstr")?.data().ok()
+}
+
+/// `DT_NEEDED`.
+fn needs(file: &ElfFile64<'_>) -> Option<Vec<String>> {
+    const ENTRY_BYTES: usize = 16;
+    const NEEDED: u64 = 1;
+    let texts = texts(file)?;
+    let entries = file.section_by_name(".dynamic")?.data().ok()?;
+    let word = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.try_into().ok()?));
+    let mut names = Vec::new();
+    for entry in entries.chunks_exact(ENTRY_BYTES) {
+        let (tag, value) = entry.split_at(ENTRY_BYTES / 2);
+        if word(tag)? != NEEDED {
+            continue;
+        }
+        let name = texts.get(usize::try_from(word(value)?).ok()?..)?;
+        let name = name.split(|byte| *byte == 0).next()?;
+        names.push(String::from_utf8_lossy(name).into_owned());
+    }
+    Some(names)
+}
+
+/// Whether a library comes with every glibc.
+pub(super) fn is_of_glibc(name: &str) -> bool {
+    [
+        "libc.so.",
+        "libdl.so.",
+        "libm.so.",
+        "libpthread.so.",
+        "librt.so.",
+        "ld-linux",
+    ]
+    .iter()
+    .any(|begins| name.starts_with(begins))
 }
 
 fn marker(file: &ElfFile64<'_>) -> Option<u32> {

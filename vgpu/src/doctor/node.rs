@@ -57,6 +57,10 @@ pub(super) struct NodeFacts {
     state_path: String,
     state: FileFacts,
     state_mount: Option<Mount>,
+    /// The mount on which the kubelet keeps what it knows of devices.
+    kubelet_mount: Option<Mount>,
+    /// Whether this was seen from a pod's file system, where only what is mounted is there.
+    in_pod: bool,
     disk: Option<Disk>,
     /// Directories below `lib` of the state directory, and the library in each.
     libraries: BTreeMap<String, Option<Library>>,
@@ -69,6 +73,8 @@ pub(super) struct NodeFacts {
     unmanaged: Vec<Process>,
     /// How many processes have a CUDA driver.
     cuda_processes: usize,
+    /// How many processes could not be looked into.
+    closed_processes: usize,
     /// Who listens on the agent's ports.
     listeners: Vec<Listener>,
     /// What the agent's ports answer.
@@ -175,6 +181,8 @@ pub(super) fn gather(args: &DoctorArgs) -> anyhow::Result<NodeFacts> {
         cdi: runtime::cdi(&root),
         runtime: runtime::read(&root),
         pod_resources: root.look(POD_RESOURCES),
+        kubelet_mount: mount_of(&table, PLUGINS).cloned(),
+        in_pod: root.is_here() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some(),
         cgroup2: root.look("/sys/fs/cgroup/cgroup.controllers").present,
         ..NodeFacts::default()
     };
@@ -301,6 +309,7 @@ impl NodeFacts {
             let Some(process) = proc::process(proc, pid) else {
                 continue;
             };
+            self.closed_processes += usize::from(process.cuda.is_none());
             if process.cuda == Some(true) {
                 self.cuda_processes += 1;
                 if process.ours == Some(false) {
@@ -516,6 +525,14 @@ fn ask(port: u16, timeout: Duration) -> std::io::Result<String> {
 pub(super) fn is_ours(text: &str) -> bool {
     text.lines()
         .any(|line| line.starts_with("vgpu_") || line.starts_with("hami_"))
+}
+
+/// Whether the agent's driver answers, by its own word.
+pub(super) fn driver_up(text: &str) -> Option<bool> {
+    let line = text.lines().find(|line| {
+        line.starts_with("vgpu_gpu_driver_up") || line.starts_with("vgpu_monitor_nvml_up")
+    })?;
+    Some(line.split_whitespace().last()? != "0")
 }
 
 /// The cards that `vgpu_gpu_healthy` says are not.

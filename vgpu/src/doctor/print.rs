@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::Facts;
 use super::args::DoctorArgs;
 use super::check::{Listed, Row, Verdict};
-use crate::text::{Paint, Table};
+use crate::text::Paint;
 
 /// The document that `--json` prints. Fields are added and never renamed.
 #[derive(Serialize)]
@@ -35,6 +35,8 @@ const ORDER: [Verdict; 4] = [Verdict::Fail, Verdict::Warn, Verdict::Ok, Verdict:
 
 /// A line of text is not drawn narrower than this.
 const NARROWEST: usize = 40;
+/// A list of ids is broken here where nobody says how wide it may be.
+const USUAL: usize = 100;
 
 pub(super) fn list(checks: &[&Listed], json: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
@@ -121,11 +123,13 @@ fn drawn(facts: &Facts, rows: &[Row], all: bool, paint: Paint, columns: Option<u
             continue;
         }
         if verdict == Verdict::Ok {
-            let mut table = Table::default();
-            for row in of_it {
-                table.row(vec![format!("  {}", row.id), row.title.to_owned()]);
-            }
-            table.write(&mut text);
+            let ids: Vec<&str> = of_it.iter().map(|row| row.id).collect();
+            entry(
+                &mut text,
+                "",
+                &ids.join(" "),
+                Some(columns.unwrap_or(USUAL)),
+            );
             continue;
         }
         // Many are skipped for one reason: said once.
@@ -137,7 +141,12 @@ fn drawn(facts: &Facts, rows: &[Row], all: bool, paint: Paint, columns: Option<u
             }
         }
         for (why, ids) in reasons {
-            entry(&mut text, "", &ids.join(" "), columns);
+            entry(
+                &mut text,
+                "",
+                &ids.join(" "),
+                Some(columns.unwrap_or(USUAL)),
+            );
             detail(&mut text, "why", why, columns);
         }
     }

@@ -43,7 +43,7 @@ fn serve(source: &Source, dir: &Path) -> String {
     if source.webhook {
         cluster.admit_with(Arc::new(Hook));
     }
-    let metrics = get(async || "vgpu_plugin_slots 20\n");
+    let metrics = get(async || "vgpu_plugin_slots 20\nvgpu_gpu_driver_up{node=\"n\"} 1\n");
     let router = Router::new()
         .route(
             "/api/v1/namespaces/{namespace}/pods/{pod}/proxy/metrics",
@@ -508,7 +508,7 @@ const FAULTS: &[Fault<Source>] = &[
         },
     ),
     broken("VGPU-K42", "fail", "a node's clock is ahead", |source| {
-        let ahead = jiff_ahead(3_600);
+        let ahead = ahead_by(3_600);
         object(source, "leases", "vgpu-agent-gpu-1")["spec"]["renewTime"] = ahead.into();
     }),
     broken(
@@ -542,9 +542,17 @@ const FAULTS: &[Fault<Source>] = &[
             "gpu-9",
         );
     }),
+    seen(
+        "VGPU-K46",
+        "fail",
+        "NVIDIA's runtime does not start the agent",
+        |facts| {
+            facts["metrics"][0]["driver_up"] = false.into();
+        },
+    ),
 ];
 
-fn jiff_ahead(seconds: u64) -> String {
+fn ahead_by(seconds: u64) -> String {
     healthy::stamp(healthy::unix_now() + seconds)
 }
 

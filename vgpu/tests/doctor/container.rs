@@ -78,6 +78,8 @@ fn container() -> Files {
         "lib/x86_64-linux-gnu/libc.so.6",
         "GNU C Library stable release version 2.99.\n",
     );
+    // What a library has that is built with debug information and not for shipping.
+    put(root, "lib/x86_64-linux-gnu/libgcc_s.so.1", "");
     put(root, REAL, "");
     link(
         root,
@@ -283,6 +285,14 @@ const FAULTS: &[Fault<Files>] = &[
             limits(root(files), 100);
         },
     ),
+    seen(
+        "VGPU-C21",
+        "fail",
+        "the image lacks what the library needs",
+        |facts| {
+            facts["missing"] = serde_json::json!(["libgcc_s.so.1"]);
+        },
+    ),
 ];
 
 #[test]
@@ -313,7 +323,7 @@ fn the_library_may_come_by_the_variable_as_well() {
 
     assert_eq!(
         (code, document["summary"]["ok"].as_u64()),
-        (0, Some(20)),
+        (0, Some(21)),
         "{document:#}"
     );
 }

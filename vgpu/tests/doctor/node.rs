@@ -131,6 +131,9 @@ fn well(facts: &mut Value) {
         "cards": [{ "index": 0, "uuid": UUID, "name": "NVIDIA A100", "memory_bytes": 17_179_869_184_u64, "instances": 0 }],
     });
     facts["metrics"] = json!({ "31993": answer });
+    if facts["libraries"]["0.1.0-abcd"].is_object() {
+        facts["libraries"]["0.1.0-abcd"]["needs"] = json!(["libc.so.6"]);
+    }
     facts["state"]["owner"] = 0.into();
     facts["disk"] = json!({ "free_bytes": 50_u64 << 30, "bytes": 100_u64 << 30, "free_files": 100_000, "files": 200_000 });
 }
@@ -260,7 +263,12 @@ const FAULTS: &[Fault<Files>] = &[
         facts["disk"]["free_bytes"] = json!(2_u64 << 30);
     }),
     broken("VGPU-N15", "fail", "the library was deleted", |files| {
-        fs::remove_file(root(files).join("var/lib/vgpu/lib/0.1.0-abcd/libvgpu.so")).unwrap();
+        let lib = root(files).join("var/lib/vgpu/lib");
+        fs::rename(
+            lib.join("0.1.0-abcd/libvgpu.so"),
+            lib.join("0.1.0-abcd/libvgpu.so.old"),
+        )
+        .unwrap();
     }),
     broken("VGPU-N16", "fail", "a region of a later release", |files| {
         let path = root(files).join(GIVEN).join("region");
@@ -351,6 +359,14 @@ const FAULTS: &[Fault<Files>] = &[
                 "--cdi-dir=/var/run/cdi",
                 "--cdi-dir=/var/run/cdj",
             );
+        },
+    ),
+    seen(
+        "VGPU-N28",
+        "warn",
+        "the library is not one that ships",
+        |facts| {
+            facts["libraries"]["0.1.0-abcd"]["needs"] = json!(["libc.so.6", "libgcc_s.so.1"]);
         },
     ),
 ];

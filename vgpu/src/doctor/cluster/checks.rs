@@ -276,4 +276,10 @@ pub(in crate::doctor) const CHECKS: &[Check<ClusterFacts>] = &[
         cure: "put config.json right in the ConfigMap (docs/configuration.md, single nodes), and restart the agents",
         judge: nodes::node_config,
     },
+    Check {
+        id: "VGPU-K46",
+        title: "every agent that was asked sees the NVIDIA driver",
+        cure: "let NVIDIA's runtime start the agent's pods: make it the nodes' default runtime, or helm upgrade with devicePlugin.runtimeClassName=nvidia; without it containers would see whole cards or none",
+        judge: nodes::driver_seen,
+    },
 ];

@@ -407,6 +407,7 @@ impl Asker {
                         let page = String::from_utf8_lossy(&said.body);
                         answer.ours = node::is_ours(&page);
                         answer.sick = node::sick(&page);
+                        answer.driver_up = node::driver_up(&page);
                     }
                 }
                 found.push(answer);

@@ -56,6 +56,18 @@ impl ClusterFacts {
         Ok(found)
     }
 
+    /// Nodes whose agent says that it sees no driver.
+    fn without_driver(&self) -> Vec<&str> {
+        let blind = self
+            .metrics
+            .iter()
+            .filter(|answer| answer.driver_up == Some(false));
+        blind
+            .filter_map(|answer| self.pods.iter().find(|pod| full_name(pod) == answer.pod))
+            .map(|pod| text(pod, "/spec/nodeName"))
+            .collect()
+    }
+
     /// Nodes with what they report; those that report no card are left out.
     fn reports(&self) -> Result<Vec<Report>, Finding> {
         self.read(&["nodes"])?;
@@ -155,9 +167,14 @@ pub(super) fn allocatable(facts: &ClusterFacts) -> Judged {
                 .and_then(|all| all.get(&resource)),
         )
     };
+    // Without a driver there is nothing to offer: that is another check's.
+    let blind = facts.without_driver();
+    if nodes.iter().all(|node| blind.contains(&name(node))) {
+        return Err(skip("no agent sees a driver (VGPU-K46)"));
+    }
     let wrong: Vec<&str> = nodes
         .iter()
-        .filter(|node| of(node) == 0)
+        .filter(|node| of(node) == 0 && !blind.contains(&name(node)))
         .map(|node| name(node))
         .collect();
     if wrong.is_empty() {
@@ -188,7 +205,15 @@ pub(super) fn registered(facts: &ClusterFacts) -> Judged {
         row.and_then(|row| row.keys.register.as_deref()),
         facts.with_agent(),
     ) {
-        let silent = nodes.iter().filter(|node| annotation(node, key).is_empty());
+        let offers = |node: &Value| {
+            amount(
+                node.pointer("/status/allocatable")
+                    .and_then(|all| all.get(&resource)),
+            ) > 0
+        };
+        let silent = nodes
+            .iter()
+            .filter(|node| annotation(node, key).is_empty() && offers(node));
         wrong.extend(silent.map(|node| format!("{}: there is no annotation {key}", name(node))));
     }
     if wrong.is_empty() {
@@ -371,6 +396,31 @@ pub(super) fn metrics(facts: &ClusterFacts) -> Judged {
         return Ok(ok(format!("{} ports of agents", facts.metrics.len())));
     }
     Ok(fail(several(&wrong)))
+}
+
+pub(super) fn driver_seen(facts: &ClusterFacts) -> Judged {
+    facts.need("agent")?;
+    let asked: Vec<_> = facts
+        .metrics
+        .iter()
+        .filter(|answer| answer.driver_up.is_some())
+        .collect();
+    if asked.is_empty() {
+        return Err(skip("no agent said so (VGPU-K35)"));
+    }
+    let mut wrong: Vec<&str> = asked
+        .iter()
+        .filter(|answer| answer.driver_up == Some(false))
+        .map(|answer| answer.pod.as_str())
+        .collect();
+    wrong.dedup();
+    if wrong.is_empty() {
+        return Ok(ok(format!("{} answers of agents", asked.len())));
+    }
+    Ok(fail(format!(
+        "{} says that no driver answers",
+        several(&wrong)
+    )))
 }
 
 pub(super) fn no_locks(facts: &ClusterFacts) -> Judged {

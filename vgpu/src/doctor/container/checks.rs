@@ -129,6 +129,12 @@ pub(in crate::doctor) const CHECKS: &[Check<ContainerFacts>] = &[
         cure: "ask for more nvidia.com/gpumem: a context alone takes some hundred MiB",
         judge: room_for_a_context,
     },
+    Check {
+        id: "VGPU-C21",
+        title: "the image has what the library needs",
+        cure: "deliver the released library, which needs glibc alone (cargo xtask dist): with a missing one no program of the container starts",
+        judge: nothing_missing,
+    },
 ];
 
 /// A context, and little beside it.
@@ -535,6 +541,22 @@ fn not_privileged(facts: &ContainerFacts) -> Judged {
         }
         Some(held) => Ok(ok(format!("CapEff is {held:016x}"))),
     }
+}
+
+fn nothing_missing(facts: &ContainerFacts) -> Judged {
+    facts.has_limits()?;
+    facts.on_glibc()?;
+    facts
+        .preload()
+        .and_then(|(path, _)| facts.libraries.get(path)?.as_ref())
+        .ok_or_else(|| skip("no library of ours is preloaded (VGPU-C07, VGPU-C08)"))?;
+    if facts.missing.is_empty() {
+        return Ok(ok("nothing is missing"));
+    }
+    Ok(fail(format!(
+        "the usual directories lack {}",
+        several(&facts.missing)
+    )))
 }
 
 fn room_for_a_context(facts: &ContainerFacts) -> Judged {

@@ -5,7 +5,9 @@ use vgpu_abi::size::Size;
 
 use super::{Driver, NodeFacts, PLUGINS, POD_RESOURCES, PORTS, flag, is_exporter, is_plugin};
 use crate::doctor::check::{Check, Finding, Judged, fail, ok, several, skip, warn};
+use crate::doctor::elf::is_of_glibc;
 use crate::doctor::proc::Process;
+use crate::doctor::root::Mount;
 
 /// In the order of their ids.
 pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
@@ -171,6 +173,12 @@ pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
         cure: "mount the node's /var/run/cdi into the agent's pod, writable; or give it --manner=mounts",
         judge: manner,
     },
+    Check {
+        id: "VGPU-N28",
+        title: "the library that is installed needs glibc alone",
+        cure: "install the released library (cargo xtask dist): this one keeps every program from starting in images that lack what it needs",
+        judge: library_frugal,
+    },
 ];
 
 /// Less free room than this, in hundredths or in bytes, is said.
@@ -228,6 +236,16 @@ impl NodeFacts {
             .and_then(|config| config.resource.as_deref())
             .filter(|name| !name.is_empty())
             .unwrap_or("nvidia.com/gpu")
+    }
+
+    /// In a pod, what is not there may only not be mounted.
+    fn not_in_pod(&self, what: &str) -> Result<(), Finding> {
+        if self.in_pod {
+            return Err(skip(format!(
+                "{what} in this pod: look on the node, or in the agent's container plugin"
+            )));
+        }
+        Ok(())
     }
 
     /// How the agent tells the runtime, where it was told.
@@ -435,6 +453,9 @@ fn kubelet_sockets(facts: &NodeFacts) -> Judged {
     if missing.is_empty() {
         return Ok(ok(format!("{PLUGINS}/kubelet.sock, {POD_RESOURCES}")));
     }
+    if facts.plugin_sockets.is_none() {
+        facts.not_in_pod("the kubelet's directories are not mounted")?;
+    }
     Ok(fail(several(&missing)))
 }
 
@@ -518,15 +539,21 @@ fn state_persistent(facts: &NodeFacts) -> Judged {
         "{} lies on {} ({})",
         facts.state_path, mount.point, mount.kind
     );
-    if matches!(mount.kind.as_str(), "tmpfs" | "ramfs" | "overlay") {
-        return Ok(fail(said));
+    let passing = |mount: &Mount| matches!(mount.kind.as_str(), "tmpfs" | "ramfs" | "overlay");
+    if !passing(mount) {
+        return Err(ok(said));
     }
-    Ok(ok(said))
+    // A node that forgets everything forgets its containers, too.
+    if mount.kind != "overlay" && facts.kubelet_mount.as_ref().is_some_and(passing) {
+        return Err(ok(format!("{said}, and so does what the kubelet knows")));
+    }
+    Ok(fail(said))
 }
 
 fn state_room(facts: &NodeFacts) -> Judged {
     facts.has_state()?;
     if let Some(mount) = facts.state_mount.as_ref().filter(|mount| mount.read_only) {
+        facts.not_in_pod("the state directory is mounted read-only")?;
         return Err(fail(format!("{} is mounted read-only", mount.point)));
     }
     let disk = facts
@@ -696,6 +723,12 @@ fn no_leftovers(facts: &NodeFacts) -> Judged {
 }
 
 fn all_managed(facts: &NodeFacts) -> Judged {
+    if facts.cuda_processes == 0 && facts.closed_processes > 0 {
+        return Err(skip(format!(
+            "{} processes may not be looked into from here: that takes root with CAP_SYS_PTRACE (the agent's container exporter has it)",
+            facts.closed_processes
+        )));
+    }
     if facts.unmanaged.is_empty() {
         return Ok(ok(format!(
             "{} processes with a CUDA driver are seen from here",
@@ -756,11 +789,29 @@ fn mig_strategy(facts: &NodeFacts) -> Judged {
     )))
 }
 
+fn library_frugal(facts: &NodeFacts) -> Judged {
+    facts.has_state()?;
+    let wrong: Vec<String> = facts
+        .libraries
+        .iter()
+        .filter_map(|(name, library)| {
+            let needs = library.as_ref()?.needs.iter();
+            let more: Vec<&String> = needs.filter(|needed| !is_of_glibc(needed)).collect();
+            (!more.is_empty()).then(|| format!("{name} needs {}", several(&more)))
+        })
+        .collect();
+    if wrong.is_empty() {
+        return Ok(ok(format!("{} libraries", facts.libraries.len())));
+    }
+    Ok(warn(several(&wrong)))
+}
+
 fn manner(facts: &NodeFacts) -> Judged {
     facts.plugin()?;
     let groups = if facts.cgroup2 { 2 } else { 1 };
     let told = facts.told_manner().unwrap_or_else(|| String::from("auto"));
     if told != "mounts" && !facts.cdi_directory.directory {
+        facts.not_in_pod("the directory for CDI specs is not mounted")?;
         return Ok(fail(format!(
             "--manner={told}, and the directory for CDI specs is not there (cgroup version {groups})"
         )));
