@@ -110,7 +110,11 @@ impl<S: Sources> Collector<S> {
     pub async fn look_at(&self, now: Duration) -> Result<Looked, String> {
         // What is given from here on is not judged by answers from before.
         let delivery = Arc::clone(&self.delivery);
-        let moment = blocking(move || delivery.moment()).await?;
+        let moment = blocking(move || {
+            trim(&delivery);
+            delivery.moment()
+        })
+        .await?;
         let asked = tokio::join!(self.sources.in_use(), self.sources.pods());
         let (in_use, pods) = match asked {
             (Ok(in_use), Ok(pods)) => (in_use, pods),
@@ -149,6 +153,20 @@ impl<S: Sources> Collector<S> {
             .iter()
             .filter(|(_, since)| now.saturating_sub(**since) >= self.grace);
         over.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// Whether or not anybody can be asked: a disk that is filled up waits for nobody.
+fn trim(delivery: &Delivery) {
+    for (name, cut) in delivery.trim() {
+        match cut {
+            Ok(bytes) => {
+                tracing::warn!(%name, bytes, "a container has made its usage region longer; it was cut back")
+            }
+            Err(error) => {
+                tracing::warn!(%name, %error, "a container has made its usage region longer")
+            }
+        }
     }
 }
 

@@ -514,6 +514,16 @@ impl Delivery {
         books.iter().map(pair).collect()
     }
 
+    /// Cuts back regions that their containers have made longer, and says whose.
+    pub(crate) fn trim(&self) -> Vec<(Name, Result<u64, DeliveryError>)> {
+        let names = self.books.lock().names();
+        let cut = |name: Name| match place::trim(&self.root, &name) {
+            Ok(0) => None,
+            cut => Some((name, cut)),
+        };
+        names.into_iter().filter_map(cut).collect()
+    }
+
     /// Those of whom both sources say that their pods are gone count for no card any more.
     pub(crate) fn gone(&self, names: &BTreeSet<Name>, moment: u64) {
         self.books.lock().gone(names, moment);

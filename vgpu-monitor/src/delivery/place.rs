@@ -13,6 +13,7 @@ use nix::fcntl::{AT_FDCWD, FcntlArg, OFlag, fcntl};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use supervisor::instance::{Instance, LABELS, LIMITS, REGION, TARGETS};
 use supervisor::view;
+use vgpu_abi::layout::RegionLayout;
 use vgpu_abi::limits::{FileError, Limits, LimitsFile};
 use vgpu_abi::targets::TargetsFile;
 
@@ -252,6 +253,30 @@ fn is_locked(region: &File) -> bool {
     };
     let asked = fcntl(region, FcntlArg::F_OFD_GETLK(&mut lock));
     asked.is_err() || lock.l_type != none
+}
+
+/// Cuts a region back that its container has made longer: it is the one file of ours that a tenant can let grow, on
+/// the node's disk. What the library has mapped is before that end. Says how many bytes were cut.
+pub(super) fn trim(root: &Path, name: &Name) -> Result<u64, DeliveryError> {
+    let path = root.join(&name.0).join(REGION);
+    let end = size_of::<RegionLayout>() as u64;
+    let is = match fs::symlink_metadata(&path) {
+        Ok(is) if is.is_file() && is.len() > end => is,
+        Ok(_) => return Ok(0),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(failed("look at", path)(error)),
+    };
+    if is.mode() & 0o600 != 0o600 {
+        // Its container has closed it; a name of ours is not followed anywhere else.
+        fs::set_permissions(&path, Permissions::from_mode(REGION_MODE))
+            .map_err(failed("set the mode of", &path))?;
+    }
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let mut options = fs::OpenOptions::new();
+    let file = options.write(true).custom_flags(flags.bits()).open(&path);
+    let file = file.map_err(failed("open", &path))?;
+    file.set_len(end).map_err(failed("cut", &path))?;
+    Ok(is.len() - end)
 }
 
 /// Takes a container's directory away.

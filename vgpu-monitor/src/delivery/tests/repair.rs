@@ -163,3 +163,26 @@ fn what_another_release_wrote_is_left_alone() {
         Err(FileError::NewerVersion { found: 9, .. })
     ));
 }
+
+#[test]
+fn a_region_that_its_container_lets_grow_is_cut_back_and_nothing_in_it_is_lost() {
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Cdi);
+    for pod in ["a", "b"] {
+        delivery.give(&name(pod), &given(pod, GIB)).unwrap();
+    }
+    let path = node.container(&name("a"), "region");
+    let before = std::fs::read(&path).unwrap();
+    let living = lock(&path);
+    living.set_len(1 << 30).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
+
+    let cut = delivery.trim();
+
+    let [(who, Ok(bytes))] = &cut[..] else {
+        panic!("{cut:?}")
+    };
+    assert_eq!((who, *bytes), (&name("a"), (1 << 30) - before.len() as u64));
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert!(delivery.trim().is_empty());
+}
