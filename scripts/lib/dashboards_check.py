@@ -2,9 +2,9 @@
 brings. Each must return series.
 
 Called with the folder of the binaries and a working folder, on simulated GPUs (`vgpu sim`). It starts containers that
-use, wait, are refused and idle; the exporter; the scheduler on an embedded cluster with pods that are placed, wait and
+use, wait, are refused and idle; the exporter and the device plugin; the scheduler on an embedded cluster with pods that are placed, wait and
 are refused; the webhook against that cluster; and a Prometheus that scrapes them and evaluates the chart's rules. What
-only a node with a kubelet shows (device plugin, health) is served from recorded-agent.txt.
+only a node with a kubelet shows is served from recorded-agent.txt.
 
 Listens on loopback only, and ends what it started.
 """
@@ -84,21 +84,26 @@ def check(binaries, work, ends):
     os.mkdir(board, 0o755)
     containers(ends, binaries, board)
     agent = listens(ends, work, "agent", [
-        f"{binaries}/vgpu-monitor", "--root", board, "--metrics-addr", "127.0.0.1:0", "--node-name", "check"])
+        f"{binaries}/vgpu-monitor", "--root", board, "--metrics-addr", "127.0.0.1:0", "--node-name", "check",
+        "--attest=report"])
+    # A collector that is away: what is dropped is counted, and nothing else suffers.
+    away = ["--otlp-endpoint", "http://127.0.0.1:9"]
     scheduler = listens(ends, work, "scheduler", [
         f"{binaries}/vgpu-scheduler", "--embedded", state(work), "--http_bind", "127.0.0.1:0", "--log", "info",
-        "--reservation-timeout", "1s"])
+        "--reservation-timeout", "1s", *away])
     client = Client(f"http://{scheduler}")
     wait_for("the scheduler to be ready", client.ready)
     reviews, figures = webhook(ends, binaries, work, scheduler)
     asks = Asks(client, reviews)
     asks.some()
     ends.callback(asks.stop)
-    targets = [agent, scheduler, figures, recorded(ends)]
+    targets = [agent, scheduler, figures, plugin(ends, binaries, work), recorded(ends)]
     ask = start_prometheus(ends, work, targets, glob.glob(f"{CHART}/rules/*.yaml"))
     subprocess.run([f"{binaries}/vgpu", "set", "--board", board, "holds", "--gpumem", "256Mi"], check=True,
                    capture_output=True, timeout=60)
 
+    faults = Faults(binaries)
+    ends.callback(faults.stop)
     queries = list(panels()) + list(variables()) + list(rules(ask))
     left = dict(queries)
     last = {}
@@ -177,6 +182,31 @@ def webhook(ends, binaries, work, cluster):
     command = [f"{binaries}/vgpu-webhook", "--kubeconfig", config, "--namespace", "vgpu-system", "--identity", "one",
                "--http_bind", "127.0.0.1:0", "--metrics-bind-address", "127.0.0.1:0"]
     return listens(ends, work, "webhook", command, 2)
+
+
+def plugin(ends, binaries, work):
+    """The device plugin: without a kubelet it registers the node's cards and watches their health."""
+    return listens(ends, work, "plugin", [
+        f"{binaries}/vgpu-monitor", "plugin", "--node-name", "check", "--state-dir", f"{work}/state", "--cdi-dir",
+        f"{work}/cdi", "--kubelet-dir", f"{work}/kubelet", "--kubeconfig", f"{work}/kubeconfig", "--namespace",
+        "vgpu-system", "--manner", "cdi", "--library", f"{binaries}/libvgpu.so", "--metrics-addr", "127.0.0.1:0",
+        "--node-config-file", f"{work}/none.json"])
+
+
+class Faults:
+    """A GPU that meets a hardware fault again and again, and a program's own on another."""
+
+    def __init__(self, binaries):
+        self.command, self.ended = f"{binaries}/sim-fault", threading.Event()
+        threading.Thread(target=self.go_on, daemon=True).start()
+
+    def go_on(self):
+        while not self.ended.wait(1):
+            for fault in ("xid:1=48", "xid:0=31"):
+                subprocess.run([self.command, fault], capture_output=True, timeout=10, check=True)
+
+    def stop(self):
+        self.ended.set()
 
 
 class Asks:
