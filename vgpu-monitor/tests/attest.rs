@@ -2,6 +2,12 @@
 //! is silent. The programs run in mount namespaces of their own with what the agent mounts into a container, on the
 //! simulated driver, whose libraries hold device files open. Which pod a process is in comes from a `/proc` that is the
 //! real one but for the control groups.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test: a panic is its answer, and what it met is printed"
+)]
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};

@@ -1,5 +1,10 @@
 //! Health on the simulated board: what goes wrong there while the agent runs, the verdict on each card, who is told,
 //! and how a card comes back. Each test is a process of its own, since a board is chosen by the environment.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test: a panic is its answer, and what it met is printed"
+)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

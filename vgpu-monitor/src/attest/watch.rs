@@ -6,6 +6,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
+
 use super::look::{Eyes, Facts, Ours};
 use super::verdict::{self, Ground, Judged, Reason, Verdict};
 
@@ -14,7 +16,7 @@ use super::verdict::{self, Ground, Judged, Reason, Verdict};
 pub struct Pace {
     /// Processes are listed this often.
     pub every: Duration,
-    /// Looks of one turn take about this long at most.
+    /// Looks of one turn take about this much processor time at most.
     pub turn: Duration,
     /// A process without a GPU is looked at again after this.
     pub idle: Duration,
@@ -43,6 +45,12 @@ impl Default for Pace {
 const COST_PART: u32 = 200;
 /// What began less than this ago is looked at again soon: a program opens its GPU some seconds after its start.
 const YOUNG: Duration = Duration::from_secs(60);
+
+/// Processor time that this thread has had: on a busy node, waiting for it is no cost.
+fn spent() -> Duration {
+    let spent = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
+    spent.map(Duration::from).unwrap_or_default()
+}
 
 /// A process that holds a GPU.
 #[derive(Debug, Clone)]
@@ -128,10 +136,10 @@ impl Watch {
             }
         }
         due.sort_unstable();
-        let begun = Instant::now();
+        let begun = spent();
         for (_, _, pid) in due {
             self.look(pid, now, ours, ground, named.contains(&pid));
-            if begun.elapsed() >= self.pace.turn {
+            if spent().saturating_sub(begun) >= self.pace.turn {
                 break;
             }
         }
@@ -161,7 +169,7 @@ impl Watch {
     }
 
     fn look(&mut self, pid: u32, now: Instant, ours: &Ours, ground: &Ground, named: bool) {
-        let begun = Instant::now();
+        let begun = spent();
         let Some((started, kernel)) = self.eyes.begun(pid) else {
             self.seen.remove(&pid);
             return;
@@ -192,7 +200,7 @@ impl Watch {
             None if young => self.pace.bad,
             None => self.pace.idle,
         };
-        let cost = begun.elapsed().saturating_mul(COST_PART);
+        let cost = spent().saturating_sub(begun).saturating_mul(COST_PART);
         let seen = Seen {
             started,
             kernel,

@@ -10,7 +10,7 @@ use super::identity::Refusal;
 use crate::card::Inventory;
 
 /// What each pod was given: claims by uid, in the order of their containers.
-pub fn by_pod<'a>(allotments: &'a [Allotment]) -> BTreeMap<&'a str, Vec<&'a Claim>> {
+pub fn by_pod(allotments: &[Allotment]) -> BTreeMap<&str, Vec<&Claim>> {
     let mut pods: BTreeMap<&str, Vec<&Claim>> = BTreeMap::new();
     for allotment in allotments {
         if let Some(claim) = &allotment.claim {
