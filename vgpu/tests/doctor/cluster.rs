@@ -542,6 +542,15 @@ const FAULTS: &[Fault<Source>] = &[
             "gpu-9",
         );
     }),
+    broken(
+        "VGPU-K41",
+        "fail",
+        "a node without CDI, and nobody says which cards",
+        |source| {
+            object(source, "nodes", "gpu-1")["status"]["nodeInfo"]["containerRuntimeVersion"] =
+                "containerd://1.7.27".into();
+        },
+    ),
     seen(
         "VGPU-K46",
         "fail",

@@ -249,7 +249,7 @@ pub(in crate::doctor) const CHECKS: &[Check<ClusterFacts>] = &[
     Check {
         id: "VGPU-K41",
         title: "the nodes' container runtimes can be told what a container gets",
-        cure: "use containerd 1.6 or newer (2 for CDI), or CRI-O 1.28; with older ones set --manner=mounts and NVIDIA's runtime as the default",
+        cure: "use containerd 1.6 or newer (2 for CDI), or CRI-O 1.28; without CDI set webhook.devicesByAnnotation=true, and NVIDIA's runtime as the default or devicePlugin.podRuntimeClassName",
         judge: nodes::runtimes,
     },
     Check {

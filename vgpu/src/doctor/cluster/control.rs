@@ -41,6 +41,14 @@ impl ClusterFacts {
             .map_err(|_| skip(format!("/version says {:?}", self.version.to_string())))
     }
 
+    /// Whether it is a DaemonSet that no node is for: then it is not missing.
+    fn is_for_no_node(&self, part: &str) -> bool {
+        self.daemonsets.iter().any(|set| {
+            is_part(set, part)
+                && set.pointer("/status/desiredNumberScheduled") == Some(&Value::from(0))
+        })
+    }
+
     /// Every entry of our webhook configurations.
     fn entries(&self) -> Result<Vec<&Value>, Finding> {
         self.read(&["webhooks"])?;
@@ -84,17 +92,18 @@ impl ClusterFacts {
     fn kube_scheduler(&self) -> Result<Value, Finding> {
         self.home()?;
         self.read(&["configmaps"])?;
-        for map in &self.configmaps {
-            let data = map.pointer("/data").and_then(Value::as_object);
-            let texts = data
-                .into_iter()
-                .flatten()
-                .filter_map(|(_, text)| text.as_str());
-            for text in texts.filter(|text| text.contains("KubeSchedulerConfiguration")) {
-                return serde_saphyr::from_str(text).map_err(|error| {
-                    fail(format!("ConfigMap {} is no YAML: {error}", full_name(map)))
-                });
-            }
+        let found = self.configmaps.iter().find_map(|map| {
+            let data = map.pointer("/data")?.as_object()?;
+            let mut texts = data.values().filter_map(Value::as_str);
+            Some((
+                map,
+                texts.find(|text| text.contains("KubeSchedulerConfiguration"))?,
+            ))
+        });
+        if let Some((map, text)) = found {
+            return serde_saphyr::from_str(text).map_err(|error| {
+                fail(format!("ConfigMap {} is no YAML: {error}", full_name(map)))
+            });
         }
         Err(skip(
             "no ConfigMap with a KubeSchedulerConfiguration is in the namespace: another scheduler asks",
@@ -135,7 +144,7 @@ pub(super) fn installed(facts: &ClusterFacts) -> Judged {
     facts.read(&["pods"])?;
     let missing: Vec<&str> = PARTS
         .into_iter()
-        .filter(|part| facts.pods_of(part).is_empty())
+        .filter(|part| facts.pods_of(part).is_empty() && !facts.is_for_no_node(part))
         .collect();
     if missing.is_empty() {
         return Ok(ok(format!("in namespace {}", facts.home()?)));

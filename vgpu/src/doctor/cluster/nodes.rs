@@ -458,6 +458,11 @@ pub(super) fn runtimes(facts: &ClusterFacts) -> Judged {
         .iter()
         .find_map(|pod| flag(pod, "--manner"))
         .unwrap_or("auto");
+    // Without CDI a container's cards come by a variable that the webhook puts in.
+    let annotates = facts
+        .pods_of("webhook")
+        .iter()
+        .any(|pod| flag(pod, "--devices-by-annotation").is_some_and(|value| value != "false"));
     let mut wrong = Vec::new();
     let mut said: Vec<String> = Vec::new();
     for node in &nodes {
@@ -475,10 +480,15 @@ pub(super) fn runtimes(facts: &ClusterFacts) -> Judged {
             "cri-o" => "mounts",
             _ => "none",
         };
+        let by_mounts = manner == "mounts" || told == "mounts";
         match (told, manner) {
             (_, "none") => wrong.push(format!("{}: {runtime} is not known to work", name(node))),
             ("cdi", "mounts") => wrong.push(format!(
                 "{}: {runtime} has no CDI, and the agent has --manner=cdi",
+                name(node)
+            )),
+            _ if by_mounts && !annotates => wrong.push(format!(
+                "{}: {runtime} gets cards by a variable, and the webhook has no --devices-by-annotation=true",
                 name(node)
             )),
             ("mounts", _) => said.push(format!("{runtime}: mounts")),

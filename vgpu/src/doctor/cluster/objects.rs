@@ -100,6 +100,11 @@ pub(super) fn is_over(pod: &Value) -> bool {
     matches!(text(pod, "/status/phase"), "Succeeded" | "Failed")
 }
 
+/// Whether somebody has deleted it.
+pub(super) fn is_leaving(pod: &Value) -> bool {
+    !text(pod, "/metadata/deletionTimestamp").is_empty()
+}
+
 /// All containers of a pod, init containers first.
 pub(super) fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
     items(pod, "/spec/initContainers").chain(items(pod, "/spec/containers"))
@@ -146,7 +151,7 @@ impl ClusterFacts {
     pub(super) fn pods_of(&self, part: &str) -> Vec<&Value> {
         self.pods
             .iter()
-            .filter(|pod| is_part(pod, part) && !is_over(pod))
+            .filter(|pod| is_part(pod, part) && !is_over(pod) && !is_leaving(pod))
             .collect()
     }
 

@@ -181,9 +181,11 @@ pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
     },
 ];
 
-/// Less free room than this, in hundredths or in bytes, is said.
-const LITTLE_PERCENT: u64 = 5;
+/// Less free room than this does not do for long.
 const LITTLE_BYTES: u64 = 64 << 20;
+/// Less free room than both of these, in hundredths and in bytes, is said.
+const SOME_PERCENT: u64 = 5;
+const SOME_BYTES: u64 = 4 << 30;
 /// CUDA versions whose drivers the library was tested with, as the driver counts them.
 const CUDA_KNOWN: std::ops::Range<i32> = 11_000..14_000;
 
@@ -564,7 +566,8 @@ fn state_room(facts: &NodeFacts) -> Judged {
     if disk.free_bytes < LITTLE_BYTES || (disk.files > 0 && disk.free_files < 100) {
         return Err(fail(format!("{said}, {} files", disk.free_files)));
     }
-    if disk.free_bytes.saturating_mul(100) < disk.bytes.saturating_mul(LITTLE_PERCENT) {
+    let percent = disk.bytes.saturating_mul(SOME_PERCENT) / 100;
+    if disk.free_bytes < percent.min(SOME_BYTES) {
         return Err(warn(said));
     }
     Ok(ok(said))
