@@ -109,7 +109,8 @@ pub(super) fn repair(
     step();
     repair_targets(&instance)?;
     step();
-    repair_region(&instance, limits)?;
+    let was_given = before.is_some_and(|before| !before.devices.is_empty());
+    repair_region(&instance, limits, was_given)?;
     step();
     let file = path.join(LABELS);
     let text = text(record);
@@ -171,7 +172,11 @@ fn unfit(path: &Path) -> impl FnOnce(FileError) -> DeliveryError {
     }
 }
 
-fn repair_region(instance: &Instance, limits: &Limits) -> Result<(), DeliveryError> {
+fn repair_region(
+    instance: &Instance,
+    limits: &Limits,
+    was_given: bool,
+) -> Result<(), DeliveryError> {
     let path = instance.path().join(REGION);
     let is_there = fs::symlink_metadata(&path).is_ok();
     if is_there && is_whole(instance, limits) {
@@ -187,7 +192,10 @@ fn repair_region(instance: &Instance, limits: &Limits) -> Result<(), DeliveryErr
         tracing::warn!(path = %path.display(), "the usage region is not as it was made, and in use: it stays");
         return Ok(());
     }
-    tracing::warn!(path = %path.display(), "the usage region is not as it was made: it is made anew");
+    // One that was made before anything was given knows no device, which is as it should be.
+    if was_given {
+        tracing::warn!(path = %path.display(), "the usage region is not as it was made: it is made anew");
+    }
     files::remove(&path)?;
     step();
     instance.make_region(limits, REGION_MODE)?;
