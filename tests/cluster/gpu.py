@@ -13,6 +13,7 @@ for each, and knows nothing of limits.
     drop           frees what it took last
     nvml           total and used bytes of every GPU, as NVML says them
     busy=SECONDS   keeps the GPU busy so long; prints how many kernels ran
+    wait=SECONDS   does nothing so long
     hold           waits to be killed
 """
 import sys
@@ -87,6 +88,8 @@ def main():
                 said = nvml()
             elif name == "busy":
                 said = busy(float(value))
+            elif name == "wait":
+                said = time.sleep(float(value)) or "waited"
             elif name == "hold":
                 print("hold", flush=True)
                 while True:

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use nix::unistd::Pid;
 use serde_json::json;
@@ -52,8 +53,9 @@ fn used(world: &World) -> u64 {
 /// No card is promised to more than it has, and every pod with a GPU has what it was promised.
 async fn nothing_is_given_twice(world: &World) {
     let mut promised: BTreeMap<String, u64> = BTreeMap::new();
-    for pod in world.pods().list(&ListParams::default()).await.unwrap() {
-        for (uuid, memory) in devices(&pod) {
+    let pods = world.pods().list(&ListParams::default()).await.unwrap();
+    for pod in pods.items.iter().filter(|pod| !has_ended(pod)) {
+        for (uuid, memory) in devices(pod) {
             *promised.entry(uuid).or_default() += memory;
         }
     }
@@ -67,6 +69,14 @@ async fn nothing_is_given_twice(world: &World) {
     }
 }
 
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Failed" | "Succeeded"))
+}
+
 /// A pod that is asked for now runs, with its share.
 async fn a_new_pod_runs(world: &World, name: &str) {
     let words = ["total", "hold"];
@@ -76,18 +86,49 @@ async fn a_new_pod_runs(world: &World, name: &str) {
     nothing_is_given_twice(world).await;
 }
 
+/// A pod that reached the kubelet while no plugin was there runs, or the kubelet has refused it for good: that is the
+/// kubelet's own way, and whoever owns the pod (a Deployment, a Job) makes another.
+async fn is_judged(world: &World, name: &str) {
+    world
+        .until(name, "runs, or is refused by the kubelet", |pod| {
+            let status = pod.status.as_ref();
+            let refused = status.and_then(|status| status.reason.as_deref());
+            is_ready(pod) || refused == Some("UnexpectedAdmissionError")
+        })
+        .await;
+    nothing_is_given_twice(world).await;
+}
+
 #[test]
 fn the_agent_killed() {
     within(async |world| {
         let witness = Witness::start(world, "witness").await;
 
+        let before = agent_run(world).await;
         agent::kill_contained("vgpu-monitor");
         // Asked for while nobody serves the kubelet.
-        a_new_pod_runs(world, "meanwhile").await;
+        world
+            .make_pod(gpu_pod("meanwhile", &share(1500), &["total", "hold"]))
+            .await;
+        is_judged(world, "meanwhile").await;
+        world
+            .eventually("the agent serves the kubelet again", async || {
+                let (run, ready) = agent_run(world).await?;
+                (ready && Some(run) != before.clone().map(|before| before.0)).then_some(())
+            })
+            .await;
+        a_new_pod_runs(world, "afterwards").await;
 
         witness.is_unharmed(world).await;
-        world.is_whole().await;
     });
+}
+
+/// The present run of the agent's plugin, and whether its pod is ready: it is then registered with the kubelet.
+async fn agent_run(world: &World) -> Option<(String, bool)> {
+    let label = ListParams::default().labels("app.kubernetes.io/component=agent");
+    let pods = world.system().list(&label).await.ok()?.items;
+    let pod = pods.first()?;
+    Some((run_of(pod, "plugin")?, is_ready(pod)))
 }
 
 #[test]
@@ -154,15 +195,7 @@ fn the_kubelet_killed() {
         world.make_pod(pending).await;
         kubelet.start();
         world.is_whole().await;
-        world
-            .until("meanwhile", "is judged by the kubelet", |pod| {
-                let failed = pod
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.reason.as_deref());
-                is_ready(pod) || failed == Some("UnexpectedAdmissionError")
-            })
-            .await;
+        is_judged(world, "meanwhile").await;
         a_new_pod_runs(world, "afterwards").await;
 
         witness.is_unharmed(world).await;

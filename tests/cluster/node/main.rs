@@ -17,6 +17,8 @@ mod crowd;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod rules;
+#[cfg(test)]
 mod sharing;
 #[cfg(test)]
 mod waste;

@@ -56,6 +56,8 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
     runtime.block_on(async {
         let world = World::enter(run.into()).await;
         world.is_whole().await;
+        // What a test that failed has left.
+        world.empty().await;
         let began = Instant::now();
         tokio::time::timeout(4 * PATIENCE, test(&world))
             .await
@@ -233,6 +235,14 @@ impl World {
             .collect()
     }
 
+    /// What the agent's /metrics says on that port: 31993 is the exporter's, 31992 the plugin's.
+    pub(crate) async fn metrics(&self, port: u16) -> Option<String> {
+        let label = ListParams::default().labels("app.kubernetes.io/component=agent");
+        let pods = self.system().list(&label).await.ok()?.items;
+        let address = pods.first()?.status.as_ref()?.pod_ip.clone()?;
+        run(Command::new("curl").args(["-sSf", &format!("http://{address}:{port}/metrics")])).ok()
+    }
+
     pub(crate) async fn remove(&self, pod: &str) {
         drop(self.pods().delete(pod, &DeleteParams::default()).await.ok());
         self.eventually(&format!("{pod} is gone"), async || {
@@ -264,6 +274,8 @@ impl World {
     /// No pod of a test is left, nor anything that one had on a GPU.
     async fn empty(&self) {
         self.kubectl(&["delete", "pods", "--all", "--wait=false", "-n", "default"])
+            .unwrap();
+        self.kubectl(&["delete", "namespace", "strict", "--ignore-not-found"])
             .unwrap();
         self.eventually("no pod of the test is left", async || {
             let left = self.pods().list(&ListParams::default()).await.ok()?;

@@ -1,0 +1,166 @@
+//! What tenants may and may not: forged annotations, GPUs past their limits, namespaces that forbid much.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
+
+use crate::world::{devices, gpu_pod, run_of, share, within};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_user_who_edits_annotations_changes_nothing_that_the_container_has() {
+    within(async |world| {
+        let words = ["total", "hold"];
+        world
+            .make_pod(gpu_pod("edited", &share(2000), &words))
+            .await;
+        let pod = world.until_ready("edited").await;
+        let given = devices(&pod);
+        world
+            .kubectl(&[
+                "create",
+                "rolebinding",
+                "tenant-edits",
+                "--clusterrole=edit",
+                "--user=tenant",
+                "-n",
+                "default",
+            ])
+            .ok();
+        let tenant: Api<Pod> = Api::default_namespaced(world.client_of("tenant").await);
+
+        let more = format!("{},NVIDIA,16000,0:;", given[0].0);
+        for (key, value) in [
+            ("hami.io/vgpu-devices-allocated", more.as_str()),
+            ("hami.io/vgpu-devices-to-allocate", more.as_str()),
+            ("hami.io/bind-phase", "allocating"),
+            ("hami.io/vgpu-node", "another"),
+        ] {
+            let edit = json!({"metadata": {"annotations": {key: value}}});
+            let answer = tenant
+                .patch("edited", &PatchParams::default(), &Patch::Merge(edit))
+                .await;
+            let refused = answer.expect_err(key).to_string();
+            assert!(refused.contains(key), "{refused}");
+        }
+        // What is not the scheduler's is the user's own.
+        let own = json!({"metadata": {"annotations": {"example.com/note": "mine"}}});
+        drop(
+            tenant
+                .patch("edited", &PatchParams::default(), &Patch::Merge(own))
+                .await
+                .unwrap(),
+        );
+
+        let pod = world.until_ready("edited").await;
+        assert_eq!(devices(&pod), given);
+        crate::agent::kill_container(&pod, "work");
+        let before = run_of(&pod, "work");
+        let pod = world
+            .until("edited", "is started again", |pod| {
+                run_of(pod, "work") != before && crate::world::is_ready(pod)
+            })
+            .await;
+        assert_eq!(devices(&pod), given);
+        let said = world.said("edited", words.len()).await;
+        assert_eq!(said["total"], (2000 * MIB).to_string());
+    });
+}
+
+#[test]
+fn a_namespace_with_pod_security_baseline_takes_pods_with_gpus() {
+    within(async |world| {
+        let enforce = "pod-security.kubernetes.io/enforce=baseline";
+        world.kubectl(&["create", "namespace", "strict"]).ok();
+        world
+            .kubectl(&["label", "--overwrite", "namespace", "strict", enforce])
+            .unwrap();
+        let mut pod = gpu_pod(
+            "strict",
+            &share(1000),
+            &["total", "take=100", "wait=1", "take=700", "hold"],
+        );
+        pod["metadata"]["namespace"] = json!("strict");
+        let pods: Api<Pod> = Api::namespaced(world.client.clone(), "strict");
+        world
+            .eventually("the namespace has its account", async || {
+                let pod = serde_json::from_value(pod.clone()).unwrap();
+                pods.create(&Default::default(), &pod).await.ok()
+            })
+            .await;
+
+        let said = world
+            .eventually("it has said what it sees", async || {
+                let text = world.kubectl(&["logs", "-n", "strict", "strict"]).ok()?;
+                text.contains("hold").then_some(text)
+            })
+            .await;
+
+        assert!(said.contains(&format!("total {}", 1000 * MIB)), "{said}");
+        // Its context takes a part of the share: the whole share is more than it may take.
+        assert!(
+            said.contains("take=700 refused CUDA_ERROR_OUT_OF_MEMORY"),
+            "{said}"
+        );
+        // What baseline forbids it forbids as before.
+        let mut bad = gpu_pod("bad", &share(1000), &["hold"]);
+        bad["metadata"]["namespace"] = json!("strict");
+        bad["spec"]["hostPID"] = json!(true);
+        let bad = serde_json::from_value(bad).unwrap();
+        let refused = pods.create(&Default::default(), &bad).await.unwrap_err();
+        assert!(
+            refused.to_string().contains("hostPID")
+                || refused.to_string().contains("host namespaces"),
+            "{refused}"
+        );
+    });
+}
+
+#[test]
+fn a_process_that_holds_a_gpu_past_its_limits_is_reported() {
+    within(async |world| {
+        // What a pod itself writes is refused at the door.
+        let mut asks = gpu_pod("asks-for-all", &json!({}), &["hold"]);
+        asks["spec"]["runtimeClassName"] = json!("nvidia");
+        asks["spec"]["containers"][0]["env"] =
+            json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
+        if !world.has_cdi {
+            asks["spec"]
+                .as_object_mut()
+                .unwrap()
+                .remove("runtimeClassName");
+        }
+        let refused = world.try_pod(asks.clone()).await.unwrap_err();
+        assert!(refused.contains("NVIDIA_VISIBLE_DEVICES"), "{refused}");
+
+        // What its image says, nobody sees before it runs.
+        let container = &mut asks["spec"]["containers"][0];
+        container.as_object_mut().unwrap().remove("env");
+        container["image"] = json!("localhost/cuda-baked:1");
+        container["args"] = json!(["count", "take=1000", "hold"]);
+        asks["metadata"]["name"] = json!("baked");
+        world.make_pod(asks).await;
+        let said = world.said("baked", 3).await;
+        assert_eq!(said["count"], world.board.gpus().to_string());
+
+        let line = world
+            .eventually("the exporter counts it", async || {
+                let text = world.metrics(31993).await?;
+                let line = text.lines().find(|line| {
+                    line.starts_with("vgpu_node_unmanaged_processes{") && line.contains("baked")
+                })?;
+                Some(line.to_owned())
+            })
+            .await;
+        println!("{line}");
+        world
+            .eventually("an event says so", async || {
+                let events = world.events_of("baked").await;
+                events
+                    .into_iter()
+                    .find(|event| event.contains("GPU") && !event.starts_with("Failed"))
+            })
+            .await;
+    });
+}
