@@ -159,3 +159,55 @@ impl Standing {
         stand
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gap(bytes: u64, limit_bytes: u64) -> Gap {
+        Gap {
+            path: PathBuf::from("/c/a"),
+            device: 0,
+            uuid: String::from("GPU-1"),
+            bytes,
+            limit_bytes,
+            who: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_gap_is_told_when_it_is_large_and_stands() {
+        const GIB: u64 = 1 << 30;
+        let mut standing = Standing::default();
+        let mut told = |bytes: u64, limit: u64| standing.take(vec![gap(bytes, limit)]).len();
+
+        assert_eq!([told(GIB, 0), told(GIB, 0), told(GIB, 0)], [0, 0, 1]);
+        assert_eq!(told(GIB, 0), 1, "the teller knows what it has said");
+        // A twentieth of the limit is no gap, and begins the count anew.
+        assert_eq!(told(GIB, 40 * GIB), 0);
+        assert_eq!([told(GIB, 0), told(GIB, 0)], [0, 0]);
+        assert_eq!(standing.take(Vec::new()), []);
+        assert_eq!(standing.take(vec![gap(GIB, 0)]), []);
+    }
+
+    #[test]
+    fn what_nobody_of_ours_holds_is_named_by_card_and_process() {
+        let held = |pid, used_bytes| GpuProcess {
+            uuid: String::from("GPU-1"),
+            pid,
+            used_bytes,
+            utilization_percent: None,
+        };
+        let held = [
+            held(1, Some(5)),
+            held(2, Some(7)),
+            held(3, Some(9)),
+            held(4, None),
+        ];
+        let owners = Owners::from([(1, PathBuf::from("/c/a"))]);
+
+        let nobodys = nobodys(&held, &owners, &HashSet::from([2]));
+
+        assert_eq!(nobodys, BTreeMap::from([(("GPU-1", 3), 9)]));
+    }
+}

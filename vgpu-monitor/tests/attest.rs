@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use cuda_sim::{Board, Config};
 use embedded_cluster::Cluster as Api;
 use events::Events;
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::ListParams;
 use sha2::{Digest, Sha256};
 use supervisor::gpu::{Gpus, NvmlGpus};
@@ -55,7 +55,7 @@ struct World {
 
 impl World {
     /// Below this folder; with `asks`, the driver is asked, which the environment chooses.
-    fn new(folder: &Path, asks: bool) -> Self {
+    fn new(folder: &Path, asks: bool, policy: Policy) -> Self {
         let folder = folder.to_owned();
         let path = |name: &str| folder.join(name);
         // A user who is not root runs a program of it.
@@ -185,6 +185,9 @@ impl World {
         let state = serde_json::json!({
             "namespaces": [{ "metadata": { "name": "ml" } }, { "metadata": { "name": "default" } }],
             "pods": [{
+                "metadata": { "name": "escape", "namespace": "ml", "uid": POD },
+                "spec": { "nodeName": "n1", "containers": [{ "name": "main", "image": "i" }] },
+            }, {
                 "metadata": { "name": "guest", "namespace": "ml", "uid": OTHER },
                 "spec": { "nodeName": "n1", "containers": [{ "name": "c", "image": "i" }] },
             }],
@@ -203,7 +206,7 @@ impl World {
             devices: path("dev/nvidia").to_string_lossy().into_owned(),
             exempt_namespaces: ["trusted".to_owned()].into(),
             exempt_programs: ["raw".to_owned()].into(),
-            policy: Policy::Report,
+            policy,
             pace: Pace {
                 every: Duration::from_millis(20),
                 turn: Duration::from_secs(1),
@@ -555,6 +558,47 @@ fn told(world: &World, kind: &str, name: &str, text: &str) -> String {
     }
 }
 
+/// Who asked for no GPU of ours is not ours to evict.
+#[test]
+fn a_pod_that_asked_for_a_gpu_and_goes_past_its_limits_is_evicted() {
+    if !can_run() {
+        return;
+    }
+    let folder = folder();
+    let world = World::new(folder.path(), false, Policy::Evict { dry_run: false });
+    let mut running = Vec::new();
+    for pod in [OTHER, POD] {
+        let raw = Trick {
+            program: "raw",
+            pod,
+            ..trick("a static program", File, "", Blocked)
+        };
+        let started = start(&world, &raw);
+        let cgroup = format!("0::/kubepods/burstable/pod{pod}/{CONTAINER}\n");
+        world.show(started.pid, &cgroup);
+        assert!(world.row(started.pid).verdict.is_bad());
+        running.push(started);
+    }
+    told(&world, "Pod", "guest", "its pod asked for no GPU");
+    told(&world, "Pod", "escape", "of container main holds");
+    let pods: kube::Api<Pod> = kube::Api::namespaced(world.api.clone(), "ml");
+    let gone = |name: &str| {
+        let pod = world.runtime.block_on(pods.get_opt(name)).unwrap();
+        pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+    };
+    // Far beyond what it takes: only a broken agent reaches it.
+    let end = Instant::now() + Duration::from_secs(60);
+    while !gone("escape") {
+        assert!(Instant::now() < end, "not evicted: {:?}", world.events());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!gone("guest"));
+    for mut started in running {
+        drop(started.child.stdin.take());
+        started.child.wait().unwrap();
+    }
+}
+
 /// The library is asked as it should be, so that nothing is wrong with what the process has mapped; what it takes then is
 /// seen by what the driver says that it holds.
 #[test]
@@ -581,7 +625,7 @@ fn memory_past_the_books_is_seen_whoever_clears_them() {
         assert!(status.success(), "{status}");
         return;
     };
-    let world = World::new(&home, true);
+    let world = World::new(&home, true, Policy::Report);
     let driver = NvmlGpus::open().unwrap();
     for argument in ["mixed", "zero", "vanish"] {
         let trick = trick(argument, File, argument, Blocked);
@@ -637,7 +681,7 @@ fn each_trick_is_refused_or_named_and_none_is_silent() {
         return;
     }
     let folder = folder();
-    let world = World::new(folder.path(), false);
+    let world = World::new(folder.path(), false, Policy::Report);
     std::fs::copy(world.path("escape"), world.path("setuid")).unwrap();
     std::fs::set_permissions(world.path("setuid"), PermissionsExt::from_mode(0o4755)).unwrap();
     let mut wrong = Vec::new();
