@@ -10,7 +10,9 @@ mod gather;
 mod nodes;
 mod objects;
 mod pods;
+mod rights;
 mod tls;
+mod trim;
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,9 @@
 //! What a node has: driver, cards, runtime, kubelet, agent, directories. Owns what is looked at.
 
+mod agent;
 mod checks;
+mod driver;
+mod kubelet;
 mod runtime;
 
 use std::collections::BTreeMap;

@@ -369,6 +369,19 @@ const FAULTS: &[Fault<Files>] = &[
             facts["libraries"]["0.1.0-abcd"]["needs"] = json!(["libc.so.6", "libgcc_s.so.1"]);
         },
     ),
+    broken(
+        "VGPU-N13",
+        "warn",
+        "the node keeps nothing over a restart",
+        |files| {
+            replace(
+                root(files),
+                "proc/1/mountinfo",
+                "- ext4 /dev/sda1",
+                "- tmpfs tmpfs",
+            );
+        },
+    ),
 ];
 
 #[test]

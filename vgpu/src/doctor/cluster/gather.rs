@@ -9,7 +9,8 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Map, Value, json};
 
-use super::objects::{flag, full_name, is_ours, is_part, items, name, namespace, text};
+use super::objects::{flag, full_name, is_part, items, name, namespace, text};
+use super::rights::{RIGHTS, Right};
 use super::{Access, Answer, ClusterFacts, DryRun};
 use crate::doctor::args::DoctorArgs;
 use crate::doctor::node;
@@ -21,14 +22,6 @@ const PAGE: usize = 500;
 const MOST_AGENTS: usize = 5;
 /// What a Pod that asks for a card is sent as.
 const PROBE: &str = "vgpu-doctor-";
-/// Variables of other people's containers that are kept.
-const VARIABLES: [&str; 4] = [
-    "CUDA_DISABLE_CONTROL",
-    "LD_AUDIT",
-    "LD_PRELOAD",
-    "NVIDIA_VISIBLE_DEVICES",
-];
-
 pub(in crate::doctor) fn gather(args: &DoctorArgs) -> anyhow::Result<ClusterFacts> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -417,107 +410,6 @@ impl Asker {
     }
 }
 
-/// A right that a part needs.
-struct Right {
-    verb: &'static str,
-    group: &'static str,
-    resource: &'static str,
-    /// In the installation's namespace only.
-    at_home: bool,
-}
-
-impl Right {
-    fn shown(&self, home: &str) -> String {
-        let group = if self.group.is_empty() {
-            String::new()
-        } else {
-            format!(".{}", self.group)
-        };
-        let place = if self.at_home {
-            format!(" in {home}")
-        } else {
-            String::new()
-        };
-        format!("{} {}{group}{place}", self.verb, self.resource)
-    }
-}
-
-const fn anywhere(verb: &'static str, resource: &'static str) -> Right {
-    Right {
-        verb,
-        group: "",
-        resource,
-        at_home: false,
-    }
-}
-
-const fn lease(verb: &'static str) -> Right {
-    Right {
-        verb,
-        group: "coordination.k8s.io",
-        resource: "leases",
-        at_home: true,
-    }
-}
-
-/// What each part cannot do without. Rights that RBAC limits to names are not asked for: a review without a name says no.
-const RIGHTS: [(&str, &[Right]); 3] = [
-    (
-        "agent",
-        &[
-            anywhere("get", "pods"),
-            anywhere("list", "pods"),
-            anywhere("watch", "pods"),
-            anywhere("patch", "pods"),
-            anywhere("get", "nodes"),
-            anywhere("patch", "nodes"),
-            anywhere("create", "events"),
-            anywhere("patch", "events"),
-            lease("create"),
-        ],
-    ),
-    (
-        "scheduler",
-        &[
-            anywhere("list", "pods"),
-            anywhere("watch", "pods"),
-            anywhere("patch", "pods"),
-            anywhere("create", "pods/binding"),
-            anywhere("list", "nodes"),
-            anywhere("watch", "nodes"),
-            anywhere("patch", "nodes"),
-            anywhere("list", "resourcequotas"),
-            anywhere("watch", "resourcequotas"),
-            anywhere("create", "events"),
-            lease("create"),
-        ],
-    ),
-    (
-        "webhook",
-        &[
-            Right {
-                verb: "create",
-                group: "admissionregistration.k8s.io",
-                resource: "mutatingwebhookconfigurations",
-                at_home: false,
-            },
-            Right {
-                verb: "create",
-                group: "admissionregistration.k8s.io",
-                resource: "validatingwebhookconfigurations",
-                at_home: false,
-            },
-            Right {
-                verb: "create",
-                group: "",
-                resource: "secrets",
-                at_home: true,
-            },
-            lease("create"),
-        ],
-    ),
-];
-
 impl ClusterFacts {
     /// Where the parts are, and what the scheduler is called.
     fn settle(&mut self, args: &DoctorArgs) {
@@ -543,138 +435,6 @@ impl ClusterFacts {
             .as_deref()
             .or_else(|| flag(scheduler?, "--scheduler-name"));
         self.scheduler_name = named.unwrap_or_default().to_owned();
-    }
-
-    /// Takes out what the checks do not need.
-    fn trim(&mut self) {
-        for pod in &mut self.pods {
-            let ours = is_ours(pod);
-            slim_metadata(pod);
-            keep(pod, "/spec", &POD_SPEC);
-            keep(
-                pod,
-                "/status",
-                &[
-                    "phase",
-                    "conditions",
-                    "containerStatuses",
-                    "initContainerStatuses",
-                ],
-            );
-            for list in ["/spec/containers", "/spec/initContainers"] {
-                slim_containers(pod.pointer_mut(list), ours);
-            }
-        }
-        for node in &mut self.nodes {
-            slim_metadata(node);
-            keep(node, "/spec", &["unschedulable", "taints"]);
-            keep(
-                node,
-                "/status",
-                &["allocatable", "capacity", "conditions", "nodeInfo"],
-            );
-        }
-        for object in self.daemonsets.iter_mut().chain(&mut self.deployments) {
-            slim_metadata(object);
-            for list in [
-                "/spec/template/spec/containers",
-                "/spec/template/spec/initContainers",
-            ] {
-                slim_containers(object.pointer_mut(list), false);
-            }
-            keep(
-                object,
-                "/spec/template/spec",
-                &["containers", "nodeSelector", "hostNetwork"],
-            );
-        }
-        self.configmaps.retain(|map| {
-            items_of(map, "/data").any(|(key, text)| {
-                ["device-config.yaml", "config.json"].contains(&key)
-                    || text.contains("KubeSchedulerConfiguration")
-            })
-        });
-        let others = self
-            .namespaces
-            .iter_mut()
-            .chain(&mut self.services)
-            .chain(&mut self.quotas)
-            .chain(&mut self.leases)
-            .chain(&mut self.configmaps)
-            .chain(&mut self.mutating)
-            .chain(&mut self.validating);
-        others.for_each(slim_metadata);
-    }
-}
-
-const POD_SPEC: [&str; 8] = [
-    "nodeName",
-    "schedulerName",
-    "serviceAccountName",
-    "hostPID",
-    "hostNetwork",
-    "containers",
-    "initContainers",
-    "runtimeClassName",
-];
-
-/// Key and text of an object's fields.
-fn items_of<'a>(object: &'a Value, path: &str) -> impl Iterator<Item = (&'a str, &'a str)> {
-    let fields = object.pointer(path).and_then(Value::as_object);
-    fields
-        .into_iter()
-        .flatten()
-        .filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
-}
-
-fn slim_metadata(object: &mut Value) {
-    keep(
-        object,
-        "/metadata",
-        &[
-            "name",
-            "namespace",
-            "uid",
-            "labels",
-            "annotations",
-            "creationTimestamp",
-            "deletionTimestamp",
-        ],
-    );
-    if let Some(annotations) = object
-        .pointer_mut("/metadata/annotations")
-        .and_then(Value::as_object_mut)
-    {
-        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
-    }
-}
-
-fn slim_containers(containers: Option<&mut Value>, ours: bool) {
-    let containers = containers.and_then(Value::as_array_mut);
-    for container in containers.into_iter().flatten() {
-        let mut fields = vec![
-            "name",
-            "image",
-            "resources",
-            "restartPolicy",
-            "ports",
-            "env",
-            "securityContext",
-        ];
-        if ours {
-            fields.extend(["command", "args"]);
-        }
-        keep(container, "", &fields);
-        if let Some(variables) = container.get_mut("env").and_then(Value::as_array_mut) {
-            variables.retain(|variable| VARIABLES.contains(&text(variable, "/name")));
-        }
-    }
-}
-
-/// Keeps these fields of what stands at the path.
-fn keep(object: &mut Value, path: &str, fields: &[&str]) {
-    if let Some(found) = object.pointer_mut(path).and_then(Value::as_object_mut) {
-        found.retain(|key, _| fields.contains(&key.as_str()));
     }
 }
 
@@ -727,21 +487,5 @@ mod tests {
             Some(1_795_271_523)
         );
         assert_eq!(http_date("yesterday"), None);
-    }
-
-    #[test]
-    fn what_others_keep_in_their_pods_is_not_kept_here() {
-        let mut facts = ClusterFacts {
-            pods: vec![json!({
-                "metadata": { "name": "p", "managedFields": [1], "annotations": { "kubectl.kubernetes.io/last-applied-configuration": "secret" } },
-                "spec": { "volumes": [], "containers": [{ "name": "c", "args": ["--password=secret"],
-                    "env": [{ "name": "TOKEN", "value": "secret" }, { "name": "LD_PRELOAD", "value": "/x.so" }] }] },
-            })],
-            configmaps: vec![json!({ "metadata": { "name": "m" }, "data": { "a": "secret" } })],
-            ..ClusterFacts::default()
-        };
-        facts.trim();
-        let kept = serde_json::to_string(&facts).unwrap();
-        assert!(!kept.contains("secret") && kept.contains("/x.so"), "{kept}");
     }
 }
