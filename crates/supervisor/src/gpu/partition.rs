@@ -244,7 +244,7 @@ fn compute_instances(
 /// Makes a GPU instance of this profile there, without a compute instance. Answers its id.
 ///
 /// # Errors
-/// [`NvmlError::InsufficientResources`] where there is no room; others as NVML has them.
+/// `InsufficientResources` where there is no room; others as NVML has them.
 pub fn create(device: &Device<'_>, profile: u32, start: u32, size: u32) -> Result<u32, NvmlError> {
     let library = device.nvml().lib();
     let call = nvml_sym(library.nvmlDeviceCreateGpuInstanceWithPlacement.as_ref())?;
