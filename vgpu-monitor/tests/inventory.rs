@@ -336,7 +336,7 @@ fn instances_are_made_where_they_were_placed_and_removed_when_nobody_works_on_th
     // Asked again, it is the same one.
     assert_eq!(mig.make(&card, "3g.20gb", span(4, 4)).unwrap(), made);
     assert_eq!(board.gpu_instances(0).len(), 1);
-    assert_eq!(mig.list().unwrap(), [made.clone()]);
+    assert_eq!(mig.list().unwrap(), std::slice::from_ref(&made));
 
     // What cannot be is refused, and leaves nothing behind.
     let text = |card: &str, profile: &str, at| mig.make(card, profile, at).unwrap_err().to_string();
@@ -436,7 +436,7 @@ fn a_restart_keeps_what_is_held_and_clears_what_was_left_half_made() {
     let mig = start(&home);
     let living = BTreeSet::from([(card.clone(), span(0, 2))]);
     assert_eq!(mig.keep_only(&living, Instant::now()), Ok(vec![]));
-    assert_eq!(mig.list().unwrap(), [held.clone()]);
+    assert_eq!(mig.list().unwrap(), std::slice::from_ref(&held));
     assert_eq!(board.gpu_instances(0).len(), 1);
     assert!(board.instance_named(&gone.uuid).is_none());
 
@@ -465,10 +465,15 @@ fn a_restart_keeps_what_is_held_and_clears_what_was_left_half_made() {
     assert!(mig.make(&card, "1g.5gb", span(1, 1)).is_ok());
     drop(mig);
 
-    // A journal that cannot be read is a person's affair.
+    // A journal that cannot be read is a person's affair; it is neither guessed at nor written over.
+    let there = board.gpu_instances(0);
     std::fs::write(&journal, "{").unwrap();
-    let error = Mig::start(&home.join("state"), Some(library())).unwrap_err();
+    let mig = start(&home);
+    let error = mig.make(&card, "1g.5gb", span(4, 1)).unwrap_err();
     assert!(error.to_string().contains("mig.json"), "{error}");
+    assert!(mig.keep_only(&BTreeSet::new(), Instant::now()).is_err());
+    assert_eq!(board.gpu_instances(0), there);
+    assert_eq!(std::fs::read_to_string(&journal).unwrap(), "{");
 }
 
 #[test]

@@ -112,8 +112,8 @@ pub enum MigError {
         /// Who uses it.
         processes: String,
     },
-    /// What is under way could not be written down first.
-    #[error("cannot write {file}: {reason}")]
+    /// What is there cannot be known, or what is under way not written down first.
+    #[error("the journal of MIG instances, {file}: {reason}")]
     Journal {
         /// The journal.
         file: String,
@@ -136,10 +136,10 @@ impl Mig {
     /// [`super::Settings::library`].
     ///
     /// # Errors
-    /// The system gives no thread, or the journal is there and cannot be read: then nobody knows what is whose, and a
-    /// person has to look at it.
+    /// The system gives no thread. A journal that is there and cannot be read is none: then nobody knows what is whose,
+    /// nothing is made or removed, and each refusal says what a person has to look at.
     pub fn start(state_dir: &Path, library: Option<PathBuf>) -> io::Result<Self> {
-        let journal = Journal::open(state_dir)?;
+        let journal = Journal::open(state_dir);
         let (jobs, asked) = channel::<Job>();
         let mut cutter = Cutter {
             library,
@@ -211,8 +211,13 @@ impl Mig {
         let job: Job = Box::new(move |cutter| {
             // Relaxed: the flag guards no other memory.
             if !given_up.load(Ordering::Relaxed) {
+                let broken = cutter.journal.broken.clone();
+                let answer = match broken {
+                    Some(reason) => Err(cutter.journal.error(reason)),
+                    None => question(cutter),
+                };
                 // Whoever asked may have given up meanwhile; the journal knows what was done.
-                drop(reply.send(question(cutter)));
+                drop(reply.send(answer));
             }
         });
         self.jobs.lock().send(job).map_err(|_| MigError::Silent)?;
@@ -274,6 +279,8 @@ impl Entry {
 struct Journal {
     path: PathBuf,
     entries: Vec<Entry>,
+    /// Why it could not be read.
+    broken: Option<String>,
 }
 
 /// The file's form.
@@ -286,31 +293,45 @@ struct Kept {
 }
 
 impl Journal {
-    fn open(state_dir: &Path) -> io::Result<Self> {
+    fn open(state_dir: &Path) -> Self {
         let path = state_dir.join("mig.json");
-        let wrong = |problem: String| {
-            io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!(
-                    "{}: {problem}; it says which MIG instances this agent made: mend it, or remove it when none of \
-                     them is left (nvidia-smi mig -lgi)",
-                    path.display()
-                ),
-            )
-        };
-        let entries = match std::fs::read_to_string(&path) {
-            Ok(text) => {
-                let kept: Kept =
-                    serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-                if kept.form != FORM {
-                    return Err(wrong(format!("is of form {}, {FORM} is read", kept.form)));
-                }
-                kept.instances
+        let (entries, broken) = match Self::read(&path) {
+            Ok(entries) => (entries, None),
+            Err(problem) => {
+                let reason = format!(
+                    "{problem}; it says which instances this agent made: mend it, or remove it when none of them is \
+                     left (nvidia-smi mig -lgi), and start the agent anew"
+                );
+                tracing::error!(file = %path.display(), %reason, "no MIG instance is made or removed");
+                (Vec::new(), Some(reason))
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(error),
         };
-        Ok(Self { path, entries })
+        Self {
+            path,
+            entries,
+            broken,
+        }
+    }
+
+    fn read(path: &Path) -> Result<Vec<Entry>, String> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error.to_string()),
+        };
+        let kept: Kept = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        if kept.form == FORM {
+            Ok(kept.instances)
+        } else {
+            Err(format!("is of form {}, and {FORM} is read", kept.form))
+        }
+    }
+
+    fn error(&self, reason: String) -> MigError {
+        MigError::Journal {
+            file: self.path.display().to_string(),
+            reason,
+        }
     }
 
     fn write(&self) -> Result<(), MigError> {
@@ -318,10 +339,7 @@ impl Journal {
             form: FORM,
             instances: self.entries.clone(),
         };
-        super::write_whole(&self.path, &kept).map_err(|error| MigError::Journal {
-            file: self.path.display().to_string(),
-            reason: error.to_string(),
-        })
+        super::write_whole(&self.path, &kept).map_err(|error| self.error(error.to_string()))
     }
 
     fn at(&mut self, card: &str, instance: &GpuInstance) -> Option<&mut Entry> {
