@@ -189,6 +189,7 @@ impl Keeper {
         let mut trust = Trust {
             current: Some(true),
             stranger: None,
+            absent: None,
         };
         wrote |= self.configure(ours, &mut trust).await?;
         self.show(&trust)?;
@@ -197,7 +198,16 @@ impl Keeper {
                 "the caBundle of {name} does not hold the CA of the certificate that is shown; the \
                  holder of the Lease writes it"
             )),
-            None if self.has_certificate() => self.readiness.ready(),
+            None if self.has_certificate() => match trust.absent {
+                // Whoever installs waits for us, and then makes pods. One that was ready stays so: nobody can be sent
+                // to it until the configuration is there again.
+                Some(name) if self.readiness.reason().is_some() => {
+                    self.readiness.not_ready(format!(
+                        "{name} is not there yet, so no pod is sent; the holder of the Lease writes it"
+                    ));
+                }
+                _ => self.readiness.ready(),
+            },
             None => self.readiness.not_ready("no certificate yet"),
         }
         turn.map_err(told)

@@ -31,7 +31,11 @@ fn ctr(words: &[&str]) -> String {
 
 /// How long the library is that a container has, which tells the two of this test apart.
 fn library(world: &World, pod: &str) -> u64 {
-    let said = world.exec(pod, "work", &["sh", "-c", &format!("cat {LIBRARY} | wc -c")]);
+    let said = world.exec(
+        pod,
+        "work",
+        &["sh", "-c", &format!("cat {LIBRARY} | wc -c")],
+    );
     said.unwrap().trim().parse().unwrap()
 }
 
@@ -128,7 +132,11 @@ fn a_chart_that_is_removed_and_comes_back_leaves_running_pods_alone() {
     within(async |world| {
         let folder = tempfile::tempdir().unwrap();
         let values = folder.path().join("values.yaml");
-        std::fs::write(&values, helm(&["get", "values", "vgpu", "--output", "yaml"])).unwrap();
+        std::fs::write(
+            &values,
+            helm(&["get", "values", "vgpu", "--output", "yaml"]),
+        )
+        .unwrap();
         let words = ["total", "take=500", "hold"];
         world.make_pod(gpu_pod("stays", &share(2000), &words)).await;
         world.said("stays", words.len()).await;
@@ -164,7 +172,14 @@ fn a_chart_that_is_removed_and_comes_back_leaves_running_pods_alone() {
             .await;
 
         let values = values.to_str().unwrap();
-        helm(&["install", "vgpu", "charts/vgpu", "--values", values, "--wait"]);
+        helm(&[
+            "install",
+            "vgpu",
+            "charts/vgpu",
+            "--values",
+            values,
+            "--wait",
+        ]);
         world.is_whole().await;
 
         let back = world.until_ready("stays").await;
@@ -222,7 +237,13 @@ fn namespaces_with_pod_security_admit_pods_with_gpus_and_not_the_agent() {
         }
         // What the agent itself needs is named by the API server, and nothing more than docs/install.md names.
         let agent = world.kubectl(&[
-            "get", "daemonset", "-n", "vgpu-system", "vgpu-monitor", "-o", "json",
+            "get",
+            "daemonset",
+            "-n",
+            "vgpu-system",
+            "vgpu-monitor",
+            "-o",
+            "json",
         ]);
         let agent: Value = serde_json::from_str(&agent.unwrap()).unwrap();
         let pod = json!({

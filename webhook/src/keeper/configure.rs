@@ -19,6 +19,8 @@ pub(super) struct Trust {
     pub(super) current: Option<bool>,
     /// The first that does not trust the certificate that is shown.
     pub(super) stranger: Option<String>,
+    /// The first that does not exist.
+    pub(super) absent: Option<String>,
 }
 
 impl Keeper {
@@ -70,6 +72,11 @@ impl Keeper {
                         _ => true,
                     };
                     trust.current = trust.current.map(|so_far| so_far && trusted(&current));
+                    if live.is_none() {
+                        trust
+                            .absent
+                            .get_or_insert_with(|| format!("the {kind} {name}"));
+                    }
                     if !trusted(&shown) {
                         trust
                             .stranger
