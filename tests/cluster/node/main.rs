@@ -19,6 +19,10 @@ mod faults;
 #[cfg(test)]
 mod rules;
 #[cfg(test)]
+mod scaling;
+#[cfg(test)]
 mod sharing;
+#[cfg(test)]
+mod upgrade;
 #[cfg(test)]
 mod waste;
