@@ -66,64 +66,78 @@ pub fn assign(
     lots: &[Lot<'_>],
     evidence: Evidence<'_>,
 ) -> Result<Vec<u64>, Unknown> {
-    let mut pods_slots: BTreeSet<&str> = evidence
+    let mut found: Vec<Option<u64>> = Vec::with_capacity(asking.len());
+    // Those that somebody names come first: they bound the others.
+    for container in asking {
+        let listed = evidence
+            .listed
+            .get(&container.container)
+            .filter(|_| container.kind != Kind::Init);
+        let named = match (evidence.recorded.get(&container.container), listed) {
+            (Some(recorded), _) => lots.iter().find(|lot| lot.order == *recorded),
+            // An earlier init container may have had the very same slots: hers is older.
+            (None, Some(ids)) => lots
+                .iter()
+                .filter(|lot| lot.ids == ids)
+                .max_by_key(|lot| lot.order),
+            (None, None) => {
+                found.push(None);
+                continue;
+            }
+        };
+        match named.filter(|lot| is_for(lot, container, evidence.uid)) {
+            Some(lot) if !found.contains(&Some(lot.order)) => found.push(Some(lot.order)),
+            _ => return Err(unknown(container)),
+        }
+    }
+    let mut slots: BTreeSet<&str> = evidence
         .listed
         .values()
         .flatten()
         .chain(evidence.called)
         .map(String::as_str)
         .collect();
-    let mut taken = BTreeSet::new();
-    let mut found = Vec::with_capacity(asking.len());
-    // Orders of later containers bound those of earlier ones, so the last goes first.
-    let mut before = u64::MAX;
-    for container in asking.iter().rev() {
-        let free = |lot: &&Lot<'_>| {
-            lot.ids.len() == container.count
-                && !taken.contains(&lot.order)
-                && lot
-                    .owner
-                    .is_none_or(|owner| owner == (evidence.uid, container.container.as_str()))
+    // The kubelet goes by the order of the spec, so what is found of the containers around one bounds its own. What
+    // it got was of the pod's slots, which are nobody else's while it lives: the newest of those it is.
+    for (at, container) in asking.iter().enumerate().rev() {
+        if found.get(at).is_none_or(Option::is_some) {
+            continue;
+        }
+        let after = found.iter().skip(at).flatten().next().copied();
+        let before = found.iter().take(at).rev().flatten().next().copied();
+        let (before, after) = (before.unwrap_or(0), after.unwrap_or(u64::MAX));
+        let newest = lots
+            .iter()
+            .filter(|lot| before < lot.order && lot.order < after)
+            .filter(|lot| is_for(lot, container, evidence.uid))
+            .filter(|lot| {
+                lot.owner.is_some() || lot.ids.iter().any(|id| slots.contains(id.as_str()))
+            })
+            .max_by_key(|lot| lot.order);
+        let Some(lot) = newest else {
+            return Err(unknown(container));
         };
-        let newest = |lots: &mut dyn Iterator<Item = &Lot<'_>>| lots.map(|lot| lot.order).max();
-        let listed = evidence
-            .listed
-            .get(&container.container)
-            .filter(|_| container.kind != Kind::Init);
-        let recorded = evidence.recorded.get(&container.container);
-        let order = match (listed, recorded) {
-            (_, Some(recorded)) => newest(
-                &mut lots
-                    .iter()
-                    .filter(free)
-                    .filter(|lot| lot.order == *recorded),
-            ),
-            (Some(ids), None) => {
-                // An earlier init container may have had the very same slots: hers is older.
-                let latest = newest(&mut lots.iter().filter(|lot| lot.ids == ids));
-                newest(&mut lots.iter().filter(free).filter(|lot| lot.ids == ids))
-                    .filter(|order| Some(*order) == latest)
-            }
-            (None, None) => newest(&mut lots.iter().filter(free).filter(|lot| {
-                lot.order < before
-                    && (lot.owner.is_some()
-                        || lot.ids.iter().any(|id| pods_slots.contains(id.as_str())))
-            })),
-        };
-        let lot = order.and_then(|order| lots.iter().find(|lot| lot.order == order));
-        let Some(lot) = lot else {
-            return Err(Unknown {
-                container: container.container.clone(),
-                count: container.count,
-            });
-        };
-        pods_slots.extend(lot.ids.iter().map(String::as_str));
-        taken.insert(lot.order);
-        before = lot.order;
-        found.push(lot.order);
+        slots.extend(lot.ids.iter().map(String::as_str));
+        if let Some(found) = found.get_mut(at) {
+            *found = Some(lot.order);
+        }
     }
-    found.reverse();
-    Ok(found)
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Whether the allotment can be this container's: as many slots, and nobody else's by what was given before.
+fn is_for(lot: &Lot<'_>, container: &Asking, uid: &str) -> bool {
+    lot.ids.len() == container.count
+        && lot
+            .owner
+            .is_none_or(|owner| owner == (uid, container.container.as_str()))
+}
+
+fn unknown(container: &Asking) -> Unknown {
+    Unknown {
+        container: container.container.clone(),
+        count: container.count,
+    }
 }
 
 /// A pod of which the kubelet says that it holds slots.
@@ -145,3 +159,6 @@ pub fn holders<'a>(pods: &'a [Holder], called: &[String]) -> Vec<&'a Holder> {
         .filter(|pod| pod.slots.values().flatten().any(|id| called.contains(id)))
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@ use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
-use tonic::transport::Server;
+use tonic::transport::{Channel, Server};
 
 use super::service::{OPTIONS, Service};
 use super::socket::connect;
@@ -35,8 +35,10 @@ const ONE: Duration = Duration::from_secs(10);
 /// Between two tries, at first and at most.
 const SOON: Duration = Duration::from_millis(50);
 const LATE: Duration = Duration::from_secs(2);
-/// How long the list may be watched by nobody before the kubelet is told again that we are here.
+/// How long nobody may watch the list before the kubelet is told again that we are here: after a registration, and once
+/// it was watched.
 const UNWATCHED: Duration = Duration::from_secs(3);
+const LEFT: Duration = Duration::from_millis(100);
 /// How long calls may take to end when the socket goes.
 const END: Duration = Duration::from_secs(2);
 
@@ -164,8 +166,9 @@ impl Keeper {
                 Ok(()) => wait = SOON,
                 Err(error) => {
                     tracing::debug!(resource, error, "not registered yet");
-                    self.pause(wait).await;
-                    wait = (wait * 2).min(LATE);
+                    // A socket is made before somebody listens there: after a change it is tried again soon.
+                    let changed = self.pause(wait).await;
+                    wait = if changed { SOON } else { (wait * 2).min(LATE) };
                 }
             }
             self.tell(false);
@@ -200,12 +203,12 @@ impl Keeper {
         }
     }
 
-    /// Until something changes, so long at most.
-    async fn pause(&mut self, most: Duration) {
+    /// Until something changes, so long at most; whether something did.
+    async fn pause(&mut self, most: Duration) -> bool {
         tokio::select! {
-            _ = self.changes.changed() => {}
-            _ = self.stopped.changed() => {}
-            () = sleep(most) => {}
+            _ = self.changes.changed() => true,
+            _ = self.stopped.changed() => true,
+            () = sleep(most) => false,
         }
     }
 
@@ -216,13 +219,19 @@ impl Keeper {
         let Some(kubelet_is) = identity(&kubelet) else {
             return Err(format!("{} is not there", kubelet.display()));
         };
+        // Who listens has taken all older sockets of the folder away, ours too. So ours is made only now: a kubelet
+        // that is told of a socket that is not there waits ten seconds for it, and its pods do not.
+        let channel = connect(&kubelet).await.map_err(|error| error.to_string())?;
         let own = folder.join(endpoint(&self.served.resource));
         let service = Service::new(&self.plugin, &self.served.resource);
         let serving = Serving::begin(&own, service.clone()).map_err(|error| {
             tracing::error!(path = %own.display(), %error, "cannot listen for the kubelet");
             error.to_string()
         })?;
-        let registered = register(&kubelet, &self.served.resource).await;
+        let registered = tokio::select! {
+            registered = register(channel, &self.served.resource) => registered,
+            () = gone(&serving) => Err("the socket was taken away".to_owned()),
+        };
         let ended = match registered {
             Ok(()) => {
                 tracing::info!(
@@ -236,6 +245,7 @@ impl Keeper {
             }
             Err(why) => Err(why),
         };
+        service.end();
         serving.end().await;
         ended
     }
@@ -249,7 +259,9 @@ impl Keeper {
         service: &Service,
     ) {
         let resource = self.served.resource.clone();
-        let mut watched = Instant::now();
+        let mut watchers = service.watchers();
+        let mut unwatched_since = Instant::now();
+        let mut patience = UNWATCHED;
         let why = loop {
             if *self.stopped.borrow() {
                 return;
@@ -260,21 +272,36 @@ impl Keeper {
             if !serving.is_there() {
                 break "the socket was taken away";
             }
-            if service.is_watched() {
-                watched = Instant::now();
-            } else if watched.elapsed() > UNWATCHED && identity(kubelet).is_some() {
+            let watched = *watchers.borrow_and_update() > 0;
+            self.tell(watched);
+            if watched {
+                unwatched_since = Instant::now();
+                patience = LEFT;
+            } else if unwatched_since.elapsed() >= patience {
                 break "the kubelet does not watch the list";
             }
-            self.tell(service.is_watched());
-            self.pause(LOOK).await;
+            tokio::select! {
+                _ = self.pause(if watched { LOOK } else { LEFT }) => {}
+                _ = watchers.changed() => {}
+            }
+            // A moment without a watcher counts from its beginning.
+            if watched && *watchers.borrow() == 0 {
+                unwatched_since = Instant::now();
+            }
         };
         tracing::info!(resource, why, "registers again");
     }
 }
 
-async fn register(kubelet: &Path, resource: &str) -> Result<(), String> {
+/// Ends when the socket is no longer there.
+async fn gone(serving: &Serving) {
+    while serving.is_there() {
+        sleep(SOON).await;
+    }
+}
+
+async fn register(channel: Channel, resource: &str) -> Result<(), String> {
     let said = async {
-        let channel = connect(kubelet).await.map_err(|error| error.to_string())?;
         let request = RegisterRequest {
             version: VERSION.to_owned(),
             endpoint: endpoint(resource),

@@ -1,7 +1,6 @@
 //! The calls of the kubelet, one service for each resource. Decodes, asks, encodes; never decides.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -37,13 +36,15 @@ pub(super) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
     get_preferred_allocation_available: true,
 };
 
-/// One resource.
+/// One resource, for as long as one socket of it lives.
 #[derive(Clone)]
 pub(super) struct Service {
     plugin: Plugin,
     resource: String,
     /// How many watch the list.
-    watchers: Arc<AtomicUsize>,
+    watchers: watch::Sender<usize>,
+    /// The socket goes.
+    over: watch::Sender<bool>,
 }
 
 impl Service {
@@ -51,14 +52,20 @@ impl Service {
         Self {
             plugin: plugin.clone(),
             resource: resource.to_owned(),
-            watchers: Arc::default(),
+            watchers: watch::Sender::new(0),
+            over: watch::Sender::new(false),
         }
     }
 
-    /// Whether somebody watches the list: a kubelet that does not takes the slots for gone.
-    pub(super) fn is_watched(&self) -> bool {
-        // Relaxed: the counter guards no other memory.
-        self.watchers.load(Ordering::Relaxed) > 0
+    /// How many watch the list, as it changes: a kubelet that does not takes the slots for gone.
+    pub(super) fn watchers(&self) -> watch::Receiver<usize> {
+        self.watchers.subscribe()
+    }
+
+    /// Ends the lists that are watched, which have no end of their own. A kubelet that still hears of an older socket
+    /// when it knows the new one takes the new one for gone when the older goes.
+    pub(super) fn end(&self) {
+        self.over.send_replace(true);
     }
 
     fn counted<T>(
@@ -146,20 +153,19 @@ fn patience(metadata: &MetadataMap) -> Duration {
 }
 
 /// Counts one who watches, for as long as it lives.
-struct Watching(Arc<AtomicUsize>);
+struct Watching(watch::Sender<usize>);
 
 impl Watching {
-    fn new(watchers: &Arc<AtomicUsize>) -> Self {
-        // Relaxed: the counter guards no other memory.
-        watchers.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(watchers))
+    fn new(watchers: &watch::Sender<usize>) -> Self {
+        watchers.send_modify(|watchers| *watchers += 1);
+        Self(watchers.clone())
     }
 }
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        // Relaxed: the counter guards no other memory.
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0
+            .send_modify(|watchers| *watchers = watchers.saturating_sub(1));
     }
 }
 
@@ -189,11 +195,14 @@ impl DevicePlugin for Service {
         };
         let mut lists = list.subscribe();
         lists.mark_changed();
-        let watching = Watching::new(&self.watchers);
-        let stream = unfold((lists, watching), async |(mut lists, watching)| {
-            let next: Option<Arc<ListAndWatchResponse>> = next(&mut lists).await;
+        let begun = (lists, self.over.subscribe(), Watching::new(&self.watchers));
+        let stream = unfold(begun, async |(mut lists, mut over, watching)| {
+            let next: Option<Arc<ListAndWatchResponse>> = tokio::select! {
+                next = next(&mut lists) => next,
+                _ = over.wait_for(|over| *over) => None,
+            };
             let response = next.map(|list| Ok((*list).clone()))?;
-            Some((response, (lists, watching)))
+            Some((response, (lists, over, watching)))
         });
         Ok(Response::new(Box::pin(stream)))
     }

@@ -1,0 +1,930 @@
+//! The device plugin between a kubelet and an API server, both in this process: whose slots are whose, whatever dies.
+
+mod kubelet;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
+
+use axum::http;
+use embedded_cluster::Cluster;
+use events::Events;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::client::Body;
+use kube_api::config::DeviceConfig;
+use kube_api::object::Pod;
+use kube_api::vendor::{Switches, Vendors};
+use kubelet::{Kubelet, until};
+use parking_lot::{Condvar, Mutex};
+use placement::{MigProfile, Span};
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tower::ServiceExt as _;
+use vgpu_monitor::card::{Card, Health, Inventory, Sick};
+use vgpu_monitor::delivery::{Allotted, Given, Name};
+use vgpu_monitor::plugin::{Giver, Made, Metrics, Parts, Plugin, Served, Settings};
+
+const GPU: &str = "nvidia.com/gpu";
+const MIB: u64 = 1 << 20;
+
+/// What was given, and what goes wrong with it.
+#[derive(Default)]
+struct Hands {
+    names: AtomicUsize,
+    given: Mutex<BTreeMap<String, Given>>,
+    /// Giving waits, as on a disk that hangs.
+    hangs: Mutex<bool>,
+    goes_on: Condvar,
+    waiting: AtomicUsize,
+    made: Mutex<Vec<(String, String, Span)>>,
+}
+
+impl Hands {
+    fn of(&self, uid: &str) -> BTreeMap<String, Given> {
+        let given = self.given.lock();
+        let own = given.values().filter(|given| given.pod_uid == uid);
+        own.map(|given| (given.container.clone(), given.clone()))
+            .collect()
+    }
+
+    fn hang(&self, hangs: bool) {
+        *self.hangs.lock() = hangs;
+        self.goes_on.notify_all();
+    }
+}
+
+struct Fake(Arc<Hands>);
+
+impl Giver for Fake {
+    fn allot(&self) -> Result<(Name, Allotted), String> {
+        let number = self.0.names.fetch_add(1, Ordering::SeqCst);
+        let name = Name(format!("v{number:04}"));
+        let allotted = Allotted {
+            env: vec![("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())],
+            cdi_devices: vec![format!("vgpu.io/container={}", name.0)],
+            ..Allotted::default()
+        };
+        Ok((name, allotted))
+    }
+
+    fn give(&self, name: &Name, given: &Given) -> Result<(), String> {
+        let mut hangs = self.0.hangs.lock();
+        self.0.waiting.fetch_add(1, Ordering::SeqCst);
+        while *hangs {
+            self.0.goes_on.wait(&mut hangs);
+        }
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+        let mut all = self.0.given.lock();
+        if let Some(before) = all.insert(name.0.clone(), given.clone()) {
+            assert_eq!(&before, given, "{name:?} was another container's");
+        }
+        Ok(())
+    }
+
+    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> Result<Made, String> {
+        let mut made = self.0.made.lock();
+        let one = (card.to_owned(), profile.name.clone(), span);
+        let at = made.iter().position(|known| *known == one);
+        let at = at.unwrap_or_else(|| {
+            made.push(one);
+            made.len() - 1
+        });
+        let number = u32::try_from(at).unwrap();
+        Ok(Made {
+            uuid: format!("MIG-{number}"),
+            gpu_instance: number + 1,
+            compute_instance: 0,
+        })
+    }
+
+    fn known(&self) -> Vec<Name> {
+        Vec::new()
+    }
+}
+
+/// A node.
+struct World {
+    folder: tempfile::TempDir,
+    kubelet: Kubelet,
+    cluster: Cluster,
+    away: Arc<AtomicBool>,
+    hands: Arc<Hands>,
+    inventory: watch::Sender<Option<Arc<Inventory>>>,
+    health: watch::Sender<Arc<Health>>,
+    served: Vec<Served>,
+}
+
+/// The agent's process.
+struct Running {
+    plugin: Plugin,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    /// As by a signal that cannot be caught.
+    async fn kill(self) {
+        self.task.abort();
+        drop(self.task.await);
+    }
+
+    async fn stop(self) {
+        drop(self.stop);
+        self.task.await.unwrap();
+    }
+}
+
+fn card(index: u32) -> Card {
+    let id = format!("GPU-{index}");
+    Card {
+        device: placement::Device {
+            index,
+            ..placement::Device::new("NVIDIA", &id, "NVIDIA H100", 16_000 * MIB)
+        },
+        physical_bytes: 16_000 * MIB,
+        pci_bus_id: format!("00000000:0{index}:00.0"),
+        minor: index,
+    }
+}
+
+fn inventory(cards: Vec<Card>) -> Option<Arc<Inventory>> {
+    Some(Arc::new(Inventory {
+        cards,
+        ..Inventory::default()
+    }))
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let kubelet = Kubelet::new(folder.path());
+        std::fs::create_dir_all(folder.path().join("state")).unwrap();
+        let cluster = Cluster::default();
+        let nodes = json!({"nodes": [{"metadata": {"name": "n1"}}]});
+        cluster.import(&nodes).unwrap();
+        let served = Served {
+            resource: GPU.to_owned(),
+            vendor: "NVIDIA".to_owned(),
+        };
+        Self {
+            kubelet,
+            cluster,
+            away: Arc::default(),
+            hands: Arc::default(),
+            inventory: watch::Sender::new(inventory((0..4).map(card).collect())),
+            health: watch::Sender::default(),
+            served: vec![served],
+            folder,
+        }
+    }
+
+    fn client(&self) -> kube::Client {
+        kube::Client::new(self.cluster.router(), "default")
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client(), "default")
+    }
+
+    fn agent(&self) -> Running {
+        let (router, away) = (self.cluster.router(), Arc::clone(&self.away));
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (router, away) = (router.clone(), Arc::clone(&away));
+            async move {
+                if away.load(Ordering::SeqCst) {
+                    return Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+                }
+                let request = request.map(axum::body::Body::new);
+                Ok(router.oneshot(request).await.unwrap())
+            }
+        });
+        let client = kube::Client::new(service, "default");
+        let switches = Switches {
+            ascend: false,
+            iluvatar: false,
+        };
+        let vendors = Vendors::new(DeviceConfig::standard(), switches).unwrap();
+        let plugin = Plugin::start(
+            Settings {
+                node: "n1".to_owned(),
+                served: self.served.clone(),
+                state: self.folder.path().join("state"),
+                device_plugins: self.kubelet.device_plugins(),
+                pod_resources: self.kubelet.pod_resources(),
+            },
+            Parts {
+                vendors: Arc::new(vendors),
+                giver: Arc::new(Fake(Arc::clone(&self.hands))),
+                events: Events::start(client.clone(), "vgpu-monitor"),
+                client,
+                inventories: self.inventory.subscribe(),
+                healths: self.health.subscribe(),
+                metrics: Metrics::new("n1"),
+                traces: server::Traces::off(),
+            },
+        );
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = plugin.clone();
+        let task = tokio::spawn(async move {
+            serving.serve(async { drop(stopped.await) }).await;
+        });
+        Running { plugin, stop, task }
+    }
+
+    /// A kubelet and an agent that know each other.
+    async fn up(&self) -> Running {
+        self.kubelet.start();
+        let agent = self.agent();
+        self.is_known(40).await;
+        agent
+    }
+
+    async fn is_known(&self, slots: usize) {
+        until("the kubelet knows the slots", || {
+            self.kubelet.slots(GPU).0 == slots
+        })
+        .await;
+    }
+
+    /// Makes a pod of these containers: name, kind and cards with MiB. Placed as it says.
+    async fn pod(&self, name: &str, containers: &[(&str, &str, &[(u32, u64)])]) -> Value {
+        let mut text = String::new();
+        let (mut init, mut beside) = (Vec::new(), Vec::new());
+        for (name, kind, cards) in containers {
+            let mut container = json!({"name": name, "image": "i"});
+            if let Some((_, mib)) = cards.first() {
+                let limits = json!({GPU: cards.len().to_string(), "nvidia.com/gpumem": mib.to_string(), "nvidia.com/gpucores": "5"});
+                container["resources"] = json!({"limits": limits});
+            }
+            for (card, mib) in *cards {
+                text += &format!("GPU-{card},NVIDIA,{mib},5:");
+            }
+            text.push(';');
+            match *kind {
+                "init" => init.push(container),
+                "sidecar" => {
+                    container["restartPolicy"] = json!("Always");
+                    init.push(container);
+                }
+                _ => beside.push(container),
+            }
+        }
+        if beside.is_empty() {
+            beside.push(json!({"name": "plain", "image": "i"}));
+        }
+        let pod = json!({
+            "metadata": {"name": name, "namespace": "default", "annotations": {
+                "hami.io/vgpu-node": "n1", "hami.io/bind-phase": "allocating",
+                "hami.io/vgpu-devices-to-allocate": text, "hami.io/vgpu-devices-allocated": text,
+            }},
+            "spec": {"nodeName": "n1", "initContainers": init, "containers": beside},
+        });
+        self.cluster.import(&json!({"pods": [pod]})).unwrap();
+        let made = self.pods().get(name).await.unwrap();
+        let mut made = serde_json::to_value(made).unwrap();
+        for list in ["initContainers", "containers"] {
+            // The kubelet sees counts of our resource alone: the scheduler keeps the others from it.
+            let containers = made["spec"][list].as_array_mut();
+            for container in containers.into_iter().flatten() {
+                if let Some(limits) = container["resources"]["limits"].as_object_mut() {
+                    limits.retain(|name, _| self.served.iter().any(|s| s.resource == *name));
+                }
+            }
+        }
+        made
+    }
+
+    async fn annotate(&self, name: &str, key: &str, text: &str) {
+        let patch = json!({"metadata": {"annotations": {key: text}}});
+        let (pods, params) = (self.pods(), PatchParams::default());
+        pods.patch(name, &params, &Patch::Merge(&patch))
+            .await
+            .unwrap();
+    }
+
+    async fn events_say(&self, part: &str) {
+        let events: Api<k8s_openapi::api::core::v1::Event> =
+            Api::namespaced(self.client(), "default");
+        for _ in 0..500 {
+            let said = events.list(&Default::default()).await.unwrap();
+            let mut messages = said
+                .items
+                .iter()
+                .filter_map(|event| event.message.as_deref());
+            if messages.any(|message| message.contains(part)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("no event says {part:?}");
+    }
+}
+
+fn uid(pod: &Value) -> &str {
+    pod["metadata"]["uid"].as_str().unwrap()
+}
+
+fn cards(given: &Given) -> Vec<(&str, u64)> {
+    let devices = given.devices.iter();
+    devices
+        .map(|device| (device.uuid.as_str(), device.memory_bytes / MIB))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_container_of_a_pod_has_its_own_before_the_first_process_starts() {
+    let world = World::new();
+    let agent = world.up().await;
+    let pod = world
+        .pod(
+            "p",
+            &[
+                ("prep", "init", &[(0, 1000), (1, 1000)]),
+                ("load", "init", &[(2, 700)]),
+                ("side", "sidecar", &[(0, 500)]),
+                ("a", "app", &[(0, 3000)]),
+                ("none", "app", &[]),
+                ("b", "app", &[(1, 2000), (3, 2000)]),
+            ],
+        )
+        .await;
+    world.kubelet.admit(&pod).await.unwrap();
+
+    world.kubelet.starts(uid(&pod), "prep").await.unwrap();
+
+    let given = world.hands.of(uid(&pod));
+    let names: Vec<&str> = given.keys().map(String::as_str).collect();
+    assert_eq!(names, ["a", "b", "load", "prep", "side"]);
+    assert_eq!(cards(&given["prep"]), [("GPU-0", 1000), ("GPU-1", 1000)]);
+    assert_eq!(cards(&given["load"]), [("GPU-2", 700)]);
+    assert_eq!(cards(&given["side"]), [("GPU-0", 500)]);
+    assert_eq!(cards(&given["a"]), [("GPU-0", 3000)]);
+    assert_eq!(cards(&given["b"]), [("GPU-1", 2000), ("GPU-3", 2000)]);
+    for container in ["load", "side", "b", "a", "a", "side"] {
+        world.kubelet.starts(uid(&pod), container).await.unwrap();
+    }
+    assert_eq!(world.hands.of(uid(&pod)), given);
+    assert_eq!(agent.plugin.allotments().len(), 5);
+    let pods = world.pods();
+    let mut annotations = BTreeMap::new();
+    for _ in 0..500 {
+        annotations = pods.get("p").await.unwrap().metadata.annotations.unwrap();
+        if annotations["hami.io/bind-phase"] == "success" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(annotations["hami.io/bind-phase"], "success");
+    assert_eq!(annotations["hami.io/vgpu-devices-to-allocate"], ";;;;;;");
+    agent.stop().await;
+    let left = std::fs::read_dir(world.kubelet.device_plugins()).unwrap();
+    let ours = |name: &str| name.starts_with("vgpu-");
+    assert_eq!(
+        left.filter(|e| ours(e.as_ref().unwrap().file_name().to_str().unwrap()))
+            .count(),
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_pods_at_once_each_get_their_own_though_the_kubelet_answers_few_questions() {
+    let world = World::new();
+    let wide = (0..4).map(|index| {
+        let mut card = card(index);
+        card.device.slots = 20;
+        card
+    });
+    world.inventory.send_replace(inventory(wide.collect()));
+    world.kubelet.start();
+    let agent = world.agent();
+    world.is_known(80).await;
+    let mut pods = Vec::new();
+    for number in 0..50_u32 {
+        let name = format!("p{number}");
+        let pod = world
+            .pod(
+                &name,
+                &[("main", "app", &[(number % 4, 100 + u64::from(number))])],
+            )
+            .await;
+        world.kubelet.admit(&pod).await.unwrap();
+        pods.push(pod);
+    }
+    world.kubelet.limit();
+
+    let mut starting = JoinSet::new();
+    for pod in &pods {
+        let (kubelet, uid) = (world.kubelet.clone(), uid(pod).to_owned());
+        starting.spawn(async move { kubelet.starts(&uid, "main").await.unwrap() });
+    }
+    starting.join_all().await;
+
+    for (number, pod) in (0..50_u32).zip(&pods) {
+        let given = world.hands.of(uid(pod));
+        let card = format!("GPU-{}", number % 4);
+        assert_eq!(
+            cards(&given["main"]),
+            [(card.as_str(), 100 + u64::from(number))]
+        );
+    }
+    let (asked, _) = world.kubelet.lists();
+    assert!(asked < 40, "{asked} questions for 50 pods");
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn init_containers_alone_are_known_by_the_kubelets_record() {
+    let world = World::new();
+    let agent = world.up().await;
+    let mut pods = Vec::new();
+    for name in ["x", "y", "z"] {
+        let number = u32::try_from(pods.len()).unwrap();
+        let pod = world.pod(name, &[("prep", "init", &[(number, 300)])]).await;
+        world.kubelet.admit(&pod).await.unwrap();
+        pods.push(pod);
+    }
+
+    for pod in pods.iter().rev() {
+        world.kubelet.starts(uid(pod), "prep").await.unwrap();
+    }
+
+    for (number, pod) in pods.iter().enumerate() {
+        let card = format!("GPU-{number}");
+        assert_eq!(
+            cards(&world.hands.of(uid(pod))["prep"]),
+            [(card.as_str(), 300)]
+        );
+    }
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kubelet_that_begins_anew_knows_the_plugin_at_once() {
+    let world = World::new();
+    let agent = world.up().await;
+    let pod = world.pod("p", &[("main", "app", &[(0, 100)])]).await;
+    world.kubelet.admit(&pod).await.unwrap();
+
+    for life in 2..4 {
+        world.kubelet.kill().await;
+        assert_eq!(world.kubelet.slots(GPU).0, 0);
+        world.kubelet.start();
+        world.is_known(40).await;
+        assert!(world.kubelet.registrations() >= life);
+        world.kubelet.starts(uid(&pod), "main").await.unwrap();
+    }
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_agent_may_be_there_first_and_may_not_know_its_cards_yet() {
+    let world = World::new();
+    let agent = world.up().await;
+    agent.kill().await;
+    world.kubelet.kill().await;
+    // The driver takes its time: what was known when the agent last ran is told.
+    world.inventory.send_replace(None);
+    let agent = world.agent();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    world.kubelet.start();
+    world.is_known(40).await;
+    let pod = world.pod("p", &[("main", "app", &[(1, 100)])]).await;
+    world.kubelet.admit(&pod).await.unwrap();
+
+    let (kubelet, of) = (world.kubelet.clone(), uid(&pod).to_owned());
+    let starting = tokio::spawn(async move { kubelet.starts(&of, "main").await });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!starting.is_finished());
+    world
+        .inventory
+        .send_replace(inventory((0..4).map(card).collect()));
+
+    starting.await.unwrap().unwrap();
+    assert_eq!(cards(&world.hands.of(uid(&pod))["main"]), [("GPU-1", 100)]);
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_is_killed_between_any_two_steps_goes_on_where_it_was() {
+    let world = World::new();
+    let agent = world.up().await;
+    let pod = world
+        .pod(
+            "p",
+            &[
+                ("prep", "init", &[(0, 100)]),
+                ("a", "app", &[(1, 200)]),
+                ("b", "app", &[(2, 300)]),
+            ],
+        )
+        .await;
+    world.kubelet.admit(&pod).await.unwrap();
+    // After Allocate.
+    agent.kill().await;
+    let agent = world.agent();
+    until("it is known again", || world.kubelet.registrations() == 2).await;
+    // Between writing down whose it is, and giving it.
+    world.hands.hang(true);
+    let (kubelet, of) = (world.kubelet.clone(), uid(&pod).to_owned());
+    let starting = tokio::spawn(async move { kubelet.starts(&of, "prep").await });
+    until("it gives", || {
+        world.hands.waiting.load(Ordering::SeqCst) == 1
+    })
+    .await;
+    agent.kill().await;
+    assert!(starting.await.unwrap().is_err());
+    assert!(world.hands.of(uid(&pod)).is_empty());
+    world.hands.hang(false);
+    let agent = world.agent();
+    until("it is known again", || world.kubelet.registrations() == 3).await;
+
+    world.kubelet.starts(uid(&pod), "prep").await.unwrap();
+    let given = world.hands.of(uid(&pod));
+    // After giving, before telling; and the next container starts with another process.
+    agent.kill().await;
+    let agent = world.agent();
+    until("it is known again", || world.kubelet.registrations() == 4).await;
+    for container in ["a", "b"] {
+        world.kubelet.starts(uid(&pod), container).await.unwrap();
+    }
+
+    assert_eq!(cards(&given["prep"]), [("GPU-0", 100)]);
+    assert_eq!(cards(&given["a"]), [("GPU-1", 200)]);
+    assert_eq!(cards(&given["b"]), [("GPU-2", 300)]);
+    assert_eq!(world.hands.of(uid(&pod)), given);
+    assert_eq!(world.hands.names.load(Ordering::SeqCst), 3);
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_memory_that_is_damaged_or_lost_is_taken_from_the_kubelets_record() {
+    for damage in ["truncated", "garbled", "lost"] {
+        let world = World::new();
+        let agent = world.up().await;
+        let containers: [(&str, &str, &[(u32, u64)]); 3] = [
+            ("prep", "init", &[(0, 100)]),
+            ("a", "app", &[(1, 200)]),
+            ("b", "app", &[(2, 300)]),
+        ];
+        let pod = world.pod("p", &containers).await;
+        world.kubelet.admit(&pod).await.unwrap();
+        agent.kill().await;
+        let file = world.folder.path().join("state/allotments.json");
+        let text = std::fs::read(&file).unwrap();
+        match damage {
+            "truncated" => std::fs::write(&file, &text[..text.len() / 2]).unwrap(),
+            "garbled" => {
+                std::fs::write(&file, text.iter().map(|b| b ^ 1).collect::<Vec<_>>()).unwrap()
+            }
+            _ => std::fs::remove_file(&file).unwrap(),
+        }
+
+        let agent = world.agent();
+        until("it is known again", || world.kubelet.registrations() == 2).await;
+        world.kubelet.starts(uid(&pod), "prep").await.unwrap();
+
+        let given = world.hands.of(uid(&pod));
+        assert_eq!(cards(&given["prep"]), [("GPU-0", 100)], "{damage}");
+        assert_eq!(cards(&given["a"]), [("GPU-1", 200)], "{damage}");
+        assert_eq!(cards(&given["b"]), [("GPU-2", 300)], "{damage}");
+        let names: Vec<String> = world.hands.given.lock().keys().cloned().collect();
+        assert_eq!(names, ["v0000", "v0001", "v0002"], "{damage}");
+        agent.kill().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_are_handed_out_though_nothing_can_be_written_down() {
+    let world = World::new();
+    // Where the file would be stands a directory.
+    std::fs::create_dir_all(world.folder.path().join("state/allotments.new")).unwrap();
+    let agent = world.up().await;
+    let pod = world.pod("p", &[("main", "app", &[(0, 100)])]).await;
+
+    world.kubelet.admit(&pod).await.unwrap();
+    world.kubelet.starts(uid(&pod), "main").await.unwrap();
+
+    assert_eq!(cards(&world.hands.of(uid(&pod))["main"]), [("GPU-0", 100)]);
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_api_server_what_was_given_is_given_again_and_nothing_else() {
+    let world = World::new();
+    let agent = world.up().await;
+    let old = world.pod("old", &[("main", "app", &[(0, 100)])]).await;
+    let new = world.pod("new", &[("main", "app", &[(1, 200)])]).await;
+    world.kubelet.admit(&old).await.unwrap();
+    world.kubelet.admit(&new).await.unwrap();
+    world.kubelet.starts(uid(&old), "main").await.unwrap();
+    // Another process, which has given nothing yet.
+    agent.kill().await;
+    let agent = world.agent();
+    until("it is known again", || world.kubelet.registrations() == 2).await;
+    world.away.store(true, Ordering::SeqCst);
+
+    world.kubelet.starts(uid(&old), "main").await.unwrap();
+    let refused = world.kubelet.starts(uid(&new), "main").await.unwrap_err();
+    let text = refused.message();
+    assert!(text.contains("the API server does not answer"), "{text}");
+    assert!(world.hands.of(uid(&new)).is_empty());
+
+    world.away.store(false, Ordering::SeqCst);
+    world.kubelet.starts(uid(&new), "main").await.unwrap();
+    assert_eq!(cards(&world.hands.of(uid(&new))["main"]), [("GPU-1", 200)]);
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_made_again_under_its_old_name_is_another_one() {
+    let world = World::new();
+    // One slot: the new pod gets the old one's.
+    let mut only = card(0);
+    only.device.slots = 1;
+    world.inventory.send_replace(inventory(vec![only, card(1)]));
+    world.kubelet.start();
+    let agent = world.agent();
+    world.is_known(11).await;
+    let first = world.pod("p", &[("main", "app", &[(0, 9000)])]).await;
+    world.kubelet.admit(&first).await.unwrap();
+    world.kubelet.starts(uid(&first), "main").await.unwrap();
+    world.kubelet.end(uid(&first));
+    let now = DeleteParams::default().grace_period(0);
+    world.pods().delete("p", &now).await.unwrap();
+    // The same card, and more than would be left of it beside the first.
+    let second = world.pod("p", &[("main", "app", &[(0, 8000)])]).await;
+    assert_ne!(uid(&first), uid(&second));
+    world.kubelet.admit(&second).await.unwrap();
+
+    world.kubelet.starts(uid(&second), "main").await.unwrap();
+
+    assert_eq!(
+        cards(&world.hands.of(uid(&first))["main"]),
+        [("GPU-0", 9000)]
+    );
+    assert_eq!(
+        cards(&world.hands.of(uid(&second))["main"]),
+        [("GPU-0", 8000)]
+    );
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_edits_annotations_gets_nothing_by_it() {
+    let world = World::new();
+    let agent = world.up().await;
+    let key = "hami.io/vgpu-devices-allocated";
+    let pod = world.pod("p", &[("main", "app", &[(0, 1000)])]).await;
+    world.kubelet.admit(&pod).await.unwrap();
+    // More than the spec asks for, before it starts.
+    for (text, says) in [
+        ("GPU-0,NVIDIA,9000,5:;", "9000 MiB"),
+        ("GPU-0,NVIDIA,1000,90:;", "90 cores"),
+        ("GPU-0,NVIDIA,0,5:;", "no memory"),
+        (
+            "GPU-0,NVIDIA,1000,5:GPU-1,NVIDIA,1000,5:;",
+            "2 cards, the spec asks for 1",
+        ),
+        (
+            "GPU-9,NVIDIA,1000,5:;",
+            "GPU-9 of the annotations is not on this node",
+        ),
+        ("GPU-0;rubbish,1", "fewer than the four fields"),
+    ] {
+        world.annotate("p", key, text).await;
+        let refused = world.kubelet.starts(uid(&pod), "main").await.unwrap_err();
+        assert!(
+            refused.message().contains(says),
+            "{text}: {}",
+            refused.message()
+        );
+        world.events_say(says).await;
+    }
+    assert!(world.hands.of(uid(&pod)).is_empty());
+    world.annotate("p", key, "GPU-0,NVIDIA,1000,5:;").await;
+    world.kubelet.starts(uid(&pod), "main").await.unwrap();
+    // Another card, after it started.
+    world.annotate("p", key, "GPU-3,NVIDIA,1000,5:;").await;
+    world.kubelet.starts(uid(&pod), "main").await.unwrap();
+
+    assert_eq!(cards(&world.hands.of(uid(&pod))["main"]), [("GPU-0", 1000)]);
+    world.events_say("what was given first stays").await;
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_card_never_gives_more_than_it_has() {
+    let world = World::new();
+    let agent = world.up().await;
+    let big = world.pod("big", &[("main", "app", &[(0, 9000)])]).await;
+    let late = world.pod("late", &[("main", "app", &[(0, 9000)])]).await;
+    for pod in [&big, &late] {
+        world.kubelet.admit(pod).await.unwrap();
+    }
+    world.kubelet.starts(uid(&big), "main").await.unwrap();
+
+    let refused = world.kubelet.starts(uid(&late), "main").await.unwrap_err();
+
+    let text = refused.message();
+    assert!(text.contains("18000 MiB of 16000 MiB"), "{text}");
+    assert!(text.contains("default/big"), "{text}");
+    world.kubelet.end(uid(&big));
+    world.kubelet.starts(uid(&late), "main").await.unwrap();
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sick_card_takes_its_slots_away_free_ones_first_and_starts_nothing() {
+    let world = World::new();
+    let agent = world.up().await;
+    let pod = world
+        .pod("p", &[("main", "app", &[(2, 100), (3, 100)])])
+        .await;
+    world.kubelet.admit(&pod).await.unwrap();
+    let held = world.kubelet.held(uid(&pod), "main");
+    let sick = |cards: &[u32]| -> Health {
+        let sick = Sick {
+            reason: "XID 79: it fell off the bus".to_owned(),
+            since: SystemTime::now(),
+            recovers: false,
+        };
+        let cards = cards.iter();
+        cards
+            .map(|card| (format!("GPU-{card}"), sick.clone()))
+            .collect()
+    };
+
+    world.health.send_replace(Arc::new(sick(&[2])));
+    until("ten slots are sick", || {
+        world.kubelet.slots(GPU) == (40, 30)
+    })
+    .await;
+    assert!(held.iter().all(|id| !world.kubelet.sick(GPU).contains(id)));
+    let refused = world.kubelet.starts(uid(&pod), "main").await.unwrap_err();
+    assert!(
+        refused.message().contains("XID 79"),
+        "{}",
+        refused.message()
+    );
+
+    world.health.send_replace(Arc::default());
+    until("all are well", || world.kubelet.slots(GPU) == (40, 40)).await;
+    world.kubelet.starts(uid(&pod), "main").await.unwrap();
+    world.health.send_replace(Arc::new(sick(&[0, 1, 2, 3])));
+    until("all are sick", || world.kubelet.slots(GPU) == (40, 0)).await;
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_resources_have_a_socket_each() {
+    let mut world = World::new();
+    world.served.push(Served {
+        resource: "hygon.com/dcunum".to_owned(),
+        vendor: "DCU".to_owned(),
+    });
+    let mut other = card(9);
+    other.device = placement::Device::new("DCU", "DCU-0", "Z100", 32_000 * MIB);
+    other.device.slots = 3;
+    world
+        .inventory
+        .send_replace(inventory(vec![card(0), other]));
+    let agent = world.up_with(10).await;
+    until("the other is known", || {
+        world.kubelet.slots("hygon.com/dcunum") == (3, 3)
+    })
+    .await;
+    let mut registered = agent.plugin.registered();
+    let both = registered.wait_for(|known| known.len() == 2);
+    tokio::time::timeout(Duration::from_secs(20), both)
+        .await
+        .unwrap()
+        .unwrap();
+    agent.kill().await;
+}
+
+impl World {
+    async fn up_with(&self, slots: usize) -> Running {
+        self.kubelet.start();
+        let agent = self.agent();
+        self.is_known(slots).await;
+        agent
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_is_made_before_it_is_given_and_its_name_stands_on_the_pod() {
+    let world = World::new();
+    let mut mig = card(0);
+    mig.device.mode = "mig".to_owned();
+    mig.device.mig_profiles = vec![MigProfile {
+        name: "1g.5gb".to_owned(),
+        memory_bytes: 4864 * MIB,
+        cores: 14,
+        slices: 1,
+        placements: vec![Span { start: 0, size: 1 }, Span { start: 1, size: 1 }],
+    }];
+    world.inventory.send_replace(inventory(vec![mig]));
+    let agent = world.up_with(10).await;
+    let pod = world
+        .pod("p", &[("prep", "init", &[]), ("main", "app", &[(0, 4864)])])
+        .await;
+    let instances = r#"[{"containerIndex":1,"deviceIndex":0,"gpuUUID":"GPU-0","profile":"1g.5gb","placement":{"start":1,"size":1}}]"#;
+    world
+        .annotate("p", "hami.io/vgpu-mig-allocations", instances)
+        .await;
+    world.kubelet.admit(&pod).await.unwrap();
+
+    world.kubelet.starts(uid(&pod), "main").await.unwrap();
+
+    let given = &world.hands.of(uid(&pod))["main"];
+    assert_eq!(given.devices[0].uuid, "MIG-0");
+    assert_eq!(given.devices[0].instance.as_ref().unwrap().card, "GPU-0");
+    let pods = world.pods();
+    let key = "hami.io/vgpu-mig-allocations";
+    let mut text = String::new();
+    for _ in 0..500 {
+        text = pods.get("p").await.unwrap().metadata.annotations.unwrap()[key].clone();
+        if text.contains("migUUID") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let told: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(told[0]["migUUID"], "MIG-0");
+    assert_eq!(told[0]["gpuInstanceID"], 1);
+    assert_eq!(told[0]["computeInstanceID"], 0);
+    // Another pod in the same place is refused.
+    let thief = world.pod("thief", &[("main", "app", &[(0, 4864)])]).await;
+    world
+        .annotate(
+            "thief",
+            key,
+            &instances.replace(":1,\"deviceIndex", ":0,\"deviceIndex"),
+        )
+        .await;
+    world.kubelet.admit(&thief).await.unwrap();
+    let refused = world.kubelet.starts(uid(&thief), "main").await.unwrap_err();
+    assert!(
+        refused.message().contains("same place"),
+        "{}",
+        refused.message()
+    );
+    let living = agent.plugin.living().await.unwrap();
+    assert_eq!(living.instances.into_iter().collect::<Vec<_>>(), ["MIG-0"]);
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_lives_is_what_both_have_and_nothing_is_said_while_one_is_away() {
+    let world = World::new();
+    let agent = world.up().await;
+    let stays = world
+        .pod(
+            "stays",
+            &[("prep", "init", &[(0, 100)]), ("main", "app", &[(0, 100)])],
+        )
+        .await;
+    let goes = world.pod("goes", &[("main", "app", &[(1, 100)])]).await;
+    for pod in [&stays, &goes] {
+        world.kubelet.admit(pod).await.unwrap();
+    }
+    world.kubelet.starts(uid(&stays), "prep").await.unwrap();
+    world.kubelet.starts(uid(&goes), "main").await.unwrap();
+    let names = || async { agent.plugin.living().await.map(|living| living.names.len()) };
+    assert_eq!(names().await, Ok(3));
+
+    world.kubelet.end(uid(&goes));
+    assert_eq!(names().await, Ok(3), "the API server still has it");
+    world.away.store(true, Ordering::SeqCst);
+    assert!(names().await.is_err());
+    world.away.store(false, Ordering::SeqCst);
+    let now = DeleteParams::default().grace_period(0);
+    world.pods().delete("goes", &now).await.unwrap();
+
+    assert_eq!(names().await, Ok(2));
+    agent.plugin.forget(&[Name("v0002".to_owned())]);
+    assert_eq!(agent.plugin.allotments().len(), 2);
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_that_nobody_holds_start_nothing_and_say_so() {
+    let world = World::new();
+    let agent = world.up().await;
+    let pod = world.pod("p", &[("main", "app", &[(0, 100)])]).await;
+    world.kubelet.admit(&pod).await.unwrap();
+    world.kubelet.forget_holders();
+
+    let patience = Duration::from_secs(4);
+    let refused = world
+        .kubelet
+        .starts_within(uid(&pod), "main", patience)
+        .await
+        .unwrap_err();
+
+    let text = refused.message();
+    assert!(text.contains("names no pod that holds vgpu-"), "{text}");
+    agent.kill().await;
+}
