@@ -28,6 +28,8 @@ mod handed;
 
 mod listing;
 
+mod living;
+
 mod metrics;
 
 mod pods;
@@ -266,7 +268,7 @@ impl Plugin {
     ///
     /// Who did not answer. Nothing may be cleared away then.
     pub async fn living(&self) -> Result<Living, String> {
-        prepare::living(self).await
+        living::living(self).await
     }
 
     /// Names of the allotments whose slots the kubelet says are held.
@@ -275,7 +277,7 @@ impl Plugin {
     ///
     /// Why the kubelet did not answer.
     pub async fn in_use(&self) -> Result<BTreeSet<Name>, String> {
-        prepare::in_use(self).await
+        living::in_use(self).await
     }
 
     /// The pods of this node that are not over, as the API server has them.
@@ -284,7 +286,7 @@ impl Plugin {
     ///
     /// Why the API server did not answer.
     pub async fn living_pods(&self) -> Result<Vec<LivingPod>, String> {
-        prepare::living_pods(self).await
+        living::living_pods(self).await
     }
 
     /// The resources that are served.

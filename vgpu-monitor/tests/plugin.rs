@@ -872,7 +872,8 @@ async fn an_instance_is_made_before_it_is_given_and_its_name_stands_on_the_pod()
         refused.message()
     );
     let living = agent.plugin.living().await.unwrap();
-    assert_eq!(living.instances.into_iter().collect::<Vec<_>>(), ["MIG-0"]);
+    let places: Vec<_> = living.instances.into_iter().collect();
+    assert_eq!(places, [("GPU-0".to_owned(), Span { start: 1, size: 1 })]);
     agent.kill().await;
 }
 

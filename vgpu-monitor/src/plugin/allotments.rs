@@ -536,3 +536,6 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

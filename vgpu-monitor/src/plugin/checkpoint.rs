@@ -103,3 +103,31 @@ fn base64(text: &str) -> Option<Vec<u8>> {
     use base64::Engine as _;
     base64::engine::general_purpose::STANDARD.decode(text).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_record_of_a_kubelet_is_read_and_nonsense_is_nothing() {
+        // What containerd's node wrote, shortened: an answer with one CDI device.
+        let text = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["vgpu-3"],"0":["vgpu-1"]},"AllocResp":"KhYKFHZncHUuaW8vY29udGFpbmVyPXYx"},{"PodUID":"x","ContainerName":"y","ResourceName":"r","DeviceIDs":null,"AllocResp":null}],"RegisteredDevices":{"nvidia.com/gpu":["vgpu-1"]}},"Checksum":7}"#;
+        let entries = decode(text.as_bytes()).unwrap();
+        assert_eq!(entries.len(), 2);
+        assert_eq!(entries[0].ids, ["vgpu-1", "vgpu-3"]);
+        let answer = entries[0].answer.as_ref().unwrap();
+        assert_eq!(answer.cdi_devices[0].name, "vgpu.io/container=v1");
+        assert_eq!(entries[1].answer, None);
+        for nonsense in [
+            "",
+            "{",
+            "[]",
+            "{}",
+            r#"{"Data":{"PodDeviceEntries":[1]}}"#,
+            "\u{0}",
+        ] {
+            assert_eq!(decode(nonsense.as_bytes()), None, "{nonsense}");
+        }
+        assert_eq!(decode(br#"{"Data":{}}"#), Some(Vec::new()));
+    }
+}

@@ -146,3 +146,63 @@ pub fn preferred(
     chosen.extend(rest.into_iter().take(missing).cloned());
     chosen
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(ids: &[usize]) -> BTreeSet<String> {
+        ids.iter().map(|number| id(*number)).collect()
+    }
+
+    #[test]
+    fn free_slots_go_first_then_those_on_sick_cards_then_the_others() {
+        let check = |all, well, taken: &[usize], sick: &[usize], expected: &[usize]| {
+            let listed = list(Slots { all, well }, &set(taken), &set(sick));
+            let gone = listed.iter().filter(|slot| !slot.well);
+            let gone: Vec<String> = gone.map(|slot| slot.id.clone()).collect();
+            let expected: Vec<String> = expected.iter().map(|number| id(*number)).collect();
+            assert_eq!(gone, expected, "{all} {well} {taken:?} {sick:?}");
+        };
+        check(6, 6, &[1], &[], &[]);
+        check(6, 4, &[], &[], &[4, 5]);
+        check(6, 4, &[4, 5], &[], &[2, 3]);
+        check(6, 3, &[1, 4, 5], &[4], &[0, 2, 3]);
+        check(6, 2, &[1, 4, 5], &[4], &[0, 2, 3, 4]);
+        check(6, 1, &[1, 4, 5], &[4], &[0, 2, 3, 4, 5]);
+        check(6, 0, &[1], &[1], &[0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn who_holds_a_slot_that_is_no_more_keeps_it() {
+        let listed = list(Slots { all: 2, well: 2 }, &set(&[7]), &BTreeSet::new());
+        let ids: Vec<(&str, bool)> = listed.iter().map(|s| (s.id.as_str(), s.well)).collect();
+        assert_eq!(ids, [("vgpu-0", true), ("vgpu-1", false), ("vgpu-7", true)]);
+    }
+
+    #[test]
+    fn the_longest_unused_is_preferred_and_nonsense_is_answered() {
+        let lot = |order: u64, number: usize| Allotment {
+            order,
+            name: format!("v{order}"),
+            resource: "r".to_owned(),
+            ids: vec![id(number)],
+            claim: None,
+        };
+        let lots = [lot(1, 0), lot(2, 1), lot(3, 0)];
+        let ids = |numbers: &[usize]| -> Vec<String> { numbers.iter().map(|n| id(*n)).collect() };
+        let free = ids(&[10, 0, 1, 2]);
+        for (available, must, size, expected) in [
+            (&free, ids(&[]), 2, ids(&[2, 10])),
+            (&free, ids(&[]), 4, ids(&[2, 10, 1, 0])),
+            (&free, ids(&[0]), 2, ids(&[0, 2])),
+            (&free, ids(&[0, 0]), 1, ids(&[0])),
+            (&free, ids(&[]), 9, ids(&[2, 10, 1, 0])),
+            (&free, ids(&[]), 0, ids(&[])),
+        ] {
+            assert_eq!(preferred(available, &must, size, &lots, "r"), expected);
+        }
+        let odd = ["x".to_owned(), "x".to_owned(), String::new()];
+        assert_eq!(preferred(&odd, &[], 3, &lots, "r"), ["", "x"]);
+    }
+}

@@ -167,7 +167,6 @@ proptest! {
     #[test]
     fn no_container_gets_what_is_anothers(steps in steps()) {
         let mut kubelet = Kubelet::default();
-        let mut found = 0;
         for step in steps {
             match step {
                 Step::Admit(containers, pick, up) => kubelet.admit(&containers, pick, up),
@@ -186,7 +185,6 @@ proptest! {
                     prop_assert_eq!(&kubelet.find(&pod, starts, true), &Ok(truth.clone()));
                     if let Ok(guess) = kubelet.find(&pod, starts, false) {
                         prop_assert_eq!(&guess, &truth);
-                        found += 1;
                     } else {
                         // Without the record only what no list has is not found.
                         prop_assert!(pod.asking.iter().any(|asking| asking.kind == Kind::Init));
@@ -196,7 +194,6 @@ proptest! {
                 _ => {}
             }
         }
-        let _ = found;
     }
 }
 
@@ -228,7 +225,7 @@ fn an_init_containers_slots_name_its_pod_by_those_that_were_handed_on() {
 }
 
 #[test]
-fn a_newer_allotment_of_another_pod_is_nobodys_elses() {
+fn what_another_pod_was_given_is_not_handed_on() {
     // The memory lost what the kubelet handed out last: the older one of the same slots is another pod's.
     let ids = ["vgpu-1".to_owned()];
     let lots = [Lot {
