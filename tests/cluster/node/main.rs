@@ -15,6 +15,8 @@ mod containers;
 #[cfg(test)]
 mod crowd;
 #[cfg(test)]
+mod doctor;
+#[cfg(test)]
 mod faults;
 #[cfg(test)]
 mod rules;
