@@ -5,6 +5,9 @@
 //! Never touches an instance that it did not make, never takes one from under a process, and never switches a card's
 //! MIG mode. The driver is asked on a thread of its own: whoever asks waits [`PATIENCE`] and no longer.
 
+mod card;
+mod journal;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,12 +16,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::{Device, Nvml};
 use parking_lot::Mutex;
 use placement::Span;
-use serde::{Deserialize, Serialize};
 use supervisor::gpu::partition::{self, GpuInstance, Profile};
+
+use card::{Card, failed};
+use journal::{Entry, Journal, Step};
 
 /// The kubelet gives a container 30 s to be prepared; the refusal has to come before that.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -232,122 +237,6 @@ impl Mig {
     }
 }
 
-/// How far an instance is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Step {
-    /// Being made: it may be there, half or whole.
-    Making,
-    /// There.
-    Made,
-    /// Being removed.
-    Removing,
-}
-
-/// An instance of the journal.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
-    card: String,
-    profile: String,
-    profile_id: u32,
-    start: u32,
-    size: u32,
-    step: Step,
-    /// Once it is made.
-    uuid: Option<String>,
-    /// False where it was there before: then it stays when its container goes.
-    ours: bool,
-}
-
-impl Entry {
-    fn place(&self) -> (String, Span) {
-        let span = Span {
-            start: self.start,
-            size: self.size,
-        };
-        (self.card.clone(), span)
-    }
-
-    fn lies_as(&self, instance: &GpuInstance) -> bool {
-        (self.profile_id, self.start, self.size)
-            == (instance.profile, instance.start, instance.size)
-    }
-}
-
-/// What is under way and what is there, on disk.
-#[derive(Debug)]
-struct Journal {
-    path: PathBuf,
-    entries: Vec<Entry>,
-    /// Why it could not be read.
-    broken: Option<String>,
-}
-
-/// The file's form.
-const FORM: u32 = 1;
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Kept {
-    form: u32,
-    instances: Vec<Entry>,
-}
-
-impl Journal {
-    fn open(state_dir: &Path) -> Self {
-        let path = state_dir.join("mig.json");
-        let (entries, broken) = match Self::read(&path) {
-            Ok(entries) => (entries, None),
-            Err(problem) => {
-                let reason = format!(
-                    "{problem}; it says which instances this agent made: mend it, or remove it when none of them is \
-                     left (nvidia-smi mig -lgi), and start the agent anew"
-                );
-                tracing::error!(file = %path.display(), %reason, "no MIG instance is made or removed");
-                (Vec::new(), Some(reason))
-            }
-        };
-        Self {
-            path,
-            entries,
-            broken,
-        }
-    }
-
-    fn read(path: &Path) -> Result<Vec<Entry>, String> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error.to_string()),
-        };
-        let kept: Kept = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-        if kept.form == FORM {
-            Ok(kept.instances)
-        } else {
-            Err(format!("is of form {}, and {FORM} is read", kept.form))
-        }
-    }
-
-    fn error(&self, reason: String) -> MigError {
-        MigError::Journal {
-            file: self.path.display().to_string(),
-            reason,
-        }
-    }
-
-    fn write(&self) -> Result<(), MigError> {
-        let kept = Kept {
-            form: FORM,
-            instances: self.entries.clone(),
-        };
-        super::write_whole(&self.path, &kept).map_err(|error| self.error(error.to_string()))
-    }
-
-    fn at(&mut self, card: &str, instance: &GpuInstance) -> Option<&mut Entry> {
-        let mut entries = self.entries.iter_mut();
-        entries.find(|entry| entry.card == card && entry.lies_as(instance))
-    }
-}
-
 /// The thread's own.
 struct Cutter {
     library: Option<PathBuf>,
@@ -355,101 +244,6 @@ struct Cutter {
     journal: Journal,
     /// When an instance was asked for last, by its place.
     asked: BTreeMap<(String, Span), Instant>,
-}
-
-/// Turns what the driver says into a sentence with the step that failed.
-fn failed<'a>(card: &'a str, step: &'static str) -> impl Fn(NvmlError) -> MigError + 'a {
-    move |error| MigError::Driver {
-        card: card.to_owned(),
-        step,
-        reason: error.to_string(),
-    }
-}
-
-/// A card in MIG mode, and what it offers.
-struct Card<'a> {
-    uuid: &'a str,
-    device: Device<'a>,
-    profiles: Vec<Profile>,
-}
-
-impl<'a> Card<'a> {
-    fn open(nvml: &'a Nvml, uuid: &'a str) -> Result<Self, MigError> {
-        let device = nvml
-            .device_by_uuid(uuid)
-            .map_err(failed(uuid, "finding the card"))?;
-        let mode = match device.mig_mode() {
-            Ok(mode) => mode.current == 1,
-            Err(NvmlError::NotSupported) => false,
-            Err(error) => return Err(failed(uuid, "asking for its MIG mode")(error)),
-        };
-        if !mode {
-            return Err(MigError::Off {
-                card: uuid.to_owned(),
-            });
-        }
-        let profiles =
-            partition::profiles(&device).map_err(failed(uuid, "asking for its MIG profiles"))?;
-        Ok(Self {
-            uuid,
-            device,
-            profiles,
-        })
-    }
-
-    fn instances(&self) -> Result<Vec<GpuInstance>, MigError> {
-        partition::instances(&self.device)
-            .map_err(failed(self.uuid, "asking for its MIG instances"))
-    }
-
-    fn profile_name(&self, id: u32) -> String {
-        let profile = self.profiles.iter().find(|profile| profile.id == id);
-        profile.map_or_else(|| format!("profile {id}"), |profile| profile.name.clone())
-    }
-
-    /// The MIG device of an instance.
-    fn device_of(&self, gpu: u32, compute: u32) -> Option<Device<'a>> {
-        (0..MIG_DEVICES)
-            .filter_map(|index| self.device.mig_device_by_index(index).ok())
-            .find(|device| partition::ids(device).ok() == Some((gpu, compute)))
-    }
-
-    /// Destroys an instance with all that is in it.
-    fn destroy(&self, instance: &GpuInstance) -> Result<(), MigError> {
-        let gone = |step, result: Result<(), NvmlError>| match result {
-            Ok(()) | Err(NvmlError::NotFound) => Ok(()),
-            Err(error) => Err(failed(self.uuid, step)(error)),
-        };
-        for &compute in &instance.compute {
-            gone(
-                "destroying a compute instance",
-                partition::destroy_compute(&self.device, instance.id, compute),
-            )?;
-        }
-        gone(
-            "destroying a GPU instance",
-            partition::destroy(&self.device, instance.id),
-        )
-    }
-
-    /// Processes on an instance.
-    fn processes(&self, instance: &GpuInstance) -> Vec<u32> {
-        let devices = instance
-            .compute
-            .iter()
-            .filter_map(|&compute| self.device_of(instance.id, compute));
-        let mut pids: Vec<u32> = devices
-            .flat_map(|device| {
-                let compute = device.running_compute_processes().unwrap_or_default();
-                let graphics = device.running_graphics_processes().unwrap_or_default();
-                compute.into_iter().chain(graphics)
-            })
-            .map(|process| process.pid)
-            .collect();
-        pids.sort_unstable();
-        pids.dedup();
-        pids
-    }
 }
 
 impl Cutter {

@@ -1,0 +1,128 @@
+//! Which instances this agent has made and which are under way, on disk. Never the driver: whether one is there is asked
+//! elsewhere.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use placement::Span;
+use serde::{Deserialize, Serialize};
+use supervisor::gpu::partition::GpuInstance;
+
+use super::MigError;
+use crate::inventory::write_whole;
+
+/// How far an instance is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Step {
+    /// Being made: it may be there, half or whole.
+    Making,
+    /// There.
+    Made,
+    /// Being removed.
+    Removing,
+}
+
+/// An instance of the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub(super) card: String,
+    pub(super) profile: String,
+    pub(super) profile_id: u32,
+    pub(super) start: u32,
+    pub(super) size: u32,
+    pub(super) step: Step,
+    /// Once it is made.
+    pub(super) uuid: Option<String>,
+    /// False where it was there before: then it stays when its container goes.
+    pub(super) ours: bool,
+}
+
+impl Entry {
+    pub(super) fn place(&self) -> (String, Span) {
+        let span = Span {
+            start: self.start,
+            size: self.size,
+        };
+        (self.card.clone(), span)
+    }
+
+    pub(super) fn lies_as(&self, instance: &GpuInstance) -> bool {
+        (self.profile_id, self.start, self.size)
+            == (instance.profile, instance.start, instance.size)
+    }
+}
+
+/// What is under way and what is there, on disk.
+#[derive(Debug)]
+pub(super) struct Journal {
+    path: PathBuf,
+    pub(super) entries: Vec<Entry>,
+    /// Why it could not be read.
+    pub(super) broken: Option<String>,
+}
+
+/// The file's form.
+const FORM: u32 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    form: u32,
+    instances: Vec<Entry>,
+}
+
+impl Journal {
+    pub(super) fn open(state_dir: &Path) -> Self {
+        let path = state_dir.join("mig.json");
+        let (entries, broken) = match Self::read(&path) {
+            Ok(entries) => (entries, None),
+            Err(problem) => {
+                let reason = format!(
+                    "{problem}; it says which instances this agent made: mend it, or remove it when none of them is \
+                     left (nvidia-smi mig -lgi), and start the agent anew"
+                );
+                tracing::error!(file = %path.display(), %reason, "no MIG instance is made or removed");
+                (Vec::new(), Some(reason))
+            }
+        };
+        Self {
+            path,
+            entries,
+            broken,
+        }
+    }
+
+    fn read(path: &Path) -> Result<Vec<Entry>, String> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error.to_string()),
+        };
+        let kept: Kept = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        if kept.form == FORM {
+            Ok(kept.instances)
+        } else {
+            Err(format!("is of form {}, and {FORM} is read", kept.form))
+        }
+    }
+
+    pub(super) fn error(&self, reason: String) -> MigError {
+        MigError::Journal {
+            file: self.path.display().to_string(),
+            reason,
+        }
+    }
+
+    pub(super) fn write(&self) -> Result<(), MigError> {
+        let kept = Kept {
+            form: FORM,
+            instances: self.entries.clone(),
+        };
+        write_whole(&self.path, &kept).map_err(|error| self.error(error.to_string()))
+    }
+
+    pub(super) fn at(&mut self, card: &str, instance: &GpuInstance) -> Option<&mut Entry> {
+        let mut entries = self.entries.iter_mut();
+        entries.find(|entry| entry.card == card && entry.lies_as(instance))
+    }
+}
