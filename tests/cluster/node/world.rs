@@ -167,12 +167,12 @@ impl World {
             .await;
         match asked {
             Some(found) => found,
-            None => panic!(
-                "waited in vain: {pod} {what}; it has {}; events: {:#?}",
-                serde_json::to_string(&last.lock().unwrap().as_ref().map(|pod| &pod.status))
-                    .unwrap(),
-                self.events_of(pod).await
-            ),
+            None => {
+                let last = last.into_inner().unwrap();
+                let last = serde_json::to_string(&last.map(|pod| pod.status)).unwrap();
+                let events = self.events_of(pod).await;
+                panic!("waited in vain: {pod} {what}; it has {last}; events: {events:#?}")
+            }
         }
     }
 
@@ -195,11 +195,13 @@ impl World {
             .await;
         match asked {
             Some(lines) => lines,
-            None => panic!(
-                "waited in vain: {pod}/{container} writes {count} lines; it has written:\n{}\nevents: {:#?}",
-                last.lock().unwrap(),
-                self.events_of(pod).await
-            ),
+            None => {
+                let last = last.into_inner().unwrap();
+                let events = self.events_of(pod).await;
+                panic!(
+                    "waited in vain: {pod}/{container} writes {count} lines; it has written:\n{last}\nevents: {events:#?}"
+                )
+            }
         }
     }
 
