@@ -4,6 +4,7 @@
 //! Never reads a tenant's file itself: `supervisor` does, by `pread`, and clamps. Never lets one
 //! owner of directories use up the time or the room of the others.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -118,10 +119,13 @@ pub fn read(
 
 impl Census {
     /// Gives each container a name of its own. Where two containers of several users have the same
-    /// one, the owner with the smallest uid keeps it, and the others stand as `UID/NAME`.
+    /// one, the owner with the smallest uid keeps it, of his the newest, and the others stand as `UID/NAME`.
     fn settle_names(&mut self) {
-        self.found
-            .sort_by(|a, b| (a.owner, &a.path).cmp(&(b.owner, &b.path)));
+        let place = |found: &Found| {
+            let newest_first = Reverse(found.created_unix);
+            (found.owner, newest_first, found.path.clone())
+        };
+        self.found.sort_by_cached_key(place);
         let mut taken: HashSet<[String; 3]> = HashSet::with_capacity(self.found.len());
         let duplicates = &mut self.duplicates;
         self.found.retain_mut(|found| {
@@ -129,8 +133,14 @@ impl Census {
                 namespace,
                 pod,
                 container,
+                processes,
                 ..
             } = &mut found.shown;
+            // What a pod that was made again under its name has left, and nobody uses: it goes within a minute.
+            let is_left = *processes == 0 && !pod.is_empty();
+            if is_left && taken.contains(&[namespace.clone(), pod.clone(), container.clone()]) {
+                return false;
+            }
             let names = [container.clone(), format!("{}/{container}", found.owner)];
             let free = names
                 .into_iter()
@@ -454,6 +464,22 @@ mod tests {
             format!("{namespace}|{pod}|{container}")
         };
         census.found.iter().map(name).collect()
+    }
+
+    #[test]
+    fn a_pod_that_was_made_again_under_its_name_is_the_one_that_is_shown() {
+        let of_pod = |path: &str, created_unix| ContainerView {
+            pod: "train".to_owned(),
+            created_unix,
+            ..container(0, path, "main")
+        };
+        let views = vec![of_pod("/r/a-dead", 100), of_pod("/r/b-new", 200)];
+
+        let census = census(views, None, 0);
+
+        assert_eq!(names(&census), ["|train|main"]);
+        assert_eq!(census.found[0].path, PathBuf::from("/r/b-new"));
+        assert_eq!(census.duplicates, Vec::<PathBuf>::new());
     }
 
     #[test]
