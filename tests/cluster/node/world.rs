@@ -228,7 +228,19 @@ impl World {
 
     /// The same program once more, in a container that runs.
     pub(crate) fn ask(&self, pod: &str, container: &str, words: &[&str]) -> Vec<String> {
-        let all: Vec<&str> = ["gpu"].iter().chain(words).copied().collect();
+        // The simulated driver finds its board by variables, and containerd 1.6 gives those that a runtime has added
+        // to a container's first process alone.
+        let mut all = vec!["env"];
+        let driver = [
+            "VGPU_SIM_BOARD=/run/vgpu-sim/board",
+            "VGPU_SIM_PROC=/run/vgpu-sim/proc",
+            "VGPU_SIM_DEVICES_DIR=/dev",
+        ];
+        if !self.has_cdi {
+            all.extend(driver);
+        }
+        all.push("gpu");
+        all.extend(words);
         let said = self
             .exec(pod, container, &all)
             .unwrap_or_else(|error| panic!("{pod}/{container} {words:?}: {error}"));
