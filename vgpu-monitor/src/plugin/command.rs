@@ -250,7 +250,12 @@ async fn manner(args: &PluginArgs, client: &kube::Client, state: &Path) -> Manne
             Ok(Ok(node)) => Ok(node
                 .status
                 .and_then(|status| status.node_info)
-                .map(|info| info.container_runtime_version)
+                .map(|info| {
+                    format!(
+                        "{} {}",
+                        info.container_runtime_version, info.kubelet_version
+                    )
+                })
                 .unwrap_or_default()),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err("no answer in time".to_owned()),
@@ -276,26 +281,33 @@ async fn manner(args: &PluginArgs, client: &kube::Client, state: &Path) -> Manne
     }
 }
 
-/// By what the Node says of its runtime: `containerd://2.1.4`. What is not known has CDI by now.
-fn manner_of(runtime: &str) -> Manner {
+/// By what the Node says of its runtime and its kubelet: `containerd://2.1.4 v1.35.4`. What is not known has CDI by now.
+/// A kubelet before 1.29 drops the CDI names of a device plugin.
+fn manner_of(said: &str) -> Manner {
+    let (runtime, kubelet) = said.split_once(' ').unwrap_or((said, ""));
     let (name, version) = runtime.split_once("://").unwrap_or((runtime, ""));
-    let mut numbers = version.split('.').map(|part| {
-        let digits: String = part.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse::<u32>().ok()
-    });
-    let mut next = || numbers.next().flatten();
-    let (major, minor) = (next(), next());
-    let is_older = match (name, major) {
-        ("containerd", Some(major)) => major < 2,
-        ("cri-o", Some(major)) => (major, minor.unwrap_or(0)) < (1, 28),
+    let is_older = match (name, numbers(version)) {
+        ("containerd", Some(version)) => version < (2, 0),
+        ("cri-o", Some(version)) => version < (1, 28),
         ("docker", _) => true,
         _ => false,
     };
-    if is_older {
+    let drops = numbers(kubelet.trim().trim_start_matches('v')).is_some_and(|has| has < (1, 29));
+    if is_older || drops {
         Manner::Mounts
     } else {
         Manner::Cdi
     }
+}
+
+/// The first two numbers of a version.
+fn numbers(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(|part| {
+        let digits: String = part.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u32>().ok()
+    });
+    let major = numbers.next().flatten()?;
+    Some((major, numbers.next().flatten().unwrap_or(0)))
 }
 
 fn register_format(format: FormatArg) -> RegisterFormat {
@@ -440,11 +452,17 @@ mod tests {
             ("containerd://2.1.4", Manner::Cdi),
             ("containerd://1.6.20~ds1", Manner::Mounts),
             ("containerd://1.7.27", Manner::Mounts),
-            ("containerd://v2.0.0-rc.1", Manner::Cdi),
+            ("containerd://2.0.0-rc.1", Manner::Cdi),
             ("cri-o://1.27.1", Manner::Mounts),
             ("cri-o://1.28.0", Manner::Cdi),
             ("docker://20.10.1", Manner::Mounts),
             ("somebody://0.1", Manner::Cdi),
+            ("containerd://2.1.4 v1.35.4", Manner::Cdi),
+            ("containerd://2.1.4 v1.29.0-eks-1", Manner::Cdi),
+            ("containerd://2.1.4 v1.28.15", Manner::Mounts),
+            ("containerd://1.6.20 v1.35.4", Manner::Mounts),
+            ("cri-o://1.30.0 v1.30.1\n", Manner::Cdi),
+            ("", Manner::Cdi),
         ] {
             assert_eq!(manner_of(runtime), manner, "{runtime}");
         }

@@ -1,5 +1,7 @@
 //! A kubelet as a plugin sees it: its two sockets, its way of handing out slots, its record. In this process.
 
+pub(crate) mod world;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

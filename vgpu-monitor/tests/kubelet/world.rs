@@ -1,0 +1,345 @@
+//! A node around the plugin: a kubelet, an API server, cards, and hands that give nothing real.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::http;
+use embedded_cluster::Cluster;
+use events::Events;
+use kube::api::{Api, Patch, PatchParams};
+use kube::client::Body;
+use kube_api::config::DeviceConfig;
+use kube_api::object::Pod;
+use kube_api::vendor::{Switches, Vendors};
+use parking_lot::{Condvar, Mutex};
+use placement::{MigProfile, Span};
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tower::ServiceExt as _;
+use vgpu_monitor::card::{Card, Health, Inventory};
+use vgpu_monitor::delivery::{Allotted, Given, Name};
+use vgpu_monitor::plugin::{Giver, Made, Metrics, Parts, Plugin, Served, Settings};
+
+use super::{Kubelet, until};
+
+pub(crate) const GPU: &str = "nvidia.com/gpu";
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// A container of a pod: name, kind (`init`, `sidecar`, `app`), and its cards with MiB.
+pub(crate) type Asks<'a> = (&'a str, &'a str, &'a [(u32, u64)]);
+
+/// What was given, and what goes wrong with it.
+#[derive(Default)]
+pub(crate) struct Hands {
+    pub(crate) names: AtomicUsize,
+    pub(crate) given: Mutex<BTreeMap<String, Given>>,
+    /// Giving waits, as on a disk that hangs.
+    pub(crate) hangs: Mutex<bool>,
+    pub(crate) goes_on: Condvar,
+    pub(crate) waiting: AtomicUsize,
+    pub(crate) made: Mutex<Vec<(String, String, Span)>>,
+}
+
+impl Hands {
+    pub(crate) fn of(&self, uid: &str) -> BTreeMap<String, Given> {
+        let given = self.given.lock();
+        let own = given.values().filter(|given| given.pod_uid == uid);
+        own.map(|given| (given.container.clone(), given.clone()))
+            .collect()
+    }
+
+    pub(crate) fn hang(&self, hangs: bool) {
+        *self.hangs.lock() = hangs;
+        self.goes_on.notify_all();
+    }
+}
+
+struct Fake(Arc<Hands>);
+
+impl Giver for Fake {
+    fn allot(&self) -> Result<(Name, Allotted), String> {
+        let number = self.0.names.fetch_add(1, Ordering::SeqCst);
+        let name = Name(format!("v{number:04}"));
+        let allotted = Allotted {
+            env: vec![("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())],
+            cdi_devices: vec![format!("vgpu.io/container={}", name.0)],
+            ..Allotted::default()
+        };
+        Ok((name, allotted))
+    }
+
+    fn give(&self, name: &Name, given: &Given) -> Result<(), String> {
+        let mut hangs = self.0.hangs.lock();
+        self.0.waiting.fetch_add(1, Ordering::SeqCst);
+        while *hangs {
+            self.0.goes_on.wait(&mut hangs);
+        }
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+        let mut all = self.0.given.lock();
+        if let Some(before) = all.insert(name.0.clone(), given.clone()) {
+            assert_eq!(&before, given, "{name:?} was another container's");
+        }
+        Ok(())
+    }
+
+    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> Result<Made, String> {
+        let mut made = self.0.made.lock();
+        let one = (card.to_owned(), profile.name.clone(), span);
+        let at = made.iter().position(|known| *known == one);
+        let at = at.unwrap_or_else(|| {
+            made.push(one);
+            made.len() - 1
+        });
+        let number = u32::try_from(at).unwrap();
+        Ok(Made {
+            uuid: format!("MIG-{number}"),
+            gpu_instance: number + 1,
+            compute_instance: 0,
+        })
+    }
+
+    fn known(&self) -> Vec<Name> {
+        Vec::new()
+    }
+}
+
+/// A node.
+pub(crate) struct World {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) kubelet: Kubelet,
+    pub(crate) cluster: Cluster,
+    pub(crate) away: Arc<AtomicBool>,
+    pub(crate) hands: Arc<Hands>,
+    pub(crate) inventory: watch::Sender<Option<Arc<Inventory>>>,
+    pub(crate) health: watch::Sender<Arc<Health>>,
+    pub(crate) served: Vec<Served>,
+}
+
+/// The agent's process.
+pub(crate) struct Running {
+    pub(crate) plugin: Plugin,
+    pub(crate) stop: oneshot::Sender<()>,
+    pub(crate) task: JoinHandle<()>,
+}
+
+impl Running {
+    /// As by a signal that cannot be caught.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        drop(self.task.await);
+    }
+
+    pub(crate) async fn stop(self) {
+        drop(self.stop);
+        self.task.await.unwrap();
+    }
+}
+
+pub(crate) fn card(index: u32) -> Card {
+    let id = format!("GPU-{index}");
+    Card {
+        device: placement::Device {
+            index,
+            ..placement::Device::new("NVIDIA", &id, "NVIDIA H100", 16_000 * MIB)
+        },
+        physical_bytes: 16_000 * MIB,
+        pci_bus_id: format!("00000000:0{index}:00.0"),
+        minor: index,
+    }
+}
+
+pub(crate) fn inventory(cards: Vec<Card>) -> Option<Arc<Inventory>> {
+    Some(Arc::new(Inventory {
+        cards,
+        ..Inventory::default()
+    }))
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let kubelet = Kubelet::new(folder.path());
+        std::fs::create_dir_all(folder.path().join("state")).unwrap();
+        let cluster = Cluster::default();
+        let nodes = json!({"nodes": [{"metadata": {"name": "n1"}}]});
+        cluster.import(&nodes).unwrap();
+        let served = Served {
+            resource: GPU.to_owned(),
+            vendor: "NVIDIA".to_owned(),
+        };
+        Self {
+            kubelet,
+            cluster,
+            away: Arc::default(),
+            hands: Arc::default(),
+            inventory: watch::Sender::new(inventory((0..4).map(card).collect())),
+            health: watch::Sender::default(),
+            served: vec![served],
+            folder,
+        }
+    }
+
+    pub(crate) fn client(&self) -> kube::Client {
+        kube::Client::new(self.cluster.router(), "default")
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client(), "default")
+    }
+
+    pub(crate) fn agent(&self) -> Running {
+        let (router, away) = (self.cluster.router(), Arc::clone(&self.away));
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (router, away) = (router.clone(), Arc::clone(&away));
+            async move {
+                if away.load(Ordering::SeqCst) {
+                    return Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+                }
+                let request = request.map(axum::body::Body::new);
+                Ok(router.oneshot(request).await.unwrap())
+            }
+        });
+        let client = kube::Client::new(service, "default");
+        let switches = Switches {
+            ascend: false,
+            iluvatar: false,
+        };
+        let vendors = Vendors::new(DeviceConfig::standard(), switches).unwrap();
+        let plugin = Plugin::start(
+            Settings {
+                node: "n1".to_owned(),
+                served: self.served.clone(),
+                state: self.folder.path().join("state"),
+                device_plugins: self.kubelet.device_plugins(),
+                pod_resources: self.kubelet.pod_resources(),
+            },
+            Parts {
+                vendors: Arc::new(vendors),
+                giver: Arc::new(Fake(Arc::clone(&self.hands))),
+                events: Events::start(client.clone(), "vgpu-monitor"),
+                client,
+                inventories: self.inventory.subscribe(),
+                healths: self.health.subscribe(),
+                metrics: Metrics::new("n1"),
+                traces: server::Traces::off(),
+            },
+        );
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = plugin.clone();
+        let task = tokio::spawn(async move {
+            serving.serve(async { drop(stopped.await) }).await;
+        });
+        Running { plugin, stop, task }
+    }
+
+    /// A kubelet and an agent that know each other.
+    pub(crate) async fn up(&self) -> Running {
+        self.kubelet.start();
+        let agent = self.agent();
+        self.is_known(40).await;
+        agent
+    }
+
+    pub(crate) async fn is_known(&self, slots: usize) {
+        until("the kubelet knows the slots", || {
+            self.kubelet.slots(GPU).0 == slots
+        })
+        .await;
+    }
+
+    /// Makes a pod of these containers: name, kind and cards with MiB. Placed as it says.
+    pub(crate) async fn pod(&self, name: &str, containers: &[Asks<'_>]) -> Value {
+        let mut text = String::new();
+        let (mut init, mut beside) = (Vec::new(), Vec::new());
+        for (name, kind, cards) in containers {
+            let mut container = json!({"name": name, "image": "i"});
+            if let Some((_, mib)) = cards.first() {
+                let limits = json!({GPU: cards.len().to_string(), "nvidia.com/gpumem": mib.to_string(), "nvidia.com/gpucores": "5"});
+                container["resources"] = json!({"limits": limits});
+            }
+            for (card, mib) in *cards {
+                text += &format!("GPU-{card},NVIDIA,{mib},5:");
+            }
+            text.push(';');
+            match *kind {
+                "init" => init.push(container),
+                "sidecar" => {
+                    container["restartPolicy"] = json!("Always");
+                    init.push(container);
+                }
+                _ => beside.push(container),
+            }
+        }
+        if beside.is_empty() {
+            beside.push(json!({"name": "plain", "image": "i"}));
+        }
+        let pod = json!({
+            "metadata": {"name": name, "namespace": "default", "annotations": {
+                "hami.io/vgpu-node": "n1", "hami.io/bind-phase": "allocating",
+                "hami.io/vgpu-devices-to-allocate": text, "hami.io/vgpu-devices-allocated": text,
+            }},
+            "spec": {"nodeName": "n1", "initContainers": init, "containers": beside},
+        });
+        self.cluster.import(&json!({"pods": [pod]})).unwrap();
+        let made = self.pods().get(name).await.unwrap();
+        let mut made = serde_json::to_value(made).unwrap();
+        for list in ["initContainers", "containers"] {
+            // The kubelet sees counts of our resource alone: the scheduler keeps the others from it.
+            let containers = made["spec"][list].as_array_mut();
+            for container in containers.into_iter().flatten() {
+                if let Some(limits) = container["resources"]["limits"].as_object_mut() {
+                    limits.retain(|name, _| self.served.iter().any(|s| s.resource == *name));
+                }
+            }
+        }
+        made
+    }
+
+    pub(crate) async fn annotate(&self, name: &str, key: &str, text: &str) {
+        let patch = json!({"metadata": {"annotations": {key: text}}});
+        let (pods, params) = (self.pods(), PatchParams::default());
+        pods.patch(name, &params, &Patch::Merge(&patch))
+            .await
+            .unwrap();
+    }
+
+    pub(crate) async fn events_say(&self, part: &str) {
+        let events: Api<k8s_openapi::api::core::v1::Event> =
+            Api::namespaced(self.client(), "default");
+        for _ in 0..500 {
+            let said = events.list(&Default::default()).await.unwrap();
+            let mut messages = said
+                .items
+                .iter()
+                .filter_map(|event| event.message.as_deref());
+            if messages.any(|message| message.contains(part)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("no event says {part:?}");
+    }
+}
+
+pub(crate) fn uid(pod: &Value) -> &str {
+    pod["metadata"]["uid"].as_str().unwrap()
+}
+
+pub(crate) fn cards(given: &Given) -> Vec<(&str, u64)> {
+    let devices = given.devices.iter();
+    devices
+        .map(|device| (device.uuid.as_str(), device.memory_bytes / MIB))
+        .collect()
+}
+
+impl World {
+    pub(crate) async fn up_with(&self, slots: usize) -> Running {
+        self.kubelet.start();
+        let agent = self.agent();
+        self.is_known(slots).await;
+        agent
+    }
+}
