@@ -165,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_container_gets_what_is_anothers(steps in steps()) {
+    fn no_container_gets_what_is_given_to_another(steps in steps()) {
         let mut kubelet = Kubelet::default();
         for step in steps {
             match step {
