@@ -303,7 +303,7 @@ def helm_has_nothing_to_say(_):
 
 
 def every_program_takes_the_flags_it_is_given(all_rendered):
-    """With --version at the end a program reads its flags, says its version and does nothing else."""
+    """With --help at the end a program reads its flags, says what it takes and does nothing else."""
     seen = set()
     for rendered in all_rendered:
         for _, container in rendered.containers():
@@ -314,7 +314,7 @@ def every_program_takes_the_flags_it_is_given(all_rendered):
             command = (os.environ["VGPU_BIN"] + "/" + program, *rest, *container["args"])
             if command not in seen:
                 seen.add(command)
-                run(*command, "--version", env={"PATH": os.environ["PATH"]})
+                run(*command, "--help", env={"PATH": os.environ["PATH"]})
     need(len(seen) >= 8, f"only {len(seen)} commands were tried")
 
 

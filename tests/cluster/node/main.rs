@@ -9,8 +9,6 @@ mod agent;
 mod world;
 
 #[cfg(test)]
-mod chart;
-#[cfg(test)]
 mod containers;
 #[cfg(test)]
 mod crowd;
@@ -18,6 +16,8 @@ mod crowd;
 mod doctor;
 #[cfg(test)]
 mod faults;
+#[cfg(test)]
+mod release;
 #[cfg(test)]
 mod rules;
 #[cfg(test)]
