@@ -48,7 +48,7 @@ HOST_PATHS = {
     "/var/lib/kubelet/pod-resources",
 }
 
-CAPABILITIES = {"plugin": {"SYS_ADMIN"}, "exporter": {"SYS_PTRACE", "DAC_READ_SEARCH"}}
+CAPABILITIES = {"plugin": {"DAC_OVERRIDE", "SYS_ADMIN"}, "exporter": {"SYS_PTRACE", "DAC_READ_SEARCH"}}
 
 # Arguments of helm, and what it has to say.
 REFUSED = [
