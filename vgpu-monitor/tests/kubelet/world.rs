@@ -16,6 +16,7 @@ use kube_api::vendor::{Switches, Vendors};
 use parking_lot::{Condvar, Mutex};
 use placement::{MigProfile, Span};
 use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
@@ -57,7 +58,8 @@ impl Hands {
     }
 }
 
-struct Fake(Arc<Hands>);
+/// Of one process, which may be dead.
+struct Fake(Arc<Hands>, Arc<AtomicBool>);
 
 impl Giver for Fake {
     fn allot(&self) -> Result<(Name, Allotted), String> {
@@ -78,6 +80,9 @@ impl Giver for Fake {
             self.0.goes_on.wait(&mut hangs);
         }
         self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+        if self.1.load(Ordering::SeqCst) {
+            return Err("dead".to_owned());
+        }
         let mut all = self.0.given.lock();
         if let Some(before) = all.insert(name.0.clone(), given.clone()) {
             assert_eq!(&before, given, "{name:?} was another container's");
@@ -118,8 +123,10 @@ pub(crate) struct World {
     pub(crate) served: Vec<Served>,
 }
 
-/// The agent's process.
+/// The agent's process: all that it has begun ends with its runtime.
 pub(crate) struct Running {
+    runtime: Runtime,
+    dead: Arc<AtomicBool>,
     pub(crate) plugin: Plugin,
     pub(crate) stop: oneshot::Sender<()>,
     pub(crate) task: JoinHandle<()>,
@@ -128,13 +135,15 @@ pub(crate) struct Running {
 impl Running {
     /// As by a signal that cannot be caught.
     pub(crate) async fn kill(self) {
-        self.task.abort();
+        self.dead.store(true, Ordering::SeqCst);
+        self.runtime.shutdown_background();
         drop(self.task.await);
     }
 
     pub(crate) async fn stop(self) {
         drop(self.stop);
         self.task.await.unwrap();
+        self.runtime.shutdown_background();
     }
 }
 
@@ -191,6 +200,13 @@ impl World {
     }
 
     pub(crate) fn agent(&self) -> Running {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let within = runtime.enter();
+        let dead = Arc::new(AtomicBool::new(false));
         let (router, away) = (self.cluster.router(), Arc::clone(&self.away));
         let service = tower::service_fn(move |request: http::Request<Body>| {
             let (router, away) = (router.clone(), Arc::clone(&away));
@@ -218,7 +234,7 @@ impl World {
             },
             Parts {
                 vendors: Arc::new(vendors),
-                giver: Arc::new(Fake(Arc::clone(&self.hands))),
+                giver: Arc::new(Fake(Arc::clone(&self.hands), Arc::clone(&dead))),
                 events: Events::start(client.clone(), "vgpu-monitor"),
                 client,
                 inventories: self.inventory.subscribe(),
@@ -229,10 +245,17 @@ impl World {
         );
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = plugin.clone();
-        let task = tokio::spawn(async move {
+        let task = runtime.spawn(async move {
             serving.serve(async { drop(stopped.await) }).await;
         });
-        Running { plugin, stop, task }
+        drop(within);
+        Running {
+            runtime,
+            dead,
+            plugin,
+            stop,
+            task,
+        }
     }
 
     /// A kubelet and an agent that know each other.
