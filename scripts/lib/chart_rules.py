@@ -55,6 +55,7 @@ REFUSED = [
     (["--set", "devicePlugin.deviceSplitCuont=4"], "deviceSplitCuont"),
     (["--set", "devicePlugin.deviceSplitCount=0"], "deviceSplitCount", "minimum"),
     (["--set", "devicePlugin.deviceSplitCount=many"], "deviceSplitCount", "want integer"),
+    (["--set", "devicePlugin.updateStrategy.rollingUpdate.maxSurge=1"], "rollingUpdate", "not allowed"),
     (["--set", "devicePlugin.deviceMemoryScaling=0"], "deviceMemoryScaling"),
     (["--set", "devicePlugin.migStrategy=single"], "migStrategy", "'mixed'"),
     (["--set", "devicePlugin.manner=env"], "manner", "'cdi'"),
