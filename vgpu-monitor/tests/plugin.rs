@@ -372,6 +372,7 @@ async fn whoever_edits_annotations_gets_nothing_by_it() {
     for (text, says) in [
         ("GPU-0,NVIDIA,9000,5:;", "9000 MiB"),
         ("GPU-0,NVIDIA,1000,90:;", "90 cores"),
+        ("GPU-0,NVIDIA,1000,0:;", "0 cores"),
         ("GPU-0,NVIDIA,0,5:;", "no memory"),
         (
             "GPU-0,NVIDIA,1000,5:GPU-1,NVIDIA,1000,5:;",
@@ -608,5 +609,71 @@ async fn slots_that_nobody_holds_start_nothing_and_say_so() {
 
     let text = refused.message();
     assert!(text.contains("names no pod that holds vgpu-"), "{text}");
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_is_restarted_keeps_what_it_has_whatever_was_changed_since() {
+    let world = World::new();
+    let agent = world.up().await;
+    let pod = world
+        .pod(
+            "p",
+            &[
+                ("a", "app", &[(0, 9000)]),
+                ("b", "app", &[(1, 9000), (2, 9000)]),
+            ],
+        )
+        .await;
+    world.kubelet.admit(&pod).await.unwrap();
+    world.kubelet.starts(uid(&pod), "a").await.unwrap();
+    let given = world.hands.of(uid(&pod));
+    // Another card than that of a is sick, all promise less than before, and the annotations say nothing.
+    let sick = Sick {
+        reason: "lost".to_owned(),
+        since: SystemTime::now(),
+        recovers: false,
+    };
+    world
+        .health
+        .send_replace(Arc::new([("GPU-1".to_owned(), sick)].into()));
+    let smaller = (0..4).map(|index| {
+        let mut card = card(index);
+        card.device.memory_bytes = 1000 * MIB;
+        card
+    });
+    world.inventory.send_replace(inventory(smaller.collect()));
+    world
+        .annotate("p", "hami.io/vgpu-devices-allocated", "rubbish,1")
+        .await;
+
+    world.kubelet.starts(uid(&pod), "a").await.unwrap();
+    let refused = world.kubelet.starts(uid(&pod), "b").await.unwrap_err();
+
+    assert!(refused.message().contains("lost"), "{}", refused.message());
+    assert_eq!(world.hands.of(uid(&pod)), given);
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_is_shown_other_cards_than_it_was_given_does_not_start() {
+    let world = World::new();
+    let agent = world.up().await;
+    let pod = world
+        .pod("p", &[("main", "app", &[(0, 100), (1, 100)])])
+        .await;
+    world.kubelet.admit(&pod).await.unwrap();
+    let key = kube_api::keys::visible_devices("main");
+    for shown in ["GPU-0,GPU-1", "all", "GPU-0,GPU-2", "GPU-0,GPU-1"] {
+        world.annotate("p", &key, shown).await;
+
+        let started = world.kubelet.starts(uid(&pod), "main").await;
+
+        assert_eq!(started.is_ok(), shown == "GPU-0,GPU-1", "{shown}");
+        if let Err(refused) = started {
+            let text = refused.message();
+            assert!(text.contains(&key) && text.contains(shown), "{text}");
+        }
+    }
     agent.kill().await;
 }

@@ -69,7 +69,27 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     .context("cannot start the threads that watch the cards")?;
     let mig = Mig::start(&state, None).context("the journal of MIG instances")?;
 
-    let manner = manner(&args, &client, &state).await;
+    let metrics = Metrics::new(&args.node_name);
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    traces.register(&mut registry);
+    registry.register_collector(Box::new(sick.collector));
+    let readiness = Readiness::waiting_for("the registration with the kubelet");
+    // Whoever asks whether this process lives is answered while it waits for the API server.
+    let (stopping, stopped) = watch::channel(false);
+    let until = |mut stopped: watch::Receiver<bool>| async move {
+        // Who says it is there until all have heard it.
+        drop(stopped.wait_for(|stopped| *stopped).await);
+    };
+    let router = server::health(readiness.clone()).merge(server::metrics(registry));
+    let address = listener.address();
+    let serving = tokio::spawn(listener.serve(router, Manners::default(), until(stopped.clone())));
+
+    tokio::pin!(stop);
+    let manner = tokio::select! {
+        manner = manner(&args, &client, &state) => manner,
+        _ = &mut stop => return Ok(()),
+    };
     let delivery = Delivery::new(delivery::Settings {
         state_dir: args.state_dir.clone(),
         host_prefix: args.host_prefix.clone().unwrap_or_default(),
@@ -80,13 +100,6 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     })
     .context("cannot prepare what containers get")?;
     let delivery = Arc::new(delivery);
-
-    let metrics = Metrics::new(&args.node_name);
-    let mut registry = Registry::default();
-    metrics.register(&mut registry);
-    traces.register(&mut registry);
-    registry.register_collector(Box::new(sick.collector));
-    let readiness = Readiness::waiting_for("the registration with the kubelet");
 
     let giver = Arc::new(Host {
         delivery: Arc::clone(&delivery),
@@ -121,27 +134,18 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     drop(giver.plugin.set(plugin.clone()));
 
     tracing::info!(
-        address = %listener.address(),
+        %address,
         node = args.node_name,
         manner = ?manner,
         state = %args.state_dir.display(),
         "serving /metrics"
     );
-    let (stopping, stopped) = watch::channel(false);
-    let until = |mut stopped: watch::Receiver<bool>| async move {
-        // Who says it is there until all have heard it.
-        drop(stopped.wait_for(|stopped| *stopped).await);
-    };
-    let router = server::health(readiness.clone()).merge(server::metrics(registry));
     let registered = register_format(args.register_format);
-    let tasks = [
-        tokio::spawn(listener.serve(router, Manners::default(), until(stopped.clone()))),
-        {
-            let plugin = plugin.clone();
-            let until = until(stopped.clone());
-            tokio::spawn(async move { plugin.serve(until).await })
-        },
-    ];
+    let tasks = [serving, {
+        let plugin = plugin.clone();
+        let until = until(stopped.clone());
+        tokio::spawn(async move { plugin.serve(until).await })
+    }];
     let beside = [
         tokio::spawn(inventory::register(
             client,

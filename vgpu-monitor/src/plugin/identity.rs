@@ -250,7 +250,8 @@ fn not_more_than_asked(
     }
     if let Compute::Units(units) = compute
         && *units > 0
-        && grant.cores > *units
+        // None at all would be no cap.
+        && (grant.cores == 0 || grant.cores > *units)
     {
         return Err(format!(
             "the annotations give {} cores on card {}, the spec asks for {units}; they were changed by somebody else than the scheduler",
@@ -318,6 +319,49 @@ pub fn traceparent(pod: &Pod) -> Option<String> {
     // The form of the W3C: anything else is nobody's trace.
     let plain = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
     (text.len() == 55 && text.bytes().all(plain)).then(|| text.clone())
+}
+
+/// The containers that ask for this vendor's cards, by what nobody can change; none where that cannot be read.
+pub fn names_asking(pod: &Pod, vendor: &str, vendors: &Vendors) -> Option<Vec<String>> {
+    let asked = request::request(pod, vendors, &Defaults::default()).ok()?;
+    let containers = asked.containers.into_iter();
+    let asks = |container: &placement::Container| {
+        let mut asks = container.asks.iter();
+        asks.any(|ask| ask.vendor.as_str() == vendor)
+    };
+    Some(
+        containers
+            .filter(asks)
+            .map(|container| container.name)
+            .collect(),
+    )
+}
+
+/// Where the runtime has no CDI, an annotation says which cards a container sees, and is read anew at each start. It has
+/// to say what the container was given.
+///
+/// # Errors
+///
+/// When it says something else.
+pub fn shown_as_given(pod: &Pod, claim: &Claim) -> Result<(), Refusal> {
+    let key = kube_api::keys::visible_devices(&claim.container);
+    let annotations = pod.metadata.annotations.as_ref();
+    let Some(shown) = annotations.and_then(|annotations| annotations.get(&key)) else {
+        return Ok(());
+    };
+    let shares = claim.shares.iter();
+    let given: Vec<&str> = shares
+        .filter(|share| share.instance.is_none())
+        .map(|share| share.card.as_str())
+        .collect();
+    if *shown == given.join(",") {
+        return Ok(());
+    }
+    Err(Refusal(format!(
+        "container {}: annotation {key} shows it {shown:?}, and it was given {:?}; it was changed by somebody else than the scheduler",
+        claim.container,
+        given.join(",")
+    )))
 }
 
 /// How many containers of the pod ask for served resources; none where that cannot be read.

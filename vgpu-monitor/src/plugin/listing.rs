@@ -125,17 +125,19 @@ async fn refresh(plugin: &Plugin, last: &Known) {
         let of_resource = all.iter().filter(|lot| lot.resource == served.resource);
         let missing =
             slots.well < slots.all || of_resource.clone().flat_map(|lot| &lot.ids).any(beyond);
-        if missing && let Ok(pods) = plugin.0.lister.pods().await {
-            let held = pods.holders(&served.resource);
-            taken.extend(
-                held.into_iter()
-                    .flat_map(|pod| pod.slots.into_values().flatten()),
-            );
+        if missing {
+            // A kubelet that has just begun does not answer, and reads this very list: then all that is remembered is
+            // taken.
+            let pods = plugin.0.lister.pods().await.ok();
+            if let Some(pods) = &pods {
+                let held = pods.holders(&served.resource).into_iter();
+                taken.extend(held.flat_map(|pod| pod.slots.into_values().flatten()));
+            }
             for lot in of_resource {
-                let lives = lot
-                    .claim
-                    .as_ref()
-                    .is_none_or(|claim| pods.has(&claim.namespace, &claim.pod));
+                let lives = pods.as_ref().is_none_or(|pods| {
+                    let claim = lot.claim.as_ref();
+                    claim.is_none_or(|claim| pods.has(&claim.namespace, &claim.pod))
+                });
                 if lives {
                     taken.extend(lot.ids.iter().cloned());
                 }

@@ -10,7 +10,7 @@ use kube_api::object::Pod;
 use placement::Kind;
 use server::TraceContext;
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::allotments::{Allotment, Claim};
 use super::api::{self, Without};
@@ -26,6 +26,8 @@ use crate::delivery::Name;
 const AGAIN: Duration = Duration::from_millis(200);
 /// What is kept of the kubelet's patience for the answer.
 const KEPT: Duration = Duration::from_secs(3);
+/// How long the API server may take to say who is over, when a card is full.
+const LOOK: Duration = Duration::from_secs(2);
 /// How long the kubelet may take to know a pod of its own.
 const UNNAMED: Duration = Duration::from_secs(6);
 
@@ -274,6 +276,9 @@ impl Case<'_> {
         let shared = &self.plugin.0;
         let (inventory, health) = self.cards().await?;
         let settings = &shared.settings;
+        if let Some(claims) = self.remembered(pod) {
+            return self.again(pod, claims, &inventory, &health).await;
+        }
         let wanted = identity::wanted(
             pod,
             &settings.node,
@@ -318,6 +323,9 @@ impl Case<'_> {
             };
             claims.push((*order, Name(lot.name.clone()), claim));
         }
+        for (_, _, claim) in &claims {
+            identity::shown_as_given(pod, claim)?;
+        }
         if !fresh.is_empty() {
             self.room(&inventory, &all, &claims).await?;
             let book = Arc::clone(&shared.book);
@@ -327,6 +335,88 @@ impl Case<'_> {
         }
         drop(turn);
         give(self.plugin, self.to_give(&all, &claims)).await?;
+        tell::later(self.plugin, pod.clone(), claims.len());
+        Ok(())
+    }
+
+    /// What the pod was given before, if all of its containers were, and nothing was handed out to it since.
+    fn remembered(&self, pod: &Pod) -> Option<Vec<(u64, Name, Claim)>> {
+        let shared = &self.plugin.0;
+        let served = shared.settings.served.iter();
+        let vendor = served
+            .filter(|served| served.resource == self.resource)
+            .map(|served| served.vendor.as_str())
+            .next()?;
+        let all = shared.book.all();
+        let uid = identity::uid(pod);
+        let of_resource = || all.iter().rev().filter(|lot| lot.resource == self.resource);
+        let is_own = |lot: &&Allotment| lot.claim.as_ref().is_some_and(|claim| claim.uid == uid);
+        // The newest that has just these slots is the one that counts.
+        let mut held = self.listed.values().map(Vec::as_slice).chain([self.called]);
+        if !held.all(|ids| {
+            let newest = of_resource().find(|lot| lot.ids == ids);
+            newest.as_ref().is_some_and(is_own)
+        }) {
+            return None;
+        }
+        let names = identity::names_asking(pod, vendor, &shared.parts.vendors)?;
+        let claims = names.iter().map(|name| {
+            of_resource().find_map(|lot| {
+                let claim = lot.claim.as_ref()?;
+                (claim.uid == uid && claim.container == *name)
+                    .then(|| (lot.order, Name(lot.name.clone()), claim.clone()))
+            })
+        });
+        let claims: Vec<_> = claims.collect::<Option<_>>()?;
+        (!claims.is_empty()).then_some(claims)
+    }
+
+    /// Gives again what was given: neither annotations nor a configuration that was changed since take it away. A sick
+    /// card keeps back the container that is to start on it, and no other.
+    async fn again(
+        &self,
+        pod: &Pod,
+        claims: Vec<(u64, Name, Claim)>,
+        inventory: &Inventory,
+        health: &Health,
+    ) -> Result<(), Refusal> {
+        let shared = &self.plugin.0;
+        let settings = &shared.settings;
+        let now = identity::wanted(
+            pod,
+            &settings.node,
+            &settings.served,
+            &shared.parts.vendors,
+            inventory,
+            &Health::new(),
+        );
+        for (_, _, first) in &claims {
+            let says = now.iter().flatten();
+            let mut says = says.filter(|wanted| wanted.claim.container == first.container);
+            if says.any(|wanted| !first.same(&wanted.claim)) {
+                self.changed(pod, &first.container);
+            }
+        }
+        let all = shared.book.all();
+        let start = self.to_give(&all, &claims);
+        for (order, _, claim) in &claims {
+            let starts = all
+                .iter()
+                .any(|lot| lot.order == *order && lot.ids == self.called);
+            if !starts {
+                continue;
+            }
+            identity::shown_as_given(pod, claim)?;
+            for share in &claim.shares {
+                if let Some(sick) = health.get(&share.card) {
+                    return Err(Refusal(format!(
+                        "container {}: card {} cannot be used now: {}",
+                        claim.container, share.card, sick.reason
+                    )));
+                }
+            }
+        }
+        give(self.plugin, start).await?;
         tell::later(self.plugin, pod.clone(), claims.len());
         Ok(())
     }
@@ -455,7 +545,9 @@ impl Case<'_> {
         };
         // Perhaps the kubelet still lists pods that are over. The API server knows them by uid.
         let settings = &self.plugin.0.settings;
-        let Ok(pods) = api::pods_of(&self.plugin.0.parts.client, &settings.node).await else {
+        let asked = api::pods_of(&self.plugin.0.parts.client, &settings.node);
+        // All other containers of the node wait meanwhile.
+        let Ok(Ok(pods)) = timeout(LOOK, asked).await else {
             return Err(refusal);
         };
         let living: BTreeSet<&str> = pods
