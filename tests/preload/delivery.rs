@@ -120,6 +120,8 @@ impl Sources for Gone {
     async fn pods(&self) -> Result<Vec<LivingPod>, String> {
         Ok(Vec::new())
     }
+
+    fn uncut(&self, _: Option<supervisor::instance::Labels>, _: &str) {}
 }
 
 #[test]

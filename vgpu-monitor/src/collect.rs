@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use supervisor::instance::Labels;
 
 use crate::delivery::{Delivery, Name};
 
@@ -31,6 +32,10 @@ pub trait Sources: Send + Sync {
 
     /// The API server: the pods of this node.
     fn pods(&self) -> impl Future<Output = Result<Vec<LivingPod>, String>> + Send;
+
+    /// Hears of a container that has made its usage region longer, where that could not be cut back: whose it is, as
+    /// far as that is known, and why.
+    fn uncut(&self, of: Option<Labels>, reason: &str);
 }
 
 /// What a look has done.
@@ -110,11 +115,10 @@ impl<S: Sources> Collector<S> {
     pub async fn look_at(&self, now: Duration) -> Result<Looked, String> {
         // What is given from here on is not judged by answers from before.
         let delivery = Arc::clone(&self.delivery);
-        let moment = blocking(move || {
-            trim(&delivery);
-            delivery.moment()
-        })
-        .await?;
+        let (uncut, moment) = blocking(move || (trim(&delivery), delivery.moment())).await?;
+        for (of, reason) in uncut {
+            self.sources.uncut(of, &reason);
+        }
         let asked = tokio::join!(self.sources.in_use(), self.sources.pods());
         let (in_use, pods) = match asked {
             (Ok(in_use), Ok(pods)) => (in_use, pods),
@@ -156,18 +160,21 @@ impl<S: Sources> Collector<S> {
     }
 }
 
-/// Whether or not anybody can be asked: a disk that is filled up waits for nobody.
-fn trim(delivery: &Delivery) {
+/// Whether or not anybody can be asked: a disk that is filled up waits for nobody. Answers what could not be cut.
+fn trim(delivery: &Delivery) -> Vec<(Option<Labels>, String)> {
+    let mut uncut = Vec::new();
     for (name, cut) in delivery.trim() {
         match cut {
             Ok(bytes) => {
                 tracing::warn!(%name, bytes, "a container has made its usage region longer; it was cut back")
             }
             Err(error) => {
-                tracing::warn!(%name, %error, "a container has made its usage region longer")
+                tracing::warn!(%name, %error, "a container's usage region cannot be cut back");
+                uncut.push((delivery.labels(&name), error.to_string()));
             }
         }
     }
+    uncut
 }
 
 async fn blocking<T: Send + 'static>(

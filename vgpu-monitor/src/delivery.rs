@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 use placement::{Kind, Span};
-use supervisor::instance::{INSIDE, INSIDE_LIBRARY, INSIDE_REGION, InstanceError, REGION};
+use supervisor::instance::{INSIDE, INSIDE_LIBRARY, INSIDE_REGION, InstanceError, Labels, REGION};
 use supervisor::library::LibraryError;
 use vgpu_abi::limits::{Limits, Policy};
 
@@ -512,6 +512,13 @@ impl Delivery {
         let pair =
             |(name, held): (&Name, &Held)| (name.clone(), held.record.labels.pod_uid.clone());
         books.iter().map(pair).collect()
+    }
+
+    /// Whose it is, as far as it was given to somebody.
+    pub(crate) fn labels(&self, name: &Name) -> Option<Labels> {
+        let books = self.books.lock();
+        let labels = &books.get(name)?.record.labels;
+        (!labels.pod.is_empty()).then(|| labels.clone())
     }
 
     /// Cuts back regions that their containers have made longer, and says whose.

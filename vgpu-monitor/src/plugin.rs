@@ -53,10 +53,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use events::Events;
+use events::{About, Events};
 use kube_api::vendor::Vendors;
 use parking_lot::Mutex;
 use placement::{MigProfile, Span};
+use supervisor::instance::Labels;
 use tokio::sync::{Notify, watch};
 
 use crate::card::{Healths, Inventories};
@@ -269,6 +270,20 @@ impl Plugin {
     /// Who did not answer. Nothing may be cleared away then.
     pub async fn living(&self) -> Result<Living, String> {
         living::living(self).await
+    }
+
+    /// Counts a usage region that could not be cut back, and tells the pod that has it.
+    pub fn uncut(&self, of: Option<Labels>, reason: &str) {
+        self.0.parts.metrics.uncut();
+        if let Some(of) = of {
+            let about = About::pod(&of.namespace, &of.pod, &of.pod_uid);
+            let what = format!(
+                "container {} lets its usage region take up the node's disk, and it cannot be cut back: {reason}",
+                of.container
+            );
+            let events = &self.0.parts.events;
+            events.pod(about, events::Kind::Warning, "UsageRegionTooLong", what);
+        }
     }
 
     /// Names of the allotments whose slots the kubelet says are held.

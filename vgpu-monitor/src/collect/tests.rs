@@ -13,6 +13,8 @@ struct Saying {
     pods: Result<Vec<LivingPod>, String>,
     /// Done while they are asked.
     meanwhile: Option<Box<dyn FnOnce() + Send>>,
+    /// The pods that were told that their regions cannot be cut.
+    uncut: Vec<Option<String>>,
 }
 
 impl Sources for Said {
@@ -26,6 +28,10 @@ impl Sources for Said {
 
     async fn pods(&self) -> Result<Vec<LivingPod>, String> {
         self.0.lock().pods.clone()
+    }
+
+    fn uncut(&self, of: Option<Labels>, _: &str) {
+        self.0.lock().uncut.push(of.map(|of| of.pod));
     }
 }
 
@@ -46,6 +52,7 @@ impl World {
             in_use: Ok(BTreeSet::new()),
             pods: Ok(Vec::new()),
             meanwhile: None,
+            uncut: Vec::new(),
         })));
         let collector = Collector::new(Arc::clone(&delivery), said.clone()).with_grace(GRACE);
         Self {
@@ -247,4 +254,21 @@ fn a_directory_that_cannot_be_read_is_no_reason_to_forget_what_it_holds() {
     assert_eq!(world.look(230), Ok(vec![name]));
     world.look(231).unwrap();
     assert!(!world.node.path("var/lib/vgpu/lib/0.0.1-old").exists());
+}
+
+#[test]
+fn whose_region_cannot_be_cut_back_is_told_at_each_look() {
+    let world = World::new(Manner::Cdi);
+    let name = world.give("train");
+    world.server_has(&[("train", 1)]);
+    world.kubelet_has(&[&name]);
+    assert_eq!(world.look(0), Ok(vec![]));
+    assert_eq!(world.said.0.lock().uncut, []);
+
+    let path = world.delivery.root().join(&name.0);
+    std::fs::rename(&path, world.node.path("aside")).unwrap();
+    std::fs::write(&path, "").unwrap();
+
+    assert_eq!(world.look(1), Ok(vec![]));
+    assert_eq!(world.said.0.lock().uncut, [Some(String::from("train"))]);
 }

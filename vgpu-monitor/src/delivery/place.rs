@@ -263,13 +263,21 @@ fn is_locked(region: &File) -> bool {
     asked.is_err() || lock.l_type != none
 }
 
-/// Cuts a region back that its container has made longer: it is the one file of ours that a tenant can let grow, on
-/// the node's disk. What the library has mapped is before that end. Says how many bytes were cut.
+/// Bytes of the disk that a file has, whatever its length.
+fn taken(is: &fs::Metadata) -> u64 {
+    is.blocks().saturating_mul(512)
+}
+
+/// Cuts a region back that its container has made longer, or for which it has set blocks aside beyond its end
+/// (`fallocate` with `FALLOC_FL_KEEP_SIZE`): it is the one file of ours that a tenant can let grow, on the node's disk.
+/// What the library has mapped is before that end. Says how many bytes were cut.
 pub(super) fn trim(root: &Path, name: &Name) -> Result<u64, DeliveryError> {
     let path = root.join(&name.0).join(REGION);
     let end = size_of::<RegionLayout>() as u64;
+    // File systems round up, and some keep what is written twice or more.
+    let most = end * 2;
     let is = match fs::symlink_metadata(&path) {
-        Ok(is) if is.is_file() && is.len() > end => is,
+        Ok(is) if is.is_file() && (is.len() > end || taken(&is) > most) => is,
         Ok(_) => return Ok(0),
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
         Err(error) => return Err(failed("look at", path)(error)),
@@ -283,8 +291,18 @@ pub(super) fn trim(root: &Path, name: &Name) -> Result<u64, DeliveryError> {
     let mut options = fs::OpenOptions::new();
     let file = options.write(true).custom_flags(flags.bits()).open(&path);
     let file = file.map_err(failed("open", &path))?;
+    // A length that it has already gives back what lies beyond it.
     file.set_len(end).map_err(failed("cut", &path))?;
-    Ok(is.len() - end)
+    let left = file.metadata().map_err(failed("look at", &path))?;
+    if taken(&left) > most {
+        let source = std::io::Error::other(format!(
+            "{} bytes of the disk are still set aside for it",
+            taken(&left)
+        ));
+        return Err(failed("cut", path)(source));
+    }
+    let longer = is.len().saturating_sub(end);
+    Ok(longer.max(taken(&is).saturating_sub(taken(&left))))
 }
 
 /// Takes a container's directory away.

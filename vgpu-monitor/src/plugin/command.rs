@@ -16,6 +16,7 @@ use kube_api::vendor::{Role, Switches, Vendors};
 use placement::{MigProfile, Span};
 use prometheus_client::registry::Registry;
 use server::{Listener, Manners, Readiness};
+use supervisor::instance::Labels;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -384,6 +385,10 @@ impl Sources for Clearing {
 
     async fn pods(&self) -> Result<Vec<LivingPod>, String> {
         self.0.living_pods().await
+    }
+
+    fn uncut(&self, of: Option<Labels>, reason: &str) {
+        self.0.uncut(of, reason);
     }
 }
 

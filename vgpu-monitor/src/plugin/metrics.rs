@@ -82,6 +82,7 @@ struct Series {
     pod_resources: Family<OfOutcome, Histogram>,
     pod_resources_refused: Family<OfNode, Counter>,
     annotations: Family<OfOutcome, Counter>,
+    uncut: Family<OfNode, Counter>,
     book: Mutex<Option<Arc<Book>>>,
 }
 
@@ -116,6 +117,7 @@ impl Metrics {
             pod_resources: Family::new_with_constructor(histogram),
             pod_resources_refused: Family::default(),
             annotations: Family::default(),
+            uncut: Family::default(),
             book: Mutex::new(None),
         }))
     }
@@ -157,6 +159,11 @@ impl Metrics {
             "vgpu_plugin_annotations",
             "Pods whose annotations were to be written",
             series.annotations.clone(),
+        );
+        registry.register(
+            "vgpu_plugin_regions_uncut",
+            "Times that a usage region could not be cut back to its size",
+            series.uncut.clone(),
         );
         registry.register_collector(Box::new(OfBook(self.clone())));
     }
@@ -216,6 +223,13 @@ impl Metrics {
             node: self.0.node.clone(),
         };
         self.0.pod_resources_refused.get_or_create(&labels).inc();
+    }
+
+    pub(super) fn uncut(&self) {
+        let labels = OfNode {
+            node: self.0.node.clone(),
+        };
+        self.0.uncut.get_or_create(&labels).inc();
     }
 
     pub(super) fn annotations(&self, outcome: &'static str) {

@@ -1,5 +1,9 @@
 //! What is there again when it is given again, and what is never touched.
 
+use std::os::unix::fs::MetadataExt as _;
+
+use nix::fcntl::{FallocateFlags, fallocate};
+
 use super::*;
 
 #[test]
@@ -183,6 +187,19 @@ fn a_region_that_its_container_lets_grow_is_cut_back_and_nothing_in_it_is_lost()
         panic!("{cut:?}")
     };
     assert_eq!((who, *bytes), (&name("a"), (1 << 30) - before.len() as u64));
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert!(delivery.trim().is_empty());
+
+    // What it sets aside beyond the end is not seen in the length.
+    let beyond = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    fallocate(&living, beyond, before.len() as i64, 64 << 20).unwrap();
+    assert_eq!(living.metadata().unwrap().len(), before.len() as u64);
+    let cut = delivery.trim();
+    let [(who, Ok(bytes))] = &cut[..] else {
+        panic!("{cut:?}")
+    };
+    assert!(*who == name("a") && *bytes >= 63 << 20, "{cut:?}");
+    assert!(living.metadata().unwrap().blocks() * 512 < 2 * before.len() as u64);
     assert_eq!(std::fs::read(&path).unwrap(), before);
     assert!(delivery.trim().is_empty());
 }
