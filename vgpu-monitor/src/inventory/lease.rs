@@ -57,6 +57,17 @@ pub(super) fn jitter() -> f64 {
     f64::from(Timestamp::now().subsec_nanosecond() % 1_000_000) / 1_000_000.0
 }
 
+/// One call of ours takes no longer: a server (or what stands before it) may take a request and never answer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What became of a call, or that nobody answered in time.
+pub(super) async fn in_time<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
+    match tokio::time::timeout(PATIENCE, call).await {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+    }
+}
+
 /// Renews the Lease for as long as somebody keeps the cards; after a failure sooner than else.
 pub(super) async fn keep(
     client: kube::Client,
@@ -72,7 +83,7 @@ pub(super) async fn keep(
         let known = inventories.borrow().is_some();
         let mut pause = terms.renew.mul_f64(0.9 + 0.2 * jitter());
         if known {
-            match renew(&leases, &node, terms).await {
+            match in_time(renew(&leases, &node, terms)).await {
                 Ok(()) => failed = false,
                 Err(error) => {
                     if !failed {
@@ -132,6 +143,7 @@ pub(super) async fn remove(client: kube::Client, namespace: &str, node: &str) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tonic::codegen::http;
 
     #[test]
     fn a_lease_is_named_after_its_node_and_a_long_name_keeps_its_own() {
@@ -140,5 +152,34 @@ mod tests {
         let (one, other) = (name(&long('a')), name(&long('b')));
         assert!(one.len() <= 253 && other.len() <= 253);
         assert_ne!(one, other);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_never_answers_is_a_failure_and_no_end() {
+        let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = std::sync::Arc::clone(&asked);
+        let silent = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            std::future::pending::<
+                Result<http::Response<kube::client::Body>, std::convert::Infallible>,
+            >()
+        });
+        let client = kube::Client::new(silent, "default");
+        let (_cards, inventories) = tokio::sync::watch::channel(Some(std::sync::Arc::default()));
+        let keeping = keep(
+            client,
+            String::from("vgpu"),
+            String::from("n"),
+            Terms::default(),
+            inventories,
+        );
+
+        // The clock is tokio's, and goes on by itself.
+        assert!(
+            tokio::time::timeout(Duration::from_secs(60), keeping)
+                .await
+                .is_err()
+        );
+        assert!(asked.load(std::sync::atomic::Ordering::Relaxed) > 1);
     }
 }

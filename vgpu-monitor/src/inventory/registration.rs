@@ -260,9 +260,8 @@ async fn keep(
                 field_manager: Some("vgpu-monitor".to_owned()),
                 ..PatchParams::default()
             };
-            let written = nodes
-                .patch(&settings.node, &writing, &Patch::Merge(what))
-                .await;
+            let what = Patch::Merge(what);
+            let written = lease::in_time(nodes.patch(&settings.node, &writing, &what)).await;
             pace.wrote(written.is_ok(), Instant::now(), lease::jitter());
             match written {
                 Ok(node) => {
