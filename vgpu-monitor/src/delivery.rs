@@ -531,6 +531,22 @@ impl Delivery {
         names.into_iter().filter_map(cut).collect()
     }
 
+    /// Where instances lie that were given under other names than these, to whom may still live: card and place.
+    pub(crate) fn instances_but(&self, names: &BTreeSet<Name>) -> BTreeSet<(String, Span)> {
+        let books = self.books.lock();
+        let held = books
+            .iter()
+            .filter(|(name, held)| !held.gone && !names.contains(*name));
+        let devices = held.flat_map(|(_, held)| &held.record.devices);
+        devices
+            .filter_map(|device| {
+                let instance = device.instance.as_ref()?;
+                let (start, size) = (instance.start, instance.size);
+                Some((instance.card.clone(), Span { start, size }))
+            })
+            .collect()
+    }
+
     /// Those of whom both sources say that their pods are gone count for no card any more.
     pub(crate) fn gone(&self, names: &BTreeSet<Name>, moment: u64) {
         self.books.lock().gone(names, moment);

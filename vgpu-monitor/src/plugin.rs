@@ -177,6 +177,8 @@ struct Shared {
 pub struct Living {
     /// Names of living containers' allotments, and of those of which nothing is known yet.
     pub names: BTreeSet<Name>,
+    /// Names of the allotments whose pods are known: nobody else has to say what those hold.
+    pub claimed: BTreeSet<Name>,
     /// Where instances lie that pods hold which are not over: card and place.
     pub instances: BTreeSet<(String, Span)>,
     /// What was handed out after this moment is not among them.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use events::Events;
@@ -358,7 +358,7 @@ impl Giver for Host {
         if let (Err(MigError::Occupied { .. }), Some(plugin)) = (&made, self.plugin.get()) {
             // Perhaps by the instance of a pod that is over, which nobody has looked at since.
             if let Ok(living) = self.runtime.block_on(plugin.living()) {
-                keep_only(&self.mig, &living);
+                keep_only(&self.mig, &held(&living, &self.delivery), living.as_of);
                 made = self.mig.make(card, &profile.name, span);
             }
         }
@@ -403,9 +403,9 @@ async fn clear(plugin: Plugin, collector: Arc<Collector<Clearing>>, giver: Arc<H
             if let Ok(living) = plugin.living().await {
                 let known = giver.known();
                 plugin.forget_all_but(&living.names, &known);
-                let mig = mig.clone();
+                let (mig, giver) = (mig.clone(), Arc::clone(&giver));
                 let kept = tokio::task::spawn_blocking(move || {
-                    keep_only(&mig, &living);
+                    keep_only(&mig, &held(&living, &giver.delivery), living.as_of);
                 });
                 drop(kept.await);
             }
@@ -416,10 +416,18 @@ async fn clear(plugin: Plugin, collector: Arc<Collector<Clearing>>, giver: Arc<H
     }
 }
 
+/// The places of instances that somebody holds. Where the plugin has lost its memory of whose an allotment is, what
+/// stands beside the container's limits says what it was given: it may run, and be idle.
+fn held(living: &Living, delivery: &Delivery) -> BTreeSet<(String, Span)> {
+    let mut held = delivery.instances_but(&living.claimed);
+    held.extend(living.instances.iter().cloned());
+    held
+}
+
 /// Removes the instances that nobody holds.
-fn keep_only(mig: &Mig, living: &Living) {
+fn keep_only(mig: &Mig, held: &BTreeSet<(String, Span)>, as_of: Instant) {
     for error in mig
-        .keep_only(&living.instances, living.as_of)
+        .keep_only(held, as_of)
         .unwrap_or_else(|error| vec![error])
     {
         tracing::warn!(%error, "an instance that nobody holds stays");
@@ -454,6 +462,42 @@ async fn tell_readiness(plugin: Plugin, readiness: Readiness) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::delivery::tests::{GIB, NodeDir, given};
+
+    #[test]
+    fn an_instance_of_a_container_that_the_plugin_has_forgotten_is_held_until_its_pod_is_gone() {
+        let node = NodeDir::new();
+        let delivery = node.delivery(Manner::Mounts);
+        let (name, _) = delivery.allot().unwrap();
+        delivery.give(&name, &given("notebook", GIB)).unwrap();
+        let file = delivery.root().join(&name.0).join("container.json");
+        let mut record: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        record["devices"][0]["instance"] = serde_json::json!({
+            "card": "GPU-1", "profile": "1g.10gb", "start": 2, "size": 1,
+        });
+        std::fs::write(&file, record.to_string()).unwrap();
+        // The agent starts anew, and nothing is in its memory.
+        let delivery = node.delivery(Manner::Mounts);
+        let place = |start| (String::from("GPU-1"), Span { start, size: 1 });
+        let mut living = Living {
+            names: BTreeSet::from([name.clone()]),
+            claimed: BTreeSet::new(),
+            instances: BTreeSet::from([place(0)]),
+            as_of: Instant::now(),
+        };
+        assert_eq!(
+            held(&living, &delivery),
+            BTreeSet::from([place(0), place(2)])
+        );
+
+        // What is known of it counts: its pod may be over.
+        living.claimed.insert(name.clone());
+        assert_eq!(held(&living, &delivery), BTreeSet::from([place(0)]));
+        living.claimed.clear();
+        delivery.gone(&BTreeSet::from([name]), delivery.moment());
+        assert_eq!(held(&living, &delivery), BTreeSet::from([place(0)]));
+    }
 
     #[test]
     fn a_runtime_is_told_as_it_can_be() {

@@ -42,6 +42,7 @@ pub(super) async fn living(plugin: &Plugin) -> Result<Living, String> {
     };
     let mut living = Living {
         names: BTreeSet::new(),
+        claimed: BTreeSet::new(),
         instances: BTreeSet::new(),
         as_of,
     };
@@ -65,6 +66,9 @@ pub(super) async fn living(plugin: &Plugin) -> Result<Living, String> {
                 !passed_on || held.is_some_and(|held| lot.ids.iter().any(|id| held.contains(id)))
             }
         };
+        if lot.claim.is_some() {
+            living.claimed.insert(Name(lot.name.clone()));
+        }
         for id in &lot.ids {
             newer.entry((resource, id.as_str())).or_insert(owner);
         }
