@@ -1,7 +1,7 @@
 //! What the driver says of the cards, before any configuration: identity, memory, place, MIG shapes, and how they reach
 //! each other. Never what is promised of a card, and never a decision.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
@@ -113,6 +113,7 @@ pub fn read(nvml: &Nvml, sysfs: &Path, before: Option<&Reading>) -> Result<Readi
             }
         }
     }
+    drop_moved(&mut reading);
     reading.pairs = pairs(&devices);
     let known = before.into_iter().flat_map(|before| &before.pairs);
     for pair in known {
@@ -124,6 +125,24 @@ pub fn read(nvml: &Nvml, sysfs: &Path, before: Option<&Reading>) -> Result<Readi
         }
     }
     Ok(reading)
+}
+
+/// The driver counts anew when a card has fallen off: what is remembered under an index may be a card that has answered
+/// under another, and each is there once.
+fn drop_moved(reading: &mut Reading) {
+    let answered = reading.cards.iter().filter(|card| card.fault.is_none());
+    let answered: BTreeSet<String> = answered.map(|card| card.uuid.clone()).collect();
+    let (kept, moved): (Vec<_>, Vec<_>) = std::mem::take(&mut reading.cards)
+        .into_iter()
+        .partition(|card| card.fault.is_none() || !answered.contains(&card.uuid));
+    reading.cards = kept;
+    for card in moved {
+        reading.problems.push(format!(
+            "GPU {}: {}; nothing is known of it, so it is not offered",
+            card.index,
+            card.fault.unwrap_or_default()
+        ));
+    }
 }
 
 fn card(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<Physical, NvmlError> {
@@ -289,6 +308,45 @@ impl From<&Pair> for PairScore {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_remembered_card_that_answers_under_another_index_is_there_once() {
+        let card = |index: u32, uuid: &str, fault: Option<&str>| Physical {
+            uuid: uuid.to_owned(),
+            index,
+            name: String::from("NVIDIA A"),
+            memory_bytes: Some(16 << 30),
+            pci_bus_id: String::new(),
+            minor: index,
+            numa: 0,
+            mig: None,
+            profiles: Vec::new(),
+            fault: fault.map(str::to_owned),
+        };
+        // GPU-a fell off, the numbers moved, and who is now number 1 does not answer; nor does number 2.
+        let mut reading = Reading {
+            cards: vec![
+                card(0, "GPU-b", None),
+                card(1, "GPU-b", Some("GPU is lost")),
+                card(2, "GPU-c", Some("GPU is lost")),
+            ],
+            ..Reading::default()
+        };
+
+        drop_moved(&mut reading);
+
+        let left: Vec<&str> = reading
+            .cards
+            .iter()
+            .map(|card| card.uuid.as_str())
+            .collect();
+        assert_eq!(left, ["GPU-b", "GPU-c"]);
+        assert_eq!(reading.cards[0].fault, None);
+        assert_eq!(
+            reading.problems,
+            ["GPU 1: GPU is lost; nothing is known of it, so it is not offered"]
+        );
+    }
 
     #[test]
     fn a_card_is_where_the_kernel_says() {
