@@ -30,6 +30,8 @@ mod listing;
 
 mod living;
 
+mod lock;
+
 mod metrics;
 
 mod pods;

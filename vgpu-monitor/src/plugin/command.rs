@@ -1,6 +1,7 @@
 //! `vgpu-monitor plugin`: puts the parts together, and ends them. Never decides what one of them decides.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
 use kube_api::node::RegisterFormat;
 use kube_api::vendor::{Role, Switches, Vendors};
+use nix::fcntl::Flock;
 use placement::{MigProfile, Span};
 use prometheus_client::registry::Registry;
 use server::{Listener, Manners, Readiness};
@@ -22,6 +24,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::args::{FormatArg, MannerArg, PluginArgs};
+use super::lock::{self, Tried};
 use super::{Giver, Living, Made, Metrics, Parts, Plugin, Served, Settings};
 use crate::collect::{Collector, LivingPod, Sources};
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
@@ -51,6 +54,10 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let state = seen(&args, &args.state_dir);
     std::fs::create_dir_all(&state)
         .with_context(|| format!("--state-dir {}", args.state_dir.display()))?;
+    let mut stop = std::pin::pin!(stop);
+    let Some((listener, _lock)) = alone(listener, &state, stop.as_mut()).await? else {
+        return Ok(());
+    };
     let client = client(&args).await?;
     let events = Events::start(client.clone(), "vgpu-monitor");
 
@@ -175,6 +182,35 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     }
     traces.stop().await;
     Ok(())
+}
+
+/// Waits until no other agent works in the state directory. Meanwhile this one is alive, and not ready. Nothing where it
+/// was asked to stop first.
+async fn alone(
+    listener: Listener,
+    state: &Path,
+    stop: impl Future<Output = &'static str>,
+) -> anyhow::Result<Option<(Listener, Flock<File>)>> {
+    let failed = || format!("cannot lock {}", state.join("lock").display());
+    if let Tried::Ours(lock) = lock::try_take(state).with_context(failed)? {
+        return Ok(Some((listener, lock)));
+    }
+    let address = listener.address();
+    let mut taken = None;
+    let waiting = Readiness::waiting_for("another vgpu-monitor plugin of this node to end");
+    let until = async {
+        tokio::select! {
+            lock = lock::take(state) => taken = Some(lock),
+            signal = stop => tracing::info!(signal, "stopping"),
+        }
+    };
+    listener
+        .serve(server::health(waiting), Manners::default(), until)
+        .await;
+    let Some(lock) = taken.transpose().with_context(failed)? else {
+        return Ok(None);
+    };
+    Ok(Some((Listener::bind(address).await?, lock)))
 }
 
 /// A path of the host as this process sees it.

@@ -1,0 +1,106 @@
+//! One agent works in a state directory at a time: who holds the lock on its file `lock`. Owns taking it and waiting for
+//! it. Never breaks it: the kernel takes it back from a process that is gone, however it ended.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use tokio::time::sleep;
+
+/// Between two tries.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Of what the holder wrote, so much is read.
+const MOST_BYTES: u64 = 200;
+
+/// What came of a try.
+#[derive(Debug)]
+pub(super) enum Tried {
+    /// It is ours for as long as this lives.
+    Ours(Flock<File>),
+    /// Another one works there, who wrote this of itself.
+    Taken(String),
+}
+
+/// Tries once.
+///
+/// # Errors
+/// The file cannot be made, opened or locked at all.
+pub(super) fn try_take(state: &Path) -> io::Result<Tried> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let file = options.open(state.join("lock"))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(mut lock) => {
+            // For a person alone: on a full disk it stays unsaid.
+            let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+            let own = format!("process {} on {}\n", std::process::id(), host.trim());
+            let said = lock
+                .set_len(0)
+                .and_then(|()| lock.write_all(own.as_bytes()));
+            if let Err(error) = said {
+                tracing::debug!(%error, "the lock does not say whose it is");
+            }
+            Ok(Tried::Ours(lock))
+        }
+        Err((file, Errno::EWOULDBLOCK)) => {
+            let mut who = String::new();
+            if file.take(MOST_BYTES).read_to_string(&mut who).is_err() || who.trim().is_empty() {
+                who = String::from("a process that has not said who it is");
+            }
+            Ok(Tried::Taken(who.trim().to_owned()))
+        }
+        Err((_, errno)) => Err(errno.into()),
+    }
+}
+
+/// Waits until nobody else holds it, and says at first whom it waits for.
+///
+/// # Errors
+/// As [`try_take`].
+pub(super) async fn take(state: &Path) -> io::Result<Flock<File>> {
+    let mut told = String::new();
+    loop {
+        match try_take(state)? {
+            Tried::Ours(lock) => return Ok(lock),
+            Tried::Taken(who) if who != told => {
+                tracing::warn!(
+                    state = %state.display(),
+                    holder = who,
+                    "another vgpu-monitor plugin works in this state directory (an older pod of the agent that is \
+                     still ending, perhaps); this one waits until it has ended"
+                );
+                told = who;
+            }
+            Tried::Taken(_) => {}
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_agent_waits_until_the_first_has_ended() {
+        let state = tempfile::tempdir().unwrap();
+        let first = take(state.path()).await.unwrap();
+        let Tried::Taken(who) = try_take(state.path()).unwrap() else {
+            panic!("two at once")
+        };
+        let own = format!("process {} on ", std::process::id());
+        assert!(who.starts_with(&own), "{who}");
+        // The clock is tokio's, and goes on by itself.
+        let patience = Duration::from_secs(60);
+        let waited = tokio::time::timeout(patience, take(state.path())).await;
+        assert!(waited.is_err());
+
+        drop(first);
+
+        let second = tokio::time::timeout(patience, take(state.path())).await;
+        assert!(second.is_ok_and(|taken| taken.is_ok()));
+    }
+}
