@@ -192,7 +192,13 @@ fn a_region_that_its_container_lets_grow_is_cut_back_and_nothing_in_it_is_lost()
 
     // What it sets aside beyond the end is not seen in the length.
     let beyond = FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    fallocate(&living, beyond, before.len() as i64, 64 << 20).unwrap();
+    fallocate(
+        &living,
+        beyond,
+        i64::try_from(before.len()).unwrap(),
+        64 << 20,
+    )
+    .unwrap();
     assert_eq!(living.metadata().unwrap().len(), before.len() as u64);
     let cut = delivery.trim();
     let [(who, Ok(bytes))] = &cut[..] else {
