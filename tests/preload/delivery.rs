@@ -153,7 +153,7 @@ fn a_program_sees_what_was_delivered_and_its_directory_goes_after_it() {
     };
     assert_eq!(look(), []);
     program.kill();
-    assert_eq!(look(), [name.clone()]);
+    assert_eq!(look(), std::slice::from_ref(&name));
     assert!(!world.path("state/containers").join(&name.0).exists());
     assert!(!world.path("cdi").join(format!("vgpu-{name}.json")).exists());
 }
