@@ -391,12 +391,20 @@ fn nothing_smaller(state: &State, node: &str, edit: &Edit) -> Result<(), TestCas
         }
         Edit::DeletePods { pods } => {
             let mut on_node = state.clone();
-            // Who leaves another node may free quota; nobody is asked to for that.
+            // Who leaves another node may free quota; nobody is asked to for that, nor to leave this node so that the
+            // pod fits on another.
             if !state.quotas.is_empty() {
                 on_node.pods.retain(|pod| pod["spec"]["nodeName"] == node);
             }
             for set in (0..pods.len()).flat_map(|count| sets(&names(&on_node), count)) {
-                let fewer = state.with(|state| state.delete(&set));
+                let fewer = state.with(|state| {
+                    state.delete(&set);
+                    let is_elsewhere = |there: &&mut Value| there["metadata"]["name"] != node;
+                    if !state.quotas.is_empty() {
+                        let others = state.nodes.iter_mut().filter(is_elsewhere);
+                        others.for_each(|other| other["spec"]["unschedulable"] = json!(true));
+                    }
+                });
                 prop_assert!(!fewer.fits(), "{edit}, but {set:?} is enough");
             }
         }
