@@ -86,6 +86,7 @@ impl World {
         let config = Config {
             memory_bytes: vec![CARD; gpus],
             context_bytes: CONTEXT,
+            contrary: config.contrary || all_contrary(),
             ..config.clone()
         };
         Board::create(&folder.path().join("board"), &config).expect("the board is new");
@@ -187,6 +188,11 @@ impl World {
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
+}
+
+/// Whether every board of this run is to be contrary: `VGPU_TEST_CONTRARY=1`.
+pub(crate) fn all_contrary() -> bool {
+    std::env::var_os("VGPU_TEST_CONTRARY").is_some_and(|value| value == "1")
 }
 
 /// A program that is about to run in a world.

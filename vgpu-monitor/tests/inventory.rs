@@ -50,6 +50,7 @@ fn board(home: &Path, mig: &str, topology: &str) -> Board {
         memory_bytes: vec![40 << 30; 3],
         mig: mig.to_owned(),
         topology: topology.to_owned(),
+        pci: "0000:01:00.0,0000:02:00.0,0000:03:00.0".to_owned(),
         ..Config::default()
     };
     Board::create(&home.join("board"), &config).unwrap()

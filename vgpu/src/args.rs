@@ -259,6 +259,7 @@ Examples:
   vgpu sim --gpus 8 --memory 80Gi -- ./app
   vgpu sim --memory 0=16Gi,1=40Gi -- python -c 'import numba.cuda'
   vgpu sim -- vgpu run --gpumem 4Gi -- ./app               with a limit
+  vgpu sim --contrary -- vgpu run --gpumem 4Gi -- ./app    on another kind of driver
   vgpu sim --board /tmp/b -- ./app                         keep the board: a later call with
                                                            the same file joins it as it is
 Inside another vgpu sim, a call without settings of its own joins the outer board.")]
@@ -287,6 +288,10 @@ pub(crate) struct SimArgs {
     /// File that says how long kernels take, by function name
     #[arg(long, value_name = "FILE", value_parser = values::path)]
     pub(crate) script: Option<PathBuf>,
+
+    /// The driver does the opposite of its usual choice wherever CUDA's documentation leaves one
+    #[arg(long)]
+    pub(crate) contrary: bool,
 
     /// The command and its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]

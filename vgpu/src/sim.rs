@@ -144,6 +144,9 @@ impl Place {
             };
             variables.push(("VGPU_SIM_CLOCK", clock.into()));
         }
+        if args.contrary {
+            variables.push(("VGPU_SIM_CONTRARY", "1".into()));
+        }
         if let Some(script) = &args.script {
             let script = std::path::absolute(script)
                 .with_context(|| format!("script {}: not a path", script.display()))?;
@@ -164,6 +167,7 @@ fn joins_outer(args: &SimArgs) -> bool {
         || args.memory.is_some()
         || args.driver.is_some()
         || args.clock.is_some()
+        || args.contrary
         || args.script.is_some();
     !describes && std::env::var_os("VGPU_SIM_BOARD").is_some_and(|board| !board.is_empty())
 }

@@ -20,12 +20,13 @@ use crate::clock::monotonic_ns;
 use crate::config::{self, Config, MAX_GPUS};
 use crate::exec::{Exec, ExecConfig};
 use crate::mig;
+use crate::pci;
 use crate::process::{self, Identity};
 
 pub use trouble::Driver;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
-const VERSION: u64 = 4;
+const VERSION: u64 = 5;
 /// Processes that can be on the board at once.
 pub const MAX_PROCESSES: usize = 1024;
 /// Allocations that several processes can hold together at once.
@@ -169,6 +170,11 @@ struct Area {
     release_delay_ns: u64,
     topology: [u8; TEXT],
     faults: [u8; TEXT],
+    /// 1 where the driver does the opposite of its usual choices.
+    contrary: u64,
+    nvml: [u8; TEXT],
+    missing: [u8; TEXT],
+    pci: [u8; TEXT],
     /// How the driver is, as `trouble::Driver` numbers it.
     driver: AtomicU64,
     lock: libc::pthread_mutex_t,
@@ -269,6 +275,13 @@ impl Board {
         area.release_delay_ns = config.release_delay_ms.saturating_mul(1_000_000);
         area.topology = text(&config.topology)?;
         area.faults = text(&config.faults)?;
+        area.contrary = u64::from(config.contrary);
+        area.nvml = text(&config.nvml)?;
+        area.missing = text(&config.missing)?;
+        let set = pci::parse(&config.pci).map_err(invalid)?;
+        let places = pci::chosen(set, Path::new("/sys"), config.memory_bytes.len());
+        let places: Vec<String> = places.iter().map(ToString::to_string).collect();
+        area.pci = text(&places.join(","))?;
         // Relaxed: published by the magic.
         area.driver.store(0, Ordering::Relaxed);
         process::init_robust(&mut area.lock)?;
@@ -395,6 +408,32 @@ impl Board {
     #[must_use]
     pub fn topology(&self) -> String {
         untext(&self.area().topology)
+    }
+
+    /// Whether the driver does the opposite of its usual choices wherever CUDA leaves one.
+    #[must_use]
+    pub fn is_contrary(&self) -> bool {
+        self.area().contrary != 0
+    }
+
+    /// What NVML lacks, as the creator's settings said.
+    #[must_use]
+    pub fn nvml(&self) -> String {
+        untext(&self.area().nvml)
+    }
+
+    /// Functions that the libraries do not have, as the creator's settings said.
+    #[must_use]
+    pub fn missing(&self) -> String {
+        untext(&self.area().missing)
+    }
+
+    /// Where a GPU stands on the PCI bus.
+    #[must_use]
+    pub fn pci(&self, gpu: usize) -> pci::Address {
+        let places = pci::parse(&untext(&self.area().pci)).unwrap_or_default();
+        let place = places.get(gpu).copied();
+        place.unwrap_or_else(|| pci::Address::default_of(gpu))
     }
 
     /// Faults on demand, as the creator's settings said.

@@ -32,6 +32,14 @@ pub struct Config {
     pub topology: String,
     /// Whether the kernels of all processes run side by side, as under an MPS server.
     pub mps: bool,
+    /// Whether the driver does the opposite of its usual choice wherever CUDA leaves one.
+    pub contrary: bool,
+    /// What NVML lacks on this board, as text; see [`crate::lacks`].
+    pub nvml: String,
+    /// Names of driver and NVML functions that the libraries do not have, as text.
+    pub missing: String,
+    /// PCI addresses of the GPUs, as text; empty: chosen.
+    pub pci: String,
 }
 
 impl Default for Config {
@@ -47,6 +55,10 @@ impl Default for Config {
             mig: String::new(),
             topology: String::new(),
             mps: false,
+            contrary: false,
+            nvml: String::new(),
+            missing: String::new(),
+            pci: String::new(),
         }
     }
 }
@@ -121,12 +133,22 @@ impl Config {
         crate::mig::parse(&config.mig)?;
         config.topology = get("VGPU_SIM_TOPOLOGY").unwrap_or_default();
         crate::topology::parse(&config.topology)?;
-        config.mps = match get("VGPU_SIM_MPS").as_deref() {
-            None | Some("0") => false,
-            Some("1") => true,
-            Some(other) => return Err(format!("VGPU_SIM_MPS is {other:?}: 0 or 1")),
-        };
+        config.mps = yes_or_no("VGPU_SIM_MPS", get("VGPU_SIM_MPS"))?;
+        config.contrary = yes_or_no("VGPU_SIM_CONTRARY", get("VGPU_SIM_CONTRARY"))?;
+        config.nvml = get("VGPU_SIM_NVML").unwrap_or_default();
+        crate::lacks::parse(&config.nvml)?;
+        config.missing = get("VGPU_SIM_MISSING").unwrap_or_default();
+        config.pci = get("VGPU_SIM_PCI").unwrap_or_default();
+        crate::pci::parse(&config.pci)?;
         Ok(config)
+    }
+}
+
+fn yes_or_no(name: &str, value: Option<String>) -> Result<bool, String> {
+    match value.as_deref() {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => Err(format!("{name} is {other:?}: 0 or 1")),
     }
 }
 
@@ -226,6 +248,9 @@ mod tests {
             ("VGPU_SIM_DRIVER", "new"),
             ("VGPU_SIM_CLOCK", "sundial"),
             ("VGPU_SIM_MPS", "yes"),
+            ("VGPU_SIM_CONTRARY", "yes"),
+            ("VGPU_SIM_NVML", "sometimes"),
+            ("VGPU_SIM_PCI", "bus 3"),
             ("VGPU_SIM_SCRIPT", "/does/not/exist"),
             ("VGPU_SIM_MIG", "0=9g"),
             ("VGPU_SIM_TOPOLOGY", "0-1=FAR"),

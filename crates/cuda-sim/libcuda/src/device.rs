@@ -5,6 +5,7 @@ use core::ffi::{CStr, c_char};
 
 use cuda_api::driver::*;
 use cuda_sim::mig::Instance;
+use cuda_sim::pci::Address;
 
 use crate::driver::{self, Driver};
 use crate::{border, context};
@@ -121,19 +122,14 @@ pub(crate) unsafe fn cuDeviceComputeCapability(
     })
 }
 
-/// The bus number under which NVML shows the GPU too.
-fn bus_of(gpu: usize) -> i32 {
-    gpu as i32 + 1
-}
-
 pub(crate) unsafe fn cuDeviceGetPCIBusId(
     pci_bus_id: *mut c_char,
     len: i32,
     device: CuDevice,
 ) -> CuResult {
     border::answer(|| {
-        let (_, gpu) = driver_of(device)?;
-        let text = format!("0000:{:02X}:00.0", bus_of(gpu));
+        let (driver, gpu) = driver_of(device)?;
+        let text = driver.board.pci(gpu).to_string();
         if usize::try_from(len).unwrap_or(0) <= text.len() {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -155,25 +151,15 @@ pub(crate) unsafe fn cuDeviceGetByPCIBusId(
         let text = unsafe { CStr::from_ptr(pci_bus_id) }
             .to_str()
             .unwrap_or_default();
-        let bus = parse_bus(text).ok_or(CuResult::INVALID_VALUE)?;
+        let place = Address::parse(text).ok_or(CuResult::INVALID_VALUE)?;
+        let stands = |gpu| driver.board.pci(gpu) == place;
         let found = (0..driver.device_count() as i32)
             .map(CuDevice)
-            .find(|&device| driver.gpu(device).is_ok_and(|gpu| bus_of(gpu) == bus))
+            .find(|&device| driver.gpu(device).is_ok_and(stands))
             .ok_or(CuResult::INVALID_DEVICE)?;
         // SAFETY: the caller's pointer.
         unsafe { border::put(device, found) }
     })
-}
-
-/// The bus in `domain:bus:device.function`, `domain:bus:device` or `bus:device.function`.
-fn parse_bus(text: &str) -> Option<i32> {
-    let parts: Vec<&str> = text.split(':').collect();
-    let bus = match parts.as_slice() {
-        [domain, bus, _] if i32::from_str_radix(domain, 16).ok()? == 0 => bus,
-        [bus, _] => bus,
-        _ => return None,
-    };
-    i32::from_str_radix(bus, 16).ok()
 }
 
 pub(crate) unsafe fn cuDeviceGetProperties(prop: *mut CuDevprop, device: CuDevice) -> CuResult {
@@ -205,6 +191,9 @@ pub(crate) unsafe fn cuDeviceGetAttribute(
         let (driver, gpu) = driver_of(device)?;
         let value = match attribute {
             MPS_ENABLED => i32::from(crate::gpu::exec()?.is_mps()),
+            PCI_BUS => driver.board.pci(gpu).bus as i32,
+            PCI_DEVICE => driver.board.pci(gpu).device as i32,
+            PCI_DOMAIN => driver.board.pci(gpu).domain as i32,
             _ => attribute_of(attribute, gpu, driver.device_count())
                 .ok_or(CuResult::INVALID_VALUE)?,
         };
@@ -214,6 +203,9 @@ pub(crate) unsafe fn cuDeviceGetAttribute(
 }
 
 const MPS_ENABLED: u32 = 133;
+const PCI_BUS: u32 = 33;
+const PCI_DEVICE: u32 = 34;
+const PCI_DOMAIN: u32 = 50;
 
 /// The last attribute that CUDA 13.5 knows.
 const LAST_ATTRIBUTE: u32 = 161;
@@ -262,7 +254,6 @@ fn attribute_of(attribute: u32, gpu: usize, devices: usize) -> Option<i32> {
         72 => 2_097_120,
         // Concurrent kernels, ECC, bus, TCC, memory clock in kHz and width in bits, L2.
         31 | 32 => 1,
-        33 => bus_of(gpu),
         36 => 2_619_000,
         37 => 5120,
         38 => 50 << 20,

@@ -9,9 +9,13 @@ use cuda_sim::Board;
 use cuda_sim::board::Driver;
 use cuda_sim::exec::Exec;
 use cuda_sim::faults::Faults;
+use cuda_sim::lacks::{self, Lacks};
 use cuda_sim::mig::{self, Instance};
 use cuda_sim::nodes::Nodes;
+use cuda_sim::pci::Address;
 use cuda_sim::topology::Path;
+
+use crate::late;
 
 pub(crate) const SM_MHZ_LEAST: u32 = 210;
 pub(crate) const SM_MHZ_MOST: u32 = 1_410;
@@ -45,6 +49,7 @@ struct Machine {
     work: Option<Exec>,
     faults: Faults,
     nodes: Nodes,
+    lacks: Lacks,
 }
 
 static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
@@ -71,6 +76,13 @@ fn machine() -> Option<&'static Machine> {
 
 fn join() -> std::io::Result<Machine> {
     let board = Board::from_env()?;
+    let own = std::env::var("VGPU_SIM_NVML").ok();
+    let lacks = lacks::of(own.as_deref(), &board.nvml(), board.is_contrary());
+    if lacks.absent {
+        return Err(std::io::Error::other(
+            "VGPU_SIM_NVML says that it is absent",
+        ));
+    }
     let work = board.exec().ok();
     let faults = Faults::parse(&board.faults());
     let nodes = Nodes::from_env(board.gpus(), false)
@@ -80,11 +92,17 @@ fn join() -> std::io::Result<Machine> {
         work,
         faults,
         nodes,
+        lacks,
     })
 }
 
 fn board() -> Option<&'static Board> {
     machine().map(|machine| &machine.board)
+}
+
+/// What this NVML lacks.
+pub(crate) fn lacks() -> Lacks {
+    machine().map(|machine| machine.lacks).unwrap_or_default()
 }
 
 fn work() -> Option<&'static Exec> {
@@ -196,12 +214,9 @@ impl Card {
         board().map_or(0, |board| board.used_bytes(self.0))
     }
 
-    pub(crate) fn pci_domain(self) -> u32 {
-        0
-    }
-
-    pub(crate) fn pci_bus(self) -> u32 {
-        self.0 as u32 + 1
+    /// Where it stands on the PCI bus.
+    pub(crate) fn pci(self) -> Address {
+        board().map_or_else(|| Address::default_of(self.0), |board| board.pci(self.0))
     }
 
     pub(crate) fn capability(self) -> (i32, i32) {
@@ -291,8 +306,21 @@ impl Card {
         board().map_or((0, 0), |board| board.fault_count(self.0))
     }
 
-    /// Who computes on it.
+    /// Who computes on it, as far and as soon as this NVML tells.
     pub(crate) fn processes(self) -> Vec<Process> {
+        let lacks = lacks();
+        if lacks.processes {
+            return Vec::new();
+        }
+        let now = self.processes_now();
+        if lacks.late {
+            late::told(self.0, now)
+        } else {
+            now
+        }
+    }
+
+    fn processes_now(self) -> Vec<Process> {
         let parts = self.gpu_instances();
         let processes = board()
             .map(|board| board.processes(self.0))

@@ -3,6 +3,7 @@
 //! would.
 
 use cuda_api::nvml::*;
+use cuda_sim::pci::Address;
 use cuda_sim::topology::MAX_LINKS;
 
 use crate::border::{Answer, field, get, put, put_list, put_text, text};
@@ -51,6 +52,9 @@ fn find(device: *mut NvmlDevice, is: impl Fn(Card) -> bool) -> Answer {
 }
 
 pub(crate) fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut NvmlDevice) -> Answer {
+    if card::lacks().uuid {
+        return Err(NvmlReturn::FUNCTION_NOT_FOUND);
+    }
     let uuid = text(uuid)?;
     if uuid.starts_with("MIG-") {
         ready()?;
@@ -70,10 +74,8 @@ pub(crate) fn nvmlDeviceGetHandleBySerial(
 
 pub(crate) fn nvmlDeviceGetHandleByPciBusId(id: *const c_char, device: *mut NvmlDevice) -> Answer {
     let id = text(id)?;
-    let place = bus_id(&id).ok_or(NvmlReturn::INVALID_ARGUMENT)?;
-    find(device, |card| {
-        (card.pci_domain(), card.pci_bus(), 0) == place
-    })
+    let place = Address::parse(&id).ok_or(NvmlReturn::INVALID_ARGUMENT)?;
+    find(device, |card| card.pci() == place)
 }
 
 pub(crate) fn nvmlDeviceGetHandleByPciBusId_v2(
@@ -81,20 +83,6 @@ pub(crate) fn nvmlDeviceGetHandleByPciBusId_v2(
     device: *mut NvmlDevice,
 ) -> Answer {
     nvmlDeviceGetHandleByPciBusId(id, device)
-}
-
-/// `[domain:]bus:device[.function]`, in hexadecimal digits of either case.
-fn bus_id(text: &str) -> Option<(u32, u32, u32)> {
-    let place = text.split_once('.').map_or(text, |(place, _)| place);
-    let parts: Vec<u32> = place
-        .split(':')
-        .map(|part| u32::from_str_radix(part, 16).ok())
-        .collect::<Option<_>>()?;
-    match parts[..] {
-        [domain, bus, device] => Some((domain, bus, device)),
-        [bus, device] => Some((0, bus, device)),
-        _ => None,
-    }
 }
 
 pub(crate) fn nvmlDeviceGetIndex(device: NvmlDevice, index: *mut u32) -> Answer {
@@ -140,19 +128,11 @@ const DEVICE_ID: u32 = 0x2330_10de;
 const SUBSYSTEM_ID: u32 = 0x16c1_10de;
 
 fn legacy_id<const N: usize>(card: Card) -> [c_char; N] {
-    field(&format!(
-        "{:04X}:{:02X}:00.0",
-        card.pci_domain(),
-        card.pci_bus()
-    ))
+    field(&card.pci().to_string())
 }
 
 fn long_id<const N: usize>(card: Card) -> [c_char; N] {
-    field(&format!(
-        "{:08X}:{:02X}:00.0",
-        card.pci_domain(),
-        card.pci_bus()
-    ))
+    field(&format!("{:#}", card.pci()))
 }
 
 pub(crate) fn nvmlDeviceGetPciInfo(device: NvmlDevice, pci: *mut NvmlPciInfoV1) -> Answer {
@@ -161,9 +141,9 @@ pub(crate) fn nvmlDeviceGetPciInfo(device: NvmlDevice, pci: *mut NvmlPciInfoV1) 
         pci,
         NvmlPciInfoV1 {
             bus_id: legacy_id(card),
-            domain: card.pci_domain(),
-            bus: card.pci_bus(),
-            device: 0,
+            domain: card.pci().domain,
+            bus: card.pci().bus,
+            device: card.pci().device,
             device_id: DEVICE_ID,
         },
     )
@@ -175,9 +155,9 @@ pub(crate) fn nvmlDeviceGetPciInfo_v2(device: NvmlDevice, pci: *mut NvmlPciInfoV
         pci,
         NvmlPciInfoV2 {
             bus_id: legacy_id(card),
-            domain: card.pci_domain(),
-            bus: card.pci_bus(),
-            device: 0,
+            domain: card.pci().domain,
+            bus: card.pci().bus,
+            device: card.pci().device,
             device_id: DEVICE_ID,
             subsystem_id: SUBSYSTEM_ID,
             reserved: [0; 4],
@@ -191,9 +171,9 @@ pub(crate) fn nvmlDeviceGetPciInfo_v3(device: NvmlDevice, pci: *mut NvmlPciInfo)
         pci,
         NvmlPciInfo {
             bus_id_legacy: legacy_id(card),
-            domain: card.pci_domain(),
-            bus: card.pci_bus(),
-            device: 0,
+            domain: card.pci().domain,
+            bus: card.pci().bus,
+            device: card.pci().device,
             device_id: DEVICE_ID,
             subsystem_id: SUBSYSTEM_ID,
             bus_id: long_id(card),
@@ -210,9 +190,9 @@ pub(crate) fn nvmlDeviceGetPciInfoExt(device: NvmlDevice, pci: *mut NvmlPciInfoE
         pci,
         NvmlPciInfoExt {
             version: NvmlPciInfoExt::VERSION,
-            domain: card.pci_domain(),
-            bus: card.pci_bus(),
-            device: 0,
+            domain: card.pci().domain,
+            bus: card.pci().bus,
+            device: card.pci().device,
             device_id: DEVICE_ID,
             subsystem_id: SUBSYSTEM_ID,
             base_class: 3,
@@ -614,7 +594,7 @@ pub(crate) fn nvmlDeviceGetNumGpuCores(device: NvmlDevice, cores: *mut u32) -> A
 }
 
 pub(crate) fn nvmlDeviceGetBoardId(device: NvmlDevice, id: *mut u32) -> Answer {
-    put(id, whole(device)?.pci_bus() << 8)
+    put(id, whole(device)?.pci().bus << 8)
 }
 
 // Clocks, heat and power: made up, but moving with the load so that a graph has something to show.

@@ -15,6 +15,7 @@ mod border;
 mod card;
 mod device;
 mod event;
+mod late;
 mod mig;
 mod process;
 mod state;

@@ -1,0 +1,70 @@
+//! Lists of processes that come late: what was so at an earlier look, which is old enough by now; before that, nobody.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use cuda_sim::clock::monotonic_ns;
+
+use crate::card::Process;
+
+/// How old a look has to be before it is told.
+const LATE_NS: u64 = 200_000_000;
+
+/// A look at a card: the card, when, and who was there.
+type Look = (usize, u64, Vec<Process>);
+
+static LOOKS: Mutex<VecDeque<Look>> = Mutex::new(VecDeque::new());
+
+/// What is told of a card, on which there is `now`.
+pub(crate) fn told(card: usize, now: Vec<Process>) -> Vec<Process> {
+    let mut looks = LOOKS.lock().unwrap_or_else(PoisonError::into_inner);
+    next(&mut looks, card, monotonic_ns(), now)
+}
+
+fn next(looks: &mut VecDeque<Look>, card: usize, at: u64, now: Vec<Process>) -> Vec<Process> {
+    let is_old = |look: &Look| look.0 == card && at.saturating_sub(look.1) >= LATE_NS;
+    let newest = looks.iter().rposition(is_old);
+    let told = newest.map(|index| looks[index].2.clone());
+    // What is older than what was told now is never told again.
+    if let Some(index) = newest {
+        let mut place = 0;
+        looks.retain(|look| {
+            let keeps = look.0 != card || place >= index;
+            place += 1;
+            keeps
+        });
+    }
+    let is_new = |look: &Look| look.0 == card && at.saturating_sub(look.1) < LATE_NS / 10;
+    if !looks.iter().any(is_new) {
+        looks.push_back((card, at, now));
+    }
+    told.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holding(bytes: u64) -> Vec<Process> {
+        vec![Process {
+            pid: 1,
+            bytes,
+            instance: 0,
+        }]
+    }
+
+    #[test]
+    fn a_look_is_told_once_it_is_old() {
+        let mut looks = VecDeque::new();
+        let mut at = |ms: u64, bytes| {
+            let told = next(&mut looks, 0, ms * 1_000_000, holding(bytes));
+            told.first().map(|process| process.bytes)
+        };
+
+        assert_eq!(at(1000, 10), None);
+        assert_eq!(at(1150, 20), None);
+        assert_eq!(at(1200, 30), Some(10));
+        assert_eq!(at(1360, 40), Some(20));
+        assert_eq!(at(5000, 50), Some(40));
+    }
+}
