@@ -14,6 +14,7 @@ mod support;
 
 mod delivery;
 mod environment;
+mod fuzz;
 mod guest;
 mod kills;
 mod linkage;
@@ -22,3 +23,4 @@ mod mps;
 mod overlay;
 mod oversubscribe;
 mod runtime;
+mod tries;

@@ -386,9 +386,20 @@ impl Running {
     }
 
     /// Closes its input and waits for its end.
-    pub(crate) fn end(mut self) -> Option<i32> {
+    pub(crate) fn end(self) -> Option<i32> {
+        self.ends().code
+    }
+
+    /// The same, with the signal that ended it.
+    pub(crate) fn ends(mut self) -> Outcome {
         drop(self.stdin.take());
-        self.child.wait().expect("it is our child").code()
+        let status = self.child.wait().expect("it is our child");
+        Outcome {
+            stdout: String::new(),
+            stderr: String::new(),
+            code: status.code(),
+            signal: status.signal(),
+        }
     }
 }
 

@@ -41,6 +41,20 @@ pub fn class_of(symbol: &str) -> Option<Class> {
         })
 }
 
+/// All names of a class but `Pass`, which has too many kinds of them to be one list.
+#[must_use]
+pub const fn symbols_of(class: Class) -> &'static [&'static str] {
+    let mut left = CLASSES;
+    while let [(own, names), rest @ ..] = left {
+        // As numbers: a constant function cannot compare otherwise.
+        if *own as u8 == class as u8 {
+            return names;
+        }
+        left = rest;
+    }
+    &[]
+}
+
 #[rustfmt::skip]
 /// All classes but `Pass`.
 const CLASSES: &[(Class, &[&str])] = &[

@@ -11,7 +11,7 @@ mod generated;
 pub mod nvml;
 mod nvml_structs;
 
-pub use classes::{Class, class_of};
+pub use classes::{Class, class_of, symbols_of};
 pub use driver::*;
 pub use generated::{DRIVER_SYMBOLS, NVML_SYMBOLS, PROC_ADDRESSES};
 

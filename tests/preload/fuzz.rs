@@ -1,0 +1,466 @@
+//! Random sequences of every call that takes or gives memory, made by three processes under one limit:
+//! with kills, forks, threads, resets, memory that passes between them, streams that are blocked, sizes at
+//! the edges of integers, null pointers and handles that nobody gave.
+//!
+//! After each step nothing moves, and the simulated board says what is held: never above the limit, and
+//! never more than the books say. At the end everything is given back. A sequence that fails is made as
+//! short as it can be, and printed with its seed.
+//!
+//! `VGPU_FUZZ_SECONDS` and `VGPU_FUZZ_SEED` make it longer and another one (`scripts/fuzz` sets both);
+//! `VGPU_FUZZ_REPLAY` names a file with one sequence, as it was printed; `VGPU_FUZZ_WITHOUT` names calls, with
+//! commas between them, that are left out.
+
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cuda_sim::Config;
+
+use crate::support::{MIB, Running, World};
+
+/// The container's limit, of the gibibyte that the board's GPU has.
+const LIMIT: u64 = 208 * MIB;
+const PROCESSES: u64 = 3;
+
+/// One step: a process, and what it is told (or "kill", or "quit").
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Step {
+    process: usize,
+    line: String,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} {}", self.process, self.line)
+    }
+}
+
+/// What can be wrong after a step. A shorter sequence is another one unless it fails in the same way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wrong {
+    AboveTheLimit,
+    NotBooked,
+    Died,
+    NotGivenBack,
+}
+
+/// A failure, in words.
+#[derive(Debug)]
+struct Failure {
+    wrong: Wrong,
+    told: String,
+}
+
+// --- sequences --------------------------------------------------------------------------------------
+
+/// Numbers from a seed (SplitMix64).
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        let at = self.below(all.len() as u64);
+        all[usize::try_from(at).unwrap()]
+    }
+}
+
+/// What can be asked, and how often of a hundred or so.
+const OPS: &[(&str, u64)] = &[
+    ("alloc", 8),
+    ("free", 7),
+    ("pitch", 2),
+    ("managed", 2),
+    ("async", 5),
+    ("async_free", 5),
+    ("pool", 3),
+    ("pooled", 4),
+    ("keep", 1),
+    ("trim", 2),
+    ("pool_destroy", 2),
+    ("create", 5),
+    ("release", 5),
+    ("map", 5),
+    ("unmap", 4),
+    ("retain", 2),
+    ("release_retained", 2),
+    ("array", 2),
+    ("array_destroy", 2),
+    ("mipmap", 1),
+    ("mipmap_destroy", 1),
+    ("graph", 3),
+    ("graph_in_pairs", 2),
+    ("more", 2),
+    ("clone", 1),
+    ("instantiate", 4),
+    ("instantiate_upload", 2),
+    ("upload", 2),
+    ("launch", 5),
+    ("update", 1),
+    ("graph_destroy", 2),
+    ("exec_destroy", 2),
+    ("graph_trim", 1),
+    ("capture", 2),
+    ("export", 4),
+    ("export_inside", 1),
+    ("open", 5),
+    ("open_changed", 1),
+    ("close", 3),
+    ("offer", 3),
+    ("accept", 4),
+    ("pool_offer", 1),
+    ("pool_accept", 1),
+    ("pointer_offer", 1),
+    ("pointer_accept", 1),
+    ("external", 1),
+    ("external_destroy", 1),
+    ("block", 2),
+    ("unblock", 2),
+    ("sync", 4),
+    ("stream_sync", 2),
+    ("context", 2),
+    ("context_destroy", 2),
+    ("enter", 1),
+    ("leave", 2),
+    ("limit", 1),
+    ("reset", 1),
+    ("again", 1),
+    ("module", 3),
+    ("module_unload", 2),
+    ("library", 2),
+    ("library_unload", 2),
+    ("green", 1),
+    ("green_destroy", 1),
+    ("fork", 1),
+    ("kill", 1),
+    ("quit", 1),
+];
+
+/// Calls that the library does not hold yet, with what is missing: `VGPU_FUZZ_ALL=1` makes them all the
+/// same.
+const NOT_YET: &[(&str, &str)] = &[
+    ("green", "a green context is charged as the primary one"),
+    ("graph", "graphs that keep their memory are let through"),
+    ("more", "graphs that keep their memory are let through"),
+    ("capture", "graphs that keep their memory are let through"),
+    (
+        "export_inside",
+        "the name of a block is looked up by its base",
+    ),
+    (
+        "open_changed",
+        "names are compared with the bytes that no driver looks at",
+    ),
+];
+
+const SIZES: &[u64] = &[
+    0,
+    1,
+    511,
+    512,
+    4096,
+    MIB - 1,
+    MIB,
+    2 * MIB,
+    2 * MIB,
+    3 * MIB + 5,
+    8 * MIB,
+    16 * MIB,
+    16 * MIB,
+    32 * MIB,
+    33 * MIB + 1,
+    64 * MIB,
+    100 * MIB,
+    LIMIT - 16 * MIB,
+    LIMIT,
+    LIMIT + 1,
+    (1 << 31) - 1,
+    1 << 31,
+    u32::MAX as u64,
+    1 << 32,
+    (1 << 32) + 1,
+    1 << 47,
+    i64::MAX as u64,
+    1 << 63,
+    u64::MAX - 511,
+    u64::MAX,
+];
+
+fn sequence(seed: u64) -> Vec<Step> {
+    let chance = &mut Chance(seed);
+    let all = std::env::var_os("VGPU_FUZZ_ALL").is_some();
+    let without = std::env::var("VGPU_FUZZ_WITHOUT").unwrap_or_default();
+    let known = |op: &str| {
+        let not_yet = !all && NOT_YET.iter().any(|(other, _)| *other == op);
+        not_yet || without.split(',').any(|other| other == op)
+    };
+    let ops: Vec<_> = OPS.iter().filter(|(op, _)| !known(op)).collect();
+    let total = ops.iter().map(|(_, often)| often).sum();
+    let length = 20 + chance.below(80);
+    let step = |chance: &mut Chance| {
+        let mut at = chance.below(total);
+        let op = ops
+            .iter()
+            .find(|(_, often)| {
+                let found = at < *often;
+                at = at.wrapping_sub(*often);
+                found
+            })
+            .map_or("sync", |(op, _)| *op);
+        // Mostly few slots, so that what one call takes another one finds.
+        let slot = match chance.below(40) {
+            0 => 8,
+            1 => 9,
+            2..=9 => chance.below(8),
+            _ => chance.below(3),
+        };
+        // Mostly sizes of which some fit.
+        let bytes = match chance.below(4) {
+            0 => chance.of(SIZES),
+            1 => chance.below(64 * MIB),
+            _ => (1 + chance.below(24)) * 2 * MIB,
+        };
+        // A low bit chooses the stream.
+        let bytes = bytes ^ u64::from(chance.below(6) == 0);
+        let thread = if chance.below(12) == 0 { "@" } else { "" };
+        let letter = chance.below(64);
+        let process = usize::try_from(chance.below(PROCESSES)).unwrap();
+        let line = match op {
+            "kill" | "quit" => op.to_owned(),
+            _ => format!("{thread}{op} {slot} {bytes} #{letter}"),
+        };
+        Step { process, line }
+    };
+    (0..length).map(|_| step(chance)).collect()
+}
+
+// --- runs ---------------------------------------------------------------------------------------------
+
+/// What processes have handed out, by what it opens.
+#[derive(Default)]
+struct Letters(Vec<(&'static str, String)>);
+
+impl Letters {
+    /// What opens a letter of this kind.
+    fn opens(op: &str) -> Option<&'static str> {
+        Some(match op.trim_start_matches('@') {
+            "export" | "export_inside" => "open",
+            "offer" => "accept",
+            "pool_offer" => "pool_accept",
+            "pointer_offer" => "pointer_accept",
+            _ => return None,
+        })
+    }
+
+    fn keep(&mut self, op: &str, text: &str) {
+        if let Some(opens) = Self::opens(op).filter(|_| !text.is_empty()) {
+            self.0.push((opens, text.to_owned()));
+        }
+    }
+
+    /// The line with the letter that it means in it.
+    fn written_into(&self, line: &str) -> String {
+        let Some((start, number)) = line.split_once('#') else {
+            return line.to_owned();
+        };
+        let op = line.split(' ').next().unwrap_or_default();
+        let op = op.trim_start_matches('@').trim_end_matches("_changed");
+        let mine: Vec<_> = self.0.iter().filter(|(opens, _)| *opens == op).collect();
+        let number: usize = number.parse().unwrap_or(0);
+        // The newest first: the older ones are often gone.
+        let letter = number
+            .checked_rem(mine.len())
+            .and_then(|at| mine.iter().rev().nth(at));
+        format!("{start}{}", letter.map_or("", |(_, text)| text.as_str()))
+    }
+}
+
+/// Runs a sequence in a world of its own.
+fn run(program: &Path, config: &Config, steps: &[Step], native: bool) -> Result<(), Failure> {
+    let world = World::with_limits_on(config, &[LIMIT]);
+    let board = world.board();
+    let start = || {
+        let mut command = world.command(program);
+        if native {
+            command = command.native();
+        }
+        let mut running = command.start();
+        running.step("begin");
+        running
+    };
+    let mut processes: Vec<Option<Running>> = (0..PROCESSES).map(|_| None).collect();
+    let mut letters = Letters::default();
+    for (number, step) in steps.iter().enumerate() {
+        let place = &mut processes[step.process];
+        let mut running = place.take().unwrap_or_else(start);
+        match step.line.as_str() {
+            "kill" => running.kill(),
+            "quit" => drop(running.ends()),
+            line => {
+                let answer = running.step(&letters.written_into(line));
+                let mut words = answer.split(' ');
+                let op = words.next().unwrap_or_default().to_owned();
+                words.next();
+                letters.keep(&op, words.next().unwrap_or_default());
+                if answer.is_empty() {
+                    let ended = running.ends();
+                    return Err(Failure {
+                        wrong: Wrong::Died,
+                        told: format!("step {number} ({step}): {ended:?}\n{}", world.log()),
+                    });
+                }
+                *place = Some(running);
+            }
+        }
+        if native {
+            continue;
+        }
+        let (held, booked) = (board.used_bytes(0), world.booked(0));
+        let failure = |wrong| {
+            let told = format!("step {number} ({step}): {held} bytes held, {booked} booked");
+            Err(Failure { wrong, told })
+        };
+        if held > LIMIT {
+            return failure(Wrong::AboveTheLimit);
+        }
+        if booked < held {
+            return failure(Wrong::NotBooked);
+        }
+    }
+    for running in processes.into_iter().flatten() {
+        let ended = running.ends();
+        if ended.signal.is_some() {
+            return Err(Failure {
+                wrong: Wrong::Died,
+                told: format!("at its end: {ended:?}"),
+            });
+        }
+    }
+    if native {
+        return Ok(());
+    }
+    let left = board.used_bytes(0);
+    let mut last = start();
+    let room = (LIMIT - board.used_bytes(0)) / (2 * MIB) * (2 * MIB);
+    let answer = last.step(&format!("alloc 0 {room}"));
+    if left != 0 || answer.trim_end() != "alloc 0" {
+        let (held, booked) = (board.used_bytes(0), world.booked(0));
+        return Err(Failure {
+            wrong: Wrong::NotGivenBack,
+            told: format!(
+                "at the end: {left} bytes left; then {answer:?} for {room}, {held} held, {booked} booked"
+            ),
+        });
+    }
+    Ok(())
+}
+
+/// The failure of a sequence, unless it is the program's own: one that dies without the library too.
+fn failure(program: &Path, config: &Config, steps: &[Step]) -> Option<Failure> {
+    let failure = run(program, config, steps, false).err()?;
+    let is_native = failure.wrong == Wrong::Died && run(program, config, steps, true).is_err();
+    (!is_native).then_some(failure)
+}
+
+/// Leaves out steps, ever smaller pieces of them, as long as it fails in the same way.
+fn shortened(
+    program: &Path,
+    config: &Config,
+    steps: Vec<Step>,
+    wrong: Wrong,
+    until: Instant,
+) -> Vec<Step> {
+    let mut steps = steps;
+    let mut piece = steps.len().div_ceil(2);
+    loop {
+        let mut at = 0;
+        let before = steps.len();
+        while at < steps.len() && Instant::now() < until {
+            let mut fewer = steps.clone();
+            fewer.drain(at..(at + piece).min(steps.len()));
+            if failure(program, config, &fewer).is_some_and(|found| found.wrong == wrong) {
+                steps = fewer;
+            } else {
+                at += piece;
+            }
+        }
+        if Instant::now() >= until || piece == 1 && steps.len() == before {
+            return steps;
+        }
+        piece = piece.div_ceil(2);
+    }
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable)
+        .ok()
+        .map_or(default, |text| text.parse().expect("a whole number"))
+}
+
+fn fuzz(config: &Config) {
+    let tools = World::with_board(1, config);
+    let program = tools.program("fuzz").linked();
+    program.build();
+    let file = tools.path("fuzz");
+    if let Some(path) = std::env::var_os("VGPU_FUZZ_REPLAY") {
+        let text = std::fs::read_to_string(path).unwrap();
+        let step = |line: &str| {
+            let (process, line) = line.trim().split_once(' ')?;
+            Some(Step {
+                process: process.parse().ok()?,
+                line: line.to_owned(),
+            })
+        };
+        let steps: Vec<_> = text.lines().filter_map(step).collect();
+        let found = failure(&file, config, &steps);
+        assert!(found.is_none(), "{found:#?}");
+        return;
+    }
+    let seed = number("VGPU_FUZZ_SEED", 1);
+    let time = Duration::from_secs(number("VGPU_FUZZ_SECONDS", 12));
+    let begun = Instant::now();
+    let (mut runs, mut made) = (0, 0);
+    while begun.elapsed() < time {
+        let own = seed.wrapping_add(runs);
+        let steps = sequence(own);
+        made += steps.len();
+        runs += 1;
+        let Some(found) = failure(&file, config, &steps) else {
+            continue;
+        };
+        let until = Instant::now() + Duration::from_secs(30);
+        let least = shortened(&file, config, steps, found.wrong, until);
+        let last = failure(&file, config, &least).unwrap_or(found);
+        let lines: Vec<_> = least.iter().map(ToString::to_string).collect();
+        panic!(
+            "seed {own}: {:?}, {}\n{}",
+            last.wrong,
+            last.told,
+            lines.join("\n")
+        );
+    }
+    println!("{runs} sequences, {made} steps, seeds from {seed}");
+}
+
+#[test]
+fn fuzz_on_the_default_driver() {
+    fuzz(&Config::default());
+}
+
+#[test]
+fn fuzz_on_the_contrary_driver() {
+    fuzz(&Config {
+        contrary: true,
+        ..Config::default()
+    });
+}
