@@ -13,7 +13,7 @@ fn world() -> World {
 }
 
 /// Puts a driver in the simulated one's place that hands on every call but the odd ones.
-fn with_odd_driver(world: &World) {
+pub(crate) fn with_odd_driver(world: &World) {
     let renamed = world.path("libreal.so");
     let mut bytes = std::fs::read(built("libcuda.so")).unwrap();
     // Under its own name it would be taken for the driver itself.

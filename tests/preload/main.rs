@@ -24,3 +24,4 @@ mod overlay;
 mod oversubscribe;
 mod runtime;
 mod tries;
+mod versions;

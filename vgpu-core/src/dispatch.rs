@@ -6,15 +6,12 @@ use core::ffi::{c_char, c_void};
 
 use cuda_api::{CuDevice, CuResult};
 
+use crate::addresses;
 use crate::books::{self, Group, books};
 use crate::border;
 use crate::container::{self, Device, Standing};
 use crate::guest::Verdict;
-use crate::hooks;
 use crate::query;
-
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
-const PER_THREAD: u64 = 2;
 
 /// Nothing begins with limits that were not understood.
 pub(crate) fn before_init() -> Verdict<()> {
@@ -38,7 +35,7 @@ pub(crate) fn after_proc_address(
     if found.is_null() {
         return;
     }
-    if let Some(hook) = hooks::hook_of(found, symbol, version, flags & PER_THREAD != 0) {
+    if let Some(hook) = addresses::hook_of(found, symbol, version, flags) {
         border::write(out, hook.cast_mut());
     }
 }

@@ -18,8 +18,11 @@ pub(crate) struct Library {
     proof: &'static CStr,
     /// Names of `real`, in the same order.
     names: &'static [&'static CStr],
-    /// Addresses in the genuine library; null: not there, or not looked up yet.
+    /// Addresses in the genuine library; null: not exported, or not looked up yet.
     real: &'static [AtomicPtr<c_void>],
+    /// Addresses of functions that the library does not export, as it gave them itself
+    /// (`cuGetProcAddress`); null: it gave none.
+    given: &'static [AtomicPtr<c_void>],
     /// 0 unknown, 1 found and `real` filled.
     state: AtomicU32,
 }
@@ -139,14 +142,30 @@ impl Library {
             .map_or(core::ptr::null_mut(), |slot| slot.load(Ordering::Relaxed))
     }
 
+    /// The library itself gave this address for the function of this row. It counts where the library
+    /// does not export the function.
+    pub(crate) fn keep_given(&self, row: usize, address: *mut c_void) {
+        if let Some(slot) = self.given.get(row) {
+            // Release: code that finds the address in another table then finds it here, too.
+            slot.store(address, Ordering::Release);
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn look_up(&self, row: usize) -> *mut c_void {
         // Acquire: see `is_loaded`.
-        if self.state.load(Ordering::Acquire) == 1 || !self.ensure() {
+        if self.state.load(Ordering::Acquire) != 1 && !self.ensure() {
             return core::ptr::null_mut();
         }
-        self.address(row)
+        let exported = self.address(row);
+        if !exported.is_null() {
+            return exported;
+        }
+        // Acquire: see `keep_given`.
+        self.given
+            .get(row)
+            .map_or(core::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
     }
 }
 
@@ -170,6 +189,8 @@ macro_rules! real_functions {
 
         const NAMES: &[&CStr] = &[$(crate::driver::c_name(concat!(stringify!($name), "\0")),)*];
         static REAL: [AtomicPtr<c_void>; NAMES.len()] =
+            [const { AtomicPtr::new(core::ptr::null_mut()) }; NAMES.len()];
+        static GIVEN: [AtomicPtr<c_void>; NAMES.len()] =
             [const { AtomicPtr::new(core::ptr::null_mut()) }; NAMES.len()];
 
         $(
@@ -224,6 +245,7 @@ pub(crate) mod cuda {
         proof: c"cuInit",
         names: NAMES,
         real: &REAL,
+        given: &GIVEN,
         state: AtomicU32::new(0),
     };
 
@@ -266,6 +288,7 @@ pub(crate) mod nvml {
         proof: c"nvmlInit_v2",
         names: NAMES,
         real: &REAL,
+        given: &GIVEN,
         state: AtomicU32::new(0),
     };
 

@@ -4,10 +4,8 @@
 //! Decides nothing: the rules do (`memory.rs`, `nvml.rs`).
 
 use core::ffi::{CStr, c_void};
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::driver::{self, Library};
-use cuda_api::{PROC_ADDRESSES, ProcAddress};
 
 /// One exported function.
 pub(crate) struct Hook {
@@ -163,162 +161,10 @@ pub(crate) fn find(name: &CStr) -> Option<(&'static Library, &'static Hook)> {
     }
 }
 
-/// An address that the genuine `cuGetProcAddress` gave for `symbol`: our hook of that very function
-/// (so version and per-thread stream are the driver's choice), if it has one.
-pub(crate) fn hook_of(
-    found: *mut c_void,
-    symbol: &CStr,
-    version: i32,
-    per_thread: bool,
-) -> Option<*const c_void> {
-    match by_address(found as usize) {
-        Found::Hook(hook) => cuda::HOOKS.get(hook).map(|hook| hook.address),
-        Found::Unknown => by_version(symbol, version, per_thread),
-    }
-}
-
-enum Found {
-    Hook(usize),
-    Unknown,
-}
-
-const ADDRESS_SLOTS: usize = 1024;
-const MIXED: u64 = 0xffff;
-
-/// Genuine address (48 bits) and number of its hook (16 bits, [`MIXED`] where several functions
-/// share an address); 0 is empty. Filled once, before the first use.
-static BY_ADDRESS: [AtomicU64; ADDRESS_SLOTS] = [const { AtomicU64::new(0) }; ADDRESS_SLOTS];
-static FILLED: AtomicU64 = AtomicU64::new(0);
-
-fn by_address(address: usize) -> Found {
-    // Acquire: the table was stored before.
-    if FILLED.load(Ordering::Acquire) == 0 {
-        fill();
-    }
-    for at in (0..ADDRESS_SLOTS).map(|step| spread(address) + step) {
-        // Relaxed: published by FILLED.
-        let entry = BY_ADDRESS
-            .get(at % ADDRESS_SLOTS)
-            .map_or(0, |slot| slot.load(Ordering::Relaxed));
-        if entry == 0 {
-            break;
-        }
-        if entry >> 16 == address as u64 {
-            let number = entry & 0xffff;
-            if number == MIXED {
-                break;
-            }
-            return usize::try_from(number).map_or(Found::Unknown, Found::Hook);
-        }
-    }
-    Found::Unknown
-}
-
-#[cold]
-fn fill() {
-    if !driver::cuda::LIBRARY.is_loaded() {
-        return;
-    }
-    for (number, hook) in cuda::HOOKS.iter().enumerate() {
-        put(
-            driver::cuda::LIBRARY.address(hook.row) as usize,
-            number as u64,
-        );
-    }
-    // Release: whoever sees the mark sees the table. Two threads may fill it: they store the same.
-    FILLED.store(1, Ordering::Release);
-}
-
-fn put(address: usize, number: u64) {
-    if address == 0 {
-        return;
-    }
-    let mut at = spread(address);
-    for _ in 0..ADDRESS_SLOTS {
-        let Some(slot) = BY_ADDRESS.get(at % ADDRESS_SLOTS) else {
-            return;
-        };
-        let wanted = (address as u64) << 16 | number;
-        // Relaxed: FILLED publishes it.
-        match slot.compare_exchange(0, wanted, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return,
-            Err(there) if there >> 16 == address as u64 => {
-                if there != wanted {
-                    // Relaxed: FILLED publishes it.
-                    slot.store((address as u64) << 16 | MIXED, Ordering::Relaxed);
-                }
-                return;
-            }
-            Err(_) => at += 1,
-        }
-    }
-}
-
-fn spread(address: usize) -> usize {
-    (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
-}
-
-/// Where addresses do not tell (a driver that hands out others than it exports): the newest symbol of
-/// this name that the asked version knows.
-fn by_version(symbol: &CStr, version: i32, per_thread: bool) -> Option<*const c_void> {
-    let mut at = hash(symbol.to_bytes());
-    let mut best: Option<&ProcAddress> = None;
-    loop {
-        let entry = *PROC_INDEX.get(at % PROC_INDEX.len())?;
-        if entry == 0 {
-            break;
-        }
-        let row = PROC_ADDRESSES.get(usize::from(entry) - 1)?;
-        at += 1;
-        if row.name.as_bytes() != symbol.to_bytes()
-            || row.since > version
-            || (row.per_thread && !per_thread)
-        {
-            continue;
-        }
-        let better =
-            best.is_none_or(|best| (row.per_thread, row.since) > (best.per_thread, best.since));
-        if better {
-            best = Some(row);
-        }
-    }
-    let symbol = best?.symbol;
-    let hook = cuda::HOOKS
-        .iter()
-        .find(|hook| hook.name.to_bytes() == symbol.as_bytes())?;
-    Some(hook.address)
-}
-
 const CUDA_INDEX: [u16; 1024] = index(cuda::NAMES);
 const NVML_INDEX: [u16; 256] = index(crate::nvml::NAMES);
-/// By looked-up name, those rows of the driver's version table whose name leads to a hook.
-#[allow(
-    clippy::indexing_slicing,
-    reason = "evaluated by the compiler: a wrong index does not compile"
-)]
-const PROC_INDEX: [u16; 1024] = {
-    let rows = PROC_ADDRESSES;
-    let mut table = [0; 1024];
-    let mut first = 0;
-    while first < rows.len() {
-        // All rows of a name, which stand together, if any of them has a hook.
-        let mut end = first;
-        let mut any = false;
-        while end < rows.len() && is_same(rows[end].name.as_bytes(), rows[first].name.as_bytes()) {
-            any |= is_hook(rows[end].symbol.as_bytes());
-            end += 1;
-        }
-        while any && first < end {
-            insert(&mut table, rows[first].name.as_bytes(), first);
-            first += 1;
-        }
-        first = end;
-    }
-    table
-};
-
 #[allow(clippy::indexing_slicing, reason = "bounded by the loop's condition")]
-const fn is_same(one: &[u8], other: &[u8]) -> bool {
+pub(crate) const fn is_same(one: &[u8], other: &[u8]) -> bool {
     let mut at = 0;
     while at < one.len() && at < other.len() && one[at] == other[at] {
         at += 1;
@@ -330,7 +176,7 @@ const fn is_same(one: &[u8], other: &[u8]) -> bool {
     clippy::indexing_slicing,
     reason = "evaluated by the compiler: a wrong index does not compile"
 )]
-const fn is_hook(name: &[u8]) -> bool {
+pub(crate) const fn is_hook(name: &[u8]) -> bool {
     let mut at = hash(name);
     loop {
         let entry = CUDA_INDEX[at % CUDA_INDEX.len()];
@@ -368,7 +214,7 @@ const fn index<const SLOTS: usize>(names: &[&str]) -> [u16; SLOTS] {
     clippy::cast_possible_truncation,
     reason = "there are fewer than 65,535 names"
 )]
-const fn insert(table: &mut [u16], name: &[u8], number: usize) {
+pub(crate) const fn insert(table: &mut [u16], name: &[u8], number: usize) {
     let mut at = hash(name);
     while table[at % table.len()] != 0 {
         at += 1;
@@ -378,7 +224,7 @@ const fn insert(table: &mut [u16], name: &[u8], number: usize) {
 
 #[allow(clippy::indexing_slicing, reason = "bounded by the loop's condition")]
 #[allow(clippy::cast_possible_truncation, reason = "24 bits")]
-const fn hash(name: &[u8]) -> usize {
+pub(crate) const fn hash(name: &[u8]) -> usize {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     let mut at = 0;
     while at < name.len() {
@@ -935,6 +781,8 @@ pub(crate) mod cuda {
 
 #[cfg(test)]
 mod tests {
+    use cuda_api::PROC_ADDRESSES;
+
     use super::*;
 
     #[test]
@@ -951,35 +799,6 @@ mod tests {
             c"nvmlNothing",
         ] {
             assert!(find(name).is_none(), "{name:?}");
-        }
-    }
-
-    #[test]
-    fn by_version_the_newest_symbol_that_the_version_knows() {
-        let name_of = |found: Option<*const c_void>| {
-            let hook = cuda::HOOKS
-                .iter()
-                .find(|hook| Some(hook.address) == found)?;
-            hook.name.to_str().ok()
-        };
-        for (name, version, per_thread, expected) in [
-            (c"cuMemAlloc", 2000, false, Some("cuMemAlloc")),
-            (c"cuMemAlloc", 12000, true, Some("cuMemAlloc_v2")),
-            (c"cuMemAllocAsync", 12000, false, Some("cuMemAllocAsync")),
-            (
-                c"cuMemAllocAsync",
-                12000,
-                true,
-                Some("cuMemAllocAsync_ptsz"),
-            ),
-            (c"cuMemAllocAsync", 11000, true, None),
-            (c"cuStreamCreate", 12000, false, None),
-        ] {
-            assert_eq!(
-                name_of(by_version(name, version, per_thread)),
-                expected,
-                "{name:?}"
-            );
         }
     }
 

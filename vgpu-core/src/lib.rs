@@ -9,6 +9,7 @@
 //! nothing, keeps `errno`, has no constructor, waits for no peer longer than 100 ms, and keeps nothing
 //! of its own alive across a call of the driver.
 
+mod addresses;
 mod dispatch;
 mod hooks;
 mod linker;

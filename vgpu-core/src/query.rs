@@ -32,6 +32,31 @@ fn ok(result: CuResult) -> Option<()> {
     (result == CuResult::SUCCESS).then_some(())
 }
 
+/// The version of the driver.
+pub(crate) fn driver_version() -> Option<i32> {
+    let mut version = 0;
+    // SAFETY: one word to write to.
+    ok(unsafe { cuda::cuDriverGetVersion(&raw mut version) })?;
+    (version > 0).then_some(version)
+}
+
+/// The address that the driver gives for a version of a name.
+pub(crate) fn proc_address(symbol: &CStr, version: i32, flags: u64) -> Option<usize> {
+    let mut found: *mut c_void = core::ptr::null_mut();
+    let name = symbol.as_ptr();
+    let mut status = 0;
+    // SAFETY: a C string, one address and one word to write to.
+    let newer =
+        unsafe { cuda::cuGetProcAddress_v2(name, &raw mut found, version, flags, &raw mut status) };
+    if newer == CuResult::NOT_FOUND {
+        // SAFETY: as above.
+        ok(unsafe { cuda::cuGetProcAddress(name, &raw mut found, version, flags) })?;
+    } else {
+        ok(newer)?;
+    }
+    (!found.is_null()).then_some(found as usize)
+}
+
 /// The thread's current context.
 #[inline]
 pub(crate) fn current_context() -> Option<u64> {
