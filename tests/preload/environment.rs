@@ -193,6 +193,124 @@ fn each_visible_device_has_the_limit_of_its_own_card() {
     }
 }
 
+/// Three cards with limits of 100, 200 and 300 MiB that the peers' variables give by index: what a
+/// program of `visible.c` sees after these steps. On a machine without NVML, too, unless a UUID is named.
+#[track_caller]
+fn sees(variable: Option<&str>, steps: &[&str], expected: &str) {
+    for without_nvml in [false, true] {
+        let world = World::without_limits(3);
+        let named = |text: &str| {
+            (0..3).fold(text.to_owned(), |text, gpu| {
+                text.replace(&format!("$U{gpu}"), &world.board().uuid(gpu))
+            })
+        };
+        let mut program = world.program("visible").linked();
+        for (gpu, size) in ["100m", "200m", "300m"].iter().enumerate() {
+            program = program.env(&format!("CUDA_DEVICE_MEMORY_LIMIT_{gpu}"), size);
+        }
+        program = program.env("CUDA_DEVICE_MEMORY_SHARED_CACHE", world.path("shared"));
+        if let Some(list) = variable {
+            program = program.env("CUDA_VISIBLE_DEVICES", named(list));
+        }
+        for step in steps {
+            program = program.arg(named(step));
+        }
+        if without_nvml {
+            if steps
+                .iter()
+                .chain(&variable)
+                .any(|text| text.contains("$U"))
+            {
+                continue;
+            }
+            for name in ["sim/libnvidia-ml.so", "sim/libnvidia-ml.so.1"] {
+                std::fs::remove_file(world.path(name)).unwrap();
+            }
+        }
+        let printed = program.prints();
+        let how = if without_nvml { "without" } else { "with" };
+        let log = world.log();
+        assert_eq!(
+            printed.trim(),
+            expected,
+            "{variable:?} {steps:?}, {how} NVML\n{log}"
+        );
+    }
+}
+
+#[test]
+fn limits_by_index_stay_with_their_cards() {
+    sees(None, &["init", "totals"], "100 200 300");
+    sees(Some("2"), &["init", "totals"], "300");
+    sees(Some("2,0"), &["init", "totals"], "300 100");
+    sees(Some("1,7,0"), &["init", "totals"], "200");
+    sees(Some("1,0,1"), &["init", "totals"], "init 100");
+    sees(Some("$U2,$U1"), &["init", "totals"], "300 200");
+    sees(Some(" 1 , 2"), &["init", "totals"], "200 300");
+}
+
+#[test]
+fn a_variable_that_changes_after_init_moves_no_limit() {
+    sees(None, &["init", "set=2", "totals"], "100 200 300");
+    sees(None, &["init", "set=2,1,0", "totals"], "100 200 300");
+    sees(Some("1,2"), &["init", "set=0", "totals"], "200 300");
+    sees(Some("1,2"), &["init", "set=", "totals"], "200 300");
+    sees(Some("$U2"), &["init", "set=$U0", "totals"], "300");
+}
+
+#[test]
+fn a_variable_that_is_set_before_init_counts() {
+    sees(None, &["ask", "set=2,0", "init", "totals"], "300 100");
+    sees(
+        Some("0"),
+        &["ask", "set=1", "init", "set=0", "totals"],
+        "200",
+    );
+    sees(
+        Some("0"),
+        &["set=", "init", "set=2", "totals"],
+        "100 200 300",
+    );
+}
+
+#[test]
+fn a_forked_child_counts_its_own_variable() {
+    sees(
+        None,
+        &["ask", "fork", "set=2", "init", "set=1", "totals"],
+        "300",
+    );
+    sees(Some("1"), &["fork", "init", "set=0", "totals"], "200");
+}
+
+#[test]
+fn limits_by_index_in_a_file_stay_with_their_cards() {
+    use vgpu_abi::limits::{DeviceLimit, Limits, LimitsFile};
+    let limits = [100, 200, 300].map(|mebibytes| DeviceLimit {
+        memory_bytes: mebibytes * MIB,
+        ..DeviceLimit::default()
+    });
+    for (visible, steps, expected) in [
+        ("0,1,2", ["init", "totals", "set="], "100 200 300"),
+        ("2,0", ["init", "totals", "set="], "300 100"),
+        ("1", ["init", "set=0", "totals"], "200"),
+    ] {
+        let world = World::with_limits(&[MIB, MIB, MIB]);
+        std::fs::remove_file(world.path("limits")).unwrap();
+        let unnamed = Limits {
+            devices: limits.to_vec(),
+            ..Limits::default()
+        };
+        LimitsFile::create(&world.path("limits"), &unnamed).unwrap();
+        let mut program = world.program("visible").linked();
+        for step in steps {
+            program = program.arg(step);
+        }
+        let printed = program.env("CUDA_VISIBLE_DEVICES", visible).prints();
+        assert_eq!(printed.trim(), expected, "{visible} {steps:?}");
+    }
+}
+
 #[test]
 fn a_device_without_a_limit_in_the_file_is_not_there_for_the_container() {
     let world = World::with_limits(&[100 * MIB]);

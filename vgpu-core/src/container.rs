@@ -7,10 +7,11 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::path::Path;
 
 use vgpu_abi::layout::MAX_DEVICES;
-use vgpu_abi::limits::{DeviceLimit, DeviceUuid, LimitsMap, LimitsValue, Policy, Unlisted};
+use vgpu_abi::limits::{DeviceLimit, LimitsMap, LimitsValue, Policy, Unlisted};
 use vgpu_abi::region::{Charge, Region, RegionDevice};
 use vgpu_abi::targets::{Target, TargetsMap};
 
+use crate::cards;
 use crate::compute;
 use crate::driver;
 use crate::guest;
@@ -89,7 +90,7 @@ fn share_of_the_device(limit: &DeviceLimit) -> u64 {
 }
 
 /// Ordinals that the driver may number devices by.
-const MAX_ORDINALS: usize = 64;
+pub(crate) const MAX_ORDINALS: usize = 64;
 
 /// What dies with a fork: the kernel gives a child zeros in its place, and all zeros means "not set
 /// up yet".
@@ -114,6 +115,8 @@ pub(crate) struct Process {
     policy: AtomicU32,
     /// Of `memory_bytes`, what may be memory of the device itself; 0 is all.
     resident_bytes: [AtomicU64; MAX_DEVICES],
+    /// Not 0: `cuInit` has succeeded in this process.
+    started: AtomicU32,
     /// What was found out about a device once and stays so.
     facts: [AtomicU32; MAX_DEVICES],
     devices: [AtomicU32; MAX_ORDINALS],
@@ -554,6 +557,20 @@ impl Process {
         self.limits_generation.store(generation, Ordering::Release);
     }
 
+    /// The driver is about to read its environment, unless it has started in this process.
+    pub(crate) fn driver_starts(&self) {
+        // Relaxed: two threads that start the driver note the same.
+        if self.started.load(Ordering::Relaxed) == 0 {
+            cards::note_visible();
+        }
+    }
+
+    /// The driver has started: it never reads its environment again in this process.
+    pub(crate) fn driver_started(&self) {
+        // Relaxed: guards no other memory.
+        self.started.store(1, Ordering::Relaxed);
+    }
+
     /// Which device of the container the driver's ordinal is.
     #[inline]
     pub(crate) fn device(&self, container: &Container, ordinal: i32) -> Device {
@@ -579,35 +596,17 @@ impl Process {
         // A device that cannot be asked for its name is asked again the next time.
         let found = match &container.limits {
             LimitsFrom::File(map) => {
-                let Ok(value) = map.load() else {
+                let known = map.load().ok().and_then(|it| cards::in_file(&it, ordinal));
+                let Some(found) = known else {
                     return Device::Denied;
                 };
-                let Some(names) = query::device_uuids(ordinal) else {
-                    return Device::Denied;
-                };
-                let by_name = names.iter().find_map(|name| {
-                    value
-                        .devices()
-                        .iter()
-                        .position(|device| is_uuid(&device.uuid, name))
-                });
-                let by_index = || {
-                    let index = usize::try_from(ordinal).ok()?;
-                    value.devices().get(index)?.uuid.is_empty().then_some(index)
-                };
-                match (by_name.or_else(by_index), value.unlisted) {
-                    (Some(index), _) => Device::Limited(index),
-                    (None, Unlisted::Allow) => Device::Unlimited,
-                    (None, Unlisted::Deny) => Device::Denied,
-                }
+                found
             }
-            LimitsFrom::Peers(_) => {
-                let index = query::visible_index(ordinal)
-                    .or_else(|| usize::try_from(ordinal).ok())
-                    .filter(|&index| index < MAX_DEVICES);
-                index.map_or(Device::Unlimited, Device::Limited)
-            }
+            LimitsFrom::Peers(_) => cards::by_index(ordinal),
         };
+        if query::device_uuids(ordinal).is_none() {
+            return found;
+        }
         // Relaxed: the word says all.
         slot.store(encode(found), Ordering::Relaxed);
         line!(Info, "device {ordinal} of the driver is {found:?}");
@@ -703,45 +702,9 @@ fn decode(code: u32) -> Device {
     }
 }
 
-/// Does the text (`GPU-…` or `MIG-…`) name these 16 bytes?
-fn is_uuid(text: &DeviceUuid, bytes: &[u8; 16]) -> bool {
-    let text = text.as_str();
-    let digits = text.split_once('-').map_or(text, |(_, digits)| digits);
-    let mut digits = digits.bytes().filter(|&byte| byte != b'-');
-    let same = bytes.iter().all(|byte| {
-        [byte >> 4, byte & 0xf].into_iter().all(|half| {
-            let digit = digits
-                .next()
-                .and_then(|digit| char::from(digit).to_digit(16));
-            digit == Some(u32::from(half))
-        })
-    });
-    same && digits.next().is_none()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_uuid_is_compared_by_its_digits() {
-        let bytes = core::array::from_fn(|at| u8::try_from(at).unwrap() * 17);
-
-        for (text, same) in [
-            ("GPU-00112233-4455-6677-8899-aabbccddeeff", true),
-            ("MIG-00112233-4455-6677-8899-AABBCCDDEEFF", true),
-            ("GPU-00112233-4455-6677-8899-aabbccddeefe", false),
-            ("GPU-00112233-4455-6677-8899-aabbccddeeff0", false),
-            ("GPU-", false),
-            ("", false),
-        ] {
-            assert_eq!(
-                is_uuid(&DeviceUuid::new(text).unwrap(), &bytes),
-                same,
-                "{text}"
-            );
-        }
-    }
 
     #[test]
     fn a_share_as_large_as_the_limit_is_no_oversubscription() {

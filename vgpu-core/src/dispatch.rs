@@ -15,8 +15,17 @@ use crate::query;
 
 /// Nothing begins with limits that were not understood.
 pub(crate) fn before_init() -> Verdict<()> {
-    let _books = books!(Dispatch);
+    let books = books!(Dispatch);
+    books.process.driver_starts();
     Verdict::Call(())
+}
+
+pub(crate) fn after_init(_: (), result: CuResult) {
+    if result == CuResult::SUCCESS
+        && let Some(books) = books::opened()
+    {
+        books.process.driver_started();
+    }
 }
 
 pub(crate) fn after_proc_address(

@@ -257,7 +257,7 @@ pub(crate) mod cuda {
         // Looking up.
 
         /// Refused where the limits were not understood.
-        fn cuInit(flags: u32) => { dispatch::before_init(), _ }
+        fn cuInit(flags: u32) => { dispatch::before_init(), dispatch::after_init() }
         /// The driver's answer, with our hook in place of a function that has one.
         fn cuGetProcAddress(symbol: *const c_char, out: *mut *mut c_void, version: i32, flags: u64)
             => { _, dispatch::after_proc_address(symbol, out, version, flags) }

@@ -26,6 +26,7 @@ mod report;
 mod virtual_memory;
 
 mod books;
+mod cards;
 mod container;
 mod ledger;
 mod map;

@@ -378,38 +378,41 @@ pub(crate) fn free_async(pointer: CuDevicePtr, stream: CuStream) {
     debug_assert_eq!(freed, CuResult::SUCCESS);
 }
 
-/// Which device of NVML the driver's ordinal is, where `CUDA_VISIBLE_DEVICES` says so: by index, by
-/// UUID (or its beginning), by the card of a MIG device. `None`: the variable is not set.
-pub(crate) fn visible_index(ordinal: i32) -> Option<usize> {
+/// `CUDA_VISIBLE_DEVICES` as it is now, if it is set. To be read at once: the program may change it.
+pub(crate) fn visible_devices() -> Option<&'static [u8]> {
     // SAFETY: a C string; nobody but the host changes its own environment.
     let list = unsafe { libc::getenv(c"CUDA_VISIBLE_DEVICES".as_ptr()) };
     if list.is_null() {
         return None;
     }
     // SAFETY: an environment string ends in a zero.
-    let list = unsafe { CStr::from_ptr(list) }.to_bytes();
-    let entry = list
-        .split(|&byte| byte == b',')
-        .nth(usize::try_from(ordinal).ok()?)?;
-    let entry = entry.trim_ascii();
-    if let Some(index) = core::str::from_utf8(entry)
-        .ok()
-        .and_then(|text| text.parse().ok())
-    {
-        return Some(index);
-    }
-    nvml_index(ordinal)
+    Some(unsafe { CStr::from_ptr(list) }.to_bytes())
 }
 
-/// NVML's index of a device, by its UUID.
-fn nvml_index(ordinal: i32) -> Option<usize> {
-    let [_, card] = device_uuids(ordinal)?;
+/// NVML's index of the card that a device is, or is a part of.
+pub(crate) fn nvml_index(ordinal: i32) -> Option<usize> {
     with_nvml(|| {
-        let device = nvml_device(&card)?;
+        let card = nvml_card(ordinal)?;
         let mut index = 0;
         // SAFETY: a handle that NVML gave just now, one word to write to.
-        let asked = unsafe { nvml::nvmlDeviceGetIndex(device, &raw mut index) };
+        let asked = unsafe { nvml::nvmlDeviceGetIndex(card, &raw mut index) };
         asked.is_success().then(|| usize::try_from(index).ok())?
+    })
+}
+
+/// The UUID of the card that a device is, or is a part of.
+pub(crate) fn card_uuid(ordinal: i32) -> Option<[u8; 16]> {
+    with_nvml(|| {
+        let card = nvml_card(ordinal)?;
+        let mut text = [0; 96];
+        // SAFETY: 95 bytes of room, so the last one stays zero.
+        let asked = unsafe { nvml::nvmlDeviceGetUUID(card, text.as_mut_ptr(), 95) };
+        if !asked.is_success() {
+            return None;
+        }
+        // SAFETY: ends in a zero, see above.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+        crate::cards::parse_uuid(text.to_str().ok()?)
     })
 }
 
@@ -423,9 +426,8 @@ pub(crate) fn own_bytes(ordinal: i32) -> Option<u64> {
         gpu_instance_id: 0,
         compute_instance_id: 0,
     };
-    let [_, card] = device_uuids(ordinal)?;
     with_nvml(|| {
-        let device = nvml_device(&card)?;
+        let device = nvml_card(ordinal)?;
         let mut processes = [EMPTY; MOST];
         let mut count = u32::try_from(MOST).ok()?;
         // SAFETY: room for as many as are asked for.
@@ -464,11 +466,36 @@ fn with_nvml<T>(work: impl FnOnce() -> Option<T>) -> Option<T> {
     answer
 }
 
-fn nvml_device(uuid: &[u8; 16]) -> Option<NvmlDevice> {
+/// NVML's handle of the card that a device is, or is a part of: by its place on the bus, which parts
+/// of a card share with it, else by UUID. Asked for within [`with_nvml`].
+fn nvml_card(ordinal: i32) -> Option<NvmlDevice> {
+    nvml_by_bus(ordinal).or_else(|| {
+        let names = device_uuids(ordinal)?;
+        let cards = names.iter().find_map(|name| nvml_by_uuid(b"GPU-", name));
+        cards.or_else(|| {
+            names.iter().find_map(|name| {
+                let part = nvml_by_uuid(b"MIG-", name)?;
+                crate::nvml::devices::card_of(part)
+            })
+        })
+    })
+}
+
+fn nvml_by_bus(ordinal: i32) -> Option<NvmlDevice> {
+    let mut place = [0; 32];
+    // SAFETY: 31 bytes of room, so the last one stays zero.
+    ok(unsafe { cuda::cuDeviceGetPCIBusId(place.as_mut_ptr(), 31, CuDevice(ordinal)) })?;
+    let mut device = NvmlDevice::NULL;
+    // SAFETY: a text that ends in a zero, one handle to write to.
+    let asked = unsafe { nvml::nvmlDeviceGetHandleByPciBusId_v2(place.as_ptr(), &raw mut device) };
+    asked.is_success().then_some(device)
+}
+
+fn nvml_by_uuid(prefix: &[u8; 4], uuid: &[u8; 16]) -> Option<NvmlDevice> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = [0u8; 48];
     let mut room = text.iter_mut();
-    for &byte in b"GPU-" {
+    for &byte in prefix {
         *room.next()? = byte;
     }
     for (at, byte) in uuid.iter().enumerate() {
