@@ -219,7 +219,6 @@ type Row = (On, &'static str, &'static str);
 /// and when one that is not here does not: a mend takes its rows away.
 #[rustfmt::skip]
 const NOT_HELD_YET: &[Row] = &[
-    (Both, "cuCtxCreate_v4 by context_v4", "a hook that is found by version looks its original up by name"),
     (Both, "cuCtxFromGreenCtx by from_green", "a green context is charged as the primary one"),
     (Both, "cuDeviceGraphMemTrim by graph_trim", "a graph that keeps its memory is launched while all graphs hold as much"),
     (Both, "cuGraphAddMemAllocNode by graph_alloc", "a graph that keeps its memory is launched while all graphs hold as much"),
