@@ -19,11 +19,11 @@
 
 static const struct driver driver = LINKED_DRIVER;
 static CUcontext primary, contexts[SLOTS];
-static CUdeviceptr pointers[SLOTS], mapped[SLOTS], imported[SLOTS], flag;
+static CUdeviceptr pointers[SLOTS], pooled[SLOTS], mapped[SLOTS], imported[SLOTS], flag;
 static size_t mapped_bytes[SLOTS];
 static u64 created[SLOTS], retained[SLOTS];
 static handle arrays[SLOTS], mipmaps[SLOTS], pools[SLOTS], graphs[SLOTS], executables[SLOTS], modules[SLOTS], libraries[SLOTS],
-    greens[SLOTS], externals[SLOTS], foreign_pools[SLOTS];
+    greens[SLOTS], externals[SLOTS], foreign_pool;
 static CUstream free_running, blocked;
 static int is_blocked;
 static char told[200];
@@ -121,7 +121,7 @@ static int file_in(const char *text) { return open(text, O_RDWR | O_CLOEXEC); }
 static CUresult step(const char *op, int slot, size_t bytes, const char *text) {
     int null = slot == 8;
     CUstream stream = bytes & 1 ? blocked : free_running;
-    node_params node_in = {.pool = in_pool, .access = &both_ways, .count = 1, .bytes = bytes};
+    node_params node_in = {.pool = {.type = 1, .where = {1, 0}}, .access = &both_ways, .count = 1, .bytes = bytes};
     handle node;
     size_t pitch;
     int file;
@@ -132,12 +132,13 @@ static CUresult step(const char *op, int slot, size_t bytes, const char *text) {
     if (IS("unblock")) return unblock();
     if (IS("alloc")) return cuMemAlloc_v2(null ? NULL : &pointers[slot], bytes);
     if (IS("jump")) return jumped(bytes);
-    if (IS("pitch")) return cuMemAllocPitch_v2(null ? NULL : &pointers[slot], &pitch, bytes % 4096, bytes / 4096, 4);
+    if (IS("pitch")) return cuMemAllocPitch_v2(null ? NULL : &pointers[slot], &pitch, 1 + bytes % 4096, bytes / 4096, 4);
     if (IS("managed")) return cuMemAllocManaged(null ? NULL : &pointers[slot], bytes, 1);
     if (IS("async")) return cuMemAllocAsync(null ? NULL : &pointers[slot], bytes, stream);
     if (IS("async_free")) return cuMemFreeAsync(pointers[slot], stream);
     if (IS("pool")) return cuMemPoolCreate(null ? NULL : &pools[slot], &in_pool);
-    if (IS("pooled")) return cuMemAllocFromPoolAsync(null ? NULL : &pointers[slot], bytes, pools[(slot + 1) % 8], stream);
+    if (IS("pooled")) return cuMemAllocFromPoolAsync(null ? NULL : &pooled[slot], bytes, pools[(slot + 1) % 8], stream);
+    if (IS("pooled_free")) return cuMemFreeAsync(pooled[slot], stream);
     if (IS("keep")) return cuMemPoolSetAttribute(pools[slot], 4, &bytes);
     if (IS("trim")) return cuMemPoolTrimTo(pools[slot], bytes);
     if (IS("pool_destroy")) return cuMemPoolDestroy(pools[slot]);
@@ -152,8 +153,8 @@ static CUresult step(const char *op, int slot, size_t bytes, const char *text) {
     if (IS("unmap")) return cuMemUnmap(mapped[slot], mapped_bytes[slot]);
     if (IS("retain")) return cuMemRetainAllocationHandle(null ? NULL : &retained[slot], (void *)mapped[slot]);
     if (IS("release_retained")) return cuMemRelease(retained[slot]);
-    if (IS("array")) return cuArrayCreate_v2(null ? NULL : &arrays[slot], &(array_desc){bytes % 65536, bytes / 65536, 0x20, 1});
-    if (IS("mipmap")) return cuMipmappedArrayCreate(null ? NULL : &mipmaps[slot], &(array3d_desc){bytes % 4096, bytes / 16384, 0, 0x20, 1, 0}, 3);
+    if (IS("array")) return cuArrayCreate_v2(null ? NULL : &arrays[slot], &(array_desc){1 + bytes % 2000, bytes / 4096, 0x20, 1});
+    if (IS("mipmap")) return cuMipmappedArrayCreate(null ? NULL : &mipmaps[slot], &(array3d_desc){64 + bytes % 2000, bytes / 8192, 0, 0x20, 1, 0}, 3);
     if (IS("graph")) {
         result = cuGraphCreate(null ? NULL : &graphs[slot], 0);
         return result != 0 ? result : cuGraphAddMemAllocNode(&node, graphs[slot], NULL, 0, &node_in);
@@ -210,19 +211,19 @@ static CUresult step(const char *op, int slot, size_t bytes, const char *text) {
     }
     if (IS("pool_accept")) {
         file = file_in(text);
-        result = cuMemPoolImportFromShareableHandle(null ? NULL : &foreign_pools[slot], (void *)(size_t)file, 1, 0);
+        result = cuMemPoolImportFromShareableHandle(null ? NULL : &foreign_pool, (void *)(size_t)file, 1, 0);
         close(file);
         return result;
     }
     if (IS("pointer_offer")) {
         name64 name = {{0}};
-        result = cuMemPoolExportPointer(null ? NULL : &name, pointers[slot]);
+        result = cuMemPoolExportPointer(null ? NULL : &name, pooled[slot]);
         if (result == 0) tell(&name);
         return result;
     }
     if (IS("pointer_accept")) {
         name64 name = name_in(text);
-        return cuMemPoolImportPointer(null ? NULL : &pointers[slot], foreign_pools[slot], &name);
+        return cuMemPoolImportPointer(null ? NULL : &pooled[slot], foreign_pool, &name);
     }
     if (IS("external")) {
         external_desc desc = {.type = 1, .size = bytes};
@@ -316,9 +317,9 @@ static void *in_thread(void *given) {
 int main(void) {
     char line[400], op[40], text[300];
     setvbuf(stdout, NULL, _IOLBF, 0);
-    pointers[9] = mapped[9] = imported[9] = created[9] = retained[9] = GARBAGE;
+    pointers[9] = pooled[9] = mapped[9] = imported[9] = created[9] = retained[9] = GARBAGE;
     mapped_bytes[9] = ~(size_t)0;
-    handle *kinds[] = {arrays, mipmaps, pools, graphs, executables, modules, libraries, greens, externals, foreign_pools, contexts};
+    handle *kinds[] = {arrays, mipmaps, pools, graphs, executables, modules, libraries, greens, externals, contexts};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) kinds[i][9] = (handle)GARBAGE;
     while (fgets(line, sizeof line, stdin) != NULL) {
         unsigned slot = 0;

@@ -8,7 +8,7 @@
 //!
 //! `VGPU_FUZZ_SECONDS` and `VGPU_FUZZ_SEED` make it longer and another one (`scripts/fuzz` sets both);
 //! `VGPU_FUZZ_REPLAY` names a file with one sequence, as it was printed; `VGPU_FUZZ_WITHOUT` names calls, with
-//! commas between them, that are left out.
+//! commas between them, that are left out; `VGPU_FUZZ_VERBOSE` prints every answer.
 
 use std::fmt;
 use std::path::Path;
@@ -83,81 +83,114 @@ impl Chance {
     }
 }
 
-/// What can be asked, and how often of a hundred or so.
-const OPS: &[(&str, u64)] = &[
-    ("alloc", 8),
-    ("free", 7),
-    ("jump", 1),
-    ("pitch", 2),
-    ("managed", 2),
-    ("async", 5),
-    ("async_free", 5),
-    ("pool", 3),
-    ("pooled", 4),
-    ("keep", 1),
-    ("trim", 2),
-    ("pool_destroy", 2),
-    ("create", 5),
-    ("release", 5),
-    ("map", 5),
-    ("unmap", 4),
-    ("retain", 2),
-    ("release_retained", 2),
-    ("array", 2),
-    ("array_destroy", 2),
-    ("mipmap", 1),
-    ("mipmap_destroy", 1),
-    ("graph", 3),
-    ("graph_in_pairs", 2),
-    ("more", 2),
-    ("clone", 1),
-    ("instantiate", 4),
-    ("instantiate_upload", 2),
-    ("upload", 2),
-    ("launch", 5),
-    ("update", 1),
-    ("graph_destroy", 2),
-    ("exec_destroy", 2),
-    ("graph_trim", 1),
-    ("capture", 2),
-    ("export", 4),
-    ("export_inside", 1),
-    ("open", 5),
-    ("open_changed", 1),
-    ("close", 3),
-    ("offer", 3),
-    ("accept", 4),
-    ("pool_offer", 1),
-    ("pool_accept", 1),
-    ("pointer_offer", 1),
-    ("pointer_accept", 1),
-    ("external", 1),
-    ("external_destroy", 1),
-    ("block", 2),
-    ("unblock", 2),
-    ("sync", 4),
-    ("stream_sync", 2),
-    ("context", 2),
-    ("context_destroy", 2),
-    ("enter", 1),
-    ("leave", 2),
-    ("limit", 1),
-    ("reset", 1),
-    ("again", 1),
-    ("module", 3),
-    ("module_unload", 2),
-    ("library", 2),
-    ("library_unload", 2),
-    ("green", 1),
-    ("green_destroy", 1),
-    ("fork", 1),
-    ("kill", 1),
-    ("quit", 1),
+/// What can be asked.
+struct Op {
+    name: &'static str,
+    /// How often, compared with the others.
+    often: u64,
+    /// What a slot has to hold for it ("next:": the slot after its own; "letter:": what a process handed out).
+    needs: &'static str,
+    /// The slot holds that no more.
+    ends: bool,
+    /// What the slot holds then.
+    makes: &'static str,
+}
+
+const fn op(
+    name: &'static str,
+    often: u64,
+    needs: &'static str,
+    ends: bool,
+    makes: &'static str,
+) -> Op {
+    Op {
+        name,
+        often,
+        needs,
+        ends,
+        makes,
+    }
+}
+
+#[rustfmt::skip]
+const OPS: &[Op] = &[
+    op("alloc", 8, "", false, "pointer"),
+    op("free", 6, "pointer", true, ""),
+    op("jump", 1, "", false, ""),
+    op("pitch", 2, "", false, "pointer"),
+    op("managed", 2, "", false, "pointer"),
+    op("async", 6, "", false, "pointer"),
+    op("async_free", 7, "pointer", true, ""),
+    op("pool", 3, "", false, "pool"),
+    op("pooled", 5, "next:pool", false, "pooled"),
+    op("pooled_free", 4, "pooled", true, ""),
+    op("keep", 1, "pool", false, ""),
+    op("trim", 2, "pool", false, ""),
+    op("pool_destroy", 2, "pool", true, ""),
+    op("create", 6, "", false, "created"),
+    op("release", 5, "created", true, ""),
+    op("map", 6, "created", false, "mapped"),
+    op("unmap", 4, "mapped", true, ""),
+    op("retain", 3, "mapped", false, "retained"),
+    op("release_retained", 3, "retained", true, ""),
+    op("array", 2, "", false, "array"),
+    op("array_destroy", 2, "array", true, ""),
+    op("mipmap", 1, "", false, "mipmap"),
+    op("mipmap_destroy", 1, "mipmap", true, ""),
+    op("graph", 4, "", false, "graph"),
+    op("graph_in_pairs", 2, "", false, "graph"),
+    op("more", 2, "graph", false, ""),
+    op("clone", 1, "next:graph", false, "graph"),
+    op("instantiate", 5, "graph", false, "executable"),
+    op("instantiate_upload", 2, "graph", false, "executable"),
+    op("upload", 2, "executable", false, ""),
+    op("launch", 7, "executable", false, ""),
+    op("update", 1, "executable", false, ""),
+    op("graph_destroy", 3, "graph", true, ""),
+    op("exec_destroy", 3, "executable", true, ""),
+    op("graph_trim", 1, "", false, ""),
+    op("capture", 2, "", false, "graph"),
+    op("export", 4, "pointer", false, "letter:open"),
+    op("export_inside", 1, "pointer", false, "letter:open"),
+    op("open", 5, "letter:open", false, "imported"),
+    op("open_changed", 1, "letter:open", false, "imported"),
+    op("close", 3, "imported", true, ""),
+    op("offer", 4, "created", false, "letter:accept"),
+    op("accept", 5, "letter:accept", false, "created"),
+    op("pool_offer", 2, "pool", false, "letter:pool_accept"),
+    op("pool_accept", 2, "letter:pool_accept", false, "foreign_pool"),
+    op("pointer_offer", 2, "pooled", false, "letter:pointer_accept"),
+    op("pointer_accept", 3, "letter:pointer_accept", false, "pooled"),
+    op("external", 1, "", false, "external"),
+    op("external_destroy", 1, "external", true, ""),
+    op("block", 2, "", false, ""),
+    op("unblock", 2, "", false, ""),
+    op("sync", 4, "", false, ""),
+    op("stream_sync", 2, "", false, ""),
+    op("context", 2, "", false, "context"),
+    op("context_destroy", 2, "context", true, ""),
+    op("enter", 1, "context", false, ""),
+    op("leave", 2, "", false, ""),
+    op("limit", 1, "", false, ""),
+    op("reset", 1, "", false, ""),
+    op("again", 1, "", false, ""),
+    op("module", 3, "", false, "module"),
+    op("module_unload", 2, "module", true, ""),
+    op("library", 2, "", false, "library"),
+    op("library_unload", 2, "library", true, ""),
+    op("green", 1, "", false, "green"),
+    op("green_destroy", 1, "green", true, ""),
+    op("fork", 1, "", false, ""),
+    op("kill", 1, "", false, ""),
+    op("quit", 1, "", false, ""),
 ];
 
+#[rustfmt::skip]
 /// Calls that the library does not hold yet, with what is missing: `VGPU_FUZZ_ALL=1` makes them all the
 /// same.
 const NOT_YET: &[(&str, &str)] = &[
+    ("pointer_offer", "a simulated pool says that it holds less once a pointer is exported"),
+    ("upload", "a graph that was uploaded is launched without a charge"),
     ("jump", "a call that is left by a jump is refunded"),
     ("green", "a green context is charged as the primary one"),
     ("graph", "graphs that keep their memory are let through"),
@@ -222,52 +255,101 @@ const SIZES: &[u64] = &[
     u64::MAX,
 ];
 
+/// What a sequence expects its processes to hold: a process (or none, for what was handed out), a kind, a
+/// slot, and bytes.
+type Held = (Option<usize>, &'static str, u64, u64);
+
+/// Makes a sequence, mostly of calls that find what they need if those before them did.
 fn sequence(seed: u64) -> Vec<Step> {
     let chance = &mut Chance(seed);
     let all = std::env::var_os("VGPU_FUZZ_ALL").is_some();
     let without = std::env::var("VGPU_FUZZ_WITHOUT").unwrap_or_default();
-    let known = |op: &str| {
-        let not_yet = !all && NOT_YET.iter().any(|(other, _)| *other == op);
-        not_yet || without.split(',').any(|other| other == op)
+    let is_known = |op: &Op| {
+        let not_yet = !all && NOT_YET.iter().any(|(other, _)| *other == op.name);
+        not_yet || without.split(',').any(|other| other == op.name)
     };
-    let ops: Vec<_> = OPS.iter().filter(|(op, _)| !known(op)).collect();
-    let total = ops.iter().map(|(_, often)| often).sum();
-    let length = 20 + chance.below(80);
-    let step = |chance: &mut Chance| {
-        let mut at = chance.below(total);
-        let op = ops
-            .iter()
-            .find(|(_, often)| {
-                let found = at < *often;
-                at = at.wrapping_sub(*often);
-                found
-            })
-            .map_or("sync", |(op, _)| *op);
-        // Mostly few slots, so that what one call takes another one finds.
-        let slot = match chance.below(40) {
-            0 => 8,
-            1 => 9,
-            2..=9 => chance.below(8),
-            _ => chance.below(3),
+    let ops: Vec<_> = OPS.iter().filter(|op| !is_known(op)).collect();
+    let mut held: Vec<Held> = Vec::new();
+    let length = 20 + chance.below(100);
+    (0..length)
+        .map(|_| next_step(chance, &ops, &mut held))
+        .collect()
+}
+
+fn next_step(chance: &mut Chance, ops: &[&Op], held: &mut Vec<Held>) -> Step {
+    let process = usize::try_from(chance.below(PROCESSES)).unwrap();
+    let is_wild = chance.below(10) == 0;
+    // Which slots would do for it.
+    let found = |op: &Op, held: &[Held]| -> Vec<(usize, u64, u64)> {
+        let (next, kind) = match op.needs.strip_prefix("next:") {
+            Some(kind) => (1, kind),
+            None => (0, op.needs),
         };
-        // Mostly sizes of which some fit.
-        let bytes = match chance.below(4) {
-            0 => chance.of(SIZES),
-            1 => chance.below(64 * MIB),
-            _ => (1 + chance.below(24)) * 2 * MIB,
-        };
-        // A low bit chooses the stream.
-        let bytes = bytes ^ u64::from(chance.below(6) == 0);
-        let thread = if chance.below(12) == 0 { "@" } else { "" };
-        let letter = chance.below(64);
-        let process = usize::try_from(chance.below(PROCESSES)).unwrap();
-        let line = match op {
-            "kill" | "quit" => op.to_owned(),
-            _ => format!("{thread}{op} {slot} {bytes} #{letter}"),
-        };
-        Step { process, line }
+        let mine = |holder: Option<usize>| holder.is_none() || holder == Some(process);
+        let all = held.iter().enumerate();
+        all.filter(|(_, (holder, what, ..))| *what == kind && mine(*holder))
+            .map(|(at, (_, _, slot, bytes))| (at, (slot + 8 - next) % 8, *bytes))
+            .collect()
     };
-    (0..length).map(|_| step(chance)).collect()
+    let possible: Vec<_> = ops
+        .iter()
+        .filter(|op| is_wild || op.needs.is_empty() || !found(op, held).is_empty())
+        .collect();
+    let mut at = chance.below(possible.iter().map(|op| op.often).sum());
+    let op = possible
+        .into_iter()
+        .find(|op| {
+            let is_it = at < op.often;
+            at = at.wrapping_sub(op.often);
+            is_it
+        })
+        .unwrap();
+    // Mostly sizes of which some fit; a low bit chooses the stream.
+    let mut bytes = match chance.below(16) {
+        0 => chance.of(SIZES),
+        1 | 2 => chance.below(48 * MIB),
+        _ => (1 + chance.below(8)) * 2 * MIB,
+    };
+    bytes ^= u64::from(chance.below(8) == 0);
+    let mut slot = match chance.below(60) {
+        0 => 8,
+        1 => 9,
+        _ => chance.below(8),
+    };
+    let places = found(op, held);
+    if !is_wild && !places.is_empty() {
+        let (place, its_slot, its_bytes) = chance.of(&places);
+        if !op.needs.starts_with("letter:") {
+            slot = its_slot;
+        }
+        if matches!(op.name, "map" | "offer") {
+            bytes = its_bytes;
+        }
+        // Sometimes again, though it is gone.
+        if op.ends && chance.below(8) != 0 {
+            held.swap_remove(place);
+        }
+    }
+    if !op.makes.is_empty() && slot < 8 {
+        let holder = (!op.makes.starts_with("letter:")).then_some(process);
+        if holder.is_some() {
+            held.retain(|(other, what, its_slot, _)| {
+                (*other, *what, *its_slot) != (holder, op.makes, slot)
+            });
+        }
+        held.push((holder, op.makes, slot, bytes));
+    }
+    let line = match op.name {
+        "kill" | "quit" => {
+            held.retain(|(holder, ..)| *holder != Some(process));
+            op.name.to_owned()
+        }
+        name => {
+            let thread = if chance.below(16) == 0 { "@" } else { "" };
+            format!("{thread}{name} {slot} {bytes} #{}", chance.below(64))
+        }
+    };
+    Step { process, line }
 }
 
 // --- runs ---------------------------------------------------------------------------------------------
@@ -335,6 +417,9 @@ fn run(program: &Path, config: &Config, steps: &[Step], native: bool) -> Result<
             "quit" => drop(running.ends()),
             line => {
                 let answer = running.step(&letters.written_into(line));
+                if std::env::var_os("VGPU_FUZZ_VERBOSE").is_some() {
+                    println!("{step}: {answer}");
+                }
                 let mut words = answer.split(' ');
                 let op = words.next().unwrap_or_default().to_owned();
                 words.next();
@@ -370,9 +455,8 @@ fn run(program: &Path, config: &Config, steps: &[Step], native: bool) -> Result<
         running.step("sync 0 0");
         alive = true;
     }
-    for running in processes.iter_mut().flatten().filter(|_| !native) {
+    if let Some(running) = processes.iter_mut().flatten().next().filter(|_| !native) {
         running.step(&format!("alloc 0 {LIMIT}"));
-        break;
     }
     let has = |ops: &[&str]| steps.iter().any(|step| ops.contains(&step.op()));
     let known = OVERCHARGED_YET

@@ -629,6 +629,11 @@ BY(graph_work) {
     return result != 0 ? result : AS((handle, CUstream))(others[i], stream);
 }
 TRY(graph_work) { until_refused("take", by_graph_work, 0, PIECES); }
+BY(graph_upload) {
+    CUresult result = by_graph_work(i);
+    return result != 0 ? result : cuGraphLaunch(others[i], stream);
+}
+TRY(graph_upload) { until_refused("take", by_graph_upload, 0, PIECES); }
 /* One graph that is small when it is instantiated and large when it is updated. */
 static void updated(int form) {
     handle error;
@@ -823,7 +828,7 @@ static const struct { const char *name; void (*run)(void); } recipes[] = {
     RECIPE(library_file), RECIPE(library_module), RECIPE(library_kernel), RECIPE(kernel_function), RECIPE(library_global),
     RECIPE(module_global), RECIPE(module_global_v1), RECIPE(get_function), RECIPE(func_load), RECIPE(launch),
     RECIPE(graph_alloc), RECIPE(graph_node), RECIPE(graph_node_v2), RECIPE(graph_clone), RECIPE(child_graph),
-    RECIPE(instantiate), RECIPE(instantiate_flags), RECIPE(instantiate_params), RECIPE(graph_work), RECIPE(graph_update), RECIPE(graph_update_v2),
+    RECIPE(instantiate), RECIPE(instantiate_flags), RECIPE(instantiate_params), RECIPE(graph_work), RECIPE(graph_upload), RECIPE(graph_update), RECIPE(graph_update_v2),
     RECIPE(end_capture), RECIPE(multicast), RECIPE(bind_mem), RECIPE(bind_mem_v2), RECIPE(bind_addr), RECIPE(bind_addr_v2),
     RECIPE(free), RECIPE(free_v1), RECIPE(free_async), RECIPE(free_async_blocked), RECIPE(free_plain_blocked),
     RECIPE(array_destroy), RECIPE(mipmap_destroy), RECIPE(external_destroy), RECIPE(pool_destroy), RECIPE(green_destroy),
