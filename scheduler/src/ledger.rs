@@ -11,6 +11,7 @@ mod nodes;
 mod nominated;
 mod pods;
 mod read;
+mod unplaced;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Remembered, Reque
 use self::nominated::Nominated;
 pub use self::read::{identity, named, uid_of};
 use self::read::{main_reason, still_fits, unscheduled, version_of};
+use self::unplaced::Unplaced;
 
 /// How long a pod that fits nowhere is shown as waiting when nobody asks for it again. kube-scheduler asks for every
 /// pending pod at least each five minutes.
@@ -49,6 +51,10 @@ pub struct Ledger {
     waiting: HashMap<Arc<str>, Waiting>,
     /// Pods for which room was made by preemption.
     nominated: BTreeMap<Arc<str>, Nominated>,
+    /// Pods that kube-scheduler has found no node for.
+    unplaced: HashMap<Arc<str>, Unplaced>,
+    /// When a node last had more slots than before, and which.
+    more_slots: Option<(Duration, Arc<str>)>,
     /// Nodes as they were last told, as far as reports are read of them.
     nodes: HashMap<Arc<str>, Arc<Node>>,
     /// Pods whose annotations cannot be read or do not count, so that each is told of once.
@@ -109,6 +115,11 @@ pub enum Notice {
     GivenBack,
     /// Capacity came back without an event that kube-scheduler acts on, and pods wait for some.
     Freed {
+        /// Name of the node.
+        node: Arc<str>,
+    },
+    /// The kubelet counts more slots than before, and kube-scheduler has found no node for some pods.
+    MoreSlots {
         /// Name of the node.
         node: Arc<str>,
     },
@@ -222,6 +233,8 @@ impl Ledger {
             holders: HashMap::new(),
             waiting: HashMap::new(),
             nominated: BTreeMap::new(),
+            unplaced: HashMap::new(),
+            more_slots: None,
             nodes: HashMap::new(),
             broken_pods: HashSet::new(),
             broken_nodes: HashSet::new(),

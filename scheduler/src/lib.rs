@@ -288,8 +288,14 @@ impl Scheduler {
         let notices = ledger.take_notices();
         self.0.waker.waiting(ledger.waiting().len());
         for notice in &notices {
-            if let Notice::Freed { node } = notice {
-                self.0.waker.freed(node);
+            match notice {
+                Notice::Freed { node } => self.0.waker.freed(node),
+                Notice::MoreSlots { node } if self.0.leadership.answers().is_ok() => {
+                    if let Some(pod) = ledger.first_unplaced(&self.0.settings.scheduler_name) {
+                        self.0.waker.more_slots(node, pod);
+                    }
+                }
+                _ => {}
             }
         }
         drop(ledger);
@@ -319,7 +325,7 @@ impl Scheduler {
                     self.0.meters.expired();
                 }
                 Notice::GivenBack => self.0.meters.given_back(),
-                Notice::Freed { .. } => {}
+                Notice::Freed { .. } | Notice::MoreSlots { .. } => {}
             }
         }
     }

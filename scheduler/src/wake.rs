@@ -1,7 +1,9 @@
 //! Tells kube-scheduler that there is room again where it cannot know: a reservation expired or was given back without
 //! any pod or node having changed. A pod that nobody could place is looked at again only when something that it waits
 //! for changes, or after five minutes; a node's annotation is such a change. Owns when and how often; never decides
-//! whether there is room.
+//! whether there is room. Pods that were refused without our being asked are [`nudge`]'s.
+
+mod nudge;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -43,12 +45,14 @@ impl fmt::Debug for Waker {
 
 struct Handle {
     shared: Arc<Shared>,
-    task: tokio::task::JoinHandle<()>,
+    tasks: [tokio::task::JoinHandle<()>; 2],
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.task.abort();
+        for task in &self.tasks {
+            task.abort();
+        }
     }
 }
 
@@ -58,8 +62,9 @@ struct Shared {
     freed: Mutex<HashMap<String, Due>>,
     news: Notify,
     waiting: AtomicUsize,
-    woken: AtomicU64,
-    failed: AtomicU64,
+    nudges: Arc<nudge::Nudges>,
+    woken: Arc<AtomicU64>,
+    failed: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -69,9 +74,15 @@ struct Due {
 }
 
 impl Waker {
-    /// Starts the task that tells. Needs a running tokio.
+    /// Starts the tasks that tell. Needs a running tokio.
     pub fn start(client: kube::Client) -> Self {
         let shared = Arc::new(Shared::default());
+        let nudging = nudge::run(
+            client.clone(),
+            Arc::clone(&shared.nudges),
+            Arc::clone(&shared.woken),
+            Arc::clone(&shared.failed),
+        );
         let task = Task {
             client,
             shared: Arc::clone(&shared),
@@ -80,7 +91,7 @@ impl Waker {
         };
         Self(Some(Arc::new(Handle {
             shared,
-            task: tokio::spawn(task.run()),
+            tasks: [tokio::spawn(task.run()), tokio::spawn(nudging)],
         })))
     }
 
@@ -113,7 +124,15 @@ impl Waker {
         handle.shared.news.notify_one();
     }
 
-    /// How many annotations were written since the start.
+    /// The kubelet of the node counts more slots than before, and kube-scheduler has refused the pod: it and all that
+    /// matter less are tried again. Returns at once.
+    pub fn more_slots(&self, node: &str, pod: &placement::Pod) {
+        if let Some(handle) = &self.0 {
+            handle.shared.nudges.want(node, pod);
+        }
+    }
+
+    /// How many times kube-scheduler was told since the start.
     pub fn woken(&self) -> u64 {
         let woken = |handle: &Arc<Handle>| handle.shared.woken.load(Ordering::Relaxed);
         self.0.as_ref().map_or(0, woken)
@@ -124,6 +143,11 @@ impl Waker {
         let failed = |handle: &Arc<Handle>| handle.shared.failed.load(Ordering::Relaxed);
         self.0.as_ref().map_or(0, failed)
     }
+}
+
+fn count(counter: &AtomicU64) {
+    // Relaxed: the counter guards no other memory.
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 struct Task {
@@ -190,8 +214,7 @@ impl Task {
         .await;
         let reason = match answer {
             Ok(Ok(_)) => {
-                // Relaxed: the counter guards no other memory.
-                self.shared.woken.fetch_add(1, Ordering::Relaxed);
+                count(&self.shared.woken);
                 self.told.insert(node, Instant::now());
                 return;
             }
@@ -203,8 +226,7 @@ impl Task {
             Ok(Err(error)) => error.to_string(),
             Err(_elapsed) => format!("no answer within {CALL:?}"),
         };
-        // Relaxed: the counter guards no other memory.
-        self.shared.failed.fetch_add(1, Ordering::Relaxed);
+        count(&self.shared.failed);
         tracing::debug!(%node, %reason, "pending pods not woken yet");
         let pause = (due.pause * 2).min(Duration::from_secs(30));
         let at = Instant::now() + due.pause;

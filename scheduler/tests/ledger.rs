@@ -503,6 +503,108 @@ fn those_who_wait_are_told_of_room_that_no_event_shows() {
     assert_eq!(kept.ledger.waiting().count(), 0);
 }
 
+/// The same node with so many slots by the kubelet's count.
+fn with_slots(slots: u32) -> kube_api::object::Node {
+    let mut node = node("n1", 1, 2, 10_000);
+    node["status"]["allocatable"]["nvidia.com/gpu"] = slots.to_string().into();
+    as_node(node)
+}
+
+fn tells_of_more_slots(ledger: &mut Ledger) -> bool {
+    ledger
+        .take_notices()
+        .iter()
+        .any(|notice| matches!(notice, Notice::MoreSlots { node } if **node == *"n1"))
+}
+
+#[test]
+fn pods_refused_without_asking_us_hear_of_more_slots() {
+    let mut kept = Kept::two_nodes();
+    kept.ledger.set_node(with_slots(0));
+    kept.now = 60 * SECOND;
+    kept.ledger.expire(kept.now);
+    kept.tell(&unscheduled(
+        pod("p", 100),
+        2,
+        "Insufficient nvidia.com/gpu",
+    ));
+    kept.ledger.take_notices();
+    kept.ledger.set_node(with_slots(0));
+    assert!(!tells_of_more_slots(&mut kept.ledger), "nothing came");
+
+    kept.ledger.set_node(with_slots(2));
+
+    assert!(tells_of_more_slots(&mut kept.ledger));
+    let first = kept.ledger.first_unplaced("hami-scheduler").unwrap();
+    assert_eq!(first.name, "p");
+    assert_eq!(kept.ledger.first_unplaced("another-scheduler"), None);
+    kept.ledger.set_node(with_slots(1));
+    assert!(!tells_of_more_slots(&mut kept.ledger), "slots went");
+}
+
+#[test]
+fn a_pod_refused_just_after_slots_came_hears_of_them() {
+    let mut kept = Kept::two_nodes();
+    kept.now = 60 * SECOND;
+    kept.ledger.expire(kept.now);
+    kept.ledger.set_node(with_slots(0));
+    kept.ledger.set_node(with_slots(2));
+    assert!(!tells_of_more_slots(&mut kept.ledger), "no pod waits");
+
+    kept.now += SECOND;
+    kept.tell(&unscheduled(
+        pod("p", 100),
+        2,
+        "Insufficient nvidia.com/gpu",
+    ));
+    assert!(tells_of_more_slots(&mut kept.ledger));
+
+    kept.now += 60 * SECOND;
+    kept.tell(&unscheduled(
+        pod("q", 100),
+        3,
+        "Insufficient nvidia.com/gpu",
+    ));
+    assert!(!tells_of_more_slots(&mut kept.ledger), "that was long ago");
+}
+
+#[test]
+fn the_most_important_refused_pod_is_tried_for_all() {
+    let mut kept = Kept::two_nodes();
+    let refused = |name: &str, priority: i32| {
+        let mut pod = unscheduled(pod(name, 100), 2, "Insufficient nvidia.com/gpu");
+        pod["spec"]["priority"] = priority.into();
+        pod
+    };
+    let mut nominated = refused("nominated", 100);
+    nominated["status"]["nominatedNodeName"] = "n2".into();
+    let mut plain = refused("plain", 100);
+    plain["spec"]["containers"][0]["resources"] = json!({});
+    for pod in [
+        refused("b", 5),
+        refused("a", 5),
+        refused("low", 0),
+        nominated,
+        plain,
+    ] {
+        kept.tell(&pod);
+    }
+    let first = |kept: &Kept| {
+        let first = kept.ledger.first_unplaced("hami-scheduler");
+        first.map(|pod| pod.name.clone())
+    };
+    assert_eq!(first(&kept).as_deref(), Some("a"));
+
+    // A pod that is placed, that goes, or that is no more in the list is not among them.
+    let bound = kept.bound(&refused("a", 5), "n1");
+    kept.tell(&bound);
+    assert_eq!(first(&kept).as_deref(), Some("b"));
+    kept.ledger.remove_pod("uid-b");
+    assert_eq!(first(&kept).as_deref(), Some("low"));
+    kept.ledger.keep_pods(&HashSet::new(), kept.now);
+    assert_eq!(first(&kept), None);
+}
+
 #[test]
 fn init_containers_that_are_over_give_back_what_only_they_took() {
     let mut both = pod("a", 2000);

@@ -575,7 +575,7 @@ def programs_have_the_rights_they_use(all_rendered):
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": roles}))
     run("kubectl", "apply", "-f", file)
     may = {
-        "scheduler": ["list nodes", "watch pods", "create pods/binding -n default", "patch pods -n default", f"get leases/hami-scheduler -n {NAMESPACE}", f"update leases/hami-scheduler -n {NAMESPACE}", "create events -n default"],
+        "scheduler": ["list nodes", "watch pods", "create pods/binding -n default", "patch pods -n default", "patch pods/status -n default", f"get leases/hami-scheduler -n {NAMESPACE}", f"update leases/hami-scheduler -n {NAMESPACE}", "create events -n default"],
         "webhook": ["patch mutatingwebhookconfigurations/vgpu-webhook", "get clusterroles/vgpu-webhook", f"patch secrets/vgpu-webhook-ca -n {NAMESPACE}", "watch resourcequotas"],
         "monitor": ["get pods -n default", "patch nodes", "create events -n default", f"patch leases -n {NAMESPACE}"],
     }
@@ -590,7 +590,7 @@ def programs_have_the_rights_they_use(all_rendered):
                 for question in questions:
                     account = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-{part}"
                     # Asked of the resource's subresource as kubectl spells it.
-                    said = run("kubectl", "auth", "can-i", *question.replace("pods/binding", "pods --subresource=binding").replace("pods/eviction", "pods --subresource=eviction").replace("nodes/status", "nodes --subresource=status").split(), "--as", account, ok=False).stdout.strip()
+                    said = run("kubectl", "auth", "can-i", *question.replace("pods/binding", "pods --subresource=binding").replace("pods/eviction", "pods --subresource=eviction").replace("nodes/status", "nodes --subresource=status").replace("pods/status", "pods --subresource=status").split(), "--as", account, ok=False).stdout.strip()
                     need(said.splitlines()[-1:] == [wanted], f"{part}: may it {question}? {said}")
     finally:
         run("kubectl", "delete", "-f", file, "--wait=false")

@@ -14,7 +14,7 @@ def rights(*rows):
 RBAC = {
     ("ClusterRole", "scheduler"): rights(
         ("", "pods nodes resourcequotas", "get list watch", False),
-        ("", "pods nodes", "patch", False),
+        ("", "pods nodes pods/status", "patch", False),
         ("", "pods/binding", "create", False),
         ("", "events", "create patch", False),
     ),

@@ -8,6 +8,7 @@ use kube_api::object::{Node, ResourceQuota};
 use kube_api::quota;
 
 use super::read::slim;
+use super::unplaced::has_more_slots;
 use super::{Ledger, Notice, named};
 
 impl Ledger {
@@ -20,6 +21,10 @@ impl Ledger {
         {
             *before = node;
             return;
+        }
+        let before = self.nodes.get(&name).map(|node| &**node);
+        if has_more_slots(before, &node, &self.vendors) {
+            self.note_more_slots(Arc::clone(&name));
         }
         let said = report(&node, &self.vendors);
         let mut problems: Vec<String> = said

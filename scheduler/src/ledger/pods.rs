@@ -32,6 +32,7 @@ impl Ledger {
     /// A pod without a node holds only what a filter gave it, whatever its annotations say.
     fn set_unbound(&mut self, pod: &Pod, uid: &str, now: Duration) {
         self.set_nominated(pod, uid);
+        self.set_unplaced(pod, uid, now);
         if pod.metadata.deletion_timestamp.is_some() {
             self.waiting.remove(uid);
         }
@@ -66,6 +67,7 @@ impl Ledger {
     fn set_bound(&mut self, pod: &Pod, uid: &str, now: Duration) {
         self.waiting.remove(uid);
         self.nominated.remove(uid);
+        self.unplaced.remove(uid);
         self.tried.remove(uid);
         let node: &str = &pod.spec.node_name;
         let said = allocation::read(pod, &self.vendors);
@@ -202,6 +204,7 @@ impl Ledger {
     pub fn remove_pod(&mut self, uid: &str) {
         self.waiting.remove(uid);
         self.nominated.remove(uid);
+        self.unplaced.remove(uid);
         self.tried.remove(uid);
         self.broken_pods.remove(uid);
         let reserved = matches!(self.holders.get(uid), Some(Holder::Reserved(_)));
@@ -238,6 +241,7 @@ impl Ledger {
             .retain(|uid, waiting| listed.contains(uid) || waiting.since >= began);
         self.tried.retain(|uid, _| listed.contains(uid));
         self.nominated.retain(|uid, _| listed.contains(uid));
+        self.unplaced.retain(|uid, _| listed.contains(uid));
     }
 
     /// The list began when no binding in doubt could happen any more, and shows these pods without a node: they were
@@ -271,5 +275,6 @@ impl Ledger {
         self.holders.contains_key(uid)
             || self.waiting.contains_key(uid)
             || self.nominated.contains_key(uid)
+            || self.unplaced.contains_key(uid)
     }
 }

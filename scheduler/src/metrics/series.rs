@@ -474,7 +474,7 @@ fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
     }
     page.counter(
         "vgpu_scheduler_wakeups",
-        "Nodes annotated so that kube-scheduler looks at pending pods again",
+        "Times that kube-scheduler was made to look at pending pods again",
         format,
     )?;
     page.sample("vgpu_scheduler_wakeups_total", snapshot.woken, |_| {})

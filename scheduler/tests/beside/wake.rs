@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, DeleteParams};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, WatchEvent, WatchParams};
 use scheduler::wake::Waker;
 use serde_json::json;
 use tokio::time::sleep;
@@ -114,4 +114,112 @@ async fn a_whole_cluster_that_is_freed_is_told_at_a_bounded_rate() {
     assert!((15..=22).contains(&first_second), "{first_second}");
     sleep(Duration::from_secs(2)).await;
     assert_eq!(waker.woken(), 40);
+}
+
+/// An API server with a pod that kube-scheduler has refused.
+fn with_refused_pod() -> (support::Api, placement::Pod) {
+    let pod = json!({
+        "metadata": { "name": "p", "namespace": "default", "uid": "uid-p" },
+        "spec": { "containers": [{ "name": "c", "image": "i" }] },
+        "status": { "conditions": [{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable" }] },
+    });
+    let api = support::Api::with(&json!({ "pods": [pod] }));
+    let known = placement::Pod {
+        uid: "uid-p".to_owned(),
+        ..placement::Pod::named("default", "p")
+    };
+    (api, known)
+}
+
+/// What the pod's nominated node was, change by change.
+async fn nominations(api: &support::Api) -> Vec<Option<String>> {
+    use futures_util::TryStreamExt;
+    let pods: Api<Pod> = Api::default_namespaced(api.direct());
+    let params = WatchParams::default();
+    let mut stream = std::pin::pin!(pods.watch(&params, "1").await.unwrap());
+    let mut seen = Vec::new();
+    while let Ok(Ok(Some(event))) =
+        tokio::time::timeout(Duration::from_millis(10), stream.try_next()).await
+    {
+        if let WatchEvent::Modified(pod) = event {
+            seen.push(pod.status.unwrap().nominated_node_name);
+        }
+    }
+    seen
+}
+
+fn nominated_and_withdrawn(times: usize) -> Vec<Option<String>> {
+    let both = || [Some("n1".to_owned()), None];
+    std::iter::repeat_with(both).take(times).flatten().collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_pod_is_nominated_and_withdrawn_three_times_at_most() {
+    let (api, pod) = with_refused_pod();
+    let waker = Waker::start(api.client());
+    for _ in 0..10 {
+        waker.more_slots("n1", &pod);
+    }
+    sleep(Duration::from_millis(500)).await;
+    assert_eq!(nominations(&api).await, nominated_and_withdrawn(1));
+    assert_eq!(waker.woken(), 1);
+
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(nominations(&api).await, nominated_and_withdrawn(3));
+    assert_eq!(waker.woken(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_needs_no_nudge_is_left_alone() {
+    for change in [
+        json!({ "status": { "nominatedNodeName": "n7" } }),
+        json!({ "status": { "conditions": [{ "type": "PodScheduled", "status": "True" }] } }),
+    ] {
+        let (api, pod) = with_refused_pod();
+        let pods: Api<Pod> = Api::default_namespaced(api.direct());
+        let params = PatchParams::default();
+        pods.patch_status("p", &params, &Patch::Merge(change))
+            .await
+            .unwrap();
+        let waker = Waker::start(api.client());
+
+        waker.more_slots("n1", &pod);
+        sleep(Duration::from_secs(60)).await;
+
+        assert_eq!((waker.woken(), api.calls()), (0, 1));
+    }
+    let (api, pod) = with_refused_pod();
+    let waker = Waker::start(api.client());
+    let other = placement::Pod {
+        uid: "uid-of-another".to_owned(),
+        ..pod
+    };
+
+    waker.more_slots("n1", &other);
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!((waker.woken(), api.calls()), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_nudge_waits_for_a_server_that_is_away() {
+    for server in [Server::Away, Server::Hangs] {
+        let (api, pod) = with_refused_pod();
+        let waker = Waker::start(api.client());
+        api.is(server);
+        waker.more_slots("n1", &pod);
+        sleep(Duration::from_secs(120)).await;
+        assert_eq!(waker.woken(), 0);
+        let calls = api.calls();
+        assert!((3..=12).contains(&calls), "{server:?}: {calls}");
+
+        api.is(Server::Up);
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(
+            nominations(&api).await,
+            nominated_and_withdrawn(3),
+            "{server:?}"
+        );
+    }
 }

@@ -117,6 +117,60 @@ fn a_node_whose_agent_comes_late_takes_pods_then() {
     });
 }
 
+/// What the kubelet says of the node's slots.
+fn slots(count: usize) -> Patch<serde_json::Value> {
+    let amount = json!({"nvidia.com/gpu": count.to_string()});
+    Patch::Merge(json!({"status": {"capacity": amount, "allocatable": amount}}))
+}
+
+#[test]
+fn pods_refused_while_the_plugin_was_exchanged_are_placed_afterwards() {
+    within(async |world| {
+        world.make_nodes(["a"], &one_card()).await;
+        let nodes = world.nodes();
+        let params = PatchParams::default();
+        let _pair = Pair::start(world).await;
+        // Each round as an upgrade of the agent: kube-scheduler itself refuses the pods, and asks nobody.
+        for round in 0..4 {
+            nodes.patch_status("a", &params, &slots(0)).await.unwrap();
+            let names = [format!("p{round}"), format!("q{round}")];
+            for name in &names {
+                world.make_pod(pod(name, gpu_with(1000))).await;
+                let why = world.until_refused(name).await;
+                assert!(why.contains("Insufficient nvidia.com/gpu"), "{why}");
+            }
+
+            nodes.patch_status("a", &params, &slots(10)).await.unwrap();
+
+            for name in &names {
+                world.until_placed(name).await;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_pod_that_no_node_could_take_is_placed_on_one_that_comes() {
+    within(async |world| {
+        world.make_nodes(["full"], &one_card()).await;
+        let nodes = world.nodes();
+        let params = PatchParams::default();
+        nodes
+            .patch_status("full", &params, &slots(0))
+            .await
+            .unwrap();
+        let _pair = Pair::start(world).await;
+        world.make_pod(pod("p", gpu_with(1000))).await;
+        let why = world.until_refused("p").await;
+        assert!(why.contains("Insufficient nvidia.com/gpu"), "{why}");
+
+        world.make_nodes(["new"], &one_card()).await;
+
+        let placed = world.until_placed("p").await;
+        assert_eq!(node(&placed), Some("new"));
+    });
+}
+
 #[test]
 fn a_reservation_that_nobody_uses_ends_and_the_waiting_pod_is_told() {
     within(async |world| {

@@ -1,0 +1,214 @@
+//! Makes kube-scheduler try pods again that it refused without asking us. Owns when and how; never decides which pod.
+//!
+//! kube-scheduler tries such a pod again when a node's allocatable amounts grow, if the pod fits then by *all* that it
+//! asks for. That look counts the extender's own resources (`nvidia.com/gpumem`), although its filter ignores them, and
+//! no node has any: so a pod that was refused for its count of slots is not tried again when the slots come. What it
+//! does heed is a pod that loses its nominated node: then it tries all refused pods of that priority and below. A pod
+//! without a node is nominated here for one, and then for none. docs/decisions/0007-a-pod-is-nominated-to-be-tried.md
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use kube::api::{Api, Patch, PatchParams};
+use kube_api::object::Pod;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::{CALL, DELAY, count};
+
+/// From one nudge to the next while its pod has no node: kube-scheduler's watch of the node may be behind ours, and then
+/// it judges the pod by the node as it was.
+const AGAIN: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(8)];
+
+/// Between any two nudges: each makes kube-scheduler try many pods.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The longest pause after calls that failed.
+const MOST_PAUSE: Duration = Duration::from_secs(30);
+
+/// A pod that is to be nudged.
+#[derive(Debug, Clone)]
+struct Nudge {
+    pod: placement::Pod,
+    node: String,
+    at: Instant,
+    /// How many nudges it has had.
+    done: usize,
+}
+
+/// What the ledger and the task share.
+#[derive(Debug, Default)]
+pub(super) struct Nudges {
+    next: Mutex<Option<Nudge>>,
+    news: Notify,
+}
+
+impl Nudges {
+    /// The pod is to be tried again, since that node has more slots. Replaces the pod before it: one nudge makes
+    /// kube-scheduler try all of them.
+    pub(super) fn want(&self, node: &str, pod: &placement::Pod) {
+        let mut next = self.next.lock();
+        let at = Instant::now() + DELAY;
+        // A stream of news does not put the nudge off.
+        let at = match &*next {
+            Some(waiting) if waiting.done == 0 => waiting.at.min(at),
+            _ => at,
+        };
+        *next = Some(Nudge {
+            pod: pod.clone(),
+            node: node.to_owned(),
+            at,
+            done: 0,
+        });
+        drop(next);
+        self.news.notify_one();
+    }
+}
+
+/// What a look at the pod, or a change of it, came to.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// It has a node, or is gone, or is nominated by another, or may not be changed.
+    Needless,
+    /// Nobody answered, or somebody was faster.
+    Failed(String),
+}
+
+/// Nudges until it is dropped.
+pub(super) async fn run(
+    client: kube::Client,
+    nudges: Arc<Nudges>,
+    woken: Arc<AtomicU64>,
+    failed: Arc<AtomicU64>,
+) {
+    let mut earliest = Instant::now();
+    let mut pause = EVERY;
+    loop {
+        let Some(due) = nudges
+            .next
+            .lock()
+            .as_ref()
+            .map(|next| next.at.max(earliest))
+        else {
+            nudges.news.notified().await;
+            continue;
+        };
+        if due > Instant::now() {
+            tokio::select! {
+                () = sleep_until(due) => {}
+                () = nudges.news.notified() => {}
+            }
+            continue;
+        }
+        let Some(nudge) = nudges.next.lock().take() else {
+            continue;
+        };
+        let outcome = nudge_pod(&client, &nudge).await;
+        earliest = Instant::now() + EVERY;
+        let later = match outcome {
+            Outcome::Done => {
+                count(&woken);
+                pause = EVERY;
+                AGAIN.get(nudge.done).map(|after| (*after, nudge.done + 1))
+            }
+            Outcome::Needless => None,
+            Outcome::Failed(reason) => {
+                count(&failed);
+                tracing::debug!(pod = %nudge.pod.name, %reason, "refused pods not tried again yet");
+                pause = (pause * 2).min(MOST_PAUSE);
+                Some((pause, nudge.done))
+            }
+        };
+        if let Some((after, done)) = later {
+            let at = Instant::now() + after;
+            nudges
+                .next
+                .lock()
+                .get_or_insert(Nudge { at, done, ..nudge });
+        }
+    }
+}
+
+/// Nominates the pod for the node, and for none again. Only the second matters to kube-scheduler, and what the first
+/// reserves there for the pod lasts as long as the two calls.
+async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Outcome {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &nudge.pod.namespace);
+    let pod = match timeout(CALL, api.get_opt(&nudge.pod.name)).await {
+        Ok(Ok(Some(pod))) => pod,
+        Ok(Ok(None)) => return Outcome::Needless,
+        Ok(Err(error)) => return outcome_of(&error),
+        Err(_elapsed) => return unanswered(),
+    };
+    let is_other = pod.metadata.uid.as_deref() != Some(&nudge.pod.uid);
+    let is_refused = pod
+        .status
+        .conditions
+        .iter()
+        .any(|one| one.kind == "PodScheduled" && one.status == "False");
+    let leaves = pod.metadata.deletion_timestamp.is_some();
+    if is_other
+        || leaves
+        || !is_refused
+        || !pod.spec.node_name.is_empty()
+        || !pod.status.nominated_node_name.is_empty()
+    {
+        return Outcome::Needless;
+    }
+    let named = nominate(&api, &nudge.pod, json!(nudge.node), Some(&pod)).await;
+    if named == Outcome::Needless {
+        return named;
+    }
+    // Also where nobody knows what became of the first. It keeps room for the pod, so it does not stay.
+    let mut pause = EVERY;
+    loop {
+        match nominate(&api, &nudge.pod, Value::Null, None).await {
+            Outcome::Failed(reason) => {
+                tracing::debug!(pod = %nudge.pod.name, %reason, "nomination not withdrawn yet");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(MOST_PAUSE);
+            }
+            _ => return named,
+        }
+    }
+}
+
+async fn nominate(
+    api: &Api<Pod>,
+    pod: &placement::Pod,
+    node: Value,
+    unchanged: Option<&Pod>,
+) -> Outcome {
+    let version = unchanged.and_then(|pod| pod.metadata.resource_version.as_deref());
+    let metadata = match version {
+        Some(version) => json!({ "uid": pod.uid, "resourceVersion": version }),
+        None => json!({ "uid": pod.uid }),
+    };
+    let patch = Patch::Merge(json!({
+        "metadata": metadata,
+        "status": { "nominatedNodeName": node },
+    }));
+    let params = PatchParams::default();
+    match timeout(CALL, api.patch_status(&pod.name, &params, &patch)).await {
+        Ok(Ok(_)) => Outcome::Done,
+        Ok(Err(error)) => outcome_of(&error),
+        Err(_elapsed) => unanswered(),
+    }
+}
+
+fn outcome_of(error: &kube::Error) -> Outcome {
+    match error {
+        kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404 | 422) => {
+            tracing::warn!(reason = %status.message, "refused pods not tried again");
+            Outcome::Needless
+        }
+        error => Outcome::Failed(error.to_string()),
+    }
+}
+
+fn unanswered() -> Outcome {
+    Outcome::Failed(format!("no answer within {CALL:?}"))
+}
