@@ -8,7 +8,7 @@ use std::path::Path;
 
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::{DeviceLimit, LimitsMap, LimitsValue, Policy, Unlisted};
-use vgpu_abi::region::{Charge, Region, RegionDevice};
+use vgpu_abi::region::{Charge, Region};
 use vgpu_abi::targets::{Target, TargetsMap};
 
 use crate::cards;
@@ -20,6 +20,7 @@ use crate::linker;
 use crate::lock::{self, Lock, ProcessLock};
 use crate::log::line;
 use crate::map;
+use crate::places;
 use crate::query;
 use crate::settings::{PeerLimits, Process as Here, Settings, Source, Surroundings};
 
@@ -44,7 +45,7 @@ pub(crate) struct Container {
 
 enum LimitsFrom {
     File(LimitsMap),
-    Peers(PeerLimits),
+    Peers(Box<PeerLimits>),
 }
 
 /// A device as the rules see it.
@@ -352,23 +353,10 @@ fn open() -> Result<Option<&'static Container>, ()> {
                     "CUDA_OVERSUBSCRIBE names no share of the card: the limits are of the card's own memory"
                 );
             }
-            let devices = [RegionDevice::default(); MAX_DEVICES];
-            let path = peers.region.clone();
-            // One that was named is for all users of the container, the default one for this user.
-            let mode = if peers.is_own_region { 0o600 } else { 0o666 };
-            let region = Region::open_or_create(&path, &devices, mode)
-                .map_err(|error| closed(&path, &error))?;
-            if peers.is_own_region && !is_own(&path) {
-                line!(
-                    Error,
-                    "nothing may be had: {}: another user's file",
-                    path.display()
-                );
-                return Err(());
-            }
+            let region = places::open(&peers).map_err(|(path, error)| closed(&path, &error))?;
             Container {
                 region,
-                limits: LimitsFrom::Peers(*peers),
+                limits: LimitsFrom::Peers(peers),
                 targets: None,
             }
         }
@@ -380,7 +368,7 @@ fn open() -> Result<Option<&'static Container>, ()> {
 }
 
 /// Does the file belong to this user (and not to somebody who was first in a shared directory)?
-fn is_own(path: &Path) -> bool {
+pub(crate) fn is_own(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::symlink_metadata(path).is_ok_and(|file| file.uid() == Here.user())
 }

@@ -30,6 +30,7 @@ mod cards;
 mod container;
 mod ledger;
 mod map;
+mod places;
 
 mod arch;
 mod border;

@@ -37,6 +37,10 @@ hooks! {
     fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: *mut NvmlMemoryV2)
         => { _, after_memory_v2(device, memory) }
 
+    /// The container's share of the window through which the CPU sees the card's memory.
+    fn nvmlDeviceGetBAR1MemoryInfo(device: NvmlDevice, bar1_memory: *mut NvmlBar1Memory)
+        => { _, after_bar1(device, bar1_memory) }
+
     /// The cards that the container sees.
     fn nvmlDeviceGetCount(device_count: *mut u32) => { _, after_count(device_count) }
     /// The cards that the container sees.
@@ -241,10 +245,27 @@ fn share(limit: u64, used: u64, physical: u64, physical_free: u64) -> NvmlMemory
         };
     }
     let total = limit.min(physical);
-    NvmlMemory {
-        total,
+    let left = total.saturating_sub(used);
+    // A card smaller than the limit, or one that the driver itself limits further, is the driver's.
+    let free = if physical < limit {
+        left.min(physical_free)
+    } else {
+        left
+    };
+    NvmlMemory { total, used, free }
+}
+
+/// The window onto a card as the container has it: no larger than its share, and no more of it in use
+/// than the container holds. Without a cap it is the driver's.
+fn window(limit: u64, held: u64, driver: &NvmlBar1Memory) -> NvmlBar1Memory {
+    if limit == 0 || limit >= driver.total {
+        return *driver;
+    }
+    let used = driver.used.min(held).min(limit);
+    NvmlBar1Memory {
+        total: limit,
+        free: limit - used,
         used,
-        free: total.saturating_sub(used),
     }
 }
 
@@ -294,6 +315,18 @@ fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlMemo
                 used,
             },
         );
+    }
+}
+
+fn after_bar1(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlBar1Memory) {
+    if !result.is_success() {
+        return;
+    }
+    if let (Some(limited), Some(driver)) = (limited(device), read(memory)) {
+        let Books { container, process } = limited.books;
+        let limit = process.memory_limit(container, limited.index);
+        let held = container.region.used(limited.index);
+        write(memory, window(limit, held, &driver));
     }
 }
 
@@ -378,6 +411,29 @@ mod tests {
     #[test]
     fn a_limit_above_the_card_is_the_card() {
         assert_eq!(share(64 * GIB, GIB, 16 * GIB, 15 * GIB), memory(16, 1, 15));
+    }
+
+    #[test]
+    fn a_card_that_the_driver_limits_further_has_no_more_free_than_it_says() {
+        assert_eq!(share(4 * GIB, GIB, 3 * GIB, GIB), memory(3, 1, 1));
+    }
+
+    #[test]
+    fn the_window_is_no_larger_than_the_share() {
+        let bar = |total: u64, used: u64| NvmlBar1Memory {
+            total: total * GIB,
+            free: (total - used) * GIB,
+            used: used * GIB,
+        };
+        for (limit, held, driver, seen) in [
+            (4, 2, bar(16, 1), bar(4, 1)),
+            (4, 2, bar(16, 9), bar(4, 2)),
+            (4, 6, bar(16, 9), bar(4, 4)),
+            (32, 2, bar(16, 9), bar(16, 9)),
+            (0, 2, bar(16, 9), bar(16, 9)),
+        ] {
+            assert_eq!(window(limit * GIB, held * GIB, &driver), seen);
+        }
     }
 
     #[test]

@@ -62,8 +62,10 @@ pub(crate) struct PeerLimits {
     pub(crate) is_oversubscribed: bool,
     /// The usage region, made by whoever comes first.
     pub(crate) region: PathBuf,
-    /// Nobody named it: it is this user's own, in a directory that all users share.
+    /// It was not named: it is this user's own, in a directory that all users share.
     pub(crate) is_own_region: bool,
+    /// This user's own, which serves where the named one cannot be used.
+    pub(crate) own_region: PathBuf,
 }
 
 /// A setting that was not understood. Nothing runs with a limit that was not understood.
@@ -221,6 +223,7 @@ impl PeerLimits {
                 .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1")),
             region: region.unwrap_or_else(|| own_region(from)),
             is_own_region,
+            own_region: own_region(from),
         };
         let mut any = quota.is_some() || memory.is_some() || cores.is_some();
         for (device, (own_memory, own_cores)) in limits
