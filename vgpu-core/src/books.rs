@@ -4,13 +4,15 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_api::CuResult;
-use vgpu_abi::region::{Bounds, Charge, Kind, Refusal};
+use vgpu_abi::region::{Bounds, Charge, Kind, Refusal, Why};
 
 use crate::container::{self, Container, Device, Fact, Process, Standing};
 use crate::contexts;
 use crate::guest::{self, Verdict};
-use crate::ledger::Ledger;
+use crate::leaving;
+use crate::ledger::{CHORE_LEAVING, CHORE_POOLS, Ledger};
 use crate::log::line;
+use crate::pools;
 use crate::query;
 
 /// The container's books, open for a call.
@@ -64,7 +66,9 @@ pub(crate) fn open<T>(group: Group) -> Result<Books, Verdict<T>> {
     match container::standing() {
         Standing::Ready(container, process) => {
             let books = Books { container, process };
-            guest::refund_left_behind(|charge| container.region.refund(charge));
+            guest::take_left_behind(|charge| {
+                process.ledger.keep_left_behind(container, charge);
+            });
             books.count(group);
             Ok(books)
         }
@@ -211,7 +215,54 @@ impl Books {
         if self.process.is_any_loading() {
             contexts::loaded(self, device);
         }
+        if self.ledger().has_chores() {
+            return self.try_reserve_after_chores(device, bytes);
+        }
         self.try_reserve_now(device, bytes)
+    }
+
+    /// Looks at what may have become free, and at what is to be measured, before room is given.
+    #[cold]
+    fn try_reserve_after_chores(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
+        self.do_chores();
+        let reserved = self.try_reserve_now(device, bytes);
+        if reserved.is_ok() || !self.ledger().has_chore(CHORE_LEAVING) {
+            return reserved;
+        }
+        leaving::wait(self);
+        self.try_reserve_now(device, bytes)
+    }
+
+    fn do_chores(&self) {
+        let ledger = self.ledger();
+        if ledger.has_chore(CHORE_LEAVING) {
+            leaving::settle(self);
+        }
+        if ledger.has_chore(CHORE_POOLS) {
+            pools::finish(self);
+        }
+        while let Some(device) = ledger.take_unmeasured() {
+            contexts::measure_again(self, device);
+        }
+    }
+
+    /// Are the device's books above its limit? Then the answer says by what.
+    pub(crate) fn above_limit(&self, device: usize) -> Option<Refusal> {
+        let region = &self.container.region;
+        let used = region.used(device);
+        let limit = self.process.memory_limit(self.container, device);
+        let refusal = |limit, used, why| Refusal {
+            limit,
+            used,
+            asked: 0,
+            why,
+        };
+        if limit != 0 && used > limit {
+            return Some(refusal(limit, used, Why::Full));
+        }
+        let resident = self.process.resident_limit(device);
+        let here = used.saturating_sub(region.oversubscribed(device));
+        (resident != 0 && here > resident).then(|| refusal(resident, here, Why::NotPageable))
     }
 
     /// Reserves room for what a context or a module takes: a program that asks for it may not have
@@ -273,6 +324,9 @@ impl Books {
     ) -> Result<Charge, CuResult> {
         if self.process.is_any_loading() {
             contexts::loaded(self, device);
+        }
+        if self.ledger().has_chores() {
+            self.do_chores();
         }
         self.process.tick(self.container);
         let limit = self.process.memory_limit(self.container, device);

@@ -29,6 +29,7 @@ use crate::clock;
 use crate::container::{self, Standing};
 use crate::graphs;
 use crate::guest::{self, Verdict};
+use crate::leaving;
 use crate::pools;
 use crate::query;
 use costs::{Costs, Work};
@@ -383,7 +384,7 @@ pub(crate) fn before_graph(call: &str, exec: CuGraphExec, stream: u64) -> Verdic
         Verdict::Pass => None,
         Verdict::Refuse(result) => return Verdict::Refuse(result),
     };
-    match (time, graphs::before_launch(call, exec)) {
+    match (time, graphs::before_launch(call, exec, stream)) {
         (time, Verdict::Call(memory)) => Verdict::Call(GraphLaunched {
             time,
             memory: Some(memory),
@@ -450,6 +451,12 @@ pub(crate) fn after_many(launched: ManyLaunched, result: CuResult) {
     }
 }
 
+/// After `cuCtxSynchronize`: all of the context's streams have been waited for.
+pub(crate) fn after_context_sync(result: CuResult) {
+    leaving::after_context_sync(result);
+    after_sync(result);
+}
+
 /// Somebody waited for the device: pools give back, and what has ended is settled.
 pub(crate) fn after_sync(result: CuResult) {
     pools::after_sync(result);
@@ -507,6 +514,7 @@ pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
     }
     let stream = stream as u64;
     if stream > 2 {
+        leaving::stream_goes(&books, stream);
         tell(&books);
         state.forget_gates();
         let target = Target {
@@ -530,6 +538,7 @@ pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
 
 /// A context is about to go, with all its streams and our events in it.
 pub(crate) fn context_goes(books: &Books, context: u64) {
+    leaving::context_goes(books, context);
     let state = &books.process.compute;
     tell(books);
     state.forget_gates();

@@ -295,10 +295,10 @@ unsafe extern "C" fn in_forked_child() {
     }
 }
 
-/// Takes back a charge of this process whose call nobody waits for any more.
-pub(crate) fn refund(charge: Charge) {
-    if let Standing::Ready(container, _) = standing() {
-        container.region.refund(charge);
+/// Keeps a charge of this process whose call was left by a thread that has ended since.
+pub(crate) fn keep_left_behind(charge: Charge) {
+    if let Standing::Ready(container, process) = standing() {
+        process.ledger.keep_left_behind(container, charge);
     }
 }
 

@@ -248,6 +248,14 @@ fn measure(books: &Books, device: usize, ordinal: i32, learn: Learn) -> bool {
     true
 }
 
+/// A call was left by a jump: what is there now is measured, so that its charge does not stay if the
+/// driver gave nothing.
+pub(crate) fn measure_again(books: &Books, device: usize) {
+    if let Some(ordinal) = books.ordinal_of(device) {
+        measure(books, device, ordinal, Learn::Nothing);
+    }
+}
+
 /// The first memory that this process asks for since its context was made: its runtime has loaded
 /// what the program brought. That is measured and stands in the books, before anything is given.
 #[cold]
@@ -376,6 +384,8 @@ fn gone(books: &Books, entry: &Entry) {
         }
     }
     crate::pools::settle_device(books, device);
+    crate::graphs::settle(books, device);
+    crate::leaving::context_gone(books, entry.owner);
 }
 
 /// `cuCtxAttach`: one more reference to the current context.

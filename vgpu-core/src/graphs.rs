@@ -4,17 +4,23 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use cuda_api::{CuDevice, CuGraph, CuGraphExec, CuGraphNodeParams, CuResult};
-use vgpu_abi::region::{Charge, Kind};
+use cuda_api::{
+    CuDevice, CuGraph, CuGraphExec, CuGraphInstantiateParams, CuGraphNodeParams, CuResult,
+};
+use vgpu_abi::layout::MAX_DEVICES;
+use vgpu_abi::region::{Charge, Kind, Refusal, Why};
 
-use crate::books::{self, Books, books};
+use crate::books::{self, Books, Place, books};
 use crate::border;
 use crate::compute;
 use crate::container::Device;
 use crate::guest::Verdict;
+use crate::ledger::GraphMemory;
+use crate::lock;
+use crate::log::line;
 use crate::map::{Entry, Space, Then};
-use crate::pools;
-use crate::query;
+use crate::query::{self, MemoryNode};
+use crate::room::{self, Figures, Lies, Want};
 
 /// Has anybody in this process (or one that it was forked from) made a memory node? Stands outside
 /// the wiped memory, so that a launch looks at nothing else.
@@ -47,156 +53,692 @@ pub(crate) fn after_add(result: CuResult, params: *mut CuGraphNodeParams) {
     }
 }
 
-/// What one executable graph wants of one device.
+/// What a graph's memory nodes want of each device.
 #[derive(Clone, Copy)]
-struct Wanted {
-    device: usize,
-    ordinal: i32,
-    bytes: u64,
+struct Wants {
+    devices: [Want; MAX_DEVICES],
+    /// It allocates on a device that the container may not use.
+    is_denied: bool,
+    /// Something that it allocates outlives the launch.
+    keeps: bool,
 }
 
-/// What the graph's memory nodes want. Graphs that allocate on several devices are counted on the
-/// one that comes first; the rest is settled after the launch.
-fn wanted(books: &Books, graph: CuGraph) -> Option<Wanted> {
-    let mut wanted: Option<Wanted> = None;
-    let mut add = |ordinal: i32, bytes: u64| match &mut wanted {
-        None => {
-            if let Device::Limited(device) = books.process.device(books.container, ordinal) {
-                wanted = Some(Wanted {
-                    device,
-                    ordinal,
-                    bytes,
-                });
+/// `Entry::what` of an executable graph: a launch may find the memory of the one before still in use.
+const KEEPS: u8 = 1;
+
+/// What the graph's memory nodes want. `None`: the driver does not say.
+fn wants(books: &Books, graph: CuGraph) -> Option<Wants> {
+    let mut wants = Wants {
+        devices: [Want::default(); MAX_DEVICES],
+        is_denied: false,
+        keeps: false,
+    };
+    let mut made: Vec<u64> = Vec::new();
+    let mut freed: Vec<u64> = Vec::new();
+    let mut each = |node| match node {
+        MemoryNode::Alloc {
+            location,
+            kind,
+            bytes,
+            address,
+        } => {
+            wants.is_denied |= !add(books, &mut wants.devices, location, kind, bytes);
+            if made.try_reserve(1).is_ok() {
+                made.push(address);
             }
         }
-        Some(sum) if sum.ordinal == ordinal => sum.bytes = sum.bytes.saturating_add(bytes),
-        Some(_) => {}
+        MemoryNode::Free { address } => {
+            if freed.try_reserve(1).is_ok() {
+                freed.push(address);
+            }
+        }
     };
-    query::relaxed(|| query::graph_allocations(graph, 0, &mut add));
-    wanted
+    query::relaxed(|| query::memory_nodes(graph, &mut each))?;
+    freed.sort_unstable();
+    for address in made {
+        if freed.binary_search(&address).is_err() {
+            wants.keeps = true;
+            let map = &books.ledger().map;
+            map.put(Space::GraphMemory, address, Entry::default());
+        }
+    }
+    Some(wants)
 }
 
-pub(crate) fn after_instantiate(result: CuResult, out: *mut CuGraphExec, graph: CuGraph) {
-    if let Some(exec) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
+/// Counts one allocation node. False: it is on a device that the container may not use.
+fn add(
+    books: &Books,
+    devices: &mut [Want; MAX_DEVICES],
+    location: cuda_api::CuMemLocation,
+    kind: u32,
+    bytes: u64,
+) -> bool {
+    if room::is_unknown(location.kind) {
+        line!(
+            Warn,
+            "a graph allocates at a location of type {}, which is not known here: counted as memory of the current context's device",
+            location.kind
+        );
+    }
+    let device = match room::lies(location.kind, location.id, kind) {
+        Lies::On(ordinal) => match books.process.device(books.container, ordinal) {
+            Device::Limited(device) => device,
+            Device::Unlimited => return true,
+            Device::Denied => return false,
+        },
+        Lies::OnHost => return true,
+        Lies::Here => match books.here() {
+            Place::Device { device, .. } => device,
+            Place::Elsewhere => return true,
+            Place::Denied => return false,
+        },
+    };
+    if let Some(want) = devices.get_mut(device) {
+        want.add(bytes);
+    }
+    true
+}
+
+/// What an executable graph is kept under: by itself which devices it uses, and once for each of them.
+fn key(exec: u64, device: usize) -> u64 {
+    exec ^ (device as u64 + 1) << 57
+}
+
+/// The devices in a set of them.
+fn devices(set: u32) -> impl Iterator<Item = usize> {
+    (0..MAX_DEVICES).filter(move |device| set >> device & 1 != 0)
+}
+
+/// Room for what a call may take of one device.
+#[derive(Clone, Copy)]
+enum Room {
+    /// Reserved in the container.
+    Reserved(Charge),
+    /// In what the driver holds for graphs already.
+    Promised,
+}
+
+/// Reserves what a graph can make its device's graph memory grow by. Where the container has no room
+/// for that, a graph whose memory is there since its last launch (`is_mapped`) may pass if the driver's
+/// figures say so. For any other, what graphs hold and do not use is given back first.
+fn reserve(
+    books: &Books,
+    call: &str,
+    device: usize,
+    (bytes, growth): (u64, u64),
+    is_mapped: bool,
+) -> Result<Room, CuResult> {
+    let refusal = match books.try_reserve(device, growth) {
+        Ok(charge) => return Ok(Room::Reserved(charge)),
+        Err(refusal) => refusal,
+    };
+    let may_pass = is_mapped && room::may_pass_without_growth(&refusal);
+    match is_there(books, device, bytes, may_pass) {
+        There::Yes => return Ok(Room::Promised),
+        There::Unused => {
+            relieve(books, device);
+            if let Ok(charge) = books.try_reserve(device, growth) {
+                return Ok(Room::Reserved(charge));
+            }
+        }
+        There::No => {}
+    }
+    Err(books.refuse(call, device, &refusal))
+}
+
+/// Is the memory there that a graph wants?
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum There {
+    /// It is, and is promised to this call.
+    Yes,
+    /// Graphs hold memory that they may not use.
+    Unused,
+    /// It is not.
+    No,
+}
+
+fn is_there(books: &Books, device: usize, bytes: u64, may_pass: bool) -> There {
+    let Some(memory) = books.ledger().graphs.get(device) else {
+        return There::No;
+    };
+    let Some(_held) = memory.lock.hold_briefly() else {
+        return There::No;
+    };
+    let Some(figures) = figures(books, memory, device) else {
+        return There::No;
+    };
+    let now = lock::milliseconds().unsigned_abs();
+    let promised = memory.promised.bytes(now);
+    // Relaxed: learned once, and stays so.
+    let counts_live = memory.counts_live.load(Ordering::Relaxed) != 0;
+    if may_pass && figures.have_own(bytes, promised, counts_live) {
+        memory.promised.add(now, bytes);
+        return There::Yes;
+    }
+    if promised == 0 && figures.reserved > 0 {
+        There::Unused
+    } else {
+        There::No
+    }
+}
+
+/// A graph with memory nodes has just been launched, which made the device's graph memory grow by so
+/// much: what does the driver count as in use?
+fn learn_figures(books: &Books, device: usize, grown: u64) {
+    let Some(memory) = books.ledger().graphs.get(device) else {
+        return;
+    };
+    // Relaxed: learned once, and stays so.
+    if memory.counts_live.load(Ordering::Relaxed) == 0
+        && let Some(figures) = figures(books, memory, device)
+        && figures.count_live(grown)
+    {
+        // Relaxed: as above.
+        memory.counts_live.store(1, Ordering::Relaxed);
+    }
+}
+
+fn figures(books: &Books, memory: &GraphMemory, device: usize) -> Option<Figures> {
+    let ordinal = ordinal(books, memory, device)?;
+    query::relaxed(|| query::graph_figures(ordinal))
+}
+
+/// The driver's ordinal of the device.
+fn ordinal(books: &Books, memory: &GraphMemory, device: usize) -> Option<i32> {
+    // Relaxed: the same value in whichever thread.
+    if let Some(known) = memory.ordinal.load(Ordering::Relaxed).checked_sub(1) {
+        return i32::try_from(known).ok();
+    }
+    let found = books.ordinal_of(device)?;
+    // Relaxed: as above.
+    memory
+        .ordinal
+        .store(found.unsigned_abs() + 1, Ordering::Relaxed);
+    Some(found)
+}
+
+/// What was reserved for a call on its devices. Only one charge may lie on the stack; what further
+/// devices need is confirmed at once, and goes when they are settled.
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    charge: Option<Charge>,
+    advanced: u32,
+    promised: u32,
+}
+
+impl Taken {
+    fn take(
+        &mut self,
+        books: &Books,
+        call: &str,
+        device: usize,
+        wanted: (u64, u64),
+        is_mapped: bool,
+    ) -> Result<(), CuResult> {
+        match reserve(books, call, device, wanted, is_mapped)? {
+            Room::Promised => self.promised |= 1 << device,
+            Room::Reserved(charge) => {
+                if let Some(before) = self.charge.replace(charge) {
+                    self.advance(books, before);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, books: &Books, charge: Charge) {
+        let device = charge.device();
+        let Some(memory) = books.ledger().graphs.get(device) else {
+            return books.container.region.refund(charge);
+        };
+        let Some(_held) = memory.lock.hold() else {
+            return books.container.region.refund(charge);
+        };
+        books.container.region.confirm(charge, Kind::Buffer);
+        // Relaxed: under the lock.
+        memory.charged.fetch_add(charge.bytes(), Ordering::Relaxed);
+        let now = lock::milliseconds().unsigned_abs();
+        memory.advanced.add(now, charge.bytes());
+        self.advanced |= 1 << device;
+    }
+
+    /// The call has come back, or is not made. Answers the devices whose graph memory has grown by more
+    /// than was reserved.
+    fn give_back(self, books: &Books, set: u32, wanted: impl Fn(usize) -> (u64, u64)) -> u32 {
+        let mut grown = 0;
+        for device in devices(set) {
+            let (bytes, growth) = wanted(device);
+            let Some(memory) = books.ledger().graphs.get(device) else {
+                continue;
+            };
+            if let Some(_held) = memory.lock.hold() {
+                if self.promised >> device & 1 != 0 {
+                    memory.promised.take_back(bytes);
+                }
+                if self.advanced >> device & 1 != 0 {
+                    memory.advanced.take_back(growth);
+                }
+            }
+            let before = settle(books, device);
+            let reserved = match self.charge.filter(|charge| charge.device() == device) {
+                Some(charge) if before.is_none() => {
+                    // The driver does not say what it holds: it holds what was reserved.
+                    books.confirm(charge, Kind::Buffer);
+                    // Relaxed: a sum that guards no other memory.
+                    memory.charged.fetch_add(charge.bytes(), Ordering::Relaxed);
+                    continue;
+                }
+                Some(charge) => {
+                    books.refund(charge);
+                    charge.bytes()
+                }
+                None => 0,
+            };
+            // Relaxed: a figure of the moment.
+            let is = memory.charged.load(Ordering::Relaxed);
+            let more = before.map_or(0, |was| is.saturating_sub(was));
+            learn_figures(books, device, more);
+            if more > reserved {
+                grown |= 1 << device;
+            }
+        }
+        grown
+    }
+}
+
+/// A graph that is being made executable.
+#[derive(Clone, Copy)]
+pub(crate) struct Instantiating {
+    wants: Wants,
+    taken: Taken,
+    /// Where it is uploaded.
+    stream: Option<u16>,
+}
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
+const UPLOAD: u64 = 2;
+
+pub(crate) fn before_instantiate_with(
+    call: &str,
+    graph: CuGraph,
+    params: *const CuGraphInstantiateParams,
+) -> Verdict<Option<Instantiating>> {
+    let params = border::read(params).unwrap_or(CuGraphInstantiateParams::zeroed());
+    let stream = compute::legacy(params.upload_stream);
+    make_executable(call, graph, params.flags, stream)
+}
+
+/// What the graph will want is counted; where it is uploaded at once, it is reserved.
+pub(crate) fn before_instantiate(
+    call: &str,
+    graph: CuGraph,
+    flags: u64,
+) -> Verdict<Option<Instantiating>> {
+    make_executable(call, graph, flags, compute::legacy(core::ptr::null_mut()))
+}
+
+fn make_executable(
+    call: &str,
+    graph: CuGraph,
+    flags: u64,
+    stream: u64,
+) -> Verdict<Option<Instantiating>> {
+    if !any() || graph.is_null() {
+        return Verdict::Call(None);
+    }
+    let books = books!(Launch);
+    let Some(wants) = wants(&books, graph) else {
+        return Verdict::Refuse(refuse_unknown(&books, call));
+    };
+    if wants.is_denied {
+        line!(
+            Warn,
+            "{call}: the graph allocates on a device that is not the container's"
+        );
+        return Verdict::Refuse(CuResult::NOT_PERMITTED);
+    }
+    let mut taken = Taken::default();
+    if flags & UPLOAD != 0 {
+        for device in devices(wants.set()) {
+            let result = taken.take(&books, call, device, wants.of(device), false);
+            if let Err(result) = result {
+                taken.give_back(&books, wants.set(), |device| wants.of(device));
+                return Verdict::Refuse(result);
+            }
+        }
+    }
+    Verdict::Call(Some(Instantiating {
+        wants,
+        taken,
+        stream: (flags & UPLOAD != 0).then(|| fold(stream)),
+    }))
+}
+
+impl Wants {
+    /// The devices that it wants something of.
+    fn set(&self) -> u32 {
+        let wanted = self.devices.iter().enumerate();
+        wanted
+            .filter(|(_, want)| !want.is_nothing())
+            .fold(0, |set, (device, _)| set | 1 << device)
+    }
+
+    /// What its nodes want of a device, and what that may make the device's graph memory grow by.
+    fn of(&self, device: usize) -> (u64, u64) {
+        self.devices
+            .get(device)
+            .map_or((0, 0), |want| (want.bytes, want.growth()))
+    }
+}
+
+/// The driver does not say what a graph allocates.
+fn refuse_unknown(books: &Books, call: &str) -> CuResult {
+    let Place::Device { device, .. } = books.here() else {
+        return CuResult::OUT_OF_MEMORY;
+    };
+    line!(
+        Warn,
+        "{call}: the driver does not say what the graph allocates"
+    );
+    let refusal = Refusal {
+        limit: books.process.memory_limit(books.container, device),
+        used: books.container.region.used(device),
+        asked: 0,
+        why: Why::Closed,
+    };
+    books.refuse(call, device, &refusal)
+}
+
+pub(crate) fn after_instantiate(
+    making: Option<Instantiating>,
+    result: CuResult,
+    call: &str,
+    out: *mut CuGraphExec,
+) -> Option<CuResult> {
+    let exec = border::read(out).filter(|exec| result == CuResult::SUCCESS && !exec.is_null());
+    if let Some(exec) = exec {
         compute::forget_graph(exec);
     }
+    let Instantiating {
+        wants,
+        taken,
+        stream,
+    } = making?;
+    let books = books::opened()?;
+    // Some drivers take the memory now.
+    let grown = taken.give_back(&books, wants.set(), |device| wants.of(device));
+    let exec = exec?;
+    let over = devices(grown).find_map(|device| Some((device, books.above_limit(device)?)));
+    if let Some((device, over)) = over {
+        query::relaxed(|| query::destroy_graph_exec(exec));
+        border::write(out, core::ptr::null_mut());
+        relieve(&books, device);
+        let refusal = Refusal {
+            asked: wants.of(device).1,
+            ..over
+        };
+        return Some(books.refuse(call, device, &refusal));
+    }
+    remember(&books, exec as u64, &wants);
+    if let Some(stream) = stream {
+        mark_mapped(&books, exec as u64, wants.set(), wants.keeps, stream);
+    }
+    None
+}
+
+/// The graph has its memory from here on.
+fn mark_mapped(books: &Books, exec: u64, set: u32, keeps: bool, stream: u16) {
+    for device in devices(set) {
+        let Some(memory) = books.ledger().graphs.get(device) else {
+            continue;
+        };
+        let mark = mark(memory, keeps);
+        let there = |entry: &mut Entry| {
+            entry.maps = mark;
+            entry.handles = stream;
+            (Then::Keep, ())
+        };
+        let map = &books.ledger().map;
+        map.change(Space::GraphExec, key(exec, device), there);
+    }
+}
+
+fn remember(books: &Books, exec: u64, wants: &Wants) {
+    let map = &books.ledger().map;
+    let set = wants.set();
+    if set == 0 {
+        return;
+    }
+    let head = Entry {
+        maps: set,
+        what: if wants.keeps { KEEPS } else { 0 },
+        ..Entry::default()
+    };
+    map.put(Space::GraphExec, exec, head);
+    for device in devices(set) {
+        let (bytes, growth) = wants.of(device);
+        let entry = Entry {
+            bytes,
+            owner: growth,
+            device: u8::try_from(device).unwrap_or(u8::MAX),
+            ..Entry::default()
+        };
+        map.put(Space::GraphExec, key(exec, device), entry);
+    }
+}
+
+/// An executable graph has taken over another graph: it may want what that one wants.
+pub(crate) fn after_update(result: CuResult, exec: CuGraphExec, graph: CuGraph) {
+    grow(result, exec, graph, u64::max);
+}
+
+/// A part of it has been replaced by this graph: it may want that as well.
+pub(crate) fn after_child(result: CuResult, exec: CuGraphExec, child: CuGraph) {
+    grow(result, exec, child, u64::saturating_add);
+}
+
+/// The same, of a node of any kind.
+pub(crate) fn after_node(result: CuResult, exec: CuGraphExec, params: *mut CuGraphNodeParams) {
+    if !any() {
+        return;
+    }
+    let Some(params) = border::read(params) else {
+        return;
+    };
+    if let Some(child) = query::child_of(&params) {
+        after_child(result, exec, child);
+    }
+}
+
+fn grow(result: CuResult, exec: CuGraphExec, graph: CuGraph, sum: fn(u64, u64) -> u64) {
     if !any() || result != CuResult::SUCCESS {
         return;
     }
     let Some(books) = books::opened() else { return };
-    let Some(exec) = border::read(out) else {
+    let Some(mut wants) = wants(&books, graph) else {
+        line!(Warn, "the driver does not say what a graph allocates");
         return;
     };
-    let Some(wanted) = wanted(&books, graph) else {
+    if wants.set() == 0 {
         return;
+    }
+    let exec = exec as u64;
+    let map = &books.ledger().map;
+    let head = map.get(Space::GraphExec, exec).unwrap_or_default();
+    wants.keeps |= head.what == KEEPS;
+    let before = |device| map.get(Space::GraphExec, key(exec, device));
+    let known: [Option<Entry>; MAX_DEVICES] = core::array::from_fn(before);
+    remember(&books, exec, &wants);
+    let all = |entry: &mut Entry| {
+        entry.maps |= head.maps;
+        (Then::Keep, ())
     };
-    let entry = Entry {
-        bytes: wanted.bytes,
-        device: u8::try_from(wanted.device).unwrap_or(u8::MAX),
-        ..Entry::default()
-    };
-    books.ledger().map.put(Space::GraphExec, exec as u64, entry);
-    if let Some(memory) = books.ledger().graphs.get(wanted.device) {
-        let ordinal = wanted.ordinal.unsigned_abs() + 1;
-        // Relaxed: the same value whoever writes it.
-        memory.ordinal.store(ordinal, Ordering::Relaxed);
-        // Some drivers take the memory now.
-        settle(&books, wanted.device);
+    map.change(Space::GraphExec, exec, all);
+    for (device, known) in known.into_iter().enumerate() {
+        let Some(known) = known else { continue };
+        let (bytes, growth) = wants.of(device);
+        let entry = Entry {
+            bytes: sum(known.bytes, bytes),
+            owner: sum(known.owner, growth),
+            ..known
+        };
+        map.put(Space::GraphExec, key(exec, device), entry);
     }
 }
 
 /// A launch of a graph with memory nodes.
 #[derive(Clone, Copy)]
 pub(crate) struct Launching {
-    charge: Option<Charge>,
     exec: u64,
-    device: usize,
-    trims: u32,
+    set: u32,
+    taken: Taken,
+    stream: u16,
+    keeps: bool,
 }
 
-/// A graph whose memory is there already asks for none.
-pub(crate) fn before_launch(call: &str, exec: CuGraphExec) -> Verdict<Launching> {
+/// What a graph was launched in, short enough to be kept beside it.
+fn fold(stream: u64) -> u16 {
+    let folded = stream ^ stream >> 16 ^ stream >> 32 ^ stream >> 48;
+    u16::try_from(folded & 0xffff).unwrap_or(0)
+}
+
+/// Differs when a graph that was launched before may have lost its memory to others.
+fn mark(memory: &GraphMemory, keeps: bool) -> u32 {
+    // Relaxed: a trim at the same time is the host's own race, and is settled.
+    let trims = memory.trims.load(Ordering::Relaxed);
+    let frees = if keeps {
+        // Relaxed: as above.
+        memory.frees.load(Ordering::Relaxed)
+    } else {
+        0
+    };
+    trims.wrapping_add(frees).wrapping_add(1).max(1)
+}
+
+/// Before a launch or an upload. A stream that captures only records it.
+pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdict<Launching> {
     if !any() {
         return Verdict::Pass;
     }
     let books = books!(Launch);
     let exec = exec as u64;
-    let Some(entry) = books.ledger().map.get(Space::GraphExec, exec) else {
+    let map = &books.ledger().map;
+    let Some(head) = map.get(Space::GraphExec, exec) else {
         return Verdict::Pass;
     };
-    let device = usize::from(entry.device);
-    let Some(memory) = books.ledger().graphs.get(device) else {
-        return Verdict::Pass;
-    };
-    // Relaxed: a trim at the same time is the host's own race, and is settled.
-    let trims = memory.trims.load(Ordering::Relaxed);
-    if entry.maps == trims + 1 {
+    if query::relaxed(|| query::is_capturing(query::stream(stream))) {
         return Verdict::Pass;
     }
-    let launching = Launching {
-        charge: None,
+    let mut launching = Launching {
         exec,
-        device,
-        trims,
+        set: head.maps,
+        taken: Taken::default(),
+        stream: fold(stream),
+        keeps: head.what == KEEPS,
     };
-    match books.try_reserve(device, pools::grown_by(entry.bytes)) {
-        Ok(charge) => Verdict::Call(Launching {
-            charge: Some(charge),
-            ..launching
-        }),
-        Err(refusal) => {
-            // Graphs that do not run at the same time use the same memory: is there enough of it?
-            // Relaxed: an estimate; it is settled after the call.
-            if memory.charged.load(Ordering::Relaxed) >= entry.bytes {
-                return Verdict::Call(launching);
-            }
-            Verdict::Refuse(books.refuse(call, device, &refusal))
+    for device in devices(head.maps) {
+        let Some(entry) = map.get(Space::GraphExec, key(exec, device)) else {
+            continue;
+        };
+        let Some(memory) = books.ledger().graphs.get(device) else {
+            continue;
+        };
+        // In the same stream the driver leaves the graph's memory where it was.
+        let is_mapped =
+            entry.maps == mark(memory, launching.keeps) && entry.handles == launching.stream;
+        let wanted = (entry.bytes, entry.owner);
+        if let Err(result) = launching
+            .taken
+            .take(&books, call, device, wanted, is_mapped)
+        {
+            launching.give_back(&books);
+            return Verdict::Refuse(result);
         }
+    }
+    Verdict::Call(launching)
+}
+
+impl Launching {
+    fn give_back(&self, books: &Books) -> u32 {
+        let map = &books.ledger().map;
+        self.taken.give_back(books, self.set, |device| {
+            map.get(Space::GraphExec, key(self.exec, device))
+                .map_or((0, 0), |entry| (entry.bytes, entry.owner))
+        })
     }
 }
 
 pub(crate) fn after_launch(launching: Launching, result: CuResult) {
     let Some(books) = books::opened() else { return };
-    settle(&books, launching.device);
-    if let Some(charge) = launching.charge {
-        books.refund(charge);
+    let grown = launching.give_back(&books);
+    if result != CuResult::SUCCESS {
+        return;
     }
-    if result == CuResult::SUCCESS {
-        let there = |entry: &mut Entry| {
-            entry.maps = launching.trims + 1;
-            (Then::Keep, ())
-        };
-        books
-            .ledger()
-            .map
-            .change(Space::GraphExec, launching.exec, there);
+    let Launching {
+        exec,
+        set,
+        keeps,
+        stream,
+        ..
+    } = launching;
+    mark_mapped(&books, exec, set, keeps, stream);
+    for device in devices(grown) {
+        if let Some(over) = books.above_limit(device) {
+            // It cannot be undone: what graphs do not use goes back, and nothing else is given until
+            // the books are within the limit.
+            relieve(&books, device);
+            let _recorded = books.refuse("a graph's launch", device, &over);
+        }
     }
 }
 
-/// What the device's graphs hold now is what they are charged.
-fn settle(books: &Books, device: usize) {
-    let Some(memory) = books.ledger().graphs.get(device) else {
+/// What the device's graphs do not use goes back.
+fn relieve(books: &Books, device: usize) {
+    if let Some(memory) = books.ledger().graphs.get(device)
+        && let Some(ordinal) = ordinal(books, memory, device)
+    {
+        query::relaxed(|| query::trim_graphs(ordinal));
+        // Relaxed: only has to differ.
+        memory.trims.fetch_add(1, Ordering::Relaxed);
+    }
+    settle(books, device);
+}
+
+/// What the device's graphs hold now is what they are charged. Answers what they were charged before;
+/// `None`: the driver does not say what they hold.
+pub(crate) fn settle(books: &Books, device: usize) -> Option<u64> {
+    if !any() {
+        return None;
+    }
+    let memory = books.ledger().graphs.get(device)?;
+    let _held = memory.lock.hold()?;
+    let ordinal = ordinal(books, memory, device)?;
+    let holds = query::relaxed(|| query::graph_reserved(ordinal))?;
+    let now = lock::milliseconds().unsigned_abs();
+    let is = holds.saturating_add(memory.advanced.bytes(now));
+    // Relaxed: under the lock.
+    let was = memory.charged.swap(is, Ordering::Relaxed);
+    if was != is {
+        books.container.region.adjust(device, Kind::Buffer, was, is);
+    }
+    Some(was)
+}
+
+/// A pointer that is in no books of ours is freed: is it a graph's? Then the graph's next launch takes
+/// memory again.
+pub(crate) fn freed_outside(books: &Books, address: u64) {
+    if !any()
+        || books
+            .ledger()
+            .map
+            .take(Space::GraphMemory, address)
+            .is_none()
+    {
         return;
-    };
-    let Some(_held) = memory.lock.hold() else {
-        return;
-    };
-    // Relaxed: under the lock, as below.
-    let Some(ordinal) = memory.ordinal.load(Ordering::Relaxed).checked_sub(1) else {
-        return;
-    };
-    let Ok(ordinal) = i32::try_from(ordinal) else {
-        return;
-    };
-    let Some(holds) = query::relaxed(|| query::graph_bytes(ordinal)) else {
-        return;
-    };
-    let was = memory.charged.swap(holds, Ordering::Relaxed);
-    if was != holds {
-        books
-            .container
-            .region
-            .adjust(device, Kind::Buffer, was, holds);
+    }
+    for memory in &books.ledger().graphs {
+        // Relaxed: only has to differ.
+        memory.frees.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -223,8 +765,14 @@ pub(crate) fn after_destroy(result: CuResult, exec: CuGraphExec) {
         return;
     }
     let Some(books) = books::opened() else { return };
-    if let Some(entry) = books.ledger().map.take(Space::GraphExec, exec as u64) {
-        settle(&books, usize::from(entry.device));
+    let exec = exec as u64;
+    let map = &books.ledger().map;
+    let Some(head) = map.take(Space::GraphExec, exec) else {
+        return;
+    };
+    for device in devices(head.maps) {
+        map.take(Space::GraphExec, key(exec, device));
+        settle(&books, device);
     }
 }
 
@@ -239,5 +787,30 @@ pub(crate) fn after_change(result: CuResult) {
         if memory.charged.load(Ordering::Relaxed) > 0 {
             settle(&books, device);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_graph_has_a_place_for_itself_and_for_each_device() {
+        let exec = 0x7fff_1234_5670;
+        let mut keys: Vec<u64> = (0..MAX_DEVICES).map(|device| key(exec, device)).collect();
+        keys.push(exec);
+        keys.sort_unstable();
+        keys.dedup();
+
+        assert_eq!(keys.len(), MAX_DEVICES + 1);
+    }
+
+    #[test]
+    fn a_set_names_its_devices() {
+        assert_eq!(devices(0).count(), 0);
+        assert_eq!(
+            devices(0b1000_0000_0000_0101).collect::<Vec<_>>(),
+            [0, 2, 15]
+        );
     }
 }

@@ -151,10 +151,10 @@ fn watch(thread: &Thread) {
 unsafe extern "C" fn at_thread_end(_value: *mut c_void) {
     surround(|| {
         thread(|thread| {
-            // What was reserved before this frame was entered is nobody's any more.
+            // No call of this thread is under way any more.
             if thread.pending_mark.replace(0) != 0 {
                 // SAFETY: written before the mark was.
-                container::refund(unsafe { thread.pending.get().assume_init() });
+                container::keep_left_behind(unsafe { thread.pending.get().assume_init() });
             }
             thread.is_watched.set(0);
             compute::thread_ends();
@@ -169,15 +169,16 @@ pub(crate) fn settle_pending() {
 }
 
 /// A charge whose call was left by a jump or an exception: this call stands no deeper on the stack
-/// than that one did, so it is not called by it.
+/// than that one did, so it is not called by it. Whether the driver gave what was asked before the
+/// jump is not known, so the charge is to be kept until it is measured.
 #[inline(always)]
-pub(crate) fn refund_left_behind(refund: impl FnOnce(Charge)) {
+pub(crate) fn take_left_behind(keep: impl FnOnce(Charge)) {
     thread(|thread| {
         let mark = thread.pending_mark.get();
         if mark != 0 && thread.inside.get() >= mark {
             thread.pending_mark.set(0);
             // SAFETY: written before the mark was.
-            refund(unsafe { thread.pending.get().assume_init() });
+            keep(unsafe { thread.pending.get().assume_init() });
         }
     });
 }

@@ -5,14 +5,22 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use vgpu_abi::layout::MAX_DEVICES;
-use vgpu_abi::region::Kind;
+use vgpu_abi::region::{Charge, Kind};
 
 use crate::container::Container;
+use crate::growing::{self, Growing};
+use crate::leaving::Leaving;
 use crate::lock::{self, Lock};
 use crate::map::Map;
+use crate::room::Promised;
 
-/// Pools with books of their own; allocations from further ones are charged one by one.
-pub(crate) const MAX_POOLS: usize = 64;
+/// A chore that waits (`Ledger::chores`): memory that was freed in the order of a stream.
+pub(crate) const CHORE_LEAVING: u32 = 1;
+/// A chore that waits: pools that their owner has destroyed while they held memory.
+pub(crate) const CHORE_POOLS: u32 = 2;
+/// A chore that waits: what a call took that was left by a jump is to be measured. From this bit on
+/// there is one for each device.
+const CHORE_MEASURE: u32 = 1 << 16;
 
 /// See the module's text. All zeros is an empty one.
 #[repr(C)]
@@ -26,13 +34,17 @@ pub(crate) struct Ledger {
     /// What contexts and modules were charged, by device.
     overhead: [Overhead; MAX_DEVICES],
     /// Memory pools.
-    pub(crate) pools: [Pool; MAX_POOLS],
+    pub(crate) pools: Growing<Pool>,
     /// Held while a pool is entered into `pools`.
     pub(crate) pools_lock: Lock,
     /// Pools that have something charged; 0 means that no synchronisation needs a look.
     pub(crate) pools_in_use: AtomicU32,
     /// Memory of graphs, by device.
     pub(crate) graphs: [GraphMemory; MAX_DEVICES],
+    /// What streams free.
+    pub(crate) leaving: Leaving,
+    /// What is to be looked at before room is given next; 0: nothing.
+    chores: AtomicU32,
 }
 
 #[repr(C)]
@@ -73,15 +85,18 @@ pub(crate) struct Pool {
     pub(crate) handle: AtomicU64,
     /// Held while it is settled.
     pub(crate) lock: Lock,
-    /// Region index of its device.
+    /// Region index of its device, or what else it is (`pools.rs`).
     pub(crate) device: AtomicU32,
     /// What is charged for it, bytes.
     pub(crate) charged: AtomicU64,
-    /// What is given out of it, bytes.
-    pub(crate) given: AtomicU64,
-    /// Its owner has destroyed it: it cannot be asked any more, and goes with its last allocation.
-    pub(crate) destroyed: AtomicU32,
+    /// Of the room that the driver says it has, what calls under way were promised.
+    pub(crate) promised: Promised,
+    /// Its owner has destroyed it, while it held memory: the driver's pool goes when it is empty.
+    pub(crate) is_going: AtomicU32,
 }
+
+// SAFETY: atomics only, of which zeros are values; handle 0 is an unused place.
+unsafe impl growing::Place for Pool {}
 
 /// What the graphs of a device hold.
 #[repr(C)]
@@ -90,10 +105,19 @@ pub(crate) struct GraphMemory {
     pub(crate) lock: Lock,
     /// The driver's ordinal of the device, plus one.
     pub(crate) ordinal: AtomicU32,
-    /// What is charged for it, bytes.
+    /// What is charged for it, bytes. Beside what the driver holds, what launches under way have
+    /// reserved in `advanced`.
     pub(crate) charged: AtomicU64,
-    /// Raised when memory was given back: graphs must reserve again.
+    /// Confirmed ahead of the driver's figure, for launches under way that use several devices.
+    pub(crate) advanced: Promised,
+    /// Of the room that the driver says there is, what launches under way were promised.
+    pub(crate) promised: Promised,
+    /// Raised when memory was given back: a graph that was launched before may have none any more.
     pub(crate) trims: AtomicU32,
+    /// Not 0: the driver's figure of what is in use leaves out what idle graphs have.
+    pub(crate) counts_live: AtomicU32,
+    /// Raised when memory of a graph was freed outside it.
+    pub(crate) frees: AtomicU32,
 }
 
 /// What contexts and modules are charged as.
@@ -124,6 +148,56 @@ impl Overhead {
 }
 
 impl Ledger {
+    /// Is there anything to be looked at before room is given?
+    #[inline(always)]
+    pub(crate) fn has_chores(&self) -> bool {
+        // Relaxed: only says that a look is worth while.
+        self.chores.load(Ordering::Relaxed) != 0
+    }
+
+    /// Is this one of them?
+    #[inline]
+    pub(crate) fn has_chore(&self, chore: u32) -> bool {
+        // Relaxed: only says that a look is worth while.
+        self.chores.load(Ordering::Relaxed) & chore != 0
+    }
+
+    pub(crate) fn set_chore(&self, chore: u32) {
+        // Relaxed: only says that a look is worth while.
+        self.chores.fetch_or(chore, Ordering::Relaxed);
+    }
+
+    pub(crate) fn clear_chore(&self, chore: u32) {
+        // Relaxed: only says that a look is worth while.
+        self.chores.fetch_and(!chore, Ordering::Relaxed);
+    }
+
+    /// A call was left by a jump, an exception or a cancellation. The driver may have given what was
+    /// asked, so the charge stays, as overhead, until a measurement says what is there.
+    pub(crate) fn keep_left_behind(&self, container: &Container, charge: Charge) {
+        let device = charge.device();
+        if charge.is_beyond() {
+            // Nothing measures managed memory.
+            return container.region.confirm(charge, Kind::Buffer);
+        }
+        container.region.confirm(charge, Kind::Context);
+        if let Some(overhead) = self.overhead.get(device) {
+            // Relaxed: a sum that guards no other memory.
+            overhead
+                .context_bytes
+                .fetch_add(charge.bytes(), Ordering::Relaxed);
+            self.set_chore(CHORE_MEASURE << device);
+        }
+    }
+
+    /// A device of which something was left behind since it was last asked.
+    pub(crate) fn take_unmeasured(&self) -> Option<usize> {
+        let chores = self.chores.load(Ordering::Relaxed) / CHORE_MEASURE;
+        let device = (chores != 0).then(|| chores.trailing_zeros() as usize)?;
+        self.clear_chore(CHORE_MEASURE << device);
+        Some(device)
+    }
+
     /// The region was charged this much for a context or a module.
     pub(crate) fn add_overhead(&self, device: usize, part: Part, bytes: u64) {
         let Some(overhead) = self.overhead.get(device) else {

@@ -114,6 +114,22 @@ fn pause(looks: u32) {
     };
 }
 
+/// Half a millisecond, in which others run.
+pub(crate) fn nap() {
+    let nap = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 500_000,
+    };
+    // SAFETY: reads one timespec; what is left of the time is of no interest.
+    unsafe {
+        libc::syscall(
+            libc::SYS_nanosleep,
+            &raw const nap,
+            core::ptr::null::<libc::timespec>(),
+        )
+    };
+}
+
 /// A lock whose holder may have been left behind by a fork: it names the process that holds it. For
 /// memory that no fork wipes, and for what happens once.
 pub(crate) struct ProcessLock(AtomicU32);

@@ -39,6 +39,8 @@ pub(crate) enum Space {
     Green = 11,
     /// As `SharedKey`, of a memory handle.
     HandleKey = 12,
+    /// Memory of a graph that may outlive the launch.
+    GraphMemory = 13,
 }
 
 /// What is known of a key.
@@ -197,14 +199,25 @@ fn space_of(key: u64) -> Option<Space> {
     SPACES.into_iter().find(|&space| space as u64 == key >> 56)
 }
 
-const SPACES: [Space; 12] = {
+const SPACES: [Space; 13] = {
     use Space::{
-        Array, Context, External, GraphExec, Green, Handle, HandleKey, Mapping, Module, Multicast,
-        Pointer, SharedKey,
+        Array, Context, External, GraphExec, GraphMemory, Green, Handle, HandleKey, Mapping,
+        Module, Multicast, Pointer, SharedKey,
     };
     [
-        Pointer, Handle, Mapping, Array, Module, Context, GraphExec, SharedKey, Multicast,
-        External, Green, HandleKey,
+        Pointer,
+        Handle,
+        Mapping,
+        Array,
+        Module,
+        Context,
+        GraphExec,
+        SharedKey,
+        Multicast,
+        External,
+        Green,
+        HandleKey,
+        GraphMemory,
     ]
 };
 

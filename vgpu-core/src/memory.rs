@@ -12,19 +12,19 @@ use vgpu_abi::region::{Charge, Kind, SharedKey};
 
 use crate::books::{self, Books, Place, books, size, taken};
 use crate::border;
+use crate::graphs;
 use crate::guest::Verdict;
+use crate::leaving;
 use crate::log::line;
 use crate::map::{Entry, Space};
-use crate::pools;
 use crate::query;
 
 /// What a pointer is charged as (`Entry::what`).
 pub(crate) mod what {
     /// A charge of its own.
     pub(crate) const OWN: u8 = 0;
-    /// Out of a pool with books of its own; `owner` is the pool's place.
-    pub(crate) const POOL: u8 = 1;
-    /// Out of a pool without: a charge of its own, which no context takes along.
+    /// Out of a pool that cannot be asked what it holds: a charge of its own, which no context takes
+    /// along.
     pub(crate) const LOOSE: u8 = 2;
     /// In the shared table, exported from here; `owner` is the context.
     pub(crate) const SHARED: u8 = 3;
@@ -319,7 +319,10 @@ pub(crate) fn is_freed_plainly(leaving: Leaving) -> bool {
 fn leaving(books: &Books, space: Space, number: u64) -> Verdict<Leaving> {
     match books.ledger().map.take(space, number) {
         Some(entry) => Verdict::Call(Leaving { number, entry }),
-        None => Verdict::Pass,
+        None => {
+            graphs::freed_outside(books, number);
+            Verdict::Pass
+        }
     }
 }
 
@@ -334,11 +337,32 @@ pub(crate) fn after_free(leaving: Leaving, result: CuResult) {
     }
 }
 
+/// The driver takes it back when the stream gets there: until then it stays charged. A capture only
+/// records the free, so nothing is freed there.
+pub(crate) fn after_free_async(leaving: Leaving, result: CuResult, stream: CuStream) {
+    let Some(books) = books::opened() else { return };
+    let Leaving { number, entry } = leaving;
+    if result != CuResult::SUCCESS || query::relaxed(|| query::is_capturing(stream)) {
+        books.ledger().map.put(Space::Pointer, number, entry);
+        return;
+    }
+    match entry.what {
+        // What has no books went to its pool, and `PAGED` was freed at once.
+        what::PAGED => forget(&books, number, &entry),
+        what::SHARED | what::OPENED => {
+            if let Some(key) = books.ledger().map.take(Space::SharedKey, number) {
+                let key = SharedKey([key.bytes, key.owner]);
+                leaving::leave(&books, &entry, Some(key), stream);
+            }
+        }
+        _ => leaving::leave(&books, &entry, None, stream),
+    }
+}
+
 /// The driver has taken it back.
 fn forget(books: &Books, number: u64, entry: &Entry) {
     let device = usize::from(entry.device);
     match entry.what {
-        what::POOL => pools::given_back(books, entry),
         what::SHARED | what::OPENED => {
             if let Some(key) = books.ledger().map.take(Space::SharedKey, number) {
                 unhold(books, SharedKey([key.bytes, key.owner]));
@@ -427,7 +451,7 @@ pub(crate) fn after_attributes(
     }
 }
 
-fn unhold(books: &Books, key: SharedKey) {
+pub(crate) fn unhold(books: &Books, key: SharedKey) {
     if let Err(error) = books.container.region.unhold(key) {
         line!(Warn, "a shared object stays charged: {error}");
     }

@@ -1,36 +1,47 @@
 //! Rules: stream-ordered memory. A pool grows in chunks and shrinks when it likes, so what is charged
-//! is what the pool holds: a chunk is reserved before the call, the pool is settled after it and at
-//! every synchronisation. What is captured is a graph's (`graphs.rs`). Nothing is held across the
-//! driver's call.
+//! is what the driver says the pool holds: a chunk is reserved before the call, the pool is settled
+//! after it and at every synchronisation. What is freed gives room when the driver says so. What is
+//! captured is a graph's (`graphs.rs`).
 
 use core::sync::atomic::Ordering;
 
-use cuda_api::{CuDevicePtr, CuMemPoolProps, CuMemoryPool, CuResult, CuStream};
-use vgpu_abi::region::{Charge, Kind};
+use cuda_api::{
+    CuDevice, CuDevicePtr, CuMemLocation, CuMemPoolProps, CuMemoryPool, CuResult, CuStream,
+};
+use vgpu_abi::region::{Charge, Kind, Refusal, Why};
 
-use crate::books::{self, Books, Place, books, mapped, size};
+use crate::books::{self, Books, Place, books, size};
 use crate::border;
 use crate::container::Device;
 use crate::graphs;
 use crate::guest::Verdict;
-use crate::ledger::Pool;
-use crate::lock::Held;
+use crate::leaving;
+use crate::ledger::{CHORE_LEAVING, CHORE_POOLS, Pool};
+use crate::lock::{self, Held};
+use crate::log::line;
 use crate::map::{Entry, Space};
 use crate::memory::what;
 use crate::query;
+use crate::room::{self, Lies};
 
-/// Pools grow by this much, or by a bigger request.
-const CHUNK: u64 = 32 << 20;
-
-/// A handle that no pool has: a destroyed one whose last allocation is still out.
+/// A handle that no pool has: its place is being given back.
 const DEAD: u64 = 1;
 
-/// A pool that is not a device's (host memory): never charged.
+/// `Pool::device` of a pool without books: memory of the host, or of a device without a limit.
 const NO_DEVICE: u32 = u32::MAX;
+/// Of a pool on a device that is found out at the first allocation: that of the stream.
+const HERE: u32 = u32::MAX - 1;
+/// Of a pool on a device that the container may not use.
+const DENIED: u32 = u32::MAX - 2;
+/// Of another process's pool, which is that one's to account for.
+const IMPORTED: u32 = u32::MAX - 3;
 
-/// What a pool takes for a request that it has no room for.
-pub(crate) fn grown_by(bytes: u64) -> u64 {
-    if bytes <= CHUNK { CHUNK } else { mapped(bytes) }
+/// The stream of a call whose default stream is the thread's own.
+pub(crate) fn per_thread(stream: CuStream) -> CuStream {
+    if stream.is_null() {
+        return core::ptr::without_provenance_mut(2);
+    }
+    stream
 }
 
 /// An allocation out of a pool.
@@ -39,8 +50,8 @@ pub(crate) struct Drawing {
     /// `None`: the container has no room for a chunk, but the pool has some for the request.
     charge: Option<Charge>,
     device: usize,
-    /// The pool's place; `None`: there are more pools than we keep books of.
-    pool: Option<usize>,
+    /// `None`: the pool cannot be asked what it holds.
+    pool: Option<&'static Pool>,
     bytes: u64,
 }
 
@@ -69,31 +80,47 @@ pub(crate) fn before_alloc(
         graphs::note_memory_node(&books);
         return Verdict::Pass;
     }
+    let bytes = size(bytes);
     match source {
         Source::Nobody => Verdict::Pass,
         Source::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
-        Source::Pool { device, pool } => draw(&books, call, device, pool, size(bytes)),
+        Source::Gone => Verdict::Refuse(CuResult::INVALID_VALUE),
+        Source::Pool { device, pool } => draw(&books, call, device, pool, bytes),
+        Source::Apart(device) => draw_apart(&books, call, device, bytes),
+        Source::NoBooks(device) => {
+            line!(Error, "{call}: no memory for the books of a pool");
+            let refusal = Refusal {
+                limit: books.process.memory_limit(books.container, device),
+                used: books.container.region.used(device),
+                asked: bytes,
+                why: Why::Closed,
+            };
+            Verdict::Refuse(books.refuse(call, device, &refusal))
+        }
     }
 }
 
 enum Source {
-    Pool { device: usize, pool: Option<usize> },
+    /// A pool that can be asked what it holds.
+    Pool { device: usize, pool: &'static Pool },
+    /// Memory of a pool that cannot: each allocation is charged by itself.
+    Apart(usize),
+    /// Where nobody counts.
     Nobody,
+    /// A device that the container may not use.
     Denied,
+    /// A pool that its owner has destroyed.
+    Gone,
+    /// Its books cannot begin.
+    NoBooks(usize),
 }
 
 fn source_of(books: &Books, pool: Option<CuMemoryPool>, stream: CuStream) -> Source {
-    if let Some(pool) = pool
-        && let Some((place, known)) = find(books, pool as u64)
+    if let Some(handle) = pool
+        && let Some(known) = find(books, handle as u64)
+        && let Some(source) = source(known)
     {
-        // Relaxed: written before the handle.
-        return match known.device.load(Ordering::Relaxed) {
-            NO_DEVICE => Source::Nobody,
-            device => Source::Pool {
-                device: device as usize,
-                pool: Some(place),
-            },
-        };
+        return source;
     }
     let Some(context) = query::stream_context(stream) else {
         return Source::Nobody;
@@ -103,88 +130,212 @@ fn source_of(books: &Books, pool: Option<CuMemoryPool>, stream: CuStream) -> Sou
         Place::Elsewhere => return Source::Nobody,
         Place::Denied => return Source::Denied,
     };
-    let handle = pool
-        .map(|pool| pool as u64)
-        .or_else(|| query::context_ordinal(context).and_then(query::device_pool));
-    let Some(handle) = handle else {
-        return Source::Pool { device, pool: None };
+    let known = match pool {
+        Some(handle) => {
+            let handle = handle as u64;
+            match find(books, handle) {
+                Some(known) => Some(known),
+                // What is no pool the driver refuses itself.
+                None if query::pool_reserved(handle).is_none() => return Source::Nobody,
+                None => {
+                    let whose = whose(books, handle, device);
+                    enter(books, handle, whose)
+                }
+            }
+        }
+        None => {
+            let handle = query::context_ordinal(context).and_then(query::device_pool);
+            let Some(handle) = handle else {
+                return Source::Apart(device);
+            };
+            find(books, handle).or_else(|| enter(books, handle, region_index(device)))
+        }
     };
-    let pool = find(books, handle)
-        .map(|(place, _)| place)
-        .or_else(|| enter(books, handle, u32::try_from(device).unwrap_or(NO_DEVICE)));
-    Source::Pool { device, pool }
-}
-
-fn find(books: &Books, handle: u64) -> Option<(usize, &'static Pool)> {
-    books.ledger().pools.iter().enumerate().find(|(_, pool)| {
-        // Acquire: the other words were written before the handle.
-        pool.handle.load(Ordering::Acquire) == handle
+    let Some(known) = known else {
+        return Source::NoBooks(device);
+    };
+    source(known).unwrap_or_else(|| {
+        settle_down(books, known, device);
+        Source::Pool {
+            device,
+            pool: known,
+        }
     })
 }
 
-/// Begins books of a pool.
-fn enter(books: &Books, handle: u64, device: u32) -> Option<usize> {
+/// What a pool is; `None`: on the stream's device.
+fn source(known: &'static Pool) -> Option<Source> {
+    // Relaxed: written before the handle.
+    if known.is_going.load(Ordering::Relaxed) != 0 {
+        return Some(Source::Gone);
+    }
+    match known.device.load(Ordering::Relaxed) {
+        NO_DEVICE => Some(Source::Nobody),
+        DENIED => Some(Source::Denied),
+        HERE | IMPORTED => None,
+        device => Some(Source::Pool {
+            device: device as usize,
+            pool: known,
+        }),
+    }
+}
+
+/// A pool whose device was not known lies on this one from here on.
+fn settle_down(books: &Books, known: &Pool, device: usize) {
+    // Relaxed: the word says all.
+    let found = known.device.compare_exchange(
+        HERE,
+        region_index(device),
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    );
+    if found.is_ok() {
+        // Relaxed: only says that a look is worth while.
+        books.ledger().pools_in_use.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn region_index(device: usize) -> u32 {
+    u32::try_from(device).unwrap_or(NO_DEVICE)
+}
+
+/// Whose a pool is that nobody saw being made: what the driver says of it, else the device whose own it
+/// is, else that of the stream.
+fn whose(books: &Books, handle: u64, device: usize) -> u32 {
+    if let Some((location, kind)) = query::pool_location(handle) {
+        return at(books, location, kind);
+    }
+    if query::is_host_pool(handle) {
+        return NO_DEVICE;
+    }
+    let count = query::device_count().unwrap_or(0);
+    let own = (0..count).find(|&ordinal| {
+        query::default_pool(ordinal) == Some(handle) || query::device_pool(ordinal) == Some(handle)
+    });
+    own.map_or(region_index(device), |ordinal| on(books, ordinal))
+}
+
+/// What stands in `Pool::device` for a location.
+fn at(books: &Books, location: CuMemLocation, kind: u32) -> u32 {
+    if room::is_unknown(location.kind) {
+        line!(
+            Warn,
+            "a pool at a location of type {}, which is not known here: counted as memory of the current context's device",
+            location.kind
+        );
+    }
+    match room::lies(location.kind, location.id, kind) {
+        Lies::On(ordinal) => on(books, ordinal),
+        Lies::OnHost => NO_DEVICE,
+        Lies::Here => match books.here() {
+            Place::Device { device, .. } => region_index(device),
+            Place::Elsewhere => HERE,
+            Place::Denied => DENIED,
+        },
+    }
+}
+
+fn on(books: &Books, ordinal: i32) -> u32 {
+    match books.process.device(books.container, ordinal) {
+        Device::Limited(device) => region_index(device),
+        Device::Unlimited => NO_DEVICE,
+        Device::Denied => DENIED,
+    }
+}
+
+fn find(books: &Books, handle: u64) -> Option<&'static Pool> {
+    books
+        .ledger()
+        .pools
+        .iter()
+        // Acquire: the other words were written before the handle.
+        .find(|pool| pool.handle.load(Ordering::Acquire) == handle)
+}
+
+/// Begins books of a pool. `None`: there is no memory for them.
+fn enter(books: &Books, handle: u64, device: u32) -> Option<&'static Pool> {
     let ledger = books.ledger();
     let _held = ledger.pools_lock.hold()?;
-    if let Some((place, _)) = find(books, handle) {
-        return Some(place);
+    if let Some(known) = find(books, handle) {
+        return Some(known);
     }
-    let (place, pool) = find(books, 0)?;
+    let pool = match find(books, 0) {
+        Some(free) => free,
+        None if ledger.pools.grow() => find(books, 0)?,
+        None => return None,
+    };
     // Relaxed: the handle publishes them.
     pool.device.store(device, Ordering::Relaxed);
     pool.charged.store(0, Ordering::Relaxed);
-    pool.given.store(0, Ordering::Relaxed);
-    pool.destroyed.store(0, Ordering::Relaxed);
+    pool.is_going.store(0, Ordering::Relaxed);
     // Release: whoever sees the handle sees the rest.
     pool.handle.store(handle, Ordering::Release);
-    if device != NO_DEVICE {
+    if has_books(device) {
         // Relaxed: only says that a look is worth while.
         ledger.pools_in_use.fetch_add(1, Ordering::Relaxed);
     }
-    Some(place)
+    Some(pool)
+}
+
+/// Is it the region's index of a device?
+fn has_books(device: u32) -> bool {
+    device < IMPORTED
 }
 
 fn draw(
     books: &Books,
     call: &str,
     device: usize,
-    pool: Option<usize>,
+    pool: &'static Pool,
     bytes: u64,
 ) -> Verdict<Drawing> {
-    let Some(place) = pool else {
-        return match books.reserve(call, device, books::taken(bytes)) {
-            Ok(charge) => Verdict::Call(Drawing {
-                charge: Some(charge),
-                device,
-                pool,
-                bytes,
-            }),
-            Err(result) => Verdict::Refuse(result),
-        };
+    let drawing = |charge| {
+        Verdict::Call(Drawing {
+            charge,
+            device,
+            pool: Some(pool),
+            bytes,
+        })
     };
-    match books.try_reserve(device, grown_by(bytes)) {
+    match books.try_reserve(device, room::grown_by(bytes)) {
+        Ok(charge) => drawing(Some(charge)),
+        Err(refusal) if room::may_pass_without_growth(&refusal) && promise(pool, bytes) => {
+            drawing(None)
+        }
+        Err(refusal) => Verdict::Refuse(books.refuse(call, device, &refusal)),
+    }
+}
+
+/// Has the pool room for so much, by the driver's word and beside what was promised to others? Then it
+/// is promised to this call.
+fn promise(pool: &Pool, bytes: u64) -> bool {
+    let Some(_held) = pool.lock.hold_briefly() else {
+        return false;
+    };
+    // Acquire: as in `find`.
+    let handle = pool.handle.load(Ordering::Acquire);
+    let Some(figures) = query::relaxed(|| query::pool_figures(handle)) else {
+        return false;
+    };
+    let now = lock::milliseconds().unsigned_abs();
+    let bytes = books::taken(bytes);
+    let fits = figures.have_room(bytes, pool.promised.bytes(now));
+    if fits {
+        pool.promised.add(now, bytes);
+    }
+    fits
+}
+
+/// An allocation with a charge of its own.
+fn draw_apart(books: &Books, call: &str, device: usize, bytes: u64) -> Verdict<Drawing> {
+    match books.reserve(call, device, books::taken(bytes)) {
         Ok(charge) => Verdict::Call(Drawing {
             charge: Some(charge),
             device,
-            pool,
+            pool: None,
             bytes,
         }),
-        Err(refusal) => {
-            let room = books.ledger().pools.get(place).is_some_and(|pool| {
-                // Relaxed: an estimate; the pool is settled after the call.
-                let charged = pool.charged.load(Ordering::Relaxed);
-                charged.saturating_sub(pool.given.load(Ordering::Relaxed)) >= bytes
-            });
-            if room {
-                return Verdict::Call(Drawing {
-                    charge: None,
-                    device,
-                    pool,
-                    bytes,
-                });
-            }
-            Verdict::Refuse(books.refuse(call, device, &refusal))
-        }
+        Err(result) => Verdict::Refuse(result),
     }
 }
 
@@ -196,124 +347,89 @@ pub(crate) fn after_alloc(
     stream: CuStream,
 ) -> Option<CuResult> {
     let books = books::opened()?;
-    let Drawing {
-        charge,
-        device,
-        pool,
-        bytes,
-    } = drawing;
     let given = border::read(out).filter(|_| result == CuResult::SUCCESS);
+    let Some(pool) = drawing.pool else {
+        after_alloc_apart(&books, &drawing, given);
+        return None;
+    };
+    if drawing.charge.is_none()
+        && let Some(_held) = pool.lock.hold()
+    {
+        pool.promised.take_back(books::taken(drawing.bytes));
+    }
     let Some(pointer) = given else {
-        if let Some(charge) = charge {
+        if let Some(charge) = drawing.charge {
             books.refund(charge);
         }
         return None;
-    };
-    let entry = Entry {
-        bytes,
-        device: u8::try_from(device).unwrap_or(u8::MAX),
-        ..Entry::default()
-    };
-    let Some((place, known)) = pool.and_then(|at| Some((at, books.ledger().pools.get(at)?))) else {
-        let charge = charge?;
-        books.confirm(charge, Kind::Buffer);
-        let loose = Entry {
-            bytes: charge.bytes(),
-            what: what::LOOSE,
-            ..entry
-        };
-        books.ledger().map.put(Space::Pointer, pointer.0, loose);
-        return None;
-    };
-    // Relaxed: a sum that guards no other memory.
-    known.given.fetch_add(bytes, Ordering::Relaxed);
-    let entry = Entry {
-        owner: place as u64,
-        what: what::POOL,
-        ..entry
-    };
-    books.ledger().map.put(Space::Pointer, pointer.0, entry);
-    let Some(charge) = charge else {
-        return keep_or_undo(&books, call, known, &entry, pointer, stream);
     };
     // What the pool grew by is charged before what was reserved for it is given back.
-    settle(&books, known);
-    books.refund(charge);
-    None
-}
-
-/// The pool was thought to have room. If it has grown all the same, and the container has no room
-/// for that, the allocation goes back.
-fn keep_or_undo(
-    books: &Books,
-    call: &str,
-    pool: &Pool,
-    entry: &Entry,
-    pointer: CuDevicePtr,
-    stream: CuStream,
-) -> Option<CuResult> {
-    // Relaxed: an estimate, as before.
-    let charged = pool.charged.load(Ordering::Relaxed);
-    let handle = pool.handle.load(Ordering::Relaxed);
-    let holds = query::relaxed(|| query::pool_bytes(handle, query::POOL_RESERVED))?;
-    if holds <= charged {
-        settle(books, pool);
+    let before = settle(&books, pool);
+    let reserved = drawing.charge.map_or(0, |charge| charge.bytes());
+    match (before, drawing.charge) {
+        (Some(_), Some(charge)) => books.refund(charge),
+        (None, Some(charge)) => {
+            // The driver does not say what the pool holds: it holds what was reserved.
+            books.confirm(charge, Kind::Buffer);
+            // Relaxed: a sum that guards no other memory.
+            pool.charged.fetch_add(reserved, Ordering::Relaxed);
+        }
+        (_, None) => {}
+    }
+    let was = before?;
+    // Relaxed: a figure of the moment.
+    let is = pool.charged.load(Ordering::Relaxed);
+    if is.saturating_sub(was) <= reserved {
         return None;
     }
-    let device = usize::from(entry.device);
-    match books.reserve(call, device, holds - charged) {
-        Ok(charge) => {
-            settle(books, pool);
-            books.refund(charge);
-            None
-        }
-        Err(refused) => {
-            books.ledger().map.take(Space::Pointer, pointer.0);
-            // Relaxed: a sum that guards no other memory.
-            pool.given.fetch_sub(entry.bytes, Ordering::Relaxed);
-            query::relaxed(|| {
-                query::free_async(pointer, stream);
-                query::trim_pool(handle, charged);
-            });
-            settle(books, pool);
-            Some(refused)
-        }
-    }
-}
-
-/// An allocation went back to its pool, which may keep the memory.
-pub(crate) fn given_back(books: &Books, entry: &Entry) {
-    let Some(pool) = usize::try_from(entry.owner)
-        .ok()
-        .and_then(|at| books.ledger().pools.get(at))
-    else {
-        return;
+    // The pool has grown by more than was reserved. Where that passes the limit, the allocation goes
+    // back. Behind work that does not end it stays, and so does its charge.
+    let over = books.above_limit(drawing.device)?;
+    // Acquire: as in `find`.
+    let handle = pool.handle.load(Ordering::Acquire);
+    query::relaxed(|| {
+        query::free_async(pointer, stream);
+        query::trim_pool(handle, was);
+    });
+    settle(&books, pool);
+    let refusal = Refusal {
+        asked: drawing.bytes,
+        ..over
     };
-    // Relaxed: a sum that guards no other memory.
-    let before = pool.given.fetch_sub(entry.bytes, Ordering::Relaxed);
-    // Acquire: see `before_destroy`.
-    if pool.destroyed.load(Ordering::Acquire) != 0 && before <= entry.bytes {
-        leave(books, pool);
-    }
+    Some(books.refuse(call, drawing.device, &refusal))
 }
 
-/// What the pool holds now is what it is charged.
-pub(crate) fn settle(books: &Books, pool: &Pool) {
-    if let Some(held) = pool.lock.hold() {
-        settle_held(books, pool, &held);
-    }
+fn after_alloc_apart(books: &Books, drawing: &Drawing, given: Option<CuDevicePtr>) {
+    let Some(charge) = drawing.charge else { return };
+    let Some(pointer) = given else {
+        return books.refund(charge);
+    };
+    books.confirm(charge, Kind::Buffer);
+    let entry = Entry {
+        bytes: charge.bytes(),
+        device: u8::try_from(drawing.device).unwrap_or(u8::MAX),
+        what: what::LOOSE,
+        ..Entry::default()
+    };
+    books.ledger().map.put(Space::Pointer, pointer.0, entry);
 }
 
-fn settle_held(books: &Books, pool: &Pool, _held: &Held<'_>) {
+/// What the pool holds now is what it is charged. Answers what it was charged before; `None`: the driver
+/// does not say what it holds.
+pub(crate) fn settle(books: &Books, pool: &Pool) -> Option<u64> {
+    let held = pool.lock.hold()?;
+    settle_held(books, pool, &held)
+}
+
+fn settle_held(books: &Books, pool: &Pool, _held: &Held<'_>) -> Option<u64> {
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);
     // Relaxed: under the lock, as all below.
     let device = pool.device.load(Ordering::Relaxed);
-    if handle <= DEAD || device == NO_DEVICE || pool.destroyed.load(Ordering::Relaxed) != 0 {
-        return;
+    if handle <= DEAD || !has_books(device) {
+        return None;
     }
-    let asked = query::relaxed(|| query::pool_bytes(handle, query::POOL_RESERVED));
-    let Some(holds) = asked else { return };
+    let holds = query::relaxed(|| query::pool_reserved(handle))?;
     let was = pool.charged.swap(holds, Ordering::Relaxed);
     if was != holds {
         books
@@ -321,6 +437,7 @@ fn settle_held(books: &Books, pool: &Pool, _held: &Held<'_>) {
             .region
             .adjust(device as usize, Kind::Buffer, was, holds);
     }
+    Some(was)
 }
 
 /// Settles the pools of a device.
@@ -329,7 +446,7 @@ pub(crate) fn settle_device(books: &Books, device: usize) {
     if books.ledger().pools_in_use.load(Ordering::Relaxed) == 0 {
         return;
     }
-    for pool in &books.ledger().pools {
+    for pool in books.ledger().pools.iter() {
         // Acquire: as in `find`.
         if pool.handle.load(Ordering::Acquire) > DEAD
             && pool.device.load(Ordering::Relaxed) as usize == device
@@ -343,11 +460,15 @@ pub(crate) fn settle_device(books: &Books, device: usize) {
 pub(crate) fn after_sync(_result: CuResult) {
     let Some(books) = books::opened() else { return };
     books.count(books::Group::Sync);
+    let ledger = books.ledger();
+    if ledger.has_chore(CHORE_LEAVING) {
+        leaving::settle(&books);
+    }
     // Relaxed: only says that a look is worth while.
-    if books.ledger().pools_in_use.load(Ordering::Relaxed) == 0 {
+    if ledger.pools_in_use.load(Ordering::Relaxed) == 0 {
         return;
     }
-    for pool in &books.ledger().pools {
+    for pool in ledger.pools.iter() {
         // Acquire: as in `find`. Relaxed: an estimate.
         match pool.handle.load(Ordering::Acquire) {
             0 | DEAD => {}
@@ -360,114 +481,211 @@ pub(crate) fn after_sync(_result: CuResult) {
             _ => {}
         }
     }
+    if ledger.has_chore(CHORE_POOLS) {
+        finish(&books);
+    }
+}
+
+/// A pool on a device that the container may not use is not made.
+pub(crate) fn before_create(properties: *const CuMemPoolProps) -> Verdict<()> {
+    let books = books!(Memory);
+    let Some(properties) = border::read(properties) else {
+        return Verdict::Pass;
+    };
+    if let Lies::On(ordinal) = room::lies(
+        properties.location.kind,
+        properties.location.id,
+        properties.kind,
+    ) && on(&books, ordinal) == DENIED
+        && query::device_uuids(ordinal).is_some()
+    {
+        return Verdict::Refuse(CuResult::INVALID_DEVICE);
+    }
+    Verdict::Call(())
 }
 
 pub(crate) fn after_create(
+    (): (),
     result: CuResult,
     out: *mut CuMemoryPool,
     properties: *const CuMemPoolProps,
-) {
-    let Some(books) = books::opened() else { return };
-    let (Some(pool), Some(properties)) = (border::read(out), border::read(properties)) else {
-        return;
-    };
+) -> Option<CuResult> {
+    let books = books::opened()?;
+    let (pool, properties) = (border::read(out)?, border::read(properties)?);
     if result != CuResult::SUCCESS {
-        return;
+        return None;
     }
-    let device = match properties.location.kind {
-        query::DEVICE => match books
-            .process
-            .device(books.container, properties.location.id)
-        {
-            Device::Limited(device) => u32::try_from(device).unwrap_or(NO_DEVICE),
-            Device::Unlimited | Device::Denied => NO_DEVICE,
-        },
-        _ => NO_DEVICE,
-    };
-    enter(&books, pool as u64, device);
+    let device = at(&books, properties.location, properties.kind);
+    if enter(&books, pool as u64, device).is_some() {
+        return None;
+    }
+    line!(Error, "a pool is not made: no memory for its books");
+    query::destroy_pool(pool as u64);
+    Some(CuResult::OUT_OF_MEMORY)
 }
 
-/// An imported pool is memory of whoever made it.
+/// A pool of the driver's own was asked for.
+pub(crate) fn after_get(
+    result: CuResult,
+    out: *mut CuMemoryPool,
+    location: *mut CuMemLocation,
+    kind: u32,
+) {
+    let Some(books) = books::opened() else { return };
+    if result == CuResult::SUCCESS
+        && let (Some(pool), Some(location)) = (border::read(out), border::read(location))
+    {
+        enter_unless_known(&books, pool as u64, location, kind);
+    }
+}
+
+/// The same, of a device.
+pub(crate) fn after_get_device(result: CuResult, out: *mut CuMemoryPool, device: CuDevice) {
+    const PINNED: u32 = 1;
+    let Some(books) = books::opened() else { return };
+    if result == CuResult::SUCCESS
+        && let Some(pool) = border::read(out)
+    {
+        let location = CuMemLocation {
+            kind: room::DEVICE,
+            id: device.0,
+        };
+        enter_unless_known(&books, pool as u64, location, PINNED);
+    }
+}
+
+fn enter_unless_known(books: &Books, handle: u64, location: CuMemLocation, kind: u32) {
+    if handle > DEAD && find(books, handle).is_none() {
+        // Where there is no memory for it, an allocation tries again, and is refused.
+        enter(books, handle, at(books, location, kind));
+    }
+}
+
+/// An imported pool is memory of the process that made it; what it should give here is charged here.
 pub(crate) fn after_import(result: CuResult, out: *mut CuMemoryPool) {
     let Some(books) = books::opened() else { return };
     if let Some(pool) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
-        enter(&books, pool as u64, NO_DEVICE);
+        enter(&books, pool as u64, IMPORTED);
     }
 }
 
-/// The pool's name is taken off before the call: after it another pool may have it.
-pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<usize> {
+/// The pool's name is taken off before the call: after it another pool may have it. A pool that holds
+/// memory cannot be asked for it once it is destroyed, so the driver's pool stays until it is empty; to
+/// the program it is gone.
+pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static Pool> {
     let books = books!(Memory);
-    let Some((place, known)) = find(&books, pool as u64) else {
+    let handle = pool as u64;
+    let Some(known) = find(&books, handle) else {
         return Verdict::Pass;
     };
-    settle(&books, known);
+    // Relaxed: the word says all.
+    let device = known.device.load(Ordering::Relaxed);
+    if has_books(device) {
+        // Relaxed: as above.
+        if known.is_going.load(Ordering::Relaxed) != 0 {
+            return Verdict::Refuse(CuResult::INVALID_VALUE);
+        }
+        let ordinal = books.ordinal_of(device as usize);
+        if ordinal.is_some_and(|ordinal| query::default_pool(ordinal) == Some(handle)) {
+            // The driver refuses that.
+            return Verdict::Pass;
+        }
+        if !is_empty(&books, known) {
+            query::relaxed(|| {
+                query::keep_nothing(handle);
+                if let Some(ordinal) = ordinal
+                    && query::device_pool(ordinal) == Some(handle)
+                {
+                    query::use_default_pool(ordinal);
+                }
+            });
+            // Relaxed: the word says all.
+            known.is_going.store(1, Ordering::Relaxed);
+            books.ledger().set_chore(CHORE_POOLS);
+            return Verdict::Refuse(CuResult::SUCCESS);
+        }
+    }
     let Some(_held) = known.lock.hold() else {
         return Verdict::Pass;
     };
-    // Release: whoever gives its last allocation back sees what was charged.
-    known.destroyed.store(1, Ordering::Release);
+    // Release: as in `enter`.
     known.handle.store(DEAD, Ordering::Release);
-    Verdict::Call(place)
+    Verdict::Call(known)
 }
 
-pub(crate) fn after_destroy(place: usize, result: CuResult, pool: CuMemoryPool) {
+/// Does the pool hold nothing, once it has given back what nobody uses?
+fn is_empty(books: &Books, pool: &Pool) -> bool {
+    // Acquire: as in `find`.
+    let handle = pool.handle.load(Ordering::Acquire);
+    query::relaxed(|| query::trim_pool(handle, 0));
+    settle(books, pool);
+    // Relaxed: a figure of the moment.
+    pool.charged.load(Ordering::Relaxed) == 0
+}
+
+pub(crate) fn after_destroy(known: &'static Pool, result: CuResult, pool: CuMemoryPool) {
     let Some(books) = books::opened() else { return };
-    let Some(known) = books.ledger().pools.get(place) else {
-        return;
-    };
-    if result != CuResult::SUCCESS {
-        // Release: as in `enter`.
-        known.destroyed.store(0, Ordering::Release);
-        known.handle.store(pool as u64, Ordering::Release);
-        return;
-    }
-    // Relaxed: whoever gives the last one back meanwhile does this, too; it happens once.
-    if known.given.load(Ordering::Relaxed) == 0 {
+    if result == CuResult::SUCCESS {
         leave(&books, known);
+    } else {
+        // Release: as in `enter`.
+        known.handle.store(pool as u64, Ordering::Release);
     }
 }
 
-/// The pool and all that came out of it are gone.
+/// The driver's pool is gone, and its place is free again.
 fn leave(books: &Books, pool: &Pool) {
-    let Some(_held) = pool.lock.hold() else {
-        return;
-    };
-    // Relaxed: under the lock.
-    if pool.handle.load(Ordering::Relaxed) != DEAD {
-        return;
-    }
+    // Relaxed: the handle publishes it.
     let device = pool.device.load(Ordering::Relaxed);
     let charged = pool.charged.swap(0, Ordering::Relaxed);
-    if device != NO_DEVICE {
-        books
-            .container
-            .region
-            .release(device as usize, charged, Kind::Buffer);
+    if has_books(device) {
+        let region = &books.container.region;
+        region.release(device as usize, charged, Kind::Buffer);
+        // Relaxed: only says that a look is worth while.
         books.ledger().pools_in_use.fetch_sub(1, Ordering::Relaxed);
     }
+    // Relaxed: as above.
+    pool.is_going.store(0, Ordering::Relaxed);
     // Release: the place is free again.
     pool.handle.store(0, Ordering::Release);
+}
+
+/// Destroys the pools that their owner has destroyed and that are empty by now.
+pub(crate) fn finish(books: &Books) {
+    let mut left = false;
+    for pool in books.ledger().pools.iter() {
+        // Relaxed: the word says all.
+        if pool.is_going.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        if !is_empty(books, pool) {
+            left = true;
+            continue;
+        }
+        let Some(_held) = pool.lock.try_hold() else {
+            left = true;
+            continue;
+        };
+        // Release: as in `enter`. Another thread that was first has taken the name off already.
+        let handle = pool.handle.swap(DEAD, Ordering::AcqRel);
+        if handle > DEAD {
+            if !query::relaxed(|| query::destroy_pool(handle)) {
+                line!(Warn, "an empty pool is not destroyed by the driver");
+            }
+            leave(books, pool);
+        }
+    }
+    if !left {
+        books.ledger().clear_chore(CHORE_POOLS);
+    }
 }
 
 /// Trimmed, or told to keep less.
 pub(crate) fn after_change(result: CuResult, pool: CuMemoryPool) {
     let Some(books) = books::opened() else { return };
     if result == CuResult::SUCCESS
-        && let Some((_, known)) = find(&books, pool as u64)
+        && let Some(known) = find(&books, pool as u64)
     {
         settle(&books, known);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pool_grows_by_chunks_or_by_a_bigger_request() {
-        assert_eq!(grown_by(1), 32 << 20);
-        assert_eq!(grown_by(32 << 20), 32 << 20);
-        assert_eq!(grown_by((32 << 20) + 1), 34 << 20);
     }
 }

@@ -7,26 +7,42 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_api::nvml::{NvmlDevice, NvmlProcessInfo};
 use cuda_api::{
-    CuContext, CuDevice, CuDevicePtr, CuEvent, CuGraph, CuGraphNode, CuMemAllocNodeParams,
-    CuMemoryPool, CuResult, CuStream, CuUuid,
+    CuConditionalNodeParams, CuContext, CuDevice, CuDevicePtr, CuEvent, CuGraph, CuGraphExec,
+    CuGraphNode, CuGraphNodeParams, CuMemAllocNodeParams, CuMemLocation, CuMemoryPool, CuResult,
+    CuStream, CuUuid,
 };
 
+use crate::border;
 use crate::driver::{cuda, nvml};
+use crate::room::Figures;
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: u32 = 2;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
 const CAPTURING: u32 = 1;
 
-/// A pool's memory, bytes (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`).
-pub(crate) const POOL_RESERVED: u32 = 5;
-/// A device's graph memory, bytes (`CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`).
+/// What a pool keeps at a synchronisation, bytes (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
+const POOL_THRESHOLD: u32 = 4;
+/// A pool's memory, bytes (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`, `…_USED_MEM_CURRENT`).
+const POOL_RESERVED: u32 = 5;
+const POOL_USED: u32 = 7;
+/// What a pool is, from driver 13.1 on (`CU_MEMPOOL_ATTR_ALLOCATION_TYPE`, `…_LOCATION_ID`,
+/// `…_LOCATION_TYPE`).
+const POOL_KIND: u32 = 9;
+const POOL_LOCATION_ID: u32 = 11;
+const POOL_LOCATION: u32 = 12;
+/// A device's graph memory, bytes (`CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT`, `…_RESERVED_MEM_CURRENT`).
+const GRAPH_USED: u32 = 0;
 const GRAPH_RESERVED: u32 = 2;
 
 /// `CU_GRAPH_NODE_TYPE_GRAPH`.
 const NODE_CHILD: u32 = 4;
 /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
 pub(crate) const NODE_ALLOC: u32 = 10;
+/// `CU_GRAPH_NODE_TYPE_MEM_FREE`.
+const NODE_FREE: u32 = 11;
+/// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
+const NODE_CONDITIONAL: u32 = 13;
 
 fn ok(result: CuResult) -> Option<()> {
     (result == CuResult::SUCCESS).then_some(())
@@ -177,6 +193,11 @@ fn handle<T>(number: u64) -> *mut T {
     core::ptr::with_exposed_provenance_mut(usize::try_from(number).unwrap_or(0))
 }
 
+/// A stream by its number.
+pub(crate) fn stream(number: u64) -> CuStream {
+    handle(number)
+}
+
 /// An event that tells times, of the current context.
 pub(crate) fn create_event() -> Option<u64> {
     let mut event: CuEvent = core::ptr::null_mut();
@@ -283,13 +304,85 @@ pub(crate) fn device_pool(ordinal: i32) -> Option<u64> {
     (!pool.is_null()).then_some(pool as u64)
 }
 
-/// A pool's figure ([`POOL_RESERVED`]), bytes.
-pub(crate) fn pool_bytes(pool: u64, attribute: u32) -> Option<u64> {
-    let pool: CuMemoryPool = core::ptr::with_exposed_provenance_mut(usize::try_from(pool).ok()?);
+/// The pool that a device has from the beginning.
+pub(crate) fn default_pool(ordinal: i32) -> Option<u64> {
+    let mut pool: CuMemoryPool = core::ptr::null_mut();
+    // SAFETY: one handle to write to.
+    ok(unsafe { cuda::cuDeviceGetDefaultMemPool(&raw mut pool, CuDevice(ordinal)) })?;
+    (!pool.is_null()).then_some(pool as u64)
+}
+
+/// Is it the pool of the host that the driver has from the beginning? Drivers before 13 have none.
+pub(crate) fn is_host_pool(handle: u64) -> bool {
+    const HOST: u32 = 2;
+    const PINNED: u32 = 1;
+    let mut pool: CuMemoryPool = core::ptr::null_mut();
+    let mut location = CuMemLocation { kind: HOST, id: 0 };
+    // SAFETY: one handle to write to, one location to read.
+    let asked = unsafe { cuda::cuMemGetDefaultMemPool(&raw mut pool, &raw mut location, PINNED) };
+    ok(asked).is_some() && pool as u64 == handle
+}
+
+/// What an attribute of a pool says that is a word of 32 bits.
+fn pool_word(pool: u64, attribute: u32) -> Option<u32> {
+    // Room for a word of either width, whatever the driver takes it for.
+    let mut value = [0u32; 2];
+    let place: *mut c_void = value.as_mut_ptr().cast();
+    // SAFETY: a pool that the driver knows, and room for a number.
+    ok(unsafe { cuda::cuMemPoolGetAttribute(handle(pool), attribute, place) })?;
+    value.first().copied()
+}
+
+/// Where a pool's memory lies and of which kind it is. Drivers before 13.1 do not say.
+pub(crate) fn pool_location(pool: u64) -> Option<(CuMemLocation, u32)> {
+    let kind = pool_word(pool, POOL_LOCATION)?;
+    let id = pool_word(pool, POOL_LOCATION_ID)?.cast_signed();
+    Some((CuMemLocation { kind, id }, pool_word(pool, POOL_KIND)?))
+}
+
+fn pool_bytes(pool: u64, attribute: u32) -> Option<u64> {
     let mut bytes = 0u64;
+    let value: *mut c_void = (&raw mut bytes).cast();
     // SAFETY: the attribute is a 64-bit number, and there is room for one.
-    ok(unsafe { cuda::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) })?;
+    ok(unsafe { cuda::cuMemPoolGetAttribute(handle(pool), attribute, value) })?;
     Some(bytes)
+}
+
+/// What a pool holds of its device, bytes.
+pub(crate) fn pool_reserved(pool: u64) -> Option<u64> {
+    pool_bytes(pool, POOL_RESERVED)
+}
+
+/// What a pool holds, and what of that is in use.
+pub(crate) fn pool_figures(pool: u64) -> Option<Figures> {
+    Some(Figures {
+        used: pool_bytes(pool, POOL_USED)?,
+        reserved: pool_bytes(pool, POOL_RESERVED)?,
+    })
+}
+
+/// Tells a pool to keep nothing at a synchronisation.
+pub(crate) fn keep_nothing(pool: u64) {
+    let mut nothing = 0u64;
+    let value: *mut c_void = (&raw mut nothing).cast();
+    // SAFETY: the attribute is a 64-bit number, and there is one.
+    let told = unsafe { cuda::cuMemPoolSetAttribute(handle(pool), POOL_THRESHOLD, value) };
+    let _hint = told;
+}
+
+/// Makes a device's own pool its current one again.
+pub(crate) fn use_default_pool(ordinal: i32) {
+    if let Some(pool) = default_pool(ordinal) {
+        // SAFETY: a pool that the driver named just now.
+        let told = unsafe { cuda::cuDeviceSetMemPool(CuDevice(ordinal), handle(pool)) };
+        let _hint = told;
+    }
+}
+
+/// Destroys a pool whose owner has destroyed it.
+pub(crate) fn destroy_pool(pool: u64) -> bool {
+    // SAFETY: a pool of the driver, which its owner does not use any more.
+    ok(unsafe { cuda::cuMemPoolDestroy(handle(pool)) }).is_some()
 }
 
 /// Tells a pool to keep no more than this, bytes.
@@ -298,18 +391,30 @@ pub(crate) fn trim_pool(pool: u64, keep: u64) {
         return;
     };
     let pool: CuMemoryPool = core::ptr::with_exposed_provenance_mut(pool);
-    // SAFETY: a pool that the caller has just allocated from.
+    // SAFETY: a pool of the driver.
     let trimmed = unsafe { cuda::cuMemPoolTrimTo(pool, keep) };
-    debug_assert_eq!(trimmed, CuResult::SUCCESS);
+    let _hint = trimmed;
 }
 
-/// What the device's graphs hold, bytes.
-pub(crate) fn graph_bytes(ordinal: i32) -> Option<u64> {
+fn graph_bytes(ordinal: i32, attribute: u32) -> Option<u64> {
     let mut bytes = 0u64;
     let value: *mut c_void = (&raw mut bytes).cast();
     // SAFETY: the attribute is a 64-bit number, and there is room for one.
-    ok(unsafe { cuda::cuDeviceGetGraphMemAttribute(CuDevice(ordinal), GRAPH_RESERVED, value) })?;
+    ok(unsafe { cuda::cuDeviceGetGraphMemAttribute(CuDevice(ordinal), attribute, value) })?;
     Some(bytes)
+}
+
+/// What the device's graphs hold, bytes.
+pub(crate) fn graph_reserved(ordinal: i32) -> Option<u64> {
+    graph_bytes(ordinal, GRAPH_RESERVED)
+}
+
+/// What the device's graphs hold, and what of that is in use.
+pub(crate) fn graph_figures(ordinal: i32) -> Option<Figures> {
+    Some(Figures {
+        used: graph_bytes(ordinal, GRAPH_USED)?,
+        reserved: graph_bytes(ordinal, GRAPH_RESERVED)?,
+    })
 }
 
 /// A limit of the current context (`CU_LIMIT_*`), bytes.
@@ -320,62 +425,195 @@ pub(crate) fn context_limit(limit: u32) -> Option<u64> {
     u64::try_from(value).ok()
 }
 
-/// What the memory nodes of a graph and of the graphs within it allocate: ordinal of the device and
-/// bytes of each.
-pub(crate) fn graph_allocations(graph: CuGraph, depth: u32, each: &mut impl FnMut(i32, u64)) {
-    const AT_ONCE: usize = 4096;
+/// A memory node of a graph.
+#[derive(Clone, Copy)]
+pub(crate) enum MemoryNode {
+    /// It allocates.
+    Alloc {
+        /// Where, and of which kind.
+        location: CuMemLocation,
+        kind: u32,
+        bytes: u64,
+        address: u64,
+    },
+    /// It frees what an allocation node made, of this graph or another.
+    Free { address: u64 },
+}
+
+/// Tells the memory nodes of a graph, of the graphs within it and of its conditional nodes' bodies.
+/// `None` where the driver does not say all of them, or there is no memory to hear it in.
+pub(crate) fn memory_nodes(graph: CuGraph, each: &mut impl FnMut(MemoryNode)) -> Option<()> {
+    let mut graphs: Vec<CuGraph> = Vec::new();
+    graphs.try_reserve(1).ok()?;
+    graphs.push(graph);
+    while let Some(graph) = graphs.pop() {
+        for node in nodes_of(graph)? {
+            let mut kind = 0;
+            // SAFETY: a node that the driver named just now.
+            ok(unsafe { cuda::cuGraphNodeGetType(node, &raw mut kind) })?;
+            match kind {
+                NODE_ALLOC => {
+                    let mut params = CuMemAllocNodeParams::zeroed();
+                    // SAFETY: as above, and room for the parameters.
+                    ok(unsafe { cuda::cuGraphMemAllocNodeGetParams(node, &raw mut params) })?;
+                    each(MemoryNode::Alloc {
+                        location: params.pool.location,
+                        kind: params.pool.kind,
+                        bytes: u64::try_from(params.bytes).unwrap_or(u64::MAX),
+                        address: params.ptr.0,
+                    });
+                }
+                NODE_FREE => {
+                    let mut address = CuDevicePtr(0);
+                    // SAFETY: as above, and room for one address.
+                    ok(unsafe { cuda::cuGraphMemFreeNodeGetParams(node, &raw mut address) })?;
+                    each(MemoryNode::Free { address: address.0 });
+                }
+                NODE_CHILD => {
+                    let mut child: CuGraph = core::ptr::null_mut();
+                    // SAFETY: as above, and room for one handle.
+                    ok(unsafe { cuda::cuGraphChildGraphNodeGetGraph(node, &raw mut child) })?;
+                    graphs.try_reserve(1).ok()?;
+                    graphs.push(child);
+                }
+                NODE_CONDITIONAL => bodies_of(node, &mut graphs)?,
+                _ => {}
+            }
+        }
+    }
+    Some(())
+}
+
+fn nodes_of(graph: CuGraph) -> Option<Vec<CuGraphNode>> {
     let mut count = 0usize;
     // SAFETY: the caller's own graph; asks for the number only.
-    let asked = unsafe { cuda::cuGraphGetNodes(graph, core::ptr::null_mut(), &raw mut count) };
-    if ok(asked).is_none() || count == 0 || depth > 8 {
-        return;
-    }
-    // The graph's nodes come all at once; there may be many, and never on a path of an allocator.
+    ok(unsafe { cuda::cuGraphGetNodes(graph, core::ptr::null_mut(), &raw mut count) })?;
+    // The nodes come all at once; there may be many, and never on a path of an allocator.
     let mut nodes: Vec<CuGraphNode> = Vec::new();
-    if nodes.try_reserve_exact(count.min(AT_ONCE * 256)).is_err() {
-        return;
+    nodes.try_reserve_exact(count).ok()?;
+    nodes.resize(count, core::ptr::null_mut());
+    if count > 0 {
+        // SAFETY: the caller's own graph, and room for that many nodes.
+        ok(unsafe { cuda::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) })?;
     }
-    nodes.resize(count.min(AT_ONCE * 256), core::ptr::null_mut());
-    count = nodes.len();
-    // SAFETY: the caller's own graph, and room for that many nodes.
-    if ok(unsafe { cuda::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) }).is_none() {
-        return;
+    nodes.truncate(count);
+    Some(nodes)
+}
+
+/// The bodies of a conditional node. Drivers before 13.2 do not tell them, and let no memory node be in
+/// one.
+fn bodies_of(node: CuGraphNode, graphs: &mut Vec<CuGraph>) -> Option<()> {
+    let mut params = CuGraphNodeParams::zeroed();
+    // SAFETY: a node that the driver named just now, and room for the parameters.
+    if ok(unsafe { cuda::cuGraphNodeGetParams(node, &raw mut params) }).is_none() {
+        return Some(());
     }
-    for node in nodes.into_iter().take(count) {
-        let mut kind = 0;
-        // SAFETY: a node that the driver named just now.
-        if ok(unsafe { cuda::cuGraphNodeGetType(node, &raw mut kind) }).is_none() {
-            continue;
+    // SAFETY: the driver says that the node is conditional, so the words are of that structure.
+    let conditional = unsafe { params.body::<CuConditionalNodeParams>().read_unaligned() };
+    let count = usize::try_from(conditional.size).ok()?;
+    graphs.try_reserve(count).ok()?;
+    for at in 0..count {
+        graphs.push(border::read(conditional.graphs_out.wrapping_add(at))?);
+    }
+    Some(())
+}
+
+/// The graph in the parameters of a node that holds one.
+pub(crate) fn child_of(params: &CuGraphNodeParams) -> Option<CuGraph> {
+    if params.kind != NODE_CHILD {
+        return None;
+    }
+    // SAFETY: the kind says that the words begin with a graph.
+    let child = unsafe { params.body::<CuGraph>().read_unaligned() };
+    (!child.is_null()).then_some(child)
+}
+
+/// An executable graph that nobody has seen goes back.
+pub(crate) fn destroy_graph_exec(exec: CuGraphExec) {
+    // SAFETY: the driver gave it just now, and nobody else knows it.
+    let destroyed = unsafe { cuda::cuGraphExecDestroy(exec) };
+    debug_assert_eq!(destroyed, CuResult::SUCCESS);
+}
+
+/// What no graph of the device uses goes back to it.
+pub(crate) fn trim_graphs(ordinal: i32) {
+    // SAFETY: takes a number.
+    let trimmed = unsafe { cuda::cuDeviceGraphMemTrim(CuDevice(ordinal)) };
+    let _hint = trimmed;
+}
+
+/// The number of a thread's own stream (`CU_STREAM_PER_THREAD`).
+pub(crate) const PER_THREAD: u64 = 2;
+
+/// Has a stream passed a mark of ours?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// It has.
+    Passed,
+    /// It has not.
+    Ahead,
+    /// The mark's context is gone, and its streams with it.
+    Gone,
+    /// The driver does not say.
+    Unknown,
+}
+
+/// Puts a mark of ours into a stream of this context: `event`, or a new one where that is 0.
+pub(crate) fn mark(context: u64, stream: CuStream, event: u64) -> Option<u64> {
+    const DISABLE_TIMING: u32 = 2;
+    within(context, || {
+        let mut made: CuEvent = handle(event);
+        if event == 0 {
+            // SAFETY: one handle to write to.
+            ok(unsafe { cuda::cuEventCreate(&raw mut made, DISABLE_TIMING) })?;
         }
-        if kind == NODE_ALLOC {
-            let mut params = CuMemAllocNodeParams::zeroed();
-            // SAFETY: as above, and room for the parameters.
-            let asked = unsafe { cuda::cuGraphMemAllocNodeGetParams(node, &raw mut params) };
-            if ok(asked).is_some() && params.pool.location.kind == DEVICE {
-                each(
-                    params.pool.location.id,
-                    u64::try_from(params.bytes).unwrap_or(u64::MAX),
-                );
+        // SAFETY: our own event, the caller's own stream.
+        if ok(unsafe { cuda::cuEventRecord(made, stream) }).is_none() {
+            if event == 0 {
+                destroy_event(made as u64);
             }
-        } else if kind == NODE_CHILD {
-            let mut child: CuGraph = core::ptr::null_mut();
-            // SAFETY: as above, and room for one handle.
-            let asked = unsafe { cuda::cuGraphChildGraphNodeGetGraph(node, &raw mut child) };
-            if ok(asked).is_some() {
-                graph_allocations(child, depth + 1, each);
-            }
+            return None;
         }
+        Some(made as u64)
+    })
+}
+
+/// See [`mark`].
+pub(crate) fn passed(event: u64) -> Mark {
+    // SAFETY: our own event.
+    match unsafe { cuda::cuEventQuery(handle(event)) } {
+        CuResult::SUCCESS => Mark::Passed,
+        CuResult::NOT_READY => Mark::Ahead,
+        CuResult::INVALID_HANDLE | CuResult::INVALID_CONTEXT | CuResult::CONTEXT_IS_DESTROYED => {
+            Mark::Gone
+        }
+        _ => Mark::Unknown,
     }
 }
 
+/// Runs `work` with this context as the thread's current one.
+fn within<T>(context: u64, work: impl FnOnce() -> Option<T>) -> Option<T> {
+    if current_context() == Some(context) {
+        return work();
+    }
+    // SAFETY: a context that the driver named to us just now.
+    ok(unsafe { cuda::cuCtxPushCurrent_v2(handle(context)) })?;
+    let answer = work();
+    let mut popped: CuContext = core::ptr::null_mut();
+    // SAFETY: takes off what was pushed above.
+    let restored = unsafe { cuda::cuCtxPopCurrent_v2(&raw mut popped) };
+    debug_assert_eq!(restored, CuResult::SUCCESS);
+    answer
+}
+
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
-pub(crate) const DEVICE: u32 = 1;
+pub(crate) const DEVICE: u32 = crate::room::DEVICE;
 
 /// Gives back what was allocated in stream order a moment ago.
 pub(crate) fn free_async(pointer: CuDevicePtr, stream: CuStream) {
     // SAFETY: memory that the driver gave us just now and that nobody has seen.
     let freed = unsafe { cuda::cuMemFreeAsync(pointer, stream) };
-    debug_assert_eq!(freed, CuResult::SUCCESS);
+    let _stays_in_the_pool = freed;
 }
 
 /// `CUDA_VISIBLE_DEVICES` as it is now, if it is set. To be read at once: the program may change it.

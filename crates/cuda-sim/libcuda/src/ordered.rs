@@ -70,7 +70,10 @@ pub(crate) unsafe fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) -> CuRes
                 Err(CuResult::INVALID_VALUE)
             };
         }
-        let own = |block: &memory::Block| matches!(block.kind, Kind::Pool(_));
+        // Plain memory may be freed like this too.
+        let own = |block: &memory::Block| {
+            matches!(block.kind, Kind::Pool(_) | Kind::Device | Kind::Managed)
+        };
         let block = memory::remove(ptr.0, own).ok_or(CuResult::INVALID_VALUE)?;
         stream::in_order(&found, move || memory::end(ptr.0, &block))
     })
