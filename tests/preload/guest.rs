@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{MIB, World, built, compile, compile_with, installed, skip, source};
+use crate::support::{CONTEXT, MIB, World, built, compile, compile_with, installed, skip, source};
 
 fn world() -> World {
     World::with_room(100 * MIB)
@@ -166,6 +166,37 @@ fn a_long_jump_passes_through_us_and_the_limit_holds_after_it() {
         printed,
         "ready 0\njumped\njumped\njumped\nfirst 0\nsecond 2\n"
     );
+}
+
+#[test]
+fn memory_from_calls_that_were_left_by_a_jump_stays_charged() {
+    let world = world();
+    with_odd_driver(&world);
+    let program = world
+        .program("jump_again")
+        .linked()
+        .env("ODD_REAL", world.path("libreal.so"));
+    let mut program = program.arg("14").arg("50").start();
+    assert_eq!(program.line(), "ready 0");
+    assert_eq!(program.line(), "jumped 7, answered 2");
+    assert_eq!(world.board().used_bytes(0), CONTEXT + 98 * MIB);
+    assert!(world.booked(0) >= world.board().used_bytes(0));
+    assert_eq!(program.step("on"), "more 2");
+}
+
+#[test]
+fn calls_that_gave_nothing_and_were_left_by_a_jump_cost_nothing_once_measured() {
+    let world = world();
+    with_odd_driver(&world);
+    let program = world
+        .program("jump_again")
+        .linked()
+        .env("ODD_REAL", world.path("libreal.so"));
+    let mut program = program.arg("12").arg("50").start();
+    assert_eq!(program.line(), "ready 0");
+    assert_eq!(program.line(), "jumped 50, answered 0");
+    assert_eq!(program.step("on"), "more 0");
+    assert_eq!(world.board().used_bytes(0), world.booked(0));
 }
 
 #[test]

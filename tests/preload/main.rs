@@ -23,5 +23,6 @@ mod mps;
 mod overlay;
 mod oversubscribe;
 mod runtime;
+mod taking;
 mod tries;
 mod versions;

@@ -1,6 +1,6 @@
 /* A libcuda.so.1 that hands everything on to the simulated one, except that a request of 11 MiB throws
- * a C++ exception, one of 12 MiB jumps to odd_place, one of 13 MiB waits to be cancelled, and cuInit
- * takes as long as ODD_INIT_MS says. odd_names.inc has the driver's names, made by the test. */
+ * a C++ exception, one of 12 MiB jumps to odd_place, one of 13 MiB waits to be cancelled, one of 14 MiB
+ * gives the memory and then jumps to odd_place, and cuInit takes as long as ODD_INIT_MS says. odd_names.inc has the driver's names, made by the test. */
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -31,6 +31,11 @@ unsigned cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
     case 12: longjmp(place, 1);
     case 13:
         for (;;) pause();
+    case 14: {
+        unsigned result = real_alloc(pointer, bytes);
+        if (result == 0) longjmp(place, 1);
+        return result;
+    }
     default: return real_alloc(pointer, bytes);
     }
 }

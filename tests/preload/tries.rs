@@ -219,35 +219,18 @@ type Row = (On, &'static str, &'static str);
 /// and when one that is not here does not: a mend takes its rows away.
 #[rustfmt::skip]
 const NOT_HELD_YET: &[Row] = &[
-    (Both, "cuGraphUpload by graph_upload", "a graph that was uploaded is launched without a charge"),
-    (Both, "cuGraphUpload_ptsz by graph_upload", "a graph that was uploaded is launched without a charge"),
     (Both, "cuCtxFromGreenCtx by from_green", "a green context is charged as the primary one"),
-    (Both, "cuDeviceGraphMemTrim by graph_trim", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuGraphAddMemAllocNode by graph_alloc", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuGraphAddNode by graph_node", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuGraphAddNode_v2 by graph_node_v2", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuGraphAddNode_v3 by graph_node_v2", "a graph that keeps its memory is launched while all graphs hold as much"),
     (Both, "cuGraphDestroy by graph_destroy", "a graph that keeps its memory is launched while all graphs hold as much"),
     (Both, "cuGraphExecDestroy by exec_destroy", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuGraphInstantiate by instantiate", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuGraphInstantiateWithFlags by instantiate_flags", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuGraphInstantiate_v2 by instantiate", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuGraphLaunch by graph_work", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuGraphLaunch_ptsz by graph_work", "a graph that keeps its memory is launched while all graphs hold as much"),
     (Both, "cuGreenCtxCreate by green", "a green context is charged as the primary one"),
     (Both, "cuGreenCtxDestroy by green_destroy", "a green context is charged as the primary one"),
     (Both, "cuGreenCtxStreamCreate by green_stream", "a green context is charged as the primary one"),
     (Both, "cuIpcCloseMemHandle by ipc_close", "memory of a maker outside the container is not charged, and outlives it"),
     (Both, "cuIpcOpenMemHandle by ipc_open", "memory of a maker outside the container is not charged, and outlives it"),
     (Both, "cuIpcOpenMemHandle_v2 by ipc_open", "memory of a maker outside the container is not charged, and outlives it"),
-    (Both, "cuMemFreeAsync by free_async_blocked", "a free behind a blocked stream gives room at the call"),
     (Both, "cuMemImportFromShareableHandle by import", "memory of a maker outside the container is not charged, and outlives it"),
-    (Both, "cuMemPoolCreate by pool_create", "pools beyond a table's length have no books"),
     (Both, "cuMemPoolImportFromShareableHandle by pool_import", "memory of a maker outside the container is not charged, and outlives it"),
     (Both, "cuMemPoolImportPointer by import_pointer", "memory of a maker outside the container is not charged, and outlives it"),
-    (Both, "cuStreamEndCapture by end_capture", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuStreamEndCapture_ptsz by end_capture", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuMemFreeAsync_ptsz by free_async_blocked", "a free behind a blocked stream gives room at the call"),
 ];
 
 /// Recipes that take less than twice the limit (or give nothing back) without the library too, since the
@@ -261,7 +244,6 @@ const NOT_SIMULATED: &[Row] = &[
     (Both, "cuGraphInstantiateWithParams by instantiate_params", "an upload takes nothing before the launch"),
     (Both, "cuGraphInstantiateWithParams_ptsz by instantiate_params", "an upload takes nothing before the launch"),
     (Both, "cuImportExternalMemory by external", "imported memory takes nothing of the GPU"),
-    (Both, "cuMemFreeAsync by free_plain_blocked", "cuMemFreeAsync of plain memory is refused"),
     (Both, "cuMemMapArrayAsync by map_array", "sparse arrays hold no memory"),
     (Both, "cuMemMapArrayAsync_ptsz by map_array", "sparse arrays hold no memory"),
     (Both, "cuModuleGetGlobal by module_global_v1", "the first form of cuModuleGetGlobal is not there"),

@@ -1,0 +1,258 @@
+//! Ways to take memory of pools and graphs past a limit: after each step the board holds no more than
+//! the limit, and the books at least what the board holds.
+
+use crate::support::{CONTEXT, MIB, Running, World};
+
+/// Room beside the context.
+const ROOM: u64 = 256;
+
+struct Trial {
+    world: World,
+    program: Running,
+    limits: Vec<u64>,
+}
+
+impl Trial {
+    fn begin(rooms: &[u64]) -> Self {
+        let limits: Vec<u64> = rooms.iter().map(|room| room * MIB + CONTEXT).collect();
+        let world = World::with_limits(&limits);
+        let program = world.program("taking").linked().start();
+        let mut trial = Self {
+            world,
+            program,
+            limits,
+        };
+        trial.step("1 ready", "1 0");
+        trial
+    }
+
+    /// Takes a step, which is to be answered so (`*` for whatever), and compares.
+    #[track_caller]
+    fn step(&mut self, step: &str, expected: &str) {
+        let answer = self.program.step(step);
+        let (_, answer) = answer.split_once(' ').unwrap();
+        let log = || self.world.log();
+        if expected != "*" {
+            assert_eq!(answer, expected, "{step}\n{}", log());
+        }
+        for (gpu, &limit) in self.limits.iter().enumerate() {
+            let held = self.world.board().used_bytes(gpu);
+            let booked = self.world.booked(gpu);
+            assert!(
+                held <= limit && booked >= held,
+                "after {step}: GPU {gpu} holds {} MiB, booked are {}, the limit is {}\n{}",
+                held / MIB,
+                booked / MIB,
+                limit / MIB,
+                log()
+            );
+        }
+    }
+
+    /// Ends the program; then nothing is held or booked.
+    #[track_caller]
+    fn end(self) {
+        self.program.end();
+        for gpu in 0..self.limits.len() {
+            let left = (self.world.booked(gpu), self.world.board().used_bytes(gpu));
+            assert_eq!(left, (0, 0), "GPU {gpu}");
+        }
+    }
+}
+
+#[track_caller]
+fn steps(steps: &[(&str, &str)]) {
+    let mut trial = Trial::begin(&[ROOM]);
+    for (step, expected) in steps {
+        trial.step(step, expected);
+    }
+    trial.end();
+}
+
+#[test]
+fn graphs_that_keep_their_memory_end_at_the_limit() {
+    steps(&[("20 kept_graph 64", "4 2"), ("20 kept_graph 64", "0 2")]);
+}
+
+#[test]
+fn small_graphs_that_keep_their_memory_end_at_the_limit() {
+    steps(&[
+        ("40 kept_graph 10", "*"),
+        ("40 alloc 10", "*"),
+        ("1 kept_graph 10", "0 2"),
+    ]);
+}
+
+#[test]
+fn a_graph_that_is_uploaded_when_it_is_made_ends_at_the_limit() {
+    steps(&[
+        ("1 uploaded 800", "0 2"),
+        ("20 uploaded 64", "*"),
+        ("20 alloc 64", "*"),
+    ]);
+}
+
+#[test]
+fn an_upload_ends_at_the_limit() {
+    steps(&[
+        ("1 graph 200", "1 0"),
+        ("1 graph 200", "1 0"),
+        ("1 upload 0", "1 0"),
+        ("1 launch 0", "1 0"),
+        ("1 upload 1", "0 2"),
+        ("1 launch 1", "0 2"),
+    ]);
+}
+
+#[test]
+fn nodes_that_make_the_memory_grow_one_after_the_other_end_at_the_limit() {
+    steps(&[
+        ("1 alloc 100", "1 0"),
+        ("1 many_nodes 31 5", "1 0"),
+        ("1 launch 0", "*"),
+        ("9 kept_graph 1", "*"),
+    ]);
+}
+
+#[test]
+fn a_graph_that_frees_its_memory_runs_again_in_a_full_container() {
+    steps(&[
+        ("1 freed_graph 200", "1 0"),
+        ("3 launch 0", "3 0"),
+        ("1 alloc 56", "1 0"),
+        ("1 alloc 1", "0 2"),
+        ("5 launch 0", "5 0"),
+        ("1 sync", "1 0"),
+        ("5 launch 0", "5 0"),
+    ]);
+}
+
+#[test]
+fn a_graph_runs_not_again_where_another_one_has_its_memory() {
+    steps(&[
+        ("1 freed_graph 128", "1 0"),
+        ("1 launch 0", "1 0"),
+        ("1 sync", "1 0"),
+        ("1 kept_graph 128", "1 0"),
+        ("20 alloc 32", "*"),
+        ("1 launch 0", "*"),
+        ("1 alloc 32", "0 2"),
+    ]);
+}
+
+#[test]
+fn memory_that_idle_graphs_hold_is_given_back_for_another_graph() {
+    steps(&[
+        ("1 kept_graph 200", "1 0"),
+        ("1 graph_free 0", "1 0"),
+        ("1 sync", "1 0"),
+        ("1 kept_graph 250", "1 0"),
+        ("1 launch 0", "0 2"),
+    ]);
+}
+
+#[test]
+fn memory_of_captured_graphs_ends_at_the_limit() {
+    steps(&[("20 captured 64", "4 2")]);
+    steps(&[("20 captured_per_thread 64", "4 2")]);
+}
+
+#[test]
+fn a_graph_that_was_destroyed_gives_its_memory_back_at_the_trim() {
+    steps(&[
+        ("1 freed_graph 200", "1 0"),
+        ("1 launch 0", "1 0"),
+        ("1 sync", "1 0"),
+        ("1 graph_end 0", "1 0"),
+        ("1 graph_trim", "1 0"),
+        ("1 alloc 256", "1 0"),
+    ]);
+}
+
+#[test]
+fn graphs_on_a_second_device_end_at_its_limit() {
+    let mut trial = Trial::begin(&[ROOM, 64]);
+    trial.step("1 graph 100 1", "1 0");
+    trial.step("1 launch 0", "0 2");
+    trial.step("1 graph 60 1", "1 0");
+    trial.step("1 launch 1", "*");
+}
+
+#[test]
+fn what_a_blocked_stream_frees_gives_a_pool_no_room() {
+    steps(&[
+        ("1 pool", "1 0"),
+        ("1 block", "1 0"),
+        ("50 churn 64", "*"),
+        ("50 churn 64", "0 2"),
+        ("50 churn 1", "*"),
+        ("1 open", "1 0"),
+        ("1 sync", "1 0"),
+        ("1 churn 64", "1 0"),
+    ]);
+}
+
+#[test]
+fn what_a_blocked_stream_frees_gives_plain_memory_no_room() {
+    steps(&[
+        ("1 alloc 200", "1 0"),
+        ("1 block", "1 0"),
+        ("1 free_in_order", "1 0"),
+        ("1 alloc 100", "0 2"),
+        ("1 new_stream", "1 0"),
+        ("1 alloc 100", "0 2"),
+        ("1 open", "1 0"),
+        ("1 sync", "1 0"),
+        ("1 alloc 200", "1 0"),
+        ("1 free", "1 0"),
+    ]);
+}
+
+#[test]
+fn plain_memory_that_a_stream_frees_gives_room_when_the_stream_gets_there() {
+    steps(&[("30 plain_in_order 200", "30 0"), ("1 alloc 256", "1 0")]);
+}
+
+#[test]
+fn plain_memory_that_a_blocked_stream_frees_ends_at_the_limit() {
+    steps(&[
+        ("1 block", "1 0"),
+        ("50 plain_in_order 32", "*"),
+        ("1 open", "1 0"),
+        ("1 sync", "1 0"),
+        ("1 alloc 256", "1 0"),
+    ]);
+}
+
+#[test]
+fn more_pools_than_a_table_holds_end_at_the_limit() {
+    steps(&[
+        ("100 pool", "100 0"),
+        ("200 draw_from_another 20", "*"),
+        ("1 alloc 250", "0 2"),
+    ]);
+}
+
+#[test]
+fn a_destroyed_pool_stays_charged_until_its_streams_have_freed_its_memory() {
+    steps(&[
+        ("1 pool", "1 0"),
+        ("1 use_pool", "1 0"),
+        ("1 draw 200", "1 0"),
+        ("1 block", "1 0"),
+        ("1 give", "1 0"),
+        ("1 pool_end", "1 0"),
+        ("1 is_default_used", "1 0"),
+        ("1 pool_end", "0 1"),
+        ("1 draw 1", "0 1"),
+        ("1 alloc 200", "0 2"),
+        ("1 open", "1 0"),
+        ("1 sync", "1 0"),
+        ("1 alloc 256", "1 0"),
+    ]);
+}
+
+#[test]
+fn a_pool_that_is_none_costs_nothing() {
+    steps(&[("1 draw_from_nothing 1", "0 1"), ("1 alloc 256", "1 0")]);
+}
