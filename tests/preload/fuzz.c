@@ -10,6 +10,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "takers.h"
@@ -116,8 +117,6 @@ static void tell(const name64 *name) {
     for (int i = 0; i < 64; i++) sprintf(told + 2 * i, "%02hhx", (unsigned char)name->bytes[i]);
 }
 
-static int file_in(const char *text) { return open(text, O_RDWR | O_CLOEXEC); }
-
 static CUresult step(const char *op, int slot, size_t bytes, const char *text) {
     int null = slot == 8;
     CUstream stream = bytes & 1 ? blocked : free_running;
@@ -199,7 +198,7 @@ static CUresult step(const char *op, int slot, size_t bytes, const char *text) {
         return result;
     }
     if (IS("accept")) {
-        file = file_in(text);
+        file = file_of(text);
         result = cuMemImportFromShareableHandle(null ? NULL : &created[slot], (void *)(size_t)file, 1);
         close(file);
         return result;
@@ -210,7 +209,7 @@ static CUresult step(const char *op, int slot, size_t bytes, const char *text) {
         return result;
     }
     if (IS("pool_accept")) {
-        file = file_in(text);
+        file = file_of(text);
         result = cuMemPoolImportFromShareableHandle(null ? NULL : &foreign_pool, (void *)(size_t)file, 1, 0);
         close(file);
         return result;
@@ -317,6 +316,7 @@ static void *in_thread(void *given) {
 int main(void) {
     char line[400], op[40], text[300];
     setvbuf(stdout, NULL, _IOLBF, 0);
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY); /* the others copy descriptors */
     pointers[9] = pooled[9] = mapped[9] = imported[9] = created[9] = retained[9] = GARBAGE;
     mapped_bytes[9] = ~(size_t)0;
     handle *kinds[] = {arrays, mipmaps, pools, graphs, executables, modules, libraries, greens, externals, contexts};

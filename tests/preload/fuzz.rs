@@ -559,10 +559,15 @@ fn fuzz(config: &Config) {
         return;
     }
     let seed = number("VGPU_FUZZ_SEED", 1);
-    let time = Duration::from_secs(number("VGPU_FUZZ_SECONDS", 12));
+    // By itself the same sequences each time, as many as there is time for.
+    let seconds = number("VGPU_FUZZ_SECONDS", 0);
+    let (time, most) = match seconds {
+        0 => (Duration::from_secs(12), 250),
+        more => (Duration::from_secs(more), u64::MAX),
+    };
     let begun = Instant::now();
     let (mut runs, mut made) = (0, 0);
-    while begun.elapsed() < time {
+    while begun.elapsed() < time && runs < most {
         let own = seed.wrapping_add(runs);
         let steps = sequence(own);
         made += steps.len();

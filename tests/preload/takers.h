@@ -2,6 +2,9 @@
  * programs that try them all. */
 #ifndef TAKERS_H
 #define TAKERS_H
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include "driver.h"
 
 typedef void *handle;
@@ -66,6 +69,7 @@ extern CUresult cuStreamBeginCapture_v2(CUstream, int);
 extern CUresult cuStreamWaitValue32_v2(CUstream, CUdeviceptr, unsigned, unsigned);
 extern CUresult cuMemsetD32_v2(CUdeviceptr, unsigned, size_t);
 extern CUresult cuModuleLoadData(handle *, const void *);
+extern CUresult cuLaunchKernel(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
 extern CUresult cuModuleGetFunction(handle *, handle, const char *);
 extern CUresult cuLibraryLoadData(handle *, const void *, int *, void **, unsigned, int *, void **, unsigned);
 extern CUresult cuLibraryGetModule(handle *, handle);
@@ -77,5 +81,18 @@ extern CUresult cuMulticastCreate(u64 *, const multicast_prop *);
 extern CUresult cuMulticastAddDevice(u64, CUdevice);
 extern CUresult cuMulticastBindMem(u64, size_t, u64, size_t, size_t, u64);
 extern CUresult cuImportExternalMemory(handle *, const external_desc *);
+
+/* A descriptor of another process, by its name "/proc/PID/fd/NUMBER": a copy of it, which is the same file
+ * even where the name cannot be opened. */
+static inline int file_of(const char *name) {
+    int process, number, file = -1;
+    if (sscanf(name, "/proc/%d/fd/%d", &process, &number) != 2) return -1;
+    int handle_of_process = (int)syscall(SYS_pidfd_open, process, 0);
+    if (handle_of_process >= 0) {
+        file = (int)syscall(SYS_pidfd_getfd, handle_of_process, number, 0);
+        close(handle_of_process);
+    }
+    return file >= 0 ? file : open(name, O_RDWR | O_CLOEXEC);
+}
 
 #endif
