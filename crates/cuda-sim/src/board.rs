@@ -6,6 +6,7 @@
 //! gone and gives its memory back (after `release_delay_ms`, when a test wants to see that).
 
 mod cut;
+mod files;
 mod trouble;
 
 use std::fs::{self, File, OpenOptions};
@@ -26,7 +27,7 @@ use crate::process::{self, Identity};
 pub use trouble::Driver;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 /// Processes that can be on the board at once.
 pub const MAX_PROCESSES: usize = 1024;
 /// Allocations that several processes can hold together at once.
@@ -116,6 +117,8 @@ struct Shared {
     id: u64,
     device: u64,
     bytes: u64,
+    /// 1 where descriptors of its file keep it too, as those of a dma-buf do.
+    exported: u64,
     holders: [Holder; MAX_HOLDERS],
 }
 
@@ -150,6 +153,8 @@ struct State {
     process_end: u64,
     /// The same for shared allocations.
     shared_end: u64,
+    /// Shared allocations that descriptors keep: while there is none, no file has to be looked at.
+    exports: u64,
     devices: [Device; MAX_GPUS],
     cuts: [mig::Cut; MAX_GPUS],
     processes: [Process; MAX_PROCESSES],
@@ -289,6 +294,7 @@ impl Board {
         area.state.next_shared = 1;
         area.state.process_end = 0;
         area.state.shared_end = 0;
+        area.state.exports = 0;
         for process in &mut area.state.processes {
             process.generation = 0;
             process.identity = Identity::default();
@@ -374,16 +380,7 @@ impl Board {
     /// # Errors
     /// When it cannot be made.
     pub fn shared_dir(&self) -> io::Result<PathBuf> {
-        let mut name = self.path.clone().into_os_string();
-        name.push(".d");
-        let directory = PathBuf::from(name);
-        fs::create_dir_all(&directory)?;
-        // Best effort: other users' programs share the board.
-        drop(fs::set_permissions(
-            &directory,
-            fs::Permissions::from_mode(0o1777),
-        ));
-        Ok(directory)
+        files::directory(&self.path)
     }
 
     /// How many GPUs it has.
@@ -490,7 +487,7 @@ impl Board {
     pub fn join(&self) -> Result<Member, Refused> {
         let identity = Identity::own();
         let mut state = self.lock();
-        state.reap(self.area().release_delay_ns);
+        self.look(&mut state);
         for index in 0..state.process_end() {
             if state.processes[index].is_same_process(&identity) {
                 state.release(index);
@@ -512,7 +509,15 @@ impl Board {
                 overhead: 0,
             }; MAX_GPUS],
         };
+        drop(state);
+        files::stand(&self.path, generation);
         Ok(Member { index, generation })
+    }
+
+    /// Gives back what dead processes and closed descriptors have kept.
+    fn look(&self, state: &mut State) {
+        state.reap(self.area().release_delay_ns, &self.path);
+        state.collect(&self.path);
     }
 
     /// This process works on a MIG device of the GPUs that it uses, and has no more room than that.
@@ -527,6 +532,7 @@ impl Board {
     pub fn leave(&self, member: Member) {
         let mut state = self.lock();
         if state.own(member).is_some() {
+            files::leave(&self.path, member.generation);
             state.release(member.index);
         }
     }
@@ -555,7 +561,7 @@ impl Board {
             state.has_room(gpu, bytes) && part.is_none_or(fits)
         };
         if !has_room(&state) {
-            state.reap(self.area().release_delay_ns);
+            self.look(&mut state);
             if !has_room(&state) {
                 return Err(Refused::NoMemory);
             }
@@ -618,6 +624,7 @@ impl Board {
             id,
             device: gpu as u64,
             bytes,
+            exported: 0,
             holders,
         };
         Ok(SharedId(id))
@@ -683,14 +690,16 @@ impl Board {
 
     /// Gives dead processes' memory back now, whatever the delay.
     pub fn reap(&self) {
-        self.lock().reap(0);
+        let mut state = self.lock();
+        state.reap(0, &self.path);
+        state.collect(&self.path);
     }
 
     /// Bytes of a GPU that are taken, the dead reaped first (after the release delay).
     #[must_use]
     pub fn used_bytes(&self, gpu: usize) -> u64 {
         let mut state = self.lock();
-        state.reap(self.area().release_delay_ns);
+        self.look(&mut state);
         state.devices.get(gpu).map_or(0, |device| device.used)
     }
 
@@ -698,7 +707,7 @@ impl Board {
     #[must_use]
     pub fn shared_bytes(&self, gpu: usize) -> u64 {
         let mut state = self.lock();
-        state.reap(self.area().release_delay_ns);
+        self.look(&mut state);
         state
             .shared()
             .iter()
@@ -711,7 +720,7 @@ impl Board {
     #[must_use]
     pub fn processes(&self, gpu: usize) -> Vec<ProcessUse> {
         let mut state = self.lock();
-        state.reap(self.area().release_delay_ns);
+        self.look(&mut state);
         let mut shared = vec![0; MAX_PROCESSES];
         for object in state.shared().iter().filter(|object| object.id != 0) {
             let first = object.holders.iter().find(|holder| holder.process != 0);
@@ -826,7 +835,8 @@ impl State {
         let Some(shared) = self.shared_mut(id) else {
             return true;
         };
-        if shared.holders.iter().any(|holder| holder.process != 0) {
+        // What descriptors keep is collected once they are closed.
+        if shared.exported != 0 || shared.holders.iter().any(|holder| holder.process != 0) {
             return false;
         }
         let (gpu, bytes) = (shared.device as usize, shared.bytes);
@@ -835,10 +845,14 @@ impl State {
         true
     }
 
-    fn reap(&mut self, delay_ns: u64) {
+    fn reap(&mut self, delay_ns: u64, board: &Path) {
         for index in 0..self.process_end() {
             let process = &self.processes[index];
             if process.generation == 0 || process.identity.is_alive() {
+                continue;
+            }
+            // A forked child has the device open too, and the memory goes with the last of them.
+            if files::stands(board, process.generation) {
                 continue;
             }
             let now_ns = monotonic_ns().max(1);
@@ -848,6 +862,7 @@ impl State {
             };
             self.processes[index].died_ns = died_ns;
             if now_ns.saturating_sub(died_ns) >= delay_ns {
+                files::leave(board, self.processes[index].generation);
                 self.release(index);
             }
         }

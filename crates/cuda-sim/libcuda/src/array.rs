@@ -7,7 +7,7 @@ use cuda_api::driver::*;
 
 use crate::context::{self, Context};
 use crate::memory::{self, Kind, PITCH};
-use crate::{border, driver};
+use crate::{border, driver, sparse};
 
 /// An array, or a level of a mipmapped one.
 #[derive(Debug)]
@@ -53,8 +53,10 @@ fn with<T>(body: impl FnOnce(&mut Arrays) -> T) -> T {
 
 const LAYERED: u32 = 1;
 const CUBEMAP: u32 = 4;
-/// Sparse, and mapped later: made without memory, which is not simulated.
-const WITHOUT_MEMORY: u32 = 0x40 | 0x80;
+/// Sparse, and mapped later: made without memory, which `cuMemMapArrayAsync` brings.
+const WITHOUT_MEMORY: u32 = SPARSE | DEFERRED;
+const SPARSE: u32 = 0x40;
+const DEFERRED: u32 = 0x80;
 const KNOWN_FLAGS: u32 = 0xff;
 
 impl Shape {
@@ -65,34 +67,44 @@ impl Shape {
             && (self.width != self.height || !self.depth.is_multiple_of(6) || self.depth == 0);
         if self.width == 0
             || sides.iter().any(|side| *side > 1 << 31)
-            || !matches!(self.channels, 1 | 2 | 4)
-            || self.element_bytes().is_none()
+            || !(matches!(self.channels, 1 | 2 | 4)
+                || self.channels == 3 && picture_bytes(self.format).is_some())
+            || self.two_elements().is_none()
             || self.flags & !KNOWN_FLAGS != 0
             || bad_cube
             || (self.flags & LAYERED != 0 && self.depth == 0)
         {
             return Err(CuResult::INVALID_VALUE);
         }
-        if self.flags & WITHOUT_MEMORY != 0 {
-            return Err(CuResult::NOT_SUPPORTED);
-        }
         Ok(self)
     }
 
-    fn element_bytes(&self) -> Option<u64> {
+    /// Bytes of two elements: a picture with fewer colours than points has no whole number for one.
+    fn two_elements(&self) -> Option<u64> {
         let channel = match self.format {
-            0x01 | 0x08 | 0xb0 | 0xc0..=0xc5 => 1,
-            0x02 | 0x09 | 0x10 | 0xc6..=0xcb => 2,
+            // Integers of 8 bits, normalised ones too.
+            0x01 | 0x08 | 0xc0..=0xc2 | 0xc6..=0xc8 => 1,
+            0x02 | 0x09 | 0x10 | 0xc3..=0xc5 | 0xc9..=0xcb => 2,
             0x03 | 0x0a | 0x20 => 4,
             // Compressed blocks: a byte for each texel, or near enough.
             0x91..=0x9e => 1,
-            _ => return None,
+            picture => return picture_bytes(picture),
         };
-        Some(channel * u64::from(self.channels))
+        Some(2 * channel * u64::from(self.channels))
     }
 
     fn pitch(&self) -> u64 {
-        (self.width * self.element_bytes().unwrap_or(1)).next_multiple_of(PITCH)
+        let two = self.two_elements().unwrap_or(2);
+        (self.width * two).div_ceil(2).next_multiple_of(PITCH)
+    }
+
+    /// What it takes of its GPU when it is made.
+    fn taken(&self, bytes: u64) -> u64 {
+        if self.flags & WITHOUT_MEMORY != 0 {
+            0
+        } else {
+            memory::rounded(bytes)
+        }
     }
 
     fn bytes(&self) -> Result<u64, CuResult> {
@@ -124,6 +136,24 @@ impl Shape {
             flags: self.flags,
         }
     }
+}
+
+/// Bytes of two points of a picture, in the formats that keep brightness and colour apart.
+fn picture_bytes(format: u32) -> Option<u64> {
+    Some(match format {
+        // A colour for four points: NV12; P010 and P016 with 16 bits.
+        0xb0 => 3,
+        0x9f | 0xa1 => 6,
+        // A colour for two points: NV16, YUY2; P210, P216, Y210, Y216 with 16 bits.
+        0xa2 | 0xa5 => 4,
+        0xa3 | 0xa4 | 0xa6 | 0xa7 => 8,
+        // A colour for each point: planes of 8 and 16 bits, then packed, some with a fourth channel.
+        0xb2 | 0xb4 => 6,
+        0xb3 | 0xb5 => 12,
+        0xa8 | 0xa9 | 0x50 => 8,
+        0xb1 => 16,
+        _ => return None,
+    })
 }
 
 fn find(handle: CuArray) -> Result<Arc<Array>, CuResult> {
@@ -160,10 +190,10 @@ pub(crate) fn place(handle: CuArray, offset: u64, bytes: u64) -> Result<u64, CuR
 }
 
 fn create(shape: Shape) -> Result<CuArray, CuResult> {
-    let context = context::current()?;
+    let context = context::current()?.home();
     let desc = shape.checked()?;
     let bytes = desc.bytes()?;
-    let base = memory::make(context, bytes, memory::rounded(bytes), Kind::Array, false)?;
+    let base = memory::make(context, bytes, desc.taken(bytes), Kind::Array, false)?;
     Ok(keep(Array {
         desc,
         base,
@@ -187,6 +217,7 @@ fn end_block(base: u64) {
 
 /// A context ends: its arrays end with it (their memory is a block of the context's).
 pub(crate) fn context_gone(context: &'static Context) {
+    sparse::context_gone(context);
     with(|arrays| {
         arrays
             .arrays
@@ -294,6 +325,7 @@ pub(crate) unsafe fn cuArrayDestroy(array: CuArray) -> CuResult {
             return Err(CuResult::INVALID_HANDLE);
         }
         with(|arrays| arrays.arrays.remove(&array.addr()));
+        sparse::forget(array.addr());
         end_block(found.base);
         Ok(())
     })
@@ -360,27 +392,68 @@ pub(crate) unsafe fn cuArray3DGetDescriptor(
     })
 }
 
-/// Asked of arrays whose memory is mapped later, and there are none.
+/// Asked of arrays whose memory is mapped later.
 pub(crate) unsafe fn cuArrayGetMemoryRequirements(
-    _memory_requirements: *mut CuArrayMemoryRequirements,
+    memory_requirements: *mut CuArrayMemoryRequirements,
     array: CuArray,
     device: CuDevice,
 ) -> CuResult {
     border::answer(|| {
         driver::the()?.gpu(device)?;
-        find(array)?;
-        Err(CuResult::INVALID_VALUE)
+        let desc = find(array)?.desc;
+        let told = requirements(desc.flags, desc.bytes()?)?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(memory_requirements, told) }
     })
 }
 
-/// The same for sparse arrays.
+fn requirements(flags: u32, bytes: u64) -> Result<CuArrayMemoryRequirements, CuResult> {
+    if flags & DEFERRED == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    Ok(CuArrayMemoryRequirements {
+        size: bytes.next_multiple_of(sparse::TILE_BYTES) as usize,
+        alignment: sparse::TILE_BYTES as usize,
+        reserved: [0; 4],
+    })
+}
+
+fn sparse_properties(shape: &Shape) -> Result<CuArraySparseProperties, CuResult> {
+    if shape.flags & SPARSE == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // Tiles of 64 KiB, of the form that elements of their size have on a GPU.
+    let element = shape.two_elements().unwrap_or(2).div_ceil(2).max(1);
+    let side = (sparse::TILE_BYTES / element).isqrt().next_power_of_two() as u32;
+    Ok(CuArraySparseProperties {
+        tile_width: side,
+        tile_height: (sparse::TILE_BYTES / element) as u32 / side.max(1),
+        tile_depth: 1,
+        miptail_first_level: u32::MAX,
+        miptail_size: 0,
+        flags: 0,
+        reserved: [0; 4],
+    })
+}
+
+/// Whether an array or a mipmap was made without memory.
+pub(crate) fn waits_for_memory(handle: usize) -> bool {
+    with(|arrays| {
+        let of_mipmap = arrays.mipmaps.get(&handle);
+        let first = of_mipmap.and_then(|mipmap| mipmap.levels.first().copied());
+        let array = arrays.arrays.get(&first.unwrap_or(handle));
+        array.is_some_and(|array| array.desc.flags & WITHOUT_MEMORY != 0)
+    })
+}
+
 pub(crate) unsafe fn cuArrayGetSparseProperties(
-    _sparse_properties: *mut CuArraySparseProperties,
+    out: *mut CuArraySparseProperties,
     array: CuArray,
 ) -> CuResult {
     border::answer(|| {
-        find(array)?;
-        Err(CuResult::INVALID_VALUE)
+        let told = sparse_properties(&find(array)?.desc)?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(out, told) }
     })
 }
 
@@ -407,7 +480,7 @@ pub(crate) unsafe fn cuMipmappedArrayCreate(
         border::check_out(handle)?;
         // SAFETY: the caller's pointer.
         let shape = shape_3d(&unsafe { border::get(desc) }?).checked()?;
-        let context = context::current()?;
+        let context = context::current()?.home();
         let longest = shape.width.max(shape.height).max(shape.depth).max(1);
         let most = longest.ilog2() + 1;
         if count_mipmap_levels == 0 {
@@ -418,7 +491,7 @@ pub(crate) unsafe fn cuMipmappedArrayCreate(
         for level in 0..levels {
             bytes += shape.level(level).bytes()?;
         }
-        let base = memory::make(context, bytes, memory::rounded(bytes), Kind::Array, false)?;
+        let base = memory::make(context, bytes, shape.taken(bytes), Kind::Array, false)?;
         let made = keep_mipmap(base, bytes, context, shape, levels);
         // SAFETY: not null, and the caller's.
         unsafe { border::put(handle, made) }
@@ -467,7 +540,7 @@ pub(crate) fn mipmap_over(
     desc: &CuArray3DDescriptor,
     levels: u32,
 ) -> Result<CuMipmappedArray, CuResult> {
-    let context = context::current()?;
+    let context = context::current()?.home();
     let shape = shape_3d(desc).checked()?;
     Ok(keep_mipmap(base, 0, context, shape, levels.max(1)))
 }
@@ -482,6 +555,7 @@ pub(crate) unsafe fn cuMipmappedArrayDestroy(mipmapped_array: CuMipmappedArray) 
                 arrays.arrays.remove(level);
             }
         });
+        sparse::forget(mipmapped_array.addr());
         if found.bytes > 0 {
             end_block(found.base);
         }
@@ -510,26 +584,37 @@ pub(crate) fn is_mipmap(handle: usize) -> bool {
     with(|arrays| arrays.mipmaps.contains_key(&handle))
 }
 
-/// Asked of mipmaps whose memory is mapped later, and there are none.
+fn first_level(mipmap: CuMipmappedArray) -> Result<(u64, Shape), CuResult> {
+    let found = find_mipmap(mipmap)?;
+    let level = found.levels.first().copied().unwrap_or(0);
+    Ok((
+        found.bytes,
+        find(std::ptr::without_provenance_mut(level))?.desc,
+    ))
+}
+
+/// Asked of mipmaps whose memory is mapped later.
 pub(crate) unsafe fn cuMipmappedArrayGetMemoryRequirements(
-    _memory_requirements: *mut CuArrayMemoryRequirements,
+    memory_requirements: *mut CuArrayMemoryRequirements,
     mipmap: CuMipmappedArray,
     device: CuDevice,
 ) -> CuResult {
     border::answer(|| {
         driver::the()?.gpu(device)?;
-        find_mipmap(mipmap)?;
-        Err(CuResult::INVALID_VALUE)
+        let (bytes, shape) = first_level(mipmap)?;
+        let told = requirements(shape.flags, bytes)?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(memory_requirements, told) }
     })
 }
 
-/// The same for sparse ones.
 pub(crate) unsafe fn cuMipmappedArrayGetSparseProperties(
-    _sparse_properties: *mut CuArraySparseProperties,
+    out: *mut CuArraySparseProperties,
     mipmap: CuMipmappedArray,
 ) -> CuResult {
     border::answer(|| {
-        find_mipmap(mipmap)?;
-        Err(CuResult::INVALID_VALUE)
+        let told = sparse_properties(&first_level(mipmap)?.1)?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(out, told) }
     })
 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board::Kind;
 
-use crate::{border, driver};
+use crate::{border, choices, driver};
 
 /// Called with each context that ends, in this order, while its memory is still there.
 const AT_END: &[fn(Ctx)] = crate::AT_CONTEXT_END;
@@ -33,6 +33,10 @@ pub(crate) struct Context {
     version: u32,
     /// Green contexts: how many multiprocessors; 0 is all.
     pub(crate) multiprocessors: AtomicU32,
+    /// The primary context that a green one works in.
+    primary: Option<Ctx>,
+    /// Bytes that it takes of its GPU.
+    taken: AtomicU64,
     settings: Mutex<Settings>,
 }
 
@@ -49,6 +53,7 @@ struct Settings {
 /// Stack, printf buffer, heap, sync depth, pending launches, L2 granularity, persisting L2.
 const LIMITS: usize = 7;
 const LIMIT_DEFAULTS: [usize; LIMITS] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
+const STACK_LIMIT: usize = 0;
 const PRINTF_LIMIT: usize = 1;
 const HEAP_LIMIT: usize = 2;
 
@@ -88,6 +93,11 @@ impl Context {
         std::ptr::without_provenance_mut(self.handle)
     }
 
+    /// The context that memory and modules made in it belong to: a green one's are its primary one's.
+    pub(crate) fn home(&'static self) -> Ctx {
+        self.primary.unwrap_or(self)
+    }
+
     /// Whether it has not been destroyed.
     pub(crate) fn is_alive(&self) -> bool {
         // Acquire: pairs with the Release of whoever makes or ends it.
@@ -99,7 +109,7 @@ impl Context {
     }
 
     fn checked(&'static self) -> Result<Ctx, CuResult> {
-        if self.is_alive() {
+        if self.is_alive() && self.home().is_alive() {
             Ok(self)
         } else {
             Err(CuResult::CONTEXT_IS_DESTROYED)
@@ -191,9 +201,15 @@ fn pop() -> Option<Ctx> {
 
 // --- making and ending ------------------------------------------------------------------------
 
-fn make(device: CuDevice, flags: u32, version: u32, is_primary: bool) -> Result<Ctx, CuResult> {
+fn make(
+    device: CuDevice,
+    flags: u32,
+    version: u32,
+    is_primary: bool,
+    primary: Option<Ctx>,
+) -> Result<Ctx, CuResult> {
     let gpu = driver::the()?.gpu(device)?;
-    charge(gpu)?;
+    let taken = charge(gpu, primary.is_some())?;
     let context = Box::leak(Box::new(Context {
         handle: 0,
         // Relaxed: only has to differ from every other.
@@ -206,6 +222,8 @@ fn make(device: CuDevice, flags: u32, version: u32, is_primary: bool) -> Result<
         attached: AtomicU32::new(1),
         version,
         multiprocessors: AtomicU32::new(0),
+        primary,
+        taken: AtomicU64::new(taken),
         settings: Mutex::new(fresh_settings()),
     }));
     context.handle = std::ptr::from_ref(context).addr();
@@ -224,13 +242,16 @@ fn fresh_settings() -> Settings {
     }
 }
 
-/// Takes what a context takes of its GPU.
-fn charge(gpu: usize) -> Result<(), CuResult> {
+/// Takes what a context takes of its GPU, and says how much that is.
+fn charge(gpu: usize, is_green: bool) -> Result<u64, CuResult> {
     let driver = driver::the()?;
     if driver.board.is_lost(gpu) {
         return Err(CuResult::DEVICE_UNAVAILABLE);
     }
-    driver.take(gpu, driver.board.context_bytes(), Kind::Overhead)
+    let whole = driver.board.context_bytes();
+    let bytes = choices::context_bytes(whole, is_green, any_on(gpu).is_some());
+    driver.take(gpu, bytes, Kind::Overhead)?;
+    Ok(bytes)
 }
 
 /// Ends a context and everything in it. Its object stays, and says that it is gone.
@@ -244,8 +265,13 @@ fn end(context: Ctx) {
     }
     let settings = std::mem::replace(&mut *context.settings(), fresh_settings());
     if let Some(driver) = driver::get() {
-        let bytes = driver.board.context_bytes() + settings.heap_bytes;
+        // Relaxed: written before anybody had the context.
+        let bytes = context.taken.load(Ordering::Relaxed) + settings.heap_bytes;
         driver.give(context.gpu, bytes, Kind::Overhead);
+    }
+    if context.primary.is_some() {
+        // A program that has reset the primary context has released it for all.
+        release_primary(context.device).ok();
     }
     if !context.is_primary {
         // Its handle says "invalid" from now on, except to threads that still have it current.
@@ -258,7 +284,10 @@ fn end(context: Ctx) {
 /// # Errors
 /// When the device has no room for it.
 pub(crate) fn make_green(device: CuDevice, multiprocessors: u32) -> Result<Ctx, CuResult> {
-    let context = make(device, 0, 3020, false)?;
+    let primary = retain_primary(device)?;
+    let context = make(device, 0, 3020, false, Some(primary)).inspect_err(|_| {
+        release_primary(device).ok();
+    })?;
     // Relaxed: read by whoever got the context from us.
     context
         .multiprocessors
@@ -276,7 +305,7 @@ fn create(out: *mut CuContext, flags: u32, device: CuDevice, version: u32) -> Cu
         if out.is_null() || flags & !FLAGS != 0 || flags & SCHEDULING > BLOCKING {
             return Err(CuResult::INVALID_VALUE);
         }
-        let context = make(device, flags & FLAGS, version, false)?;
+        let context = make(device, flags & FLAGS, version, false, None)?;
         push(Some(context))?;
         // SAFETY: not null, and the caller's.
         unsafe { border::put(out, context.as_handle()) }
@@ -532,7 +561,10 @@ pub(crate) unsafe fn cuCtxGetLimit(value: *mut usize, limit: CuLimit) -> CuResul
     })
 }
 
-/// A bigger heap or printf buffer is taken of the GPU at once; a smaller one gives it back.
+/// Threads that a GPU runs at once, each with a stack.
+const RESIDENT_THREADS: u64 = crate::device::MULTIPROCESSORS as u64 * 2048;
+
+/// Bigger stacks, a bigger heap or printf buffer are taken of the GPU at once; a smaller one gives it back.
 pub(crate) unsafe fn cuCtxSetLimit(limit: CuLimit, value: usize) -> CuResult {
     border::answer(|| {
         let context = current()?;
@@ -545,7 +577,12 @@ pub(crate) unsafe fn cuCtxSetLimit(limit: CuLimit, value: usize) -> CuResult {
         let mut limits = settings.limits;
         limits[index] = value;
         let over = |index: usize| limits[index].saturating_sub(LIMIT_DEFAULTS[index]) as u64;
-        let heap_bytes = (over(PRINTF_LIMIT) + over(HEAP_LIMIT)).next_multiple_of(2 << 20);
+        let stacks = over(STACK_LIMIT).saturating_mul(RESIDENT_THREADS);
+        let heap_bytes = over(PRINTF_LIMIT)
+            .saturating_add(over(HEAP_LIMIT))
+            .saturating_add(stacks)
+            .checked_next_multiple_of(2 << 20)
+            .ok_or(CuResult::OUT_OF_MEMORY)?;
         match heap_bytes.checked_sub(settings.heap_bytes) {
             Some(more) => driver.take(context.gpu, more, Kind::Overhead)?,
             None => {
@@ -618,13 +655,14 @@ pub(crate) fn retain_primary(device: CuDevice) -> Result<Ctx, CuResult> {
     let context = match known {
         Some(context) if context.is_alive() => context,
         Some(context) => {
-            charge(gpu)?;
+            let taken = charge(gpu, false)?;
+            context.taken.store(taken, Ordering::Relaxed);
             // Relaxed and Release: the flags are there before it is alive.
             context.flags.store(flags, Ordering::Relaxed);
             context.alive.store(true, Ordering::Release);
             context
         }
-        None => make(device, flags, 3020, true)?,
+        None => make(device, flags, 3020, true, None)?,
     };
     with(|contexts| {
         let primary = primary_of(contexts, gpu);

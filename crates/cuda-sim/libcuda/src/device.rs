@@ -283,7 +283,7 @@ fn attribute_of(attribute: u32, gpu: usize, devices: usize) -> Option<i32> {
         113 | 115 => 1,
         119 => HANDLE_FILE_DESCRIPTOR,
         120 => 1,
-        122 | 123 | 125 => 1,
+        122..=125 => 1,
         126 => 4,
         127 | 129 => 1,
         131 | 134 => -1,

@@ -21,6 +21,8 @@ pub(crate) struct Driver {
     /// The MIG device that it works on, if its GPU is cut and it asked for one.
     pub(crate) instance: Option<Instance>,
     faults: Faults,
+    /// Whether it does the opposite of its usual choices.
+    pub(crate) is_contrary: bool,
     /// Open as long as the process lives.
     _nodes: Nodes,
 }
@@ -105,6 +107,7 @@ fn make() -> Result<(), CuResult> {
         board.settle(member, instance.index);
     }
     let driver = Box::into_raw(Box::new(Driver {
+        is_contrary: board.is_contrary(),
         board,
         member,
         visible,

@@ -185,7 +185,8 @@ fn elapsed(out: *mut f32, start: CuEvent, end: CuEvent) -> Done {
         }
         *time = exec()?.record_time_ns(record).ok_or(CuResult::NOT_READY)?;
     }
-    let [start, end] = times;
+    let step = crate::choices::event_step_ns();
+    let [start, end] = times.map(|time| time / step * step);
     write(out, ((end as f64 - start as f64) / 1e6) as f32)
 }
 

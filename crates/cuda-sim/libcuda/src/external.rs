@@ -1,20 +1,32 @@
-//! External memory and semaphores: what other APIs made and hand over as a file. The memory is the
-//! file's; importing it takes nothing of a GPU, as on a real one.
+//! External memory and semaphores: what other APIs made and hand over as a file. On a real GPU the memory is what the
+//! exporter took of it; here the file stands for that, and its bytes count for the process that imports it.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_api::driver::*;
+use cuda_sim::board;
 
 use crate::memory::{self, Kind};
 use crate::space::PAGE;
-use crate::{array, border, context, ipc, stream};
+use crate::{array, border, context, driver, ipc, stream};
 
 #[derive(Debug)]
 struct Memory {
     file: File,
     bytes: u64,
+    gpu: usize,
+    taken: u64,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // In a forked child the parent's memory is not the child's to give back.
+        if let Some(driver) = driver::get() {
+            driver.give(self.gpu, self.taken, board::Kind::Alloc);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -53,7 +65,7 @@ pub(crate) unsafe fn cuImportExternalMemory(
     mem_handle_desc: *const CuExternalMemoryHandleDesc,
 ) -> CuResult {
     border::answer(|| {
-        context::current()?;
+        let context = context::current()?;
         border::check_out(ext_mem_out)?;
         // SAFETY: the caller's pointer.
         let desc = unsafe { border::get(mem_handle_desc) }?;
@@ -69,15 +81,17 @@ pub(crate) unsafe fn cuImportExternalMemory(
         if length < desc.size {
             return Err(CuResult::INVALID_VALUE);
         }
+        let taken = memory::rounded(desc.size);
+        driver::the()?.take(context.gpu, taken, board::Kind::Alloc)?;
+        let memory = Memory {
+            file,
+            bytes: desc.size,
+            gpu: context.gpu,
+            taken,
+        };
         let handle = with(|imports| {
             let handle = number(imports);
-            imports.memories.insert(
-                handle,
-                Arc::new(Memory {
-                    file,
-                    bytes: desc.size,
-                }),
-            );
+            imports.memories.insert(handle, Arc::new(memory));
             handle
         });
         // SAFETY: not null, and the caller's.
@@ -90,7 +104,7 @@ fn find(handle: CuExternalMemory) -> Result<Arc<Memory>, CuResult> {
 }
 
 fn map(memory: &Memory, offset: u64, bytes: u64) -> Result<u64, CuResult> {
-    let context = context::current()?;
+    let context = context::current()?.home();
     let inside = offset
         .checked_add(bytes)
         .is_some_and(|end| end <= memory.bytes);

@@ -281,24 +281,38 @@ fn times(conditional: &Conditional, body: &[ExecNode]) -> Done<u32> {
     Ok(said.unwrap_or_else(|| graph::condition(conditional.handle).min(AT_MOST)))
 }
 
+/// The allocation nodes among nodes, those of child graphs too.
+fn allocations(nodes: &[ExecNode]) -> Done<Vec<memory_node::Allocation>> {
+    let mut found = Vec::new();
+    for node in nodes.iter().filter(|node| node.is_enabled) {
+        match &node.body {
+            Body::MemAlloc(allocation) => found.push(allocation.clone()),
+            Body::Child(child) => found.extend(allocations(&nodes_of(child)?)?),
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
 /// Takes the memory of a graph's allocation nodes; all of it or none.
 fn take_memory(nodes: &[ExecNode], free_first: bool) -> Done {
     let mut taken = Vec::new();
-    for node in nodes.iter().filter(|node| node.is_enabled) {
-        let done = match &node.body {
-            Body::MemAlloc(allocation) => allocation
-                .launch(free_first)
-                .inspect(|()| taken.push(allocation.address())),
-            _ => Ok(()),
-        };
-        if let Err(code) = done {
+    for allocation in allocations(nodes)? {
+        if let Err(code) = allocation.launch(free_first) {
             for address in taken {
                 memory_node::free(address);
             }
             return Err(code);
         }
+        taken.push(allocation.address());
     }
     Ok(())
+}
+
+/// Takes the memory that a graph's first launch needs, without launching it.
+fn upload(made: &Exec) -> Done {
+    let nodes = lock(&made.nodes).clone();
+    memory_node::upload(&allocations(&nodes)?)
 }
 
 fn launch(graph_exec: CuGraphExec, stream: CuStream) -> Done {
@@ -450,7 +464,14 @@ pub(crate) unsafe fn cuGraphInstantiateWithParams(
         const SUCCESS: u32 = 0;
         const ERROR: u32 = 1;
         let mut params = read(instantiate_params.cast_const())?;
-        let made = instantiate(out, graph, params.flags);
+        let made = instantiate(out, graph, params.flags).and_then(|made| {
+            if params.flags & UPLOAD != 0 {
+                upload(&made).inspect_err(|_| {
+                    EXECS.remove(Arc::as_ptr(&made).addr());
+                })?;
+            }
+            Ok(made)
+        });
         params.error_node = std::ptr::null_mut();
         params.result = if made.is_ok() { SUCCESS } else { ERROR };
         write(instantiate_params, params)?;
@@ -464,8 +485,9 @@ pub(crate) unsafe fn cuGraphLaunch(graph: CuGraphExec, stream: CuStream) -> CuRe
 
 pub(crate) unsafe fn cuGraphUpload(graph: CuGraphExec, stream: CuStream) -> CuResult {
     answer(|| {
-        find(graph)?;
-        capture::forbidden(&*stream::find(stream)?)
+        let made = find(graph)?;
+        capture::forbidden(&*stream::find(stream)?)?;
+        upload(&made)
     })
 }
 

@@ -15,6 +15,8 @@ pub(crate) struct Image {
     pub(crate) references: Vec<String>,
     /// Bytes that the image itself has.
     pub(crate) bytes: usize,
+    /// Bytes of the sections of a cubin that hold variables: those of the biggest, where there are several.
+    pub(crate) section_bytes: usize,
     /// Nothing could be read in it (a compression that is not known): every name is found.
     pub(crate) opaque: bool,
 }
@@ -164,6 +166,14 @@ impl Image {
         Ok(image)
     }
 
+    /// Bytes of device memory that it declares beside its code.
+    pub(crate) fn declared_bytes(&self) -> u64 {
+        let named = self.variables.values().fold(0_u64, |sum, variable| {
+            sum.saturating_add(variable.bytes as u64)
+        });
+        named.max(self.section_bytes as u64)
+    }
+
     /// Adds what another image offers, as a linker does.
     ///
     /// # Errors
@@ -285,6 +295,12 @@ impl Image {
 
     fn add_elf(&mut self, file: &[u8]) -> Result<(), Unreadable> {
         let elf = Elf::read(file).ok_or(Unreadable::Image)?;
+        let sections = elf
+            .sections
+            .iter()
+            .filter(|section| holds_variables(section.name));
+        let bytes = sections.fold(0_usize, |sum, section| sum.saturating_add(section.size));
+        self.section_bytes = self.section_bytes.max(bytes);
         for (index, section) in elf.sections.iter().enumerate() {
             if let Some(name) = section.name.strip_prefix(".text.") {
                 // A device function that was not inlined has code of its own, but is no entry.
@@ -323,6 +339,11 @@ impl Image {
         }
         Ok(())
     }
+}
+
+/// Whether a section of a cubin is memory of the module, rather than code or what the driver reads.
+fn holds_variables(name: &str) -> bool {
+    name == ".bss" || name.starts_with(".nv.global") || name.starts_with(".nv.constant3")
 }
 
 impl Kernel {
@@ -466,8 +487,9 @@ fn variable_of(statement: &str) -> Option<(String, Variable)> {
     if statement.contains(".extern") || statement.contains(".func") {
         return None;
     }
-    let constant = statement.contains(".const ");
-    if !constant && !statement.contains(".global ") {
+    let has = |wanted: &str| statement.split_whitespace().any(|word| word == wanted);
+    let constant = has(".const");
+    if !constant && !has(".global") {
         return None;
     }
     let declaration = statement.split('=').next()?;
@@ -524,10 +546,27 @@ fn declared(text: &str) -> (usize, usize) {
     let declaration = text.split('=').next().unwrap_or("");
     for part in declaration.split('[').skip(1) {
         let length = part.split(']').next().unwrap_or("").trim();
-        count = count.saturating_mul(length.parse().unwrap_or(1));
+        count = count.saturating_mul(number(length).unwrap_or(1));
     }
     let bytes = count.saturating_mul(element * vector);
+    // An array without a length has its initialiser's.
+    let bytes = match text.split_once('=') {
+        Some((before, values)) if before.contains("[]") => values.split(',').count() * element,
+        _ => bytes,
+    };
     (bytes, if align == 0 { element * vector } else { align })
+}
+
+/// A number as PTX writes it: decimal, `0x`, `0b` or octal, with a `U` after it or none.
+fn number(text: &str) -> Option<usize> {
+    let text = text.strip_suffix(['U', 'u']).unwrap_or(text);
+    let (digits, radix) = match text.as_bytes() {
+        [b'0', b'x' | b'X', ..] => (text.get(2..)?, 16),
+        [b'0', b'b' | b'B', ..] => (text.get(2..)?, 2),
+        [b'0', _, ..] => (text.get(1..)?, 8),
+        _ => (text, 10),
+    };
+    usize::from_str_radix(digits, radix).ok()
 }
 
 // --- ELF ------------------------------------------------------------------------------------

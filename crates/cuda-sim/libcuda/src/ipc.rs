@@ -6,15 +6,16 @@ use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
 
-use crate::border;
 use crate::context::{self, Context};
 use crate::driver::{self, Driver};
 use crate::memory::{self, Block, Kind};
 use crate::space::{PAGE, address};
+use crate::{border, choices};
 
 /// Descriptors of ours stand high, out of the way of programs that count on low numbers.
 const LEAST_DESCRIPTOR: i32 = 512;
@@ -30,11 +31,21 @@ pub(crate) struct Name {
     pub(crate) pid: u64,
 }
 
+static EXPORTS: AtomicU64 = AtomicU64::new(1);
+
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpu-ipc");
 
 impl Name {
     /// Writes itself into a handle of 64 bytes.
     pub(crate) fn write(&self, into: &mut [u8; 64]) {
+        if choices::contrary() {
+            // What a handle does not use may hold anything, and another thing each time.
+            // Relaxed: only has to differ from every other.
+            let count = EXPORTS.fetch_add(1, Ordering::Relaxed);
+            for slot in into.chunks_exact_mut(8) {
+                slot.copy_from_slice(&(count ^ 0x5aa5_0ff0_c33c_9669).to_le_bytes());
+            }
+        }
         for (slot, word) in into.chunks_exact_mut(8).zip(self.words()) {
             slot.copy_from_slice(&word.to_le_bytes());
         }
@@ -148,11 +159,81 @@ pub(crate) fn read_record<T: Copy>(file: &File, offset: u64) -> Result<T, CuResu
 }
 
 fn path_of(driver: &Driver, id: u64) -> Result<PathBuf, CuResult> {
-    let directory = driver
+    driver
         .board
         .shared_dir()
         .map_err(|_| CuResult::OPERATING_SYSTEM)?;
-    Ok(directory.join(format!("memory-{id}")))
+    Ok(driver.board.shared_file(SharedId(id)))
+}
+
+// --- descriptors that programs pass on ------------------------------------------------------------
+
+fn token_path(driver: &Driver, token: u64) -> Result<PathBuf, CuResult> {
+    let directory = driver.board.shared_dir();
+    let directory = directory.map_err(|_| CuResult::OPERATING_SYSTEM)?;
+    Ok(directory.join(format!("shareable-{token}")))
+}
+
+/// A file whose descriptors can be passed on: without a name, or, where descriptors tell nothing apart, found by the
+/// number that they say.
+///
+/// # Errors
+/// When the process has no descriptor left, or the machine no memory.
+pub(crate) fn shareable_file(name: &CStr, bytes: u64) -> Result<(File, Option<u64>), CuResult> {
+    if !choices::descriptors_alike() {
+        return Ok((memory_file(name, bytes)?, None));
+    }
+    let driver = driver::the()?;
+    let token = driver.board.number();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o666)
+        .open(token_path(driver, token)?)
+        .map_err(|_| CuResult::OPERATING_SYSTEM)?;
+    file.set_len(bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+    Ok((moved_up(&file)?, Some(token)))
+}
+
+/// A descriptor of such a file for the program to keep and close.
+///
+/// # Errors
+/// When the process has none left.
+pub(crate) fn exported(file: &File, token: Option<u64>) -> Result<i32, CuResult> {
+    match token {
+        None => for_program(file),
+        Some(token) => {
+            let made = driver::the()?.board.token(token);
+            Ok(made.map_err(|_| CuResult::OPERATING_SYSTEM)?.into_raw_fd())
+        }
+    }
+}
+
+/// The file behind a descriptor that the program passes; its own stays open.
+///
+/// # Errors
+/// When it is none.
+pub(crate) fn imported(fd: i32) -> Result<(File, Option<u64>), CuResult> {
+    if !choices::descriptors_alike() {
+        return Ok((from_program(fd)?, None));
+    }
+    let driver = driver::the()?;
+    let said = driver.board.token_number(fd);
+    let token = said.map_err(|_| CuResult::INVALID_VALUE)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(token_path(driver, token)?)
+        .map_err(|_| CuResult::INVALID_VALUE)?;
+    Ok((moved_up(&file)?, Some(token)))
+}
+
+/// Nobody holds it any more: its file goes.
+pub(crate) fn forget_token(driver: &Driver, token: Option<u64>) {
+    if let Some(path) = token.and_then(|token| token_path(driver, token).ok()) {
+        drop(fs::remove_file(path));
+    }
 }
 
 /// Nobody holds it any more: its file goes too.
@@ -332,7 +413,7 @@ unsafe fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32)
     border::answer(|| {
         const LAZY_PEER_ACCESS: u32 = 1;
         border::check_out(out)?;
-        let context = context::current()?;
+        let context = context::current()?.home();
         if flags != LAZY_PEER_ACCESS {
             return Err(CuResult::INVALID_VALUE);
         }

@@ -15,11 +15,8 @@ use crate::context::{self, Context};
 use crate::driver::{self, Driver};
 use crate::pool::Pool;
 use crate::space::{self, PAGE, Space};
-use crate::{border, ipc, memory_node, stream, vmm};
+use crate::{border, choices, ipc, memory_node, stream, vmm};
 
-/// Blocks of at least this size are taken in steps of 2 MiB, smaller ones in steps of 512 bytes.
-const BIG: u64 = 1 << 20;
-pub(crate) const STEP: u64 = 2 << 20;
 const SMALL_STEP: u64 = 512;
 
 /// A block of addresses.
@@ -97,7 +94,8 @@ fn with<T>(body: impl FnOnce(&mut Blocks) -> T) -> T {
 /// What a plain block of this size takes of its GPU.
 #[must_use]
 pub(crate) fn rounded(bytes: u64) -> u64 {
-    let step = if bytes >= BIG { STEP } else { SMALL_STEP };
+    let (least, big) = choices::steps();
+    let step = if bytes >= least { big } else { SMALL_STEP };
     bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
 }
 
@@ -160,7 +158,7 @@ pub(crate) fn make(
         bytes,
         taken,
         gpu: context.gpu,
-        context: Some(context),
+        context: Some(context.home()),
         kind,
         // Relaxed: only has to differ from every other.
         id: NEXT_ID.fetch_add(1, Ordering::Relaxed),

@@ -9,9 +9,13 @@ use cuda_api::driver::*;
 use cuda_sim::board::Kind as Taken;
 
 use crate::border::answer;
+use crate::choices;
 use crate::gpu::{Ctx, Done, lock, read, write};
-use crate::memory::{self, Kind, STEP};
+use crate::memory::{self, Kind};
 use crate::{context, driver};
+
+/// What a GPU keeps for graphs is given back in pieces of this size.
+const STEP: u64 = 2 << 20;
 
 /// What a GPU keeps for graphs grows by this at least.
 const CHUNK: u64 = 32 << 20;
@@ -27,6 +31,8 @@ struct Inner {
     gpu: usize,
     /// Launched, and not freed since.
     is_live: Mutex<bool>,
+    /// Bytes of the GPU that are its own, where graphs do not share what the GPU keeps for them.
+    own_bytes: Mutex<u64>,
     device: CuDevice,
 }
 
@@ -39,6 +45,8 @@ struct Kept {
     used_high: u64,
     reserved: u64,
     reserved_high: u64,
+    /// Of `reserved`, what nodes had that are gone.
+    left_behind: u64,
 }
 
 static KEPT: Mutex<Option<HashMap<usize, Kept>>> = Mutex::new(None);
@@ -52,23 +60,80 @@ fn with_kept<T>(gpu: usize, body: impl FnOnce(&mut Kept) -> T) -> T {
     )
 }
 
-fn take(gpu: usize, bytes: u64) -> Done {
-    let driver = driver::the()?;
-    with_kept(gpu, |kept| {
-        let used = kept.used + bytes;
-        if used > kept.reserved {
-            let missing = (used - kept.reserved).next_multiple_of(STEP).max(CHUNK);
-            driver.take(gpu, missing, Taken::Alloc)?;
-            kept.reserved += missing;
-            kept.reserved_high = kept.reserved_high.max(kept.reserved);
-        }
-        kept.used = used;
-        kept.used_high = kept.used_high.max(used);
+impl Kept {
+    /// Takes so many more bytes of the GPU for graphs.
+    fn grow(&mut self, gpu: usize, missing: u64) -> Done {
+        driver::the()?.take(gpu, missing, Taken::Alloc)?;
+        self.reserved += missing;
+        self.reserved_high = self.reserved_high.max(self.reserved);
         Ok(())
-    })
+    }
+
+    /// Sees to it that there is room for so many bytes beside those in use.
+    fn make_room(&mut self, gpu: usize, bytes: u64) -> Done {
+        let needed = self
+            .used
+            .checked_add(bytes)
+            .ok_or(CuResult::OUT_OF_MEMORY)?;
+        match needed.checked_sub(self.reserved) {
+            None | Some(0) => Ok(()),
+            Some(missing) => {
+                let missing = missing
+                    .checked_next_multiple_of(STEP)
+                    .ok_or(CuResult::OUT_OF_MEMORY)?;
+                self.grow(gpu, missing.max(CHUNK))
+            }
+        }
+    }
+}
+
+/// Takes the memory of allocation nodes that are not launched yet: their graph is uploaded.
+///
+/// # Errors
+/// When the GPU has no room.
+pub(crate) fn upload(allocations: &[Allocation]) -> Done {
+    let mut needs: HashMap<usize, u64> = HashMap::new();
+    for Allocation(inner) in allocations {
+        if choices::graph_memory_is_apart() {
+            inner.take_own()?;
+        } else if !*lock(&inner.is_live) {
+            let need = needs.entry(inner.gpu).or_default();
+            *need = need.saturating_add(inner.bytes);
+        }
+    }
+    for (gpu, bytes) in needs {
+        with_kept(gpu, |kept| kept.make_room(gpu, bytes))?;
+    }
+    Ok(())
 }
 
 impl Inner {
+    fn take(&self) -> Done {
+        if choices::graph_memory_is_apart() {
+            self.take_own()?;
+        } else {
+            with_kept(self.gpu, |kept| kept.make_room(self.gpu, self.bytes))?;
+        }
+        with_kept(self.gpu, |kept| {
+            kept.used += self.bytes;
+            kept.used_high = kept.used_high.max(kept.used);
+        });
+        Ok(())
+    }
+
+    fn take_own(&self) -> Done {
+        let mut own = lock(&self.own_bytes);
+        if *own == 0 {
+            let bytes = self
+                .bytes
+                .checked_next_multiple_of(choices::granularity())
+                .ok_or(CuResult::OUT_OF_MEMORY)?;
+            with_kept(self.gpu, |kept| kept.grow(self.gpu, bytes))?;
+            *own = bytes;
+        }
+        Ok(())
+    }
+
     fn give_back(&self) -> bool {
         let was_live = std::mem::take(&mut *lock(&self.is_live));
         if was_live {
@@ -83,6 +148,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.give_back();
+        let own = *lock(&self.own_bytes);
+        with_kept(self.gpu, |kept| kept.left_behind += own);
         if let Some(all) = lock(&ALLOCATIONS).as_mut() {
             all.remove(&self.address);
         }
@@ -130,6 +197,7 @@ pub(crate) fn reserve_for(gpu: usize, device: CuDevice, bytes: u64) -> Done<Allo
         bytes,
         gpu,
         is_live: Mutex::new(false),
+        own_bytes: Mutex::new(0),
         device,
     });
     lock(&ALLOCATIONS)
@@ -150,6 +218,11 @@ pub(crate) fn make_free(address: u64) -> Done<u64> {
 
 fn find(address: u64) -> Option<Arc<Inner>> {
     lock(&ALLOCATIONS).as_ref()?.get(&address)?.upgrade()
+}
+
+/// Whether a graph has been launched that has memory at an address, and nobody has freed it since.
+pub(crate) fn is_live(address: u64) -> bool {
+    find(address).is_some_and(|found| *lock(&found.is_live))
 }
 
 /// Whether an address is a graph's, launched or not.
@@ -173,7 +246,7 @@ impl Allocation {
             }
             self.0.give_back();
         }
-        take(self.0.gpu, self.0.bytes)?;
+        self.0.take()?;
         *lock(&self.0.is_live) = true;
         Ok(())
     }
@@ -241,8 +314,32 @@ pub(crate) unsafe fn cuDeviceSetGraphMemAttribute(
     })
 }
 
+/// Every allocation node of a GPU that there is.
+fn all_of(gpu: usize) -> Vec<Arc<Inner>> {
+    let all: Vec<_> = lock(&ALLOCATIONS)
+        .iter()
+        .flat_map(HashMap::values)
+        .cloned()
+        .collect();
+    let there = all.iter().filter_map(Weak::upgrade);
+    there.filter(|inner| inner.gpu == gpu).collect()
+}
+
 fn trim(gpu: usize) -> Done {
     let driver = driver::the()?;
+    if choices::graph_memory_is_apart() {
+        let mut given = with_kept(gpu, |kept| std::mem::take(&mut kept.left_behind));
+        for inner in all_of(gpu) {
+            if !*lock(&inner.is_live) {
+                given += std::mem::take(&mut *lock(&inner.own_bytes));
+            }
+        }
+        driver.give(gpu, given, Taken::Alloc);
+        with_kept(gpu, |kept| {
+            kept.reserved = kept.reserved.saturating_sub(given)
+        });
+        return Ok(());
+    }
     with_kept(gpu, |kept| {
         let needed = kept.used.next_multiple_of(STEP).min(kept.reserved);
         driver.give(gpu, kept.reserved - needed, Taken::Alloc);
@@ -260,16 +357,7 @@ pub(crate) fn context_gone(context: Ctx) {
     if context::any_on(context.gpu).is_some() {
         return;
     }
-    let all: Vec<_> = lock(&ALLOCATIONS)
-        .iter()
-        .flat_map(HashMap::values)
-        .cloned()
-        .collect();
-    for inner in all
-        .iter()
-        .filter_map(Weak::upgrade)
-        .filter(|inner| inner.gpu == context.gpu)
-    {
+    for inner in all_of(context.gpu) {
         inner.give_back();
     }
     // Without a driver there is nothing to give it back to.

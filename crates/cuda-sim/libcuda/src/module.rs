@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use cuda_api::driver::*;
@@ -15,8 +15,9 @@ use crate::border::answer;
 use crate::gpu::{Ctx, Done, exec, handle, lock, read_all, text, write, write_if};
 use crate::image::{self, Image, Unreadable, Variable};
 use crate::launch::{MAX_THREADS, SHARED_BYTES_OPT_IN};
+use crate::room::Room;
 use crate::table::Table;
-use crate::{context, driver, memory};
+use crate::{choices, context, driver, memory};
 
 /// Something that can be launched: a function of a module, or a kernel of a library.
 #[derive(Debug)]
@@ -57,7 +58,9 @@ impl Function {
 struct Module {
     context: Ctx,
     image: Arc<Image>,
-    taken: u64,
+    /// Bytes that a runtime's image takes of what all of them take together.
+    taken: AtomicU64,
+    room: Room,
     functions: Mutex<BTreeMap<String, Arc<Function>>>,
     variables: Mutex<BTreeMap<String, (u64, usize)>>,
     /// The library that it belongs to, if any.
@@ -90,9 +93,6 @@ static MODULES: Table<Module> = Table::new();
 static LIBRARIES: Table<Library> = Table::new();
 static LINKS: Table<Link> = Table::new();
 
-/// Modules take whole pages of their GPU.
-const PAGE: u64 = 2 << 20;
-
 /// The function that a program means, a library's kernel too.
 pub(crate) fn function(function: CuFunction) -> Done<Arc<Function>> {
     FUNCTIONS
@@ -102,10 +102,14 @@ pub(crate) fn function(function: CuFunction) -> Done<Arc<Function>> {
 
 /// Sees to it that what a function belongs to is loaded where it is to run.
 pub(crate) fn load_for(function: &Function, context: Ctx) -> Done {
-    match function.owner {
-        Owner::Module(_) => Ok(()),
-        Owner::Library(library) => module_of(library, context).map(drop),
-    }
+    let module = match function.owner {
+        Owner::Module(module) => module,
+        Owner::Library(library) => module_of(library, context)?,
+    };
+    // A function that outlives its module is refused elsewhere.
+    MODULES
+        .get(module)
+        .map_or(Ok(()), |module| module.room.fill())
 }
 
 /// A context is gone, and the modules in it; their functions are none from then on.
@@ -119,14 +123,13 @@ pub(crate) fn context_gone(context: Ctx) {
 }
 
 impl Unread {
-    fn variable(&self, name: &str) -> Option<Variable> {
-        let image = self.image.get_or_init(|| {
+    fn image(&self) -> &Image {
+        self.image.get_or_init(|| {
             let start = std::ptr::with_exposed_provenance::<u8>(self.start);
             // SAFETY: the runtime keeps its image until it unloads the module.
             let bytes = unsafe { std::slice::from_raw_parts(start, image::extent(start)) };
             Image::parse(bytes).unwrap_or_default()
-        });
-        image.variables.get(name).copied()
+        })
     }
 }
 
@@ -142,12 +145,10 @@ impl Module {
             memory::drop_variables(place.0);
         }
         if self.unread.is_some() {
-            runtime_code(self.context, |bytes| {
-                *bytes = bytes.saturating_sub(self.taken)
-            })
-            .ok();
-        } else if let Some(driver) = driver::get() {
-            driver.give(self.context.gpu, self.taken, Taken::Overhead);
+            let taken = self.taken.swap(0, Ordering::SeqCst);
+            runtime_code(self.context, |bytes| *bytes = bytes.saturating_sub(taken)).ok();
+        } else {
+            self.room.empty();
         }
     }
 }
@@ -166,7 +167,12 @@ fn runtime_code(context: Ctx, change: impl FnOnce(&mut u64)) -> Done {
         .or_insert(0);
     let before = *bytes;
     change(bytes);
-    let (old, new) = (before.next_multiple_of(PAGE), bytes.next_multiple_of(PAGE));
+    let page = choices::granularity();
+    let pages = |bytes: u64| bytes.checked_next_multiple_of(page);
+    let (Some(old), Some(new)) = (pages(before), pages(*bytes)) else {
+        *bytes = before;
+        return Err(CuResult::OUT_OF_MEMORY);
+    };
     if new < old {
         driver.give(context.gpu, old - new, Taken::Overhead);
         return Ok(());
@@ -178,7 +184,7 @@ fn runtime_code(context: Ctx, change: impl FnOnce(&mut u64)) -> Done {
 
 /// Loads a runtime's image, by its functions' names as the runtime knows them.
 pub(crate) fn load_for_runtime(out: *mut CuModule, start: *const c_void) -> Done {
-    let context = context::current()?;
+    let context = context::current()?.home();
     if out.is_null() || start.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -194,7 +200,8 @@ pub(crate) fn load_for_runtime(out: *mut CuModule, start: *const c_void) -> Done
             opaque: true,
             ..Image::default()
         }),
-        taken,
+        taken: AtomicU64::new(taken),
+        room: Room::none(context),
         functions: Mutex::new(BTreeMap::new()),
         variables: Mutex::new(BTreeMap::new()),
         library: 0,
@@ -235,12 +242,14 @@ fn image_in(path: *const c_char) -> Done<Image> {
 }
 
 fn load(context: Ctx, image: Arc<Image>, library: usize) -> Done<usize> {
-    let taken = (image.bytes as u64).max(1).next_multiple_of(PAGE);
-    driver::the()?.take(context.gpu, taken, Taken::Overhead)?;
+    let context = context.home();
+    let bytes = (image.bytes as u64).saturating_add(image.declared_bytes());
+    let room = Room::of_module(context, bytes)?;
     let module = Arc::new(Module {
         context,
         image,
-        taken,
+        taken: AtomicU64::new(0),
+        room,
         functions: Mutex::new(BTreeMap::new()),
         variables: Mutex::new(BTreeMap::new()),
         library,
@@ -341,6 +350,7 @@ fn find_library(library: CuLibrary) -> Done<Arc<Library>> {
 /// The module that a library is in a context, loaded when it is not yet.
 fn module_of(library: usize, context: Ctx) -> Done<usize> {
     let found = LIBRARIES.get(library).ok_or(CuResult::INVALID_HANDLE)?;
+    let context = context.home();
     let mut modules = lock(&found.modules);
     if let Some(&module) = modules.get(&context.handle) {
         return Ok(module);
@@ -356,6 +366,7 @@ fn module_function(module: usize, name: &str) -> Done<usize> {
 }
 
 fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
+    module.room.fill()?;
     if let Some(place) = lock(&module.variables).get(name) {
         return Ok(*place);
     }
@@ -366,15 +377,32 @@ fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
             constant: false,
             managed: false,
         };
-        let declared = module
-            .unread
-            .as_ref()
-            .and_then(|unread| unread.variable(name));
+        let declared = match &module.unread {
+            Some(unread) => {
+                take_declared(module, unread)?;
+                unread.image().variables.get(name).copied()
+            }
+            None => None,
+        };
         let place = place(module.context, declared.unwrap_or(unknown))?;
         lock(&module.variables).insert(name.to_owned(), place);
         return Ok(place);
     }
     Err(CuResult::NOT_FOUND)
+}
+
+/// Takes what a runtime's image declares, once somebody has asked for a variable of it.
+fn take_declared(module: &Module, unread: &Unread) -> Done {
+    let is_known = unread.image.get().is_some();
+    let declared = unread.image().declared_bytes();
+    if is_known || declared == 0 {
+        return Ok(());
+    }
+    runtime_code(module.context, |bytes| {
+        *bytes = bytes.saturating_add(declared)
+    })?;
+    module.taken.fetch_add(declared, Ordering::SeqCst);
+    Ok(())
 }
 
 fn variable_of(module: CuModule, name: *const c_char) -> Done<(u64, usize)> {
@@ -477,7 +505,7 @@ fn answer_options(count: u32, options: *mut CuJitOption, values: *mut *mut c_voi
 pub(crate) unsafe fn cuModuleGetLoadingMode(mode: *mut CuModuleLoadingMode) -> CuResult {
     const EAGER: u32 = 1;
     const LAZY: u32 = 2;
-    let eager = std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER");
+    let eager = !choices::says_lazy();
     answer(|| write(mode, if eager { EAGER } else { LAZY }))
 }
 
@@ -676,15 +704,20 @@ pub(crate) unsafe fn cuFuncIsLoaded(
     state: *mut CuFunctionLoadingState,
     func: CuFunction,
 ) -> CuResult {
-    const LOADED: u32 = 1;
     answer(|| {
-        function(func)?;
-        write(state, LOADED)
+        let module = match function(func)?.owner {
+            Owner::Module(module) => module,
+            Owner::Library(library) => module_of(library, context::current()?)?,
+        };
+        let loaded = MODULES
+            .get(module)
+            .is_none_or(|module| module.room.is_full());
+        write(state, u32::from(loaded))
     })
 }
 
 pub(crate) unsafe fn cuFuncLoad(func: CuFunction) -> CuResult {
-    answer(|| function(func).map(drop))
+    answer(|| load_for(&*function(func)?, context::current()?))
 }
 
 // --- libraries ----------------------------------------------------------------------------------

@@ -64,17 +64,18 @@ pub(crate) unsafe fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) -> CuRes
             return Ok(());
         }
         if memory_node::is_graphs(ptr.0) {
-            return if memory_node::free(ptr.0) {
-                Ok(())
-            } else {
-                Err(CuResult::INVALID_VALUE)
-            };
+            if !memory_node::is_live(ptr.0) {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            return stream::free_in_order(&found, move || {
+                memory_node::free(ptr.0);
+            });
         }
         // Plain memory may be freed like this too.
         let own = |block: &memory::Block| {
             matches!(block.kind, Kind::Pool(_) | Kind::Device | Kind::Managed)
         };
         let block = memory::remove(ptr.0, own).ok_or(CuResult::INVALID_VALUE)?;
-        stream::in_order(&found, move || memory::end(ptr.0, &block))
+        stream::free_in_order(&found, move || memory::end(ptr.0, &block))
     })
 }

@@ -8,12 +8,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board;
 
+use crate::choices;
 use crate::context::{self, Context};
-use crate::memory::{self, Kind, STEP};
+use crate::memory::{self, Kind};
 use crate::{border, driver, ipc};
 
-/// What a pool takes at least when it grows.
-const CHUNK: u64 = 32 << 20;
 const PIECE_STEP: u64 = 512;
 pub(crate) const HANDLE_NONE: u64 = 0;
 pub(crate) const HANDLE_FILE_DESCRIPTOR: u64 = 1;
@@ -133,6 +132,9 @@ pub(crate) fn find(handle: CuMemoryPool) -> Result<&'static Pool, CuResult> {
 /// Something of this GPU has been waited for: its pools give back what is empty and beyond their
 /// threshold.
 pub(crate) fn synchronized(gpu: usize) {
+    if choices::pools_keep() {
+        return;
+    }
     let pools = with(|pools| pools.all.clone());
     for pool in pools.into_iter().filter(|pool| pool.gpu == gpu) {
         let keep = pool.state().threshold;
@@ -193,10 +195,11 @@ impl Pool {
             Some(chunk) => chunk,
             None => {
                 let grown = bytes
-                    .checked_next_multiple_of(STEP)
+                    .checked_next_multiple_of(choices::granularity())
                     .ok_or(CuResult::OUT_OF_MEMORY)?;
-                let grown = grown.max(CHUNK);
-                if self.max_bytes != 0 && state.reserved + grown > self.max_bytes.max(CHUNK) {
+                let chunk = choices::pool_chunk();
+                let grown = grown.max(chunk);
+                if self.max_bytes != 0 && state.reserved + grown > self.max_bytes.max(chunk) {
                     return Err(CuResult::OUT_OF_MEMORY);
                 }
                 drop(state);
@@ -592,10 +595,12 @@ pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
             gpu: pool.gpu as u64,
             handle_types: pool.handle_types,
         };
-        let file = ipc::memory_file(c"vgpu-sim-pool", size_of::<PoolToken>() as u64)?;
+        let length = size_of::<PoolToken>() as u64;
+        let (file, number) = ipc::shareable_file(c"vgpu-sim-pool", length)?;
         ipc::write_record(&file, 0, &token)?;
+        let fd = ipc::exported(&file, number)?;
         // SAFETY: the caller's pointer; the descriptor is its own from now on.
-        unsafe { border::put(handle_out.cast::<i32>(), ipc::for_program(&file)?) }
+        unsafe { border::put(handle_out.cast::<i32>(), fd) }
     })
 }
 
@@ -610,7 +615,7 @@ pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
         if flags != 0 || u64::from(handle_type) != HANDLE_FILE_DESCRIPTOR {
             return Err(CuResult::INVALID_VALUE);
         }
-        let file = ipc::from_program(handle.addr() as i32)?;
+        let (file, _) = ipc::imported(handle.addr() as i32)?;
         let token: PoolToken = ipc::read_record(&file, 0)?;
         let driver = driver::the()?;
         let gpu = token.gpu as usize;

@@ -371,6 +371,14 @@ pub(crate) fn in_order(stream: &Stream, act: impl FnOnce() + Send + 'static) -> 
     Ok(())
 }
 
+/// The same for freeing, which a driver may put behind kernels too.
+pub(crate) fn free_in_order(stream: &Stream, act: impl FnOnce() + Send + 'static) -> Done {
+    if crate::choices::frees_wait_for_kernels() && !ordered_idle(stream)? {
+        return submit_call(stream, act);
+    }
+    in_order(stream, act)
+}
+
 // --- values ---------------------------------------------------------------------------------
 
 /// What a stream does to a word of memory.

@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board::{self, SharedId};
 
-use crate::memory::{self, Block, Kind, STEP};
+use crate::choices::{self, granularity};
+use crate::memory::{self, Block, Kind};
+use crate::multicast::Multicast;
 use crate::space::address;
 use crate::{border, driver, ipc};
 
@@ -24,17 +26,18 @@ const FILE_DESCRIPTOR: u32 = 1;
 #[derive(Debug)]
 pub(crate) struct Physical {
     handle: u64,
-    gpu: usize,
-    bytes: u64,
+    pub(crate) gpu: usize,
+    pub(crate) bytes: u64,
     on_host: bool,
     prop: Prop,
     file: Arc<Contents>,
     /// Where its contents begin in the file.
     offset: u64,
+    /// The number that its exported descriptors say, where they say one.
+    token: Option<u64>,
     shared: Mutex<Option<SharedId>>,
-    /// How many devices may join it, when it is a multicast object; and which have.
-    multicast: Option<u32>,
-    devices: AtomicU32,
+    /// Set when it is a multicast object.
+    pub(crate) multicast: Option<Multicast>,
 }
 
 /// The part of the properties that is told again.
@@ -82,9 +85,15 @@ impl Drop for Physical {
         }
         // In a forked child the parent's memory is not the child's to give back.
         let Some(driver) = driver::get() else { return };
+        if choices::reuses_handles() {
+            lock(&FREE_HANDLES).push(self.handle);
+        }
         match *lock(&self.shared) {
             Some(shared) => {
-                driver.board.let_go(driver.member, shared);
+                if driver.board.let_go(driver.member, shared) {
+                    ipc::forget(driver, shared);
+                    ipc::forget_token(driver, self.token);
+                }
             }
             None if self.takes_memory() => driver.give(self.gpu, self.bytes, board::Kind::Alloc),
             None => {}
@@ -95,6 +104,17 @@ impl Drop for Physical {
 impl Physical {
     fn takes_memory(&self) -> bool {
         !self.on_host && self.multicast.is_none()
+    }
+
+    /// The board's number of it, from which on processes can hold it together; none where it takes nothing of a GPU.
+    pub(crate) fn share(&self) -> Result<Option<SharedId>, CuResult> {
+        let driver = driver::the()?;
+        let mut shared = lock(&self.shared);
+        if shared.is_none() && self.takes_memory() {
+            let made = driver.board.share(driver.member, self.gpu, self.bytes);
+            *shared = Some(made.map_err(driver::refusal)?);
+        }
+        Ok(*shared)
     }
 }
 
@@ -114,6 +134,11 @@ struct Access {
 }
 
 impl Mapping {
+    /// The memory that is mapped.
+    pub(crate) fn physical(&self) -> &Arc<Physical> {
+        &self.physical
+    }
+
     /// Whether anybody may touch it.
     pub(crate) fn is_accessible(&self) -> bool {
         // Relaxed, as all in `Access`: the program orders its own calls.
@@ -143,14 +168,16 @@ struct Held {
 
 static HANDLES: Mutex<BTreeMap<u64, Held>> = Mutex::new(BTreeMap::new());
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
-static NEXT_HANDLE: AtomicU64 = AtomicU64::new(0x5600_0000_0001);
+static NEXT_HANDLE: AtomicU64 = AtomicU64::new(1);
+/// Numbers of handles that are gone, the last one last.
+static FREE_HANDLES: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 static COMMON: Mutex<Option<Arc<Contents>>> = Mutex::new(None);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn held(handle: CuMemAllocationHandle) -> Result<Arc<Physical>, CuResult> {
+pub(crate) fn held(handle: CuMemAllocationHandle) -> Result<Arc<Physical>, CuResult> {
     let handles = lock(&HANDLES);
     handles
         .get(&handle.0)
@@ -192,10 +219,10 @@ pub(crate) unsafe fn cuMemAddressReserve(
         border::check_out(ptr)?;
         let bytes = size as u64;
         let aligned = alignment == 0 || alignment.is_power_of_two();
-        if bytes == 0 || !bytes.is_multiple_of(STEP) || !aligned || flags != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(granularity()) || !aligned || flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let base = reserve(bytes, (alignment as u64).max(STEP), addr.0)?;
+        let base = reserve(bytes, (alignment as u64).max(granularity()), addr.0)?;
         lock(&RESERVED).insert(base, bytes);
         // SAFETY: not null, and the caller's.
         unsafe { border::put(ptr, CuDevicePtr(base)) }
@@ -284,7 +311,7 @@ fn checked(prop: &CuMemAllocationProp) -> Result<(usize, bool), CuResult> {
 }
 
 pub(crate) unsafe fn cuMemGetAllocationGranularity(
-    granularity: *mut usize,
+    out: *mut usize,
     prop: *const CuMemAllocationProp,
     option: CuMemAllocationGranularityFlags,
 ) -> CuResult {
@@ -295,7 +322,7 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
             return Err(CuResult::INVALID_VALUE);
         }
         // SAFETY: the caller's pointer.
-        unsafe { border::put(granularity, STEP as usize) }
+        unsafe { border::put(out, granularity() as usize) }
     })
 }
 
@@ -315,12 +342,15 @@ fn common() -> Result<Arc<Contents>, CuResult> {
     Ok(contents)
 }
 
-/// A place for contents: a piece of the common file, or a file of its own that can be passed on.
-fn contents(bytes: u64, shareable: bool) -> Result<(Arc<Contents>, u64), CuResult> {
+/// A place for contents: a piece of the common file, or a file of its own that can be passed on, and the number by
+/// which that is done, if by one.
+fn contents(bytes: u64, shareable: bool) -> Result<(Arc<Contents>, u64, Option<u64>), CuResult> {
     if shareable {
-        let length = bytes + size_of::<Label>() as u64;
-        let file = ipc::memory_file(c"vgpu-sim-shareable", length)?;
-        return Ok((Arc::new(Contents { file, free: None }), 0));
+        let length = bytes
+            .checked_add(size_of::<Label>() as u64)
+            .ok_or(CuResult::OUT_OF_MEMORY)?;
+        let (file, token) = ipc::shareable_file(c"vgpu-sim-shareable", length)?;
+        return Ok((Arc::new(Contents { file, free: None }), 0, token));
     }
     let common = common()?;
     let offset = {
@@ -331,7 +361,10 @@ fn contents(bytes: u64, shareable: bool) -> Result<(Arc<Contents>, u64), CuResul
         if let Some(offset) = pieces.free.get_mut(&bytes).and_then(Vec::pop) {
             offset
         } else {
-            let end = pieces.end + bytes;
+            let end = pieces
+                .end
+                .checked_add(bytes)
+                .ok_or(CuResult::OUT_OF_MEMORY)?;
             common
                 .file
                 .set_len(end)
@@ -339,12 +372,22 @@ fn contents(bytes: u64, shareable: bool) -> Result<(Arc<Contents>, u64), CuResul
             std::mem::replace(&mut pieces.end, end)
         }
     };
-    Ok((common, offset))
+    Ok((common, offset, None))
+}
+
+/// A number for a handle.
+fn fresh_handle() -> u64 {
+    // Relaxed: only has to differ from every other.
+    let next = || NEXT_HANDLE.fetch_add(1, Ordering::Relaxed);
+    if choices::reuses_handles() {
+        lock(&FREE_HANDLES).pop().unwrap_or_else(next)
+    } else {
+        0x5600_0000_0000 + next()
+    }
 }
 
 fn keep(make: impl FnOnce(u64) -> Physical) -> CuMemAllocationHandle {
-    // Relaxed: only has to differ from every other.
-    let handle = NEXT_HANDLE.fetch_add(1, Ordering::Relaxed);
+    let handle = fresh_handle();
     let physical = Arc::new(make(handle));
     lock(&HANDLES).insert(handle, Held { physical, times: 1 });
     CuMemAllocationHandle(handle)
@@ -362,14 +405,14 @@ pub(crate) unsafe fn cuMemCreate(
         let prop = unsafe { border::get(prop) }?;
         let (gpu, on_host) = checked(&prop)?;
         let bytes = size as u64;
-        if bytes == 0 || !bytes.is_multiple_of(STEP) || flags != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(granularity()) || flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
         let driver = driver::the()?;
         if !on_host {
             driver.take(gpu, bytes, board::Kind::Alloc)?;
         }
-        let (file, offset) =
+        let (file, offset, token) =
             contents(bytes, prop.requested_handle_types != 0).inspect_err(|_| {
                 if !on_host {
                     driver.give(gpu, bytes, board::Kind::Alloc);
@@ -389,9 +432,9 @@ pub(crate) unsafe fn cuMemCreate(
             },
             file,
             offset,
+            token,
             shared: Mutex::new(None),
             multicast: None,
-            devices: AtomicU32::new(0),
         });
         // SAFETY: not null, and the caller's.
         unsafe { border::put(handle, made) }
@@ -469,8 +512,9 @@ pub(crate) unsafe fn cuMemMap(
     border::answer(|| {
         let (base, bytes, offset) = (ptr.0, size as u64, offset as u64);
         let physical = held(handle)?;
-        let whole =
-            base.is_multiple_of(STEP) && bytes.is_multiple_of(STEP) && offset.is_multiple_of(STEP);
+        let whole = base.is_multiple_of(granularity())
+            && bytes.is_multiple_of(granularity())
+            && offset.is_multiple_of(granularity());
         let inside = offset
             .checked_add(bytes)
             .is_some_and(|end| end <= physical.bytes);
@@ -633,19 +677,9 @@ pub(crate) unsafe fn cuMemExportToShareableHandle(
         if !allowed || flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let driver = driver::the()?;
-        let mut shared = lock(&physical.shared);
-        if shared.is_none() {
-            let id = if physical.takes_memory() {
-                let made = driver
-                    .board
-                    .share(driver.member, physical.gpu, physical.bytes);
-                let id = made.map_err(driver::refusal)?;
-                *shared = Some(id);
-                id.0
-            } else {
-                0
-            };
+        let is_new = lock(&physical.shared).is_none();
+        let id = physical.share()?.map_or(0, |id| id.0);
+        if is_new {
             let label = Label {
                 magic: LABEL_MAGIC,
                 id,
@@ -655,10 +689,22 @@ pub(crate) unsafe fn cuMemExportToShareableHandle(
             };
             ipc::write_record(&physical.file.file, physical.bytes, &label)?;
         }
-        let fd = ipc::for_program(&physical.file.file)?;
+        let fd = ipc::exported(&physical.file.file, physical.token)?;
         // SAFETY: not null, and the caller's.
         unsafe { border::put(shareable_handle.cast::<i32>(), fd) }
     })
+}
+
+/// The handle of memory that this process has already, held once more, where the driver gives that one.
+fn own_handle(id: SharedId) -> Option<CuMemAllocationHandle> {
+    if !choices::imports_own_handle() {
+        return None;
+    }
+    let mut handles = lock(&HANDLES);
+    let is_it = |held: &&mut Held| *lock(&held.physical.shared) == Some(id);
+    let held = handles.values_mut().find(is_it)?;
+    held.times += 1;
+    Some(CuMemAllocationHandle(held.physical.handle))
 }
 
 pub(crate) unsafe fn cuMemImportFromShareableHandle(
@@ -671,7 +717,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
         if sh_handle_type != FILE_DESCRIPTOR {
             return Err(CuResult::INVALID_VALUE);
         }
-        let file = ipc::from_program(os_handle.addr() as i32)?;
+        let (file, token) = ipc::imported(os_handle.addr() as i32)?;
         let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
         let at = length
             .checked_sub(size_of::<Label>() as u64)
@@ -685,6 +731,10 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
         }
         let ordinal = driver.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)?;
         let shared = (label.id != 0).then_some(SharedId(label.id));
+        if let Some(number) = shared.and_then(own_handle) {
+            // SAFETY: not null, and the caller's.
+            return unsafe { border::put(handle, number) };
+        }
         if let Some(id) = shared {
             driver
                 .board
@@ -710,196 +760,41 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
             },
             file: Arc::new(Contents { file, free: None }),
             offset: 0,
+            token,
             shared: Mutex::new(shared),
             multicast: None,
-            devices: AtomicU32::new(0),
         });
         // SAFETY: not null, and the caller's.
         unsafe { border::put(handle, made) }
     })
 }
 
-/// Handles of address ranges (DMA-BUF) are for other devices, of which there are none.
-pub(crate) unsafe fn cuMemGetHandleForAddressRange(
-    _handle: *mut c_void,
-    _ptr: CuDevicePtr,
-    _size: usize,
-    _handle_type: CuMemRangeHandleType,
-    _flags: u64,
-) -> CuResult {
-    CuResult::NOT_SUPPORTED
-}
-
-// --- multicast ----------------------------------------------------------------------------------------
-
-pub(crate) unsafe fn cuMulticastGetGranularity(
-    granularity: *mut usize,
-    prop: *const CuMulticastObjectProp,
-    option: CuMulticastGranularityFlags,
-) -> CuResult {
-    border::answer(|| {
-        // SAFETY: the caller's pointer.
-        let prop = unsafe { border::get(prop) }?;
-        if option > 1 || prop.num_devices == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(granularity, STEP as usize) }
-    })
-}
-
-/// A multicast object: addresses without memory of their own.
-pub(crate) unsafe fn cuMulticastCreate(
-    mc_handle: *mut CuMemAllocationHandle,
-    prop: *const CuMulticastObjectProp,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(mc_handle)?;
-        // SAFETY: the caller's pointer.
-        let prop = unsafe { border::get(prop) }?;
-        let bytes = prop.size as u64;
-        let shareable = prop.handle_types & u64::from(FILE_DESCRIPTOR) != 0;
-        let whole = bytes > 0 && bytes.is_multiple_of(STEP);
-        if prop.num_devices == 0 || !whole || prop.flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let (file, offset) = contents(bytes, shareable)?;
-        let made = keep(|handle| Physical {
-            handle,
-            gpu: 0,
-            bytes,
-            on_host: false,
-            prop: Prop {
-                handle_types: u32::from(shareable),
-                location: (DEVICE, 0),
-                usage: 0,
-                compression: 0,
-                rdma: 0,
-            },
-            file,
-            offset,
-            shared: Mutex::new(None),
-            multicast: Some(prop.num_devices),
-            devices: AtomicU32::new(0),
-        });
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(mc_handle, made) }
-    })
-}
-
-fn multicast(handle: CuMemAllocationHandle) -> Result<Arc<Physical>, CuResult> {
-    held(handle).and_then(|physical| match physical.multicast {
-        Some(_) => Ok(physical),
-        None => Err(CuResult::INVALID_VALUE),
-    })
-}
-
-pub(crate) unsafe fn cuMulticastAddDevice(
-    mc_handle: CuMemAllocationHandle,
-    device: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        let object = multicast(mc_handle)?;
-        let bit = 1 << driver::the()?.gpu(device)?;
-        // Relaxed: a mask, and nothing else.
-        let joined = object.devices.load(Ordering::Relaxed);
-        let room = joined.count_ones() < object.multicast.unwrap_or(0);
-        if joined & bit != 0 || !room {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        object.devices.fetch_or(bit, Ordering::Relaxed);
-        Ok(())
-    })
-}
-
-fn bind(handle: CuMemAllocationHandle, offset: usize, bytes: usize) -> Result<(), CuResult> {
-    let object = multicast(handle)?;
-    let whole = (bytes as u64).is_multiple_of(STEP) && (offset as u64).is_multiple_of(STEP);
-    let inside = offset
-        .checked_add(bytes)
-        .is_some_and(|end| end as u64 <= object.bytes);
-    if bytes == 0 || !whole || !inside {
-        Err(CuResult::INVALID_VALUE)
-    } else {
-        Ok(())
-    }
-}
-
-/// Bindings are checked, and copies through a multicast address stay in the object's own pages.
-pub(crate) unsafe fn cuMulticastBindMem(
-    mc_handle: CuMemAllocationHandle,
-    mc_offset: usize,
-    mem_handle: CuMemAllocationHandle,
-    mem_offset: usize,
-    size: usize,
-    flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        let memory = held(mem_handle)?;
-        let inside = mem_offset
-            .checked_add(size)
-            .is_some_and(|end| end as u64 <= memory.bytes);
-        if flags != 0 || !inside || memory.multicast.is_some() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        bind(mc_handle, mc_offset, size)
-    })
-}
-
-pub(crate) unsafe fn cuMulticastBindAddr(
-    mc_handle: CuMemAllocationHandle,
-    mc_offset: usize,
-    memptr: CuDevicePtr,
-    size: usize,
-    flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        if flags != 0 || !memory::is_reachable(memptr.0, size as u64) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        bind(mc_handle, mc_offset, size)
-    })
-}
-
-pub(crate) unsafe fn cuMulticastUnbind(
-    mc_handle: CuMemAllocationHandle,
-    device: CuDevice,
-    mc_offset: usize,
-    size: usize,
-) -> CuResult {
-    border::answer(|| {
-        driver::the()?.gpu(device)?;
-        bind(mc_handle, mc_offset, size)
-    })
-}
-
-pub(crate) unsafe fn cuMulticastBindMem_v2(
-    mc_handle: CuMemAllocationHandle,
-    device: CuDevice,
-    mc_offset: usize,
-    mem_handle: CuMemAllocationHandle,
-    mem_offset: usize,
-    size: usize,
-    flags: u64,
-) -> CuResult {
-    if let Err(code) = driver::the().and_then(|driver| driver.gpu(device)) {
-        return code;
-    }
-    // SAFETY: takes no pointers.
-    unsafe { cuMulticastBindMem(mc_handle, mc_offset, mem_handle, mem_offset, size, flags) }
-}
-
-pub(crate) unsafe fn cuMulticastBindAddr_v2(
-    mc_handle: CuMemAllocationHandle,
-    device: CuDevice,
-    mc_offset: usize,
-    memptr: CuDevicePtr,
-    size: usize,
-    flags: u64,
-) -> CuResult {
-    if let Err(code) = driver::the().and_then(|driver| driver.gpu(device)) {
-        return code;
-    }
-    // SAFETY: takes no pointers that are read.
-    unsafe { cuMulticastBindAddr(mc_handle, mc_offset, memptr, size, flags) }
+/// Addresses without memory of their own, for a multicast object.
+///
+/// # Errors
+/// When the process has no descriptor left.
+pub(crate) fn make_multicast(
+    bytes: u64,
+    shareable: bool,
+    multicast: Multicast,
+) -> Result<CuMemAllocationHandle, CuResult> {
+    let (file, offset, token) = contents(bytes, shareable)?;
+    Ok(keep(|handle| Physical {
+        handle,
+        gpu: 0,
+        bytes,
+        on_host: false,
+        prop: Prop {
+            handle_types: u32::from(shareable),
+            location: (DEVICE, 0),
+            usage: 0,
+            compression: 0,
+            rdma: 0,
+        },
+        file,
+        offset,
+        token,
+        shared: Mutex::new(None),
+        multicast: Some(multicast),
+    }))
 }

@@ -54,7 +54,7 @@ impl Board {
     /// When there is none, or a process works on it.
     pub fn destroy_compute_instance(&self, gpu: usize, index: u32) -> Result<(), Refused> {
         let mut state = self.lock();
-        state.reap(self.area().release_delay_ns);
+        self.look(&mut state);
         if gpu < MAX_GPUS && state.part_used(gpu, Some(index)) > 0 {
             return Err(Refused::InUse);
         }

@@ -1,0 +1,263 @@
+//! Multicast objects: addresses that stand for the memory of several devices. Memory that is bound to one lives until
+//! it is unbound, or the object is gone. Copies through a multicast address stay in the object's own pages.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cuda_api::driver::*;
+
+use crate::choices::granularity;
+use crate::gpu::lock;
+use crate::memory::{self, Kind};
+use crate::vmm::{self, Physical, held};
+use crate::{border, driver};
+
+/// What a multicast object knows beside its size.
+#[derive(Debug)]
+pub(crate) struct Multicast {
+    /// How many devices may join it, and which have.
+    count: u32,
+    devices: AtomicU32,
+    bound: Mutex<Vec<Binding>>,
+}
+
+/// Memory of a device that is bound to a part of an object.
+#[derive(Debug)]
+struct Binding {
+    gpu: usize,
+    offset: u64,
+    bytes: u64,
+    /// None for memory that lives by its address.
+    memory: Option<Arc<Physical>>,
+}
+
+const FILE_DESCRIPTOR: u64 = 1;
+
+pub(crate) unsafe fn cuMulticastGetGranularity(
+    out: *mut usize,
+    prop: *const CuMulticastObjectProp,
+    option: CuMulticastGranularityFlags,
+) -> CuResult {
+    border::answer(|| {
+        // SAFETY: the caller's pointer.
+        let prop = unsafe { border::get(prop) }?;
+        if option > 1 || prop.num_devices == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(out, granularity() as usize) }
+    })
+}
+
+/// A multicast object: addresses without memory of their own.
+pub(crate) unsafe fn cuMulticastCreate(
+    mc_handle: *mut CuMemAllocationHandle,
+    prop: *const CuMulticastObjectProp,
+) -> CuResult {
+    border::answer(|| {
+        border::check_out(mc_handle)?;
+        // SAFETY: the caller's pointer.
+        let prop = unsafe { border::get(prop) }?;
+        let bytes = prop.size as u64;
+        let shareable = prop.handle_types & FILE_DESCRIPTOR != 0;
+        let whole = bytes > 0 && bytes.is_multiple_of(granularity());
+        if prop.num_devices == 0 || !whole || prop.flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let object = Multicast {
+            count: prop.num_devices,
+            devices: AtomicU32::new(0),
+            bound: Mutex::default(),
+        };
+        let made = vmm::make_multicast(bytes, shareable, object)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { border::put(mc_handle, made) }
+    })
+}
+
+fn found(handle: CuMemAllocationHandle) -> Result<Arc<Physical>, CuResult> {
+    held(handle).and_then(|physical| match physical.multicast {
+        Some(_) => Ok(physical),
+        None => Err(CuResult::INVALID_VALUE),
+    })
+}
+
+fn of(object: &Physical) -> Result<&Multicast, CuResult> {
+    object.multicast.as_ref().ok_or(CuResult::INVALID_VALUE)
+}
+
+pub(crate) unsafe fn cuMulticastAddDevice(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+) -> CuResult {
+    border::answer(|| {
+        let object = found(mc_handle)?;
+        let object = of(&object)?;
+        let bit = 1 << driver::the()?.gpu(device)?;
+        // Relaxed: a mask, and nothing else.
+        let joined = object.devices.load(Ordering::Relaxed);
+        let room = joined.count_ones() < object.count;
+        if joined & bit != 0 || !room {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        object.devices.fetch_or(bit, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+/// A part of an object, if it is one.
+fn part(object: &Physical, offset: usize, bytes: usize) -> Result<(u64, u64), CuResult> {
+    let (offset, bytes) = (offset as u64, bytes as u64);
+    let whole = bytes.is_multiple_of(granularity()) && offset.is_multiple_of(granularity());
+    let inside = offset
+        .checked_add(bytes)
+        .is_some_and(|end| end <= object.bytes);
+    if bytes == 0 || !whole || !inside {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        Ok((offset, bytes))
+    }
+}
+
+fn bind(
+    handle: CuMemAllocationHandle,
+    offset: usize,
+    bytes: usize,
+    gpu: usize,
+    memory: Option<Arc<Physical>>,
+) -> Result<(), CuResult> {
+    let object = found(handle)?;
+    let (offset, bytes) = part(&object, offset, bytes)?;
+    lock(&of(&object)?.bound).push(Binding {
+        gpu,
+        offset,
+        bytes,
+        memory,
+    });
+    Ok(())
+}
+
+fn bind_memory(
+    mc_handle: CuMemAllocationHandle,
+    device: Option<CuDevice>,
+    mc_offset: usize,
+    mem_handle: CuMemAllocationHandle,
+    mem_offset: usize,
+    size: usize,
+    flags: u64,
+) -> Result<(), CuResult> {
+    let memory = held(mem_handle)?;
+    let inside = mem_offset
+        .checked_add(size)
+        .is_some_and(|end| end as u64 <= memory.bytes);
+    if flags != 0 || !inside || memory.multicast.is_some() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let gpu = match device {
+        Some(device) => driver::the()?.gpu(device)?,
+        None => memory.gpu,
+    };
+    bind(mc_handle, mc_offset, size, gpu, Some(memory))
+}
+
+fn bind_address(
+    mc_handle: CuMemAllocationHandle,
+    device: Option<CuDevice>,
+    mc_offset: usize,
+    address: u64,
+    size: usize,
+    flags: u64,
+) -> Result<(), CuResult> {
+    if flags != 0 || !memory::is_reachable(address, size as u64) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let (_, block) = memory::find(address).ok_or(CuResult::INVALID_VALUE)?;
+    let memory = match &block.kind {
+        Kind::Mapped(mapping) => Some(Arc::clone(mapping.physical())),
+        _ => None,
+    };
+    let gpu = match device {
+        Some(device) => driver::the()?.gpu(device)?,
+        None => block.gpu,
+    };
+    bind(mc_handle, mc_offset, size, gpu, memory)
+}
+
+pub(crate) unsafe fn cuMulticastBindMem(
+    mc_handle: CuMemAllocationHandle,
+    mc_offset: usize,
+    mem_handle: CuMemAllocationHandle,
+    mem_offset: usize,
+    size: usize,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| {
+        bind_memory(
+            mc_handle, None, mc_offset, mem_handle, mem_offset, size, flags,
+        )
+    })
+}
+
+pub(crate) unsafe fn cuMulticastBindMem_v2(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+    mc_offset: usize,
+    mem_handle: CuMemAllocationHandle,
+    mem_offset: usize,
+    size: usize,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| {
+        let device = Some(device);
+        bind_memory(
+            mc_handle, device, mc_offset, mem_handle, mem_offset, size, flags,
+        )
+    })
+}
+
+pub(crate) unsafe fn cuMulticastBindAddr(
+    mc_handle: CuMemAllocationHandle,
+    mc_offset: usize,
+    memptr: CuDevicePtr,
+    size: usize,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| bind_address(mc_handle, None, mc_offset, memptr.0, size, flags))
+}
+
+pub(crate) unsafe fn cuMulticastBindAddr_v2(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+    mc_offset: usize,
+    memptr: CuDevicePtr,
+    size: usize,
+    flags: u64,
+) -> CuResult {
+    border::answer(|| bind_address(mc_handle, Some(device), mc_offset, memptr.0, size, flags))
+}
+
+pub(crate) unsafe fn cuMulticastUnbind(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+    mc_offset: usize,
+    size: usize,
+) -> CuResult {
+    border::answer(|| {
+        let gpu = driver::the()?.gpu(device)?;
+        let object = found(mc_handle)?;
+        let (offset, bytes) = part(&object, mc_offset, size)?;
+        let gone: Vec<Binding> = lock(&of(&object)?.bound)
+            .extract_if(.., |binding| {
+                let inside =
+                    binding.offset >= offset && binding.offset + binding.bytes <= offset + bytes;
+                binding.gpu == gpu && inside
+            })
+            .collect();
+        // May be the last that held the memory; nothing is locked here.
+        for binding in gone {
+            drop(binding.memory);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,130 @@
+//! Memory of arrays that are made without any: physical memory that `cuMemMapArrayAsync` puts under a part of one and
+//! takes away again, in stream order. Memory that lies under an array lives as long as it does there. What the array
+//! holds stays in pages of its own: copies never look here.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use cuda_api::driver::*;
+
+use crate::context::Context;
+use crate::gpu::{Done, lock, read_all};
+use crate::vmm::{self, Physical};
+use crate::{array, border, stream};
+
+/// What memory is mapped in.
+pub(crate) const TILE_BYTES: u64 = 64 << 10;
+
+/// `CUarrayMapInfo`, word by word.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct MapInfo {
+    resource_kind: u32,
+    _pad: u32,
+    resource: usize,
+    part_kind: u32,
+    _pad2: u32,
+    /// A level, a layer, an offset and an extent; or a layer, an offset and a size of the mipmap's tail.
+    part: [u32; 8],
+    operation: u32,
+    handle_kind: u32,
+    handle: u64,
+    offset: u64,
+    devices: u32,
+    flags: u32,
+    reserved: [u32; 2],
+}
+
+const _: () = assert!(size_of::<MapInfo>() == 96);
+
+/// A part of an array: the array, whether it is the tail, and where it begins there.
+type Part = (usize, bool, [u32; 5]);
+
+struct Under {
+    _memory: Arc<Physical>,
+    context: &'static Context,
+}
+
+static MAPPED: Mutex<Option<HashMap<Part, Under>>> = Mutex::new(None);
+
+fn with<T>(body: impl FnOnce(&mut HashMap<Part, Under>) -> T) -> T {
+    body(lock(&MAPPED).get_or_insert_with(HashMap::new))
+}
+
+/// Takes out what `gone` holds for. What was under an array may be the last that held its memory: it is dropped
+/// once nothing is locked.
+fn take_out(gone: impl Fn(&Part, &Under) -> bool) {
+    let out: Vec<_> = with(|mapped| mapped.extract_if(|part, under| gone(part, under)).collect());
+    drop(out);
+}
+
+/// An array is gone, and so is what was under it.
+pub(crate) fn forget(resource: usize) {
+    take_out(|part, _| part.0 == resource);
+}
+
+/// A context is gone, and its arrays with it.
+pub(crate) fn context_gone(context: &'static Context) {
+    take_out(|_, under| std::ptr::eq(under.context, context));
+}
+
+impl MapInfo {
+    fn part(&self) -> Part {
+        let is_tail = self.part_kind == 1;
+        let [level, layer, x, y, z, ..] = self.part;
+        (self.resource, is_tail, [level, layer, x, y, z])
+    }
+
+    fn checked(&self) -> Done {
+        const GENERIC: u32 = 0;
+        let whole = self.offset.is_multiple_of(TILE_BYTES);
+        if self.resource_kind > 1 || self.part_kind > 1 || !whole || self.flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if self.handle_kind != GENERIC || !array::waits_for_memory(self.resource) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        Ok(())
+    }
+}
+
+pub(crate) unsafe fn cuMemMapArrayAsync(
+    map_info_list: *mut c_void,
+    count: u32,
+    stream: CuStream,
+) -> CuResult {
+    const MAP: u32 = 1;
+    const UNMAP: u32 = 2;
+    border::answer(|| {
+        let found = stream::find(stream)?;
+        crate::capture::forbidden(&found)?;
+        let list = read_all(map_info_list.cast_const().cast::<MapInfo>(), count as usize)?;
+        let mut planned = Vec::new();
+        for info in list {
+            info.checked()?;
+            let memory = match info.operation {
+                MAP => Some(vmm::held(CuMemAllocationHandle(info.handle))?),
+                UNMAP => None,
+                _ => return Err(CuResult::INVALID_VALUE),
+            };
+            planned.push((info.part(), memory));
+        }
+        let context = found.context.home();
+        stream::free_in_order(&found, move || {
+            for (part, memory) in planned {
+                let before = with(|mapped| match memory {
+                    Some(memory) => {
+                        let under = Under {
+                            _memory: memory,
+                            context,
+                        };
+                        mapped.insert(part, under)
+                    }
+                    None => mapped.remove(&part),
+                });
+                // May be the last that held it; nothing is locked here.
+                drop(before);
+            }
+        })
+    })
+}
