@@ -1,6 +1,8 @@
 //! What the environment says about limits: the peers' variables work, and what is not understood
 //! starts nothing.
 
+use cuda_sim::Config;
+
 use crate::support::{MIB, World};
 
 const REFUSED: &str =
@@ -308,6 +310,37 @@ fn limits_by_index_in_a_file_stay_with_their_cards() {
         }
         let printed = program.env("CUDA_VISIBLE_DEVICES", visible).prints();
         assert_eq!(printed.trim(), expected, "{visible} {steps:?}");
+    }
+}
+
+/// As under MPS, where a locality domain is a device of the driver and none of NVML's.
+#[test]
+fn a_part_of_a_card_has_the_limit_of_its_card() {
+    let world = World::with_limits(&[100 * MIB, 200 * MIB]);
+    crate::guest::with_odd_driver(&world);
+    for (visible, expected) in [("0,1", "100 200"), ("1", "200")] {
+        let program = world.program("visible").linked().arg("init").arg("totals");
+        let program = program.env("ODD_REAL", world.path("libreal.so"));
+        let program = program.env("CUDA_VISIBLE_DEVICES", visible);
+        assert_eq!(program.env("ODD_UUID", "1").prints().trim(), expected);
+    }
+}
+
+/// From 13.0 on, both calls that name a device name the MIG instance, and none its card.
+#[test]
+fn a_mig_instance_has_the_limit_of_its_card_by_either_version() {
+    for driver_version in [12_040, 13_000] {
+        let config = Config {
+            driver_version,
+            mig: "1=3g,3g".to_owned(),
+            ..Config::default()
+        };
+        let world = World::with_limits_on(&config, &[100 * MIB, 200 * MIB]);
+        let board = world.board();
+        let part = board.instance_uuid(1, board.instances(1)[0].index);
+        let program = world.program("visible").linked().arg("init").arg("totals");
+        let printed = program.env("CUDA_VISIBLE_DEVICES", part).prints();
+        assert_eq!(printed.trim(), "200", "{driver_version}\n{}", world.log());
     }
 }
 

@@ -693,6 +693,10 @@ pub(crate) mod cuda {
         fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
         /// Counted, not charged.
         fn cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, compute::per_thread(stream)) }
+        /// Counted, not charged; its bytes stand in a list whose form is not published.
+        fn cuFabricCpyBatchAsync(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, compute::legacy(stream)) }
+        /// Counted, not charged; its bytes stand in a list whose form is not published.
+        fn cuFabricCpyBatchAsync_ptsz(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, compute::per_thread(stream)) }
         /// Counted, not charged.
         fn cuMemcpyHtoAAsync(dst: CuArray, dst_offset: u32, src: *const c_void, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, compute::legacy(stream)) }
         /// Counted, not charged.

@@ -96,7 +96,7 @@ const CLASSES: &[(Class, &[&str])] = &[
         "cuModuleUnload",
     ]),
     (Class::Launch, &[
-        "cuGraphAddKernelNode", "cuGraphAddKernelNode_v2", "cuGraphExecKernelNodeSetParams",
+        "cuFabricCpyBatchAsync", "cuFabricCpyBatchAsync_ptsz", "cuGraphAddKernelNode", "cuGraphAddKernelNode_v2", "cuGraphExecKernelNodeSetParams",
         "cuGraphExecKernelNodeSetParams_v2", "cuGraphInstantiate",
         "cuGraphInstantiateWithFlags", "cuGraphInstantiateWithParams",
         "cuGraphInstantiateWithParams_ptsz", "cuGraphInstantiate_v2", "cuGraphLaunch",
@@ -343,7 +343,7 @@ const PASS: &[(&str, &[&str])] = &[
         "cuMemsetD32_v2_ptds", "cuMemsetD8", "cuMemsetD8_v2", "cuMemsetD8_v2_ptds",
     ]),
     ("multicast and endpoints: no memory of their own", &[
-        "cuFabricCpyBatchAsync", "cuFabricCpyBatchAsync_ptsz", "cuLogicalEndpointAddDevice",
+        "cuLogicalEndpointAddDevice",
         "cuLogicalEndpointBindAddr", "cuLogicalEndpointBindMem", "cuLogicalEndpointCreate",
         "cuLogicalEndpointDestroy", "cuLogicalEndpointExport", "cuLogicalEndpointGetLimits",
         "cuLogicalEndpointIdRelease", "cuLogicalEndpointIdReserve", "cuLogicalEndpointImport",

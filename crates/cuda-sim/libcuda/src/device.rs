@@ -70,12 +70,17 @@ fn uuid_of(device: CuDevice) -> Result<CuUuid, CuResult> {
     })
 }
 
+/// The GPU's; from CUDA 13.0 on the MIG device's, where the process works on one.
 pub(crate) unsafe fn cuDeviceGetUuid(uuid: *mut CuUuid, device: CuDevice) -> CuResult {
+    if crate::init::driver_version() >= 13_000 {
+        // SAFETY: the caller's arguments.
+        return unsafe { cuDeviceGetUuid_v2(uuid, device) };
+    }
     // SAFETY: the caller's pointer.
     border::answer(|| unsafe { border::put(uuid, uuid_of(device)?) })
 }
 
-/// The MIG device's, where the process works on one; the first version names its GPU.
+/// The MIG device's, where the process works on one.
 pub(crate) unsafe fn cuDeviceGetUuid_v2(uuid: *mut CuUuid, device: CuDevice) -> CuResult {
     border::answer(|| {
         let (driver, gpu) = driver_of(device)?;
