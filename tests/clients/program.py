@@ -176,6 +176,84 @@ class Torch:
         self.torch.cuda.synchronize()
 
 
+class Triton(Torch):
+    """Triton: a kernel that it compiles, and a launcher that the C compiler makes; tensors are PyTorch's."""
+
+    def __init__(self):
+        super().__init__()
+        from triton_kernel import fill
+
+        self.kernel = fill
+
+    def spin(self):
+        values = self.torch.empty(1000, dtype=self.torch.int32, device="cuda")
+        self.kernel[(8,)](values, 1000, block=128)
+        self.torch.cuda.synchronize()
+
+
+class Cupy:
+    """CuPy 10.6 for CUDA 10.2: its own pool of memory, kernels made by NVRTC."""
+
+    def __init__(self):
+        import cupy
+
+        self.cupy = cupy
+        self.pieces = []
+        cupy.cuda.Device(0).use()
+        cupy.cuda.runtime.free(0)
+
+    def memory(self):
+        return self.cupy.cuda.runtime.memGetInfo()
+
+    def take(self, size):
+        try:
+            self.pieces.append(self.cupy.empty(size, dtype="uint8"))
+        except self.cupy.cuda.memory.OutOfMemoryError as refusal:
+            raise MemoryError(str(refusal)) from refusal
+
+    def drop(self):
+        self.pieces.pop()
+        self.cupy.get_default_memory_pool().free_all_blocks()
+
+    def spin(self):
+        values = self.cupy.zeros(1000, dtype="float32")
+        values += 1
+        self.cupy.cuda.runtime.deviceSynchronize()
+
+
+class Mxnet:
+    """Apache MXNet 1.6 for CUDA 10.1: arrays made by an engine of threads, and a pool of memory."""
+
+    def __init__(self):
+        import mxnet
+
+        self.mxnet = mxnet
+        self.gpu = mxnet.gpu(0)
+        self.pieces = []
+        mxnet.nd.zeros(1, ctx=self.gpu).wait_to_read()
+
+    def memory(self):
+        return self.mxnet.context.gpu_memory_info(0)
+
+    def take(self, size):
+        try:
+            piece = self.mxnet.nd.empty(size, ctx=self.gpu, dtype="uint8")
+            piece[:] = 1
+            piece.wait_to_read()
+            self.pieces.append(piece)
+        except self.mxnet.MXNetError as refusal:
+            if "out of memory" not in str(refusal):
+                raise
+            raise MemoryError(str(refusal)) from refusal
+
+    def drop(self):
+        self.pieces.pop()
+        self.gpu.empty_cache()
+
+    def spin(self):
+        (self.mxnet.nd.ones((100, 10), ctx=self.gpu) + 1).wait_to_read()
+
+
 class Cudart:
     """The CUDA runtime library that CUDART names, through ctypes. From 11.2 on it wants a genuine driver."""
 
@@ -218,6 +296,9 @@ CLIENTS = {
     "numba": Numba,
     "pycuda": PyCuda,
     "torch": Torch,
+    "triton": Triton,
+    "cupy": Cupy,
+    "mxnet": Mxnet,
 }
 
 

@@ -21,6 +21,9 @@ arguments = argparse.ArgumentParser()
 arguments.add_argument("--bin", required=True, help="where vgpu is")
 arguments.add_argument("--limit", type=int, default=2, metavar="GIB", help="of each container")
 arguments.add_argument("--torch", help="a Python with PyTorch")
+arguments.add_argument("--cuda10", help="a Python with CuPy and MXNet for CUDA 10")
+arguments.add_argument("--standins", help="libraries that those are linked to, made by standins.py")
+arguments.add_argument("--jcuda", help="a folder with JCuda and the program, compiled")
 arguments.add_argument("--cudarc", help="the cudarc client, built")
 arguments.add_argument("--nvcc", help="the program of nvcc.cu, built")
 arguments.add_argument("--without", action="append", default=[], metavar="CLIENT=REASON", help="cannot run here")
@@ -28,10 +31,15 @@ arguments.add_argument("only", nargs="*")
 ARGS = arguments.parse_args()
 VGPU = os.path.join(ARGS.bin, "vgpu")
 LIMIT = ARGS.limit * GIB
-# PyTorch loads its thousand modules at the start, and they count.
-LARGE = {"torch": 3}
+# PyTorch and MXNet load a thousand modules each, and they count.
+LARGE = {"torch": 3, "triton": 3, "mxnet": 3}
+# MXNet takes ten seconds of a core to start; one of it is enough.
+SLOW = ("mxnet",)
 WITHOUT = dict(entry.split("=", 1) for entry in ARGS.without)
 PROGRAM = os.path.join(HERE, "program.py")
+
+# CuPy and MXNet find the libraries of CUDA 10 where a program finds any: behind the simulated driver's own.
+CUDA10 = ["env", f"LD_LIBRARY_PATH={os.environ.get('LD_LIBRARY_PATH', '')}:{ARGS.standins}", ARGS.cuda10, PROGRAM]
 
 ALLOCATING = {
     "cuda-bindings": [sys.executable, PROGRAM, "cuda-bindings"],
@@ -39,6 +47,10 @@ ALLOCATING = {
     "numba": [sys.executable, PROGRAM, "numba"],
     "pycuda": [sys.executable, PROGRAM, "pycuda"],
     "torch": [ARGS.torch, PROGRAM, "torch"],
+    "triton": [ARGS.torch, PROGRAM, "triton"],
+    "cupy": [*CUDA10, "cupy"],
+    "mxnet": [*CUDA10, "mxnet"],
+    "jcuda": ["java", "-cp", f"{ARGS.jcuda}/classes:{ARGS.jcuda}/*", "Program"],
     "cudarc": [ARGS.cudarc],
     # On a genuine driver only, when asked for by name.
     "cudart": [sys.executable, PROGRAM, "cudart"],
@@ -187,7 +199,7 @@ def watching(client):
 
 def main():
     passed, failed = 0, []
-    cases = [(client, kind) for client in ALLOCATING for kind in (alone, together)]
+    cases = [(client, kind) for client in ALLOCATING for kind in (alone, together) if kind is alone or client not in SLOW]
     cases += [(client, watching) for client in WATCHING]
     for client, kind in cases:
         title = f"{client} {kind.__name__}"
