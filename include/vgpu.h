@@ -287,8 +287,13 @@ typedef struct VGPU_ALIGNED(64) VgpuSharedObject {
   uint64_t key[2];
   // Its charge, bytes.
   uint64_t bytes;
+  // When it came into the table: monotonic nanoseconds, different for each object.
+  uint64_t sequence;
+  // How it is passed between processes; the highest bit is set where its name tells it from no
+  // other object.
+  uint64_t family;
   // Room that keeps the next field on a line of its own.
-  uint64_t reserved[4];
+  uint64_t reserved[2];
   // One bit for each slot that holds it.
   uint64_t holders[VGPU_SLOT_WORDS];
 } VgpuSharedObject;
@@ -335,8 +340,10 @@ typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
   // Since when the process's runtime has been loading what no call of the driver's public
   // interface names, nanoseconds of the monotonic clock; 0: it is not.
   uint64_t loading_since_ns;
+  // What a checkpoint has taken off `confirmed`, with the tag of its charge words; 0: nothing.
+  uint64_t away;
   // Room for more kinds.
-  uint64_t reserved_0[3];
+  uint64_t reserved_0[2];
   // Charge word: what has been asked of the driver and is not answered yet.
   uint64_t pending;
   // Room that keeps the next field on a line of its own.

@@ -261,8 +261,10 @@ pub struct DeviceUse {
     /// Since when the process's runtime has been loading what no call of the driver's public
     /// interface names, nanoseconds of the monotonic clock; 0: it is not.
     pub loading_since_ns: AtomicU64,
+    /// What a checkpoint has taken off `confirmed`, with the tag of its charge words; 0: nothing.
+    pub away: AtomicU64,
     /// Room for more kinds.
-    pub reserved_0: [AtomicU64; 3],
+    pub reserved_0: [AtomicU64; 2],
     /// Charge word: what has been asked of the driver and is not answered yet.
     pub pending: AtomicU64,
     /// Room that keeps the next field on a line of its own.
@@ -291,8 +293,13 @@ pub struct SharedObject {
     pub key: [AtomicU64; 2],
     /// Its charge, bytes.
     pub bytes: AtomicU64,
+    /// When it came into the table: monotonic nanoseconds, different for each object.
+    pub sequence: AtomicU64,
+    /// How it is passed between processes; the highest bit is set where its name tells it from no
+    /// other object.
+    pub family: AtomicU64,
     /// Room that keeps the next field on a line of its own.
-    pub reserved: [AtomicU64; 4],
+    pub reserved: [AtomicU64; 2],
     /// One bit for each slot that holds it.
     pub holders: [AtomicU64; SLOT_WORDS],
 }
@@ -514,10 +521,10 @@ assert_layout!(ComputeUse: size 128, align 64, launches @ 0, graph_launches @ 8,
     unknown_launches @ 96, busy_permille @ 104, priority @ 108, expected_by_ns @ 112,
     progress_ns @ 120);
 assert_layout!(DeviceUse: size 256, align 64, confirmed @ 0, contexts @ 8, modules @ 16,
-    oversubscribed @ 24, loading_since_ns @ 32, pending @ 64, compute @ 128);
+    oversubscribed @ 24, loading_since_ns @ 32, away @ 40, pending @ 64, compute @ 128);
 assert_layout!(Slot: size 4352, align 64, head @ 0, devices @ 256);
 assert_layout!(SharedObject: size 192, align 64, state @ 0, device @ 4, key @ 8, bytes @ 24,
-    holders @ 64);
+    sequence @ 32, family @ 40, holders @ 64);
 assert_layout!(OomHolder: size 16, align 8, pid @ 0, slot @ 4, bytes @ 8);
 assert_layout!(OomEntry: size 256, align 64, sequence @ 0, time_unix_ns @ 8, pid @ 16,
     device @ 20, asked @ 24, limit @ 32, used @ 40, why @ 48, call @ 56, holders @ 104);

@@ -9,6 +9,8 @@ pub(crate) mod map;
 #[allow(unsafe_code, reason = "system calls are made here")]
 pub(crate) mod sys;
 
+mod away;
+mod imports;
 mod private;
 mod shared;
 mod slots;
@@ -35,6 +37,7 @@ use crate::layout::{
 };
 use crate::limits::DeviceUuid;
 
+pub use self::imports::{Family, Import};
 pub use crate::budget::{Bounds, Charge, Kind, Refusal, Why};
 
 /// One device of a new region.
@@ -194,7 +197,7 @@ impl fmt::Display for ShareError {
 impl std::error::Error for ShareError {}
 
 /// An object in the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Shared {
     /// The device's index.
     pub device: usize,

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::imports::Family;
 use super::private::{OwnHold, Wait};
 use super::{Kind, LOCK_SHARED, MAX_SHARED, Region, ShareError, Shared, SharedKey, bump, place_of};
 use crate::budget::{self, MOST_BYTES};
@@ -18,6 +19,15 @@ impl SharedObject {
     // Relaxed in all of these: the table's lock orders its changes; readers without the lock read
     // a number for a report.
 
+    pub(super) fn is_live_at_all(&self) -> bool {
+        self.state.load(Ordering::Acquire) == SHARED_LIVE
+    }
+
+    pub(super) fn key(&self) -> SharedKey {
+        let [high, low] = &self.key;
+        SharedKey([high.load(Ordering::Relaxed), low.load(Ordering::Relaxed)])
+    }
+
     fn is_live(&self, key: SharedKey) -> bool {
         let SharedKey([high, low]) = key;
         let [own_high, own_low] = &self.key;
@@ -26,11 +36,11 @@ impl SharedObject {
             && own_low.load(Ordering::Relaxed) == low
     }
 
-    fn device_index(&self) -> usize {
+    pub(super) fn device_index(&self) -> usize {
         self.device.load(Ordering::Relaxed) as usize
     }
 
-    fn hold_by(&self, slot: usize) {
+    pub(super) fn hold_by(&self, slot: usize) {
         if let Some(word) = self.holders.get(slot / 64) {
             word.fetch_or(1 << (slot % 64), Ordering::Relaxed);
         }
@@ -62,16 +72,16 @@ impl SharedObject {
 impl OwnHold {
     // Relaxed in all of these: the in-process lock of the table orders them.
 
-    fn key(&self) -> SharedKey {
+    pub(super) fn key(&self) -> SharedKey {
         let [high, low] = &self.key;
         SharedKey([high.load(Ordering::Relaxed), low.load(Ordering::Relaxed)])
     }
 
-    fn count(&self) -> u32 {
+    pub(super) fn count(&self) -> u32 {
         self.count.load(Ordering::Relaxed)
     }
 
-    fn set(&self, key: SharedKey, device: usize, bytes: u64, count: u32) {
+    pub(super) fn set(&self, key: SharedKey, device: usize, bytes: u64, count: u32) {
         let SharedKey([high, low]) = key;
         let [own_high, own_low] = &self.key;
         own_high.store(high, Ordering::Relaxed);
@@ -109,7 +119,7 @@ impl Region {
         self.private().shared_lock.unlock();
     }
 
-    fn find(&self, key: SharedKey) -> Option<(usize, &SharedObject)> {
+    pub(super) fn find(&self, key: SharedKey) -> Option<(usize, &SharedObject)> {
         let table = self
             .layout()
             .shared
@@ -147,6 +157,7 @@ impl Region {
     fn place_object(
         &self,
         key: SharedKey,
+        family: Family,
         device: usize,
         bytes: u64,
         slot: usize,
@@ -191,6 +202,10 @@ impl Region {
             .device
             .store(u32::try_from(device).unwrap_or(u32::MAX), Ordering::Relaxed);
         object.bytes.store(bytes, Ordering::Relaxed);
+        object.family.store(family.0, Ordering::Relaxed);
+        object
+            .sequence
+            .store(self.next_sequence(), Ordering::Relaxed);
         object.hold_by(slot);
         crash_point!("share:held");
         object.state.store(SHARED_LIVE, Ordering::Release);
@@ -201,7 +216,7 @@ impl Region {
     }
 
     /// One slot holds an object no longer; whether it was the last one.
-    fn drop_holder(&self, object: &SharedObject, slot: usize) -> bool {
+    pub(super) fn drop_holder(&self, object: &SharedObject, slot: usize) -> bool {
         let last = !object.is_held_by_others_than(slot);
         if last {
             // First out of the sum, then the bit: whoever finds the bit does it again.
@@ -264,7 +279,8 @@ impl Region {
                 hold.bytes.load(Ordering::Relaxed),
             );
             let count = hold.count();
-            let placed = self.place_object(hold.key(), device as usize, bytes, slot);
+            // How it was passed on is not remembered here: it is found by any import.
+            let placed = self.place_object(hold.key(), Family::ANY, device as usize, bytes, slot);
             if let Some(new) = placed.and_then(|index| holds.get(index)) {
                 new.set(hold.key(), device as usize, bytes, count);
                 hold.count.store(0, Ordering::Relaxed);
@@ -274,7 +290,7 @@ impl Region {
     }
 
     /// Joins if need be, and takes the table's lock. The seat that holds for us, or why not.
-    fn begin_change(&self) -> Result<u64, ShareError> {
+    pub(super) fn begin_change(&self) -> Result<u64, ShareError> {
         // Before the lock: joining takes it too.
         let seat = self.seated();
         if seat == 0 {
@@ -301,16 +317,31 @@ impl Region {
         bytes: u64,
         kind: Kind,
     ) -> Result<(), ShareError> {
+        self.share_by(device, bytes, kind, || match self.find(key) {
+            Some(_) => Err(ShareError::Exists),
+            None => Ok((key, Family::ANY)),
+        })?;
+        Ok(())
+    }
+
+    /// As `share`, under the name and in the family that `name` says under the table's lock.
+    pub(super) fn share_by(
+        &self,
+        device: usize,
+        bytes: u64,
+        kind: Kind,
+        name: impl FnOnce() -> Result<(SharedKey, Family), ShareError>,
+    ) -> Result<SharedKey, ShareError> {
         if device >= crate::layout::MAX_DEVICES {
             return Err(ShareError::Unknown);
         }
         let seat = self.begin_change()?;
-        let placed = if self.find(key).is_some() {
-            Err(ShareError::Exists)
-        } else {
-            self.place_object(key, device, bytes, place_of(seat).slot)
+        let named = name();
+        let key = named.map_or(SharedKey([0; 2]), |(key, _)| key);
+        let placed = named.and_then(|(key, family)| {
+            self.place_object(key, family, device, bytes, place_of(seat).slot)
                 .ok_or(ShareError::TableFull)
-        };
+        });
         let mut moved = true;
         match placed {
             Ok(index) => {
@@ -330,7 +361,7 @@ impl Region {
             // The slot was taken away just now; the next one was given the charge that moved.
             self.release(device, bytes, kind);
         }
-        placed.map(|_| ())
+        placed.map(|_| key)
     }
 
     fn take_out(
@@ -355,17 +386,24 @@ impl Region {
         let found = self.find(key).and_then(|(index, object)| {
             object.hold_by(slot);
             crash_point!("hold:held");
-            let hold = self.private().holds.get(index)?;
-            // Relaxed: the table's lock orders its changes.
-            let bytes = object.bytes.load(Ordering::Relaxed);
-            let device = object.device_index();
-            let count = if hold.key() == key { hold.count() } else { 0 };
-            hold.set(key, device, bytes, count.saturating_add(1));
-            Some(Shared { device, bytes })
+            self.count_hold(index, object)
         });
         self.unlock_shared();
         crash_point!("shared:unlocked");
         found.ok_or(ShareError::Unknown)
+    }
+
+    /// One more hold of this process, whose bit stands in the object. `None` where no more can be
+    /// counted.
+    pub(super) fn count_hold(&self, index: usize, object: &SharedObject) -> Option<Shared> {
+        let hold = self.private().holds.get(index)?;
+        // Relaxed: the table's lock orders its changes.
+        let bytes = object.bytes.load(Ordering::Relaxed);
+        let device = object.device_index();
+        let key = object.key();
+        let count = if hold.key() == key { hold.count() } else { 0 };
+        hold.set(key, device, bytes, count.checked_add(1)?);
+        Some(Shared { device, bytes })
     }
 
     /// This process holds the object once less. With the last holder of all the charge goes; then

@@ -74,7 +74,7 @@ impl Region {
     }
 
     /// Who we are. What `/proc` says is read once in a process's life.
-    fn identity(&self) -> Identity {
+    pub(super) fn identity(&self) -> Identity {
         let private = self.private();
         // Acquire: the words were stored before.
         if private.known.load(Ordering::Acquire) == 0 {
