@@ -8,12 +8,14 @@ use vgpu_abi::region::{Bounds, Charge, Kind, Refusal, Why};
 
 use crate::container::{self, Container, Device, Fact, Process, Standing};
 use crate::contexts;
+use crate::external;
 use crate::guest::{self, Verdict};
 use crate::leaving;
 use crate::ledger::{CHORE_LEAVING, CHORE_POOLS, Ledger};
 use crate::log::line;
 use crate::pools;
 use crate::query;
+use crate::sparse;
 
 /// The container's books, open for a call.
 #[derive(Clone, Copy)]
@@ -206,7 +208,24 @@ impl Books {
         bytes: u64,
     ) -> Result<Charge, CuResult> {
         self.try_reserve(device, bytes)
+            .or_else(|refusal| self.try_once_more(device, bytes, refusal))
             .map_err(|refusal| self.refuse(call, device, &refusal))
+    }
+
+    /// What waits for the driver, or for a descriptor to be closed, may have ended meanwhile.
+    #[cold]
+    fn try_once_more(
+        &self,
+        device: usize,
+        bytes: u64,
+        refusal: Refusal,
+    ) -> Result<Charge, Refusal> {
+        let ended = sparse::poll(self) | external::poll(self);
+        if ended {
+            self.try_reserve(device, bytes)
+        } else {
+            Err(refusal)
+        }
     }
 
     /// Reserves room, without a record of a refusal.
@@ -334,9 +353,15 @@ impl Books {
             0 => self.container.region.reserve(device, bytes, limit),
             resident => self.reserve_past(device, bytes, Bounds { limit, resident }),
         };
-        let charge = reserved.map_err(|refusal| self.refuse(call, device, &refusal))?;
-        guest::note_pending(charge);
-        Ok(charge)
+        match reserved {
+            Ok(charge) => {
+                guest::note_pending(charge);
+                Ok(charge)
+            }
+            Err(refusal) => self
+                .try_once_more(device, bytes, refusal)
+                .map_err(|refusal| self.refuse(call, device, &refusal)),
+        }
     }
 
     #[inline(never)]
@@ -355,6 +380,19 @@ impl Books {
         });
         let region = &self.container.region;
         region.reserve_within(device, bytes, bounds, pages)
+    }
+
+    /// Refuses to name memory to other processes: the table of what they share is full, or cannot be
+    /// had, and what has no place in it would be charged to nobody once its maker is dead.
+    #[cold]
+    pub(crate) fn refuse_export(&self, call: &str, device: usize, bytes: u64) -> CuResult {
+        let refusal = Refusal {
+            limit: self.process.memory_limit(self.container, device),
+            used: self.container.region.used(device),
+            asked: bytes,
+            why: Why::Closed,
+        };
+        self.refuse(call, device, &refusal)
     }
 
     /// Refuses what the driver cannot do with managed memory, as for want of memory of the device.

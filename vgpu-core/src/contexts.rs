@@ -345,10 +345,13 @@ fn gone(books: &Books, entry: &Entry) {
     let mut buffers = 0;
     let mut past_the_share = 0;
     let mut modules = 0;
+    crate::ipc::context_gone(books, entry.owner);
     ledger.map.sweep(|space, held| {
         let of_it = held.owner == entry.owner;
         match space {
-            Space::Pointer | Space::Array if of_it && memory::dies_with_its_context(held) => {
+            Space::Pointer | Space::Array | Space::External | Space::Graphics
+                if of_it && memory::dies_with_its_context(held) =>
+            {
                 if memory::is_past_the_share(held) {
                     past_the_share += held.bytes;
                 } else {
@@ -411,6 +414,10 @@ pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
     let books = books!(Context);
     let number = context as u64;
     let less = books.ledger().map.change(Space::Context, number, |entry| {
+        if entry.handles == u16::MAX {
+            // More references than are counted: it stays charged until it is destroyed.
+            return (Then::Keep, None);
+        }
         let is_last = entry.handles <= 1;
         entry.handles = entry.handles.saturating_sub(1);
         (

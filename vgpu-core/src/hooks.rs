@@ -246,7 +246,8 @@ pub(crate) mod cuda {
     use crate::compute::costs::Work;
     use crate::pools::per_thread;
     use crate::{
-        compute, contexts, dispatch, graphs, memory, modules, pools, report, virtual_memory,
+        arrays, checkpoint, compute, contexts, dispatch, external, graphs, ipc, memory, modules,
+        pools, report, sparse, virtual_memory,
     };
 
     /// `CU_MEM_ATTACH_GLOBAL`.
@@ -334,29 +335,29 @@ pub(crate) mod cuda {
 
         /// Charged by its rows.
         fn cuArrayCreate(handle: *mut CuArray, desc: *const CuArrayDescriptorV1)
-            => { memory::before_array("cuArrayCreate", desc, 1), memory::after_array(handle) }
+            => { arrays::before_array("cuArrayCreate", desc, 1), arrays::after_array(handle, desc) }
         /// Charged by its rows.
         fn cuArrayCreate_v2(handle: *mut CuArray, desc: *const CuArrayDescriptor)
-            => { memory::before_array("cuArrayCreate_v2", desc, 1), memory::after_array(handle) }
+            => { arrays::before_array("cuArrayCreate_v2", desc, 1), arrays::after_array(handle, desc) }
         /// Charged by its rows.
         fn cuArray3DCreate(handle: *mut CuArray, desc: *const CuArray3DDescriptorV1)
-            => { memory::before_array("cuArray3DCreate", desc, 1), memory::after_array(handle) }
+            => { arrays::before_array("cuArray3DCreate", desc, 1), arrays::after_array(handle, desc) }
         /// Charged by its rows.
         fn cuArray3DCreate_v2(handle: *mut CuArray, desc: *const CuArray3DDescriptor)
-            => { memory::before_array("cuArray3DCreate_v2", desc, 1), memory::after_array(handle) }
+            => { arrays::before_array("cuArray3DCreate_v2", desc, 1), arrays::after_array(handle, desc) }
         /// Charged by the rows of its levels.
         fn cuMipmappedArrayCreate(
             handle: *mut CuMipmappedArray, desc: *const CuArray3DDescriptor, levels: u32,
         ) => {
-            memory::before_array("cuMipmappedArrayCreate", desc, levels),
-            memory::after_array(handle)
+            arrays::before_array("cuMipmappedArrayCreate", desc, levels),
+            arrays::after_mipmapped(handle, desc)
         }
         /// Refunds it.
         fn cuArrayDestroy(array: CuArray)
-            => { memory::before_array_free(array), memory::after_array_free() }
+            => { arrays::before_array_free(array), arrays::after_array_free() }
         /// Refunds it.
         fn cuMipmappedArrayDestroy(array: CuMipmappedArray)
-            => { memory::before_array_free(array), memory::after_array_free() }
+            => { arrays::before_array_free(array), arrays::after_array_free() }
 
         /// What was asked for as memory of the device is that, whatever stands behind it.
         fn cuPointerGetAttribute(data: *mut c_void, attribute: CuPointerAttribute, ptr: CuDevicePtr)
@@ -369,17 +370,17 @@ pub(crate) mod cuda {
 
         /// Its charge moves to the table of what processes share.
         fn cuIpcGetMemHandle(handle: *mut CuIpcMemHandle, ptr: CuDevicePtr) => {
-            memory::before_ipc_get("cuIpcGetMemHandle", ptr), memory::after_ipc_get(handle, ptr)
+            ipc::before_get("cuIpcGetMemHandle", ptr), ipc::after_get(handle, ptr)
         }
         /// Not charged a second time.
         fn cuIpcOpenMemHandle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32)
-            => { _, memory::after_ipc_open(out, handle) }
+            => { ipc::before_open(handle), ipc::after_open("cuIpcOpenMemHandle", out) }
         /// Not charged a second time.
         fn cuIpcOpenMemHandle_v2(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32)
-            => { _, memory::after_ipc_open(out, handle) }
+            => { ipc::before_open(handle), ipc::after_open("cuIpcOpenMemHandle_v2", out) }
         /// The last holder takes the charge along.
         fn cuIpcCloseMemHandle(ptr: CuDevicePtr)
-            => { memory::before_ipc_close(ptr), memory::after_free() }
+            => { ipc::before_close(ptr), ipc::after_close(ptr) }
 
         // Contexts.
 
@@ -484,29 +485,53 @@ pub(crate) mod cuda {
         /// Refunded when no mapping holds it either.
         fn cuMemRelease(handle: CuMemAllocationHandle) => { virtual_memory::before_release(handle), virtual_memory::after_release() }
         /// Holds the memory.
-        fn cuMemMap(ptr: CuDevicePtr, bytes: usize, offset: usize, handle: CuMemAllocationHandle, flags: u64) => { virtual_memory::before_map(handle), virtual_memory::after_map(ptr, bytes, handle) }
+        fn cuMemMap(ptr: CuDevicePtr, bytes: usize, offset: usize, handle: CuMemAllocationHandle, flags: u64) => { virtual_memory::before_map("cuMemMap", handle, offset, bytes), virtual_memory::after_map(ptr, bytes, handle) }
         /// Holds the memory no more.
-        fn cuMemUnmap(ptr: CuDevicePtr, bytes: usize) => { _, virtual_memory::after_unmap(ptr, bytes) }
+        fn cuMemUnmap(ptr: CuDevicePtr, bytes: usize) => { virtual_memory::before_unmap(ptr, bytes), virtual_memory::after_unmap(ptr, bytes) }
         /// One more reference.
-        fn cuMemRetainAllocationHandle(out: *mut CuMemAllocationHandle, address: *mut c_void) => { _, virtual_memory::after_retain(out) }
+        fn cuMemRetainAllocationHandle(out: *mut CuMemAllocationHandle, address: *mut c_void) => { _, virtual_memory::after_retain(out, address) }
         /// Its charge moves to the table of what processes share.
-        fn cuMemExportToShareableHandle(out: *mut c_void, handle: CuMemAllocationHandle, kind: CuMemAllocationHandleType, flags: u64) => { _, virtual_memory::after_export(out, handle, kind) }
+        fn cuMemExportToShareableHandle(out: *mut c_void, handle: CuMemAllocationHandle, kind: CuMemAllocationHandleType, flags: u64) => { virtual_memory::before_export("cuMemExportToShareableHandle", handle), virtual_memory::after_export(out, handle, kind) }
         /// Not charged a second time.
-        fn cuMemImportFromShareableHandle(out: *mut CuMemAllocationHandle, name: *mut c_void, kind: CuMemAllocationHandleType) => { _, virtual_memory::after_import(out, name, kind) }
+        fn cuMemImportFromShareableHandle(out: *mut CuMemAllocationHandle, name: *mut c_void, kind: CuMemAllocationHandleType) => { virtual_memory::before_import(name, kind), virtual_memory::after_import(out) }
         /// A sparse array holds what is mapped to it.
-        fn cuMemMapArrayAsync(tiles: *mut c_void, count: u32, stream: CuStream) => { _, virtual_memory::after_map_array(tiles, count) }
+        fn cuMemMapArrayAsync(tiles: *mut c_void, count: u32, stream: CuStream) => { sparse::before_map(tiles, count), sparse::after_map(tiles, count, stream) }
         /// A sparse array holds what is mapped to it.
-        fn cuMemMapArrayAsync_ptsz(tiles: *mut c_void, count: u32, stream: CuStream) => { _, virtual_memory::after_map_array(tiles, count) }
+        fn cuMemMapArrayAsync_ptsz(tiles: *mut c_void, count: u32, stream: CuStream) => { sparse::before_map(tiles, count), sparse::after_map(tiles, count, stream) }
+        /// Known from here on: it has no memory of its own.
+        fn cuMulticastCreate(object: *mut CuMemAllocationHandle, properties: *const CuMulticastObjectProp) => { _, virtual_memory::after_multicast(object) }
         /// A multicast object holds what is bound to it.
-        fn cuMulticastBindMem(object: CuMemAllocationHandle, offset: usize, memory: CuMemAllocationHandle, memory_offset: usize, bytes: usize, flags: u64) => { virtual_memory::before_bind(memory), virtual_memory::after_bind(object, offset) }
+        fn cuMulticastBindMem(object: CuMemAllocationHandle, offset: usize, memory: CuMemAllocationHandle, memory_offset: usize, bytes: usize, flags: u64) => { virtual_memory::before_bind("cuMulticastBindMem", memory, memory_offset, bytes), virtual_memory::after_bind(object, offset, bytes) }
         /// A multicast object holds what is bound to it.
-        fn cuMulticastBindMem_v2(object: CuMemAllocationHandle, device: CuDevice, offset: usize, memory: CuMemAllocationHandle, memory_offset: usize, bytes: usize, flags: u64) => { virtual_memory::before_bind(memory), virtual_memory::after_bind(object, offset) }
+        fn cuMulticastBindMem_v2(object: CuMemAllocationHandle, device: CuDevice, offset: usize, memory: CuMemAllocationHandle, memory_offset: usize, bytes: usize, flags: u64) => { virtual_memory::before_bind("cuMulticastBindMem", memory, memory_offset, bytes), virtual_memory::after_bind(object, offset, bytes) }
         /// A multicast object holds what is bound to it.
-        fn cuMulticastBindAddr(object: CuMemAllocationHandle, offset: usize, ptr: CuDevicePtr, bytes: usize, flags: u64) => { virtual_memory::before_bind_address(ptr), virtual_memory::after_bind(object, offset) }
+        fn cuMulticastBindAddr(object: CuMemAllocationHandle, offset: usize, ptr: CuDevicePtr, bytes: usize, flags: u64) => { virtual_memory::before_bind_address(ptr), virtual_memory::after_bind(object, offset, bytes) }
         /// A multicast object holds what is bound to it.
-        fn cuMulticastBindAddr_v2(object: CuMemAllocationHandle, device: CuDevice, offset: usize, ptr: CuDevicePtr, bytes: usize, flags: u64) => { virtual_memory::before_bind_address(ptr), virtual_memory::after_bind(object, offset) }
+        fn cuMulticastBindAddr_v2(object: CuMemAllocationHandle, device: CuDevice, offset: usize, ptr: CuDevicePtr, bytes: usize, flags: u64) => { virtual_memory::before_bind_address(ptr), virtual_memory::after_bind(object, offset, bytes) }
         /// Holds the memory no more.
-        fn cuMulticastUnbind(object: CuMemAllocationHandle, device: CuDevice, offset: usize, bytes: usize) => { _, virtual_memory::after_unbind(object, device, offset) }
+        fn cuMulticastUnbind(object: CuMemAllocationHandle, device: CuDevice, offset: usize, bytes: usize) => { _, virtual_memory::after_unbind(object, device, offset, bytes) }
+        /// The descriptor keeps the memory after it is freed.
+        fn cuMemGetHandleForAddressRange(out: *mut c_void, ptr: CuDevicePtr, bytes: usize, kind: CuMemRangeHandleType, flags: u64) => { _, external::after_range(out, ptr) }
+        // Memory of other APIs.
+
+        /// Charged as large as the program says.
+        fn cuImportExternalMemory(out: *mut CuExternalMemory, description: *const CuExternalMemoryHandleDesc) => { external::before_import("cuImportExternalMemory", description), external::after_import(out) }
+        /// Refunds it.
+        fn cuDestroyExternalMemory(memory: CuExternalMemory) => { external::before_destroy(memory), external::after_destroy() }
+        /// Charged when it is first mapped.
+        fn cuGraphicsMapResources(count: u32, resources: *mut CuGraphicsResource, stream: CuStream) => { _, external::after_map_resources(count, resources, stream, false) }
+        /// Charged when it is first mapped.
+        fn cuGraphicsMapResources_ptsz(count: u32, resources: *mut CuGraphicsResource, stream: CuStream) => { _, external::after_map_resources(count, resources, stream, true) }
+        /// Refunds it.
+        fn cuGraphicsUnregisterResource(resource: CuGraphicsResource) => { external::before_unregister(resource), external::after_unregister() }
+        // Checkpoints.
+
+        /// The process's charges stand aside.
+        fn cuCheckpointProcessCheckpoint(pid: i32, arguments: *mut c_void) => { _, checkpoint::after_checkpoint(pid, arguments) }
+        /// The charges of processes that are checkpointed stand aside.
+        fn cuCheckpointOperationComplete(operation: CuCheckpointOperationHandle) => { _, checkpoint::after_complete() }
+        /// Refused where the process's memory has no room any more.
+        fn cuCheckpointProcessRestore(pid: i32, arguments: *mut c_void) => { checkpoint::before_restore("cuCheckpointProcessRestore", pid, arguments), checkpoint::after_restore() }
         // Modules and libraries.
 
         /// Reserves what its file takes.

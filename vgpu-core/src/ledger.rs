@@ -31,6 +31,14 @@ pub(crate) struct Ledger {
     pub(crate) contexts_gone: AtomicU32,
     /// Numbers given to contexts so far.
     pub(crate) contexts_numbered: AtomicU32,
+    /// Held while `objects.rs` changes what this process holds.
+    pub(crate) objects_lock: Lock,
+    /// Numbers given to objects so far.
+    pub(crate) objects_numbered: AtomicU64,
+    /// Holds that end when the driver has done its work.
+    pub(crate) endings: AtomicU32,
+    /// Descriptors that keep memory.
+    pub(crate) descriptors: AtomicU32,
     /// What contexts and modules were charged, by device.
     overhead: [Overhead; MAX_DEVICES],
     /// Memory pools.

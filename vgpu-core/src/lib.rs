@@ -14,9 +14,13 @@ mod dispatch;
 mod hooks;
 mod linker;
 
+mod arrays;
+mod checkpoint;
 mod compute;
 mod contexts;
+mod external;
 mod graphs;
+mod ipc;
 mod leaving;
 mod memory;
 mod modules;
@@ -24,6 +28,7 @@ mod mps;
 mod nvml;
 mod pools;
 mod report;
+mod sparse;
 mod virtual_memory;
 
 mod books;
@@ -31,7 +36,9 @@ mod cards;
 mod container;
 mod growing;
 mod ledger;
+mod location;
 mod map;
+mod objects;
 mod places;
 mod room;
 

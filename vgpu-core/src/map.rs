@@ -17,7 +17,8 @@ const FIRST_CAPACITY: usize = 128;
 pub(crate) enum Space {
     /// A device pointer.
     Pointer = 1,
-    /// A memory handle of `cuMemCreate` or an import.
+    /// A memory handle of `cuMemCreate` or an import: which object it stands for, and how many
+    /// references it has.
     Handle = 2,
     /// An address range that a memory handle is mapped to.
     Mapping = 3,
@@ -31,16 +32,34 @@ pub(crate) enum Space {
     GraphExec = 7,
     /// The name under which an object stands in the region's shared table.
     SharedKey = 8,
-    /// What a multicast object holds, by object, offset and device.
+    /// What a multicast object holds, by object, device and offset.
     Multicast = 9,
     /// Imported external memory.
     External = 10,
     /// A green context.
     Green = 11,
-    /// As `SharedKey`, of a memory handle.
+    /// As `SharedKey`, of an object.
     HandleKey = 12,
     /// Memory of a graph that may outlive the launch.
     GraphMemory = 13,
+    /// An object that was made apart from addresses, by our number.
+    Object = 14,
+    /// The handle of an object.
+    HandleOf = 15,
+    /// Of an import that stands at a pointer in `SharedKey`: what it may be.
+    SharedUntil = 16,
+    /// As `SharedUntil`, of an object in `HandleKey`.
+    HandleUntil = 17,
+    /// The handle under which memory was exported by IPC, in four parts.
+    IpcHandle = 18,
+    /// A resource of another API that was mapped.
+    Graphics = 19,
+    /// What a sparse array holds until an event of ours has come to pass.
+    Ending = 20,
+    /// A descriptor that keeps memory after it was freed.
+    Descriptor = 21,
+    /// A part of a sparse array that memory is mapped to.
+    Sparse = 22,
 }
 
 /// What is known of a key.
@@ -48,15 +67,15 @@ pub(crate) enum Space {
 pub(crate) struct Entry {
     /// What was charged for it, bytes.
     pub(crate) bytes: u64,
-    /// The context that it dies with, the pool that it came from, or the handle that backs it.
+    /// The context that it dies with, the pool that it came from, or the object that backs it.
     pub(crate) owner: u64,
     /// Region index of its device.
     pub(crate) device: u8,
     /// What the rules mean by it.
     pub(crate) what: u8,
-    /// References by handles.
+    /// References of a context; a count that has reached the largest number stays there.
     pub(crate) handles: u16,
-    /// References by mappings.
+    /// A count, or a mark.
     pub(crate) maps: u32,
 }
 
@@ -170,8 +189,14 @@ impl Map {
         })?
     }
 
-    /// Takes out all entries that `goes` points at. Linear in the number of entries.
-    pub(crate) fn sweep(&self, mut goes: impl FnMut(Space, &Entry) -> bool) {
+    /// Takes out all entries that `goes` points at, and lets it change the others. Linear in the number
+    /// of entries.
+    pub(crate) fn sweep(&self, mut goes: impl FnMut(Space, &mut Entry) -> bool) {
+        self.sweep_numbers(|space, _, entry| goes(space, entry));
+    }
+
+    /// As [`Map::sweep`], with the number of each entry (exact below 2^56).
+    pub(crate) fn sweep_numbers(&self, mut goes: impl FnMut(Space, u64, &mut Entry) -> bool) {
         for shard in &self.shards {
             let Some(_held) = shard.lock.hold() else {
                 continue;
@@ -183,7 +208,10 @@ impl Map {
                 let found = table
                     .cell(at)
                     .filter(|cell| cell.key != 0)
-                    .and_then(|cell| Some(goes(space_of(cell.key)?, &cell.entry)));
+                    .and_then(|cell| {
+                        let number = cell.key & 0x00ff_ffff_ffff_ffff;
+                        Some(goes(space_of(cell.key)?, number, &mut cell.entry))
+                    });
                 if found == Some(true) {
                     // What moves into the gap is looked at next.
                     table.remove(at);
@@ -199,10 +227,11 @@ fn space_of(key: u64) -> Option<Space> {
     SPACES.into_iter().find(|&space| space as u64 == key >> 56)
 }
 
-const SPACES: [Space; 13] = {
+const SPACES: [Space; 22] = {
     use Space::{
-        Array, Context, External, GraphExec, GraphMemory, Green, Handle, HandleKey, Mapping,
-        Module, Multicast, Pointer, SharedKey,
+        Array, Context, Descriptor, Ending, External, GraphExec, GraphMemory, Graphics, Green,
+        Handle, HandleKey, HandleOf, HandleUntil, IpcHandle, Mapping, Module, Multicast, Object,
+        Pointer, SharedKey, SharedUntil, Sparse,
     };
     [
         Pointer,
@@ -217,6 +246,15 @@ const SPACES: [Space; 13] = {
         External,
         Green,
         HandleKey,
+        Object,
+        HandleOf,
+        SharedUntil,
+        HandleUntil,
+        IpcHandle,
+        Graphics,
+        Ending,
+        Descriptor,
+        Sparse,
         GraphMemory,
     ]
 };

@@ -1,19 +1,18 @@
-//! Rules: plain device memory, arrays, and memory shared by IPC. Reserve, call, confirm or refund.
-//! Pools, mapped memory, contexts, modules and graphs have files of their own.
+//! Rules: plain device memory. Reserve, call, confirm or refund. Arrays, memory shared by IPC, pools,
+//! mapped memory, contexts, modules and graphs have files of their own.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use cuda_api::{
-    CuArray3DDescriptor, CuArray3DDescriptorV1, CuArrayDescriptor, CuArrayDescriptorV1,
-    CuDevicePtr, CuIpcMemHandle, CuResult, CuStream,
-};
+use cuda_api::{CuDevicePtr, CuResult, CuStream};
 use vgpu_abi::region::{Charge, Kind, SharedKey};
 
 use crate::books::{self, Books, Place, books, size, taken};
 use crate::border;
+use crate::external;
 use crate::graphs;
 use crate::guest::Verdict;
+use crate::ipc;
 use crate::leaving;
 use crate::log::line;
 use crate::map::{Entry, Space};
@@ -28,7 +27,7 @@ pub(crate) mod what {
     pub(crate) const LOOSE: u8 = 2;
     /// In the shared table, exported from here; `owner` is the context.
     pub(crate) const SHARED: u8 = 3;
-    /// In the shared table, opened here.
+    /// In the shared table, opened here: `bytes` is how often, `owner` is the context.
     pub(crate) const OPENED: u8 = 4;
     /// Managed memory in place of the device's own, which the container's share had no room for.
     pub(crate) const PAGED: u8 = 5;
@@ -68,6 +67,12 @@ pub(crate) fn is_paged(reserved: Reserved) -> bool {
     reserved.what == what::PAGED
 }
 
+impl Reserved {
+    pub(crate) fn charge(&self) -> Charge {
+        self.charge
+    }
+}
+
 /// Something that the driver is about to take back.
 #[derive(Clone, Copy)]
 pub(crate) struct Leaving {
@@ -101,7 +106,7 @@ impl<T> Address for *mut T {
 
 /// Room on the current context's device.
 #[inline(always)]
-fn reserve_here(books: &Books, call: &str, bytes: u64) -> Verdict<Reserved> {
+pub(crate) fn reserve_here(books: &Books, call: &str, bytes: u64) -> Verdict<Reserved> {
     match books.here() {
         Place::Device { device, owner } => match books.reserve(call, device, bytes) {
             Ok(charge) => Verdict::Call(Reserved {
@@ -136,7 +141,7 @@ fn reserve_pageable_here(books: &Books, call: &str, bytes: u64, past: u8) -> Ver
 
 /// The driver has given it, under this number and as this many bytes.
 #[inline(always)]
-fn given(books: &Books, reserved: Reserved, space: Space, number: u64, bytes: u64) {
+pub(crate) fn given(books: &Books, reserved: Reserved, space: Space, number: u64, bytes: u64) {
     let charge = reserved.charge;
     books.confirm_as(charge, Kind::Buffer, bytes);
     let entry = Entry {
@@ -212,7 +217,8 @@ pub(crate) fn after_alloc<A: Address>(reserved: Reserved, result: CuResult, out:
 
 const ROW_STEP: u64 = 512;
 
-fn row(bytes: u64) -> u64 {
+/// The driver's step of rows.
+pub(crate) fn row(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(ROW_STEP).unwrap_or(u64::MAX)
 }
 
@@ -316,7 +322,7 @@ pub(crate) fn is_freed_plainly(leaving: Leaving) -> bool {
 }
 
 #[inline(always)]
-fn leaving(books: &Books, space: Space, number: u64) -> Verdict<Leaving> {
+pub(crate) fn leaving(books: &Books, space: Space, number: u64) -> Verdict<Leaving> {
     match books.ledger().map.take(space, number) {
         Some(entry) => Verdict::Call(Leaving { number, entry }),
         None => {
@@ -328,12 +334,18 @@ fn leaving(books: &Books, space: Space, number: u64) -> Verdict<Leaving> {
 
 #[inline(always)]
 pub(crate) fn after_free(leaving: Leaving, result: CuResult) {
+    after_leaving(leaving, result, Space::Pointer);
+}
+
+/// As [`after_free`], of what is known by a number of another kind.
+#[inline(always)]
+pub(crate) fn after_leaving(leaving: Leaving, result: CuResult, space: Space) {
     let Some(books) = books::opened() else { return };
     let Leaving { number, entry } = leaving;
     if result == CuResult::SUCCESS {
         forget(&books, number, &entry);
     } else {
-        books.ledger().map.put(Space::Pointer, number, entry);
+        books.ledger().map.put(space, number, entry);
     }
 }
 
@@ -349,25 +361,26 @@ pub(crate) fn after_free_async(leaving: Leaving, result: CuResult, stream: CuStr
     match entry.what {
         // What has no books went to its pool, and `PAGED` was freed at once.
         what::PAGED => forget(&books, number, &entry),
-        what::SHARED | what::OPENED => {
+        what::SHARED => {
+            ipc::forget_handle(&books, number);
             if let Some(key) = books.ledger().map.take(Space::SharedKey, number) {
                 let key = SharedKey([key.bytes, key.owner]);
                 leaving::leave(&books, &entry, Some(key), stream);
             }
         }
+        what::OPENED => forget(&books, number, &entry),
+        what::OWN if entry.maps > 0 => forget(&books, number, &entry),
         _ => leaving::leave(&books, &entry, None, stream),
     }
 }
 
 /// The driver has taken it back.
-fn forget(books: &Books, number: u64, entry: &Entry) {
+pub(crate) fn forget(books: &Books, number: u64, entry: &Entry) {
     let device = usize::from(entry.device);
     match entry.what {
-        what::SHARED | what::OPENED => {
-            if let Some(key) = books.ledger().map.take(Space::SharedKey, number) {
-                unhold(books, SharedKey([key.bytes, key.owner]));
-            }
-        }
+        what::SHARED => ipc::freed(books, number),
+        what::OPENED => ipc::closed(books, number),
+        what::OWN if entry.maps > 0 => external::freed(books, number, entry),
         what::PAGED | what::MANAGED => {
             let region = &books.container.region;
             region.release_beyond(device, entry.bytes, Kind::Buffer);
@@ -381,7 +394,7 @@ fn forget(books: &Books, number: u64, entry: &Entry) {
 
 /// The entry of an allocation that is managed in place of the device's own memory, by any address in
 /// it.
-fn paged(books: &Books, address: CuDevicePtr) -> Option<Entry> {
+pub(crate) fn paged(books: &Books, address: CuDevicePtr) -> Option<Entry> {
     if !any_paged() {
         return None;
     }
@@ -457,160 +470,6 @@ pub(crate) fn unhold(books: &Books, key: SharedKey) {
     }
 }
 
-/// An array's shape, of whichever version of the interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    width: u64,
-    height: u64,
-    depth: u64,
-    element: u64,
-    flags: u32,
-}
-
-/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: memory comes later, as mapped memory.
-const COMES_LATER: u32 = 0x40 | 0x80;
-
-/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: depth counts layers, which every level has.
-const LAYERS: u32 = 0x01 | 0x04;
-
-/// Bytes of one channel (`CU_AD_FORMAT_*`).
-fn channel_bytes(format: u32) -> u64 {
-    match format {
-        0x02 | 0x09 | 0x10 | 0xc6..=0xcb => 2,
-        0x03 | 0x0a | 0x20 => 4,
-        // Eight bits, and compressed blocks, which take a byte for each texel or near enough.
-        _ => 1,
-    }
-}
-
-pub(crate) trait Described: Copy {
-    fn shape(self) -> Shape;
-}
-
-impl Described for CuArrayDescriptorV1 {
-    fn shape(self) -> Shape {
-        Shape {
-            width: self.width.into(),
-            height: self.height.into(),
-            depth: 0,
-            element: channel_bytes(self.format) * u64::from(self.num_channels),
-            flags: 0,
-        }
-    }
-}
-
-impl Described for CuArrayDescriptor {
-    fn shape(self) -> Shape {
-        Shape {
-            width: size(self.width),
-            height: size(self.height),
-            depth: 0,
-            element: channel_bytes(self.format) * u64::from(self.num_channels),
-            flags: 0,
-        }
-    }
-}
-
-impl Described for CuArray3DDescriptorV1 {
-    fn shape(self) -> Shape {
-        Shape {
-            width: self.width.into(),
-            height: self.height.into(),
-            depth: self.depth.into(),
-            element: channel_bytes(self.format) * u64::from(self.num_channels),
-            flags: self.flags,
-        }
-    }
-}
-
-impl Described for CuArray3DDescriptor {
-    fn shape(self) -> Shape {
-        Shape {
-            width: size(self.width),
-            height: size(self.height),
-            depth: size(self.depth),
-            element: channel_bytes(self.format) * u64::from(self.num_channels),
-            flags: self.flags,
-        }
-    }
-}
-
-impl Shape {
-    /// Rows of 512-byte steps, by height and depth, of all levels; 0 where memory comes later.
-    fn bytes(&self, levels: u32) -> u64 {
-        if self.flags & COMES_LATER != 0 || self.width == 0 {
-            return 0;
-        }
-        let longest = self.width.max(self.height).max(self.depth);
-        let levels = levels.clamp(1, longest.ilog2() + 1);
-        let sum = (0..levels).fold(0u64, |sum, level| {
-            sum.saturating_add(self.level_bytes(level))
-        });
-        taken(sum)
-    }
-
-    /// Each level has half the sides of the one before.
-    fn level_bytes(&self, level: u32) -> u64 {
-        let half = |side: u64| (side >> level).max(1);
-        let depth = if self.flags & LAYERS != 0 {
-            self.depth.max(1)
-        } else {
-            half(self.depth)
-        };
-        row(half(self.width).saturating_mul(self.element))
-            .saturating_mul(half(self.height))
-            .saturating_mul(depth)
-    }
-}
-
-pub(crate) fn before_array<D: Described>(
-    call: &str,
-    description: *const D,
-    levels: u32,
-) -> Verdict<Reserved> {
-    let books = books!(Memory);
-    let Some(shape) = border::read(description).map(D::shape) else {
-        return Verdict::Pass;
-    };
-    match shape.bytes(levels) {
-        0 => Verdict::Pass,
-        bytes => reserve_here(&books, call, bytes),
-    }
-}
-
-pub(crate) fn after_array<A: Address>(reserved: Reserved, result: CuResult, out: *mut A) {
-    let Some(books) = books::opened() else { return };
-    match border::read(out) {
-        Some(array) if result == CuResult::SUCCESS => {
-            given(
-                &books,
-                reserved,
-                Space::Array,
-                array.number(),
-                reserved.charge.bytes(),
-            );
-        }
-        _ => books.refund(reserved.charge),
-    }
-}
-
-pub(crate) fn before_array_free(array: impl Address) -> Verdict<Leaving> {
-    let books = books!(Memory);
-    leaving(&books, Space::Array, array.number())
-}
-
-pub(crate) fn after_array_free(leaving: Leaving, result: CuResult) {
-    let Some(books) = books::opened() else { return };
-    if result == CuResult::SUCCESS {
-        forget(&books, leaving.number, &leaving.entry);
-    } else {
-        books
-            .ledger()
-            .map
-            .put(Space::Array, leaving.number, leaving.entry);
-    }
-}
-
 /// The name of a shared object, from the bytes by which the driver names it to other processes.
 pub(crate) fn key_of(bytes: &[u8]) -> SharedKey {
     let half = |seed: u64| {
@@ -623,123 +482,6 @@ pub(crate) fn key_of(bytes: &[u8]) -> SharedKey {
     SharedKey([half(0xcbf2_9ce4_8422_2325) | 1, half(0x9e37_79b9_7f4a_7c15)])
 }
 
-fn remember_key(books: &Books, number: u64, key: SharedKey) {
-    let SharedKey([first, second]) = key;
-    let entry = Entry {
-        bytes: first,
-        owner: second,
-        ..Entry::default()
-    };
-    books.ledger().map.put(Space::SharedKey, number, entry);
-}
-
-/// Managed memory has no name for other processes.
-pub(crate) fn before_ipc_get(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
-    let books = books!(Memory);
-    match paged(&books, pointer) {
-        Some(entry) => {
-            let device = usize::from(entry.device);
-            Verdict::Refuse(books.refuse_not_pageable(call, device, entry.bytes))
-        }
-        None => Verdict::Call(()),
-    }
-}
-
-/// Others may open it from now on: its charge moves to the shared table, where the last holder
-/// carries it.
-pub(crate) fn after_ipc_get(
-    (): (),
-    result: CuResult,
-    handle: *mut CuIpcMemHandle,
-    pointer: CuDevicePtr,
-) {
-    let Some(books) = books::opened() else { return };
-    let Some(handle) = border::read(handle).filter(|_| result == CuResult::SUCCESS) else {
-        return;
-    };
-    let Some(entry) = books.ledger().map.get(Space::Pointer, pointer.0) else {
-        return;
-    };
-    if entry.what != what::OWN {
-        return;
-    }
-    let key = key_of(&handle.reserved);
-    let device = usize::from(entry.device);
-    match books
-        .container
-        .region
-        .share(key, device, entry.bytes, Kind::Buffer)
-    {
-        Ok(()) => {
-            remember_key(&books, pointer.0, key);
-            let shared = Entry {
-                what: what::SHARED,
-                ..entry
-            };
-            books.ledger().map.put(Space::Pointer, pointer.0, shared);
-        }
-        Err(error) => line!(
-            Warn,
-            "cuIpcGetMemHandle: charged to this process alone: {error}"
-        ),
-    }
-}
-
-/// Memory of another process. If that one is of this container, we hold its charge with it; if not,
-/// it is charged there.
-pub(crate) fn after_ipc_open<A: Address>(result: CuResult, out: *mut A, handle: CuIpcMemHandle) {
-    let Some(books) = books::opened() else { return };
-    let Some(pointer) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        return;
-    };
-    let key = key_of(&handle.reserved);
-    if let Ok(shared) = books.container.region.hold(key) {
-        let entry = Entry {
-            bytes: shared.bytes,
-            device: u8::try_from(shared.device).unwrap_or(u8::MAX),
-            what: what::OPENED,
-            ..Entry::default()
-        };
-        remember_key(&books, pointer.number(), key);
-        if let (Some(before), _) = books
-            .ledger()
-            .map
-            .put(Space::Pointer, pointer.number(), entry)
-            && before.what == what::OPENED
-        {
-            // Opened once more at the same address: the driver counts, and so do we.
-            let again = Entry {
-                handles: before.handles + 1,
-                ..entry
-            };
-            books
-                .ledger()
-                .map
-                .put(Space::Pointer, pointer.number(), again);
-            unhold(&books, key);
-        }
-    }
-}
-
-/// Closing what was opened as often takes our hold away.
-pub(crate) fn before_ipc_close(pointer: CuDevicePtr) -> Verdict<Leaving> {
-    let books = books!(Memory);
-    match books.ledger().map.get(Space::Pointer, pointer.0) {
-        Some(entry) if entry.what == what::OPENED && entry.handles == 0 => {
-            leaving(&books, Space::Pointer, pointer.0)
-        }
-        Some(entry) if entry.what == what::OPENED => {
-            let less = Entry {
-                handles: entry.handles - 1,
-                ..entry
-            };
-            books.ledger().map.put(Space::Pointer, pointer.0, less);
-            Verdict::Pass
-        }
-        _ => Verdict::Pass,
-    }
-}
-
 /// A C pointer to a figure of either width.
 pub(crate) fn figure<T: Copy + TryInto<u64>>(from: *const T) -> Option<u64> {
     border::read(from)?.try_into().ok()
@@ -748,49 +490,6 @@ pub(crate) fn figure<T: Copy + TryInto<u64>>(from: *const T) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_array_is_charged_by_its_rows() {
-        let shape = Shape {
-            width: 100,
-            height: 10,
-            depth: 0,
-            element: 4,
-            flags: 0,
-        };
-
-        assert_eq!(shape.bytes(1), 512 * 10);
-        assert_eq!(
-            Shape { depth: 4, ..shape }.bytes(2),
-            512 * 10 * 4 + 512 * 5 * 2
-        );
-        assert_eq!(
-            Shape {
-                depth: 4,
-                flags: 1,
-                ..shape
-            }
-            .bytes(2),
-            512 * 10 * 4 + 512 * 5 * 4
-        );
-        assert_eq!(shape.bytes(99), 512 * (10 + 5 + 2 + 1 + 1 + 1 + 1));
-        assert_eq!(
-            Shape {
-                flags: 0x40,
-                ..shape
-            }
-            .bytes(1),
-            0
-        );
-        assert_eq!(
-            Shape {
-                width: u64::MAX,
-                ..shape
-            }
-            .bytes(9),
-            u64::MAX
-        );
-    }
 
     #[test]
     fn keys_differ_as_their_bytes_do() {

@@ -7,9 +7,10 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_api::nvml::{NvmlDevice, NvmlProcessInfo};
 use cuda_api::{
-    CuConditionalNodeParams, CuContext, CuDevice, CuDevicePtr, CuEvent, CuGraph, CuGraphExec,
-    CuGraphNode, CuGraphNodeParams, CuMemAllocNodeParams, CuMemLocation, CuMemoryPool, CuResult,
-    CuStream, CuUuid,
+    CuArray, CuArray3DDescriptor, CuArrayMemoryRequirements, CuConditionalNodeParams, CuContext,
+    CuDevice, CuDevicePtr, CuEvent, CuGraph, CuGraphExec, CuGraphNode, CuGraphNodeParams,
+    CuGraphicsResource, CuMemAllocNodeParams, CuMemAllocationHandle, CuMemAllocationProp,
+    CuMemLocation, CuMemoryPool, CuMipmappedArray, CuResult, CuStream, CuUuid,
 };
 
 use crate::border;
@@ -125,6 +126,147 @@ pub(crate) fn allocation_of(address: CuDevicePtr) -> Option<u64> {
     let asked = unsafe { cuda::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
     ok(asked)?;
     Some(base.0)
+}
+
+/// How many bytes the allocation has that an address is in.
+pub(crate) fn allocation_bytes(address: CuDevicePtr) -> Option<u64> {
+    let mut base = CuDevicePtr(0);
+    let mut bytes = 0usize;
+    // SAFETY: two words to write to.
+    let asked = unsafe { cuda::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
+    ok(asked)?;
+    u64::try_from(bytes).ok()
+}
+
+/// What memory was made as, by its handle; `None` where the driver does not know the handle.
+pub(crate) fn allocation_properties(handle: u64) -> Option<CuMemAllocationProp> {
+    let mut properties = CuMemAllocationProp::zeroed();
+    let handle = CuMemAllocationHandle(handle);
+    // SAFETY: the caller's own handle, and room for the properties.
+    let asked =
+        unsafe { cuda::cuMemGetAllocationPropertiesFromHandle(&raw mut properties, handle) };
+    ok(asked)?;
+    Some(properties)
+}
+
+/// How large imported memory is, which no call of the driver tells: the largest range that it can be
+/// mapped to. Nothing can be reached there, and nobody is told of it. `None`: it cannot be mapped so.
+pub(crate) fn imported_bytes(handle: u64, properties: &CuMemAllocationProp) -> Option<u64> {
+    /// More than any device has.
+    const MOST: usize = 1 << 42;
+    const MINIMUM: u32 = 0;
+    let mut step = 0usize;
+    // SAFETY: one word to write to, and properties that the driver gave just now.
+    let asked = unsafe { cuda::cuMemGetAllocationGranularity(&raw mut step, properties, MINIMUM) };
+    ok(asked)?;
+    let step = step.clamp(1 << 12, 1 << 30).next_power_of_two();
+    let mut base = CuDevicePtr(0);
+    // SAFETY: one word to write to; a range of addresses that nobody else has.
+    ok(unsafe { cuda::cuMemAddressReserve(&raw mut base, MOST, 0, CuDevicePtr(0), 0) })?;
+    let fits = |bytes: usize| {
+        let handle = CuMemAllocationHandle(handle);
+        // SAFETY: within the range of our own.
+        let mapped = ok(unsafe { cuda::cuMemMap(base, bytes, 0, handle, 0) }).is_some();
+        if mapped {
+            // SAFETY: what was mapped just now.
+            let unmapped = unsafe { cuda::cuMemUnmap(base, bytes) };
+            debug_assert_eq!(unmapped, CuResult::SUCCESS);
+        }
+        mapped
+    };
+    let mut bytes = 0usize;
+    let mut more = step;
+    while more < MOST && fits(more) {
+        bytes = more;
+        more *= 2;
+    }
+    while more > step {
+        more /= 2;
+        if bytes >= step && more < bytes && fits(bytes + more) {
+            bytes += more;
+        }
+    }
+    // SAFETY: our own range, where nothing is mapped any more.
+    let freed = unsafe { cuda::cuMemAddressFree(base, MOST) };
+    debug_assert_eq!(freed, CuResult::SUCCESS);
+    u64::try_from(bytes).ok().filter(|&bytes| bytes > 0)
+}
+
+/// Takes imported memory back from the caller, who is not told of it.
+pub(crate) fn release_memory(handle: u64) {
+    // SAFETY: a reference that the driver gave just now and that nobody has seen.
+    let released = unsafe { cuda::cuMemRelease(CuMemAllocationHandle(handle)) };
+    debug_assert_eq!(released, CuResult::SUCCESS);
+}
+
+/// As [`release_memory`], of what was opened by IPC.
+pub(crate) fn close_ipc(pointer: u64) {
+    // SAFETY: opened just now, and nobody has seen it.
+    let closed = unsafe { cuda::cuIpcCloseMemHandle(CuDevicePtr(pointer)) };
+    debug_assert_eq!(closed, CuResult::SUCCESS);
+}
+
+/// What an array takes of the current context's device, by the driver's word.
+pub(crate) fn array_bytes(array: CuArray) -> Option<u64> {
+    let mut needs = CuArrayMemoryRequirements::zeroed();
+    let device = CuDevice(current_ordinal()?);
+    // SAFETY: an array that the driver gave just now, and room for the answer.
+    ok(unsafe { cuda::cuArrayGetMemoryRequirements(&raw mut needs, array, device) })?;
+    u64::try_from(needs.size).ok().filter(|&bytes| bytes > 0)
+}
+
+/// As [`array_bytes`].
+pub(crate) fn mipmapped_bytes(array: CuMipmappedArray) -> Option<u64> {
+    let mut needs = CuArrayMemoryRequirements::zeroed();
+    let device = CuDevice(current_ordinal()?);
+    // SAFETY: an array that the driver gave just now, and room for the answer.
+    ok(unsafe { cuda::cuMipmappedArrayGetMemoryRequirements(&raw mut needs, array, device) })?;
+    u64::try_from(needs.size).ok().filter(|&bytes| bytes > 0)
+}
+
+/// What a mapped resource of a graphics API takes: a buffer, or an image's array.
+pub(crate) fn resource_bytes(resource: CuGraphicsResource) -> Option<u64> {
+    let mut pointer = CuDevicePtr(0);
+    let mut bytes = 0usize;
+    // SAFETY: the caller's own resource, two words to write to.
+    let asked = unsafe {
+        cuda::cuGraphicsResourceGetMappedPointer_v2(&raw mut pointer, &raw mut bytes, resource)
+    };
+    if ok(asked).is_some() {
+        return u64::try_from(bytes).ok();
+    }
+    let mut array: CuArray = core::ptr::null_mut();
+    // SAFETY: as above, one handle to write to.
+    ok(unsafe { cuda::cuGraphicsSubResourceGetMappedArray(&raw mut array, resource, 0, 0) })?;
+    let mut description = CuArray3DDescriptor::zeroed();
+    // SAFETY: an array that the driver named just now, and room for its description.
+    ok(unsafe { cuda::cuArray3DGetDescriptor_v2(&raw mut description, array) })?;
+    Some(crate::arrays::bytes_of(description))
+}
+
+/// Takes resources back from the caller, who is not told of them.
+pub(crate) fn unmap_resources(
+    count: u32,
+    resources: *mut CuGraphicsResource,
+    stream: CuStream,
+    per_thread: bool,
+) {
+    let unmapped = if per_thread {
+        // SAFETY: the caller's own list, mapped just now.
+        unsafe { cuda::cuGraphicsUnmapResources_ptsz(count, resources, stream) }
+    } else {
+        // SAFETY: as above.
+        unsafe { cuda::cuGraphicsUnmapResources(count, resources, stream) }
+    };
+    debug_assert_eq!(unmapped, CuResult::SUCCESS);
+}
+
+/// Where a process stands that may be checkpointed (`CUprocessState`).
+pub(crate) fn process_state(pid: i32) -> Option<u32> {
+    let mut state = 0;
+    // SAFETY: one word to write to.
+    ok(unsafe { cuda::cuCheckpointProcessGetState(pid, &raw mut state) })?;
+    Some(state)
 }
 
 /// Tells the driver that managed memory belongs on the device: its pages leave it for want of room
@@ -605,9 +747,6 @@ fn within<T>(context: u64, work: impl FnOnce() -> Option<T>) -> Option<T> {
     debug_assert_eq!(restored, CuResult::SUCCESS);
     answer
 }
-
-/// `CU_MEM_LOCATION_TYPE_DEVICE`.
-pub(crate) const DEVICE: u32 = crate::room::DEVICE;
 
 /// Gives back what was allocated in stream order a moment ago.
 pub(crate) fn free_async(pointer: CuDevicePtr, stream: CuStream) {

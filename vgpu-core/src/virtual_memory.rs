@@ -1,25 +1,39 @@
 //! Rules: memory that is made, mapped, exported and bound apart. It lives as long as a handle, a
-//! mapping or a binding holds it, and is charged that long, to the device that it was asked for on.
+//! mapping, a binding or an import holds it, and is charged that long, to the device that it was asked
+//! for on. What is held how often stands in `objects.rs`.
 
 use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_api::{CuDevice, CuDevicePtr, CuMemAllocationHandle, CuMemAllocationProp, CuResult};
-use vgpu_abi::region::{Charge, Kind, SharedKey};
+use vgpu_abi::region::{Charge, Family, Import, Kind, SharedKey};
 
-use crate::books::{self, Books, Place, STEP, books, mapped, size};
+use crate::books::{self, Books, Place, books, mapped, size};
 use crate::border;
+use crate::external;
 use crate::guest::Verdict;
+use crate::location::{self, Location};
 use crate::log::line;
 use crate::map::{Entry, Space, Then};
 use crate::memory::{key_of, what};
+use crate::objects::{self, Objects, object};
 use crate::query;
-
-/// Memory of somebody else: never charged here.
-const FOREIGN: u8 = 8;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
 const FILE_DESCRIPTOR: u32 = 1;
 const FABRIC: u32 = 8;
+
+/// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+const MANAGED: u32 = 2;
+
+/// The device that memory of these properties takes.
+fn place_of(books: &Books, properties: &CuMemAllocationProp) -> Place {
+    match location::location(properties.location) {
+        // Managed memory is charged wherever its pages are.
+        Location::Host if properties.kind == MANAGED => books.here(),
+        _ => location::place(books, properties.location),
+    }
+}
 
 pub(crate) fn before_create(
     call: &str,
@@ -30,10 +44,10 @@ pub(crate) fn before_create(
     let Some(properties) = border::read(properties) else {
         return Verdict::Pass;
     };
-    if bytes == 0 || properties.location.kind != query::DEVICE {
+    if bytes == 0 {
         return Verdict::Pass;
     }
-    match books.of_ordinal(properties.location.id) {
+    match place_of(&books, &properties) {
         Place::Device { device, .. } => match books.reserve(call, device, mapped(size(bytes))) {
             Ok(charge) => Verdict::Call(charge),
             Err(result) => Verdict::Refuse(result),
@@ -51,65 +65,24 @@ pub(crate) fn after_create(charge: Charge, result: CuResult, out: *mut CuMemAllo
         return books.refund(charge);
     };
     books.confirm(charge, Kind::Buffer);
-    let entry = Entry {
-        bytes: charge.bytes(),
-        device: u8::try_from(charge.device()).unwrap_or(u8::MAX),
-        handles: 1,
-        ..Entry::default()
-    };
-    books.ledger().map.put(Space::Handle, handle.0, entry);
+    Objects::lock(&books).make(handle.0, charge.device(), charge.bytes(), what::OWN);
 }
 
-/// Nothing holds it any more: the driver has freed it.
-fn let_go(books: &Books, handle: u64, entry: &Entry) {
-    match entry.what {
-        what::SHARED => {
-            let Some(key) = books.ledger().map.take(Space::HandleKey, handle) else {
-                return;
-            };
-            if let Err(error) = books
-                .container
-                .region
-                .unhold(SharedKey([key.bytes, key.owner]))
-            {
-                line!(Warn, "a shared object stays charged: {error}");
-            }
-        }
-        FOREIGN => {}
-        _ => {
-            books
-                .container
-                .region
-                .release(usize::from(entry.device), entry.bytes, Kind::Buffer);
-        }
-    }
-}
-
-/// A reference about to go, with the entry if it is the last.
+/// A reference about to go.
 #[derive(Clone, Copy)]
 pub(crate) struct Releasing {
     handle: u64,
-    last: Option<Entry>,
+    number: u64,
 }
 
-/// The reference is taken off before the call: after it another thread may be given the same handle.
+/// The object stays held until the driver has released the reference: what maps the memory meanwhile
+/// finds it.
 pub(crate) fn before_release(handle: CuMemAllocationHandle) -> Verdict<Releasing> {
     let books = books!(Memory);
-    let taken = books.ledger().map.change(Space::Handle, handle.0, |entry| {
-        if entry.handles == 0 {
-            return (Then::Keep, None);
-        }
-        entry.handles -= 1;
-        if entry.handles == 0 && entry.maps == 0 {
-            (Then::Remove, Some(Some(*entry)))
-        } else {
-            (Then::Keep, Some(None))
-        }
-    });
-    match taken.flatten() {
-        Some(last) => Verdict::Call(Releasing {
+    match Objects::lock(&books).begin_release(handle.0) {
+        Some(number) => Verdict::Call(Releasing {
             handle: handle.0,
-            last,
+            number,
         }),
         None => Verdict::Pass,
     }
@@ -117,70 +90,143 @@ pub(crate) fn before_release(handle: CuMemAllocationHandle) -> Verdict<Releasing
 
 pub(crate) fn after_release(releasing: Releasing, result: CuResult) {
     let Some(books) = books::opened() else { return };
-    let Releasing { handle, last } = releasing;
-    match (result == CuResult::SUCCESS, last) {
-        (true, Some(entry)) => let_go(&books, handle, &entry),
-        (true, None) => {}
-        (false, Some(entry)) => {
-            books.ledger().map.put(
-                Space::Handle,
-                handle,
-                Entry {
-                    handles: 1,
-                    ..entry
-                },
-            );
-        }
-        (false, None) => {
-            let again = |entry: &mut Entry| {
-                entry.handles = entry.handles.saturating_add(1);
-                (Then::Keep, ())
+    let Releasing { handle, number } = releasing;
+    Objects::lock(&books).end_release(number, handle, result == CuResult::SUCCESS);
+}
+
+/// Something that is about to hold memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Holding {
+    /// The object, or 0 for memory that nobody charges.
+    number: u64,
+    /// Room for what was in nobody's books.
+    charge: Option<Charge>,
+}
+
+/// Holds the object of a handle before the driver is called, so that a release meanwhile does not
+/// refund what is held. Memory that this process did not see made is charged as far as it is used.
+fn hold(books: &Books, call: &str, handle: u64, bytes: u64) -> Verdict<Holding> {
+    let objects = Objects::lock(books);
+    let known = objects.of(handle);
+    let (device, more) = match known {
+        Some(known) => {
+            objects.hold(known.number);
+            let more = match known.what {
+                object::ADOPTED => mapped(bytes).saturating_sub(known.bytes),
+                _ => 0,
             };
-            books.ledger().map.change(Space::Handle, handle, again);
+            (usize::from(known.device), more)
+        }
+        None => {
+            drop(objects);
+            let holding = Holding {
+                number: 0,
+                charge: None,
+            };
+            let Some(properties) = query::allocation_properties(handle) else {
+                // The driver does not know it either, and says so.
+                return Verdict::Call(holding);
+            };
+            match place_of(books, &properties) {
+                Place::Device { device, .. } => (device, mapped(bytes)),
+                Place::Elsewhere => return Verdict::Call(holding),
+                Place::Denied => return Verdict::Refuse(CuResult::INVALID_DEVICE),
+            }
+        }
+    };
+    let number = known.map_or(0, |known| known.number);
+    if more == 0 {
+        return Verdict::Call(Holding {
+            number,
+            charge: None,
+        });
+    }
+    match books.reserve(call, device, more) {
+        Ok(charge) => Verdict::Call(Holding {
+            number,
+            charge: Some(charge),
+        }),
+        Err(result) => {
+            if number != 0 {
+                Objects::lock(books).drop_hold(number);
+            }
+            Verdict::Refuse(result)
         }
     }
 }
 
-/// One more mapping or binding holds it. False: we do not know it.
-fn add_hold(books: &Books, handle: u64) -> bool {
-    let more = |entry: &mut Entry| {
-        entry.maps = entry.maps.saturating_add(1);
-        (Then::Keep, ())
+/// The driver did not do what would have held it.
+fn not_held(books: &Books, holding: Holding) {
+    if let Some(charge) = holding.charge {
+        books.refund(charge);
+    }
+    if holding.number != 0 {
+        Objects::lock(books).drop_hold(holding.number);
+    }
+}
+
+/// The object that the driver holds now; 0: memory that nobody charges.
+fn held(books: &Books, holding: Holding, handle: u64, bytes: u64) -> u64 {
+    let Holding { number, charge } = holding;
+    if let Some(charge) = charge {
+        books.confirm(charge, Kind::Buffer);
+    }
+    let grown = charge.map_or(0, |charge| charge.bytes());
+    let objects = Objects::lock(books);
+    match objects.of(handle) {
+        Some(now) if now.number == number => {
+            objects.grow(number, grown);
+            return number;
+        }
+        // Another thread released it and was given the handle again: that one is held.
+        Some(now) => {
+            objects.hold(now.number);
+            if number != 0 {
+                objects.drop_hold(number);
+            } else if let Some(charge) = charge {
+                let region = &books.container.region;
+                region.release(charge.device(), grown, Kind::Buffer);
+            }
+            return now.number;
+        }
+        // Released meanwhile, and held by us.
+        None if number != 0 && objects.get(number).is_some() => return number,
+        None => {}
+    }
+    if let Some(charge) = charge {
+        let number = objects.make(handle, charge.device(), grown, object::ADOPTED);
+        objects.hold(number);
+        return number;
+    }
+    if number == 0 {
+        return 0;
+    }
+    // It was freed and made anew meanwhile, and that one released: the driver holds it by this alone.
+    drop(objects);
+    let place = query::allocation_properties(handle).map(|it| place_of(books, &it));
+    let Some(Place::Device { device, .. }) = place else {
+        return 0;
     };
     books
-        .ledger()
-        .map
-        .change(Space::Handle, handle, more)
-        .is_some()
+        .container
+        .region
+        .charge(device, mapped(bytes), Kind::Buffer);
+    Objects::lock(books).make(handle, device, mapped(bytes), object::ADOPTED)
 }
 
-/// One mapping or binding holds it no more.
-fn drop_hold(books: &Books, handle: u64) {
-    let last = books.ledger().map.change(Space::Handle, handle, |entry| {
-        entry.maps = entry.maps.saturating_sub(1);
-        if entry.handles == 0 && entry.maps == 0 {
-            (Then::Remove, Some(*entry))
-        } else {
-            (Then::Keep, None)
-        }
-    });
-    if let Some(entry) = last.flatten() {
-        let_go(books, handle, &entry);
-    }
-}
-
-/// The hold is taken before the call, so that a release meanwhile does not refund what is mapped.
-pub(crate) fn before_map(handle: CuMemAllocationHandle) -> Verdict<()> {
+pub(crate) fn before_map(
+    call: &str,
+    handle: CuMemAllocationHandle,
+    offset: usize,
+    bytes: usize,
+) -> Verdict<Holding> {
     let books = books!(Memory);
-    if add_hold(&books, handle.0) {
-        Verdict::Call(())
-    } else {
-        Verdict::Pass
-    }
+    let end = size(offset).saturating_add(size(bytes));
+    hold(&books, call, handle.0, end)
 }
 
 pub(crate) fn after_map(
-    (): (),
+    holding: Holding,
     result: CuResult,
     pointer: CuDevicePtr,
     bytes: usize,
@@ -188,52 +234,107 @@ pub(crate) fn after_map(
 ) {
     let Some(books) = books::opened() else { return };
     if result != CuResult::SUCCESS {
-        return drop_hold(&books, handle.0);
+        return not_held(&books, holding);
     }
+    let number = held(&books, holding, handle.0, size(bytes));
     let entry = Entry {
         bytes: size(bytes),
-        owner: handle.0,
+        owner: number,
         ..Entry::default()
     };
+    let objects = Objects::lock(&books);
     if let (Some(before), _) = books.ledger().map.put(Space::Mapping, pointer.0, entry) {
-        drop_hold(&books, before.owner);
+        objects.drop_hold(before.owner);
     }
 }
 
-/// One call may take several mappings off.
-pub(crate) fn after_unmap(result: CuResult, pointer: CuDevicePtr, bytes: usize) {
-    let Some(books) = books::opened() else { return };
-    books.count(books::Group::Memory);
-    if result != CuResult::SUCCESS {
-        return;
-    }
-    let end = pointer.0.saturating_add(size(bytes));
-    let mut at = pointer.0;
-    while at < end {
-        let mut step = STEP;
-        if let Some(mapping) = books.ledger().map.take(Space::Mapping, at) {
-            drop_hold(&books, mapping.owner);
-            step = mapping.bytes.max(1);
-        }
+/// Marks of calls that take mappings off.
+static UNMAPPINGS: AtomicU32 = AtomicU32::new(0);
+
+/// Where what is not known may begin: the smallest page of any driver.
+const LEAST_STEP: u64 = 64 << 10;
+/// So many such pages are stepped over. (The driver takes off what is mapped without a gap, and knows
+/// nothing of larger ones.)
+const MOST_GAPS: u32 = 1 << 16;
+
+/// Steps through a range from one known part to the next. `each` says how long the part is that begins
+/// at a place, if any does.
+fn walk(from: u64, bytes: u64, mut each: impl FnMut(u64) -> Option<u64>) {
+    let end = from.saturating_add(bytes);
+    let mut at = from;
+    let mut gaps = 0;
+    while at < end && gaps < MOST_GAPS {
+        let step = each(at).map_or_else(
+            || {
+                gaps += 1;
+                LEAST_STEP
+            },
+            |length| length.max(1),
+        );
         at = at.saturating_add(step);
     }
 }
 
+/// Marks what is taken off: after the call another thread may have mapped something there.
+pub(crate) fn before_unmap(pointer: CuDevicePtr, bytes: usize) -> Verdict<u32> {
+    let books = books!(Memory);
+    // Relaxed: only has to differ from other calls in flight.
+    let mark = UNMAPPINGS.fetch_add(1, Ordering::Relaxed) | 1 << 31;
+    let _objects = Objects::lock(&books);
+    walk(pointer.0, size(bytes), |at| {
+        books.ledger().map.change(Space::Mapping, at, |mapping| {
+            mapping.maps = mark;
+            (Then::Keep, mapping.bytes)
+        })
+    });
+    Verdict::Call(mark)
+}
+
+pub(crate) fn after_unmap(mark: u32, result: CuResult, pointer: CuDevicePtr, bytes: usize) {
+    let Some(books) = books::opened() else { return };
+    if result != CuResult::SUCCESS {
+        return;
+    }
+    let objects = Objects::lock(&books);
+    walk(pointer.0, size(bytes), |at| {
+        let found = books.ledger().map.change(Space::Mapping, at, |mapping| {
+            let goes = mapping.maps == mark;
+            let found = (goes.then_some(mapping.owner), mapping.bytes);
+            (if goes { Then::Remove } else { Then::Keep }, found)
+        });
+        let (number, length) = found?;
+        if let Some(number) = number {
+            objects.drop_hold(number);
+        }
+        Some(length)
+    });
+}
+
 /// The driver gives the handle that the memory was mapped with, as one more reference.
-pub(crate) fn after_retain(result: CuResult, out: *mut CuMemAllocationHandle) {
+pub(crate) fn after_retain(
+    result: CuResult,
+    out: *mut CuMemAllocationHandle,
+    address: *mut c_void,
+) {
     let Some(books) = books::opened() else { return };
     let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
         return;
     };
-    let more = |entry: &mut Entry| {
-        entry.handles = entry.handles.saturating_add(1);
-        (Then::Keep, ())
+    if Objects::lock(&books).refer(handle.0) {
+        return;
+    }
+    // A driver that gives another handle than before: what is mapped there is what it stands for.
+    let Some(base) = query::relaxed(|| query::allocation_of(CuDevicePtr(address as u64))) else {
+        return;
     };
-    books.ledger().map.change(Space::Handle, handle.0, more);
+    let objects = Objects::lock(&books);
+    if let Some(mapping) = books.ledger().map.get(Space::Mapping, base) {
+        objects.refer_as(mapping.owner, handle.0);
+    }
 }
 
-/// What names exported memory to every process, if anything does: the file behind the descriptor, or
-/// the fabric's own name. (The real driver's descriptors are of its device node, which names nothing.)
+/// What names exported memory to every process, if anything does: the file behind the descriptor.
+/// (The real driver's descriptors are of its device node, which names nothing.)
 fn key_of_descriptor(descriptor: c_int) -> Option<SharedKey> {
     // SAFETY: a C struct of numbers, for which all zeros is a value.
     let mut file: libc::stat = unsafe { core::mem::zeroed() };
@@ -248,72 +349,111 @@ fn key_of_descriptor(descriptor: c_int) -> Option<SharedKey> {
     Some(key_of(name.as_flattened()))
 }
 
+fn family_of(kind: u32) -> Family {
+    match kind {
+        FILE_DESCRIPTOR => Family::DESCRIPTOR,
+        FABRIC => Family::FABRIC,
+        _ => Family::OTHER,
+    }
+}
+
+/// What others could not be told apart from is not exported: the table of shared objects is full.
+pub(crate) fn before_export(call: &str, handle: CuMemAllocationHandle) -> Verdict<()> {
+    let books = books!(Memory);
+    let known = Objects::lock(&books).of(handle.0);
+    match known {
+        Some(known) if is_own(known.what) && !books.container.region.can_share() => {
+            let device = usize::from(known.device);
+            Verdict::Refuse(books.refuse_export(call, device, known.bytes))
+        }
+        _ => Verdict::Call(()),
+    }
+}
+
+fn is_own(what: u8) -> bool {
+    matches!(what, what::OWN | object::ADOPTED)
+}
+
 /// Others may import it from now on: its charge moves to the shared table.
 pub(crate) fn after_export(
+    (): (),
     result: CuResult,
     out: *mut c_void,
     handle: CuMemAllocationHandle,
     kind: u32,
-) {
-    let Some(books) = books::opened() else { return };
+) -> Option<CuResult> {
+    let books = books::opened()?;
     if result != CuResult::SUCCESS {
-        return;
+        return None;
     }
     let key = match kind {
         FILE_DESCRIPTOR => border::read(out.cast::<c_int>()).and_then(key_of_descriptor),
         FABRIC => border::read(out.cast::<[u8; 64]>()).map(|name| key_of(&name)),
         _ => None,
     };
-    let Some(key) = key else { return };
-    let Some(entry) = books.ledger().map.get(Space::Handle, handle.0) else {
-        return;
-    };
-    if entry.what != what::OWN {
-        return;
+    let objects = Objects::lock(&books);
+    let known = objects.of(handle.0)?;
+    if known.what == object::MULTICAST {
+        objects.set_what(known.number, object::MULTICAST_SHARED);
     }
-    let device = usize::from(entry.device);
-    match books
-        .container
-        .region
-        .share(key, device, entry.bytes, Kind::Buffer)
-    {
-        Ok(()) => share(&books, handle.0, key),
+    if !is_own(known.what) {
+        drop(objects);
+        keep_by_descriptor(&books, out, kind, known.number);
+        return None;
+    }
+    let device = usize::from(known.device);
+    let region = &books.container.region;
+    match region.share_as(family_of(kind), key, device, known.bytes, Kind::Buffer) {
+        Ok(SharedKey([first, second])) => {
+            let named = Entry {
+                bytes: first,
+                owner: second,
+                ..Entry::default()
+            };
+            let map = &books.ledger().map;
+            map.put(Space::HandleKey, known.number, named);
+            objects.set_what(known.number, what::SHARED);
+            drop(objects);
+            keep_by_descriptor(&books, out, kind, known.number);
+            None
+        }
         Err(error) => {
-            line!(
-                Warn,
-                "cuMemExportToShareableHandle: charged to this process alone: {error}"
-            );
+            line!(Warn, "cuMemExportToShareableHandle: refused: {error}");
+            take_back(out, kind);
+            Some(books.refuse_export("cuMemExportToShareableHandle", device, known.bytes))
         }
     }
 }
 
-fn share(books: &Books, handle: u64, key: SharedKey) {
-    let SharedKey([first, second]) = key;
-    let named = Entry {
-        bytes: first,
-        owner: second,
-        ..Entry::default()
-    };
-    books.ledger().map.put(Space::HandleKey, handle, named);
-    let shared = |entry: &mut Entry| {
-        entry.what = what::SHARED;
-        (Then::Keep, ())
-    };
-    books.ledger().map.change(Space::Handle, handle, shared);
+/// The real driver's descriptors keep memory as long as they are open. (A regular file is a simulated
+/// driver's, where only an import does.)
+fn keep_by_descriptor(books: &Books, out: *mut c_void, kind: u32, number: u64) {
+    if kind == FILE_DESCRIPTOR
+        && let Some(descriptor) = border::read(out.cast::<c_int>())
+        && key_of_descriptor(descriptor).is_none()
+    {
+        external::keeps_object(books, descriptor, number);
+    }
 }
 
-/// Memory that another process made. If that one is of this container, its charge is held together;
-/// if not, it is charged there.
-pub(crate) fn after_import(
-    result: CuResult,
-    out: *mut CuMemAllocationHandle,
-    name: *mut c_void,
-    kind: u32,
-) {
-    let Some(books) = books::opened() else { return };
-    let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        return;
-    };
+/// What was exported just now, and nobody has seen yet, is gone.
+fn take_back(out: *mut c_void, kind: u32) {
+    match kind {
+        FILE_DESCRIPTOR => {
+            if let Some(descriptor) = border::read(out.cast::<c_int>()) {
+                // SAFETY: a descriptor that the driver made for the caller, who is told of none.
+                unsafe { libc::syscall(libc::SYS_close, descriptor) };
+            }
+            border::write(out.cast::<c_int>(), -1);
+        }
+        FABRIC => border::write(out.cast::<[u8; 64]>(), [0; 64]),
+        _ => {}
+    }
+}
+
+/// What may be imported is held before the driver is called: whoever made it may die meanwhile.
+pub(crate) fn before_import(name: *mut c_void, kind: u32) -> Verdict<Import> {
+    let books = books!(Memory);
     let key = match kind {
         // The descriptor itself is passed in the pointer's place.
         FILE_DESCRIPTOR => c_int::try_from(name as isize)
@@ -322,142 +462,226 @@ pub(crate) fn after_import(
         FABRIC => border::read(name.cast::<[u8; 64]>()).map(|name| key_of(&name)),
         _ => None,
     };
-    let known = books.ledger().map.change(Space::Handle, handle.0, |entry| {
-        // The driver gave a handle that this process has already: one more reference.
-        entry.handles = entry.handles.saturating_add(1);
-        (Then::Keep, ())
-    });
-    if known.is_some() {
-        return;
+    match books.container.region.begin_import(family_of(kind), key) {
+        Ok(import) => Verdict::Call(import),
+        Err(error) => {
+            line!(Warn, "cuMemImportFromShareableHandle: refused: {error}");
+            Verdict::Refuse(CuResult::OUT_OF_MEMORY)
+        }
     }
-    let held = key.and_then(|key| Some((key, books.container.region.hold(key).ok()?)));
-    let entry = Entry {
-        handles: 1,
-        what: FOREIGN,
-        ..Entry::default()
-    };
-    let Some((key, shared)) = held else {
-        books.ledger().map.put(Space::Handle, handle.0, entry);
-        return;
-    };
-    let entry = Entry {
-        bytes: shared.bytes,
-        device: u8::try_from(shared.device).unwrap_or(u8::MAX),
-        ..entry
-    };
-    books.ledger().map.put(Space::Handle, handle.0, entry);
-    share(&books, handle.0, key);
 }
 
-/// What names a binding to a multicast object.
-fn binding(object: CuMemAllocationHandle, offset: usize) -> u64 {
-    let name = [object.0.to_ne_bytes(), size(offset).to_ne_bytes()];
+/// Memory that another process made. If that one is of this container, its charge is held together;
+/// what is in no books of the container is charged here, in full.
+pub(crate) fn after_import(
+    import: Import,
+    result: CuResult,
+    out: *mut CuMemAllocationHandle,
+) -> Option<CuResult> {
+    let books = books::opened()?;
+    let objects = Objects::lock(&books);
+    let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        objects::end_import(&books, &import);
+        return None;
+    };
+    if objects.refer(handle.0) {
+        // The driver gave a handle that this process has already: one more reference.
+        objects::end_import(&books, &import);
+        return None;
+    }
+    if import.objects > 0 {
+        let shared = import.first;
+        let number = objects.make(handle.0, shared.device, shared.bytes, object::IMPORTED);
+        objects::keep_import(&books, objects::BY_HANDLE, number, &import, 0);
+        return None;
+    }
+    drop(objects);
+    let Some((device, bytes)) = foreign(&books, handle.0) else {
+        Objects::lock(&books).make(handle.0, 0, 0, object::FOREIGN);
+        return None;
+    };
+    match books.reserve("cuMemImportFromShareableHandle", device, bytes) {
+        Ok(charge) => {
+            books.confirm(charge, Kind::Buffer);
+            Objects::lock(&books).make(handle.0, device, bytes, object::ADOPTED);
+            None
+        }
+        Err(refused) => {
+            query::release_memory(handle.0);
+            Some(refused)
+        }
+    }
+}
+
+/// Where and how large imported memory is that nobody of the container made. What cannot be known now
+/// is charged when it is mapped.
+fn foreign(books: &Books, handle: u64) -> Option<(usize, u64)> {
+    let properties = query::allocation_properties(handle)?;
+    let Place::Device { device, .. } = place_of(books, &properties) else {
+        return None;
+    };
+    let bytes = query::relaxed(|| query::imported_bytes(handle, &properties));
+    Some((device, bytes.map_or(0, mapped)))
+}
+
+/// A multicast object: addresses without memory of their own.
+pub(crate) fn after_multicast(result: CuResult, out: *mut CuMemAllocationHandle) {
+    let Some(books) = books::opened() else { return };
+    if let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
+        Objects::lock(&books).make(handle.0, 0, 0, object::MULTICAST);
+    }
+}
+
+/// What names a binding to a multicast object: memory of each of its devices may be bound at the same
+/// offset.
+fn binding(object: u64, device: u8, offset: u64) -> u64 {
+    let name = [
+        object.to_ne_bytes(),
+        u64::from(device).to_ne_bytes(),
+        offset.to_ne_bytes(),
+    ];
     let SharedKey([first, _]) = key_of(name.as_flattened());
     first
 }
 
-pub(crate) fn before_bind(memory: CuMemAllocationHandle) -> Verdict<u64> {
+pub(crate) fn before_bind(
+    call: &str,
+    memory: CuMemAllocationHandle,
+    offset: usize,
+    bytes: usize,
+) -> Verdict<Binding> {
     let books = books!(Memory);
-    if add_hold(&books, memory.0) {
-        Verdict::Call(memory.0)
-    } else {
-        Verdict::Pass
+    let end = size(offset).saturating_add(size(bytes));
+    match hold(&books, call, memory.0, end) {
+        Verdict::Call(holding) => Verdict::Call(Binding {
+            holding,
+            handle: memory.0,
+        }),
+        Verdict::Pass => Verdict::Pass,
+        Verdict::Refuse(result) => Verdict::Refuse(result),
     }
 }
 
+/// Memory that is about to be bound.
+#[derive(Clone, Copy)]
+pub(crate) struct Binding {
+    holding: Holding,
+    handle: u64,
+}
+
 /// Bound by address: it is the mapping's memory that is held.
-pub(crate) fn before_bind_address(pointer: CuDevicePtr) -> Verdict<u64> {
+pub(crate) fn before_bind_address(pointer: CuDevicePtr) -> Verdict<Binding> {
     let books = books!(Memory);
-    match books.ledger().map.get(Space::Mapping, pointer.0) {
-        Some(mapping) if add_hold(&books, mapping.owner) => Verdict::Call(mapping.owner),
+    let base = query::relaxed(|| query::allocation_of(pointer)).unwrap_or(pointer.0);
+    let objects = Objects::lock(&books);
+    let mapping = books.ledger().map.get(Space::Mapping, base);
+    match mapping {
+        Some(mapping) if objects.hold(mapping.owner) => Verdict::Call(Binding {
+            holding: Holding {
+                number: mapping.owner,
+                charge: None,
+            },
+            handle: 0,
+        }),
         _ => Verdict::Pass,
     }
 }
 
 pub(crate) fn after_bind(
-    memory: u64,
+    bound: Binding,
     result: CuResult,
-    object: CuMemAllocationHandle,
+    multicast: CuMemAllocationHandle,
     offset: usize,
+    bytes: usize,
 ) {
     let Some(books) = books::opened() else { return };
+    let Binding { holding, handle } = bound;
     if result != CuResult::SUCCESS {
-        return drop_hold(&books, memory);
+        return not_held(&books, holding);
     }
+    let number = if handle == 0 {
+        holding.number
+    } else {
+        held(&books, holding, handle, size(bytes))
+    };
+    let objects = Objects::lock(&books);
+    let Some(memory) = objects.get(number) else {
+        return;
+    };
+    let of = objects.of(multicast.0).map_or(0, |it| it.number);
     let entry = Entry {
-        owner: memory,
+        bytes: size(bytes),
+        owner: number,
+        maps: u32::try_from(of & u64::from(u32::MAX)).unwrap_or(0),
         ..Entry::default()
     };
-    let (before, _) = books
-        .ledger()
-        .map
-        .put(Space::Multicast, binding(object, offset), entry);
-    if let Some(before) = before {
-        drop_hold(&books, before.owner);
+    let name = binding(multicast.0, memory.device, size(offset));
+    if let (Some(before), _) = books.ledger().map.put(Space::Multicast, name, entry) {
+        objects.drop_hold(before.owner);
     }
 }
 
+/// One call may unbind what several have bound.
 pub(crate) fn after_unbind(
     result: CuResult,
-    object: CuMemAllocationHandle,
-    _device: CuDevice,
+    multicast: CuMemAllocationHandle,
+    device: CuDevice,
     offset: usize,
+    bytes: usize,
 ) {
     let Some(books) = books::opened() else { return };
     if result != CuResult::SUCCESS {
         return;
     }
-    if let Some(bound) = books
-        .ledger()
-        .map
-        .take(Space::Multicast, binding(object, offset))
-    {
-        drop_hold(&books, bound.owner);
-    }
-}
-
-/// One tile of a sparse array (`CUarrayMapInfo`), as far as it is read here.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Tile {
-    resource_kind: u32,
-    resource: u64,
-    part: [u64; 5],
-    operation: u32,
-    handle_kind: u32,
-    handle: u64,
-    rest: [u64; 3],
-}
-
-const TILE_BYTES: usize = 96;
-const _: () = assert!(size_of::<Tile>() == TILE_BYTES);
-/// `CU_MEM_OPERATION_TYPE_MAP` and `…_UNMAP`.
-const MAP: u32 = 1;
-const UNMAP: u32 = 2;
-
-/// Memory mapped to parts of a sparse array is held by it until it is unmapped.
-pub(crate) fn after_map_array(result: CuResult, tiles: *mut c_void, count: u32) {
-    let Some(books) = books::opened() else { return };
-    if result != CuResult::SUCCESS || tiles.is_null() {
+    let Place::Device { device, .. } = books.of_ordinal(device.0) else {
         return;
+    };
+    let device = u8::try_from(device).unwrap_or(u8::MAX);
+    let objects = Objects::lock(&books);
+    walk(size(offset), size(bytes), |at| {
+        let name = binding(multicast.0, device, at);
+        let bound = books.ledger().map.take(Space::Multicast, name)?;
+        objects.drop_hold(bound.owner);
+        Some(bound.bytes)
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_walk_steps_from_part_to_part_and_ends() {
+        let mut seen = Vec::new();
+        walk(10, 100, |at| {
+            seen.push(at);
+            Some(60)
+        });
+        assert_eq!(seen, [10, 70]);
+
+        // The largest numbers, and parts of no length.
+        let mut steps = 0u32;
+        walk(u64::MAX - 3, u64::MAX, |_| {
+            steps += 1;
+            Some(0)
+        });
+        walk(0, u64::MAX, |_| {
+            steps += 1;
+            None
+        });
+        assert_eq!(steps, 3 + MOST_GAPS);
     }
-    for at in 0..count as usize {
-        let Some(tile) = border::read(tiles.cast::<Tile>().wrapping_add(at)) else {
-            return;
-        };
-        let [a, b, c, d, e] = tile.part;
-        let place = [tile.resource, a, b, c, d, e].map(u64::to_ne_bytes);
-        let SharedKey([name, _]) = key_of(place.as_flattened());
-        let before = books.ledger().map.take(Space::Multicast, name);
-        if tile.operation == MAP && add_hold(&books, tile.handle) {
-            let entry = Entry {
-                owner: tile.handle,
-                ..Entry::default()
-            };
-            books.ledger().map.put(Space::Multicast, name, entry);
-        }
-        if let Some(before) = before.filter(|_| matches!(tile.operation, MAP | UNMAP)) {
-            drop_hold(&books, before.owner);
+
+    #[test]
+    fn bindings_differ_by_object_device_and_offset() {
+        let names = [
+            binding(1, 0, 0),
+            binding(2, 0, 0),
+            binding(1, 1, 0),
+            binding(1, 0, 1),
+        ];
+        for (at, name) in names.iter().enumerate() {
+            assert!(!names.iter().skip(at + 1).any(|other| other == name));
         }
     }
 }

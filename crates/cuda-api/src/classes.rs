@@ -60,7 +60,8 @@ pub const fn symbols_of(class: Class) -> &'static [&'static str] {
 const CLASSES: &[(Class, &[&str])] = &[
     (Class::Alloc, &[
         "cuArray3DCreate", "cuArray3DCreate_v2", "cuArrayCreate", "cuArrayCreate_v2",
-        "cuArrayDestroy", "cuCtxSetLimit", "cuDestroyExternalMemory", "cuDeviceGraphMemTrim",
+        "cuArrayDestroy", "cuCheckpointOperationComplete", "cuCheckpointProcessCheckpoint",
+        "cuCheckpointProcessRestore", "cuCtxSetLimit", "cuDestroyExternalMemory", "cuDeviceGraphMemTrim",
         "cuGraphAddMemAllocNode", "cuGraphAddNode", "cuGraphAddNode_v2", "cuGraphAddNode_v3",
         "cuGraphClone", "cuGraphDestroy", "cuGraphExecDestroy", "cuGraphExecUpdate",
         "cuGraphExecUpdate_v2", "cuGraphMemFreeNodeGetParams", "cuGraphUpload",
@@ -184,9 +185,8 @@ const PASS: &[(&str, &[&str])] = &[
         "cuMipmappedArrayGetMemoryRequirements", "cuMipmappedArrayGetSparseProperties",
     ]),
     ("checkpoints, core dumps, logs, profiler", &[
-        "cuCheckpointOperationComplete", "cuCheckpointProcessCheckpoint",
         "cuCheckpointProcessGetRestoreThreadId", "cuCheckpointProcessGetState",
-        "cuCheckpointProcessLock", "cuCheckpointProcessRestore", "cuCheckpointProcessUnlock",
+        "cuCheckpointProcessLock", "cuCheckpointProcessUnlock",
         "cuCoredumpDeregisterCompleteCallback", "cuCoredumpDeregisterStartCallback",
         "cuCoredumpGetAttribute", "cuCoredumpGetAttributeGlobal",
         "cuCoredumpRegisterCompleteCallback", "cuCoredumpRegisterStartCallback",
