@@ -14,8 +14,10 @@ mod support;
 
 mod delivery;
 mod environment;
+mod external;
 mod fuzz;
 mod guest;
+mod ipc;
 mod kills;
 mod linkage;
 mod memory;
@@ -26,3 +28,4 @@ mod runtime;
 mod taking;
 mod tries;
 mod versions;
+mod vmm;

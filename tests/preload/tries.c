@@ -395,6 +395,11 @@ TRY(prefetch_v2) { until_refused("take", by_prefetch_v2, 0, PIECES); }
 TRY(prefetch_batch) { until_refused("take", by_prefetch_batch, 0, PIECES); }
 
 /* Heap, printf buffer and stack of the device, each larger from call to call. */
+TRY(checkpoint) {
+    unsigned long long none[8] = {0};
+    did("call", AS((int, void *))(getpid(), none));
+}
+TRY(checkpoint_complete) { did("call", AS((handle))(NULL)); }
 TRY(set_limit) {
     for (int kind = 2; kind >= 0; kind--)
         for (size_t i = 1; i <= PIECES; i++)
@@ -825,7 +830,7 @@ static const struct { const char *name; void (*run)(void); } recipes[] = {
     RECIPE(map), RECIPE(retain), RECIPE(map_array), RECIPE(import), RECIPE(ipc_open), RECIPE(pool_import),
     RECIPE(import_pointer), RECIPE(external), RECIPE(get_pool), RECIPE(default_pool), RECIPE(set_pool),
     RECIPE(device_set_pool), RECIPE(pool_attribute), RECIPE(prefetch), RECIPE(prefetch_v2), RECIPE(prefetch_batch),
-    RECIPE(set_limit), RECIPE(context), RECIPE(context_v3), RECIPE(context_v4), RECIPE(retain_primary), RECIPE(green),
+    RECIPE(checkpoint), RECIPE(checkpoint_complete), RECIPE(set_limit), RECIPE(context), RECIPE(context_v3), RECIPE(context_v4), RECIPE(retain_primary), RECIPE(green),
     RECIPE(from_green), RECIPE(green_stream), RECIPE(module), RECIPE(module_ex), RECIPE(module_file), RECIPE(library),
     RECIPE(library_file), RECIPE(library_module), RECIPE(library_kernel), RECIPE(kernel_function), RECIPE(library_global),
     RECIPE(module_global), RECIPE(module_global_v1), RECIPE(get_function), RECIPE(func_load), RECIPE(launch),

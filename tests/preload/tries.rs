@@ -40,6 +40,9 @@ const RECIPES: &[Recipe] = &[
     ("cuArrayCreate", "array_v1", Takes),
     ("cuArrayCreate_v2", "array", Takes),
     ("cuArrayDestroy", "array_destroy", Gives),
+    ("cuCheckpointOperationComplete", "checkpoint_complete", Nothing("what a checkpoint gives is not to be had by the process that is checkpointed")),
+    ("cuCheckpointProcessCheckpoint", "checkpoint", Nothing("what a checkpoint gives is not to be had by the process that is checkpointed")),
+    ("cuCheckpointProcessRestore", "checkpoint", Nothing("a process that runs has nothing to restore")),
     ("cuCtxSetLimit", "set_limit", Takes),
     ("cuDestroyExternalMemory", "external_destroy", Gives),
     ("cuDeviceGraphMemTrim", "graph_trim", Gives),
@@ -220,7 +223,6 @@ type Row = (On, &'static str, &'static str);
 #[rustfmt::skip]
 const NOT_HELD_YET: &[Row] = &[
     (Usual, "cuCtxFromGreenCtx by from_green", "a green context is charged as the primary one"),
-    (Both, "cuDestroyExternalMemory by external_destroy", "imported memory is not charged"),
     (Both, "cuFuncLoad by func_load", "what an image declares is not charged"),
     (Both, "cuGraphDestroy by graph_destroy", "a graph that keeps its memory is launched while all graphs hold as much"),
     (Both, "cuGraphExecDestroy by exec_destroy", "a graph that keeps its memory is launched while all graphs hold as much"),
@@ -231,10 +233,6 @@ const NOT_HELD_YET: &[Row] = &[
     (Usual, "cuGreenCtxCreate by green", "a green context is charged as the primary one"),
     (Usual, "cuGreenCtxDestroy by green_destroy", "a green context is charged as the primary one"),
     (Usual, "cuGreenCtxStreamCreate by green_stream", "a green context is charged as the primary one"),
-    (Both, "cuImportExternalMemory by external", "imported memory is not charged"),
-    (Both, "cuIpcCloseMemHandle by ipc_close", "memory of a maker outside the container is not charged, and outlives it"),
-    (Both, "cuIpcOpenMemHandle by ipc_open", "memory of a maker outside the container is not charged, and outlives it"),
-    (Both, "cuIpcOpenMemHandle_v2 by ipc_open", "memory of a maker outside the container is not charged, and outlives it"),
     (Both, "cuKernelGetFunction by kernel_function", "what an image declares is not charged"),
     (Both, "cuLaunchKernel by launch", "what an image declares is not charged"),
     (Both, "cuLaunchKernel_ptsz by launch", "what an image declares is not charged"),
@@ -245,7 +243,6 @@ const NOT_HELD_YET: &[Row] = &[
     (Both, "cuLibraryLoadFromFile by library_file", "what an image declares is not charged"),
     (Usual, "cuLibraryUnload by library_unload", "what an image declares is not charged"),
     (Both, "cuMemFreeAsync by free_plain_blocked", "a free behind a blocked stream gives room at the call"),
-    (Both, "cuMemImportFromShareableHandle by import", "memory of a maker outside the container is not charged, and outlives it"),
     (Both, "cuMemPoolImportFromShareableHandle by pool_import", "memory of a maker outside the container is not charged, and outlives it"),
     (Both, "cuMemPoolImportPointer by import_pointer", "memory of a maker outside the container is not charged, and outlives it"),
     (Both, "cuModuleGetFunction by get_function", "what an image declares is not charged"),
@@ -262,6 +259,7 @@ const NOT_HELD_YET: &[Row] = &[
 /// simulated driver does not do it: that the library holds them is not shown.
 #[rustfmt::skip]
 const NOT_SIMULATED: &[Row] = &[
+    (Both, "cuCheckpointOperationComplete by checkpoint_complete", "it came with CUDA 13.4"),
     (Contrary, "cuCtxFromGreenCtx by from_green", "a green context takes nothing"),
     (Both, "cuGraphAddChildGraphNode by child_graph", "a child graph with allocations is refused"),
     (Both, "cuGraphClone by graph_clone", "a graph with allocations is not cloned"),

@@ -16,7 +16,7 @@ use cuda_sim::{Board, Config};
 use tempfile::TempDir;
 use vgpu_abi::host::Snapshot;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
-use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::region::{Kind, Region, RegionDevice, ShareError, SharedKey};
 
 /// One mebibyte.
 pub(crate) const MIB: u64 = 1 << 20;
@@ -182,6 +182,21 @@ impl World {
         let mut folder = OsString::from("-L");
         folder.push(self.path("sim"));
         vec!["-Wl,--no-as-needed".into(), folder, "-lcuda".into()]
+    }
+
+    /// Fills the table of shared objects, as a container that shares very much would.
+    pub(crate) fn fill_the_shared_table(&self) {
+        let region = Region::open(&self.path("region")).expect("the region is whole");
+        for number in 0.. {
+            let key = SharedKey([2 * number + 1, 1]);
+            match region.share(key, 0, 0, Kind::Buffer) {
+                Ok(()) => {}
+                Err(ShareError::TableFull) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        // It holds them as long as this process lives.
+        std::mem::forget(region);
     }
 
     /// What the library wrote to its log, for a failed assertion.

@@ -1,0 +1,135 @@
+//! Plain memory that processes share by IPC: charged once, as long as any process may hold it.
+
+use cuda_sim::Config;
+
+use crate::support::{CONTEXT, MIB, Running, World};
+use crate::vmm::{agree, take};
+
+fn two() -> (World, Running, Running) {
+    let world = World::with_limits_on(&Config::default(), &[100 * MIB + 2 * CONTEXT]);
+    let mut one = world.program("sharing").linked().start();
+    let mut other = world.program("sharing").linked().start();
+    for program in [&mut one, &mut other] {
+        take(program, "ready");
+    }
+    (world, one, other)
+}
+
+#[track_caller]
+fn name(program: &mut Running, offset_kib: u32) -> String {
+    let named = program.step(&format!("name 1 {offset_kib}"));
+    named
+        .strip_prefix("name 0 ")
+        .expect("it is named")
+        .to_owned()
+}
+
+#[test]
+fn memory_that_was_named_by_an_inner_pointer_outlives_its_maker() {
+    let (world, mut one, mut other) = two();
+    take(&mut one, "alloc 1 60");
+    let name = name(&mut one, 4096);
+    take(&mut other, &format!("open 1 {name}"));
+    agree(&world, "open");
+
+    one.kill();
+    take(&mut other, "alloc 2 60!");
+    agree(&world, "the maker's death");
+    take(&mut other, "close 1; alloc 2 60");
+    agree(&world, "close");
+}
+
+#[test]
+fn a_handle_whose_unused_bytes_were_changed_holds_what_it_opens() {
+    let (world, mut one, mut other) = two();
+    take(&mut one, "alloc 1 60");
+    let mut name = name(&mut one, 0);
+    name.replace_range(126..128, "5a");
+    take(&mut other, &format!("open 1 {name}"));
+    agree(&world, "open");
+
+    one.kill();
+    take(&mut other, "alloc 2 60!");
+    agree(&world, "the maker's death");
+    take(&mut other, "close 1; alloc 2 60");
+    agree(&world, "close");
+}
+
+#[test]
+fn memory_that_is_named_twice_is_shared_once() {
+    let (world, mut one, mut other) = two();
+    take(&mut one, "alloc 1 60");
+    let first = name(&mut one, 0);
+    let inner = name(&mut one, 1024);
+    let again = name(&mut one, 0);
+    assert_eq!(first, again);
+    take(&mut other, &format!("open 1 {inner}; open 1 {first}"));
+    agree(&world, "two opens");
+
+    take(&mut other, "close 1");
+    one.kill();
+    take(&mut other, "alloc 2 60!");
+    agree(&world, "one close and the maker's death");
+    take(&mut other, "close 1; alloc 2 60");
+    agree(&world, "the last close");
+}
+
+#[test]
+fn seventy_thousand_opens_are_all_counted() {
+    let (world, mut one, mut other) = two();
+    take(&mut one, "alloc 1 60");
+    let name = name(&mut one, 0);
+    take(
+        &mut other,
+        &format!("open_often 1 {name} 70000; close_often 1 69999"),
+    );
+    one.kill();
+
+    take(&mut other, "alloc 2 60!");
+    agree(&world, "one close less than there were opens");
+    take(&mut other, "close 1; alloc 2 60");
+    agree(&world, "the last close");
+}
+
+#[test]
+fn named_memory_goes_with_its_context() {
+    let world = World::with_limits_on(&Config::default(), &[100 * MIB + 2 * CONTEXT]);
+    let mut one = world.program("sharing").linked().start();
+    take(&mut one, "ready; context; alloc 1 60");
+    name(&mut one, 0);
+    take(&mut one, "alloc 2 60!; context_destroy");
+    agree(&world, "the context's end");
+    take(&mut one, "alloc 2 100");
+}
+
+#[test]
+fn opened_memory_is_let_go_of_with_its_context() {
+    let world = World::with_limits_on(&Config::default(), &[100 * MIB + 3 * CONTEXT]);
+    let mut one = world.program("sharing").linked().start();
+    let mut other = world.program("sharing").linked().start();
+    take(&mut one, "ready; alloc 1 60");
+    let name = name(&mut one, 0);
+    take(&mut other, &format!("ready; context; open 1 {name}"));
+    one.kill();
+    take(&mut other, "alloc 2 60!; context_destroy; alloc 2 60");
+    agree(&world, "the context's end");
+}
+
+#[test]
+fn what_finds_no_place_in_the_table_is_not_named() {
+    let world = World::with_limits_on(&Config::default(), &[100 * MIB + 2 * CONTEXT]);
+    let mut one = world.program("sharing").linked().start();
+    take(&mut one, "ready; alloc 1 2");
+    world.fill_the_shared_table();
+
+    assert!(one.step("name 1 0").starts_with("name 2 "));
+    take(&mut one, "create 1 2; export 1 1!; free 1; release 1");
+    let refused = world.snapshot().ooms;
+    assert_eq!(
+        refused
+            .iter()
+            .map(|it| it.call.as_str())
+            .collect::<Vec<_>>(),
+        ["cuIpcGetMemHandle", "cuMemExportToShareableHandle"]
+    );
+}

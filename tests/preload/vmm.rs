@@ -1,0 +1,187 @@
+//! Memory that is made, mapped, exported and bound apart: after each call our books say what the driver
+//! holds.
+
+use cuda_sim::Config;
+
+use crate::support::{CONTEXT, MIB, Running, World};
+
+/// Two programs that may share 100 MiB.
+fn two(config: &Config) -> (World, Running, Running) {
+    let world = World::with_limits_on(config, &[100 * MIB + 2 * CONTEXT]);
+    let mut one = world.program("sharing").linked().start();
+    let mut other = world.program("sharing").linked().start();
+    for program in [&mut one, &mut other] {
+        take(program, "ready");
+    }
+    (world, one, other)
+}
+
+/// Tells the program one step after another; each must succeed unless it ends in `!`, where it must be
+/// refused for memory.
+#[track_caller]
+pub(crate) fn take(program: &mut Running, steps: &str) {
+    for step in steps.split(';').map(str::trim) {
+        let (step, code) = step.strip_suffix('!').map_or((step, 0), |step| (step, 2));
+        let name = step.split(' ').next().unwrap();
+        assert_eq!(program.step(step), format!("{name} {code}"), "{step}");
+    }
+}
+
+#[track_caller]
+pub(crate) fn agree(world: &World, step: &str) {
+    for gpu in 0..world.board().gpus() {
+        let (booked, held) = (world.booked(gpu), world.board().used_bytes(gpu));
+        assert_eq!(
+            booked,
+            held,
+            "booked {} MiB, held {} MiB of GPU {gpu} after {step}\n{}",
+            booked / MIB,
+            held / MIB,
+            world.log()
+        );
+    }
+}
+
+/// One program; after each step the books say what the driver holds.
+#[track_caller]
+fn the_books_agree(config: &Config, limits: &[u64], steps: &str) {
+    let world = World::with_limits_on(config, limits);
+    let mut program = world.program("sharing").linked().start();
+    for step in steps.split(';').map(str::trim) {
+        take(&mut program, step);
+        agree(&world, step);
+    }
+    program.end();
+    agree(&world, "the end");
+}
+
+const ROOM: u64 = 100 * MIB + CONTEXT;
+
+#[test]
+fn seventy_thousand_references_of_a_handle_are_all_counted() {
+    the_books_agree(
+        &Config::default(),
+        &[ROOM],
+        "ready; create 1 60; map 2 1 60; retain_often 1 2 70000; unmap 2 60; release_often 1 70000; \
+         create 3 60!; release 1; create 3 60; release 3",
+    );
+}
+
+#[test]
+fn memory_that_is_mapped_while_its_handle_is_released_stays_charged() {
+    let config = Config {
+        faults: "slow:cuMemRelease=300ms".to_owned(),
+        ..Config::default()
+    };
+    let world = World::with_limits_on(&config, &[ROOM]);
+    let mut program = world.program("sharing").linked().start();
+    take(&mut program, "ready; create 1 60; release_slowly 1");
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    take(&mut program, "map 2 1 60; released");
+
+    agree(&world, "map and release");
+    take(&mut program, "create 3 60!; unmap 2 60; create 3 60");
+    agree(&world, "unmap");
+}
+
+#[test]
+fn a_handle_that_is_no_memory_is_not_charged() {
+    let world = World::with_limits_on(&Config::default(), &[ROOM]);
+    let mut program = world.program("sharing").linked().start();
+    take(&mut program, "ready");
+
+    assert_eq!(program.step("map_number 1 12345 60"), "map_number 1");
+    agree(&world, "a map of no handle");
+    take(&mut program, "create 1 100; release 1");
+}
+
+#[test]
+fn memory_of_the_host_is_not_charged() {
+    the_books_agree(
+        &Config::default(),
+        &[ROOM],
+        "ready; create_at 1 200 2 0; map 2 1 200; unmap 2 200; release 1; create_at 1 200 3 0; release 1; \
+         create_at 1 200 4 0; release 1",
+    );
+}
+
+#[test]
+fn imported_memory_stays_charged_when_the_process_that_made_it_lets_go() {
+    let (world, mut one, mut other) = two(&Config::default());
+    take(&mut one, "create 1 60; export 1 1");
+    let offered = one.step("offer 1");
+    let path = offered.strip_prefix("offer 0 ").unwrap().to_owned();
+    take(&mut other, &format!("accept 1 {path}; accept 2 {path}"));
+    agree(&world, "two imports");
+
+    take(&mut one, "release 1");
+    agree(&world, "the maker's release");
+    take(&mut other, "release 1; alloc 3 60!");
+    agree(&world, "one release");
+    take(&mut other, "release 2; alloc 3 60");
+    agree(&world, "the last release");
+}
+
+#[test]
+fn memory_that_a_process_imports_from_itself_is_charged_until_both_handles_are_gone() {
+    the_books_agree(
+        &Config::default(),
+        &[ROOM],
+        "ready; create 1 60; export 1 1; import 2 1; close_file 1; release 1; create 3 60!; map 3 2 60; \
+         release 2; create 4 60!; unmap 3 60; create 4 60; release 4",
+    );
+}
+
+#[test]
+fn many_imports_of_one_object_are_all_counted() {
+    let world = World::with_limits_on(&Config::default(), &[ROOM]);
+    let mut program = world.program("sharing").linked().start();
+    take(
+        &mut program,
+        "ready; create 1 60; export 1 1; import_often 2 1 300; release 1; release 2; create 3 60!",
+    );
+    agree(&world, "two releases");
+}
+
+#[test]
+fn multicast_bindings_of_two_devices_at_one_offset_are_two() {
+    let limits = [ROOM, ROOM];
+    let world = World::with_limits_on(&Config::default(), &limits);
+    let mut program = world.program("sharing").linked().start();
+    take(
+        &mut program,
+        "ready; multicast 1 60 2; create_on 2 60 0; create_on 3 60 1; bind 1 2 60; bind 1 3 60",
+    );
+    agree(&world, "both bindings");
+
+    // The first device's memory is still bound: a driver may keep it.
+    take(&mut program, "unbind 1 1 60; release 3; release 2");
+    assert_eq!(world.booked(0), 60 * MIB + CONTEXT, "{}", world.log());
+    assert_eq!(world.booked(1), 0, "{}", world.log());
+    take(
+        &mut program,
+        "unbind 1 0 60; create_on 2 100 0; create_on 3 100 1",
+    );
+    agree(&world, "both are unbound");
+}
+
+#[test]
+fn bindings_go_with_their_multicast_object() {
+    let world = World::with_limits_on(&Config::default(), &[ROOM]);
+    let mut program = world.program("sharing").linked().start();
+    take(
+        &mut program,
+        "ready; multicast 1 60 1; create 2 60; bind 1 2 60; release 2; release 1; create 2 100",
+    );
+    agree(&world, "the multicast object's end");
+}
+
+#[test]
+fn arrays_of_normalised_numbers() {
+    the_books_agree(
+        &Config::default(),
+        &[ROOM],
+        "ready; array 1 195 1 10; array_destroy 1; array 1 197 4 10; array_destroy 1; array 1 200 4 10; \
+         array_destroy 1; array 1 203 4 10; array_destroy 1; array 1 194 4 10; array_destroy 1",
+    );
+}
