@@ -7,17 +7,10 @@
     reason = "helpers of tests are tests"
 )]
 
-#[path = "beside/events.rs"]
 mod events;
-#[path = "beside/explain.rs"]
 mod explain;
-#[path = "beside/leader.rs"]
 mod leader;
-#[path = "beside/metrics.rs"]
 mod metrics;
-#[path = "beside/oracle.rs"]
 mod oracle;
-#[path = "beside/support.rs"]
 mod support;
-#[path = "beside/wake.rs"]
 mod wake;

@@ -10,10 +10,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-#[path = "conformance/http.rs"]
-mod http;
-#[path = "conformance/program.rs"]
-mod program;
+use crate::conformance::{http, program};
 
 use program::Program;
 

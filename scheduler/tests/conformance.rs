@@ -16,29 +16,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::Value;
 
-#[path = "conformance/beyond.rs"]
 mod beyond;
-#[path = "conformance/classes.rs"]
 mod classes;
-#[path = "conformance/codec.rs"]
 mod codec;
-#[path = "conformance/damage.rs"]
 mod damage;
-#[path = "conformance/driven.rs"]
 mod driven;
-#[path = "conformance/exposition.rs"]
 mod exposition;
-#[path = "conformance/facts.rs"]
 mod facts;
-#[path = "conformance/http.rs"]
-mod http;
-#[path = "conformance/program.rs"]
-mod program;
-#[path = "conformance/recorded.rs"]
+pub(crate) mod http;
+pub(crate) mod program;
 mod recorded;
-#[path = "conformance/register.rs"]
 mod register;
-#[path = "conformance/steps.rs"]
 mod steps;
 
 use facts::Facts;

@@ -5,7 +5,7 @@
     reason = "a test's helpers, too"
 )]
 
-mod support;
+use crate::support;
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;

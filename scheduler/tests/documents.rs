@@ -7,6 +7,7 @@
     reason = "a test: a panic is its answer"
 )]
 
+use crate::conformance::{http, program};
 use std::path::Path;
 use std::process::Command;
 
@@ -238,8 +239,3 @@ fn the_protocol_names_every_route_and_answers_as_it_says() {
         assert_eq!(ask("POST", "/filter", &body).status, status, "{size} bytes");
     }
 }
-
-#[path = "conformance/http.rs"]
-mod http;
-#[path = "conformance/program.rs"]
-mod program;

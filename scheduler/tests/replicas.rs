@@ -5,7 +5,7 @@
     reason = "a test's helpers, too"
 )]
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};

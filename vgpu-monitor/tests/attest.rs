@@ -614,7 +614,7 @@ fn memory_past_the_books_is_seen_whoever_clears_them() {
         let status = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "memory_past_the_books_is_seen_whoever_clears_them",
+                "attest::memory_past_the_books_is_seen_whoever_clears_them",
                 "--nocapture",
             ])
             .env("VGPU_ESCAPE_HOME", folder.path())

@@ -6,7 +6,7 @@
     reason = "a test's helpers, too"
 )]
 
-mod common;
+use crate::common;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -96,7 +96,7 @@ struct Tenant {
 impl Tenant {
     fn start() -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "tenant", "--nocapture"])
+            .args(["--exact", "first_kernel::tenant", "--nocapture"])
             .env(TENANT, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

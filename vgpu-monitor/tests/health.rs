@@ -34,7 +34,7 @@ fn on_a_board(test: &str) -> bool {
     }
     let directory = tempfile::tempdir().unwrap();
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("health::{test}"), "--nocapture"])
         .env("VGPU_HEALTH_TEST", directory.path())
         .env(BOARD, directory.path().join("board"))
         .status()

@@ -29,7 +29,7 @@ fn alone(test: &str) -> Option<PathBuf> {
     }
     let directory = tempfile::tempdir().unwrap();
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("inventory::{test}"), "--nocapture"])
         .env(HOME, directory.path())
         .env("VGPU_SIM_BOARD", directory.path().join("board"))
         .status()

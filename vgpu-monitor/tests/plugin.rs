@@ -6,7 +6,7 @@
     reason = "helpers of tests stand outside of them"
 )]
 
-mod kubelet;
+use crate::kubelet;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -6,7 +6,7 @@
     reason = "a test: a panic is its answer"
 )]
 
-mod common;
+use crate::common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

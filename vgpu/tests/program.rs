@@ -7,7 +7,7 @@
     reason = "a test that is wrong about its own machine has failed"
 )]
 
-mod common;
+use crate::common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

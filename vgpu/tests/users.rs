@@ -6,7 +6,7 @@
     reason = "a test that is wrong about its own machine has failed"
 )]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};

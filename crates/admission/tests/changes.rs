@@ -6,7 +6,7 @@
     reason = "what is wrong in a test ends it"
 )]
 
-mod common;
+use crate::common;
 
 use admission::{Admission, Agent, Context, Operation, Settings};
 use common::{admission, create, patched};

@@ -7,7 +7,7 @@
     reason = "what is wrong in a test ends it"
 )]
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -5,7 +5,7 @@
     reason = "what is wrong in a test ends it"
 )]
 
-mod common;
+use crate::common;
 
 use std::sync::Arc;
 

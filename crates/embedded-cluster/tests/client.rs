@@ -6,7 +6,7 @@
     reason = "a test's helpers, too"
 )]
 
-mod support;
+use crate::support;
 
 use futures_util::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};

@@ -6,7 +6,7 @@
     reason = "a test's helpers, too"
 )]
 
-mod support;
+use crate::support;
 
 use std::process::Stdio;
 

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
-mod common;
+use crate::common;
 
 use kube_api::allocation::{self, MigAllocation, MigSpan, Slot};
 use kube_api::lock;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
-mod common;
+use crate::common;
 
 use common::{MIB, asking, everybody, pod, vendors, vendors_with};
 use kube_api::config::DeviceConfig;

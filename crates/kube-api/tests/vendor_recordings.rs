@@ -7,7 +7,7 @@
     reason = "a test: a panic is its answer"
 )]
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 

@@ -6,7 +6,7 @@
     reason = "a test: a panic is its answer"
 )]
 
-mod common;
+use crate::common;
 
 use kube_api::node;
 use kube_api::object::Node;

@@ -7,7 +7,7 @@
     reason = "a test: a panic is its answer"
 )]
 
-mod common;
+use crate::common;
 
 use kube_api::object::{Node, Pod};
 use kube_api::request::{self, Defaults};

@@ -7,7 +7,7 @@ use scheduler::events::{Counts, Events, Kind, Limits};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::support::{self, Server};
+use crate::beside::support::{self, Server};
 
 const POD: (&str, &str, &str) = ("default", "p", "uid-1");
 

@@ -11,7 +11,7 @@ use scheduler::explain::{Detail, Source, Verdict, View, explain, routes};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::support::VENDORS;
+use crate::beside::support::VENDORS;
 
 fn card(id: &str, index: u32, mib: u64, model: &str) -> Value {
     json!({ "id": id, "index": index, "count": 10, "devmem": mib, "devcore": 100, "type": model, "mode": "hami-core", "health": true })

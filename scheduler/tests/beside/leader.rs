@@ -7,7 +7,7 @@ use scheduler::leader::{Leadership, NotLeader, Settings};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{self, Server};
+use crate::beside::support::{self, Server};
 
 const OURS: &str = "host-1_0b7c";
 

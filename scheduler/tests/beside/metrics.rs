@@ -15,7 +15,7 @@ use scheduler::metrics::{
 };
 use tower::ServiceExt;
 
-use crate::support::VENDORS;
+use crate::beside::support::VENDORS;
 
 const MIB: u64 = 1 << 20;
 

@@ -15,7 +15,7 @@ use scheduler::explain::{Advised, Detail, Edit, Verdict, View, explain};
 use scheduler::ledger::{Filtered, Ledger};
 use serde_json::{Map, Value, json};
 
-use crate::support::VENDORS;
+use crate::beside::support::VENDORS;
 
 const REGISTER: &str = "hami.io/node-nvidia-register";
 const CORDON: &str = "hami.io/device-cordon";

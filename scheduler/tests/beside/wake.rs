@@ -6,7 +6,7 @@ use scheduler::wake::Waker;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::support::{self, Server};
+use crate::beside::support::{self, Server};
 
 fn api() -> support::Api {
     let nodes: Vec<_> = (0..40)

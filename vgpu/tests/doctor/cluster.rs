@@ -13,7 +13,7 @@ use embedded_cluster::{Admission, BoxFuture, Cluster, Review, Status};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{Fault, broken, diagnosed, drive, seen, vgpu};
+use crate::doctor::{Fault, broken, diagnosed, drive, seen, vgpu};
 use healthy::{ca, certificate, pod, state, time};
 
 /// What is in the API server, and whether the webhook answers.

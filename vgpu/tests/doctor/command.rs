@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::common::Machine;
-use crate::vgpu;
+use crate::doctor::vgpu;
 
 fn code_and_text(args: &[&str]) -> (Option<i32>, String) {
     let output = vgpu(args);
@@ -164,7 +164,7 @@ fn inside_a_run_it_looks_at_the_run_and_finds_nothing_wrong() {
         "--gpumem",
         "4Gi",
         "--",
-        crate::VGPU,
+        crate::doctor::VGPU,
         "doctor",
         "--json",
     ]);

@@ -10,7 +10,7 @@ use vgpu_abi::region::{Region, RegionDevice};
 use vgpu_abi::targets::{Seen, TargetsFile};
 
 use crate::common::library;
-use crate::{
+use crate::doctor::{
     Fault, broken, diagnosed, drive, link, monotonic_ns, proc, process, put, replace, seen,
 };
 
@@ -333,7 +333,7 @@ fn what_is_nobodys_business_is_not_in_the_facts() {
     let files = container();
     let root = files.path().to_str().unwrap();
 
-    let facts = crate::vgpu(&["container", "--root", root, "--facts", "-"]);
+    let facts = crate::doctor::vgpu(&["container", "--root", root, "--facts", "-"]);
 
     let text = String::from_utf8(facts.stdout).unwrap();
     assert!(

@@ -10,7 +10,7 @@ use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
 use vgpu_abi::region::{Region, RegionDevice};
 
 use crate::common::library;
-use crate::{Fault, broken, diagnosed, drive, link, proc, process, put, replace, seen};
+use crate::doctor::{Fault, broken, diagnosed, drive, link, proc, process, put, replace, seen};
 
 const UUID: &str = "GPU-00000000-0000-4000-8000-000000000000";
 const GIVEN: &str = "var/lib/vgpu/containers/a";
@@ -404,7 +404,7 @@ fn a_machine_that_is_no_node_says_so_and_judges_nothing_else() {
     process(root, 1, &["/sbin/init"], &[], &[]);
     proc(root, MOUNTS);
 
-    let output = crate::vgpu(&["node", "--root", root.to_str().unwrap(), "--json"]);
+    let output = crate::doctor::vgpu(&["node", "--root", root.to_str().unwrap(), "--json"]);
 
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{document:#}");

@@ -8,7 +8,7 @@ use serde_json::json;
 use webhook::authority::CaCertificate;
 use webhook::keeper::Source;
 
-use crate::support::{self, MUTATING, World, days, wanted};
+use crate::keeping::support::{self, MUTATING, World, days, wanted};
 
 fn certificates(bundle: &str) -> usize {
     CaCertificate::read_all(bundle).len()

@@ -8,7 +8,7 @@ use kube::api::DeleteParams;
 use serde_json::json;
 use webhook::run::{Watched, keep};
 
-use crate::support::{MUTATING, VALIDATING, World, wanted};
+use crate::keeping::support::{MUTATING, VALIDATING, World, wanted};
 
 #[tokio::test]
 async fn nothing_is_written_when_there_is_nothing_to_do() {

@@ -2,7 +2,7 @@
 
 use axum::http::Method;
 
-use crate::support::{VALIDATING, World, days};
+use crate::keeping::support::{VALIDATING, World, days};
 
 #[tokio::test]
 async fn without_an_api_server_a_new_replica_waits_and_an_old_one_serves_and_renews() {

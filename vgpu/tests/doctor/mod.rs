@@ -7,8 +7,7 @@
     reason = "a test that is wrong about its own fixtures has failed"
 )]
 
-#[path = "../common/mod.rs"]
-mod common;
+use crate::common;
 
 mod cluster;
 mod command;

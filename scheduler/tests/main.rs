@@ -1,0 +1,12 @@
+//! The tests of this crate from outside, in one program: linking one costs a fraction of linking one for each file.
+
+mod beside;
+mod clients;
+mod conformance;
+mod crashes;
+mod documents;
+mod http;
+mod ledger;
+mod replicas;
+mod support;
+mod traces;

@@ -1,0 +1,4 @@
+//! The tests of this crate from outside, in one program: linking one costs a fraction of linking one for each file.
+
+mod keeping;
+mod process;
