@@ -104,6 +104,9 @@ static CUresult jumped(size_t bytes) {
     signal(SIGSEGV, jump);
     if (sigsetjmp(place, 1) == 0) result = cuMemAlloc_v2(page, bytes);
     signal(SIGSEGV, SIG_DFL);
+    /* The thread's next request is what tells the library that its call was left. */
+    CUdeviceptr next;
+    if (driver.alloc(&next, 4) == 0) driver.free(next);
     return result;
 }
 
@@ -130,7 +133,6 @@ static CUresult step(const char *op, int slot, size_t bytes, const char *text) {
     if (IS("block")) return block();
     if (IS("unblock")) return unblock();
     if (IS("alloc")) return cuMemAlloc_v2(null ? NULL : &pointers[slot], bytes);
-    if (IS("jump")) return jumped(bytes);
     if (IS("pitch")) return cuMemAllocPitch_v2(null ? NULL : &pointers[slot], &pitch, 1 + bytes % 4096, bytes / 4096, 4);
     if (IS("managed")) return cuMemAllocManaged(null ? NULL : &pointers[slot], bytes, 1);
     if (IS("async")) return cuMemAllocAsync(null ? NULL : &pointers[slot], bytes, stream);
@@ -235,6 +237,7 @@ static CUresult step(const char *op, int slot, size_t bytes, const char *text) {
     if (IS("external_destroy")) return cuDestroyExternalMemory(externals[slot]);
     /* These may wait for all streams. */
     unblock();
+    if (IS("jump")) return jumped(bytes);
     if (IS("sync")) return cuCtxSynchronize();
     if (IS("stream_sync")) return cuStreamSynchronize(stream);
     if (IS("free")) return cuMemFree_v2(pointers[slot]);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use cuda_sim::Config;
 
-use crate::support::{MIB, Running, World};
+use crate::support::{MIB, Running, World, all_contrary};
 
 /// The container's limit, of the gibibyte that the board's GPU has.
 const LIMIT: u64 = 208 * MIB;
@@ -189,6 +189,8 @@ const OPS: &[Op] = &[
 /// Calls that the library does not hold yet, with what is missing: `VGPU_FUZZ_ALL=1` makes them all the
 /// same.
 const NOT_YET: &[(&str, &str)] = &[
+    ("jump", "measuring takes from what a jump left whatever arrays are charged too much"),
+    ("green", "a green context is charged as the primary one"),
     ("external", "imported memory is not charged"),
     ("external_destroy", "imported memory is not charged"),
     ("module", "what an image declares is not charged"),
@@ -197,12 +199,6 @@ const NOT_YET: &[(&str, &str)] = &[
     ("limit", "stacks of a bigger limit are not charged"),
     ("fork", "a forked child keeps the memory of a parent that is gone"),
     ("pointer_offer", "a simulated pool says that it holds less once a pointer is exported"),
-    ("upload", "a graph that was uploaded is launched without a charge"),
-    ("jump", "a call that is left by a jump is refunded"),
-    ("green", "a green context is charged as the primary one"),
-    ("graph", "graphs that keep their memory are let through"),
-    ("more", "graphs that keep their memory are let through"),
-    ("capture", "graphs that keep their memory are let through"),
     (
         "export_inside",
         "the name of a block is looked up by its base",
@@ -404,7 +400,12 @@ impl Letters {
 fn run(program: &Path, config: &Config, steps: &[Step], native: bool) -> Result<(), Failure> {
     let world = World::with_limits_on(config, &[LIMIT]);
     let board = world.board();
-    let slack = 0;
+    // On the contrary driver a second context is smaller than what is expected of it.
+    let slack = if config.contrary || all_contrary() {
+        LIMIT / 2
+    } else {
+        0
+    };
     let start = || {
         let mut command = world.command(program);
         if native {
