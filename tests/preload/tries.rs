@@ -237,6 +237,7 @@ const NOT_HELD_YET: &[Row] = &[
     (Both, "cuLibraryGetModule by library_module", "what an image declares is not charged"),
     (Both, "cuLibraryLoadData by library", "what an image declares is not charged"),
     (Both, "cuLibraryLoadFromFile by library_file", "what an image declares is not charged"),
+    (Contrary, "cuLibraryUnload by library_unload", "a module is charged by the size of its image"),
     (Usual, "cuLibraryUnload by library_unload", "what an image declares is not charged"),
     (Both, "cuMemPoolImportFromShareableHandle by pool_import", "memory of a maker outside the container is not charged, and outlives it"),
     (Both, "cuMemPoolImportPointer by import_pointer", "memory of a maker outside the container is not charged, and outlives it"),
@@ -247,6 +248,7 @@ const NOT_HELD_YET: &[Row] = &[
     (Both, "cuModuleLoadData by module", "what an image declares is not charged"),
     (Both, "cuModuleLoadDataEx by module_ex", "what an image declares is not charged"),
     (Both, "cuModuleLoadFatBinary by module", "what an image declares is not charged"),
+    (Contrary, "cuModuleUnload by module_unload", "a module is charged by the size of its image"),
     (Usual, "cuModuleUnload by module_unload", "what an image declares is not charged"),
 ];
 
