@@ -210,6 +210,17 @@ pub(crate) fn all_contrary() -> bool {
     std::env::var_os("VGPU_TEST_CONTRARY").is_some_and(|value| value == "1")
 }
 
+/// How much more than the driver holds the books may say on a contrary board, whose steps are finer than those that
+/// the library counts in: what it rounds up for a few allocations, and half a context.
+pub(crate) const CONTRARY_SLACK: u64 = 8 * MIB + CONTEXT / 2;
+
+/// Whether the books say what the driver holds: exactly, or on contrary boards at least that and at most
+/// [`CONTRARY_SLACK`] more.
+pub(crate) fn agrees(booked: u64, held: u64) -> bool {
+    let slack = if all_contrary() { CONTRARY_SLACK } else { 0 };
+    (held..=held.saturating_add(slack)).contains(&booked)
+}
+
 /// A program that is about to run in a world.
 pub(crate) struct Program<'a> {
     world: &'a World,

@@ -124,11 +124,8 @@ fn exports(written: &BTreeMap<String, String>) -> String {
     let mut out = String::from("// Made by build.rs.\n");
     let mut addresses = Vec::new();
     for name in exported.union(&handed_out) {
-        let attribute = if exported.contains(name) {
-            "#[cfg_attr(not(test), unsafe(no_mangle))]"
-        } else {
-            "// Newer than what is exported: reached through cuGetProcAddress only."
-        };
+        // A driver that is older than a name takes it out again as it is loaded.
+        let attribute = "#[cfg_attr(not(test), unsafe(no_mangle))]";
         if DEBUGGER_WORDS.contains(name) {
             writeln!(
                 out,
@@ -165,19 +162,73 @@ fn exports(written: &BTreeMap<String, String>) -> String {
         addresses.len()
     )
     .expect("a string takes all");
-    for name in addresses {
+    for name in &addresses {
         writeln!(
             out,
-            "    Address {{ name: {name:?}, address: {name} as *const () }},"
+            "    Address {{ name: {name:?}, address: {name} as *const (), other: other_{name} as *const () }},"
         )
         .expect("a string takes all");
     }
     out.push_str("];\n");
+    other_addresses(&mut out, &addresses);
+    versions(&mut out);
     out
+}
+
+/// A second address of every function, which jumps to the first: a driver may hand out another one than it exports.
+fn other_addresses(out: &mut String, names: &[&str]) {
+    let jump = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
+        Ok("aarch64") => "b",
+        _ => "jmp",
+    };
+    out.push_str("unsafe extern \"C-unwind\" {\n");
+    for name in names {
+        writeln!(
+            out,
+            "    #[link_name = \"vgpu_other_{name}\"]\n    fn other_{name}();"
+        )
+        .expect("a string takes all");
+    }
+    out.push_str("}\n");
+    for name in names {
+        writeln!(
+            out,
+            "core::arch::global_asm!(\".hidden vgpu_other_{name}\", \".globl vgpu_other_{name}\", \
+             \"vgpu_other_{name}: {jump} {{}}\", sym {name});"
+        )
+        .expect("a string takes all");
+    }
+}
+
+/// The CUDA version that first had each function, where that is known.
+fn versions(out: &mut String) {
+    let mut since: BTreeMap<&str, i32> = BTreeMap::new();
+    for row in cuda_api::PROC_ADDRESSES {
+        let least = since.entry(row.symbol).or_insert(row.since);
+        *least = row.since.min(*least);
+    }
+    writeln!(
+        out,
+        "/// The CUDA version that first had a function, sorted by name.\n\
+         pub(crate) static SINCE: [(&str, u32); {}] = [",
+        since.len()
+    )
+    .expect("a string takes all");
+    for (name, version) in since {
+        writeln!(out, "    ({name:?}, {version}),").expect("a string takes all");
+    }
+    out.push_str("];\n");
 }
 
 /// What may be asked of a driver that nobody has initialised.
 const NEED_NO_INIT: &[&str] = &[
+    "cuCheckpointOperationComplete",
+    "cuCheckpointProcessCheckpoint",
+    "cuCheckpointProcessGetRestoreThreadId",
+    "cuCheckpointProcessGetState",
+    "cuCheckpointProcessLock",
+    "cuCheckpointProcessRestore",
+    "cuCheckpointProcessUnlock",
     "cuDriverGetVersion",
     "cuGetErrorName",
     "cuGetErrorString",

@@ -5,6 +5,7 @@
 //! A process's memory ends with the process, as with the real driver: whoever looks next finds it
 //! gone and gives its memory back (after `release_delay_ms`, when a test wants to see that).
 
+mod checkpoint;
 mod cut;
 mod files;
 mod trouble;
@@ -24,10 +25,11 @@ use crate::mig;
 use crate::pci;
 use crate::process::{self, Identity};
 
+pub use checkpoint::{Stage, Stays};
 pub use trouble::Driver;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
-const VERSION: u64 = 6;
+const VERSION: u64 = 7;
 /// Processes that can be on the board at once.
 pub const MAX_PROCESSES: usize = 1024;
 /// Allocations that several processes can hold together at once.
@@ -99,6 +101,10 @@ struct Process {
     /// Index of the MIG device that it works on, plus one; 0 is none.
     instance: u64,
     uses: [Use; MAX_GPUS],
+    /// How far a checkpoint has come with it, as `checkpoint::Stage` numbers it.
+    stage: u64,
+    /// What it held before, and will take again.
+    away: [Use; MAX_GPUS],
 }
 
 #[repr(C)]
@@ -182,6 +188,8 @@ struct Area {
     pci: [u8; TEXT],
     /// How the driver is, as `trouble::Driver` numbers it.
     driver: AtomicU64,
+    /// 1 while some process may be locked by a checkpoint.
+    any_halted: AtomicU64,
     lock: libc::pthread_mutex_t,
     state: State,
 }
@@ -289,6 +297,7 @@ impl Board {
         area.pci = text(&places.join(","))?;
         // Relaxed: published by the magic.
         area.driver.store(0, Ordering::Relaxed);
+        area.any_halted.store(0, Ordering::Relaxed);
         process::init_robust(&mut area.lock)?;
         area.state.next_generation = 1;
         area.state.next_shared = 1;
@@ -297,6 +306,7 @@ impl Board {
         area.state.exports = 0;
         for process in &mut area.state.processes {
             process.generation = 0;
+            process.stage = 0;
             process.identity = Identity::default();
         }
         for shared in &mut area.state.shared {
@@ -505,6 +515,11 @@ impl Board {
             died_ns: 0,
             instance: 0,
             uses: [Use {
+                alloc: 0,
+                overhead: 0,
+            }; MAX_GPUS],
+            stage: 0,
+            away: [Use {
                 alloc: 0,
                 overhead: 0,
             }; MAX_GPUS],
@@ -876,6 +891,7 @@ impl State {
         }
         let generation = self.processes[index].generation;
         self.processes[index].generation = 0;
+        self.processes[index].stage = 0;
         let own = index as u32 + 1;
         for slot in 0..self.shared().len() {
             if self.shared[slot].id == 0 {

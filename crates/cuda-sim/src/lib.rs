@@ -11,6 +11,7 @@ pub mod board;
 pub mod clock;
 pub mod config;
 pub mod exec;
+pub mod exports;
 pub mod faults;
 pub mod lacks;
 pub mod mig;

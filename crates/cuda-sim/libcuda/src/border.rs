@@ -31,6 +31,7 @@ pub(crate) fn call(
         let Some(driver) = driver::get() else {
             return CuResult::NOT_INITIALIZED;
         };
+        driver.wait_while_locked();
         if let Err(refused) = driver.toll(name) {
             return refused;
         }

@@ -107,3 +107,12 @@ pub(crate) fn graph_memory_is_apart() -> bool {
 pub(crate) fn event_step_ns() -> u64 {
     if contrary() { 1024 } else { 1 }
 }
+
+/// Whether `cuGetProcAddress` answers with other addresses than the library exports. Asked before `cuInit` too.
+#[must_use]
+pub(crate) fn hands_out_other_addresses() -> bool {
+    match driver::get() {
+        Some(driver) => driver.is_contrary,
+        None => crate::exported::wanted().is_contrary,
+    }
+}

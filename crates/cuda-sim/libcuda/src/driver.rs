@@ -171,6 +171,14 @@ impl Driver {
         self.board.give(self.member, gpu, bytes, kind);
     }
 
+    /// Waits while a checkpoint has taken this process off its GPUs.
+    #[inline]
+    pub(crate) fn wait_while_locked(&self) {
+        while self.board.is_halted(self.member) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
     /// What a call has to pass before its module sees it: the faults that the board was made with.
     ///
     /// # Errors

@@ -3,9 +3,8 @@
 use core::ffi::{CStr, c_char};
 
 use cuda_api::driver::*;
-use cuda_sim::Config;
 
-use crate::{border, driver, ours};
+use crate::{border, driver, exported, ours};
 
 pub(crate) unsafe fn cuInit(flags: u32) -> CuResult {
     if flags != 0 {
@@ -33,21 +32,7 @@ pub(crate) fn driver_version() -> i32 {
 }
 
 fn early_version() -> i32 {
-    use std::sync::atomic::{AtomicI32, Ordering};
-    static READ: AtomicI32 = AtomicI32::new(0);
-    // Relaxed: one number, the same whoever reads it.
-    match READ.load(Ordering::Relaxed) {
-        0 => {
-            let joined = cuda_sim::Board::open(&cuda_sim::config::board_path())
-                .map(|board| board.driver_version());
-            let version = joined
-                .unwrap_or_else(|_| Config::from_env().unwrap_or_default().driver_version)
-                as i32;
-            READ.store(version, Ordering::Relaxed);
-            version
-        }
-        version => version,
-    }
+    exported::wanted().version as i32
 }
 
 pub(crate) unsafe fn cuGetErrorString(error: CuResult, text: *mut *const c_char) -> CuResult {

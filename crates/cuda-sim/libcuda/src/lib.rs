@@ -25,6 +25,7 @@ mod visible;
 
 mod array;
 mod capture;
+mod checkpoint;
 mod choices;
 mod context;
 mod copy;
@@ -32,6 +33,7 @@ mod device;
 mod dmabuf;
 mod event;
 mod export_table;
+mod exported;
 mod external;
 mod gpu;
 mod graph;
@@ -42,10 +44,12 @@ mod image;
 mod init;
 mod ipc;
 mod launch;
+mod location;
 mod memory;
 mod memory_node;
 mod module;
 mod multicast;
+mod newer;
 mod ordered;
 pub mod ours;
 mod pool;
@@ -76,6 +80,8 @@ const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[
 pub(crate) struct Address {
     pub(crate) name: &'static str,
     pub(crate) address: *const (),
+    /// The same function at another address.
+    pub(crate) other: *const (),
 }
 
 // SAFETY: addresses of functions; nothing is read through them.

@@ -13,6 +13,7 @@ use cuda_sim::board;
 
 use crate::context::{self, Context};
 use crate::driver::{self, Driver};
+use crate::location::{self, Place};
 use crate::pool::Pool;
 use crate::space::{self, PAGE, Space};
 use crate::{border, choices, ipc, memory_node, stream, vmm};
@@ -728,11 +729,14 @@ pub(crate) unsafe fn cuMemAdvise_v2(
 
 /// The device of a location, -1 for the host.
 fn location_device(location: CuMemLocation) -> Result<i32, CuResult> {
-    match location.kind {
-        1 => Ok(location.id),
-        0 | 2..=4 => Ok(-1),
-        _ => Err(CuResult::INVALID_VALUE),
+    const NOWHERE: u32 = 0;
+    if location.kind == NOWHERE {
+        return Ok(-1);
     }
+    Ok(match location::of(location)? {
+        Place::Gpu(gpu) => driver::the()?.ordinal(gpu).map_or(-1, |device| device.0),
+        Place::Host => -1,
+    })
 }
 
 fn prefetch(address: CuDevicePtr, bytes: usize, device: i32) -> Result<(), CuResult> {

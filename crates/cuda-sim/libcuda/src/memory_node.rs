@@ -12,7 +12,7 @@ use crate::border::answer;
 use crate::choices;
 use crate::gpu::{Ctx, Done, lock, read, write};
 use crate::memory::{self, Kind};
-use crate::{context, driver};
+use crate::{context, driver, location};
 
 /// What a GPU keeps for graphs is given back in pieces of this size.
 const STEP: u64 = 2 << 20;
@@ -166,18 +166,17 @@ impl Drop for Inner {
 /// When they are none that a graph can have.
 pub(crate) fn make(params: *mut CuMemAllocNodeParams) -> Done<Allocation> {
     const PINNED: u32 = 1;
-    const DEVICE: u32 = 1;
     let mut p = read(params.cast_const())?;
     // Graph memory cannot be handed to other processes.
-    let refused = p.bytes == 0
-        || p.pool.kind != PINNED
-        || p.pool.location.kind != DEVICE
-        || p.pool.handle_types != 0;
+    let refused = p.bytes == 0 || p.pool.kind != PINNED || p.pool.handle_types != 0;
     if refused {
         return Err(CuResult::INVALID_VALUE);
     }
-    let device = CuDevice(p.pool.location.id);
-    let allocation = reserve_for(driver::the()?.gpu(device)?, device, p.bytes as u64)?;
+    let gpu = location::gpu_of(p.pool.location)?;
+    let device = driver::the()?
+        .ordinal(gpu)
+        .ok_or(CuResult::INVALID_DEVICE)?;
+    let allocation = reserve_for(gpu, device, p.bytes as u64)?;
     p.ptr = CuDevicePtr(allocation.0.address);
     write(params, p)?;
     Ok(allocation)

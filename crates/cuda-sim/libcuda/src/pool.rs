@@ -10,6 +10,7 @@ use cuda_sim::board;
 
 use crate::choices;
 use crate::context::{self, Context};
+use crate::location::{self, Place};
 use crate::memory::{self, Kind};
 use crate::{border, driver, ipc};
 
@@ -22,17 +23,19 @@ pub(crate) const HANDLE_FILE_DESCRIPTOR: u64 = 1;
 pub(crate) struct Pool {
     pub(crate) gpu: usize,
     sort: Sort,
+    /// The driver's own, which cannot be destroyed.
+    is_default: bool,
     handle_types: u64,
     max_bytes: u64,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Sort {
-    /// The device's own.
-    Default,
-    /// Made by the program.
-    Made,
+    /// Of a device's memory.
+    Device,
+    /// Managed: on the device while there is room, else on the host.
+    Managed,
     /// Another process's: only its pointers come in.
     Imported,
     /// Host memory, which takes nothing of a GPU.
@@ -58,6 +61,8 @@ struct State {
 struct Chunk {
     bytes: u64,
     used: u64,
+    /// What it takes of the GPU: nothing when it lies on the host.
+    taken: u64,
 }
 
 /// Part of a chunk that somebody has.
@@ -70,8 +75,8 @@ pub(crate) struct Piece {
 #[derive(Default)]
 struct Pools {
     all: Vec<&'static Pool>,
-    defaults: HashMap<usize, &'static Pool>,
-    current: HashMap<usize, &'static Pool>,
+    defaults: HashMap<(usize, Sort), &'static Pool>,
+    current: HashMap<(usize, Sort), &'static Pool>,
 }
 
 static POOLS: Mutex<Option<Pools>> = Mutex::new(None);
@@ -81,7 +86,13 @@ fn with<T>(body: impl FnOnce(&mut Pools) -> T) -> T {
     body(pools.get_or_insert_with(Pools::default))
 }
 
-fn new(gpu: usize, sort: Sort, handle_types: u64, max_bytes: u64) -> &'static Pool {
+fn new(
+    gpu: usize,
+    sort: Sort,
+    is_default: bool,
+    handle_types: u64,
+    max_bytes: u64,
+) -> &'static Pool {
     let state = Mutex::new(State {
         reuse: [1; 3],
         ..State::default()
@@ -89,6 +100,7 @@ fn new(gpu: usize, sort: Sort, handle_types: u64, max_bytes: u64) -> &'static Po
     Box::leak(Box::new(Pool {
         gpu,
         sort,
+        is_default,
         handle_types,
         max_bytes,
         state,
@@ -97,12 +109,17 @@ fn new(gpu: usize, sort: Sort, handle_types: u64, max_bytes: u64) -> &'static Po
 
 /// A GPU's own pool.
 pub(crate) fn default_of(gpu: usize) -> &'static Pool {
+    default_at(gpu, Sort::Device)
+}
+
+/// The driver's own pool of a sort.
+fn default_at(gpu: usize, sort: Sort) -> &'static Pool {
     with(|pools| {
-        if let Some(pool) = pools.defaults.get(&gpu) {
+        if let Some(pool) = pools.defaults.get(&(gpu, sort)) {
             return *pool;
         }
-        let pool = new(gpu, Sort::Default, HANDLE_NONE, 0);
-        pools.defaults.insert(gpu, pool);
+        let pool = new(gpu, sort, true, HANDLE_NONE, 0);
+        pools.defaults.insert((gpu, sort), pool);
         pools.all.push(pool);
         pool
     })
@@ -110,7 +127,12 @@ pub(crate) fn default_of(gpu: usize) -> &'static Pool {
 
 /// The pool that stream-ordered allocation on a GPU takes from.
 pub(crate) fn current_of(gpu: usize) -> &'static Pool {
-    with(|pools| pools.current.get(&gpu).copied()).unwrap_or_else(|| default_of(gpu))
+    current_at(gpu, Sort::Device)
+}
+
+fn current_at(gpu: usize, sort: Sort) -> &'static Pool {
+    let set = with(|pools| pools.current.get(&(gpu, sort)).copied());
+    set.unwrap_or_else(|| default_at(gpu, sort))
 }
 
 /// The pool of a handle.
@@ -174,10 +196,6 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn takes_memory(&self) -> bool {
-        self.sort != Sort::Host
-    }
-
     /// Takes a part of the pool's memory, and more of the GPU's when it has no room.
     ///
     /// # Errors
@@ -203,7 +221,7 @@ impl Pool {
                     return Err(CuResult::OUT_OF_MEMORY);
                 }
                 drop(state);
-                self.grow(grown)?;
+                let taken = self.grow(grown)?;
                 state = self.state();
                 let slot = state.free_chunk_slots.pop();
                 let chunk = slot.unwrap_or(state.chunks.len());
@@ -213,6 +231,7 @@ impl Pool {
                 state.chunks[chunk] = Chunk {
                     bytes: grown,
                     used: 0,
+                    taken,
                 };
                 state.reserved += grown;
                 state.reserved_high = state.reserved_high.max(state.reserved);
@@ -225,21 +244,26 @@ impl Pool {
         Ok(Piece { chunk, bytes })
     }
 
-    /// Takes memory of the GPU; when there is none, what this process's pools keep empty first.
-    fn grow(&self, bytes: u64) -> Result<(), CuResult> {
-        if !self.takes_memory() {
-            return Ok(());
+    /// Takes memory of the GPU; when there is none, what this process's pools keep empty first. Says how much of the
+    /// GPU it is.
+    fn grow(&self, bytes: u64) -> Result<u64, CuResult> {
+        if self.sort == Sort::Host {
+            return Ok(0);
         }
         let driver = driver::the()?;
         let take = || driver.take(self.gpu, bytes, board::Kind::Alloc);
-        take().or_else(|_| {
+        let taken = take().or_else(|_| {
             for pool in with(|pools| pools.all.clone()) {
                 if pool.gpu == self.gpu {
                     pool.trim(0);
                 }
             }
             take()
-        })
+        });
+        match taken {
+            Err(_) if self.sort == Sort::Managed => Ok(0),
+            taken => taken.map(|()| bytes),
+        }
     }
 
     /// Gives a part back to the pool, which keeps it.
@@ -262,16 +286,16 @@ impl Pool {
             if state.reserved <= keep {
                 break;
             }
-            let Chunk { bytes, used } = state.chunks[chunk];
+            let Chunk { bytes, used, taken } = state.chunks[chunk];
             if bytes > 0 && used == 0 {
-                state.chunks[chunk].bytes = 0;
+                state.chunks[chunk] = Chunk::default();
                 state.free_chunk_slots.push(chunk);
                 state.reserved -= bytes;
-                given += bytes;
+                given += taken;
             }
         }
         drop(state);
-        if let Some(driver) = driver::get().filter(|_| given > 0 && self.takes_memory()) {
+        if let Some(driver) = driver::get().filter(|_| given > 0) {
             driver.give(self.gpu, given, board::Kind::Alloc);
         }
     }
@@ -308,7 +332,9 @@ impl Pool {
         state.reserved -= bytes;
         state.chunks[chunk].used -= bytes;
         state.chunks[chunk].bytes -= bytes;
-        Some(bytes)
+        let taken = bytes.min(state.chunks[chunk].taken);
+        state.chunks[chunk].taken -= taken;
+        Some(taken)
     }
 
     /// Bytes used, their high mark, bytes reserved, their high mark.
@@ -336,10 +362,28 @@ impl Pool {
 
 // --- pools ----------------------------------------------------------------------------------------
 
-const LOCATION_DEVICE: u32 = 1;
-const LOCATION_HOST: std::ops::RangeInclusive<u32> = 2..=4;
 const PINNED: u32 = 1;
-const MANAGED: u32 = 3;
+const MANAGED: u32 = 2;
+
+/// The GPU and the sort that a location and a kind of memory mean.
+fn sort_of(location: CuMemLocation, kind: u32) -> Result<(usize, Sort), CuResult> {
+    const NOWHERE: u32 = 0;
+    match kind {
+        PINNED => Ok(match location::of(location)? {
+            Place::Gpu(gpu) => (gpu, Sort::Device),
+            Place::Host => (0, Sort::Host),
+        }),
+        // Managed memory comes to whoever uses it first; here that is the calling thread's GPU.
+        MANAGED if location.kind == NOWHERE => {
+            Ok((context::current().map_or(0, |it| it.gpu), Sort::Managed))
+        }
+        MANAGED => Ok(match location::of(location)? {
+            Place::Gpu(gpu) => (gpu, Sort::Managed),
+            Place::Host => (0, Sort::Managed),
+        }),
+        _ => Err(CuResult::INVALID_VALUE),
+    }
+}
 
 pub(crate) unsafe fn cuMemPoolCreate(
     pool: *mut CuMemoryPool,
@@ -349,18 +393,12 @@ pub(crate) unsafe fn cuMemPoolCreate(
         border::check_out(pool)?;
         // SAFETY: the caller's pointer.
         let props = unsafe { border::get(pool_props) }?;
-        if props.kind != PINNED && props.kind != MANAGED {
-            return Err(CuResult::INVALID_VALUE);
-        }
         if u64::from(props.handle_types) & !HANDLE_FILE_DESCRIPTOR != 0 {
             return Err(CuResult::NOT_SUPPORTED);
         }
-        let (gpu, sort) = match props.location.kind {
-            LOCATION_DEVICE => (driver::the()?.gpu(CuDevice(props.location.id))?, Sort::Made),
-            kind if LOCATION_HOST.contains(&kind) => (0, Sort::Host),
-            _ => return Err(CuResult::INVALID_VALUE),
-        };
-        let made = new(gpu, sort, props.handle_types.into(), props.max_size as u64);
+        let (gpu, sort) = sort_of(props.location, props.kind)?;
+        let types = props.handle_types.into();
+        let made = new(gpu, sort, false, types, props.max_size as u64);
         with(|pools| pools.all.push(made));
         // SAFETY: not null, and the caller's.
         unsafe { border::put(pool, made.as_handle()) }
@@ -370,7 +408,7 @@ pub(crate) unsafe fn cuMemPoolCreate(
 pub(crate) unsafe fn cuMemPoolDestroy(pool: CuMemoryPool) -> CuResult {
     border::answer(|| {
         let found = find(pool)?;
-        if found.sort == Sort::Default {
+        if found.is_default {
             return Err(CuResult::INVALID_VALUE);
         }
         with(|pools| {
@@ -454,8 +492,8 @@ pub(crate) unsafe fn cuMemPoolSetAccess(
         for index in 0..count {
             // SAFETY: the caller's array has that many entries.
             let desc = unsafe { border::get(map.wrapping_add(index)) }?;
-            let gpu = driver::the()?.gpu(CuDevice(desc.location.id))?;
-            if desc.location.kind != LOCATION_DEVICE || desc.flags == 0 && gpu == pool.gpu {
+            let gpu = location::gpu_of(desc.location)?;
+            if desc.flags == 0 && gpu == pool.gpu {
                 return Err(CuResult::INVALID_VALUE);
             }
             let mut state = pool.state();
@@ -510,27 +548,23 @@ pub(crate) unsafe fn cuDeviceGetMemPool(pool: *mut CuMemoryPool, device: CuDevic
     })
 }
 
-fn set_current(gpu: usize, pool: CuMemoryPool) -> Result<(), CuResult> {
+fn set_current(gpu: usize, sort: Sort, pool: CuMemoryPool) -> Result<(), CuResult> {
     let pool = find(pool)?;
-    if pool.gpu != gpu || !matches!(pool.sort, Sort::Default | Sort::Made) {
+    if pool.gpu != gpu || pool.sort != sort {
         return Err(CuResult::INVALID_VALUE);
     }
-    with(|pools| pools.current.insert(gpu, pool));
+    with(|pools| pools.current.insert((gpu, sort), pool));
     Ok(())
 }
 
 pub(crate) unsafe fn cuDeviceSetMemPool(device: CuDevice, pool: CuMemoryPool) -> CuResult {
-    border::answer(|| set_current(driver::the()?.gpu(device)?, pool))
+    border::answer(|| set_current(driver::the()?.gpu(device)?, Sort::Device, pool))
 }
 
-/// The GPU that a location and a kind of memory mean, in the forms of CUDA 13.
-unsafe fn gpu_at(location: *mut CuMemLocation, kind: u32) -> Result<usize, CuResult> {
+/// The same in the forms of CUDA 13.
+unsafe fn sort_at(location: *mut CuMemLocation, kind: u32) -> Result<(usize, Sort), CuResult> {
     // SAFETY: the caller's pointer.
-    let location = unsafe { border::get(location) }?;
-    if location.kind != LOCATION_DEVICE || kind != PINNED {
-        return Err(CuResult::NOT_SUPPORTED);
-    }
-    driver::the()?.gpu(CuDevice(location.id))
+    sort_of(unsafe { border::get(location) }?, kind)
 }
 
 pub(crate) unsafe fn cuMemGetDefaultMemPool(
@@ -539,8 +573,10 @@ pub(crate) unsafe fn cuMemGetDefaultMemPool(
     kind: CuMemAllocationType,
 ) -> CuResult {
     border::answer(|| {
-        // SAFETY: the caller's pointers.
-        unsafe { border::put(pool_out, default_of(gpu_at(location, kind)?).as_handle()) }
+        // SAFETY: the caller's pointer.
+        let (gpu, sort) = unsafe { sort_at(location, kind) }?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(pool_out, default_at(gpu, sort).as_handle()) }
     })
 }
 
@@ -550,8 +586,10 @@ pub(crate) unsafe fn cuMemGetMemPool(
     kind: CuMemAllocationType,
 ) -> CuResult {
     border::answer(|| {
-        // SAFETY: the caller's pointers.
-        unsafe { border::put(pool, current_of(gpu_at(location, kind)?).as_handle()) }
+        // SAFETY: the caller's pointer.
+        let (gpu, sort) = unsafe { sort_at(location, kind) }?;
+        // SAFETY: the caller's pointer.
+        unsafe { border::put(pool, current_at(gpu, sort).as_handle()) }
     })
 }
 
@@ -560,8 +598,11 @@ pub(crate) unsafe fn cuMemSetMemPool(
     kind: CuMemAllocationType,
     pool: CuMemoryPool,
 ) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| set_current(unsafe { gpu_at(location, kind) }?, pool))
+    border::answer(|| {
+        // SAFETY: the caller's pointer.
+        let (gpu, sort) = unsafe { sort_at(location, kind) }?;
+        set_current(gpu, sort, pool)
+    })
 }
 
 // --- pools that processes share -------------------------------------------------------------------
@@ -622,7 +663,7 @@ pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
         if token.magic != POOL_MAGIC || driver.ordinal(gpu).is_none() {
             return Err(CuResult::INVALID_VALUE);
         }
-        let pool = new(gpu, Sort::Imported, token.handle_types, 0);
+        let pool = new(gpu, Sort::Imported, false, token.handle_types, 0);
         with(|pools| pools.all.push(pool));
         // SAFETY: not null, and the caller's.
         unsafe { border::put(pool_out, pool.as_handle()) }

@@ -6,7 +6,7 @@ use core::ffi::{CStr, c_char, c_void};
 use cuda_api::driver::*;
 use cuda_api::{PROC_ADDRESSES, ProcAddress};
 
-use crate::{ADDRESSES, border, init};
+use crate::{ADDRESSES, border, choices, exported, init};
 
 const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 
@@ -67,7 +67,10 @@ unsafe fn look_up(
         flags == PER_THREAD_DEFAULT_STREAM,
         init::driver_version(),
     );
-    let address = answer.map_or(std::ptr::null(), |row| address_of(row.symbol));
+    let address = answer
+        .ok()
+        .filter(|row| exported::has(row.symbol))
+        .map_or(std::ptr::null(), |row| handed_out(row.symbol));
     // SAFETY: the caller's pointer.
     unsafe { border::put(out, address.cast_mut().cast::<c_void>()) }?;
     Ok(match answer {
@@ -123,6 +126,15 @@ fn resolve(
         }
         Some(_) => Err(Absent::TooOld),
     }
+}
+
+/// The address that a program is given for a function: what is exported, or another one of the same function.
+fn handed_out(symbol: &str) -> *const () {
+    if !choices::hands_out_other_addresses() {
+        return address_of(symbol);
+    }
+    let found = ADDRESSES.binary_search_by(|address| address.name.cmp(symbol));
+    found.map_or(std::ptr::null(), |index| ADDRESSES[index].other)
 }
 
 /// Where a driver function is, by its exact name; null when there is none.

@@ -12,6 +12,7 @@ use cuda_api::driver::*;
 use cuda_sim::board::{self, SharedId};
 
 use crate::choices::{self, granularity};
+use crate::location::{self, Place};
 use crate::memory::{self, Block, Kind};
 use crate::multicast::Multicast;
 use crate::space::address;
@@ -303,11 +304,10 @@ fn checked(prop: &CuMemAllocationProp) -> Result<(usize, bool), CuResult> {
     if prop.requested_handle_types & !FILE_DESCRIPTOR != 0 {
         return Err(CuResult::NOT_SUPPORTED);
     }
-    match prop.location.kind {
-        DEVICE => Ok((driver::the()?.gpu(CuDevice(prop.location.id))?, false)),
-        kind if HOST.contains(&kind) => Ok((0, true)),
-        _ => Err(CuResult::INVALID_VALUE),
-    }
+    Ok(match location::of(prop.location)? {
+        Place::Gpu(gpu) => (gpu, false),
+        Place::Host => (0, true),
+    })
 }
 
 pub(crate) unsafe fn cuMemGetAllocationGranularity(
@@ -581,10 +581,9 @@ pub(crate) unsafe fn cuMemSetAccess(
         for index in 0..count {
             // SAFETY: the caller's array has that many entries.
             let desc = unsafe { border::get(desc.wrapping_add(index)) }?;
-            let bit = match desc.location.kind {
-                DEVICE => 1 << driver::the()?.gpu(CuDevice(desc.location.id))?,
-                kind if HOST.contains(&kind) => 1 << 31,
-                _ => return Err(CuResult::INVALID_VALUE),
+            let bit = match location::of(desc.location)? {
+                Place::Gpu(gpu) => 1 << gpu,
+                Place::Host => 1 << 31,
             };
             let (read, write) = match desc.flags {
                 0 => (false, false),
@@ -637,10 +636,9 @@ pub(crate) unsafe fn cuMemGetAccess(
         let Kind::Mapped(mapping) = block.kind else {
             return Err(CuResult::INVALID_VALUE);
         };
-        let gpu = match location.kind {
-            DEVICE => driver::the()?.gpu(CuDevice(location.id))?,
-            kind if HOST.contains(&kind) => 31,
-            _ => return Err(CuResult::INVALID_VALUE),
+        let gpu = match location::of(location)? {
+            Place::Gpu(gpu) => gpu,
+            Place::Host => 31,
         };
         // SAFETY: the caller's pointer.
         unsafe { border::put(flags, mapping.access_of(gpu).into()) }

@@ -19,7 +19,8 @@ use common::{Driver, alone, call, ok};
 use cuda_api::driver::*;
 use cuda_api::{DRIVER_SYMBOLS, PROC_ADDRESSES};
 
-fn symbols_of_the_library() -> BTreeSet<String> {
+/// Every name that the file has, whichever driver it becomes when it is loaded.
+fn symbols_of_the_file() -> BTreeSet<String> {
     let listed = Command::new("nm")
         .args(["-D", "--defined-only"])
         .arg(common::path())
@@ -31,21 +32,77 @@ fn symbols_of_the_library() -> BTreeSet<String> {
         .collect()
 }
 
+const OURS: [&str; 6] = [
+    "vgpu_simulated_driver",
+    "vgpuSimNow",
+    "vgpuSimBusyNs",
+    "vgpuSimSleepUntil",
+    "vgpuSimJoin",
+    "vgpuSimLeave",
+];
+
+/// The names that a program finds in it.
+fn symbols_of_the_library(driver: &Driver) -> BTreeSet<String> {
+    let all = symbols_of_the_file();
+    all.into_iter().filter(|name| driver.has(name)).collect()
+}
+
 #[test]
 fn the_library_exports_the_names_of_the_real_one_and_six_of_its_own() {
-    let mut expected: BTreeSet<String> =
-        DRIVER_SYMBOLS.iter().map(|&name| name.to_owned()).collect();
-    let ours = [
-        "vgpu_simulated_driver",
-        "vgpuSimNow",
-        "vgpuSimBusyNs",
-        "vgpuSimSleepUntil",
-        "vgpuSimJoin",
-        "vgpuSimLeave",
-    ];
-    expected.extend(ours.map(str::to_owned));
+    let name = "the_library_exports_the_names_of_the_real_one_and_six_of_its_own";
+    alone(name, &[], |driver| {
+        let names = DRIVER_SYMBOLS.iter().chain(&OURS);
+        let expected: BTreeSet<String> = names.map(|&name| name.to_owned()).collect();
 
-    assert_eq!(symbols_of_the_library(), expected);
+        let found = symbols_of_the_library(driver);
+        let differ: Vec<_> = found.symmetric_difference(&expected).collect();
+        assert_eq!(differ, Vec::<&String>::new());
+    });
+}
+
+#[test]
+fn a_newer_driver_exports_its_own_names_and_no_newer_ones() {
+    let name = "a_newer_driver_exports_its_own_names_and_no_newer_ones";
+    alone(name, &[("VGPU_SIM_DRIVER", "13.0")], |driver| {
+        let of_13_0 = |row: &&cuda_api::ProcAddress| (12_041..=13_000).contains(&row.since);
+        let newer = PROC_ADDRESSES.iter().filter(of_13_0).map(|row| row.symbol);
+        let names = DRIVER_SYMBOLS.iter().chain(&OURS).copied().chain(newer);
+        let expected: BTreeSet<String> = names.map(str::to_owned).collect();
+
+        let found = symbols_of_the_library(driver);
+        let differ: Vec<_> = found.symmetric_difference(&expected).collect();
+        assert_eq!(differ, Vec::<&String>::new());
+        assert!(driver.has("cuCtxCreate_v4") && !driver.has("cuMulticastBindMem_v2"));
+    });
+}
+
+#[test]
+fn names_can_be_missing() {
+    let set = [("VGPU_SIM_MISSING", "cuMemAllocAsync,cuFuncLoad")];
+    alone("names_can_be_missing", &set, |driver| {
+        assert!(!driver.has("cuMemAllocAsync") && driver.has("cuMemAllocAsync_ptsz"));
+        let answer = ask(driver, "cuMemAllocAsync", 12_000, 0);
+        assert_eq!((answer.status, answer.address), (1, 0));
+    });
+}
+
+#[test]
+fn a_contrary_driver_hands_out_other_addresses_than_it_exports() {
+    let name = "a_contrary_driver_hands_out_other_addresses_than_it_exports";
+    alone(name, &[("VGPU_SIM_CONTRARY", "1")], |driver| {
+        ok!(driver, cuInit(0));
+        let answer = ask(driver, "cuDeviceGetCount", 12_000, 0);
+        let exported: unsafe extern "C" fn() = driver.find("cuDeviceGetCount");
+        assert_ne!(answer.address, exported as usize);
+
+        let mut count = 0;
+        let address = std::ptr::with_exposed_provenance::<()>(answer.address);
+        // SAFETY: the address that the driver has handed out for a function of this type.
+        let function: signature::cuDeviceGetCount = unsafe { std::mem::transmute(address) };
+        // SAFETY: a count of ours.
+        assert_eq!(unsafe { function(&raw mut count) }, CuResult::SUCCESS);
+        assert_eq!(count, 2);
+    });
 }
 
 #[test]

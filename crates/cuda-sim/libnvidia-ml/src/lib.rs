@@ -1,5 +1,5 @@
 //! libnvidia-ml.so.1 of the simulated board: NVML over `cuda_sim`, with every name that the real
-//! library of driver 550 exports. What is not simulated answers `NVML_ERROR_NOT_SUPPORTED`, as a real
+//! library of the board's driver exports. What is not simulated answers `NVML_ERROR_NOT_SUPPORTED`, as a real
 //! card may. It changes nothing on the board but how a GPU in MIG mode is cut.
 #![allow(non_snake_case, reason = "the names are the vendor's")]
 #![allow(
@@ -17,6 +17,7 @@ mod device;
 mod event;
 mod late;
 mod mig;
+mod newer;
 mod process;
 mod state;
 mod system;

@@ -88,6 +88,12 @@ impl Driver {
         *unsafe { self.0.get::<T>(name.as_bytes()) }.unwrap()
     }
 
+    /// Whether the library has a name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        // SAFETY: looked for, and not called.
+        unsafe { self.0.get::<*const ()>(name.as_bytes()) }.is_ok()
+    }
+
     /// Initialises, and makes a context on a device.
     pub(crate) fn context(&self, device: i32) -> CuContext {
         let mut context = null_mut();
