@@ -154,8 +154,10 @@ unsafe fn change(base: usize, dynamic: usize, gone: &mut dyn FnMut(&str) -> bool
     }
     let mut hidden = 0;
     for index in 0..count {
-        // SAFETY: one of the table's entries, writable now; the loader reads them one by one.
-        let symbol = unsafe { &mut *first.add(index) };
+        // SAFETY: one of the table's entries.
+        let place = unsafe { first.add(index) };
+        // SAFETY: it is writable now; the loader reads entries one by one.
+        let symbol = unsafe { &mut *place };
         if symbol.section == 0 {
             continue;
         }
