@@ -95,7 +95,7 @@ def one(args):
     records = []
     if needs.get("other_region"):
         with open(log, errors="replace") as file:
-            records = [line for line in file if "refused" in line]
+            records = [line for line in file if " asked, " in line]
     elif process.poll() is None:
         told = subprocess.run([os.path.join(args.bin, "vgpu"), "oom", "try", "--json"], env=environment,
                               capture_output=True, text=True, check=False)
