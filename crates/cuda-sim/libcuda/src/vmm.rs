@@ -91,7 +91,8 @@ impl Drop for Physical {
         }
         match *lock(&self.shared) {
             Some(shared) => {
-                if driver.board.let_go(driver.member, shared) {
+                let is_gone = driver.board.let_go(driver.member, shared);
+                if is_gone {
                     ipc::forget(driver, shared);
                     ipc::forget_token(driver, self.token);
                 }
