@@ -37,6 +37,12 @@ const SHORTEST_SAMPLE_NS: u64 = 20_000_000;
 const LOOKS: usize = 80;
 /// The span of the share that is shown, nanoseconds.
 const SHOWN_NS: u64 = 1_000_000_000;
+/// The driver's figures come within this, nanoseconds: who is busy and not in them by then is not
+/// busy.
+const TOLD_WITHIN_NS: u64 = 2_500_000_000;
+/// A process's own part of what it measures is not taken for less than this part of what the driver
+/// says it is.
+const LEAST_OF_TOLD: f64 = 0.5;
 
 /// A process of a container.
 pub type ProcessKey = (u64, usize, u64);
@@ -70,9 +76,20 @@ struct Process {
     busy_ns: u64,
     /// Part of the time that it is busy, as it measures.
     busy: f64,
+    /// Of that, what others are taken to wait for: no more than the driver's figures allow.
+    counted: f64,
     /// Part of its measured time that is its own, by the model.
     own: f64,
     host_pid: Option<u32>,
+}
+
+/// What is known of a process on the host, whatever slots a region says that it has.
+#[derive(Debug, Default, Clone, Copy)]
+struct Seen {
+    /// When it first was busy, by its own word.
+    busy_since_ns: Option<u64>,
+    /// When the driver last said that it was busy.
+    told_busy_ns: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -113,6 +130,10 @@ pub struct Meter {
     /// From the driver's clock to ours: the least that a sample was late, nanoseconds.
     offset_ns: Option<i128>,
     told_until_us: u64,
+    /// When the driver last told processes apart.
+    told_apart_ns: Option<u64>,
+    /// By container and process id on the host; 0 stands for those that are not visible.
+    seen: HashMap<(u64, u32), Seen>,
 }
 
 impl Meter {
@@ -161,7 +182,8 @@ impl Meter {
             processes.insert(work.key, process);
         }
         self.processes = processes;
-        self.model();
+        self.bound(now_ns);
+        self.model(now_ns);
 
         for work in found {
             self.containers.entry(work.key.0).or_default();
@@ -188,7 +210,7 @@ impl Meter {
     /// turns of the same length, and each is busy independently of the others: the mean of one over
     /// one more than the number of others that are busy at a time. That mean is an integral over a
     /// product of all the others' parts, and a few points give it exactly for up to sixteen.
-    fn model(&mut self) {
+    fn model(&mut self, now_ns: u64) {
         // Gauss-Legendre on 0..1.
         const POINTS: [(f64, f64); 8] = [
             (0.019_855_071_751_232, 0.050_614_268_145_188),
@@ -205,15 +227,89 @@ impl Meter {
             let product: f64 = self
                 .processes
                 .values()
-                .map(|p| factor(p.busy, point))
+                .map(|p| factor(p.counted, point))
                 .product();
             (point, weight, product)
         });
         for process in self.processes.values_mut() {
             let without = |(point, weight, product): &(f64, f64, f64)| {
-                weight * product / factor(process.busy, *point).max(1e-9)
+                weight * product / factor(process.counted, *point).max(1e-9)
             };
             process.own = all.iter().map(without).sum::<f64>().clamp(0.0, 1.0);
+        }
+        self.raise_to_told(now_ns);
+    }
+
+    /// What others say of themselves makes no container's time worth less than half of what the driver
+    /// says of that container: the correction can make good the rest.
+    fn raise_to_told(&mut self, now_ns: u64) {
+        let mut busy: HashMap<u64, f64> = HashMap::new();
+        for (key, process) in &self.processes {
+            *busy.entry(key.0).or_default() += process.busy;
+        }
+        for (key, process) in &mut self.processes {
+            let told = self.containers.get(&key.0).and_then(|c| c.last_told);
+            let Some((_, share)) =
+                told.filter(|(at, _)| now_ns.saturating_sub(*at) < TOLD_WITHIN_NS)
+            else {
+                continue;
+            };
+            let busy = busy.get(&key.0).copied().unwrap_or(0.0).max(0.01);
+            let least = (share / busy * LEAST_OF_TOLD).clamp(0.0, 1.0);
+            process.own = process.own.max(least);
+        }
+    }
+
+    /// How busy each process counts for the others. A region says what its tenant likes, so: one
+    /// process of the host is busy once, in however many slots; where the driver tells processes
+    /// apart, one that it never saw busy is not; and as long as the driver cannot have said yet, all
+    /// those of a container together count as one.
+    fn bound(&mut self, now_ns: u64) {
+        let of = |key: &ProcessKey, process: &Process| (key.0, process.host_pid.unwrap_or(0));
+        let recent =
+            |at: Option<u64>| at.is_some_and(|at| now_ns.saturating_sub(at) < TOLD_WITHIN_NS);
+        let told_apart = recent(self.told_apart_ns);
+        let mut busy: HashMap<(u64, u32), f64> = HashMap::new();
+        for (key, process) in &self.processes {
+            *busy.entry(of(key, process)).or_default() += process.busy;
+        }
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.retain(|who, _| busy.contains_key(who));
+        for (who, busy) in &busy {
+            let seen = seen.entry(*who).or_default();
+            if *busy < 0.02 {
+                seen.busy_since_ns = None;
+            } else {
+                seen.busy_since_ns.get_or_insert(now_ns);
+            }
+        }
+        self.seen = seen;
+        let is_told = |who: &(u64, u32)| {
+            let seen = self.seen.get(who).copied().unwrap_or_default();
+            // Of a process that is not visible the driver cannot be asked.
+            who.1 == 0 || recent(seen.told_busy_ns)
+        };
+        // Those of which the driver cannot have spoken yet, by container.
+        let mut fresh: HashMap<u64, f64> = HashMap::new();
+        for (who, busy) in busy.iter().filter(|(who, _)| !is_told(who)) {
+            *fresh.entry(who.0).or_default() += busy.min(1.0);
+        }
+        let part = |who: &(u64, u32)| {
+            let sum = busy.get(who).copied().unwrap_or(0.0);
+            let once = 1.0 / sum.max(1.0);
+            if !told_apart || is_told(who) {
+                return once;
+            }
+            let seen = self.seen.get(who).copied().unwrap_or_default();
+            if !recent(seen.busy_since_ns) {
+                return 0.0;
+            }
+            once / fresh.get(&who.0).copied().unwrap_or(1.0).max(1.0)
+        };
+        let parts: HashMap<(u64, u32), f64> = busy.keys().map(|who| (*who, part(who))).collect();
+        for (key, process) in &mut self.processes {
+            let part = parts.get(&of(key, process)).copied().unwrap_or(1.0);
+            process.counted = process.busy * part;
         }
     }
 
@@ -256,7 +352,17 @@ impl Meter {
         // More than the whole device is nonsense, of which at most the proportions are true.
         let unit = 1.0 / f64::from(sum.max(100));
         let mut told: HashMap<u64, f64> = HashMap::new();
+        if !sample.processes.is_empty() {
+            self.told_apart_ns = Some(now_ns);
+        }
         for (pid, told_percent) in &sample.processes {
+            if *told_percent > 0 {
+                for (who, seen) in &mut self.seen {
+                    if who.1 == *pid {
+                        seen.told_busy_ns = Some(now_ns);
+                    }
+                }
+            }
             let whose = self
                 .processes
                 .iter()

@@ -46,6 +46,8 @@ struct Program {
     grant: Grant,
     true_ns: u64,
     period_ns: u64,
+    /// What its tenant writes over its own region before each look.
+    forge: Option<fn(&mut Tenant, u64)>,
 }
 
 impl Program {
@@ -85,7 +87,13 @@ impl Program {
             },
             true_ns: 0,
             period_ns: 0,
+            forge: None,
         }
+    }
+
+    fn forges(mut self, forge: fn(&mut Tenant, u64)) -> Self {
+        self.forge = Some(forge);
+        self
     }
 
     fn floor(mut self, floor: u32) -> Self {
@@ -293,12 +301,19 @@ impl World {
             self.now += STEP;
             samples.extend(self.tell());
             if self.now % (50 * MS) < STEP {
-                let tenants: Vec<Tenant> = self.programs.iter().map(|p| p.tenant.clone()).collect();
+                let look = |program: &Program| {
+                    let mut tenant = program.tenant.clone();
+                    if let Some(forge) = program.forge {
+                        forge(&mut tenant, self.now);
+                    }
+                    tenant
+                };
+                let tenants: Vec<Tenant> = self.programs.iter().map(look).collect();
                 let verdicts =
                     self.device
                         .tick(self.now, 16 << 30, &tenants, &std::mem::take(&mut samples));
                 for (program, verdict) in self.programs.iter_mut().zip(verdicts) {
-                    program.grant = verdict.grants[0];
+                    program.grant = verdict.grants.first().copied().unwrap_or(program.grant);
                 }
             }
         }
@@ -508,4 +523,140 @@ fn two_that_oversubscribe_a_full_device_take_turns_and_a_third_runs_beside_them(
     assert!(shares[0].abs_diff(shares[1]) <= 100, "{shares:?}");
     assert!(shares[2].abs_diff(200) <= 30, "{shares:?}");
     assert!(shares.iter().sum::<u64>() >= 950, "{shares:?}");
+}
+
+/// A process that is busy all the time, by the word of its region.
+fn pretends(slot: (usize, u64), host_pid: u32, now: u64) -> Process {
+    Process {
+        slot,
+        host_pid: Some(host_pid),
+        launches: now / MS,
+        busy_ns: now,
+        in_flight_ns: MS,
+        last_launch_ns: now,
+        waiting: false,
+        throttled_ns: 0,
+    }
+}
+
+/// 31 slots of the accomplice's one process.
+fn many_slots(tenant: &mut Tenant, now: u64) {
+    let own = u32::try_from(tenant.id).unwrap();
+    tenant.processes = (0..31).map(|slot| pretends((slot, 1), own, now)).collect();
+}
+
+/// 31 processes that do nothing.
+fn many_processes(tenant: &mut Tenant, now: u64) {
+    let process = |slot: u32| pretends((slot as usize, 1), 100 + slot, now);
+    tenant.processes = (0..31).map(process).collect();
+}
+
+/// The same, in slots that change hands at every second look.
+fn many_generations(tenant: &mut Tenant, now: u64) {
+    let generation = now / (100 * MS);
+    let process = |slot: u32| pretends((slot as usize, generation), 100 + slot, now);
+    tenant.processes = (0..31).map(process).collect();
+}
+
+/// 31 processes that are new every two seconds: the driver has never spoken of them.
+fn many_newcomers(tenant: &mut Tenant, now: u64) {
+    let round = u32::try_from(now / (2 * SECOND)).unwrap();
+    let process = |slot: u32| {
+        pretends(
+            (slot as usize, u64::from(round)),
+            100 + round * 31 + slot,
+            now,
+        )
+    };
+    tenant.processes = (0..31).map(process).collect();
+}
+
+/// Time that runs a million times faster than the clock, and counters at their ends.
+fn wild_counters(tenant: &mut Tenant, now: u64) {
+    let process = |slot: u32| Process {
+        launches: u64::MAX - now,
+        busy_ns: now.wrapping_mul(1_000_000),
+        in_flight_ns: u64::MAX,
+        last_launch_ns: u64::MAX,
+        waiting: true,
+        throttled_ns: now.wrapping_mul(u64::MAX / 3),
+        ..pretends((slot as usize, 1), 100 + slot, now)
+    };
+    tenant.processes = (0..31).map(process).collect();
+}
+
+const FORGERIES: [fn(&mut Tenant, u64); 5] = [
+    many_slots,
+    many_processes,
+    many_generations,
+    many_newcomers,
+    wild_counters,
+];
+
+#[test]
+fn forged_busy_slots_lift_no_neighbour_over_its_cap() {
+    for serving in [Serving::Shared, Serving::Slices] {
+        for (number, forge) in FORGERIES.into_iter().enumerate() {
+            let programs = vec![
+                Program::new(1, 100, MS),
+                Program::new(2, 100, MS).works(&[]).forges(forge),
+            ];
+            let mut world = World::new(programs, serving, Driver::Tells(167, 100));
+            world.run(8_000);
+            let shares = world.run(12_000);
+
+            assert!(
+                shares[0].abs_diff(100) <= 15,
+                "{number} {serving:?}: {shares:?}"
+            );
+        }
+    }
+}
+
+/// What two busy containers get beside a third one that does nothing, and may say something else.
+fn beside(serving: Serving, forge: Option<fn(&mut Tenant, u64)>) -> Vec<u64> {
+    let mut accomplice = Program::new(3, 100, MS).works(&[]);
+    accomplice.forge = forge;
+    let programs = vec![
+        Program::new(1, 300, MS),
+        Program::new(2, 500, MS),
+        accomplice,
+    ];
+    let mut world = World::new(programs, serving, Driver::Tells(167, 100));
+    world.run(8_000);
+    world.run(12_000)
+}
+
+#[test]
+fn forged_busy_slots_take_nothing_from_busy_neighbours() {
+    for serving in [Serving::Shared, Serving::Slices] {
+        let honest = beside(serving, None);
+        for (number, forge) in FORGERIES.into_iter().enumerate() {
+            let shares = beside(serving, Some(forge));
+
+            for (share, without) in shares.iter().zip(&honest) {
+                assert!(
+                    share.abs_diff(*without) <= 20,
+                    "{number} {serving:?}: {shares:?}, {honest:?} without"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn without_the_drivers_figures_one_process_in_many_slots_counts_once() {
+    let share = |forge: Option<fn(&mut Tenant, u64)>| {
+        let mut accomplice = Program::new(2, 100, MS).works(&[]);
+        accomplice.forge = forge;
+        let programs = vec![Program::new(1, 100, MS), accomplice];
+        let mut world = World::new(programs, Serving::Shared, Driver::Silent);
+        world.run(8_000);
+        world.run(12_000)[0]
+    };
+
+    assert!(share(None).abs_diff(100) <= 15);
+    // As much as beside a neighbour that is really busy, and not 32 times.
+    let forged = share(Some(many_slots));
+    assert!(forged <= 215, "{forged}");
 }
