@@ -94,6 +94,10 @@
 // On this byte: who changes the shared-object table.
 #define VGPU_LOCK_SHARED 1099513724928
 
+// On this byte plus the slot: read locks of living processes that were forked from the slot's
+// owner. They keep its device memory, also after its death.
+#define VGPU_LOCK_FAMILY 1099514773504
+
 // Head of the usage region. Everything is written by the tenant and judged by the host.
 typedef struct VGPU_ALIGNED(64) VgpuRegionHeader {
   // REGION_MAGIC.
@@ -273,8 +277,11 @@ typedef struct VGPU_ALIGNED(64) VgpuOomEntry {
   uint8_t call[VGPU_CALL_BYTES];
   // The largest holders, largest first.
   struct VgpuOomHolder holders[VGPU_MAX_HOLDERS];
+  // Bytes that the driver held for the container and its books did not have: so much of `limit`
+  // could not be given.
+  uint64_t unaccounted;
   // Room.
-  uint64_t reserved_1[9];
+  uint64_t reserved_1[8];
 } VgpuOomEntry;
 
 // An object that several processes may hold: its charge stands here, once.
@@ -321,8 +328,11 @@ typedef struct VGPU_ALIGNED(64) VgpuSlotHead {
   uint64_t hook_calls[VGPU_HOOK_GROUPS];
   // Random bytes of the program image: others under the same pid after `exec`.
   uint64_t image;
+  // When the owner was first seen to be gone while the slot still had charges, nanoseconds of the
+  // monotonic clock; 0 as long as it lives. The charges stay until the driver has let go.
+  uint64_t gone_since_ns;
   // Room for what a later version knows of a process.
-  uint64_t reserved[7];
+  uint64_t reserved[6];
 } VgpuSlotHead;
 
 // What one process uses of one device. Only its own process and, once that is dead, a reaper
@@ -393,8 +403,13 @@ typedef struct VGPU_ALIGNED(64) VgpuHostFileHeader {
   // share that was used in the last second; bits 32-47: thousandths of the last second that
   // launches have waited; bit 48: others work on the device too; bit 49: it waits for its turn.
   uint64_t seen[VGPU_MAX_DEVICES];
+  // Of the targets, by device: bytes that the driver holds for the container's processes and the
+  // region's books do not have. So much of the limit is not given.
+  uint64_t unaccounted[VGPU_MAX_DEVICES];
+  // Of the targets, by device: the sum of the books that `unaccounted` was measured against.
+  uint64_t unaccounted_beside[VGPU_MAX_DEVICES];
   // Room.
-  uint64_t reserved[491];
+  uint64_t reserved[459];
 } VgpuHostFileHeader;
 
 // What a container may use of one device.
@@ -460,8 +475,8 @@ typedef struct VGPU_ALIGNED(64) VgpuTargetsEntry {
   uint64_t slot_generation;
   // Process id on the host; 0 where it is not known.
   uint32_t host_pid;
-  // Room.
-  uint32_t reserved_0;
+  // 1: the slot's owner is dead, and the driver holds nothing for it any more.
+  uint32_t released;
   // What the driver takes for contexts and modules beyond the process's own allocations, by
   // device, bytes.
   uint64_t overhead_bytes[VGPU_MAX_DEVICES];

@@ -15,6 +15,7 @@ mod support;
 mod delivery;
 mod environment;
 mod external;
+mod forged;
 mod fuzz;
 mod guest;
 mod ipc;

@@ -155,6 +155,16 @@ int main(void) {
             printf("export %u ", cuIpcGetMemHandle(&named, plain));
             for (int i = 0; i < 64; i++) printf("%02hhx", (unsigned char)named.bytes[i]);
             printf("\n");
+        } else if (strcmp(name, "fork") == 0) { /* a child that outlives us and asks the driver nothing */
+            int ready[2] = {-1, -1};
+            char byte = 0;
+            pid_t child = pipe(ready) == 0 ? fork() : -1;
+            if (child == 0) {
+                if (write(ready[1], &byte, 1) != 1) _exit(1);
+                for (int file = 0; file < 3; file++) close(file);
+                for (;;) pause();
+            }
+            printf("fork %d\n", read(ready[0], &byte, 1) == 1 ? child : -1);
         } else if (strcmp(name, "info") == 0) {
             size_t free_bytes = 0, total = 0;
             CUresult result = driver.info(&free_bytes, &total);

@@ -269,17 +269,21 @@ impl Books {
     pub(crate) fn above_limit(&self, device: usize) -> Option<Refusal> {
         let region = &self.container.region;
         let used = region.used(device);
-        let limit = self.process.memory_limit(self.container, device);
-        let refusal = |limit, used, why| Refusal {
-            limit,
-            used,
-            asked: 0,
-            why,
+        let limit = self.process.room(self.container, device);
+        let refusal = |limit, used, why| {
+            let refusal = Refusal {
+                limit,
+                used,
+                asked: 0,
+                unaccounted: 0,
+                why,
+            };
+            self.with_unaccounted(device, refusal)
         };
         if limit != 0 && used > limit {
             return Some(refusal(limit, used, Why::Full));
         }
-        let resident = self.process.resident_limit(device);
+        let resident = self.process.resident_room(device);
         let here = used.saturating_sub(region.oversubscribed(device));
         (resident != 0 && here > resident).then(|| refusal(resident, here, Why::NotPageable))
     }
@@ -305,14 +309,17 @@ impl Books {
         least: u64,
     ) -> Result<Charge, CuResult> {
         self.process.tick(self.container);
-        let bounds = Bounds {
-            limit: self.process.memory_limit(self.container, device),
-            resident: match self.process.resident_limit(device) {
-                0 => u64::MAX,
-                resident => resident,
-            },
+        let ask = || {
+            let bounds = Bounds {
+                limit: self.process.room(self.container, device),
+                resident: match self.process.resident_room(device) {
+                    0 => u64::MAX,
+                    resident => resident,
+                },
+            };
+            self.container.region.reserve_loading(device, least, bounds)
         };
-        let reserved = self.container.region.reserve_loading(device, least, bounds);
+        let reserved = ask().or_else(|refusal| self.ask_again(device, refusal, ask));
         let charge = reserved.map_err(|refusal| self.refuse(call, device, &refusal))?;
         guest::note_pending(charge);
         Ok(charge)
@@ -321,11 +328,17 @@ impl Books {
     #[inline(always)]
     fn try_reserve_now(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
         self.process.tick(self.container);
-        let limit = self.process.memory_limit(self.container, device);
-        let region = &self.container.region;
-        let charge = match self.process.resident_limit(device) {
-            0 => region.reserve(device, bytes, limit)?,
-            resident => region.reserve_within(device, bytes, Bounds { limit, resident }, false)?,
+        let ask = || {
+            let limit = self.process.room(self.container, device);
+            let region = &self.container.region;
+            match self.process.resident_room(device) {
+                0 => region.reserve(device, bytes, limit),
+                resident => region.reserve_within(device, bytes, Bounds { limit, resident }, false),
+            }
+        };
+        let charge = match ask() {
+            Ok(charge) => charge,
+            Err(refusal) => self.ask_again(device, refusal, ask)?,
         };
         guest::note_pending(charge);
         Ok(charge)
@@ -348,10 +361,16 @@ impl Books {
             self.do_chores();
         }
         self.process.tick(self.container);
-        let limit = self.process.memory_limit(self.container, device);
-        let reserved = match self.process.resident_limit(device) {
-            0 => self.container.region.reserve(device, bytes, limit),
-            resident => self.reserve_past(device, bytes, Bounds { limit, resident }),
+        let ask = || {
+            let limit = self.process.room(self.container, device);
+            match self.process.resident_room(device) {
+                0 => self.container.region.reserve(device, bytes, limit),
+                resident => self.reserve_past(device, bytes, Bounds { limit, resident }),
+            }
+        };
+        let reserved = match ask() {
+            Ok(charge) => Ok(charge),
+            Err(refusal) => self.ask_again(device, refusal, ask),
         };
         match reserved {
             Ok(charge) => {
@@ -390,6 +409,7 @@ impl Books {
             limit: self.process.memory_limit(self.container, device),
             used: self.container.region.used(device),
             asked: bytes,
+            unaccounted: 0,
             why: Why::Closed,
         };
         self.refuse(call, device, &refusal)
@@ -440,10 +460,11 @@ impl Books {
         if LAST_SAID.swap(second, Ordering::Relaxed) != second {
             line!(
                 Warn,
-                "{call}: device {device}: {} asked, {} of {} used: {:?}",
+                "{call}: device {device}: {} asked, {} of {} used, {} unaccounted: {:?}",
                 refusal.asked,
                 refusal.used,
                 refusal.limit,
+                refusal.unaccounted,
                 refusal.why
             );
         }

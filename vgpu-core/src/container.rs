@@ -8,10 +8,11 @@ use std::path::Path;
 
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::{DeviceLimit, LimitsMap, LimitsValue, Policy, Unlisted};
-use vgpu_abi::region::{Charge, Region};
-use vgpu_abi::targets::{Target, TargetsMap};
+use vgpu_abi::region::{Charge, Dead, Region};
+use vgpu_abi::targets::{Target, TargetsMap, Unaccounted};
 
 use crate::cards;
+use crate::clock;
 use crate::compute;
 use crate::driver;
 use crate::guest;
@@ -90,6 +91,22 @@ fn share_of_the_device(limit: &DeviceLimit) -> u64 {
     }
 }
 
+/// What is left of a limit when the driver holds so much beyond the books; 0 is no limit, and no
+/// limit becomes none.
+fn room_of(limit: u64, unaccounted: u64) -> u64 {
+    match limit {
+        0 => 0,
+        limit => limit.saturating_sub(unaccounted).max(1),
+    }
+}
+
+/// The charges of a dead process stay at most this long after it was seen to be dead. A driver lets
+/// go within a second; one that hangs must not keep the room for ever.
+pub(crate) const DEAD_NS: u64 = 2_000_000_000;
+
+/// A host that has not written for so long is gone, and its word with it.
+const SILENT_NS: u64 = 2_000_000_000;
+
 /// Ordinals that the driver may number devices by.
 pub(crate) const MAX_ORDINALS: usize = 64;
 
@@ -118,6 +135,11 @@ pub(crate) struct Process {
     resident_bytes: [AtomicU64; MAX_DEVICES],
     /// Not 0: `cuInit` has succeeded in this process.
     started: AtomicU32,
+    /// The same two, less what the driver holds for the container beyond its books.
+    room_bytes: [AtomicU64; MAX_DEVICES],
+    resident_room: [AtomicU64; MAX_DEVICES],
+    /// What the driver holds for the container beyond its books, bytes.
+    unaccounted_bytes: [AtomicU64; MAX_DEVICES],
     /// What was found out about a device once and stays so.
     facts: [AtomicU32; MAX_DEVICES],
     devices: [AtomicU32; MAX_ORDINALS],
@@ -361,6 +383,7 @@ fn open() -> Result<Option<&'static Container>, ()> {
             }
         }
     };
+    container.region.keep_dead_for(DEAD_NS);
     let container = Box::leak(Box::new(container));
     // Release: whoever sees the pointer sees the container.
     CONTAINER.store(container, Ordering::Release);
@@ -395,6 +418,36 @@ impl Container {
             LimitsFrom::File(map) => map.load().ok(),
             LimitsFrom::Peers(_) => None,
         }
+    }
+
+    /// Whether the host has seen that the driver holds nothing more for a dead process.
+    pub(crate) fn is_released(&self, dead: &Dead) -> bool {
+        let target = self.target_of(dead.slot, dead.generation);
+        target.is_some_and(|target| target.released)
+    }
+
+    /// Clears the slots of those dead processes. Makes no call to the driver.
+    fn bury_released(&self) {
+        for dead in self.region.dead() {
+            if self.is_released(&dead) {
+                self.region.let_go(&dead);
+            }
+        }
+    }
+
+    /// What the host says that the driver holds for this container beyond its books: nothing where it
+    /// has not looked for a while.
+    pub(crate) fn unaccounted(&self, device: usize) -> Unaccounted {
+        let none = Unaccounted::default();
+        let Some(targets) = &self.targets else {
+            return none;
+        };
+        let said = targets.unaccounted(device);
+        if said.bytes == 0 {
+            return none;
+        }
+        let age_ns = clock::now_ns().saturating_sub(targets.heartbeat_ns());
+        if age_ns < SILENT_NS { said } else { none }
     }
 
     /// Differs when the host has written its targets again.
@@ -433,6 +486,64 @@ impl Process {
         self.memory_bytes
             .get(device)
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
+    }
+
+    /// What may be charged of a device as of now, bytes: the limit less what the driver holds for the
+    /// container beyond its books; 0 is no cap.
+    #[inline]
+    pub(crate) fn room(&self, container: &Container, device: usize) -> u64 {
+        // Acquire: the limits were stored before their generation.
+        if self.limits_generation.load(Ordering::Acquire) != container.limits_generation()
+            || self.limits_known.load(Ordering::Relaxed) == 0
+        {
+            self.refresh_limits(container);
+        }
+        // Relaxed: one word, and any value that it had lately is right.
+        self.room_bytes
+            .get(device)
+            .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
+    }
+
+    /// Of [`Process::room`], which was asked for before: what may be memory of the device itself,
+    /// bytes; 0 is all of it.
+    #[inline]
+    pub(crate) fn resident_room(&self, device: usize) -> u64 {
+        // Relaxed: as above.
+        self.resident_room
+            .get(device)
+            .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
+    }
+
+    /// What the driver holds for the container beyond its books, as the host said last, bytes.
+    pub(crate) fn unaccounted(&self, device: usize) -> u64 {
+        // Relaxed: as above.
+        self.unaccounted_bytes
+            .get(device)
+            .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
+    }
+
+    /// Takes over what the host says of memory beyond the books. Tells whether any room changed.
+    pub(crate) fn take_over_room(&self, container: &Container) -> bool {
+        let mut changed = false;
+        for device in 0..MAX_DEVICES {
+            let bytes = container.unaccounted(device).bytes;
+            let store = |to: &[AtomicU64], value: u64| {
+                // Relaxed: one word each; any value that it had lately is right.
+                to.get(device)
+                    .is_some_and(|word| word.swap(value, Ordering::Relaxed) != value)
+            };
+            let load = |from: &[AtomicU64]| {
+                // Relaxed: as above.
+                from.get(device)
+                    .map_or(0, |word| word.load(Ordering::Relaxed))
+            };
+            let limit = load(&self.memory_bytes);
+            let resident = load(&self.resident_bytes);
+            store(&self.unaccounted_bytes, bytes);
+            changed |= store(&self.room_bytes, room_of(limit, bytes));
+            changed |= store(&self.resident_room, room_of(resident, bytes));
+        }
+        changed
     }
 
     /// When the compute limit of a device counts, and what it is, percent; 0 and 100 are no cap.
@@ -540,6 +651,7 @@ impl Process {
                 self.policy.store(peers.policy.number(), Ordering::Relaxed);
             }
         }
+        self.take_over_room(container);
         self.limits_known.store(1, Ordering::Relaxed);
         // Release: whoever sees the generation sees the limits.
         self.limits_generation.store(generation, Ordering::Release);
@@ -649,6 +761,8 @@ impl Process {
         }
         container.region.tick(now.wrapping_mul(1_000_000));
         container.region.reap();
+        container.bury_released();
+        self.take_over_room(container);
         self.take_over_overhead(container);
     }
 

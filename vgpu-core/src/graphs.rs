@@ -444,6 +444,7 @@ fn refuse_unknown(books: &Books, call: &str) -> CuResult {
         limit: books.process.memory_limit(books.container, device),
         used: books.container.region.used(device),
         asked: 0,
+        unaccounted: 0,
         why: Why::Closed,
     };
     books.refuse(call, device, &refusal)

@@ -39,6 +39,7 @@ mod ledger;
 mod location;
 mod map;
 mod objects;
+mod patience;
 mod places;
 mod room;
 

@@ -273,7 +273,8 @@ impl Limited {
     fn share(&self, physical: u64, physical_free: u64) -> NvmlMemory {
         let Books { container, process } = self.books;
         let limit = process.memory_limit(container, self.index);
-        let used = container.region.used(self.index);
+        let beyond = process.unaccounted(self.index);
+        let used = container.region.used(self.index).saturating_add(beyond);
         // Where a part of the share is managed memory, the card is no bound.
         let physical = match process.resident_limit(self.index) {
             0 => physical,

@@ -93,6 +93,7 @@ pub(crate) fn before_alloc(
                 limit: books.process.memory_limit(books.container, device),
                 used: books.container.region.used(device),
                 asked: bytes,
+                unaccounted: 0,
                 why: Why::Closed,
             };
             Verdict::Refuse(books.refuse(call, device, &refusal))

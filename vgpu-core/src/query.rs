@@ -828,6 +828,34 @@ pub(crate) fn own_bytes(ordinal: i32) -> Option<u64> {
     })
 }
 
+/// Whether NVML lists a process on the device, by its number on the machine; nothing where NVML does
+/// not answer.
+pub(crate) fn lists_process(ordinal: i32, pid: u32) -> Option<bool> {
+    const MOST: usize = 256;
+    with_nvml(|| {
+        let device = nvml_card(ordinal)?;
+        let mut processes = [NvmlProcessInfo {
+            pid: 0,
+            used_gpu_memory: 0,
+            gpu_instance_id: 0,
+            compute_instance_id: 0,
+        }; MOST];
+        let mut count = u32::try_from(MOST).ok()?;
+        // SAFETY: room for as many as are asked for.
+        let asked = unsafe {
+            nvml::nvmlDeviceGetComputeRunningProcesses_v3(
+                device,
+                &raw mut count,
+                processes.as_mut_ptr(),
+            )
+        };
+        let known = processes.iter().take(usize::try_from(count).ok()?);
+        asked
+            .is_success()
+            .then(|| known.into_iter().any(|info| info.pid == pid))
+    })
+}
+
 fn with_nvml<T>(work: impl FnOnce() -> Option<T>) -> Option<T> {
     if !nvml::LIBRARY.ensure() {
         return None;

@@ -55,7 +55,8 @@ pub(crate) fn after_memory_info<F: Figure>(result: CuResult, free: *mut F, total
     if limit == 0 {
         return;
     }
-    let left = limit.saturating_sub(books.container.region.used(device));
+    let room = books.process.room(books.container, device);
+    let left = room.saturating_sub(books.container.region.used(device));
     let oversubscribes = books.process.resident_limit(device) != 0;
     if let Some(physical) = border::read(free) {
         let card = if oversubscribes {

@@ -259,6 +259,7 @@ mod tests {
             limit: 10,
             used,
             asked: 5,
+            unaccounted: 0,
             why,
         };
         assert!(may_pass_without_growth(&refusal(10, Why::Full)));

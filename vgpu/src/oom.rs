@@ -57,6 +57,7 @@ struct Record {
     asked_bytes: u64,
     limit_bytes: u64,
     used_bytes: u64,
+    unaccounted_bytes: u64,
     would_fit_bytes: u64,
     reason: &'static str,
     holders: Vec<Holder>,
@@ -88,6 +89,7 @@ fn document(containers: &[ContainerView], inventory: &Inventory) -> Document {
         asked_bytes: oom.asked,
         limit_bytes: oom.limit,
         used_bytes: oom.used,
+        unaccounted_bytes: oom.unaccounted,
         would_fit_bytes: oom.would_fit(),
         reason: reason(oom.why).0,
         holders: oom
@@ -151,7 +153,7 @@ fn is_repeat(one: &OomView, next: &OomView) -> bool {
             oom.device,
             oom.asked,
             oom.limit,
-            oom.used,
+            (oom.used, oom.unaccounted),
         )
     };
     what(one) == what(next) && one.why == next.why && one.holders == next.holders
@@ -182,6 +184,14 @@ fn describe(container: &ContainerView, ooms: &[OomView], inventory: &Inventory, 
         writeln!(out, "  and {} times more until {until}", ooms.len() - 1).ok();
     }
     writeln!(out, "  limit {}, used {}", Size(oom.limit), Size(oom.used)).ok();
+    if oom.unaccounted > 0 {
+        writeln!(
+            out,
+            "  unaccounted {}: the driver holds it for this container and its books do not have it",
+            Size(oom.unaccounted)
+        )
+        .ok();
+    }
     let mut heading = "  held by";
     for holder in &oom.holders {
         let who = match (holder.pid, holder_name(container, holder)) {

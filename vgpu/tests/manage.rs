@@ -476,6 +476,7 @@ fn oom_says_what_was_refused_who_held_it_and_what_would_fit() {
     assert_eq!(record["asked_bytes"], 2_u64 << 30);
     assert_eq!(record["limit_bytes"], 8_u64 << 30);
     assert_eq!(record["used_bytes"], 7_u64 << 30);
+    assert_eq!(record["unaccounted_bytes"], 0);
     assert_eq!(record["would_fit_bytes"], 9_u64 << 30);
     assert_eq!(record["holders"][0]["pid"], std::process::id());
     assert_eq!(record["reason"], "full");

@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vgpu_abi::host::Snapshot;
-use vgpu_abi::layout::MAX_DEVICES;
+use vgpu_abi::layout::{CHARGE_BYTES_MASK, MAX_DEVICES};
 use vgpu_abi::limits::{DeviceLimit, Policy};
-use vgpu_abi::targets::{Seen, Target};
+use vgpu_abi::targets::{Head, Target, Unaccounted};
 
-use crate::gpu::{Busy, Gpus};
+use crate::excess::{self, Excess};
+use crate::gpu::{Busy, GpuProcess, Gpus};
 use crate::instance::{self, Instance};
 use crate::{overhead, view};
 
@@ -31,10 +32,13 @@ pub mod device;
 
 mod look;
 
+mod members;
+
 mod seat;
 
 use device::{Device, Tenant, Verdict};
-use look::{Container, Look, Use};
+use look::{Books, Container, Look, Use};
+use members::{Graves, Members};
 use scale::Sample;
 use seat::{Kind, Seat};
 
@@ -225,6 +229,12 @@ struct Served {
     known: HashMap<(usize, u64), Target>,
     /// The charges as they were when that was measured, and when.
     measured: Option<(u64, Charges)>,
+    /// Its processes, whatever its region says of them.
+    members: Members,
+    graves: Graves,
+    /// What the driver holds beyond the books, by device: the last looks, and what is believed.
+    excess: [Excess; MAX_DEVICES],
+    unaccounted: [Unaccounted; MAX_DEVICES],
     looked_at_ns: u64,
     active_at_ns: u64,
 }
@@ -269,7 +279,7 @@ impl Arbiter {
             }
             served.looked_at_ns = now_ns;
             match served.container.look(now_ns, shared) {
-                Ok(look) => served.meet(look),
+                Ok(look) => served.meet(look, now_ns),
                 Err(_) => {
                     // A region that its tenant broke has no living process to grant anything to.
                     served.look = Look::default();
@@ -389,11 +399,18 @@ impl Arbiter {
             }
             return;
         }
-        let before: Vec<Option<Snapshot>> = due.iter().map(|served| served.snapshot()).collect();
+        let before: Vec<_> = due
+            .iter()
+            .map(|served| (served.snapshot(), served.container.books().ok()))
+            .collect();
         let held = gpus.processes();
         self.silent = held.is_err();
+        let answered = held.is_ok();
         let held = held.unwrap_or_default();
-        for (served, before) in due.into_iter().zip(before) {
+        for (served, (before, books)) in due.into_iter().zip(before) {
+            if answered {
+                served.compare(&held, books);
+            }
             // What moved while the driver was asked shows in a second look.
             let Ok(look) = served.container.look(now_ns, false) else {
                 continue;
@@ -452,13 +469,18 @@ impl Arbiter {
             if (0..devices).any(|device| own(device).is_some_and(|verdict| verdict.active)) {
                 served.active_at_ns = now_ns;
             }
-            let mut seen = [Seen::default(); MAX_DEVICES];
+            let mut head = Head {
+                heartbeat_ns: now_ns,
+                unaccounted: served.unaccounted,
+                ..Head::default()
+            };
             let mut targets = Vec::with_capacity(served.look.processes.len());
             for (place, process) in served.look.processes.iter().enumerate() {
                 let key = (process.slot, process.generation);
                 let mut target = Target {
                     slot_generation: process.generation,
                     host_pid: process.host_pid.unwrap_or(0),
+                    released: false,
                     ..served.known.get(&key).copied().unwrap_or_default()
                 };
                 for (device, grant) in target.grants.iter_mut().enumerate() {
@@ -468,12 +490,21 @@ impl Arbiter {
                 }
                 targets.push((process.slot, target));
             }
-            for (device, seen) in seen.iter_mut().enumerate() {
+            for (device, seen) in head.seen.iter_mut().enumerate() {
                 if let Some(verdict) = own(device) {
                     *seen = verdict.seen;
                 }
             }
-            if served.container.publish(targets, &seen, now_ns).is_err() {
+            for ((slot, generation), dead) in served.graves.all() {
+                let target = Target {
+                    slot_generation: generation,
+                    host_pid: dead.host_pid,
+                    released: dead.released,
+                    ..Target::default()
+                };
+                targets.push((slot, target));
+            }
+            if served.container.publish(targets, &head).is_err() {
                 self.failed += 1;
             }
         }
@@ -531,6 +562,10 @@ impl Served {
             look: Look::default(),
             known: HashMap::new(),
             measured: None,
+            members: Members::default(),
+            graves: Graves::default(),
+            excess: std::array::from_fn(|_| Excess::default()),
+            unaccounted: [Unaccounted::default(); MAX_DEVICES],
             looked_at_ns: 0,
             active_at_ns: 0,
         }
@@ -545,7 +580,8 @@ impl Served {
     }
 
     /// Takes a look. Of a process that it has not met it believes what was published before.
-    fn meet(&mut self, look: Look) {
+    fn meet(&mut self, look: Look, now_ns: u64) {
+        self.graves.meet(&self.look, &look, now_ns);
         self.look = look;
         let key = |process: &look::Process| (process.slot, process.generation);
         let mut old = std::mem::take(&mut self.known);
@@ -556,6 +592,34 @@ impl Served {
             };
             let known = old.remove(&key(process)).or_else(inherited);
             self.known.insert(key(process), known.unwrap_or_default());
+        }
+    }
+
+    /// Compares what the driver holds for the container's processes with its books.
+    fn compare(&mut self, held: &[GpuProcess], before: Option<Books>) {
+        self.graves.told(held);
+        self.members
+            .meet(&self.container.members(), held, members::start_time);
+        let (Some(before), Ok(after)) = (before, self.container.books()) else {
+            return;
+        };
+        let limits = &self.container.limits.devices;
+        let each = limits.iter().zip(&mut self.excess);
+        let each = each.zip(&mut self.unaccounted);
+        let books = before.devices.iter().zip(&after.devices);
+        for (((limit, excess), unaccounted), (was, is)) in each.zip(books) {
+            let quiet = was == is && is.pending == 0;
+            let bytes = excess.look(&excess::Look {
+                held: self.members.held_bytes(held, limit.uuid.as_str()),
+                before: was.used.saturating_add(was.pending),
+                after: is.used.saturating_add(is.pending),
+                limit: limit.memory_bytes,
+                quiet,
+            });
+            *unaccounted = Unaccounted {
+                bytes,
+                beside: if bytes == 0 { 0 } else { is.used },
+            };
         }
     }
 
@@ -583,7 +647,10 @@ impl Served {
             return !self.look.processes.is_empty();
         };
         let age_ns = now_ns.saturating_sub(*at_ns);
-        let holds = self.container.is_served() && !self.look.processes.is_empty();
+        let holds = self.container.is_served()
+            && (!self.look.processes.is_empty() || !self.members.is_empty());
+        // Another look decides soon what is believed, or for whom the driver holds something.
+        let is_open = self.graves.is_waiting() || self.excess.iter().any(Excess::is_undecided);
         // What is loaded past every call shows in nothing but the driver's figure, and is loaded by
         // those who launch.
         let mut uses = self
@@ -592,7 +659,7 @@ impl Served {
             .iter()
             .flat_map(|process| &process.devices);
         let loads = uses.any(|used| used.loading);
-        holds && (age_ns >= MEASURE_IDLE_NS || loads || *charges != self.charges())
+        holds && (age_ns >= MEASURE_IDLE_NS || loads || is_open || *charges != self.charges())
     }
 
     fn tenant(&self, index: usize, limit: &DeviceLimit) -> Tenant {
@@ -621,17 +688,36 @@ impl Served {
                 throttled_ns: used.throttled_ns,
             }
         };
+        // No more than the limits allow: a region says what its tenant likes.
+        let (most, past) = most_bytes(limit);
         Tenant {
             id: self.container.id,
             policy: limits.policy,
             priority: limits.priority,
             cap: cap_permille(limit, limits.policy),
             floor: limit.floor_percent.min(100) * 10,
-            held_bytes: sum(&|used| used.held_bytes).saturating_add(shared),
-            oversubscribed_bytes: sum(&|used| used.oversubscribed_bytes),
+            held_bytes: sum(&|used| used.held_bytes)
+                .saturating_add(shared)
+                .min(most),
+            oversubscribed_bytes: sum(&|used| used.oversubscribed_bytes).min(past),
             processes: self.look.processes.iter().map(process).collect(),
         }
     }
+}
+
+/// The most that a container can hold of a device, and the most of that past its share of the
+/// device's own memory, bytes.
+fn most_bytes(limit: &DeviceLimit) -> (u64, u64) {
+    let most = match (limit.memory_bytes, limit.resident_bytes) {
+        (0, 0) if limit.physical_bytes != 0 => limit.physical_bytes,
+        (0, _) => CHARGE_BYTES_MASK,
+        (memory, _) => memory,
+    };
+    let past = match limit.resident_bytes {
+        0 => 0,
+        resident => most.saturating_sub(resident),
+    };
+    (most, past)
 }
 
 fn cap_permille(limit: &DeviceLimit, policy: Policy) -> u32 {

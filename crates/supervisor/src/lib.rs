@@ -18,4 +18,6 @@ pub mod gpu;
 
 pub mod overhead;
 
+pub mod excess;
+
 pub mod arbiter;

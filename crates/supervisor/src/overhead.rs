@@ -4,7 +4,7 @@
 //!
 //! Never reads or writes a file, never judges a number that moved while it was looked at.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use vgpu_abi::host::{SlotSnapshot, Snapshot};
 use vgpu_abi::layout::MAX_DEVICES;
@@ -30,6 +30,12 @@ pub fn measure(
     known: &HashMap<(usize, u64), Target>,
 ) -> Vec<(usize, Target)> {
     let mut targets = Vec::new();
+    // By device and slot: a region that a tenant has filled with objects costs one pass.
+    let sharing: HashSet<(usize, usize)> = after
+        .shared
+        .iter()
+        .flat_map(|object| object.holders.iter().map(|slot| (object.device, *slot)))
+        .collect();
     for slot in before.slots.iter().filter(|slot| slot.alive) {
         let same = |other: &&SlotSnapshot| {
             other.slot == slot.slot && other.generation == slot.generation && other.alive
@@ -49,10 +55,7 @@ pub fn measure(
                 || was.buffer_bytes != is.buffer_bytes
                 || was.pending_bytes != 0
                 || is.pending_bytes != 0;
-            let shares = after
-                .shared
-                .iter()
-                .any(|s| s.device == index && s.holders.contains(&slot.slot));
+            let shares = sharing.contains(&(index, slot.slot));
             let Some(total) = nvml_bytes(held, slot.host_pid, uuid) else {
                 continue;
             };
@@ -83,7 +86,8 @@ impl ContainerView {
     pub fn account(&mut self, held: &[GpuProcess]) {
         let mut total = 0_u64;
         for device in &mut self.devices {
-            device.unaccounted_bytes = 0;
+            // What the arbiter found is of all processes and of several looks.
+            let published = std::mem::take(&mut device.unaccounted_bytes);
             for process in &self.processes {
                 let Some(pid) = process.host_pid else {
                     continue;
@@ -101,6 +105,7 @@ impl ContainerView {
                     .unaccounted_bytes
                     .saturating_add(seen.saturating_sub(charged));
             }
+            device.unaccounted_bytes = device.unaccounted_bytes.max(published);
             total = total.saturating_add(device.unaccounted_bytes);
         }
         self.unaccounted_bytes = total;

@@ -157,6 +157,8 @@ pub struct OomView {
     pub limit: u64,
     /// Used then, bytes.
     pub used: u64,
+    /// What the driver held beyond the books then: so much of the limit was not given, bytes.
+    pub unaccounted: u64,
     /// Why it was refused.
     pub why: Why,
     /// The largest holders, largest first.
@@ -167,7 +169,9 @@ impl OomView {
     /// The smallest limit under which the request would have been let in, bytes.
     #[must_use]
     pub fn would_fit(&self) -> u64 {
-        self.used.saturating_add(self.asked)
+        self.used
+            .saturating_add(self.unaccounted)
+            .saturating_add(self.asked)
     }
 }
 
@@ -349,7 +353,9 @@ fn compose(
         waits_ran_out: snapshot.counters.waits_ran_out,
         hook_calls,
         counters: snapshot.counters,
-        unaccounted_bytes: 0,
+        unaccounted_bytes: (0..limits.devices.len())
+            .filter_map(|index| head.unaccounted.get(index))
+            .fold(0, |sum, at| sum.saturating_add(at.bytes)),
     }
 }
 
@@ -392,7 +398,7 @@ fn device(index: usize, limits: &Limits, snapshot: &Snapshot, head: &Head) -> Op
         busy_ns: region.map_or(0, |device| device.busy_ns),
         compute: region.map_or(sum.compute, |device| sum.compute.and(&device.past)),
         seen: head.seen.get(index).copied().unwrap_or_default(),
-        unaccounted_bytes: 0,
+        unaccounted_bytes: head.unaccounted.get(index).map_or(0, |at| at.bytes),
     })
 }
 
@@ -421,6 +427,7 @@ fn oom(record: &OomSnapshot) -> OomView {
         asked: record.asked,
         limit: record.limit,
         used: record.used,
+        unaccounted: record.unaccounted,
         why: record.why,
         holders: record
             .holders

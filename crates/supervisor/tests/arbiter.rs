@@ -16,7 +16,10 @@ use std::sync::Mutex;
 use supervisor::arbiter::Board;
 use supervisor::gpu::{Busy, GpuError, GpuProcess, Gpus, Inventory, ProcessSample};
 use supervisor::instance::{LIMITS, REGION, TARGETS};
-use vgpu_abi::layout::MAX_DEVICES;
+use vgpu_abi::layout::{
+    CHARGE_BYTES_MASK, DeviceUse, LOCK_SLOTS, MAX_DEVICES, RegionHeader, RegionLayout, SLOT_USED,
+    Slot,
+};
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Policy};
 use vgpu_abi::region::{Kind, Region, RegionDevice};
 use vgpu_abi::targets::{Grant, Head, Target, TargetsFile, read_head};
@@ -454,6 +457,185 @@ fn the_driver_is_asked_for_what_is_new() {
         "{:?}",
         place.grant("one")
     );
+}
+
+/// Writes words over one device's cells of a slot, as any process of the container can.
+fn forge(place: &Place, name: &str, slot: usize, words: &[(usize, u64)]) {
+    use std::os::unix::fs::FileExt;
+    let path = place.path(name).join(REGION);
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    let cells = std::mem::offset_of!(RegionLayout, slots)
+        + slot * size_of::<Slot>()
+        + std::mem::offset_of!(Slot, devices);
+    for (offset, word) in words {
+        file.write_all_at(&word.to_ne_bytes(), (cells + offset) as u64)
+            .unwrap();
+    }
+}
+
+fn oversubscribed_limits() -> Limits {
+    let mut limits = Place::limits(0, 50, 0, Policy::Floor);
+    limits.devices[0].memory_bytes = 12 * GIB;
+    limits.devices[0].resident_bytes = 8 * GIB;
+    limits
+}
+
+/// How often each of two containers was granted the device in ten seconds, both always at work.
+fn turns_of(place: &mut Place, tenants: &mut [Tenant; 2], board: &mut Board) -> [u32; 2] {
+    let mut had = [0; 2];
+    for _ in 0..200 {
+        place.now_ns += 50 * MS;
+        for tenant in tenants.iter_mut() {
+            tenant.does("launch");
+        }
+        place.tick(board);
+        for (name, had) in ["honest", "other"].into_iter().zip(&mut had) {
+            *had += u32::from(place.grant(name).permille > 0);
+        }
+    }
+    had
+}
+
+#[test]
+fn memory_forged_beyond_the_limit_steals_no_turns() {
+    use std::mem::offset_of;
+    let confirmed = offset_of!(DeviceUse, confirmed);
+    let oversubscribed = offset_of!(DeviceUse, oversubscribed);
+    let run = |held: u64, past: u64| {
+        let mut place = Place::new();
+        let limits = oversubscribed_limits();
+        let mut tenants = [
+            place.tenant("honest", &limits),
+            place.tenant("other", &limits),
+        ];
+        let full = [(confirmed, 12 * GIB), (oversubscribed, 4 * GIB)];
+        forge(&place, "honest", 0, &full);
+        forge(
+            &place,
+            "other",
+            0,
+            &[(confirmed, held), (oversubscribed, past)],
+        );
+        let mut board = Board::serve(place.dir.path());
+        turns_of(&mut place, &mut tenants, &mut board)
+    };
+
+    let fair = run(12 * GIB, 4 * GIB);
+    let forged = run(CHARGE_BYTES_MASK, CHARGE_BYTES_MASK);
+
+    assert!(fair[0].abs_diff(100) <= 20, "{fair:?}");
+    assert_eq!(forged, fair);
+}
+
+#[test]
+fn a_container_that_may_not_oversubscribe_takes_no_turns() {
+    use std::mem::offset_of;
+    let mut place = Place::new();
+    let honest = oversubscribed_limits();
+    let plain = Place::limits(0, 50, 0, Policy::Floor);
+    let mut tenants = [
+        place.tenant("honest", &honest),
+        place.tenant("other", &plain),
+    ];
+    let full = [
+        (offset_of!(DeviceUse, confirmed), 12 * GIB),
+        (offset_of!(DeviceUse, oversubscribed), 4 * GIB),
+    ];
+    forge(&place, "honest", 0, &full);
+    let all = [
+        (offset_of!(DeviceUse, confirmed), CHARGE_BYTES_MASK),
+        (offset_of!(DeviceUse, oversubscribed), CHARGE_BYTES_MASK),
+    ];
+    forge(&place, "other", 0, &all);
+    let mut board = Board::serve(place.dir.path());
+
+    let had = turns_of(&mut place, &mut tenants, &mut board);
+
+    assert_eq!(had, [200, 200]);
+}
+
+#[test]
+fn every_slot_has_its_grant_however_many_idle_ones_come_first() {
+    use std::os::unix::fs::FileExt;
+    let mut place = Place::new();
+    let _one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let path = place.path("one").join(REGION);
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    // One process that calls all slots its own, as 1,024 children would.
+    let lock = nix::libc::flock {
+        l_type: i16::try_from(nix::libc::F_WRLCK).unwrap(),
+        l_whence: 0,
+        l_start: i64::try_from(LOCK_SLOTS + 1).unwrap(),
+        l_len: 1023,
+        l_pid: 0,
+    };
+    nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_SETLK(&lock)).unwrap();
+    for slot in 1..1024_usize {
+        let at = std::mem::offset_of!(RegionLayout, slots) + slot * size_of::<Slot>();
+        file.write_all_at(&SLOT_USED.to_ne_bytes(), at as u64)
+            .unwrap();
+    }
+    let bits = std::mem::offset_of!(RegionHeader, slots_in_use);
+    file.write_all_at(&[0xff; 128], bits as u64).unwrap();
+    let above = std::mem::offset_of!(RegionHeader, slots_high_water);
+    file.write_all_at(&1024_u32.to_ne_bytes(), above as u64)
+        .unwrap();
+    let mut board = Board::serve(place.dir.path());
+    for _ in 0..3 {
+        place.now_ns += 100 * MS;
+        assert_eq!(place.tick(&mut board).failed, 0);
+    }
+
+    let targets = TargetsFile::open(&place.path("one").join(TARGETS)).unwrap();
+    for slot in [0, 255, 256, 1023] {
+        let target = targets.target(slot).unwrap();
+        assert_eq!(target.grants[0].unwrap().permille, 300, "slot {slot}");
+    }
+}
+
+#[test]
+fn what_the_driver_holds_beyond_the_books_is_published() {
+    let mut place = Place::new();
+    let mut one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    one.does(&format!("hold {GIB}"));
+    place.driver.held.lock().unwrap().push(GpuProcess {
+        uuid: String::from("GPU-a"),
+        pid: one.pid(),
+        used_bytes: Some(3 * GIB),
+        utilization_percent: None,
+    });
+    let mut board = Board::serve(place.dir.path());
+    let mut published = Vec::new();
+    for _ in 0..6 {
+        place.now_ns += 100 * MS;
+        place.tick(&mut board);
+        published.push(place.head("one").unaccounted[0].bytes / GIB);
+    }
+
+    assert_eq!(published, [0, 0, 0, 2, 2, 2]);
+    assert_eq!(place.head("one").unaccounted[0].beside, GIB);
+    // The tenant clears its slot, and even its lock is gone: the driver still knows the process.
+    use std::os::unix::fs::FileExt;
+    let path = place.path("one").join(REGION);
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    let bits = std::mem::offset_of!(RegionHeader, slots_in_use);
+    file.write_all_at(&[0; 128], bits as u64).unwrap();
+    for _ in 0..20 {
+        place.now_ns += 100 * MS;
+        place.tick(&mut board);
+    }
+    assert_eq!(place.head("one").unaccounted[0].bytes, 3 * GIB);
+
+    place.driver.held.lock().unwrap().clear();
+    for _ in 0..20 {
+        place.now_ns += 100 * MS;
+        place.tick(&mut board);
+    }
+    assert_eq!(place.head("one").unaccounted[0].bytes, 0);
 }
 
 #[test]

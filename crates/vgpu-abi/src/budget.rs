@@ -88,6 +88,9 @@ pub struct Refusal {
     pub used: u64,
     /// What was asked for, bytes.
     pub asked: u64,
+    /// Of the limit, what could not be given because the driver holds it for the container beyond
+    /// the books, bytes.
+    pub unaccounted: u64,
     /// Why.
     pub why: Why,
 }
@@ -753,6 +756,21 @@ pub(crate) fn confirm(cells: &DeviceUse, tag: u64, bytes: u64, kind: Kind) -> Re
     Ok(())
 }
 
+/// A dead process's driver may have given what was asked for: it stands as given from here on. Added
+/// before it is taken, as in [`confirm`]; the caller holds the slot's lock.
+pub(crate) fn confirm_for_the_dead(cells: &DeviceUse) {
+    // SeqCst: as every look at a charge word that decides.
+    let pending = cells.pending.load(Ordering::SeqCst);
+    let (tag, bytes) = (pending & TAG_MASK, bytes_in(pending));
+    if bytes == 0 {
+        return;
+    }
+    // A word that is full refuses everything already.
+    let _full = add(&cells.confirmed, tag, bytes);
+    crash_point!("keep:added");
+    let _stale = take(&cells.pending, tag, bytes);
+}
+
 /// Adds to confirmed. What the driver holds is charged, whether it fits or not.
 #[inline]
 pub(crate) fn charge(cells: &DeviceUse, tag: u64, bytes: u64, kind: Kind) -> Result<(), Stale> {
@@ -839,6 +857,11 @@ pub(crate) trait Slots: Ledger {
     fn unlock(&self, slot: usize);
     /// The second look: whether the owner is gone although, or because, its lock is free.
     fn is_gone(&self, owner: &Identity) -> bool;
+    /// Whether the charges of a dead owner stay for the moment, because the driver may still hold the
+    /// memory that they stand for. The caller holds the slot's lock.
+    fn keeps(&self, slot: usize, head: &SlotHead) -> bool;
+    /// Whether processes that were forked from an earlier owner of the slot live.
+    fn has_family(&self, slot: usize) -> bool;
     /// Takes the slot out of all shared objects. False when that has to wait.
     fn let_go_of_shared(&self, slot: usize) -> bool;
     /// Keeps what a slot launched, and empties it.
@@ -877,6 +900,8 @@ fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
     slots.keep_counts(slot);
     crash_point!("clear:counts");
     Identity::default().store(head);
+    // Relaxed: only changed under the slot's lock, which the caller holds.
+    head.gone_since_ns.store(0, Ordering::Relaxed);
     // SeqCst: after everything else; a slot that is free is empty.
     head.state.store(SLOT_FREE, Ordering::SeqCst);
     crash_point!("clear:free");
@@ -918,7 +943,7 @@ pub(crate) fn reap_slot<S: Slots + ?Sized>(slots: &S, slot: usize, me: &Identity
     let owner = Identity::of(head);
     let gone = match state {
         SLOT_FREE => false,
-        SLOT_USED => owner != *me && slots.is_gone(&owner),
+        SLOT_USED => owner != *me && slots.is_gone(&owner) && !slots.keeps(slot, head),
         // Killed while it joined: its lock is free, and nothing is charged yet.
         _ => true,
     };
@@ -944,8 +969,13 @@ pub(crate) fn claim<S: Slots + ?Sized>(slots: &S, me: &Identity) -> Option<(usiz
         // SeqCst: the look that counts, under the lock.
         let state = head.state.load(Ordering::SeqCst);
         let free = match state {
-            SLOT_FREE => true,
-            SLOT_USED => slots.is_gone(&Identity::of(head)) && clear(slots, slot, head),
+            // The family of its last owner would keep the charges of the next one.
+            SLOT_FREE => !slots.has_family(slot),
+            SLOT_USED => {
+                slots.is_gone(&Identity::of(head))
+                    && !slots.keeps(slot, head)
+                    && clear(slots, slot, head)
+            }
             _ => clear(slots, slot, head),
         };
         if !free {
@@ -978,6 +1008,8 @@ fn take_seat<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead, me: &Id
     }
     crash_point!("join:emptied");
     me.store(head);
+    // Relaxed: only changed under the slot's lock, which the caller holds.
+    head.gone_since_ns.store(0, Ordering::Relaxed);
     crash_point!("join:named");
     if let Some(word) = slots.in_use_word(slot) {
         // SeqCst: set before the first charge, so that every sum that must see it does.

@@ -27,6 +27,8 @@ pub const CRASH_POINTS: &[&str] = &[
     "join:locked",
     "join:named",
     "join:seated",
+    "keep:added",
+    "keep:marked",
     "leave:begin",
     "leave:vacated",
     "loading:reserved",
@@ -107,6 +109,7 @@ mod tests {
         let sources = [
             include_str!("budget.rs"),
             include_str!("region.rs"),
+            include_str!("region/dead.rs"),
             include_str!("region/shared.rs"),
             include_str!("region/slots.rs"),
         ];

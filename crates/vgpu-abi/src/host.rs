@@ -16,7 +16,7 @@ use crate::budget::{MOST_BYTES, bytes_in};
 use crate::layout::{
     CALL_BYTES, ComputeUse, DeviceUse, HOOK_GROUPS, LOCK_SLOTS, MAX_DEVICES, MAX_HOLDERS, MAX_OOMS,
     MAX_SHARED, MAX_SLOTS, OomEntry, OomHolder, REGION_MAGIC, REGION_VERSION, RegionDevice,
-    RegionHeader, RegionLayout, SHARED_LIVE, SLOT_USED, SharedObject, Slot, SlotHead,
+    RegionHeader, RegionLayout, SHARED_LIVE, SLOT_USED, SLOT_WORDS, SharedObject, Slot, SlotHead,
 };
 use crate::limits::DeviceUuid;
 use crate::region::sys::{self, LockOwner};
@@ -295,6 +295,8 @@ pub struct OomSnapshot {
     pub limit: u64,
     /// What was used then, bytes.
     pub used: u64,
+    /// Bytes that the driver held for the container and its books did not have.
+    pub unaccounted: u64,
     /// Why.
     pub why: Why,
     /// The largest holders, largest first.
@@ -581,15 +583,19 @@ fn shared(file: &File, head: &Part) -> Result<Vec<SharedSnapshot>, SnapshotError
             return None;
         }
         let key = at + offset_of!(SharedObject, key);
-        let holds = |slot: &usize| {
-            let word = table.u64(at + offset_of!(SharedObject, holders) + slot / 64 * 8);
-            word & 1 << (slot % 64) != 0
+        let holders_of = |word: usize| {
+            let mut bits = table.u64(at + offset_of!(SharedObject, holders) + word * 8);
+            std::iter::from_fn(move || {
+                let slot = (bits != 0).then(|| word * 64 + bits.trailing_zeros() as usize);
+                bits &= bits.wrapping_sub(1);
+                slot
+            })
         };
         Some(SharedSnapshot {
             key: SharedKey([table.u64(key), table.u64(key + 8)]),
             device,
             bytes: bytes_at(&table, at + offset_of!(SharedObject, bytes)),
-            holders: (0..MAX_SLOTS).filter(holds).collect(),
+            holders: (0..SLOT_WORDS).flat_map(holders_of).collect(),
         })
     };
     Ok((0..above).filter_map(object).collect())
@@ -630,6 +636,7 @@ fn ooms(head: &Part) -> Vec<OomSnapshot> {
             asked: head.u64(at + offset_of!(OomEntry, asked)),
             limit: head.u64(at + offset_of!(OomEntry, limit)),
             used: head.u64(at + offset_of!(OomEntry, used)),
+            unaccounted: bytes_at(head, at + offset_of!(OomEntry, unaccounted)),
             why,
             holders: (0..MAX_HOLDERS)
                 .map(holder)

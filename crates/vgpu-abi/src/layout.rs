@@ -69,6 +69,9 @@ pub const LOCK_SLOTS: u64 = 0x0000_0100_0000_0000;
 pub const LOCK_DEVICES: u64 = 0x0000_0100_0010_0000;
 /// On this byte: who changes the shared-object table.
 pub const LOCK_SHARED: u64 = 0x0000_0100_0020_0000;
+/// On this byte plus the slot: read locks of living processes that were forked from the slot's
+/// owner. They keep its device memory, also after its death.
+pub const LOCK_FAMILY: u64 = 0x0000_0100_0030_0000;
 
 /// Head of the usage region. Everything is written by the tenant and judged by the host.
 #[repr(C, align(64))]
@@ -200,8 +203,11 @@ pub struct SlotHead {
     pub hook_calls: [AtomicU64; HOOK_GROUPS],
     /// Random bytes of the program image: others under the same pid after `exec`.
     pub image: AtomicU64,
+    /// When the owner was first seen to be gone while the slot still had charges, nanoseconds of the
+    /// monotonic clock; 0 as long as it lives. The charges stay until the driver has let go.
+    pub gone_since_ns: AtomicU64,
     /// Room for what a later version knows of a process.
-    pub reserved: [AtomicU64; 7],
+    pub reserved: [AtomicU64; 6],
 }
 
 /// What one process has launched on one device.
@@ -341,8 +347,11 @@ pub struct OomEntry {
     pub call: [AtomicU8; CALL_BYTES],
     /// The largest holders, largest first.
     pub holders: [OomHolder; MAX_HOLDERS],
+    /// Bytes that the driver held for the container and its books did not have: so much of `limit`
+    /// could not be given.
+    pub unaccounted: AtomicU64,
     /// Room.
-    pub reserved_1: [AtomicU64; 9],
+    pub reserved_1: [AtomicU64; 8],
 }
 
 /// The usage region: one file, written by the container, `pread` by the host.
@@ -380,8 +389,13 @@ pub struct HostFileHeader {
     /// share that was used in the last second; bits 32-47: thousandths of the last second that
     /// launches have waited; bit 48: others work on the device too; bit 49: it waits for its turn.
     pub seen: [AtomicU64; MAX_DEVICES],
+    /// Of the targets, by device: bytes that the driver holds for the container's processes and the
+    /// region's books do not have. So much of the limit is not given.
+    pub unaccounted: [AtomicU64; MAX_DEVICES],
+    /// Of the targets, by device: the sum of the books that `unaccounted` was measured against.
+    pub unaccounted_beside: [AtomicU64; MAX_DEVICES],
     /// Room.
-    pub reserved: [AtomicU64; 491],
+    pub reserved: [AtomicU64; 459],
 }
 
 /// What a container may use of one device.
@@ -454,8 +468,8 @@ pub struct TargetsEntry {
     pub slot_generation: u64,
     /// Process id on the host; 0 where it is not known.
     pub host_pid: u32,
-    /// Room.
-    pub reserved_0: u32,
+    /// 1: the slot's owner is dead, and the driver holds nothing for it any more.
+    pub released: u32,
     /// What the driver takes for contexts and modules beyond the process's own allocations, by
     /// device, bytes.
     pub overhead_bytes: [u64; MAX_DEVICES],
@@ -514,7 +528,7 @@ assert_layout!(RegionDevice: size 384, align 64, uuid @ 0, shared @ 128, context
     leased_ns @ 216, unknown @ 224, unknown_at_ns @ 232, past @ 256);
 assert_layout!(SlotHead: size 256, align 64, state @ 0, pid @ 4, generation @ 8, start_time @ 16,
     pid_namespace @ 24, start_stack @ 32, joined_unix_ns @ 40, name @ 48, hook_calls @ 64,
-    image @ 192);
+    image @ 192, gone_since_ns @ 200);
 assert_layout!(ComputeUse: size 128, align 64, launches @ 0, graph_launches @ 8, busy_ns @ 16,
     in_flight_ns @ 24, last_launch_ns @ 32, throttled_ns @ 40, waiting_since_ns @ 48,
     leased_ns @ 56, waits @ 64, copies @ 72, copy_bytes @ 80, host_functions @ 88,
@@ -527,11 +541,12 @@ assert_layout!(SharedObject: size 192, align 64, state @ 0, device @ 4, key @ 8,
     sequence @ 32, family @ 40, holders @ 64);
 assert_layout!(OomHolder: size 16, align 8, pid @ 0, slot @ 4, bytes @ 8);
 assert_layout!(OomEntry: size 256, align 64, sequence @ 0, time_unix_ns @ 8, pid @ 16,
-    device @ 20, asked @ 24, limit @ 32, used @ 40, why @ 48, call @ 56, holders @ 104);
+    device @ 20, asked @ 24, limit @ 32, used @ 40, why @ 48, call @ 56, holders @ 104, unaccounted @ 184);
 assert_layout!(RegionLayout: size 4_876_288, align 64, header @ 0, devices @ 4096, ooms @ 10_240,
     shared @ 26_624, slots @ 419_840);
 assert_layout!(HostFileHeader: size 4096, align 64, magic @ 0, version @ 8, copy_bytes @ 12,
-    file_bytes @ 16, current @ 24, heartbeat_ns @ 32, seen @ 40);
+    file_bytes @ 16, current @ 24, heartbeat_ns @ 32, seen @ 40, unaccounted @ 168,
+    unaccounted_beside @ 296);
 assert_layout!(LimitsDevice: size 192, align 8, uuid @ 0, memory_bytes @ 96, physical_bytes @ 104,
     context_bytes @ 112, module_bytes @ 120, core_percent @ 128,
     floor_percent @ 132, resident_bytes @ 136);
@@ -539,6 +554,6 @@ assert_layout!(LimitsCopy: size 4096, align 64, version @ 0, device_count @ 4, g
     priority @ 16, policy @ 20, unlisted @ 24, devices @ 64, checksum @ 4088);
 assert_layout!(LimitsLayout: size 12_288, align 64, header @ 0, copies @ 4096);
 assert_layout!(TargetsEntry: size 256, align 64, generation @ 0, slot_generation @ 8,
-    host_pid @ 16, overhead_bytes @ 24, grants @ 152, checksum @ 248);
+    host_pid @ 16, released @ 20, overhead_bytes @ 24, grants @ 152, checksum @ 248);
 assert_layout!(TargetsCopy: size 262_144, align 64, entries @ 0);
 assert_layout!(TargetsLayout: size 528_384, align 64, header @ 0, copies @ 4096);

@@ -10,6 +10,7 @@ pub(crate) mod map;
 pub(crate) mod sys;
 
 mod away;
+mod dead;
 mod imports;
 mod private;
 mod shared;
@@ -31,9 +32,9 @@ use crate::budget::{self, Ledger, NotAdded, Place, Refused, Room, Stale, bytes_i
 use crate::crash::crash_point;
 use crate::credit::{self, Compute};
 use crate::layout::{
-    CALL_BYTES, DeviceUse, LOCK_DEVICES, LOCK_SHARED, LOCK_SLOTS, MAX_DEVICES, MAX_HOLDERS,
-    MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, REGION_MAGIC, REGION_VERSION, RegionHeader,
-    RegionLayout, SLOT_USED, Slot, UUID_BYTES,
+    CALL_BYTES, DeviceUse, LOCK_DEVICES, LOCK_FAMILY, LOCK_SHARED, LOCK_SLOTS, MAX_DEVICES,
+    MAX_HOLDERS, MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, REGION_MAGIC, REGION_VERSION,
+    RegionHeader, RegionLayout, SLOT_USED, Slot, UUID_BYTES,
 };
 use crate::limits::DeviceUuid;
 
@@ -242,7 +243,32 @@ pub struct Region {
     device: u64,
     inode: u64,
     on_overlay: bool,
+    /// How long the charges of a dead process stay at most, nanoseconds.
+    keep_dead_ns: AtomicU64,
+    /// The packed seat of this process, and behind it those of the processes that it was forked
+    /// from. A forked child finds it as it was.
+    family: [AtomicU64; FAMILY_MOST],
 }
+
+/// A dead process whose charges stand until the driver has let go of its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dead {
+    /// Its slot.
+    pub slot: usize,
+    /// Generation of the slot.
+    pub generation: u64,
+    /// Its process id in its own namespace.
+    pub pid: u32,
+    /// Inode of its pid namespace.
+    pub pid_namespace: u64,
+    /// A bit for each device on which it has charges.
+    pub devices: u32,
+    /// Whether a process lives that was forked from it: how long its memory stays is not known.
+    pub has_family: bool,
+}
+
+/// Generations of forked processes whose device memory is followed.
+const FAMILY_MOST: usize = 8;
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -483,7 +509,17 @@ impl Region {
             device: stat.device,
             inode: stat.inode,
             on_overlay,
+            keep_dead_ns: AtomicU64::new(0),
+            family: std::array::from_fn(|_| AtomicU64::new(0)),
         })
+    }
+
+    /// From here on the charges of a dead process stay until [`Region::let_go`] is told that the
+    /// driver has let go of its memory, and at most this long; as long as a process lives that was
+    /// forked from it, they stay in any case. Without this call they go with the process.
+    pub fn keep_dead_for(&self, ns: u64) {
+        // Relaxed: a setting; it guards nothing.
+        self.keep_dead_ns.store(ns, Ordering::Relaxed);
     }
 
     fn check(header: &RegionHeader) -> Result<(), RegionError> {
@@ -594,10 +630,11 @@ impl Region {
         }
     }
 
-    /// Tells a forked child that it is one. Needed only where the kernel cannot (before Linux
-    /// 4.14); harmless elsewhere.
+    /// Tells a forked child that it is one: it holds the device memory of its parent from here on,
+    /// and where the kernel cannot wipe (before Linux 4.14) it forgets what it has not charged.
     pub fn after_fork_in_child(&self) {
         self.private().reset();
+        self.follow_family();
     }
 
     /// Devices that the region was made for.
@@ -647,6 +684,7 @@ impl Region {
                 limit,
                 used: 0,
                 asked: bytes,
+                unaccounted: 0,
                 why: Why::Closed,
             }),
         }
@@ -688,6 +726,7 @@ impl Region {
                 limit: bounds.limit,
                 used: 0,
                 asked: bytes,
+                unaccounted: 0,
                 why: Why::Closed,
             }),
         }
@@ -806,6 +845,14 @@ impl Region {
         Err(self.refusal(device, bytes, bounds, refused))
     }
 
+    /// Takes back the count of a refusal: the request is made again.
+    pub fn ask_once_more(&self) {
+        let less = |count: u64| Some(count.saturating_sub(1));
+        let refused = &self.layout().header.refused;
+        // Relaxed: the counter guards no other memory.
+        let _old = refused.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     /// Counts a refusal, and says what it stands on.
     fn refusal(&self, device: usize, asked: u64, bounds: Bounds, refused: Refused) -> Refusal {
         bump(&self.layout().header.refused);
@@ -821,6 +868,7 @@ impl Region {
             limit,
             used,
             asked,
+            unaccounted: 0,
             why,
         }
     }
@@ -834,6 +882,7 @@ impl Region {
             limit: resident,
             used: self.used(device).saturating_sub(past),
             asked,
+            unaccounted: 0,
             why: Why::NotPageable,
         }
     }
@@ -1206,6 +1255,7 @@ fn fill_oom(entry: &OomEntry, call: &str, device: usize, refusal: &Refusal, time
     entry.asked.store(refusal.asked, order);
     entry.limit.store(refusal.limit, order);
     entry.used.store(refusal.used, order);
+    entry.unaccounted.store(refusal.unaccounted, order);
     let why = match refusal.why {
         Why::Full => 0,
         Why::TimedOut => 1,

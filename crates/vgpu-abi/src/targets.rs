@@ -26,6 +26,8 @@ pub struct Target {
     pub slot_generation: u64,
     /// Process id on the host; 0 where it is not known.
     pub host_pid: u32,
+    /// The process is dead, and the driver holds nothing for it any more.
+    pub released: bool,
     /// What the driver takes for the process beyond its own allocations, by device, bytes.
     pub overhead_bytes: [u64; MAX_DEVICES],
     /// What the compute arbiter grants, by device; nothing where it has no word.
@@ -106,6 +108,15 @@ impl Seen {
     }
 }
 
+/// Memory of a container that its books do not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Unaccounted {
+    /// Bytes that the driver holds beyond the books.
+    pub bytes: u64,
+    /// What the books said when that was measured, bytes.
+    pub beside: u64,
+}
+
 /// What a targets file says besides its entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Head {
@@ -113,6 +124,8 @@ pub struct Head {
     pub heartbeat_ns: u64,
     /// What the arbiter saw, by device.
     pub seen: [Seen; MAX_DEVICES],
+    /// What the driver holds beyond the container's books, by device.
+    pub unaccounted: [Unaccounted; MAX_DEVICES],
 }
 
 const ENTRY_BYTES: usize = size_of::<TargetsEntry>();
@@ -134,6 +147,10 @@ fn encode(target: &Target, generation: u64) -> [u64; ENTRY_WORDS] {
         target.slot_generation,
     );
     to.u32(offset_of!(TargetsEntry, host_pid), target.host_pid);
+    to.u32(
+        offset_of!(TargetsEntry, released),
+        u32::from(target.released),
+    );
     for (index, bytes) in target.overhead_bytes.iter().enumerate() {
         to.u64(offset_of!(TargetsEntry, overhead_bytes) + index * 8, *bytes);
     }
@@ -160,6 +177,7 @@ fn decode(words: &[u64; ENTRY_WORDS], generation: u64) -> Option<Target> {
     Some(Target {
         slot_generation: from.u64(offset_of!(TargetsEntry, slot_generation)),
         host_pid: from.u32(offset_of!(TargetsEntry, host_pid)),
+        released: from.u32(offset_of!(TargetsEntry, released)) & 1 != 0,
         overhead_bytes: std::array::from_fn(|i| {
             from.u64(offset_of!(TargetsEntry, overhead_bytes) + i * 8)
         }),
@@ -231,10 +249,10 @@ impl TargetsFile {
         Ok(generation)
     }
 
-    /// Says that the targets still hold, and what was seen since they were written; makes no system
-    /// call.
-    pub fn beat(&self, seen: &[Seen; MAX_DEVICES], heartbeat_ns: u64) {
-        for (place, word) in head(seen, heartbeat_ns).into_iter().enumerate() {
+    /// Says that the targets still hold, when they were looked at last, and what was seen since they
+    /// were written; makes no system call.
+    pub fn beat(&self, head: &Head) {
+        for (place, word) in words_of(head).into_iter().enumerate() {
             self.0
                 .set_word(offset_of!(HostFileHeader, heartbeat_ns) + place * 8, word);
         }
@@ -278,12 +296,7 @@ impl TargetsWriter {
     ///
     /// # Errors
     /// See [`FileError`].
-    pub fn write(
-        &self,
-        targets: &[(usize, Target)],
-        seen: &[Seen; MAX_DEVICES],
-        heartbeat_ns: u64,
-    ) -> Result<(), FileError> {
+    pub fn write(&self, targets: &[(usize, Target)], head: &Head) -> Result<(), FileError> {
         let current = self.0.current()?;
         let generation = (current.generation() + 1) & (u64::MAX >> 1);
         for (slot, target) in targets.iter().filter(|(slot, _)| *slot < MAX_SLOTS) {
@@ -291,20 +304,20 @@ impl TargetsWriter {
             self.0.write(&encode(target, generation), at)?;
         }
         // What flips the copies, the heartbeat and what was seen stand side by side: one write.
-        let [heartbeat, seen @ ..] = head(seen, heartbeat_ns);
-        let mut words = [0; 2 + MAX_DEVICES];
-        let [flip, at, rest @ ..] = &mut words;
-        (*flip, *at) = (current.flipped(generation), heartbeat);
-        rest.copy_from_slice(&seen);
+        let mut words = [0; 1 + HEAD_WORDS];
+        let [flip, rest @ ..] = &mut words;
+        *flip = current.flipped(generation);
+        rest.copy_from_slice(&words_of(head));
         self.0.write(&words, offset_of!(HostFileHeader, current))
     }
 
-    /// Says that the targets still hold, and what was seen since they were written.
+    /// Says that the targets still hold, when they were looked at last, and what was seen since they
+    /// were written.
     ///
     /// # Errors
     /// See [`FileError`].
-    pub fn beat(&self, seen: &[Seen; MAX_DEVICES], heartbeat_ns: u64) -> Result<(), FileError> {
-        let words = head(seen, heartbeat_ns);
+    pub fn beat(&self, head: &Head) -> Result<(), FileError> {
+        let words = words_of(head);
         self.0
             .write(&words, offset_of!(HostFileHeader, heartbeat_ns))
     }
@@ -325,17 +338,28 @@ impl TargetsWriter {
     }
 }
 
-/// The heartbeat and what was seen, as they stand one behind the other.
-fn head(seen: &[Seen; MAX_DEVICES], heartbeat_ns: u64) -> [u64; 1 + MAX_DEVICES] {
-    std::array::from_fn(|word| match word.checked_sub(1) {
-        None => heartbeat_ns,
-        Some(device) => seen.get(device).copied().unwrap_or_default().word(),
-    })
+/// The heartbeat, what was seen, and the two tables of unaccounted bytes.
+const HEAD_WORDS: usize = 1 + 3 * MAX_DEVICES;
+
+/// The heartbeat, what was seen and what is unaccounted, as they stand one behind the other.
+fn words_of(head: &Head) -> [u64; HEAD_WORDS] {
+    let seen = head.seen.iter().map(|seen| seen.word());
+    let bytes = head.unaccounted.iter().map(|at| at.bytes);
+    let beside = head.unaccounted.iter().map(|at| at.beside);
+    let mut words = std::iter::once(head.heartbeat_ns)
+        .chain(seen)
+        .chain(bytes)
+        .chain(beside);
+    std::array::from_fn(|_| words.next().unwrap_or(0))
 }
 
 const _: () = assert!(
     offset_of!(HostFileHeader, heartbeat_ns) == offset_of!(HostFileHeader, current) + 8
         && offset_of!(HostFileHeader, seen) == offset_of!(HostFileHeader, current) + 16
+        && offset_of!(HostFileHeader, unaccounted)
+            == offset_of!(HostFileHeader, seen) + 8 * MAX_DEVICES
+        && offset_of!(HostFileHeader, unaccounted_beside)
+            == offset_of!(HostFileHeader, unaccounted) + 8 * MAX_DEVICES
 );
 
 /// Reads the head of a targets file without mapping it: for a file that belongs to somebody else,
@@ -351,6 +375,10 @@ pub fn read_head(file: File) -> Result<Head, FileError> {
         heartbeat_ns: from.u64(offset_of!(HostFileHeader, heartbeat_ns)),
         seen: std::array::from_fn(|device| {
             Seen::of(from.u64(offset_of!(HostFileHeader, seen) + device * 8))
+        }),
+        unaccounted: std::array::from_fn(|device| Unaccounted {
+            bytes: from.u64(offset_of!(HostFileHeader, unaccounted) + device * 8),
+            beside: from.u64(offset_of!(HostFileHeader, unaccounted_beside) + device * 8),
         }),
     })
 }
@@ -381,6 +409,20 @@ impl TargetsMap {
         heartbeat(&self.0)
     }
 
+    /// What the driver holds beyond the container's books on a device, as the host last said: a host
+    /// of an earlier release says nothing, which reads as 0.
+    #[must_use]
+    pub fn unaccounted(&self, device: usize) -> Unaccounted {
+        if device >= MAX_DEVICES {
+            return Unaccounted::default();
+        }
+        let at = |field: usize| self.0.load(field + device * 8);
+        Unaccounted {
+            bytes: at(offset_of!(HostFileHeader, unaccounted)),
+            beside: at(offset_of!(HostFileHeader, unaccounted_beside)),
+        }
+    }
+
     /// What the host knows of the process that has this slot in this generation; allocates
     /// nothing and makes no system call.
     #[must_use]
@@ -397,6 +439,7 @@ mod tests {
         Target {
             slot_generation: 7,
             host_pid: 4711,
+            released: number % 2 == 1,
             overhead_bytes: [number; MAX_DEVICES],
             grants: std::array::from_fn(|device| {
                 let device = u16::try_from(device).unwrap();
@@ -467,16 +510,30 @@ mod tests {
             waits_for_turn: true,
         };
 
+        let mut head = Head {
+            seen,
+            ..Head::default()
+        };
+        for (device, at) in head.unaccounted.iter_mut().enumerate() {
+            *at = Unaccounted {
+                bytes: device as u64 + 1,
+                beside: device as u64 + 100,
+            };
+        }
+
         for round in 2..5 {
             let targets = [(3, target(round)), (7, target(9))];
-            writer.write(&targets, &seen, round).unwrap();
+            head.heartbeat_ns = round;
+            writer.write(&targets, &head).unwrap();
             assert_eq!(map.target(3, 7), Some(target(round)));
         }
-        writer.beat(&seen, 99).unwrap();
+        head.heartbeat_ns = 99;
+        writer.beat(&head).unwrap();
 
-        let head = read_head(open()).unwrap();
-        assert_eq!((head.heartbeat_ns, head.seen), (99, seen));
+        assert_eq!(read_head(open()).unwrap(), head);
         assert_eq!(map.heartbeat_ns(), 99);
+        assert_eq!(map.unaccounted(15), head.unaccounted[15]);
+        assert_eq!(map.unaccounted(16), Unaccounted::default());
         assert_eq!(writer.target(7).unwrap(), Some(target(9)));
         owner.write(&[], 100).unwrap();
         assert_eq!(map.target(3, 7), None);
@@ -489,11 +546,10 @@ mod tests {
         TargetsFile::create(&path).unwrap();
         let open = || File::options().read(true).write(true).open(&path).unwrap();
         let writer = TargetsWriter::new(open()).unwrap();
-        let seen = [Seen::default(); MAX_DEVICES];
         let owner = open();
         owner.lock().unwrap();
 
-        writer.write(&[], &seen, 1).unwrap();
+        writer.write(&[], &Head::default()).unwrap();
         owner.set_len(100).unwrap();
 
         assert!(writer.target(0).is_err());

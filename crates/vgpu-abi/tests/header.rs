@@ -56,7 +56,7 @@ fn in_rust() -> BTreeMap<String, Layout> {
             last, runtime_bytes, reserved_1, credit_ns, credit_at_ns, busy_ns, leased_ns, unknown, unknown_at_ns,
             reserved_2, past }
         SlotHead { state, pid, generation, start_time, pid_namespace, start_stack, joined_unix_ns,
-            name, hook_calls, image, reserved }
+            name, hook_calls, image, gone_since_ns, reserved }
         ComputeUse { launches, graph_launches, busy_ns, in_flight_ns, last_launch_ns, throttled_ns,
             waiting_since_ns, leased_ns, waits, copies, copy_bytes, host_functions,
             unknown_launches, busy_permille, priority, expected_by_ns, progress_ns }
@@ -66,15 +66,16 @@ fn in_rust() -> BTreeMap<String, Layout> {
         SharedObject { state, device, key, bytes, sequence, family, reserved, holders }
         OomHolder { pid, slot, bytes }
         OomEntry { sequence, time_unix_ns, pid, device, asked, limit, used, why, reserved_0, call,
-            holders, reserved_1 }
+            holders, unaccounted, reserved_1 }
         RegionLayout { header, devices, ooms, shared, slots }
-        HostFileHeader { magic, version, copy_bytes, file_bytes, current, heartbeat_ns, seen, reserved }
+        HostFileHeader { magic, version, copy_bytes, file_bytes, current, heartbeat_ns, seen,
+            unaccounted, unaccounted_beside, reserved }
         LimitsDevice { uuid, memory_bytes, physical_bytes, context_bytes, module_bytes,
             core_percent, floor_percent, resident_bytes, reserved_1 }
         LimitsCopy { version, device_count, generation, priority, policy, unlisted, reserved_0,
             devices, reserved_1, checksum }
         LimitsLayout { header, copies }
-        TargetsEntry { generation, slot_generation, host_pid, reserved_0, overhead_bytes,
+        TargetsEntry { generation, slot_generation, host_pid, released, overhead_bytes,
             grants, reserved_1, checksum }
         TargetsCopy { entries }
         TargetsLayout { header, copies }

@@ -101,6 +101,20 @@ fn peer(path: &Path) {
             "used" => region.used(d(0)).to_string(),
             "mine" => region.used_by_me(d(0)).to_string(),
             "reap" => region.reap().to_string(),
+            "keep" => {
+                region.keep_dead_for(n(0) * 1_000_000);
+                String::new()
+            }
+            "dead" => format!(
+                "{} {}",
+                region.dead().map(|dead| dead.pid).max().unwrap_or(0),
+                region.dead_bytes(0)
+            ),
+            "let-go" => {
+                let dead: Vec<_> = region.dead().collect();
+                format!("{:?}", dead.iter().map(|dead| region.let_go(dead)).max())
+            }
+            "fork-away" => fork_away(&region).to_string(),
             "leave" => {
                 region.leave();
                 String::new()
@@ -147,6 +161,22 @@ fn in_a_fork(child: impl FnOnce()) -> String {
     // SAFETY: waits for the child just made, and writes its status to an integer.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
     format!("status {status}")
+}
+
+/// A forked child that does nothing until it is killed.
+fn fork_away(region: &Region) -> i32 {
+    // SAFETY: the child makes system calls only.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        region.after_fork_in_child();
+        loop {
+            // SAFETY: waits for a signal.
+            unsafe { libc::pause() };
+        }
+    }
+    // Until it has said that it holds what its parent holds.
+    std::thread::sleep(Duration::from_millis(50));
+    pid
 }
 
 /// Threads that hold our in-process locks most of the time, and a fork in the midst of it: the
@@ -238,6 +268,111 @@ fn a_process_killed_between_reserve_and_confirm_leaves_nothing_pending() {
 
     assert!(two.ask("reserve 0 100 100").starts_with("Ok"));
     assert_eq!(place.snapshot().counters.waits_ran_out, 0);
+}
+
+#[test]
+fn a_dead_process_keeps_its_charges_until_the_driver_lets_go() {
+    let place = Place::new();
+    let (mut one, mut two) = (start(&place), start(&place));
+    two.ask("keep 60000");
+    one.ask("charge 0 100");
+    let pid = one.pid();
+    one.kill();
+
+    assert!(two.ask("reserve 0 50 110").starts_with("Err(Full)"));
+    assert_eq!(two.ask("dead"), format!("{pid} 100"));
+    assert_eq!(two.ask("reap"), "0");
+    // A new process takes another slot.
+    let mut three = start(&place);
+    three.ask("keep 60000");
+    assert_eq!(three.ask("join"), "Ok(2)");
+    assert_eq!(three.ask("used 0"), "100");
+
+    assert_eq!(two.ask("let-go"), "Some(true)");
+    assert_eq!(two.ask("dead"), "0 0");
+    assert!(two.ask("reserve 0 50 110").starts_with("Ok"));
+    assert_eq!(place.snapshot().counters.waits_ran_out, 0);
+}
+
+#[test]
+fn a_dead_process_keeps_its_charges_for_a_bounded_time() {
+    let place = Place::new();
+    let (mut one, mut two) = (start(&place), start(&place));
+    two.ask("keep 1");
+    one.ask("charge 0 100");
+    one.kill();
+
+    assert_eq!(two.ask("reap"), "0", "it is seen to be dead");
+    std::thread::sleep(Duration::from_millis(5));
+
+    assert_eq!(two.ask("reap"), "1");
+    assert_eq!(two.ask("used 0"), "0");
+}
+
+#[test]
+fn a_dead_process_without_memory_is_cleared_at_once() {
+    let place = Place::new();
+    let (mut one, mut two) = (start(&place), start(&place));
+    two.ask("keep 60000");
+    one.ask("charge 0 100");
+    one.ask("release 0 100");
+    one.kill();
+
+    assert_eq!(two.ask("reap"), "1");
+}
+
+#[test]
+fn what_a_dead_process_had_asked_for_counts_as_given() {
+    let place = Place::new();
+    let (mut one, mut two) = (start(&place), start(&place));
+    two.ask("keep 60000");
+    one.ask("pend 0 100");
+    one.kill();
+
+    assert!(two.ask("reserve 0 50 110").starts_with("Err(Full)"));
+    assert_eq!(two.ask("used 0"), "100");
+    assert_eq!(two.ask("let-go"), "Some(true)");
+    assert_eq!(two.ask("used 0"), "0");
+    assert_eq!(place.snapshot().counters.waits_ran_out, 0);
+}
+
+#[test]
+fn the_shared_object_of_a_dead_process_keeps_its_slot() {
+    let place = Place::new();
+    let (mut one, mut two) = (start(&place), start(&place));
+    two.ask("keep 60000");
+    one.ask("charge 0 100");
+    assert_eq!(one.ask("share 5 0 100"), "Ok(())");
+    one.kill();
+
+    assert_eq!(two.ask("reap"), "0");
+    assert_eq!(two.ask("used 0"), "100");
+    assert_eq!(two.ask("let-go"), "Some(true)");
+    assert_eq!(two.ask("used 0"), "0");
+}
+
+#[test]
+fn a_forked_child_keeps_its_parents_charges() {
+    let place = Place::new();
+    let (mut one, mut two) = (start(&place), start(&place));
+    two.ask("keep 1");
+    one.ask("charge 0 100");
+    let child: i32 = one.ask("fork-away").parse().unwrap();
+    one.kill();
+
+    assert_eq!(two.ask("reap"), "0");
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(two.ask("reap"), "0");
+    assert_eq!(two.ask("let-go"), "Some(false)");
+    assert_eq!(two.ask("used 0"), "100");
+    // SAFETY: ends the child that this test made.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    let begin = Instant::now();
+    while two.ask("let-go") == "Some(false)" && begin.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+
+    assert_eq!(two.ask("used 0"), "0");
 }
 
 #[test]

@@ -81,6 +81,7 @@ fn a_charge_past_the_limit_charges_nothing() {
         limit: 4 * GIB,
         used: 3 * GIB,
         asked: GIB + 1,
+        unaccounted: 0,
         why: Why::Full,
     };
     assert_eq!(refusal, expected);
@@ -109,6 +110,7 @@ fn past_the_share_of_the_device_only_what_can_be_paged_gets_room() {
             limit,
             used,
             asked,
+            unaccounted: 0,
             why,
         })
     };
@@ -253,7 +255,8 @@ fn a_refusal_is_remembered_with_who_held_what() {
     let place = Place::new();
     let region = place.open();
     region.charge(0, 3 * GIB, Kind::Buffer);
-    let refusal = region.reserve(0, 2 * GIB, 4 * GIB).unwrap_err();
+    let mut refusal = region.reserve(0, 2 * GIB, 4 * GIB).unwrap_err();
+    refusal.unaccounted = GIB;
 
     for time in 0..70 {
         region.record_oom("cuMemAlloc_v2", 0, &refusal, time);
@@ -269,8 +272,8 @@ fn a_refusal_is_remembered_with_who_held_what() {
         ("cuMemAlloc_v2", 0, Why::Full)
     );
     assert_eq!(
-        (oom.asked, oom.limit, oom.used),
-        (2 * GIB, 4 * GIB, 3 * GIB)
+        (oom.asked, oom.limit, oom.used, oom.unaccounted),
+        (2 * GIB, 4 * GIB, 3 * GIB, GIB)
     );
     assert_eq!(oom.pid, std::process::id());
     let me = Holder {

@@ -4,10 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use tempfile::TempDir;
-use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
 use vgpu_abi::region::{Region, RegionDevice};
-use vgpu_abi::targets::{Seen, TargetsFile};
+use vgpu_abi::targets::{Head, TargetsFile};
 
 use crate::common::library;
 use crate::doctor::{
@@ -44,10 +43,10 @@ fn limits(root: &Path, mib: u64) {
 
 fn beat(root: &Path, ago_ns: u64) {
     let targets = TargetsFile::open(&root.join("etc/vgpu/targets")).unwrap();
-    targets.beat(
-        &[Seen::default(); MAX_DEVICES],
-        monotonic_ns().saturating_sub(ago_ns),
-    );
+    targets.beat(&Head {
+        heartbeat_ns: monotonic_ns().saturating_sub(ago_ns),
+        ..Head::default()
+    });
 }
 
 fn container() -> Files {

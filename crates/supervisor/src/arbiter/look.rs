@@ -4,6 +4,7 @@
 //! Never maps a file that anybody but root could make shorter, never reads more of a region than its
 //! used slots' words, and never waits for whoever owns a file.
 
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -18,12 +19,13 @@ use vgpu_abi::layout::{
     RegionDevice, RegionHeader, RegionLayout, SLOT_USED, SLOT_WORDS, Slot, SlotHead,
 };
 use vgpu_abi::limits::{self, Limits, LimitsMap};
-use vgpu_abi::targets::{Seen, Target, TargetsFile, TargetsWriter};
+use vgpu_abi::targets::{Head, Target, TargetsFile, TargetsWriter, Unaccounted};
 
 use crate::instance::{Instance, LIMITS, REGION, TARGETS};
 
-/// Slots of one container that are looked at; the rest has no word of the arbiter, and its own caps.
-const SLOTS_MOST: usize = 256;
+/// Owners of one container's slots that the kernel is asked for at one look; the others are asked for
+/// at the next ones, so that a container of a thousand processes delays no other.
+const OWNERS_MOST: usize = 256;
 /// A scale that differs by less than this is not written anew.
 const SCALE_STEP: u16 = 16;
 
@@ -43,12 +45,16 @@ pub(super) struct Container {
     /// As written last, and when something was.
     written: Option<Vec<(usize, Target)>>,
     wrote_at_ns: u64,
+    /// As published last.
+    unaccounted: [Unaccounted; MAX_DEVICES],
     /// What is not asked at every look: when it was.
     checked_at_ns: u64,
     /// The slots in use then.
     slots: Vec<usize>,
-    /// Those whose owners lived then, with their process ids.
-    owners: Vec<(usize, u32)>,
+    /// Those whose owners lived when they were asked for last, with their process ids; oldest first.
+    owners: VecDeque<(usize, u32)>,
+    /// Process ids by slot, for the same.
+    owner_of: HashMap<usize, u32>,
     /// Whether it ever had an object that several processes hold.
     has_shared: bool,
 }
@@ -96,6 +102,32 @@ pub(super) struct Use {
     pub(super) last_launch_ns: u64,
     pub(super) waiting_since_ns: u64,
     pub(super) throttled_ns: u64,
+}
+
+/// The sums of a container's books.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Books {
+    pub(super) devices: [DeviceBooks; MAX_DEVICES],
+}
+
+/// The books of one device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct DeviceBooks {
+    /// Confirmed, shared, and kept for runtimes that load, bytes.
+    pub(super) used: u64,
+    /// Asked of the driver and not answered yet, bytes.
+    pub(super) pending: u64,
+    /// Differs when anything was charged or released in between.
+    print: u64,
+}
+
+impl DeviceBooks {
+    fn add(&mut self, charged: u64, pending: u64, kept: u64) {
+        let bytes = charged & CHARGE_BYTES_MASK;
+        self.used = self.used.saturating_add(bytes).saturating_add(kept);
+        self.pending = self.pending.saturating_add(pending & CHARGE_BYTES_MASK);
+        self.print = self.print.rotate_left(7) ^ charged;
+    }
 }
 
 /// A container at one moment.
@@ -191,9 +223,11 @@ impl Container {
             targets,
             written: None,
             wrote_at_ns: 0,
+            unaccounted: [Unaccounted::default(); MAX_DEVICES],
             checked_at_ns: 0,
             slots: Vec::new(),
-            owners: Vec::new(),
+            owners: VecDeque::new(),
+            owner_of: HashMap::new(),
             has_shared: false,
         };
         container.read_limits()?;
@@ -230,7 +264,10 @@ impl Container {
         if is_due {
             self.checked_at_ns = now_ns;
             self.read_limits()?;
-            self.owners.clear();
+            let asked_again = self.owners.len().min(OWNERS_MOST);
+            for (slot, _) in self.owners.drain(..asked_again) {
+                self.owner_of.remove(&slot);
+            }
             self.read_slots()?;
         }
         let devices = self.limits.devices.len().min(MAX_DEVICES);
@@ -258,14 +295,8 @@ impl Container {
     fn read_slots(&mut self) -> Result<(), String> {
         let mut head = [0; HEAD_BYTES];
         self.read(&mut head, HEAD_AT)?;
-        let above = |offset: usize| half(&head, offset - HEAD_AT) as usize;
-        self.has_shared = above(offset_of!(RegionHeader, shared_high_water)) > 0;
-        let in_use = |slot: &usize| {
-            let at = offset_of!(RegionHeader, slots_in_use) - HEAD_AT + slot / 64 * 8;
-            word(&head, at) & 1 << (slot % 64) != 0
-        };
-        let above = above(offset_of!(RegionHeader, slots_high_water)).min(MAX_SLOTS);
-        self.slots = (0..above).filter(in_use).take(SLOTS_MOST).collect();
+        self.has_shared = half(&head, offset_of!(RegionHeader, shared_high_water) - HEAD_AT) > 0;
+        self.slots = in_use(&head).collect();
         Ok(())
     }
 
@@ -278,12 +309,13 @@ impl Container {
         if half(buffer, offset_of!(SlotHead, state)) != SLOT_USED {
             return Ok(None);
         }
-        let known = self.owners.iter().find(|(of, _)| *of == slot);
-        let Some(host_pid) = known.map(|(_, pid)| *pid).or_else(|| self.owner(slot)) else {
+        let known = self.owner_of.get(&slot).copied();
+        let Some(host_pid) = known.or_else(|| self.owner(slot)) else {
             return Ok(None);
         };
         if known.is_none() {
-            self.owners.push((slot, host_pid));
+            self.owners.push_back((slot, host_pid));
+            self.owner_of.insert(slot, host_pid);
         }
         let of_device = |device: usize| {
             let at = offset_of!(Slot, devices) + device * size_of::<DeviceUse>();
@@ -341,6 +373,98 @@ impl Container {
         }
     }
 
+    /// What the books say, in the way in which the library adds them up: every slot that is in use,
+    /// whether its owner lives or not, and shared objects once.
+    pub(super) fn books(&self) -> Result<Books, String> {
+        let mut head = [0; HEAD_BYTES];
+        self.read(&mut head, HEAD_AT)?;
+        let devices = self.limits.devices.len().min(MAX_DEVICES);
+        let mut table = [0; MAX_DEVICES * size_of::<RegionDevice>()];
+        let table = table
+            .get_mut(..devices * size_of::<RegionDevice>())
+            .unwrap_or_default();
+        self.read(table, DEVICES_AT)?;
+        let of_device =
+            |device: usize, offset: usize| word(table, device * size_of::<RegionDevice>() + offset);
+        let mut books = Books::default();
+        for (device, sum) in books.devices.iter_mut().enumerate().take(devices) {
+            let shared = of_device(device, offset_of!(RegionDevice, shared));
+            sum.add(shared, 0, 0);
+        }
+        let mut buffer = [0; size_of::<Slot>()];
+        let bytes = offset_of!(Slot, devices) + devices * size_of::<DeviceUse>();
+        let buffer = buffer.get_mut(..bytes).unwrap_or_default();
+        for slot in in_use(&head) {
+            let at = offset_of!(RegionLayout, slots) + slot * size_of::<Slot>();
+            self.read(buffer, at)?;
+            for (device, sum) in books.devices.iter_mut().enumerate().take(devices) {
+                let at = offset_of!(Slot, devices) + device * size_of::<DeviceUse>();
+                let cell = |offset: usize| word(buffer, at + offset);
+                let loads = cell(offset_of!(DeviceUse, loading_since_ns)) != 0;
+                let loaded = cell(offset_of!(DeviceUse, contexts))
+                    .saturating_add(cell(offset_of!(DeviceUse, modules)));
+                let expected = of_device(device, offset_of!(RegionDevice, runtime_bytes));
+                let kept = if loads {
+                    (expected & CHARGE_BYTES_MASK).saturating_sub(loaded)
+                } else {
+                    0
+                };
+                let confirmed = cell(offset_of!(DeviceUse, confirmed));
+                sum.add(confirmed, cell(offset_of!(DeviceUse, pending)), kept);
+            }
+        }
+        Ok(books)
+    }
+
+    /// Processes that hold the lock of any slot, whatever the region says of that slot: process ids
+    /// on the host.
+    pub(super) fn members(&self) -> HashSet<u32> {
+        let mut found = HashSet::new();
+        let mut open = vec![(0, MAX_SLOTS as u64)];
+        while let Some((from, until)) = open.pop() {
+            let Some((pid, first, end)) = self.lock_within(from, until) else {
+                continue;
+            };
+            if pid != 0 {
+                found.insert(pid);
+            }
+            let (first, end) = (first.clamp(from, until), end.clamp(from, until));
+            for (from, until) in [(from, first), (end.max(first + 1), until)] {
+                if from < until {
+                    open.push((from, until));
+                }
+            }
+        }
+        found
+    }
+
+    /// A lock among those of these slots: its owner's process id, the first slot, the one behind the
+    /// last.
+    fn lock_within(&self, from: u64, until: u64) -> Option<(u32, u64, u64)> {
+        let mut lock = nix::libc::flock {
+            l_type: lock_type(nix::libc::F_WRLCK),
+            l_whence: 0,
+            l_start: i64::try_from(LOCK_SLOTS + from).ok()?,
+            l_len: i64::try_from(until - from).ok()?,
+            l_pid: 0,
+        };
+        fcntl(&self.region, FcntlArg::F_OFD_GETLK(&mut lock)).ok()?;
+        if lock.l_type == lock_type(nix::libc::F_UNLCK) {
+            return None;
+        }
+        let first = u64::try_from(lock.l_start).unwrap_or(0);
+        let end = match u64::try_from(lock.l_len) {
+            // To the end of the file, wherever that is.
+            Ok(0) | Err(_) => u64::MAX,
+            Ok(bytes) => first.saturating_add(bytes),
+        };
+        Some((
+            u32::try_from(lock.l_pid).unwrap_or(0),
+            first.saturating_sub(LOCK_SLOTS),
+            end.saturating_sub(LOCK_SLOTS),
+        ))
+    }
+
     /// What was published for a slot last, by whoever was the arbiter before.
     pub(super) fn published(&self, slot: usize) -> Option<Target> {
         match self.targets.as_ref()? {
@@ -359,9 +483,9 @@ impl Container {
     pub(super) fn publish(
         &mut self,
         targets: Vec<(usize, Target)>,
-        seen: &[Seen; MAX_DEVICES],
-        now_ns: u64,
+        head: &Head,
     ) -> Result<(), String> {
+        let now_ns = head.heartbeat_ns;
         let Some(writer) = &mut self.targets else {
             return Ok(());
         };
@@ -369,20 +493,22 @@ impl Container {
             .written
             .as_ref()
             .is_some_and(|was| alike(was, &targets));
-        if same && now_ns.saturating_sub(self.wrote_at_ns) < CHECK_NS {
+        let same_room = self.unaccounted == head.unaccounted;
+        if same && same_room && now_ns.saturating_sub(self.wrote_at_ns) < CHECK_NS {
             return Ok(());
         }
         self.wrote_at_ns = now_ns;
+        self.unaccounted = head.unaccounted;
         let text = |error| format!("targets: {error}");
         match (writer, same) {
-            (Targets::Root(file), true) => file.beat(seen, now_ns),
+            (Targets::Root(file), true) => file.beat(head),
             (Targets::Root(file), false) => {
                 file.write(&targets, now_ns).map_err(text)?;
-                file.beat(seen, now_ns);
+                file.beat(head);
             }
-            (Targets::Users(writer), true) => writer.beat(seen, now_ns).map_err(text)?,
+            (Targets::Users(writer), true) => writer.beat(head).map_err(text)?,
             (Targets::Users(writer), false) => {
-                writer.write(&targets, seen, now_ns).map_err(text)?;
+                writer.write(&targets, head).map_err(text)?;
             }
         }
         if !same {
@@ -390,6 +516,15 @@ impl Container {
         }
         Ok(())
     }
+}
+
+/// The slots that the head of a region calls used.
+fn in_use(head: &[u8; HEAD_BYTES]) -> impl Iterator<Item = usize> + '_ {
+    let above = half(head, offset_of!(RegionHeader, slots_high_water) - HEAD_AT) as usize;
+    (0..above.min(MAX_SLOTS)).filter(|slot| {
+        let at = offset_of!(RegionHeader, slots_in_use) - HEAD_AT + slot / 64 * 8;
+        word(head, at) & 1 << (slot % 64) != 0
+    })
 }
 
 /// Whether nobody but root, who this is, can make it shorter.

@@ -25,6 +25,8 @@ struct Model {
     waits_end: bool,
     /// What a process whose runtime loads was seen to take.
     learned: AtomicU64,
+    /// The driver still holds the memory of the dead.
+    kept: AtomicBool,
 }
 
 fn word() -> AtomicU64 {
@@ -43,6 +45,7 @@ fn head() -> SlotHead {
         name: std::array::from_fn(|_| loom::sync::atomic::AtomicU8::new(0)),
         hook_calls: std::array::from_fn(|_| word()),
         image: word(),
+        gone_since_ns: word(),
         reserved: std::array::from_fn(|_| word()),
     }
 }
@@ -75,6 +78,7 @@ impl Model {
             shared_lock: AtomicBool::new(false),
             waits_end: false,
             learned: word(),
+            kept: AtomicBool::new(false),
         }
     }
 
@@ -206,6 +210,14 @@ impl Slots for Model {
 
     fn is_gone(&self, owner: &Identity) -> bool {
         self.dead[owner.pid as usize].load(Ordering::SeqCst)
+    }
+
+    fn keeps(&self, _slot: usize, _head: &SlotHead) -> bool {
+        self.kept.load(Ordering::SeqCst)
+    }
+
+    fn has_family(&self, _slot: usize) -> bool {
+        false
     }
 
     fn let_go_of_shared(&self, _slot: usize) -> bool {
@@ -547,6 +559,53 @@ fn two_reapers_clear_a_dead_slot_once() {
         assert!(one ^ other || (one | other));
         assert_eq!(model.heads[0].generation.load(Ordering::SeqCst), before + 1);
         assert_eq!(model.charged_now(), 0);
+    });
+}
+
+#[test]
+fn what_a_dead_process_holds_is_given_to_nobody_before_the_driver_lets_go() {
+    check(3, || {
+        let model = Arc::new(Model::new(2));
+        let driver = Driver::new();
+        let dead = join_and_charge(&model, 1, 6).unwrap();
+        driver.give(6);
+        model.kept.store(true, Ordering::SeqCst);
+        die(&model, 1, dead.slot);
+        let lets_go = {
+            let (model, driver) = (model.clone(), driver.clone());
+            thread::spawn(move || {
+                reap_slot(&*model, 0, &me(0));
+                driver.0.lock().unwrap().0 -= 6;
+                model.kept.store(false, Ordering::SeqCst);
+                reap_slot(&*model, 0, &me(0))
+            })
+        };
+        let next = join_and_charge(&model, 2, 6);
+        if next.is_some() {
+            driver.give(6);
+        }
+        lets_go.join().unwrap();
+
+        assert!(driver.most() <= 10, "the driver held {}", driver.most());
+        reap_slot(&*model, 0, &me(0));
+        assert_eq!(model.charged_now(), if next.is_some() { 6 } else { 0 });
+    });
+}
+
+#[test]
+fn what_was_pending_at_death_is_seen_at_every_moment() {
+    check(3, || {
+        let model = Arc::new(Model::seated(2));
+        model.reserve(0, 6, 10).unwrap();
+        let marks = {
+            let model = model.clone();
+            thread::spawn(move || confirm_for_the_dead(&model.cells[0]))
+        };
+        let other = model.reserve(1, 6, 10);
+        marks.join().unwrap();
+
+        assert!(other.is_err(), "six of ten are charged: {other:?}");
+        assert_eq!(model.charged_now(), 6);
     });
 }
 

@@ -237,6 +237,12 @@ impl Region {
         last
     }
 
+    /// Whether a slot holds any object.
+    pub(super) fn holds_shared(&self, slot: usize) -> bool {
+        let mut table = self.layout().shared.iter().take(self.high_water_shared());
+        table.any(|object| object.is_held_by(slot))
+    }
+
     /// Takes a dead slot out of all objects. False when the table's lock is not to be had.
     pub(super) fn let_go_of_all(&self, slot: usize, wait: &mut Wait) -> bool {
         let held = || {

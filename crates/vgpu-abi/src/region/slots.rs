@@ -70,6 +70,7 @@ impl Region {
         if seat != 0 && sys::try_lock(fd, slot_byte(place_of(seat).slot)) == Ok(true) {
             bump(&self.layout().header.locks_retaken);
         }
+        self.lock_family(fd);
         Some(fd)
     }
 
@@ -155,6 +156,7 @@ impl Region {
         private
             .seat
             .store(pack(slot, generation), Ordering::Release);
+        self.name_in_family(pack(slot, generation));
         crash_point!("join:seated");
         Ok(pack(slot, generation))
     }
@@ -310,6 +312,10 @@ impl Region {
             && sys::try_lock(fd, byte) == Ok(true)
         {
             bump(&self.layout().header.locks_retaken);
+            if let Some(head) = self.head(place_of(seat).slot) {
+                // Relaxed: only changed under the slot's lock, which is ours again.
+                head.gone_since_ns.store(0, Ordering::Relaxed);
+            }
         }
     }
 
@@ -503,6 +509,14 @@ impl Slots for Region {
 
     fn is_gone(&self, owner: &Identity) -> bool {
         is_gone(owner, &self.identity())
+    }
+
+    fn keeps(&self, slot: usize, head: &SlotHead) -> bool {
+        self.keeps_charges(slot, head)
+    }
+
+    fn has_family(&self, slot: usize) -> bool {
+        self.family_lives(slot)
     }
 
     fn let_go_of_shared(&self, slot: usize) -> bool {

@@ -152,7 +152,16 @@ fn whole_byte(at: u64, kind: c_int) -> libc::flock {
 
 /// Takes the record lock on one byte, or says at once that another process has it (`Ok(false)`).
 pub(crate) fn try_lock(fd: c_int, at: u64) -> Result<bool, Errno> {
-    let lock = whole_byte(at, libc::F_WRLCK);
+    try_lock_as(fd, at, libc::F_WRLCK)
+}
+
+/// The same, of a lock that several processes may have at once.
+pub(crate) fn try_read_lock(fd: c_int, at: u64) -> Result<bool, Errno> {
+    try_lock_as(fd, at, libc::F_RDLCK)
+}
+
+fn try_lock_as(fd: c_int, at: u64, kind: c_int) -> Result<bool, Errno> {
+    let lock = whole_byte(at, kind);
     // SAFETY: the kernel reads one `struct flock` from the place given, which is one.
     let result = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETLK, &raw const lock) };
     match answer(result) {
