@@ -352,8 +352,11 @@ typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
   uint64_t loading_since_ns;
   // What a checkpoint has taken off `confirmed`, with the tag of its charge words; 0: nothing.
   uint64_t away;
+  // What it is taken to load in all as long as no such process of the container was measured,
+  // bytes; counts only while `loading_since_ns` does.
+  uint64_t loading_bytes;
   // Room for more kinds.
-  uint64_t reserved_0[2];
+  uint64_t reserved_0[1];
   // Charge word: what has been asked of the driver and is not answered yet.
   uint64_t pending;
   // Room that keeps the next field on a line of its own.

@@ -28,5 +28,6 @@ mod oversubscribe;
 mod runtime;
 mod taking;
 mod tries;
+mod unasked;
 mod versions;
 mod vmm;

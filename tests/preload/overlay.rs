@@ -13,7 +13,7 @@ const LIMITED_BY_PEERS: &str = "\
 ready 0
 total 116
 first 0
-free 56 of 116
+free 40 of 116
 second 2
 freed 0
 again 0

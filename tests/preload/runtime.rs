@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use vgpu_abi::targets::{Target, TargetsFile};
 
+use cuda_sim::Config;
+
 use crate::support::{CONTEXT, MIB, Running, World};
 
 /// What the runtime of these programs loads.
@@ -114,16 +116,71 @@ fn a_context_whose_runtime_would_not_fit_is_refused_with_a_record() {
     let (mut holder, mut next) = (start(&world), start(&world));
     steps(&mut holder, "init; context; alloc 45");
 
-    steps(&mut next, "table; context!");
+    // It is refused before it begins.
+    steps(&mut next, "table!");
     let ooms = world.snapshot().ooms;
 
     let record = ooms.last().expect("a refusal is recorded");
-    assert_eq!(record.call, "cuDevicePrimaryCtxRetain");
+    assert_eq!(record.call, "cuGetExportTable");
     assert_eq!(record.asked, LOADED * MIB + CONTEXT);
     // Nothing is kept for it, and it may try again.
     steps(&mut holder, "free; alloc 100; free");
-    steps(&mut next, "context; load 40; alloc 44");
+    steps(&mut next, "table; context; load 40; alloc 44");
     agree(&world);
+}
+
+#[test]
+fn a_private_context_that_would_not_fit_is_refused_at_its_table() {
+    let world = World::with_room(100 * MIB);
+    teach(&world);
+    let (mut holder, mut next, mut other) = (start(&world), start(&world), start(&world));
+    steps(&mut holder, "init; context; alloc 20");
+
+    // Of 116, 16 and 20 are taken, and 56 kept for the one that has its table.
+    steps(&mut next, "table");
+    steps(&mut other, "table!");
+    steps(&mut holder, "alloc 25!");
+    steps(&mut next, "private_context; load 40; alloc 2");
+    agree(&world);
+
+    next.end();
+    steps(&mut holder, "alloc 80");
+}
+
+#[test]
+fn runtimes_that_begin_together_in_a_fresh_container_stay_below_the_limit() {
+    let config = Config::default();
+    let world = World::without_a_context_size(&config, &[100 * MIB]);
+    let mut programs: Vec<_> = (0..8).map(|_| start(&world)).collect();
+    let mut begun = 0;
+    for program in &mut programs {
+        program.tell("table");
+    }
+    // Each goes on as soon as it has its table, and others may wait for what it shows.
+    std::thread::scope(|scope| {
+        let runs = programs.iter_mut().map(|program| {
+            scope.spawn(move || match program.line().as_str() {
+                "table 0" => {
+                    steps(program, "private_context; load 20");
+                    program.step("alloc 2")
+                }
+                refused => refused.to_owned(),
+            })
+        });
+        for run in runs.collect::<Vec<_>>() {
+            match run.join().unwrap().as_str() {
+                "alloc 0" => begun += 1,
+                other => assert_eq!(other, "table 2", "{}", world.log()),
+            }
+        }
+    });
+
+    // 38 MiB each.
+    assert_eq!(begun, 2, "{}", world.log());
+    assert!(world.board().used_bytes(0) <= 100 * MIB);
+    let ooms = world.snapshot().ooms;
+    assert!(ooms.iter().all(|record| record.call == "cuGetExportTable"));
+    assert_eq!(ooms.len(), 6);
 }
 
 #[test]

@@ -15,6 +15,15 @@ CUresult cuDeviceGetUuid_v2(char *uuid, CUdevice device) { return cuDeviceGetUui
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) { return *bytes = 1024 * MIB, device == 0 ? 0 : 101; }
 CUresult cuCtxSetCurrent(CUcontext context) { return current = context != NULL, 0; }
 CUresult cuCtxGetCurrent(CUcontext *context) { return *context = current ? &current : NULL, 0; }
+static int before[8], depth;
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+    before[depth++ % 8] = current;
+    return cuCtxSetCurrent(context);
+}
+CUresult cuCtxPopCurrent_v2(CUcontext *context) {
+    if (context != NULL) *context = current ? &current : NULL;
+    return current = before[--depth % 8], 0;
+}
 CUresult cuCtxGetDevice(CUdevice *device) { return *device = 0, current ? 0 : 201; }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {

@@ -44,6 +44,15 @@ impl World {
 
     /// The same on a board of `config`, as in `with_board`.
     pub(crate) fn with_limits_on(config: &Config, limits: &[u64]) -> Self {
+        Self::with_limits_and(config, limits, CONTEXT)
+    }
+
+    /// As `with_limits_on`, where nobody knows what a context takes.
+    pub(crate) fn without_a_context_size(config: &Config, limits: &[u64]) -> Self {
+        Self::with_limits_and(config, limits, 0)
+    }
+
+    fn with_limits_and(config: &Config, limits: &[u64], context_bytes: u64) -> Self {
         let world = Self::with_board(limits.len(), config);
         let board = world.board();
         let uuid = |gpu| DeviceUuid::new(&board.uuid(gpu)).expect("the board's UUIDs are texts");
@@ -54,7 +63,7 @@ impl World {
                 uuid: uuid(gpu),
                 memory_bytes,
                 physical_bytes: CARD,
-                context_bytes: CONTEXT,
+                context_bytes,
                 ..DeviceLimit::default()
             });
         let limits_file = Limits {
@@ -122,6 +131,13 @@ impl World {
     /// What the books say that this GPU's container uses.
     pub(crate) fn booked(&self, gpu: usize) -> u64 {
         self.snapshot().used_bytes(gpu)
+    }
+
+    /// The memory limit of one GPU, bytes.
+    pub(crate) fn limit(&self, gpu: usize) -> u64 {
+        let file = LimitsFile::open(&self.path("limits")).expect("the limits file is there");
+        let limits = file.read().expect("the limits file is whole");
+        limits.devices[gpu].memory_bytes
     }
 
     /// Changes the memory limit of one GPU while programs run.

@@ -13,6 +13,7 @@ use crate::guest::{self, Verdict};
 use crate::leaving;
 use crate::ledger::{CHORE_LEAVING, CHORE_POOLS, Ledger};
 use crate::log::line;
+use crate::measure;
 use crate::pools;
 use crate::query;
 use crate::sparse;
@@ -231,7 +232,7 @@ impl Books {
     /// Reserves room, without a record of a refusal.
     #[inline(always)]
     pub(crate) fn try_reserve(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
-        if self.process.is_any_loading() {
+        if self.process.is_any_awaited() {
             contexts::loaded(self, device);
         }
         if self.ledger().has_chores() {
@@ -288,8 +289,8 @@ impl Books {
         (resident != 0 && here > resident).then(|| refusal(resident, here, Why::NotPageable))
     }
 
-    /// Reserves room for what a context or a module takes: a program that asks for it may not have
-    /// loaded all that it brought.
+    /// As [`Books::reserve`], for what a context or a module takes: a program that asks for it may not
+    /// have loaded all that it brought.
     pub(crate) fn reserve_overhead(
         &self,
         call: &str,
@@ -301,33 +302,40 @@ impl Books {
     }
 
     /// Reserves room for the context of a process whose runtime loads past the hooks: `least`, or
-    /// what such processes were seen to take.
-    pub(crate) fn reserve_loading(
-        &self,
-        call: &str,
-        device: usize,
-        least: u64,
-    ) -> Result<Charge, CuResult> {
-        self.process.tick(self.container);
+    /// what such processes were seen to take. Without a record of a refusal.
+    pub(crate) fn try_reserve_loading(&self, device: usize, least: u64) -> Result<Charge, Refusal> {
+        self.tick();
         let ask = || {
-            let bounds = Bounds {
-                limit: self.process.room(self.container, device),
-                resident: match self.process.resident_room(device) {
-                    0 => u64::MAX,
-                    resident => resident,
-                },
-            };
+            let bounds = self.bounds(device);
             self.container.region.reserve_loading(device, least, bounds)
         };
-        let reserved = ask().or_else(|refusal| self.ask_again(device, refusal, ask));
-        let charge = reserved.map_err(|refusal| self.refuse(call, device, &refusal))?;
+        let charge = ask().or_else(|refusal| self.ask_again(device, refusal, ask))?;
         guest::note_pending(charge);
         Ok(charge)
     }
 
+    /// What the container may have of a device.
+    pub(crate) fn bounds(&self, device: usize) -> Bounds {
+        Bounds {
+            limit: self.process.room(self.container, device),
+            resident: match self.process.resident_room(device) {
+                0 => u64::MAX,
+                resident => resident,
+            },
+        }
+    }
+
+    /// Now and then: looks after our slot, and whether the container is above its limit.
     #[inline(always)]
-    fn try_reserve_now(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
-        self.process.tick(self.container);
+    pub(crate) fn tick(&self) {
+        if self.process.tick(self.container) {
+            measure::look_for_excess(self);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn try_reserve_now(&self, device: usize, bytes: u64) -> Result<Charge, Refusal> {
+        self.tick();
         let ask = || {
             let limit = self.process.room(self.container, device);
             let region = &self.container.region;
@@ -354,13 +362,13 @@ impl Books {
         device: usize,
         bytes: u64,
     ) -> Result<Charge, CuResult> {
-        if self.process.is_any_loading() {
+        if self.process.is_any_awaited() {
             contexts::loaded(self, device);
         }
         if self.ledger().has_chores() {
             self.do_chores();
         }
-        self.process.tick(self.container);
+        self.tick();
         let ask = || {
             let limit = self.process.room(self.container, device);
             match self.process.resident_room(device) {

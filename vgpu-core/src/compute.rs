@@ -122,7 +122,7 @@ pub(crate) fn before_config(
 
 /// The way of a launch that [`passes`] did not let through.
 fn launch(books: &Books, work: Work, stream: u64) -> Verdict<Launched> {
-    books.process.tick(books.container);
+    books.tick();
     tell(books);
     let Some(target) = target(books, stream) else {
         return Verdict::Pass;

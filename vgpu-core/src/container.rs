@@ -119,7 +119,8 @@ pub(crate) struct Process {
     pub(crate) epoch: AtomicU32,
     /// When something was last looked at that costs a look (milliseconds).
     looked_at_ms: AtomicU64,
-    /// A bit for each device into whose context a runtime is loading past the hooks.
+    /// A bit for each device into whose context a runtime is loading past the hooks, and another one for
+    /// each of which a measurement is wanted.
     loading: AtomicU32,
     /// Held while what was loaded is measured.
     pub(crate) loaded_lock: Lock,
@@ -713,17 +714,37 @@ impl Process {
         found
     }
 
-    /// Is a runtime of this process loading past the hooks, on any device?
-    #[inline]
-    pub(crate) fn is_any_loading(&self) -> bool {
+    /// Is a runtime of this process loading past the hooks, on this device?
+    pub(crate) fn is_loading(&self, device: usize) -> bool {
         // Relaxed: set by the thread that made the context, before the program knows of it.
+        self.loading.load(Ordering::Relaxed) >> device & 1 != 0
+    }
+
+    /// Is something to be looked at before memory is given: a runtime that loads, or a measurement?
+    #[inline]
+    pub(crate) fn is_any_awaited(&self) -> bool {
+        // Relaxed: as above.
         self.loading.load(Ordering::Relaxed) != 0
     }
 
-    /// The same, on this device.
-    pub(crate) fn is_loading(&self, device: usize) -> bool {
+    /// Is a measurement wanted of this device?
+    pub(crate) fn is_wanted(&self, device: usize) -> bool {
         // Relaxed: as above.
-        self.loading.load(Ordering::Relaxed) >> device & 1 != 0
+        self.loading.load(Ordering::Relaxed) >> (device + MAX_DEVICES) & 1 != 0
+    }
+
+    /// One is wanted from here on.
+    pub(crate) fn want_measurement(&self, device: usize) {
+        // Relaxed: as above.
+        self.loading
+            .fetch_or(1 << (device + MAX_DEVICES), Ordering::Relaxed);
+    }
+
+    /// None is wanted any more.
+    pub(crate) fn forget_wanted(&self, device: usize) {
+        // Relaxed: as above.
+        self.loading
+            .fetch_and(!(1 << (device + MAX_DEVICES)), Ordering::Relaxed);
     }
 
     /// It loads from here on.
@@ -738,32 +759,31 @@ impl Process {
         self.loading.fetch_and(!(1 << device), Ordering::Relaxed);
     }
 
-    /// At most every 50 ms: looks after our slot and clears those of dead processes.
+    /// At most every 50 ms: looks after our slot and clears those of dead processes. True when it did.
     #[inline]
-    pub(crate) fn tick(&self, container: &Container) {
+    pub(crate) fn tick(&self, container: &Container) -> bool {
         let now = lock::milliseconds().unsigned_abs();
         // Relaxed: a clock's word guards no other memory.
         let last = self.looked_at_ms.load(Ordering::Relaxed);
-        if now.wrapping_sub(last) >= 50 {
-            self.look(container, now, last);
-        }
+        now.wrapping_sub(last) >= 50 && self.look(container, now, last)
     }
 
     #[cold]
-    fn look(&self, container: &Container, now: u64, last: u64) {
+    fn look(&self, container: &Container, now: u64, last: u64) -> bool {
         // Relaxed: only one thread does the work.
         if self
             .looked_at_ms
             .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
             .is_err()
         {
-            return;
+            return false;
         }
         container.region.tick(now.wrapping_mul(1_000_000));
         container.region.reap();
         container.bury_released();
         self.take_over_room(container);
         self.take_over_overhead(container);
+        true
     }
 
     fn take_over_overhead(&self, container: &Container) {

@@ -3,8 +3,8 @@
 
 use core::sync::atomic::Ordering;
 
-use cuda_api::{CuContext, CuDevice, CuGreenCtx, CuResult, CuUuid};
-use vgpu_abi::region::{Charge, Kind};
+use cuda_api::{CuContext, CuDevice, CuResult};
+use vgpu_abi::region::{Charge, Kind, Refusal, Why};
 
 use crate::books::{self, Books, Place, books};
 use crate::border;
@@ -14,39 +14,54 @@ use crate::guest::{self, Verdict};
 use crate::ledger::{Learn, Part};
 use crate::log::line;
 use crate::map::{Entry, Space, Then};
+use crate::measure::{self, Look, NewContext};
 use crate::memory;
 use crate::mps;
 use crate::query;
 
+mod admission;
+mod green;
+mod limits;
+
+pub(crate) use admission::{after_export_table, before_export_table};
+pub(crate) use green::{
+    after_from_green, after_green_create, after_green_destroy, before_green_create,
+    before_green_destroy,
+};
+pub(crate) use limits::{after_set_limit, before_set_limit};
+
 /// The context is the device's primary one.
 const PRIMARY: u8 = 1;
-/// The context was made from a green one, which is charged for it.
+/// The context is a green one's: its memory is the primary context's.
 const GREEN: u8 = 2;
-
-/// The table through which a CUDA runtime makes contexts and loads modules.
-const RUNTIME_TABLE: [u8; 16] = [
-    0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9,
-];
 
 /// A context about to be made.
 #[derive(Clone, Copy)]
 pub(crate) struct Making {
-    /// `None` where nothing is known of the size yet, or nothing has to be made.
+    call: &'static str,
+    /// `None` where nothing has to be made.
     charge: Option<Charge>,
     /// Of the charge, what the context itself is expected to take.
     bytes: u64,
+    /// That is a guess: what it takes is measured.
+    is_guess: bool,
     /// The rest is kept for what the runtime will load.
     loads: bool,
+    /// How the device stood before.
+    before: Option<Look>,
     device: usize,
     ordinal: i32,
 }
 
 impl Making {
-    fn nothing(device: usize, ordinal: i32) -> Self {
+    fn nothing(call: &'static str, device: usize, ordinal: i32) -> Self {
         Self {
+            call,
             charge: None,
             bytes: 0,
+            is_guess: false,
             loads: false,
+            before: None,
             device,
             ordinal,
         }
@@ -60,12 +75,12 @@ pub(crate) struct Going {
     entry: Entry,
 }
 
-pub(crate) fn before_create(call: &str, device: CuDevice) -> Verdict<Making> {
+pub(crate) fn before_create(call: &'static str, device: CuDevice) -> Verdict<Making> {
     let books = books!(Context);
     make(&books, call, device.0)
 }
 
-fn make(books: &Books, call: &str, ordinal: i32) -> Verdict<Making> {
+fn make(books: &Books, call: &'static str, ordinal: i32) -> Verdict<Making> {
     let device = match books.of_ordinal(ordinal) {
         Place::Device { device, .. } => device,
         Place::Elsewhere => return Verdict::Pass,
@@ -74,31 +89,30 @@ fn make(books: &Books, call: &str, ordinal: i32) -> Verdict<Making> {
     if let Some(refused) = mps::refuses(books, call, device) {
         return Verdict::Refuse(refused);
     }
-    let bytes = expected_bytes(books, device);
     let loads = container::loads_past_us() && !books.ledger().has_context(device);
-    let reserved = match (loads, bytes) {
-        (true, _) => books.reserve_loading(call, device, bytes),
-        (false, 0) => return Verdict::Call(Making::nothing(device, ordinal)),
-        (false, _) => books.reserve_overhead(call, device, bytes),
-    };
-    match reserved {
-        Ok(charge) => Verdict::Call(Making {
-            charge: Some(charge),
-            bytes,
+    if loads {
+        // What was kept since it fetched its table is reserved from here on.
+        books.container.region.loaded(device);
+    }
+    // A context of a size that is not known is compared with what the device had before it; so is one
+    // beside another one, which takes a look only.
+    let is_known = admission::known_bytes(books, device) != 0;
+    let is_beside = query::current_ordinal() == Some(ordinal);
+    let before = (is_beside || !is_known)
+        .then(|| measure::before_context(books, device, ordinal))
+        .flatten();
+    match admission::reserve(books, call, device, ordinal, loads) {
+        Ok(admitted) => Verdict::Call(Making {
+            call,
+            charge: Some(admitted.charge),
+            bytes: admitted.bytes,
+            is_guess: admitted.is_guess,
             loads,
+            before,
             device,
             ordinal,
         }),
         Err(result) => Verdict::Refuse(result),
-    }
-}
-
-/// A runtime that has this table loads modules through it, which no hook sees.
-pub(crate) fn after_export_table(result: CuResult, table: *const CuUuid) {
-    if result == CuResult::SUCCESS
-        && border::read(table).is_some_and(|table| table.bytes == RUNTIME_TABLE)
-    {
-        container::load_past_us();
     }
 }
 
@@ -112,33 +126,26 @@ fn refuse_device<T>(ordinal: i32) -> Verdict<T> {
     Verdict::Refuse(CuResult::INVALID_DEVICE)
 }
 
-/// What a context is expected to take: as seen before, else as the limits say.
-fn expected_bytes(books: &Books, device: usize) -> u64 {
-    match books.container.region.learned_context_bytes(device) {
-        0 => books
-            .container
-            .limits()
-            .and_then(|limits| {
-                limits
-                    .devices()
-                    .get(device)
-                    .map(|limit| limit.context_bytes)
-            })
-            .unwrap_or(0),
-        learned => learned,
-    }
-}
-
-pub(crate) fn after_create(making: Making, result: CuResult, out: *mut CuContext) {
+pub(crate) fn after_create(
+    making: Making,
+    result: CuResult,
+    out: *mut CuContext,
+) -> Option<CuResult> {
     // It is the thread's current one now.
     compute::context_changed(result);
-    let Some(books) = books::opened() else { return };
-    match border::read(out) {
-        Some(context) if result == CuResult::SUCCESS => {
-            made(&books, making, context as u64, 0);
-        }
-        _ => failed(&books, making),
-    }
+    let books = books::opened()?;
+    let Some(context) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        failed(&books, making);
+        return None;
+    };
+    let refused = made(&books, making, context as u64, 0)?;
+    undo(&books, making, context as u64, refused, || {
+        query::destroy_context(context as u64)
+    })
+    .inspect(|_| {
+        border::write(out, core::ptr::null_mut());
+        compute::context_changed(result);
+    })
 }
 
 /// There is no context: nothing is loaded into it either.
@@ -160,47 +167,163 @@ fn refund(books: &Books, making: Making) {
 fn confirm(books: &Books, making: Making) {
     let Some(charge) = making.charge else { return };
     let (own, rest) = charge.split(making.bytes);
-    books.confirm(own, Kind::Context);
+    // First: what the context does not take was never in use.
     books.refund(rest);
+    books.confirm(own, Kind::Context);
     if making.loads {
         books.process.begin_loading(making.device);
     }
 }
 
-fn made(books: &Books, making: Making, context: u64, what: u8) {
-    let bytes = making.bytes;
+/// The driver has made a context. What it answers where the container has no room for what it turned out
+/// to take.
+fn made(books: &Books, making: Making, context: u64, what: u8) -> Option<CuResult> {
+    let Making { device, bytes, .. } = making;
     let entry = Entry {
         bytes,
         what,
         handles: 1,
-        ..named(books, making.device)
+        ..named(books, device)
     };
     let (before, kept) = books.ledger().map.put(Space::Context, context, entry);
     if let Some(before) = before {
         // Another thread was first (or adopted it): its entry counts.
         books.ledger().map.put(Space::Context, context, before);
-        return refund(books, making);
+        refund(books, making);
+        return None;
     }
     if !kept {
         line!(Error, "a context is not remembered: no memory");
     }
-    let is_new = making.loads || !container::loads_past_us();
-    if !is_new {
-        mark_loading(books, making.device);
+    let is_new = making.charge.is_some();
+    if !is_new && container::loads_past_us() {
+        mark_loading(books, device);
     }
-    confirm(books, making);
+    let is = if is_new {
+        settle_new(books, making, context)
+    } else {
+        // It was there already, and is seen for the first time. What a runtime made past the hooks may
+        // hold its modules already.
+        let learn = if container::loads_past_us() {
+            Learn::Runtime
+        } else {
+            Learn::Context
+        };
+        books.ledger().add_overhead(device, Part::Context, 0);
+        settle_found(books, device, making.ordinal, context, learn)
+    };
+    let resized = |entry: &mut Entry| {
+        entry.bytes = is;
+        (Then::Keep, ())
+    };
+    books.ledger().map.change(Space::Context, context, resized);
+    if making.loads {
+        measure::keep_baseline(books, device, context);
+    }
+    // Where it is larger than what there was room for.
+    let limit = books.process.memory_limit(books.container, device);
+    let used = books.container.region.used(device);
+    let is_over = is_new && is > bytes && limit != 0 && used > limit;
+    is_over.then(|| {
+        let refusal = Refusal {
+            limit,
+            used: used.saturating_sub(is),
+            asked: is,
+            why: Why::Full,
+            unaccounted: 0,
+        };
+        books.refuse(making.call, device, &refusal)
+    })
+}
+
+/// Charges a new context as what it turned out to take, which is given back. That is known before its
+/// reservation ends, since others may wait for it.
+fn settle_new(books: &Books, making: Making, context: u64) -> u64 {
+    let Making {
+        device,
+        ordinal,
+        bytes,
+        ..
+    } = making;
+    let is = if making.is_guess {
+        let new = NewContext {
+            device,
+            ordinal,
+            context,
+            charged: 0,
+            before: making.before,
+        };
+        measure::new_context(books, new)
+    } else {
+        // It may be larger than those that were seen before.
+        let more = measure::taken(books, device, making.before, bytes).beyond;
+        bytes.saturating_add(more)
+    };
+    let reserved = making.charge.map_or(0, |charge| charge.bytes());
+    let own = is.min(reserved);
+    confirm(
+        books,
+        Making {
+            bytes: own,
+            ..making
+        },
+    );
+    books.ledger().add_overhead(device, Part::Context, own);
+    if is > own {
+        books
+            .container
+            .region
+            .charge(device, is - own, Kind::Context);
+        books
+            .ledger()
+            .resize_context(books.container, device, is - own, 0);
+    }
+    is
+}
+
+/// Charges a context that was found, rather than made by our leave: it counts as any other one.
+fn settle_found(books: &Books, device: usize, ordinal: i32, context: u64, learn: Learn) -> u64 {
+    let bytes = match admission::known_bytes(books, device) {
+        0 => measure::guess_for(ordinal),
+        known => known,
+    };
+    let is_known = admission::known_bytes(books, device) != 0;
+    books.container.region.charge(device, bytes, Kind::Context);
     books
         .ledger()
-        .add_overhead(making.device, Part::Context, bytes);
-    if bytes == 0 {
-        // What a runtime made past the hooks may hold its modules already.
-        let learn = if is_new {
-            Learn::Context
-        } else {
-            Learn::Runtime
+        .resize_context(books.container, device, bytes, 0);
+    if is_known {
+        measure::settle(books, device, learn);
+        bytes
+    } else {
+        let found = NewContext {
+            device,
+            ordinal,
+            context,
+            charged: bytes,
+            before: None,
         };
-        measure(books, making.device, making.ordinal, learn);
+        measure::settle_found_context(books, found, learn)
     }
+}
+
+/// Takes a context back that there is no room for. Where the driver keeps it, it stays charged.
+fn undo(
+    books: &Books,
+    making: Making,
+    context: u64,
+    refused: CuResult,
+    destroy: impl FnOnce() -> bool,
+) -> Option<CuResult> {
+    compute::context_goes(books, context);
+    if !guest::uncancelled(destroy) {
+        line!(Error, "{}: a context past the limit stays", making.call);
+        return None;
+    }
+    if let Some(entry) = books.ledger().map.take(Space::Context, context) {
+        gone(books, &entry);
+    }
+    Some(refused)
 }
 
 /// A context that was made past the hooks, or is about to stand in the books as the first one of its
@@ -226,40 +349,26 @@ fn named(books: &Books, device: usize) -> Entry {
     }
 }
 
-/// A context that nobody measured before: NVML says what this process holds,
-/// and what is not a buffer is the context. (A host process that measures comes later, and again.)
-/// False where NVML does not know this process, or its figure says nothing.
-fn measure(books: &Books, device: usize, ordinal: i32, learn: Learn) -> bool {
-    let region = &books.container.region;
-    if region.oversubscribed_by_me(device) > 0 {
-        // What of managed memory NVML counts as this process's, if any, nobody can tell.
-        return false;
-    }
-    let Some(held) = guest::uncancelled(|| query::own_bytes(ordinal)) else {
-        return false;
-    };
-    let overhead = books.ledger().overhead_bytes(device);
-    let buffers = region.used_by_me(device).saturating_sub(overhead);
-    // Beside buffers the figure may be off by one that is on its way.
-    let learn = if buffers == 0 { learn } else { Learn::Nothing };
-    books
-        .ledger()
-        .measured_here(books.container, device, held.saturating_sub(buffers), learn);
-    true
-}
-
 /// A call was left by a jump: what is there now is measured, so that its charge does not stay if the
 /// driver gave nothing.
 pub(crate) fn measure_again(books: &Books, device: usize) {
-    if let Some(ordinal) = books.ordinal_of(device) {
-        measure(books, device, ordinal, Learn::Nothing);
+    if !measure::settle(books, device, Learn::Nothing) {
+        // The host may know.
+        books.ledger().await_host(device);
     }
 }
 
-/// The first memory that this process asks for since its context was made: its runtime has loaded
-/// what the program brought. That is measured and stands in the books, before anything is given.
+/// Memory is asked for while something is awaited. For the first time since its context was made, a
+/// runtime has loaded what the program brought: that is measured and stands in the books, before
+/// anything is given. And what a rule wants measured is.
 #[cold]
 pub(crate) fn loaded(books: &Books, device: usize) {
+    if books.process.is_wanted(device) && !books.process.is_loading(device) {
+        return measure::wanted(books, device);
+    }
+    if !books.process.is_loading(device) {
+        return;
+    }
     let Some(_alone) = books.process.loaded_lock.hold_briefly() else {
         // What is kept stays so for its minute.
         return books.process.forget_loading(device);
@@ -268,7 +377,9 @@ pub(crate) fn loaded(books: &Books, device: usize) {
         return;
     }
     let ordinal = books.ordinal_of(device);
-    if ordinal.is_some_and(|ordinal| measure(books, device, ordinal, Learn::Runtime)) {
+    if measure::settle(books, device, Learn::Runtime)
+        || ordinal.is_some_and(|ordinal| measure::settle_loaded(books, device, ordinal))
+    {
         books.container.region.loaded(device);
     } else {
         // In a pid namespace, where only the host can measure.
@@ -290,9 +401,7 @@ pub(crate) fn adopt(books: &Books, context: u64, device: usize) -> u64 {
     if let Some(entry) = map.get(Space::Context, context) {
         return entry.owner;
     }
-    let bytes = expected_bytes(books, device);
     let entry = Entry {
-        bytes,
         handles: 1,
         ..named(books, device)
     };
@@ -304,17 +413,27 @@ pub(crate) fn adopt(books: &Books, context: u64, device: usize) -> u64 {
     // Whoever makes contexts past the hooks loads modules past them too, and may be at it.
     container::load_past_us();
     mark_loading(books, device);
-    books.container.region.charge(device, bytes, Kind::Context);
-    books.ledger().add_overhead(device, Part::Context, bytes);
-    if let Some(ordinal) = books.ordinal_of(device) {
-        measure(books, device, ordinal, Learn::Runtime);
-    }
+    books.ledger().add_overhead(device, Part::Context, 0);
+    let ordinal = books.ordinal_of(device).unwrap_or(0);
+    let bytes = settle_found(books, device, ordinal, context, Learn::Runtime);
+    let resized = |entry: &mut Entry| {
+        entry.bytes = bytes;
+        (Then::Keep, ())
+    };
+    books.ledger().map.change(Space::Context, context, resized);
+    measure::keep_baseline(books, device, context);
+    measure::record_excess(books, "a context that a runtime made", device, bytes);
     entry.owner
 }
 
 pub(crate) fn before_destroy(context: CuContext) -> Verdict<Going> {
     let books = books!(Context);
     let context = context as u64;
+    let known = books.ledger().map.get(Space::Context, context);
+    if known.is_some_and(|entry| entry.what == GREEN) {
+        // It goes with its green context, and takes nothing with it.
+        return Verdict::Pass;
+    }
     match books.ledger().map.take(Space::Context, context) {
         Some(entry) => {
             compute::context_goes(&books, context);
@@ -336,11 +455,16 @@ pub(crate) fn after_destroy(going: Going, result: CuResult) {
     }
 }
 
+/// The address of a context may stand for another one from here on.
+fn forget_addresses(books: &Books) {
+    // Relaxed: threads that use a context while it is destroyed are the host's own race.
+    books.ledger().contexts_gone.fetch_add(1, Ordering::Relaxed);
+}
+
 /// The driver has freed the context and everything in it.
 fn gone(books: &Books, entry: &Entry) {
     let ledger = books.ledger();
-    // Relaxed: threads that use a context while it is destroyed are the host's own race.
-    ledger.contexts_gone.fetch_add(1, Ordering::Relaxed);
+    forget_addresses(books);
     let device = usize::from(entry.device);
     let mut buffers = 0;
     let mut past_the_share = 0;
@@ -363,7 +487,7 @@ fn gone(books: &Books, entry: &Entry) {
                 modules += held.bytes;
                 true
             }
-            // The context that was made from a green one.
+            // The contexts of green ones, which are over this one's memory.
             Space::Context => of_it && held.what == GREEN,
             _ => false,
         }
@@ -379,12 +503,10 @@ fn gone(books: &Books, entry: &Entry) {
     if modules > 0 {
         ledger.drop_overhead(books.container, device, Part::Module, modules);
     }
-    if entry.what != GREEN {
-        ledger.drop_overhead(books.container, device, Part::Context, entry.bytes);
-        if !ledger.has_context(device) {
-            books.process.forget_loading(device);
-            books.container.region.loaded(device);
-        }
+    ledger.drop_overhead(books.container, device, Part::Context, entry.bytes);
+    if !ledger.has_context(device) {
+        books.process.forget_loading(device);
+        books.container.region.loaded(device);
     }
     crate::pools::settle_device(books, device);
     crate::graphs::settle(books, device);
@@ -440,11 +562,13 @@ pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
     }
 }
 
-pub(crate) fn before_retain(call: &str, device: CuDevice) -> Verdict<Making> {
+pub(crate) fn before_retain(call: &'static str, device: CuDevice) -> Verdict<Making> {
     let books = books!(Context);
     if query::primary_is_active(device.0) == Some(true) {
         return match books.of_ordinal(device.0) {
-            Place::Device { device: index, .. } => Verdict::Call(Making::nothing(index, device.0)),
+            Place::Device { device: index, .. } => {
+                Verdict::Call(Making::nothing(call, index, device.0))
+            }
             Place::Elsewhere => Verdict::Pass,
             Place::Denied => refuse_device(device.0),
         };
@@ -452,24 +576,42 @@ pub(crate) fn before_retain(call: &str, device: CuDevice) -> Verdict<Making> {
     make(&books, call, device.0)
 }
 
-pub(crate) fn after_retain(making: Making, result: CuResult, out: *mut CuContext) {
-    let Some(books) = books::opened() else { return };
+pub(crate) fn after_retain(
+    making: Making,
+    result: CuResult,
+    out: *mut CuContext,
+) -> Option<CuResult> {
+    let books = books::opened()?;
     let Some(context) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        return failed(&books, making);
+        failed(&books, making);
+        return None;
     };
     let context = context as u64;
+    let refused = primary_is(&books, making, context)?;
+    undo(&books, making, context, refused, || {
+        query::release_primary(making.ordinal)
+    })
+    .inspect(|_| {
+        books.ledger().swap_primary(making.device, 0);
+        border::write(out, core::ptr::null_mut());
+    })
+}
+
+/// This is the device's primary context, from now on or since long.
+fn primary_is(books: &Books, making: Making, context: u64) -> Option<CuResult> {
     let before = books.ledger().swap_primary(making.device, context);
     if before != 0
         && before != context
         && let Some(entry) = books.ledger().map.take(Space::Context, before)
     {
         // It was destroyed and made anew while we did not look.
-        gone(&books, &entry);
+        gone(books, &entry);
     }
     if books.ledger().map.get(Space::Context, context).is_some() {
-        return refund(&books, making);
+        refund(books, making);
+        return None;
     }
-    made(&books, making, context, PRIMARY);
+    made(books, making, context, PRIMARY)
 }
 
 /// The primary context may be about to go, with our events in it.
@@ -506,163 +648,4 @@ fn primary_gone(books: &Books, ordinal: i32) {
     if let Some(entry) = books.ledger().map.take(Space::Context, context) {
         gone(books, &entry);
     }
-}
-
-/// A green context is charged as one of its own.
-pub(crate) fn after_green_create(making: Making, result: CuResult, out: *mut CuGreenCtx) {
-    let Some(books) = books::opened() else { return };
-    let Some(green) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        return failed(&books, making);
-    };
-    let bytes = making.bytes;
-    let entry = Entry {
-        bytes,
-        ..named(&books, making.device)
-    };
-    books.ledger().map.put(Space::Green, green as u64, entry);
-    confirm(&books, making);
-    books
-        .ledger()
-        .add_overhead(making.device, Part::Context, bytes);
-}
-
-/// The context of a green one is known from here on: it is not charged a second time.
-pub(crate) fn after_from_green(result: CuResult, out: *mut CuContext, green: CuGreenCtx) {
-    let Some(books) = books::opened() else { return };
-    if result != CuResult::SUCCESS {
-        return;
-    }
-    let Some(context) = border::read(out) else {
-        return;
-    };
-    let map = &books.ledger().map;
-    let Some(entry) = map.get(Space::Green, green as u64) else {
-        return;
-    };
-    if map.get(Space::Context, context as u64).is_none() {
-        map.put(
-            Space::Context,
-            context as u64,
-            Entry {
-                bytes: 0,
-                what: GREEN,
-                ..entry
-            },
-        );
-    }
-}
-
-pub(crate) fn before_green_destroy(green: CuGreenCtx) -> Verdict<Going> {
-    let books = books!(Context);
-    match books.ledger().map.take(Space::Green, green as u64) {
-        Some(entry) => Verdict::Call(Going {
-            context: green as u64,
-            entry,
-        }),
-        None => Verdict::Pass,
-    }
-}
-
-pub(crate) fn after_green_destroy(going: Going, result: CuResult) {
-    let Some(books) = books::opened() else { return };
-    if result == CuResult::SUCCESS {
-        gone(&books, &going.entry);
-    } else {
-        books
-            .ledger()
-            .map
-            .put(Space::Green, going.context, going.entry);
-    }
-}
-
-/// `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE` are bytes of the device, and their
-/// defaults are part of every context.
-const PRINTF: u32 = 1;
-const PRINTF_BYTES: u64 = 1 << 20;
-const HEAP: u32 = 2;
-const HEAP_BYTES: u64 = 8 << 20;
-
-/// A limit about to be set.
-#[derive(Clone, Copy)]
-pub(crate) struct Setting {
-    charge: Option<Charge>,
-    less: u64,
-    device: usize,
-    context: u64,
-}
-
-/// A larger heap or print buffer is reserved, a smaller one refunded.
-pub(crate) fn before_set_limit(call: &str, limit: u32, value: usize) -> Verdict<Setting> {
-    let books = books!(Context);
-    if limit != PRINTF && limit != HEAP {
-        return Verdict::Pass;
-    }
-    let Place::Device { device, .. } = books.here() else {
-        return Verdict::Pass;
-    };
-    let Some(context) = query::current_context() else {
-        return Verdict::Pass;
-    };
-    let (Some(printf), Some(heap)) = (query::context_limit(PRINTF), query::context_limit(HEAP))
-    else {
-        return Verdict::Pass;
-    };
-    let value = books::size(value);
-    let before = beyond_defaults(printf, heap);
-    let then = if limit == PRINTF {
-        beyond_defaults(value, heap)
-    } else {
-        beyond_defaults(printf, value)
-    };
-    let setting = Setting {
-        charge: None,
-        less: before.saturating_sub(then),
-        device,
-        context,
-    };
-    if then <= before {
-        return Verdict::Call(setting);
-    }
-    match books.reserve_overhead(call, device, then - before) {
-        Ok(charge) => Verdict::Call(Setting {
-            charge: Some(charge),
-            ..setting
-        }),
-        Err(result) => Verdict::Refuse(result),
-    }
-}
-
-fn beyond_defaults(printf: u64, heap: u64) -> u64 {
-    let beyond = printf
-        .saturating_sub(PRINTF_BYTES)
-        .saturating_add(heap.saturating_sub(HEAP_BYTES));
-    books::mapped(beyond)
-}
-
-pub(crate) fn after_set_limit(setting: Setting, result: CuResult) {
-    let Some(books) = books::opened() else { return };
-    let Setting {
-        charge,
-        less,
-        device,
-        context,
-    } = setting;
-    if result != CuResult::SUCCESS {
-        if let Some(charge) = charge {
-            books.refund(charge);
-        }
-        return;
-    }
-    let more = charge.map_or(0, |charge| charge.bytes());
-    if let Some(charge) = charge {
-        books.confirm(charge, Kind::Context);
-    }
-    books
-        .ledger()
-        .resize_context(books.container, device, more, less);
-    let resized = |entry: &mut Entry| {
-        entry.bytes = entry.bytes.saturating_add(more).saturating_sub(less);
-        (Then::Keep, ())
-    };
-    books.ledger().map.change(Space::Context, context, resized);
 }

@@ -268,9 +268,9 @@ pub(crate) mod cuda {
             symbol: *const c_char, out: *mut *mut c_void, version: i32, flags: u64,
             status: *mut CuDriverProcAddressQueryResult,
         ) => { _, dispatch::after_proc_address(symbol, out, version, flags) }
-        /// Tells of a CUDA runtime that will load modules past the hooks.
+        /// Refused where there is no room for what such a runtime takes.
         fn cuGetExportTable(out: *mut *const c_void, export_table_id: *const CuUuid)
-            => { _, contexts::after_export_table(export_table_id) }
+            => { contexts::before_export_table(export_table_id), contexts::after_export_table() }
         /// Without the devices that the container may not use.
         fn cuDeviceGetCount(count: *mut i32) => { _, dispatch::after_device_count(count) }
         /// By the container's numbering.
@@ -427,7 +427,7 @@ pub(crate) mod cuda {
         fn cuGreenCtxCreate(
             out: *mut CuGreenCtx, desc: CuDevResourceDesc, device: CuDevice, flags: u32,
         ) => {
-            contexts::before_retain("cuGreenCtxCreate", device),
+            contexts::before_green_create("cuGreenCtxCreate", device),
             contexts::after_green_create(out)
         }
         /// Refunds what it made.
@@ -550,6 +550,26 @@ pub(crate) mod cuda {
         fn cuLibraryLoadFromFile(out: *mut CuLibrary, path: *const c_char, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { modules::before_load_file("cuLibraryLoadFromFile", path), modules::after_load_library(out) }
         /// Refunds it.
         fn cuLibraryUnload(library: CuLibrary) => { modules::before_unload(library), modules::after_unload() }
+        /// Counts what it loads.
+        fn cuModuleGetFunction(function: *mut CuFunction, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetFunction", module), modules::after_look_up() }
+        /// Counts what it loads.
+        fn cuModuleGetGlobal(ptr: *mut u32, bytes: *mut u32, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetGlobal", module), modules::after_look_up() }
+        /// Counts what it loads.
+        fn cuModuleGetGlobal_v2(ptr: *mut CuDevicePtr, bytes: *mut usize, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetGlobal_v2", module), modules::after_look_up() }
+        /// Counts what it loads.
+        fn cuFuncLoad(function: CuFunction) => { modules::before_load_function("cuFuncLoad", function), modules::after_look_up() }
+        /// Counts what it loads.
+        fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) => { modules::before_look_up("cuLibraryGetModule", library), modules::after_look_up() }
+        /// Counts what it loads.
+        fn cuLibraryGetGlobal(ptr: *mut CuDevicePtr, bytes: *mut usize, library: CuLibrary, name: *const c_char) => { modules::before_look_up("cuLibraryGetGlobal", library), modules::after_look_up() }
+        /// Counts what it loads.
+        fn cuLibraryGetManaged(ptr: *mut CuDevicePtr, bytes: *mut usize, library: CuLibrary, name: *const c_char) => { modules::before_look_up("cuLibraryGetManaged", library), modules::after_look_up() }
+        /// Counts what it loads.
+        fn cuLibraryGetKernel(kernel: *mut CuKernel, library: CuLibrary, name: *const c_char) => { modules::before_look_up("cuLibraryGetKernel", library), modules::after_look_up() }
+        /// Counts what it loads.
+        fn cuLibraryGetUnifiedFunction(fptr: *mut *mut c_void, library: CuLibrary, symbol: *const c_char) => { modules::before_look_up("cuLibraryGetUnifiedFunction", library), modules::after_look_up() }
+        /// Counts what it loads.
+        fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) => { modules::before_get_function("cuKernelGetFunction", kernel), modules::after_look_up() }
         // Memory of graphs.
 
         /// From here on graphs are looked at.

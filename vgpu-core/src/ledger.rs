@@ -68,6 +68,18 @@ struct Overhead {
     /// Since when the host is to say what a runtime has loaded, milliseconds; 0: nobody waits.
     awaited_ms: AtomicU64,
     primary: AtomicU64,
+    /// When a measurement was last asked for, milliseconds.
+    wanted_ms: AtomicU64,
+    /// When one was last made because it was asked for.
+    wanted_measured_ms: AtomicU64,
+    /// What the modules that there are were charged when they were loaded, bytes.
+    modules_named: AtomicU64,
+    /// Not 0: their charge was lowered to what was measured, so it covers nothing that is loaded later.
+    is_lowered: AtomicU32,
+    /// Charged for modules of which the driver has not taken all yet, bytes.
+    not_taken: AtomicU64,
+    /// What was in use beyond the books when a context was made, bytes, plus one; 0: not known.
+    baseline: AtomicU64,
 }
 
 /// What a measurement teaches the other processes of the container.
@@ -213,9 +225,14 @@ impl Ledger {
         };
         // Relaxed: a sum that guards no other memory.
         overhead.word(part).fetch_add(bytes, Ordering::Relaxed);
-        if part == Part::Context {
-            // Relaxed: as above.
-            overhead.contexts.fetch_add(1, Ordering::Relaxed);
+        // Relaxed: as above.
+        match part {
+            Part::Context => {
+                overhead.contexts.fetch_add(1, Ordering::Relaxed);
+            }
+            Part::Module => {
+                overhead.modules_named.fetch_add(bytes, Ordering::Relaxed);
+            }
         }
     }
 
@@ -271,7 +288,18 @@ impl Ledger {
                 .store(before.saturating_sub(1), Ordering::Relaxed);
             before <= 1
         };
-        let gone = if is_last { charged } else { bytes.min(charged) };
+        let gone = match part {
+            Part::Context if is_last => charged,
+            Part::Context => bytes.min(charged),
+            Part::Module => {
+                // Relaxed: as above.
+                let named = overhead.modules_named.load(Ordering::Relaxed);
+                overhead
+                    .modules_named
+                    .store(named.saturating_sub(bytes), Ordering::Relaxed);
+                share_of(charged, bytes, named)
+            }
+        };
         // Relaxed: as above.
         word.fetch_sub(gone, Ordering::Relaxed);
         container.region.release(device, gone, part.kind());
@@ -321,6 +349,80 @@ impl Ledger {
         }
     }
 
+    /// A measurement is wanted from now on.
+    pub(crate) fn want_measurement(&self, device: usize) {
+        if let Some(overhead) = self.overhead.get(device) {
+            let now = lock::milliseconds().unsigned_abs().max(1);
+            // Relaxed: guards no other memory.
+            overhead.wanted_ms.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// When a measurement was asked for, and when one was last made for that, milliseconds.
+    pub(crate) fn measurement_wanted(&self, device: usize) -> (u64, u64) {
+        self.overhead.get(device).map_or((0, 0), |overhead| {
+            // Relaxed: as above.
+            let asked = overhead.wanted_ms.load(Ordering::Relaxed);
+            (asked, overhead.wanted_measured_ms.load(Ordering::Relaxed))
+        })
+    }
+
+    /// One was made.
+    pub(crate) fn measured_at(&self, device: usize, now_ms: u64) {
+        if let Some(overhead) = self.overhead.get(device) {
+            // Relaxed: as above.
+            overhead.wanted_measured_ms.store(now_ms, Ordering::Relaxed);
+        }
+    }
+
+    /// Does the charge of modules cover what they load at their first use?
+    pub(crate) fn covers_first_use(&self, device: usize) -> bool {
+        self.overhead.get(device).is_some_and(|overhead| {
+            // Relaxed: as above.
+            overhead.is_lowered.load(Ordering::Relaxed) == 0
+        })
+    }
+
+    /// So much was charged for a module that the driver may take only when it is used.
+    pub(crate) fn charged_in_advance(&self, device: usize, bytes: u64) {
+        if let Some(overhead) = self.overhead.get(device) {
+            // Relaxed: guards no other memory.
+            overhead.not_taken.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// So much was taken, or is not taken any more because its module is gone: what of it was not
+    /// charged in advance.
+    pub(crate) fn take_in_advance(&self, device: usize, bytes: u64) -> u64 {
+        let Some(overhead) = self.overhead.get(device) else {
+            return bytes;
+        };
+        let less = |charged: u64| Some(charged.saturating_sub(bytes));
+        // Relaxed: as above.
+        let charged = overhead
+            .not_taken
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+            .unwrap_or(0);
+        bytes.saturating_sub(charged)
+    }
+
+    /// What was in use beyond the books when a context was made, bytes; gone after this.
+    pub(crate) fn take_baseline(&self, device: usize) -> Option<u64> {
+        // Relaxed: as above.
+        let overhead = self.overhead.get(device)?;
+        overhead.baseline.swap(0, Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// So much is in use beyond the books.
+    pub(crate) fn set_baseline(&self, device: usize, bytes: u64) {
+        if let Some(overhead) = self.overhead.get(device) {
+            // Relaxed: as above.
+            overhead
+                .baseline
+                .store(bytes.saturating_add(1), Ordering::Relaxed);
+        }
+    }
+
     /// This process has measured by itself what its contexts and modules take of one device.
     pub(crate) fn measured_here(
         &self,
@@ -329,12 +431,17 @@ impl Ledger {
         bytes: u64,
         learn: Learn,
     ) {
+        self.measured_now(device);
+        self.settle_device(container, device, bytes, learn);
+    }
+
+    /// This process has measured: figures of the host from before this are old.
+    pub(crate) fn measured_now(&self, device: usize) {
         if let Some(overhead) = self.overhead.get(device) {
             let now = lock::milliseconds().unsigned_abs().max(1);
             // Relaxed: guards no other memory.
             overhead.measured_here_ms.store(now, Ordering::Relaxed);
         }
-        self.settle_device(container, device, bytes, learn);
     }
 
     /// Has this process a context on the device?
@@ -359,9 +466,17 @@ impl Ledger {
         }
         let modules = overhead.module_bytes.load(Ordering::Relaxed);
         let was = overhead.context_bytes.load(Ordering::Relaxed);
-        let is = bytes.saturating_sub(modules);
+        let (is, modules_are) = divided(bytes, was, modules);
         overhead.context_bytes.store(is, Ordering::Relaxed);
+        if modules_are < modules {
+            overhead.module_bytes.store(modules_are, Ordering::Relaxed);
+            overhead.not_taken.store(0, Ordering::Relaxed);
+            overhead.is_lowered.store(1, Ordering::Relaxed);
+        }
         container.region.adjust(device, Kind::Context, was, is);
+        container
+            .region
+            .adjust(device, Kind::Module, modules, modules_are);
         match learn {
             Learn::Context if contexts == 1 && is > 0 => {
                 container.region.learn_context_bytes(device, is);
@@ -394,5 +509,51 @@ impl Ledger {
             overhead.context_bytes.load(Ordering::Relaxed)
                 + overhead.module_bytes.load(Ordering::Relaxed)
         })
+    }
+}
+
+/// What contexts and modules count for when `bytes` were measured for both: what is more than their
+/// charges is a context's, what is less is modules', whose images say more than the driver takes.
+fn divided(bytes: u64, contexts: u64, modules: u64) -> (u64, u64) {
+    let modules = modules.min(bytes.saturating_sub(contexts));
+    (bytes - modules, modules)
+}
+
+/// The share of one module in what all are charged; all of it with the last one.
+fn share_of(charged: u64, bytes: u64, named: u64) -> u64 {
+    if bytes >= named {
+        return charged;
+    }
+    let share = u128::from(charged) * u128::from(bytes) / u128::from(named);
+    u64::try_from(share).unwrap_or(charged).min(charged)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_is_divided_among_contexts_and_modules() {
+        for (bytes, contexts, modules, divided_into) in [
+            (100, 30, 60, (40, 60)),
+            (90, 30, 60, (30, 60)),
+            (50, 30, 60, (30, 20)),
+            (30, 30, 60, (30, 0)),
+            (10, 30, 60, (10, 0)),
+            (0, 0, 0, (0, 0)),
+            (u64::MAX, u64::MAX, u64::MAX, (u64::MAX, 0)),
+        ] {
+            assert_eq!(divided(bytes, contexts, modules), divided_into, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_module_takes_its_share_along() {
+        assert_eq!(share_of(60, 20, 60), 20);
+        assert_eq!(share_of(6, 20, 60), 2);
+        assert_eq!(share_of(6, 60, 60), 6);
+        assert_eq!(share_of(6, 70, 60), 6);
+        assert_eq!(share_of(0, 1, 2), 0);
+        assert_eq!(share_of(u64::MAX, u64::MAX - 1, u64::MAX), u64::MAX - 1);
     }
 }

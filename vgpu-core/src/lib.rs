@@ -6,7 +6,8 @@
 //! hooks by the linker, or by `dlsym` and `cuGetProcAddress` (`linker`, `dispatch`).
 //!
 //! A guest: it starts no thread, installs no signal handler, changes no environment variable, prints
-//! nothing, keeps `errno`, has no constructor, waits for no peer longer than 100 ms, and keeps nothing
+//! nothing, keeps `errno`, has no constructor, waits for no peer longer than 100 ms (a
+//! context of unknown size: 3 s, decision 0010), and keeps nothing
 //! of its own alive across a call of the driver.
 
 mod addresses;
@@ -22,6 +23,7 @@ mod external;
 mod graphs;
 mod ipc;
 mod leaving;
+mod measure;
 mod memory;
 mod modules;
 mod mps;
@@ -48,6 +50,7 @@ mod border;
 mod clock;
 mod driver;
 mod elf;
+mod image;
 mod query;
 
 mod guest;

@@ -193,6 +193,11 @@ pub(crate) fn milliseconds() -> i64 {
     now.tv_sec * 1000 + now.tv_nsec / 1_000_000
 }
 
+/// Lets others go on for so long, milliseconds. No cancellation point.
+pub(crate) fn sleep_ms(ms: u64) {
+    futex_wait(&AtomicU32::new(0), 0, i64::try_from(ms).unwrap_or(0));
+}
+
 fn futex_wait(word: &AtomicU32, expected: u32, longest_ms: i64) {
     let timeout = libc::timespec {
         tv_sec: longest_ms / 1000,

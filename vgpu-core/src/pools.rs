@@ -457,6 +457,20 @@ pub(crate) fn settle_device(books: &Books, device: usize) {
     }
 }
 
+/// Pools of a device give back what they do not use. A pool that is held just now settles itself.
+pub(crate) fn trim_device(books: &Books, device: usize) {
+    for pool in books.ledger().pools.iter() {
+        // Acquire: as in `find`. Relaxed: the device is entered before the handle.
+        let handle = pool.handle.load(Ordering::Acquire);
+        if handle > DEAD && pool.device.load(Ordering::Relaxed) as usize == device {
+            query::trim_pool(handle, 0);
+            if let Some(held) = pool.lock.try_hold() {
+                let _holds = settle_held(books, pool, &held);
+            }
+        }
+    }
+}
+
 /// After a synchronisation: pools have given back what they do not keep.
 pub(crate) fn after_sync(_result: CuResult) {
     let Some(books) = books::opened() else { return };

@@ -5,12 +5,13 @@
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use cuda_api::nvml::{NvmlDevice, NvmlProcessInfo};
+use cuda_api::nvml::{NvmlDevice, NvmlMemory, NvmlProcessInfo, NvmlProcessInfoV1};
 use cuda_api::{
     CuArray, CuArray3DDescriptor, CuArrayMemoryRequirements, CuConditionalNodeParams, CuContext,
-    CuDevice, CuDevicePtr, CuEvent, CuGraph, CuGraphExec, CuGraphNode, CuGraphNodeParams,
-    CuGraphicsResource, CuMemAllocNodeParams, CuMemAllocationHandle, CuMemAllocationProp,
-    CuMemLocation, CuMemoryPool, CuMipmappedArray, CuResult, CuStream, CuUuid,
+    CuDevice, CuDevicePtr, CuEvent, CuFunction, CuGraph, CuGraphExec, CuGraphNode,
+    CuGraphNodeParams, CuGraphicsResource, CuKernel, CuLibrary, CuMemAllocNodeParams,
+    CuMemAllocationHandle, CuMemAllocationProp, CuMemLocation, CuMemoryPool, CuMipmappedArray,
+    CuModule, CuResult, CuStream, CuUuid,
 };
 
 use crate::border;
@@ -559,6 +560,104 @@ pub(crate) fn graph_figures(ordinal: i32) -> Option<Figures> {
     })
 }
 
+/// Memory of a context's device that is free, and all of it, bytes.
+pub(crate) fn memory_info(context: u64) -> Option<(u64, u64)> {
+    if current_context() == Some(context) {
+        return memory_info_here();
+    }
+    // SAFETY: a context that the driver named to us.
+    ok(unsafe { cuda::cuCtxPushCurrent_v2(handle(context)) })?;
+    let info = memory_info_here();
+    let mut popped: CuContext = core::ptr::null_mut();
+    // SAFETY: takes off what was pushed above.
+    ok(unsafe { cuda::cuCtxPopCurrent_v2(&raw mut popped) })?;
+    info
+}
+
+fn memory_info_here() -> Option<(u64, u64)> {
+    let (mut free, mut total) = (0usize, 0usize);
+    // SAFETY: two words to write to.
+    ok(unsafe { cuda::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+    Some((u64::try_from(free).ok()?, u64::try_from(total).ok()?))
+}
+
+/// All memory of a device, bytes.
+pub(crate) fn total_bytes(ordinal: i32) -> Option<u64> {
+    let mut bytes = 0usize;
+    // SAFETY: one word to write to.
+    ok(unsafe { cuda::cuDeviceTotalMem_v2(&raw mut bytes, CuDevice(ordinal)) })?;
+    u64::try_from(bytes).ok()
+}
+
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+pub(crate) const MULTIPROCESSORS: u32 = 16;
+/// `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`.
+pub(crate) const THREADS_PER_MULTIPROCESSOR: u32 = 39;
+
+/// Takes back a context that was made a moment ago.
+pub(crate) fn destroy_context(context: u64) -> bool {
+    // SAFETY: a context that the driver gave just now and that its caller has not seen.
+    ok(unsafe { cuda::cuCtxDestroy_v2(handle(context)) }).is_some()
+}
+
+/// Takes back a reference to a device's primary context.
+pub(crate) fn release_primary(ordinal: i32) -> bool {
+    // SAFETY: a reference that the driver gave just now and that its caller has not seen.
+    let mut released = unsafe { cuda::cuDevicePrimaryCtxRelease_v2(CuDevice(ordinal)) };
+    if released == CuResult::NOT_FOUND {
+        // SAFETY: as above, before driver 11.0.
+        released = unsafe { cuda::cuDevicePrimaryCtxRelease(CuDevice(ordinal)) };
+    }
+    ok(released).is_some()
+}
+
+/// Takes back a green context that was made a moment ago.
+pub(crate) fn destroy_green(green: u64) -> bool {
+    // SAFETY: a green context that the driver gave just now and that its caller has not seen.
+    ok(unsafe { cuda::cuGreenCtxDestroy(handle(green)) }).is_some()
+}
+
+/// A device's primary context, if it is alive.
+pub(crate) fn primary_context(ordinal: i32) -> Option<u64> {
+    if primary_is_active(ordinal) != Some(true) {
+        return None;
+    }
+    let mut context: CuContext = core::ptr::null_mut();
+    // SAFETY: one handle to write to.
+    ok(unsafe { cuda::cuDevicePrimaryCtxRetain(&raw mut context, CuDevice(ordinal)) })?;
+    // Other references keep it alive.
+    release_primary(ordinal);
+    (!context.is_null()).then_some(context as u64)
+}
+
+/// The module that a function is of.
+pub(crate) fn module_of(function: CuFunction) -> Option<u64> {
+    let mut module: CuModule = core::ptr::null_mut();
+    // SAFETY: the caller's own function, one handle to write to.
+    ok(unsafe { cuda::cuFuncGetModule(&raw mut module, function) })?;
+    (!module.is_null()).then_some(module as u64)
+}
+
+/// The library that a kernel is of.
+pub(crate) fn library_of(kernel: CuKernel) -> Option<u64> {
+    let mut library: CuLibrary = core::ptr::null_mut();
+    // SAFETY: the caller's own kernel, one handle to write to.
+    ok(unsafe { cuda::cuKernelGetLibrary(&raw mut library, kernel) })?;
+    (!library.is_null()).then_some(library as u64)
+}
+
+/// Takes back a module that was loaded a moment ago.
+pub(crate) fn unload_module(module: u64) -> bool {
+    // SAFETY: a module that the driver gave just now and that its caller has not seen.
+    ok(unsafe { cuda::cuModuleUnload(handle(module)) }).is_some()
+}
+
+/// Takes back a library that was loaded a moment ago.
+pub(crate) fn unload_library(library: u64) -> bool {
+    // SAFETY: as above.
+    ok(unsafe { cuda::cuLibraryUnload(handle(library)) }).is_some()
+}
+
 /// A limit of the current context (`CU_LIMIT_*`), bytes.
 pub(crate) fn context_limit(limit: u32) -> Option<u64> {
     let mut value = 0usize;
@@ -793,39 +892,92 @@ pub(crate) fn card_uuid(ordinal: i32) -> Option<[u8; 16]> {
     })
 }
 
-/// What NVML says that this process holds of the device in all, bytes. `None` where NVML does not
-/// know this process by the number that it has here (in a pid namespace).
+/// Processes that NVML lists at most.
+const MOST_PROCESSES: usize = 256;
+
+/// What NVML says that this process holds of the device in all, bytes. `None` where there is no NVML,
+/// or where it does not know this process by the number that it has here (in a pid namespace).
 pub(crate) fn own_bytes(ordinal: i32) -> Option<u64> {
-    const MOST: usize = 256;
+    with_nvml(|| {
+        let device = nvml_card(ordinal)?;
+        let bytes = match processes(device)? {
+            List::Known(bytes) => bytes,
+            List::Unknown => return None,
+        };
+        (bytes != cuda_api::nvml::VALUE_NOT_AVAILABLE).then_some(bytes)
+    })
+}
+
+/// Memory of the device that is in use, by whichever process, bytes. Needs no context.
+pub(crate) fn used_bytes(ordinal: i32) -> Option<u64> {
+    with_nvml(|| {
+        let device = nvml_card(ordinal)?;
+        let mut memory = NvmlMemory {
+            total: 0,
+            free: 0,
+            used: 0,
+        };
+        // SAFETY: a handle that NVML gave just now, one structure to write to.
+        let asked = unsafe { nvml::nvmlDeviceGetMemoryInfo(device, &raw mut memory) };
+        asked
+            .is_success()
+            .then(|| memory.total.saturating_sub(memory.free))
+    })
+}
+
+/// What a list says of this process.
+enum List {
+    Known(u64),
+    Unknown,
+}
+
+/// Looks this process up in NVML's newest list that there is. `None`: there is no list.
+fn processes(device: NvmlDevice) -> Option<List> {
     const EMPTY: NvmlProcessInfo = NvmlProcessInfo {
         pid: 0,
         used_gpu_memory: 0,
         gpu_instance_id: 0,
         compute_instance_id: 0,
     };
-    with_nvml(|| {
-        let device = nvml_card(ordinal)?;
-        let mut processes = [EMPTY; MOST];
-        let mut count = u32::try_from(MOST).ok()?;
-        // SAFETY: room for as many as are asked for.
-        let asked = unsafe {
-            nvml::nvmlDeviceGetComputeRunningProcesses_v3(
+    let me = std::process::id();
+    let found = |found: Option<u64>| Some(found.map_or(List::Unknown, List::Known));
+    let mut infos = [EMPTY; MOST_PROCESSES];
+    let mut count = u32::try_from(MOST_PROCESSES).ok()?;
+    // SAFETY: room for as many as are asked for.
+    let mut asked = unsafe {
+        nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, &raw mut count, infos.as_mut_ptr())
+    };
+    if !asked.is_success() {
+        count = u32::try_from(MOST_PROCESSES).ok()?;
+        // SAFETY: as above.
+        asked = unsafe {
+            nvml::nvmlDeviceGetComputeRunningProcesses_v2(
                 device,
                 &raw mut count,
-                processes.as_mut_ptr(),
+                infos.as_mut_ptr(),
             )
         };
-        if !asked.is_success() {
-            return None;
-        }
-        let me = std::process::id();
-        let known = processes.iter().take(usize::try_from(count).ok()?);
-        let bytes = known
-            .filter(|info| info.pid == me)
-            .map(|info| info.used_gpu_memory)
-            .max()?;
-        (bytes != cuda_api::nvml::VALUE_NOT_AVAILABLE).then_some(bytes)
-    })
+    }
+    if asked.is_success() {
+        let known = infos.iter().take(usize::try_from(count).ok()?);
+        let mine = known.filter(|info| info.pid == me);
+        return found(mine.map(|info| info.used_gpu_memory).max());
+    }
+    let mut infos = [NvmlProcessInfoV1 {
+        pid: 0,
+        used_gpu_memory: 0,
+    }; MOST_PROCESSES];
+    count = u32::try_from(MOST_PROCESSES).ok()?;
+    // SAFETY: room for as many as are asked for.
+    let asked = unsafe {
+        nvml::nvmlDeviceGetComputeRunningProcesses(device, &raw mut count, infos.as_mut_ptr())
+    };
+    if !asked.is_success() {
+        return None;
+    }
+    let known = infos.iter().take(usize::try_from(count).ok()?);
+    let mine = known.filter(|info| info.pid == me);
+    found(mine.map(|info| info.used_gpu_memory).max())
 }
 
 /// Whether NVML lists a process on the device, by its number on the machine; nothing where NVML does

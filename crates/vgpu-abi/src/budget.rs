@@ -213,8 +213,9 @@ pub(crate) trait Ledger {
     /// The charge word of all shared objects of a device.
     fn shared(&self, device: usize) -> Option<&AtomicU64>;
     /// What contexts and modules of a process will take of a device whose runtime has been loading
-    /// since then; 0 where nobody has seen such a one, or when it has had time enough.
-    fn expected(&self, device: usize, since_ns: u64) -> u64;
+    /// since then: what such processes were seen to take, or `guess` before one was seen; 0 when it
+    /// has had time enough.
+    fn expected(&self, device: usize, since_ns: u64, guess: u64) -> u64;
 }
 
 /// What the slow way needs of the outside. All waits end.
@@ -256,7 +257,7 @@ pub(crate) fn each_slot<L: Ledger + ?Sized>(ledger: &L, mut each: impl FnMut(usi
 /// the mark was set, and what is settled is in confirmed before the breakdown says so and the mark
 /// goes, so it is seen at least once.
 #[inline]
-fn kept<L: Ledger + ?Sized>(ledger: &L, cells: &DeviceUse, device: usize) -> u64 {
+pub(crate) fn kept<L: Ledger + ?Sized>(ledger: &L, cells: &DeviceUse, device: usize) -> u64 {
     // SeqCst: stands after our own addition in the one order of all changes, as the charges do.
     match cells.loading_since_ns.load(Ordering::SeqCst) {
         0 => 0,
@@ -274,7 +275,9 @@ fn kept_since<L: Ledger + ?Sized>(
     // Acquire: what the breakdown says is in `confirmed`, which is read after it.
     let contexts = cells.contexts.load(Ordering::Acquire);
     let modules = cells.modules.load(Ordering::Acquire);
-    let expected = ledger.expected(device, since_ns);
+    // SeqCst: stored before the mark.
+    let guess = cells.loading_bytes.load(Ordering::SeqCst);
+    let expected = ledger.expected(device, since_ns, guess);
     expected.saturating_sub(contexts.saturating_add(modules))
 }
 
@@ -437,14 +440,31 @@ pub(crate) fn reserve<O: Outside + ?Sized>(
 /// How often more may be learned while a context is admitted.
 const LEARNED: usize = 8;
 
+/// What is asked for a process whose runtime will load past the driver's public interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// At least this much, bytes.
+    pub(crate) least: u64,
+    /// Kept for it as long as no such process was measured, bytes.
+    pub(crate) guess: u64,
+}
+
+impl Need {
+    /// So much, of which nothing is kept beyond its charge.
+    #[cfg(loom)]
+    pub(crate) fn of(least: u64) -> Self {
+        Self { least, guess: 0 }
+    }
+}
+
 /// Reserves room for the context of a process whose runtime will load past the driver's public
-/// interface: all that it is expected to take, `least` or more. From here on its slot says that it
-/// loads. Gives what was reserved.
+/// interface: all that it is expected to take, what it needs or more. From here on its slot says that
+/// it loads. Gives what was reserved.
 pub(crate) fn reserve_loading<O: Outside + ?Sized>(
     outside: &O,
     place: Place,
     device: usize,
-    least: u64,
+    need: Need,
     bounds: Bounds,
     now_ns: u64,
 ) -> Result<u64, Refused> {
@@ -452,15 +472,16 @@ pub(crate) fn reserve_loading<O: Outside + ?Sized>(
         return Err(Refused::NoSuchDevice);
     };
     for _look in 0..LEARNED {
-        let bytes = least.max(outside.expected(device, now_ns));
+        let bytes = need.least.max(outside.expected(device, now_ns, 0));
         reserve_within(outside, place, device, bytes, bounds, false)?;
         crash_point!("loading:reserved");
         // SeqCst: whoever learns more before this store is seen by the look below; whoever does so
         // after it sees this slot when he adds up.
+        own.loading_bytes.store(need.guess, Ordering::SeqCst);
         own.loading_since_ns.store(now_ns, Ordering::SeqCst);
         crash_point!("loading:said");
         seq_cst_point();
-        let is_enough = outside.expected(device, now_ns) <= bytes;
+        let is_enough = outside.expected(device, now_ns, 0) <= bytes;
         // SeqCst: a slot that was taken away must not be left with our mark.
         let is_mine = own.pending.load(Ordering::SeqCst) & TAG_MASK == place.tag & TAG_MASK;
         if is_enough && is_mine {
@@ -890,6 +911,7 @@ fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
             empty(&cells.pending, tag_of(generation));
             // SeqCst: as the charges; a dead process loads nothing.
             cells.loading_since_ns.store(0, Ordering::SeqCst);
+            cells.loading_bytes.store(0, Ordering::SeqCst);
             // Relaxed: breakdowns and measurements; no decision is made on them.
             cells.contexts.store(0, Ordering::Relaxed);
             cells.modules.store(0, Ordering::Relaxed);
@@ -1004,6 +1026,7 @@ fn take_seat<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead, me: &Id
             empty(&cells.pending, tag_of(generation));
             // SeqCst: as above.
             cells.loading_since_ns.store(0, Ordering::SeqCst);
+            cells.loading_bytes.store(0, Ordering::SeqCst);
         }
     }
     crash_point!("join:emptied");

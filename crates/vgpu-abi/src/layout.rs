@@ -269,8 +269,11 @@ pub struct DeviceUse {
     pub loading_since_ns: AtomicU64,
     /// What a checkpoint has taken off `confirmed`, with the tag of its charge words; 0: nothing.
     pub away: AtomicU64,
+    /// What it is taken to load in all as long as no such process of the container was measured,
+    /// bytes; counts only while `loading_since_ns` does.
+    pub loading_bytes: AtomicU64,
     /// Room for more kinds.
-    pub reserved_0: [AtomicU64; 2],
+    pub reserved_0: [AtomicU64; 1],
     /// Charge word: what has been asked of the driver and is not answered yet.
     pub pending: AtomicU64,
     /// Room that keeps the next field on a line of its own.
@@ -535,7 +538,7 @@ assert_layout!(ComputeUse: size 128, align 64, launches @ 0, graph_launches @ 8,
     unknown_launches @ 96, busy_permille @ 104, priority @ 108, expected_by_ns @ 112,
     progress_ns @ 120);
 assert_layout!(DeviceUse: size 256, align 64, confirmed @ 0, contexts @ 8, modules @ 16,
-    oversubscribed @ 24, loading_since_ns @ 32, away @ 40, pending @ 64, compute @ 128);
+    oversubscribed @ 24, loading_since_ns @ 32, away @ 40, loading_bytes @ 48, pending @ 64, compute @ 128);
 assert_layout!(Slot: size 4352, align 64, head @ 0, devices @ 256);
 assert_layout!(SharedObject: size 192, align 64, state @ 0, device @ 4, key @ 8, bytes @ 24,
     sequence @ 32, family @ 40, holders @ 64);

@@ -27,8 +27,9 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
 
 use self::map::{PrivateMap, RegionMap};
 use self::private::{OwnUse, Private};
+use self::slots::LOADING_NS;
 use self::sys::CPath;
-use crate::budget::{self, Ledger, NotAdded, Place, Refused, Room, Stale, bytes_in, tag_of};
+use crate::budget::{self, Ledger, Need, NotAdded, Place, Refused, Room, Stale, bytes_in, tag_of};
 use crate::crash::crash_point;
 use crate::credit::{self, Compute};
 use crate::layout::{
@@ -745,11 +746,21 @@ impl Region {
         least: u64,
         bounds: Bounds,
     ) -> Result<Charge, Refusal> {
+        let need = Need { least, guess: 0 };
+        self.reserve_need(device, need, bounds, sys::now_ns())
+    }
+
+    fn reserve_need(
+        &self,
+        device: usize,
+        need: Need,
+        bounds: Bounds,
+        since_ns: u64,
+    ) -> Result<Charge, Refusal> {
         let mut seat = self.seated();
         let mut refused = Refused::Stale;
         for _try in 0..TRIES {
-            let now = sys::now_ns();
-            match budget::reserve_loading(self, place_of(seat), device, least, bounds, now) {
+            match budget::reserve_loading(self, place_of(seat), device, need, bounds, since_ns) {
                 Ok(bytes) => {
                     return Ok(Charge {
                         device: u32::try_from(device).unwrap_or(u32::MAX),
@@ -768,8 +779,46 @@ impl Region {
                 }
             }
         }
-        let asked = least.max(self.learned_runtime_bytes(device));
+        let asked = need.least.max(self.learned_runtime_bytes(device));
         Err(self.refusal(device, asked, bounds, refused))
+    }
+
+    /// A runtime of this process is about to make its context and to load, both past the driver's
+    /// public interface: keeps room for it, as much as such processes were seen to take, or `guess`
+    /// bytes before one was seen. Not for longer than `for_ns`, unless [`Region::loading`] follows. The room is kept
+    /// from here on, so the charge is to be refunded at once.
+    ///
+    /// # Errors
+    /// [`Refusal`]; it is counted, and nothing is kept.
+    pub fn keep_for_loading(
+        &self,
+        device: usize,
+        guess: u64,
+        bounds: Bounds,
+        for_ns: u64,
+    ) -> Result<Charge, Refusal> {
+        let least = match self.learned_runtime_bytes(device) {
+            0 => guess,
+            learned => learned,
+        };
+        let need = Need {
+            least,
+            guess: least,
+        };
+        let since_ns = sys::now_ns().saturating_sub(LOADING_NS.saturating_sub(for_ns));
+        self.reserve_need(device, need, bounds, since_ns.max(1))
+    }
+
+    /// Room that is kept for runtimes that are loading, bytes, beyond what their books have.
+    #[must_use]
+    pub fn kept(&self, device: usize) -> u64 {
+        let mut sum = 0_u64;
+        budget::each_slot(self, |slot| {
+            if let Some(cells) = self.cells(slot, device) {
+                sum = sum.saturating_add(budget::kept(self, cells, device));
+            }
+        });
+        sum
     }
 
     /// A context of this process was made past the driver's public interface, and its runtime loads

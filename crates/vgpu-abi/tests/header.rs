@@ -60,7 +60,7 @@ fn in_rust() -> BTreeMap<String, Layout> {
         ComputeUse { launches, graph_launches, busy_ns, in_flight_ns, last_launch_ns, throttled_ns,
             waiting_since_ns, leased_ns, waits, copies, copy_bytes, host_functions,
             unknown_launches, busy_permille, priority, expected_by_ns, progress_ns }
-        DeviceUse { confirmed, contexts, modules, oversubscribed, loading_since_ns, away, reserved_0, pending, reserved_1,
+        DeviceUse { confirmed, contexts, modules, oversubscribed, loading_since_ns, away, loading_bytes, reserved_0, pending, reserved_1,
             compute }
         Slot { head, devices }
         SharedObject { state, device, key, bytes, sequence, family, reserved, holders }

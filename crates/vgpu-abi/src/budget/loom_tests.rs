@@ -57,6 +57,7 @@ fn cells() -> DeviceUse {
         modules: word(),
         oversubscribed: word(),
         loading_since_ns: word(),
+        loading_bytes: word(),
         reserved_0: std::array::from_fn(|_| word()),
         pending: word(),
         reserved_1: std::array::from_fn(|_| word()),
@@ -129,7 +130,7 @@ impl Ledger for Model {
         Some(&self.shared)
     }
 
-    fn expected(&self, _device: usize, _since_ns: u64) -> u64 {
+    fn expected(&self, _device: usize, _since_ns: u64, _guess: u64) -> u64 {
         self.learned.load(Ordering::SeqCst)
     }
 }
@@ -648,7 +649,7 @@ fn what_is_learned_while_a_runtime_begins_to_load_is_kept_for_it_or_refused() {
                 limit: 10,
                 resident: u64::MAX,
             };
-            let Ok(reserved) = reserve_loading(&*one, place, 0, 1, whole, 5) else {
+            let Ok(reserved) = reserve_loading(&*one, place, 0, Need::of(1), whole, 5) else {
                 return 0;
             };
             // The context itself; the rest of what was reserved is kept by the mark from here on.

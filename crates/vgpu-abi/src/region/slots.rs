@@ -22,7 +22,7 @@ use crate::layout::{ComputeUse, DeviceUse, MAX_DEVICES, MAX_SLOTS, SlotHead};
 const REAP_WAIT_NS: u64 = 5_000_000;
 
 /// Room is kept for a runtime that loads for this long: PyTorch's takes ten seconds on a slow machine.
-const LOADING_NS: u64 = 60_000_000_000;
+pub(super) const LOADING_NS: u64 = 60_000_000_000;
 
 /// Somebody who asked for a lock within this time is still asking.
 const ASKED_NS: u64 = 2_000_000;
@@ -414,11 +414,14 @@ impl Ledger for Region {
         self.shared_word(device)
     }
 
-    fn expected(&self, device: usize, since_ns: u64) -> u64 {
+    fn expected(&self, device: usize, since_ns: u64, guess: u64) -> u64 {
         if sys::now_ns().saturating_sub(since_ns) > LOADING_NS {
             return 0;
         }
-        self.learned_runtime_bytes(device)
+        match self.learned_runtime_bytes(device) {
+            0 => bytes_in(guess),
+            learned => learned,
+        }
     }
 }
 

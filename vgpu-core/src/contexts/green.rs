@@ -1,0 +1,138 @@
+//! Rules: green contexts. One is a share of a device's multiprocessors over the primary context: what is
+//! allocated while it is current is the primary context's, and stays when it goes.
+
+use cuda_api::{CuContext, CuDevice, CuGreenCtx, CuResult};
+use vgpu_abi::region::Kind;
+
+use super::{GREEN, Going, Making, before_retain, failed, primary_is, refund};
+use crate::books::{self, books};
+use crate::border;
+use crate::guest::Verdict;
+use crate::map::{Entry, Space, Then};
+use crate::measure;
+use crate::query;
+
+/// The primary context is made for it if it is not there yet.
+pub(crate) fn before_green_create(call: &'static str, device: CuDevice) -> Verdict<Making> {
+    match before_retain(call, device) {
+        Verdict::Call(making) if making.charge.is_none() => {
+            let Some(books) = books::opened() else {
+                return Verdict::Call(making);
+            };
+            let before = measure::before_context(&books, making.device, making.ordinal);
+            Verdict::Call(Making { before, ..making })
+        }
+        verdict => verdict,
+    }
+}
+
+/// The primary context is there now, made for it if need be. What the green one takes beside it is
+/// charged to it.
+pub(crate) fn after_green_create(
+    making: Making,
+    result: CuResult,
+    out: *mut CuGreenCtx,
+) -> Option<CuResult> {
+    let books = books::opened()?;
+    let Some(green) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        failed(&books, making);
+        return None;
+    };
+    let device = making.device;
+    let charged = making.charge.map_or(0, |charge| charge.bytes());
+    let more = measure::taken(&books, device, making.before, charged).beyond;
+    match query::primary_context(making.ordinal) {
+        // Where it turns out to be too large there is no way back: it counts, and nothing is given.
+        Some(primary) => {
+            let _counts = primary_is(&books, making, primary);
+        }
+        None => refund(&books, making),
+    }
+    let more = if making.charge.is_some() { 0 } else { more };
+    if more > 0 {
+        match books.reserve_overhead(making.call, device, more) {
+            Ok(charge) => books.confirm(charge, Kind::Context),
+            Err(refused) if query::destroy_green(green as u64) => {
+                border::write(out, core::ptr::null_mut());
+                return Some(refused);
+            }
+            // The driver keeps it, so it counts, and nothing more is given.
+            Err(_) => books.container.region.charge(device, more, Kind::Context),
+        }
+        books
+            .ledger()
+            .resize_context(books.container, device, more, 0);
+    }
+    let entry = Entry {
+        bytes: more,
+        device: u8::try_from(device).unwrap_or(u8::MAX),
+        ..Entry::default()
+    };
+    books.ledger().map.put(Space::Green, green as u64, entry);
+    None
+}
+
+/// The context of a green one: what is allocated in it is the primary context's.
+pub(crate) fn after_from_green(result: CuResult, out: *mut CuContext, green: CuGreenCtx) {
+    let Some(books) = books::opened() else { return };
+    if result != CuResult::SUCCESS {
+        return;
+    }
+    let Some(context) = border::read(out) else {
+        return;
+    };
+    let map = &books.ledger().map;
+    let named = |entry: &mut Entry| {
+        // It goes with the green one.
+        entry.owner = context as u64;
+        (Then::Keep, *entry)
+    };
+    let Some(entry) = map.change(Space::Green, green as u64, named) else {
+        return;
+    };
+    let primary = books.ledger().primary(usize::from(entry.device));
+    let Some(primary) = map.get(Space::Context, primary) else {
+        return;
+    };
+    if map.get(Space::Context, context as u64).is_none() {
+        let of_green = Entry {
+            bytes: 0,
+            what: GREEN,
+            ..primary
+        };
+        map.put(Space::Context, context as u64, of_green);
+    }
+}
+
+pub(crate) fn before_green_destroy(green: CuGreenCtx) -> Verdict<Going> {
+    let books = books!(Context);
+    match books.ledger().map.take(Space::Green, green as u64) {
+        Some(entry) => Verdict::Call(Going {
+            context: green as u64,
+            entry,
+        }),
+        None => Verdict::Pass,
+    }
+}
+
+/// What it took for itself is free; the primary context and all memory stay.
+pub(crate) fn after_green_destroy(going: Going, result: CuResult) {
+    let Some(books) = books::opened() else { return };
+    let Going { context, entry } = going;
+    if result != CuResult::SUCCESS {
+        books.ledger().map.put(Space::Green, context, entry);
+        return;
+    }
+    let map = &books.ledger().map;
+    if map
+        .get(Space::Context, entry.owner)
+        .is_some_and(|it| it.what == GREEN)
+    {
+        map.take(Space::Context, entry.owner);
+    }
+    let device = usize::from(entry.device);
+    books
+        .ledger()
+        .resize_context(books.container, device, 0, entry.bytes);
+    super::forget_addresses(&books);
+}

@@ -1,0 +1,493 @@
+//! What the driver takes that no call names: contexts, modules, what is loaded at its first use. Asks,
+//! in this order: NVML, which knows each process; how much less memory is free after a call than before
+//! it; what the container has learned; at last a guess for the card. Never answers "nothing".
+//!
+//! Decides no call. The figures that stand for a missing answer are functions of values ([`guess`],
+//! [`beyond`], [`context_figure`]).
+
+use cuda_api::{CuDevice, CuResult};
+use vgpu_abi::region::{Kind, Refusal, Why};
+
+use crate::books::{self, Books};
+use crate::guest;
+use crate::ledger::{Learn, Part};
+use crate::lock;
+use crate::log::line;
+use crate::{graphs, pools, query};
+
+const MIB: u64 = 1 << 20;
+
+/// A context takes no less than this, whatever was measured beside busy neighbours.
+pub(crate) const LEAST_CONTEXT: u64 = 8 * MIB;
+
+/// A safe figure for a context of a card of which nothing is known but its multiprocessors and its
+/// memory: 64 MiB, and 4 MiB for each multiprocessor (2 MiB of it are the default stacks of its
+/// threads), but no more than an eighth of the memory.
+///
+/// | card | multiprocessors | guess |
+/// |---|---|---|
+/// | T4 | 40 | 224 MiB |
+/// | V100 | 80 | 384 MiB |
+/// | A100 | 108 | 496 MiB |
+/// | H100, H200 | 132 | 592 MiB |
+/// | B200 | 148 | 656 MiB |
+pub(crate) fn guess(multiprocessors: u64, total_bytes: u64) -> u64 {
+    let by_size = (64 * MIB).saturating_add(multiprocessors.saturating_mul(4 * MIB));
+    let most = match total_bytes {
+        0 => u64::MAX,
+        total => total / 8,
+    };
+    books::mapped(by_size.min(most).clamp(LEAST_CONTEXT, 4096 * MIB))
+}
+
+/// The guess for a device of the driver.
+pub(crate) fn guess_for(ordinal: i32) -> u64 {
+    /// Of a card that does not say.
+    const MANY: u64 = 160;
+    let count = query::device_attribute(ordinal, query::MULTIPROCESSORS);
+    let count = count
+        .and_then(|it| u64::try_from(it).ok())
+        .filter(|&it| it > 0);
+    guess(
+        count.unwrap_or(MANY),
+        query::total_bytes(ordinal).unwrap_or(0),
+    )
+}
+
+/// How a device stood at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// In use by all processes of the machine, bytes.
+    in_use: u64,
+    /// In the container's books, bytes: before the call with what is asked for, after it without.
+    booked: u64,
+    from: From,
+}
+
+/// Where a look is made from: two can be compared if that is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    /// The driver, in this context.
+    Context(u64),
+    /// NVML, by the driver's ordinal.
+    Nvml(i32),
+}
+
+/// When a look is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Before,
+    After,
+}
+
+fn booked(books: &Books, device: usize, when: When) -> u64 {
+    let region = &books.container.region;
+    // What another process of the container asks for meanwhile counts as ours rather than not at all.
+    match when {
+        When::Before => region.used(device).saturating_add(region.pending(device)),
+        When::After => region.used(device),
+    }
+}
+
+fn look(books: &Books, device: usize, from: From, when: When) -> Option<Look> {
+    let in_use = match from {
+        From::Context(context) => {
+            let (free, total) = query::relaxed(|| query::memory_info(context))?;
+            total.saturating_sub(free)
+        }
+        From::Nvml(ordinal) => guest::uncancelled(|| query::used_bytes(ordinal))?,
+    };
+    Some(Look {
+        in_use,
+        booked: booked(books, device, when),
+        from,
+    })
+}
+
+/// A look before a call that takes memory of the current context's device.
+pub(crate) fn before(books: &Books, device: usize) -> Option<Look> {
+    let context = query::current_context()?;
+    look(books, device, From::Context(context), When::Before)
+}
+
+/// The same for a call that makes a context: the current one may be of another device, or none.
+pub(crate) fn before_context(books: &Books, device: usize, ordinal: i32) -> Option<Look> {
+    if query::current_ordinal() == Some(ordinal) {
+        return before(books, device);
+    }
+    look(books, device, From::Nvml(ordinal), When::Before)
+}
+
+/// More is in use after a call than before it, by this much more than the books say. `charged` is what
+/// the call itself was charged, which neither look has in its books.
+///
+/// A neighbour that allocates meanwhile makes it too large, which is why NVML is asked before it is
+/// believed; one that frees makes it too small, which is why it never lowers a charge.
+fn beyond(before: &Look, after: &Look, charged: u64) -> u64 {
+    let more = after.in_use.saturating_sub(before.in_use);
+    let known = after.booked.saturating_sub(before.booked);
+    more.saturating_sub(known).saturating_sub(charged)
+}
+
+/// How often it is looked after a call.
+const LOOKS: usize = 3;
+
+/// What a call took, held against what it was charged; of the two, at least one is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Taken {
+    /// Taken beyond the charge, bytes.
+    pub(crate) beyond: u64,
+    /// Charged and not taken (yet), bytes.
+    pub(crate) short: u64,
+}
+
+/// What a call took: the smallest of several looks, and what NVML says where it knows this process.
+/// Nothing of the call stands in the books but `charged`, as pending.
+pub(crate) fn taken(books: &Books, device: usize, before: Option<Look>, charged: u64) -> Taken {
+    let Some(before) = before else {
+        return Taken::default();
+    };
+    let mut least = u64::MAX;
+    for _look in 0..LOOKS {
+        let Some(after) = look(books, device, before.from, When::After) else {
+            break;
+        };
+        least = least.min(beyond(&before, &after, 0));
+        if least <= charged {
+            return Taken {
+                beyond: 0,
+                short: charged - least,
+            };
+        }
+    }
+    if least == u64::MAX {
+        return Taken::default();
+    }
+    let least = least.saturating_sub(charged);
+    let by_nvml = own_overhead(books, device).map(|own| {
+        let known = books
+            .ledger()
+            .overhead_bytes(device)
+            .saturating_add(charged);
+        own.saturating_sub(known)
+    });
+    let beyond = match by_nvml {
+        Some(own) if own < least => {
+            // A neighbour's, or NVML is late: it is asked again.
+            soon(books, device);
+            own
+        }
+        _ => least,
+    };
+    Taken { beyond, short: 0 }
+}
+
+/// What NVML says of this process's contexts and modules: all but its buffers. `None` where it does not
+/// know the process, or where its figure says nothing.
+fn own_overhead(books: &Books, device: usize) -> Option<u64> {
+    let region = &books.container.region;
+    if region.oversubscribed_by_me(device) > 0 {
+        // How much of the managed memory NVML counts as this process's cannot be known.
+        return None;
+    }
+    let ordinal = books.ordinal_of(device)?;
+    let held = guest::uncancelled(|| query::own_bytes(ordinal))?;
+    Some(held.saturating_sub(buffers(books, device)))
+}
+
+fn buffers(books: &Books, device: usize) -> u64 {
+    let overhead = books.ledger().overhead_bytes(device);
+    let used = books.container.region.used_by_me(device);
+    used.saturating_sub(overhead)
+}
+
+/// NVML says what this process's contexts and modules take: the books follow. (A host process that
+/// measures comes later, and again.) False where NVML does not know this process, or does not know of
+/// its context yet.
+pub(crate) fn settle(books: &Books, device: usize, learn: Learn) -> bool {
+    let Some(own) = own_overhead(books, device).filter(|&own| own >= LEAST_CONTEXT) else {
+        return false;
+    };
+    // Beside buffers the figure may be off by one that is on its way.
+    let learn = if buffers(books, device) == 0 {
+        learn
+    } else {
+        Learn::Nothing
+    };
+    books
+        .ledger()
+        .measured_here(books.container, device, own, learn);
+    true
+}
+
+/// What a context counts for that NVML has no figure of: what is in use beyond the books since before it
+/// was made, or in all; but no more than the guess, since neighbours count too, and no less than any
+/// context takes.
+fn context_figure(beyond_the_books: Option<u64>, guess: u64) -> u64 {
+    beyond_the_books
+        .unwrap_or(guess)
+        .min(guess)
+        .max(LEAST_CONTEXT.min(guess))
+}
+
+/// A context that was made just now, or was found.
+#[derive(Clone, Copy)]
+pub(crate) struct NewContext {
+    pub(crate) device: usize,
+    pub(crate) ordinal: i32,
+    pub(crate) context: u64,
+    /// What it was charged so far, which is in the books, bytes.
+    pub(crate) charged: u64,
+    /// How the device stood before it.
+    pub(crate) before: Option<Look>,
+}
+
+/// What a context of unknown size counts for that was made just now, bytes. Its charge is pending, and
+/// what is found out is learned.
+pub(crate) fn new_context(books: &Books, new: NewContext) -> u64 {
+    let device = new.device;
+    let region = &books.container.region;
+    let by_nvml = own_overhead(books, device)
+        .map(|own| own.saturating_sub(books.ledger().overhead_bytes(device)))
+        .filter(|&own| own >= LEAST_CONTEXT);
+    let is = by_nvml.unwrap_or_else(|| {
+        // NVML may be late.
+        soon(books, device);
+        context_figure(beyond_the_books(books, &new), guess_for(new.ordinal))
+    });
+    books.ledger().measured_now(device);
+    // Beside buffers the figure may be off by one that is on its way; an estimate is learned only by a
+    // container that knows nothing yet.
+    let is_exact = by_nvml.is_some() && buffers(books, device) == 0;
+    if is_exact || region.learned_context_bytes(device) == 0 {
+        region.learn_context_bytes(device, is);
+    }
+    is
+}
+
+/// What a context of unknown size counts for that was found, bytes: settles its charge to that.
+pub(crate) fn settle_found_context(books: &Books, new: NewContext, learn: Learn) -> u64 {
+    let NewContext {
+        device, charged, ..
+    } = new;
+    let ledger = books.ledger();
+    let was = ledger.overhead_bytes(device);
+    if settle(books, device, learn) {
+        let is = ledger.overhead_bytes(device);
+        return charged.saturating_add(is).saturating_sub(was);
+    }
+    let is = context_figure(beyond_the_books(books, &new), guess_for(new.ordinal));
+    let sum = was.saturating_sub(charged).saturating_add(is);
+    ledger.measured_here(books.container, device, sum, Learn::Nothing);
+    soon(books, device);
+    is
+}
+
+/// What is in use beyond the books: since before the context was made, else in all. The smallest of
+/// several looks.
+fn beyond_the_books(books: &Books, new: &NewContext) -> Option<u64> {
+    let from = new
+        .before
+        .map_or(From::Context(new.context), |before| before.from);
+    let mut least: Option<u64> = None;
+    for _look in 0..LOOKS {
+        let after = look(books, new.device, from, When::After)?;
+        let known = after.booked.saturating_sub(new.charged);
+        let found = match &new.before {
+            Some(before) => {
+                let after = Look {
+                    booked: known,
+                    ..after
+                };
+                beyond(before, &after, 0)
+            }
+            None => after.in_use.saturating_sub(known),
+        };
+        least = Some(least.map_or(found, |least| least.min(found)));
+    }
+    least
+}
+
+/// A measurement is wanted before this process gets memory of the device again: something may have been
+/// taken of which the books do not know. Cheap; any rule may ask.
+pub(crate) fn soon(books: &Books, device: usize) {
+    books.ledger().want_measurement(device);
+    books.process.want_measurement(device);
+}
+
+/// How long after it was asked for a measurement is repeated, milliseconds: NVML may be late.
+const REPEATED_FOR_MS: u64 = 1_000;
+/// And how often at most.
+const REPEATED_EACH_MS: u64 = 50;
+
+/// Measures what was asked for by [`soon`], before memory is given.
+#[cold]
+pub(crate) fn wanted(books: &Books, device: usize) {
+    let now = lock::milliseconds().unsigned_abs();
+    let (asked, last) = books.ledger().measurement_wanted(device);
+    let is_over = now.saturating_sub(asked) > REPEATED_FOR_MS;
+    if !is_over && now.saturating_sub(last) < REPEATED_EACH_MS {
+        return;
+    }
+    books.ledger().measured_at(device, now);
+    if is_over {
+        books.process.forget_wanted(device);
+    }
+    if !settle(books, device, Learn::Nothing) {
+        books.ledger().await_host(device);
+    }
+}
+
+/// Since a runtime's context was made, this much more is in use than the books know of, where NVML does
+/// not know the process: what was loaded past the hooks. It counts in full up to four times what a
+/// context is taken for: neighbours may be the cause of more.
+pub(crate) fn settle_loaded(books: &Books, device: usize, ordinal: i32) -> bool {
+    if query::current_ordinal() != Some(ordinal) {
+        return false;
+    }
+    let Some(now) = before(books, device) else {
+        return false;
+    };
+    let Some(baseline) = books.ledger().take_baseline(device) else {
+        return false;
+    };
+    let loaded = now
+        .in_use
+        .saturating_sub(now.booked)
+        .saturating_sub(baseline);
+    let loaded = loaded.min(guess_for(ordinal).saturating_mul(4));
+    let sum = books.ledger().overhead_bytes(device).saturating_add(loaded);
+    books
+        .ledger()
+        .measured_here(books.container, device, sum, Learn::Runtime);
+    true
+}
+
+/// Remembers how the device stands, for [`settle_loaded`].
+pub(crate) fn keep_baseline(books: &Books, device: usize, context: u64) {
+    if let Some(now) = look(books, device, From::Context(context), When::After) {
+        let baseline = now.in_use.saturating_sub(now.booked);
+        books.ledger().set_baseline(device, baseline);
+    }
+}
+
+/// Something was loaded at its first use: it is charged, since the driver has given it. Where the limit
+/// is passed by it, a record says so, and nothing is given until it fits again.
+pub(crate) fn charge_loaded(books: &Books, call: &str, device: usize, bytes: u64) {
+    if bytes == 0 {
+        return;
+    }
+    books.container.region.charge(device, bytes, Kind::Module);
+    books.ledger().add_overhead(device, Part::Module, bytes);
+    record_excess(books, call, device, bytes);
+}
+
+/// A record of what went past the limit all the same; true where it did.
+pub(crate) fn record_excess(books: &Books, call: &str, device: usize, asked: u64) -> bool {
+    let limit = books.process.memory_limit(books.container, device);
+    let used = books.container.region.used(device);
+    if limit == 0 || used <= limit {
+        return false;
+    }
+    let refusal = Refusal {
+        limit,
+        used: used.saturating_sub(asked),
+        asked,
+        why: Why::Full,
+        unaccounted: 0,
+    };
+    // The call itself has succeeded.
+    let _answer = books.refuse(call, device, &refusal);
+    bring_down(books, device);
+    true
+}
+
+/// The container is above its limit on this device: what this process keeps without using it (in pools,
+/// of graphs) goes back to the driver.
+#[cold]
+pub(crate) fn bring_down(books: &Books, device: usize) {
+    let Some(ordinal) = books.ordinal_of(device) else {
+        return;
+    };
+    guest::uncancelled(|| {
+        query::relaxed(|| {
+            pools::trim_device(books, device);
+            query::trim_graphs(ordinal);
+        });
+    });
+    graphs::after_trim(CuResult::SUCCESS, CuDevice(ordinal));
+    line!(
+        Info,
+        "device {device}: above its limit, caches are given back"
+    );
+}
+
+/// Looks, now and then, whether the container is above its limit on a device of this process.
+pub(crate) fn look_for_excess(books: &Books) {
+    for device in 0..books.container.region.device_count() {
+        if !books.ledger().has_context(device) {
+            continue;
+        }
+        let limit = books.process.memory_limit(books.container, device);
+        if limit != 0 && books.container.region.used(device) > limit {
+            bring_down(books, device);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(in_use: u64, booked: u64) -> Look {
+        Look {
+            in_use,
+            booked,
+            from: From::Context(1),
+        }
+    }
+
+    #[test]
+    fn the_guess_grows_with_the_card() {
+        for (multiprocessors, total, mib) in [
+            (40, 16 << 30, 224),
+            (132, 141 << 30, 592),
+            (14, 5 << 30, 120),
+            (132, 1 << 30, 128),
+            (0, 0, 64),
+            (1, 16 << 20, 8),
+            (u64::MAX, u64::MAX, 4096),
+            (u64::MAX, 0, 4096),
+        ] {
+            assert_eq!(
+                guess(multiprocessors, total),
+                mib * MIB,
+                "{multiprocessors}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_call_took_is_what_is_in_use_beyond_the_books() {
+        let before = at(1000, 100);
+        assert_eq!(beyond(&before, &at(1500, 100), 200), 300);
+        // A process of the container has taken 200 of it.
+        assert_eq!(beyond(&before, &at(1500, 300), 200), 100);
+        assert_eq!(beyond(&before, &at(1100, 100), 200), 0);
+        // A neighbour has freed.
+        assert_eq!(beyond(&before, &at(10, 100), 200), 0);
+        assert_eq!(beyond(&at(0, u64::MAX), &at(u64::MAX, 0), 1), u64::MAX - 1);
+    }
+
+    #[test]
+    fn a_context_without_a_figure_counts_for_something() {
+        for (beyond, guess, figure) in [
+            (None, 500 * MIB, 500 * MIB),
+            (Some(300 * MIB), 500 * MIB, 300 * MIB),
+            (Some(10_000 * MIB), 500 * MIB, 500 * MIB),
+            (Some(0), 500 * MIB, LEAST_CONTEXT),
+        ] {
+            assert_eq!(context_figure(beyond, guess), figure);
+        }
+    }
+}
