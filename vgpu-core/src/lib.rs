@@ -7,7 +7,7 @@
 //!
 //! A guest: it starts no thread, installs no signal handler, changes no environment variable, prints
 //! nothing, keeps `errno`, has no constructor, waits for no peer longer than 100 ms (a
-//! context of unknown size: 3 s, decision 0010), and keeps nothing
+//! context of unknown size: 3 s, decision 0011), and keeps nothing
 //! of its own alive across a call of the driver.
 
 mod addresses;

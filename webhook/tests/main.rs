@@ -1,4 +1,9 @@
 //! The tests of this crate from outside, in one program: linking one costs a fraction of linking one for each file.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that is wrong about its own world has failed"
+)]
 
 mod keeping;
 mod process;

@@ -19,7 +19,7 @@ const RUNTIME_TABLE: [u8; 16] = [
 
 /// A context whose size nobody knows waits for this long while another one of the container is made or
 /// loaded, after which its size is known. See
-/// docs/decisions/0010.
+/// docs/decisions/0011.
 const LONGEST_WAIT_MS: u64 = 3_000;
 const PAUSE_MS: u64 = 2;
 /// Room that was there may be gone when it is asked for, so many times.

@@ -252,14 +252,13 @@ mod tests {
             if let Ok(me) = board.join() {
                 board.take(me, 0, 4096, Kind::Alloc).ok();
             }
-            // SAFETY: the grandchild waits until it is killed with its group.
-            unsafe {
-                libc::setpgid(0, 0);
-                if libc::fork() != 0 {
-                    libc::pause();
-                }
-                libc::pause();
-                libc::_exit(0);
+            // SAFETY: the child leads a group of its own.
+            unsafe { libc::setpgid(0, 0) };
+            // SAFETY: the grandchild only waits, as the child does.
+            unsafe { libc::fork() };
+            loop {
+                // SAFETY: both wait until they are killed.
+                unsafe { libc::pause() };
             }
         }
         // SAFETY: our own child; the group may be made from either side.

@@ -57,6 +57,7 @@ fn cells() -> DeviceUse {
         modules: word(),
         oversubscribed: word(),
         loading_since_ns: word(),
+        away: word(),
         loading_bytes: word(),
         reserved_0: std::array::from_fn(|_| word()),
         pending: word(),
