@@ -169,7 +169,7 @@ fn decide_symbol(
     if real.is_null() {
         return answer(call, core::ptr::null());
     }
-    let [handle, name, _] = call.args;
+    let [handle, name, version] = call.args;
     let Some(wanted) = wanted(name) else {
         return jump(genuine);
     };
@@ -188,8 +188,16 @@ fn decide_symbol(
     if wanted.is_there() {
         return answer(call, wanted.hook());
     }
-    if !defined_by_others(wanted.name()) {
-        // Only we define it: not there, as far as anyone may know. Looked for in the C library,
+    let is_first = handle == RTLD_DEFAULT && is_first_of_all(wanted.name());
+    if is_first {
+        // The real one would find our hook. Without us it finds what stands behind us.
+        let behind = look_up(real, [RTLD_NEXT, name, version]);
+        if !behind.is_null() {
+            return answer(call, behind);
+        }
+    }
+    if is_first || !defined_by_others(wanted.name()) {
+        // Only we define it for all: not there, as far as anyone may know. Looked for in the C library,
         // which lacks it, so that dlerror() speaks of the name that was asked for.
         let libc = load(c"libc.so.6", libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if !libc.is_null() {
@@ -272,6 +280,19 @@ impl Wanted {
             Self::Loader { ours, .. } => *ours,
         }
     }
+}
+
+/// Is ours the first definition that the whole process sees?
+fn is_first_of_all(name: &CStr) -> bool {
+    let real = DLOPEN.get();
+    if real.is_null() {
+        return false;
+    }
+    // SAFETY: the C library defines dlopen with this signature.
+    let real = unsafe { core::mem::transmute::<*mut c_void, Dlopen>(real) };
+    // SAFETY: null stands for the program itself and all that its process sees.
+    let program = unsafe { real(core::ptr::null(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    elf::holding(look_up(program, name)).is_some_and(|object| is_ours(&object))
 }
 
 /// Does an object other than our own define it?
