@@ -2,6 +2,7 @@
  * our books with what the simulated driver holds. "NAME result" is the answer to every line. */
 #include <fcntl.h>
 #include <unistd.h>
+#include "descriptor.h"
 #include "driver.h"
 
 typedef void *handle;
@@ -113,8 +114,8 @@ static CUresult step(const char *name, size_t bytes, const char *text) {
         for (int i = 0; i < 64; i++) sscanf(text + 2 * i, "%2hhx", (unsigned char *)&named.bytes[i]);
         return cuIpcOpenMemHandle_v2(&imported, named, 1);
     }
-    if (IS("accept")) { /* a descriptor of another process, by way of /proc: opening it makes it ours */
-        int file = open(text, O_RDWR);
+    if (IS("accept")) { /* a descriptor of another process: a copy of it is ours */
+        int file = file_of(text);
         CUresult result = file < 0 ? 998 : cuMemImportFromShareableHandle(&created, (void *)(size_t)file, 1);
         close(file);
         return result;

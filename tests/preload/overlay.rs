@@ -106,6 +106,7 @@ fn the_overlay_catches_what_a_preload_catches() {
         world.program("plugin_host").arg(own).arg("deepbind"),
     ] {
         is_limited(&below(program, &folder));
+        world.bury_the_dead();
     }
 }
 
@@ -132,9 +133,11 @@ fn code_in_a_namespace_of_its_own_is_caught_by_the_overlay() {
     ] {
         let program = || world.program("overlay_namespace").arg(&plugin);
         assert_eq!(below(program(), &folder).prints(), LIMITED);
+        world.bury_the_dead();
         // The namespace knows nothing of a preload either.
         let both = program().env("LD_LIBRARY_PATH", &folder);
         assert_eq!(both.prints(), LIMITED);
+        world.bury_the_dead();
     }
 }
 
@@ -205,6 +208,7 @@ fn overlay_and_preload_together_keep_one_account() {
         assert_eq!(world.snapshot().slots.len(), 1);
         assert_eq!(world.booked(0), CONTEXT);
         assert_eq!(running.end(), Some(0));
+        world.bury_the_dead();
     }
 }
 
@@ -230,6 +234,7 @@ fn overlay_and_preload_together_catch_every_style() {
             .env("VGPU_DEEPBIND_KEEP", "libplugin"),
     ] {
         is_limited(&program.env("LD_LIBRARY_PATH", &folder));
+        world.bury_the_dead();
     }
 }
 

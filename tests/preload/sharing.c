@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include "descriptor.h"
 #include "driver.h"
 
 typedef void *handle;
@@ -155,10 +156,10 @@ int main(void) {
         sscanf(line, "%31s %d %lf %lf %lf", name, &n, &a, &b, &c);
         sscanf(line, "%*s %*d %399s", text);
         n &= 15;
-        if (IS("offer")) { /* a descriptor that others may open by way of /proc */
+        if (IS("offer")) { /* a descriptor that others may copy */
             printf("offer 0 /proc/%d/fd/%d\n", getpid(), files[n]);
         } else if (IS("accept")) {
-            int file = open(text, O_RDWR);
+            int file = file_of(text);
             printf("accept %u\n", file < 0 ? 998 : cuMemImportFromShareableHandle(&handles[n], (void *)(size_t)file, 1));
             close(file);
         } else if (IS("name")) { /* at an offset of so many KiB */

@@ -2,9 +2,7 @@
  * programs that try them all. */
 #ifndef TAKERS_H
 #define TAKERS_H
-#include <fcntl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "descriptor.h"
 #include "driver.h"
 
 typedef void *handle;
@@ -81,18 +79,5 @@ extern CUresult cuMulticastCreate(u64 *, const multicast_prop *);
 extern CUresult cuMulticastAddDevice(u64, CUdevice);
 extern CUresult cuMulticastBindMem(u64, size_t, u64, size_t, size_t, u64);
 extern CUresult cuImportExternalMemory(handle *, const external_desc *);
-
-/* A descriptor of another process, by its name "/proc/PID/fd/NUMBER": a copy of it, which is the same file
- * even where the name cannot be opened. */
-static inline int file_of(const char *name) {
-    int process, number, file = -1;
-    if (sscanf(name, "/proc/%d/fd/%d", &process, &number) != 2) return -1;
-    int handle_of_process = (int)syscall(SYS_pidfd_open, process, 0);
-    if (handle_of_process >= 0) {
-        file = (int)syscall(SYS_pidfd_getfd, handle_of_process, number, 0);
-        close(handle_of_process);
-    }
-    return file >= 0 ? file : open(name, O_RDWR | O_CLOEXEC);
-}
 
 #endif

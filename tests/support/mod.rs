@@ -133,6 +133,13 @@ impl World {
         self.snapshot().used_bytes(gpu)
     }
 
+    /// Clears what the books keep of processes that have ended, as a host does once the driver has let go
+    /// of their memory. Without a host and without NVML it stays for two seconds.
+    pub(crate) fn bury_the_dead(&self) {
+        let region = Region::open(&self.path("region")).expect("the region is whole");
+        region.reap();
+    }
+
     /// The memory limit of one GPU, bytes.
     pub(crate) fn limit(&self, gpu: usize) -> u64 {
         let file = LimitsFile::open(&self.path("limits")).expect("the limits file is there");
