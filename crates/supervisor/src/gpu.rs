@@ -177,6 +177,31 @@ impl NvmlGpus {
         )
     }
 
+    /// The GPU or instance of this UUID. An NVML that cannot look a UUID up is asked for all of
+    /// them.
+    fn device(&self, uuid: &str) -> Option<nvml_wrapper::Device<'_>> {
+        if let Ok(device) = self.nvml.device_by_uuid(uuid) {
+            return Some(device);
+        }
+        let is_it = |device: &nvml_wrapper::Device<'_>| device.uuid().is_ok_and(|own| own == uuid);
+        for index in 0..self.nvml.device_count().ok()? {
+            let Ok(device) = self.nvml.device_by_index(index) else {
+                continue;
+            };
+            if is_it(&device) {
+                return Some(device);
+            }
+            let places = device.mig_device_count().unwrap_or(0).min(INSTANCES_MOST);
+            let instance = (0..places)
+                .filter_map(|place| device.mig_device_by_index(place).ok())
+                .find(is_it);
+            if instance.is_some() {
+                return instance;
+            }
+        }
+        None
+    }
+
     fn gpu(&self, index: u32) -> Result<Gpu, GpuError> {
         let device = self
             .nvml
@@ -282,7 +307,7 @@ impl Gpus for NvmlGpus {
     }
 
     fn busy(&self, uuid: &str, since_us: u64) -> Busy {
-        let Ok(device) = self.nvml.device_by_uuid(uuid) else {
+        let Some(device) = self.device(uuid) else {
             return Busy::default();
         };
         let samples = device.process_utilization_stats(since_us);
