@@ -497,10 +497,33 @@ const SMALL_STEP: u64 = 512;
 /// The driver's granularity from 1 MiB on, and of everything that is mapped.
 pub(crate) const STEP: u64 = 2 << 20;
 
-/// What the driver takes for a plain allocation: steps of 512 bytes below 1 MiB, else of 2 MiB.
+/// The smallest granularity that a driver's device has told, bytes. A forked child has the same devices.
+static GRANULARITY: AtomicU64 = AtomicU64::new(STEP);
+
+/// A device's granularity is known.
+pub(crate) fn note_granularity(bytes: u64) {
+    // Relaxed: the word says all.
+    GRANULARITY.fetch_min(bytes.max(SMALL_STEP), Ordering::Relaxed);
+}
+
+/// What the driver takes for a plain allocation.
 #[inline]
 pub(crate) fn taken(bytes: u64) -> u64 {
-    let step = if bytes < 1 << 20 { SMALL_STEP } else { STEP };
+    // Relaxed: as above.
+    taken_of(bytes, GRANULARITY.load(Ordering::Relaxed))
+}
+
+/// The same on a device of this granularity: steps of 2 MiB from 1 MiB on, below that the granularity's
+/// steps from the granularity on, else steps of 512 bytes.
+#[inline]
+fn taken_of(bytes: u64, granularity: u64) -> u64 {
+    let step = if bytes >= 1 << 20 {
+        STEP
+    } else if bytes >= granularity {
+        granularity
+    } else {
+        SMALL_STEP
+    };
     bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
 }
 
@@ -531,7 +554,22 @@ mod tests {
             ((2 << 20) + 1, 4 << 20),
             (u64::MAX, u64::MAX),
         ] {
-            assert_eq!(taken(asked), expected, "{asked}");
+            assert_eq!(taken_of(asked, STEP), expected, "{asked}");
+        }
+    }
+
+    #[test]
+    fn a_driver_of_small_steps_takes_small_memory_in_them() {
+        for (asked, expected) in [
+            (1, 512),
+            ((64 << 10) - 1, 64 << 10),
+            (64 << 10, 64 << 10),
+            ((64 << 10) + 1, 128 << 10),
+            ((1 << 20) - 1, 1 << 20),
+            (1 << 20, 2 << 20),
+            (u64::MAX, u64::MAX),
+        ] {
+            assert_eq!(taken_of(asked, 64 << 10), expected, "{asked}");
         }
     }
 }

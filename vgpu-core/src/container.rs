@@ -11,6 +11,7 @@ use vgpu_abi::limits::{DeviceLimit, LimitsMap, LimitsValue, Policy, Unlisted};
 use vgpu_abi::region::{Charge, Dead, Region};
 use vgpu_abi::targets::{Target, TargetsMap, Unaccounted};
 
+use crate::books;
 use crate::cards;
 use crate::clock;
 use crate::compute;
@@ -707,6 +708,9 @@ impl Process {
         };
         if query::device_uuids(ordinal).is_none() {
             return found;
+        }
+        if let Some(bytes) = query::device_granularity(ordinal) {
+            books::note_granularity(bytes);
         }
         // Relaxed: the word says all.
         slot.store(encode(found), Ordering::Relaxed);

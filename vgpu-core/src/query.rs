@@ -150,16 +150,33 @@ pub(crate) fn allocation_properties(handle: u64) -> Option<CuMemAllocationProp> 
     Some(properties)
 }
 
+/// The steps that memory of these properties is made and mapped in.
+fn granularity(properties: &CuMemAllocationProp) -> Option<usize> {
+    const MINIMUM: u32 = 0;
+    let mut step = 0usize;
+    // SAFETY: one word to write to, and properties to read.
+    ok(unsafe { cuda::cuMemGetAllocationGranularity(&raw mut step, properties, MINIMUM) })?;
+    (step > 0).then_some(step)
+}
+
+/// The steps that a device's own memory is made and mapped in, bytes.
+pub(crate) fn device_granularity(ordinal: i32) -> Option<u64> {
+    /// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_LOCATION_TYPE_DEVICE`.
+    const PINNED: u32 = 1;
+    const DEVICE: u32 = 1;
+    let mut properties = CuMemAllocationProp::zeroed();
+    properties.kind = PINNED;
+    properties.location.kind = DEVICE;
+    properties.location.id = ordinal;
+    u64::try_from(granularity(&properties)?).ok()
+}
+
 /// How large imported memory is, which no call of the driver tells: the largest range that it can be
 /// mapped to. Nothing can be reached there, and nobody is told of it. `None`: it cannot be mapped so.
 pub(crate) fn imported_bytes(handle: u64, properties: &CuMemAllocationProp) -> Option<u64> {
     /// More than any device has.
     const MOST: usize = 1 << 42;
-    const MINIMUM: u32 = 0;
-    let mut step = 0usize;
-    // SAFETY: one word to write to, and properties that the driver gave just now.
-    let asked = unsafe { cuda::cuMemGetAllocationGranularity(&raw mut step, properties, MINIMUM) };
-    ok(asked)?;
+    let step = granularity(properties)?;
     let step = step.clamp(1 << 12, 1 << 30).next_power_of_two();
     let mut base = CuDevicePtr(0);
     // SAFETY: one word to write to; a range of addresses that nobody else has.
