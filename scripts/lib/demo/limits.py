@@ -134,6 +134,8 @@ def every(args):
             troubles.append(seen["said"] or "it ended early")
         if seen["most"] > allowed:
             troubles.append("above its limit")
+        if tried and said[1] == "0":
+            troubles.append("was given nothing")
         if tried and said[3] == "0":
             troubles.append("never refused")
         if tried and not seen["records"]:
