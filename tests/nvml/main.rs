@@ -18,6 +18,7 @@ use cuda_sim::exec::{Exec, Work};
 use cuda_sim::{Board, Config};
 use expect_test::expect;
 use libloading::Library;
+use supervisor::gpu::{Gpus, NvmlGpus};
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Unlisted};
 use vgpu_abi::region::{Kind, Region, RegionDevice};
 use vgpu_abi::targets::{Target, TargetsFile};
@@ -486,6 +487,58 @@ fn a_neighbours_work_keeps_no_device_of_the_container_busy() {
         samples: NvmlReturn(6), of []
     "#]]
     .assert_eq(&world.told("utilization"));
+}
+
+/// A program beside the containers, as the arbiter is.
+#[test]
+#[ignore = "a program that other tests start"]
+fn looks_how_busy() {
+    let Ok(uuids) = std::env::var("UUIDS") else {
+        return;
+    };
+    println!();
+    let gpus = NvmlGpus::open().unwrap();
+    for uuid in uuids.split(' ') {
+        let busy = gpus.busy(uuid, 0);
+        let pids: Vec<u32> = busy.samples.iter().map(|sample| sample.pid).collect();
+        say!("{:?} %, {pids:?}", busy.percent);
+    }
+}
+
+#[test]
+fn the_host_sees_who_is_busy_where_nvml_cannot_look_a_uuid_up() {
+    let world = World::new();
+    let neighbour = Neighbour::start(&world);
+    world.work.clock().advance(500_000_000);
+    let libraries = world.directory.path().join("libraries");
+    std::fs::create_dir(&libraries).unwrap();
+    std::os::unix::fs::symlink(
+        library("libnvidia_ml.so"),
+        libraries.join("libnvidia-ml.so.1"),
+    )
+    .unwrap();
+
+    for lacks in ["whole", "no-uuid"] {
+        let output = world
+            .start("looks_how_busy")
+            .env("LD_LIBRARY_PATH", &libraries)
+            .env("VGPU_SIM_NVML", lacks)
+            .env("UUIDS", world.uuids.join(" ") + " GPU-of-another-board")
+            .output()
+            .unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let mut told: Vec<_> = printed
+            .lines()
+            .filter_map(|line| line.strip_prefix("> "))
+            .collect();
+        told.dedup();
+        let pid = neighbour.0.id().to_string();
+        let told = told.join("\n").replace(&pid, "PID");
+        assert_eq!(
+            told, "Some(0) %, []\nSome(100) %, [PID, PID]\nNone %, []",
+            "NVML: {lacks}"
+        );
+    }
 }
 
 #[test]
