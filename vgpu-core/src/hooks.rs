@@ -869,25 +869,14 @@ mod tests {
     }
 
     /// Names of the classes that a memory limit is about, which have no hook all the same.
-    const WITHOUT_A_HOOK: [(&str, &[&str]); 6] = [
+    const WITHOUT_A_HOOK: [(&str, &[&str]); 5] = [
         (
             "takes nothing of the device",
             &[
-                "cuImportExternalMemory",
-                "cuDestroyExternalMemory",
                 "cuMemHostRegister",
                 "cuMemHostRegister_v2",
                 "cuMemPoolImportPointer",
-                "cuMulticastCreate",
                 "cuGraphMemFreeNodeGetParams",
-            ],
-        ),
-        (
-            "memory of another interface, which has it before CUDA maps it",
-            &[
-                "cuGraphicsMapResources",
-                "cuGraphicsMapResources_ptsz",
-                "cuGraphicsUnregisterResource",
             ],
         ),
         (
