@@ -504,7 +504,9 @@ impl Arbiter {
                 };
                 targets.push((slot, target));
             }
-            if served.container.publish(targets, &head).is_err() {
+            let awaited =
+                (0..devices).any(|device| own(device).is_some_and(|verdict| verdict.awaited));
+            if served.container.publish(targets, &head, awaited).is_err() {
                 self.failed += 1;
             }
         }

@@ -77,6 +77,9 @@ pub struct Verdict {
     pub seen: Seen,
     /// It works, or waits to.
     pub active: bool,
+    /// A container of a lower priority waits until this one rests: its processes are to say at every
+    /// look what they do.
+    pub awaited: bool,
 }
 
 /// What is remembered of a container between two ticks.
@@ -140,8 +143,12 @@ impl Device {
             self.meter.hold(now_ns, tenant.id, share);
         }
         let each = tenants.iter().zip(&claims).zip(&shares);
-        each.map(|((tenant, claim), share)| self.verdict(now_ns, tenant, claim, share, turn))
-            .collect()
+        each.map(|((tenant, claim), share)| Verdict {
+            // One that is measured says it of itself.
+            awaited: !share.measured && is_awaited(claim, &claims),
+            ..self.verdict(now_ns, tenant, claim, share, turn)
+        })
+        .collect()
     }
 
     fn claim(&self, now_ns: u64, tenant: &Tenant) -> Claim {
@@ -255,8 +262,17 @@ impl Device {
                 waits_for_turn,
             },
             active: claim.active,
+            awaited: false,
         }
     }
+}
+
+/// Whether a container of a lower priority waits until this one rests.
+fn is_awaited(claim: &Claim, claims: &[Claim]) -> bool {
+    let waits = |other: &Claim| {
+        other.active && other.policy != Policy::Disable && other.priority > claim.priority
+    };
+    claim.active && claims.iter().any(waits)
 }
 
 fn works(tenant: &Tenant) -> impl Iterator<Item = Work> + '_ {

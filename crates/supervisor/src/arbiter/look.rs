@@ -479,20 +479,20 @@ impl Container {
     }
 
     /// Publishes, where anything differs from what stands there, and says in any case that the
-    /// arbiter lives.
+    /// arbiter lives. With `anew`, publishes the same again: a thread of a process that has nothing to
+    /// wait for counts its launches only when something was published, or many of them were made.
     pub(super) fn publish(
         &mut self,
         targets: Vec<(usize, Target)>,
         head: &Head,
+        anew: bool,
     ) -> Result<(), String> {
         let now_ns = head.heartbeat_ns;
         let Some(writer) = &mut self.targets else {
             return Ok(());
         };
-        let same = self
-            .written
-            .as_ref()
-            .is_some_and(|was| alike(was, &targets));
+        let was = self.written.as_ref().filter(|_| !anew);
+        let same = was.is_some_and(|was| alike(was, &targets));
         let same_room = self.unaccounted == head.unaccounted;
         if same && same_room && now_ns.saturating_sub(self.wrote_at_ns) < CHECK_NS {
             return Ok(());

@@ -660,3 +660,24 @@ fn without_the_drivers_figures_one_process_in_many_slots_counts_once() {
     let forged = share(Some(many_slots));
     assert!(forged <= 215, "{forged}");
 }
+
+#[test]
+fn a_container_is_awaited_while_a_lower_priority_wants_the_device() {
+    let claim = |priority, active| Claim {
+        policy: Policy::Default,
+        priority,
+        cap: WHOLE,
+        floor: 0,
+        active,
+        demand: WHOLE,
+    };
+    let awaited = |claims: &[Claim]| -> Vec<bool> {
+        let each = claims.iter();
+        each.map(|claim| is_awaited(claim, claims)).collect()
+    };
+
+    assert_eq!(awaited(&[claim(0, true), claim(1, true)]), [true, false]);
+    assert_eq!(awaited(&[claim(0, true), claim(1, false)]), [false, false]);
+    assert_eq!(awaited(&[claim(0, false), claim(1, true)]), [false, false]);
+    assert_eq!(awaited(&[claim(1, true), claim(1, true)]), [false, false]);
+}
