@@ -1,7 +1,7 @@
 //! Tells kube-scheduler that there is room again where it cannot know: a reservation expired or was given back without
 //! any pod or node having changed. A pod that nobody could place is looked at again only when something that it waits
 //! for changes, or after five minutes; a node's annotation is such a change. Owns when and how often; never decides
-//! whether there is room. Pods that were refused without our being asked are [`nudge`]'s.
+//! whether there is room. Pods that were refused without our being asked are `nudge`'s.
 
 mod nudge;
 
