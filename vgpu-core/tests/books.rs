@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 
 use cuda_sim::board::Board;
 use vgpu_abi::host;
+use vgpu_abi::region::Region;
 
 /// Where cargo puts the libraries that this test depends on.
 fn built(name: &str) -> PathBuf {
@@ -74,6 +75,11 @@ fn steps_of(name: &str) -> Vec<String> {
         if step == "end" {
             steps.push(step);
             break;
+        }
+        if step.contains("is killed") {
+            // As a host does once the driver has let go of the dead process's memory: its charge, and
+            // what it held together with others, stays until then.
+            Region::open(&at("region")).unwrap().reap();
         }
         let truth = Board::open(&at("board")).map_or(0, |board| board.used_bytes(0));
         let (books, pending) = host::snapshot(&at("region")).map_or((0, 0), |seen| {
