@@ -39,7 +39,8 @@ impl Witness {
         assert_eq!(run_of(&pod, "work"), self.run);
         assert_eq!(status(&pod, "work").unwrap().restart_count, 0);
         assert!(used(world) >= self.used, "its memory is gone");
-        let said = world.ask(&self.name, "work", &["take=500", "take=900"]);
+        // Of its 2000 MiB, 1000 are taken and 600 are the contexts of the two processes.
+        let said = world.ask(&self.name, "work", &["take=300", "take=101"]);
         assert_eq!(said, ["took", "refused CUDA_ERROR_OUT_OF_MEMORY"]);
     }
 }
@@ -87,7 +88,7 @@ async fn a_new_pod_runs(world: &World, name: &str) {
 }
 
 /// A pod that reached the kubelet while no plugin was there runs, or the kubelet has refused it for good: that is the
-/// kubelet's own way, and whoever owns the pod (a Deployment, a Job) makes another.
+/// kubelet's own way, and the pod's owner (a Deployment, a Job) makes another.
 async fn is_judged(world: &World, name: &str) {
     world
         .until(name, "runs, or is refused by the kubelet", |pod| {
@@ -106,7 +107,7 @@ fn the_agent_killed() {
 
         let before = agent_run(world).await;
         agent::kill_contained("vgpu-monitor");
-        // Asked for while nobody serves the kubelet.
+        // Asked for while no plugin serves the kubelet.
         world
             .make_pod(gpu_pod("meanwhile", &share(1500), &["total", "hold"]))
             .await;
@@ -141,7 +142,7 @@ fn the_scheduler_and_the_webhook_killed() {
         agent::kill_contained("kube-scheduler");
         a_new_pod_runs(world, "without-kube-scheduler").await;
         agent::kill_contained("vgpu-webhook");
-        // What asks for GPUs is refused while it is away; what does not is nobody's business.
+        // While it is away a pod that asks for GPUs is refused, and a plain pod is made.
         let plain = json!({
             "metadata": {"name": "plain", "namespace": "default"},
             "spec": {"terminationGracePeriodSeconds": 0, "containers": [
