@@ -1,6 +1,6 @@
 //! Random sequences of every call that takes or gives memory, made by three processes under one limit:
 //! with kills, forks, threads, resets, memory that passes between them, streams that are blocked, sizes at
-//! the edges of integers, null pointers and handles that nobody gave.
+//! the edges of integers, null pointers and handles that no call gave.
 //!
 //! After each step nothing moves, and the simulated board says what is held: never above the limit, and
 //! never more than the books say. At the end everything is given back. A sequence that fails is made as

@@ -47,7 +47,7 @@ impl World {
         Self::with_limits_and(config, limits, CONTEXT)
     }
 
-    /// As `with_limits_on`, where nobody knows what a context takes.
+    /// As `with_limits_on`, with limits that do not say what a context takes.
     pub(crate) fn without_a_context_size(config: &Config, limits: &[u64]) -> Self {
         Self::with_limits_and(config, limits, 0)
     }

@@ -34,7 +34,7 @@ const ELF: u32 = 0x464c_457f;
 const MOST_PARTS: u64 = 1 << 16;
 /// The most that a text is read for its end.
 const LONGEST_TEXT: u64 = 1 << 30;
-/// What is known of a type that nobody knows.
+/// The size taken for a type that is not in the table.
 const WIDEST_TYPE: u64 = 16;
 
 /// Is this the beginning of an image that is no text?

@@ -152,7 +152,7 @@ fn ended(books: &Books, import: &Import) {
     }
 }
 
-/// What may be opened is held before the driver is called: whoever made it may die meanwhile.
+/// Holds the memory before the driver opens it: the process that made it may die during the call.
 pub(crate) fn before_open(handle: CuIpcMemHandle) -> Verdict<Import> {
     let books = books!(Memory);
     let key = key_of(&handle.reserved);

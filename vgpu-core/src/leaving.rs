@@ -222,7 +222,7 @@ pub(crate) fn settle(books: &Books) {
     tidy(books, table);
 }
 
-/// Nothing is left: nobody needs to look any more. Under the lock.
+/// Clears the mark when no charge is leaving any more. The caller holds the lock.
 fn tidy(books: &Books, table: &Leaving) {
     if table.places.iter().all(|leaf| leaf.state() == UNUSED) {
         books.ledger().clear_chore(CHORE_LEAVING);

@@ -17,7 +17,7 @@ use crate::memory::what;
 pub(crate) mod object {
     /// Memory that this process did not see made; charged by what of it is mapped.
     pub(crate) const ADOPTED: u8 = 7;
-    /// Memory of another process that is in nobody's books here.
+    /// Memory of another process that this container does not charge.
     pub(crate) const FOREIGN: u8 = 8;
     /// Imported; held in the shared table.
     pub(crate) const IMPORTED: u8 = 9;
@@ -186,7 +186,7 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// One more reference of a handle, which holds its object. False: nobody knows the handle.
+    /// One more reference of a handle, which holds its object. False: the handle is not in the books.
     pub(crate) fn refer(&self, handle: u64) -> bool {
         let Some(object) = self.of(handle) else {
             return false;

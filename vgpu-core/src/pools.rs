@@ -106,7 +106,7 @@ enum Source {
     Pool { device: usize, pool: &'static Pool },
     /// Memory of a pool that cannot: each allocation is charged by itself.
     Apart(usize),
-    /// Where nobody counts.
+    /// Memory that the books do not charge.
     Nobody,
     /// A device that the container may not use.
     Denied,
@@ -200,7 +200,7 @@ fn region_index(device: usize) -> u32 {
     u32::try_from(device).unwrap_or(NO_DEVICE)
 }
 
-/// Whose a pool is that nobody saw being made: what the driver says of it, else the device whose own it
+/// The device of a pool that the library did not see being made: what the driver says of it, else the device whose own it
 /// is, else that of the stream.
 fn whose(books: &Books, handle: u64, device: usize) -> u32 {
     if let Some((location, kind)) = query::pool_location(handle) {
@@ -628,7 +628,7 @@ pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static Pool> {
     Verdict::Call(known)
 }
 
-/// Does the pool hold nothing, once it has given back what nobody uses?
+/// Does the pool hold nothing, once it has given back what is not in use?
 fn is_empty(books: &Books, pool: &Pool) -> bool {
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);

@@ -172,7 +172,7 @@ pub(crate) fn device_granularity(ordinal: i32) -> Option<u64> {
 }
 
 /// How large imported memory is, which no call of the driver tells: the largest range that it can be
-/// mapped to. Nothing can be reached there, and nobody is told of it. `None`: it cannot be mapped so.
+/// mapped to. No call can reach it there, and the program does not learn the address. `None`: it cannot be mapped so.
 pub(crate) fn imported_bytes(handle: u64, properties: &CuMemAllocationProp) -> Option<u64> {
     /// More than any device has.
     const MOST: usize = 1 << 42;

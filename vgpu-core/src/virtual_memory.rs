@@ -97,9 +97,9 @@ pub(crate) fn after_release(releasing: Releasing, result: CuResult) {
 /// Something that is about to hold memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Holding {
-    /// The object, or 0 for memory that nobody charges.
+    /// The object, or 0 for memory that the books do not charge.
     number: u64,
-    /// Room for what was in nobody's books.
+    /// Room for memory that was not in the books.
     charge: Option<Charge>,
 }
 
@@ -165,7 +165,7 @@ fn not_held(books: &Books, holding: Holding) {
     }
 }
 
-/// The object that the driver holds now; 0: memory that nobody charges.
+/// The object that the driver holds now; 0: memory that the books do not charge.
 fn held(books: &Books, holding: Holding, handle: u64, bytes: u64) -> u64 {
     let Holding { number, charge } = holding;
     if let Some(charge) = charge {
@@ -436,7 +436,7 @@ fn keep_by_descriptor(books: &Books, out: *mut c_void, kind: u32, number: u64) {
     }
 }
 
-/// What was exported just now, and nobody has seen yet, is gone.
+/// Closes an export that the program has not seen yet.
 fn take_back(out: *mut c_void, kind: u32) {
     match kind {
         FILE_DESCRIPTOR => {
@@ -451,7 +451,7 @@ fn take_back(out: *mut c_void, kind: u32) {
     }
 }
 
-/// What may be imported is held before the driver is called: whoever made it may die meanwhile.
+/// Holds the memory before the driver imports it: the process that made it may die during the call.
 pub(crate) fn before_import(name: *mut c_void, kind: u32) -> Verdict<Import> {
     let books = books!(Memory);
     let key = match kind {
@@ -513,7 +513,7 @@ pub(crate) fn after_import(
     }
 }
 
-/// Where and how large imported memory is that nobody of the container made. What cannot be known now
+/// The device and the size of imported memory that no process of the container made. What cannot be known now
 /// is charged when it is mapped.
 fn foreign(books: &Books, handle: u64) -> Option<(usize, u64)> {
     let properties = query::allocation_properties(handle)?;

@@ -5,7 +5,7 @@
 pub struct Lacks {
     /// `nvmlDeviceGetHandleByUUID` and its like find nothing.
     pub uuid: bool,
-    /// Nobody stands in the lists of processes.
+    /// NVML's lists of processes are empty.
     pub processes: bool,
     /// What processes hold is told as it was a while ago.
     pub late: bool,

@@ -74,7 +74,7 @@ enum Outcome {
     Done,
     /// It has a node, or is gone, or is nominated by another, or may not be changed.
     Needless,
-    /// Nobody answered, or somebody was faster.
+    /// The API server did not answer, or another writer was faster.
     Failed(String),
 }
 

@@ -17,7 +17,7 @@ const RUNTIME_TABLE: [u8; 16] = [
     0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9,
 ];
 
-/// A context whose size nobody knows waits for this long while another one of the container is made or
+/// A context of unknown size waits for this long while another one of the container is made or
 /// loaded, after which its size is known. See
 /// docs/decisions/0011.
 const LONGEST_WAIT_MS: u64 = 3_000;
@@ -37,7 +37,7 @@ pub(super) struct Admitted {
     pub(super) is_guess: bool,
 }
 
-/// What a context takes: as seen before, else as the limits say; 0 where nobody knows.
+/// What a context takes: as seen before, else as the limits say; 0 where it is unknown.
 pub(super) fn known_bytes(books: &Books, device: usize) -> u64 {
     match books.container.region.learned_context_bytes(device) {
         0 => books

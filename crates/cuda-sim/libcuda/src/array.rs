@@ -392,7 +392,7 @@ pub(crate) unsafe fn cuArray3DGetDescriptor(
     })
 }
 
-/// Asked of arrays whose memory is mapped later.
+/// The program asks this of arrays whose memory it maps later.
 pub(crate) unsafe fn cuArrayGetMemoryRequirements(
     memory_requirements: *mut CuArrayMemoryRequirements,
     array: CuArray,
@@ -593,7 +593,7 @@ fn first_level(mipmap: CuMipmappedArray) -> Result<(u64, Shape), CuResult> {
     ))
 }
 
-/// Asked of mipmaps whose memory is mapped later.
+/// The program asks this of mipmaps whose memory it maps later.
 pub(crate) unsafe fn cuMipmappedArrayGetMemoryRequirements(
     memory_requirements: *mut CuArrayMemoryRequirements,
     mipmap: CuMipmappedArray,

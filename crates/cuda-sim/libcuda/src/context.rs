@@ -265,7 +265,7 @@ fn end(context: Ctx) {
     }
     let settings = std::mem::replace(&mut *context.settings(), fresh_settings());
     if let Some(driver) = driver::get() {
-        // Relaxed: written before anybody had the context.
+        // Relaxed: written before the program had the context.
         let bytes = context.taken.load(Ordering::Relaxed) + settings.heap_bytes;
         driver.give(context.gpu, bytes, Kind::Overhead);
     }

@@ -28,14 +28,14 @@ pub(crate) fn has(symbol: &str) -> bool {
 /// Whether the library exports a name. `cuGetProcAddress` knows some that no library on Linux exports.
 #[cfg(not(test))]
 fn exports_name(name: &str) -> bool {
-    /// The driver whose exported names are recorded.
+    /// The version of the driver whose exported names the tests have a record of.
     const RECORDED: u32 = 12_040;
     let is_recorded = cuda_api::DRIVER_SYMBOLS.binary_search(&name).is_ok();
     let is_newer = since(name).is_some_and(|since| since > RECORDED);
     name.starts_with("vgpu") || has(name) && (is_recorded || is_newer)
 }
 
-/// Runs when the library is loaded, before anybody can look for its names.
+/// The loader runs this before the program can look up a name of the library.
 #[cfg(not(test))]
 extern "C" fn loaded() {
     // SAFETY: this library, which is never unloaded; its loader runs this before anything else of it.

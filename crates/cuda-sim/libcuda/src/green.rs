@@ -69,7 +69,7 @@ fn find(green: CuGreenCtx) -> Done<Arc<Green>> {
 
 /// The multiprocessors of a context: a green one's share, else all.
 pub(crate) fn share_of(context: Ctx) -> u32 {
-    // Relaxed: written before anybody had the context.
+    // Relaxed: written before the program had the context.
     match context.multiprocessors.load(Ordering::Relaxed) {
         0 => MULTIPROCESSORS as u32,
         share => share,
@@ -143,7 +143,7 @@ fn split(
 
 /// The green context whose context this is, as programs hold it; 0 when it is none.
 pub(crate) fn of_context(context: Ctx) -> usize {
-    // Relaxed: written before anybody had the context.
+    // Relaxed: written before the program had the context.
     if context.multiprocessors.load(Ordering::Relaxed) == 0 {
         return 0;
     }

@@ -229,14 +229,14 @@ pub(crate) fn imported(fd: i32) -> Result<(File, Option<u64>), CuResult> {
     Ok((moved_up(&file)?, Some(token)))
 }
 
-/// Nobody holds it any more: its file goes.
+/// Deletes the object's file after its last holder has let go.
 pub(crate) fn forget_token(driver: &Driver, token: Option<u64>) {
     if let Some(path) = token.and_then(|token| token_path(driver, token).ok()) {
         drop(fs::remove_file(path));
     }
 }
 
-/// Nobody holds it any more: its file goes too.
+/// Deletes the object's file as well after its last holder has let go.
 pub(crate) fn forget(driver: &Driver, id: SharedId) {
     if let Ok(path) = path_of(driver, id.0) {
         // It may never have had one.

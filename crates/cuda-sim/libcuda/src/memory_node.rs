@@ -219,7 +219,7 @@ fn find(address: u64) -> Option<Arc<Inner>> {
     lock(&ALLOCATIONS).as_ref()?.get(&address)?.upgrade()
 }
 
-/// Whether a graph has been launched that has memory at an address, and nobody has freed it since.
+/// Whether the memory at an address is in use: a launched graph allocated it, and no call has freed it since.
 pub(crate) fn is_live(address: u64) -> bool {
     find(address).is_some_and(|found| *lock(&found.is_live))
 }

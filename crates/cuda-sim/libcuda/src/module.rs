@@ -391,7 +391,7 @@ fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
     Err(CuResult::NOT_FOUND)
 }
 
-/// Takes what a runtime's image declares, once somebody has asked for a variable of it.
+/// Takes what a runtime's image declares, once the program has asked for one of its variables.
 fn take_declared(module: &Module, unread: &Unread) -> Done {
     let is_known = unread.image.get().is_some();
     let declared = unread.image().declared_bytes();

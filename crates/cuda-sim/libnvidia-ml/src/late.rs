@@ -1,4 +1,4 @@
-//! Lists of processes that come late: what was so at an earlier look, which is old enough by now; before that, nobody.
+//! Late lists of processes: NVML answers with what it saw a stated time ago, and with an empty list before that.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};

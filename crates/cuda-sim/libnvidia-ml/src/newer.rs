@@ -83,7 +83,7 @@ fn has(wanted: &Wanted, name: &str) -> bool {
     since <= wanted.version && !wanted.lacks(name) && !(by_uuid && wanted.nvml.uuid)
 }
 
-/// Runs when the library is loaded, before anybody can look for its names.
+/// The loader runs this before the program can look up a name of the library.
 #[cfg(not(test))]
 extern "C" fn loaded() {
     let wanted = exports::wanted();

@@ -81,7 +81,7 @@ pub(super) fn leave(board: &Path, generation: u64) {
     drop(fs::remove_file(process_file(board, generation)));
 }
 
-/// Whether somebody has a file open who locked it.
+/// Whether a process has the file open and locked.
 fn is_open(file: &Path) -> bool {
     let Ok(file) = OpenOptions::new().read(true).write(true).open(file) else {
         return false;
