@@ -13,6 +13,7 @@ mod races;
 mod support;
 
 mod delivery;
+mod ended;
 mod environment;
 mod external;
 mod forged;

@@ -6,6 +6,7 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::path::Path;
 
+use vgpu_abi::host::KEEP_DEAD_NS;
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::{DeviceLimit, LimitsMap, LimitsValue, Policy, Unlisted};
 use vgpu_abi::region::{Charge, Dead, Region};
@@ -103,7 +104,7 @@ fn room_of(limit: u64, unaccounted: u64) -> u64 {
 
 /// The charges of a dead process stay at most this long after it was seen to be dead. A driver lets
 /// go within a second; one that hangs must not keep the room for ever.
-pub(crate) const DEAD_NS: u64 = 2_000_000_000;
+pub(crate) const DEAD_NS: u64 = KEEP_DEAD_NS;
 
 /// A host that has not written for so long is gone, and its word with it.
 const SILENT_NS: u64 = 2_000_000_000;

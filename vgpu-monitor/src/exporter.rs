@@ -91,6 +91,8 @@ pub struct Device {
     pub module_bytes: u64,
     /// Of the charged: buffers, bytes.
     pub buffer_bytes: u64,
+    /// Of the charged: of ended processes, bytes.
+    pub ended_bytes: u64,
     /// Busy part of the last period, percent, summed over processes.
     pub utilization_percent: Option<f64>,
     /// Since a launch was last seen; nothing where none ever was.
@@ -389,6 +391,12 @@ fn ours(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
         BYTES,
         "Memory that the driver holds for a container and nobody charged in bytes",
         every().filter_map(|(labels, d)| Some((labels, d.unaccounted_bytes?.into()))),
+    )?;
+    out.gauge(
+        "vgpu_container_ended",
+        BYTES,
+        "Memory of a container's device that is still charged for ended processes in bytes",
+        every().map(|(labels, d)| (labels, d.ended_bytes.into())),
     )?;
     out.gauge(
         "vgpu_container_pending_shrink",

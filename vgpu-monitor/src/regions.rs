@@ -306,6 +306,7 @@ fn device(
         context_bytes: device.context_bytes,
         module_bytes: device.module_bytes,
         buffer_bytes: device.buffer_bytes,
+        ended_bytes: device.ended_bytes,
         utilization_percent: gpu
             .zip(answer)
             .and_then(|(gpu, answer)| utilization(view, device, gpu, answer)),
@@ -391,6 +392,7 @@ mod tests {
             context_bytes: 0,
             module_bytes: 0,
             buffer_bytes: 100,
+            ended_bytes: 0,
             shared_bytes: 0,
             pending_bytes: 0,
             pending_shrink: false,

@@ -76,6 +76,7 @@ fn node() -> Shown {
                 context_bytes: 314_572_800,
                 module_bytes: 2_097_152,
                 buffer_bytes: 2_904_555_520,
+                ended_bytes: 536_870_912,
                 utilization_percent: Some(62.5),
                 since_launch: Some(Duration::from_millis(250)),
                 unaccounted_bytes: Some(1_048_576),

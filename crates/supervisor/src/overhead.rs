@@ -146,12 +146,15 @@ mod tests {
             name: String::from("x"),
             joined_unix_ns: 0,
             alive: true,
+            gone_since_ns: 0,
+            has_family: false,
             host_pid: Some(42),
             devices,
             hook_calls: [0; HOOK_GROUPS],
         };
         Snapshot {
             created_unix_ns: 0,
+            read_at_ns: 0,
             devices: vec![DeviceSnapshot {
                 uuid: uuid(),
                 physical_bytes: 0,

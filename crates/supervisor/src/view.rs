@@ -86,8 +86,11 @@ pub struct DeviceView {
     pub physical_bytes: u64,
     /// Compute limit, percent; 0 and 100 are no cap.
     pub core_percent: u32,
-    /// Charged, bytes: buffers, contexts, modules, shared objects.
+    /// Charged, bytes: buffers, contexts, modules, shared objects; of living processes, and of ended ones whose
+    /// memory the driver may still hold.
     pub used_bytes: u64,
+    /// Of these: of ended processes, bytes.
+    pub ended_bytes: u64,
     /// Of these: contexts, bytes.
     pub context_bytes: u64,
     /// Of these: modules, bytes.
@@ -248,11 +251,13 @@ pub fn read(instance: &Instance) -> Result<ContainerView, String> {
     let runner_alive = (labels.runner_pid != 0).then(|| instance.runner_lives());
     // Without targets nobody arbitrates; that is no reason not to show the rest.
     let head = targets_head(instance).unwrap_or_default();
+    let ended = ended(instance, &snapshot, &head);
     Ok(compose(
         instance,
         &limits,
         labels,
         &snapshot,
+        &ended,
         &head,
         runner_alive,
     ))
@@ -300,11 +305,41 @@ pub fn targets_head(instance: &Instance) -> Result<Head, String> {
     targets::read_head(file).map_err(|error| format!("targets: {error}"))
 }
 
+/// The arbiter's word of an ended process counts as long as the arbiter has spoken within this time.
+const SILENT_NS: u64 = 2_000_000_000;
+
+/// Slots of ended processes whose charges still count.
+fn ended(instance: &Instance, snapshot: &Snapshot, head: &Head) -> Vec<usize> {
+    let dead = || snapshot.slots.iter().filter(|slot| !slot.alive);
+    if dead().next().is_none() {
+        return Vec::new();
+    }
+    let now_ns = snapshot.read_at_ns;
+    let told = if now_ns.saturating_sub(head.heartbeat_ns) < SILENT_NS {
+        let file = instance.host_file(TARGETS, false).ok();
+        file.and_then(|file| targets::read_targets(file, dead().map(|slot| slot.slot)).ok())
+            .unwrap_or_default()
+    } else {
+        Vec::new()
+    };
+    let released = |slot: &SlotSnapshot| {
+        told.iter()
+            .find(|(at, target)| *at == slot.slot && target.slot_generation == slot.generation)
+            .map(|(_, target)| target.released)
+    };
+    dead()
+        .filter(|slot| slot.is_kept(released(slot), now_ns))
+        .map(|slot| slot.slot)
+        .collect()
+}
+
+/// `ended`: slots of ended processes whose charges count.
 fn compose(
     instance: &Instance,
     limits: &Limits,
     labels: Labels,
     snapshot: &Snapshot,
+    ended: &[usize],
     head: &Head,
     runner_alive: Option<bool>,
 ) -> ContainerView {
@@ -339,7 +374,7 @@ fn compose(
         policy: limits.policy,
         arbiter_at_ns: head.heartbeat_ns,
         devices: (0..limits.devices.len())
-            .filter_map(|index| device(index, limits, snapshot, head))
+            .filter_map(|index| device(index, limits, snapshot, ended, head))
             .collect(),
         processes: snapshot
             .slots
@@ -359,13 +394,24 @@ fn compose(
     }
 }
 
-fn device(index: usize, limits: &Limits, snapshot: &Snapshot, head: &Head) -> Option<DeviceView> {
+fn device(
+    index: usize,
+    limits: &Limits,
+    snapshot: &Snapshot,
+    ended: &[usize],
+    head: &Head,
+) -> Option<DeviceView> {
     let limit = limits.devices.get(index)?;
     let mut sum = DeviceUseSnapshot::default();
-    for slot in snapshot.slots.iter().filter(|slot| slot.alive) {
+    let mut ended_bytes = 0_u64;
+    let counts = |slot: &&SlotSnapshot| slot.alive || ended.contains(&slot.slot);
+    for slot in snapshot.slots.iter().filter(counts) {
         let Some(used) = slot.devices.get(index) else {
             continue;
         };
+        if !slot.alive {
+            ended_bytes = ended_bytes.saturating_add(used.confirmed_bytes);
+        }
         sum.pending_bytes = sum.pending_bytes.saturating_add(used.pending_bytes);
         sum.buffer_bytes = sum.buffer_bytes.saturating_add(used.buffer_bytes);
         sum.context_bytes = sum.context_bytes.saturating_add(used.context_bytes);
@@ -377,7 +423,7 @@ fn device(index: usize, limits: &Limits, snapshot: &Snapshot, head: &Head) -> Op
     }
     let region = snapshot.devices.get(index);
     let shared_bytes = region.map_or(0, |device| device.shared_bytes);
-    let used_bytes = snapshot.used_bytes(index);
+    let used_bytes = snapshot.used_bytes(index).saturating_add(ended_bytes);
     Some(DeviceView {
         index,
         uuid: limit.uuid.as_str().to_owned(),
@@ -385,6 +431,7 @@ fn device(index: usize, limits: &Limits, snapshot: &Snapshot, head: &Head) -> Op
         physical_bytes: limit.physical_bytes,
         core_percent: limit.core_percent,
         used_bytes,
+        ended_bytes,
         context_bytes: sum.context_bytes,
         module_bytes: sum.module_bytes,
         buffer_bytes: sum.buffer_bytes.saturating_add(shared_bytes),
@@ -467,7 +514,15 @@ pub(crate) mod tests {
     /// A container's view without its files.
     pub(crate) fn view(instance: &Instance, limits: &Limits, region: &Snapshot) -> ContainerView {
         let head = Head::default();
-        compose(instance, limits, Labels::default(), region, &head, None)
+        compose(
+            instance,
+            limits,
+            Labels::default(),
+            region,
+            &[],
+            &head,
+            None,
+        )
     }
 
     #[test]

@@ -14,13 +14,18 @@ use std::path::Path;
 
 use crate::budget::{MOST_BYTES, bytes_in};
 use crate::layout::{
-    CALL_BYTES, ComputeUse, DeviceUse, HOOK_GROUPS, LOCK_SLOTS, MAX_DEVICES, MAX_HOLDERS, MAX_OOMS,
-    MAX_SHARED, MAX_SLOTS, OomEntry, OomHolder, REGION_MAGIC, REGION_VERSION, RegionDevice,
-    RegionHeader, RegionLayout, SHARED_LIVE, SLOT_USED, SLOT_WORDS, SharedObject, Slot, SlotHead,
+    CALL_BYTES, ComputeUse, DeviceUse, HOOK_GROUPS, LOCK_FAMILY, LOCK_SLOTS, MAX_DEVICES,
+    MAX_HOLDERS, MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, OomHolder, REGION_MAGIC,
+    REGION_VERSION, RegionDevice, RegionHeader, RegionLayout, SHARED_LIVE, SLOT_USED, SLOT_WORDS,
+    SharedObject, Slot, SlotHead,
 };
 use crate::limits::DeviceUuid;
 use crate::region::sys::{self, LockOwner};
 use crate::region::{Holder, SharedKey, Why};
+
+/// So long the charges of a dead process stay at most, counted from when another process of its container found it
+/// dead: a driver that has not let go of the memory by then may never do so.
+pub const KEEP_DEAD_NS: u64 = 2_000_000_000;
 
 /// Names of the groups in which hooked calls are counted; the rest of [`HOOK_GROUPS`] is room.
 pub const HOOK_GROUP_NAMES: [&str; 9] = [
@@ -99,6 +104,8 @@ impl std::error::Error for SnapshotError {}
 pub struct Snapshot {
     /// When the region was made, nanoseconds since 1970.
     pub created_unix_ns: u64,
+    /// When this was read, nanoseconds of the monotonic clock.
+    pub read_at_ns: u64,
     /// Devices in the order in which the container sees them.
     pub devices: Vec<DeviceSnapshot>,
     /// Slots in use.
@@ -154,6 +161,10 @@ pub struct SlotSnapshot {
     pub alive: bool,
     /// Who holds the lock, as the kernel says; nothing where the holder is not visible from here.
     pub host_pid: Option<u32>,
+    /// When another process of the container found it dead, nanoseconds of the monotonic clock; 0: none has.
+    pub gone_since_ns: u64,
+    /// A process lives that was forked from it, and holds its device memory too: the kernel says so.
+    pub has_family: bool,
     /// What it uses, by device.
     pub devices: [DeviceUseSnapshot; MAX_DEVICES],
     /// Hooked calls by group.
@@ -326,6 +337,22 @@ pub struct Counters {
     pub hook_calls: [u64; HOOK_GROUPS],
 }
 
+impl SlotSnapshot {
+    /// Whether this is a dead process whose charges the library still counts. `released` is what the
+    /// container's targets say of the process: whether the driver has let go of its memory, or nothing.
+    #[must_use]
+    pub fn is_kept(&self, released: Option<bool>, now_ns: u64) -> bool {
+        if self.alive || self.devices.iter().all(|used| used.confirmed_bytes == 0) {
+            return false;
+        }
+        let is_recent = self.gone_since_ns != 0
+            && now_ns
+                .checked_sub(self.gone_since_ns)
+                .is_some_and(|ns| ns < KEEP_DEAD_NS);
+        self.has_family || released.map_or(is_recent, |released| !released)
+    }
+}
+
 impl Snapshot {
     /// Confirmed charges of living processes and of shared objects on a device, bytes.
     #[must_use]
@@ -394,6 +421,7 @@ fn read(file: &File) -> Result<Snapshot, SnapshotError> {
     let slots = slots.collect::<Result<Vec<_>, _>>()?;
     let mut snapshot = Snapshot {
         created_unix_ns: head.u64(offset_of!(RegionHeader, created_unix_ns)),
+        read_at_ns: sys::now_ns(),
         devices: devices(&head),
         shared: shared(file, &head)?,
         ooms: ooms(&head),
@@ -531,6 +559,8 @@ fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, Snapshot
             errno,
         }
     })?;
+    // Only a dead process's family counts, and most processes are alive.
+    let has_family = owner == LockOwner::Nobody && family_lives(file, index);
     let device = |device: usize| {
         let at = offset_of!(Slot, devices) + device * size_of::<DeviceUse>();
         let confirmed = bytes_in(slot.u64(at + offset_of!(DeviceUse, confirmed)));
@@ -561,6 +591,8 @@ fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, Snapshot
         name: slot.text::<16>(offset_of!(SlotHead, name)),
         joined_unix_ns: slot.u64(offset_of!(SlotHead, joined_unix_ns)),
         alive: owner != LockOwner::Nobody,
+        gone_since_ns: slot.u64(offset_of!(SlotHead, gone_since_ns)),
+        has_family,
         host_pid: match owner {
             LockOwner::Process(pid) if pid > 0 => Some(pid),
             _ => None,
@@ -568,6 +600,14 @@ fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, Snapshot
         devices: std::array::from_fn(device),
         hook_calls: std::array::from_fn(|group| slot.u64(calls + group * 8)),
     }))
+}
+
+/// Whether processes live that were forked from the owner of a slot.
+fn family_lives(file: &File, slot: usize) -> bool {
+    matches!(
+        sys::lock_owner(file.as_raw_fd(), LOCK_FAMILY + slot as u64),
+        Ok(owner) if owner != LockOwner::Nobody
+    )
 }
 
 fn shared(file: &File, head: &Part) -> Result<Vec<SharedSnapshot>, SnapshotError> {
@@ -645,4 +685,70 @@ fn ooms(head: &Part) -> Vec<OomSnapshot> {
         })
     };
     numbers.filter_map(oom).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW_NS: u64 = 10 * KEEP_DEAD_NS;
+
+    /// A dead process that was charged for a byte, and was found dead at this time.
+    fn dead(gone_since_ns: u64) -> SlotSnapshot {
+        let mut devices = [DeviceUseSnapshot::default(); MAX_DEVICES];
+        devices[1].confirmed_bytes = 1;
+        SlotSnapshot {
+            slot: 0,
+            generation: 1,
+            pid: 1,
+            start_time: 0,
+            pid_namespace: 0,
+            name: String::new(),
+            joined_unix_ns: 0,
+            alive: false,
+            host_pid: None,
+            gone_since_ns,
+            has_family: false,
+            devices,
+            hook_calls: [0; HOOK_GROUPS],
+        }
+    }
+
+    #[test]
+    fn a_dead_process_counts_for_a_bounded_time_from_when_it_was_found() {
+        assert!(dead(NOW_NS).is_kept(None, NOW_NS));
+        assert!(dead(NOW_NS - KEEP_DEAD_NS + 1).is_kept(None, NOW_NS));
+        assert!(!dead(NOW_NS - KEEP_DEAD_NS).is_kept(None, NOW_NS));
+        assert!(!dead(0).is_kept(None, NOW_NS), "no process has found it");
+        assert!(!dead(NOW_NS + 1).is_kept(None, NOW_NS), "of another clock");
+    }
+
+    #[test]
+    fn the_hosts_word_of_a_dead_process_goes_before_the_clock() {
+        assert!(!dead(NOW_NS).is_kept(Some(true), NOW_NS));
+        assert!(dead(0).is_kept(Some(false), NOW_NS));
+    }
+
+    #[test]
+    fn a_living_child_keeps_the_charges_of_its_parent() {
+        let parent = SlotSnapshot {
+            has_family: true,
+            ..dead(0)
+        };
+        assert!(parent.is_kept(Some(true), NOW_NS));
+    }
+
+    #[test]
+    fn a_living_process_and_one_without_charges_are_not_kept() {
+        let living = SlotSnapshot {
+            alive: true,
+            ..dead(NOW_NS)
+        };
+        assert!(!living.is_kept(Some(false), NOW_NS));
+        let empty = SlotSnapshot {
+            devices: [DeviceUseSnapshot::default(); MAX_DEVICES],
+            ..dead(NOW_NS)
+        };
+        assert!(!empty.is_kept(Some(false), NOW_NS));
+    }
 }

@@ -362,6 +362,24 @@ const _: () = assert!(
             == offset_of!(HostFileHeader, unaccounted) + 8 * MAX_DEVICES
 );
 
+/// Reads the targets of some slots without mapping the file, as [`read_head`].
+///
+/// # Errors
+/// See [`FileError`].
+pub fn read_targets(
+    file: File,
+    slots: impl IntoIterator<Item = usize>,
+) -> Result<Vec<(usize, Target)>, FileError> {
+    let file = Unmapped::new(file, &MAKE)?;
+    let current = file.current()?;
+    let mut found = Vec::new();
+    for slot in slots.into_iter().filter(|slot| *slot < MAX_SLOTS) {
+        let entry = file.words(current.offset(COPY_BYTES) + slot * ENTRY_BYTES)?;
+        found.extend(decode(&entry, current.generation()).map(|target| (slot, target)));
+    }
+    Ok(found)
+}
+
 /// Reads the head of a targets file without mapping it: for a file that belongs to somebody else,
 /// who may make it shorter at any moment.
 ///

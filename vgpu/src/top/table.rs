@@ -173,6 +173,23 @@ fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, ta
     for process in &container.processes {
         process_rows(picture, container, process, paint, table);
     }
+    ended_rows(picture, container, paint, table);
+}
+
+/// What ended processes hold until the driver has let go of their memory.
+fn ended_rows(picture: &Picture, container: &ContainerView, paint: Paint, table: &mut Table) {
+    let mut name = Some(String::from("  ended processes"));
+    for device in container.devices.iter().filter(|it| it.ended_bytes > 0) {
+        let gpu = picture.gpu_number(&device.uuid);
+        table.row(vec![
+            name.take().unwrap_or_default(),
+            String::new(),
+            gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string()),
+            Size(device.ended_bytes).to_string(),
+            share(device.ended_bytes, device.limit_bytes),
+            bar(device.ended_bytes, device.limit_bytes, SHORT_BAR, paint),
+        ]);
+    }
 }
 
 fn process_rows(

@@ -152,6 +152,8 @@ impl Look {
             name: String::new(),
             joined_unix_ns: 0,
             alive: true,
+            gone_since_ns: 0,
+            has_family: false,
             host_pid: process.host_pid,
             devices: std::array::from_fn(|device| {
                 let used = process.devices.get(device).copied().unwrap_or_default();
@@ -172,6 +174,7 @@ impl Look {
         };
         Snapshot {
             created_unix_ns: 0,
+            read_at_ns: 0,
             devices: Vec::new(),
             slots: self.processes.iter().map(slot).collect(),
             shared: Vec::new(),
