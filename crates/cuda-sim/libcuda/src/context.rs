@@ -270,7 +270,6 @@ fn end(context: Ctx) {
         driver.give(context.gpu, bytes, Kind::Overhead);
     }
     if context.primary.is_some() {
-        // A program that has reset the primary context has released it for all.
         release_primary(context.device).ok();
     }
     if !context.is_primary {
@@ -697,8 +696,18 @@ pub(crate) fn release_primary(device: CuDevice) -> Result<(), CuResult> {
     Ok(())
 }
 
+/// Ends a device's primary context, however often it is held, and the green ones over it: a reset cleans up all resources of the
+/// device in this process.
 fn reset_primary(device: CuDevice) -> Result<(), CuResult> {
     let gpu = driver::the()?.gpu(device)?;
+    let over_it: Vec<_> = with(|contexts| {
+        let all = contexts.all.values().copied();
+        all.filter(|context| context.gpu == gpu && context.primary.is_some())
+            .collect()
+    });
+    for green in over_it {
+        end(green);
+    }
     let context = with(|contexts| {
         let primary = primary_of(contexts, gpu);
         primary.retained = 0;

@@ -1,5 +1,6 @@
 //! External memory and semaphores: what other APIs made and hand over as a file. On a real GPU the memory is what the
-//! exporter took of it; here the file stands for that, and its bytes count for the process that imports it.
+//! exporter took of it; here the file stands for that, and its bytes count for the process that imports it, until the
+//! program destroys it or its context ends.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,12 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board;
 
+use crate::gpu::Ctx;
 use crate::memory::{self, Kind};
 use crate::space::PAGE;
 use crate::{array, border, context, driver, ipc, stream};
 
 #[derive(Debug)]
 struct Memory {
+    context: Ctx,
     file: File,
     bytes: u64,
     gpu: usize,
@@ -33,7 +36,7 @@ impl Drop for Memory {
 struct Imports {
     next: usize,
     memories: HashMap<usize, Arc<Memory>>,
-    semaphores: HashMap<usize, File>,
+    semaphores: HashMap<usize, (Ctx, File)>,
 }
 
 static IMPORTS: Mutex<Option<Imports>> = Mutex::new(None);
@@ -44,6 +47,19 @@ const TIMELINE_FD: u32 = 9;
 fn with<T>(body: impl FnOnce(&mut Imports) -> T) -> T {
     let mut imports = IMPORTS.lock().unwrap_or_else(PoisonError::into_inner);
     body(imports.get_or_insert_with(Imports::default))
+}
+
+/// A context ends, and what was imported into it: `cuCtxDestroy` names both kinds among a context's resources.
+pub(crate) fn context_gone(context: Ctx) {
+    let gone: Vec<_> = with(|imports| {
+        imports
+            .semaphores
+            .retain(|_, (of, _)| of.handle != context.handle);
+        let of_it = |memory: &Arc<Memory>| memory.context.handle == context.handle;
+        let memories = imports.memories.extract_if(|_, memory| of_it(memory));
+        memories.collect()
+    });
+    drop(gone);
 }
 
 /// A handle that no other import has had.
@@ -65,7 +81,7 @@ pub(crate) unsafe fn cuImportExternalMemory(
     mem_handle_desc: *const CuExternalMemoryHandleDesc,
 ) -> CuResult {
     border::answer(|| {
-        let context = context::current()?;
+        let context = context::current()?.home();
         border::check_out(ext_mem_out)?;
         // SAFETY: the caller's pointer.
         let desc = unsafe { border::get(mem_handle_desc) }?;
@@ -84,6 +100,7 @@ pub(crate) unsafe fn cuImportExternalMemory(
         let taken = memory::rounded(desc.size);
         driver::the()?.take(context.gpu, taken, board::Kind::Alloc)?;
         let memory = Memory {
+            context,
             file,
             bytes: desc.size,
             gpu: context.gpu,
@@ -176,7 +193,7 @@ pub(crate) unsafe fn cuImportExternalSemaphore(
     sem_handle_desc: *const CuExternalSemaphoreHandleDesc,
 ) -> CuResult {
     border::answer(|| {
-        context::current()?;
+        let context = context::current()?.home();
         border::check_out(ext_sem_out)?;
         // SAFETY: the caller's pointer.
         let desc = unsafe { border::get(sem_handle_desc) }?;
@@ -187,7 +204,7 @@ pub(crate) unsafe fn cuImportExternalSemaphore(
         let file = take_over(unsafe { desc.handle.fd })?;
         let handle = with(|imports| {
             let handle = number(imports);
-            imports.semaphores.insert(handle, file);
+            imports.semaphores.insert(handle, (context, file));
             handle
         });
         // SAFETY: not null, and the caller's.

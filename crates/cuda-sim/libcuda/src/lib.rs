@@ -72,6 +72,7 @@ const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[
     module::context_gone,
     memory_node::context_gone,
     array::context_gone,
+    external::context_gone,
     memory::context_gone,
     pool::context_gone,
 ];
