@@ -3,7 +3,7 @@
 
 use cuda_sim::Config;
 
-use crate::support::{MIB, World};
+use crate::support::{CONTEXT, MIB, World};
 
 const REFUSED: &str =
     "ready 800\ntotal 0\nfirst 800\nfree 0 of 0\nsecond 800\nfreed 800\nagain 800\nfreed 800\n";
@@ -323,6 +323,41 @@ fn a_part_of_a_card_has_the_limit_of_its_card() {
         let program = program.env("ODD_REAL", world.path("libreal.so"));
         let program = program.env("CUDA_VISIBLE_DEVICES", visible);
         assert_eq!(program.env("ODD_UUID", "1").prints().trim(), expected);
+    }
+}
+
+/// As under MPS, where a program sees both locality domains of a card.
+#[test]
+fn parts_of_a_card_have_primary_contexts_of_their_own() {
+    // What NVML says of processes is of whole cards, and these parts are two.
+    let config = Config {
+        nvml: "no-processes".to_owned(),
+        ..Config::default()
+    };
+    let world = World::with_limits_on(&config, &[200 * MIB + 2 * CONTEXT, 0]);
+    crate::guest::with_odd_driver(&world);
+    let program = world.program("primaries").linked();
+    let program = program.env("ODD_REAL", world.path("libreal.so"));
+    let mut program = program.env("ODD_UUID", "1").env("ODD_BUS", "1").start();
+    let held = || world.board().used_bytes(0) + world.board().used_bytes(1);
+    for step in [
+        "init",
+        "retain 0",
+        "alloc 0 60",
+        "retain 1",
+        "alloc 1 80",
+        "release 0",
+        "retain 0",
+        "alloc 0 100",
+        "reset 1",
+        "retain 1",
+        "alloc 1 90",
+        "release 1",
+        "release 0",
+    ] {
+        let op = step.split(' ').next().unwrap();
+        assert_eq!(program.step(step), format!("{op} 0"), "{}", world.log());
+        assert_eq!(world.booked(0), held(), "{step}");
     }
 }
 

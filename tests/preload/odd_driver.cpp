@@ -1,8 +1,9 @@
 /* A libcuda.so.1 that hands everything on to the simulated one, except that a request of 11 MiB throws
  * a C++ exception, one of 12 MiB jumps to odd_place, one of 13 MiB waits to be cancelled, one of 14 MiB
  * gives the memory and then jumps to odd_place, cuInit takes as long as ODD_INIT_MS says, and with
- * ODD_UUID each device is a part of its card with a UUID of its own. odd_names.inc has the driver's
- * names, made by the test. */
+ * ODD_UUID each device is a part of its card with a UUID of its own; with ODD_BUS all devices are of the
+ * card that is the first one, by its place on the bus. odd_names.inc has the driver's names, made by the
+ * test. */
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -27,6 +28,7 @@ void *odd_place(void) { return &place; }
 static unsigned (*real_alloc)(unsigned long long *, size_t);
 static unsigned (*real_init)(unsigned);
 static unsigned (*real_uuid)(unsigned char *, int);
+static unsigned (*real_bus)(char *, int, int);
 
 unsigned cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
     switch (bytes >> 20) {
@@ -57,6 +59,10 @@ unsigned cuDeviceGetUuid(unsigned char *uuid, int device) {
 
 unsigned cuDeviceGetUuid_v2(unsigned char *uuid, int device) { return cuDeviceGetUuid(uuid, device); }
 
+unsigned cuDeviceGetPCIBusId(char *place, int room, int device) {
+    return real_bus(place, room, getenv("ODD_BUS") != NULL ? 0 : device);
+}
+
 __attribute__((constructor)) static void find_all(void) {
     void *real = dlopen(getenv("ODD_REAL"), RTLD_NOW | RTLD_LOCAL);
     if (real == NULL) {
@@ -68,6 +74,7 @@ __attribute__((constructor)) static void find_all(void) {
 #undef NAME
     *(void **)&real_alloc = dlsym(real, "cuMemAlloc_v2");
     *(void **)&real_init = dlsym(real, "cuInit");
+    *(void **)&real_bus = dlsym(real, "cuDeviceGetPCIBusId");
     *(void **)&real_uuid = dlsym(real, "cuDeviceGetUuid_v2");
 }
 }

@@ -247,3 +247,15 @@ fn a_figure_of_the_host_from_the_midst_of_the_loading_does_not_replace_what_was_
 
     agree(&world);
 }
+
+#[test]
+fn reset_of_a_context_that_a_runtime_made_gives_its_charges_back() {
+    let world = World::with_room(100 * MIB);
+    let mut program = start(&world);
+    steps(&mut program, "table; private_context; alloc 60");
+
+    steps(&mut program, "reset");
+    agree(&world);
+    steps(&mut program, "private_context; alloc 60; alloc 60!");
+    agree(&world);
+}

@@ -469,6 +469,8 @@ fn gone(books: &Books, entry: &Entry) {
     let mut buffers = 0;
     let mut past_the_share = 0;
     let mut modules = 0;
+    let mut green = 0;
+    let mut had_green = false;
     crate::ipc::context_gone(books, entry.owner);
     ledger.map.sweep(|space, held| {
         let of_it = held.owner == entry.owner;
@@ -489,6 +491,11 @@ fn gone(books: &Books, entry: &Entry) {
             }
             // The contexts of green ones, which are over this one's memory.
             Space::Context => of_it && held.what == GREEN,
+            Space::Green if green::is_over(held, entry) => {
+                green += held.bytes;
+                had_green = true;
+                true
+            }
             _ => false,
         }
     });
@@ -502,6 +509,11 @@ fn gone(books: &Books, entry: &Entry) {
     }
     if modules > 0 {
         ledger.drop_overhead(books.container, device, Part::Module, modules);
+    }
+    if had_green {
+        ledger.resize_context(books.container, device, 0, green);
+        // A driver that keeps them until they are destroyed holds more than is charged.
+        measure::soon(books, device);
     }
     ledger.drop_overhead(books.container, device, Part::Context, entry.bytes);
     if !ledger.has_context(device) {
@@ -536,6 +548,10 @@ pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
     let books = books!(Context);
     let number = context as u64;
     let less = books.ledger().map.change(Space::Context, number, |entry| {
+        if entry.what == GREEN {
+            // It goes with its green context.
+            return (Then::Keep, None);
+        }
         if entry.handles == u16::MAX {
             // More references than are counted: it stays charged until it is destroyed.
             return (Then::Keep, None);
@@ -592,14 +608,14 @@ pub(crate) fn after_retain(
         query::release_primary(making.ordinal)
     })
     .inspect(|_| {
-        books.ledger().swap_primary(making.device, 0);
+        books.ledger().swap_primary(making.ordinal, 0);
         border::write(out, core::ptr::null_mut());
     })
 }
 
 /// This is the device's primary context, from now on or since long.
 fn primary_is(books: &Books, making: Making, context: u64) -> Option<CuResult> {
-    let before = books.ledger().swap_primary(making.device, context);
+    let before = books.ledger().swap_primary(making.ordinal, context);
     if before != 0
         && before != context
         && let Some(entry) = books.ledger().map.take(Space::Context, before)
@@ -614,12 +630,26 @@ fn primary_is(books: &Books, making: Making, context: u64) -> Option<CuResult> {
     made(books, making, context, PRIMARY)
 }
 
+/// The primary context of a device of the driver, also where a runtime has made it past the hooks; 0:
+/// none that is in the books.
+fn known_primary(books: &Books, ordinal: i32) -> u64 {
+    let known = books.ledger().primary(ordinal);
+    if known != 0 {
+        return known;
+    }
+    match query::primary_context(ordinal) {
+        Some(found) if books.ledger().map.get(Space::Context, found).is_some() => {
+            books.ledger().swap_primary(ordinal, found);
+            found
+        }
+        _ => 0,
+    }
+}
+
 /// The primary context may be about to go, with our events in it.
 pub(crate) fn before_release(device: CuDevice) -> Verdict<()> {
-    if let Some(books) = books::opened()
-        && let Place::Device { device, .. } = books.of_ordinal(device.0)
-    {
-        let context = books.ledger().primary(device);
+    if let Some(books) = books::opened() {
+        let context = known_primary(&books, device.0);
         if context != 0 {
             compute::context_goes(&books, context);
         }
@@ -638,10 +668,7 @@ pub(crate) fn after_release(_known: (), result: CuResult, device: CuDevice) {
 }
 
 fn primary_gone(books: &Books, ordinal: i32) {
-    let Place::Device { device, .. } = books.of_ordinal(ordinal) else {
-        return;
-    };
-    let context = books.ledger().swap_primary(device, 0);
+    let context = books.ledger().swap_primary(ordinal, 0);
     if context == 0 {
         return;
     }

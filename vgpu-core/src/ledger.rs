@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::region::{Charge, Kind};
 
-use crate::container::Container;
+use crate::container::{Container, MAX_ORDINALS};
 use crate::growing::{self, Growing};
 use crate::leaving::Leaving;
 use crate::lock::{self, Lock};
@@ -41,6 +41,9 @@ pub(crate) struct Ledger {
     pub(crate) descriptors: AtomicU32,
     /// What contexts and modules were charged, by device.
     overhead: [Overhead; MAX_DEVICES],
+    /// The primary contexts that are known, by the driver's ordinal: parts of one card are devices of the
+    /// driver, each with a primary context of its own, and one device of the region.
+    primaries: [AtomicU64; MAX_ORDINALS],
     /// Memory pools.
     pub(crate) pools: Growing<Pool>,
     /// Held while a pool is entered into `pools`.
@@ -67,7 +70,6 @@ struct Overhead {
     measured_here_ms: AtomicU64,
     /// Since when the host is to say what a runtime has loaded, milliseconds; 0: nobody waits.
     awaited_ms: AtomicU64,
-    primary: AtomicU64,
     /// When a measurement was last asked for, milliseconds.
     wanted_ms: AtomicU64,
     /// When one was last made because it was asked for.
@@ -486,20 +488,23 @@ impl Ledger {
         }
     }
 
-    /// Remembers the primary context of a device (its handle; 0: none); gives the one before.
-    pub(crate) fn swap_primary(&self, device: usize, context: u64) -> u64 {
-        // Relaxed: a handle guards no memory of ours.
-        self.overhead
-            .get(device)
-            .map_or(0, |it| it.primary.swap(context, Ordering::Relaxed))
+    fn primary_word(&self, ordinal: i32) -> Option<&AtomicU64> {
+        self.primaries.get(usize::try_from(ordinal).ok()?)
     }
 
-    /// The primary context of a device, as far as it is known; 0: none.
-    pub(crate) fn primary(&self, device: usize) -> u64 {
+    /// Remembers the primary context of a device of the driver (its handle; 0: none); gives the one
+    /// before.
+    pub(crate) fn swap_primary(&self, ordinal: i32, context: u64) -> u64 {
         // Relaxed: a handle guards no memory of ours.
-        self.overhead
-            .get(device)
-            .map_or(0, |it| it.primary.load(Ordering::Relaxed))
+        self.primary_word(ordinal)
+            .map_or(0, |word| word.swap(context, Ordering::Relaxed))
+    }
+
+    /// The primary context of a device of the driver, as far as it is known; 0: none.
+    pub(crate) fn primary(&self, ordinal: i32) -> u64 {
+        // Relaxed: a handle guards no memory of ours.
+        self.primary_word(ordinal)
+            .map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
     /// What contexts and modules of this process are charged on a device, bytes.

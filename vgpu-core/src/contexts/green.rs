@@ -1,5 +1,6 @@
 //! Rules: green contexts. One is a share of a device's multiprocessors over the primary context: what is
-//! allocated while it is current is the primary context's, and stays when it goes.
+//! allocated while it is current is the primary context's, and stays when it goes. A reset of the primary
+//! context ends the green ones over it, too.
 
 use cuda_api::{CuContext, CuDevice, CuGreenCtx, CuResult};
 use vgpu_abi::region::Kind;
@@ -10,6 +11,7 @@ use crate::border;
 use crate::guest::Verdict;
 use crate::map::{Entry, Space, Then};
 use crate::measure;
+use crate::objects::context_mark;
 use crate::query;
 
 /// The primary context is made for it if it is not there yet.
@@ -41,10 +43,13 @@ pub(crate) fn after_green_create(
     let device = making.device;
     let charged = making.charge.map_or(0, |charge| charge.bytes());
     let more = measure::taken(&books, device, making.before, charged).beyond;
+    let mut over = 0;
     match query::primary_context(making.ordinal) {
         // Where it turns out to be too large there is no way back: it counts, and nothing is given.
         Some(primary) => {
             let _counts = primary_is(&books, making, primary);
+            let known = books.ledger().map.get(Space::Context, primary);
+            over = known.map_or(0, |primary| context_mark(primary.owner));
         }
         None => refund(&books, making),
     }
@@ -66,10 +71,17 @@ pub(crate) fn after_green_create(
     let entry = Entry {
         bytes: more,
         device: u8::try_from(device).unwrap_or(u8::MAX),
+        maps: over,
         ..Entry::default()
     };
     books.ledger().map.put(Space::Green, green as u64, entry);
     None
+}
+
+/// `Space::Green`: `owner` is its context, where the program has asked for that; `maps` is the mark of the
+/// primary context that it is over.
+pub(super) fn is_over(green: &Entry, primary: &Entry) -> bool {
+    primary.what != GREEN && green.maps == context_mark(primary.owner)
 }
 
 /// The context of a green one: what is allocated in it is the primary context's.
@@ -90,15 +102,13 @@ pub(crate) fn after_from_green(result: CuResult, out: *mut CuContext, green: CuG
     let Some(entry) = map.change(Space::Green, green as u64, named) else {
         return;
     };
-    let primary = books.ledger().primary(usize::from(entry.device));
-    let Some(primary) = map.get(Space::Context, primary) else {
-        return;
-    };
-    if map.get(Space::Context, context as u64).is_none() {
+    if entry.maps != 0 && map.get(Space::Context, context as u64).is_none() {
         let of_green = Entry {
-            bytes: 0,
+            owner: u64::from(entry.maps),
+            device: entry.device,
             what: GREEN,
-            ..primary
+            handles: 1,
+            ..Entry::default()
         };
         map.put(Space::Context, context as u64, of_green);
     }
