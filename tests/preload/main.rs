@@ -12,6 +12,7 @@ mod races;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod checkpoint;
 mod delivery;
 mod ended;
 mod environment;
@@ -27,6 +28,7 @@ mod mps;
 mod overlay;
 mod oversubscribe;
 mod runtime;
+mod sparse;
 mod taking;
 mod tries;
 mod unasked;

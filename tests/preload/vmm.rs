@@ -96,6 +96,23 @@ fn a_handle_that_is_no_memory_is_not_charged() {
 }
 
 #[test]
+fn a_map_of_memory_made_past_the_hooks_is_charged() {
+    let world = World::with_limits_on(&Config::default(), &[ROOM]);
+    let mut program = world.program("sharing").linked().start();
+    take(&mut program, "ready; create_past 1 60; map 1 1 60");
+    agree(&world, "a map");
+
+    take(&mut program, "alloc 2 60!; create_past 2 60; map 2 2 60!");
+    let record = world.snapshot().ooms.pop().expect("a refusal is recorded");
+    assert_eq!(record.call, "cuMemMap");
+    take(
+        &mut program,
+        "release 2; unmap 1 60; release 1; alloc 2 100",
+    );
+    agree(&world, "the end");
+}
+
+#[test]
 fn memory_of_the_host_is_not_charged() {
     the_books_agree(
         &Config::default(),

@@ -12,6 +12,7 @@ use crate::guest::Verdict;
 use crate::map::Space;
 use crate::memory::{Address, Leaving, Reserved, after_leaving, given, leaving, reserve_here, row};
 use crate::query;
+use crate::sparse;
 
 /// An array's shape, of whichever version of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,13 +238,37 @@ fn after<A: Address, D: Described>(
     given(&books, reserved, Space::Array, array.number(), bytes);
 }
 
-pub(crate) fn before_array_free(array: impl Address) -> Verdict<Leaving> {
-    let books = books!(Memory);
-    leaving(&books, Space::Array, array.number())
+/// An array about to go, with its charge; a sparse one has none of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Going {
+    array: u64,
+    charged: Option<Leaving>,
 }
 
-pub(crate) fn after_array_free(leaving: Leaving, result: CuResult) {
-    after_leaving(leaving, result, Space::Array);
+pub(crate) fn before_array_free(array: impl Address) -> Verdict<Going> {
+    let books = books!(Memory);
+    let array = array.number();
+    match leaving(&books, Space::Array, array) {
+        Verdict::Call(leaving) => Verdict::Call(Going {
+            array,
+            charged: Some(leaving),
+        }),
+        _ if sparse::has_parts(&books) => Verdict::Call(Going {
+            array,
+            charged: None,
+        }),
+        Verdict::Pass => Verdict::Pass,
+        Verdict::Refuse(result) => Verdict::Refuse(result),
+    }
+}
+
+pub(crate) fn after_array_free(going: Going, result: CuResult) {
+    if let Some(leaving) = going.charged {
+        after_leaving(leaving, result, Space::Array);
+    }
+    if let Some(books) = books::opened().filter(|_| result == CuResult::SUCCESS) {
+        sparse::array_gone(&books, going.array);
+    }
 }
 
 #[cfg(test)]

@@ -37,6 +37,8 @@ pub(crate) struct Ledger {
     pub(crate) objects_numbered: AtomicU64,
     /// Holds that end when the driver has done its work.
     pub(crate) endings: AtomicU32,
+    /// Tiles of sparse arrays that memory lies under.
+    pub(crate) sparse_parts: AtomicU64,
     /// Descriptors that keep memory.
     pub(crate) descriptors: AtomicU32,
     /// What contexts and modules were charged, by device.

@@ -7,11 +7,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_api::nvml::{NvmlDevice, NvmlMemory, NvmlProcessInfo, NvmlProcessInfoV1};
 use cuda_api::{
-    CuArray, CuArray3DDescriptor, CuArrayMemoryRequirements, CuConditionalNodeParams, CuContext,
-    CuDevice, CuDevicePtr, CuEvent, CuFunction, CuGraph, CuGraphExec, CuGraphNode,
-    CuGraphNodeParams, CuGraphicsResource, CuKernel, CuLibrary, CuMemAllocNodeParams,
-    CuMemAllocationHandle, CuMemAllocationProp, CuMemLocation, CuMemoryPool, CuMipmappedArray,
-    CuModule, CuResult, CuStream, CuUuid,
+    CuArray, CuArray3DDescriptor, CuArrayMemoryRequirements, CuArraySparseProperties,
+    CuConditionalNodeParams, CuContext, CuDevice, CuDevicePtr, CuEvent, CuFunction, CuGraph,
+    CuGraphExec, CuGraphNode, CuGraphNodeParams, CuGraphicsResource, CuKernel, CuLibrary,
+    CuMemAllocNodeParams, CuMemAllocationHandle, CuMemAllocationProp, CuMemLocation, CuMemoryPool,
+    CuMipmappedArray, CuModule, CuResult, CuStream, CuUuid,
 };
 
 use crate::border;
@@ -240,6 +240,20 @@ pub(crate) fn mipmapped_bytes(array: CuMipmappedArray) -> Option<u64> {
     // SAFETY: an array that the driver gave just now, and room for the answer.
     ok(unsafe { cuda::cuMipmappedArrayGetMemoryRequirements(&raw mut needs, array, device) })?;
     u64::try_from(needs.size).ok().filter(|&bytes| bytes > 0)
+}
+
+/// How wide, high and deep the tiles of a sparse array are.
+pub(crate) fn sparse_tile(array: u64, is_mipmapped: bool) -> Option<[u32; 3]> {
+    let mut told = CuArraySparseProperties::zeroed();
+    let asked = if is_mipmapped {
+        // SAFETY: a mipmapped array that the driver took just now, and room for the answer.
+        unsafe { cuda::cuMipmappedArrayGetSparseProperties(&raw mut told, handle(array)) }
+    } else {
+        // SAFETY: an array that the driver took just now, and room for the answer.
+        unsafe { cuda::cuArrayGetSparseProperties(&raw mut told, handle(array)) }
+    };
+    ok(asked)?;
+    Some([told.tile_width, told.tile_height, told.tile_depth])
 }
 
 /// What a mapped resource of a graphics API takes: a buffer, or an image's array.

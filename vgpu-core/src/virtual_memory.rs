@@ -94,6 +94,12 @@ pub(crate) fn after_release(releasing: Releasing, result: CuResult) {
     Objects::lock(&books).end_release(number, handle, result == CuResult::SUCCESS);
 }
 
+/// Whether the driver says that a handle stands for memory of a device that the container has limits for.
+pub(crate) fn is_of_a_device(books: &Books, handle: u64) -> bool {
+    let properties = query::relaxed(|| query::allocation_properties(handle));
+    properties.is_some_and(|it| !matches!(place_of(books, &it), Place::Elsewhere))
+}
+
 /// Something that is about to hold memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Holding {

@@ -436,6 +436,17 @@ fn sparse_properties(shape: &Shape) -> Result<CuArraySparseProperties, CuResult>
     })
 }
 
+/// How wide, high and deep the tiles of a sparse array or mipmap are; one that gets its memory in whole has none.
+pub(crate) fn tile(handle: usize) -> Option<[u32; 3]> {
+    with(|arrays| {
+        let of_mipmap = arrays.mipmaps.get(&handle);
+        let first = of_mipmap.and_then(|mipmap| mipmap.levels.first().copied());
+        let array = arrays.arrays.get(&first.unwrap_or(handle))?;
+        let told = sparse_properties(&array.desc).ok()?;
+        Some([told.tile_width, told.tile_height, told.tile_depth])
+    })
+}
+
 /// Whether an array or a mipmap was made without memory.
 pub(crate) fn waits_for_memory(handle: usize) -> bool {
     with(|arrays| {

@@ -37,7 +37,7 @@ struct MapInfo {
 
 const _: () = assert!(size_of::<MapInfo>() == 96);
 
-/// A part of an array: the array, whether it is the tail, and where it begins there.
+/// A tile of an array, or its tail: the array, whether it is the tail, and which tile it is, or where the tail begins.
 type Part = (usize, bool, [u32; 5]);
 
 struct Under {
@@ -69,10 +69,28 @@ pub(crate) fn context_gone(context: &'static Context) {
 }
 
 impl MapInfo {
-    fn part(&self) -> Part {
-        let is_tail = self.part_kind == 1;
-        let [level, layer, x, y, z, ..] = self.part;
-        (self.resource, is_tail, [level, layer, x, y, z])
+    fn parts(&self) -> Vec<Part> {
+        let [level, layer, x, y, z, width, height, depth] = self.part;
+        if self.part_kind == 1 {
+            // Nothing stands between layer and offset.
+            return vec![(self.resource, true, [level, 0, x, y, z])];
+        }
+        let Some([wide, high, deep]) = array::tile(self.resource) else {
+            return vec![(self.resource, false, [level, layer, 0, 0, 0])];
+        };
+        let span = |from: u32, length: u32, side: u32| {
+            from / side..from.saturating_add(length.max(1)).div_ceil(side)
+        };
+        let mut parts = Vec::new();
+        for slice in span(z, depth, deep) {
+            for row in span(y, height, high) {
+                let columns = span(x, width, wide);
+                parts.extend(
+                    columns.map(|it| (self.resource, false, [level, layer, it, row, slice])),
+                );
+            }
+        }
+        parts
     }
 
     fn checked(&self) -> Done {
@@ -81,7 +99,12 @@ impl MapInfo {
         if self.resource_kind > 1 || self.part_kind > 1 || !whole || self.flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        if self.handle_kind != GENERIC || !array::waits_for_memory(self.resource) {
+        // No array is larger on any side, nor has as many tiles.
+        let [.., width, height, depth] = self.part;
+        let texels = u64::from(width.max(1)) * u64::from(height.max(1));
+        let is_too_large =
+            self.part_kind == 0 && texels.saturating_mul(depth.max(1).into()) > 1 << 32;
+        if is_too_large || self.handle_kind != GENERIC || !array::waits_for_memory(self.resource) {
             return Err(CuResult::INVALID_VALUE);
         }
         Ok(())
@@ -107,7 +130,7 @@ pub(crate) unsafe fn cuMemMapArrayAsync(
                 UNMAP => None,
                 _ => return Err(CuResult::INVALID_VALUE),
             };
-            planned.push((info.part(), memory));
+            planned.extend(info.parts().into_iter().map(|part| (part, memory.clone())));
         }
         let context = found.context.home();
         stream::free_in_order(&found, move || {
