@@ -56,6 +56,33 @@ static void launch_ready(void) {
         exit(5);
 }
 
+extern CUresult cuModuleUnload(void *);
+extern CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
+extern CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+extern CUresult cuStreamSynchronize(CUstream);
+
+/* Text that declares a variable and so many entries. */
+static char *image;
+
+static void image_ready(size_t entries) {
+    static const char head[] = ".version 7.0\n.target sm_70\n.address_size 64\n.global .align 4 .b8 table[4096];\n";
+    static const char entry[] = ".visible .entry k%08zu(.param .u64 a) { .reg .b64 %%rd<4>; ld.param.u64 %%rd1, [a]; ret; }\n";
+    size_t room = sizeof head + entries * (sizeof entry + 16), used;
+    image = malloc(room);
+    used = (size_t)snprintf(image, room, "%s", head);
+    for (size_t i = 0; i < entries; i++) used += (size_t)snprintf(image + used, room - used, entry, i);
+}
+
+static void load_and_unload(void) {
+    void *module;
+    if (cuModuleLoadData(&module, image) != 0 || cuModuleUnload(module) != 0) exit(3);
+}
+
+static void pool_alloc_and_free(void) {
+    CUdeviceptr pointer;
+    if (cuMemAllocAsync(&pointer, 4096, stream) != 0 || cuMemFreeAsync(pointer, stream) != 0) exit(3);
+}
+
 static void launch(void) {
     if (cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL) != 0) exit(3);
 }
@@ -77,7 +104,7 @@ static void measure(void (*call)(void), size_t calls, double *median, double *wo
     double *batches = malloc(sizeof(double) * (calls / BATCH + 1)), *singles = malloc(sizeof(double) * calls);
     size_t count = 0;
     *mean = 0;
-    for (size_t i = 0; i < 1000; i++) call();
+    for (size_t i = 0; i < 1000 && i < calls; i++) call();
     pause_for(call);
     for (size_t i = 0; i + BATCH <= calls; i += BATCH) {
         double used = processor(), start = now();
@@ -101,8 +128,8 @@ static void measure(void (*call)(void), size_t calls, double *median, double *wo
     free(singles);
 }
 
-/* calls KIND COUNT [LIVE]: LIVE allocations stand while it measures. With "init", the time of cuInit and
- * the first context. */
+/* calls KIND COUNT [LIVE]: LIVE allocations stand while it measures; with "module", its text has so many entries.
+ * With "init", the time of cuInit and the first context. */
 int main(int count, char **words) {
     if (count < 3) return 2;
     const char *kind = words[1];
@@ -113,15 +140,19 @@ int main(int count, char **words) {
         printf("%.0f 0 0\n", now() - start);
         return 0;
     }
-    for (size_t i = 0; i < live; i++) {
+    for (size_t i = 0; i < live && strcmp(kind, "module") != 0; i++) {
         CUdeviceptr pointer = 0;
         if (driver.alloc(&pointer, 512) != 0) return 4;
     }
     void (*call)(void) = strcmp(kind, "alloc") == 0  ? alloc_and_free
                          : strcmp(kind, "info") == 0 ? info
                          : strcmp(kind, "launch") == 0 ? launch
+                         : strcmp(kind, "module") == 0 ? load_and_unload
+                         : strcmp(kind, "pool") == 0   ? pool_alloc_and_free
                                                      : get_proc_address;
     if (call == launch) launch_ready();
+    if (call == load_and_unload) image_ready(live);
+    if (call == pool_alloc_and_free && cuStreamCreate(&stream, 1) != 0) return 5;
     double median, worst, mean, clock_median, clock_worst, clock_mean;
     measure(nothing, 100000, &clock_median, &clock_worst, &clock_mean);
     measure(call, calls, &median, &worst, &mean);

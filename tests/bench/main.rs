@@ -1,6 +1,6 @@
 //! What the library adds to a program's calls: every row is measured without it and with it in the same
-//! run, on the simulated driver. Prints the table of docs/performance.md; fails nobody by the clock. With the
-//! argument `launch` it prints the rows of launches only.
+//! run, on the simulated driver. Prints the table of docs/performance.md; never fails by the clock. With a
+//! word of `calls.c` as its argument (`launch`, `alloc`, `module`, …) it prints those rows only.
 //!
 //!   cargo xtask dist --library
 //!   VGPU_TEST_LIBRARY=target/dist/lib/vgpu/libvgpu.so cargo bench -p tests --bench calls
@@ -45,9 +45,16 @@ fn main() {
     }
     println!("| what | native | with the library | added |");
     println!("|---|---|---|---|");
-    launches();
-    if std::env::args().any(|argument| argument == "launch") {
-        return;
+    let wanted: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    let is_wanted = |words: &str| {
+        let kind = words.split(' ').next().unwrap();
+        wanted.is_empty() || wanted.iter().any(|word| word == kind)
+    };
+    if is_wanted("launch") {
+        launches();
     }
     for (what, words, processes) in [
         ("`cuMemAlloc` + `cuMemFree`, 1 process", "alloc 200000", 1),
@@ -58,9 +65,13 @@ fn main() {
             "alloc 100000 100000",
             1,
         ),
+        ("`cuMemAllocAsync` + `cuMemFreeAsync`", "pool 100000", 1),
         ("`cuMemGetInfo`", "info 200000", 1),
         ("`cuGetProcAddress`", "procaddr 200000", 1),
     ] {
+        if !is_wanted(words) {
+            continue;
+        }
         let [native, ours] = both(words, processes);
         let added = ours.median - native.median;
         println!(
@@ -75,7 +86,25 @@ fn main() {
             added / 1e3
         );
     }
+    for (what, words) in [
+        ("with 4 entries", "module 2048 4"),
+        ("with 10,000 entries, 1 MB", "module 256 10000"),
+    ] {
+        if !is_wanted(words) {
+            continue;
+        }
+        let [native, ours] = both(words, 1);
+        println!(
+            "| `cuModuleLoadData` + `cuModuleUnload` of a text {what}, p50 | {:.1} µs | {:.1} µs | {:.1} µs |",
+            native.median / 1e3,
+            ours.median / 1e3,
+            (ours.median - native.median) / 1e3
+        );
+    }
     for processes in [1, 2, 4, 8] {
+        if !is_wanted("init") {
+            break;
+        }
         let [native, ours] = both("init 1", processes);
         println!(
             "| `cuInit` and the first context, {processes} at once | {:.2} ms | {:.2} ms | {:.2} ms |",
@@ -84,16 +113,19 @@ fn main() {
             (ours.median - native.median) / 1e6
         );
     }
+    if !is_wanted("race") {
+        return;
+    }
     let mut over = 0;
-    let mut nobody = 0;
+    let mut unserved = 0;
     for (call, _) in CALLS {
         let ended = race(call, 4, ROUNDS);
         over += ended.over;
-        nobody += ended.nobody;
+        unserved += ended.nobody;
     }
     let rounds = ROUNDS * 6;
     println!("| rounds over the limit, 4 racing processes, 6 calls | – | {over} of {rounds} | |");
-    println!("| rounds in which nobody got what was free | – | {nobody} of {rounds} | |");
+    println!("| rounds in which no process got what was free | – | {unserved} of {rounds} | |");
     let (median, worst) = kill_to_free();
     println!(
         "| SIGKILL to the next process's allocation, p50 | – | {:.2} ms | |",
