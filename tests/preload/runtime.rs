@@ -259,3 +259,71 @@ fn reset_of_a_context_that_a_runtime_made_gives_its_charges_back() {
     steps(&mut program, "private_context; alloc 60; alloc 60!");
     agree(&world);
 }
+
+/// All of them take a step at the same time; those that were refused for memory are gone afterwards.
+#[track_caller]
+fn together(world: &World, programs: &mut Vec<Running>, step: &str) {
+    for program in programs.iter_mut() {
+        program.tell(step);
+    }
+    let name = step.split(' ').next().unwrap();
+    programs.retain_mut(|program| {
+        let answer = program.line();
+        assert!(
+            answer == format!("{name} 0") || answer == format!("{name} 2"),
+            "{answer:?}\n{}",
+            world.log()
+        );
+        answer == format!("{name} 0")
+    });
+    let (held, limit) = (world.board().used_bytes(0), world.limit(0));
+    assert!(
+        held <= limit,
+        "{} MiB of {} held after {step}\n{}",
+        held / MIB,
+        limit / MIB,
+        world.log()
+    );
+}
+
+#[test]
+fn twelve_runtimes_with_large_contexts_stay_below_the_limit() {
+    for nvml in ["", "absent"] {
+        for context in ["context", "private_context"] {
+            let config = Config {
+                nvml: nvml.to_owned(),
+                ..Config::default()
+            };
+            let world = World::with_large_contexts(&config, 1024 * MIB);
+            let mut programs: Vec<_> = (0..12).map(|_| start(&world)).collect();
+
+            together(&world, &mut programs, "table");
+            together(&world, &mut programs, context);
+            together(&world, &mut programs, "load 20");
+            together(&world, &mut programs, "alloc 1");
+
+            let left = programs.len();
+            println!("{left} of 12 with NVML {nvml:?} and {context}");
+            assert!((1..=3).contains(&left), "{left} {nvml:?} {context}");
+            assert!(!world.snapshot().ooms.is_empty());
+        }
+    }
+}
+
+#[test]
+fn twelve_programs_with_large_contexts_get_as_many_as_fit() {
+    for nvml in ["", "absent"] {
+        let config = Config {
+            nvml: nvml.to_owned(),
+            ..Config::default()
+        };
+        let world = World::with_large_contexts(&config, 1024 * MIB);
+        let mut programs: Vec<_> = (0..12).map(|_| start(&world)).collect();
+
+        together(&world, &mut programs, "init");
+        together(&world, &mut programs, "context");
+        together(&world, &mut programs, "alloc 1");
+
+        assert_eq!(programs.len(), 3, "{nvml:?}\n{}", world.log());
+    }
+}

@@ -53,7 +53,23 @@ impl World {
     }
 
     fn with_limits_and(config: &Config, limits: &[u64], context_bytes: u64) -> Self {
-        let world = Self::with_board(limits.len(), config);
+        Self::with_board(limits.len(), config).limited(limits, CARD, context_bytes)
+    }
+
+    /// A container on GPUs of 8 GiB, on which a context takes 300 MiB: as programs of a real GPU have it. Its limits do
+    /// not say what a context takes.
+    pub(crate) fn with_large_contexts(config: &Config, limit: u64) -> Self {
+        let config = Config {
+            memory_bytes: vec![8 * CARD],
+            context_bytes: 300 * MIB,
+            ..config.clone()
+        };
+        Self::with_cards(&config).limited(&[limit], 8 * CARD, 0)
+    }
+
+    /// Makes limits and region.
+    fn limited(self, limits: &[u64], physical_bytes: u64, context_bytes: u64) -> Self {
+        let world = self;
         let board = world.board();
         let uuid = |gpu| DeviceUuid::new(&board.uuid(gpu)).expect("the board's UUIDs are texts");
         let devices = limits
@@ -62,7 +78,7 @@ impl World {
             .map(|(gpu, &memory_bytes)| DeviceLimit {
                 uuid: uuid(gpu),
                 memory_bytes,
-                physical_bytes: CARD,
+                physical_bytes,
                 context_bytes,
                 ..DeviceLimit::default()
             });
@@ -74,7 +90,7 @@ impl World {
         let region: Vec<_> = (0..limits.len())
             .map(|gpu| RegionDevice {
                 uuid: uuid(gpu),
-                physical_bytes: CARD,
+                physical_bytes,
             })
             .collect();
         Region::create(&world.path("region"), &region, 0o666).expect("the region is new");
@@ -88,13 +104,21 @@ impl World {
 
     /// As `without_limits`, with the driver's version, faults and clock of `config`.
     pub(crate) fn with_board(gpus: usize, config: &Config) -> Self {
+        Self::with_cards(&Config {
+            memory_bytes: vec![CARD; gpus],
+            context_bytes: CONTEXT,
+            ..config.clone()
+        })
+    }
+
+    /// A board whose GPUs and contexts are as large as `config` says.
+    fn with_cards(config: &Config) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("vgpu-test-")
             .tempdir()
             .expect("there is room in the temporary folder");
+        let gpus = config.memory_bytes.len();
         let config = Config {
-            memory_bytes: vec![CARD; gpus],
-            context_bytes: CONTEXT,
             contrary: config.contrary || all_contrary(),
             ..config.clone()
         };

@@ -102,6 +102,20 @@ pub(crate) fn pass(name: &str) {
     }
 }
 
+/// How long bounded waits may last in a process of a test: `VGPU_CRASH_WAIT_MS` milliseconds. On a machine that is
+/// busy with other tests the living owner of a lock may not run for as long as a product waits; what a dead owner
+/// has left behind is not given back in any time.
+#[cfg(all(feature = "crash-points", not(loom)))]
+pub(crate) fn most_wait_ns() -> Option<u64> {
+    use std::sync::OnceLock;
+
+    static MOST: OnceLock<Option<u64>> = OnceLock::new();
+    *MOST.get_or_init(|| {
+        let text = std::env::var("VGPU_CRASH_WAIT_MS").ok()?;
+        text.parse::<u64>().ok()?.checked_mul(1_000_000)
+    })
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     #[test]

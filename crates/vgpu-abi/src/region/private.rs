@@ -25,6 +25,10 @@ pub(crate) struct Wait {
 impl Wait {
     /// A wait that may last 100 ms. The clock is read when there is something to wait for.
     pub(super) fn new() -> Self {
+        #[cfg(all(feature = "crash-points", not(loom)))]
+        if let Some(most_ns) = crate::crash::most_wait_ns() {
+            return Self::at_most(most_ns);
+        }
         Self::at_most(MOST_WAIT_NS)
     }
 
