@@ -248,6 +248,10 @@ fn asks() {
         ask_devices(&nvml, count);
         return;
     }
+    if about == "memory" {
+        ask_memory(&nvml, count);
+        return;
+    }
     if about == "parts" {
         ask_parts(&nvml);
         return;
@@ -320,6 +324,57 @@ fn ask_devices(nvml: &Nvml, count: u32) {
             "the board's {on_board} by uuid: {result:?}, handle {}",
             !device.is_null()
         );
+    }
+}
+
+/// All that NVML says of a device's memory.
+fn say_memory(nvml: &Nvml, name: &str, device: NvmlDevice) {
+    let mut window = NvmlBar1Memory {
+        total: 0,
+        free: 0,
+        used: 0,
+    };
+    ok(call!(
+        nvml.nvmlDeviceGetBAR1MemoryInfo(device, &raw mut window)
+    ));
+    let mut memory = NvmlMemoryV2 {
+        version: NvmlMemoryV2::VERSION,
+        total: 0,
+        reserved: 0,
+        free: 0,
+        used: 0,
+    };
+    ok(call!(
+        nvml.nvmlDeviceGetMemoryInfo_v2(device, &raw mut memory)
+    ));
+    say!(
+        "{name}: window of {} MiB, {} used, {} free; memory of {} MiB, {} used, {} free, {} reserved",
+        window.total >> 20,
+        window.used >> 20,
+        window.free >> 20,
+        memory.total >> 20,
+        memory.used >> 20,
+        memory.free >> 20,
+        memory.reserved >> 20
+    );
+}
+
+/// Of every device, and of every part of the first one.
+fn ask_memory(nvml: &Nvml, count: u32) {
+    for index in 0..count {
+        let mut device = NvmlDevice::NULL;
+        ok(call!(
+            nvml.nvmlDeviceGetHandleByIndex_v2(index, &raw mut device)
+        ));
+        say_memory(nvml, &format!("device {index}"), device);
+        for index in 0..3 {
+            let mut part = NvmlDevice::NULL;
+            let result =
+                call!(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index, &raw mut part));
+            if result == NvmlReturn::SUCCESS {
+                say_memory(nvml, &format!("part {index}"), part);
+            }
+        }
     }
 }
 
@@ -487,6 +542,32 @@ fn a_neighbours_work_keeps_no_device_of_the_container_busy() {
         samples: NvmlReturn(6), of []
     "#]]
     .assert_eq(&world.told("utilization"));
+}
+
+#[test]
+fn the_window_onto_a_card_and_what_it_reserves_are_the_containers() {
+    let world = World::new();
+    let _member = world.take(GIB);
+    let _neighbour = Neighbour::start(&world);
+
+    expect![[r#"
+        device 0: window of 16384 MiB, 2 used, 16382 free; memory of 16384 MiB, 0 used, 16384 free, 0 reserved
+        device 1: window of 4096 MiB, 2 used, 4094 free; memory of 4096 MiB, 1024 used, 3072 free, 0 reserved
+    "#]].assert_eq(&world.told("memory"));
+}
+
+#[test]
+fn the_window_onto_a_mig_device_is_the_containers() {
+    let world = World::with("1=1g,3g,1g", |board| {
+        vec![(board.instance_uuid(1, 1), 2 * GIB)]
+    });
+    let charge = world.region.reserve(0, GIB, 0).unwrap();
+    world.region.confirm(charge, Kind::Buffer);
+
+    expect![[r#"
+        device 0: window of 16384 MiB, 2 used, 16382 free; memory of 16384 MiB, 0 used, 16384 free, 0 reserved
+        part 1: window of 2048 MiB, 2 used, 2046 free; memory of 2048 MiB, 1024 used, 1024 free, 0 reserved
+    "#]].assert_eq(&world.told("memory"));
 }
 
 /// A program beside the containers, as the arbiter is.
