@@ -97,6 +97,91 @@ pub(crate) unsafe fn unwrapped(start: *const u8) -> *const u8 {
     if inner.is_null() { start } else { inner }
 }
 
+/// Copies what can be read of memory of this process.
+fn peek(start: usize, bytes: usize) -> Vec<u8> {
+    const STEP: usize = 64 << 10;
+    let mut found = Vec::new();
+    while found.len() < bytes {
+        let from = start.wrapping_add(found.len());
+        // A page is there or not: up to the end of one.
+        let most = (STEP - from % STEP).min(bytes - found.len());
+        let before = found.len();
+        for part in [most, (4096 - from % 4096).min(most)] {
+            found.resize(before + part, 0);
+            let to = libc::iovec {
+                iov_base: found.as_mut_ptr().wrapping_add(before).cast(),
+                iov_len: part,
+            };
+            let of = libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(from),
+                iov_len: part,
+            };
+            // SAFETY: writes to the room just made; what it reads it finds or refuses by itself.
+            let read = unsafe {
+                let own = std::process::id().cast_signed();
+                libc::process_vm_readv(own, &raw const to, 1, &raw const of, 1, 0)
+            };
+            let read = usize::try_from(read).unwrap_or(0);
+            found.truncate(before + read);
+            if read == part {
+                break;
+            }
+        }
+        if found.len() == before {
+            break;
+        }
+    }
+    found
+}
+
+/// A copy of the image that a program points to, as far as it can be read. One that says that it is larger than this
+/// is cut.
+pub(crate) fn copied(start: *const u8) -> Vec<u8> {
+    const LARGEST: usize = 256 << 20;
+    let mut start = start.expose_provenance();
+    let mut header = peek(start, 64);
+    if u32_at(&header, 0) == Some(WRAPPER_MAGIC) {
+        match u64_at(&header, 8) {
+            Some(inner) if inner != 0 => start = inner as usize,
+            _ => {}
+        }
+        header = peek(start, 64);
+    }
+    let size = |number: Option<u64>| usize::try_from(number.unwrap_or(0)).unwrap_or(usize::MAX);
+    let short = |at: usize| usize::from(u16_at(&header, at).unwrap_or(0));
+    let bytes = match u32_at(&header, 0) {
+        Some(FATBIN_MAGIC) => short(6).saturating_add(size(u64_at(&header, 8))),
+        Some(0x464c_457f) => {
+            let (table, each, count) = (size(u64_at(&header, 40)), short(58), short(60));
+            let end = table.saturating_add(each * count);
+            let whole = peek(start, end.min(LARGEST));
+            let ends = (0..count).map(|index| {
+                let at = table.saturating_add(index * each);
+                let word = |offset: usize| at.checked_add(offset).and_then(|it| u64_at(&whole, it));
+                let kind = at.checked_add(4).and_then(|it| u32_at(&whole, it));
+                match kind {
+                    None | Some(8) => 0,
+                    Some(_) => size(word(24)).saturating_add(size(word(32))),
+                }
+            });
+            let programs = size(u64_at(&header, 32)).saturating_add(56 * short(56));
+            ends.fold(end.max(programs).max(64), usize::max)
+        }
+        _ => {
+            let mut bytes = 0;
+            loop {
+                let part = peek(start.wrapping_add(bytes), 4096);
+                let end = part.iter().position(|byte| *byte == 0);
+                bytes += end.unwrap_or(part.len());
+                if end.is_some() || part.len() < 4096 || bytes >= LARGEST {
+                    break bytes;
+                }
+            }
+        }
+    };
+    peek(start, bytes.min(LARGEST))
+}
+
 /// # Safety
 /// Four bytes can be read, or a zero stands among the first.
 unsafe fn read_u32(start: *const u8) -> u32 {

@@ -228,11 +228,7 @@ fn image_at(start: *const c_void) -> Done<Image> {
     if start.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
-    // SAFETY: the program vouches for an image at this address.
-    let start = unsafe { image::unwrapped(start.cast()) };
-    // SAFETY: as above.
-    let bytes = unsafe { std::slice::from_raw_parts(start, image::extent(start)) };
-    Image::parse(bytes).map_err(unreadable)
+    Image::parse(&image::copied(start.cast())).map_err(unreadable)
 }
 
 fn image_in(path: *const c_char) -> Done<Image> {
