@@ -2,7 +2,8 @@
 
 use cuda_sim::Config;
 
-use crate::support::{CONTEXT, MIB, World};
+use crate::guest::{on_odd_driver, with_odd_driver};
+use crate::support::{CONTEXT, MIB, Running, World, agrees};
 use crate::vmm::{agree, take};
 
 #[test]
@@ -13,10 +14,15 @@ fn imported_memory_goes_with_its_context() {
         &mut program,
         "ready; context; external 1 60; external 2 60!",
     );
-    agree(&world, "import");
+    // A contrary driver's second context is smaller.
+    let agree = |step: &str| {
+        let (booked, held) = (world.booked(0), world.board().used_bytes(0));
+        assert!(agrees(booked, held), "{step}: {booked} booked, {held} held");
+    };
+    agree("import");
 
     take(&mut program, "context_destroy; external 2 60");
-    agree(&world, "the context's end");
+    agree("the context's end");
 }
 
 #[test]
@@ -96,4 +102,65 @@ fn a_dma_buf_of_memory_that_lives_costs_nothing() {
         "ready; alloc 1 60; range 1 1 60; close_file 1; free 1; alloc 1 100",
     );
     agree(&world, "a descriptor that was closed first");
+}
+
+/// A program on a driver with a graphics API, with room for 100 MiB.
+fn graphics() -> (World, Running) {
+    let world = World::with_limits_on(&Config::default(), &[100 * MIB + CONTEXT]);
+    with_odd_driver(&world);
+    let mut program = on_odd_driver(&world, "graphics").start();
+    take(&mut program, "ready");
+    (world, program)
+}
+
+#[test]
+fn resources_of_a_graphics_api_are_charged_from_their_first_map() {
+    let (world, mut program) = graphics();
+    let booked = |mib: u64| assert_eq!(world.booked(0), mib * MIB + CONTEXT, "{}", world.log());
+
+    take(&mut program, "register 1 60; alloc 0 100; free");
+    take(&mut program, "map 1");
+    booked(60);
+    take(&mut program, "unmap 1; map 1; unmap 1; alloc 0 41!");
+    booked(60);
+    take(&mut program, "unregister 1; alloc 0 100");
+    booked(100);
+}
+
+#[test]
+fn a_resource_without_room_is_unmapped_again() {
+    let (world, mut program) = graphics();
+    take(&mut program, "alloc 0 50; register 1 60; map 1!");
+
+    assert_eq!(program.step("is_mapped 1"), "is_mapped 1");
+    let record = world.snapshot().ooms.pop().expect("a refusal is recorded");
+    assert_eq!(record.call, "cuGraphicsMapResources");
+    take(
+        &mut program,
+        "free; map 1; is_mapped 1; alloc 0 41!; alloc 0 40",
+    );
+}
+
+#[test]
+fn of_several_resources_without_room_none_stays_mapped() {
+    let (world, mut program) = graphics();
+    take(&mut program, "register 1 60; register 2 60; map_all 2!");
+
+    for resource in ["is_mapped 1", "is_mapped 2"] {
+        assert_eq!(program.step(resource), "is_mapped 1");
+    }
+    // The first one had its room, and keeps it until it is unregistered.
+    assert_eq!(world.booked(0), 60 * MIB + CONTEXT);
+    take(
+        &mut program,
+        "unregister 1; map 2; unregister 2; alloc 0 100",
+    );
+}
+
+#[test]
+fn resources_of_a_graphics_api_go_with_their_context() {
+    let (world, mut program) = graphics();
+    take(&mut program, "register 1 60; map 1; reset");
+
+    assert_eq!(world.booked(0), 0, "{}", world.log());
 }

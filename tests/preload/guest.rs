@@ -6,19 +6,28 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{CONTEXT, MIB, World, built, compile, compile_with, installed, skip, source};
+use crate::support::{
+    CONTEXT, MIB, Program, World, built, compile, compile_with, installed, skip, source,
+};
 
 fn world() -> World {
     World::with_room(100 * MIB)
 }
 
 /// What the odd driver does itself.
-const OWN_OF_ODD_DRIVER: [&str; 5] = [
+const OWN_OF_ODD_DRIVER: [&str; 12] = [
     "cuMemAlloc_v2",
     "cuInit",
     "cuDeviceGetPCIBusId",
     "cuDeviceGetUuid",
     "cuDeviceGetUuid_v2",
+    "cuGraphicsGLRegisterBuffer",
+    "cuGraphicsMapResources",
+    "cuGraphicsMapResources_ptsz",
+    "cuGraphicsResourceGetMappedPointer_v2",
+    "cuGraphicsUnmapResources",
+    "cuGraphicsUnmapResources_ptsz",
+    "cuGraphicsUnregisterResource",
 ];
 
 /// Puts a driver in the simulated one's place that hands on every call but the odd ones.
@@ -56,6 +65,18 @@ pub(crate) fn with_odd_driver(world: &World) {
         std::fs::remove_file(world.path(name)).unwrap();
         std::fs::copy(&odd, world.path(name)).unwrap();
     }
+}
+
+fn odd_world() -> World {
+    let world = world();
+    with_odd_driver(&world);
+    world
+}
+
+/// A program in a world of the odd driver.
+pub(crate) fn on_odd_driver<'a>(world: &'a World, name: &str) -> Program<'a> {
+    let program = world.program(name).linked();
+    program.env("ODD_REAL", world.path("libreal.so"))
 }
 
 #[test]
@@ -149,13 +170,8 @@ fn a_program_that_closes_every_descriptor_keeps_its_limit_and_its_slot() {
 
 #[test]
 fn a_cpp_exception_passes_through_us_and_the_limit_holds_after_it() {
-    let world = world();
-    with_odd_driver(&world);
-    let printed = world
-        .program("exception")
-        .linked()
-        .env("ODD_REAL", world.path("libreal.so"))
-        .prints();
+    let world = odd_world();
+    let printed = on_odd_driver(&world, "exception").prints();
     assert_eq!(
         printed,
         "ready 0\ncaught odd\ncaught odd\ncaught odd\nfirst 0\nsecond 2\n"
@@ -164,13 +180,8 @@ fn a_cpp_exception_passes_through_us_and_the_limit_holds_after_it() {
 
 #[test]
 fn a_long_jump_passes_through_us_and_the_limit_holds_after_it() {
-    let world = world();
-    with_odd_driver(&world);
-    let printed = world
-        .program("long_jump")
-        .linked()
-        .env("ODD_REAL", world.path("libreal.so"))
-        .prints();
+    let world = odd_world();
+    let printed = on_odd_driver(&world, "long_jump").prints();
     assert_eq!(
         printed,
         "ready 0\njumped\njumped\njumped\nfirst 0\nsecond 2\n"
@@ -179,12 +190,8 @@ fn a_long_jump_passes_through_us_and_the_limit_holds_after_it() {
 
 #[test]
 fn memory_from_calls_that_were_left_by_a_jump_stays_charged() {
-    let world = world();
-    with_odd_driver(&world);
-    let program = world
-        .program("jump_again")
-        .linked()
-        .env("ODD_REAL", world.path("libreal.so"));
+    let world = odd_world();
+    let program = on_odd_driver(&world, "jump_again");
     let mut program = program.arg("14").arg("50").start();
     assert_eq!(program.line(), "ready 0");
     assert_eq!(program.line(), "jumped 7, answered 2");
@@ -195,12 +202,8 @@ fn memory_from_calls_that_were_left_by_a_jump_stays_charged() {
 
 #[test]
 fn calls_that_gave_nothing_and_were_left_by_a_jump_cost_nothing_once_measured() {
-    let world = world();
-    with_odd_driver(&world);
-    let program = world
-        .program("jump_again")
-        .linked()
-        .env("ODD_REAL", world.path("libreal.so"));
+    let world = odd_world();
+    let program = on_odd_driver(&world, "jump_again");
     let mut program = program.arg("12").arg("50").start();
     assert_eq!(program.line(), "ready 0");
     assert_eq!(program.line(), "jumped 50, answered 0");
@@ -210,13 +213,8 @@ fn calls_that_gave_nothing_and_were_left_by_a_jump_cost_nothing_once_measured() 
 
 #[test]
 fn a_thread_may_be_cancelled_inside_the_driver_and_the_limit_holds_after_it() {
-    let world = world();
-    with_odd_driver(&world);
-    let printed = world
-        .program("cancel")
-        .linked()
-        .env("ODD_REAL", world.path("libreal.so"))
-        .prints();
+    let world = odd_world();
+    let printed = on_odd_driver(&world, "cancel").prints();
     assert_eq!(
         printed,
         "ready 0\ncancelled 1\ncancelled 1\nfirst 0\nsecond 2\n"
@@ -225,22 +223,15 @@ fn a_thread_may_be_cancelled_inside_the_driver_and_the_limit_holds_after_it() {
 
 #[test]
 fn a_fork_while_another_thread_is_in_the_first_call_hangs_nobody() {
-    let world = world();
-    with_odd_driver(&world);
-    let program = world
-        .program("fork_in_first_call")
-        .linked()
-        .env("ODD_REAL", world.path("libreal.so"));
+    let world = odd_world();
+    let program = on_odd_driver(&world, "fork_in_first_call");
     assert_eq!(
         program.env("ODD_INIT_MS", "300").arg("100000").prints(),
         "child 0\n"
     );
     // And at every other moment of that call.
     for pause in (0..3000).step_by(150) {
-        let program = world
-            .program("fork_in_first_call")
-            .linked()
-            .env("ODD_REAL", world.path("libreal.so"));
+        let program = on_odd_driver(&world, "fork_in_first_call");
         assert_eq!(
             program.arg(pause.to_string()).prints(),
             "child 0\n",

@@ -2,8 +2,8 @@
  * a C++ exception, one of 12 MiB jumps to odd_place, one of 13 MiB waits to be cancelled, one of 14 MiB
  * gives the memory and then jumps to odd_place, cuInit takes as long as ODD_INIT_MS says, and with
  * ODD_UUID each device is a part of its card with a UUID of its own; with ODD_BUS all devices are of the
- * card that is the first one, by its place on the bus. odd_names.inc has the driver's names, made by the
- * test. */
+ * card that is the first one, by its place on the bus. It has a graphics API, whose buffers are as many
+ * MiB large as their numbers say. odd_names.inc has the driver's names, made by the test. */
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -62,6 +62,36 @@ unsigned cuDeviceGetUuid_v2(unsigned char *uuid, int device) { return cuDeviceGe
 unsigned cuDeviceGetPCIBusId(char *place, int room, int device) {
     return real_bus(place, room, getenv("ODD_BUS") != NULL ? 0 : device);
 }
+
+/* Resources of the graphics API: how large, and whether it is mapped. */
+static struct { size_t bytes; int is_mapped; } resources[16];
+static size_t registered;
+
+static unsigned map_all(unsigned count, size_t *list, int is_mapped) {
+    for (unsigned i = 0; i < count; i++)
+        if (list[i] == 0 || list[i] > registered) return 400;
+    for (unsigned i = 0; i < count; i++) resources[list[i] - 1].is_mapped = is_mapped;
+    return 0;
+}
+
+unsigned cuGraphicsGLRegisterBuffer(size_t *resource, unsigned buffer, unsigned) {
+    if (registered == 16) return 2;
+    resources[registered].bytes = (size_t)buffer << 20;
+    *resource = ++registered;
+    return 0;
+}
+unsigned cuGraphicsMapResources(unsigned count, size_t *list, void *) { return map_all(count, list, 1); }
+unsigned cuGraphicsMapResources_ptsz(unsigned count, size_t *list, void *) { return map_all(count, list, 1); }
+unsigned cuGraphicsUnmapResources(unsigned count, size_t *list, void *) { return map_all(count, list, 0); }
+unsigned cuGraphicsUnmapResources_ptsz(unsigned count, size_t *list, void *) { return map_all(count, list, 0); }
+unsigned cuGraphicsResourceGetMappedPointer_v2(unsigned long long *pointer, size_t *bytes, size_t resource) {
+    if (resource == 0 || resource > registered || !resources[resource - 1].is_mapped) return 211;
+    *pointer = 0x7000000000ull + (resource << 32);
+    *bytes = resources[resource - 1].bytes;
+    return 0;
+}
+unsigned cuGraphicsUnregisterResource(size_t resource) { return resource == 0 || resource > registered ? 400 : 0; }
+int odd_is_mapped(size_t resource) { return resources[resource - 1].is_mapped; }
 
 __attribute__((constructor)) static void find_all(void) {
     void *real = dlopen(getenv("ODD_REAL"), RTLD_NOW | RTLD_LOCAL);

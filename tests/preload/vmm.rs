@@ -6,7 +6,7 @@ use cuda_sim::Config;
 use crate::support::{CONTEXT, MIB, Running, World};
 
 /// Two programs that may share 100 MiB.
-fn two(config: &Config) -> (World, Running, Running) {
+pub(crate) fn two(config: &Config) -> (World, Running, Running) {
     let world = World::with_limits_on(config, &[100 * MIB + 2 * CONTEXT]);
     let mut one = world.program("sharing").linked().start();
     let mut other = world.program("sharing").linked().start();
