@@ -11,7 +11,7 @@ use crate::books::{self, Books, Place};
 use crate::growing::{self, Growing};
 use crate::guest;
 use crate::ledger::CHORE_LEAVING;
-use crate::lock::{self, Lock};
+use crate::lock::{self, Held, Lock};
 use crate::log::line;
 use crate::map::Entry;
 use crate::memory;
@@ -255,13 +255,20 @@ pub(crate) fn context_is_idle(books: &Books, context: u64) {
     tidy(books, table);
 }
 
+/// The table under its lock, where anything is leaving.
+fn leaving(books: &Books) -> Option<(&'static Leaving, Held<'static>)> {
+    let ledger = books.ledger();
+    let table = &ledger.leaving;
+    ledger
+        .has_chore(CHORE_LEAVING)
+        .then(|| table.lock.hold())
+        .flatten()
+        .map(|held| (table, held))
+}
+
 /// A stream is about to go: another one may get its number.
 pub(crate) fn stream_goes(books: &Books, stream: u64) {
-    if !books.ledger().has_chore(CHORE_LEAVING) {
-        return;
-    }
-    let table = &books.ledger().leaving;
-    let Some(_held) = table.lock.hold() else {
+    let Some((table, _held)) = leaving(books) else {
         return;
     };
     for leaf in table.places.iter() {
@@ -273,11 +280,7 @@ pub(crate) fn stream_goes(books: &Books, stream: u64) {
 
 /// A context is about to go, with our events in it.
 pub(crate) fn context_goes(books: &Books, context: u64) {
-    if !books.ledger().has_chore(CHORE_LEAVING) {
-        return;
-    }
-    let table = &books.ledger().leaving;
-    let Some(_held) = table.lock.hold() else {
+    let Some((table, _held)) = leaving(books) else {
         return;
     };
     for leaf in table.places.iter() {
@@ -301,11 +304,7 @@ pub(crate) fn context_goes(books: &Books, context: u64) {
 
 /// A context is gone, with its memory and its streams.
 pub(crate) fn context_gone(books: &Books, owner: u64) {
-    if !books.ledger().has_chore(CHORE_LEAVING) {
-        return;
-    }
-    let table = &books.ledger().leaving;
-    let Some(_held) = table.lock.hold() else {
+    let Some((table, _held)) = leaving(books) else {
         return;
     };
     for leaf in table.places.iter() {
