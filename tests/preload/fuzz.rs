@@ -186,7 +186,6 @@ const NOT_YET: &[(&str, &str)] = &[
     ("jump", "on a contrary driver, measuring takes from what a jump left whatever arrays are charged too much"),
     ("library", "after a blocked free and a library the books can say 2 MiB less than the driver"),
     ("instantiate_upload", "a program of seed 155 or later ends between two steps on a contrary driver, unexplained"),
-    ("pointer_offer", "a simulated pool says that it holds less once a pointer is exported"),
 ];
 
 const SIZES: &[u64] = &[

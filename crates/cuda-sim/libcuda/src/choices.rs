@@ -102,6 +102,20 @@ pub(crate) fn graph_memory_is_apart() -> bool {
     contrary()
 }
 
+/// Whether an executable graph takes over the allocation nodes of another graph of the same shape. The documentation
+/// names no limit for them, and no driver has to do it.
+#[must_use]
+pub(crate) fn updates_memory_nodes() -> bool {
+    contrary()
+}
+
+/// Whether what a device says that graphs use is the memory that at least one graph has mapped, live or not, as CUDA's
+/// guide says, rather than what is allocated at the moment.
+#[must_use]
+pub(crate) fn graph_figure_is_mapped() -> bool {
+    !contrary()
+}
+
 /// The steps in which events tell time, in nanoseconds. CUDA promises about half a microsecond.
 #[must_use]
 pub(crate) fn event_step_ns() -> u64 {

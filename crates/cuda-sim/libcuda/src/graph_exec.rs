@@ -13,6 +13,7 @@ use cuda_sim::exec::{Place, Work};
 
 use crate::border::answer;
 use crate::capture;
+use crate::choices;
 use crate::context;
 use crate::event;
 use crate::gpu::{Done, exec, handle, lock, read, write, write_if};
@@ -412,7 +413,8 @@ fn update(graph_exec: CuGraphExec, graph: CuGraph) -> Done<(u32, usize)> {
         if old.body.kind() != new.body.kind() {
             return Ok((UPDATE_TYPE_CHANGED, new.origin));
         }
-        if matches!(new.body, Body::MemAlloc(_) | Body::MemFree(_)) {
+        let has_memory = matches!(new.body, Body::MemAlloc(_) | Body::MemFree(_));
+        if has_memory && !choices::updates_memory_nodes() {
             return Ok((UPDATE_NOT_SUPPORTED, new.origin));
         }
     }

@@ -1,6 +1,6 @@
 //! Memory of graphs: an allocation node has its address from the beginning, and takes memory of its
-//! GPU when its graph is launched, until somebody frees it. What a GPU keeps for graphs grows in
-//! chunks and is given back when it is trimmed.
+//! GPU when its graph is launched, until it is freed. The end of the graph does not free it. What a GPU
+//! keeps for graphs grows in chunks and is given back when it is trimmed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -31,10 +31,15 @@ struct Inner {
     gpu: usize,
     /// Launched, and not freed since.
     is_live: Mutex<bool>,
+    /// Launched or uploaded, and not trimmed since.
+    is_mapped: Mutex<bool>,
     /// Bytes of the GPU that are its own, where graphs do not share what the GPU keeps for them.
     own_bytes: Mutex<u64>,
     device: CuDevice,
 }
+
+/// What launches have taken and no call has freed, by address: it outlives its graph.
+static LIVE: Mutex<Option<HashMap<u64, Arc<Inner>>>> = Mutex::new(None);
 
 static ALLOCATIONS: Mutex<Option<HashMap<u64, Weak<Inner>>>> = Mutex::new(None);
 
@@ -94,6 +99,7 @@ impl Kept {
 pub(crate) fn upload(allocations: &[Allocation]) -> Done {
     let mut needs: HashMap<usize, u64> = HashMap::new();
     for Allocation(inner) in allocations {
+        *lock(&inner.is_mapped) = true;
         if choices::graph_memory_is_apart() {
             inner.take_own()?;
         } else if !*lock(&inner.is_live) {
@@ -136,6 +142,11 @@ impl Inner {
 
     fn give_back(&self) -> bool {
         let was_live = std::mem::take(&mut *lock(&self.is_live));
+        // Dropped after its lock is.
+        let kept = lock(&LIVE)
+            .as_mut()
+            .and_then(|live| live.remove(&self.address));
+        drop(kept);
         if was_live {
             with_kept(self.gpu, |kept| {
                 kept.used = kept.used.saturating_sub(self.bytes)
@@ -196,6 +207,7 @@ pub(crate) fn reserve_for(gpu: usize, device: CuDevice, bytes: u64) -> Done<Allo
         bytes,
         gpu,
         is_live: Mutex::new(false),
+        is_mapped: Mutex::new(false),
         own_bytes: Mutex::new(0),
         device,
     });
@@ -247,6 +259,11 @@ impl Allocation {
         }
         self.0.take()?;
         *lock(&self.0.is_live) = true;
+        *lock(&self.0.is_mapped) = true;
+        let kept = Arc::clone(&self.0);
+        lock(&LIVE)
+            .get_or_insert_with(HashMap::new)
+            .insert(kept.address, kept);
         Ok(())
     }
 
@@ -279,10 +296,17 @@ pub(crate) unsafe fn cuDeviceGetGraphMemAttribute(
     value: *mut c_void,
 ) -> CuResult {
     answer(|| {
-        let kept = with_kept(driver::the()?.gpu(device)?, |kept| *kept);
+        let gpu = driver::the()?.gpu(device)?;
+        let mapped = mapped_bytes(gpu);
+        let kept = with_kept(gpu, |kept| *kept);
+        let used = if choices::graph_figure_is_mapped() {
+            kept.used.max(mapped).min(kept.reserved)
+        } else {
+            kept.used
+        };
         let found = match attribute {
-            USED => kept.used,
-            USED_HIGH => kept.used_high,
+            USED => used,
+            USED_HIGH => kept.used_high.max(used),
             RESERVED => kept.reserved,
             RESERVED_HIGH => kept.reserved_high,
             _ => return Err(CuResult::INVALID_VALUE),
@@ -324,8 +348,22 @@ fn all_of(gpu: usize) -> Vec<Arc<Inner>> {
     there.filter(|inner| inner.gpu == gpu).collect()
 }
 
+/// Bytes of a GPU that are mapped by at least one graph, if none were used by two.
+fn mapped_bytes(gpu: usize) -> u64 {
+    let all = all_of(gpu);
+    let mapped = all.iter().filter(|inner| *lock(&inner.is_mapped));
+    mapped.fold(0, |sum: u64, inner| {
+        sum.saturating_add(inner.bytes.next_multiple_of(STEP))
+    })
+}
+
 fn trim(gpu: usize) -> Done {
     let driver = driver::the()?;
+    for inner in all_of(gpu) {
+        if !*lock(&inner.is_live) {
+            *lock(&inner.is_mapped) = false;
+        }
+    }
     if choices::graph_memory_is_apart() {
         let mut given = with_kept(gpu, |kept| std::mem::take(&mut kept.left_behind));
         for inner in all_of(gpu) {

@@ -65,11 +65,13 @@ struct Chunk {
     taken: u64,
 }
 
-/// Part of a chunk that somebody has.
+/// Part of a chunk that is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
     chunk: usize,
     bytes: u64,
+    /// Its memory is the processes' that hold it together: it does not come back to the pool.
+    is_detached: bool,
 }
 
 #[derive(Default)]
@@ -241,7 +243,11 @@ impl Pool {
         state.chunks[chunk].used += bytes;
         state.used += bytes;
         state.used_high = state.used_high.max(state.used);
-        Ok(Piece { chunk, bytes })
+        Ok(Piece {
+            chunk,
+            bytes,
+            is_detached: false,
+        })
     }
 
     /// Takes memory of the GPU; when there is none, what this process's pools keep empty first. Says how much of the
@@ -266,11 +272,19 @@ impl Pool {
         }
     }
 
-    /// Gives a part back to the pool, which keeps it.
+    /// Gives a part back to the pool, which keeps it unless its memory was detached.
     pub(crate) fn give(&self, piece: Piece) {
         let mut state = self.state();
         state.used -= piece.bytes;
         state.chunks[piece.chunk].used -= piece.bytes;
+        if piece.is_detached {
+            state.reserved -= piece.bytes;
+            state.chunks[piece.chunk].bytes -= piece.bytes;
+            if state.chunks[piece.chunk].bytes == 0 {
+                state.chunks[piece.chunk] = Chunk::default();
+                state.free_chunk_slots.push(piece.chunk);
+            }
+        }
         let is_destroyed = state.is_destroyed;
         drop(state);
         if is_destroyed {
@@ -323,15 +337,13 @@ impl Pool {
         }
     }
 
-    /// Takes a block's memory out of the pool, for processes to hold together: from then on it is the
-    /// process's own, and the pool's chunk is smaller.
+    /// Takes a block's memory out of the pool, for processes to hold together. Until this process frees the block, the
+    /// pool's figures still count it: naming an allocation to others does not change what its pool holds.
     pub(crate) fn detach(&self, base: u64) -> Option<u64> {
         let mut state = self.state();
-        let Piece { chunk, bytes } = state.pieces.remove(&base)?;
-        state.used -= bytes;
-        state.reserved -= bytes;
-        state.chunks[chunk].used -= bytes;
-        state.chunks[chunk].bytes -= bytes;
+        let piece = state.pieces.get_mut(&base).filter(|it| !it.is_detached)?;
+        piece.is_detached = true;
+        let Piece { chunk, bytes, .. } = *piece;
         let taken = bytes.min(state.chunks[chunk].taken);
         state.chunks[chunk].taken -= taken;
         Some(taken)
