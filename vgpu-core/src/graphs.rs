@@ -16,11 +16,12 @@ use crate::compute;
 use crate::container::Device;
 use crate::guest::Verdict;
 use crate::ledger::GraphMemory;
+use crate::location;
 use crate::lock;
 use crate::log::line;
 use crate::map::{Entry, Space, Then};
 use crate::query::{self, MemoryNode};
-use crate::room::{self, Figures, Lies, Want};
+use crate::room::{self, Figures, Want};
 
 /// Has anybody in this process (or one that it was forked from) made a memory node? Stands outside
 /// the wiped memory, so that a launch looks at nothing else.
@@ -113,25 +114,10 @@ fn add(
     kind: u32,
     bytes: u64,
 ) -> bool {
-    if room::is_unknown(location.kind) {
-        line!(
-            Warn,
-            "a graph allocates at a location of type {}, which is not known here: counted as memory of the current context's device",
-            location.kind
-        );
-    }
-    let device = match room::lies(location.kind, location.id, kind) {
-        Lies::On(ordinal) => match books.process.device(books.container, ordinal) {
-            Device::Limited(device) => device,
-            Device::Unlimited => return true,
-            Device::Denied => return false,
-        },
-        Lies::OnHost => return true,
-        Lies::Here => match books.here() {
-            Place::Device { device, .. } => device,
-            Place::Elsewhere => return true,
-            Place::Denied => return false,
-        },
+    let device = match location::place(books, location, kind) {
+        Place::Device { device, .. } => device,
+        Place::Elsewhere => return true,
+        Place::Denied => return false,
     };
     if let Some(want) = devices.get_mut(device) {
         want.add(bytes);

@@ -1,5 +1,5 @@
-//! Where memory that a program asks for by location will be. Values in, values out, but for the two
-//! questions to the books.
+//! Where memory that a program asks for by location will be: one table for memory that is made apart,
+//! for pools and for nodes of graphs. Values in, values out, but for the questions to the books.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,84 +7,138 @@ use cuda_api::CuMemLocation;
 
 use crate::books::{Books, Place};
 use crate::log::line;
+use crate::query;
 
-/// What a `CUmemLocation` names.
+/// Whose memory a location is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Location {
-    /// No device's memory: nothing, or the machine's.
-    Host,
-    /// Memory of the device with this ordinal.
-    Device(i32),
-    /// Memory of a device, by a kind of location that a later driver has; the ordinal, if the number
-    /// beside it can be one.
-    Later(Option<i32>),
+pub(crate) enum Lies {
+    /// The device's with this ordinal.
+    On(i32),
+    /// A device's that the location does not name: the current context's.
+    Here,
+    /// The host's.
+    OnHost,
 }
 
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
-const DEVICE: u32 = 1;
+pub(crate) const DEVICE: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_NONE`, and of `HOST`, `HOST_NUMA` and `HOST_NUMA_CURRENT`.
+const NONE: u32 = 0;
+const HOST: core::ops::RangeInclusive<u32> = 2..=4;
+/// `CU_MEM_LOCATION_TYPE_INVISIBLE`: no process may use the memory, and the number beside it is none.
+const INVISIBLE: u32 = 5;
+/// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`: the lowest byte of the number is the device, the next
+/// one a part of it, and the others are not set.
+const LOCALITY_DOMAIN: u32 = 6;
+/// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+const MANAGED: u32 = 2;
 
-/// What is not the machine's is a device's. Later drivers put a device (one byte) and a part of it (the
-/// next byte) where the ordinal of a plain device stands.
-pub(crate) fn location(of: CuMemLocation) -> Location {
-    match of.kind {
-        DEVICE => Location::Device(of.id),
-        // `…_NONE`, `…_HOST`, `…_HOST_NUMA` and `…_HOST_NUMA_CURRENT`.
-        0 | 2..=4 => Location::Host,
-        _ => Location::Later((of.id >> 16 == 0).then_some(of.id & 0xff)),
+/// Where memory of this location and allocation type lies. Managed memory moves to the device that uses
+/// it, wherever it begins. A location type that is not known here is memory of a device, and the number
+/// beside it means nothing here.
+pub(crate) fn lies(at: CuMemLocation, allocation: u32) -> Lies {
+    match at.kind {
+        DEVICE => Lies::On(at.id),
+        LOCALITY_DOMAIN => Lies::On(at.id & 0xff),
+        _ if allocation == MANAGED => Lies::Here,
+        kind if kind == NONE || HOST.contains(&kind) => Lies::OnHost,
+        _ => Lies::Here,
     }
+}
+
+/// Is it a location type that this release does not know?
+fn is_unknown(kind: u32) -> bool {
+    !(matches!(kind, DEVICE | NONE | INVISIBLE | LOCALITY_DOMAIN) || HOST.contains(&kind))
 }
 
 /// Kinds of location that were told of, a bit each.
 static TOLD: AtomicU32 = AtomicU32::new(0);
 
-/// The device that memory at this location is charged to. Where the location does not tell, it is the
-/// current context's.
-pub(crate) fn place(books: &Books, of: CuMemLocation) -> Place {
-    let ordinal = match location(of) {
-        Location::Host => return Place::Elsewhere,
-        Location::Device(ordinal) => return books.of_ordinal(ordinal),
-        Location::Later(ordinal) => ordinal,
-    };
-    let bit = 1 << (of.kind % 32);
+/// Says once of each unknown kind what it is counted as.
+pub(crate) fn tell_if_unknown(kind: u32) {
+    let bit = 1 << (kind % 32);
     // Relaxed: guards no other memory.
-    if TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+    if is_unknown(kind) && TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         line!(
             Warn,
-            "memory location of kind {}: taken for memory of a device",
-            of.kind
+            "a location of type {kind}, which is not known here: its memory is charged to the current context's device"
         );
     }
-    match ordinal.map(|ordinal| books.of_ordinal(ordinal)) {
-        Some(place @ Place::Device { .. }) => place,
-        _ => books.here(),
+}
+
+/// The device that memory of this location and allocation type is charged to. Where the location does
+/// not tell, it is the current context's; without a context it is the first device that has a limit.
+pub(crate) fn place(books: &Books, at: CuMemLocation, allocation: u32) -> Place {
+    tell_if_unknown(at.kind);
+    match lies(at, allocation) {
+        Lies::OnHost => Place::Elsewhere,
+        Lies::On(ordinal) => books.of_ordinal(ordinal),
+        Lies::Here if query::current_context().is_some() => books.here(),
+        Lies::Here => first_limited(books),
     }
+}
+
+fn first_limited(books: &Books) -> Place {
+    let all = 0..query::device_count().unwrap_or(0);
+    all.map(|ordinal| books.of_ordinal(ordinal))
+        .find(|place| matches!(place, Place::Device { .. }))
+        .unwrap_or(Place::Elsewhere)
+}
+
+/// The ordinal that a location names and that no device has: the driver refuses it itself.
+pub(crate) fn names_no_device(at: CuMemLocation, allocation: u32) -> bool {
+    matches!(lies(at, allocation), Lies::On(ordinal) if query::device_uuids(ordinal).is_none())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(kind: u32, id: i32) -> Location {
-        location(CuMemLocation { kind, id })
+    const PINNED: u32 = 1;
+
+    #[track_caller]
+    fn check(kind: u32, id: i32, allocation: u32, expected: Lies) {
+        let found = lies(CuMemLocation { kind, id }, allocation);
+        assert_eq!(found, expected, "kind {kind}, number {id}");
     }
 
     #[test]
-    fn only_the_host_is_no_device() {
-        assert_eq!(of(1, 3), Location::Device(3));
-        for kind in [0, 2, 3, 4] {
-            assert_eq!(of(kind, 1), Location::Host, "kind {kind}");
-        }
-        for kind in [5, 6, 7, 1000, u32::MAX] {
-            assert_eq!(of(kind, 1), Location::Later(Some(1)), "kind {kind}");
+    fn a_device_is_named_by_its_ordinal() {
+        check(DEVICE, 3, PINNED, Lies::On(3));
+        check(DEVICE, 3, MANAGED, Lies::On(3));
+        check(DEVICE, -1, PINNED, Lies::On(-1));
+    }
+
+    #[test]
+    fn memory_is_the_hosts_only_where_the_location_says_so() {
+        for kind in [NONE, 2, 3, 4] {
+            check(kind, 1, PINNED, Lies::OnHost);
         }
     }
 
     #[test]
-    fn a_later_location_names_its_device_in_one_byte() {
-        // Device 2, part 3 of it.
-        assert_eq!(of(6, 0x0302), Location::Later(Some(2)));
-        // `CU_DEVICE_INVALID`.
-        assert_eq!(of(5, -2), Location::Later(None));
-        assert_eq!(of(5, i32::MAX), Location::Later(None));
+    fn managed_memory_without_a_device_is_the_current_contexts() {
+        for kind in [NONE, 2, 3, 4, 5, 7, u32::MAX] {
+            check(kind, 1, MANAGED, Lies::Here);
+        }
+    }
+
+    #[test]
+    fn a_locality_domain_names_its_device_in_one_byte() {
+        // Device 2, domain 3 of it; then with bytes that nothing has set.
+        check(LOCALITY_DOMAIN, 0x0302, PINNED, Lies::On(2));
+        check(LOCALITY_DOMAIN, 0x7fff_0302, PINNED, Lies::On(2));
+        check(LOCALITY_DOMAIN, -1, MANAGED, Lies::On(0xff));
+    }
+
+    #[test]
+    fn an_unknown_kind_is_the_current_contexts_device() {
+        for kind in [INVISIBLE, 7, 1000, u32::MAX] {
+            for id in [-2, 0, 1, 0x0302, i32::MAX] {
+                check(kind, id, PINNED, Lies::Here);
+            }
+        }
+        assert!(is_unknown(7) && is_unknown(u32::MAX));
+        assert!((0..=6).all(|kind| !is_unknown(kind)));
     }
 }

@@ -17,12 +17,13 @@ use crate::graphs;
 use crate::guest::Verdict;
 use crate::leaving;
 use crate::ledger::{CHORE_LEAVING, CHORE_POOLS, Pool};
+use crate::location::{self, Lies};
 use crate::lock::{self, Held};
 use crate::log::line;
 use crate::map::{Entry, Space};
 use crate::memory::what;
 use crate::query;
-use crate::room::{self, Lies};
+use crate::room;
 
 /// A handle that no pool has: its place is being given back.
 const DEAD: u64 = 1;
@@ -218,14 +219,8 @@ fn whose(books: &Books, handle: u64, device: usize) -> u32 {
 
 /// What stands in `Pool::device` for a location.
 fn at(books: &Books, location: CuMemLocation, kind: u32) -> u32 {
-    if room::is_unknown(location.kind) {
-        line!(
-            Warn,
-            "a pool at a location of type {}, which is not known here: counted as memory of the current context's device",
-            location.kind
-        );
-    }
-    match room::lies(location.kind, location.id, kind) {
+    location::tell_if_unknown(location.kind);
+    match location::lies(location, kind) {
         Lies::On(ordinal) => on(books, ordinal),
         Lies::OnHost => NO_DEVICE,
         Lies::Here => match books.here() {
@@ -507,11 +502,8 @@ pub(crate) fn before_create(properties: *const CuMemPoolProps) -> Verdict<()> {
     let Some(properties) = border::read(properties) else {
         return Verdict::Pass;
     };
-    if let Lies::On(ordinal) = room::lies(
-        properties.location.kind,
-        properties.location.id,
-        properties.kind,
-    ) && on(&books, ordinal) == DENIED
+    if let Lies::On(ordinal) = location::lies(properties.location, properties.kind)
+        && on(&books, ordinal) == DENIED
         && query::device_uuids(ordinal).is_some()
     {
         return Verdict::Refuse(CuResult::INVALID_DEVICE);
@@ -562,7 +554,7 @@ pub(crate) fn after_get_device(result: CuResult, out: *mut CuMemoryPool, device:
         && let Some(pool) = border::read(out)
     {
         let location = CuMemLocation {
-            kind: room::DEVICE,
+            kind: location::DEVICE,
             id: device.0,
         };
         enter_unless_known(&books, pool as u64, location, PINNED);

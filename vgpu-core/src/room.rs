@@ -1,6 +1,5 @@
-//! What pools and graphs may take: pure rules on the driver's figures. Where an allocation lies, by how
-//! much memory that grows in chunks can grow, and whether a request fits what the driver has reserved
-//! already. Calls nothing.
+//! What pools and graphs may take: pure rules on the driver's figures. By how much memory that grows in
+//! chunks can grow, and whether a request fits what the driver has reserved already. Calls nothing.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -124,41 +123,6 @@ impl Promised {
         self.bytes
             .store(before.saturating_sub(bytes), Ordering::Relaxed);
     }
-}
-
-/// Whose memory a location is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lies {
-    /// The device's with this ordinal.
-    On(i32),
-    /// A device's that the location does not name: the current context's.
-    Here,
-    /// The host's.
-    OnHost,
-}
-
-/// `CU_MEM_LOCATION_TYPE_DEVICE`.
-pub(crate) const DEVICE: u32 = 1;
-/// `CU_MEM_LOCATION_TYPE_NONE`, and of `HOST`, `HOST_NUMA` and `HOST_NUMA_CURRENT`.
-const NONE: u32 = 0;
-const HOST: core::ops::RangeInclusive<u32> = 2..=4;
-/// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
-const MANAGED: u32 = 2;
-
-/// Where memory of this location and allocation type lies. Managed memory moves to the device that uses
-/// it, wherever it begins. A location type that is not known here is memory of a device.
-pub(crate) fn lies(location: u32, id: i32, allocation: u32) -> Lies {
-    match location {
-        DEVICE => Lies::On(id),
-        _ if allocation == MANAGED => Lies::Here,
-        kind if kind == NONE || HOST.contains(&kind) => Lies::OnHost,
-        _ => Lies::Here,
-    }
-}
-
-/// Is it a location type that this release does not know?
-pub(crate) fn is_unknown(location: u32) -> bool {
-    !(location == DEVICE || location == NONE || HOST.contains(&location))
 }
 
 #[cfg(test)]
@@ -287,24 +251,5 @@ mod tests {
         promised.add(3_000, 9);
         assert_eq!(promised.bytes(3_000 + LONGEST_MS), 9);
         assert_eq!(promised.bytes(3_001 + LONGEST_MS), 0);
-    }
-
-    #[test]
-    fn memory_is_the_hosts_only_where_the_location_says_so() {
-        for (location, allocation, expected) in [
-            (DEVICE, 1, Lies::On(3)),
-            (DEVICE, MANAGED, Lies::On(3)),
-            (NONE, 1, Lies::OnHost),
-            (NONE, MANAGED, Lies::Here),
-            (2, 1, Lies::OnHost),
-            (3, 1, Lies::OnHost),
-            (4, 1, Lies::OnHost),
-            (2, MANAGED, Lies::Here),
-            (5, 1, Lies::Here),
-            (u32::MAX, 1, Lies::Here),
-        ] {
-            assert_eq!(lies(location, 3, allocation), expected, "{location}");
-        }
-        assert!(is_unknown(5) && !is_unknown(NONE) && !is_unknown(4));
     }
 }

@@ -12,7 +12,7 @@ use crate::books::{self, Books, Place, books, mapped, size};
 use crate::border;
 use crate::external;
 use crate::guest::Verdict;
-use crate::location::{self, Location};
+use crate::location;
 use crate::log::line;
 use crate::map::{Entry, Space, Then};
 use crate::memory::{key_of, what};
@@ -23,16 +23,9 @@ use crate::query;
 const FILE_DESCRIPTOR: u32 = 1;
 const FABRIC: u32 = 8;
 
-/// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
-const MANAGED: u32 = 2;
-
-/// The device that memory of these properties takes.
+/// The device that memory of these properties takes. Managed memory is charged wherever its pages are.
 fn place_of(books: &Books, properties: &CuMemAllocationProp) -> Place {
-    match location::location(properties.location) {
-        // Managed memory is charged wherever its pages are.
-        Location::Host if properties.kind == MANAGED => books.here(),
-        _ => location::place(books, properties.location),
-    }
+    location::place(books, properties.location, properties.kind)
 }
 
 pub(crate) fn before_create(
@@ -54,7 +47,9 @@ pub(crate) fn before_create(
         },
         Place::Elsewhere => Verdict::Pass,
         // A device that is not there is the driver's to answer for.
-        Place::Denied if query::device_uuids(properties.location.id).is_none() => Verdict::Pass,
+        Place::Denied if location::names_no_device(properties.location, properties.kind) => {
+            Verdict::Pass
+        }
         Place::Denied => Verdict::Refuse(CuResult::INVALID_DEVICE),
     }
 }
