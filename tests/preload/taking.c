@@ -11,6 +11,13 @@ typedef struct { int type, handles; location where; void *attributes; size_t max
 typedef struct { pool_props pool; const access_desc *access; size_t count, bytes; CUdeviceptr pointer; } node_params;
 typedef struct { unsigned long long flags; CUstream stream; handle error; unsigned result; } instantiate_params;
 
+typedef struct { int result; handle error, from; } update_info;
+typedef struct { CUdeviceptr to; size_t pitch; unsigned value, element; size_t width, height; } memset_params;
+
+extern CUresult cuCtxGetCurrent(CUcontext *);
+extern CUresult cuGraphAddMemsetNode(handle *, handle, const handle *, size_t, const memset_params *, CUcontext);
+extern CUresult cuGraphExecMemsetNodeSetParams(handle, handle, const memset_params *, CUcontext);
+extern CUresult cuGraphExecUpdate_v2(handle, handle, update_info *);
 extern CUresult cuStreamCreate(CUstream *, unsigned);
 extern CUresult cuStreamSynchronize(CUstream);
 extern CUresult cuStreamDestroy_v2(CUstream);
@@ -43,7 +50,7 @@ extern CUresult cuDeviceGraphMemTrim(CUdevice);
 
 #define MOST 256
 static const struct driver driver = LINKED_DRIVER;
-static CUstream stream;
+static CUstream stream, aside;
 static handle graphs[MOST], executables[MOST], pool;
 static CUdeviceptr pointers[MOST], plain;
 static int graph_count, pointer_count;
@@ -99,6 +106,65 @@ static CUresult graph(size_t bytes, int nodes, int device, int is_freed, int fla
     return result;
 }
 
+/* A graph that allocates on two devices, one after the other. */
+static CUresult on_both(size_t bytes) {
+    handle node = NULL;
+    CUresult result = cuGraphCreate(&graphs[graph_count], 0);
+    for (int device = 0; device < 2 && result == 0; device++) {
+        const access_desc access = {{1, device}, 3};
+        node_params params = {
+            .pool = {.type = 1, .where = {1, device}}, .access = &access, .count = 1, .bytes = bytes};
+        handle before = node;
+        result = cuGraphAddMemAllocNode(&node, graphs[graph_count], &before, before != NULL, &params);
+        pointers[pointer_count++] = params.pointer;
+    }
+    if (result == 0) result = cuGraphInstantiateWithFlags(&executables[graph_count], graphs[graph_count], 0);
+    if (result == 0) graph_count++;
+    return result;
+}
+
+/* A graph that frees what another one has allocated. */
+static CUresult freeing(int at) {
+    handle node;
+    CUresult result = cuGraphCreate(&graphs[graph_count], 0);
+    if (result == 0) result = cuGraphAddMemFreeNode(&node, graphs[graph_count], NULL, 0, pointers[at]);
+    if (result == 0) result = cuGraphInstantiateWithFlags(&executables[graph_count], graphs[graph_count], 0);
+    if (result == 0) {
+        graph_count++;
+        pointer_count++; /* the numbers of graphs and pointers stay the same */
+    }
+    return result;
+}
+
+/* An executable graph takes over another graph, of this size. */
+static CUresult updated(int at, size_t bytes) {
+    update_info info;
+    handle executable = executables[at];
+    CUresult result = graph(bytes, 1, 0, 1, 0);
+    if (result == 0) result = cuGraphExecDestroy(executables[graph_count - 1]);
+    return result != 0 ? result : cuGraphExecUpdate_v2(executable, graphs[graph_count - 1], &info);
+}
+
+/* A graph that allocates and fills what it has allocated, and then is told to fill something else. */
+static CUresult refilled(size_t bytes) {
+    memset_params fill = {.pitch = 4, .value = 1, .element = 4, .width = 1, .height = 1};
+    const access_desc access = {{1, 0}, 3};
+    node_params params = {.pool = {.type = 1, .where = {1, 0}}, .access = &access, .count = 1, .bytes = bytes};
+    handle made, node;
+    CUcontext context;
+    CUresult result = cuCtxGetCurrent(&context);
+    if (result == 0) result = cuGraphCreate(&graphs[graph_count], 0);
+    if (result == 0) result = cuGraphAddMemAllocNode(&made, graphs[graph_count], NULL, 0, &params);
+    fill.to = params.pointer;
+    if (result == 0) result = cuGraphAddMemsetNode(&node, graphs[graph_count], &made, 1, &fill, context);
+    if (result == 0) result = cuGraphInstantiateWithFlags(&executables[graph_count], graphs[graph_count], 0);
+    fill.to += bytes / 2;
+    if (result == 0) result = cuGraphExecMemsetNodeSetParams(executables[graph_count], node, &fill, context);
+    if (result == 0) pointers[pointer_count++] = params.pointer;
+    if (result == 0) result = cuGraphLaunch(executables[graph_count++], stream);
+    return result;
+}
+
 static CUresult launch(int at) { return cuGraphLaunch(executables[at], stream); }
 
 static CUresult once(const char *name, size_t bytes, int second) {
@@ -133,6 +199,15 @@ static CUresult once(const char *name, size_t bytes, int second) {
         result = graph(bytes, 1, 0, 0, 0);
         return THEN(launch(graph_count - 1));
     }
+    if (IS("launch_aside")) return cuGraphLaunch(executables[bytes], aside);
+    if (IS("aside")) return cuStreamCreate(&aside, 1);
+    if (IS("on_both")) return on_both(bytes);
+    if (IS("freeing")) return freeing((int)bytes);
+    if (IS("updated")) return updated((int)bytes, (size_t)second * MIB);
+    if (IS("refilled")) return refilled(bytes);
+    if (IS("exec_end")) return cuGraphExecDestroy(executables[bytes]);
+    if (IS("graph_only_end")) return cuGraphDestroy(graphs[bytes]);
+    if (IS("graph_free_now")) return driver.free(pointers[bytes]);
     if (IS("graph_free")) return cuMemFreeAsync(pointers[bytes], stream);
     if (IS("graph_end")) {
         result = cuGraphExecDestroy(executables[bytes]);
@@ -192,8 +267,11 @@ int main(void) {
         double mib = 0;
         CUresult result = 0;
         sscanf(line, "%d %31s %lf %d", &times, name, &mib, &second);
-        int is_index = strcmp(name, "launch") == 0 || strcmp(name, "upload") == 0 ||
-                       strcmp(name, "graph_free") == 0 || strcmp(name, "graph_end") == 0;
+        static const char *const of_a_graph[] = {"launch", "upload", "graph_free", "graph_end", "launch_aside", "freeing",
+                                                 "updated", "exec_end", "graph_only_end", "graph_free_now"};
+        int is_index = 0;
+        for (size_t i = 0; i < sizeof of_a_graph / sizeof *of_a_graph; i++)
+            if (strcmp(name, of_a_graph[i]) == 0) is_index = 1;
         while (done < times && result == 0) {
             result = once(name, is_index ? (size_t)mib : (size_t)(mib * (double)MIB), second);
             if (result == 0) done++;

@@ -1,7 +1,7 @@
 //! Ways to take memory of pools and graphs past a limit: after each step the board holds no more than
 //! the limit, and the books at least what the board holds.
 
-use crate::support::{CONTEXT, MIB, Running, World};
+use crate::support::{CONTEXT, MIB, Running, World, all_contrary};
 
 /// Room beside the context.
 const ROOM: u64 = 256;
@@ -14,8 +14,13 @@ struct Trial {
 
 impl Trial {
     fn begin(rooms: &[u64]) -> Self {
+        Self::beside(0, rooms)
+    }
+
+    /// As `begin`, on a board with so many GPUs more.
+    fn beside(others: usize, rooms: &[u64]) -> Self {
         let limits: Vec<u64> = rooms.iter().map(|room| room * MIB + CONTEXT).collect();
-        let world = World::with_limits(&limits);
+        let world = World::with_others(others, &limits);
         let program = world.program("taking").linked().start();
         let mut trial = Self {
             world,
@@ -176,6 +181,136 @@ fn graphs_on_a_second_device_end_at_its_limit() {
     trial.step("1 launch 0", "0 2");
     trial.step("1 graph 60 1", "1 0");
     trial.step("1 launch 1", "*");
+}
+
+#[test]
+fn a_graph_on_two_devices_ends_at_the_limit_of_each() {
+    let mut trial = Trial::begin(&[ROOM, 64]);
+    trial.step("1 on_both 100", "1 0");
+    trial.step("1 launch 0", "0 2");
+    trial.step("1 alloc 256", "1 0");
+    trial.step("1 free", "1 0");
+    trial.step("1 on_both 60", "1 0");
+    trial.step("1 launch 1", "*");
+    trial.step("1 alloc 256", "*");
+    trial.end();
+}
+
+#[test]
+fn a_graph_on_a_device_of_others_is_not_made() {
+    let mut trial = Trial::beside(1, &[ROOM]);
+    trial.step("1 graph 16 1", "0 800");
+    trial.step("1 on_both 16", "0 800");
+    trial.step("1 kept_graph 16", "*");
+    assert_eq!(trial.world.board().used_bytes(1), 0);
+}
+
+#[test]
+fn a_graph_on_no_device_is_not_made() {
+    let mut trial = Trial::begin(&[ROOM]);
+    let answer = trial.program.step("1 graph 16 7");
+    assert!(answer.starts_with("graph 0 "), "{answer}");
+    trial.step("1 alloc 256", "1 0");
+    trial.end();
+}
+
+#[test]
+fn memory_of_a_destroyed_graph_stays_charged_until_it_is_freed() {
+    for (first, second) in [
+        ("1 exec_end 0", "1 graph_only_end 0"),
+        ("1 graph_only_end 0", "1 exec_end 0"),
+    ] {
+        for free in ["1 graph_free 0", "1 graph_free_now 0"] {
+            steps(&[
+                ("1 kept_graph 200", "1 0"),
+                (first, "1 0"),
+                (second, "1 0"),
+                ("1 graph_trim", "1 0"),
+                ("1 alloc 100", "0 2"),
+                ("1 kept_graph 100", "0 2"),
+                (free, "1 0"),
+                ("1 sync", "1 0"),
+                ("1 graph_trim", "1 0"),
+                ("1 alloc 256", "1 0"),
+            ]);
+        }
+    }
+}
+
+#[test]
+fn memory_that_another_graph_has_freed_is_not_the_graphs_any_more() {
+    steps(&[
+        ("1 kept_graph 128", "1 0"),
+        ("1 freeing 0", "1 0"),
+        ("1 launch 1", "1 0"),
+        ("1 sync", "1 0"),
+        ("1 kept_graph 128", "1 0"),
+        ("20 alloc 32", "*"),
+        ("20 alloc 1", "*"),
+        ("1 launch 0", "*"),
+        ("1 alloc 32", "0 2"),
+    ]);
+}
+
+#[test]
+fn graphs_of_two_streams_do_not_pass_on_memory_of_each_other() {
+    steps(&[
+        ("1 aside", "1 0"),
+        ("1 freed_graph 100", "1 0"),
+        ("1 launch 0", "1 0"),
+        ("1 sync", "1 0"),
+        ("1 freed_graph 100", "1 0"),
+        ("1 launch_aside 1", "1 0"),
+        ("1 kept_graph 100", "1 0"),
+        ("20 alloc 10", "*"),
+        ("1 launch 0", "*"),
+        ("1 launch_aside 1", "*"),
+        ("1 alloc 100", "0 2"),
+    ]);
+}
+
+#[test]
+fn graphs_with_memory_of_their_own_run_in_turn_in_a_full_container() {
+    steps(&[
+        ("1 kept_graph 64", "1 0"),
+        ("1 freed_graph 64", "1 0"),
+        ("1 launch 1", "1 0"),
+        ("1 graph_free 0", "1 0"),
+        ("1 alloc 128", "1 0"),
+        ("9 launch 1", "9 0"),
+        ("1 sync", "1 0"),
+        ("9 launch 1", "9 0"),
+    ]);
+}
+
+#[test]
+fn a_graph_that_takes_over_another_one_ends_at_the_limit() {
+    // The usual driver does not exchange allocation nodes.
+    let taken_over = if all_contrary() { "1 0" } else { "0 910" };
+    let mut trial = Trial::begin(&[ROOM]);
+    for (step, expected) in [
+        ("1 freed_graph 64", "1 0"),
+        ("1 launch 0", "1 0"),
+        ("1 sync", "1 0"),
+        ("1 updated 0 64", taken_over),
+        ("20 alloc 10", "*"),
+        ("20 alloc 1", "*"),
+        ("1 launch 0", "1 0"),
+        ("1 updated 0 800", taken_over),
+        ("1 launch 0", "*"),
+        ("1 alloc 200", "0 2"),
+    ] {
+        trial.step(step, expected);
+    }
+    // No launch went past the limit and was brought down afterwards.
+    let ooms = trial.world.snapshot().ooms;
+    assert!(ooms.iter().all(|record| record.call != "a graph's launch"));
+    trial.end();
+}
+
+#[test]
+fn a_graph_whose_nodes_are_changed_ends_at_the_limit() {
+    steps(&[("20 refilled 64", "4 2"), ("1 alloc 10", "0 2")]);
 }
 
 #[test]

@@ -52,6 +52,12 @@ impl World {
         Self::with_limits_and(config, limits, 0)
     }
 
+    /// As `with_limits`, on a board that has so many more GPUs, which are not the container's.
+    pub(crate) fn with_others(others: usize, limits: &[u64]) -> Self {
+        let world = Self::with_board(limits.len() + others, &Config::default());
+        world.limited(limits, CARD, CONTEXT)
+    }
+
     fn with_limits_and(config: &Config, limits: &[u64], context_bytes: u64) -> Self {
         Self::with_board(limits.len(), config).limited(limits, CARD, context_bytes)
     }

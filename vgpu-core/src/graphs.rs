@@ -21,7 +21,7 @@ use crate::lock;
 use crate::log::line;
 use crate::map::{Entry, Space, Then};
 use crate::query::{self, MemoryNode};
-use crate::room::{self, Figures, Want};
+use crate::room::{self, Figures, Launched, Moves, Want};
 
 /// Has anybody in this process (or one that it was forked from) made a memory node? Stands outside
 /// the wiped memory, so that a launch looks at nothing else.
@@ -66,6 +66,9 @@ struct Wants {
 
 /// `Entry::what` of an executable graph: a launch may find the memory of the one before still in use.
 const KEEPS: u8 = 1;
+/// `Entry::what` of an executable graph's part on one device: when it got its memory there, no other
+/// graph had any of it.
+const IS_OWN: u8 = 1;
 
 /// What the graph's memory nodes want. `None`: the driver does not say.
 fn wants(books: &Books, graph: CuGraph) -> Option<Wants> {
@@ -468,26 +471,86 @@ pub(crate) fn after_instantiate(
     }
     remember(&books, exec as u64, &wants);
     if let Some(stream) = stream {
-        mark_mapped(&books, exec as u64, wants.set(), wants.keeps, stream);
+        let run = Run {
+            exec: exec as u64,
+            set: wants.set(),
+            keeps: wants.keeps,
+            stream,
+        };
+        mark_mapped(&books, run, 0);
     }
     None
 }
 
-/// The graph has its memory from here on.
-fn mark_mapped(books: &Books, exec: u64, set: u32, keeps: bool, stream: u16) {
-    for device in devices(set) {
+/// A graph that was launched or uploaded, or is about to be.
+#[derive(Clone, Copy)]
+struct Run {
+    exec: u64,
+    /// The devices that it uses.
+    set: u32,
+    keeps: bool,
+    stream: u16,
+}
+
+/// `GraphMemory::stream`: launches came in several streams.
+const IN_STREAMS: u32 = u32::MAX;
+
+/// The graph has its memory from here on. `own`: the devices on which it got memory that no other graph
+/// had. What that takes from other graphs, their next launches have to find anew.
+fn mark_mapped(books: &Books, run: Run, own: u32) {
+    let map = &books.ledger().map;
+    for device in devices(run.set) {
         let Some(memory) = books.ledger().graphs.get(device) else {
             continue;
         };
-        let mark = mark(memory, keeps);
+        let number = key(run.exec, device);
+        let Some(entry) = map.get(Space::GraphExec, number) else {
+            continue;
+        };
+        let was_mapped = is_mapped(memory, &entry, run);
+        let is_own = if was_mapped {
+            entry.what == IS_OWN
+        } else {
+            own >> device & 1 != 0
+        };
+        let stream = u32::from(run.stream) + 1;
+        // Relaxed: threads that launch at the same time find several streams, or are the host's own race.
+        let streams = match memory.stream.load(Ordering::Relaxed) {
+            0 => stream,
+            known if known == stream => stream,
+            _ => IN_STREAMS,
+        };
+        let launched = Launched {
+            was_mapped,
+            is_own,
+            keeps: run.keeps,
+            in_streams: streams == IN_STREAMS,
+        };
+        // Relaxed: both only have to differ.
+        match launched.moves() {
+            Moves::Nothing => memory.stream.store(streams, Ordering::Relaxed),
+            Moves::Shared => {
+                memory.shared_moves.fetch_add(1, Ordering::Relaxed);
+                memory.stream.store(streams, Ordering::Relaxed);
+            }
+            Moves::All => {
+                memory.moves.fetch_add(1, Ordering::Relaxed);
+                memory.stream.store(stream, Ordering::Relaxed);
+            }
+        }
         let there = |entry: &mut Entry| {
-            entry.maps = mark;
-            entry.handles = stream;
+            entry.maps = mark(memory, run.keeps, is_own);
+            entry.handles = run.stream;
+            entry.what = if is_own { IS_OWN } else { 0 };
             (Then::Keep, ())
         };
-        let map = &books.ledger().map;
-        map.change(Space::GraphExec, key(exec, device), there);
+        map.change(Space::GraphExec, number, there);
     }
+}
+
+/// Has it its memory since its last launch? In the same stream the driver leaves it where it was.
+fn is_mapped(memory: &GraphMemory, entry: &Entry, run: Run) -> bool {
+    entry.maps == mark(memory, run.keeps, entry.what == IS_OWN) && entry.handles == run.stream
 }
 
 fn remember(books: &Books, exec: u64, wants: &Wants) {
@@ -564,10 +627,12 @@ fn grow(result: CuResult, exec: CuGraphExec, graph: CuGraph, sum: fn(u64, u64) -
     for (device, known) in known.into_iter().enumerate() {
         let Some(known) = known else { continue };
         let (bytes, growth) = wants.of(device);
+        // Its next launch gets memory anew.
         let entry = Entry {
             bytes: sum(known.bytes, bytes),
             owner: sum(known.owner, growth),
-            ..known
+            device: known.device,
+            ..Entry::default()
         };
         map.put(Space::GraphExec, key(exec, device), entry);
     }
@@ -576,11 +641,48 @@ fn grow(result: CuResult, exec: CuGraphExec, graph: CuGraph, sum: fn(u64, u64) -
 /// A launch of a graph with memory nodes.
 #[derive(Clone, Copy)]
 pub(crate) struct Launching {
-    exec: u64,
-    set: u32,
+    run: Run,
     taken: Taken,
-    stream: u16,
-    keeps: bool,
+    /// The first of the devices on which it gets memory anew.
+    anew: Option<Anew>,
+}
+
+/// A device on which a graph gets memory.
+#[derive(Clone, Copy)]
+struct Anew {
+    device: usize,
+    bytes: u64,
+    /// What graphs used before.
+    used: u64,
+    /// Launches on the device that had begun and ended.
+    launches: u32,
+}
+
+impl Anew {
+    fn begin(books: &Books, memory: &GraphMemory, device: usize, bytes: u64) -> Self {
+        Self {
+            device,
+            bytes,
+            used: figures(books, memory, device).map_or(u64::MAX, |figures| figures.used),
+            // Relaxed: threads that launch at the same time see that they are not alone.
+            launches: memory.launches.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// The launch has come back: has the graph got memory that no other graph had? The driver then says
+    /// that graphs use so much more than before. Where other launches ran meanwhile, that is not known.
+    fn is_own(&self, books: &Books) -> bool {
+        let Some(memory) = books.ledger().graphs.get(self.device) else {
+            return false;
+        };
+        // Relaxed: as above.
+        let launches = memory.launches.fetch_add(1, Ordering::Relaxed);
+        let is_alone = self.launches & 1 == 0 && launches == self.launches.wrapping_add(1);
+        is_alone
+            && self.bytes > 0
+            && figures(books, memory, self.device)
+                .is_some_and(|now| now.used.saturating_sub(self.used) >= self.bytes)
+    }
 }
 
 /// What a graph was launched in, short enough to be kept beside it.
@@ -590,16 +692,17 @@ fn fold(stream: u64) -> u16 {
 }
 
 /// Differs when a graph that was launched before may have lost its memory to others.
-fn mark(memory: &GraphMemory, keeps: bool) -> u32 {
-    // Relaxed: a trim at the same time is the host's own race, and is settled.
-    let trims = memory.trims.load(Ordering::Relaxed);
-    let frees = if keeps {
-        // Relaxed: as above.
-        memory.frees.load(Ordering::Relaxed)
-    } else {
-        0
-    };
-    trims.wrapping_add(frees).wrapping_add(1).max(1)
+fn mark(memory: &GraphMemory, keeps: bool, is_own: bool) -> u32 {
+    // Relaxed here and below: a trim or a launch at the same time is the host's own race, and is settled.
+    let all = memory.trims.load(Ordering::Relaxed);
+    let moves = memory.moves.load(Ordering::Relaxed);
+    let frees = memory.frees.load(Ordering::Relaxed);
+    let shared = memory.shared_moves.load(Ordering::Relaxed);
+    all.wrapping_add(moves)
+        .wrapping_add(if keeps { frees } else { 0 })
+        .wrapping_add(if is_own { 0 } else { shared })
+        .wrapping_add(1)
+        .max(1)
 }
 
 /// Before a launch or an upload. A stream that captures only records it.
@@ -616,12 +719,16 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
     if query::relaxed(|| query::is_capturing(query::stream(stream))) {
         return Verdict::Pass;
     }
-    let mut launching = Launching {
+    let run = Run {
         exec,
         set: head.maps,
-        taken: Taken::default(),
-        stream: fold(stream),
         keeps: head.what == KEEPS,
+        stream: fold(stream),
+    };
+    let mut launching = Launching {
+        run,
+        taken: Taken::default(),
+        anew: None,
     };
     for device in devices(head.maps) {
         let Some(entry) = map.get(Space::GraphExec, key(exec, device)) else {
@@ -630,9 +737,7 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
         let Some(memory) = books.ledger().graphs.get(device) else {
             continue;
         };
-        // In the same stream the driver leaves the graph's memory where it was.
-        let is_mapped =
-            entry.maps == mark(memory, launching.keeps) && entry.handles == launching.stream;
+        let is_mapped = is_mapped(memory, &entry, run);
         let wanted = (entry.bytes, entry.owner);
         if let Err(result) = launching
             .taken
@@ -641,34 +746,34 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
             launching.give_back(&books);
             return Verdict::Refuse(result);
         }
+        if !is_mapped && launching.anew.is_none() {
+            launching.anew = Some(Anew::begin(&books, memory, device, entry.bytes));
+        }
     }
     Verdict::Call(launching)
 }
 
 impl Launching {
-    fn give_back(&self, books: &Books) -> u32 {
+    /// The devices whose graph memory has grown by more than was reserved, and those on which the graph
+    /// has got memory that no other graph had.
+    fn give_back(&self, books: &Books) -> (u32, u32) {
         let map = &books.ledger().map;
-        self.taken.give_back(books, self.set, |device| {
-            map.get(Space::GraphExec, key(self.exec, device))
+        let own = self.anew.filter(|anew| anew.is_own(books));
+        let grown = self.taken.give_back(books, self.run.set, |device| {
+            map.get(Space::GraphExec, key(self.run.exec, device))
                 .map_or((0, 0), |entry| (entry.bytes, entry.owner))
-        })
+        });
+        (grown, own.map_or(0, |anew| 1 << anew.device))
     }
 }
 
 pub(crate) fn after_launch(launching: Launching, result: CuResult) {
     let Some(books) = books::opened() else { return };
-    let grown = launching.give_back(&books);
+    let (grown, own) = launching.give_back(&books);
     if result != CuResult::SUCCESS {
         return;
     }
-    let Launching {
-        exec,
-        set,
-        keeps,
-        stream,
-        ..
-    } = launching;
-    mark_mapped(&books, exec, set, keeps, stream);
+    mark_mapped(&books, launching.run, own);
     for device in devices(grown) {
         if let Some(over) = books.above_limit(device) {
             // It cannot be undone: what graphs do not use goes back, and nothing else is given until

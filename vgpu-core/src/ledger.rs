@@ -142,6 +142,15 @@ pub(crate) struct GraphMemory {
     pub(crate) counts_live: AtomicU32,
     /// Raised when memory of a graph was freed outside it.
     pub(crate) frees: AtomicU32,
+    /// Raised when any graph that was launched before may have lost its memory to a launch.
+    pub(crate) moves: AtomicU32,
+    /// The same, where only graphs may have that had it together with others.
+    pub(crate) shared_moves: AtomicU32,
+    /// The stream of all launches since `moves` was raised, plus one; 0: there was none. `IN_STREAMS`:
+    /// there were several.
+    pub(crate) stream: AtomicU32,
+    /// Raised when a launch begins and when it has come back.
+    pub(crate) launches: AtomicU32,
 }
 
 /// What contexts and modules are charged as.

@@ -1,5 +1,6 @@
 //! What pools and graphs may take: pure rules on the driver's figures. By how much memory that grows in
-//! chunks can grow, and whether a request fits what the driver has reserved already. Calls nothing.
+//! chunks can grow, whether a request fits what the driver has reserved already, and which graphs may
+//! lose their memory to a launch. Calls nothing.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -122,6 +123,46 @@ impl Promised {
         let before = self.bytes.load(Ordering::Relaxed);
         self.bytes
             .store(before.saturating_sub(bytes), Ordering::Relaxed);
+    }
+}
+
+/// What a launch does to memory that other graphs of the device have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moves {
+    /// The driver leaves it where it is.
+    Nothing,
+    /// Graphs whose memory is not their own may have to get other memory.
+    Shared,
+    /// Any other graph may.
+    All,
+}
+
+/// A graph that was launched or uploaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Launched {
+    /// It had its memory since its last launch.
+    pub(crate) was_mapped: bool,
+    /// When it got its memory, no other graph had any of it.
+    pub(crate) is_own: bool,
+    /// Something that it allocates outlives the launch.
+    pub(crate) keeps: bool,
+    /// Graphs with memory were launched in several streams.
+    pub(crate) in_streams: bool,
+}
+
+impl Launched {
+    /// Graphs may use the same memory as long as one of them ends before the next begins, and frees all
+    /// that it has allocated. A graph that is launched while its memory is used by another one gets
+    /// other memory.
+    pub(crate) fn moves(self) -> Moves {
+        let takes_over = !self.is_own;
+        if takes_over && (self.keeps || (!self.was_mapped && self.in_streams)) {
+            Moves::All
+        } else if self.keeps {
+            Moves::Shared
+        } else {
+            Moves::Nothing
+        }
     }
 }
 
@@ -251,5 +292,29 @@ mod tests {
         promised.add(3_000, 9);
         assert_eq!(promised.bytes(3_000 + LONGEST_MS), 9);
         assert_eq!(promised.bytes(3_001 + LONGEST_MS), 0);
+    }
+
+    #[test]
+    fn graphs_lose_memory_to_what_keeps_it_or_runs_beside_them() {
+        use Moves::{All, Nothing, Shared};
+        // Had its memory, its own, keeps it, several streams.
+        for (was_mapped, is_own, keeps, in_streams, moves) in [
+            (false, true, false, true, Nothing),
+            (false, false, false, false, Nothing),
+            (false, false, false, true, All),
+            (true, false, false, true, Nothing),
+            (false, false, true, false, All),
+            (true, false, true, false, All),
+            (false, true, true, false, Shared),
+            (true, true, true, true, Shared),
+        ] {
+            let launched = Launched {
+                was_mapped,
+                is_own,
+                keeps,
+                in_streams,
+            };
+            assert_eq!(launched.moves(), moves, "{launched:?}");
+        }
     }
 }
