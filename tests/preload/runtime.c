@@ -11,6 +11,14 @@ typedef struct {
     CUresult (*primary_context)(CUcontext *, CUdevice);
 } table;
 
+typedef struct { int type, handles, where, device; void *attributes; size_t max; char reserved[56]; } pool_props;
+
+extern CUresult cuMemPoolCreate(handle *, const pool_props *);
+extern CUresult cuMemPoolSetAttribute(handle, int, void *);
+extern CUresult cuMemPoolGetAttribute(handle, int, void *);
+extern CUresult cuMemAllocFromPoolAsync(CUdeviceptr *, size_t, handle, CUstream);
+extern CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+extern CUresult cuCtxSynchronize(void);
 extern CUresult cuGetExportTable(const void **, const uuid *);
 
 static const struct driver driver = LINKED_DRIVER;
@@ -43,6 +51,25 @@ static CUresult load(size_t bytes) {
     return runtime->load_module(&module, image);
 }
 
+/* A pool that keeps what it was given: so much of it, none in use. */
+static handle pool;
+static CUresult keep(size_t bytes) {
+    static const pool_props props = {.type = 1, .where = 1};
+    unsigned long long all = ~0ull;
+    CUdeviceptr piece;
+    CUresult result = cuMemPoolCreate(&pool, &props);
+    if (result == 0) result = cuMemPoolSetAttribute(pool, 4, &all);
+    if (result == 0) result = cuMemAllocFromPoolAsync(&piece, bytes, pool, NULL);
+    if (result == 0) result = cuMemFreeAsync(piece, NULL);
+    return result != 0 ? result : cuCtxSynchronize();
+}
+
+static CUresult kept_nothing(void) {
+    unsigned long long reserved = 1;
+    CUresult result = cuMemPoolGetAttribute(pool, 5, &reserved);
+    return result != 0 ? result : reserved != 0;
+}
+
 static CUresult step(const char *name, size_t bytes) {
     CUcontext context = NULL;
     CUresult result;
@@ -59,6 +86,9 @@ static CUresult step(const char *name, size_t bytes) {
     }
     if (IS("reset")) return cuDevicePrimaryCtxReset_v2(0);
     if (IS("load")) return load(bytes);
+    if (IS("keep")) return keep(bytes);
+    if (IS("kept_nothing")) return kept_nothing();
+    if (IS("sync")) return cuCtxSynchronize();
     if (IS("alloc")) {
         result = driver.alloc(&pieces[taken], bytes);
         if (result == 0) taken++;

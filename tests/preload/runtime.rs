@@ -327,3 +327,30 @@ fn twelve_programs_with_large_contexts_get_as_many_as_fit() {
         assert_eq!(programs.len(), 3, "{nvml:?}\n{}", world.log());
     }
 }
+
+#[test]
+fn pools_give_back_what_they_keep_when_modules_pass_the_limit() {
+    let world = World::with_room(100 * MIB);
+    let mut targets = TargetsFile::create(&world.path("targets")).unwrap();
+    let mut program = start(&world);
+    steps(&mut program, "table; context; alloc 2; keep 64; load 60");
+    let held = world.board().used_bytes(0);
+    assert!(held > world.limit(0), "{} MiB", held / MIB);
+
+    let slot = &world.snapshot().slots[0];
+    let mut measured = Target {
+        slot_generation: slot.generation,
+        ..Target::default()
+    };
+    measured.overhead_bytes[0] = CONTEXT + 60 * MIB;
+    targets.write(&[(slot.slot, measured)], 1).unwrap();
+    // The library looks at the host's figures 50 ms after its last look, and then at the limit.
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(60));
+        program.step("alloc 1000");
+    }
+
+    steps(&mut program, "kept_nothing; alloc 38; alloc 2!");
+    holds(&world, 100 + CONTEXT / MIB);
+    agree(&world);
+}
