@@ -26,6 +26,7 @@ mod lies;
 mod linkage;
 mod memory;
 mod mps;
+mod offers;
 mod overlay;
 mod oversubscribe;
 mod runtime;

@@ -61,12 +61,15 @@ static CUresult map_at(CUresult (*map)(CUdeviceptr, size_t, size_t, u64, u64), i
     return result;
 }
 
-/* A graph that allocates a piece and keeps it. */
+/* A graph that allocates a piece and keeps it, there. */
+static CUdeviceptr kept;
 static CUresult allocating(handle *graph, size_t bytes) {
     node_params params = {.pool = in_pool, .access = &both_ways, .count = 1, .bytes = bytes};
     handle node;
     CUresult result = cuGraphCreate(graph, 0);
-    return result != 0 ? result : cuGraphAddMemAllocNode(&node, *graph, NULL, 0, &params);
+    if (result == 0) result = cuGraphAddMemAllocNode(&node, *graph, NULL, 0, &params);
+    kept = params.pointer;
+    return result;
 }
 
 static CUresult launched(handle graph, handle *executable) {
@@ -112,6 +115,7 @@ TAKE(library) {
 }
 TAKE(graph) {
     CUresult result = allocating(&handles[i], PIECE);
+    pointers[i] = kept;
     return result != 0 ? result : launched(handles[i], &others[i]);
 }
 TAKE(bound) {
@@ -746,8 +750,16 @@ TRY(green_destroy) {
 }
 TRY(module_unload) { gives(take_module, by_destroy, destroy_garbage, MANY - 50); }
 TRY(library_unload) { gives(take_library, by_destroy, destroy_garbage, MANY - 50); }
-TRY(graph_destroy) { gives(take_graph, by_destroy, destroy_garbage, PIECES); }
-BY(exec_destroy) { return AS((handle))(others[i]); }
+/* What a destroyed graph has allocated lives until it is freed. */
+static CUresult destroyed(int i, handle graph) {
+    CUresult result = AS((handle))(graph);
+    did("destroyed", result);
+    cuMemFreeAsync(pointers[i], stream);
+    return result;
+}
+BY(graph_destroy) { return destroyed(i, handles[i]); }
+TRY(graph_destroy) { gives(take_graph, by_graph_destroy, destroy_garbage, PIECES); }
+BY(exec_destroy) { return destroyed(i, others[i]); }
 TRY(exec_destroy) { gives(take_graph, by_exec_destroy, destroy_garbage, PIECES); }
 BY(release) { return AS((u64))(created[i]); }
 NONE release_garbage(void) { return AS((u64))(~0ull); }
@@ -776,7 +788,14 @@ TRY(trim) {
     did("keep", cuMemPoolSetAttribute(pool, 4, &all));
     gives(take_pooled, by_trim, trim_garbage, PIECES);
 }
-BY(graph_trim) { cuGraphExecDestroy(others[i]); cuGraphDestroy(handles[i]); return AS((CUdevice))(0); }
+BY(graph_trim) {
+    cuGraphExecDestroy(others[i]);
+    cuGraphDestroy(handles[i]);
+    did("destroyed", AS((CUdevice))(0)); /* what they have allocated is not trimmed */
+    cuMemFreeAsync(pointers[i], stream);
+    cuCtxSynchronize();
+    return AS((CUdevice))(0);
+}
 NONE graph_trim_garbage(void) { return AS((CUdevice))(99); }
 TRY(graph_trim) { gives(take_graph, by_graph_trim, graph_trim_garbage, PIECES); }
 BY(context_destroy) {

@@ -218,16 +218,6 @@ use On::{Both, Contrary, Usual};
 /// A recipe, on which driver, and why.
 type Row = (On, &'static str, &'static str);
 
-/// Recipes that the library does not hold, with what is missing. The test fails when one of these holds,
-/// and when one that is not here does not: a mend takes its rows away.
-#[rustfmt::skip]
-const NOT_HELD_YET: &[Row] = &[
-    (Both, "cuGraphDestroy by graph_destroy", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuGraphExecDestroy by exec_destroy", "a graph that keeps its memory is launched while all graphs hold as much"),
-    (Both, "cuMemPoolImportFromShareableHandle by pool_import", "memory of a maker outside the container is not charged, and outlives it"),
-    (Both, "cuMemPoolImportPointer by import_pointer", "memory of a maker outside the container is not charged, and outlives it"),
-];
-
 /// Recipes that take less than twice the limit (or give nothing back) without the library too, since the
 /// simulated driver does not do it: that the library holds them is not shown.
 #[rustfmt::skip]
@@ -236,8 +226,8 @@ const NOT_SIMULATED: &[Row] = &[
     (Contrary, "cuCtxFromGreenCtx by from_green", "a green context takes nothing"),
     (Both, "cuGraphAddChildGraphNode by child_graph", "a child graph with allocations is refused"),
     (Both, "cuGraphClone by graph_clone", "a graph with allocations is not cloned"),
-    (Both, "cuGraphExecUpdate by graph_update", "a graph with allocations is not updated"),
-    (Both, "cuGraphExecUpdate_v2 by graph_update_v2", "a graph with allocations is not updated"),
+    (Usual, "cuGraphExecUpdate by graph_update", "a graph with allocations is not updated"),
+    (Usual, "cuGraphExecUpdate_v2 by graph_update_v2", "a graph with allocations is not updated"),
     (Contrary, "cuGreenCtxCreate by green", "a green context takes nothing"),
     (Contrary, "cuGreenCtxStreamCreate by green_stream", "a green context takes nothing"),
     (Both, "cuModuleGetGlobal by module_global_v1", "the first form of cuModuleGetGlobal is not there"),
@@ -392,17 +382,10 @@ fn every_recipe(config: &Config) {
         let here = list.iter().filter(|(on, ..)| *on == Both || *on == mode);
         here.map(|(_, title, reason)| (*title, *reason)).collect()
     };
-    let (not_held, not_simulated) = (rows(NOT_HELD_YET), rows(NOT_SIMULATED));
+    let not_simulated = rows(NOT_SIMULATED);
     let mut faults = Vec::new();
     for (title, trouble) in &wrong {
-        if !not_held.contains_key(title.as_str()) {
-            faults.push(format!("{title}: {trouble}"));
-        }
-    }
-    for (title, reason) in not_held {
-        if !wrong.contains_key(title) {
-            faults.push(format!("{title} holds; its row goes ({reason})"));
-        }
+        faults.push(format!("{title}: {trouble}"));
     }
     for title in &hidden {
         if !not_simulated.contains_key(title.as_str()) {

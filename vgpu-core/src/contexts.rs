@@ -519,6 +519,7 @@ fn gone(books: &Books, entry: &Entry) {
     if !ledger.has_context(device) {
         books.process.forget_loading(device);
         books.container.region.loaded(device);
+        crate::offers::device_gone(books, device);
     }
     crate::pools::settle_device(books, device);
     crate::graphs::settle(books, device);

@@ -247,7 +247,7 @@ pub(crate) mod cuda {
     use crate::pools::per_thread;
     use crate::{
         arrays, checkpoint, compute, contexts, dispatch, external, graphs, ipc, memory, modules,
-        pools, report, sparse, virtual_memory,
+        offers, pools, report, sparse, virtual_memory,
     };
 
     /// `CU_MEM_ATTACH_GLOBAL`.
@@ -470,6 +470,14 @@ pub(crate) mod cuda {
         fn cuMemPoolSetAttribute(pool: CuMemoryPool, attribute: CuMemPoolAttribute, value: *mut c_void) => { _, pools::after_change(pool) }
         /// Memory of whoever made it.
         fn cuMemPoolImportFromShareableHandle(out: *mut CuMemoryPool, handle: *mut c_void, kind: CuMemAllocationHandleType, flags: u64) => { _, pools::after_import(out) }
+        /// Its charge moves to the table of what processes share.
+        fn cuMemPoolExportPointer(out: *mut CuMemPoolPtrExportData, ptr: CuDevicePtr) => {
+            offers::before_export("cuMemPoolExportPointer", ptr), offers::after_export("cuMemPoolExportPointer", out, ptr)
+        }
+        /// Not charged a second time; memory from outside the container is charged in full.
+        fn cuMemPoolImportPointer(out: *mut CuDevicePtr, pool: CuMemoryPool, data: *mut CuMemPoolPtrExportData) => {
+            offers::before_import("cuMemPoolImportPointer", data), offers::after_import("cuMemPoolImportPointer", out)
+        }
         /// Its books begin.
         fn cuDeviceGetDefaultMemPool(out: *mut CuMemoryPool, device: CuDevice) => { _, pools::after_get_device(out, device) }
         /// Its books begin.
@@ -875,7 +883,6 @@ mod tests {
             &[
                 "cuMemHostRegister",
                 "cuMemHostRegister_v2",
-                "cuMemPoolImportPointer",
                 "cuGraphMemFreeNodeGetParams",
             ],
         ),

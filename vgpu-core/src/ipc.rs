@@ -58,7 +58,7 @@ pub(crate) fn after_get(
     if entry.what == what::SHARED {
         // The driver need not write the same bytes again, and the others know the first ones.
         if let Some(first) = known_handle(&books, base).filter(|_| base == pointer.0) {
-            border::write(out, first);
+            border::write(out, CuIpcMemHandle { reserved: first });
         }
         return None;
     }
@@ -83,7 +83,7 @@ pub(crate) fn after_get(
                 (Then::Keep, ())
             });
             if base == pointer.0 {
-                keep_handle(&books, base, &handle);
+                keep_handle(&books, base, &handle.reserved);
             }
             None
         }
@@ -98,8 +98,9 @@ pub(crate) fn after_get(
 /// A handle has four times sixteen bytes, and allocations begin at multiples of far more.
 const PARTS: u64 = 4;
 
-fn keep_handle(books: &Books, base: u64, handle: &CuIpcMemHandle) {
-    for (part, bytes) in (0..PARTS).zip(handle.reserved.chunks_exact(16)) {
+/// Remembers the bytes by which an allocation was named to other processes.
+pub(crate) fn keep_handle(books: &Books, base: u64, handle: &[u8; 64]) {
+    for (part, bytes) in (0..PARTS).zip(handle.chunks_exact(16)) {
         let (first, second) = bytes.split_at(8);
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
         let entry = Entry {
@@ -111,9 +112,10 @@ fn keep_handle(books: &Books, base: u64, handle: &CuIpcMemHandle) {
     }
 }
 
-fn known_handle(books: &Books, base: u64) -> Option<CuIpcMemHandle> {
-    let mut handle = CuIpcMemHandle { reserved: [0; 64] };
-    for (part, to) in (0..PARTS).zip(handle.reserved.chunks_exact_mut(16)) {
+/// See [`keep_handle`].
+pub(crate) fn known_handle(books: &Books, base: u64) -> Option<[u8; 64]> {
+    let mut handle = [0; 64];
+    for (part, to) in (0..PARTS).zip(handle.chunks_exact_mut(16)) {
         let entry = books.ledger().map.get(Space::IpcHandle, base | part)?;
         let bytes = [entry.bytes.to_ne_bytes(), entry.owner.to_ne_bytes()];
         to.copy_from_slice(bytes.as_flattened());

@@ -15,6 +15,7 @@ use crate::lock::{self, Held, Lock};
 use crate::log::line;
 use crate::map::Entry;
 use crate::memory;
+use crate::objects::Objects;
 use crate::query::{self, Mark};
 
 /// What was freed and may not be gone yet.
@@ -46,11 +47,13 @@ struct Leaf {
 // SAFETY: atomics only, of which zeros are values; state 0 is an unused place.
 unsafe impl growing::Place for Leaf {}
 
-/// `Leaf::state`: nothing; memory of the device; managed memory past the share; a shared object.
+/// `Leaf::state`: nothing; memory of the device; managed memory past the share; a shared object; a hold
+/// of an object of this process (`objects.rs`).
 const UNUSED: u32 = 0;
 const PLAIN: u32 = 1;
 const PAST: u32 = 2;
 const SHARED: u32 = 3;
+const HOLD: u32 = 4;
 
 fn get(word: &AtomicU64) -> u64 {
     // Relaxed: under the lock of the table.
@@ -103,6 +106,7 @@ impl Leaf {
             PLAIN => region.release(device, bytes, Kind::Buffer),
             PAST => region.release_beyond(device, bytes, Kind::Buffer),
             SHARED => memory::unhold(books, SharedKey([get(&self.key[0]), get(&self.key[1])])),
+            HOLD => Objects::lock(books).drop_hold(get(&self.key[0])),
             _ => {}
         }
     }
@@ -115,7 +119,11 @@ pub(crate) fn leave(books: &Books, entry: &Entry, key: Option<SharedKey>, stream
 }
 
 fn leave_now(books: &Books, entry: &Entry, key: Option<SharedKey>, stream: CuStream) {
+    // An import of a pool's memory is held by an object, and dies with no context.
+    let hold = (entry.what == memory::what::TAKEN).then_some(entry.owner);
+    let owner = if hold.is_some() { 0 } else { entry.owner };
     let state = match key {
+        _ if hold.is_some() => HOLD,
         Some(_) => SHARED,
         None if memory::is_past_the_share(entry) => PAST,
         None => PLAIN,
@@ -141,11 +149,11 @@ fn leave_now(books: &Books, entry: &Entry, key: Option<SharedKey>, stream: CuStr
     let mark = || may_mark.then(|| query::mark(context, stream, 0)).flatten();
     let found = table.places.iter().find(|leaf| {
         leaf.state() == state
-            && state != SHARED
+            && matches!(state, PLAIN | PAST)
             && name != 0
             && get(&leaf.stream) == name
             && get(&leaf.context) == context
-            && get(&leaf.owner) == entry.owner
+            && get(&leaf.owner) == owner
             // Relaxed: under the lock.
             && leaf.device.load(Ordering::Relaxed) == u32::from(entry.device)
             && get(&leaf.events[0]) != 0
@@ -184,12 +192,13 @@ fn leave_now(books: &Books, entry: &Entry, key: Option<SharedKey>, stream: CuStr
     set(&leaf.stream, name);
     set(&leaf.stream_owner, stream_owner);
     set(&leaf.context, context);
-    set(&leaf.owner, entry.owner);
+    set(&leaf.owner, owner);
     set(&leaf.bytes[0], entry.bytes.max(1));
     set(&leaf.bytes[1], 0);
     set(&leaf.events[0], mark().unwrap_or(0));
     set(&leaf.events[1], 0);
-    for (word, value) in leaf.key.iter().zip(key.map_or([0; 2], |key| key.0)) {
+    let key = key.map_or([hold.unwrap_or(0), 0], |key| key.0);
+    for (word, value) in leaf.key.iter().zip(key) {
         set(word, value);
     }
     leaf.set_state(state);

@@ -113,6 +113,8 @@ pub(crate) struct Pool {
     pub(crate) device: AtomicU32,
     /// What is charged for it, bytes.
     pub(crate) charged: AtomicU64,
+    /// What of it was named to other processes, bytes: that is charged in the table of shared objects.
+    pub(crate) offered: AtomicU64,
     /// Of the room that the driver says it has, what calls under way were promised.
     pub(crate) promised: Promised,
     /// Its owner has destroyed it, while it held memory: the driver's pool goes when it is empty.

@@ -28,6 +28,7 @@ mod memory;
 mod modules;
 mod mps;
 mod nvml;
+mod offers;
 mod pools;
 mod report;
 mod sparse;

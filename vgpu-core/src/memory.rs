@@ -16,6 +16,7 @@ use crate::ipc;
 use crate::leaving;
 use crate::log::line;
 use crate::map::{Entry, Space};
+use crate::offers;
 use crate::query;
 
 /// What a pointer is charged as (`Entry::what`).
@@ -33,6 +34,12 @@ pub(crate) mod what {
     pub(crate) const PAGED: u8 = 5;
     /// Managed memory because the program asked for it, charged past the share.
     pub(crate) const MANAGED: u8 = 6;
+    /// Of a pool, named to other processes: `owner` is the object that stands in the shared table, `maps`
+    /// the place of the pool's books.
+    pub(crate) const OFFERED: u8 = 7;
+    /// Of another process's pool: `bytes` is how often it was imported, `owner` is the object that holds
+    /// it.
+    pub(crate) const TAKEN: u8 = 8;
 }
 
 /// Is it charged past the container's share of the device?
@@ -368,7 +375,12 @@ pub(crate) fn after_free_async(leaving: Leaving, result: CuResult, stream: CuStr
                 leaving::leave(&books, &entry, Some(key), stream);
             }
         }
-        what::OPENED => forget(&books, number, &entry),
+        what::OPENED | what::OFFERED => forget(&books, number, &entry),
+        what::TAKEN => {
+            if offers::is_last(&books, number, &entry) {
+                leaving::leave(&books, &entry, None, stream);
+            }
+        }
         what::OWN if entry.maps > 0 => forget(&books, number, &entry),
         _ => leaving::leave(&books, &entry, None, stream),
     }
@@ -380,6 +392,8 @@ pub(crate) fn forget(books: &Books, number: u64, entry: &Entry) {
     match entry.what {
         what::SHARED => ipc::freed(books, number),
         what::OPENED => ipc::closed(books, number),
+        what::OFFERED => offers::freed(books, number, entry),
+        what::TAKEN => offers::ended(books, number, entry),
         what::OWN if entry.maps > 0 => external::freed(books, number, entry),
         what::PAGED | what::MANAGED => {
             let region = &books.container.region;

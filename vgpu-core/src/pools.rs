@@ -239,13 +239,28 @@ fn on(books: &Books, ordinal: i32) -> u32 {
     }
 }
 
-fn find(books: &Books, handle: u64) -> Option<&'static Pool> {
+pub(crate) fn find(books: &Books, handle: u64) -> Option<&'static Pool> {
     books
         .ledger()
         .pools
         .iter()
         // Acquire: the other words were written before the handle.
         .find(|pool| pool.handle.load(Ordering::Acquire) == handle)
+}
+
+/// The place of a pool's books, which stays its own while something of it is named to others.
+pub(crate) fn place_of(books: &Books, pool: &Pool) -> u32 {
+    let mut pools = books.ledger().pools.iter();
+    let place = pools.position(|other| core::ptr::eq(other, pool));
+    place
+        .and_then(|place| u32::try_from(place).ok())
+        .unwrap_or(u32::MAX)
+}
+
+/// See [`place_of`].
+pub(crate) fn at_place(books: &Books, place: u32) -> Option<&'static Pool> {
+    let place = usize::try_from(place).ok()?;
+    books.ledger().pools.iter().nth(place)
 }
 
 /// Begins books of a pool. `None`: there is no memory for them.
@@ -263,6 +278,7 @@ fn enter(books: &Books, handle: u64, device: u32) -> Option<&'static Pool> {
     // Relaxed: the handle publishes them.
     pool.device.store(device, Ordering::Relaxed);
     pool.charged.store(0, Ordering::Relaxed);
+    pool.offered.store(0, Ordering::Relaxed);
     pool.is_going.store(0, Ordering::Relaxed);
     // Release: whoever sees the handle sees the rest.
     pool.handle.store(handle, Ordering::Release);
@@ -274,7 +290,7 @@ fn enter(books: &Books, handle: u64, device: u32) -> Option<&'static Pool> {
 }
 
 /// Is it the region's index of a device?
-fn has_books(device: u32) -> bool {
+pub(crate) fn has_books(device: u32) -> bool {
     device < IMPORTED
 }
 
@@ -410,14 +426,15 @@ fn after_alloc_apart(books: &Books, drawing: &Drawing, given: Option<CuDevicePtr
     books.ledger().map.put(Space::Pointer, pointer.0, entry);
 }
 
-/// What the pool holds now is what it is charged. Answers what it was charged before; `None`: the driver
+/// What the pool holds now is what it is charged, but for what stands in the table of shared objects. Answers what it was charged before; `None`: the driver
 /// does not say what it holds.
 pub(crate) fn settle(books: &Books, pool: &Pool) -> Option<u64> {
     let held = pool.lock.hold()?;
     settle_held(books, pool, &held)
 }
 
-fn settle_held(books: &Books, pool: &Pool, _held: &Held<'_>) -> Option<u64> {
+/// As [`settle`], of a pool that the caller holds.
+pub(crate) fn settle_held(books: &Books, pool: &Pool, _held: &Held<'_>) -> Option<u64> {
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);
     // Relaxed: under the lock, as all below.
@@ -425,7 +442,8 @@ fn settle_held(books: &Books, pool: &Pool, _held: &Held<'_>) -> Option<u64> {
     if handle <= DEAD || !has_books(device) {
         return None;
     }
-    let holds = query::relaxed(|| query::pool_reserved(handle))?;
+    let reserved = query::relaxed(|| query::pool_reserved(handle))?;
+    let holds = reserved.saturating_sub(pool.offered.load(Ordering::Relaxed));
     let was = pool.charged.swap(holds, Ordering::Relaxed);
     if was != holds {
         books
@@ -568,7 +586,8 @@ fn enter_unless_known(books: &Books, handle: u64, location: CuMemLocation, kind:
     }
 }
 
-/// An imported pool is memory of the process that made it; what it should give here is charged here.
+/// An imported pool is memory of the process that made it: what is imported out of it has books of its
+/// own (`offers.rs`).
 pub(crate) fn after_import(result: CuResult, out: *mut CuMemoryPool) {
     let Some(books) = books::opened() else { return };
     if let Some(pool) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
@@ -626,8 +645,8 @@ fn is_empty(books: &Books, pool: &Pool) -> bool {
     let handle = pool.handle.load(Ordering::Acquire);
     query::relaxed(|| query::trim_pool(handle, 0));
     settle(books, pool);
-    // Relaxed: a figure of the moment.
-    pool.charged.load(Ordering::Relaxed) == 0
+    // Relaxed: figures of the moment.
+    pool.charged.load(Ordering::Relaxed) == 0 && pool.offered.load(Ordering::Relaxed) == 0
 }
 
 pub(crate) fn after_destroy(known: &'static Pool, result: CuResult, pool: CuMemoryPool) {

@@ -535,6 +535,33 @@ pub(crate) fn pool_figures(pool: u64) -> Option<Figures> {
     })
 }
 
+fn pointer_word<T: Copy + Default>(pointer: CuDevicePtr, attribute: u32) -> Option<T> {
+    let mut value = T::default();
+    let place: *mut c_void = (&raw mut value).cast();
+    // SAFETY: the caller names a type that the attribute fills, and there is room for one.
+    ok(unsafe { cuda::cuPointerGetAttribute(place, attribute, pointer) })?;
+    Some(value)
+}
+
+/// The pool that an allocation came from. `None`: from none, or the driver does not say.
+pub(crate) fn pool_of_pointer(pointer: CuDevicePtr) -> Option<u64> {
+    const MEMPOOL_HANDLE: u32 = 17;
+    pointer_word::<u64>(pointer, MEMPOOL_HANDLE).filter(|&pool| pool != 0)
+}
+
+/// The ordinal of the device that memory lies on.
+pub(crate) fn ordinal_of_pointer(pointer: CuDevicePtr) -> Option<i32> {
+    const DEVICE_ORDINAL: u32 = 9;
+    pointer_word::<i32>(pointer, DEVICE_ORDINAL)
+}
+
+/// Frees memory that was imported just now and that the program has not seen.
+pub(crate) fn free_import(pointer: u64) {
+    // SAFETY: the driver gave it just now, and nothing else knows it.
+    let freed = unsafe { cuda::cuMemFree_v2(CuDevicePtr(pointer)) };
+    debug_assert_eq!(freed, CuResult::SUCCESS);
+}
+
 /// Tells a pool to keep nothing at a synchronisation.
 pub(crate) fn keep_nothing(pool: u64) {
     let mut nothing = 0u64;

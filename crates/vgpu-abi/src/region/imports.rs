@@ -25,6 +25,8 @@ impl Family {
     pub const FABRIC: Self = Self(3);
     /// By a way that a later driver has.
     pub const OTHER: Self = Self(4);
+    /// By what a memory pool says of an allocation.
+    pub const POOL: Self = Self(5);
 
     const UNNAMED: u64 = 1 << 63;
 
