@@ -255,10 +255,19 @@ pub(crate) fn remove(base: u64, wanted: impl FnOnce(&Block) -> bool) -> Option<B
     })
 }
 
-/// Ends a block that is out of the table: gives back its addresses and what it takes of its GPU.
+/// Ends a block that is out of the table: gives back what it takes of its GPU, and its addresses last, since another
+/// thread has them at once.
 pub(crate) fn end(base: u64, block: &Block) {
+    if let Some(driver) = driver::get() {
+        give_memory(driver, block);
+        if let Kind::Pool(pool) = block.kind {
+            pool.freed(base);
+        }
+    }
     with(|blocks| blocks.give_addresses(base, block));
-    let Some(driver) = driver::get() else { return };
+}
+
+fn give_memory(driver: &Driver, block: &Block) {
     match block.shared {
         Some(shared) => {
             let is_gone = driver.board.let_go(driver.member, shared);
@@ -268,9 +277,6 @@ pub(crate) fn end(base: u64, block: &Block) {
         }
         None if block.taken > 0 => driver.give(block.gpu, block.taken, board::Kind::Alloc),
         None => {}
-    }
-    if let Kind::Pool(pool) = block.kind {
-        pool.freed(base);
     }
 }
 
