@@ -230,7 +230,14 @@ fn threads_that_name_and_free_at_the_same_time_leave_nothing_behind() {
     pair.makes("free 0");
     pair.makes("sync");
     pair.makes("pool_end");
-    assert_eq!(pair.booked(2), 0);
+    let held = pair.world.board().used_bytes(0) / MIB;
+    let counters = pair.world.snapshot().counters;
+    assert_eq!(
+        pair.booked(2),
+        0,
+        "{held} MiB held, {counters:?}\n{}",
+        pair.world.log()
+    );
 }
 
 #[test]
