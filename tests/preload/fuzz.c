@@ -54,6 +54,8 @@ extern CUresult cuGraphExecUpdate_v2(handle, handle, update_info *);
 extern CUresult cuGraphInstantiateWithParams(handle *, handle, instantiate_params *);
 extern CUresult cuDeviceGraphMemTrim(CUdevice);
 extern CUresult cuCtxDestroy_v2(CUcontext);
+extern CUresult cuCtxPushCurrent_v2(CUcontext);
+extern CUresult cuCtxPopCurrent_v2(CUcontext *);
 extern CUresult cuCtxSetLimit(int, size_t);
 extern CUresult cuModuleUnload(handle);
 extern CUresult cuLibraryUnload(handle);
@@ -62,11 +64,18 @@ extern CUresult cuDestroyExternalMemory(handle);
 extern CUresult cuStreamSynchronize(CUstream);
 extern CUresult cuStreamEndCapture(CUstream, handle *);
 
-/* Lets a stream that waits for a value go on: what waits for it would wait for ever. */
+/* Lets a stream that waits for a value go on: what waits for it would wait for ever. The thread may have
+   entered another context, or none, since the stream was blocked. */
 static CUresult unblock(void) {
+    CUcontext entered;
+    CUresult result;
     if (!is_blocked) return 0;
     is_blocked = 0;
-    return cuMemsetD32_v2(flag, 1, 1);
+    result = cuCtxPushCurrent_v2(primary);
+    if (result != 0) return result;
+    result = cuMemsetD32_v2(flag, 1, 1);
+    cuCtxPopCurrent_v2(&entered);
+    return result;
 }
 
 static CUresult block(void) {
@@ -343,6 +352,7 @@ int main(void) {
         } else {
             now.result = step(op, now.slot, now.bytes, text);
         }
+        alarm(0); /* a step may hang, and the pause between two may be long */
         printf("%s %u %s\n", op, now.result, told);
     }
     return 0;

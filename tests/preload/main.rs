@@ -22,6 +22,7 @@ mod fuzz;
 mod guest;
 mod ipc;
 mod kills;
+mod lazy;
 mod lies;
 mod linkage;
 mod memory;

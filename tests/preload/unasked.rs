@@ -14,7 +14,7 @@ fn start(world: &World) -> Running {
 
 /// Each step succeeds, unless it ends in `!`, where it is refused for memory.
 #[track_caller]
-fn steps(world: &World, program: &mut Running, steps: &str) {
+pub(crate) fn steps(world: &World, program: &mut Running, steps: &str) {
     for step in steps.split(';').map(str::trim) {
         let (step, code) = step.strip_suffix('!').map_or((step, 0), |step| (step, 2));
         let name = step.split(' ').next().unwrap();

@@ -9,8 +9,10 @@ use cuda_api::{
 use crate::books::{self, books, size, taken};
 use crate::border;
 use crate::guest::Verdict;
-use crate::map::Space;
-use crate::memory::{Address, Leaving, Reserved, after_leaving, given, leaving, reserve_here, row};
+use crate::map::{Entry, Space};
+use crate::memory::{
+    Address, Leaving, Reserved, after_leaving, given_with, leaving, reserve_here, row,
+};
 use crate::query;
 use crate::sparse;
 
@@ -154,6 +156,20 @@ impl Shape {
         taken(sum)
     }
 
+    /// What it takes at least: its texels, where their size is known.
+    fn least_bytes(&self) -> u64 {
+        if !is_exact(self.format) || self.flags & COMES_LATER != 0 {
+            return 0;
+        }
+        let Format::Channels(texel) = format(self.format) else {
+            return 0;
+        };
+        [self.height.max(1), self.depth.max(1)].iter().fold(
+            self.width.saturating_mul(texel * u64::from(self.channels)),
+            |sum, &side| sum.saturating_mul(side),
+        )
+    }
+
     /// Each level has half the sides of the one before.
     fn level_bytes(&self, level: u32) -> u64 {
         let half = |side: u64| (side >> level).max(1);
@@ -230,12 +246,21 @@ fn after<A: Address, D: Described>(
     let Some(array) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
         return books.refund(reserved.charge());
     };
-    let estimated = border::read(description).is_some_and(|it| !is_exact(it.shape().format));
+    let shape = border::read(description).map(D::shape);
+    let estimated = shape.is_some_and(|it| !is_exact(it.format));
     let bytes = estimated
         .then(|| query::relaxed(|| own(array)))
         .flatten()
         .map_or(reserved.charge().bytes(), taken);
-    given(&books, reserved, Space::Array, array.number(), bytes);
+    let least = shape.map_or(0, |it| it.least_bytes());
+    let maps = Entry::as_maps(bytes.saturating_sub(least));
+    let number = array.number();
+    given_with(&books, reserved, Space::Array, number, (bytes, maps));
+}
+
+/// What of an array's charge the driver may not hold, bytes.
+pub(crate) fn doubtful(entry: &Entry) -> u64 {
+    entry.maps_as_bytes().min(entry.bytes)
 }
 
 /// An array about to go, with its charge; a sparse one has none of its own.
@@ -318,6 +343,42 @@ mod tests {
             u64::MAX
         );
     }
+
+    #[test]
+    fn an_array_takes_its_texels_at_least() {
+        let shape = Shape {
+            width: 100,
+            height: 10,
+            depth: 0,
+            format: 0x20,
+            channels: 2,
+            flags: 0,
+        };
+        assert_eq!(shape.least_bytes(), 100 * 10 * 8);
+        assert_eq!(Shape { depth: 3, ..shape }.least_bytes(), 100 * 30 * 8);
+        // Blocks that are compressed; planes; memory that comes later.
+        for (format, flags) in [(0x9d, 0), (0xb0, 0), (0x20, 0x40)] {
+            let shape = Shape {
+                format,
+                flags,
+                ..shape
+            };
+            assert_eq!(shape.least_bytes(), 0, "{format:#x} {flags:#x}");
+        }
+        let largest = Shape {
+            width: u64::MAX,
+            channels: u32::MAX,
+            ..shape
+        };
+        assert_eq!(largest.least_bytes(), u64::MAX);
+        let entry = Entry {
+            bytes: 1000,
+            maps: u32::MAX,
+            ..Entry::default()
+        };
+        assert_eq!(doubtful(&entry), 1000);
+    }
+
     fn of(format: u32, channels: u32) -> u64 {
         let shape = Shape {
             width: 1024,

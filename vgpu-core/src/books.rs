@@ -506,6 +506,12 @@ pub(crate) fn note_granularity(bytes: u64) {
     GRANULARITY.fetch_min(bytes.max(SMALL_STEP), Ordering::Relaxed);
 }
 
+/// The smallest granularity that a driver's device has told, bytes.
+pub(crate) fn granularity() -> u64 {
+    // Relaxed: as above.
+    GRANULARITY.load(Ordering::Relaxed)
+}
+
 /// What the driver takes for a plain allocation.
 #[inline]
 pub(crate) fn taken(bytes: u64) -> u64 {

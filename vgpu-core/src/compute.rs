@@ -27,6 +27,7 @@ use crate::books::{self, Books, Place, books};
 use crate::border;
 use crate::clock;
 use crate::container::{self, Standing};
+use crate::first_use::{self, FirstUse, FirstUses};
 use crate::graphs;
 use crate::guest::{self, Verdict};
 use crate::leaving;
@@ -49,6 +50,8 @@ pub(crate) struct State {
     epoch: AtomicU64,
     /// Streams that capture, as far as we saw them begin.
     captures: AtomicU32,
+    /// What was handed out and not launched yet.
+    pub(crate) first_uses: FirstUses,
     devices: [DeviceState; MAX_DEVICES],
     spans: Spans,
     costs: Costs,
@@ -70,12 +73,29 @@ struct DeviceState {
 /// A launch that was let in and charged.
 #[derive(Clone, Copy)]
 pub(crate) struct Launched {
+    /// It is to be seen what its first launch takes.
+    first: Option<FirstUse>,
     begun: Option<Begun>,
     work: Work,
     charged_ns: u64,
     device: usize,
     scale: u32,
     is_unknown: bool,
+}
+
+impl Launched {
+    /// A launch whose time is not counted.
+    fn uncharged(first: Option<FirstUse>, work: Work) -> Self {
+        Self {
+            first,
+            begun: None,
+            work,
+            charged_ns: 0,
+            device: 0,
+            scale: 0,
+            is_unknown: false,
+        }
+    }
 }
 
 impl State {
@@ -122,6 +142,20 @@ pub(crate) fn before_config(
 
 /// The way of a launch that [`passes`] did not let through.
 fn launch(books: &Books, work: Work, stream: u64) -> Verdict<Launched> {
+    let verdict = in_its_turn(books, work, stream);
+    if matches!(verdict, Verdict::Refuse(_)) {
+        return verdict;
+    }
+    let first = first_use::before_launch(books, work, stream);
+    match (first, verdict) {
+        (None, verdict) => verdict,
+        (first, Verdict::Call(launched)) => Verdict::Call(Launched { first, ..launched }),
+        (first, _) => Verdict::Call(Launched::uncharged(first, work)),
+    }
+}
+
+/// Waits for its turn, and charges it.
+fn in_its_turn(books: &Books, work: Work, stream: u64) -> Verdict<Launched> {
     books.tick();
     tell(books);
     let Some(target) = target(books, stream) else {
@@ -261,6 +295,7 @@ fn metered(
             .set(at.and_then(|at| u32::try_from(at + 1).ok()).unwrap_or(0));
     });
     let launched = Launched {
+        first: None,
         begun,
         work,
         charged_ns,
@@ -277,6 +312,9 @@ fn metered(
 
 /// After a launch that is to be measured.
 pub(crate) fn after(launched: Launched, result: CuResult) {
+    if let Some(first) = launched.first {
+        first_use::after(first, result);
+    }
     let (Some(books), Some(begun)) = (books::opened(), launched.begun) else {
         return;
     };
@@ -399,7 +437,21 @@ pub(crate) fn before_graph(call: &str, exec: CuGraphExec, stream: u64) -> Verdic
     }
 }
 
-/// After `cuGraphLaunch`.
+/// Before `cuGraphUpload`, which takes no time of the multiprocessors.
+pub(crate) fn before_upload(call: &str, exec: CuGraphExec, stream: u64) -> Verdict<GraphLaunched> {
+    let books = books!(Launch);
+    let memory = match graphs::before_launch(call, exec, stream) {
+        Verdict::Call(memory) => Some(memory),
+        Verdict::Pass => None,
+        Verdict::Refuse(result) => return Verdict::Refuse(result),
+    };
+    let work = Work::graph(exec as usize);
+    let first = first_use::before_launch(&books, work, stream);
+    let time = first.map(|first| Launched::uncharged(Some(first), work));
+    Verdict::Call(GraphLaunched { time, memory })
+}
+
+/// After `cuGraphLaunch` and `cuGraphUpload`.
 pub(crate) fn after_graph(launched: GraphLaunched, result: CuResult) {
     if let Some(time) = launched.time {
         after(time, result);
@@ -413,6 +465,7 @@ pub(crate) fn after_graph(launched: GraphLaunched, result: CuResult) {
 pub(crate) fn forget_graph(exec: CuGraphExec) {
     if let Standing::Ready(_, process) = container::standing() {
         process.compute.costs.forget(Work::graph(exec as usize).key);
+        process.compute.first_uses.forget_graph(exec);
     }
 }
 

@@ -471,6 +471,8 @@ fn gone(books: &Books, entry: &Entry) {
     let mut modules = 0;
     let mut green = 0;
     let mut had_green = false;
+    let mut others: u64 = 0;
+    let mut has_libraries = false;
     crate::ipc::context_gone(books, entry.owner);
     ledger.map.sweep(|space, held| {
         let of_it = held.owner == entry.owner;
@@ -489,12 +491,21 @@ fn gone(books: &Books, entry: &Entry) {
                 modules += held.bytes;
                 true
             }
+            // A library is of no context, and was loaded in this one if it was used there.
+            Space::Module if held.owner == 0 && held.device == entry.device => {
+                has_libraries = true;
+                false
+            }
             // The contexts of green ones, which are over this one's memory.
-            Space::Context => of_it && held.what == GREEN,
+            Space::Context if of_it && held.what == GREEN => true,
             Space::Green if green::is_over(held, entry) => {
                 green += held.bytes;
                 had_green = true;
                 true
+            }
+            Space::Context | Space::Green if held.device == entry.device => {
+                others = others.saturating_add(held.bytes);
+                false
             }
             _ => false,
         }
@@ -508,14 +519,17 @@ fn gone(books: &Books, entry: &Entry) {
         region.release_beyond(device, past_the_share, Kind::Buffer);
     }
     if modules > 0 {
-        ledger.drop_overhead(books.container, device, Part::Module, modules);
+        ledger.drop_module(books.container, device, modules);
     }
     if had_green {
         ledger.resize_context(books.container, device, 0, green);
         // A driver that keeps them until they are destroyed holds more than is charged.
         measure::soon(books, device);
     }
-    ledger.drop_overhead(books.container, device, Part::Context, entry.bytes);
+    ledger.drop_context(books.container, device, entry.bytes, others);
+    if has_libraries {
+        libraries_left(books, entry.device);
+    }
     if !ledger.has_context(device) {
         books.process.forget_loading(device);
         books.container.region.loaded(device);
@@ -524,6 +538,26 @@ fn gone(books: &Books, entry: &Entry) {
     crate::pools::settle_device(books, device);
     crate::graphs::settle(books, device);
     crate::leaving::context_gone(books, entry.owner);
+}
+
+/// Libraries of which some may have been loaded in a context that is gone. With the last context all of
+/// them are nowhere; else it is to be measured what is left.
+fn libraries_left(books: &Books, device: u8) {
+    let ledger = books.ledger();
+    if ledger.has_context(usize::from(device)) {
+        return ledger.measure_before_next(usize::from(device));
+    }
+    let mut bytes: u64 = 0;
+    ledger.map.sweep(|space, held| {
+        if space == Space::Module && held.device == device {
+            bytes = bytes.saturating_add(held.bytes);
+            held.bytes = 0;
+            held.maps = 0;
+        }
+        false
+    });
+    ledger.drop_module(books.container, usize::from(device), bytes);
+    ledger.take_in_advance(usize::from(device), u64::MAX);
 }
 
 /// `cuCtxAttach`: one more reference to the current context.

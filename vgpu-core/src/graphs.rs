@@ -14,6 +14,7 @@ use crate::books::{self, Books, Place, books};
 use crate::border;
 use crate::compute;
 use crate::container::Device;
+use crate::first_use::{self, FirstUse};
 use crate::guest::Verdict;
 use crate::ledger::GraphMemory;
 use crate::location;
@@ -344,6 +345,13 @@ pub(crate) struct Instantiating {
     stream: Option<u16>,
 }
 
+/// The same, with what the driver may load for it.
+#[derive(Clone, Copy)]
+pub(crate) struct Making {
+    memory: Option<Instantiating>,
+    first: Option<FirstUse>,
+}
+
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
 const UPLOAD: u64 = 2;
 
@@ -351,22 +359,29 @@ pub(crate) fn before_instantiate_with(
     call: &str,
     graph: CuGraph,
     params: *const CuGraphInstantiateParams,
-) -> Verdict<Option<Instantiating>> {
+) -> Verdict<Making> {
     let params = border::read(params).unwrap_or(CuGraphInstantiateParams::zeroed());
     let stream = compute::legacy(params.upload_stream);
     make_executable(call, graph, params.flags, stream)
 }
 
 /// What the graph will want is counted; where it is uploaded at once, it is reserved.
-pub(crate) fn before_instantiate(
-    call: &str,
-    graph: CuGraph,
-    flags: u64,
-) -> Verdict<Option<Instantiating>> {
+pub(crate) fn before_instantiate(call: &str, graph: CuGraph, flags: u64) -> Verdict<Making> {
     make_executable(call, graph, flags, compute::legacy(core::ptr::null_mut()))
 }
 
-fn make_executable(
+fn make_executable(call: &str, graph: CuGraph, flags: u64, stream: u64) -> Verdict<Making> {
+    match reserve_executable(call, graph, flags, stream) {
+        Verdict::Call(memory) => Verdict::Call(Making {
+            memory,
+            first: first_use::before_instantiate(),
+        }),
+        Verdict::Pass => Verdict::Pass,
+        Verdict::Refuse(result) => Verdict::Refuse(result),
+    }
+}
+
+fn reserve_executable(
     call: &str,
     graph: CuGraph,
     flags: u64,
@@ -440,20 +455,24 @@ fn refuse_unknown(books: &Books, call: &str) -> CuResult {
 }
 
 pub(crate) fn after_instantiate(
-    making: Option<Instantiating>,
+    making: Making,
     result: CuResult,
     call: &str,
     out: *mut CuGraphExec,
 ) -> Option<CuResult> {
     let exec = border::read(out).filter(|exec| result == CuResult::SUCCESS && !exec.is_null());
+    if let Some(first) = making.first {
+        first_use::after(first, result);
+    }
     if let Some(exec) = exec {
         compute::forget_graph(exec);
+        first_use::graph_made(exec);
     }
     let Instantiating {
         wants,
         taken,
         stream,
-    } = making?;
+    } = making.memory?;
     let books = books::opened()?;
     // Some drivers take the memory now.
     let grown = taken.give_back(&books, wants.set(), |device| wants.of(device));
@@ -579,16 +598,25 @@ fn remember(books: &Books, exec: u64, wants: &Wants) {
 
 /// An executable graph has taken over another graph: it may want what that one wants.
 pub(crate) fn after_update(result: CuResult, exec: CuGraphExec, graph: CuGraph) {
+    if result == CuResult::SUCCESS {
+        first_use::graph_made(exec);
+    }
     grow(result, exec, graph, u64::max);
 }
 
 /// A part of it has been replaced by this graph: it may want that as well.
 pub(crate) fn after_child(result: CuResult, exec: CuGraphExec, child: CuGraph) {
+    if result == CuResult::SUCCESS {
+        first_use::graph_made(exec);
+    }
     grow(result, exec, child, u64::saturating_add);
 }
 
 /// The same, of a node of any kind.
 pub(crate) fn after_node(result: CuResult, exec: CuGraphExec, params: *mut CuGraphNodeParams) {
+    if result == CuResult::SUCCESS {
+        first_use::graph_made(exec);
+    }
     if !any() {
         return;
     }

@@ -559,13 +559,15 @@ pub(crate) mod cuda {
         /// Refunds it.
         fn cuLibraryUnload(library: CuLibrary) => { modules::before_unload(library), modules::after_unload() }
         /// Counts what it loads.
-        fn cuModuleGetFunction(function: *mut CuFunction, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetFunction", module), modules::after_look_up() }
+        fn cuModuleGetFunction(function: *mut CuFunction, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetFunction", module), modules::after_get_module_function(function) }
+        /// Counts what it loads.
+        fn cuModuleEnumerateFunctions(functions: *mut CuFunction, count_functions: u32, module: CuModule) => { modules::before_look_up("cuModuleEnumerateFunctions", module), modules::after_functions(functions, count_functions) }
         /// Counts what it loads.
         fn cuModuleGetGlobal(ptr: *mut u32, bytes: *mut u32, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetGlobal", module), modules::after_look_up() }
         /// Counts what it loads.
         fn cuModuleGetGlobal_v2(ptr: *mut CuDevicePtr, bytes: *mut usize, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetGlobal_v2", module), modules::after_look_up() }
         /// Counts what it loads.
-        fn cuFuncLoad(function: CuFunction) => { modules::before_load_function("cuFuncLoad", function), modules::after_look_up() }
+        fn cuFuncLoad(function: CuFunction) => { modules::before_load_function("cuFuncLoad", function), modules::after_load_function(function) }
         /// Counts what it loads.
         fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) => { modules::before_look_up("cuLibraryGetModule", library), modules::after_look_up() }
         /// Counts what it loads.
@@ -573,11 +575,13 @@ pub(crate) mod cuda {
         /// Counts what it loads.
         fn cuLibraryGetManaged(ptr: *mut CuDevicePtr, bytes: *mut usize, library: CuLibrary, name: *const c_char) => { modules::before_look_up("cuLibraryGetManaged", library), modules::after_look_up() }
         /// Counts what it loads.
-        fn cuLibraryGetKernel(kernel: *mut CuKernel, library: CuLibrary, name: *const c_char) => { modules::before_look_up("cuLibraryGetKernel", library), modules::after_look_up() }
+        fn cuLibraryGetKernel(kernel: *mut CuKernel, library: CuLibrary, name: *const c_char) => { modules::before_look_up("cuLibraryGetKernel", library), modules::after_get_kernel(kernel) }
+        /// Counts what it loads.
+        fn cuLibraryEnumerateKernels(kernels: *mut CuKernel, count_kernels: u32, library: CuLibrary) => { modules::before_look_up("cuLibraryEnumerateKernels", library), modules::after_kernels(kernels, count_kernels) }
         /// Counts what it loads.
         fn cuLibraryGetUnifiedFunction(fptr: *mut *mut c_void, library: CuLibrary, symbol: *const c_char) => { modules::before_look_up("cuLibraryGetUnifiedFunction", library), modules::after_look_up() }
         /// Counts what it loads.
-        fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) => { modules::before_get_function("cuKernelGetFunction", kernel), modules::after_look_up() }
+        fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) => { modules::before_get_function("cuKernelGetFunction", kernel), modules::after_get_function(func, kernel) }
         // Memory of graphs.
 
         /// From here on graphs are looked at.
@@ -599,11 +603,11 @@ pub(crate) mod cuda {
         /// Counts what it will want.
         fn cuGraphInstantiateWithParams_ptsz(out: *mut CuGraphExec, graph: CuGraph, params: *mut CuGraphInstantiateParams) => { graphs::before_instantiate_with("cuGraphInstantiateWithParams", graph, params), graphs::after_instantiate("cuGraphInstantiateWithParams", out) }
         /// Reserves what the graph's memory nodes want.
-        fn cuGraphUpload(exec: CuGraphExec, stream: CuStream) => { graphs::before_launch("cuGraphUpload", exec, compute::legacy(stream)), graphs::after_launch() }
+        fn cuGraphUpload(exec: CuGraphExec, stream: CuStream) => { compute::before_upload("cuGraphUpload", exec, compute::legacy(stream)), compute::after_graph() }
         /// Waits for its share of the device, and reserves what its memory nodes want.
         fn cuGraphLaunch(exec: CuGraphExec, stream: CuStream) => { compute::before_graph("cuGraphLaunch", exec, compute::legacy(stream)), compute::after_graph() }
         /// Reserves what the graph's memory nodes want.
-        fn cuGraphUpload_ptsz(exec: CuGraphExec, stream: CuStream) => { graphs::before_launch("cuGraphUpload", exec, compute::per_thread(stream)), graphs::after_launch() }
+        fn cuGraphUpload_ptsz(exec: CuGraphExec, stream: CuStream) => { compute::before_upload("cuGraphUpload", exec, compute::per_thread(stream)), compute::after_graph() }
         /// Waits for its share of the device, and reserves what its memory nodes want.
         fn cuGraphLaunch_ptsz(exec: CuGraphExec, stream: CuStream) => { compute::before_graph("cuGraphLaunch", exec, compute::per_thread(stream)), compute::after_graph() }
         /// Counts what it will want as well.

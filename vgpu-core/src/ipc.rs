@@ -245,11 +245,17 @@ fn opened(books: &Books, import: Import, pointer: u64) {
         }
         return;
     }
+    let in_the_table = if import.objects > 0 {
+        import.first.bytes
+    } else {
+        0
+    };
     let entry = Entry {
         bytes: 1,
         owner: context,
         device: u8::try_from(import.first.device).unwrap_or(u8::MAX),
         what: what::OPENED,
+        maps: Entry::as_maps(in_the_table),
         ..Entry::default()
     };
     map.put(Space::Pointer, pointer, entry);

@@ -231,6 +231,27 @@ pub(crate) fn settle(books: &Books) {
     tidy(books, table);
 }
 
+/// What is charged on a device of this process for memory that may be gone, bytes.
+pub(crate) fn bytes(books: &Books, device: usize) -> u64 {
+    if !books.ledger().has_chore(CHORE_LEAVING) {
+        return 0;
+    }
+    let table = &books.ledger().leaving;
+    let Some(_held) = table.lock.hold() else {
+        return 0;
+    };
+    let of_it = |leaf: &&Leaf| {
+        // Relaxed: under the lock.
+        leaf.state() == PLAIN && leaf.device.load(Ordering::Relaxed) as usize == device
+    };
+    let words = table
+        .places
+        .iter()
+        .filter(of_it)
+        .flat_map(|leaf| &leaf.bytes);
+    words.fold(0, |sum: u64, word| sum.saturating_add(get(word)))
+}
+
 /// Clears the mark when no charge is leaving any more. The caller holds the lock.
 fn tidy(books: &Books, table: &Leaving) {
     if table.places.iter().all(|leaf| leaf.state() == UNUSED) {

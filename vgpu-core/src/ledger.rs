@@ -66,6 +66,8 @@ struct Overhead {
     context_bytes: AtomicU64,
     module_bytes: AtomicU64,
     contexts: AtomicU32,
+    /// What jumps left since the first of these contexts was made, bytes.
+    left_behind: AtomicU64,
     /// What the host measured last.
     measured_bytes: AtomicU64,
     /// When this process measured by itself, milliseconds; 0: it has not.
@@ -164,15 +166,6 @@ pub(crate) enum Part {
     Module,
 }
 
-impl Part {
-    pub(crate) fn kind(self) -> Kind {
-        match self {
-            Self::Context => Kind::Context,
-            Self::Module => Kind::Module,
-        }
-    }
-}
-
 impl Overhead {
     fn word(&self, part: Part) -> &AtomicU64 {
         match part {
@@ -221,8 +214,17 @@ impl Ledger {
             overhead
                 .context_bytes
                 .fetch_add(charge.bytes(), Ordering::Relaxed);
-            self.set_chore(CHORE_MEASURE << device);
+            // Relaxed: as above.
+            overhead
+                .left_behind
+                .fetch_add(charge.bytes(), Ordering::Relaxed);
+            self.measure_before_next(device);
         }
+    }
+
+    /// What is there is to be measured before memory of the device is given next.
+    pub(crate) fn measure_before_next(&self, device: usize) {
+        self.set_chore(CHORE_MEASURE << device);
     }
 
     /// A device of which something was left behind since it was last asked.
@@ -277,14 +279,35 @@ impl Ledger {
         container.region.release(device, less, Kind::Context);
     }
 
-    /// A context or a module is gone. Its charge may have been settled to another figure meanwhile:
-    /// what goes is its share of what stands, and with the last context all of it.
-    pub(crate) fn drop_overhead(
+    /// A module is gone. Its charge may have been settled to another figure meanwhile: what goes is its
+    /// share of what stands.
+    pub(crate) fn drop_module(&self, container: &Container, device: usize, bytes: u64) {
+        let Some(overhead) = self.overhead.get(device) else {
+            return;
+        };
+        let Some(_held) = overhead.lock.hold() else {
+            return;
+        };
+        // Relaxed: under the lock.
+        let charged = overhead.module_bytes.load(Ordering::Relaxed);
+        let named = overhead.modules_named.load(Ordering::Relaxed);
+        overhead
+            .modules_named
+            .store(named.saturating_sub(bytes), Ordering::Relaxed);
+        let gone = share_of(charged, bytes, named);
+        overhead.module_bytes.fetch_sub(gone, Ordering::Relaxed);
+        container.region.release(device, gone, Kind::Module);
+    }
+
+    /// A context is gone, which was charged `bytes` when it was made; those that stay were charged
+    /// `others`. With the last one all goes. Where contexts were measured since, or a jump left
+    /// something, what is left is to be measured again.
+    pub(crate) fn drop_context(
         &self,
         container: &Container,
         device: usize,
-        part: Part,
         bytes: u64,
+        others: u64,
     ) {
         let Some(overhead) = self.overhead.get(device) else {
             return;
@@ -292,32 +315,24 @@ impl Ledger {
         let Some(_held) = overhead.lock.hold() else {
             return;
         };
-        let word = overhead.word(part);
-        // Relaxed: under the lock.
-        let charged = word.load(Ordering::Relaxed);
-        let is_last = part == Part::Context && {
-            // Relaxed: as above.
-            let before = overhead.contexts.load(Ordering::Relaxed);
-            overhead
-                .contexts
-                .store(before.saturating_sub(1), Ordering::Relaxed);
-            before <= 1
+        // Relaxed: under the lock, as all below.
+        let charged = overhead.context_bytes.load(Ordering::Relaxed);
+        let contexts = overhead.contexts.load(Ordering::Relaxed);
+        overhead
+            .contexts
+            .store(contexts.saturating_sub(1), Ordering::Relaxed);
+        let gone = if contexts <= 1 {
+            overhead.left_behind.store(0, Ordering::Relaxed);
+            charged
+        } else {
+            let left = overhead.left_behind.load(Ordering::Relaxed);
+            context_goes(charged, bytes, others.saturating_add(left))
         };
-        let gone = match part {
-            Part::Context if is_last => charged,
-            Part::Context => bytes.min(charged),
-            Part::Module => {
-                // Relaxed: as above.
-                let named = overhead.modules_named.load(Ordering::Relaxed);
-                overhead
-                    .modules_named
-                    .store(named.saturating_sub(bytes), Ordering::Relaxed);
-                share_of(charged, bytes, named)
-            }
-        };
-        // Relaxed: as above.
-        word.fetch_sub(gone, Ordering::Relaxed);
-        container.region.release(device, gone, part.kind());
+        overhead.context_bytes.fetch_sub(gone, Ordering::Relaxed);
+        container.region.release(device, gone, Kind::Context);
+        if contexts > 1 && charged - gone != others {
+            self.measure_before_next(device);
+        }
     }
 
     /// The host measured what contexts and modules take of each device: the books follow when the
@@ -404,6 +419,13 @@ impl Ledger {
             // Relaxed: guards no other memory.
             overhead.not_taken.fetch_add(bytes, Ordering::Relaxed);
         }
+    }
+
+    /// What was charged for modules and not taken yet, bytes.
+    pub(crate) fn in_advance(&self, device: usize) -> u64 {
+        // Relaxed: as above.
+        let bytes = |overhead: &Overhead| overhead.not_taken.load(Ordering::Relaxed);
+        self.overhead.get(device).map_or(0, bytes)
     }
 
     /// So much was taken, or is not taken any more because its module is gone: what of it was not
@@ -537,6 +559,13 @@ fn divided(bytes: u64, contexts: u64, modules: u64) -> (u64, u64) {
     (bytes - modules, modules)
 }
 
+/// What of the charge of all contexts goes with one that was charged `bytes`: what stays (other contexts,
+/// what jumps left) keeps what it was charged, since it is not known which of them was measured to be
+/// smaller.
+fn context_goes(charged: u64, bytes: u64, others: u64) -> u64 {
+    bytes.min(charged.saturating_sub(others))
+}
+
 /// The share of one module in what all are charged; all of it with the last one.
 fn share_of(charged: u64, bytes: u64, named: u64) -> u64 {
     if bytes >= named {
@@ -562,6 +591,21 @@ mod tests {
             (u64::MAX, u64::MAX, u64::MAX, (u64::MAX, 0)),
         ] {
             assert_eq!(divided(bytes, contexts, modules), divided_into, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_context_takes_nothing_of_others_along() {
+        for (charged, bytes, others, gone) in [
+            (48, 16, 32, 16),
+            // Measured: one of them, or each, is smaller.
+            (40, 16, 32, 8),
+            (24, 16, 32, 0),
+            // What a jump left is among the others.
+            (38, 16, 30, 8),
+            (u64::MAX, u64::MAX, 1, u64::MAX - 1),
+        ] {
+            assert_eq!(context_goes(charged, bytes, others), gone, "{charged}");
         }
     }
 

@@ -20,6 +20,7 @@ mod checkpoint;
 mod compute;
 mod contexts;
 mod external;
+mod first_use;
 mod graphs;
 mod ipc;
 mod leaving;

@@ -79,6 +79,21 @@ pub(crate) struct Entry {
     pub(crate) maps: u32,
 }
 
+/// `Entry::maps` holds bytes in such steps.
+const BYTES_STEP: u64 = 512;
+
+impl Entry {
+    /// A number of bytes as `maps` keeps it, rounded up.
+    pub(crate) fn as_maps(bytes: u64) -> u32 {
+        u32::try_from(bytes.div_ceil(BYTES_STEP)).unwrap_or(u32::MAX)
+    }
+
+    /// The bytes that `maps` keeps.
+    pub(crate) fn maps_as_bytes(&self) -> u64 {
+        u64::from(self.maps) * BYTES_STEP
+    }
+}
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Cell {

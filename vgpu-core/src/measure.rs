@@ -3,17 +3,26 @@
 //! it; what the container has learned; at last a guess for the card. Never answers "nothing".
 //!
 //! Decides no call. The figures that stand for a missing answer are functions of values ([`guess`],
-//! [`beyond`], [`context_figure`]).
+//! [`beyond`], [`context_figure`], [`settled`]).
+//!
+//! A process's figure is one sum for all that it holds. Contexts and modules are what is left of it
+//! without the buffers, so it matters how well the buffers are known: what they are charged is an upper
+//! bound, and [`buffer_of`] says by how much it may be too high. A charge is lowered no further than that
+//! allows.
 
 use cuda_api::{CuDevice, CuResult};
 use vgpu_abi::region::{Kind, Refusal, Why};
 
 use crate::books::{self, Books};
 use crate::guest;
-use crate::ledger::{Learn, Part};
+use crate::leaving;
+use crate::ledger::{CHORE_LEAVING, Learn, Part};
 use crate::lock;
 use crate::log::line;
-use crate::{graphs, pools, query};
+use crate::map::{Entry, Space};
+use crate::memory::what;
+use crate::objects::object;
+use crate::{arrays, graphs, pools, query};
 
 const MIB: u64 = 1 << 20;
 
@@ -61,6 +70,8 @@ pub(crate) struct Look {
     in_use: u64,
     /// In the container's books, bytes: before the call with what is asked for, after it without.
     booked: u64,
+    /// Buffers of this process in it, bytes.
+    buffers: u64,
     from: From,
 }
 
@@ -97,9 +108,14 @@ fn look(books: &Books, device: usize, from: From, when: When) -> Option<Look> {
         }
         From::Nvml(ordinal) => guest::uncancelled(|| query::used_bytes(ordinal))?,
     };
+    // What a stream has freed until then is in neither figure.
+    if books.ledger().has_chore(CHORE_LEAVING) {
+        leaving::settle(books);
+    }
     Some(Look {
         in_use,
         booked: booked(books, device, when),
+        buffers: own_buffers(books, device),
         from,
     })
 }
@@ -119,12 +135,18 @@ pub(crate) fn before_context(books: &Books, device: usize, ordinal: i32) -> Opti
 }
 
 /// More is in use after a call than before it, by this much more than the books say. `charged` is what
-/// the call itself was charged, which neither look has in its books.
+/// the call itself was charged, which neither look has in its books. What this process has freed
+/// meanwhile is in use no more. (What others of the container free cannot be told from the charges of the
+/// dead that they clear.)
 ///
 /// A neighbour that allocates meanwhile makes it too large, which is why NVML is asked before it is
 /// believed; one that frees makes it too small, which is why it never lowers a charge.
 fn beyond(before: &Look, after: &Look, charged: u64) -> u64 {
-    let more = after.in_use.saturating_sub(before.in_use);
+    let freed = before.buffers.saturating_sub(after.buffers);
+    let more = after
+        .in_use
+        .saturating_add(freed)
+        .saturating_sub(before.in_use);
     let known = after.booked.saturating_sub(before.booked);
     more.saturating_sub(known).saturating_sub(charged)
 }
@@ -165,11 +187,13 @@ pub(crate) fn taken(books: &Books, device: usize, before: Option<Look>, charged:
     }
     let least = least.saturating_sub(charged);
     let by_nvml = own_overhead(books, device).map(|own| {
-        let known = books
-            .ledger()
+        let ledger = books.ledger();
+        // What was charged in advance may be what was taken now.
+        let known = ledger
             .overhead_bytes(device)
+            .saturating_sub(ledger.in_advance(device))
             .saturating_add(charged);
-        own.saturating_sub(known)
+        own.most().saturating_sub(known)
     });
     let beyond = match by_nvml {
         Some(own) if own < least => {
@@ -182,41 +206,136 @@ pub(crate) fn taken(books: &Books, device: usize, before: Option<Look>, charged:
     Taken { beyond, short: 0 }
 }
 
-/// What NVML says of this process's contexts and modules: all but its buffers. `None` where it does not
-/// know the process, or where its figure says nothing.
-fn own_overhead(books: &Books, device: usize) -> Option<u64> {
+/// What NVML says of this process's contexts and modules: all but its buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Own {
+    /// With all buffers as large as they are charged, bytes.
+    least: u64,
+    /// It may be more by this: charges of buffers are upper bounds.
+    doubtful: u64,
+    /// The process has buffers.
+    has_buffers: bool,
+}
+
+impl Own {
+    fn most(&self) -> u64 {
+        self.least.saturating_add(self.doubtful)
+    }
+}
+
+/// `None` where NVML does not know the process, or where its figure says nothing.
+fn own_overhead(books: &Books, device: usize) -> Option<Own> {
     let region = &books.container.region;
     if region.oversubscribed_by_me(device) > 0 {
         // How much of the managed memory NVML counts as this process's cannot be known.
         return None;
     }
     let ordinal = books.ordinal_of(device)?;
+    let before = buffers(books, device);
     let held = guest::uncancelled(|| query::own_bytes(ordinal))?;
-    Some(held.saturating_sub(buffers(books, device)))
+    let after = buffers(books, device);
+    let bytes = before.bytes.max(after.bytes);
+    // What came or went meanwhile may be in the figure or not.
+    let moved = bytes - before.bytes.min(after.bytes);
+    Some(Own {
+        least: held.saturating_sub(bytes),
+        doubtful: before.doubtful.max(after.doubtful).saturating_add(moved),
+        has_buffers: bytes != 0,
+    })
 }
 
-fn buffers(books: &Books, device: usize) -> u64 {
+/// What this process's buffers are charged on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+struct Buffers {
+    /// In the process's slot and in the container's table.
+    bytes: u64,
+    /// Of it, what NVML may not count for the process.
+    doubtful: u64,
+}
+
+/// What stands in this process's slot for buffers, bytes.
+fn own_buffers(books: &Books, device: usize) -> u64 {
     let overhead = books.ledger().overhead_bytes(device);
     let used = books.container.region.used_by_me(device);
     used.saturating_sub(overhead)
+}
+
+/// Linear in the number of buffers.
+fn buffers(books: &Books, device: usize) -> Buffers {
+    let mut sum = Buffers {
+        bytes: own_buffers(books, device),
+        doubtful: leaving::bytes(books, device),
+    };
+    books.ledger().map.sweep(|space, entry| {
+        if usize::from(entry.device) == device {
+            let one = buffer_of(space, entry, books::granularity());
+            sum.bytes = sum.bytes.saturating_add(one.bytes);
+            sum.doubtful = sum.doubtful.saturating_add(one.doubtful);
+        }
+        false
+    });
+    sum
+}
+
+/// What one entry adds, on a driver of this granularity, to what stands in this process's slot.
+fn buffer_of(space: Space, entry: &Entry, granularity: u64) -> Buffers {
+    let by_steps = if entry.bytes >= books::STEP {
+        books::STEP.saturating_sub(granularity)
+    } else {
+        0
+    };
+    // Exported memory stands in the container's table, and so does what others have exported. The driver
+    // counts that for this process once its maker has let go.
+    let (shared, shared_doubtful) = match (space, entry.what) {
+        (Space::Pointer | Space::Object, what::SHARED) => (entry.bytes, by_steps),
+        (Space::Pointer, what::OPENED) => (entry.maps_as_bytes(), entry.maps_as_bytes()),
+        (Space::Object, object::IMPORTED) => (entry.bytes, entry.bytes),
+        _ => (0, 0),
+    };
+    let doubtful = match (space, entry.what) {
+        // In the container's table, or past its share.
+        (_, what::SHARED | what::OPENED | what::PAGED | what::MANAGED) => 0,
+        // Its pages may be the host's.
+        (Space::Pointer, what::MANAGED_HERE) => entry.bytes,
+        (Space::Pointer, _) | (Space::Object, what::OWN) => by_steps,
+        (Space::Array, _) => arrays::doubtful(entry).max(by_steps),
+        // Memory that another process, or another API, was given.
+        (Space::External | Space::Graphics, _) | (Space::Object, object::ADOPTED) => entry.bytes,
+        _ => 0,
+    };
+    Buffers {
+        bytes: shared,
+        doubtful: doubtful.saturating_add(shared_doubtful),
+    }
+}
+
+/// What contexts and modules are charged once they were measured: the charge is lowered no further than
+/// buffers are known.
+fn settled(charged: u64, own: Own) -> u64 {
+    if own.least >= charged {
+        own.least
+    } else {
+        own.most().min(charged)
+    }
 }
 
 /// NVML says what this process's contexts and modules take: the books follow. (A host process that
 /// measures comes later, and again.) False where NVML does not know this process, or does not know of
 /// its context yet.
 pub(crate) fn settle(books: &Books, device: usize, learn: Learn) -> bool {
-    let Some(own) = own_overhead(books, device).filter(|&own| own >= LEAST_CONTEXT) else {
+    let Some(own) = own_overhead(books, device).filter(|own| own.most() >= LEAST_CONTEXT) else {
         return false;
     };
     // Beside buffers the figure may be off by one that is on its way.
-    let learn = if buffers(books, device) == 0 {
-        learn
-    } else {
+    let learn = if own.has_buffers {
         Learn::Nothing
+    } else {
+        learn
     };
+    let bytes = settled(books.ledger().overhead_bytes(device), own);
     books
         .ledger()
-        .measured_here(books.container, device, own, learn);
+        .measured_here(books.container, device, bytes, learn);
     true
 }
 
@@ -247,9 +366,21 @@ pub(crate) struct NewContext {
 pub(crate) fn new_context(books: &Books, new: NewContext) -> u64 {
     let device = new.device;
     let region = &books.container.region;
-    let by_nvml = own_overhead(books, device)
-        .map(|own| own.saturating_sub(books.ledger().overhead_bytes(device)))
-        .filter(|&own| own >= LEAST_CONTEXT);
+    let was = books.ledger().overhead_bytes(device);
+    let own =
+        own_overhead(books, device).filter(|own| own.most().saturating_sub(was) >= LEAST_CONTEXT);
+    let by_nvml = own.map(|own| {
+        let (least, most) = (
+            own.least.saturating_sub(was),
+            own.most().saturating_sub(was),
+        );
+        if least == most {
+            return least;
+        }
+        // It may be more, as far as more is in use.
+        let beyond = beyond_the_books(books, &new).unwrap_or(most);
+        beyond.clamp(least, most)
+    });
     let is = by_nvml.unwrap_or_else(|| {
         // NVML may be late.
         soon(books, device);
@@ -258,7 +389,7 @@ pub(crate) fn new_context(books: &Books, new: NewContext) -> u64 {
     books.ledger().measured_now(device);
     // Beside buffers the figure may be off by one that is on its way; an estimate is learned only by a
     // container that knows nothing yet.
-    let is_exact = by_nvml.is_some() && buffers(books, device) == 0;
+    let is_exact = own.is_some_and(|own| !own.has_buffers);
     if is_exact || region.learned_context_bytes(device) == 0 {
         region.learn_context_bytes(device, is);
     }
@@ -443,6 +574,7 @@ mod tests {
         Look {
             in_use,
             booked,
+            buffers: booked,
             from: From::Context(1),
         }
     }
@@ -476,7 +608,87 @@ mod tests {
         assert_eq!(beyond(&before, &at(1100, 100), 200), 0);
         // A neighbour has freed.
         assert_eq!(beyond(&before, &at(10, 100), 200), 0);
+        // This process has freed 60.
+        assert_eq!(beyond(&before, &at(1440, 40), 200), 300);
         assert_eq!(beyond(&at(0, u64::MAX), &at(u64::MAX, 0), 1), u64::MAX - 1);
+    }
+
+    #[test]
+    fn a_charge_is_lowered_no_further_than_buffers_are_known() {
+        for (charged, least, doubtful, is) in [
+            (100, 120, 50, 120),
+            (100, 100, 50, 100),
+            (100, 90, 0, 90),
+            (100, 90, 4, 94),
+            (100, 90, 50, 100),
+            (u64::MAX, 1, u64::MAX, u64::MAX),
+            (0, 0, 0, 0),
+        ] {
+            let own = Own {
+                least,
+                doubtful,
+                has_buffers: true,
+            };
+            assert_eq!(settled(charged, own), is, "{least}");
+        }
+    }
+
+    #[test]
+    fn buffers_are_known_as_well_as_the_driver_tells() {
+        let entry = |bytes, what, maps| Entry {
+            bytes,
+            what,
+            maps,
+            ..Entry::default()
+        };
+        let (small, large) = (64 << 10, 2 * MIB);
+        for (space, entry, granularity, is) in [
+            (Space::Pointer, entry(4 * MIB, what::OWN, 0), large, 0),
+            (
+                Space::Pointer,
+                entry(4 * MIB, what::OWN, 0),
+                small,
+                large - small,
+            ),
+            (Space::Pointer, entry(MIB, what::OWN, 0), small, 0),
+            (
+                Space::Pointer,
+                entry(4 * MIB, what::MANAGED_HERE, 0),
+                large,
+                4 * MIB,
+            ),
+            (
+                Space::Pointer,
+                entry(4 * MIB, what::SHARED, 0),
+                small,
+                large - small,
+            ),
+            (Space::Pointer, entry(1, what::OPENED, 8), small, 8 * 512),
+            (
+                Space::Object,
+                entry(4 * MIB, object::IMPORTED, 0),
+                large,
+                4 * MIB,
+            ),
+            (Space::Array, entry(4 * MIB, what::OWN, 3), large, 3 * 512),
+            (
+                Space::Array,
+                entry(4 * MIB, what::OWN, 3),
+                small,
+                large - small,
+            ),
+            (Space::External, entry(7, what::OWN, 0), large, 7),
+            (Space::Module, entry(7 * MIB, 0, 0), small, 0),
+        ] {
+            let found = buffer_of(space, &entry, granularity);
+            assert_eq!(found.doubtful, is, "{space:?} {entry:?}");
+            let shared = match entry.what {
+                what::SHARED | object::IMPORTED => entry.bytes,
+                what::OPENED => is,
+                _ => 0,
+            };
+            assert_eq!(found.bytes, shared, "{space:?} {entry:?}");
+        }
     }
 
     #[test]

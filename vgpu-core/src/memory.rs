@@ -28,7 +28,8 @@ pub(crate) mod what {
     pub(crate) const LOOSE: u8 = 2;
     /// In the shared table, exported from here; `owner` is the context.
     pub(crate) const SHARED: u8 = 3;
-    /// In the shared table, opened here: `bytes` is how often, `owner` is the context.
+    /// In the shared table, opened here: `bytes` is how often, `owner` is the context, `maps` how large
+    /// it is.
     pub(crate) const OPENED: u8 = 4;
     /// Managed memory in place of the device's own, which the container's share had no room for.
     pub(crate) const PAGED: u8 = 5;
@@ -40,6 +41,8 @@ pub(crate) mod what {
     /// Of another process's pool: `bytes` is how often it was imported, `owner` is the object that holds
     /// it.
     pub(crate) const TAKEN: u8 = 8;
+    /// The same within the share.
+    pub(crate) const MANAGED_HERE: u8 = 12;
 }
 
 /// Is it charged past the container's share of the device?
@@ -58,7 +61,10 @@ fn any_paged() -> bool {
 
 /// Does the driver free it with the context that it was made in?
 pub(crate) fn dies_with_its_context(entry: &Entry) -> bool {
-    matches!(entry.what, what::OWN | what::PAGED | what::MANAGED)
+    matches!(
+        entry.what,
+        what::OWN | what::PAGED | what::MANAGED | what::MANAGED_HERE
+    )
 }
 
 /// Room for something that the driver is about to give.
@@ -128,16 +134,26 @@ pub(crate) fn reserve_here(books: &Books, call: &str, bytes: u64) -> Verdict<Res
     }
 }
 
-/// The same for what the driver can give as managed memory; past the container's share of the device
-/// it is `past`.
+/// What plain memory is charged as, within the share and past it.
+const PAGEABLE: (u8, u8) = (what::OWN, what::PAGED);
+/// The same of managed memory.
+const MANAGED: (u8, u8) = (what::MANAGED_HERE, what::MANAGED);
+
+/// The same for what the driver can give as managed memory: within the container's share of the device
+/// it is `here`, past it `past`.
 #[inline(always)]
-fn reserve_pageable_here(books: &Books, call: &str, bytes: u64, past: u8) -> Verdict<Reserved> {
+fn reserve_pageable_here(
+    books: &Books,
+    call: &str,
+    bytes: u64,
+    (here, past): (u8, u8),
+) -> Verdict<Reserved> {
     match books.here() {
         Place::Device { device, owner } => match books.reserve_pageable(call, device, bytes) {
             Ok(charge) => Verdict::Call(Reserved {
                 charge,
                 owner,
-                what: if charge.is_beyond() { past } else { what::OWN },
+                what: if charge.is_beyond() { past } else { here },
             }),
             Err(result) => Verdict::Refuse(result),
         },
@@ -149,6 +165,18 @@ fn reserve_pageable_here(books: &Books, call: &str, bytes: u64, past: u8) -> Ver
 /// The driver has given it, under this number and as this many bytes.
 #[inline(always)]
 pub(crate) fn given(books: &Books, reserved: Reserved, space: Space, number: u64, bytes: u64) {
+    given_with(books, reserved, space, number, (bytes, 0));
+}
+
+/// The same, with a mark of the space's own (`Entry::maps`).
+#[inline(always)]
+pub(crate) fn given_with(
+    books: &Books,
+    reserved: Reserved,
+    space: Space,
+    number: u64,
+    (bytes, maps): (u64, u32),
+) {
     let charge = reserved.charge;
     books.confirm_as(charge, Kind::Buffer, bytes);
     let entry = Entry {
@@ -156,6 +184,7 @@ pub(crate) fn given(books: &Books, reserved: Reserved, space: Space, number: u64
         owner: reserved.owner,
         device: u8::try_from(charge.device()).unwrap_or(u8::MAX),
         what: reserved.what,
+        maps,
         ..Entry::default()
     };
     if reserved.what == what::PAGED {
@@ -192,7 +221,7 @@ pub(crate) fn before_pageable(call: &str, bytes: usize) -> Verdict<Reserved> {
     if bytes == 0 {
         return Verdict::Pass;
     }
-    reserve_pageable_here(&books, call, taken(size(bytes)), what::PAGED)
+    reserve_pageable_here(&books, call, taken(size(bytes)), PAGEABLE)
 }
 
 /// Managed memory that the program asks for. Its pages lie where they are used, so it is charged as
@@ -202,7 +231,7 @@ pub(crate) fn before_managed(call: &str, bytes: usize) -> Verdict<Reserved> {
     if bytes == 0 {
         return Verdict::Pass;
     }
-    reserve_pageable_here(&books, call, taken(size(bytes)), what::MANAGED)
+    reserve_pageable_here(&books, call, taken(size(bytes)), MANAGED)
 }
 
 #[inline(always)]
@@ -254,7 +283,7 @@ pub(crate) fn before_pageable_pitch(
         return Verdict::Pass;
     }
     let bytes = taken(size(pitched(width, height)));
-    reserve_pageable_here(&books, call, bytes, what::PAGED)
+    reserve_pageable_here(&books, call, bytes, PAGEABLE)
 }
 
 /// What pitched memory takes when we set the pitch.

@@ -10,6 +10,7 @@ use vgpu_abi::region::{Charge, Kind};
 
 use crate::books::{self, Books, Place, books, mapped};
 use crate::border;
+use crate::first_use;
 use crate::guest::{self, Verdict};
 use crate::image::Declared;
 use crate::ledger::Part;
@@ -19,7 +20,7 @@ use crate::measure::{self, Look};
 use crate::memory::Address;
 use crate::query;
 
-/// All of the module's image was read: its charge covers what is loaded at its first use. (A library is
+/// All of the module's image was read, and the driver has loaded it: its charge covers it. (A library is
 /// loaded again in each context.)
 const WHOLE: u8 = 1;
 
@@ -46,7 +47,7 @@ pub(crate) struct LookingUp {
     call: &'static str,
     device: usize,
     before: Option<Look>,
-    /// The module or library that is charged for it; 0 where it is not known.
+    /// The module or library that it is of; 0 where that is not known.
     module: u64,
 }
 
@@ -136,9 +137,7 @@ fn loaded<A>(
             }
             Err(refused) if guest::uncancelled(|| unload(module.number())) => {
                 border::write(out, core::ptr::null_mut());
-                books
-                    .ledger()
-                    .drop_overhead(books.container, device, Part::Module, bytes);
+                books.ledger().drop_module(books.container, device, bytes);
                 return Some(refused);
             }
             Err(refused) => {
@@ -151,7 +150,7 @@ fn loaded<A>(
             }
         }
     }
-    let is_whole = loading.is_whole && owner != 0;
+    let is_whole = loading.is_whole && owner != 0 && !books.process.compute.first_uses.is_lazy();
     let short = if is_whole { 0 } else { taken.short };
     books.ledger().charged_in_advance(device, short);
     let entry = Entry {
@@ -183,12 +182,13 @@ pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
     let Some(books) = books::opened() else { return };
     let Unloading { number, entry } = unloading;
     if result == CuResult::SUCCESS {
+        books.process.compute.first_uses.forget_owner(number);
         let device = usize::from(entry.device);
         let short = u64::from(entry.maps).saturating_mul(books::STEP);
         books.ledger().take_in_advance(device, short);
         books
             .ledger()
-            .drop_overhead(books.container, device, Part::Module, entry.bytes);
+            .drop_module(books.container, device, entry.bytes);
     } else {
         books.ledger().map.put(Space::Module, number, entry);
     }
@@ -204,15 +204,15 @@ pub(crate) fn before_look_up(call: &'static str, module: impl Address) -> Verdic
 /// The same for a function, which is a module's.
 pub(crate) fn before_load_function(call: &'static str, function: CuFunction) -> Verdict<LookingUp> {
     let books = books!(Context);
-    let module = query::module_of(function).unwrap_or(0);
-    look_up(&books, call, module)
+    let module = first_use::owner_of(&books, function).or_else(|| query::module_of(function));
+    look_up(&books, call, module.unwrap_or(0))
 }
 
 /// The same for a kernel, which is a library's.
 pub(crate) fn before_get_function(call: &'static str, kernel: CuKernel) -> Verdict<LookingUp> {
     let books = books!(Context);
-    let library = query::library_of(kernel).unwrap_or(0);
-    look_up(&books, call, library)
+    let library = first_use::owner_of(&books, kernel).or_else(|| query::library_of(kernel));
+    look_up(&books, call, library.unwrap_or(0))
 }
 
 fn look_up(books: &Books, call: &'static str, module: u64) -> Verdict<LookingUp> {
@@ -220,14 +220,17 @@ fn look_up(books: &Books, call: &'static str, module: u64) -> Verdict<LookingUp>
         return Verdict::Pass;
     };
     let known = books.ledger().map.get(Space::Module, module);
-    if known.is_some_and(|it| it.what == WHOLE) && books.ledger().covers_first_use(device) {
-        return Verdict::Pass;
-    }
+    let is_covered =
+        known.is_some_and(|it| it.what == WHOLE) && books.ledger().covers_first_use(device);
     Verdict::Call(LookingUp {
         call,
         device,
-        before: measure::before(books, device),
-        module: known.map_or(0, |_| module),
+        before: if is_covered {
+            None
+        } else {
+            measure::before(books, device)
+        },
+        module,
     })
 }
 
@@ -239,16 +242,118 @@ pub(crate) fn after_look_up(looking_up: LookingUp, _result: CuResult) {
         before,
         module,
     } = looking_up;
-    let taken = measure::taken(&books, device, before, 0);
+    charge_first_use(&books, call, device, before, module);
+}
+
+/// What was taken since `before` is charged, and goes with its module; 0 is none that is known.
+pub(crate) fn charge_first_use(
+    books: &Books,
+    call: &str,
+    device: usize,
+    before: Option<Look>,
+    module: u64,
+) {
+    if before.is_none() {
+        return;
+    }
+    let taken = measure::taken(books, device, before, 0);
     let more = books.ledger().take_in_advance(device, taken.beyond);
     if more == 0 {
         return;
     }
-    measure::charge_loaded(&books, call, device, more);
-    // It goes with its module.
+    measure::charge_loaded(books, call, device, more);
     let grown = |entry: &mut Entry| {
         entry.bytes = entry.bytes.saturating_add(more);
         (Then::Keep, ())
     };
     books.ledger().map.change(Space::Module, module, grown);
+}
+
+/// A function was looked up: its code may be loaded at its first launch only.
+pub(crate) fn after_get_module_function(
+    looking_up: LookingUp,
+    result: CuResult,
+    out: *mut CuFunction,
+) {
+    after_look_up(looking_up, result);
+    if let (Some(books), CuResult::SUCCESS) = (books::opened(), result)
+        && let Some(function) = border::read(out)
+    {
+        let none = core::ptr::null_mut::<()>();
+        first_use::function_found(&books, function, none, looking_up.module);
+    }
+}
+
+/// The same of a library's kernel.
+pub(crate) fn after_get_kernel(looking_up: LookingUp, result: CuResult, out: *mut CuKernel) {
+    after_look_up(looking_up, result);
+    if let (Some(books), CuResult::SUCCESS) = (books::opened(), result)
+        && let Some(kernel) = border::read(out)
+    {
+        let none = core::ptr::null_mut::<()>();
+        first_use::function_given(&books, kernel, none, looking_up.module);
+    }
+}
+
+/// The same of the function that a kernel is in the current context.
+pub(crate) fn after_get_function(
+    looking_up: LookingUp,
+    result: CuResult,
+    out: *mut CuFunction,
+    kernel: CuKernel,
+) {
+    after_look_up(looking_up, result);
+    if let (Some(books), CuResult::SUCCESS) = (books::opened(), result)
+        && let Some(function) = border::read(out)
+    {
+        first_use::function_found(&books, function, kernel, looking_up.module);
+    }
+}
+
+/// The same of all functions of a module.
+pub(crate) fn after_functions(
+    looking_up: LookingUp,
+    result: CuResult,
+    out: *const CuFunction,
+    count: u32,
+) {
+    after_look_up(looking_up, result);
+    if let (Some(books), CuResult::SUCCESS) = (books::opened(), result) {
+        let written = query::function_count(looking_up.module).unwrap_or(0);
+        let none = core::ptr::null_mut::<()>();
+        for function in listed(out, count.min(written)) {
+            first_use::function_found(&books, function, none, looking_up.module);
+        }
+    }
+}
+
+/// The same of all kernels of a library.
+pub(crate) fn after_kernels(
+    looking_up: LookingUp,
+    result: CuResult,
+    out: *const CuKernel,
+    count: u32,
+) {
+    after_look_up(looking_up, result);
+    if let (Some(books), CuResult::SUCCESS) = (books::opened(), result) {
+        let none = core::ptr::null_mut::<()>();
+        let written = query::kernel_count(looking_up.module).unwrap_or(0);
+        for kernel in listed(out, count.min(written)) {
+            first_use::function_given(&books, kernel, none, looking_up.module);
+        }
+    }
+}
+
+/// The handles that the driver has written to an array.
+fn listed<A>(out: *const *mut A, count: u32) -> impl Iterator<Item = *mut A> {
+    let places = (0..count as usize).map(move |at| out.wrapping_add(at));
+    places.filter_map(border::read)
+}
+
+/// A function's code was loaded by `cuFuncLoad`.
+pub(crate) fn after_load_function(looking_up: LookingUp, result: CuResult, function: CuFunction) {
+    if let (Some(books), CuResult::SUCCESS) = (books::opened(), result) {
+        first_use::function_loaded(&books, function);
+    }
+    after_look_up(looking_up, result);
 }

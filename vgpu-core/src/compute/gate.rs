@@ -89,6 +89,9 @@ pub(crate) fn passes(work: Work, stream: u64) -> bool {
         if !is_open || gate.launches.get() >= gate.untold.get() {
             return false;
         }
+        if process.compute.first_uses.waits(work.function) {
+            return false;
+        }
         if gate.left_ns.get() == FREE && (gate.stream.get() == ANY || gate.stream.get() == stream) {
             gate.launches.set(gate.launches.get() + 1);
             return true;

@@ -164,6 +164,14 @@ fn known(handle: CuContext) -> Result<Ctx, CuResult> {
     with(|contexts| contexts.all.get(&handle.addr()).copied()).ok_or(CuResult::INVALID_CONTEXT)
 }
 
+/// Every living context of this process.
+pub(crate) fn all() -> Vec<Ctx> {
+    with(|contexts| {
+        let all = contexts.all.values().copied();
+        all.filter(|context| context.is_alive()).collect()
+    })
+}
+
 /// Some living context of this process on a GPU, the primary one first.
 pub(crate) fn any_on(gpu: usize) -> Option<Ctx> {
     with(|contexts| {

@@ -17,6 +17,8 @@ pub(crate) struct Image {
     pub(crate) bytes: usize,
     /// Bytes of the sections of a cubin that hold variables: those of the biggest, where there are several.
     pub(crate) section_bytes: usize,
+    /// How much larger its code is than the image, as its texts say (`code_bytes`).
+    pub(crate) code_bytes: u64,
     /// Nothing could be read in it (a compression that is not known): every name is found.
     pub(crate) opaque: bool,
 }
@@ -58,6 +60,15 @@ pub(crate) enum Unreadable {
 
 const FATBIN_MAGIC: u32 = 0xba55_ed50;
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
+
+/// How large a text's code is beyond the text itself, in bytes: a comment `//code N` says it. What a real
+/// compiler makes of a text nobody can read in it.
+fn code_bytes(text: &str) -> usize {
+    let comments = text.lines().filter_map(|line| line.strip_prefix("//code "));
+    comments
+        .filter_map(|bytes| bytes.trim().parse::<usize>().ok())
+        .fold(0, usize::saturating_add)
+}
 
 /// How long the image at `start` is, by what it says itself; 0 when it does not say.
 ///
@@ -251,6 +262,12 @@ impl Image {
         Ok(image)
     }
 
+    /// Bytes of device memory that it takes: its code and what it declares beside it.
+    pub(crate) fn taken_bytes(&self) -> u64 {
+        let code = (self.bytes as u64).saturating_add(self.code_bytes);
+        code.saturating_add(self.declared_bytes())
+    }
+
     /// Bytes of device memory that it declares beside its code.
     pub(crate) fn declared_bytes(&self) -> u64 {
         let named = self.variables.values().fold(0_u64, |sum, variable| {
@@ -343,10 +360,12 @@ impl Image {
         if text.trim().is_empty() {
             return Err(Unreadable::Image);
         }
+        let code = code_bytes(text);
         let text = without_comments(text);
         if !text.contains(".version") || !text.contains(".target") {
             return Err(Unreadable::Ptx);
         }
+        self.code_bytes = self.code_bytes.saturating_add(code as u64);
         let mut depth = 0_i32;
         let mut kernel: Option<String> = None;
         for statement in statements(&text) {

@@ -239,8 +239,7 @@ fn image_in(path: *const c_char) -> Done<Image> {
 
 fn load(context: Ctx, image: Arc<Image>, library: usize) -> Done<usize> {
     let context = context.home();
-    let bytes = (image.bytes as u64).saturating_add(image.declared_bytes());
-    let room = Room::of_module(context, bytes)?;
+    let room = Room::of_module(context, image.taken_bytes())?;
     let module = Arc::new(Module {
         context,
         image,
@@ -356,6 +355,13 @@ fn module_of(library: usize, context: Ctx) -> Done<usize> {
     Ok(module)
 }
 
+/// The module that a library is in a context, if it is loaded there.
+fn loaded_in(library: usize, context: Ctx) -> Done<Option<usize>> {
+    let found = LIBRARIES.get(library).ok_or(CuResult::INVALID_HANDLE)?;
+    let modules = lock(&found.modules);
+    Ok(modules.get(&context.home().handle).copied())
+}
+
 fn module_function(module: usize, name: &str) -> Done<usize> {
     let found = MODULES.get(module).ok_or(CuResult::INVALID_HANDLE)?;
     function_in(&found.functions, &found.image, name, Owner::Module(module))
@@ -438,7 +444,30 @@ fn load_library(out: *mut CuLibrary, image: impl FnOnce() -> Done<Image>) -> Don
         modules: Mutex::new(HashMap::new()),
         managed: Mutex::new(BTreeMap::new()),
     });
-    write(out, handle(LIBRARIES.insert(library)))
+    let library = LIBRARIES.insert(library);
+    if !choices::says_lazy() {
+        for context in context::all() {
+            module_of(library, context).inspect_err(|_| unload_library(library))?;
+        }
+    }
+    write(out, handle(library))
+}
+
+fn unload_library(library: usize) {
+    let Some(found) = LIBRARIES.remove(library) else {
+        return;
+    };
+    for (_, module) in std::mem::take(&mut *lock(&found.modules)) {
+        if let Some(module) = MODULES.remove(module) {
+            module.unload();
+        }
+    }
+    for kernel in lock(&found.kernels).values() {
+        FUNCTIONS.remove(kernel.handle());
+    }
+    for (_, place) in std::mem::take(&mut *lock(&found.managed)) {
+        memory::drop_variables(place.0);
+    }
 }
 
 pub(crate) unsafe fn cuModuleLoad(module: *mut CuModule, fname: *const c_char) -> CuResult {
@@ -702,12 +731,12 @@ pub(crate) unsafe fn cuFuncIsLoaded(
 ) -> CuResult {
     answer(|| {
         let module = match function(func)?.owner {
-            Owner::Module(module) => module,
-            Owner::Library(library) => module_of(library, context::current()?)?,
+            Owner::Module(module) => Some(module),
+            // A question loads nothing.
+            Owner::Library(library) => loaded_in(library, context::current()?)?,
         };
-        let loaded = MODULES
-            .get(module)
-            .is_none_or(|module| module.room.is_full());
+        let module = module.and_then(|module| MODULES.get(module));
+        let loaded = module.is_some_and(|module| module.room.is_full());
         write(state, u32::from(loaded))
     })
 }
@@ -752,20 +781,8 @@ pub(crate) unsafe fn cuLibraryLoadFromFile(
 
 pub(crate) unsafe fn cuLibraryUnload(library: CuLibrary) -> CuResult {
     answer(|| {
-        let found = LIBRARIES
-            .remove(library.addr())
-            .ok_or(CuResult::INVALID_HANDLE)?;
-        for (_, module) in std::mem::take(&mut *lock(&found.modules)) {
-            if let Some(module) = MODULES.remove(module) {
-                module.unload();
-            }
-        }
-        for kernel in lock(&found.kernels).values() {
-            FUNCTIONS.remove(kernel.handle());
-        }
-        for (_, place) in std::mem::take(&mut *lock(&found.managed)) {
-            memory::drop_variables(place.0);
-        }
+        find_library(library)?;
+        unload_library(library.addr());
         Ok(())
     })
 }
