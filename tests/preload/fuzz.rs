@@ -603,6 +603,13 @@ const FAILED_ONCE: &[&str] = &[
     "0 context 1 0
      0 green 3 0
      0 reset 0 0",
+    // There is no room for the primary context at first; the green one, which makes it, took 2 MiB more.
+    "1 alloc 0 182452224
+     0 sync 0 0
+     1 free 0 0
+     0 green 3 0
+     0 green_destroy 3 0
+     0 green 3 0",
     // The end of a context took the charge of imported memory, and the driver kept it.
     "1 external 3 16777216
      1 reset 0 0
@@ -660,6 +667,18 @@ const FAILED_ONCE: &[&str] = &[
     "0 enter 4 0
      0 @block 4 0
      0 again 0 0",
+    // The copies of a library go with their contexts.
+    "2 library 1 16777217
+     2 reset 0 0",
+    "2 context 1 0
+     2 enter 1 0
+     2 library 1 16777217
+     2 managed 4 8388608
+     2 context_destroy 1 0",
+    // What was measured stands in for what a library was charged.
+    "2 @library 2 16777216
+     2 managed 4 8388608
+     2 reset 4 10485760",
 ];
 
 #[test]

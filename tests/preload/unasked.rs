@@ -195,6 +195,47 @@ fn a_library_is_charged_for_the_variables_that_it_declares() {
 }
 
 #[test]
+fn each_context_has_room_for_its_copy_of_a_library() {
+    let world = World::with_room(150 * MIB);
+    let mut program = start(&world);
+    steps(
+        &world,
+        &mut program,
+        "ready; create; library 60; library_module",
+    );
+    steps(&world, &mut program, "primary_current; library_module");
+    let (booked, held) = (world.booked(0), world.board().used_bytes(0));
+    assert!(held > 2 * 60 * MIB || all_contrary(), "{held}");
+    assert!(booked > 2 * 60 * MIB, "{booked}");
+
+    // A third context has no room for a copy, and its program is told before the driver is called.
+    world.set_limit(0, booked + CONTEXT + 10 * MIB);
+    steps(&world, &mut program, "create; library_module!");
+    let snapshot = world.snapshot();
+    let record = snapshot.ooms.first().expect("a refusal is recorded");
+    assert_eq!(record.call, "cuLibraryGetModule");
+
+    // The copies go with their contexts, or with the library.
+    steps(
+        &world,
+        &mut program,
+        "destroy; destroy; primary_current; alloc 60; alloc 60!; library_unload; alloc 60",
+    );
+}
+
+#[test]
+fn library_that_is_loaded_without_a_context_is_charged_at_its_use() {
+    let world = World::with_room(100 * MIB);
+    let mut program = start(&world);
+
+    steps(
+        &world,
+        &mut program,
+        "init; library 60; ready; alloc 60; library_module!; free; library_module; alloc 60!; reset; ready; alloc 90",
+    );
+}
+
+#[test]
 fn memory_of_a_green_context_is_the_primary_contexts() {
     let world = World::with_room(200 * MIB);
     let mut program = start(&world);

@@ -16,6 +16,7 @@ use crate::log::line;
 use crate::map::{Entry, Space, Then};
 use crate::measure::{self, Look, NewContext};
 use crate::memory;
+use crate::modules;
 use crate::mps;
 use crate::query;
 
@@ -469,10 +470,10 @@ fn gone(books: &Books, entry: &Entry) {
     let mut buffers = 0;
     let mut past_the_share = 0;
     let mut modules = 0;
+    let mut in_advance = 0;
     let mut green = 0;
     let mut had_green = false;
     let mut others: u64 = 0;
-    let mut has_libraries = false;
     crate::ipc::context_gone(books, entry.owner);
     ledger.map.sweep(|space, held| {
         let of_it = held.owner == entry.owner;
@@ -487,14 +488,10 @@ fn gone(books: &Books, entry: &Entry) {
                 }
                 true
             }
-            Space::Module if of_it => {
+            Space::Module | Space::Copy if of_it => {
                 modules += held.bytes;
+                in_advance += modules::in_advance(held);
                 true
-            }
-            // A library is of no context, and was loaded in this one if it was used there.
-            Space::Module if held.owner == 0 && held.device == entry.device => {
-                has_libraries = true;
-                false
             }
             // The contexts of green ones, which are over this one's memory.
             Space::Context if of_it && held.what == GREEN => true,
@@ -519,6 +516,7 @@ fn gone(books: &Books, entry: &Entry) {
         region.release_beyond(device, past_the_share, Kind::Buffer);
     }
     if modules > 0 {
+        ledger.take_in_advance(device, in_advance);
         ledger.drop_module(books.container, device, modules);
     }
     if had_green {
@@ -527,9 +525,6 @@ fn gone(books: &Books, entry: &Entry) {
         measure::soon(books, device);
     }
     ledger.drop_context(books.container, device, entry.bytes, others);
-    if has_libraries {
-        libraries_left(books, entry.device);
-    }
     if !ledger.has_context(device) {
         books.process.forget_loading(device);
         books.container.region.loaded(device);
@@ -538,26 +533,6 @@ fn gone(books: &Books, entry: &Entry) {
     crate::pools::settle_device(books, device);
     crate::graphs::settle(books, device);
     crate::leaving::context_gone(books, entry.owner);
-}
-
-/// Libraries of which some may have been loaded in a context that is gone. With the last context all of
-/// them are nowhere; else it is to be measured what is left.
-fn libraries_left(books: &Books, device: u8) {
-    let ledger = books.ledger();
-    if ledger.has_context(usize::from(device)) {
-        return ledger.measure_before_next(usize::from(device));
-    }
-    let mut bytes: u64 = 0;
-    ledger.map.sweep(|space, held| {
-        if space == Space::Module && held.device == device {
-            bytes = bytes.saturating_add(held.bytes);
-            held.bytes = 0;
-            held.maps = 0;
-        }
-        false
-    });
-    ledger.drop_module(books.container, usize::from(device), bytes);
-    ledger.take_in_advance(usize::from(device), u64::MAX);
 }
 
 /// `cuCtxAttach`: one more reference to the current context.

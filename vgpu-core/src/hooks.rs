@@ -246,8 +246,8 @@ pub(crate) mod cuda {
     use crate::compute::costs::Work;
     use crate::pools::per_thread;
     use crate::{
-        arrays, checkpoint, compute, contexts, dispatch, external, graphs, ipc, memory, modules,
-        offers, pools, report, sparse, virtual_memory,
+        arrays, checkpoint, compute, contexts, dispatch, external, graphs, ipc, libraries, memory,
+        modules, offers, pools, report, sparse, virtual_memory,
     };
 
     /// `CU_MEM_ATTACH_GLOBAL`.
@@ -553,11 +553,11 @@ pub(crate) mod cuda {
         /// Refunds it.
         fn cuModuleUnload(module: CuModule) => { modules::before_unload(module), modules::after_unload() }
         /// Reserves what its image takes.
-        fn cuLibraryLoadData(out: *mut CuLibrary, image: *const c_void, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { modules::before_load_data("cuLibraryLoadData", image), modules::after_load_library(out) }
+        fn cuLibraryLoadData(out: *mut CuLibrary, image: *const c_void, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { libraries::before_load_data("cuLibraryLoadData", image), libraries::after_load(out) }
         /// Reserves what its file takes.
-        fn cuLibraryLoadFromFile(out: *mut CuLibrary, path: *const c_char, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { modules::before_load_file("cuLibraryLoadFromFile", path), modules::after_load_library(out) }
+        fn cuLibraryLoadFromFile(out: *mut CuLibrary, path: *const c_char, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { libraries::before_load_file("cuLibraryLoadFromFile", path), libraries::after_load(out) }
         /// Refunds it.
-        fn cuLibraryUnload(library: CuLibrary) => { modules::before_unload(library), modules::after_unload() }
+        fn cuLibraryUnload(library: CuLibrary) => { libraries::before_unload(library), libraries::after_unload() }
         /// Counts what it loads.
         fn cuModuleGetFunction(function: *mut CuFunction, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetFunction", module), modules::after_get_module_function(function) }
         /// Counts what it loads.
@@ -569,9 +569,9 @@ pub(crate) mod cuda {
         /// Counts what it loads.
         fn cuFuncLoad(function: CuFunction) => { modules::before_load_function("cuFuncLoad", function), modules::after_load_function(function) }
         /// Counts what it loads.
-        fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) => { modules::before_look_up("cuLibraryGetModule", library), modules::after_look_up() }
+        fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) => { libraries::before_use("cuLibraryGetModule", library), libraries::after_use() }
         /// Counts what it loads.
-        fn cuLibraryGetGlobal(ptr: *mut CuDevicePtr, bytes: *mut usize, library: CuLibrary, name: *const c_char) => { modules::before_look_up("cuLibraryGetGlobal", library), modules::after_look_up() }
+        fn cuLibraryGetGlobal(ptr: *mut CuDevicePtr, bytes: *mut usize, library: CuLibrary, name: *const c_char) => { libraries::before_use("cuLibraryGetGlobal", library), libraries::after_use() }
         /// Counts what it loads.
         fn cuLibraryGetManaged(ptr: *mut CuDevicePtr, bytes: *mut usize, library: CuLibrary, name: *const c_char) => { modules::before_look_up("cuLibraryGetManaged", library), modules::after_look_up() }
         /// Counts what it loads.
@@ -581,7 +581,7 @@ pub(crate) mod cuda {
         /// Counts what it loads.
         fn cuLibraryGetUnifiedFunction(fptr: *mut *mut c_void, library: CuLibrary, symbol: *const c_char) => { modules::before_look_up("cuLibraryGetUnifiedFunction", library), modules::after_look_up() }
         /// Counts what it loads.
-        fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) => { modules::before_get_function("cuKernelGetFunction", kernel), modules::after_get_function(func, kernel) }
+        fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) => { libraries::before_use_kernel("cuKernelGetFunction", kernel), libraries::after_use_kernel(func, kernel) }
         // Memory of graphs.
 
         /// From here on graphs are looked at.

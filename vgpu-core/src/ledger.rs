@@ -31,6 +31,8 @@ pub(crate) struct Ledger {
     pub(crate) contexts_gone: AtomicU32,
     /// Numbers given to contexts so far.
     pub(crate) contexts_numbered: AtomicU32,
+    /// Numbers given to libraries so far.
+    pub(crate) libraries_numbered: AtomicU32,
     /// Held while `objects.rs` changes what this process holds.
     pub(crate) objects_lock: Lock,
     /// Numbers given to objects so far.

@@ -24,6 +24,7 @@ mod first_use;
 mod graphs;
 mod ipc;
 mod leaving;
+mod libraries;
 mod measure;
 mod memory;
 mod modules;

@@ -24,7 +24,7 @@ pub(crate) enum Space {
     Mapping = 3,
     /// An array or a mipmapped array.
     Array = 4,
-    /// A module or a library.
+    /// A module.
     Module = 5,
     /// A context.
     Context = 6,
@@ -60,6 +60,10 @@ pub(crate) enum Space {
     Descriptor = 21,
     /// A part of a sparse array that memory is mapped to.
     Sparse = 22,
+    /// A library.
+    Library = 23,
+    /// What a context has of a library.
+    Copy = 24,
 }
 
 /// What is known of a key.
@@ -242,11 +246,11 @@ fn space_of(key: u64) -> Option<Space> {
     SPACES.into_iter().find(|&space| space as u64 == key >> 56)
 }
 
-const SPACES: [Space; 22] = {
+const SPACES: [Space; 24] = {
     use Space::{
-        Array, Context, Descriptor, Ending, External, GraphExec, GraphMemory, Graphics, Green,
-        Handle, HandleKey, HandleOf, HandleUntil, IpcHandle, Mapping, Module, Multicast, Object,
-        Pointer, SharedKey, SharedUntil, Sparse,
+        Array, Context, Copy, Descriptor, Ending, External, GraphExec, GraphMemory, Graphics,
+        Green, Handle, HandleKey, HandleOf, HandleUntil, IpcHandle, Library, Mapping, Module,
+        Multicast, Object, Pointer, SharedKey, SharedUntil, Sparse,
     };
     [
         Pointer,
@@ -271,6 +275,8 @@ const SPACES: [Space; 22] = {
         Descriptor,
         Sparse,
         GraphMemory,
+        Library,
+        Copy,
     ]
 };
 

@@ -1,7 +1,7 @@
-//! Rules: modules and libraries. What one takes of the device is read from its image, reserved before it
-//! is loaded, and compared with what the driver took: what went past the limit is unloaded again. What is
-//! loaded at its first use only is charged then; contexts and modules together are settled to what NVML
-//! or the host measures.
+//! Rules: modules. What one takes of the device is read from its image, reserved before it is loaded, and
+//! compared with what the driver took: what went past the limit is unloaded again. What is loaded at its
+//! first use only is charged then; contexts and modules together are settled to what NVML or the host
+//! measures. Libraries have rules of their own.
 
 use core::ffi::{c_char, c_void};
 
@@ -14,22 +14,23 @@ use crate::first_use;
 use crate::guest::{self, Verdict};
 use crate::image::Declared;
 use crate::ledger::Part;
+use crate::libraries;
 use crate::log::line;
 use crate::map::{Entry, Space, Then};
 use crate::measure::{self, Look};
 use crate::memory::Address;
 use crate::query;
 
-/// All of the module's image was read, and the driver has loaded it: its charge covers it. (A library is
-/// loaded again in each context.)
-const WHOLE: u8 = 1;
+/// All of the module's image was read, and the driver has loaded it: its charge covers it.
+pub(crate) const WHOLE: u8 = 1;
 
-/// A module about to be loaded.
+/// A module about to be loaded, or the copy of a library.
 #[derive(Clone, Copy)]
 pub(crate) struct Loading {
-    call: &'static str,
+    pub(crate) call: &'static str,
     charge: Charge,
-    owner: u64,
+    /// The context that it dies with.
+    pub(crate) owner: u64,
     is_whole: bool,
     before: Option<Look>,
 }
@@ -72,23 +73,36 @@ fn reserve(
     call: &'static str,
     declared: impl FnOnce() -> Declared,
 ) -> Verdict<Loading> {
-    let (device, owner) = match books.here() {
-        Place::Device { device, owner } => (device, owner),
+    let place = match books.here() {
         Place::Elsewhere => return Verdict::Pass,
-        Place::Denied => return Verdict::Refuse(CuResult::NOT_PERMITTED),
+        place => place,
     };
-    let declared = guest::uncancelled(declared);
-    let before = measure::before(books, device);
-    match books.reserve_overhead(call, device, mapped(declared.bytes.max(1))) {
-        Ok(charge) => Verdict::Call(Loading {
-            call,
-            charge,
-            owner,
-            is_whole: declared.is_whole,
-            before,
-        }),
+    match reserve_at(books, call, place, guest::uncancelled(declared)) {
+        Ok(loading) => Verdict::Call(loading),
         Err(result) => Verdict::Refuse(result),
     }
+}
+
+/// Room for what an image declares, in the current context.
+pub(crate) fn reserve_at(
+    books: &Books,
+    call: &'static str,
+    place: Place,
+    declared: Declared,
+) -> Result<Loading, CuResult> {
+    let Place::Device { device, owner } = place else {
+        return Err(CuResult::NOT_PERMITTED);
+    };
+    let before = measure::before(books, device);
+    let bytes = mapped(declared.bytes.max(1));
+    let charge = books.reserve_overhead(call, device, bytes)?;
+    Ok(Loading {
+        call,
+        charge,
+        owner,
+        is_whole: declared.is_whole,
+        before,
+    })
 }
 
 pub(crate) fn after_load<A>(
@@ -96,77 +110,93 @@ pub(crate) fn after_load<A>(
     result: CuResult,
     out: *mut *mut A,
 ) -> Option<CuResult> {
-    loaded(loading, result, out, loading.owner, query::unload_module)
-}
-
-/// A library belongs to no context.
-pub(crate) fn after_load_library<A>(
-    loading: Loading,
-    result: CuResult,
-    out: *mut *mut A,
-) -> Option<CuResult> {
-    loaded(loading, result, out, 0, query::unload_library)
-}
-
-fn loaded<A>(
-    loading: Loading,
-    result: CuResult,
-    out: *mut *mut A,
-    owner: u64,
-    unload: fn(u64) -> bool,
-) -> Option<CuResult> {
     let books = books::opened()?;
-    let charge = loading.charge;
-    let device = charge.device();
     let Some(module) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        books.refund(charge);
+        refund(&books, loading);
         return None;
     };
-    let taken = measure::taken(&books, device, loading.before, charge.bytes());
-    let more = taken.beyond;
-    books.confirm(charge, Kind::Module);
-    let mut bytes = charge.bytes();
-    books.ledger().add_overhead(device, Part::Module, bytes);
-    let mut answer = None;
-    if more > 0 {
-        match books.reserve_overhead(loading.call, device, more) {
-            Ok(charge) => {
-                books.confirm(charge, Kind::Module);
-                books.ledger().add_overhead(device, Part::Module, more);
-                bytes += more;
-            }
-            Err(refused) if guest::uncancelled(|| unload(module.number())) => {
-                border::write(out, core::ptr::null_mut());
-                books.ledger().drop_module(books.container, device, bytes);
-                return Some(refused);
-            }
-            Err(refused) => {
-                // The driver keeps it, so it counts, and nothing more is given.
-                books.container.region.charge(device, more, Kind::Module);
-                books.ledger().add_overhead(device, Part::Module, more);
-                bytes = bytes.saturating_add(more);
-                line!(Error, "a module past the limit cannot be unloaded");
-                answer = Some(refused);
-            }
-        }
-    }
-    let is_whole = loading.is_whole && owner != 0 && !books.process.compute.first_uses.is_lazy();
-    let short = if is_whole { 0 } else { taken.short };
-    books.ledger().charged_in_advance(device, short);
-    let entry = Entry {
-        bytes,
-        owner,
-        device: u8::try_from(device).unwrap_or(u8::MAX),
-        what: if is_whole { WHOLE } else { 0 },
-        // In the driver's steps.
-        maps: u32::try_from(short / books::STEP).unwrap_or(u32::MAX),
-        ..Entry::default()
+    let unload = || query::unload_module(module.number());
+    let (entry, answer) = loaded(&books, loading, unload);
+    let Some(entry) = entry else {
+        border::write(out, core::ptr::null_mut());
+        return answer;
     };
     books
         .ledger()
         .map
         .put(Space::Module, module.number(), entry);
     answer
+}
+
+/// The driver has not loaded it.
+pub(crate) fn refund(books: &Books, loading: Loading) {
+    books.refund(loading.charge);
+}
+
+/// The driver has loaded it: it is charged as what it took. `None`: that went past the limit, so it was
+/// unloaded again. What the caller is told stands beside it.
+pub(crate) fn loaded(
+    books: &Books,
+    loading: Loading,
+    unload: impl FnOnce() -> bool,
+) -> (Option<Entry>, Option<CuResult>) {
+    let (mut entry, more) = confirm(books, loading);
+    let device = usize::from(entry.device);
+    let mut answer = None;
+    if more > 0 {
+        match books.reserve_overhead(loading.call, device, more) {
+            Ok(charge) => books.confirm(charge, Kind::Module),
+            Err(refused) if guest::uncancelled(unload) => {
+                gone(books, &entry);
+                return (None, Some(refused));
+            }
+            Err(refused) => {
+                // The driver keeps it, so it counts, and nothing more is given.
+                books.container.region.charge(device, more, Kind::Module);
+                line!(Error, "a module past the limit cannot be unloaded");
+                answer = Some(refused);
+            }
+        }
+        books.ledger().add_overhead(device, Part::Module, more);
+        entry.bytes = entry.bytes.saturating_add(more);
+    }
+    (Some(entry), answer)
+}
+
+/// The charge of what the driver has loaded stands; what it took beyond that is told beside it.
+pub(crate) fn confirm(books: &Books, loading: Loading) -> (Entry, u64) {
+    let charge = loading.charge;
+    let device = charge.device();
+    let taken = measure::taken(books, device, loading.before, charge.bytes());
+    books.confirm(charge, Kind::Module);
+    let ledger = books.ledger();
+    ledger.add_overhead(device, Part::Module, charge.bytes());
+    let is_whole = loading.is_whole && !books.process.compute.first_uses.is_lazy();
+    let short = if is_whole { 0 } else { taken.short };
+    ledger.charged_in_advance(device, short);
+    let entry = Entry {
+        bytes: charge.bytes(),
+        owner: loading.owner,
+        device: u8::try_from(device).unwrap_or(u8::MAX),
+        what: if is_whole { WHOLE } else { 0 },
+        // In the driver's steps.
+        maps: u32::try_from(short / books::STEP).unwrap_or(u32::MAX),
+        ..Entry::default()
+    };
+    (entry, taken.beyond)
+}
+
+/// What was charged in advance for a module, or for the copy of a library, bytes.
+pub(crate) fn in_advance(entry: &Entry) -> u64 {
+    u64::from(entry.maps).saturating_mul(books::STEP)
+}
+
+/// A module is gone, or the copy of a library.
+pub(crate) fn gone(books: &Books, entry: &Entry) {
+    let device = usize::from(entry.device);
+    let ledger = books.ledger();
+    ledger.take_in_advance(device, in_advance(entry));
+    ledger.drop_module(books.container, device, entry.bytes);
 }
 
 pub(crate) fn before_unload(module: impl Address) -> Verdict<Unloading> {
@@ -183,12 +213,7 @@ pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
     let Unloading { number, entry } = unloading;
     if result == CuResult::SUCCESS {
         books.process.compute.first_uses.forget_owner(number);
-        let device = usize::from(entry.device);
-        let short = u64::from(entry.maps).saturating_mul(books::STEP);
-        books.ledger().take_in_advance(device, short);
-        books
-            .ledger()
-            .drop_module(books.container, device, entry.bytes);
+        gone(&books, &entry);
     } else {
         books.ledger().map.put(Space::Module, number, entry);
     }
@@ -208,18 +233,13 @@ pub(crate) fn before_load_function(call: &'static str, function: CuFunction) -> 
     look_up(&books, call, module.unwrap_or(0))
 }
 
-/// The same for a kernel, which is a library's.
-pub(crate) fn before_get_function(call: &'static str, kernel: CuKernel) -> Verdict<LookingUp> {
-    let books = books!(Context);
-    let library = first_use::owner_of(&books, kernel).or_else(|| query::library_of(kernel));
-    look_up(&books, call, library.unwrap_or(0))
-}
-
-fn look_up(books: &Books, call: &'static str, module: u64) -> Verdict<LookingUp> {
-    let Place::Device { device, .. } = books.here() else {
+/// The same for a module or a library, by its handle.
+pub(crate) fn look_up(books: &Books, call: &'static str, module: u64) -> Verdict<LookingUp> {
+    let Place::Device { device, owner } = books.here() else {
         return Verdict::Pass;
     };
-    let known = books.ledger().map.get(Space::Module, module);
+    let (space, number) = libraries::charged_to(books, module, owner);
+    let known = books.ledger().map.get(space, number);
     let is_covered =
         known.is_some_and(|it| it.what == WHOLE) && books.ledger().covers_first_use(device);
     Verdict::Call(LookingUp {
@@ -245,7 +265,8 @@ pub(crate) fn after_look_up(looking_up: LookingUp, _result: CuResult) {
     charge_first_use(&books, call, device, before, module);
 }
 
-/// What was taken since `before` is charged, and goes with its module; 0 is none that is known.
+/// What was taken since `before` is charged, and goes with its module, or with the copy of its library; 0
+/// is none that is known.
 pub(crate) fn charge_first_use(
     books: &Books,
     call: &str,
@@ -262,11 +283,25 @@ pub(crate) fn charge_first_use(
         return;
     }
     measure::charge_loaded(books, call, device, more);
+    let owner = match books.here() {
+        Place::Device { owner, .. } => owner,
+        Place::Elsewhere | Place::Denied => 0,
+    };
+    let (space, number) = libraries::charged_to(books, module, owner);
     let grown = |entry: &mut Entry| {
         entry.bytes = entry.bytes.saturating_add(more);
         (Then::Keep, ())
     };
-    books.ledger().map.change(Space::Module, module, grown);
+    let map = &books.ledger().map;
+    if map.change(space, number, grown).is_none() {
+        let copy = Entry {
+            bytes: more,
+            owner,
+            device: u8::try_from(device).unwrap_or(u8::MAX),
+            ..Entry::default()
+        };
+        map.put(space, number, copy);
+    }
 }
 
 /// A function was looked up: its code may be loaded at its first launch only.
@@ -292,21 +327,6 @@ pub(crate) fn after_get_kernel(looking_up: LookingUp, result: CuResult, out: *mu
     {
         let none = core::ptr::null_mut::<()>();
         first_use::function_given(&books, kernel, none, looking_up.module);
-    }
-}
-
-/// The same of the function that a kernel is in the current context.
-pub(crate) fn after_get_function(
-    looking_up: LookingUp,
-    result: CuResult,
-    out: *mut CuFunction,
-    kernel: CuKernel,
-) {
-    after_look_up(looking_up, result);
-    if let (Some(books), CuResult::SUCCESS) = (books::opened(), result)
-        && let Some(function) = border::read(out)
-    {
-        first_use::function_found(&books, function, kernel, looking_up.module);
     }
 }
 

@@ -6,7 +6,7 @@ use cuda_api::{CuContext, CuDevice, CuGreenCtx, CuResult};
 use vgpu_abi::region::Kind;
 
 use super::{GREEN, Going, Making, before_retain, failed, primary_is, refund};
-use crate::books::{self, books};
+use crate::books::{self, Books, books};
 use crate::border;
 use crate::guest::Verdict;
 use crate::map::{Entry, Space, Then};
@@ -14,10 +14,11 @@ use crate::measure;
 use crate::objects::context_mark;
 use crate::query;
 
-/// The primary context is made for it if it is not there yet.
+/// The primary context is made for it if it is not there yet. How the device stood before says what the
+/// green one takes beside it.
 pub(crate) fn before_green_create(call: &'static str, device: CuDevice) -> Verdict<Making> {
     match before_retain(call, device) {
-        Verdict::Call(making) if making.charge.is_none() => {
+        Verdict::Call(making) if making.before.is_none() => {
             let Some(books) = books::opened() else {
                 return Verdict::Call(making);
             };
@@ -41,8 +42,13 @@ pub(crate) fn after_green_create(
         return None;
     };
     let device = making.device;
-    let charged = making.charge.map_or(0, |charge| charge.bytes());
-    let more = measure::taken(&books, device, making.before, charged).beyond;
+    let mut more = 0;
+    let mut making = making;
+    // A context of unknown size is measured together with the green one over it.
+    if making.charge.is_none() || !making.is_guess {
+        let charged = making.charge.map_or(0, |charge| charge.bytes());
+        more = measure::taken(&books, device, making.before.take(), charged).beyond;
+    }
     let mut over = 0;
     match query::primary_context(making.ordinal) {
         // Where it turns out to be too large there is no way back: it counts, and nothing is given.
@@ -53,12 +59,12 @@ pub(crate) fn after_green_create(
         }
         None => refund(&books, making),
     }
-    let more = if making.charge.is_some() { 0 } else { more };
     if more > 0 {
         match books.reserve_overhead(making.call, device, more) {
             Ok(charge) => books.confirm(charge, Kind::Context),
             Err(refused) if query::destroy_green(green as u64) => {
                 border::write(out, core::ptr::null_mut());
+                released(&books, making.ordinal);
                 return Some(refused);
             }
             // The driver keeps it, so it counts, and nothing more is given.
@@ -72,6 +78,7 @@ pub(crate) fn after_green_create(
         bytes: more,
         device: u8::try_from(device).unwrap_or(u8::MAX),
         maps: over,
+        handles: u16::try_from(making.ordinal).unwrap_or(u16::MAX),
         ..Entry::default()
     };
     books.ledger().map.put(Space::Green, green as u64, entry);
@@ -79,7 +86,7 @@ pub(crate) fn after_green_create(
 }
 
 /// `Space::Green`: `owner` is its context, where the program has asked for that; `maps` is the mark of the
-/// primary context that it is over.
+/// primary context that it is over, `handles` the driver's ordinal of the device.
 pub(super) fn is_over(green: &Entry, primary: &Entry) -> bool {
     primary.what != GREEN && green.maps == context_mark(primary.owner)
 }
@@ -125,7 +132,8 @@ pub(crate) fn before_green_destroy(green: CuGreenCtx) -> Verdict<Going> {
     }
 }
 
-/// What it took for itself is free; the primary context and all memory stay.
+/// What it took for itself is free; the primary context and all memory stay, unless nothing else holds
+/// them.
 pub(crate) fn after_green_destroy(going: Going, result: CuResult) {
     let Some(books) = books::opened() else { return };
     let Going { context, entry } = going;
@@ -145,4 +153,12 @@ pub(crate) fn after_green_destroy(going: Going, result: CuResult) {
         .ledger()
         .resize_context(books.container, device, 0, entry.bytes);
     super::forget_addresses(&books);
+    released(&books, i32::from(entry.handles));
+}
+
+/// A green context that is gone has released its primary one, which may be gone, too.
+fn released(books: &Books, ordinal: i32) {
+    if query::primary_is_active(ordinal) == Some(false) {
+        super::primary_gone(books, ordinal);
+    }
 }
