@@ -440,7 +440,9 @@ fn run(program: &Path, config: &Config, steps: &[Step], native: bool) -> Result<
     // What the books keep of the dead, the host clears: the driver has let go of it.
     world.bury_the_dead();
     let (held, booked) = (board.used_bytes(0), world.booked(0));
-    if alive && !native && booked > held + slack {
+    // A name with other bytes than were given holds whatever it may be (docs/decisions/0009).
+    let is_vague = steps.iter().any(|step| step.line.contains("open_changed"));
+    if alive && !native && !is_vague && booked > held + slack {
         return Err(Failure {
             wrong: Wrong::Overcharged,
             told: format!("when nothing moves: {held} bytes held, {booked} booked"),
@@ -675,6 +677,24 @@ const FAILED_ONCE: &[&str] = &[
      2 library 1 16777217
      2 managed 4 8388608
      2 context_destroy 1 0",
+    // The simulated board counted holds of a dead process for the one in its place.
+    "2 quit
+     0 kill
+     2 alloc 6 10485760 #36
+     2 alloc 5 49159183 #60
+     0 alloc 1 6291456 #14
+     2 export 6 8276968 #43
+     1 open 7 16777216 #4
+     2 alloc 5 2097152 #51
+     2 kill
+     2 open 2 14680064 #30
+     1 alloc 2 12582912 #43
+     1 close 7 12582912 #61
+     0 quit
+     2 close 2 8388608 #52
+     0 open 8 2097152 #35
+     1 alloc 5 14680064 #36
+     2 alloc 1 6291456 #35",
     // What was measured stands in for what a library was charged.
     "2 @library 2 16777216
      2 managed 4 8388608

@@ -654,21 +654,23 @@ impl Board {
         state.own(member).ok_or(Refused::Unknown)?;
         let own = member.index as u32 + 1;
         let shared = state.shared_mut(id).ok_or(Refused::Unknown)?;
-        let holder = match shared
+        let is_own =
+            |holder: &Holder| holder.process == own && holder.generation == member.generation;
+        if let Some(holder) = shared.holders.iter_mut().find(|holder| is_own(holder)) {
+            holder.count += 1;
+            return Ok(());
+        }
+        let holder = shared
             .holders
-            .iter()
-            .position(|holder| holder.process == own)
-        {
-            Some(index) => &mut shared.holders[index],
-            None => shared
-                .holders
-                .iter_mut()
-                .find(|holder| holder.process == 0)
-                .ok_or(Refused::NoRoom)?,
+            .iter_mut()
+            .find(|holder| holder.process == 0)
+            .ok_or(Refused::NoRoom)?;
+        // The place may be one of a process that died with holds of its own.
+        *holder = Holder {
+            process: own,
+            count: 1,
+            generation: member.generation,
         };
-        holder.process = own;
-        holder.generation = member.generation;
-        holder.count += 1;
         Ok(())
     }
 
