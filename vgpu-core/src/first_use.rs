@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn a_table_that_is_full_says_so() {
         let uses = table();
-        let kept = (0..2 * PLACES).filter(|&name| uses.insert(number(name), 1, 0));
+        let kept = (1..=2 * PLACES).filter(|&name| uses.insert(number(name), 1, 0));
         let kept: Vec<_> = kept.collect();
 
         assert!(kept.len() > PLACES / 2 && kept.len() <= PLACES);

@@ -404,7 +404,8 @@ mod tests {
             assert_eq!(all(place, tile), [Piece::Whole(place)], "{tile:?}");
         }
         let edge = [u32::MAX; 8];
-        assert_eq!(all(edge, Some([1 << 31, 1 << 31, 1 << 31])).len(), 8);
+        // From the tile 1 to the tile 3, in each direction.
+        assert_eq!(all(edge, Some([1 << 31, 1 << 31, 1 << 31])).len(), 27);
     }
 
     #[test]

@@ -326,6 +326,7 @@ fn the_json_of_top_is_a_promise() {
                   "copies": 0,
                   "copy_bytes": 0,
                   "credit_ns": 0,
+                  "ended_bytes": 0,
                   "floor_percent": 0,
                   "gpu": 0,
                   "granted_percent": 100.0,
