@@ -196,6 +196,11 @@ impl Amount {
         (self.nano % milli == 0).then_some(self.nano / milli)
     }
 
+    /// In thousand millionths.
+    pub fn nano(self) -> i128 {
+        self.nano
+    }
+
     /// Whether it is below 0.
     pub fn is_negative(self) -> bool {
         self.nano < 0

@@ -1,0 +1,479 @@
+//! Volumes, claims, storage classes, drivers, disruption budgets, and the workloads that pods belong to. Never which
+//! volume a pod gets: that is the volume plugins'.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::Deserialize as _;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::selector::{Labels, NodeSelector, Selector, node_selector, selector};
+use super::{ReadError, resources, wire};
+use crate::names::{Names, Symbol};
+
+/// When a claim gets its volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BindingMode {
+    /// At once, before any pod uses it.
+    Immediate,
+    /// When a pod that uses it is placed.
+    WaitForFirstConsumer,
+}
+
+/// Alternatives of where a provisioner makes volumes: the label and the values that its node may have, all of which
+/// have to hold.
+pub type TopologyTerm = Box<[(Symbol, Box<[Symbol]>)]>;
+
+/// A storage class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StorageClass {
+    /// Its name.
+    pub name: Symbol,
+    /// What makes its volumes; `kubernetes.io/no-provisioner` for nothing.
+    pub provisioner: Arc<str>,
+    /// When claims get their volume.
+    pub mode: BindingMode,
+    /// Where volumes can be made; everywhere where it is empty.
+    pub topologies: Box<[TopologyTerm]>,
+    /// Whether claims without a class get this one.
+    pub is_default: bool,
+}
+
+/// A volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PersistentVolume {
+    /// Its name.
+    pub name: Symbol,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its size in bytes.
+    pub bytes: i64,
+    /// How it can be mounted.
+    pub access_modes: Box<[Symbol]>,
+    /// Its class; empty for none.
+    pub class: Symbol,
+    /// Whether it is a raw block device.
+    pub block: bool,
+    /// Which nodes reach it; all where there is none.
+    pub nodes: Option<NodeSelector>,
+    /// Namespace and name of the claim that it is for, and that claim's uid (empty where it is not bound yet).
+    pub claim: Option<(Symbol, Symbol, Symbol)>,
+    /// Driver and handle, of a CSI volume.
+    pub csi: Option<(Symbol, Symbol)>,
+    /// Whether it can be given to a claim (`Available`, or no phase yet).
+    pub available: bool,
+    /// Class of its attributes; empty for none.
+    pub attributes_class: Symbol,
+}
+
+/// A claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PersistentVolumeClaim {
+    /// Its namespace.
+    pub namespace: Symbol,
+    /// Its name.
+    pub name: Symbol,
+    /// Its uid.
+    pub uid: Symbol,
+    /// How many bytes it asks for.
+    pub bytes: i64,
+    /// How it wants to mount.
+    pub access_modes: Box<[Symbol]>,
+    /// Its class; empty for none.
+    pub class: Symbol,
+    /// Whether it wants a raw block device.
+    pub block: bool,
+    /// The volume that it has; empty for none.
+    pub volume: Symbol,
+    /// Whether the binding of claim and volume is complete.
+    pub bound: bool,
+    /// Which volumes it takes; all where there is none.
+    pub selector: Option<Selector>,
+    /// Whether its volume is lost (`status.phase` is `Lost`).
+    pub lost: bool,
+    /// Whether it is being deleted.
+    pub terminating: bool,
+    /// The node that a provisioner has been told; empty for none.
+    pub selected_node: Symbol,
+    /// The pod that it was made for from a template (its uid); empty for none.
+    pub owner: Symbol,
+    /// Class of the attributes that it wants; empty for none.
+    pub attributes_class: Symbol,
+}
+
+/// How many volumes of a driver a node takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CsiDriver {
+    /// The driver.
+    pub name: Symbol,
+    /// How many volumes; none where there is no limit.
+    pub most: Option<i64>,
+}
+
+/// The CSI drivers of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CsiNode {
+    /// Name of the node.
+    pub name: Symbol,
+    /// The drivers on it.
+    pub drivers: Box<[CsiDriver]>,
+}
+
+/// A pod disruption budget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Budget {
+    /// Its namespace.
+    pub namespace: Symbol,
+    /// Its name.
+    pub name: Symbol,
+    /// Which pods it protects.
+    pub selector: Selector,
+    /// How many of them may be evicted now.
+    pub allowed: i64,
+    /// Names of pods whose eviction is counted already.
+    pub disrupted: Box<[Symbol]>,
+}
+
+/// A service, or what controls pods: system defaults of topology spread select by its selector.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workload {
+    /// API version: `v1`, `apps/v1`.
+    pub api_version: Symbol,
+    /// Its kind: `Service`, `ReplicationController`, `ReplicaSet`, `StatefulSet`.
+    pub kind: Symbol,
+    /// Its namespace.
+    pub namespace: Symbol,
+    /// Its name.
+    pub name: Symbol,
+    /// Which pods belong to it.
+    pub selector: Selector,
+}
+
+fn decode<T: DeserializeOwned>(kind: &str, object: &Value) -> Result<T, ReadError> {
+    T::deserialize(object).map_err(|error| ReadError::Malformed {
+        object: wire::named(kind, object),
+        problem: error.to_string(),
+    })
+}
+
+fn symbol_of(
+    names: &mut Names,
+    kind: &'static str,
+    metadata: &wire::Metadata,
+) -> Result<Symbol, ReadError> {
+    if metadata.name.is_empty() {
+        return Err(ReadError::Nameless { kind });
+    }
+    Ok(names.intern(&metadata.name))
+}
+
+fn namespace_of(names: &mut Names, metadata: &wire::Metadata) -> Symbol {
+    names.intern(match metadata.namespace.as_str() {
+        "" => "default",
+        namespace => namespace,
+    })
+}
+
+fn bytes(
+    names: &mut Names,
+    object: &str,
+    field: &str,
+    amounts: &std::collections::BTreeMap<String, kube_api::quantity::Quantity>,
+) -> Result<i64, ReadError> {
+    let mut exact = resources::exact(object, field, amounts)?;
+    // Storage counts as memory does: whole bytes, rounded up.
+    let storage = exact.remove("storage").unwrap_or_default();
+    let (amount, _) = resources::whole(names, &[("memory".to_owned(), storage)].into());
+    Ok(amount.memory_bytes)
+}
+
+const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+
+impl StorageClass {
+    /// Reads a storage class.
+    ///
+    /// # Errors
+    ///
+    /// When it has no name, or when a field has another type than Kubernetes gives it.
+    pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
+        let written: wire::StorageClass = decode("storage class", object)?;
+        let mut topologies = Vec::new();
+        for term in &written.allowed_topologies {
+            let mut rules = Vec::new();
+            for rule in term.match_label_expressions.iter().flatten() {
+                let key = names.intern(&rule.key);
+                rules.push((
+                    key,
+                    rule.values
+                        .iter()
+                        .map(|value| names.intern(value))
+                        .collect(),
+                ));
+            }
+            topologies.push(rules.into());
+        }
+        let annotations = &written.metadata.annotations;
+        Ok(Self {
+            name: symbol_of(names, "storage class", &written.metadata)?,
+            provisioner: written.provisioner.into(),
+            mode: match written.volume_binding_mode.as_deref() {
+                Some("WaitForFirstConsumer") => BindingMode::WaitForFirstConsumer,
+                _ => BindingMode::Immediate,
+            },
+            topologies: topologies.into(),
+            is_default: annotations
+                .get("storageclass.kubernetes.io/is-default-class")
+                .is_some_and(|value| value == "true"),
+        })
+    }
+}
+
+impl PersistentVolume {
+    /// Reads a volume.
+    ///
+    /// # Errors
+    ///
+    /// When it has no name, when a field has another type than Kubernetes gives it, or when its size cannot be read.
+    pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
+        let written: wire::PersistentVolume = decode("persistent volume", object)?;
+        let spec = &written.spec;
+        let name = symbol_of(names, "persistent volume", &written.metadata)?;
+        let whose = format!("persistent volume {}", written.metadata.name);
+        let class = match written.metadata.annotations.get(OLD_CLASS) {
+            Some(class) => class,
+            None => &spec.storage_class_name,
+        };
+        Ok(Self {
+            name,
+            labels: Labels::new(
+                names,
+                written
+                    .metadata
+                    .labels
+                    .iter()
+                    .map(|(key, value)| (&**key, &**value)),
+            ),
+            bytes: bytes(names, &whose, "spec.capacity", &spec.capacity)?,
+            access_modes: spec
+                .access_modes
+                .iter()
+                .map(|mode| names.intern(mode))
+                .collect(),
+            class: names.intern(class),
+            block: spec.volume_mode.as_deref() == Some("Block"),
+            nodes: spec
+                .node_affinity
+                .as_ref()
+                .and_then(|affinity| affinity.required.as_ref())
+                .map(|required| node_selector(names, required)),
+            claim: spec.claim_ref.as_ref().map(|claim| {
+                (
+                    names.intern(&claim.namespace),
+                    names.intern(&claim.name),
+                    names.intern(&claim.uid),
+                )
+            }),
+            csi: spec
+                .csi
+                .as_ref()
+                .map(|csi| (names.intern(&csi.driver), names.intern(&csi.volume_handle))),
+            available: matches!(written.status.phase.as_str(), "" | "Available" | "Pending"),
+            attributes_class: names.intern(
+                spec.volume_attributes_class_name
+                    .as_deref()
+                    .unwrap_or_default(),
+            ),
+        })
+    }
+}
+
+impl PersistentVolumeClaim {
+    /// Reads a claim.
+    ///
+    /// # Errors
+    ///
+    /// When it has no name, when a field has another type than Kubernetes gives it, or when its size or its selector
+    /// cannot be read.
+    pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
+        let written: wire::PersistentVolumeClaim = decode("persistent volume claim", object)?;
+        let spec = &written.spec;
+        let name = symbol_of(names, "persistent volume claim", &written.metadata)?;
+        let whose = wire::named("persistent volume claim", object);
+        let annotations = &written.metadata.annotations;
+        let class = match annotations.get(OLD_CLASS) {
+            Some(class) => class,
+            None => spec.storage_class_name.as_deref().unwrap_or_default(),
+        };
+        let selector =
+            match &spec.selector {
+                Some(written) => Some(selector(names, Some(written)).map_err(|problem| {
+                    ReadError::Malformed {
+                        object: whose.clone(),
+                        problem,
+                    }
+                })?),
+                None => None,
+            };
+        let owner = written
+            .metadata
+            .owner_references
+            .iter()
+            .find(|owner| owner.controller && owner.kind == "Pod");
+        Ok(Self {
+            namespace: namespace_of(names, &written.metadata),
+            name,
+            uid: names.intern(&written.metadata.uid),
+            bytes: bytes(
+                names,
+                &whose,
+                "spec.resources.requests",
+                &spec.resources.requests,
+            )?,
+            access_modes: spec
+                .access_modes
+                .iter()
+                .map(|mode| names.intern(mode))
+                .collect(),
+            class: names.intern(class),
+            block: spec.volume_mode.as_deref() == Some("Block"),
+            volume: names.intern(&spec.volume_name),
+            bound: !spec.volume_name.is_empty()
+                && (annotations.contains_key("pv.kubernetes.io/bind-completed")
+                    || written.status.phase == "Bound"),
+            selector,
+            lost: written.status.phase == "Lost",
+            terminating: written.metadata.deletion_timestamp.is_some(),
+            selected_node: names.intern(
+                annotations
+                    .get("volume.kubernetes.io/selected-node")
+                    .map_or("", String::as_str),
+            ),
+            owner: names.intern(owner.map_or("", |owner| &owner.uid)),
+            attributes_class: names.intern(
+                spec.volume_attributes_class_name
+                    .as_deref()
+                    .unwrap_or_default(),
+            ),
+        })
+    }
+}
+
+impl CsiNode {
+    /// Reads the drivers of a node.
+    ///
+    /// # Errors
+    ///
+    /// When it has no name, or when a field has another type than Kubernetes gives it.
+    pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
+        let written: wire::CsiNode = decode("CSI node", object)?;
+        Ok(Self {
+            name: symbol_of(names, "CSI node", &written.metadata)?,
+            drivers: written
+                .spec
+                .drivers
+                .iter()
+                .map(|driver| CsiDriver {
+                    name: names.intern(&driver.name),
+                    most: driver
+                        .allocatable
+                        .as_ref()
+                        .and_then(|limit| limit.count)
+                        .map(i64::from),
+                })
+                .collect(),
+        })
+    }
+}
+
+impl Budget {
+    /// Reads a pod disruption budget.
+    ///
+    /// # Errors
+    ///
+    /// When it has no name, when a field has another type than Kubernetes gives it, or when its selector cannot be
+    /// read.
+    pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
+        let written: wire::Budget = decode("pod disruption budget", object)?;
+        let selector = selector(names, written.spec.selector.as_ref()).map_err(|problem| {
+            ReadError::Malformed {
+                object: wire::named("pod disruption budget", object),
+                problem,
+            }
+        })?;
+        Ok(Self {
+            namespace: namespace_of(names, &written.metadata),
+            name: symbol_of(names, "pod disruption budget", &written.metadata)?,
+            selector,
+            allowed: i64::from(written.status.disruptions_allowed),
+            disrupted: written
+                .status
+                .disrupted_pods
+                .keys()
+                .map(|name| names.intern(name))
+                .collect(),
+        })
+    }
+}
+
+impl Workload {
+    /// Reads a service or a controller of pods.
+    ///
+    /// # Errors
+    ///
+    /// When it has no name, or when its selector cannot be read.
+    pub fn read(
+        names: &mut Names,
+        api_version: &str,
+        kind: &str,
+        object: &Value,
+    ) -> Result<Self, ReadError> {
+        let malformed = |problem: String| ReadError::Malformed {
+            object: wire::named(kind, object),
+            problem,
+        };
+        let written: wire::Namespace = decode(kind, object)?;
+        let of = object.get("spec").and_then(|spec| spec.get("selector"));
+        let of = of.filter(|of| !of.is_null());
+        let selector = match (kind, of) {
+            (_, None) => Selector::Nothing,
+            ("Service" | "ReplicationController", Some(labels)) => {
+                let labels = std::collections::BTreeMap::<String, String>::deserialize(labels)
+                    .map_err(|error| malformed(error.to_string()))?;
+                Selector::equal(
+                    labels
+                        .iter()
+                        .map(|(key, value)| (names.intern(key), names.intern(value)))
+                        .collect::<Vec<_>>(),
+                )
+            }
+            (_, Some(written)) => {
+                let written = LabelSelector::deserialize(written)
+                    .map_err(|error| malformed(error.to_string()))?;
+                selector(names, Some(&written)).map_err(malformed)?
+            }
+        };
+        Ok(Self {
+            api_version: names.intern(api_version),
+            kind: names.intern(kind),
+            namespace: namespace_of(names, &written.metadata),
+            name: symbol_of(names, "workload", &written.metadata)?,
+            selector,
+        })
+    }
+}
+
+/// Name and labels of a namespace.
+pub(crate) fn namespace(names: &mut Names, object: &Value) -> Result<(Symbol, Labels), ReadError> {
+    let written: wire::Namespace = decode("namespace", object)?;
+    let name = symbol_of(names, "namespace", &written.metadata)?;
+    let labels = Labels::new(
+        names,
+        written
+            .metadata
+            .labels
+            .iter()
+            .map(|(key, value)| (&**key, &**value)),
+    );
+    Ok((name, labels))
+}

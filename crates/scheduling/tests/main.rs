@@ -1,0 +1,8 @@
+//! The framework from outside: recorded results, and what holds of every cluster.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot read its own input has failed"
+)]
+
+mod recorded;
