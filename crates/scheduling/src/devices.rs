@@ -35,6 +35,12 @@ impl Devices {
         &self.cluster
     }
 
+    /// Resources by which pods ask for shared devices.
+    pub(crate) fn resources(&self) -> impl Iterator<Item = &str> {
+        let vendors = self.vendors.as_deref().into_iter();
+        vendors.flat_map(|vendors| vendors.resources().map(|(name, _, _)| name))
+    }
+
     /// The devices that a node reports; none where it reports none. What cannot be read counts as absent, as in the
     /// scheduler's ledger.
     pub(crate) fn read_node(&self, object: &Value) -> Option<Arc<placement::Node>> {

@@ -57,6 +57,8 @@ pub(crate) struct Settings {
     pub(crate) system_spread: bool,
     pub(crate) least_candidates_percentage: i64,
     pub(crate) least_candidates: i64,
+    /// Whether the placement engine is asked.
+    pub(crate) engine_fits: bool,
 }
 
 /// A profile that is ready to place pods of one snapshot.
@@ -163,6 +165,10 @@ fn settings(profile: &config::Profile, names: &mut Names) -> Settings {
         system_spread: true,
         least_candidates_percentage: 10,
         least_candidates: 100,
+        engine_fits: profile
+            .plugins
+            .expand(Point::Filter)
+            .contains(&Plugin::GpuFit),
     };
     for config in &profile.plugin_config {
         match &config.args {

@@ -173,6 +173,8 @@ pub struct Snapshot {
     pub(crate) workloads: Vec<Arc<Workload>>,
     priorities: Numbered<Symbol, PriorityClass>,
     pub(crate) devices: Devices,
+    /// Resources that ask for shared devices.
+    pub(crate) managed: Vec<Symbol>,
 }
 
 impl Snapshot {
@@ -183,10 +185,14 @@ impl Snapshot {
 
     /// A cluster without nodes. Annotations of nodes and pods are read by this table of vendors.
     pub fn with_devices(devices: Devices) -> Self {
-        Self {
+        let mut snapshot = Self {
             devices,
             ..Self::default()
-        }
+        };
+        let names = &mut snapshot.names;
+        let resources = snapshot.devices.resources();
+        snapshot.managed = resources.map(|name| names.intern(name)).collect();
+        snapshot
     }
 
     /// The table of texts.

@@ -7,7 +7,8 @@ use crate::model::Pod;
 use crate::names::Symbol;
 use crate::plugin::{Plugin, PluginSet, Point};
 use crate::plugins::{
-    Before, Context, fit, node_affinity, node_name, node_ports, taints, unschedulable,
+    Before, Context, fit, gpu, inter_pod, node_affinity, node_name, node_ports, spread, taints,
+    unschedulable, volume_binding, volume_limits, volume_restrictions, volume_zone,
 };
 use crate::record::{Said, Verdict};
 use crate::snapshot::{NodeIndex, NodeState};
@@ -18,6 +19,25 @@ use crate::status::{Code, Reason, Reasons, Rejection};
 pub(super) struct State {
     /// The filters that have something to say, in their order.
     pub(super) filters: Vec<Plugin>,
+    spread: Option<spread::Prepared>,
+    inter_pod: Option<inter_pod::Prepared>,
+    restrictions: Option<volume_restrictions::Prepared>,
+    pub(super) volumes: Option<volume_binding::Prepared>,
+    zones: Option<volume_zone::Prepared>,
+    pub(super) devices: Option<gpu::Prepared>,
+}
+
+fn keep<T>(place: &mut Option<T>, (before, prepared): (Before, Option<T>)) -> Before {
+    *place = prepared;
+    before
+}
+
+/// A plugin that has prepared nothing has nothing to say.
+fn ask<T>(
+    prepared: &Option<T>,
+    filter: impl FnOnce(&T) -> Result<(), Rejection>,
+) -> Result<(), Rejection> {
+    prepared.as_ref().map_or(Ok(()), filter)
 }
 
 impl State {
@@ -25,37 +45,44 @@ impl State {
         match plugin {
             Plugin::NodeAffinity => node_affinity::pre_filter(context),
             Plugin::NodePorts => node_ports::pre_filter(context),
-            Plugin::VolumeRestrictions
-            | Plugin::NodeVolumeLimits
-            | Plugin::VolumeBinding
-            | Plugin::VolumeZone
-                if context.pod.claims.is_empty() && context.pod.volumes.is_empty() =>
-            {
-                Before::Skip
-            }
-            Plugin::PodTopologySpread if context.pod.spread.is_empty() => Before::Skip,
-            Plugin::InterPodAffinity
-                if context.pod.affinity.is_none()
-                    && context.snapshot.nodes_with_affinity().next().is_none() =>
-            {
-                Before::Skip
-            }
-            Plugin::NodeResourcesFit => Before::Run,
-            Plugin::GpuFit if context.pod.devices.is_none() => Before::Skip,
-            // Never a guess: a pod that needs what is not there yet is refused with that reason.
-            other => Before::Refuse(Rejection::new(
-                other,
-                Code::Error,
-                Reason::Text(format!("plugin {other} cannot judge this pod yet").into()),
-            )),
+            Plugin::NodeVolumeLimits => volume_limits::pre_filter(context),
+            Plugin::VolumeRestrictions => keep(
+                &mut self.restrictions,
+                volume_restrictions::pre_filter(context),
+            ),
+            Plugin::VolumeBinding => keep(&mut self.volumes, volume_binding::pre_filter(context)),
+            Plugin::VolumeZone => keep(&mut self.zones, volume_zone::pre_filter(context)),
+            Plugin::PodTopologySpread => keep(&mut self.spread, spread::pre_filter(context)),
+            Plugin::InterPodAffinity => keep(&mut self.inter_pod, inter_pod::pre_filter(context)),
+            Plugin::GpuFit => keep(&mut self.devices, gpu::pre_filter(context)),
+            _ => Before::Run,
         }
     }
 
     /// Takes a pod into account that is put on the node for a trial.
-    pub(super) fn add(&mut self, _context: &Context<'_>, _node: &NodeState, _pod: &Arc<Pod>) {}
+    pub(super) fn add(&mut self, context: &Context<'_>, node: &NodeState, pod: &Arc<Pod>) {
+        self.change(context, node, pod, 1);
+    }
 
     /// Takes into account that a pod leaves the node for a trial.
-    pub(super) fn remove(&mut self, _context: &Context<'_>, _node: &NodeState, _pod: &Arc<Pod>) {}
+    pub(super) fn remove(&mut self, context: &Context<'_>, node: &NodeState, pod: &Arc<Pod>) {
+        self.change(context, node, pod, -1);
+    }
+
+    fn change(&mut self, context: &Context<'_>, node: &NodeState, pod: &Arc<Pod>, by: i64) {
+        if let Some(spread) = &mut self.spread {
+            spread.change(context, node, pod, by);
+        }
+        if let Some(inter_pod) = &mut self.inter_pod {
+            inter_pod.change(context, node, pod, by);
+        }
+        if let Some(restrictions) = &mut self.restrictions {
+            restrictions.change(context, pod, by);
+        }
+        if let Some(devices) = &mut self.devices {
+            devices.change(&pod.uid, by);
+        }
+    }
 
     fn ask(
         &self,
@@ -70,6 +97,17 @@ impl State {
             Plugin::NodeAffinity => node_affinity::filter(context, node),
             Plugin::NodePorts => node_ports::filter(context, node),
             Plugin::NodeResourcesFit => fit::filter(context, node),
+            Plugin::NodeVolumeLimits => volume_limits::filter(context, node),
+            Plugin::PodTopologySpread => ask(&self.spread, |spread| spread.filter(node)),
+            Plugin::InterPodAffinity => {
+                ask(&self.inter_pod, |affinity| affinity.filter(context, node))
+            }
+            Plugin::VolumeRestrictions => ask(&self.restrictions, |restrictions| {
+                restrictions.filter(context, node)
+            }),
+            Plugin::VolumeBinding => ask(&self.volumes, |volumes| volumes.filter(context, node)),
+            Plugin::VolumeZone => ask(&self.zones, |zones| zones.filter(node)),
+            Plugin::GpuFit => ask(&self.devices, |devices| devices.filter(context, node)),
             _ => Ok(()),
         }
     }

@@ -23,6 +23,7 @@ use crate::status::{Code, Reason, Reasons, Rejection};
 use filter::State;
 
 pub use crate::plugins::preemption::Victims;
+pub use crate::plugins::volume_binding::VolumeWork;
 
 /// How a cycle is run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -92,6 +93,8 @@ pub struct Placed {
     pub feasible: usize,
     /// What the placement engine gives the pod there; none for a pod without shared devices.
     pub devices: Option<placement::Placement>,
+    /// What has to be done about its volumes; none for a pod without claims.
+    pub volumes: Option<VolumeWork>,
 }
 
 /// A pod that has found no node.
@@ -216,6 +219,18 @@ impl<'a> Cycle<'a> {
         }
     }
 
+    fn placement(&self, node: &str) -> Option<placement::Placement> {
+        let node = self.snapshot.node_named(node)?;
+        let devices = self.state.devices.as_ref()?;
+        devices.place(&self.context(), node).ok().flatten()
+    }
+
+    fn volume_work(&self, node: &str) -> Option<VolumeWork> {
+        let node = self.snapshot.node_named(node)?;
+        let volumes = self.state.volumes.as_ref()?;
+        Some(volumes.work(&self.context(), node))
+    }
+
     fn choose(&mut self, further: &BTreeMap<String, i64>) -> Placed {
         let nodes: Vec<&NodeState> = self.feasible().collect();
         let totals = match nodes.as_slice() {
@@ -243,7 +258,8 @@ impl<'a> Cycle<'a> {
             score: best,
             evaluated: nodes.len() + self.rejected.len(),
             feasible: nodes.len(),
-            devices: None,
+            devices: self.placement(&node),
+            volumes: self.volume_work(&node),
             node,
         };
         if let Some((record, _)) = &mut self.record {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::Cycle;
 use crate::plugin::{Plugin, Point};
-use crate::plugins::{Context, Scores, balanced, fit, image_locality, node_affinity, taints};
+use crate::plugins::{
+    Context, Scores, balanced, fit, gpu, image_locality, inter_pod, node_affinity, spread, taints,
+};
 use crate::record::{Said, Scored};
 use crate::snapshot::NodeState;
 
@@ -16,6 +18,9 @@ fn ask(context: &Context<'_>, plugin: Plugin, nodes: &[&NodeState]) -> Option<Sc
         Plugin::NodeResourcesFit => Some(fit::score(context, nodes)),
         Plugin::NodeResourcesBalancedAllocation => balanced::score(context, nodes),
         Plugin::ImageLocality => Some(image_locality::score(context, nodes)),
+        Plugin::PodTopologySpread => spread::score(context, nodes),
+        Plugin::InterPodAffinity => inter_pod::score(context, nodes),
+        Plugin::GpuScore => gpu::score(context, nodes),
         _ => None,
     }
 }

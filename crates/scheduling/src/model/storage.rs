@@ -1,8 +1,6 @@
 //! Volumes, claims, storage classes, drivers, disruption budgets, and the workloads that pods belong to. Never which
 //! volume a pod gets: that is the volume plugins'.
 
-use std::sync::Arc;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
@@ -31,7 +29,7 @@ pub struct StorageClass {
     /// Its name.
     pub name: Symbol,
     /// What makes its volumes; `kubernetes.io/no-provisioner` for nothing.
-    pub provisioner: Arc<str>,
+    pub provisioner: Symbol,
     /// When claims get their volume.
     pub mode: BindingMode,
     /// Where volumes can be made; everywhere where it is empty.
@@ -216,7 +214,7 @@ impl StorageClass {
         let annotations = &written.metadata.annotations;
         Ok(Self {
             name: symbol_of(names, "storage class", &written.metadata)?,
-            provisioner: written.provisioner.into(),
+            provisioner: names.intern(&written.provisioner),
             mode: match written.volume_binding_mode.as_deref() {
                 Some("WaitForFirstConsumer") => BindingMode::WaitForFirstConsumer,
                 _ => BindingMode::Immediate,
@@ -278,7 +276,7 @@ impl PersistentVolume {
                 .csi
                 .as_ref()
                 .map(|csi| (names.intern(&csi.driver), names.intern(&csi.volume_handle))),
-            available: matches!(written.status.phase.as_str(), "" | "Available" | "Pending"),
+            available: matches!(written.status.phase.as_str(), "" | "Available"),
             attributes_class: names.intern(
                 spec.volume_attributes_class_name
                     .as_deref()
@@ -463,17 +461,15 @@ impl Workload {
     }
 }
 
+const NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
 /// Name and labels of a namespace.
 pub(crate) fn namespace(names: &mut Names, object: &Value) -> Result<(Symbol, Labels), ReadError> {
     let written: wire::Namespace = decode("namespace", object)?;
     let name = symbol_of(names, "namespace", &written.metadata)?;
-    let labels = Labels::new(
-        names,
-        written
-            .metadata
-            .labels
-            .iter()
-            .map(|(key, value)| (&**key, &**value)),
-    );
-    Ok((name, labels))
+    // The API server gives every namespace its name as a label.
+    let own = [(NAME_LABEL, written.metadata.name.as_str())];
+    let labels = written.metadata.labels.iter();
+    let labels = labels.map(|(key, value)| (&**key, &**value)).chain(own);
+    Ok((name, Labels::new(names, labels)))
 }

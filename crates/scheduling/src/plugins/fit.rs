@@ -79,6 +79,10 @@ fn is_ignored(context: &Context<'_>, name: crate::names::Symbol) -> bool {
         ignored_groups,
         ..
     } = context.settings;
+    // With GpuFit, the placement engine judges what asks for shared devices.
+    if context.settings.engine_fits && context.snapshot.managed.contains(&name) {
+        return true;
+    }
     if ignored.is_empty() && ignored_groups.is_empty() {
         return false;
     }

@@ -3,13 +3,21 @@
 
 pub(crate) mod balanced;
 pub(crate) mod fit;
+pub(crate) mod gpu;
 pub(crate) mod image_locality;
+pub(crate) mod inter_pod;
 pub(crate) mod node_affinity;
 pub(crate) mod node_name;
 pub(crate) mod node_ports;
 pub(crate) mod preemption;
+pub(crate) mod spread;
 pub(crate) mod taints;
 pub(crate) mod unschedulable;
+pub(crate) mod volume_binding;
+pub(crate) mod volume_limits;
+pub(crate) mod volume_restrictions;
+pub(crate) mod volume_zone;
+mod volumes;
 
 use std::sync::Arc;
 
