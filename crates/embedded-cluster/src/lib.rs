@@ -26,6 +26,7 @@ mod check;
 mod cluster;
 mod crd;
 mod events;
+mod fork;
 mod http;
 mod kinds;
 mod managed;
@@ -49,6 +50,7 @@ mod webhooks;
 
 pub use admission::{Admission, BoxFuture, Operation, Review, WebhookClient};
 pub use cluster::Cluster;
+pub use fork::{Fork, Snapshot};
 pub use http::{TokenNeeded, guard};
 pub use object::Stored;
 pub use patch::Patch;

@@ -54,6 +54,19 @@ impl Stored {
         }
     }
 
+    /// The same object with another version.
+    pub(crate) fn at_version(&self, version: u64) -> Self {
+        let mut object = self.value();
+        if let Some(metadata) = metadata_mut(&mut object) {
+            metadata.insert("resourceVersion".into(), version.to_string().into());
+        }
+        Self {
+            version,
+            json: to_json(&object).into(),
+            ..self.clone()
+        }
+    }
+
     /// The object's `metadata.resourceVersion`.
     pub fn resource_version(&self) -> u64 {
         self.version

@@ -109,7 +109,7 @@ fn plural_of(key: &str) -> String {
     known.map_or(key, |(_, plural)| plural).to_lowercase()
 }
 
-fn is_given(plural: &str, object: &Value) -> bool {
+pub(crate) fn is_given(plural: &str, object: &Value) -> bool {
     let name = meta(object, "name");
     match plural {
         "namespaces" => name == "default" || name.starts_with("kube-"),

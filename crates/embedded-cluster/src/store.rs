@@ -4,7 +4,7 @@
 //! One counter numbers every change of every table, as etcd's does. Each table remembers its last changes: a watch
 //! reads on from where it was, a list can be taken as of a version, and who is too far behind is told so.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -52,6 +52,9 @@ pub(crate) struct TooOld {
     pub(crate) oldest: u64,
 }
 
+/// The objects of one table, by their keys.
+pub(crate) type Objects = BTreeMap<Arc<str>, Arc<Stored>>;
+
 #[derive(Debug)]
 pub(crate) struct Store {
     version: u64,
@@ -61,7 +64,7 @@ pub(crate) struct Store {
 
 #[derive(Debug)]
 struct Table {
-    objects: BTreeMap<Arc<str>, Arc<Stored>>,
+    objects: Objects,
     changes: VecDeque<Change>,
     /// The version of the last change that was forgotten.
     forgotten: u64,
@@ -71,7 +74,7 @@ struct Table {
 impl Table {
     fn new(forgotten: u64) -> Self {
         Self {
-            objects: BTreeMap::new(),
+            objects: Objects::new(),
             changes: VecDeque::new(),
             forgotten,
             bell: watch::Sender::new(0),
@@ -182,7 +185,7 @@ impl Store {
             Happened::Added
         };
         self.table(resource).objects.insert(key, stored.clone());
-        self.log(resource, happened, stored.clone(), before);
+        self.log(&resource.table, happened, stored.clone(), before);
         Ok(stored)
     }
 
@@ -206,7 +209,12 @@ impl Store {
             last,
         ));
         self.table(resource).objects.remove(key);
-        self.log(resource, Happened::Deleted, stored.clone(), Some(before));
+        self.log(
+            &resource.table,
+            Happened::Deleted,
+            stored.clone(),
+            Some(before),
+        );
         Ok(stored)
     }
 
@@ -228,26 +236,169 @@ impl Store {
         Ok((changes, seen))
     }
 
+    /// The same objects in a store of its own, which forgets nothing that happens in it.
+    pub(crate) fn fork(&self) -> Self {
+        let tables = self.tables.iter().map(|(name, table)| {
+            let mut copy = Table::new(self.version);
+            copy.objects.clone_from(&table.objects);
+            (name.clone(), copy)
+        });
+        Self {
+            version: self.version,
+            remembered: usize::MAX,
+            tables: tables.collect(),
+        }
+    }
+
+    /// The objects of every table.
+    pub(crate) fn objects(&self) -> HashMap<Arc<str>, Objects> {
+        let tables = self.tables.iter();
+        tables
+            .map(|(name, table)| (name.clone(), table.objects.clone()))
+            .collect()
+    }
+
+    /// What happened to each object since the fork, oldest first. Several changes of one object are one, unless it went
+    /// and came back.
+    pub(crate) fn net_changes(&self) -> Vec<(Arc<str>, Change)> {
+        let mut all: Vec<(Arc<str>, Change)> = Vec::new();
+        for (name, table) in &self.tables {
+            let mut last: HashMap<Arc<str>, usize> = HashMap::new();
+            for change in &table.changes {
+                let earlier = last.get(&change.object.key).and_then(|at| all.get_mut(*at));
+                match earlier {
+                    Some((_, earlier))
+                        if earlier.happened != Happened::Deleted
+                            && change.happened == Happened::Modified =>
+                    {
+                        earlier.object = change.object.clone();
+                        earlier.version = change.version;
+                    }
+                    _ => {
+                        last.insert(change.object.key.clone(), all.len());
+                        all.push((name.clone(), change.clone()));
+                    }
+                }
+            }
+        }
+        all.sort_by_key(|(_, change)| change.version);
+        all
+    }
+
+    /// Takes over what happened in a fork that was made at `base`, all of it or nothing.
+    pub(crate) fn take_over(
+        &mut self,
+        base: u64,
+        end: u64,
+        changes: &[(Arc<str>, Change)],
+    ) -> Result<(), Clash> {
+        let mut seen = HashSet::new();
+        for (table, change) in changes {
+            if !seen.insert((table.clone(), change.object.key.clone())) {
+                continue;
+            }
+            let there = self.get(table, &change.object.key);
+            let expected = change.before.as_ref();
+            if there.map(|there| there.resource_version())
+                != expected.map(|before| before.resource_version())
+            {
+                return Err(Clash);
+            }
+        }
+        let untouched = self.version == base;
+        for (name, change) in changes {
+            let version = if untouched {
+                change.version
+            } else {
+                self.version + 1
+            };
+            let object = if untouched {
+                change.object.clone()
+            } else {
+                Arc::new(change.object.at_version(version))
+            };
+            self.change(name, change.happened, object, version);
+        }
+        if untouched {
+            self.version = self.version.max(end);
+        }
+        Ok(())
+    }
+
+    /// Makes the objects of every table those that `wanted` has. What differs goes and comes back as it was; what is
+    /// the same but for its version stays untouched. Says how many objects changed.
+    pub(crate) fn restore(&mut self, wanted: &HashMap<Arc<str>, Objects>) -> usize {
+        let none = Objects::new();
+        let mut changed = 0;
+        let names: Vec<Arc<str>> = self.tables.keys().chain(wanted.keys()).cloned().collect();
+        let names: HashSet<Arc<str>> = names.into_iter().collect();
+        let same = |a: &Arc<Stored>, b: Option<&Arc<Stored>>| {
+            b.is_some_and(|b| {
+                let version = b.resource_version();
+                a.resource_version() == version || a.at_version(version).json() == b.json()
+            })
+        };
+        for name in &names {
+            let wanted = wanted.get(name).unwrap_or(&none);
+            let there = self.tables.get(name).map_or(&none, |table| &table.objects);
+            let going: Vec<_> = there
+                .iter()
+                .filter(|(key, object)| !same(object, wanted.get(*key)))
+                .map(|(_, object)| object.clone())
+                .collect();
+            let coming: Vec<_> = wanted
+                .iter()
+                .filter(|(key, object)| !same(object, there.get(*key)))
+                .map(|(_, object)| object.clone())
+                .collect();
+            for (happened, objects) in [(Happened::Deleted, going), (Happened::Added, coming)] {
+                changed += objects.len();
+                for object in objects {
+                    let version = self.version + 1;
+                    let object = Arc::new(object.at_version(version));
+                    self.change(name, happened, object, version);
+                }
+            }
+        }
+        changed
+    }
+
+    /// One change of one object, whose text has its version already.
+    fn change(&mut self, table: &Arc<str>, happened: Happened, object: Arc<Stored>, version: u64) {
+        self.version = version;
+        let key = object.key.clone();
+        let objects = &mut self.table_named(table).objects;
+        let before = match happened {
+            Happened::Deleted => objects.remove(&key),
+            Happened::Added | Happened::Modified => objects.insert(key, object.clone()),
+        };
+        self.log(table, happened, object, before);
+    }
+
     /// Rings whenever something happens in a table.
     pub(crate) fn bell(&mut self, resource: &Resource) -> watch::Receiver<u64> {
         self.table(resource).bell.subscribe()
     }
 
     fn table(&mut self, resource: &Resource) -> &mut Table {
+        self.table_named(&resource.table)
+    }
+
+    fn table_named(&mut self, name: &Arc<str>) -> &mut Table {
         self.tables
-            .entry(resource.table.clone())
+            .entry(name.clone())
             .or_insert_with(|| Table::new(0))
     }
 
     fn log(
         &mut self,
-        resource: &Resource,
+        table: &Arc<str>,
         happened: Happened,
         object: Arc<Stored>,
         before: Option<Arc<Stored>>,
     ) {
         let (version, remembered) = (self.version, self.remembered);
-        let table = self.table(resource);
+        let table = self.table_named(table);
         table.changes.push_back(Change {
             version,
             happened,
