@@ -1,6 +1,7 @@
 //! All routes on one page. A handler decodes, asks the scheduler, encodes; no branch in it is about anything but HTTP.
 
 mod extender;
+pub mod simulator;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Parser;
 use clap::builder::BoolishValueParser;
+use clap::{Parser, Subcommand};
 use server::{LogFormat, TraceArgs};
 
 /// Chooses the GPU and the node of every pod that asks for devices, next to a stock kube-scheduler that calls it.
@@ -14,8 +14,18 @@ use server::{LogFormat, TraceArgs};
 /// /metrics for people, /healthz and /readyz. With --embedded it is its own cluster, and serves the Kubernetes API of
 /// it on the same address. docs/configuration.md explains every flag.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "vgpu-scheduler", version, max_term_width = 100)]
+#[command(
+    name = "vgpu-scheduler",
+    version,
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
 pub struct Args {
+    /// What to be besides the scheduler of a cluster.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// Where to serve: ADDRESS:PORT, or :PORT for every address.
     #[arg(
         long = "http_bind",
@@ -210,6 +220,13 @@ pub struct Args {
     pub node_lock_retry_timeout: Option<Duration>,
 }
 
+/// What the program can be besides the scheduler of a cluster.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Try, replay and explain scheduling without a cluster.
+    Simulator(Box<crate::simulate::Args>),
+}
+
 impl Args {
     /// The directives of the log.
     pub fn log_filter(&self) -> &str {
@@ -243,7 +260,7 @@ impl Args {
 }
 
 /// `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or `:8080` for every address.
-fn address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     let wrong = || "expected ADDRESS:PORT, such as 127.0.0.1:8080, or :8080".to_owned();
     if let Ok(address) = text.parse() {
         return Ok(address);

@@ -18,6 +18,8 @@ pub mod ledger;
 pub mod limit;
 pub mod metrics;
 pub mod preempt;
+pub mod simulate;
+pub mod simulator;
 mod sources;
 mod spans;
 pub mod view;

@@ -15,17 +15,20 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
 use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
-use scheduler::args::Args;
+use scheduler::args::{Args, Command};
 use scheduler::embedded::Admit;
 use scheduler::events::Events;
 use scheduler::leader::{self, Leadership};
 use scheduler::wake::Waker;
-use scheduler::{Company, Scheduler, Settings, api, limit};
+use scheduler::{Company, Scheduler, Settings, api, limit, simulate};
 use server::{Bodies, Listener, Manners, Tls, TlsFiles, Traces};
 use tokio::sync::watch;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let mut args = Args::parse();
+    if let Some(Command::Simulator(args)) = args.command.take() {
+        return simulate::program("vgpu-scheduler simulator", *args);
+    }
     let (format, filter) = (args.log_format, args.log_filter().to_owned());
     let runtime = &mut tokio::runtime::Builder::new_multi_thread();
     server::program("vgpu-scheduler", format, &filter, runtime, run(args))

@@ -13,5 +13,6 @@ mod documents;
 mod http;
 mod ledger;
 mod replicas;
+mod simulator;
 mod support;
 mod traces;

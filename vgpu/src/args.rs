@@ -30,6 +30,7 @@ Examples:
   vgpu oom python-1                            what was refused, and who held the memory
   vgpu sim -- vgpu run --gpumem 4Gi -- ./app   all of it without a GPU
   vgpu explain train                           why a pod of a cluster is pending
+  vgpu simulate --import export.json           try scheduling without a cluster
   vgpu doctor                                  what is wrong here, and what to do about it"
 )]
 pub(crate) struct Args {
@@ -53,6 +54,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Say why a pod is not placed, and the smallest change after which it would be
     Explain(ExplainArgs),
+    /// Try, replay and explain scheduling without a cluster
+    Simulate(Box<scheduler::simulate::Args>),
     /// Look for what is wrong: in a container, on a node, of a cluster
     Doctor(DoctorArgs),
     /// Print a completion script for a shell

@@ -1,4 +1,4 @@
-//! The command people type: `vgpu run`, `top`, `set`, `oom`, `sim`, `explain`, `doctor`. Owns what they read and type;
+//! The command people type: `vgpu run`, `top`, `set`, `oom`, `sim`, `explain`, `simulate`, `doctor`. Owns what they read and type;
 //! what a daemon needs too stands in `supervisor`.
 //!
 //! Never needs root, talks to no daemon (but `explain` and `doctor` to a cluster's), and never starts a program under a limit that was
@@ -72,6 +72,9 @@ fn main() -> ExitCode {
         Command::Bench(args) => ("vgpu bench", bench::run(&args)),
         Command::Doctor(args) => ("vgpu doctor", doctor::run(&args)),
         Command::Explain(args) => ("vgpu explain", explain::run(&args)),
+        Command::Simulate(args) => {
+            return scheduler::simulate::program("vgpu simulate", *args);
+        }
         Command::Completions { shell } => ("vgpu completions", completions(shell)),
         Command::Version => ("vgpu version", version()),
     };

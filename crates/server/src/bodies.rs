@@ -49,8 +49,18 @@ impl Bodies {
     ///
     /// Its handlers get bodies that have arrived in full; axum's own limit (2 MiB) is off.
     pub fn limit(self, router: Router) -> Router {
+        self.limit_answering(router, error)
+    }
+
+    /// As [`Bodies::limit`], with refusals in a form of the caller's.
+    pub fn limit_answering(
+        self,
+        router: Router,
+        answer: fn(StatusCode, &str) -> Response,
+    ) -> Router {
         let door = Arc::new(Door {
             limits: self,
+            answer,
             room: Arc::new(Semaphore::new(self.together.min(Semaphore::MAX_PERMITS))),
         });
         router
@@ -61,6 +71,8 @@ impl Bodies {
 
 struct Door {
     limits: Bodies,
+    /// How a refusal is told.
+    answer: fn(StatusCode, &str) -> Response,
     /// A permit is a byte.
     room: Arc<Semaphore>,
 }
@@ -89,7 +101,7 @@ async fn pass(State(door): State<Arc<Door>>, request: Request, next: Next) -> Re
             if refusal == Refusal::TooLong && !parts.headers.contains_key(EXPECT) {
                 tokio::spawn(swallow(body, door.limits));
             }
-            refusal.answer(door.limits)
+            refusal.answer(door.limits, door.answer)
         }
     }
 }
@@ -103,7 +115,7 @@ enum Refusal {
 }
 
 impl Refusal {
-    fn answer(self, limits: Bodies) -> Response {
+    fn answer(self, limits: Bodies, answer: fn(StatusCode, &str) -> Response) -> Response {
         let seconds = limits.time.as_secs();
         let (status, text) = match self {
             Self::TooLong => (
@@ -126,7 +138,7 @@ impl Refusal {
                 format!("the request's body broke off: {reason}"),
             ),
         };
-        let mut response = error(status, &text);
+        let mut response = answer(status, &text);
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(RETRY_AFTER, 1.into());
         }

@@ -1,0 +1,191 @@
+//! The routes of the simulator. A handler decodes, asks, encodes; what HTTP asks of all of them (CORS, errors in one
+//! form, `405` for `HEAD`) stands beside the routes.
+
+mod answers;
+mod cors;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, Request, State};
+use axum::http::header::{ACCEPT, ALLOW, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post, put};
+use futures_util::StreamExt;
+use serde_json::Value;
+use server::Bodies;
+
+use self::answers::{Failed, empty, error, json};
+pub use self::cors::{Origins, allow as cors};
+use crate::simulator::{Import, Merge, Refusal, Simulator, Starts};
+
+/// How often a stream of Server-Sent Events says that it is there.
+const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(15);
+
+/// All routes of the simulator's listener: its own, and the API of its cluster.
+pub fn routes(simulator: &Simulator, origins: Origins, bodies: Bodies) -> Router {
+    let own = Router::new()
+        .route(
+            "/api/v1/schedulerconfiguration",
+            only("GET, POST", get(configuration).post(configure)),
+        )
+        .route("/api/v1/reset", only("PUT", put(reset)))
+        .route("/api/v1/export", only("GET", get(export)))
+        .route("/api/v1/import", only("POST", post(import)))
+        .route("/api/v1/listwatchresources", only("GET", get(list_watch)))
+        .route("/api/v1/extender/{verb}/{id}", only("POST", post(extender)))
+        .with_state(simulator.clone());
+    let cluster = simulator
+        .cluster()
+        .api_routes()
+        .layer(from_fn_with_state(simulator.clone(), known));
+    let all = own.merge(cluster).fallback(not_found);
+    cors(origins, bodies.limit_answering(all, error))
+}
+
+/// Other methods are refused in this API's form, `HEAD` among them.
+fn only(methods: &'static str, routes: MethodRouter<Simulator>) -> MethodRouter<Simulator> {
+    let refuse = move || async move {
+        let answer = error(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+        ([(ALLOW, methods)], answer)
+    };
+    routes.head(refuse).fallback(refuse)
+}
+
+async fn not_found() -> Response {
+    error(StatusCode::NOT_FOUND, "Not Found")
+}
+
+/// A path below `/api/v1` that is nobody's is answered as the simulator answers, and not as a Kubernetes API does.
+async fn known(State(simulator): State<Simulator>, request: Request, next: Next) -> Response {
+    let below = request.uri().path().strip_prefix("/api/v1/");
+    let first = below.and_then(|path| path.split('/').next());
+    match first {
+        Some(name) if !name.is_empty() && simulator.cluster().resource("", name).is_err() => {
+            not_found().await
+        }
+        _ => next.run(request).await,
+    }
+}
+
+async fn configuration(State(simulator): State<Simulator>) -> Response {
+    json(&simulator.setup().shown)
+}
+
+/// Where the reference answers 500, this does so, too, and says why.
+async fn configure(
+    State(simulator): State<Simulator>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Failed> {
+    let posted =
+        decode(&headers, &body).map_err(|refusal| Refusal::Impossible(refusal.to_string()))?;
+    simulator.configure(&posted).await?;
+    Ok(empty(StatusCode::ACCEPTED))
+}
+
+async fn reset(State(simulator): State<Simulator>) -> Response {
+    simulator.reset().await;
+    empty(StatusCode::ACCEPTED)
+}
+
+async fn export(State(simulator): State<Simulator>) -> Response {
+    json(&simulator.export())
+}
+
+async fn import(
+    State(simulator): State<Simulator>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Failed> {
+    let parameters = parameters(&uri)?;
+    let replace = parameters.iter().rfind(|(name, _)| name == "replace");
+    let merge = match replace.map_or("", |(_, value)| value.as_str()) {
+        "" | "false" => Merge::Keep,
+        "true" => Merge::Replace,
+        other => {
+            let why = format!("replace: \"{other}\" is not true or false");
+            return Err(Refusal::Unreadable(why).into());
+        }
+    };
+    let import = Import::read(decode(&headers, &body)?)?;
+    simulator.import(&import, merge).await?;
+    Ok(empty(StatusCode::OK))
+}
+
+/// JSON lines, or Server-Sent Events for those who ask for them.
+async fn list_watch(
+    State(simulator): State<Simulator>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Failed> {
+    let parameters = parameters(&uri)?;
+    let pairs = parameters
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()));
+    let frames = simulator.frames(&Starts::read(pairs)?)?.into_stream();
+    let events = headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .any(|value| value.to_ascii_lowercase().contains("text/event-stream"));
+    if events {
+        return Ok(answers::events(frames, HEARTBEAT));
+    }
+    let lines = frames.map(|frame| Ok::<_, std::convert::Infallible>(frame.json + "\n"));
+    let kind = [(CONTENT_TYPE, "application/json")];
+    Ok((kind, Body::from_stream(lines)).into_response())
+}
+
+fn parameters(uri: &Uri) -> Result<Vec<(String, String)>, Refusal> {
+    Query::try_from_uri(uri)
+        .map(|Query(parameters)| parameters)
+        .map_err(|why| Refusal::Unreadable(format!("the query cannot be read: {why}")))
+}
+
+/// Passes a question on to an extender of the configuration. The scheduling loop asks extenders itself.
+async fn extender(
+    State(simulator): State<Simulator>,
+    Path((verb, id)): Path<(String, String)>,
+) -> Result<Response, Failed> {
+    let number: usize = id.parse().map_err(|_| {
+        Refusal::Unreadable(format!(
+            "{id} is not the number of an extender; expected 0 for the first"
+        ))
+    })?;
+    let setup = simulator.setup();
+    match setup.running.extenders.get(number) {
+        Some(_) => Ok(error(
+            StatusCode::NOT_FOUND,
+            &format!("extender {number} has no {verb}"),
+        )),
+        None => Ok(error(
+            StatusCode::NOT_FOUND,
+            &format!(
+                "no extender {number} is configured; there are {}",
+                setup.running.extenders.len()
+            ),
+        )),
+    }
+}
+
+/// A body of JSON; no body is an empty object.
+fn decode(headers: &HeaderMap, body: &[u8]) -> Result<Value, Refusal> {
+    if body.is_empty() {
+        return Ok(Value::Object(serde_json::Map::new()));
+    }
+    let kind = headers
+        .get(CONTENT_TYPE)
+        .map_or(Ok(""), |kind| kind.to_str());
+    let kind = kind.unwrap_or_default();
+    let plain = kind.split(';').next().unwrap_or_default().trim();
+    if !plain.eq_ignore_ascii_case("application/json") {
+        return Err(Refusal::Unreadable(format!(
+            "Content-Type: \"{kind}\" is not read here; expected application/json"
+        )));
+    }
+    serde_json::from_slice(body)
+        .map_err(|error| Refusal::Unreadable(format!("the body is not JSON: {error}")))
+}

@@ -1,0 +1,68 @@
+//! Answers as the reference's HTTP library prints them: JSON with a line end, errors as `{"message":…}`.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::{Stream, StreamExt};
+use serde::Serialize;
+
+use crate::simulator::{Frame, Refusal};
+
+const JSON: &str = "application/json; charset=UTF-8";
+
+pub(super) fn json<T: Serialize>(value: &T) -> Response {
+    match serde_json::to_string(value) {
+        Ok(text) => ([(CONTENT_TYPE, JSON)], text + "\n").into_response(),
+        Err(why) => error(StatusCode::INTERNAL_SERVER_ERROR, &why.to_string()),
+    }
+}
+
+/// No body, and so no type of one.
+pub(super) fn empty(code: StatusCode) -> Response {
+    code.into_response()
+}
+
+pub(super) fn error(code: StatusCode, message: &str) -> Response {
+    let body = serde_json::json!({ "message": message }).to_string() + "\n";
+    (code, [(CONTENT_TYPE, JSON)], body).into_response()
+}
+
+/// Server-Sent Events, each with the version of its object as its id, and a comment where nothing happens.
+pub(super) fn events(
+    frames: impl Stream<Item = Frame> + Send + 'static,
+    heartbeat: Duration,
+) -> Response {
+    let events = frames.map(|frame| {
+        let event = Event::default()
+            .id(frame.version.to_string())
+            .data(frame.json);
+        Ok::<_, Infallible>(event)
+    });
+    let alive = KeepAlive::new().interval(heartbeat).text("alive");
+    Sse::new(events).keep_alive(alive).into_response()
+}
+
+/// A refusal on its way out.
+#[derive(Debug)]
+pub(super) struct Failed(Refusal);
+
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal)
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        let code = match self.0 {
+            Refusal::Unreadable(_) => StatusCode::BAD_REQUEST,
+            Refusal::Impossible(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Refusal::Expired(_) => StatusCode::GONE,
+        };
+        error(code, &self.0.to_string())
+    }
+}

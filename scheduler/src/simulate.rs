@@ -1,0 +1,210 @@
+//! The simulator as a process: flags, the state at its start, listeners, a signal to stop. `vgpu-scheduler simulator`
+//! and `vgpu simulate` both run it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, bail};
+use axum::Router;
+use clap::Parser;
+use embedded_cluster::{Cluster, Options, guard};
+use serde_json::Value;
+use server::{Bodies, Listener, LogFormat, Manners};
+use tokio::sync::watch;
+
+use crate::api::simulator::{Origins, cors, routes};
+use crate::simulator::{Import, Merge, Setup, Simulator};
+
+/// How many changes of each kind a stream can be behind: a large import is many changes at once.
+const REMEMBERED: usize = 100_000;
+
+/// Try, replay and explain scheduling without a cluster.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "simulator", version)]
+pub struct Args {
+    /// Where the simulator's API and its cluster's are served: ADDRESS:PORT, or :PORT for every address.
+    #[arg(
+        long,
+        env = "VGPU_SIMULATOR_BIND",
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:1212",
+        value_parser = crate::args::address
+    )]
+    pub bind: SocketAddr,
+
+    /// Another port for the simulator's API; what --bind says of the address stays.
+    #[arg(long, env = "PORT", value_name = "PORT")]
+    pub port: Option<u16>,
+
+    /// Where the cluster's API is served for kubectl besides: ADDRESS:PORT, or "off".
+    #[arg(
+        long,
+        env = "VGPU_SIMULATOR_KUBERNETES_BIND",
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:3131"
+    )]
+    pub kubernetes_bind: String,
+
+    /// Ask for this bearer token. Needed where an address is not a loopback address.
+    #[arg(long, env = "VGPU_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub token: Option<String>,
+
+    /// Origins of web pages that may call the API, separated by commas; * for all.
+    #[arg(
+        long = "cors-allowed-origins",
+        env = "CORS_ALLOWED_ORIGIN_LIST",
+        value_name = "ORIGINS",
+        value_delimiter = ',',
+        default_value = "http://localhost:3000"
+    )]
+    pub origins: Vec<String>,
+
+    /// The scheduler's configuration at the start: a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, YAML
+    /// or JSON. By default kube-scheduler's own defaults.
+    #[arg(long, env = "KUBE_SCHEDULER_CONFIG_PATH", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// What to log: error, warn, info, debug, or directives such as warn,scheduler=debug.
+    #[arg(
+        long,
+        env = "VGPU_SCHEDULER_LOG",
+        value_name = "FILTER",
+        default_value = "info"
+    )]
+    pub log: String,
+
+    /// How a log line looks.
+    #[arg(
+        long,
+        env = "VGPU_SCHEDULER_LOG_FORMAT",
+        value_enum,
+        default_value_t = LogFormat::Text
+    )]
+    pub log_format: LogFormat,
+
+    /// Objects and configuration to start with: what GET /api/v1/export printed, JSON or YAML.
+    #[arg(long, value_name = "FILE")]
+    pub import: Option<PathBuf>,
+}
+
+/// The whole program: its log, its runtime, its exit code. `name` stands before an error.
+pub fn program(name: &str, args: Args) -> ExitCode {
+    let (format, filter) = (args.log_format, args.log.clone());
+    let runtime = &mut tokio::runtime::Builder::new_multi_thread();
+    server::program(name, format, &filter, runtime, run(args))
+}
+
+/// Serves until a signal asks to stop.
+///
+/// # Errors
+///
+/// What of the flags, the files or the addresses cannot be used.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let stop = server::asked_to_stop().context("cannot handle signals")?;
+    let mut address = args.bind;
+    if let Some(port) = args.port {
+        address.set_port(port);
+    }
+    let listener = bind(address, "--bind or --port").await?;
+    let kubernetes = match args.kubernetes_bind.as_str() {
+        "off" | "" => None,
+        text => {
+            let address = crate::args::address(text)
+                .map_err(|why| anyhow!("--kubernetes-bind {text}: {why}, or off"))?;
+            Some(bind(address, "--kubernetes-bind").await?)
+        }
+    };
+    let simulator = prepare(&args).await?;
+    let origins = Origins::new(args.origins.iter().cloned());
+    let (stopping, stopped) = watch::channel(false);
+    let kubernetes = match kubernetes {
+        Some(listener) => {
+            tracing::info!(address = %listener.address(), "serving the cluster's API");
+            let api = cors(origins.clone(), simulator.cluster().router());
+            let api = guarded(api, &listener, &args, "--kubernetes-bind")?;
+            let mut stopped = stopped.clone();
+            Some(tokio::spawn(async move {
+                let stop = async { drop(stopped.wait_for(|stopped| *stopped).await) };
+                listener.serve(api, manners(), stop).await;
+            }))
+        }
+        None => None,
+    };
+    let router = routes(&simulator, origins, Bodies::default());
+    let router = guarded(router, &listener, &args, "--bind")?;
+    tracing::info!(address = %listener.address(), "serving the simulator");
+    let stop = async {
+        let signal = stop.await;
+        tracing::info!(signal, "stopping");
+        stopping.send_replace(true);
+    };
+    listener.serve(router, manners(), stop).await;
+    if let Some(kubernetes) = kubernetes {
+        drop(kubernetes.await);
+    }
+    Ok(())
+}
+
+/// A simulator with what the files hold.
+async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
+    let setup = match &args.config {
+        Some(path) => {
+            let said = || format!("--config {}", path.display());
+            Setup::read(&read(path).with_context(said)?).with_context(said)?
+        }
+        None => Setup::defaults(),
+    };
+    let cluster = Cluster::new(Options {
+        remembered_changes: REMEMBERED,
+        ..Options::default()
+    });
+    let simulator = Simulator::new(cluster, setup);
+    if let Some(path) = &args.import {
+        let said = || format!("--import {}", path.display());
+        let import = Import::read(read(path).with_context(said)?).with_context(said)?;
+        let imported = simulator.import(&import, Merge::Keep).await;
+        imported.with_context(said)?;
+        simulator.start_from_here().await;
+    }
+    Ok(simulator)
+}
+
+/// A file of JSON or YAML.
+fn read(path: &Path) -> anyhow::Result<Value> {
+    let text = std::fs::read_to_string(path)?;
+    match serde_json::from_str(&text) {
+        Ok(value) => Ok(value),
+        Err(json) => match serde_saphyr::from_str::<Value>(&text) {
+            Ok(value) if value.is_object() => Ok(value),
+            Ok(_) => bail!("it is neither JSON ({json}) nor a YAML object"),
+            Err(yaml) => {
+                let yaml = yaml.to_string();
+                let yaml = yaml.lines().next().unwrap_or_default();
+                bail!("it is neither JSON ({json}) nor YAML ({yaml})")
+            }
+        },
+    }
+}
+
+async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<Listener> {
+    Listener::bind(address)
+        .await
+        .map_err(|error| anyhow!("{error}; {flag} takes another address"))
+}
+
+/// Only with the token, or from this machine.
+fn guarded(router: Router, listener: &Listener, args: &Args, flag: &str) -> anyhow::Result<Router> {
+    let address = listener.address();
+    let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port()));
+    guard(router, address, args.token.as_deref())
+        .map_err(|error| anyhow!("{error} (--token, or {flag} {loopback})"))
+}
+
+fn manners() -> Manners {
+    Manners {
+        connections: 1024,
+        connections_per_address: 1024,
+        ..Manners::default()
+    }
+}

@@ -1,0 +1,252 @@
+//! The simulator's state: a cluster in memory, a scheduler configuration, and what both were at the start. It owns what
+//! import, export, reset and a new configuration do. Never speaks HTTP: `api::simulator` does.
+
+mod export;
+mod frames;
+mod import;
+mod kinds;
+mod shown;
+
+use std::sync::Arc;
+
+use embedded_cluster::{Cluster, Snapshot, Status};
+use parking_lot::RwLock;
+use scheduling::config::Configuration;
+use serde_json::Value;
+use tokio::sync::watch;
+
+pub use self::export::Export;
+pub use self::frames::{Frame, Frames, Since, Starts};
+pub use self::import::{Import, Merge};
+pub use self::kinds::{KINDS, Kind};
+pub use self::shown::Shown;
+
+/// A cluster in memory with a scheduler's configuration. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Simulator(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    cluster: Cluster,
+    setup: RwLock<Arc<Setup>>,
+    start: RwLock<Start>,
+    /// Held shared by the scheduling loop while it writes, alone by what changes the whole state.
+    gate: tokio::sync::RwLock<()>,
+    /// Counts changes of the whole state: what the loop worked out before one of them is void.
+    epoch: watch::Sender<u64>,
+}
+
+/// What a reset goes back to.
+#[derive(Debug)]
+struct Start {
+    objects: Snapshot,
+    setup: Arc<Setup>,
+}
+
+/// A configuration that can run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Setup {
+    /// As it was written.
+    pub shown: Shown,
+    /// With every default filled in.
+    pub running: Configuration,
+}
+
+/// Why a request was not done. Nothing of it is done then.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// The request is not what it should be.
+    #[error("{0}")]
+    Unreadable(String),
+    /// It is understood and cannot be done.
+    #[error("{0}")]
+    Impossible(String),
+    /// The version that a watch shall begin with is forgotten.
+    #[error("{0}")]
+    Expired(String),
+}
+
+impl Setup {
+    /// What kube-scheduler runs by where nothing is written.
+    pub fn defaults() -> Self {
+        let running = Configuration::default();
+        let value = serde_json::to_value(&running).unwrap_or_default();
+        Self {
+            shown: Shown::read(&value).unwrap_or_default(),
+            running,
+        }
+    }
+
+    /// A whole configuration, read and judged.
+    ///
+    /// # Errors
+    ///
+    /// What in it cannot be read or cannot run.
+    pub fn read(written: &Value) -> Result<Self, Refusal> {
+        let shown = Shown::read(written).map_err(|error| {
+            Refusal::Impossible(format!(
+                "the scheduler configuration cannot be read: {error}"
+            ))
+        })?;
+        let running = Configuration::read(written).map_err(|error| {
+            Refusal::Impossible(format!("the scheduler configuration cannot run: {error}"))
+        })?;
+        Ok(Self { shown, running })
+    }
+
+    /// This configuration with the profiles and extenders of another one: all that a `POST` takes.
+    ///
+    /// # Errors
+    ///
+    /// What in them cannot be read or cannot run.
+    pub fn with_profiles_of(&self, posted: &Value) -> Result<Self, Refusal> {
+        let Value::Object(posted) = posted else {
+            let why = "the scheduler configuration is not an object such as {\"profiles\":[]}";
+            return Err(Refusal::Impossible(why.to_owned()));
+        };
+        let mut whole = self.shown.to_value();
+        for name in ["profiles", "extenders"] {
+            let list = posted.get(name).cloned().unwrap_or_default();
+            if let Some(fields) = whole.as_object_mut() {
+                fields.insert(name.to_owned(), list);
+            }
+        }
+        Self::read(&whole)
+    }
+}
+
+impl Simulator {
+    /// A simulator of this cluster. What the cluster and the configuration are by now is what a reset goes back to.
+    pub fn new(cluster: Cluster, setup: Setup) -> Self {
+        let setup = Arc::new(setup);
+        let start = Start {
+            objects: cluster.snapshot(),
+            setup: setup.clone(),
+        };
+        Self(Arc::new(Inner {
+            cluster,
+            setup: RwLock::new(setup),
+            start: RwLock::new(start),
+            gate: tokio::sync::RwLock::default(),
+            epoch: watch::Sender::new(0),
+        }))
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> &Cluster {
+        &self.0.cluster
+    }
+
+    /// The configuration that runs.
+    pub fn setup(&self) -> Arc<Setup> {
+        self.0.setup.read().clone()
+    }
+
+    /// Replaces the profiles and extenders; the rest of a configuration stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// What in it cannot be read or cannot run; the present one goes on then.
+    pub async fn configure(&self, posted: &Value) -> Result<(), Refusal> {
+        let _alone = self.0.gate.write().await;
+        let setup = self.setup().with_profiles_of(posted)?;
+        self.adopt(Some(setup));
+        Ok(())
+    }
+
+    /// Goes back to the objects and the configuration of the start, in one step.
+    pub async fn reset(&self) {
+        let _alone = self.0.gate.write().await;
+        let start = self.0.start.read();
+        let changed = self.0.cluster.restore(&start.objects);
+        tracing::info!(changed, "reset");
+        let setup = start.setup.clone();
+        drop(start);
+        self.adopt(Some(Setup::clone(&setup)));
+    }
+
+    /// Takes over the objects and the configuration of an import: all of it or nothing.
+    ///
+    /// # Errors
+    ///
+    /// Which object or which part of the configuration cannot be taken over, and why.
+    pub async fn import(&self, import: &Import, merge: Merge) -> Result<usize, Refusal> {
+        let setup = match &import.configuration {
+            Some(configuration) => Some(Setup::read(configuration)?),
+            None => None,
+        };
+        let _alone = self.0.gate.write().await;
+        let changes = import::apply(&self.0.cluster, import, merge).await?;
+        tracing::info!(changes, "imported");
+        self.adopt(setup);
+        Ok(changes)
+    }
+
+    /// Lets a later reset go back to what is there by now.
+    pub async fn start_from_here(&self) {
+        let _alone = self.0.gate.write().await;
+        *self.0.start.write() = Start {
+            objects: self.0.cluster.snapshot(),
+            setup: self.setup(),
+        };
+    }
+
+    /// Everything that an import takes, at one version.
+    pub fn export(&self) -> Export {
+        Export::of(&self.0.cluster, self.setup().shown.clone())
+    }
+
+    /// What happens to the objects of the seven kinds.
+    ///
+    /// # Errors
+    ///
+    /// Which version a watch cannot begin with.
+    pub fn frames(&self, starts: &Starts) -> Result<Frames, Refusal> {
+        Frames::open(&self.0.cluster, starts)
+    }
+
+    fn adopt(&self, setup: Option<Setup>) {
+        if let Some(setup) = setup {
+            *self.0.setup.write() = Arc::new(setup);
+        }
+        self.0.epoch.send_modify(|epoch| *epoch += 1);
+    }
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Self {
+        match status.code {
+            400 => Self::Unreadable(status.message),
+            410 => Self::Expired(status.message),
+            _ => Self::Impossible(status.message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_post_takes_profiles_and_extenders_alone() {
+        let before =
+            Setup::read(&json!({ "parallelism": 7, "profiles": [{ "schedulerName": "a" }] }));
+        let posted = json!({
+            "parallelism": 3,
+            "extenders": [{ "urlPrefix": "http://e/", "filterVerb": "f", "weight": 1 }]
+        });
+
+        let after = before.unwrap().with_profiles_of(&posted).unwrap();
+
+        assert_eq!(after.running.parallelism, 7);
+        assert_eq!(
+            after.running.profiles[0].scheduler_name,
+            "default-scheduler"
+        );
+        let shown = after.shown.to_value();
+        assert!(shown.get("profiles").is_none());
+        assert_eq!(shown["extenders"][0]["httpTimeout"], "0s");
+    }
+}

@@ -1,0 +1,7 @@
+//! The simulator over HTTP: as recorded, whole or not at all, and with input that nobody should send.
+
+mod abuse;
+mod recorded;
+mod stream;
+mod whole;
+mod wire;
