@@ -18,4 +18,5 @@ pub mod object;
 pub mod quantity;
 pub mod quota;
 pub mod request;
+pub mod results;
 pub mod vendor;

@@ -1,0 +1,97 @@
+// Keeps a page up to date: listens to what changed, tells the fragments of the page (htmx fetches them), and says
+// when the connection is lost and when it is back. Every form and link works without it.
+"use strict";
+(() => {
+  const KINDS = [
+    "nodes", "pods", "persistentvolumes", "persistentvolumeclaims", "storageclasses", "priorityclasses", "namespaces",
+  ];
+  const SILENCE_MS = 25000; // The server shows that it lives every ten seconds.
+  const FIRST_WAIT_MS = 500;
+  const LONGEST_WAIT_MS = 5000;
+
+  const status = document.getElementById("connection");
+  let lost = false;
+  let wait = FIRST_WAIT_MS;
+  let stream = null;
+  let silence = 0;
+
+  const say = (state, text) => {
+    if (status.dataset.state === state) return;
+    status.dataset.state = state;
+    status.textContent = text;
+  };
+
+  const refresh = (kinds) => {
+    for (const kind of kinds) document.body.dispatchEvent(new CustomEvent("changed-" + kind));
+  };
+
+  const heard = () => {
+    clearTimeout(silence);
+    silence = setTimeout(lose, SILENCE_MS);
+  };
+
+  const lose = () => {
+    clearTimeout(silence);
+    stream.close();
+    lost = true;
+    say("lost", "Connection lost, trying again");
+    setTimeout(connect, wait);
+    wait = Math.min(wait * 2, LONGEST_WAIT_MS);
+  };
+
+  const connect = () => {
+    stream = new EventSource("/page/events");
+    stream.addEventListener("hello", () => {
+      heard();
+      wait = FIRST_WAIT_MS;
+      if (lost) {
+        lost = false;
+        say("back", "Connection is back");
+        refresh(KINDS); // What happened meanwhile was not told.
+      } else {
+        say("live", "Live");
+      }
+    });
+    stream.addEventListener("beat", () => {
+      heard();
+      say("live", "Live");
+    });
+    stream.addEventListener("changed", (event) => {
+      heard();
+      refresh(event.data.split(" "));
+    });
+    stream.onerror = lose;
+  };
+
+  // A text that was changed and not sent is not thrown away without a question.
+  const guardText = (text) => {
+    let sent = false;
+    const form = text.form;
+    form.addEventListener("submit", () => {
+      sent = true;
+    });
+    text.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+    });
+    const refused = text.getAttribute("aria-invalid") === "true";
+    addEventListener("beforeunload", (event) => {
+      if (!sent && (refused || text.value !== text.defaultValue)) event.preventDefault();
+    });
+  };
+
+  // A menu closes with Escape and when the reader goes elsewhere.
+  const menu = document.querySelector("details.menu");
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && menu.open) {
+      menu.open = false;
+      menu.querySelector("summary").focus();
+    }
+  });
+  document.addEventListener("click", (event) => {
+    if (!menu.contains(event.target)) menu.open = false;
+  });
+
+  document.documentElement.classList.add("script");
+  document.querySelectorAll("form.editor textarea").forEach(guardText);
+  connect();
+})();

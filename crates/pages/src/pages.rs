@@ -1,0 +1,323 @@
+//! The templates and the values that each prints. No template decides anything.
+
+use askama::Template;
+
+use crate::assets;
+use crate::board::OtherRow;
+use crate::kind::Kind;
+use crate::source::Why;
+use crate::view::compare::Compared;
+use crate::view::node::NodeCard;
+use crate::view::overview::{NodeList, PendingList, PodList, Summary};
+use crate::view::pod::PodPage;
+use crate::view::{Slice, address};
+
+/// What stands around every page.
+#[derive(Debug, Clone)]
+pub(crate) struct Shell {
+    /// The title of the page.
+    pub(crate) title: String,
+    /// Which entry of the navigation it belongs to.
+    pub(crate) place: Place,
+    /// Whether configurations can be compared.
+    pub(crate) compare: bool,
+    /// Something that was done; empty for nothing.
+    pub(crate) done: String,
+}
+
+/// The entries of the navigation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Overview,
+    Objects,
+    Configuration,
+    Compare,
+    Data,
+}
+
+impl Shell {
+    /// What tells a reader of the whole page where he is.
+    fn current(&self, place: &str) -> &'static str {
+        let here = match self.place {
+            Place::Overview => "overview",
+            Place::Objects => "objects",
+            Place::Configuration => "configuration",
+            Place::Compare => "compare",
+            Place::Data => "data",
+        };
+        if here == place { "page" } else { "false" }
+    }
+
+    #[expect(
+        clippy::unused_self,
+        reason = "a template calls methods of what it has"
+    )]
+    fn asset(&self, name: &str) -> String {
+        assets::address(name)
+    }
+
+    #[expect(
+        clippy::unused_self,
+        reason = "a template calls methods of what it has"
+    )]
+    fn kinds(&self) -> [KindLink; 7] {
+        Kind::ALL.map(|kind| KindLink {
+            title: kind.title(),
+            singular: kind.singular(),
+            new: address::new(kind),
+        })
+    }
+}
+
+/// Where the pages of a kind are.
+#[derive(Debug, Clone)]
+pub(crate) struct KindLink {
+    pub(crate) title: &'static str,
+    pub(crate) singular: &'static str,
+    pub(crate) new: String,
+}
+
+/// The first page.
+#[derive(Debug, Template)]
+#[template(path = "overview.html")]
+pub(crate) struct OverviewPage {
+    pub(crate) shell: Shell,
+    pub(crate) summary: Summary,
+    pub(crate) pending: PendingList,
+    pub(crate) nodes: NodeList,
+    pub(crate) pods: PodList,
+}
+
+/// The numbers at the top of the first page.
+#[derive(Debug, Template)]
+#[template(path = "part/summary.html")]
+pub(crate) struct SummaryPart {
+    pub(crate) summary: Summary,
+}
+
+/// The pods that wait.
+#[derive(Debug, Template)]
+#[template(path = "part/pending.html")]
+pub(crate) struct PendingPart {
+    pub(crate) pending: PendingList,
+}
+
+/// The nodes.
+#[derive(Debug, Template)]
+#[template(path = "part/nodes.html")]
+pub(crate) struct NodesPart {
+    pub(crate) nodes: NodeList,
+}
+
+/// The pods.
+#[derive(Debug, Template)]
+#[template(path = "part/pods.html")]
+pub(crate) struct PodsPart {
+    pub(crate) pods: PodList,
+}
+
+/// What would help a pod.
+#[derive(Debug, Template)]
+#[template(path = "part/why.html")]
+pub(crate) struct WhyPart {
+    pub(crate) why: Option<Why>,
+}
+
+/// A pod.
+#[derive(Debug, Template)]
+#[template(path = "pod.html")]
+pub(crate) struct PodDetail {
+    pub(crate) shell: Shell,
+    pub(crate) pod: PodPage,
+}
+
+/// The live part of a pod's page.
+#[derive(Debug, Template)]
+#[template(path = "part/pod.html")]
+pub(crate) struct PodPart {
+    pub(crate) pod: PodPage,
+}
+
+/// In place of what was deleted while it was shown.
+#[derive(Debug, Template)]
+#[template(path = "part/gone.html")]
+pub(crate) struct GonePart {
+    /// The identifier of the part.
+    pub(crate) id: &'static str,
+    pub(crate) what: String,
+}
+
+/// A node.
+#[derive(Debug, Template)]
+#[template(path = "node.html")]
+pub(crate) struct NodeDetail {
+    pub(crate) shell: Shell,
+    /// Where the live part of the page is.
+    pub(crate) part: String,
+    pub(crate) node: NodeCard,
+    pub(crate) labels: Vec<String>,
+    pub(crate) edit: String,
+    pub(crate) delete: String,
+}
+
+/// The live part of a node's page.
+#[derive(Debug, Template)]
+#[template(path = "part/node.html")]
+pub(crate) struct NodePart {
+    pub(crate) part: String,
+    pub(crate) node: NodeCard,
+}
+
+/// The objects of a kind.
+#[derive(Debug, Template)]
+#[template(path = "objects.html")]
+pub(crate) struct ObjectsPage {
+    pub(crate) shell: Shell,
+    pub(crate) tabs: Vec<Tab>,
+    pub(crate) kind: KindLink,
+    pub(crate) list: ObjectList,
+}
+
+/// The pods as objects of a kind.
+#[derive(Debug, Template)]
+#[template(path = "pods.html")]
+pub(crate) struct PodsPage {
+    pub(crate) shell: Shell,
+    pub(crate) tabs: Vec<Tab>,
+    pub(crate) kind: KindLink,
+    pub(crate) pods: PodList,
+}
+
+/// A kind above a list, and how many objects of it there are.
+#[derive(Debug, Clone)]
+pub(crate) struct Tab {
+    pub(crate) title: &'static str,
+    pub(crate) href: String,
+    pub(crate) count: usize,
+    pub(crate) current: &'static str,
+}
+
+/// The objects of a kind.
+#[derive(Debug, Clone)]
+pub(crate) struct ObjectList {
+    pub(crate) rows: Vec<ObjectLine>,
+    pub(crate) slice: Slice,
+    pub(crate) text: String,
+    pub(crate) all: usize,
+    pub(crate) part: String,
+    pub(crate) href: String,
+    pub(crate) singular: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) plural: &'static str,
+    pub(crate) namespaced: bool,
+}
+
+/// An object in a list.
+#[derive(Debug, Clone)]
+pub(crate) struct ObjectLine {
+    pub(crate) row: OtherRow,
+    pub(crate) href: String,
+    pub(crate) edit: String,
+    pub(crate) delete: String,
+}
+
+/// The list of the objects of a kind.
+#[derive(Debug, Template)]
+#[template(path = "part/objects.html")]
+pub(crate) struct ObjectsPart {
+    pub(crate) list: ObjectList,
+}
+
+/// A text that is edited: a new object, an object, or the configuration.
+#[derive(Debug, Template)]
+#[template(path = "edit.html")]
+pub(crate) struct EditPage {
+    pub(crate) shell: Shell,
+    pub(crate) editor: Editor,
+}
+
+/// A text that is edited.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Editor {
+    /// What is edited.
+    pub(crate) heading: String,
+    /// What a reader should know before.
+    pub(crate) help: String,
+    /// The text.
+    pub(crate) text: String,
+    /// Why the last attempt was refused; empty where there was none.
+    pub(crate) error: String,
+    /// What the button says.
+    pub(crate) button: String,
+    /// Where the text goes.
+    pub(crate) action: String,
+    /// Where a reader goes who changes nothing.
+    pub(crate) back: String,
+    /// Other texts to begin with.
+    pub(crate) templates: Vec<TemplateLink>,
+    /// Where the object is deleted; empty where it cannot be.
+    pub(crate) delete: String,
+    /// How many lines are shown.
+    pub(crate) lines: usize,
+}
+
+/// Another text to begin with.
+#[derive(Debug, Clone)]
+pub(crate) struct TemplateLink {
+    pub(crate) title: &'static str,
+    pub(crate) href: String,
+    pub(crate) current: &'static str,
+}
+
+/// A question before something cannot be undone.
+#[derive(Debug, Template)]
+#[template(path = "confirm.html")]
+pub(crate) struct ConfirmPage {
+    pub(crate) shell: Shell,
+    /// The question.
+    pub(crate) question: String,
+    /// What happens.
+    pub(crate) what: String,
+    /// What the button says.
+    pub(crate) button: String,
+    /// Where the answer goes.
+    pub(crate) action: String,
+    /// Where a reader goes who says no.
+    pub(crate) back: String,
+    /// Why the last attempt was refused; empty where there was none.
+    pub(crate) error: String,
+}
+
+/// Import, export and reset.
+#[derive(Debug, Template)]
+#[template(path = "data.html")]
+pub(crate) struct DataPage {
+    pub(crate) shell: Shell,
+    /// Why the last import was refused; empty where there was none.
+    pub(crate) error: String,
+    /// The text that was refused, so that it can be corrected.
+    pub(crate) text: String,
+    /// Whether what is there is deleted first.
+    pub(crate) replace: bool,
+}
+
+/// Several configurations beside each other.
+#[derive(Debug, Template)]
+#[template(path = "compare.html")]
+pub(crate) struct ComparePage {
+    pub(crate) shell: Shell,
+    pub(crate) error: String,
+    pub(crate) configuration: String,
+    pub(crate) add_nodes: String,
+    pub(crate) drain: String,
+    pub(crate) compared: Option<Compared>,
+}
+
+/// Something that is not there, or went wrong.
+#[derive(Debug, Template)]
+#[template(path = "problem.html")]
+pub(crate) struct ProblemPage {
+    pub(crate) shell: Shell,
+    pub(crate) heading: String,
+    pub(crate) what: String,
+}

@@ -1,0 +1,241 @@
+//! Several runs beside each other: a table, and a chart made of values. The same input gives the same bytes.
+
+use crate::source::{Comparison, Run};
+
+/// The comparison as it is shown.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Compared {
+    /// The names of the runs, which are the columns.
+    pub runs: Vec<String>,
+    /// What is compared.
+    pub rows: Vec<Line>,
+    /// Reasons for which pods wait, by run.
+    pub reasons: Vec<Line>,
+    /// One group of bars for each measure that has a common scale.
+    pub charts: Vec<Chart>,
+}
+
+/// A line of the table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Line {
+    /// What is measured, with its unit.
+    pub label: String,
+    /// One value for each run.
+    pub cells: Vec<Cell>,
+}
+
+/// A value of one run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cell {
+    /// The value.
+    pub text: String,
+    /// Whether no other run is better, and some run is worse.
+    pub best: bool,
+}
+
+/// Bars of one measure.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chart {
+    /// What is measured, with its unit.
+    pub label: String,
+    /// One bar for each run.
+    pub bars: Vec<Column>,
+    /// How high the drawing is, in pixels.
+    pub height: usize,
+    /// All of it in words.
+    pub spoken: String,
+}
+
+/// A bar.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Column {
+    /// The run.
+    pub name: String,
+    /// The value.
+    pub text: String,
+    /// How long the bar is, in percent of the longest that there can be.
+    pub width: String,
+    /// Where the bar begins, in pixels from above.
+    pub top: usize,
+    /// Where its text stands.
+    pub baseline: usize,
+}
+
+/// What a measure is called, which value it is, and whether more is better.
+type Measure = (&'static str, fn(&Run) -> f64, bool);
+
+const MEASURES: [Measure; 7] = [
+    ("Pods placed", placed, true),
+    ("Pods pending", pending, false),
+    ("GPU memory promised, %", |run| run.memory_percent, true),
+    ("GPU compute promised, %", |run| run.compute_percent, true),
+    (
+        "GPU memory in pieces too small, %",
+        |run| run.fragmentation_percent,
+        false,
+    ),
+    (
+        "Fairness between namespaces, 0 to 1",
+        |run| run.fairness,
+        true,
+    ),
+    ("Mean wait, seconds", |run| run.waited_seconds, false),
+];
+
+/// Measures that are drawn, and the end of their scale; none for the largest value.
+const CHARTS: [(usize, Option<f64>); 4] =
+    [(0, None), (1, None), (2, Some(100.0)), (3, Some(100.0))];
+
+#[expect(clippy::cast_precision_loss, reason = "a number of pods")]
+fn placed(run: &Run) -> f64 {
+    run.placed as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a number of pods")]
+fn pending(run: &Run) -> f64 {
+    run.pending.iter().map(|(_, pods)| *pods).sum::<u64>() as f64
+}
+
+/// The comparison as it is shown.
+pub fn compared(comparison: &Comparison) -> Compared {
+    let runs = &comparison.runs;
+    let rows = MEASURES.iter().map(|measure| line(measure, runs));
+    let mut reasons: Vec<&str> = runs
+        .iter()
+        .flat_map(|run| run.pending.iter().map(|(reason, _)| reason.as_str()))
+        .collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    let reason_line = |reason: &str| Line {
+        label: reason.to_owned(),
+        cells: runs
+            .iter()
+            .map(|run| {
+                let pods = run.pending.iter().find(|(other, _)| other == reason);
+                Cell {
+                    text: pods.map_or(0, |(_, pods)| *pods).to_string(),
+                    best: false,
+                }
+            })
+            .collect(),
+    };
+    let charts = CHARTS.iter().filter_map(|(position, end)| {
+        MEASURES
+            .get(*position)
+            .map(|measure| chart(measure, *end, runs))
+    });
+    Compared {
+        runs: runs.iter().map(|run| run.name.clone()).collect(),
+        rows: rows.collect(),
+        reasons: reasons.into_iter().map(reason_line).collect(),
+        charts: charts.collect(),
+    }
+}
+
+fn line((label, value, more_is_better): &Measure, runs: &[Run]) -> Line {
+    let values: Vec<f64> = runs.iter().map(value).collect();
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let best = if *more_is_better { most } else { least };
+    let cells = values.iter().map(|value| Cell {
+        text: number(*value),
+        best: least < most && value.total_cmp(&best).is_eq(),
+    });
+    Line {
+        label: (*label).to_owned(),
+        cells: cells.collect(),
+    }
+}
+
+const BAR: usize = 26;
+const GAP: usize = 8;
+
+fn chart((label, value, _): &Measure, end: Option<f64>, runs: &[Run]) -> Chart {
+    let most = runs.iter().map(value).fold(0.0, f64::max);
+    let end = end.unwrap_or(most).max(f64::MIN_POSITIVE);
+    let bars: Vec<Column> = runs
+        .iter()
+        .enumerate()
+        .map(|(position, run)| {
+            let value = value(run);
+            let top = position * (BAR + GAP);
+            Column {
+                name: run.name.clone(),
+                text: number(value),
+                width: format!("{:.2}", (value / end * 100.0).clamp(0.0, 100.0)),
+                top,
+                baseline: top + BAR - 8,
+            }
+        })
+        .collect();
+    let words: Vec<String> = bars
+        .iter()
+        .map(|bar| format!("{} {}", bar.name, bar.text))
+        .collect();
+    Chart {
+        label: (*label).to_owned(),
+        height: (bars.len() * (BAR + GAP)).saturating_sub(GAP),
+        spoken: format!("{label}: {}", words.join(", ")),
+        bars,
+    }
+}
+
+/// At most two decimals, without zeros at the end.
+fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "not known".to_owned();
+    }
+    let text = format!("{value:.2}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    if text == "-0" {
+        "0".to_owned()
+    } else {
+        text.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(name: &str, placed: u64, memory_percent: f64) -> Run {
+        Run {
+            name: name.into(),
+            placed,
+            memory_percent,
+            pending: vec![("Insufficient cpu".into(), 10 - placed)],
+            ..Run::default()
+        }
+    }
+
+    #[test]
+    fn the_better_run_is_marked_and_a_tie_is_not() {
+        let comparison = Comparison {
+            runs: vec![run("now", 6, 50.0), run("binpack", 9, 50.0)],
+        };
+
+        let compared = compared(&comparison);
+
+        let best = |line: &Line| line.cells.iter().map(|cell| cell.best).collect::<Vec<_>>();
+        assert_eq!(best(&compared.rows[0]), [false, true]);
+        assert_eq!(best(&compared.rows[1]), [false, true]);
+        assert_eq!(best(&compared.rows[2]), [false, false]);
+        assert_eq!(compared.reasons[0].cells[0].text, "4");
+        assert_eq!(compared.charts[0].bars[0].width, "66.67");
+        assert_eq!(compared.charts[2].bars[0].width, "50.00");
+        assert_eq!(
+            compared.charts[2].spoken,
+            "GPU memory promised, %: now 50, binpack 50"
+        );
+    }
+
+    #[test]
+    fn no_run_and_odd_numbers_do_no_harm() {
+        assert_eq!(compared(&Comparison::default()).charts[0].bars.len(), 0);
+        assert_eq!(number(f64::NAN), "not known");
+        assert_eq!(
+            [number(0.0), number(-0.001), number(12.5)],
+            ["0", "0", "12.5"]
+        );
+    }
+}

@@ -1,0 +1,192 @@
+//! The routes of the pages, over a [`Source`]. Never decides anything: a handler asks, and prints what it is told.
+
+mod guard;
+mod live;
+mod read;
+mod write;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use askama::Template;
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{StatusCode, header};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use parking_lot::RwLock;
+use serde_json::Value;
+use tokio::sync::{oneshot, watch};
+
+use crate::board::{Board, identity, text};
+use crate::kind::Kind;
+use crate::pages::{Place, ProblemPage, Shell};
+use crate::source::{Refused, Source};
+
+/// The largest text of one object or configuration that is read, in bytes.
+const MOST_TEXT: usize = 4 << 20;
+
+/// The largest export that is read, in bytes.
+const MOST_IMPORT: usize = 128 << 20;
+
+/// How long a page waits for the board to have what a write has changed.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// All routes of the pages: `/`, and everything else below `/page/`. Must be called in a Tokio runtime: a task follows
+/// the source's changes for as long as the router, or a clone of it, lives.
+pub fn router(source: Arc<dyn Source>) -> Router {
+    let site = Site::new(source);
+    Router::new()
+        .route("/", get(read::overview))
+        .route("/page/nodes/{name}", get(read::node))
+        .route("/page/pods/{namespace}/{name}", get(read::pod))
+        .route("/page/objects/{kind}", get(read::objects))
+        .route("/page/part/summary", get(read::summary_part))
+        .route("/page/part/pending", get(read::pending_part))
+        .route("/page/part/nodes", get(read::nodes_part))
+        .route("/page/part/pods", get(read::pods_part))
+        .route("/page/part/objects/{kind}", get(read::objects_part))
+        .route("/page/part/node/{name}", get(read::node_part))
+        .route("/page/part/pod/{namespace}/{name}", get(read::pod_part))
+        .route("/page/part/why/{namespace}/{name}", get(read::why_part))
+        .route("/page/new/{kind}", get(write::new).post(write::create))
+        .route(
+            "/page/edit/{kind}/{namespace}/{name}",
+            get(write::edit).post(write::save),
+        )
+        .route(
+            "/page/delete/{kind}/{namespace}/{name}",
+            get(write::ask_delete).post(write::delete),
+        )
+        .route(
+            "/page/configuration",
+            get(write::configuration).post(write::configure),
+        )
+        .route("/page/reset", get(write::ask_reset).post(write::reset))
+        .route(
+            "/page/compare",
+            get(write::ask_compare).post(write::compare),
+        )
+        .layer(DefaultBodyLimit::max(MOST_TEXT))
+        .route(
+            "/page/data",
+            get(write::data)
+                .post(write::import)
+                .layer(DefaultBodyLimit::max(MOST_IMPORT)),
+        )
+        .route("/page/export", get(write::export))
+        .route("/page/events", get(live::events))
+        .route("/page/assets/{name}", get(read::asset))
+        .layer(middleware::from_fn(guard::same_origin))
+        .layer(middleware::from_fn(guard::headers))
+        .with_state(site)
+}
+
+/// What the handlers share.
+#[derive(Clone)]
+struct Site(Arc<Inner>);
+
+struct Inner {
+    source: Arc<dyn Source>,
+    board: Arc<RwLock<Board>>,
+    /// How many changes the board has taken in.
+    changed: watch::Receiver<u64>,
+    /// Ends the task that follows the source when the last clone goes.
+    _alive: oneshot::Sender<()>,
+}
+
+impl Site {
+    fn new(source: Arc<dyn Source>) -> Self {
+        let board = Arc::new(RwLock::new(Board::default()));
+        let (bell, changed) = watch::channel(0);
+        let (alive, gone) = oneshot::channel();
+        tokio::spawn(live::follow(source.clone(), board.clone(), bell, gone));
+        Self(Arc::new(Inner {
+            source,
+            board,
+            changed,
+            _alive: alive,
+        }))
+    }
+
+    fn source(&self) -> &dyn Source {
+        &*self.0.source
+    }
+
+    /// Reads the board, once it has everything that there was at the beginning.
+    async fn read<T>(&self, read: impl FnOnce(&Board) -> T) -> T {
+        self.wait(Board::is_listed).await;
+        read(&self.0.board.read())
+    }
+
+    /// Waits until the board is as `ready` says, or for as long as a page waits.
+    async fn wait(&self, ready: impl Fn(&Board) -> bool) {
+        let mut changed = self.0.changed.clone();
+        let waited = changed.wait_for(|_| ready(&self.0.board.read()));
+        // Late or not, the page then shows what there is, and is refreshed when more is known.
+        drop(tokio::time::timeout(PATIENCE, waited).await);
+    }
+
+    /// Waits until the board has this object as it was written, or a later version of it.
+    async fn wait_for(&self, kind: Kind, object: &Value) {
+        let (namespace, name) = identity(object);
+        let version = text(object, "/metadata/resourceVersion").parse::<u64>();
+        self.wait(|board| {
+            let has = board.version_of(kind, &namespace, &name);
+            match (has.map(str::parse::<u64>), &version) {
+                (Some(Ok(has)), Ok(version)) => has >= *version,
+                // Versions are numbers here; those that are none are not compared.
+                (has, _) => has.is_some(),
+            }
+        })
+        .await;
+    }
+
+    fn shell(&self, title: &str, place: Place) -> Shell {
+        Shell {
+            title: title.to_owned(),
+            place,
+            compare: self.0.source.can_compare(),
+            done: String::new(),
+        }
+    }
+
+    /// A page that says what is not there or went wrong.
+    fn problem(&self, refused: &Refused) -> Response {
+        let heading = match refused.code {
+            404 => "Not found",
+            _ => "That did not work",
+        };
+        let page = ProblemPage {
+            shell: self.shell(heading, Place::Overview),
+            heading: heading.to_owned(),
+            what: refused.message.clone(),
+        };
+        print(code(refused), &page)
+    }
+}
+
+/// The status of a refusal.
+fn code(refused: &Refused) -> StatusCode {
+    StatusCode::from_u16(refused.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// A page as an answer.
+fn print(status: StatusCode, page: &impl Template) -> Response {
+    match page.render() {
+        Ok(text) => {
+            let kind = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
+            (status, kind, text).into_response()
+        }
+        Err(error) => {
+            tracing::error!(%error, "a template was not printed");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+/// A page, with 200.
+fn shown(page: &impl Template) -> Response {
+    print(StatusCode::OK, page)
+}

@@ -1,0 +1,10 @@
+//! The pages as a browser gets them, over an embedded cluster.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test that reads what is not there should fail"
+)]
+
+mod pages_over_http;
+mod support;
