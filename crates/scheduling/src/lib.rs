@@ -22,6 +22,7 @@ pub mod names;
 pub mod plugin;
 mod plugins;
 pub mod profile;
+pub mod queue;
 pub mod record;
 pub mod snapshot;
 pub mod status;

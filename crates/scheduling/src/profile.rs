@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::config::{self, Args, Configuration, StrategyType};
-use crate::model::{self, Labels, NodeSelector, Preferred, Spread, is_scalar};
+use crate::model::{self, Labels, NodeSelector, Pod, Preferred, Spread, is_scalar};
 use crate::names::{Names, Symbol};
 use crate::plugin::{Plugin, Point};
 use crate::status::Wording;
@@ -142,6 +142,19 @@ impl Framework {
             .zip(&self.points)
             .find(|(of, _)| **of == point)
             .map_or(&[], |(_, plugins)| plugins.as_slice())
+    }
+
+    /// Why the pod may not enter the queue; none where it may. Gates count only where `SchedulingGates` is enabled.
+    pub fn gate(&self, pod: &Pod) -> Option<String> {
+        let asked = self.plugins(Point::PreEnqueue);
+        if pod.gates.is_empty() || !asked.contains(&Plugin::SchedulingGates) {
+            return None;
+        }
+        let gates: Vec<&str> = pod.gates.iter().map(|gate| &**gate).collect();
+        Some(format!(
+            "waiting for scheduling gates: [{}]",
+            gates.join(" ")
+        ))
     }
 
     /// The plugins that score, with what their scores are multiplied with.

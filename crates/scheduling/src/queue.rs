@@ -1,0 +1,558 @@
+//! Pods that wait to be placed: those that are ready by priority and time, those that wait after a failure, those that
+//! wait for something to change, and those with gates. The caller says what time it is. Never places a pod.
+//!
+//! Differs from kube-scheduler in one thing: a pod that waits after a failure waits its whole time, also when no other
+//! pod is ready (kube-scheduler 1.35 takes it early then).
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::cycle::Failed;
+use crate::model::Pod;
+use crate::plugin::{Plugin, PluginSet};
+
+/// After so long a pod is tried again although nothing that concerns it has changed.
+pub const MOST_UNSCHEDULABLE_MS: u64 = 5 * 60 * 1000;
+
+/// Something that changed in the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// A node is new.
+    NodeAdded,
+    /// A node is gone.
+    NodeRemoved,
+    /// Labels of a node.
+    NodeLabels,
+    /// Taints of a node, or whether it is cordoned.
+    NodeTaints,
+    /// What a node offers.
+    NodeAllocatable,
+    /// Shared devices of a node.
+    NodeDevices,
+    /// A pod has got a node, or came with one.
+    PodAssigned,
+    /// Labels of a pod that has a node.
+    PodLabels,
+    /// A pod that had a node is gone or has ended.
+    PodRemoved,
+    /// A pod that has a node asks for less.
+    PodScaledDown,
+    /// A claim is new or has changed.
+    Claim,
+    /// A volume is new or has changed.
+    Volume,
+    /// A storage class is new or has changed.
+    StorageClass,
+    /// The CSI drivers of a node.
+    CsiNode,
+    /// Labels of a namespace.
+    Namespace,
+    /// Anything: every pod is tried again.
+    Anything,
+}
+
+/// Whether the event may change the plugin's mind. The kinds are those that kube-scheduler's plugins register; an
+/// event of such a kind counts, whatever it was in particular.
+pub fn concerns(plugin: Plugin, event: Event) -> bool {
+    use Event as E;
+    match (plugin, event) {
+        (_, E::Anything)
+        | (Plugin::NodeUnschedulable | Plugin::TaintToleration, E::NodeAdded | E::NodeTaints)
+        | (Plugin::NodeName, E::NodeAdded)
+        | (Plugin::NodeAffinity, E::NodeAdded | E::NodeLabels)
+        | (Plugin::NodePorts, E::NodeAdded | E::PodRemoved)
+        | (
+            Plugin::NodeResourcesFit,
+            E::NodeAdded | E::NodeAllocatable | E::PodRemoved | E::PodScaledDown,
+        )
+        | (Plugin::VolumeRestrictions, E::NodeAdded | E::PodRemoved | E::Claim)
+        | (Plugin::NodeVolumeLimits, E::CsiNode | E::PodRemoved | E::Claim)
+        | (
+            Plugin::VolumeBinding,
+            E::NodeAdded | E::NodeLabels | E::Claim | E::Volume | E::StorageClass | E::CsiNode,
+        )
+        | (
+            Plugin::VolumeZone,
+            E::NodeAdded | E::NodeLabels | E::Claim | E::Volume | E::StorageClass,
+        )
+        | (
+            Plugin::PodTopologySpread,
+            E::NodeAdded
+            | E::NodeRemoved
+            | E::NodeLabels
+            | E::NodeTaints
+            | E::PodAssigned
+            | E::PodLabels
+            | E::PodRemoved,
+        )
+        | (
+            Plugin::InterPodAffinity,
+            E::NodeAdded
+            | E::NodeLabels
+            | E::PodAssigned
+            | E::PodLabels
+            | E::PodRemoved
+            | E::Namespace,
+        )
+        | (Plugin::GpuFit, E::NodeAdded | E::NodeDevices | E::PodRemoved) => true,
+        _ => false,
+    }
+}
+
+/// Where a pod waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// It is next when it is the first.
+    Active,
+    /// It waits until its time is over.
+    Backoff {
+        /// When that is, in milliseconds of the caller's clock.
+        until_ms: u64,
+    },
+    /// It waits for something to change.
+    Unschedulable,
+    /// It has scheduling gates.
+    Gated,
+    /// It was handed out and its outcome is not known yet.
+    InFlight,
+}
+
+/// A pod that was handed out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Popped {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// How often it was handed out, this time included.
+    pub attempts: u32,
+}
+
+/// The order in which pods are handed out: by priority, then by how long they wait, then by name.
+type Rank = (Reverse<i32>, u64, Arc<str>);
+
+#[derive(Debug, Clone)]
+struct Entry {
+    pod: Arc<Pod>,
+    place: Place,
+    attempts: u32,
+    /// How often it failed in a row.
+    failures: u32,
+    /// When it was added or failed last.
+    since_ms: u64,
+    /// What refused it last.
+    plugins: PluginSet,
+    by_extender: bool,
+    /// What changed while it was handed out.
+    missed: Vec<Event>,
+}
+
+impl Entry {
+    fn rank(&self) -> Rank {
+        (
+            Reverse(self.pod.priority),
+            self.since_ms,
+            Arc::clone(&self.pod.key),
+        )
+    }
+
+    fn hears(&self, event: Event) -> bool {
+        self.by_extender
+            || event == Event::Anything
+            || self.plugins.iter().any(|plugin| concerns(plugin, event))
+    }
+}
+
+/// The queue.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    first_backoff_ms: u64,
+    most_backoff_ms: u64,
+    entries: HashMap<Arc<str>, Entry>,
+    active: BTreeSet<Rank>,
+    backoff: BTreeSet<(u64, Arc<str>)>,
+    unschedulable: BTreeSet<(u64, Arc<str>)>,
+}
+
+impl Queue {
+    /// An empty queue. A pod that fails waits `first_backoff_ms`, twice as long after each further failure, and at
+    /// most `most_backoff_ms`.
+    pub fn new(first_backoff_ms: u64, most_backoff_ms: u64) -> Self {
+        Self {
+            first_backoff_ms,
+            most_backoff_ms: most_backoff_ms.max(first_backoff_ms),
+            entries: HashMap::new(),
+            active: BTreeSet::new(),
+            backoff: BTreeSet::new(),
+            unschedulable: BTreeSet::new(),
+        }
+    }
+
+    /// Takes a pod in. One with gates waits until an update takes them away.
+    pub fn add(&mut self, pod: Arc<Pod>, now_ms: u64) {
+        self.remove(&pod.key);
+        let gated = !pod.gates.is_empty();
+        let key = Arc::clone(&pod.key);
+        let entry = Entry {
+            pod,
+            place: Place::Gated,
+            attempts: 0,
+            failures: 0,
+            since_ms: now_ms,
+            plugins: PluginSet::default(),
+            by_extender: false,
+            missed: Vec::new(),
+        };
+        self.entries.insert(Arc::clone(&key), entry);
+        if !gated {
+            self.put(&key, Place::Active);
+        }
+    }
+
+    /// Takes in what a pod says of itself now. Where that differs from before, it is tried again when its time is
+    /// over; a pod that is not known is added.
+    pub fn update(&mut self, pod: Arc<Pod>, now_ms: u64) {
+        let key = Arc::clone(&pod.key);
+        let Some(entry) = self.entries.get(&key) else {
+            self.add(pod, now_ms);
+            return;
+        };
+        let same = *entry.pod == *pod;
+        let place = entry.place;
+        self.take_out(&key);
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.pod = pod;
+            if place == Place::InFlight && !same {
+                entry.missed.push(Event::Anything);
+            }
+        }
+        let gated = self
+            .entries
+            .get(&key)
+            .is_some_and(|entry| !entry.pod.gates.is_empty());
+        let place = match place {
+            Place::InFlight => Place::InFlight,
+            _ if gated => Place::Gated,
+            Place::Gated => Place::Active,
+            Place::Unschedulable if !same => self.after_backoff(&key, now_ms),
+            place => place,
+        };
+        self.put(&key, place);
+    }
+
+    /// Takes a pod out: it is gone, or has its node. Returns whether it was known.
+    pub fn remove(&mut self, key: &str) -> bool {
+        self.take_out(key);
+        self.entries.remove(key).is_some()
+    }
+
+    /// Hands out the next pod. It stays known until [`Queue::remove`] or [`Queue::failed`] says what became of it.
+    pub fn pop(&mut self, now_ms: u64) -> Option<Popped> {
+        self.flush(now_ms);
+        let (_, _, key) = self.active.pop_first()?;
+        let entry = self.entries.get_mut(&key)?;
+        entry.place = Place::InFlight;
+        entry.attempts += 1;
+        entry.missed.clear();
+        Some(Popped {
+            pod: Arc::clone(&entry.pod),
+            attempts: entry.attempts,
+        })
+    }
+
+    /// Takes a pod back that found no node. It waits for something to change that concerns what refused it; where
+    /// that has happened meanwhile, or where an error was the reason, it waits its time only.
+    pub fn failed(&mut self, key: &str, failed: &Failed, now_ms: u64) {
+        let Some(entry) = self.entries.get_mut(key) else {
+            return;
+        };
+        entry.failures += 1;
+        entry.since_ms = now_ms;
+        entry.plugins = failed.plugins;
+        entry.by_extender = failed.by_extender;
+        let missed = std::mem::take(&mut entry.missed);
+        let unexplained = entry.plugins.is_empty() && !entry.by_extender;
+        let again = unexplained || missed.iter().any(|event| entry.hears(*event));
+        let gated = !entry.pod.gates.is_empty();
+        self.take_out(key);
+        let place = match (gated, again) {
+            (true, _) => Place::Gated,
+            (false, true) => self.after_backoff(key, now_ms),
+            (false, false) => Place::Unschedulable,
+        };
+        self.put(key, place);
+    }
+
+    /// Says that something changed. Pods that it may concern are tried again when their time is over. Returns how
+    /// many.
+    pub fn event(&mut self, event: Event, now_ms: u64) -> usize {
+        for entry in self.entries.values_mut() {
+            if entry.place == Place::InFlight && !entry.missed.contains(&event) {
+                entry.missed.push(event);
+            }
+        }
+        let concerned = |(_, key): &&(u64, Arc<str>)| {
+            self.entries
+                .get(key)
+                .is_some_and(|entry| entry.hears(event))
+        };
+        let keys: Vec<Arc<str>> = self
+            .unschedulable
+            .iter()
+            .filter(concerned)
+            .map(|(_, key)| Arc::clone(key))
+            .collect();
+        for key in &keys {
+            self.take_out(key);
+            let place = self.after_backoff(key, now_ms);
+            self.put(key, place);
+        }
+        keys.len()
+    }
+
+    /// When the next pod becomes ready by itself, in milliseconds of the caller's clock; none where a pod is ready or
+    /// no pod waits for time.
+    pub fn next_ms(&self) -> Option<u64> {
+        if !self.active.is_empty() {
+            return None;
+        }
+        let backoff = self.backoff.first().map(|(until, _)| *until);
+        let unschedulable = self.unschedulable.first().map(|(since, _)| since);
+        let unschedulable = unschedulable.map(|since| since.saturating_add(MOST_UNSCHEDULABLE_MS));
+        backoff.into_iter().chain(unschedulable).min()
+    }
+
+    /// Where a pod waits. `key` is `namespace/name`.
+    pub fn place(&self, key: &str) -> Option<Place> {
+        self.entries.get(key).map(|entry| entry.place)
+    }
+
+    /// How many pods wait at which kind of place: active, backoff, unschedulable, gated, in flight.
+    pub fn counts(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts = BTreeMap::new();
+        for entry in self.entries.values() {
+            let place = match entry.place {
+                Place::Active => "active",
+                Place::Backoff { .. } => "backoff",
+                Place::Unschedulable => "unschedulable",
+                Place::Gated => "gated",
+                Place::InFlight => "in flight",
+            };
+            *counts.entry(place).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Pods that wait, in no order.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.entries.values().map(|entry| &entry.pod)
+    }
+
+    /// Pods whose time is over become ready.
+    fn flush(&mut self, now_ms: u64) {
+        while let Some((until, key)) = self.backoff.first().cloned()
+            && until <= now_ms
+        {
+            self.take_out(&key);
+            self.put(&key, Place::Active);
+        }
+        while let Some((since, key)) = self.unschedulable.first().cloned()
+            && since.saturating_add(MOST_UNSCHEDULABLE_MS) <= now_ms
+        {
+            self.take_out(&key);
+            let place = self.after_backoff(&key, now_ms);
+            self.put(&key, place);
+        }
+    }
+
+    fn after_backoff(&self, key: &str, now_ms: u64) -> Place {
+        let Some(entry) = self.entries.get(key) else {
+            return Place::Active;
+        };
+        let Some(doublings) = entry.failures.checked_sub(1) else {
+            return Place::Active;
+        };
+        let factor = 1_u64.checked_shl(doublings).unwrap_or(u64::MAX);
+        let wait = self
+            .first_backoff_ms
+            .saturating_mul(factor)
+            .min(self.most_backoff_ms);
+        let until_ms = entry.since_ms.saturating_add(wait);
+        if until_ms <= now_ms {
+            Place::Active
+        } else {
+            Place::Backoff { until_ms }
+        }
+    }
+
+    fn take_out(&mut self, key: &str) {
+        let Some(entry) = self.entries.get(key) else {
+            return;
+        };
+        match entry.place {
+            Place::Active => {
+                self.active.remove(&entry.rank());
+            }
+            Place::Backoff { until_ms } => {
+                self.backoff.remove(&(until_ms, Arc::clone(&entry.pod.key)));
+            }
+            Place::Unschedulable => {
+                let waits = (entry.since_ms, Arc::clone(&entry.pod.key));
+                self.unschedulable.remove(&waits);
+            }
+            Place::Gated | Place::InFlight => {}
+        }
+    }
+
+    fn put(&mut self, key: &str, place: Place) {
+        let Some(entry) = self.entries.get_mut(key) else {
+            return;
+        };
+        entry.place = place;
+        match place {
+            Place::Active => {
+                self.active.insert(entry.rank());
+            }
+            Place::Backoff { until_ms } => {
+                self.backoff.insert((until_ms, Arc::clone(&entry.pod.key)));
+            }
+            Place::Unschedulable => {
+                let waits = (entry.since_ms, Arc::clone(&entry.pod.key));
+                self.unschedulable.insert(waits);
+            }
+            Place::Gated | Place::InFlight => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::snapshot::Snapshot;
+
+    fn pod(name: &str, priority: i32, gates: &[&str]) -> Arc<Pod> {
+        let gates: Vec<_> = gates.iter().map(|gate| json!({"name": gate})).collect();
+        let object = json!({
+            "metadata": {"name": name},
+            "spec": {"priority": priority, "schedulingGates": gates},
+        });
+        Arc::new(Snapshot::new().read_pod(&object).unwrap())
+    }
+
+    fn failed(plugin: Plugin) -> Failed {
+        Failed {
+            reason: "Unschedulable",
+            message: String::new(),
+            plugins: [plugin].into_iter().collect(),
+            by_extender: false,
+            preemption: None,
+            nodes: 1,
+            reasons: BTreeMap::new(),
+        }
+    }
+
+    fn queue() -> Queue {
+        Queue::new(1_000, 10_000)
+    }
+
+    fn name(popped: Option<Popped>) -> Option<String> {
+        popped.map(|popped| popped.pod.key.to_string())
+    }
+
+    #[test]
+    fn pods_are_handed_out_by_priority_then_by_time() {
+        let mut queue = queue();
+        for (at, (name, priority)) in [("late", 0), ("high", 9), ("early", 0)].iter().enumerate() {
+            let at = if *name == "early" { 0 } else { at as u64 + 5 };
+            queue.add(pod(name, *priority, &[]), at);
+        }
+
+        let order: Vec<String> = std::iter::from_fn(|| name(queue.pop(9))).collect();
+
+        assert_eq!(order, ["default/high", "default/early", "default/late"]);
+    }
+
+    #[test]
+    fn gated_pods_wait_until_an_update_opens_them() {
+        let mut queue = queue();
+        queue.add(pod("a", 0, &["hold"]), 0);
+
+        assert_eq!(queue.pop(0), None);
+        assert_eq!(queue.place("default/a"), Some(Place::Gated));
+        queue.update(pod("a", 0, &[]), 5);
+        assert_eq!(name(queue.pop(5)).as_deref(), Some("default/a"));
+    }
+
+    #[test]
+    fn refused_pods_wait_for_an_event_that_concerns_them() {
+        let mut queue = queue();
+        queue.add(pod("a", 0, &[]), 0);
+        queue.pop(0);
+        queue.failed("default/a", &failed(Plugin::NodeResourcesFit), 0);
+
+        assert_eq!(queue.event(Event::NodeLabels, 10), 0);
+        assert_eq!(queue.event(Event::PodRemoved, 20), 1);
+        assert_eq!(
+            queue.place("default/a"),
+            Some(Place::Backoff { until_ms: 1_000 })
+        );
+        assert_eq!(queue.pop(999), None);
+        assert_eq!(queue.next_ms(), Some(1_000));
+        assert_eq!(name(queue.pop(1_000)).as_deref(), Some("default/a"));
+    }
+
+    #[test]
+    fn waiting_time_doubles_up_to_the_most() {
+        let mut queue = queue();
+        queue.add(pod("a", 0, &[]), 0);
+        let mut now = 0;
+        let mut waits = Vec::new();
+        for _ in 0..6 {
+            queue.pop(now).unwrap();
+            queue.failed("default/a", &failed(Plugin::NodeName), now);
+            queue.event(Event::NodeAdded, now);
+            let next = queue.next_ms().unwrap();
+            waits.push(next - now);
+            now = next;
+        }
+
+        assert_eq!(waits, [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]);
+    }
+
+    #[test]
+    fn events_during_an_attempt_are_not_lost() {
+        let mut queue = queue();
+        queue.add(pod("a", 0, &[]), 0);
+        queue.pop(0);
+        queue.event(Event::NodeAdded, 1);
+
+        queue.failed("default/a", &failed(Plugin::NodeName), 2);
+
+        assert_eq!(
+            queue.place("default/a"),
+            Some(Place::Backoff { until_ms: 1_002 })
+        );
+    }
+
+    #[test]
+    fn forgotten_pods_are_tried_again_after_five_minutes() {
+        let mut queue = queue();
+        queue.add(pod("a", 0, &[]), 0);
+        queue.pop(0);
+        queue.failed("default/a", &failed(Plugin::NodeName), 0);
+
+        assert_eq!(queue.pop(MOST_UNSCHEDULABLE_MS - 1), None);
+        assert!(queue.pop(MOST_UNSCHEDULABLE_MS).is_some());
+    }
+
+    #[test]
+    fn removed_pods_are_not_handed_out() {
+        let mut queue = queue();
+        queue.add(pod("a", 0, &[]), 0);
+
+        assert!(queue.remove("default/a"));
+        assert_eq!(queue.pop(0), None);
+        assert!(!queue.remove("default/a"));
+    }
+}
