@@ -46,6 +46,17 @@ pub const CORDON: &str = "hami.io/device-cordon";
 /// The lock of a node that the reference takes; nothing of ours does.
 pub const NODE_LOCK: &str = "hami.io/mutex.lock";
 
+/// On a claim: its class, as written before `spec.storageClassName` was there; on a volume likewise.
+pub const OLD_STORAGE_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+/// On a storage class: `true` gives it to claims without a class.
+pub const DEFAULT_STORAGE_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
+/// On a claim: the binding to its volume is complete.
+pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+/// On a claim: the node for which a volume has to be made.
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// A namespace's name; label.
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
 /// A node's kind of machine; label.
 pub const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 

@@ -56,48 +56,60 @@ pub enum Event {
 /// event of such a kind counts, whatever it was in particular.
 pub fn concerns(plugin: Plugin, event: Event) -> bool {
     use Event as E;
-    match (plugin, event) {
+    matches!(
+        (plugin, event),
         (_, E::Anything)
-        | (Plugin::NodeUnschedulable | Plugin::TaintToleration, E::NodeAdded | E::NodeTaints)
-        | (Plugin::NodeName, E::NodeAdded)
-        | (Plugin::NodeAffinity, E::NodeAdded | E::NodeLabels)
-        | (Plugin::NodePorts, E::NodeAdded | E::PodRemoved)
-        | (
-            Plugin::NodeResourcesFit,
-            E::NodeAdded | E::NodeAllocatable | E::PodRemoved | E::PodScaledDown,
-        )
-        | (Plugin::VolumeRestrictions, E::NodeAdded | E::PodRemoved | E::Claim)
-        | (Plugin::NodeVolumeLimits, E::CsiNode | E::PodRemoved | E::Claim)
-        | (
-            Plugin::VolumeBinding,
-            E::NodeAdded | E::NodeLabels | E::Claim | E::Volume | E::StorageClass | E::CsiNode,
-        )
-        | (
-            Plugin::VolumeZone,
-            E::NodeAdded | E::NodeLabels | E::Claim | E::Volume | E::StorageClass,
-        )
-        | (
-            Plugin::PodTopologySpread,
-            E::NodeAdded
-            | E::NodeRemoved
-            | E::NodeLabels
-            | E::NodeTaints
-            | E::PodAssigned
-            | E::PodLabels
-            | E::PodRemoved,
-        )
-        | (
-            Plugin::InterPodAffinity,
-            E::NodeAdded
-            | E::NodeLabels
-            | E::PodAssigned
-            | E::PodLabels
-            | E::PodRemoved
-            | E::Namespace,
-        )
-        | (Plugin::GpuFit, E::NodeAdded | E::NodeDevices | E::PodRemoved) => true,
-        _ => false,
-    }
+            | (
+                Plugin::NodeUnschedulable | Plugin::TaintToleration,
+                E::NodeAdded | E::NodeTaints
+            )
+            | (Plugin::NodeName, E::NodeAdded)
+            | (Plugin::NodeAffinity, E::NodeAdded | E::NodeLabels)
+            | (Plugin::NodePorts, E::NodeAdded | E::PodRemoved)
+            | (
+                Plugin::NodeResourcesFit,
+                E::NodeAdded | E::NodeAllocatable | E::PodRemoved | E::PodScaledDown,
+            )
+            | (
+                Plugin::VolumeRestrictions,
+                E::NodeAdded | E::PodRemoved | E::Claim
+            )
+            | (
+                Plugin::NodeVolumeLimits,
+                E::CsiNode | E::PodRemoved | E::Claim
+            )
+            | (
+                Plugin::VolumeBinding,
+                E::NodeAdded | E::NodeLabels | E::Claim | E::Volume | E::StorageClass | E::CsiNode,
+            )
+            | (
+                Plugin::VolumeZone,
+                E::NodeAdded | E::NodeLabels | E::Claim | E::Volume | E::StorageClass,
+            )
+            | (
+                Plugin::PodTopologySpread,
+                E::NodeAdded
+                    | E::NodeRemoved
+                    | E::NodeLabels
+                    | E::NodeTaints
+                    | E::PodAssigned
+                    | E::PodLabels
+                    | E::PodRemoved,
+            )
+            | (
+                Plugin::InterPodAffinity,
+                E::NodeAdded
+                    | E::NodeLabels
+                    | E::PodAssigned
+                    | E::PodLabels
+                    | E::PodRemoved
+                    | E::Namespace,
+            )
+            | (
+                Plugin::GpuFit,
+                E::NodeAdded | E::NodeDevices | E::PodRemoved
+            )
+    )
 }
 
 /// Where a pod waits.

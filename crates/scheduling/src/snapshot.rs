@@ -370,7 +370,7 @@ impl Snapshot {
 
     /// Puts a pod on a node, or moves it there. A pod that was nominated for a node no longer is.
     pub fn assign(&mut self, pod: Arc<Pod>, node: &str) {
-        self.remove_pod(&pod.key);
+        self.take_off(&pod.key);
         self.clear_nomination(&pod.key);
         let symbol = self.names.intern(node);
         let pod = if pod.node == symbol {
@@ -396,8 +396,43 @@ impl Snapshot {
         }
     }
 
-    /// Takes an assigned pod off its node. `key` is `namespace/name`. Returns the pod where it was known.
+    /// Takes in a pod as the API server tells it: one that has a node is on it, with the shared devices that its
+    /// annotations say it holds, and one that has ended or has no node holds nothing. A pod without a node is only
+    /// read: placing it is the caller's.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pod::read`], and when what it holds cannot be read. Nothing has changed then.
+    pub fn observe(&mut self, object: &Value) -> Result<Arc<Pod>, ReadError> {
+        let pod = Arc::new(self.read_pod(object)?);
+        if pod.node == Symbol::EMPTY || pod.ended {
+            self.remove_pod(&pod.key);
+            return Ok(pod);
+        }
+        let held = self
+            .devices
+            .held(object)
+            .map_err(|problem| ReadError::Malformed {
+                object: format!("pod {}", pod.key),
+                problem,
+            })?;
+        if let Some(held) = held {
+            self.devices.reserve(&pod, held);
+        }
+        let node: Arc<str> = self.names.text(pod.node).into();
+        self.assign(Arc::clone(&pod), &node);
+        Ok(pod)
+    }
+
+    /// Takes an assigned pod off its node, with the shared devices that it holds. `key` is `namespace/name`. Returns
+    /// the pod where it was known.
     pub fn remove_pod(&mut self, key: &str) -> Option<Arc<Pod>> {
+        let pod = self.take_off(key)?;
+        self.devices.release(&pod);
+        Some(pod)
+    }
+
+    fn take_off(&mut self, key: &str) -> Option<Arc<Pod>> {
         let pod = self.pods.remove(key)?;
         match self.by_name.get(&pod.node).copied() {
             Some(index) => {

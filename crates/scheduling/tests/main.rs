@@ -5,4 +5,11 @@
     reason = "a test that cannot read its own input has failed"
 )]
 
+mod config;
+mod cycle;
+mod devices;
+mod plugins;
+mod properties;
 mod recorded;
+mod volumes;
+mod world;

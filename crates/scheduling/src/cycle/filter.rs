@@ -170,7 +170,11 @@ impl Cycle<'_> {
             Ok(only) => only,
             Err(rejection) => {
                 if rejection.code == Code::Error {
-                    self.error = Some(self.text(&rejection));
+                    let plugin = rejection.plugin.map_or("", Plugin::name);
+                    self.error = Some(format!(
+                        "running PreFilter plugin \"{plugin}\": {}",
+                        self.text(&rejection)
+                    ));
                 } else {
                     self.unschedulable.extend_with(&rejection);
                     self.absent = Some(rejection.clone());

@@ -2,6 +2,7 @@
 //! volume a pod gets: that is the volume plugins'.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube_api::keys;
 use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -186,8 +187,6 @@ fn bytes(
     Ok(amount.memory_bytes)
 }
 
-const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
-
 impl StorageClass {
     /// Reads a storage class.
     ///
@@ -221,7 +220,7 @@ impl StorageClass {
             },
             topologies: topologies.into(),
             is_default: annotations
-                .get("storageclass.kubernetes.io/is-default-class")
+                .get(keys::DEFAULT_STORAGE_CLASS)
                 .is_some_and(|value| value == "true"),
         })
     }
@@ -238,7 +237,7 @@ impl PersistentVolume {
         let spec = &written.spec;
         let name = symbol_of(names, "persistent volume", &written.metadata)?;
         let whose = format!("persistent volume {}", written.metadata.name);
-        let class = match written.metadata.annotations.get(OLD_CLASS) {
+        let class = match written.metadata.annotations.get(keys::OLD_STORAGE_CLASS) {
             Some(class) => class,
             None => &spec.storage_class_name,
         };
@@ -299,7 +298,7 @@ impl PersistentVolumeClaim {
         let name = symbol_of(names, "persistent volume claim", &written.metadata)?;
         let whose = wire::named("persistent volume claim", object);
         let annotations = &written.metadata.annotations;
-        let class = match annotations.get(OLD_CLASS) {
+        let class = match annotations.get(keys::OLD_STORAGE_CLASS) {
             Some(class) => class,
             None => spec.storage_class_name.as_deref().unwrap_or_default(),
         };
@@ -337,14 +336,14 @@ impl PersistentVolumeClaim {
             block: spec.volume_mode.as_deref() == Some("Block"),
             volume: names.intern(&spec.volume_name),
             bound: !spec.volume_name.is_empty()
-                && (annotations.contains_key("pv.kubernetes.io/bind-completed")
+                && (annotations.contains_key(keys::BIND_COMPLETED)
                     || written.status.phase == "Bound"),
             selector,
             lost: written.status.phase == "Lost",
             terminating: written.metadata.deletion_timestamp.is_some(),
             selected_node: names.intern(
                 annotations
-                    .get("volume.kubernetes.io/selected-node")
+                    .get(keys::SELECTED_NODE)
                     .map_or("", String::as_str),
             ),
             owner: names.intern(owner.map_or("", |owner| &owner.uid)),
@@ -461,14 +460,12 @@ impl Workload {
     }
 }
 
-const NAME_LABEL: &str = "kubernetes.io/metadata.name";
-
 /// Name and labels of a namespace.
 pub(crate) fn namespace(names: &mut Names, object: &Value) -> Result<(Symbol, Labels), ReadError> {
     let written: wire::Namespace = decode("namespace", object)?;
     let name = symbol_of(names, "namespace", &written.metadata)?;
     // The API server gives every namespace its name as a label.
-    let own = [(NAME_LABEL, written.metadata.name.as_str())];
+    let own = [(keys::NAMESPACE_NAME, written.metadata.name.as_str())];
     let labels = written.metadata.labels.iter();
     let labels = labels.map(|(key, value)| (&**key, &**value)).chain(own);
     Ok((name, Labels::new(names, labels)))
