@@ -276,7 +276,7 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
 }
 
 /// `15m`, `1h30m`, `900s`, `500ms`, as Go writes them; a bare number is seconds.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "expected a time such as 15m, 1h30m, 900s or 500ms".to_owned();
     if let Ok(seconds) = text.parse::<u32>() {
         return Ok(Duration::from_secs(seconds.into()));

@@ -4,17 +4,20 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
 use clap::Parser;
 use embedded_cluster::{Cluster, Options, guard};
+use kube_api::config::DeviceConfig;
+use kube_api::vendor::{Switches, Vendors};
 use serde_json::Value;
 use server::{Bodies, Listener, LogFormat, Manners};
 use tokio::sync::watch;
 
 use crate::api::simulator::{Origins, cors, routes};
-use crate::simulator::{Import, Merge, Setup, Simulator};
+use crate::simulator::{Import, Merge, Prefix, Scheduling, Setup, Simulator};
 
 /// How many changes of each kind a stream can be behind: a large import is many changes at once.
 const REMEMBERED: usize = 100_000;
@@ -64,6 +67,10 @@ pub struct Args {
     /// or JSON. By default kube-scheduler's own defaults.
     #[arg(long, env = "KUBE_SCHEDULER_CONFIG_PATH", value_name = "FILE")]
     pub config: Option<PathBuf>,
+
+    /// Under which prefix results are written to pods. Both are read.
+    #[arg(long, value_enum, default_value_t = Prefix::New)]
+    pub annotation_prefix: Prefix,
 
     /// What to log: error, warn, info, debug, or directives such as warn,scheduler=debug.
     #[arg(
@@ -116,6 +123,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         }
     };
     let simulator = prepare(&args).await?;
+    let scheduling = Scheduling {
+        prefix: args.annotation_prefix,
+        vendors: Some(Arc::new(vendors()?)),
+    };
+    let turns = {
+        let simulator = simulator.clone();
+        tokio::spawn(async move { simulator.schedule(&scheduling).await })
+    };
     let origins = Origins::new(args.origins.iter().cloned());
     let (stopping, stopped) = watch::channel(false);
     let kubernetes = match kubernetes {
@@ -140,10 +155,21 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         stopping.send_replace(true);
     };
     listener.serve(router, manners(), stop).await;
+    turns.abort();
     if let Some(kubernetes) = kubernetes {
         drop(kubernetes.await);
     }
     Ok(())
+}
+
+/// Every vendor's devices, as HAMi names them.
+fn vendors() -> anyhow::Result<Vendors> {
+    let switches = Switches {
+        ascend: true,
+        iluvatar: true,
+    };
+    Vendors::new(DeviceConfig::standard(), switches)
+        .context("the device configuration cannot be used")
 }
 
 /// A simulator with what the files hold.

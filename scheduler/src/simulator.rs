@@ -6,6 +6,14 @@ mod frames;
 mod import;
 mod kinds;
 mod shown;
+mod turns;
+mod view;
+mod writes;
+
+mod extender;
+mod queue;
+mod results;
+mod volumes;
 
 use std::sync::Arc;
 
@@ -15,11 +23,15 @@ use scheduling::config::Configuration;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use self::extender::Extender;
+
 pub use self::export::Export;
 pub use self::frames::{Frame, Frames, Since, Starts};
 pub use self::import::{Import, Merge};
 pub use self::kinds::{KINDS, Kind};
+pub use self::results::{OLD_PREFIX, PREFIX, Prefix};
 pub use self::shown::Shown;
+pub use self::turns::Scheduling;
 
 /// A cluster in memory with a scheduler's configuration. Clones share it.
 #[derive(Debug, Clone)]
@@ -189,6 +201,19 @@ impl Simulator {
             objects: self.0.cluster.snapshot(),
             setup: self.setup(),
         };
+    }
+
+    /// Passes a question on to an extender of the configuration; nothing where there is none of that number with that
+    /// verb.
+    pub async fn ask_extender(
+        &self,
+        number: usize,
+        verb: &str,
+        body: &Value,
+    ) -> Option<Result<Value, Refusal>> {
+        let settings = self.setup().running.extenders.get(number)?.clone();
+        let answer = Extender::new(settings).pass_on(verb, body).await?;
+        Some(answer.map_err(Refusal::Impossible))
     }
 
     /// Everything that an import takes, at one version.

@@ -2,6 +2,7 @@
 
 mod abuse;
 mod recorded;
+mod scheduling;
 mod stream;
 mod whole;
 mod wire;

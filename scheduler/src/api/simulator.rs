@@ -149,25 +149,20 @@ fn parameters(uri: &Uri) -> Result<Vec<(String, String)>, Refusal> {
 async fn extender(
     State(simulator): State<Simulator>,
     Path((verb, id)): Path<(String, String)>,
+    headers: HeaderMap,
+    body: Bytes,
 ) -> Result<Response, Failed> {
     let number: usize = id.parse().map_err(|_| {
-        Refusal::Unreadable(format!(
-            "{id} is not the number of an extender; expected 0 for the first"
-        ))
+        let why = format!("{id} is not the number of an extender; expected 0 for the first");
+        Refusal::Unreadable(why)
     })?;
-    let setup = simulator.setup();
-    match setup.running.extenders.get(number) {
-        Some(_) => Ok(error(
-            StatusCode::NOT_FOUND,
-            &format!("extender {number} has no {verb}"),
-        )),
-        None => Ok(error(
-            StatusCode::NOT_FOUND,
-            &format!(
-                "no extender {number} is configured; there are {}",
-                setup.running.extenders.len()
-            ),
-        )),
+    let body = decode(&headers, &body)?;
+    match simulator.ask_extender(number, &verb, &body).await {
+        Some(answer) => Ok(json(&answer?)),
+        None => {
+            let why = format!("the configuration has no extender {number} that is asked to {verb}");
+            Ok(error(StatusCode::NOT_FOUND, &why))
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use scheduler::api::simulator::{Origins, routes};
-use scheduler::simulator::{Setup, Simulator};
+use scheduler::simulator::{Scheduling, Setup, Simulator};
 use serde_json::Value;
 use server::{Bodies, Listener, Manners};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -14,6 +14,7 @@ pub(crate) struct Served {
     pub(crate) simulator: Simulator,
     address: SocketAddr,
     server: tokio::task::JoinHandle<()>,
+    turns: Option<tokio::task::JoinHandle<()>>,
 }
 
 /// An answer as it came.
@@ -72,7 +73,36 @@ impl Served {
             simulator,
             address,
             server,
+            turns: None,
         }
+    }
+
+    /// The same, and pods are scheduled.
+    pub(crate) async fn scheduling(configuration: Option<&Value>) -> Self {
+        let mut served = Self::start(configuration).await;
+        let simulator = served.simulator.clone();
+        let scheduling = Scheduling {
+            vendors: Some(crate::support::vendors()),
+            ..Scheduling::default()
+        };
+        served.turns = Some(tokio::spawn(async move {
+            simulator.schedule(&scheduling).await
+        }));
+        served
+    }
+
+    /// The pod once it is as wanted; the last one that was seen, when that takes too long.
+    pub(crate) async fn pod_once(&self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let path = format!("/api/v1/namespaces/default/pods/{name}");
+        let mut last = Value::Null;
+        for _ in 0..400 {
+            last = self.get(&path).await.json();
+            if wanted(&last) {
+                return last;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        panic!("{name} is not as wanted: {last:#}");
     }
 
     /// An open connection on which this request was sent.
@@ -135,6 +165,9 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.server.abort();
+        if let Some(turns) = &self.turns {
+            turns.abort();
+        }
     }
 }
 

@@ -1,0 +1,221 @@
+//! The scheduler's view of the cluster: watches of every kind that a plugin looks at, the snapshot that they keep up to
+//! date, and what the queue has to hear of.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use embedded_cluster::{Cluster, Event, Happened, Selector, Start, Status, Stored, Target, Watch};
+use futures_util::future::select_all;
+use scheduling::snapshot::{Kind, Snapshot};
+
+use super::queue::{Happening, Queue};
+
+/// What a watch is of.
+#[derive(Debug, Clone, Copy)]
+enum Watched {
+    Nodes,
+    Pods,
+    Others(Kind, Option<Happening>),
+}
+
+/// Group, plural, what it is. Pods come last: what they name is known by then.
+const WATCHED: [(&str, &str, Watched); 13] = {
+    use Happening::{AssignedPod, Volume};
+    use Watched::{Nodes, Others, Pods};
+    [
+        (
+            "scheduling.k8s.io",
+            "priorityclasses",
+            Others(Kind::PriorityClass, None),
+        ),
+        ("", "namespaces", Others(Kind::Namespace, Some(AssignedPod))),
+        (
+            "storage.k8s.io",
+            "storageclasses",
+            Others(Kind::StorageClass, Some(Volume)),
+        ),
+        (
+            "storage.k8s.io",
+            "csinodes",
+            Others(Kind::CsiNode, Some(Volume)),
+        ),
+        (
+            "",
+            "persistentvolumes",
+            Others(Kind::PersistentVolume, Some(Volume)),
+        ),
+        (
+            "",
+            "persistentvolumeclaims",
+            Others(Kind::PersistentVolumeClaim, Some(Volume)),
+        ),
+        (
+            "policy",
+            "poddisruptionbudgets",
+            Others(Kind::PodDisruptionBudget, None),
+        ),
+        ("", "services", Others(Kind::Service, None)),
+        (
+            "",
+            "replicationcontrollers",
+            Others(Kind::ReplicationController, None),
+        ),
+        ("apps", "replicasets", Others(Kind::ReplicaSet, None)),
+        ("apps", "statefulsets", Others(Kind::StatefulSet, None)),
+        ("", "nodes", Nodes),
+        ("", "pods", Pods),
+    ]
+};
+
+/// Watches and what they told.
+#[derive(Debug)]
+pub(super) struct View {
+    watches: Vec<(Watched, Watch)>,
+    pub(super) snapshot: Snapshot,
+    /// Pods of these schedulers enter the queue.
+    schedulers: Vec<Arc<str>>,
+}
+
+impl View {
+    pub(super) fn open(
+        cluster: &Cluster,
+        snapshot: Snapshot,
+        schedulers: Vec<Arc<str>>,
+    ) -> Result<Self, Status> {
+        let mut watches = Vec::new();
+        for (group, plural, watched) in WATCHED {
+            let target = Target::collection(&cluster.resource(group, plural)?, "");
+            let watch = cluster.watch(&target, Selector::default(), Start::Now)?;
+            watches.push((watched, watch));
+        }
+        Ok(Self {
+            watches,
+            snapshot,
+            schedulers,
+        })
+    }
+
+    /// Takes in everything that has happened by now. An error when a watch fell behind what the cluster remembers.
+    pub(super) fn catch_up(&mut self, queue: &mut Queue, now: Duration) -> Result<(), Status> {
+        for at in 0..self.watches.len() {
+            while let Some((watched, watch)) = self.watches.get_mut(at)
+                && let Some(event) = watch.try_next()?
+            {
+                let watched = *watched;
+                self.take(watched, &event, queue, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until something happens, and takes it in. Dropping the future loses nothing.
+    pub(super) async fn next(&mut self) -> Result<(usize, Event), Status> {
+        let each = self
+            .watches
+            .iter_mut()
+            .map(|(_, watch)| Box::pin(watch.next()));
+        let (event, at, _) = select_all(each).await;
+        Ok((at, event?))
+    }
+
+    /// Takes in an event that [`View::next`] gave.
+    pub(super) fn take_next(&mut self, at: usize, event: &Event, queue: &mut Queue, now: Duration) {
+        if let Some((watched, _)) = self.watches.get(at) {
+            self.take(*watched, event, queue, now);
+        }
+    }
+
+    fn take(&mut self, watched: Watched, event: &Event, queue: &mut Queue, now: Duration) {
+        let Event::Object(happened, object) = event else {
+            return;
+        };
+        let gone = *happened == Happened::Deleted;
+        match watched {
+            Watched::Pods => self.pod(object, gone, queue, now),
+            Watched::Nodes => {
+                if gone {
+                    self.snapshot.remove_node(object.name());
+                } else {
+                    match self.snapshot.read_node(&object.value()) {
+                        Ok(node) => drop(self.snapshot.set_node(node)),
+                        Err(error) => {
+                            tracing::warn!(%error, "a node that cannot be read takes no pods")
+                        }
+                    }
+                    queue.happened(Happening::Node, now);
+                }
+            }
+            Watched::Others(kind, happening) => {
+                if gone {
+                    self.snapshot
+                        .remove_object(kind, object.namespace(), object.name());
+                } else if let Err(error) = self.snapshot.set_object(kind, &object.value()) {
+                    tracing::warn!(%error, "an object that cannot be read is not looked at");
+                }
+                if let Some(happening) = happening {
+                    queue.happened(happening, now);
+                }
+            }
+        }
+    }
+
+    fn pod(&mut self, object: &Stored, gone: bool, queue: &mut Queue, now: Duration) {
+        let key = format!("{}/{}", object.namespace(), object.name());
+        if gone {
+            return self.forget(&key, queue, now);
+        }
+        let value = object.value();
+        let pod = match self.snapshot.read_pod(&value) {
+            Ok(pod) => pod,
+            Err(error) => {
+                tracing::warn!(%error, "a pod that cannot be read is not scheduled");
+                return self.forget(&key, queue, now);
+            }
+        };
+        if pod.ended {
+            return self.forget(&key, queue, now);
+        }
+        let node = self.snapshot.names().text(pod.node).to_owned();
+        if !node.is_empty() {
+            let held = match self.snapshot.devices().held(&value) {
+                Ok(held) => held,
+                Err(error) => {
+                    tracing::warn!(pod = key, %error, "what the pod holds of shared devices cannot be read");
+                    None
+                }
+            };
+            let devices = self.snapshot.devices_mut();
+            match held {
+                Some(placement) => devices.reserve(&pod, placement),
+                None => drop(devices.release(&pod)),
+            }
+            self.snapshot.assign(Arc::new(pod), &node);
+            queue.remove(&key);
+            queue.happened(Happening::AssignedPod, now);
+            return;
+        }
+        if pod.terminating || !self.schedulers.contains(&pod.scheduler) {
+            queue.remove(&key);
+            self.snapshot.clear_nomination(&key);
+            return;
+        }
+        let pod = Arc::new(pod);
+        let nominated = self.snapshot.names().text(pod.nominated).to_owned();
+        if nominated.is_empty() {
+            self.snapshot.clear_nomination(&key);
+        } else {
+            self.snapshot.nominate(pod.clone(), &nominated);
+        }
+        queue.set(pod, now);
+    }
+
+    /// A pod that is gone, or has ended, or cannot be read.
+    fn forget(&mut self, key: &str, queue: &mut Queue, now: Duration) {
+        queue.remove(key);
+        self.snapshot.clear_nomination(key);
+        if let Some(pod) = self.snapshot.remove_pod(key) {
+            self.snapshot.devices_mut().release(&pod);
+            queue.happened(Happening::FreedPod, now);
+        }
+    }
+}
