@@ -459,6 +459,7 @@ mod tests {
             plugins: [plugin].into_iter().collect(),
             by_extender: false,
             preemption: None,
+            candidates: Vec::new(),
             nodes: 1,
             reasons: BTreeMap::new(),
         }

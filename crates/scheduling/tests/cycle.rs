@@ -286,6 +286,30 @@ fn extenders_refuse_and_score_between_the_halves() {
 }
 
 #[test]
+fn extender_that_refuses_the_nominated_node_leaves_the_others() {
+    let mut snapshot = Snapshot::new();
+    for name in ["a", "b"] {
+        let node = snapshot.read_node(&roomy(name, "")).unwrap();
+        snapshot.set_node(node);
+    }
+    let framework = Framework::all(&Configuration::default(), snapshot.names_mut()).remove(0);
+    let nominated = set(
+        spec(json!({})),
+        "/status",
+        json!({"nominatedNodeName": "b"}),
+    );
+    let pod = Arc::new(snapshot.read_pod(&nominated).unwrap());
+    let mut cycle = framework.begin(&snapshot, &pod, Options::default());
+    assert_eq!(cycle.feasible().count(), 1);
+    assert!(!cycle.look_further(), "there is a node");
+
+    cycle.extend(&Extended::default());
+
+    assert!(cycle.look_further());
+    assert_eq!(cycle.feasible().count(), 2);
+}
+
+#[test]
 fn gates_are_told_by_name() {
     let mut snapshot = Snapshot::new();
     let framework = Framework::all(&Configuration::default(), snapshot.names_mut()).remove(0);

@@ -102,6 +102,27 @@ fn fuller_cards_score_higher_when_packing() {
 }
 
 #[test]
+fn several_containers_get_their_cards_together() {
+    let mut world = world(&[cards("a", 1), cards("b", 2)]);
+    let mut pod = asking("p", 1, 50_000, 0);
+    let second = set(
+        pod["spec"]["containers"][0].clone(),
+        "/name",
+        json!("second"),
+    );
+    pod["spec"]["containers"]
+        .as_array_mut()
+        .unwrap()
+        .push(second);
+
+    let answers = world.run(&pod);
+
+    assert_eq!(answers.fit(), "b", "two halves and more need two cards");
+    let devices = answers.0.result.unwrap().devices.unwrap();
+    assert_eq!(devices.containers.len(), 2);
+}
+
+#[test]
 fn pods_of_lower_priority_give_their_shares_up() {
     let mut world = world(&[cards("a", 1)]);
     place(&mut world, &asking("low", 1, 60_000, 1));

@@ -343,6 +343,7 @@ fn broken(why: &str, nodes: usize) -> Failed {
         plugins: PluginSet::default(),
         by_extender: true,
         preemption: None,
+        candidates: Vec::new(),
         nodes,
         reasons: BTreeMap::new(),
     }

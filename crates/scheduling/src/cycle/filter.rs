@@ -14,6 +14,9 @@ use crate::record::{Said, Verdict};
 use crate::snapshot::{NodeIndex, NodeState};
 use crate::status::{Code, Reason, Reasons, Rejection};
 
+/// Names of the nodes to which plugins narrow the search, and which plugins do.
+pub(super) type Narrowed = (Vec<Symbol>, Vec<Plugin>);
+
 /// What plugins worked out before any node was looked at.
 #[derive(Debug, Clone, Default)]
 pub(super) struct State {
@@ -195,16 +198,24 @@ impl Cycle<'_> {
         if let Some((record, _)) = &mut self.record {
             record.filters.clone_from(&self.state.filters);
         }
+        self.narrowed = only;
         if self.pod.nominated != Symbol::EMPTY
             && let Some(node) = self.snapshot.node_of(self.pod.nominated)
         {
             self.look(&context, &[node.index], 0, 1);
             if !self.feasible.is_empty() {
+                self.shortcut = true;
                 return;
             }
         }
+        self.search(start);
+    }
+
+    /// Looks at all nodes that come into question.
+    pub(super) fn search(&mut self, start: usize) {
+        let context = self.context();
         let nodes: Vec<NodeIndex>;
-        let among: &[NodeIndex] = match &only {
+        let among: &[NodeIndex] = match &self.narrowed {
             None => self.snapshot.order(),
             Some((names, plugins)) => {
                 let named: Vec<NodeIndex> = names
@@ -244,8 +255,7 @@ impl Cycle<'_> {
 
     /// Asks plugins before any node is looked at. What comes back are the nodes to which they narrow the search, and
     /// which plugins do.
-    #[allow(clippy::type_complexity, reason = "used once, right above")]
-    fn pre_filter(&mut self) -> Result<Option<(Vec<Symbol>, Vec<Plugin>)>, Rejection> {
+    fn pre_filter(&mut self) -> Result<Option<Narrowed>, Rejection> {
         let context = self.context();
         let mut only: Option<Vec<Symbol>> = None;
         let mut narrowing: Vec<Plugin> = Vec::new();

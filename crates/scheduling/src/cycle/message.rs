@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Cycle, Failed};
+use super::{Cycle, Failed, choose_victims};
 use crate::names::Names;
 use crate::status::{Rejection, Wording};
 
@@ -15,6 +15,7 @@ impl Cycle<'_> {
             plugins: self.unschedulable,
             by_extender: self.by_extender,
             preemption: None,
+            candidates: Vec::new(),
             nodes,
             reasons: BTreeMap::new(),
         };
@@ -27,8 +28,9 @@ impl Cycle<'_> {
             "no nodes available to schedule pods".clone_into(&mut failed.message);
             return failed;
         }
-        let (preemption, post_filter) = self.post_filter();
-        failed.preemption = preemption;
+        let (candidates, post_filter) = self.post_filter();
+        failed.preemption = choose_victims(&candidates).cloned();
+        failed.candidates = candidates;
         failed.reasons = self.reasons(nodes);
         let pre_filter = self.refused.as_ref().map(|refused| self.text(refused));
         failed.message = summary(nodes, pre_filter.as_deref(), &failed.reasons, &post_filter);

@@ -20,9 +20,9 @@ use crate::record::{Record, Said, Texts};
 use crate::snapshot::{NodeIndex, NodeState, Snapshot};
 use crate::status::{Code, Reason, Reasons, Rejection};
 
-use filter::State;
+use filter::{Narrowed, State};
 
-pub use crate::plugins::preemption::Victims;
+pub use crate::plugins::preemption::{Victims, choose as choose_victims};
 pub use crate::plugins::volume_binding::VolumeWork;
 
 /// How a cycle is run.
@@ -49,7 +49,11 @@ pub struct Cycle<'a> {
     /// The plugin that refused the pod before any node was looked at.
     refused: Option<Rejection>,
     error: Option<String>,
+    start: usize,
     next_start: usize,
+    narrowed: Option<Narrowed>,
+    /// Whether only the node was looked at that is nominated for the pod.
+    shortcut: bool,
     /// Plugins that refused something.
     unschedulable: PluginSet,
     by_extender: bool,
@@ -110,6 +114,9 @@ pub struct Failed {
     pub by_extender: bool,
     /// Pods whose eviction makes room, and where; none where eviction does not help.
     pub preemption: Option<Victims>,
+    /// All that was found to make room, of which `preemption` is the best: extenders may refuse some of it, and
+    /// [`choose_victims`] says which of the rest is best.
+    pub candidates: Vec<Victims>,
     /// How many nodes there are.
     pub nodes: usize,
     /// Each reason, and how many nodes have it, by text.
@@ -139,7 +146,10 @@ impl Framework {
             absent: None,
             refused: None,
             error: None,
+            start: options.start,
             next_start: options.start,
+            narrowed: None,
+            shortcut: false,
             unschedulable: PluginSet::default(),
             by_extender: false,
             record: options
@@ -170,6 +180,17 @@ impl<'a> Cycle<'a> {
         self.feasible
             .iter()
             .filter_map(move |index| snapshot.node(*index))
+    }
+
+    /// Where an extender has refused the node that is nominated for the pod, which alone was looked at, looks at all
+    /// nodes. Returns whether it has done so: extenders are then to be asked again.
+    pub fn look_further(&mut self) -> bool {
+        if !self.shortcut || !self.feasible.is_empty() {
+            return false;
+        }
+        self.shortcut = false;
+        self.search(self.start);
+        true
     }
 
     /// Takes in what an extender says of the nodes that fit.

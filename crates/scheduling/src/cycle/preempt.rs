@@ -10,7 +10,9 @@ use crate::model::Pod;
 use crate::names::Symbol;
 use crate::plugin::{Plugin, Point};
 use crate::plugins::Context;
-use crate::plugins::preemption::{Victims, by_budget, by_importance, choose, wanted};
+use crate::plugins::preemption::{
+    Victims, by_budget, by_importance, choose as choose_victims, wanted,
+};
 use crate::record::PostFilter;
 use crate::snapshot::NodeState;
 use crate::status::{Code, Rejection};
@@ -18,21 +20,21 @@ use crate::status::{Code, Rejection};
 const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 
 impl Cycle<'_> {
-    /// Asks the plugin that makes room, where the profile has one. What comes back is whose eviction helps, or why
-    /// none does.
-    pub(super) fn post_filter(&mut self) -> (Option<Victims>, String) {
+    /// Asks the plugin that makes room, where the profile has one. What comes back is whose eviction helps on which
+    /// node, or why none does.
+    pub(super) fn post_filter(&mut self) -> (Vec<Victims>, String) {
         let plugins = self.framework.plugins(Point::PostFilter);
         if !plugins.contains(&Plugin::DefaultPreemption) {
-            return (None, String::new());
+            return (Vec::new(), String::new());
         }
-        let (victims, message) = match self.preempt() {
-            Ok(victims) => (Some(victims), String::new()),
-            Err(why) => (None, format!("preemption: {why}")),
+        let (candidates, message) = match self.preempt() {
+            Ok(candidates) => (candidates, String::new()),
+            Err(why) => (Vec::new(), format!("preemption: {why}")),
         };
         if let Some((record, _)) = &mut self.record {
             record.post_filter = Some(PostFilter {
                 plugin: Plugin::DefaultPreemption,
-                nominated: victims.as_ref().map(|victims| Arc::clone(&victims.node)),
+                nominated: choose_victims(&candidates).map(|victims| Arc::clone(&victims.node)),
             });
             record.all_nodes = self
                 .snapshot
@@ -40,10 +42,10 @@ impl Cycle<'_> {
                 .map(|node| Arc::clone(&node.node.name))
                 .collect();
         }
-        (victims, message)
+        (candidates, message)
     }
 
-    fn preempt(&self) -> Result<Victims, String> {
+    fn preempt(&self) -> Result<Vec<Victims>, String> {
         let context = self.context();
         self.may_preempt(&context)?;
         let hopeful = self.hopeful();
@@ -71,13 +73,14 @@ impl Cycle<'_> {
             }
         }
         harmless.append(&mut harmful);
-        choose(harmless).ok_or_else(|| {
-            let nodes = self.snapshot.node_count();
-            if nodes > refused {
-                *refusals.entry(NOT_HELPFUL.to_owned()).or_default() += nodes - refused;
-            }
-            summary(nodes, None, &refusals, "")
-        })
+        if !harmless.is_empty() {
+            return Ok(harmless);
+        }
+        let nodes = self.snapshot.node_count();
+        if nodes > refused {
+            *refusals.entry(NOT_HELPFUL.to_owned()).or_default() += nodes - refused;
+        }
+        Err(summary(nodes, None, &refusals, ""))
     }
 
     fn may_preempt(&self, context: &Context<'_>) -> Result<(), String> {

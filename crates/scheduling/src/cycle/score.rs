@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Cycle;
+use super::filter::State;
 use crate::plugin::{Plugin, Point};
 use crate::plugins::{
     Context, Scores, balanced, fit, gpu, image_locality, inter_pod, node_affinity, spread, taints,
@@ -11,7 +12,12 @@ use crate::record::{Said, Scored};
 use crate::snapshot::NodeState;
 
 /// What a plugin gives the nodes; none where it has nothing to say of the pod.
-fn ask(context: &Context<'_>, plugin: Plugin, nodes: &[&NodeState]) -> Option<Scores> {
+fn ask(
+    context: &Context<'_>,
+    state: &State,
+    plugin: Plugin,
+    nodes: &[&NodeState],
+) -> Option<Scores> {
     match plugin {
         Plugin::TaintToleration => Some(taints::score(context, nodes)),
         Plugin::NodeAffinity => node_affinity::score(context, nodes),
@@ -20,7 +26,7 @@ fn ask(context: &Context<'_>, plugin: Plugin, nodes: &[&NodeState]) -> Option<Sc
         Plugin::ImageLocality => Some(image_locality::score(context, nodes)),
         Plugin::PodTopologySpread => spread::score(context, nodes),
         Plugin::InterPodAffinity => inter_pod::score(context, nodes),
-        Plugin::GpuScore => gpu::score(context, nodes),
+        Plugin::GpuScore => gpu::score(context, state.devices.as_ref(), nodes),
         _ => None,
     }
 }
@@ -32,7 +38,7 @@ impl Cycle<'_> {
         let mut totals = vec![0_i64; nodes.len()];
         let mut columns: Vec<(Plugin, i64, Scores)> = Vec::new();
         for (plugin, weight) in self.framework.weights() {
-            let Some(scores) = ask(&context, *plugin, nodes) else {
+            let Some(scores) = ask(&context, &self.state, *plugin, nodes) else {
                 continue;
             };
             for (total, score) in totals.iter_mut().zip(&scores.normal) {

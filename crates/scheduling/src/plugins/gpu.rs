@@ -2,17 +2,25 @@
 
 use std::sync::Arc;
 
-use placement::{Among, NodePolicy, Placement, Request};
+use placement::{Among, Misfit, NodePolicy, Placement, Request};
 
-use super::{Before, Context, MOST_SCORE, Scores};
+use super::{Before, Context, MOST_SCORE, Scores, each};
 use crate::plugin::Plugin;
 use crate::snapshot::NodeState;
 use crate::status::{Code, Reason, Rejection};
 
-/// What is asked of the engine.
+/// What the engine says of one node: how full its devices are with the pod on them, or why they cannot take it.
+type Answer = Result<f64, Rejection>;
+
+/// What is asked of the engine, and what it says of every node as it is.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared {
     request: Arc<Result<Request, String>>,
+    /// By the place of the node; none for a node without shared devices.
+    answers: Arc<Vec<Option<Answer>>>,
+    /// Whether each node has to be asked about by itself: the engine tries so many choices for one question, and
+    /// several containers that ask for devices may need them all on a few nodes.
+    each: bool,
     /// Uids of pods that hold nothing in a trial.
     leaving: Vec<Arc<str>>,
 }
@@ -21,16 +29,54 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     let Some(devices) = &context.pod.devices else {
         return (Before::Skip, None);
     };
-    if let Err(why) = &**devices {
-        let reason = Reason::Text(why.as_str().into());
-        let rejection = Rejection::new(Plugin::GpuFit, Code::Unresolvable, reason);
-        return (Before::Refuse(rejection), None);
-    }
+    let request = match &**devices {
+        Ok(request) => request,
+        Err(why) => {
+            let reason = Reason::Text(why.as_str().into());
+            let rejection = Rejection::new(Plugin::GpuFit, Code::Unresolvable, reason);
+            return (Before::Refuse(rejection), None);
+        }
+    };
+    let containers = request.containers.iter();
+    let asks: usize = containers.map(|container| container.asks.len()).sum();
     let prepared = Prepared {
         request: Arc::clone(devices),
+        answers: Arc::new(ask_all(context, request)),
+        each: asks > 1,
         leaving: Vec::new(),
     };
     (Before::Run, Some(prepared))
+}
+
+/// One question about all nodes costs far less than one about each.
+fn ask_all(context: &Context<'_>, request: &Request) -> Vec<Option<Answer>> {
+    let snapshot = context.snapshot;
+    let mut answers = Vec::new();
+    for (name, answer) in snapshot.devices.cluster().rank(request, Among::All) {
+        let Some(node) = snapshot.node_named(&name) else {
+            continue;
+        };
+        let at = node.index.at();
+        if answers.len() <= at {
+            answers.resize(at + 1, None);
+        }
+        if let Some(place) = answers.get_mut(at) {
+            *place = Some(answer.map_err(|misfit| refusal(&misfit)));
+        }
+    }
+    answers
+}
+
+fn refusal(misfit: &Misfit) -> Rejection {
+    Rejection::new(
+        Plugin::GpuFit,
+        if misfit.is_cured_by_leaving() {
+            Code::Unschedulable
+        } else {
+            Code::Unresolvable
+        },
+        Reason::Text(misfit.summary().into()),
+    )
 }
 
 impl Prepared {
@@ -44,7 +90,14 @@ impl Prepared {
     }
 
     pub(crate) fn filter(&self, context: &Context<'_>, node: &NodeState) -> Result<(), Rejection> {
-        self.place(context, node).map(|_| ())
+        if self.each || !self.leaving.is_empty() {
+            return self.place(context, node).map(|_| ());
+        }
+        match self.answers.get(node.index.at()) {
+            Some(Some(Ok(_))) => Ok(()),
+            Some(Some(Err(rejection))) => Err(rejection.clone()),
+            Some(None) | None => Err(refusal(&Misfit::UnknownNode)),
+        }
     }
 
     /// The cards that the pod gets on the node.
@@ -60,38 +113,30 @@ impl Prepared {
         let cluster = context.snapshot.devices.cluster();
         match cluster.place_without(request, &node.node.name, &leaving) {
             Ok(placement) => Ok(Some(placement)),
-            Err(misfit) => Err(Rejection::new(
-                Plugin::GpuFit,
-                if misfit.is_cured_by_leaving() {
-                    Code::Unschedulable
-                } else {
-                    Code::Unresolvable
-                },
-                Reason::Text(misfit.summary().into()),
-            )),
+            Err(misfit) => Err(refusal(&misfit)),
         }
     }
 }
 
 /// How full the node's devices are with the pod on it, by the request's node policy: the fuller the better for
-/// `binpack`, the emptier for `spread`.
-pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Option<Scores> {
+/// `binpack`, the emptier for `spread`. `known` is what `GpuFit` has found out.
+pub(crate) fn score(
+    context: &Context<'_>,
+    known: Option<&Prepared>,
+    nodes: &[&NodeState],
+) -> Option<Scores> {
     let devices = context.pod.devices.as_deref()?;
     let request = devices.as_ref().ok()?;
-    let names: Vec<&str> = nodes.iter().map(|node| &*node.node.name).collect();
-    let cluster = context.snapshot.devices.cluster();
-    let ranked = cluster.rank(request, Among::Names(&names));
-    let raw = names
-        .iter()
-        .map(|name| {
-            let at = ranked.binary_search_by(|(other, _)| (**other).cmp(name));
-            match at.ok().and_then(|at| ranked.get(at)) {
-                Some((_, Ok(fullness))) => worth(*fullness, request.node_policy),
-                _ => 0,
-            }
-        })
-        .collect();
-    Some(Scores::plain(raw))
+    let answers = match known {
+        Some(known) => Arc::clone(&known.answers),
+        None => Arc::new(ask_all(context, request)),
+    };
+    Some(Scores::plain(each(nodes, |node| {
+        match answers.get(node.index.at()) {
+            Some(Some(Ok(fullness))) => worth(*fullness, request.node_policy),
+            _ => 0,
+        }
+    })))
 }
 
 #[expect(

@@ -71,8 +71,8 @@ pub(crate) fn by_budget(
 
 /// The candidate that does the least harm: the fewest broken budgets, the lowest highest priority, the lowest sum of
 /// priorities, the fewest pods, the latest start of its most important pods; of equal ones the first.
-pub(crate) fn choose(candidates: Vec<Victims>) -> Option<Victims> {
-    let harm = |victims: &Victims| {
+pub fn choose(candidates: &[Victims]) -> Option<&Victims> {
+    let harm = |victims: &&Victims| {
         let highest = victims.pods.iter().map(|pod| pod.priority).max();
         let sum: i64 = victims
             .pods
@@ -95,5 +95,5 @@ pub(crate) fn choose(candidates: Vec<Victims>) -> Option<Victims> {
             Reverse(start),
         )
     };
-    candidates.into_iter().min_by_key(harm)
+    candidates.iter().min_by_key(harm)
 }
