@@ -11,7 +11,6 @@ mod view;
 mod writes;
 
 mod extender;
-mod queue;
 mod results;
 mod volumes;
 
@@ -29,7 +28,7 @@ pub use self::export::Export;
 pub use self::frames::{Frame, Frames, Since, Starts};
 pub use self::import::{Import, Merge};
 pub use self::kinds::{KINDS, Kind};
-pub use self::results::{OLD_PREFIX, PREFIX, Prefix};
+pub use self::results::Prefix;
 pub use self::shown::Shown;
 pub use self::turns::Scheduling;
 

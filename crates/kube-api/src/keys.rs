@@ -54,6 +54,11 @@ pub const DEFAULT_STORAGE_CLASS: &str = "storageclass.kubernetes.io/is-default-c
 pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 /// On a claim: the node for which a volume has to be made.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// What the results of the simulator begin with.
+pub const SIMULATOR_RESULTS: &str = "kube-scheduler-simulator.sigs.k8s.io/";
+/// What they began with before November 2024.
+pub const OLD_SIMULATOR_RESULTS: &str = "scheduler-simulator/";
+
 /// A namespace's name; label.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 

@@ -6,13 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use kube_api::keys::{OLD_SIMULATOR_RESULTS as OLD_PREFIX, SIMULATOR_RESULTS as PREFIX};
 use scheduling::annotations::{history, history_entry};
 use serde_json::{Map, Value};
-
-/// The prefix that the reference writes since November 2024.
-pub const PREFIX: &str = "kube-scheduler-simulator.sigs.k8s.io/";
-/// The prefix that it wrote before.
-pub const OLD_PREFIX: &str = "scheduler-simulator/";
 
 /// What a real API server takes: keys and values of all annotations together.
 const LIMIT: usize = 256 << 10;

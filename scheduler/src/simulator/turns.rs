@@ -11,16 +11,16 @@ use std::time::Duration;
 use embedded_cluster::Status;
 use kube_api::vendor::Vendors;
 use scheduling::annotations;
-use scheduling::cycle::{Failed, Options, Outcome, Placed, Victims};
+use scheduling::cycle::{Failed, Options, Outcome, Victims};
 use scheduling::devices::Devices;
 use scheduling::plugin::PluginSet;
 use scheduling::profile::Framework;
+use scheduling::queue::{Popped, Queue};
 use scheduling::snapshot::Snapshot;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::extender::Extender;
-use super::queue::{Queue, Waiting};
 use super::results::Prefix;
 use super::view::View;
 use super::writes::Writer;
@@ -90,11 +90,10 @@ impl<'a> Turns<'a> {
         let frameworks = Framework::all(&setup.running, snapshot.names_mut());
         let schedulers = frameworks.iter().map(|framework| framework.name().into());
         let view = View::open(simulator.cluster(), snapshot, schedulers.collect())?;
-        let seconds =
-            |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+        let milliseconds = |seconds: i64| u64::try_from(seconds).unwrap_or_default() * 1000;
         let queue = Queue::new(
-            seconds(setup.running.pod_initial_backoff_seconds),
-            seconds(setup.running.pod_max_backoff_seconds),
+            milliseconds(setup.running.pod_initial_backoff_seconds),
+            milliseconds(setup.running.pod_max_backoff_seconds),
         );
         let extenders = setup.running.extenders.iter().cloned().map(Extender::new);
         Ok(Self {
@@ -117,18 +116,22 @@ impl<'a> Turns<'a> {
             if !Arc::ptr_eq(&self.setup, &self.simulator.setup()) {
                 return Ok(());
             }
-            let now = self.begun.elapsed();
+            let now = self.now_ms();
             self.view.catch_up(&mut self.queue, now)?;
-            if let Some(waiting) = self.queue.pop(now) {
-                self.turn(waiting).await;
+            if let Some(popped) = self.queue.pop(now) {
+                if let Err(failed) = self.turn(&popped).await {
+                    let now = self.now_ms();
+                    self.queue.failed(&popped.pod.key, &failed, now);
+                }
                 tokio::task::yield_now().await;
                 continue;
             }
-            let wake = self.queue.next_wake().unwrap_or(now + IDLE);
+            let next = self.queue.next_ms().map(Duration::from_millis);
+            let wake = next.unwrap_or(self.begun.elapsed() + IDLE);
             tokio::select! {
                 next = self.view.next() => {
                     let (at, event) = next?;
-                    let now = self.begun.elapsed();
+                    let now = self.now_ms();
                     self.view.take_next(at, &event, &mut self.queue, now);
                 }
                 () = tokio::time::sleep_until(self.begun + wake) => {}
@@ -141,19 +144,18 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// One pod.
-    async fn turn(&mut self, waiting: Waiting) {
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// One pod. Where it found no node, or what was found could not be written, says why.
+    async fn turn(&mut self, popped: &Popped) -> Result<(), Failed> {
         let epoch = *self.simulator.0.epoch.borrow();
-        let Some(there) = self.writer.pending(&waiting.pod) else {
-            return;
-        };
+        let there = self.writer.pending(&popped.pod);
+        let there = there.ok_or_else(|| overtaken("the pod is gone, or has a node"))?;
         let object = there.value();
-        let (outcome, mut said) = match self.decide(&waiting, &object).await {
-            Some(decided) => decided,
-            None => return,
-        };
+        let (outcome, mut said) = self.decide(popped, &object).await?;
         self.start = outcome.next_start;
-        let results = |said: &Said| self.results(&outcome, said);
         match &outcome.result {
             Ok(placed) => {
                 let binder = self
@@ -169,63 +171,59 @@ impl<'a> Turns<'a> {
                     }
                     None => Ok(()),
                 };
-                let _writing = self.simulator.0.gate.read().await;
-                if epoch != *self.simulator.0.epoch.borrow() {
-                    self.queue.retry(waiting, self.begun.elapsed());
-                    return;
-                }
+                let _writing = self.writing(epoch).await?;
+                let results = self.results(&outcome, &said);
                 let written = match bound {
                     Err(why) => Err(why),
                     Ok(()) => {
-                        let by_us = binder.is_none();
                         let devices = self.view.snapshot.devices();
-                        let write =
-                            self.writer
-                                .bound(&there, placed, devices, results(&said), by_us);
+                        let by_us = binder.is_none();
+                        let write = self.writer.bound(&there, placed, devices, &results, by_us);
                         write.await.map_err(|status| status.to_string())
                     }
                 };
-                if let Err(why) = written {
-                    tracing::warn!(pod = %waiting.pod.key, why, "not bound");
-                    let failed = rejected(placed, &why);
-                    self.writer
-                        .refused(&there, &failed, None, results(&said))
-                        .await;
-                    let now = self.begun.elapsed();
-                    self.queue.retry(waiting, now);
-                }
+                let Err(why) = written else { return Ok(()) };
+                tracing::warn!(pod = %popped.pod.key, why, "not bound");
+                let failed = broken(&format!("binding rejected: {why}"), placed.evaluated);
+                self.writer.refused(&there, &failed, None, &results).await;
+                Err(failed)
             }
             Err(failed) => {
                 let victims = match &failed.preemption {
                     Some(victims) => self.agreed(&object, victims, &mut said).await,
                     None => None,
                 };
-                let _writing = self.simulator.0.gate.read().await;
-                if epoch != *self.simulator.0.epoch.borrow() {
-                    self.queue.retry(waiting, self.begun.elapsed());
-                    return;
-                }
+                let _writing = self.writing(epoch).await?;
                 if let Some(victims) = victims {
-                    self.writer.evict(&waiting.pod, victims).await;
+                    self.writer.evict(&popped.pod, victims).await;
                 }
                 let node = victims.map(|victims| &*victims.node);
-                self.writer
-                    .refused(&there, failed, node, results(&said))
-                    .await;
-                let (plugins, by_extender) = (failed.plugins, failed.by_extender);
-                let now = self.begun.elapsed();
-                self.queue.failed(waiting, plugins, by_extender, now);
+                let results = self.results(&outcome, &said);
+                self.writer.refused(&there, failed, node, &results).await;
+                Err(failed.clone())
             }
         }
     }
 
-    /// Runs the framework and asks the extenders that have a say. Nothing where no profile is the pod's.
-    async fn decide(&self, waiting: &Waiting, object: &Value) -> Option<(Outcome, Said)> {
-        let pod = &waiting.pod;
+    /// While this is held, nothing changes the whole state. What was worked out before such a change is void.
+    async fn writing(&self, epoch: u64) -> Result<tokio::sync::RwLockReadGuard<'a, ()>, Failed> {
+        let simulator: &'a Simulator = self.simulator;
+        let writing = simulator.0.gate.read().await;
+        if epoch == *simulator.0.epoch.borrow() {
+            Ok(writing)
+        } else {
+            Err(overtaken("the whole state was changed meanwhile"))
+        }
+    }
+
+    /// Runs the framework and asks the extenders that have a say.
+    async fn decide(&self, popped: &Popped, object: &Value) -> Result<(Outcome, Said), Failed> {
+        let pod = &popped.pod;
         let framework = self
             .frameworks
             .iter()
-            .find(|of| of.name() == &*pod.scheduler)?;
+            .find(|of| of.name() == &*pod.scheduler);
+        let framework = framework.ok_or_else(|| overtaken("no profile is the pod's"))?;
         let options = Options {
             start: self.start,
             record: true,
@@ -256,7 +254,7 @@ impl<'a> Turns<'a> {
                 Err(why) => {
                     let mut outcome = cycle.finish(&further);
                     outcome.result = Err(broken(&why, self.view.snapshot.node_count()));
-                    return Some((outcome, said));
+                    return Ok((outcome, said));
                 }
             }
         }
@@ -281,7 +279,7 @@ impl<'a> Turns<'a> {
                 }
             }
         }
-        Some((cycle.finish(&further), said))
+        Ok((cycle.finish(&further), said))
     }
 
     /// The victims, where every extender that is asked agrees to them.
@@ -335,13 +333,13 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// A try that an extender's silence, or its error, ended.
+/// A try that an error ended. It is repeated without an event.
 fn broken(why: &str, nodes: usize) -> Failed {
     Failed {
         reason: "SchedulerError",
         message: why.to_owned(),
         plugins: PluginSet::default(),
-        by_extender: true,
+        by_extender: false,
         preemption: None,
         candidates: Vec::new(),
         nodes,
@@ -349,7 +347,7 @@ fn broken(why: &str, nodes: usize) -> Failed {
     }
 }
 
-/// A node was found and the binding was refused.
-fn rejected(placed: &Placed, why: &str) -> Failed {
-    broken(&format!("binding rejected: {why}"), placed.evaluated)
+/// A try that what happened meanwhile made void.
+fn overtaken(why: &str) -> Failed {
+    broken(why, 0)
 }

@@ -2,25 +2,26 @@
 //! date, and what the queue has to hear of.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use embedded_cluster::{Cluster, Event, Happened, Selector, Start, Status, Stored, Target, Watch};
+use embedded_cluster::{
+    Cluster, Event as Told, Happened, Selector, Start, Status, Stored, Target, Watch,
+};
 use futures_util::future::select_all;
+use scheduling::model::{Node, Pod};
+use scheduling::queue::{Event, Queue};
 use scheduling::snapshot::{Kind, Snapshot};
-
-use super::queue::{Happening, Queue};
 
 /// What a watch is of.
 #[derive(Debug, Clone, Copy)]
 enum Watched {
     Nodes,
     Pods,
-    Others(Kind, Option<Happening>),
+    Others(Kind, Option<Event>),
 }
 
 /// Group, plural, what it is. Pods come last: what they name is known by then.
 const WATCHED: [(&str, &str, Watched); 13] = {
-    use Happening::{AssignedPod, Volume};
+    use Event::{Claim, CsiNode, Namespace, StorageClass, Volume};
     use Watched::{Nodes, Others, Pods};
     [
         (
@@ -28,16 +29,16 @@ const WATCHED: [(&str, &str, Watched); 13] = {
             "priorityclasses",
             Others(Kind::PriorityClass, None),
         ),
-        ("", "namespaces", Others(Kind::Namespace, Some(AssignedPod))),
+        ("", "namespaces", Others(Kind::Namespace, Some(Namespace))),
         (
             "storage.k8s.io",
             "storageclasses",
-            Others(Kind::StorageClass, Some(Volume)),
+            Others(Kind::StorageClass, Some(StorageClass)),
         ),
         (
             "storage.k8s.io",
             "csinodes",
-            Others(Kind::CsiNode, Some(Volume)),
+            Others(Kind::CsiNode, Some(CsiNode)),
         ),
         (
             "",
@@ -47,7 +48,7 @@ const WATCHED: [(&str, &str, Watched); 13] = {
         (
             "",
             "persistentvolumeclaims",
-            Others(Kind::PersistentVolumeClaim, Some(Volume)),
+            Others(Kind::PersistentVolumeClaim, Some(Claim)),
         ),
         (
             "policy",
@@ -96,7 +97,7 @@ impl View {
     }
 
     /// Takes in everything that has happened by now. An error when a watch fell behind what the cluster remembers.
-    pub(super) fn catch_up(&mut self, queue: &mut Queue, now: Duration) -> Result<(), Status> {
+    pub(super) fn catch_up(&mut self, queue: &mut Queue, now: u64) -> Result<(), Status> {
         for at in 0..self.watches.len() {
             while let Some((watched, watch)) = self.watches.get_mut(at)
                 && let Some(event) = watch.try_next()?
@@ -109,7 +110,7 @@ impl View {
     }
 
     /// Waits until something happens, and takes it in. Dropping the future loses nothing.
-    pub(super) async fn next(&mut self) -> Result<(usize, Event), Status> {
+    pub(super) async fn next(&mut self) -> Result<(usize, Told), Status> {
         let each = self
             .watches
             .iter_mut()
@@ -119,32 +120,20 @@ impl View {
     }
 
     /// Takes in an event that [`View::next`] gave.
-    pub(super) fn take_next(&mut self, at: usize, event: &Event, queue: &mut Queue, now: Duration) {
+    pub(super) fn take_next(&mut self, at: usize, event: &Told, queue: &mut Queue, now: u64) {
         if let Some((watched, _)) = self.watches.get(at) {
             self.take(*watched, event, queue, now);
         }
     }
 
-    fn take(&mut self, watched: Watched, event: &Event, queue: &mut Queue, now: Duration) {
-        let Event::Object(happened, object) = event else {
+    fn take(&mut self, watched: Watched, event: &Told, queue: &mut Queue, now: u64) {
+        let Told::Object(happened, object) = event else {
             return;
         };
         let gone = *happened == Happened::Deleted;
         match watched {
             Watched::Pods => self.pod(object, gone, queue, now),
-            Watched::Nodes => {
-                if gone {
-                    self.snapshot.remove_node(object.name());
-                } else {
-                    match self.snapshot.read_node(&object.value()) {
-                        Ok(node) => drop(self.snapshot.set_node(node)),
-                        Err(error) => {
-                            tracing::warn!(%error, "a node that cannot be read takes no pods")
-                        }
-                    }
-                    queue.happened(Happening::Node, now);
-                }
-            }
+            Watched::Nodes => self.node(object, gone, queue, now),
             Watched::Others(kind, happening) => {
                 if gone {
                     self.snapshot
@@ -153,13 +142,34 @@ impl View {
                     tracing::warn!(%error, "an object that cannot be read is not looked at");
                 }
                 if let Some(happening) = happening {
-                    queue.happened(happening, now);
+                    queue.event(happening, now);
                 }
             }
         }
     }
 
-    fn pod(&mut self, object: &Stored, gone: bool, queue: &mut Queue, now: Duration) {
+    fn node(&mut self, object: &Stored, gone: bool, queue: &mut Queue, now: u64) {
+        if gone {
+            self.snapshot.remove_node(object.name());
+            queue.event(Event::NodeRemoved, now);
+            return;
+        }
+        let node = match self.snapshot.read_node(&object.value()) {
+            Ok(node) => node,
+            Err(error) => {
+                tracing::warn!(%error, "a node that cannot be read takes no pods");
+                return;
+            }
+        };
+        let before = self.snapshot.node_named(object.name());
+        let events = node_events(before.map(|state| state.node()), &node);
+        self.snapshot.set_node(node);
+        for event in events {
+            queue.event(event, now);
+        }
+    }
+
+    fn pod(&mut self, object: &Stored, gone: bool, queue: &mut Queue, now: u64) {
         let key = format!("{}/{}", object.namespace(), object.name());
         if gone {
             return self.forget(&key, queue, now);
@@ -189,9 +199,12 @@ impl View {
                 Some(placement) => devices.reserve(&pod, placement),
                 None => drop(devices.release(&pod)),
             }
+            let events = pod_events(self.snapshot.pod(&key), &pod);
             self.snapshot.assign(Arc::new(pod), &node);
             queue.remove(&key);
-            queue.happened(Happening::AssignedPod, now);
+            for event in events {
+                queue.event(event, now);
+            }
             return;
         }
         if pod.terminating || !self.schedulers.contains(&pod.scheduler) {
@@ -206,16 +219,48 @@ impl View {
         } else {
             self.snapshot.nominate(pod.clone(), &nominated);
         }
-        queue.set(pod, now);
+        queue.update(pod, now);
     }
 
     /// A pod that is gone, or has ended, or cannot be read.
-    fn forget(&mut self, key: &str, queue: &mut Queue, now: Duration) {
+    fn forget(&mut self, key: &str, queue: &mut Queue, now: u64) {
         queue.remove(key);
         self.snapshot.clear_nomination(key);
         if let Some(pod) = self.snapshot.remove_pod(key) {
             self.snapshot.devices_mut().release(&pod);
-            queue.happened(Happening::FreedPod, now);
+            queue.event(Event::PodRemoved, now);
         }
     }
+}
+
+/// What of a node is new, as far as a pod may be placed for it.
+fn node_events(before: Option<&Node>, node: &Node) -> Vec<Event> {
+    let Some(before) = before else {
+        return vec![Event::NodeAdded];
+    };
+    let tainted = |of: &Node| (of.taints.clone(), of.unschedulable);
+    let offered = |of: &Node| (of.allocatable.clone(), of.allowed_pods);
+    [
+        (before.labels != node.labels, Event::NodeLabels),
+        (tainted(before) != tainted(node), Event::NodeTaints),
+        (offered(before) != offered(node), Event::NodeAllocatable),
+        (before.devices != node.devices, Event::NodeDevices),
+    ]
+    .into_iter()
+    .filter_map(|(differs, event)| differs.then_some(event))
+    .collect()
+}
+
+/// What of a pod that has a node is new.
+fn pod_events(before: Option<&Arc<Pod>>, pod: &Pod) -> Vec<Event> {
+    let Some(before) = before else {
+        return vec![Event::PodAssigned];
+    };
+    [
+        (before.labels != pod.labels, Event::PodLabels),
+        (before.requests != pod.requests, Event::PodScaledDown),
+    ]
+    .into_iter()
+    .filter_map(|(differs, event)| differs.then_some(event))
+    .collect()
 }

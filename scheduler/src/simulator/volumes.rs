@@ -67,7 +67,6 @@ fn made_for(claim: &Value, node: &str) -> Value {
     json!({
         "metadata": {
             "name": format!("pvc-{}", text(claim, "/metadata/uid")),
-            "annotations": { "pv.kubernetes.io/provisioned-by": "simulator" },
         },
         "spec": {
             "capacity": { "storage": spec("resources/requests/storage") },

@@ -89,13 +89,13 @@ impl Writer {
         there: &Stored,
         placed: &Placed,
         devices: &Devices,
-        results: Results,
+        results: &Results,
         by_us: bool,
     ) -> Result<(), Status> {
         let pod = there.value();
         let target = self.target(&key(&pod));
         let present = annotations(&pod);
-        let mut written = annotate(self.prefix, &present, &results);
+        let mut written = annotate(self.prefix, &present, results);
         let mut labels = BTreeMap::new();
         if let (Some(placement), Some(vendors)) = (&placed.devices, &self.vendors) {
             let typed = object::Pod::deserialize(&pod)
@@ -137,14 +137,14 @@ impl Writer {
         there: &Stored,
         failed: &Failed,
         node: Option<&str>,
-        results: Results,
+        results: &Results,
     ) {
         let pod = there.value();
         let change = |pod: &mut Value| {
             if !is_pending(pod, &text(pod, "/metadata/uid")) {
                 return;
             }
-            let written = annotate(self.prefix, &annotations(pod), &results);
+            let written = annotate(self.prefix, &annotations(pod), results);
             put_annotations(pod, &written);
             put_condition(pod, failed);
             if let Some(status) = fields_mut(pod, "status") {
