@@ -8,6 +8,7 @@
 mod config;
 mod cycle;
 mod devices;
+mod differential;
 mod plugins;
 mod properties;
 mod recorded;
