@@ -5,11 +5,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
 use clap::Parser;
+use clap::builder::BoolishValueParser;
 use embedded_cluster::{Cluster, Options, guard};
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
 use kube_api::vendor::{Switches, Vendors};
 use serde_json::Value;
@@ -17,10 +20,13 @@ use server::{Bodies, Listener, LogFormat, Manners};
 use tokio::sync::watch;
 
 use crate::api::simulator::{Origins, cors, routes};
-use crate::simulator::{Import, Merge, Prefix, Scheduling, Setup, Simulator};
+use crate::simulator::{Import, Merge, Prefix, Scheduling, Setup, Simulator, outside};
 
 /// How many changes of each kind a stream can be behind: a large import is many changes at once.
 const REMEMBERED: usize = 100_000;
+
+/// How long a real cluster may take to list its objects.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Try, replay and explain scheduling without a cluster.
 #[derive(Debug, Clone, Parser)]
@@ -67,6 +73,25 @@ pub struct Args {
     /// or JSON. By default kube-scheduler's own defaults.
     #[arg(long, env = "KUBE_SCHEDULER_CONFIG_PATH", value_name = "FILE")]
     pub config: Option<PathBuf>,
+
+    /// Take the objects of a real cluster over at the start. Nothing is written there.
+    #[arg(long, env = "EXTERNAL_IMPORT_ENABLED", value_parser = BoolishValueParser::new(), value_name = "BOOL",
+          num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true,
+          conflicts_with = "import")]
+    pub import_from_cluster: bool,
+
+    /// Do here what happens in a real cluster, for as long as the simulator runs. Nothing is written there.
+    #[arg(long, env = "RESOURCE_SYNC_ENABLED", value_parser = BoolishValueParser::new(), value_name = "BOOL",
+          num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    pub sync_from_cluster: bool,
+
+    /// The real cluster, as kubectl knows it; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Of the real cluster, only objects with these labels: app=web, several separated by commas.
+    #[arg(long, value_name = "LABELS", default_value = "")]
+    pub cluster_labels: String,
 
     /// Under which prefix results are written to pods. Both are read.
     #[arg(long, value_enum, default_value_t = Prefix::New)]
@@ -131,6 +156,15 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         let simulator = simulator.clone();
         tokio::spawn(async move { simulator.schedule(&scheduling).await })
     };
+    let following = if args.sync_from_cluster {
+        let (simulator, client) = (simulator.clone(), client(&args).await?);
+        let labels = args.cluster_labels.clone();
+        Some(tokio::spawn(async move {
+            simulator.follow(&client, &labels).await
+        }))
+    } else {
+        None
+    };
     let origins = Origins::new(args.origins.iter().cloned());
     let (stopping, stopped) = watch::channel(false);
     let kubernetes = match kubernetes {
@@ -156,6 +190,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     listener.serve(router, manners(), stop).await;
     turns.abort();
+    if let Some(following) = following {
+        following.abort();
+    }
     if let Some(kubernetes) = kubernetes {
         drop(kubernetes.await);
     }
@@ -193,6 +230,23 @@ async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
         imported.with_context(said)?;
         simulator.start_from_here().await;
     }
+    if args.import_from_cluster {
+        let client = client(args).await?;
+        let reading = outside::read(&client, &args.cluster_labels);
+        let read = tokio::time::timeout(PATIENCE, reading).await;
+        let mut import = read
+            .map_err(|_| {
+                anyhow!(
+                    "the real cluster did not answer within {} s",
+                    PATIENCE.as_secs()
+                )
+            })?
+            .context("--import-from-cluster")?;
+        import.lenient = true;
+        let imported = simulator.import(&import, Merge::Keep).await;
+        imported.context("--import-from-cluster")?;
+        simulator.start_from_here().await;
+    }
     Ok(simulator)
 }
 
@@ -211,6 +265,23 @@ fn read(path: &Path) -> anyhow::Result<Value> {
             }
         },
     }
+}
+
+/// A client of the real cluster.
+async fn client(args: &Args) -> anyhow::Result<kube::Client> {
+    let config = match &args.kubeconfig {
+        Some(path) => {
+            let said = || format!("--kubeconfig {}", path.display());
+            let file = Kubeconfig::read_from(path).with_context(said)?;
+            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .with_context(said)?
+        }
+        None => kube::Config::infer()
+            .await
+            .context("no cluster to read: --kubeconfig FILE names one")?,
+    };
+    kube::Client::try_from(config).context("no client for the real cluster")
 }
 
 async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<Listener> {

@@ -5,6 +5,7 @@ mod export;
 mod frames;
 mod import;
 mod kinds;
+pub mod outside;
 mod shown;
 mod turns;
 mod view;

@@ -1,6 +1,7 @@
 //! The simulator over HTTP: as recorded, whole or not at all, and with input that nobody should send.
 
 mod abuse;
+mod outside;
 mod recorded;
 mod scheduling;
 mod stream;

@@ -16,6 +16,8 @@ const TRIES: usize = 5;
 pub struct Import {
     /// Nothing where the present one shall stay.
     pub configuration: Option<Value>,
+    /// Whether objects that cannot be taken over are left out, with a line in the log, instead of ending the import.
+    pub lenient: bool,
     objects: Vec<(Kind, Value)>,
 }
 
@@ -91,6 +93,7 @@ impl Import {
         }
         Ok(Self {
             configuration,
+            lenient: false,
             objects,
         })
     }
@@ -123,9 +126,13 @@ pub(super) async fn apply(
             if kind.is_given(text(object, "name")) {
                 continue;
             }
-            put(fork.cluster(), kind, object)
-                .await
-                .map_err(|status| named(kind, object, status))?;
+            if let Err(status) = put(fork.cluster(), kind, object).await {
+                if !import.lenient {
+                    return Err(named(kind, object, status));
+                }
+                let name = text(object, "name");
+                tracing::warn!(kind = kind.plural, name, %status, "not taken over");
+            }
         }
         match fork.commit() {
             Ok(changes) => return Ok(changes),
@@ -155,7 +162,7 @@ fn named(kind: &Kind, object: &Value, mut status: Status) -> Refusal {
 }
 
 /// Makes or changes one object, with its status.
-async fn put(cluster: &Cluster, kind: &Kind, object: &Value) -> Result<(), Status> {
+pub(super) async fn put(cluster: &Cluster, kind: &Kind, object: &Value) -> Result<(), Status> {
     let resource = kind.resource(cluster)?;
     let mut object = object.clone();
     if let Some(metadata) = fields_mut(&mut object, "/metadata") {
