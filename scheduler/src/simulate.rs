@@ -18,9 +18,11 @@ use kube_api::vendor::{Switches, Vendors};
 use serde_json::Value;
 use server::{Bodies, Listener, LogFormat, Manners};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::api::simulator::{Origins, cors, routes};
-use crate::simulator::{Import, Merge, Prefix, Scheduling, Setup, Simulator, outside};
+use crate::simulator::recording::Pace;
+use crate::simulator::{Import, Merge, Prefix, Scheduling, Setup, Simulator, outside, recording};
 
 /// How many changes of each kind a stream can be behind: a large import is many changes at once.
 const REMEMBERED: usize = 100_000;
@@ -84,6 +86,18 @@ pub struct Args {
     #[arg(long, env = "RESOURCE_SYNC_ENABLED", value_parser = BoolishValueParser::new(), value_name = "BOOL",
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub sync_from_cluster: bool,
+
+    /// Write what happens in a real cluster to this file, as JSON lines that --replay reads.
+    #[arg(long, value_name = "FILE")]
+    pub record_cluster: Option<PathBuf>,
+
+    /// Do what this recording says: JSON lines of --record-cluster, or of the reference's recorder.
+    #[arg(long, env = "RECORD_FILE_PATH", value_name = "FILE")]
+    pub replay: Option<PathBuf>,
+
+    /// How fast: none (as fast as it goes), original, or how many times as fast as it happened.
+    #[arg(long, value_name = "PACE", default_value = "none", requires = "replay")]
+    pub replay_pace: Pace,
 
     /// The real cluster, as kubectl knows it; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
     #[arg(long, value_name = "FILE")]
@@ -156,15 +170,31 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         let simulator = simulator.clone();
         tokio::spawn(async move { simulator.schedule(&scheduling).await })
     };
-    let following = if args.sync_from_cluster {
+    let mut beside = JoinSet::new();
+    if args.sync_from_cluster {
         let (simulator, client) = (simulator.clone(), client(&args).await?);
         let labels = args.cluster_labels.clone();
-        Some(tokio::spawn(async move {
-            simulator.follow(&client, &labels).await
-        }))
-    } else {
-        None
-    };
+        beside.spawn(async move { simulator.follow(&client, &labels).await });
+    }
+    if let Some(path) = args.record_cluster.clone() {
+        let (client, labels) = (client(&args).await?, args.cluster_labels.clone());
+        beside.spawn(async move {
+            if let Err(error) = outside::record(&client, &labels, &path).await {
+                tracing::error!(path = %path.display(), %error, "the recording ends");
+            }
+        });
+    }
+    if let Some(path) = &args.replay {
+        let said = || format!("--replay {}", path.display());
+        let text = std::fs::read_to_string(path).with_context(said)?;
+        let lines = recording::read(&text).map_err(|why| anyhow!("{}: {why}", said()))?;
+        let (simulator, pace) = (simulator.clone(), args.replay_pace);
+        beside.spawn(async move {
+            let count = lines.len();
+            let refused = simulator.replay(lines, pace).await;
+            tracing::info!(lines = count, refused, "the recording is replayed");
+        });
+    }
     let origins = Origins::new(args.origins.iter().cloned());
     let (stopping, stopped) = watch::channel(false);
     let kubernetes = match kubernetes {
@@ -190,9 +220,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     listener.serve(router, manners(), stop).await;
     turns.abort();
-    if let Some(following) = following {
-        following.abort();
-    }
+    beside.abort_all();
     if let Some(kubernetes) = kubernetes {
         drop(kubernetes.await);
     }

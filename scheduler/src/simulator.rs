@@ -6,6 +6,7 @@ mod frames;
 mod import;
 mod kinds;
 pub mod outside;
+pub mod recording;
 mod shown;
 mod turns;
 mod view;

@@ -3,18 +3,23 @@
 //! As in the reference, pods come without their service account and owners, which do not exist here, and where a pod
 //! runs is taken over with it; a pod that is changed there later keeps the node that it has here.
 
-use futures_util::TryStreamExt;
-use kube::api::{DynamicObject, ListParams};
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::{BoxStream, SelectAll, select_all};
+use kube::api::{DynamicObject, ListParams, TypeMeta};
 use kube::core::Request;
 use kube::discovery::ApiResource;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use serde_json::{Map, Value};
 
-use embedded_cluster::{DeleteOptions, Target, Write};
+use embedded_cluster::{Cluster, DeleteOptions, Target, Write};
 
 use super::import::{Import, put};
 use super::kinds::{KINDS, Kind};
+use super::recording::{Happening, Line, Pace, Recorder};
 use super::{Refusal, Simulator};
 
 /// How many objects are asked for at once.
@@ -90,14 +95,92 @@ impl Simulator {
     /// Does here what happens there to objects with these labels, until the future is dropped. An object that this
     /// cluster refuses is left out, with a line in the log; a connection that breaks is made again.
     pub async fn follow(&self, client: &Client, labels: &str) {
-        let each = KINDS.map(|kind| Box::pin(self.follow_kind(client.clone(), kind, labels)));
-        futures_util::future::join_all(each).await;
+        let mut seen = watch(client, labels);
+        while let Some((kind, object, gone)) = seen.next().await {
+            self.mirror(&kind, object, gone).await;
+        }
     }
 
-    async fn follow_kind(&self, client: Client, kind: Kind, labels: &str) {
-        let Ok(resource) = kind.resource(self.cluster()) else {
-            return;
+    /// Does here what a recording says, at this pace, and says how many lines could not be done. Of pods, what
+    /// happened to them once they had a node is left out: here this scheduler decides.
+    pub async fn replay(&self, lines: Vec<Line>, pace: Pace) -> usize {
+        let begun = tokio::time::Instant::now();
+        let Some(first) = lines.first().map(|line| line.time) else {
+            return 0;
         };
+        let mut refused = 0;
+        for line in lines {
+            let due = pace.due(first, line.time);
+            if !due.is_zero() {
+                tokio::time::sleep_until(begun + due).await;
+            }
+            let gone = line.happening == Happening::Delete;
+            refused += usize::from(!self.mirror(&line.kind, line.object, gone).await);
+            tokio::task::yield_now().await;
+        }
+        refused
+    }
+
+    /// Whether the object is here what it is there, as far as that is to be.
+    async fn mirror(&self, kind: &Kind, object: Value, gone: bool) -> bool {
+        let text = |path: &str| {
+            object
+                .pointer(path)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+        };
+        let (namespace, name) = (
+            text("/metadata/namespace").to_owned(),
+            text("/metadata/name").to_owned(),
+        );
+        let (Ok(resource), false) = (kind.resource(self.cluster()), kind.is_given(&name)) else {
+            return true;
+        };
+        let target = Target::object(&resource, &namespace, &name);
+        let _writing = self.0.gate.read().await;
+        let done = if gone {
+            let (options, write) = (DeleteOptions::default(), Write::default());
+            let deleted = self.cluster().delete(&target, &options, &write).await;
+            deleted.map(drop)
+        } else {
+            let runs = !text("/spec/nodeName").is_empty();
+            if kind.key == "pods" && runs && self.cluster().get(&target).is_ok() {
+                return true;
+            }
+            put(self.cluster(), kind, &adapted(kind, object)).await
+        };
+        match done {
+            Ok(()) => true,
+            Err(status) if gone && status.code == 404 => true,
+            Err(status) => {
+                tracing::warn!(kind = kind.plural, namespace, name, %status, "not taken over");
+                false
+            }
+        }
+    }
+}
+
+/// Writes what happens there to objects with these labels to a file, until it cannot be written.
+///
+/// # Errors
+///
+/// Why it cannot be written.
+pub async fn record(client: &Client, labels: &str, path: &Path) -> std::io::Result<()> {
+    let mut recorder = Recorder::create(path)?;
+    let mut seen = watch(client, labels);
+    while let Some((_, object, gone)) = seen.next().await {
+        recorder.write(&object, gone)?;
+    }
+    Ok(())
+}
+
+/// Tells of every object with these labels, then of every change, and whether the object is gone.
+fn watch(client: &Client, labels: &str) -> SelectAll<BoxStream<'static, (Kind, Value, bool)>> {
+    let config = watcher::Config::default().labels(labels);
+    // The names of the seven kinds are the same in every cluster.
+    let names = Cluster::default();
+    let each = KINDS.iter().filter_map(|kind| {
+        let resource = kind.resource(&names).ok()?;
         let described = ApiResource {
             group: kind.group.to_owned(),
             version: "v1".to_owned(),
@@ -105,51 +188,35 @@ impl Simulator {
             kind: resource.kind.clone(),
             plural: kind.plural.to_owned(),
         };
-        let api: Api<DynamicObject> = Api::all_with(client, &described);
-        let config = watcher::Config::default().labels(labels);
-        let mut events = std::pin::pin!(watcher(api, config));
-        loop {
-            match events.try_next().await {
-                Ok(Some(Event::Apply(object) | Event::InitApply(object))) => {
-                    self.mirror(&kind, &object, false).await;
-                }
-                Ok(Some(Event::Delete(object))) => self.mirror(&kind, &object, true).await,
-                Ok(Some(Event::Init | Event::InitDone)) => {}
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!(kind = kind.plural, %error, "the real cluster is not followed for a moment");
-                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-                }
-            }
-        }
-    }
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &described);
+        let events = watcher(api, config.clone());
+        Some(
+            events
+                .filter_map(move |event| seen(*kind, described.clone(), event))
+                .boxed(),
+        )
+    });
+    select_all(each)
+}
 
-    async fn mirror(&self, kind: &Kind, object: &DynamicObject, gone: bool) {
-        let name = object.metadata.name.as_deref().unwrap_or_default();
-        let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
-        let (Ok(resource), false) = (kind.resource(self.cluster()), kind.is_given(name)) else {
-            return;
-        };
-        let target = Target::object(&resource, namespace, name);
-        let _writing = self.0.gate.read().await;
-        let done = if gone {
-            let (options, write) = (DeleteOptions::default(), Write::default());
-            let deleted = self.cluster().delete(&target, &options, &write).await;
-            deleted.map(drop)
-        } else {
-            let runs = object.data.pointer("/spec/nodeName").is_some();
-            if kind.key == "pods" && runs && self.cluster().get(&target).is_ok() {
-                return;
-            }
-            let value = serde_json::to_value(object).unwrap_or_default();
-            put(self.cluster(), kind, &adapted(kind, value)).await
-        };
-        match done {
-            Ok(()) => {}
-            Err(status) if gone && status.code == 404 => {}
-            Err(status) => {
-                tracing::warn!(kind = kind.plural, namespace, name, %status, "not taken over");
-            }
+async fn seen(
+    kind: Kind,
+    described: ApiResource,
+    event: Result<Event<DynamicObject>, watcher::Error>,
+) -> Option<(Kind, Value, bool)> {
+    let (mut object, gone) = match event {
+        Ok(Event::Apply(object) | Event::InitApply(object)) => (object, false),
+        Ok(Event::Delete(object)) => (object, true),
+        Ok(Event::Init | Event::InitDone) => return None,
+        Err(error) => {
+            tracing::warn!(kind = kind.plural, %error, "the real cluster is not seen for a moment");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            return None;
         }
-    }
+    };
+    object.types.get_or_insert(TypeMeta {
+        api_version: described.api_version,
+        kind: described.kind,
+    });
+    Some((kind, serde_json::to_value(object).ok()?, gone))
 }

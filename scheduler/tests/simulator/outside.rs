@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use embedded_cluster::{Cluster, Target};
+use scheduler::simulator::recording::{self, Pace};
 use scheduler::simulator::{Merge, outside};
 use serde_json::{Value, json};
 
@@ -118,4 +119,78 @@ async fn a_cluster_that_does_not_answer_is_named() {
         refused.to_string().contains("namespaces cannot be listed"),
         "{refused}"
     );
+}
+
+#[tokio::test]
+async fn a_recording_of_the_reference_is_replayed() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/vectors/simulator/recorder-sample.jsonl"
+    );
+    let lines = recording::read(&std::fs::read_to_string(path).unwrap()).unwrap();
+    assert!(lines.len() > 15, "{}", lines.len());
+    let mut there = std::collections::BTreeSet::new();
+    for line in &lines {
+        let name = line.object["metadata"]["name"].as_str().unwrap().to_owned();
+        match line.happening {
+            recording::Happening::Delete => drop(there.remove(&(line.kind.key, name))),
+            _ => drop(there.insert((line.kind.key, name))),
+        }
+    }
+    let served = Served::scheduling(None).await;
+
+    let refused = served.simulator.replay(lines, Pace::None).await;
+
+    assert_eq!(refused, 0);
+    let export = served.export().await;
+    for key in ["nodes", "pods", "pvs", "pvcs", "storageClasses"] {
+        let wanted: Vec<String> = there
+            .iter()
+            .filter(|(of, _)| *of == key)
+            .map(|(_, name)| name.clone())
+            .collect();
+        assert_eq!(names(&export, key), wanted, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_recorded_can_be_replayed() {
+    let (cluster, client) = real().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("recording.jsonl");
+    let recorder = {
+        let (client, path) = (client.clone(), path.clone());
+        tokio::spawn(async move { outside::record(&client, "", &path).await })
+    };
+    let lines = async |wanted: usize| {
+        loop {
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            let lines = recording::read(&text).unwrap_or_default();
+            if lines.len() >= wanted {
+                return lines;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    // Two nodes, two pods, five namespaces, two priority classes.
+    let wait = Duration::from_secs(10);
+    tokio::time::timeout(wait, lines(11)).await.unwrap();
+    let nodes = cluster.resource("", "nodes").unwrap();
+    let second = Target::object(&nodes, "", "n2");
+    cluster
+        .delete(&second, &Default::default(), &Default::default())
+        .await
+        .unwrap();
+    let recorded = tokio::time::timeout(wait, lines(12)).await.unwrap();
+    recorder.abort();
+
+    let served = Served::start(None).await;
+    assert_eq!(
+        served.simulator.replay(recorded, Pace::Times(1000.0)).await,
+        0
+    );
+
+    let export = served.export().await;
+    assert_eq!(names(&export, "nodes"), ["n1"]);
+    assert_eq!(names(&export, "pods"), ["theirs", "waits"]);
 }
