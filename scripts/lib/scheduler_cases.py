@@ -2,8 +2,9 @@
 """Records what a real kube-scheduler decides about random pods in small random clusters, one JSON object a line.
 
 The test `differential` of crates/scheduling compares its own decisions with such a recording. What has to run is an
-API server, without the admission plugins Priority and TaintNodesByCondition, and a kube-scheduler with `-v=10`,
-`percentageOfNodesToScore: 100` and the plugin DynamicResources disabled, which writes its log to a file:
+API server, without the admission plugins Priority and TaintNodesByCondition, and a kube-scheduler with `-v=10` and the
+configuration tests/vectors/simulator/kube-scheduler.config.json (with a clientConnection.kubeconfig of its own), which
+writes its log to a file:
 
     scheduler_cases.py --server 127.0.0.1:6443 --token TOKEN --log scheduler.log --count 500 --seed 1 >cases.jsonl
 
@@ -269,6 +270,7 @@ def main():
         pods = [cases.pod(f"p{case}-{at}", cases.one("default", "default", "default", "other"), cases.one(*names)) for at in range(cases.number(0, 9))]
         name = f"new-{args.seed}-{case}"
         new = cases.pod(name, "default")
+        new["spec"]["schedulerName"] = cases.one("default-scheduler", "default-scheduler", "most", "ratio")
         storage = cases.storage(case, nodes, pods, new) if cases.chance(0.25) else []
         objects = nodes + storage + pods
         refused = [answer for status, answer in map(create, objects) if status != 201]

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use scheduling::cycle::Victims;
 use scheduling::plugin::Plugin;
+use scheduling::snapshot::Snapshot;
 use serde_json::{Value, json};
 
 use crate::world::World;
@@ -20,7 +21,7 @@ const NAMESPACES: [(&str, &str); 2] = [("other", "t"), ("default", "")];
 const CLASSES: [(&str, &str); 2] = [("now", "Immediate"), ("wait", "WaitForFirstConsumer")];
 
 /// What differs in one case; empty where nothing does.
-fn differences(case: &Value) -> Vec<String> {
+fn differences(case: &Value, configuration: &Value) -> Vec<String> {
     let mut objects: Vec<Value> = NAMESPACES
         .iter()
         .map(|(name, team)| {
@@ -36,7 +37,9 @@ fn differences(case: &Value) -> Vec<String> {
             "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": mode})
     }));
     objects.extend(case["objects"].as_array().unwrap().iter().cloned());
-    let mut world = World::of(&objects);
+    let profile = case["pod"]["spec"]["schedulerName"].as_str();
+    let profile = profile.unwrap_or("default-scheduler");
+    let mut world = World::under(Snapshot::new(), &objects, configuration, profile);
     let answers = world.run(&case["pod"]);
     let mut found = Vec::new();
     match (&answers.0.result, case["node"].as_str()) {
@@ -94,20 +97,22 @@ fn differences(case: &Value) -> Vec<String> {
 
 #[test]
 fn decisions_are_those_of_the_real_kube_scheduler() {
-    let file = std::env::var("KUBE_SCHEDULER_CASES").unwrap_or_else(|_| {
-        concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../tests/vectors/simulator/kube-scheduler.jsonl"
-        )
-        .to_owned()
-    });
+    let root = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/vectors/simulator/"
+    );
+    let file = std::env::var("KUBE_SCHEDULER_CASES")
+        .unwrap_or_else(|_| format!("{root}kube-scheduler.jsonl"));
+    let configuration =
+        std::fs::read_to_string(format!("{root}kube-scheduler.config.json")).unwrap();
+    let configuration: Value = serde_json::from_str(&configuration).unwrap();
     let cases = std::fs::read_to_string(file).unwrap();
     let mut wrong = Vec::new();
     let mut count = 0;
     for (line, case) in (1..).zip(cases.lines()) {
         count += 1;
         let case: Value = serde_json::from_str(case).unwrap();
-        for difference in differences(&case) {
+        for difference in differences(&case, &configuration) {
             wrong.push(format!("case {line}: {difference}"));
         }
     }

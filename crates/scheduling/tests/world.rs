@@ -43,7 +43,18 @@ impl World {
         Self::with(Snapshot::new(), objects, profile)
     }
 
-    pub(crate) fn with(mut snapshot: Snapshot, objects: &[Value], profile: &Value) -> Self {
+    pub(crate) fn with(snapshot: Snapshot, objects: &[Value], profile: &Value) -> Self {
+        let configuration = json!({"percentageOfNodesToScore": 100, "profiles": [profile]});
+        Self::under(snapshot, objects, &configuration, "default-scheduler")
+    }
+
+    /// Under the profile of this name in a whole configuration.
+    pub(crate) fn under(
+        mut snapshot: Snapshot,
+        objects: &[Value],
+        configuration: &Value,
+        name: &str,
+    ) -> Self {
         for object in objects {
             match object["kind"].as_str().unwrap() {
                 "Node" => {
@@ -56,9 +67,11 @@ impl World {
                 kind => snapshot.set_object(kind_of(kind).unwrap(), object).unwrap(),
             }
         }
-        let configuration = json!({"percentageOfNodesToScore": 100, "profiles": [profile]});
-        let configuration = Configuration::read(&configuration).unwrap();
-        let framework = Framework::all(&configuration, snapshot.names_mut()).remove(0);
+        let configuration = Configuration::read(configuration).unwrap();
+        let framework = Framework::all(&configuration, snapshot.names_mut())
+            .into_iter()
+            .find(|framework| framework.name() == name)
+            .unwrap();
         Self {
             snapshot,
             framework,
