@@ -6,6 +6,7 @@ mod frames;
 mod import;
 mod kinds;
 pub mod outside;
+mod page;
 pub mod recording;
 mod shown;
 mod turns;
@@ -30,7 +31,9 @@ pub use self::export::Export;
 pub use self::frames::{Frame, Frames, Since, Starts};
 pub use self::import::{Import, Merge};
 pub use self::kinds::{KINDS, Kind};
+pub use self::page::Pages;
 pub use self::results::Prefix;
+pub use self::results::{OLD_PREFIX, PREFIX, Prefix};
 pub use self::shown::Shown;
 pub use self::turns::Scheduling;
 

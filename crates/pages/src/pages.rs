@@ -205,6 +205,7 @@ pub(crate) struct ObjectList {
     pub(crate) text: String,
     pub(crate) all: usize,
     pub(crate) part: String,
+    pub(crate) part_path: String,
     pub(crate) href: String,
     pub(crate) singular: &'static str,
     pub(crate) title: &'static str,

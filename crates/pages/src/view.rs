@@ -55,6 +55,11 @@ pub mod address {
         format!("/page/objects/{}", kind.plural())
     }
 
+    /// The live part of the list of a kind.
+    pub fn list_part(kind: Kind) -> String {
+        format!("/page/part/objects/{}", kind.plural())
+    }
+
     /// The page on which a new object is written.
     pub fn new(kind: Kind) -> String {
         format!("/page/new/{}", kind.plural())
@@ -148,6 +153,16 @@ impl Slice {
         self.pages > 1
     }
 
+    /// The query in the address of the previous page, with its question mark; empty where there is none.
+    pub fn previous_query(&self) -> &str {
+        query_of(&self.previous)
+    }
+
+    /// The query in the address of the next page, with its question mark; empty where there is none.
+    pub fn next_query(&self) -> &str {
+        query_of(&self.next)
+    }
+
     /// How many entries come before this page.
     pub(crate) fn skipped(&self) -> usize {
         self.first.saturating_sub(1)
@@ -163,9 +178,26 @@ impl Slice {
     }
 }
 
+fn query_of(address: &str) -> &str {
+    let path = address.split('#').next().unwrap_or_default();
+    path.find('?')
+        .and_then(|at| path.get(at..))
+        .unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_query_of_a_page_is_without_its_anchor() {
+        let link = |page: usize| format!("/pods/a?page={page}#decision");
+
+        let slice = Slice::of(30, 2, 10, link);
+
+        assert_eq!(slice.next_query(), "?page=3");
+        assert_eq!(Slice::of(30, 1, 10, link).previous_query(), "");
+    }
 
     #[test]
     fn a_page_that_does_not_exist_is_the_nearest_one() {

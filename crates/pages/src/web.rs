@@ -28,7 +28,7 @@ use crate::source::{Refused, Source};
 const MOST_TEXT: usize = 4 << 20;
 
 /// The largest export that is read, in bytes.
-const MOST_IMPORT: usize = 128 << 20;
+const MOST_IMPORT: usize = 64 << 20;
 
 /// How long a page waits for the board to have what a write has changed.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -4,6 +4,8 @@
 mod answers;
 mod cors;
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, Request, State};
@@ -18,12 +20,13 @@ use server::Bodies;
 
 use self::answers::{Failed, empty, error, json};
 pub use self::cors::{Origins, allow as cors};
-use crate::simulator::{Import, Merge, Refusal, Simulator, Starts};
+use crate::simulator::{Import, Merge, Pages, Refusal, Simulator, Starts};
 
 /// How often a stream of Server-Sent Events says that it is there.
 const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(15);
 
-/// All routes of the simulator's listener: its own, and the API of its cluster.
+/// All routes of the simulator's listener: its own, the API of its cluster, and the web page. Must be called in a Tokio
+/// runtime: the page follows the cluster.
 pub fn routes(simulator: &Simulator, origins: Origins, bodies: Bodies) -> Router {
     let own = Router::new()
         .route(
@@ -40,8 +43,10 @@ pub fn routes(simulator: &Simulator, origins: Origins, bodies: Bodies) -> Router
         .cluster()
         .api_routes()
         .layer(from_fn_with_state(simulator.clone(), known));
-    let all = own.merge(cluster).fallback(not_found);
-    cors(origins, bodies.limit_answering(all, error))
+    let api = own.merge(cluster).fallback(not_found);
+    let api = cors(origins, bodies.limit_answering(api, error));
+    let pages = pages::web::router(Arc::new(Pages::of(simulator)));
+    api.merge(bodies.limit_answering(pages, error))
 }
 
 /// Other methods are refused in this API's form, `HEAD` among them.

@@ -41,8 +41,10 @@ pub struct PodPage {
     pub edit: String,
     /// Where it is deleted.
     pub delete: String,
-    /// Where the live part of this page is.
+    /// Where the live part of this page is, with the page of its tables.
     pub part: String,
+    /// The same without the page.
+    pub part_path: String,
 }
 
 /// A share of a GPU.
@@ -103,6 +105,7 @@ pub fn pod_page(board: &Board, row: &PodRow, object: &Value, page: usize) -> Pod
         problem: row.problem.clone(),
         edit: address::edit(Kind::Pods, &row.namespace, &row.name),
         delete: address::delete(Kind::Pods, &row.namespace, &row.name),
+        part_path: address::pod_part(&row.namespace, &row.name),
         part: format!(
             "{}{}",
             address::pod_part(&row.namespace, &row.name),

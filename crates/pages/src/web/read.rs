@@ -318,7 +318,8 @@ fn object_list(board: &Board, kind: Kind, asked: &Asked) -> ObjectList {
     };
     ObjectList {
         rows: shown.map(line).collect(),
-        part: own(format!("/page/part/objects/{}", kind.plural()), slice.page),
+        part: own(address::list_part(kind), slice.page),
+        part_path: address::list_part(kind),
         slice,
         text: asked.q.clone(),
         all: board.count(kind),

@@ -1,0 +1,379 @@
+//! The simulator as the web pages ask it: its objects, the writes that a person makes, and why a pod waits. Never what
+//! a page looks like.
+
+use std::sync::Arc;
+
+use embedded_cluster::{
+    Cluster, DeleteOptions, Event, Happened, ListOptions, Part, Selector, Start, Status, Target,
+    Watch, Write,
+};
+use futures_util::{Stream, StreamExt, stream};
+use kube_api::config::DeviceConfig;
+use kube_api::object::{Node, Pod, ResourceQuota};
+use kube_api::request::Defaults;
+use kube_api::vendor::{Switches, Vendors};
+use pages::{Change, Changes, Future, Kind, Reason, Refused, Source, Way, Why};
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{Import, Merge, Refusal, Simulator};
+use crate::explain::{Advised, Detail, Explained, OfNode, Verdict, View, explain};
+
+/// As whom a person's writes stand in `managedFields`; the reference's page has the same name.
+const MANAGER: &str = "simulator";
+
+/// How many times a person's edit is tried again while others change the same object's status.
+const TRIES: usize = 5;
+
+/// The source of the pages.
+pub struct Pages {
+    simulator: Simulator,
+    vendors: Arc<Vendors>,
+    /// What pods are explained from, and of which version of the cluster it is.
+    view: Mutex<Option<(u64, Arc<View>)>>,
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pages").finish_non_exhaustive()
+    }
+}
+
+impl Pages {
+    /// The pages of this simulator.
+    pub fn of(simulator: &Simulator) -> Self {
+        let switches = Switches {
+            ascend: true,
+            iluvatar: true,
+        };
+        let vendors = Vendors::new(DeviceConfig::standard(), switches);
+        Self {
+            simulator: simulator.clone(),
+            vendors: Arc::new(vendors.expect("a test reads the standard configuration")),
+            view: Mutex::new(None),
+        }
+    }
+
+    fn cluster(&self) -> &Cluster {
+        self.simulator.cluster()
+    }
+
+    /// What pods are explained from, as the cluster is by now.
+    fn view(&self) -> Arc<View> {
+        let version = self.cluster().resource_version();
+        let mut kept = self.view.lock();
+        if let Some((of, view)) = &*kept
+            && *of == version
+        {
+            return view.clone();
+        }
+        let cluster = self.cluster();
+        let view = Arc::new(View::of(
+            all::<Node>(cluster, "nodes"),
+            &all::<Pod>(cluster, "pods"),
+            all::<ResourceQuota>(cluster, "resourcequotas"),
+            self.vendors.clone(),
+            Defaults::default(),
+        ));
+        *kept = Some((version, view.clone()));
+        view
+    }
+
+    async fn replaced(&self, kind: Kind, object: Value) -> Result<Value, Status> {
+        let (namespace, name) = place(&object);
+        let target = target(self.cluster(), kind, &namespace, &name)?;
+        let status = object.get("status").filter(|status| status.is_object());
+        let part = target.clone().part(Part::Status);
+        let tried = Write {
+            dry_run: true,
+            ..write()
+        };
+        // Both halves are tried first, so that a refusal of the second leaves the first undone.
+        let mut next = self
+            .cluster()
+            .update(&target, object.clone(), &tried)
+            .await?
+            .value();
+        let changes = status.is_some_and(|status| next.get("status") != Some(status));
+        if let (Some(status), true) = (status, changes) {
+            set_status(&mut next, status);
+            self.cluster()
+                .update(&part, unversioned(next), &tried)
+                .await?;
+        }
+        let mut saved = self
+            .cluster()
+            .update(&target, object.clone(), &write())
+            .await?
+            .value();
+        let Some(status) = status.filter(|_| changes) else {
+            return Ok(saved);
+        };
+        for _ in 0..TRIES {
+            set_status(&mut saved, status);
+            match self.cluster().update(&part, saved, &write()).await {
+                Ok(stored) => return Ok(stored.value()),
+                Err(refused) if refused.code == 409 => saved = self.cluster().get(&target)?.value(),
+                Err(refused) => return Err(refused),
+            }
+        }
+        let why = "others change its status all the time; save it again";
+        Err(Status::conflict(kind.group(), kind.plural(), &name, why))
+    }
+}
+
+fn set_status(object: &mut Value, status: &Value) {
+    if let Some(fields) = object.as_object_mut() {
+        fields.insert("status".to_owned(), status.clone());
+    }
+}
+
+/// The version that a trial made is none that the cluster has.
+fn unversioned(mut object: Value) -> Value {
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("resourceVersion");
+    }
+    object
+}
+
+/// The objects of a core kind that can be read.
+fn all<T: DeserializeOwned>(cluster: &Cluster, plural: &str) -> Vec<T> {
+    let listed = cluster.resource("", plural).and_then(|resource| {
+        cluster.list(&Target::collection(&resource, ""), &ListOptions::default())
+    });
+    let items = listed.map(|listed| listed.items).unwrap_or_default();
+    items.iter().filter_map(|item| item.parse().ok()).collect()
+}
+
+fn target(cluster: &Cluster, kind: Kind, namespace: &str, name: &str) -> Result<Target, Status> {
+    let resource = cluster.resource(kind.group(), kind.plural())?;
+    Ok(Target::object(&resource, namespace, name))
+}
+
+fn place(object: &Value) -> (String, String) {
+    let text = |pointer| object.pointer(pointer).and_then(Value::as_str);
+    (
+        text("/metadata/namespace").unwrap_or_default().to_owned(),
+        text("/metadata/name").unwrap_or_default().to_owned(),
+    )
+}
+
+fn write() -> Write {
+    Write {
+        field_manager: MANAGER.to_owned(),
+        ..Write::default()
+    }
+}
+
+fn refused(status: Status) -> Refused {
+    Refused::new(status.code, status.message)
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        let code = match refusal {
+            Refusal::Unreadable(_) => 400,
+            Refusal::Impossible(_) => 422,
+            Refusal::Expired(_) => 410,
+        };
+        Self::new(code, refusal.to_string())
+    }
+}
+
+/// What the watch of one kind tells.
+enum Told {
+    Change(Change),
+    Started,
+    Lost,
+}
+
+fn told(kind: Kind, watch: Watch) -> impl Stream<Item = Told> + Send {
+    stream::unfold(Some(watch), move |watch| async move {
+        let mut watch = watch?;
+        Some(match watch.next().await {
+            Ok(Event::Object(Happened::Deleted, object)) => {
+                let change = Change::Gone(kind, Arc::new(object.value()));
+                (Told::Change(change), Some(watch))
+            }
+            Ok(Event::Object(_, object)) => {
+                let change = Change::Put(kind, Arc::new(object.value()));
+                (Told::Change(change), Some(watch))
+            }
+            Ok(Event::Started(_)) => (Told::Started, Some(watch)),
+            Err(status) => {
+                tracing::debug!(kind = kind.plural(), %status, "the pages list again");
+                (Told::Lost, None)
+            }
+        })
+    })
+}
+
+impl Source for Pages {
+    fn changes(&self) -> Changes {
+        let open = |kind: Kind| {
+            let target = target(self.cluster(), kind, "", "")?;
+            let watch = self
+                .cluster()
+                .watch(&target, Selector::default(), Start::Now)?;
+            Ok::<_, Status>(told(kind, watch).boxed())
+        };
+        let watches: Result<Vec<_>, Status> = Kind::ALL.into_iter().map(open).collect();
+        let watches = match watches {
+            Ok(watches) => watches,
+            Err(status) => {
+                tracing::error!(%status, "the pages cannot watch the cluster");
+                return stream::empty().boxed();
+            }
+        };
+        let mut left = watches.len();
+        let changes = stream::select_all(watches)
+            .take_while(|told| std::future::ready(!matches!(told, Told::Lost)))
+            .filter_map(move |told| {
+                std::future::ready(match told {
+                    Told::Change(change) => Some(change),
+                    Told::Started => {
+                        left = left.saturating_sub(1);
+                        (left == 0).then_some(Change::Listed)
+                    }
+                    Told::Lost => None,
+                })
+            });
+        stream::once(async { Change::Began }).chain(changes).boxed()
+    }
+
+    fn get<'a>(
+        &'a self,
+        kind: Kind,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> Future<'a, Result<Value, Refused>> {
+        Box::pin(async move {
+            let target = target(self.cluster(), kind, namespace, name).map_err(refused)?;
+            Ok(self.cluster().get(&target).map_err(refused)?.value())
+        })
+    }
+
+    fn create(&self, kind: Kind, object: Value) -> Future<'_, Result<Value, Refused>> {
+        Box::pin(async move {
+            let (namespace, _) = place(&object);
+            let target = target(self.cluster(), kind, &namespace, "").map_err(refused)?;
+            let made = self.cluster().create(&target, object, &write()).await;
+            Ok(made.map_err(refused)?.value())
+        })
+    }
+
+    fn replace(&self, kind: Kind, object: Value) -> Future<'_, Result<Value, Refused>> {
+        Box::pin(async move { self.replaced(kind, object).await.map_err(refused) })
+    }
+
+    fn delete<'a>(
+        &'a self,
+        kind: Kind,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> Future<'a, Result<(), Refused>> {
+        Box::pin(async move {
+            let target = target(self.cluster(), kind, namespace, name).map_err(refused)?;
+            let options = DeleteOptions::default();
+            let gone = self.cluster().delete(&target, &options, &write()).await;
+            gone.map(drop).map_err(refused)
+        })
+    }
+
+    fn why<'a>(&'a self, namespace: &'a str, name: &'a str) -> Future<'a, Option<Why>> {
+        Box::pin(async move {
+            let target = target(self.cluster(), Kind::Pods, namespace, name).ok()?;
+            let pod: Pod = self.cluster().get(&target).ok()?.parse().ok()?;
+            let view = self.view();
+            let explained =
+                tokio::task::spawn_blocking(move || explain(&view, &pod, Detail::default()));
+            why(explained.await.ok()?)
+        })
+    }
+
+    fn configuration(&self) -> Future<'_, Result<Value, Refused>> {
+        Box::pin(async { Ok(self.simulator.setup().shown.to_value()) })
+    }
+
+    fn configure(&self, configuration: Value) -> Future<'_, Result<(), Refused>> {
+        Box::pin(async move { Ok(self.simulator.configure(&configuration).await?) })
+    }
+
+    fn export(&self) -> Future<'_, Result<Value, Refused>> {
+        Box::pin(async {
+            serde_json::to_value(self.simulator.export())
+                .map_err(|error| Refused::new(500, error.to_string()))
+        })
+    }
+
+    fn import(&self, state: Value, replace: bool) -> Future<'_, Result<(), Refused>> {
+        Box::pin(async move {
+            let import = Import::read(state)?;
+            let merge = if replace { Merge::Replace } else { Merge::Keep };
+            self.simulator.import(&import, merge).await?;
+            Ok(())
+        })
+    }
+
+    fn reset(&self) -> Future<'_, Result<(), Refused>> {
+        Box::pin(async {
+            self.simulator.reset().await;
+            Ok(())
+        })
+    }
+}
+
+/// The engine's answer about a pod as a page shows it; none where the engine has no part in it.
+fn why(explained: Explained) -> Option<Why> {
+    let summary = match explained.verdict {
+        Verdict::NotOurs | Verdict::Placed | Verdict::Reserved | Verdict::Finished => return None,
+        // The page stands beside kube-scheduler's own reasons, which are what keeps such a pod away.
+        Verdict::Fits => {
+            let node = explained
+                .placed
+                .map(|placed| placed.node)
+                .unwrap_or_default();
+            return Some(Why {
+                summary: format!("As far as GPUs go, it fits on {node}."),
+                ..Why::default()
+            });
+        }
+        Verdict::DoesNotFit | Verdict::Unreadable | Verdict::Missed => {
+            format!("The pod {}.", explained.summary)
+        }
+    };
+    Some(Why {
+        summary,
+        ways: explained.advice.into_iter().map(way).collect(),
+        nodes: explained.nodes.into_iter().map(reason).collect(),
+        notes: explained.notes,
+    })
+}
+
+fn way(advised: Advised) -> Way {
+    let edits = advised.changes.iter().flat_map(|change| &change.edits);
+    Way {
+        edits: edits.map(ToString::to_string).collect(),
+        text: advised.text,
+        node: advised.node,
+    }
+}
+
+fn reason(node: OfNode) -> Reason {
+    let devices = node.devices.iter().map(|device| {
+        let model = if device.model.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", device.model)
+        };
+        format!("{}{model}: {}", device.device, device.text)
+    });
+    let mut text = vec![node.reason];
+    text.extend(node.notes);
+    Reason {
+        devices: devices.collect(),
+        text: text.join("; "),
+        node: node.node,
+    }
+}
