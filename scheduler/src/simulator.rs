@@ -33,7 +33,6 @@ pub use self::import::{Import, Merge};
 pub use self::kinds::{KINDS, Kind};
 pub use self::page::Pages;
 pub use self::results::Prefix;
-pub use self::results::{OLD_PREFIX, PREFIX, Prefix};
 pub use self::shown::Shown;
 pub use self::turns::Scheduling;
 

@@ -3,10 +3,7 @@
 
 use std::collections::BTreeMap;
 
-/// How the keys begin that are written.
-pub const PREFIX: &str = "kube-scheduler-simulator.sigs.k8s.io/";
-/// How the keys began until 2024-11; still read.
-pub const OLD_PREFIX: &str = "scheduler-simulator/";
+pub use crate::keys::{OLD_SIMULATOR_RESULTS as OLD_PREFIX, SIMULATOR_RESULTS as PREFIX};
 
 /// By plugin: `success`, or what it said.
 pub const PREFILTER_STATUS: &str = "prefilter-result-status";

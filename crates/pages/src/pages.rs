@@ -82,6 +82,8 @@ pub(crate) struct KindLink {
 #[template(path = "overview.html")]
 pub(crate) struct OverviewPage {
     pub(crate) shell: Shell,
+    /// Whether there are GPUs that the scheduler's configuration only counts.
+    pub(crate) only_counted: bool,
     pub(crate) summary: Summary,
     pub(crate) pending: PendingList,
     pub(crate) nodes: NodeList,
@@ -254,6 +256,8 @@ pub(crate) struct Editor {
     pub(crate) action: String,
     /// Where a reader goes who changes nothing.
     pub(crate) back: String,
+    /// Whether the text is the present configuration, which lacks the plugins for shared GPUs.
+    pub(crate) lacks_gpus: bool,
     /// Other texts to begin with.
     pub(crate) templates: Vec<TemplateLink>,
     /// Where the object is deleted; empty where it cannot be.

@@ -54,6 +54,11 @@ pub trait Source: Send + Sync + 'static {
     /// Replaces the scheduler's configuration. A configuration that cannot run is refused and changes nothing.
     fn configure(&self, configuration: Value) -> Future<'_, Result<(), Refused>>;
 
+    /// The present configuration with what it lacks to place shares of GPUs; none where it lacks nothing.
+    fn configuration_for_gpus(&self) -> Option<Value> {
+        None
+    }
+
     /// Everything, as `GET /api/v1/export` gives it.
     fn export(&self) -> Future<'_, Result<Value, Refused>>;
 

@@ -1,6 +1,11 @@
 //! The simulator as the web pages ask it: its objects, the writes that a person makes, and why a pod waits. Never what
 //! a page looks like.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "a JSON value is read by name, and what it lacks is null; slices and maps are not indexed here"
+)]
+
 use std::sync::Arc;
 
 use embedded_cluster::{
@@ -14,8 +19,9 @@ use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
 use pages::{Change, Changes, Future, Kind, Reason, Refused, Source, Way, Why};
 use parking_lot::Mutex;
+use scheduling::plugin::{Plugin, Point};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Import, Merge, Refusal, Simulator};
 use crate::explain::{Advised, Detail, Explained, OfNode, Verdict, View, explain};
@@ -300,6 +306,15 @@ impl Source for Pages {
         Box::pin(async move { Ok(self.simulator.configure(&configuration).await?) })
     }
 
+    fn configuration_for_gpus(&self) -> Option<Value> {
+        let setup = self.simulator.setup();
+        let lacks = setup.running.profiles.iter().any(|profile| {
+            let filters = profile.plugins.expand(Point::Filter);
+            !filters.contains(&Plugin::GpuFit)
+        });
+        lacks.then(|| with_gpus(setup.shown.to_value()))
+    }
+
     fn export(&self) -> Future<'_, Result<Value, Refused>> {
         Box::pin(async {
             serde_json::to_value(self.simulator.export())
@@ -322,6 +337,40 @@ impl Source for Pages {
             Ok(())
         })
     }
+}
+
+/// The configuration with the plugins for shared GPUs in every profile.
+fn with_gpus(mut configuration: Value) -> Value {
+    let has_profiles = configuration["profiles"]
+        .as_array()
+        .is_some_and(|profiles| !profiles.is_empty());
+    if !has_profiles {
+        configuration["profiles"] = json!([{ "schedulerName": "default-scheduler" }]);
+    }
+    let profiles = configuration["profiles"].as_array_mut();
+    for profile in profiles.into_iter().flatten() {
+        let mut enabled = profile["plugins"]["multiPoint"]["enabled"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        for (name, weight) in [(Plugin::GpuFit, None), (Plugin::GpuScore, Some(1))] {
+            let name = name.name();
+            if !enabled.iter().any(|plugin| plugin["name"] == name) {
+                enabled.push(match weight {
+                    Some(weight) => json!({ "name": name, "weight": weight }),
+                    None => json!({ "name": name }),
+                });
+            }
+        }
+        // Points where nothing is said are left out: they would hide what is.
+        let mut plugins = profile["plugins"].as_object().cloned().unwrap_or_default();
+        plugins.retain(|_, set| set.as_object().is_some_and(|set| !set.is_empty()));
+        let mut every = plugins.remove("multiPoint").unwrap_or_else(|| json!({}));
+        every["enabled"] = enabled.into();
+        plugins.insert("multiPoint".to_owned(), every);
+        profile["plugins"] = plugins.into();
+    }
+    configuration
 }
 
 /// The engine's answer about a pod as a page shows it; none where the engine has no part in it.
@@ -375,5 +424,38 @@ fn reason(node: OfNode) -> Reason {
         devices: devices.collect(),
         text: text.join("; "),
         node: node.node,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulator::Setup;
+
+    #[test]
+    fn the_configuration_for_gpus_runs_and_keeps_what_was_there() {
+        for before in [
+            json!({}),
+            json!({ "profiles": [{ "schedulerName": "a", "plugins": { "score": { "disabled": [{ "name": "*" }] } } }] }),
+            json!({ "profiles": [{ "plugins": { "multiPoint": { "enabled": [{ "name": "GpuScore", "weight": 7 }] } } }] }),
+        ] {
+            let setup = Setup::read(&before).unwrap();
+
+            let after = with_gpus(setup.shown.to_value());
+
+            let running = Setup::read(&after).unwrap().running;
+            for profile in &running.profiles {
+                let filters = profile.plugins.expand(Point::Filter);
+                assert!(filters.contains(&Plugin::GpuFit), "{after}");
+            }
+            let first = &after["profiles"][0]["plugins"];
+            let kept = &before["profiles"][0]["plugins"]["score"]["disabled"];
+            assert_eq!(&first["score"]["disabled"], kept);
+            let scores = first["multiPoint"]["enabled"].as_array().unwrap().iter();
+            assert_eq!(
+                scores.filter(|plugin| plugin["name"] == "GpuScore").count(),
+                1
+            );
+        }
     }
 }

@@ -100,6 +100,47 @@ fn refusal(nodes: Option<u64>, text: &str) -> Refusal {
     }
 }
 
+/// What the placement engine's words for a GPU that does not do mean.
+const CARDS: [(&str, &str); 10] = [
+    (
+        "CardInsufficientMemory",
+        "Too little memory is free on these GPUs.",
+    ),
+    (
+        "CardInsufficientCore",
+        "Too little compute is free on these GPUs.",
+    ),
+    (
+        "CardComputeUnitsExhausted",
+        "All compute of these GPUs is promised.",
+    ),
+    (
+        "CardTimeSlicingExhausted",
+        "As many pods share these GPUs as may.",
+    ),
+    (
+        "CardTypeMismatch",
+        "The pod's rules leave out GPUs of this model or mode.",
+    ),
+    ("CardUuidMismatch", "The pod's rules leave out these GPUs."),
+    (
+        "CardNotHealth",
+        "These GPUs are sick, or used in another mode.",
+    ),
+    (
+        "CardCordoned",
+        "An operator closed these GPUs for new pods.",
+    ),
+    (
+        "CardMigTopologyInfeasible",
+        "No MIG profile that is large enough has a free place.",
+    ),
+    (
+        "CardQosPolicyMismatch",
+        "These GPUs hold pods of another class of service.",
+    ),
+];
+
 /// What a person can do about a reason of one of kube-scheduler's plugins.
 pub fn hint(reason: &str) -> String {
     if let Some(resource) = reason.strip_prefix("Insufficient ") {
@@ -118,7 +159,17 @@ pub fn hint(reason: &str) -> String {
             "Give the pod a toleration for the taint{taint}, or remove the taint from a node."
         );
     }
+    // The engine's words for GPUs: `2/2 CardInsufficientMemory` is two of two GPUs of each node.
+    if let Some((_, code)) = reason.split_once(' ')
+        && let Some((_, hint)) = CARDS.iter().find(|(known, _)| *known == code)
+    {
+        return (*hint).to_owned();
+    }
     let hints = [
+        (
+            "node unregistered",
+            "These nodes report no GPUs that pods can share (annotation hami.io/node-nvidia-register).",
+        ),
         (
             "node(s) were unschedulable",
             "Open a node again: set its spec.unschedulable to false.",
@@ -226,6 +277,10 @@ mod tests {
         assert_eq!(
             hint("Insufficient nvidia.com/gpu"),
             "Request less nvidia.com/gpu, remove a pod that holds it, or add a node that has it."
+        );
+        assert_eq!(
+            hint("2/2 CardInsufficientMemory"),
+            "Too little memory is free on these GPUs."
         );
         assert_eq!(hint("something new"), "");
     }

@@ -38,6 +38,7 @@ pub(super) struct Asked {
     state: String,
     q: String,
     page: String,
+    pub(super) template: String,
     pub(super) done: String,
     pub(super) name: String,
 }
@@ -102,7 +103,9 @@ pub(super) async fn overview(State(site): State<Site>, query: Asking<Asked>) -> 
         .await;
     explain(&site, &mut pods).await;
     let shell = site.shell("Overview", Place::Overview);
+    let lacks = || site.source().configuration_for_gpus().is_some();
     shown(&OverviewPage {
+        only_counted: !summary.cards.is_empty() && lacks(),
         shell: asked.tell(shell),
         summary,
         pending,

@@ -417,7 +417,7 @@ fn configuration_page(site: &Site) -> EditPage {
         shell: site.shell("Scheduler configuration", Place::Configuration),
         editor: Editor {
             heading: "Scheduler configuration".to_owned(),
-            help: "A KubeSchedulerConfiguration: its profiles say which plugins run with which weights. A configuration that cannot run is refused, and the former one stays."
+            help: "A KubeSchedulerConfiguration. Its profiles say which plugins run with which weights; its extenders are asked over HTTP. Both are taken over, other fields stay as they are. A configuration that cannot run is refused, and the former one stays."
                 .to_owned(),
             button: "Apply configuration".to_owned(),
             action: "/page/configuration".to_owned(),
@@ -433,6 +433,12 @@ pub(super) async fn configuration(State(site): State<Site>, query: Asking<Asked>
         Ok(configuration) => {
             let mut page = configuration_page(&site);
             page.shell = asked.tell(page.shell);
+            let with_gpus = site.source().configuration_for_gpus();
+            let (configuration, lacks_gpus) = match with_gpus {
+                Some(with_gpus) if asked.template == "gpu" => (with_gpus, false),
+                other => (configuration, other.is_some()),
+            };
+            page.editor.lacks_gpus = lacks_gpus;
             page.editor.text = yaml::write(&configuration);
             page.editor.lines = lines(&page.editor.text);
             shown(&page)
