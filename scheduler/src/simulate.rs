@@ -212,7 +212,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     let router = routes(&simulator, origins, Bodies::default());
     let router = guarded(router, &listener, &args, "--bind")?;
-    tracing::info!(address = %listener.address(), "serving the simulator");
+    tracing::info!(page = %format_args!("http://{}", listener.address()), "serving the simulator");
     let stop = async {
         let signal = stop.await;
         tracing::info!(signal, "stopping");

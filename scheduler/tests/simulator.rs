@@ -2,6 +2,7 @@
 
 mod abuse;
 mod outside;
+mod page;
 mod recorded;
 mod scheduling;
 mod stream;

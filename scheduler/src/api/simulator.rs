@@ -11,7 +11,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header::{ACCEPT, ALLOW, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode, Uri};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post, put};
 use futures_util::StreamExt;
@@ -43,10 +43,9 @@ pub fn routes(simulator: &Simulator, origins: Origins, bodies: Bodies) -> Router
         .cluster()
         .api_routes()
         .layer(from_fn_with_state(simulator.clone(), known));
-    let api = own.merge(cluster).fallback(not_found);
-    let api = cors(origins, bodies.limit_answering(api, error));
-    let pages = pages::web::router(Arc::new(Pages::of(simulator)));
-    api.merge(bodies.limit_answering(pages, error))
+    let pages = pages::web::router(Arc::new(Pages::of(simulator))).layer(from_fn(for_browsers));
+    let all = own.merge(cluster).merge(pages).fallback(not_found);
+    cors(origins, bodies.limit_answering(all, error))
 }
 
 /// Other methods are refused in this API's form, `HEAD` among them.
@@ -56,6 +55,23 @@ fn only(methods: &'static str, routes: MethodRouter<Simulator>) -> MethodRouter<
         ([(ALLOW, methods)], answer)
     };
     routes.head(refuse).fallback(refuse)
+}
+
+/// `/` is the page for those who ask for a page, and for other clients what it is in the reference: nothing.
+async fn for_browsers(request: Request, next: Next) -> Response {
+    if request.uri().path() == "/" && !accepts(request.headers(), "text/html") {
+        return not_found().await;
+    }
+    next.run(request).await
+}
+
+/// Whether the client names this type among those that it wants.
+fn accepts(headers: &HeaderMap, kind: &str) -> bool {
+    headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .any(|value| value.to_ascii_lowercase().contains(kind))
 }
 
 async fn not_found() -> Response {
@@ -131,12 +147,7 @@ async fn list_watch(
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()));
     let frames = simulator.frames(&Starts::read(pairs)?)?.into_stream();
-    let events = headers
-        .get_all(ACCEPT)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .any(|value| value.to_ascii_lowercase().contains("text/event-stream"));
-    if events {
+    if accepts(&headers, "text/event-stream") {
         return Ok(answers::events(frames, HEARTBEAT));
     }
     let lines = frames.map(|frame| Ok::<_, std::convert::Infallible>(frame.json + "\n"));

@@ -1,0 +1,147 @@
+//! The web page over a simulator that schedules.
+
+use serde_json::{Value, json};
+
+use super::wire::Served;
+
+const BROWSER: [(&str, &str); 1] = [("Accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
+
+async fn page(served: &Served, path: &str) -> (u16, String) {
+    let answer = served.send("GET", path, &BROWSER, None).await;
+    (
+        answer.code(),
+        String::from_utf8_lossy(&answer.body).into_owned(),
+    )
+}
+
+/// Sends the text of an editor; the status, and where it leads or what the page says.
+async fn write(served: &Served, path: &str, text: &str) -> (u16, String) {
+    let text: String = text.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    let headers = [("Content-Type", "application/x-www-form-urlencoded")];
+    let body = format!("text={text}");
+    let answer = served
+        .send("POST", path, &headers, Some(body.as_bytes()))
+        .await;
+    match answer.all("location").first() {
+        Some(to) => (answer.code(), (*to).to_owned()),
+        None => (
+            answer.code(),
+            String::from_utf8_lossy(&answer.body).into_owned(),
+        ),
+    }
+}
+
+fn gpu_node() -> Value {
+    let register = json!([{ "id": "GPU-0", "index": 0, "count": 10, "devmem": 40_960, "devcore": 100, "type": "A100", "health": true, "mode": "hami-core" }]);
+    let amounts = json!({ "cpu": "8", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": "10" });
+    json!({
+        "metadata": { "name": "gpu-1", "annotations": { "hami.io/node-nvidia-register": register.to_string() } },
+        "status": { "allocatable": amounts, "capacity": amounts },
+    })
+}
+
+fn gpu_pod(name: &str, mib: u32) -> String {
+    let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": mib.to_string() });
+    json!({
+        "metadata": { "name": name },
+        "spec": { "containers": [{ "name": "c", "image": "i", "resources": { "limits": limits } }] },
+    })
+    .to_string()
+}
+
+#[tokio::test]
+async fn the_page_is_for_browsers_and_other_clients_get_404() {
+    let served = Served::start(None).await;
+
+    let browser = page(&served, "/").await;
+    let other = served.send("GET", "/", &[("Accept", "*/*")], None).await;
+
+    assert_eq!(browser.0, 200);
+    assert!(browser.1.contains("Nothing is here yet"));
+    assert_eq!((other.code(), other.message()), (404, "Not Found".into()));
+}
+
+#[tokio::test]
+async fn the_sample_opens_placed_and_explained() {
+    let served = Served::start(None).await;
+    let sample = include_str!("../../../tests/vectors/simulator/export-sample.json");
+    let import: Value = serde_json::from_str(sample).unwrap();
+    assert_eq!(served.import(&import).await.code(), 200);
+
+    let (_, page) = page(&served, "/").await;
+
+    assert!(page.contains("3 nodes") && page.contains("2 pods placed"));
+    assert!(page.contains("node-2 was chosen: 2 of 3 nodes passed every filter"));
+}
+
+#[tokio::test]
+async fn gpus_are_shared_once_the_page_has_enabled_it() {
+    let served = Served::scheduling(None).await;
+    write(&served, "/page/new/nodes", &gpu_node().to_string()).await;
+    assert!(
+        page(&served, "/")
+            .await
+            .1
+            .contains("Enable GpuFit and GpuScore")
+    );
+    let (_, editor) = page(&served, "/page/configuration?template=gpu").await;
+    let text = editor.split_once("spellcheck").unwrap().1;
+    let text = text.split_once(">\n").unwrap().1;
+    let text = text.split_once("</textarea>").unwrap().0;
+    let text = text.replace("&#34;", "\"").replace("&#39;", "'");
+
+    let (code, to) = write(&served, "/page/configuration", &text).await;
+    assert_eq!(
+        (code, &*to),
+        (303, "/page/configuration?done=configured"),
+        "{text}"
+    );
+    write(&served, "/page/new/pods", &gpu_pod("fits", 10_000)).await;
+    write(&served, "/page/new/pods", &gpu_pod("too-large", 50_000)).await;
+
+    served
+        .pod_once("fits", |pod| pod["spec"]["nodeName"] == "gpu-1")
+        .await;
+    served
+        .pod_once("too-large", |pod| {
+            pod["status"]["conditions"][0]["reason"] == "Unschedulable"
+        })
+        .await;
+    let mut overview = String::new();
+    for _ in 0..100 {
+        overview = page(&served, "/").await.1;
+        if overview.contains("A fits: 9.8 GiB") && overview.contains("1 pending") {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert!(overview.contains("A fits: 9.8 GiB") && !overview.contains("Enable GpuFit"));
+    let (_, why) = page(&served, "/page/part/why/default/too-large").await;
+    assert!(
+        why.contains("It would fit after") && why.contains("nvidia.com/gpumem: 30960"),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn an_edit_takes_the_status_too_and_an_old_one_changes_nothing() {
+    let served = Served::start(None).await;
+    write(&served, "/page/new/nodes", &gpu_node().to_string()).await;
+    let mut object = gpu_node();
+    object["metadata"]["labels"] = json!({ "team": "a" });
+    object["status"]["allocatable"]["cpu"] = json!("16");
+    object["metadata"]["resourceVersion"] = json!("1");
+
+    let (code, said) = write(&served, "/page/edit/nodes/-/gpu-1", &object.to_string()).await;
+
+    assert_eq!(code, 409, "{said}");
+    assert!(said.contains("Somebody changed it since"));
+    let node = served.get("/api/v1/nodes/gpu-1").await.json();
+    assert!(node["metadata"]["labels"]["team"].is_null(), "{node}");
+    object["metadata"]["resourceVersion"] = Value::Null;
+    let (code, said) = write(&served, "/page/edit/nodes/-/gpu-1", &object.to_string()).await;
+    assert_eq!(code, 303, "{said}");
+    let node = served.get("/api/v1/nodes/gpu-1").await.json();
+    assert_eq!(node["status"]["allocatable"]["cpu"], "16");
+    assert_eq!(node["metadata"]["labels"]["team"], "a");
+}
