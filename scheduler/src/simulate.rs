@@ -1,6 +1,7 @@
 //! The simulator as a process: flags, the state at its start, listeners, a signal to stop. `vgpu-scheduler simulator`
 //! and `vgpu simulate` both run it.
 
+use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,6 +23,7 @@ use tokio::task::JoinSet;
 
 use crate::api::simulator::{Origins, cors, routes};
 use crate::simulator::recording::Pace;
+use crate::simulator::scenario::Scenario;
 use crate::simulator::{Import, Merge, Prefix, Scheduling, Setup, Simulator, outside, recording};
 
 /// How many changes of each kind a stream can be behind: a large import is many changes at once.
@@ -99,6 +101,19 @@ pub struct Args {
     #[arg(long, value_name = "PACE", default_value = "none", requires = "replay")]
     pub replay_pace: Pace,
 
+    /// Play this scenario without serving anything, print how each step ended as JSON, and end: with exit code 0 where it
+    /// succeeded and every pod has a node, else 1.
+    #[arg(long, value_name = "FILE")]
+    pub scenario: Option<PathBuf>,
+
+    /// With --scenario: pods may be left without a node.
+    #[arg(long, requires = "scenario")]
+    pub allow_pending: bool,
+
+    /// How long a step of a scenario may take, in seconds, or as 5m.
+    #[arg(long, value_name = "TIME", default_value = "60", value_parser = crate::args::duration, requires = "scenario")]
+    pub step_timeout: Duration,
+
     /// The real cluster, as kubectl knows it; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -148,6 +163,13 @@ pub fn program(name: &str, args: Args) -> ExitCode {
 /// What of the flags, the files or the addresses cannot be used.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let stop = server::asked_to_stop().context("cannot handle signals")?;
+    if let Some(path) = args.scenario.clone() {
+        let played = play(&args, &path);
+        return tokio::select! {
+            played = played => played,
+            signal = stop => bail!("{signal} came before the scenario had ended"),
+        };
+    }
     let mut address = args.bind;
     if let Some(port) = args.port {
         address.set_port(port);
@@ -223,6 +245,35 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     beside.abort_all();
     if let Some(kubernetes) = kubernetes {
         drop(kubernetes.await);
+    }
+    Ok(())
+}
+
+/// Plays a scenario and says how it ended.
+async fn play(args: &Args, path: &Path) -> anyhow::Result<()> {
+    let said = || format!("--scenario {}", path.display());
+    let scenario = Scenario::read(&read(path).with_context(said)?);
+    let scenario = scenario.map_err(|why| anyhow!("{}: {why}", said()))?;
+    let simulator = prepare(args).await?;
+    let scheduling = Scheduling {
+        prefix: args.annotation_prefix,
+        vendors: Some(Arc::new(vendors()?)),
+    };
+    let report = tokio::select! {
+        report = simulator.play(&scenario, args.step_timeout) => report,
+        () = simulator.schedule(&scheduling) => bail!("the scheduler ended"),
+    };
+    let text = serde_json::to_string_pretty(&report)?;
+    writeln!(std::io::stdout(), "{text}")?;
+    let pending = report.steps.last().map_or(0, |step| step.pending);
+    if report.phase != "Succeeded" {
+        bail!("{}: {}", said(), report.message);
+    }
+    if pending > 0 && !args.allow_pending {
+        bail!(
+            "{}: {pending} pods have no node (--allow-pending lets them)",
+            said()
+        );
     }
     Ok(())
 }

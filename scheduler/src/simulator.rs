@@ -8,6 +8,7 @@ mod kinds;
 pub mod outside;
 mod page;
 pub mod recording;
+pub mod scenario;
 mod shown;
 mod turns;
 mod view;
@@ -47,8 +48,19 @@ struct Inner {
     start: RwLock<Start>,
     /// Held shared by the scheduling loop while it writes, alone by what changes the whole state.
     gate: tokio::sync::RwLock<()>,
+    /// How far the loop has come.
+    rest: watch::Sender<Rest>,
+    /// Lets an idle loop look again.
+    look: tokio::sync::Notify,
     /// Counts changes of the whole state: what the loop worked out before one of them is void.
     epoch: watch::Sender<u64>,
+}
+
+/// Up to which version the loop has seen the cluster, and whether pods are still on their way.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rest {
+    version: u64,
+    busy: bool,
 }
 
 /// What a reset goes back to.
@@ -143,6 +155,8 @@ impl Simulator {
             setup: RwLock::new(setup),
             start: RwLock::new(start),
             gate: tokio::sync::RwLock::default(),
+            rest: watch::Sender::new(Rest::default()),
+            look: tokio::sync::Notify::new(),
             epoch: watch::Sender::new(0),
         }))
     }
@@ -231,6 +245,16 @@ impl Simulator {
     /// Which version a watch cannot begin with.
     pub fn frames(&self, starts: &Starts) -> Result<Frames, Refusal> {
         Frames::open(&self.0.cluster, starts)
+    }
+
+    /// Waits until the loop has seen everything that was written by now, and no pod waits for its turn. Pods that wait
+    /// for an event may be left.
+    pub async fn at_rest(&self) {
+        let version = self.0.cluster.resource_version();
+        let mut rest = self.0.rest.subscribe();
+        self.0.look.notify_one();
+        let rested = rest.wait_for(|rest| rest.version >= version && !rest.busy);
+        drop(rested.await);
     }
 
     fn adopt(&self, setup: Option<Setup>) {

@@ -4,6 +4,7 @@ mod abuse;
 mod outside;
 mod page;
 mod recorded;
+mod scenario;
 mod scheduling;
 mod stream;
 mod whole;

@@ -13,7 +13,7 @@ use kube_api::vendor::Vendors;
 use scheduling::annotations;
 use scheduling::cycle::{Failed, Options, Outcome, Victims};
 use scheduling::devices::Devices;
-use scheduling::plugin::PluginSet;
+use scheduling::plugin::{Plugin, PluginSet};
 use scheduling::profile::Framework;
 use scheduling::queue::{Popped, Queue};
 use scheduling::snapshot::Snapshot;
@@ -24,7 +24,7 @@ use super::extender::Extender;
 use super::results::Prefix;
 use super::view::View;
 use super::writes::Writer;
-use super::{Setup, Simulator};
+use super::{Rest, Setup, Simulator};
 
 /// How long the loop waits before it looks again where nothing announces itself.
 const IDLE: Duration = Duration::from_secs(60);
@@ -117,6 +117,7 @@ impl<'a> Turns<'a> {
                 return Ok(());
             }
             let now = self.now_ms();
+            let version = self.simulator.cluster().resource_version();
             self.view.catch_up(&mut self.queue, now)?;
             if let Some(popped) = self.queue.pop(now) {
                 if let Err(failed) = self.turn(&popped).await {
@@ -126,6 +127,12 @@ impl<'a> Turns<'a> {
                 tokio::task::yield_now().await;
                 continue;
             }
+            let busy = self
+                .queue
+                .counts()
+                .get("backoff")
+                .is_some_and(|count| *count > 0);
+            self.simulator.0.rest.send_replace(Rest { version, busy });
             let next = self.queue.next_ms().map(Duration::from_millis);
             let wake = next.unwrap_or(self.begun.elapsed() + IDLE);
             tokio::select! {
@@ -134,6 +141,7 @@ impl<'a> Turns<'a> {
                     let now = self.now_ms();
                     self.view.take_next(at, &event, &mut self.queue, now);
                 }
+                () = self.simulator.0.look.notified() => {}
                 () = tokio::time::sleep_until(self.begun + wake) => {}
                 changed = epoch.changed() => {
                     if changed.is_err() {
@@ -200,7 +208,12 @@ impl<'a> Turns<'a> {
                 let node = victims.map(|victims| &*victims.node);
                 let results = self.results(&outcome, &said);
                 self.writer.refused(&there, failed, node, &results).await;
-                Err(failed.clone())
+                let mut failed = failed.clone();
+                if failed.nodes == 0 && failed.reason == "Unschedulable" {
+                    // kube-scheduler repeats such a try at intervals; only a node can change its answer.
+                    failed.plugins.insert(Plugin::NodeUnschedulable);
+                }
+                Err(failed)
             }
         }
     }
