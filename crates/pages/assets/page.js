@@ -41,7 +41,7 @@
 
   const connect = () => {
     stream = new EventSource("/page/events");
-    stream.addEventListener("hello", () => {
+    stream.addEventListener("hello", (event) => {
       heard();
       wait = FIRST_WAIT_MS;
       if (lost) {
@@ -50,6 +50,7 @@
         refresh(KINDS); // What happened meanwhile was not told.
       } else {
         say("live", "Live");
+        if (event.data !== document.body.dataset.seen) refresh(KINDS); // It changed since the page was made.
       }
     });
     stream.addEventListener("beat", () => {

@@ -235,6 +235,11 @@ impl Board {
         self.versions.get(&kind).copied().unwrap_or_default()
     }
 
+    /// How many changes there were in all.
+    pub fn changes(&self) -> u64 {
+        self.versions.values().sum()
+    }
+
     /// Whether everything that there was at the beginning is in it.
     pub fn is_listed(&self) -> bool {
         self.listed

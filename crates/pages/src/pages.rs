@@ -23,6 +23,8 @@ pub(crate) struct Shell {
     pub(crate) compare: bool,
     /// Something that was done; empty for nothing.
     pub(crate) done: String,
+    /// How many changes the page has seen, or fewer: what came later is fetched when its stream begins.
+    pub(crate) seen: u64,
 }
 
 /// The entries of the navigation.

@@ -143,12 +143,14 @@ impl Site {
         .await;
     }
 
+    /// What stands around a page. Made before the page's values are read, so that no change falls between the two.
     fn shell(&self, title: &str, place: Place) -> Shell {
         Shell {
             title: title.to_owned(),
             place,
             compare: self.0.source.can_compare(),
             done: String::new(),
+            seen: self.0.board.read().changes(),
         }
     }
 

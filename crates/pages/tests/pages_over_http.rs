@@ -536,7 +536,14 @@ async fn the_stream_tells_which_kinds_changed() {
     );
     let mut events = response.into_body().into_data_stream();
     let first = events.next().await.unwrap().unwrap();
-    assert!(first.starts_with(b"event: hello"));
+    let first = String::from_utf8_lossy(&first).into_owned();
+    let seen = first.split("data: ").nth(1).unwrap().trim();
+    assert!(first.starts_with("event: hello") && seen.parse::<u64>().unwrap() > 0);
+    assert!(
+        page(&site, "/")
+            .await
+            .contains(&format!("data-seen=\"{seen}\""))
+    );
 
     form(
         &site,

@@ -331,7 +331,7 @@ pub struct PodLine {
     pub node_href: String,
     /// What it asks for.
     pub asks: String,
-    /// Why it is where it is; filled in by [`PodList::explain`].
+    /// Why it is where it is; filled in by [`PodLine::explain`].
     pub reason: String,
 }
 

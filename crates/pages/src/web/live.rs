@@ -49,16 +49,23 @@ pub(super) async fn follow(
     }
 }
 
-/// Which kinds changed, for as long as a page listens: `event: changed` with the plural names, a blank between them.
+/// Which kinds changed, for as long as a page listens: first `event: hello` with the number of changes so far, which
+/// tells a page whether it missed one since it was made; then `event: changed` with the plural names, a blank between them.
 pub(super) async fn events(
     State(site): State<Site>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let changed = site.0.changed.clone();
     let board = Arc::clone(&site.0.board);
-    let told = versions(&board.read());
+    let (told, all) = {
+        let board = board.read();
+        (versions(&board), board.changes())
+    };
     // An event without data is none to a browser.
     // The site is not held: a page that listens would keep the task alive when the server goes.
-    let first = stream::once(async { Ok(Event::default().event("hello").data("1")) });
+    let first = stream::once(async move {
+        let event = Event::default().event("hello");
+        Ok(event.data(all.to_string()))
+    });
     let rest = stream::unfold(
         (changed, board, told),
         |(mut changed, board, mut told)| async move {

@@ -91,6 +91,7 @@ pub(super) fn plain<T: Default>(query: Asking<T>) -> T {
 
 pub(super) async fn overview(State(site): State<Site>, query: Asking<Asked>) -> Response {
     let asked = plain(query);
+    let shell = site.shell("Overview", Place::Overview);
     let (summary, pending, nodes, mut pods) = site
         .read(|board| {
             (
@@ -102,7 +103,6 @@ pub(super) async fn overview(State(site): State<Site>, query: Asking<Asked>) -> 
         })
         .await;
     explain(&site, &mut pods).await;
-    let shell = site.shell("Overview", Place::Overview);
     let lacks = || site.source().configuration_for_gpus().is_some();
     shown(&OverviewPage {
         only_counted: !summary.cards.is_empty() && lacks(),
@@ -184,9 +184,10 @@ pub(super) async fn pod(
     query: Asking<Asked>,
 ) -> Response {
     let asked = plain(query);
+    let shell = site.shell(&format!("Pod {name}"), Place::Objects);
     match found_pod(&site, &namespace, &name, asked.page()).await {
         Ok(pod) => shown(&PodDetail {
-            shell: asked.tell(site.shell(&format!("Pod {name}"), Place::Objects)),
+            shell: asked.tell(shell),
             pod,
         }),
         Err(refused) => site.problem(&refused),
@@ -218,6 +219,7 @@ pub(super) async fn node(
     query: Asking<Asked>,
 ) -> Response {
     let asked = plain(query);
+    let shell = site.shell(&format!("Node {name}"), Place::Objects);
     let found = site
         .read(|board| {
             let row = board.node(&name)?;
@@ -228,7 +230,7 @@ pub(super) async fn node(
         return site.problem(&no_node(&name));
     };
     shown(&NodeDetail {
-        shell: asked.tell(site.shell(&format!("Node {name}"), Place::Objects)),
+        shell: asked.tell(shell),
         part: address::node_part(&name),
         node,
         labels,
