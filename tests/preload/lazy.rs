@@ -59,7 +59,7 @@ fn a_first_launch_counts_when_it_takes_memory() {
 }
 
 #[test]
-fn a_first_launch_of_a_librarys_kernel_counts() {
+fn a_first_launch_of_a_kernel_of_a_library_counts() {
     check("library", "kernel", "launch");
     check("library", "kernels", "launch_ex");
     check("library", "kernel_function", "launch");
@@ -135,7 +135,7 @@ fn a_load_that_passes_the_limit_is_undone() {
 /// A context that uses a lazily loaded library loads it. That is not undone, since the library has a name
 /// already, but it counts, and goes with the library.
 #[test]
-fn a_librarys_memory_counts_when_a_context_uses_it() {
+fn memory_of_a_library_counts_when_a_context_uses_it() {
     for contrary in [false, true] {
         let world = world(contrary);
         let mut program = start(&world, "LAZY");
