@@ -695,6 +695,19 @@ const FAILED_ONCE: &[&str] = &[
      0 open 8 2097152 #35
      1 alloc 5 14680064 #36
      2 alloc 1 6291456 #35",
+    // Memory of a killed process that two others had open, one of which ends.
+    "1 alloc 0 16777216
+     1 export 0 0
+     0 open 5 0
+     1 kill
+     1 async 3 2097152
+     2 open 4 0 #42
+     2 async 5 6291456
+     0 quit
+     0 block 0 0
+     0 alloc 9 16777216
+     0 async 5 14680064
+     2 close 4 0",
     // What was measured stands in for what a library was charged.
     "2 @library 2 16777216
      2 managed 4 8388608

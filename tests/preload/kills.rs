@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::races::{CALLS, Race, race};
-use crate::support::{CONTEXT, MIB, World, skip};
+use crate::support::{CONTEXT, MIB, World, all_contrary, skip};
 
 const PROCESSES: u32 = 4;
 const KILLS: u32 = 210;
@@ -16,7 +16,7 @@ const KILLS: u32 = 210;
 const PATIENCE: (&str, &str) = ("VGPU_CRASH_WAIT_MS", "30000");
 
 #[test]
-fn after_hundreds_of_kills_the_books_say_what_the_driver_holds() {
+fn after_many_kills_the_books_say_what_the_driver_holds() {
     let world = World::with_room(0);
     // Room for most of what they ask, so that refusals happen and are not all that happens.
     let limit = 200 * MIB + u64::from(PROCESSES) * CONTEXT;
@@ -40,8 +40,11 @@ fn after_hundreds_of_kills_the_books_say_what_the_driver_holds() {
     let mut children: Vec<Child> = (0..PROCESSES).map(start).collect();
     let board = world.board();
 
+    // Contrary boards do not say which process has let go of its memory, so each charge of a dead one stays for two
+    // seconds (docs/decisions/0010), and the next process waits for its room.
+    let kills = if all_contrary() { KILLS / 7 } else { KILLS };
     let mut most = 0;
-    for kill in 0..KILLS {
+    for kill in 0..kills {
         // Not a clock of the test: only spreads the kills over whatever they are doing.
         std::thread::sleep(Duration::from_micros(u64::from(kill * 7919 % 5000)));
         most = most.max(board.used_bytes(0));
@@ -75,7 +78,7 @@ fn after_hundreds_of_kills_the_books_say_what_the_driver_holds() {
     );
     assert_eq!(world.booked(0), board.used_bytes(0));
     let counters = world.snapshot().counters;
-    println!("{KILLS} kills, {counters:?}");
+    println!("{kills} kills, {counters:?}");
     // The library that ships waits for a tenth of a second, which a busy machine may take from a living process.
     if std::env::var_os("VGPU_TEST_LIBRARY").is_none() {
         assert_eq!(counters.waits_ran_out, 0);
