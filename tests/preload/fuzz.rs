@@ -545,7 +545,7 @@ fn fuzz(config: &Config) {
     // By itself the same sequences each time, as many as there is time for.
     let seconds = number("VGPU_FUZZ_SECONDS", 0);
     let (time, most) = match seconds {
-        0 => (Duration::from_secs(12), 100),
+        0 => (Duration::from_secs(30), 300),
         more => (Duration::from_secs(more), u64::MAX),
     };
     let begun = Instant::now();
