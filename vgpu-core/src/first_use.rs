@@ -72,11 +72,17 @@ fn home(number: u64) -> usize {
 }
 
 impl FirstUses {
+    /// Does anything wait for its first launch?
+    #[inline(always)]
+    pub(crate) fn is_any_waiting(&self) -> bool {
+        // Relaxed: the thread that launches a function was given it before.
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+
     /// Does this wait for its first launch?
     #[inline(always)]
     pub(crate) fn waits(&self, number: u64) -> bool {
-        // Relaxed: whoever launches a function was given it before.
-        self.waiting.load(Ordering::Relaxed) != 0 && self.is_waiting(number)
+        self.is_any_waiting() && self.is_waiting(number)
     }
 
     #[inline(never)]

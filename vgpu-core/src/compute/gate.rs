@@ -15,7 +15,7 @@ use super::{DUE_NS, add_in_flight};
 use crate::books::{self, Books};
 use crate::border;
 use crate::clock;
-use crate::container::{self, Standing};
+use crate::container::{self, Process, Standing};
 use crate::guest;
 
 /// What a thread remembers, so that most of its launches look at nothing else. All zeros: nothing.
@@ -89,40 +89,54 @@ pub(crate) fn passes(work: Work, stream: u64) -> bool {
         if !is_open || gate.launches.get() >= gate.untold.get() {
             return false;
         }
-        if process.compute.first_uses.waits(work.function) {
-            return false;
+        // What follows the look at the table stands in a function of its own, so that the usual way calls nothing
+        // and saves no register.
+        if process.compute.first_uses.is_any_waiting() {
+            return passes_while_any_waits(gate, process, work, stream);
         }
-        if gate.left_ns.get() == FREE && (gate.stream.get() == ANY || gate.stream.get() == stream) {
-            gate.launches.set(gate.launches.get() + 1);
-            return true;
-        }
-        if gate.stream.get() != stream {
-            return false;
-        }
-        let cost = if gate.key.get() == work.key {
-            gate.cost.get()
-        } else {
-            let Some(cost) = process.compute.costs.known(work.key) else {
-                return false;
-            };
-            gate.key.set(work.key);
-            gate.cost.set(cost);
-            cost
-        };
-        let (Some(left), work_ns) = (
-            gate.left_ns.get().checked_sub(cost),
-            gate.work_ns.get() + cost,
-        ) else {
-            return false;
-        };
-        if work_ns >= DUE_NS {
-            return false;
-        }
-        gate.left_ns.set(left);
-        gate.work_ns.set(work_ns);
-        gate.launches.set(gate.launches.get() + 1);
-        true
+        has_credit(gate, process, work, stream)
     })
+}
+
+/// The same while functions that were handed out wait for their first launch.
+#[cold]
+#[inline(never)]
+fn passes_while_any_waits(gate: &Gate, process: &Process, work: Work, stream: u64) -> bool {
+    !process.compute.first_uses.waits(work.function) && has_credit(gate, process, work, stream)
+}
+
+#[inline(always)]
+fn has_credit(gate: &Gate, process: &Process, work: Work, stream: u64) -> bool {
+    if gate.left_ns.get() == FREE && (gate.stream.get() == ANY || gate.stream.get() == stream) {
+        gate.launches.set(gate.launches.get() + 1);
+        return true;
+    }
+    if gate.stream.get() != stream {
+        return false;
+    }
+    let cost = if gate.key.get() == work.key {
+        gate.cost.get()
+    } else {
+        let Some(cost) = process.compute.costs.known(work.key) else {
+            return false;
+        };
+        gate.key.set(work.key);
+        gate.cost.set(cost);
+        cost
+    };
+    let (Some(left), work_ns) = (
+        gate.left_ns.get().checked_sub(cost),
+        gate.work_ns.get() + cost,
+    ) else {
+        return false;
+    };
+    if work_ns >= DUE_NS {
+        return false;
+    }
+    gate.left_ns.set(left);
+    gate.work_ns.set(work_ns);
+    gate.launches.set(gate.launches.get() + 1);
+    true
 }
 
 /// The same for the structure of `cuLaunchKernelEx`.
