@@ -1,4 +1,4 @@
-//! The simulator over HTTP: as recorded, whole or not at all, and with input that nobody should send.
+//! The simulator over HTTP: as recorded, whole or not at all, and with input that is wrong or far too large.
 
 mod abuse;
 mod outside;

@@ -117,7 +117,7 @@ impl FirstUses {
         };
         if let Some(place) = self.find(number) {
             if twin != 0 {
-                // Relaxed: under the lock, and read by whoever was given the twin after this.
+                // Relaxed: under the lock, and read by the thread that is given the twin after this.
                 place.twin.store(twin, Ordering::Relaxed);
             }
             return true;

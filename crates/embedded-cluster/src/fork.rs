@@ -66,7 +66,7 @@ impl Cluster {
     }
 
     /// Goes back to a snapshot in one step, and says how many changes that took. Watches see what differs go and come
-    /// back with the uid that it had and with a new version; what nobody changed since stays untouched.
+    /// back with the uid that it had and with a new version; an object without a change since then stays untouched.
     pub fn restore(&self, snapshot: &Snapshot) -> usize {
         let mut store = self.0.store.write();
         let changed = store.restore(&snapshot.tables);

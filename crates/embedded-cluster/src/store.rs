@@ -363,7 +363,8 @@ impl Store {
         changed
     }
 
-    /// One change of one object, whose text has its version already.
+    /// Stores one change of one object. `version` is the change's own, and `object` already names it as its
+    /// `resourceVersion`.
     fn change(&mut self, table: &Arc<str>, happened: Happened, object: Arc<Stored>, version: u64) {
         self.version = version;
         let key = object.key.clone();

@@ -1,5 +1,5 @@
-//! Where the data come from: a trait whose methods give the objects and do the writes, and the values that they speak
-//! in. Never how it is done.
+//! What the pages need of a cluster: the trait [`Source`], which lists, reads and writes objects, and the values that its
+//! methods take and give. Implements none of it.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -78,7 +78,7 @@ async fn not_found() -> Response {
     error(StatusCode::NOT_FOUND, "Not Found")
 }
 
-/// A path below `/api/v1` that is nobody's is answered as the simulator answers, and not as a Kubernetes API does.
+/// A path below `/api/v1` that no route serves is answered as the simulator answers, and not as a Kubernetes API does.
 async fn known(State(simulator): State<Simulator>, request: Request, next: Next) -> Response {
     let below = request.uri().path().strip_prefix("/api/v1/");
     let first = below.and_then(|path| path.split('/').next());

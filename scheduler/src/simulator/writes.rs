@@ -190,7 +190,8 @@ impl Writer {
         }
     }
 
-    /// Changes the pod of this uid, whoever else does so at the same time.
+    /// Changes the pod of this uid. When another writer was faster, it tries again on the newer pod, up to
+    /// `TRIES` times.
     async fn change(
         &self,
         target: &Target,

@@ -1,4 +1,4 @@
-//! Input that nobody should send: the right code, a message, and a simulator that goes on as before.
+//! Input that is wrong or far too large: the right code, a message, and a simulator that goes on as before.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};

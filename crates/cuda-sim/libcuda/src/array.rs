@@ -392,7 +392,7 @@ pub(crate) unsafe fn cuArray3DGetDescriptor(
     })
 }
 
-/// The program asks this of arrays whose memory it maps later.
+/// How much memory an array wants that was made without memory (`cuArrayGetMemoryRequirements`).
 pub(crate) unsafe fn cuArrayGetMemoryRequirements(
     memory_requirements: *mut CuArrayMemoryRequirements,
     array: CuArray,
@@ -604,7 +604,7 @@ fn first_level(mipmap: CuMipmappedArray) -> Result<(u64, Shape), CuResult> {
     ))
 }
 
-/// The program asks this of mipmaps whose memory it maps later.
+/// How much memory a mipmapped array wants that was made without memory (`cuMipmappedArrayGetMemoryRequirements`).
 pub(crate) unsafe fn cuMipmappedArrayGetMemoryRequirements(
     memory_requirements: *mut CuArrayMemoryRequirements,
     mipmap: CuMipmappedArray,

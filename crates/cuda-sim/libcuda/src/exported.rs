@@ -28,7 +28,7 @@ pub(crate) fn has(symbol: &str) -> bool {
 /// Whether the library exports a name. `cuGetProcAddress` knows some that no library on Linux exports.
 #[cfg(not(test))]
 fn exports_name(name: &str) -> bool {
-    /// The version of the driver whose exported names the tests have a record of.
+    /// `DRIVER_SYMBOLS` lists the exported names of a driver of this version (12.4).
     const RECORDED: u32 = 12_040;
     let is_recorded = cuda_api::DRIVER_SYMBOLS.binary_search(&name).is_ok();
     let is_newer = since(name).is_some_and(|since| since > RECORDED);

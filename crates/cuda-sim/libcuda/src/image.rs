@@ -61,8 +61,8 @@ pub(crate) enum Unreadable {
 const FATBIN_MAGIC: u32 = 0xba55_ed50;
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
 
-/// How large a text's code is beyond the text itself, in bytes: a comment `//code N` says it. What a real
-/// compiler makes of a text nobody can read in it.
+/// How large a text's code is beyond the text itself, in bytes: a comment `//code N` says it. A real
+/// driver compiles the text, and its code may be of any size.
 fn code_bytes(text: &str) -> usize {
     let comments = text.lines().filter_map(|line| line.strip_prefix("//code "));
     comments

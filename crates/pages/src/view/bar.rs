@@ -1,4 +1,4 @@
-//! A bar: how much of something is taken, by whom.
+//! A bar: how much of a resource is taken, and by which pods.
 
 /// How many tones there are to tell neighbours on a bar apart. Letters name them; tones only help.
 const TONES: usize = 6;

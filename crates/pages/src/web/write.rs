@@ -224,7 +224,7 @@ fn edit_page(site: &Site, kind: Kind, namespace: &str, name: &str) -> EditPage {
     }
 }
 
-/// An object without what nobody edits: who set which field, and the results of scheduling.
+/// An object as a person edits it: without its managed fields and the results of scheduling.
 fn editable(mut object: Value) -> Value {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");

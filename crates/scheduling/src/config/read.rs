@@ -1,4 +1,4 @@
-//! From the written configuration to the filled one. As strict as kube-scheduler: a field that nobody knows is an error
+//! From the written configuration to the filled one. As strict as kube-scheduler: an unknown field is an error
 //! with its place.
 
 use serde::Deserialize;
