@@ -13,6 +13,8 @@ mod pages;
 
 pub mod view;
 
+pub mod assigner;
+
 mod board;
 mod source;
 
