@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::elf::{self, Dynamic};
-use crate::{codegen, dist, graph, header, protogen};
+use crate::{codegen, crds, dist, graph, header, protogen};
 
 /// The newest glibc that a program may need to load us.
 const GLIBC_FLOOR: (u32, u32) = (2, 17);
@@ -50,6 +50,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     report(
         "the kubelet's protocols are fresh",
         protogen::run(true).map(|()| String::new()),
+    );
+    report(
+        "the definitions of hcs.io are fresh",
+        crds::run(true).map(|()| String::new()),
     );
     report("crates depend as docs/architecture.md draws", crate_graph());
     match (&args.library, dist::tools()) {

@@ -8,6 +8,7 @@
 
 mod check;
 mod codegen;
+mod crds;
 mod dist;
 mod elf;
 mod graph;
@@ -46,6 +47,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Write charts/vgpu/files/hcs-crds.yaml from the types of kube-api.
+    Crds {
+        /// Change nothing; fail when the committed file is stale.
+        #[arg(long)]
+        check: bool,
+    },
     /// Build what ships into target/dist: glibc 2.17 and newer, no other dependency that could be missing.
     Dist(dist::Args),
     /// Put libvgpu.so before the driver under the driver's own name, for what a preload cannot reach.
@@ -59,6 +66,7 @@ fn main() -> anyhow::Result<()> {
         Task::Header { check } => header::run(check),
         Task::Codegen { check } => codegen::run(check),
         Task::Protogen { check } => protogen::run(check),
+        Task::Crds { check } => crds::run(check),
         Task::Dist(args) => dist::run(&args),
         Task::Overlay(args) => overlay::run(&args),
         Task::Check(args) => check::run(&args),

@@ -11,6 +11,7 @@
 pub mod allocation;
 pub mod config;
 pub mod extender;
+pub mod hcs;
 pub mod keys;
 pub mod lock;
 pub mod node;
