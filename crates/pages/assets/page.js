@@ -2,9 +2,7 @@
 // when the connection is lost and when it is back. Every form and link works without it.
 "use strict";
 (() => {
-  const KINDS = [
-    "nodes", "pods", "persistentvolumes", "persistentvolumeclaims", "storageclasses", "priorityclasses", "namespaces",
-  ];
+  const topics = document.body.dataset.topics.split(" ");
   const SILENCE_MS = 25000; // The server shows that it lives every ten seconds.
   const FIRST_WAIT_MS = 500;
   const LONGEST_WAIT_MS = 5000;
@@ -21,8 +19,8 @@
     status.textContent = text;
   };
 
-  const refresh = (kinds) => {
-    for (const kind of kinds) document.body.dispatchEvent(new CustomEvent("changed-" + kind));
+  const refresh = (changed) => {
+    for (const topic of changed) document.body.dispatchEvent(new CustomEvent("changed-" + topic));
   };
 
   const heard = () => {
@@ -47,10 +45,10 @@
       if (lost) {
         lost = false;
         say("back", "Connection is back");
-        refresh(KINDS); // What happened meanwhile was not told.
+        refresh(topics); // What happened meanwhile was not told.
       } else {
         say("live", "Live");
-        if (event.data !== document.body.dataset.seen) refresh(KINDS); // It changed since the page was made.
+        if (event.data !== document.body.dataset.seen) refresh(topics); // It changed since the page was made.
       }
     });
     stream.addEventListener("beat", () => {
@@ -83,13 +81,13 @@
   // A menu closes with Escape and when the reader goes elsewhere.
   const menu = document.querySelector("details.menu");
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && menu.open) {
+    if (event.key === "Escape" && menu?.open) {
       menu.open = false;
       menu.querySelector("summary").focus();
     }
   });
   document.addEventListener("click", (event) => {
-    if (!menu.contains(event.target)) menu.open = false;
+    if (menu && !menu.contains(event.target)) menu.open = false;
   });
 
   document.documentElement.classList.add("script");

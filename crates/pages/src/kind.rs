@@ -31,13 +31,24 @@ impl Kind {
         Self::Namespaces,
     ];
 
+    /// Their plural names, in the same order.
+    pub(crate) const PLURALS: [&'static str; 7] = [
+        Self::Nodes.plural(),
+        Self::Pods.plural(),
+        Self::PersistentVolumes.plural(),
+        Self::PersistentVolumeClaims.plural(),
+        Self::StorageClasses.plural(),
+        Self::PriorityClasses.plural(),
+        Self::Namespaces.plural(),
+    ];
+
     /// The kind of this plural name, as it stands in an address or in an event of the watch stream.
     pub fn of_plural(plural: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.plural() == plural)
     }
 
     /// The resource's name, such as `persistentvolumes`.
-    pub fn plural(self) -> &'static str {
+    pub const fn plural(self) -> &'static str {
         match self {
             Self::Nodes => "nodes",
             Self::Pods => "pods",

@@ -18,6 +18,10 @@ pub mod assigner;
 mod board;
 mod source;
 
+mod serve;
+
+mod frame;
+
 mod assets;
 mod kind;
 mod text;

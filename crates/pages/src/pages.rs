@@ -2,8 +2,8 @@
 
 use askama::Template;
 
-use crate::assets;
 use crate::board::OtherRow;
+use crate::frame::{Entry, Shell};
 use crate::kind::Kind;
 use crate::source::Why;
 use crate::view::compare::Compared;
@@ -11,21 +11,6 @@ use crate::view::node::NodeCard;
 use crate::view::overview::{NodeList, PendingList, PodList, Summary};
 use crate::view::pod::PodPage;
 use crate::view::{Slice, address};
-
-/// What stands around every page.
-#[derive(Debug, Clone)]
-pub(crate) struct Shell {
-    /// The title of the page.
-    pub(crate) title: String,
-    /// Which entry of the navigation it belongs to.
-    pub(crate) place: Place,
-    /// Whether configurations can be compared.
-    pub(crate) compare: bool,
-    /// Something that was done; empty for nothing.
-    pub(crate) done: String,
-    /// How many changes the page has seen, or fewer: what came later is fetched when its stream begins.
-    pub(crate) seen: u64,
-}
 
 /// The entries of the navigation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,38 +22,33 @@ pub(crate) enum Place {
     Data,
 }
 
-impl Shell {
-    /// What tells a reader of the whole page where he is.
-    fn current(&self, place: &str) -> &'static str {
-        let here = match self.place {
-            Place::Overview => "overview",
-            Place::Objects => "objects",
-            Place::Configuration => "configuration",
-            Place::Compare => "compare",
-            Place::Data => "data",
-        };
-        if here == place { "page" } else { "false" }
+impl Place {
+    /// The navigation, as a page of this place has it.
+    pub(crate) fn entries(self, compare: bool) -> Vec<Entry> {
+        let entry = |title: &str, href: &str, place| Entry::new(title, href, self == place);
+        let mut entries = vec![
+            entry("Overview", "/", Self::Overview),
+            entry("Objects", "/page/objects/nodes", Self::Objects),
+            entry("Scheduler", "/page/configuration", Self::Configuration),
+        ];
+        if compare {
+            entries.push(entry("Compare", "/page/compare", Self::Compare));
+        }
+        entries.push(entry("Import, export, reset", "/page/data", Self::Data));
+        entries
     }
+}
 
-    #[expect(
-        clippy::unused_self,
-        reason = "a template calls methods of what it has"
-    )]
-    fn asset(&self, name: &str) -> String {
-        assets::address(name)
-    }
-
-    #[expect(
-        clippy::unused_self,
-        reason = "a template calls methods of what it has"
-    )]
-    fn kinds(&self) -> [KindLink; 7] {
-        Kind::ALL.map(|kind| KindLink {
-            title: kind.title(),
-            singular: kind.singular(),
-            new: address::new(kind),
-        })
-    }
+/// The menu of objects that can be made.
+pub(crate) fn menu() -> Vec<Entry> {
+    let entry = |kind: Kind| {
+        Entry::new(
+            format!("New {}", kind.singular()),
+            address::new(kind),
+            false,
+        )
+    };
+    Kind::ALL.into_iter().map(entry).collect()
 }
 
 /// Where the pages of a kind are.

@@ -1,6 +1,5 @@
 //! The routes of the pages, over a [`Source`]. Never decides anything: a handler asks, and prints what it is told.
 
-mod guard;
 mod live;
 mod read;
 mod write;
@@ -8,21 +7,24 @@ mod write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use askama::Template;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::http::{StatusCode, header};
-use axum::middleware;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::get;
 use parking_lot::RwLock;
 use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 
 use crate::board::{Board, identity, text};
+use crate::frame::Shell;
 use crate::kind::Kind;
-use crate::pages::{Place, ProblemPage, Shell};
+use crate::pages::{self, Place, ProblemPage};
+use crate::serve::dressed;
+use crate::serve::{code, print, shown};
 use crate::source::{Refused, Source};
+
+/// The name of the site.
+const BRAND: &str = "vgpu simulator";
 
 /// The largest text of one object or configuration that is read, in bytes.
 const MOST_TEXT: usize = 4 << 20;
@@ -37,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// the source's changes for as long as the router, or a clone of it, lives.
 pub fn router(source: Arc<dyn Source>) -> Router {
     let site = Site::new(source);
-    Router::new()
+    let routes = Router::new()
         .route("/", get(read::overview))
         .route("/page/nodes/{name}", get(read::node))
         .route("/page/pods/{namespace}/{name}", get(read::pod))
@@ -77,10 +79,8 @@ pub fn router(source: Arc<dyn Source>) -> Router {
         )
         .route("/page/export", get(write::export))
         .route("/page/events", get(live::events))
-        .route("/page/assets/{name}", get(read::asset))
-        .layer(middleware::from_fn(guard::same_origin))
-        .layer(middleware::from_fn(guard::headers))
-        .with_state(site)
+        .with_state(site);
+    dressed(routes)
 }
 
 /// What the handlers share.
@@ -146,11 +146,13 @@ impl Site {
     /// What stands around a page. Made before the page's values are read, so that no change falls between the two.
     fn shell(&self, title: &str, place: Place) -> Shell {
         Shell {
-            title: title.to_owned(),
-            place,
-            compare: self.0.source.can_compare(),
+            title: format!("{title} – {BRAND}"),
+            brand: BRAND,
+            entries: place.entries(self.0.source.can_compare()),
+            menu: pages::menu(),
             done: String::new(),
             seen: self.0.board.read().changes(),
+            topics: Kind::PLURALS.join(" "),
         }
     }
 
@@ -167,28 +169,4 @@ impl Site {
         };
         print(code(refused), &page)
     }
-}
-
-/// The status of a refusal.
-fn code(refused: &Refused) -> StatusCode {
-    StatusCode::from_u16(refused.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
-}
-
-/// A page as an answer.
-fn print(status: StatusCode, page: &impl Template) -> Response {
-    match page.render() {
-        Ok(text) => {
-            let kind = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
-            (status, kind, text).into_response()
-        }
-        Err(error) => {
-            tracing::error!(%error, "a template was not printed");
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        }
-    }
-}
-
-/// A page, with 200.
-fn shown(page: &impl Template) -> Response {
-    print(StatusCode::OK, page)
 }

@@ -2,18 +2,17 @@
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures_util::future::join_all;
 use serde::Deserialize;
 
 use super::{Site, shown};
-use crate::assets;
 use crate::board::{Board, OtherRow};
+use crate::frame::Shell;
 use crate::kind::Kind;
 use crate::pages::{
     GonePart, KindLink, NodeDetail, NodePart, NodesPart, ObjectLine, ObjectList, ObjectsPage,
-    ObjectsPart, OverviewPage, PendingPart, Place, PodDetail, PodPart, PodsPage, PodsPart, Shell,
+    ObjectsPart, OverviewPage, PendingPart, Place, PodDetail, PodPart, PodsPage, PodsPart,
     SummaryPart, Tab, WhyPart,
 };
 use crate::source::Refused;
@@ -384,19 +383,5 @@ pub(super) async fn objects_part(
             shown(&ObjectsPart { list })
         }
         Err(refused) => site.problem(&refused),
-    }
-}
-
-pub(super) async fn asset(Path(name): Path<String>) -> Response {
-    match assets::find(&name) {
-        Some(asset) => {
-            let headers = [
-                (header::CONTENT_TYPE, asset.content_type),
-                // Its address has a hash of its content in it.
-                (header::CACHE_CONTROL, "public, max-age=31536000, immutable"),
-            ];
-            (headers, asset.bytes).into_response()
-        }
-        None => (StatusCode::NOT_FOUND, "no such file\n").into_response(),
     }
 }

@@ -83,12 +83,11 @@ fn sent(form: Result<Form<Written>, FormRejection>) -> Result<String, Refused> {
 }
 
 /// An editor with a text that was refused.
-fn again(site: &Site, mut page: EditPage, text: String, refused: &Refused) -> Response {
+fn again(mut page: EditPage, text: String, refused: &Refused) -> Response {
     tracing::debug!(code = refused.code, why = %refused.message, "a text was refused");
     page.editor.lines = lines(&text);
     page.editor.text = text;
     page.editor.error = refused.message.clone();
-    page.shell.compare = site.source().can_compare();
     print(code(refused), &page)
 }
 
@@ -160,7 +159,7 @@ pub(super) async fn create(
     let page = new_page(&site, kind, "");
     let text = match sent(form) {
         Ok(text) => text,
-        Err(refused) => return again(&site, page, String::new(), &refused),
+        Err(refused) => return again(page, String::new(), &refused),
     };
     match create_text(&site, kind, &text).await {
         Ok(made) => {
@@ -168,7 +167,7 @@ pub(super) async fn create(
             let (namespace, name) = identity(&made);
             Redirect::to(&home(kind, &namespace, &name, "created")).into_response()
         }
-        Err(refused) => again(&site, page, text, &refused),
+        Err(refused) => again(page, text, &refused),
     }
 }
 
@@ -300,14 +299,14 @@ pub(super) async fn save(
     let page = edit_page(&site, kind, &namespace, &name);
     let text = match sent(form) {
         Ok(text) => text,
-        Err(refused) => return again(&site, page, String::new(), &refused),
+        Err(refused) => return again(page, String::new(), &refused),
     };
     match save_text(&site, kind, &namespace, &name, &text).await {
         Ok(saved) => {
             site.wait_for(kind, &saved).await;
             Redirect::to(&home(kind, &namespace, &name, "saved")).into_response()
         }
-        Err(refused) => again(&site, page, text, &refused),
+        Err(refused) => again(page, text, &refused),
     }
 }
 
@@ -454,7 +453,7 @@ pub(super) async fn configure(
     let page = configuration_page(&site);
     let text = match sent(form) {
         Ok(text) => text,
-        Err(refused) => return again(&site, page, String::new(), &refused),
+        Err(refused) => return again(page, String::new(), &refused),
     };
     let done = match yaml::read(&text).map_err(refusal) {
         Ok(configuration) => site.source().configure(configuration).await,
@@ -462,7 +461,7 @@ pub(super) async fn configure(
     };
     match done {
         Ok(()) => Redirect::to("/page/configuration?done=configured").into_response(),
-        Err(refused) => again(&site, page, text, &refused),
+        Err(refused) => again(page, text, &refused),
     }
 }
 

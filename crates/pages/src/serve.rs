@@ -1,0 +1,62 @@
+//! What every site of this crate shares when it answers: printing a page, its assets, the headers, the live stream.
+//! Knows no page.
+
+pub(crate) mod guard;
+pub(crate) mod stream;
+
+use askama::Template;
+use axum::Router;
+use axum::extract::Path;
+use axum::http::{StatusCode, header};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use crate::assets;
+use crate::source::Refused;
+
+/// The status of a refusal.
+pub(crate) fn code(refused: &Refused) -> StatusCode {
+    StatusCode::from_u16(refused.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// A page as an answer.
+pub(crate) fn print(status: StatusCode, page: &impl Template) -> Response {
+    match page.render() {
+        Ok(text) => {
+            let kind = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
+            (status, kind, text).into_response()
+        }
+        Err(error) => {
+            tracing::error!(%error, "a template was not printed");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+/// A page, with 200.
+pub(crate) fn shown(page: &impl Template) -> Response {
+    print(StatusCode::OK, page)
+}
+
+/// The routes of a site with the assets, and with what holds for every answer and every write.
+pub(crate) fn dressed(routes: Router) -> Router {
+    routes
+        .route("/page/assets/{name}", get(asset))
+        .layer(middleware::from_fn(guard::same_origin))
+        .layer(middleware::from_fn(guard::headers))
+}
+
+async fn asset(Path(name): Path<String>) -> Response {
+    match assets::find(&name) {
+        Some(asset) => {
+            let headers = [
+                (header::CONTENT_TYPE, asset.content_type),
+                // Its address has a hash of its content in it.
+                (header::CACHE_CONTROL, "public, max-age=31536000, immutable"),
+            ];
+            (headers, asset.bytes).into_response()
+        }
+        None => (StatusCode::NOT_FOUND, "no such file\n").into_response(),
+    }
+}
