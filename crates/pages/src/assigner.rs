@@ -1,9 +1,14 @@
-//! What a page about the device assigner needs: the trait [`DeviceSource`], and the values that it gives. Implements
-//! none of it, and prints nothing.
+//! The device assigner's page. This file has the trait [`DeviceSource`] and the values that it gives; [`view`] makes from
+//! them what a page says, and [`router`] serves it. Decides nothing.
+
+pub mod view;
+mod web;
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
+
+pub use web::router;
 
 /// Gives the assigner's devices and tells when something about them changed. Cheap to ask, from any thread.
 pub trait DeviceSource: Send + Sync + 'static {

@@ -14,6 +14,7 @@ mod pages;
 pub mod view;
 
 pub mod assigner;
+pub mod gpus;
 
 mod board;
 mod source;

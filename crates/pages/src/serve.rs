@@ -2,6 +2,7 @@
 //! Knows no page.
 
 pub(crate) mod guard;
+pub(crate) mod list;
 pub(crate) mod stream;
 
 use askama::Template;

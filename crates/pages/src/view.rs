@@ -3,17 +3,19 @@
 pub mod bar;
 pub mod compare;
 pub mod decision;
+pub mod line;
 pub mod message;
 pub mod node;
 pub mod overview;
 pub mod pod;
+pub mod query;
 
 /// Where a page, or a part of one, is served: one place for every address, so that templates spell none.
 pub mod address {
     use crate::kind::Kind;
 
     /// Letters that stand for themselves in a path; all others are written as their bytes.
-    fn segment(text: &str) -> String {
+    pub(crate) fn segment(text: &str) -> String {
         let mut written = String::with_capacity(text.len());
         for byte in text.bytes() {
             if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {

@@ -6,5 +6,6 @@
     reason = "a test that reads what is not there should fail"
 )]
 
+mod gpu_pages;
 mod pages_over_http;
 mod support;

@@ -97,7 +97,7 @@ pub fn bar(label: &str, text: String, whole: u128, parts: &[Part]) -> Bar {
     clippy::cast_precision_loss,
     reason = "a bar is a few hundred pixels wide"
 )]
-fn share(part: u128, whole: u128) -> f64 {
+pub(crate) fn share(part: u128, whole: u128) -> f64 {
     if whole == 0 {
         0.0
     } else {

@@ -1,0 +1,248 @@
+//! What each GPU page shows, as values that a template only has to print. Values in, values out: no clock, no I/O.
+
+pub mod detail;
+pub mod gpus;
+pub mod meter;
+pub mod namespaces;
+pub mod overview;
+pub mod pods;
+
+use std::collections::HashMap;
+
+use super::{Holder, Picture, Share};
+use crate::view::address::segment;
+
+/// Where pages and parts are.
+pub mod at {
+    use super::segment;
+
+    /// The list of GPUs.
+    pub const GPUS: &str = "/page/gpus";
+    /// The list of pods that hold GPUs.
+    pub const PODS: &str = "/page/pods";
+    /// The list of namespaces.
+    pub const NAMESPACES: &str = "/page/namespaces";
+    /// The list of pods that wait.
+    pub const PENDING: &str = "/page/pending";
+
+    /// The live part of the page at `path`.
+    pub fn part(path: &str) -> String {
+        path.replacen("/page/", "/page/part/", 1)
+    }
+
+    /// The page of a GPU.
+    pub fn gpu(node: &str, id: &str) -> String {
+        format!("{GPUS}/{}/{}", segment(node), segment(id))
+    }
+
+    /// The page of a pod.
+    pub fn pod(namespace: &str, pod: &str) -> String {
+        format!("{PODS}/{}/{}", segment(namespace), segment(pod))
+    }
+
+    /// Why a pod waits.
+    pub fn why(namespace: &str, pod: &str) -> String {
+        format!("/page/part/why/{}/{}", segment(namespace), segment(pod))
+    }
+
+    /// The pods of a namespace.
+    pub fn pods_of(namespace: &str) -> String {
+        format!("{PODS}?q={}", segment(namespace))
+    }
+}
+
+/// Thousandths of a GPU in words: `1 GPU`, `2.5 GPUs`, `0.35 GPUs`.
+pub fn compute(thousandths: u64) -> String {
+    let hundredths = (thousandths + 5) / 10;
+    let number = crate::text::milli(i128::from(hundredths) * 10);
+    let end = if hundredths == 100 { "" } else { "s" };
+    format!("{number} GPU{end}")
+}
+
+/// The pods on each GPU, by node and identifier.
+pub(crate) type OnGpu<'a> = HashMap<(&'a str, &'a str), Vec<(&'a Holder, &'a Share)>>;
+
+/// The pods on each GPU.
+pub(crate) fn on_gpus(picture: &Picture) -> OnGpu<'_> {
+    let mut on = OnGpu::with_capacity(picture.gpus.len());
+    for holder in &picture.holders {
+        for share in &holder.shares {
+            on.entry((&holder.node, &share.gpu))
+                .or_default()
+                .push((holder, share));
+        }
+    }
+    on
+}
+
+/// What pods hold and use together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// Memory that they hold.
+    pub memory: u64,
+    /// Memory that they hold and whose use is known.
+    pub measured: u64,
+    /// Memory that they use now.
+    pub used: u64,
+    /// The most that each used, added up.
+    pub most: u64,
+    /// Memory that they hold and have not used at any moment that is remembered.
+    pub unused: u64,
+    /// Compute that they hold.
+    pub compute: u64,
+    /// Compute that they hold and whose use is known.
+    pub compute_measured: u64,
+    /// Compute that they use now, also what they use without a share of their own.
+    pub compute_used: u64,
+    /// Compute that they hold and do not use on average.
+    pub compute_unused: u64,
+    /// How many shares there are.
+    pub shares: usize,
+    /// How many of them are measured.
+    pub known: usize,
+}
+
+impl Sum {
+    /// The sum over these shares.
+    pub fn of<'a>(shares: impl IntoIterator<Item = &'a Share>) -> Self {
+        let mut sum = Self::default();
+        for share in shares {
+            sum.add(share);
+        }
+        sum
+    }
+
+    fn add(&mut self, share: &Share) {
+        let held = share.compute.map_or(0, u64::from);
+        self.shares += 1;
+        self.memory += share.memory_bytes;
+        self.compute += held;
+        let Some(usage) = share.usage else { return };
+        let most = usage.most_bytes.max(usage.memory_bytes);
+        self.known += 1;
+        self.measured += share.memory_bytes;
+        self.used += usage.memory_bytes;
+        self.most += most;
+        self.unused += share.memory_bytes.saturating_sub(most);
+        self.compute_used += usage.compute.map_or(0, u64::from);
+        if let Some(mean) = usage.mean_compute {
+            self.compute_measured += held;
+            self.compute_unused += held.saturating_sub(mean.into());
+        }
+    }
+
+    /// Whether the use of anything is known.
+    pub fn is_measured(&self) -> bool {
+        self.known > 0
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::{Gpu, Pending, Usage};
+    use super::*;
+
+    pub(crate) const GIB: u64 = 1 << 30;
+
+    pub(crate) fn gpu(node: &str, index: u32) -> Gpu {
+        Gpu {
+            node: node.into(),
+            id: format!("{node}-{index}").into(),
+            index,
+            model: "NVIDIA A100-PCIE-40GB".into(),
+            memory_bytes: 40 * GIB,
+            given_bytes: 0,
+            used_bytes: None,
+            given_compute: Some(0),
+            busy_compute: None,
+            slots: 10,
+            slots_taken: 0,
+            healthy: true,
+            cordoned: false,
+        }
+    }
+
+    pub(crate) fn share(gpu: &str, held: u64, used: Option<(u64, u64)>) -> Share {
+        Share {
+            gpu: gpu.into(),
+            memory_bytes: held * GIB,
+            compute: Some(500),
+            usage: used.map(|(now, most)| Usage {
+                memory_bytes: now * GIB,
+                most_bytes: most * GIB,
+                compute: Some(200),
+                mean_compute: Some(100),
+            }),
+        }
+    }
+
+    pub(crate) fn holder(namespace: &str, pod: &str, node: &str, shares: Vec<Share>) -> Holder {
+        Holder {
+            namespace: namespace.into(),
+            pod: pod.into(),
+            node: node.into(),
+            bound: true,
+            shares,
+            ooms: 0,
+        }
+    }
+
+    /// Two nodes of two GPUs; a measured pod, one that nothing measures, and one that waits.
+    pub(crate) fn picture() -> Picture {
+        let mut gpus = vec![gpu("n1", 0), gpu("n1", 1), gpu("n2", 0), gpu("n2", 1)];
+        gpus[0].given_bytes = 30 * GIB;
+        gpus[0].slots_taken = 2;
+        gpus[3].healthy = false;
+        Picture {
+            version: 7,
+            synced: true,
+            gpus,
+            holders: vec![
+                Holder {
+                    ooms: 3,
+                    ..holder(
+                        "team-a",
+                        "train",
+                        "n1",
+                        vec![share("n1-0", 20, Some((5, 8)))],
+                    )
+                },
+                holder("team-b", "serve", "n1", vec![share("n1-0", 10, None)]),
+            ],
+            pending: vec![Pending {
+                namespace: "team-b".into(),
+                pod: "large".into(),
+                reason: "card of too little memory".into(),
+            }],
+            step_seconds: 30,
+            steps: 240,
+            ..Picture::default()
+        }
+    }
+
+    #[test]
+    fn what_was_never_used_counts_as_unused() {
+        let sum = Sum::of(picture().holders.iter().flat_map(|holder| &holder.shares));
+
+        assert_eq!((sum.memory, sum.measured), (30 * GIB, 20 * GIB));
+        assert_eq!((sum.used, sum.unused), (5 * GIB, 12 * GIB));
+        assert_eq!((sum.compute, sum.compute_unused), (1000, 400));
+        assert_eq!((sum.shares, sum.known), (2, 1));
+    }
+
+    #[test]
+    fn compute_is_said_in_gpus() {
+        let said = [0, 4, 350, 999, 1000, 2500].map(compute);
+        assert_eq!(
+            said,
+            [
+                "0 GPUs",
+                "0 GPUs",
+                "0.35 GPUs",
+                "1 GPU",
+                "1 GPU",
+                "2.5 GPUs"
+            ]
+        );
+    }
+}

@@ -1,0 +1,277 @@
+//! One pod, and one GPU: who holds what of it and uses how much, over time.
+
+use super::super::{Holder, OfGpu, Picture, Share};
+use super::gpus::{state, sum, title};
+use super::meter::{self, Meter};
+use super::pods::gpu_of;
+use super::{Sum, at, compute, on_gpus};
+use crate::text;
+use crate::view::line::{Lines, Values, lines};
+
+/// A pod's page.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodDetail {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its node; empty for a pod that holds nothing any more.
+    pub node: String,
+    /// Whether its GPUs are only reserved for it so far.
+    pub reserved: bool,
+    /// How often it was refused memory.
+    pub ooms: u32,
+    /// What it holds of each GPU.
+    pub gpus: Vec<OfOne>,
+    /// Where the live part is.
+    pub part: String,
+}
+
+/// What one pod holds of one GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OfOne {
+    /// The GPU on a pod's page, the pod on a GPU's.
+    pub title: String,
+    /// Where its page is; empty where it has none.
+    pub href: String,
+    /// Its identifier on a pod's page.
+    pub id: String,
+    /// Memory that the pod holds and uses.
+    pub memory: Meter,
+    /// The most memory that it used; empty where nothing measures it.
+    pub most: String,
+    /// Compute that the pod holds and uses.
+    pub compute: Option<Meter>,
+    /// Its compute on average; empty where nothing measures it.
+    pub mean: String,
+    /// Memory and compute over time.
+    pub charts: Vec<Lines>,
+}
+
+/// A GPU's page.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GpuDetail {
+    /// Its position and model.
+    pub title: String,
+    /// Its identifier.
+    pub id: String,
+    /// Its node.
+    pub node: String,
+    /// What is unusual about it; empty for nothing.
+    pub state: &'static str,
+    /// Its memory.
+    pub memory: Meter,
+    /// Its compute; none where its vendor counts none.
+    pub compute: Option<Meter>,
+    /// Names and values.
+    pub facts: Vec<(&'static str, String)>,
+    /// The pods on it.
+    pub pods: Vec<OfOne>,
+    /// Where the live part is.
+    pub part: String,
+}
+
+/// A pod's page; none for a pod that holds nothing and of which nothing is remembered.
+pub fn pod_detail(
+    picture: &Picture,
+    namespace: &str,
+    name: &str,
+    history: &[OfGpu],
+) -> Option<PodDetail> {
+    let holder = holder(picture, namespace, name);
+    if holder.is_none() && history.is_empty() {
+        return None;
+    }
+    let mut gpus: Vec<OfOne> = holder
+        .into_iter()
+        .flat_map(|holder| holder.shares.iter().map(move |share| (holder, share)))
+        .map(|(holder, share)| {
+            let gpu = gpu_of(picture, &holder.node, &share.gpu);
+            let past = history.iter().find(|past| *past.gpu == *share.gpu);
+            OfOne {
+                title: gpu.map_or_else(|| share.gpu.to_string(), title),
+                href: gpu.map_or_else(String::new, |gpu| at::gpu(&gpu.node, &gpu.id)),
+                id: share.gpu.to_string(),
+                ..of_one(picture, share, past)
+            }
+        })
+        .collect();
+    if holder.is_none() {
+        // The pod has ended: what it used is still remembered.
+        gpus.extend(history.iter().map(|past| OfOne {
+            title: past.gpu.clone(),
+            id: past.gpu.clone(),
+            charts: charts(picture, None, past),
+            ..OfOne::default()
+        }));
+    }
+    Some(PodDetail {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        node: holder.map_or_else(String::new, |holder| holder.node.to_string()),
+        reserved: holder.is_some_and(|holder| !holder.bound),
+        ooms: holder.map_or(0, |holder| holder.ooms),
+        gpus,
+        part: at::part(&at::pod(namespace, name)),
+    })
+}
+
+fn holder<'a>(picture: &'a Picture, namespace: &str, name: &str) -> Option<&'a Holder> {
+    let key = |holder: &Holder| (&*holder.namespace, &*holder.pod).cmp(&(namespace, name));
+    let at = picture.holders.binary_search_by(key).ok()?;
+    picture.holders.get(at)
+}
+
+/// A GPU's page; none for one that is not there. `history` gives what a pod used of each of its GPUs.
+pub fn gpu_detail(
+    picture: &Picture,
+    node: &str,
+    id: &str,
+    history: impl Fn(&Holder) -> Vec<OfGpu>,
+) -> Option<GpuDetail> {
+    let gpu = gpu_of(picture, node, id)?;
+    let on = on_gpus(picture);
+    let held = sum(gpu, &on);
+    let pods = on.get(&(node, id)).into_iter().flatten();
+    let pods = pods.map(|(holder, share)| {
+        let past = history(holder);
+        let past = past.iter().find(|past| past.gpu == id);
+        OfOne {
+            title: format!("{}/{}", holder.namespace, holder.pod),
+            href: at::pod(&holder.namespace, &holder.pod),
+            ..of_one(picture, share, past)
+        }
+    });
+    let mut facts = vec![(
+        "Containers that share it",
+        format!("{} of at most {}", gpu.slots_taken, gpu.slots),
+    )];
+    if let Some(used) = gpu.used_bytes {
+        facts.push(("Memory in use, as its driver says", text::bytes(used)));
+    }
+    if let Some(busy) = gpu.busy_compute {
+        facts.push((
+            "Busy, as its driver says",
+            format!("{} %", busy.div_ceil(10)),
+        ));
+    }
+    Some(GpuDetail {
+        title: title(gpu),
+        id: id.to_owned(),
+        node: node.to_owned(),
+        state: state(gpu),
+        memory: meter::memory(gpu.memory_bytes, &held),
+        compute: gpu.given_compute.map(|_| meter::compute_of(1000, &held)),
+        facts,
+        pods: pods.collect(),
+        part: at::part(&at::gpu(node, id)),
+    })
+}
+
+fn of_one(picture: &Picture, share: &Share, past: Option<&OfGpu>) -> OfOne {
+    let sum = Sum::of([share]);
+    let mean = share.usage.and_then(|usage| usage.mean_compute);
+    OfOne {
+        memory: meter::memory(0, &sum),
+        most: if sum.is_measured() {
+            format!("{} at most", text::bytes(sum.most))
+        } else {
+            String::new()
+        },
+        compute: (share.compute.is_some() || mean.is_some()).then(|| meter::compute_of(0, &sum)),
+        mean: mean.map_or_else(String::new, |mean| {
+            format!("{} on average", compute(mean.into()))
+        }),
+        charts: past.map_or_else(Vec::new, |past| charts(picture, Some(share), past)),
+        ..OfOne::default()
+    }
+}
+
+fn charts(picture: &Picture, share: Option<&Share>, past: &OfGpu) -> Vec<Lines> {
+    let of = |class, values| Values {
+        name: "used",
+        class,
+        values,
+    };
+    let points = || past.points.iter();
+    let memory = points().map(|point| point.map(|point| point.memory_bytes));
+    let busy: Vec<Option<u64>> = points()
+        .map(|point| point.and_then(|point| point.compute).map(u64::from))
+        .collect();
+    let marks: Vec<usize> = points()
+        .enumerate()
+        .filter(|(_, point)| point.is_some_and(|point| point.ooms > 0))
+        .map(|(at, _)| at)
+        .collect();
+    let step = picture.step_seconds;
+    let mut charts = vec![lines(
+        "Memory",
+        step,
+        share.map_or(0, |share| share.memory_bytes),
+        &[of("line-used", memory.collect())],
+        &marks,
+        text::bytes,
+    )];
+    if busy.iter().any(Option::is_some) {
+        let top = share.and_then(|share| share.compute).unwrap_or(1000);
+        charts.push(lines(
+            "Compute",
+            step,
+            top.into(),
+            &[of("line-used", busy)],
+            &[],
+            compute,
+        ));
+    }
+    charts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::Point;
+    use super::super::tests::{GIB, picture};
+    use super::*;
+
+    fn past() -> Vec<OfGpu> {
+        let point = Point {
+            memory_bytes: 8 * GIB,
+            compute: Some(300),
+            ooms: 2,
+        };
+        vec![OfGpu {
+            gpu: "n1-0".into(),
+            points: vec![None, Some(point)],
+        }]
+    }
+
+    #[test]
+    fn a_pod_says_what_it_used_over_time() {
+        let pod = pod_detail(&picture(), "team-a", "train", &past()).unwrap();
+        let gpu = &pod.gpus[0];
+
+        assert_eq!((&*pod.node, pod.ooms), ("n1", 3));
+        assert_eq!(gpu.title, "GPU 0 · A100-PCIE-40GB");
+        assert_eq!(gpu.charts.len(), 2);
+        assert_eq!(gpu.charts[0].top, "20 GiB");
+        assert_eq!(gpu.charts[0].marks, ["19"]);
+        assert_eq!(gpu.mean, "0.1 GPUs on average");
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_is_remembered() {
+        let pod = pod_detail(&picture(), "team-a", "ended", &past()).unwrap();
+
+        assert_eq!((&*pod.node, &*pod.gpus[0].title), ("", "n1-0"));
+        assert_eq!(pod_detail(&picture(), "team-a", "never", &[]), None);
+    }
+
+    #[test]
+    fn a_gpu_names_its_pods() {
+        let gpu = gpu_detail(&picture(), "n1", "n1-0", |_| past()).unwrap();
+
+        let names: Vec<&str> = gpu.pods.iter().map(|pod| &*pod.title).collect();
+        assert_eq!(names, ["team-a/train", "team-b/serve"]);
+        assert_eq!(gpu.facts[0].1, "2 of at most 10");
+        assert_eq!(gpu_detail(&picture(), "n1", "n2-0", |_| past()), None);
+    }
+}

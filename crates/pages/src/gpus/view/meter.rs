@@ -1,0 +1,137 @@
+//! A bar of what is held of something: what of it is used, what is not, and what nothing measures.
+
+use super::{Sum, compute};
+use crate::text;
+use crate::view::bar::share;
+
+/// A bar and its words.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Meter {
+    /// How much is held of how much.
+    pub held: String,
+    /// How much of that is used; empty where nothing measures it.
+    pub used: String,
+    /// Whether more is held than there is.
+    pub over: bool,
+    /// The parts, from the left.
+    pub parts: Vec<Part>,
+    /// All of it in words, for a reader who does not see the bar.
+    pub spoken: String,
+}
+
+/// A part of a bar.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Its class in the style sheet.
+    pub class: &'static str,
+    /// Where it begins, in percent of the bar with two decimals.
+    pub from: String,
+    /// How wide it is, in the same unit.
+    pub width: String,
+}
+
+/// What is used of it.
+const USED: &str = "meter-used";
+/// What is held and not used.
+const IDLE: &str = "meter-idle";
+/// What is held, and nothing measures its use.
+const UNKNOWN: &str = "meter-unknown";
+
+/// A bar of so much that is held of a whole. Of what is held, `measured` is what is measured, and `used` what of that is
+/// used.
+pub fn meter(
+    label: &str,
+    whole: u64,
+    held: u64,
+    measured: u64,
+    used: Option<u64>,
+    words: impl Fn(u64) -> String,
+) -> Meter {
+    let within = used.unwrap_or(0).min(measured);
+    let scale = u128::from(whole.max(held).max(1));
+    let mut begin = 0;
+    let mut parts = Vec::new();
+    for (class, amount) in [
+        (USED, within),
+        (IDLE, measured - within),
+        (UNKNOWN, held.saturating_sub(measured)),
+    ] {
+        if amount > 0 {
+            parts.push(Part {
+                class,
+                from: format!("{:.2}", share(begin, scale)),
+                width: format!("{:.2}", share(amount.into(), scale)),
+            });
+            begin += u128::from(amount);
+        }
+    }
+    let held_text = if whole == 0 {
+        format!("{} held", words(held))
+    } else {
+        format!("{} of {} held", words(held), words(whole))
+    };
+    let used_text = used.map_or_else(String::new, |used| format!("{} used", words(used)));
+    let spoken = if used_text.is_empty() {
+        format!("{label}: {held_text}, use not measured")
+    } else {
+        format!("{label}: {held_text}, {used_text}")
+    };
+    Meter {
+        over: whole > 0 && held > whole,
+        held: held_text,
+        used: used_text,
+        parts,
+        spoken,
+    }
+}
+
+/// The memory that these shares hold of a whole.
+pub fn memory(whole: u64, sum: &Sum) -> Meter {
+    let used = sum.is_measured().then_some(sum.used);
+    meter("Memory", whole, sum.memory, sum.measured, used, text::bytes)
+}
+
+/// The compute that these shares hold of a whole, in thousandths of a GPU.
+pub fn compute_of(whole: u64, sum: &Sum) -> Meter {
+    let used = sum.is_measured().then_some(sum.compute_used);
+    let measured = sum.compute_measured.min(sum.compute);
+    meter("Compute", whole, sum.compute, measured, used, compute)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(meter: &Meter) -> Vec<(&str, &str, &str)> {
+        let parts = meter.parts.iter();
+        parts
+            .map(|part| (part.class, &*part.from, &*part.width))
+            .collect()
+    }
+
+    #[test]
+    fn used_idle_and_unmeasured_follow_each_other() {
+        let meter = meter("Memory", 100, 60, 40, Some(10), |v| v.to_string());
+
+        assert_eq!(
+            drawn(&meter),
+            [
+                (USED, "0.00", "10.00"),
+                (IDLE, "10.00", "30.00"),
+                (UNKNOWN, "40.00", "20.00"),
+            ]
+        );
+        assert_eq!(meter.spoken, "Memory: 60 of 100 held, 10 used");
+    }
+
+    #[test]
+    fn more_than_the_whole_fills_the_bar_and_says_so() {
+        let full = meter("Memory", 100, 150, 0, None, |v| v.to_string());
+        let forged = meter("Memory", 100, 50, 50, Some(u64::MAX), |v| v.to_string());
+
+        assert!(full.over);
+        assert_eq!(drawn(&full), [(UNKNOWN, "0.00", "100.00")]);
+        assert_eq!(full.spoken, "Memory: 150 of 100 held, use not measured");
+        assert_eq!(drawn(&forged), [(USED, "0.00", "50.00")]);
+    }
+}

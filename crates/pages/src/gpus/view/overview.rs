@@ -1,0 +1,304 @@
+//! The first page: how much of the GPUs is held and used, over time; who was refused memory; which pods wait; what is
+//! held and not used.
+
+use super::super::{Holder, Monitors, Pending, Picture, Total};
+use super::gpus::Link;
+use super::meter::{self, Meter};
+use super::namespaces::{NamespaceRow, namespace_list};
+use super::{Sum, at, compute};
+use crate::text;
+use crate::view::Slice;
+use crate::view::line::{Lines, Values, ago, lines};
+use crate::view::query::{Filter, Query, has_all};
+
+/// Pending pods on the first page, each with what would help it.
+const PENDING: usize = 5;
+/// Pending pods on a page of their own.
+const PENDING_ROWS: usize = 10;
+/// Namespaces on the first page.
+const NAMESPACES: usize = 5;
+/// Pods with refusals on the first page.
+const OOMS: usize = 5;
+
+/// The first page.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Overview {
+    /// The cluster in a few numbers.
+    pub numbers: Vec<String>,
+    /// How many pods wait for GPUs.
+    pub waiting: usize,
+    /// How many refusals of memory there were.
+    pub refusals: u64,
+    /// Memory and compute of all GPUs.
+    pub meters: Vec<(&'static str, Meter)>,
+    /// Both over time.
+    pub charts: Vec<Lines>,
+    /// Over which time refusals and the most that was used are counted, in words.
+    pub window: String,
+    /// Pods that were refused memory, the most often refused first.
+    pub ooms: Vec<(Link, u32)>,
+    /// How many of those are not shown.
+    pub more_ooms: usize,
+    /// The pods that wait.
+    pub pending: PendingList,
+    /// The namespaces with the most memory that was never used.
+    pub namespaces: Vec<NamespaceRow>,
+    /// How many namespaces are not shown.
+    pub more_namespaces: usize,
+    /// What a reader should know.
+    pub notes: Vec<String>,
+    /// Why use is not known, or not everywhere; empty where it is.
+    pub trouble: String,
+    /// Whether there is no GPU at all.
+    pub empty: bool,
+}
+
+/// Pods that wait.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PendingList {
+    /// The form above them.
+    pub filter: Filter,
+    /// The rows of this page.
+    pub rows: Vec<PendingRow>,
+    /// Which page it is.
+    pub slice: Slice,
+    /// Where the list is, as it was asked for.
+    pub part: String,
+    /// How many pods wait.
+    pub all: usize,
+}
+
+/// A pod that waits.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PendingRow {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The reason that most nodes have.
+    pub reason: String,
+    /// Where it is said what would help.
+    pub why: String,
+}
+
+/// The first page.
+pub fn overview(picture: &Picture) -> Overview {
+    let sum = Sum::of(picture.holders.iter().flat_map(|holder| &holder.shares));
+    let memory: u64 = picture.gpus.iter().map(|gpu| gpu.memory_bytes).sum();
+    let counted = picture
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.given_compute.is_some());
+    let whole_compute = u64::try_from(counted.count()).unwrap_or(u64::MAX) * 1000;
+    let mut nodes: Vec<&str> = picture.gpus.iter().map(|gpu| &*gpu.node).collect();
+    nodes.dedup();
+    let mut refused: Vec<&Holder> = picture.holders.iter().filter(|pod| pod.ooms > 0).collect();
+    refused.sort_by_key(|holder| std::cmp::Reverse(holder.ooms));
+    let namespaces = namespace_list(picture, &Query::default());
+    let steps = usize::try_from(picture.steps).unwrap_or(usize::MAX);
+    Overview {
+        numbers: vec![
+            text::count(nodes.len(), "node"),
+            text::count(picture.gpus.len(), "GPU"),
+            format!("{} with GPUs", text::count(picture.holders.len(), "pod")),
+        ],
+        waiting: picture.pending.len(),
+        refusals: refused.iter().map(|holder| u64::from(holder.ooms)).sum(),
+        meters: vec![
+            ("GPU memory", meter::memory(memory, &sum)),
+            ("GPU compute", meter::compute_of(whole_compute, &sum)),
+        ],
+        charts: charts(picture),
+        window: ago(steps, picture.step_seconds),
+        more_ooms: refused.len().saturating_sub(OOMS),
+        ooms: refused
+            .iter()
+            .take(OOMS)
+            .map(|pod| (link(pod), pod.ooms))
+            .collect(),
+        pending: pending_list(picture, &Query::default(), PENDING),
+        more_namespaces: namespaces.all.saturating_sub(NAMESPACES),
+        namespaces: namespaces.rows.into_iter().take(NAMESPACES).collect(),
+        notes: notes(picture),
+        trouble: trouble(&picture.monitors),
+        empty: picture.gpus.is_empty(),
+    }
+}
+
+fn link(holder: &Holder) -> Link {
+    Link {
+        text: format!("{}/{}", holder.namespace, holder.pod),
+        href: at::pod(&holder.namespace, &holder.pod),
+    }
+}
+
+fn notes(picture: &Picture) -> Vec<String> {
+    let mut notes = picture.notes.clone();
+    if !picture.synced {
+        notes.push("Not all nodes and pods have been read from the API server yet.".to_owned());
+    }
+    notes
+}
+
+/// Why use is not known, or not everywhere; empty where it is.
+pub fn trouble(monitors: &Monitors) -> String {
+    if !monitors.configured {
+        return "Only what pods hold is shown: the flag --gpu-page-monitors names no node monitor \
+                that could say what they use."
+            .to_owned();
+    }
+    if !monitors.asked {
+        return "What pods use is being asked for the first time.".to_owned();
+    }
+    if monitors.known == 0 {
+        return format!("No node monitor was found: {}.", monitors.problem);
+    }
+    if monitors.answered < monitors.known {
+        return format!(
+            "{} of {} did not answer, so the use of some pods is not known: {}.",
+            monitors.known - monitors.answered,
+            text::count(monitors.known, "node monitor"),
+            monitors.problem
+        );
+    }
+    String::new()
+}
+
+fn charts(picture: &Picture) -> Vec<Lines> {
+    if picture.totals.len() < 2 {
+        return Vec::new();
+    }
+    let of = |name, class, value: fn(&Total) -> Option<u64>| Values {
+        name,
+        class,
+        values: picture.totals.iter().map(value).collect(),
+    };
+    let last = picture.totals.last().copied().unwrap_or_default();
+    let step = picture.step_seconds;
+    vec![
+        lines(
+            "GPU memory",
+            step,
+            last.memory_bytes,
+            &[
+                of("held", "line-held", |total| Some(total.given_bytes)),
+                of("used", "line-used", |total| total.used_bytes),
+            ],
+            &[],
+            text::bytes,
+        ),
+        lines(
+            "GPU compute",
+            step,
+            last.compute,
+            &[
+                of("held", "line-held", |total| Some(total.given_compute)),
+                of("used", "line-used", |total| total.used_compute),
+            ],
+            &[],
+            compute,
+        ),
+    ]
+}
+
+/// The pods that wait and are asked for, on a page of their own.
+pub fn pending(picture: &Picture, query: &Query) -> PendingList {
+    pending_list(picture, query, PENDING_ROWS)
+}
+
+fn pending_list(picture: &Picture, query: &Query, size: usize) -> PendingList {
+    let words = query.words();
+    let takes = |pod: &&Pending| has_all(&words, &[&pod.namespace, &pod.pod, &pod.reason]);
+    let rows: Vec<&Pending> = picture.pending.iter().filter(takes).collect();
+    let slice = query.slice(at::PENDING, rows.len(), size);
+    let shown = rows.iter().skip(slice.skipped()).take(slice.len());
+    let row = |pod: &&Pending| PendingRow {
+        namespace: pod.namespace.to_string(),
+        name: pod.pod.to_string(),
+        reason: pod.reason.clone(),
+        why: at::why(&pod.namespace, &pod.pod),
+    };
+    PendingList {
+        rows: shown.map(row).collect(),
+        part: query.at(&at::part(at::PENDING), slice.page),
+        slice,
+        all: picture.pending.len(),
+        filter: Filter {
+            label: "Pending pods",
+            path: at::PENDING.to_owned(),
+            part: at::part(at::PENDING),
+            target: "#pending",
+            text: query.text.clone(),
+            placeholder: "name, namespace or reason",
+            selects: Vec::new(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::picture;
+    use super::*;
+
+    #[test]
+    fn the_first_page_adds_up() {
+        let page = overview(&picture());
+
+        assert_eq!(page.numbers, ["2 nodes", "4 GPUs", "2 pods with GPUs"]);
+        assert_eq!((page.waiting, page.refusals), (1, 3));
+        assert_eq!(
+            page.meters[0].1.spoken,
+            "Memory: 30 GiB of 160 GiB held, 5 GiB used"
+        );
+        assert_eq!(page.meters[1].1.held, "1 GPU of 4 GPUs held");
+        assert_eq!(page.ooms[0].0.text, "team-a/train");
+        assert_eq!(page.namespaces[0].name, "team-a");
+        assert!(page.charts.is_empty());
+    }
+
+    #[test]
+    fn one_pod_is_not_several() {
+        let mut picture = picture();
+        picture.holders.truncate(1);
+
+        assert_eq!(overview(&picture).numbers[2], "1 pod with GPUs");
+    }
+
+    #[test]
+    fn trouble_with_monitors_is_said() {
+        let mut monitors = Monitors::default();
+        assert!(trouble(&monitors).contains("--gpu-page-monitors"));
+        monitors.configured = true;
+        assert!(trouble(&monitors).contains("first time"));
+        monitors.asked = true;
+        monitors.problem = "no such host".into();
+        assert_eq!(
+            trouble(&monitors),
+            "No node monitor was found: no such host."
+        );
+        (monitors.known, monitors.answered) = (3, 2);
+        assert!(trouble(&monitors).starts_with("1 of 3 node monitors did not answer"));
+        monitors.answered = 3;
+        assert_eq!(trouble(&monitors), "");
+    }
+
+    #[test]
+    fn totals_are_drawn_over_time() {
+        let mut picture = picture();
+        let total = Total {
+            memory_bytes: 100 << 30,
+            given_bytes: 50 << 30,
+            used_bytes: Some(10 << 30),
+            ..Total::default()
+        };
+        picture.totals = vec![total; 30];
+
+        let charts = overview(&picture).charts;
+
+        assert_eq!(charts.len(), 2);
+        assert_eq!(
+            charts[0].spoken,
+            "GPU memory over the last 15 min; now: held 50 GiB, used 10 GiB"
+        );
+    }
+}
