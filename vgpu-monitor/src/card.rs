@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 /// One card as the agent knows it.
@@ -28,8 +29,41 @@ pub struct Inventory {
     pub cards: Vec<Card>,
     /// How well pairs of them reach each other, both ways.
     pub pairs: Vec<placement::PairScore>,
+    /// By which wires each card reaches others.
+    pub wires: Vec<Wires>,
+    /// Network cards of this node that reach other nodes' memory (RoCE).
+    pub nics: Vec<Nic>,
     /// What could not be read, for events and the log.
     pub problems: Vec<String>,
+}
+
+/// By which wires a card reaches others. Bandwidths are both directions together, in MB/s (10^6 bytes), as vendors
+/// print them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wires {
+    /// UUID of the card.
+    pub card: String,
+    /// NVLinks to other cards: how many lead to each, by its UUID. Through a switch: as many as the one with fewer has.
+    pub nvlinks: BTreeMap<String, u32>,
+    /// NVLinks that work, wherever they lead.
+    pub nvlink_count: u32,
+    /// Version of its NVLinks, such as `4.0`; empty where the driver does not say.
+    pub nvlink_version: String,
+    /// Bandwidth of one NVLink; 0 where the version is not known.
+    pub nvlink_mb_s: u32,
+    /// Bandwidth of its PCIe slot; 0 where the driver does not say.
+    pub pcie_mb_s: u32,
+}
+
+/// A port of a network card over which other nodes' memory is reached by RDMA over Ethernet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nic {
+    /// The device as the kernel names it, such as `mlx5_0`.
+    pub name: String,
+    /// Its port.
+    pub port: u32,
+    /// Bandwidth, both directions together, in MB/s (10^6 bytes).
+    pub mb_s: u32,
 }
 
 /// Why a card is not to be used now.
@@ -45,6 +79,9 @@ pub struct Sick {
 
 /// Sick cards by UUID.
 pub type Health = BTreeMap<String, Sick>;
+
+/// How well each card is, from 0 to 100, by UUID. A card that may be used has 60 and more.
+pub type Scores = BTreeMap<String, u8>;
 
 /// The inventory, as it changes. `None` until it was read for the first time.
 pub type Inventories = watch::Receiver<Option<Arc<Inventory>>>;

@@ -9,6 +9,8 @@ pub mod driver;
 
 pub mod judge;
 
+pub mod score;
+
 pub mod series;
 
 pub mod tell;
@@ -25,7 +27,7 @@ use events::Events;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::card::{Health, Healths, Inventories};
+use crate::card::{Health, Healths, Inventories, Scores};
 use driver::Pace;
 use judge::{Figures, Judge, Known, Patience, Report};
 use series::Collector;
@@ -72,6 +74,8 @@ impl Settings {
 pub struct Started {
     /// Which cards are sick, as it changes.
     pub healths: Healths,
+    /// How well each card is, as it changes.
+    pub scores: watch::Receiver<Arc<Scores>>,
     /// For a registry of series.
     pub collector: Collector,
 }
@@ -91,6 +95,7 @@ pub fn start(
 ) -> std::io::Result<Started> {
     let (reports, reported) = channel();
     let (verdicts, healths) = watch::channel(Arc::new(Health::new()));
+    let (scored, scores) = watch::channel(Arc::default());
     let figures = Arc::new(Mutex::new(Figures::default()));
     let collector = Collector {
         node: settings.node.clone(),
@@ -108,11 +113,16 @@ pub fn start(
                 &inventories,
                 &reported,
                 &verdicts,
+                &scored,
                 &figures,
                 &events,
             );
         })?;
-    Ok(Started { healths, collector })
+    Ok(Started {
+        healths,
+        scores,
+        collector,
+    })
 }
 
 fn judge_all(
@@ -120,6 +130,7 @@ fn judge_all(
     inventories: &Inventories,
     reported: &Receiver<Report>,
     verdicts: &watch::Sender<Arc<Health>>,
+    scored: &watch::Sender<Arc<Scores>>,
     figures: &Mutex<Figures>,
     events: &Events,
 ) {
@@ -151,6 +162,14 @@ fn judge_all(
             uuids.insert(uuid.to_owned());
             uuids
         };
+        let scores = judge.scores();
+        scored.send_if_modified(|old| {
+            let changed = **old != scores;
+            if changed {
+                *old = Arc::new(scores);
+            }
+            changed
+        });
         for news in &news {
             tell::tell(news, &settings.root, &settings.node, &uuids, events);
         }

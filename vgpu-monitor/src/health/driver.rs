@@ -7,6 +7,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
@@ -283,6 +284,10 @@ fn probe(device: &Device<'_>) -> Result<Vitals, Fault> {
         remap_failed: remaps.next().unwrap_or(false),
         pages_pending: device.are_pages_pending_retired().unwrap_or(false),
         instances: instances(device),
+        celsius: device.temperature(TemperatureSensor::Gpu).ok(),
+        uncorrected: device
+            .total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
+            .unwrap_or(0),
     })
 }
 

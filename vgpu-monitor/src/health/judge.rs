@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::score;
 use super::xid::{self, Checks, Until};
-use crate::card::{Health, Sick};
+use crate::card::{Health, Scores, Sick};
 
 /// How patient the judge is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +81,10 @@ pub struct Vitals {
     pub pages_pending: bool,
     /// The parts that it is cut into (MIG).
     pub instances: Vec<String>,
+    /// Degrees Celsius; nothing where the card does not say.
+    pub celsius: Option<u32>,
+    /// Errors of memory that could not be corrected, since the driver was started.
+    pub uncorrected: u64,
 }
 
 /// Why a card said nothing.
@@ -347,6 +352,16 @@ impl Judge {
             }
         }
         health
+    }
+
+    /// How well each known card is, from 0 to 100; see [`super::score`].
+    #[must_use]
+    pub fn scores(&self) -> Scores {
+        let health = self.health();
+        let cards = self.cards.iter();
+        cards
+            .map(|(uuid, card)| (uuid.clone(), score::of(&card.vitals, health.get(uuid))))
+            .collect()
     }
 
     /// Whether there is any card that is known, sick or well.

@@ -39,6 +39,17 @@ pub fn promise(reading: &Reading, rules: &Rules) -> Inventory {
         .filter(|pair| offered(&pair.from) && offered(&pair.to))
         .map(Into::into)
         .collect();
+    inventory.wires = reading
+        .wires
+        .iter()
+        .filter(|wires| offered(&wires.card))
+        .cloned()
+        .map(|mut wires| {
+            wires.nvlinks.retain(|uuid, _| offered(uuid));
+            wires
+        })
+        .collect();
+    inventory.nics.clone_from(&reading.nics);
     inventory
 }
 
@@ -274,7 +285,7 @@ mod tests {
                 pair("GPU-0", "GPU-1"),
                 pair("GPU-2", "GPU-3"),
             ],
-            problems: Vec::new(),
+            ..Reading::default()
         };
 
         let inventory = promise(

@@ -1,6 +1,8 @@
 //! What the driver says of the cards, before any configuration: identity, memory, place, MIG shapes, and how they reach
 //! each other. Never what is promised of a card, and never a decision.
 
+mod wires;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -11,6 +13,8 @@ use placement::{MigProfile, PairScore, Span};
 use serde::{Deserialize, Serialize};
 use supervisor::gpu::partition;
 
+use crate::card::{Nic, Wires};
+
 /// All that the driver said at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
@@ -18,6 +22,12 @@ pub struct Reading {
     pub cards: Vec<Physical>,
     /// How the cards reach each other, both ways.
     pub pairs: Vec<Pair>,
+    /// By which wires each card reaches others. Absent in what an older agent remembered.
+    #[serde(default)]
+    pub wires: Vec<Wires>,
+    /// Network cards that reach other nodes' memory.
+    #[serde(default)]
+    pub nics: Vec<Nic>,
     /// A sentence for each card of which nothing is known.
     pub problems: Vec<String>,
 }
@@ -114,7 +124,21 @@ pub fn read(nvml: &Nvml, sysfs: &Path, before: Option<&Reading>) -> Result<Readi
         }
     }
     drop_moved(&mut reading);
-    reading.pairs = pairs(&devices);
+    let ends: Vec<Ends> = devices
+        .iter()
+        .map(|(.., device)| ends(device, &devices))
+        .collect();
+    reading.pairs = pairs(&devices, &ends);
+    reading.wires = wires::of_cards(&devices, &ends);
+    reading.nics = wires::nics(sysfs);
+    let known = before.into_iter().flat_map(|before| &before.wires);
+    for wires in known {
+        let here = reading.cards.iter().any(|card| card.uuid == wires.card);
+        // Of a card that does not answer, what was known before.
+        if here && !reading.wires.iter().any(|it| it.card == wires.card) {
+            reading.wires.push(wires.clone());
+        }
+    }
     let known = before.into_iter().flat_map(|before| &before.pairs);
     for pair in known {
         let here = |uuid: &str| reading.cards.iter().any(|card| card.uuid == uuid);
@@ -202,6 +226,16 @@ struct Ends {
     to: BTreeMap<String, i32>,
     /// Links to something of NVIDIA that is no card of this node: a switch.
     switch: i32,
+    /// Version of the first link that works, as NVML numbers them; 0 for none.
+    version: u32,
+}
+
+impl Ends {
+    /// NVLinks to the card at this PCI address whose ends are `other`.
+    fn between(&self, address: &str, other: &Self) -> i32 {
+        let direct = self.to.get(&address.to_ascii_lowercase()).copied();
+        direct.unwrap_or(0) + self.switch.min(other.switch)
+    }
 }
 
 fn ends(device: &Device<'_>, cards: &[(String, String, Device<'_>)]) -> Ends {
@@ -211,6 +245,9 @@ fn ends(device: &Device<'_>, cards: &[(String, String, Device<'_>)]) -> Ends {
         // An error stands for a card without links, or without this one.
         if !link.is_active().unwrap_or(false) {
             continue;
+        }
+        if ends.version == 0 {
+            ends.version = link.version().unwrap_or(0);
         }
         let Ok(remote) = link.remote_pci_info() else {
             continue;
@@ -233,11 +270,7 @@ fn same(one: &str, other: &str) -> bool {
 }
 
 /// A pair's score is the sum over the ways between two cards: one over PCIe, and each NVLink.
-fn pairs(devices: &[(String, String, Device<'_>)]) -> Vec<Pair> {
-    let ends: Vec<Ends> = devices
-        .iter()
-        .map(|(.., device)| ends(device, devices))
-        .collect();
+fn pairs(devices: &[(String, String, Device<'_>)], ends: &[Ends]) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (at, (from, _, device)) in devices.iter().enumerate() {
         for (to_at, (to, to_bus, other)) in devices.iter().enumerate() {
@@ -245,18 +278,14 @@ fn pairs(devices: &[(String, String, Device<'_>)]) -> Vec<Pair> {
                 continue;
             }
             let pcie = device.nvml().topology_common_ancestor(device, other);
-            let direct = ends
-                .get(at)
-                .and_then(|ends| ends.to.get(&to_bus.to_ascii_lowercase()));
-            let switched = match (ends.get(at), ends.get(to_at)) {
-                (Some(one), Some(other)) => one.switch.min(other.switch),
+            let links = match (ends.get(at), ends.get(to_at)) {
+                (Some(one), Some(other)) => one.between(to_bus, other),
                 _ => 0,
             };
             pairs.push(Pair {
                 from: from.clone(),
                 to: to.clone(),
-                score: pcie.map_or(0, |level| pcie_score(&level))
-                    + NVLINK * (direct.copied().unwrap_or(0) + switched),
+                score: pcie.map_or(0, |level| pcie_score(&level)) + NVLINK * links,
             });
         }
     }

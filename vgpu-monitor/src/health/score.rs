@@ -1,0 +1,78 @@
+//! How well a card is, as one number from 0 to 100: what `ComputeNode` and its readers want. Never decides whether a
+//! card may be used: the judge does, and the number follows its verdict.
+
+use super::judge::Vitals;
+use crate::card::Sick;
+
+/// A card that may be used has at least this; one that may not has less.
+pub const USABLE: u8 = 60;
+/// A sick card that may recover by itself.
+const RECOVERS: u8 = 30;
+
+/// | the card | score |
+/// |---|---|
+/// | is sick, and only a reset or a person cures it | 0 |
+/// | is sick, and may recover | 30 |
+/// | may be used | 100, less 2 for each degree from 81 °C to 90 °C and 5 for each above, less 3 for each uncorrected memory error since the driver was started (30 at most), less 10 where memory rows or pages wait for a reset; never below 60 |
+#[must_use]
+pub fn of(vitals: &Vitals, sick: Option<&Sick>) -> u8 {
+    match sick {
+        Some(sick) if sick.recovers => return RECOVERS,
+        Some(_) => return 0,
+        None => {}
+    }
+    let celsius = vitals.celsius.unwrap_or(0);
+    let warm = celsius.clamp(80, 90) - 80;
+    let heat = 2 * warm + celsius.saturating_sub(90).saturating_mul(5);
+    let errors = u32::try_from(vitals.uncorrected.min(10)).unwrap_or(10) * 3;
+    let waits = u32::from(vitals.remap_pending || vitals.pages_pending) * 10;
+    let lost = heat.saturating_add(errors).saturating_add(waits);
+    u8::try_from(100_u32.saturating_sub(lost)).map_or(USABLE, |score| score.max(USABLE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    fn sick(recovers: bool) -> Sick {
+        Sick {
+            reason: "lost".to_owned(),
+            since: SystemTime::UNIX_EPOCH,
+            recovers,
+        }
+    }
+
+    #[test]
+    fn a_score_falls_with_heat_errors_and_rows_that_wait() {
+        for (celsius, uncorrected, remap_pending, score) in [
+            (None, 0, false, 100),
+            (Some(45), 0, false, 100),
+            (Some(80), 0, false, 100),
+            (Some(81), 0, false, 98),
+            (Some(90), 0, false, 80),
+            (Some(92), 0, false, 70),
+            (Some(45), 2, false, 94),
+            (Some(45), 400, false, 70),
+            (Some(45), 0, true, 90),
+            (Some(85), 1, true, 77),
+            // It is in use, so it is never said to be out of use.
+            (Some(u32::MAX), u64::MAX, true, 60),
+        ] {
+            let vitals = Vitals {
+                celsius,
+                uncorrected,
+                remap_pending,
+                ..Vitals::default()
+            };
+            assert_eq!(of(&vitals, None), score, "{vitals:?}");
+        }
+    }
+
+    #[test]
+    fn a_sick_card_scores_below_every_card_that_may_be_used() {
+        let cool = Vitals::default();
+        assert_eq!(of(&cool, Some(&sick(true))), 30);
+        assert_eq!(of(&cool, Some(&sick(false))), 0);
+    }
+}
