@@ -113,6 +113,12 @@ pub struct Args {
           num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub enable_ascend: Option<bool>,
 
+    /// Serve hcs.io/v1alpha1, whose definitions the cluster has to have: ComputeNodes of silent agents become NotReady,
+    /// and devices that other vendors' plugins register get ComputeNodes.
+    #[arg(long, env = "VGPU_HCS", value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_missing_value = "true", default_value_t = false, require_equals = true)]
+    pub hcs: bool,
+
     /// Look at Iluvatar devices. By default only with --embedded.
     #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_missing_value = "true", require_equals = true)]

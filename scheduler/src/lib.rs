@@ -9,6 +9,7 @@
 pub mod api;
 pub mod args;
 pub mod bind;
+pub mod compute_nodes;
 pub mod embedded;
 pub mod events;
 pub mod explain;

@@ -20,7 +20,7 @@ use scheduler::embedded::Admit;
 use scheduler::events::Events;
 use scheduler::leader::{self, Leadership};
 use scheduler::wake::Waker;
-use scheduler::{Company, Scheduler, Settings, api, limit, simulate};
+use scheduler::{Company, Scheduler, Settings, api, compute_nodes, limit, simulate};
 use server::{Bodies, Listener, Manners, Tls, TlsFiles, Traces};
 use tokio::sync::watch;
 
@@ -293,7 +293,13 @@ async fn on_cluster(
         waker: Waker::start(client.clone()),
         leadership,
     };
-    Ok(Scheduler::new(client, vendors, settings, company))
+    let scheduler = Scheduler::new(client.clone(), vendors, settings, company);
+    if args.hcs {
+        let keeping =
+            compute_nodes::keep(client, scheduler.clone(), compute_nodes::Pace::default());
+        tokio::spawn(keeping);
+    }
+    Ok(scheduler)
 }
 
 fn lease(args: &Args, namespace: &str) -> anyhow::Result<leader::Settings> {

@@ -7,6 +7,7 @@
 
 mod beside;
 mod clients;
+mod compute_nodes;
 mod conformance;
 mod crashes;
 mod documents;

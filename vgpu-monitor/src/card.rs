@@ -62,6 +62,8 @@ pub struct Nic {
     pub name: String,
     /// Its port.
     pub port: u32,
+    /// NUMA node; nothing where the kernel does not say.
+    pub numa: Option<u32>,
     /// Bandwidth, both directions together, in MB/s (10^6 bytes).
     pub mb_s: u32,
 }

@@ -27,6 +27,8 @@ pub mod inventory;
 
 pub mod health;
 
+pub mod hcs;
+
 pub mod plugin;
 
 pub mod proto;

@@ -7,7 +7,7 @@
     reason = "a test's helpers, too"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -154,6 +154,27 @@ fn cards_are_as_the_driver_the_kernel_and_the_board_have_them() {
             ),
         ]
     );
+    let wires: Vec<_> = known
+        .wires
+        .iter()
+        .map(|it| (it.card.clone(), it.nvlinks.clone(), it.nvlink_mb_s))
+        .collect();
+    let to = |index| BTreeMap::from([(board.uuid(index), 4)]);
+    assert_eq!(
+        wires,
+        [
+            (board.uuid(0), to(1), 50_000),
+            (board.uuid(1), to(0), 50_000),
+            (board.uuid(2), BTreeMap::new(), 0),
+        ]
+    );
+    let said: Vec<_> = known
+        .wires
+        .iter()
+        .map(|it| (it.nvlink_count, it.pcie_mb_s))
+        .collect();
+    assert_eq!(said, [(4, 64_000), (4, 64_000), (0, 64_000)]);
+    assert_eq!(known.wires[0].nvlink_version, "3.0");
     let profiles = &known.cards[2].device.mig_profiles;
     let names: Vec<_> = profiles
         .iter()

@@ -9,6 +9,7 @@ mod attest;
 mod common;
 mod exposition;
 mod first_kernel;
+mod hcs;
 mod health;
 mod hostile;
 mod inventory;

@@ -7,7 +7,9 @@ use crate::card::Sick;
 /// A card that may be used has at least this; one that may not has less.
 pub const USABLE: u8 = 60;
 /// A sick card that may recover by itself.
-const RECOVERS: u8 = 30;
+pub const RECOVERS: u8 = 30;
+/// A card of which nothing is amiss.
+pub const WELL: u8 = 100;
 
 /// | the card | score |
 /// |---|---|
@@ -23,11 +25,12 @@ pub fn of(vitals: &Vitals, sick: Option<&Sick>) -> u8 {
     }
     let celsius = vitals.celsius.unwrap_or(0);
     let warm = celsius.clamp(80, 90) - 80;
-    let heat = 2 * warm + celsius.saturating_sub(90).saturating_mul(5);
+    let hot = celsius.saturating_sub(90).saturating_mul(5);
+    let heat = hot.saturating_add(2 * warm);
     let errors = u32::try_from(vitals.uncorrected.min(10)).unwrap_or(10) * 3;
     let waits = u32::from(vitals.remap_pending || vitals.pages_pending) * 10;
     let lost = heat.saturating_add(errors).saturating_add(waits);
-    u8::try_from(100_u32.saturating_sub(lost)).map_or(USABLE, |score| score.max(USABLE))
+    u8::try_from(u32::from(WELL).saturating_sub(lost)).map_or(USABLE, |score| score.max(USABLE))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::builder::BoolishValueParser;
 use clap::{Parser, ValueEnum};
 use server::{LogFormat, TraceArgs};
 
@@ -118,6 +119,11 @@ pub struct PluginArgs {
         default_value = "kube-system"
     )]
     pub namespace: String,
+
+    /// Keep the node's ComputeNode and ComputeTopology (hcs.io/v1alpha1), whose definitions the cluster has to have.
+    #[arg(long, env = "VGPU_HCS", value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_missing_value = "true", default_value_t = false, require_equals = true)]
+    pub hcs: bool,
 
     /// Where the kernel tells of devices.
     #[arg(

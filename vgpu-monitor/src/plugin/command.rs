@@ -29,7 +29,7 @@ use super::{Giver, Living, Made, Metrics, Parts, Plugin, Served, Settings};
 use crate::collect::{Collector, LivingPod, Sources};
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
 use crate::inventory::mig::{Mig, MigError};
-use crate::{collect, health, inventory};
+use crate::{collect, hcs, health, inventory};
 
 /// How often is looked for what dead containers have left.
 const CLEAR: Duration = Duration::from_secs(30);
@@ -82,6 +82,19 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     metrics.register(&mut registry);
     traces.register(&mut registry);
     registry.register_collector(Box::new(sick.collector));
+    let reports = args.hcs.then(|| {
+        let series = hcs::Series::new(&args.node_name);
+        registry.register_collector(Box::new(series.clone()));
+        let sources = hcs::Sources {
+            inventories: cards.inventories.clone(),
+            healths: sick.healths.clone(),
+            scores: sick.scores.clone(),
+            vendors: Arc::clone(&vendors),
+            speeds: Arc::new(|_, _| None),
+        };
+        let settings = hcs::Settings::new(&args.node_name);
+        tokio::spawn(hcs::keep(client.clone(), settings, sources, series))
+    });
     let readiness = Readiness::waiting_for("the registration with the kubelet");
     // Whoever asks whether this process lives is answered while it waits for the API server.
     let (stopping, stopped) = watch::channel(false);
@@ -177,7 +190,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     for task in tasks {
         drop(timeout(PATIENCE, task).await);
     }
-    for task in beside {
+    for task in beside.into_iter().chain(reports) {
         task.abort();
     }
     traces.stop().await;

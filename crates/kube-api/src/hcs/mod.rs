@@ -10,6 +10,7 @@ mod compute_task;
 mod compute_topology;
 pub mod crd;
 pub mod keys;
+pub mod observed;
 mod schema;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

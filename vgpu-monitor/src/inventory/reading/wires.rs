@@ -62,13 +62,16 @@ pub(super) fn nics(sysfs: &Path) -> Vec<Nic> {
     let mut nics = Vec::new();
     let folder = |path: &Path| -> Vec<std::path::PathBuf> {
         let entries = std::fs::read_dir(path).into_iter().flatten();
-        entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+        entries
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .collect()
     };
     let name = |path: &Path| {
         let name = path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     };
     for device in folder(&sysfs.join("class/infiniband")) {
+        let numa = std::fs::read_to_string(device.join("device/numa_node")).unwrap_or_default();
         for port in folder(&device.join("ports")) {
             let read = |file: &str| std::fs::read_to_string(port.join(file)).unwrap_or_default();
             let up = read("state").trim().ends_with("ACTIVE");
@@ -79,6 +82,8 @@ pub(super) fn nics(sysfs: &Path) -> Vec<Nic> {
                 nics.push(Nic {
                     name: name(&device),
                     port: number,
+                    // -1 is "none".
+                    numa: numa.trim().parse().ok(),
                     mb_s,
                 });
             }
@@ -149,10 +154,7 @@ mod tests {
 
         assert_eq!(
             found,
-            [
-                ("mlx5_0".to_owned(), 25_000),
-                ("mlx5_1".to_owned(), 50_000)
-            ]
+            [("mlx5_0".to_owned(), 25_000), ("mlx5_1".to_owned(), 50_000)]
         );
         assert_eq!(nics(&root.path().join("nothing")), []);
     }

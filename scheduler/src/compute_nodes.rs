@@ -1,0 +1,393 @@
+//! The leader's part in the ComputeNodes of the cluster. An agent keeps its own node's; the leader says of an agent that
+//! is silent that it is not connected, and describes the devices that no agent of ours describes: those that another
+//! vendor's device plugin has registered on the Node. Never changes what an agent has said of its devices.
+//!
+//! | ComputeNode | what the leader does |
+//! |---|---|
+//! | written by an agent, its heartbeat moves | nothing |
+//! | written by an agent, no new heartbeat for [`SILENCE`] | phase `NotReady`; `Ready`, `AgentConnected` and `Schedulable` are false for `AgentNotConnected` |
+//! | of devices that are registered on the Node, and that no agent describes | writes it when it changes |
+//! | written here, and its devices are registered no more | deletes it |
+//!
+//! How long an agent has been silent is counted by this machine's clock from the moment at which the heartbeat was seen to
+//! change, so a node whose clock is wrong is not taken for dead. It is counted anew after the watch was interrupted.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube_api::hcs::observed::{self, Observed, ObservedDevice, ObservedLink};
+use kube_api::hcs::{API_VERSION, ComputeNode, ComputeTopology, LinkType, Vendor};
+use kube_api::object::Node;
+use placement::{DeviceView, NodeView};
+use serde_json::json;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use crate::Scheduler;
+use crate::ledger::Ledger;
+
+/// An agent that has not reported for so long is not connected: three of its heartbeats.
+pub const SILENCE: Duration = Duration::from_secs(120);
+/// How often the leader looks.
+const EVERY: Duration = Duration::from_secs(10);
+/// Most ComputeNodes that are written at one look; the rest wait for the next.
+const MOST_WRITES: usize = 100;
+/// How long one call may take.
+const CALL: Duration = Duration::from_secs(5);
+/// Whose fields these are.
+const MANAGER: &str = "vgpu-scheduler";
+
+/// How the leader looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// See [`SILENCE`].
+    pub silence: Duration,
+    /// Between two looks.
+    pub every: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            silence: SILENCE,
+            every: EVERY,
+        }
+    }
+}
+
+/// A ComputeNode as the watch tells it.
+#[derive(Debug, Clone)]
+struct Stands {
+    object: ComputeNode,
+    /// When its heartbeat was seen to change.
+    beat: Instant,
+}
+
+impl Stands {
+    fn is_by_agent(&self) -> bool {
+        writer(&self.object) == Some("agent")
+    }
+
+    fn heartbeat(&self) -> Option<&String> {
+        self.object.status.as_ref()?.last_heartbeat.as_ref()
+    }
+}
+
+fn writer(object: &ComputeNode) -> Option<&str> {
+    let labels = object.metadata.labels.as_ref()?;
+    labels.get(observed::WRITER).map(String::as_str)
+}
+
+/// All ComputeNodes.
+#[derive(Debug, Default)]
+struct Known {
+    nodes: HashMap<String, Stands>,
+    /// Those that a list in progress has named.
+    listing: Option<BTreeSet<String>>,
+    listed: bool,
+}
+
+impl Known {
+    fn take(&mut self, event: Event<ComputeNode>, now: Instant) {
+        match event {
+            Event::Init => {
+                self.listing = Some(BTreeSet::new());
+                self.listed = false;
+            }
+            Event::InitApply(object) => {
+                if let Some(listing) = &mut self.listing {
+                    listing.extend(object.metadata.name.clone());
+                }
+                self.set(object, now);
+            }
+            Event::InitDone => {
+                let named = self.listing.take().unwrap_or_default();
+                self.nodes.retain(|name, _| named.contains(name));
+                // While nothing was watched, agents may have reported, or not have reached the API server either.
+                for stands in self.nodes.values_mut() {
+                    stands.beat = now;
+                }
+                self.listed = true;
+            }
+            Event::Apply(object) => self.set(object, now),
+            Event::Delete(object) => {
+                self.nodes
+                    .remove(object.metadata.name.as_deref().unwrap_or_default());
+            }
+        }
+    }
+
+    fn set(&mut self, object: ComputeNode, now: Instant) {
+        let name = object.metadata.name.clone().unwrap_or_default();
+        let fresh = Stands { object, beat: now };
+        let before = self.nodes.get(&name);
+        let beat = match before {
+            Some(before) if before.heartbeat() == fresh.heartbeat() => before.beat,
+            _ => now,
+        };
+        self.nodes.insert(name, Stands { beat, ..fresh });
+    }
+
+    /// Agents that are silent and of whom that is not said yet, by name of their ComputeNode.
+    fn silent(&self, silence: Duration, now: Instant) -> Vec<(&String, &Stands)> {
+        let all = self.nodes.iter().filter(|(_, stands)| {
+            let said = stands.object.status.as_ref();
+            stands.is_by_agent()
+                && now.saturating_duration_since(stands.beat) >= silence
+                && said.is_some_and(|status| !observed::is_disconnected(status))
+        });
+        let mut silent: Vec<_> = all.collect();
+        silent.sort_by_key(|(name, _)| *name);
+        silent
+    }
+}
+
+/// Keeps them, for ever.
+pub async fn keep(client: kube::Client, scheduler: Scheduler, pace: Pace) {
+    let api: Api<ComputeNode> = Api::all(client.clone());
+    let topologies: Api<ComputeTopology> = Api::all(client);
+    let mut watch =
+        std::pin::pin!(watcher(api.clone(), watcher::Config::default()).default_backoff());
+    let mut known = Known::default();
+    let mut look = interval(pace.every);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut said: Option<String> = None;
+    loop {
+        tokio::select! {
+            event = watch.next() => match event {
+                Some(Ok(event)) => {
+                    known.take(event, Instant::now());
+                    said = None;
+                }
+                Some(Err(error)) => {
+                    known.listed = false;
+                    let error = error.to_string();
+                    if said.as_ref() != Some(&error) {
+                        tracing::warn!(error, "ComputeNodes cannot be watched, so none is judged; are the definitions of hcs.io installed?");
+                        said = Some(error);
+                    }
+                }
+                None => return,
+            },
+            _ = look.tick(), if known.listed => {
+                if scheduler.answers().is_ok() {
+                    say_silent(&api, &known, pace).await;
+                    mirror(&api, &topologies, &known, &scheduler).await;
+                }
+            }
+        }
+    }
+}
+
+async fn say_silent(api: &Api<ComputeNode>, known: &Known, pace: Pace) {
+    let now = Instant::now();
+    for (name, stands) in known
+        .silent(pace.silence, now)
+        .into_iter()
+        .take(MOST_WRITES)
+    {
+        let Some(before) = &stands.object.status else {
+            continue;
+        };
+        let silent = now.saturating_duration_since(stands.beat);
+        let status = observed::disconnected(before, silent.as_secs(), &written_now());
+        // Of this version only: an agent that reports meanwhile is right.
+        let version = stands.object.metadata.resource_version.clone();
+        let patch = Patch::Merge(json!({
+            "metadata": { "resourceVersion": version },
+            "status": status,
+        }));
+        let params = PatchParams {
+            field_manager: Some(MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        match done(api.patch_status(name, &params, &patch)).await {
+            Ok(()) => tracing::warn!(
+                node = name,
+                silent_s = silent.as_secs(),
+                "the node's agent does not report"
+            ),
+            Err(error) => tracing::warn!(node = name, error, "cannot write the ComputeNode"),
+        }
+    }
+}
+
+async fn mirror(
+    api: &Api<ComputeNode>,
+    topologies: &Api<ComputeTopology>,
+    known: &Known,
+    scheduler: &Scheduler,
+) {
+    let wanted = mirrored(&scheduler.0.ledger.lock(), known);
+    let now = written_now();
+    let apply = PatchParams::apply(MANAGER).force();
+    let mut writes = 0;
+    for (name, (uid, observed)) in &wanted {
+        if writes >= MOST_WRITES {
+            return;
+        }
+        let stands = known.nodes.get(name).map(|stands| &stands.object);
+        let before = stands.and_then(|stands| stands.status.as_ref());
+        let spec = observed::spec(observed);
+        let status = observed::status(observed, before, &now);
+        let same_spec = stands.is_some_and(|stands| stands.spec == spec);
+        let same_status = before.is_some_and(|it| observed::same_but_heartbeat(it, &status));
+        if same_spec && same_status {
+            continue;
+        }
+        writes += 1;
+        let metadata = json!({
+            "name": name,
+            "labels": observed.object_labels("scheduler"),
+            "ownerReferences": [OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: observed.node.clone(),
+                uid: uid.clone(),
+                ..OwnerReference::default()
+            }],
+        });
+        let written = async {
+            if !same_spec {
+                let object = json!({ "apiVersion": API_VERSION, "kind": "ComputeNode", "metadata": metadata, "spec": spec });
+                done(api.patch(name, &apply, &Patch::Apply(object))).await?;
+                let object = json!({ "apiVersion": API_VERSION, "kind": "ComputeTopology", "metadata": metadata, "spec": observed::topology(observed) });
+                done(topologies.patch(name, &apply, &Patch::Apply(object))).await?;
+                let object = json!({ "apiVersion": API_VERSION, "kind": "ComputeTopology", "metadata": { "name": name }, "status": { "lastHeartbeat": now } });
+                done(topologies.patch_status(name, &apply, &Patch::Apply(object))).await?;
+            }
+            let object = json!({ "apiVersion": API_VERSION, "kind": "ComputeNode", "metadata": { "name": name }, "status": status });
+            done(api.patch_status(name, &apply, &Patch::Apply(object))).await
+        };
+        if let Err(error) = written.await {
+            tracing::warn!(
+                node = name,
+                error,
+                "cannot write the ComputeNode; tried again"
+            );
+        }
+    }
+    let ours = known
+        .nodes
+        .iter()
+        .filter(|(_, stands)| writer(&stands.object) == Some("scheduler"));
+    for (name, _) in ours.filter(|(name, _)| !wanted.contains_key(*name)) {
+        let params = DeleteParams::default();
+        let deleted = async {
+            done(api.delete(name, &params)).await?;
+            done(topologies.delete(name, &params)).await
+        };
+        if let Err(error) = deleted.await {
+            tracing::warn!(
+                node = name,
+                error,
+                "cannot delete the ComputeNode; tried again"
+            );
+        }
+    }
+}
+
+async fn done<T>(call: impl Future<Output = kube::Result<T>>) -> Result<(), String> {
+    match timeout(CALL, call).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", CALL.as_secs())),
+    }
+}
+
+fn written_now() -> String {
+    Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// What no agent describes: by name of the ComputeNode, the node's uid and its devices.
+fn mirrored(ledger: &Ledger, known: &Known) -> BTreeMap<String, (String, Observed)> {
+    let mut wanted = BTreeMap::new();
+    for (name, node) in ledger.nodes() {
+        let Some(view) = ledger.cluster().node(name) else {
+            continue;
+        };
+        let vendors: BTreeSet<Vendor> = view.devices().filter_map(|it| vendor(&it)).collect();
+        let Some(first) = vendors.first().copied() else {
+            continue;
+        };
+        for vendor in vendors {
+            let object = observed::name(name, vendor, first);
+            let by_agent = known.nodes.get(&object).is_some_and(Stands::is_by_agent);
+            if !by_agent {
+                let uid = node.metadata.uid.clone().unwrap_or_default();
+                wanted.insert(object, (uid, of_node(node, view, vendor)));
+            }
+        }
+    }
+    wanted
+}
+
+/// The vendor of a device in the words of hcs.io; nothing for vendors that it does not name.
+fn vendor(device: &DeviceView<'_>) -> Option<Vendor> {
+    match device.device().vendor.as_str() {
+        "NVIDIA" => Some(Vendor::Nvidia),
+        "DCU" => Some(Vendor::Hygon),
+        "MLU" => Some(Vendor::Cambricon),
+        word if word.starts_with("Ascend") => Some(Vendor::Huawei),
+        _ => None,
+    }
+}
+
+/// What the Node's annotations say of its devices of one vendor.
+fn of_node(node: &Node, view: NodeView<'_>, of: Vendor) -> Observed {
+    let devices: Vec<DeviceView<'_>> = view.devices().filter(|it| vendor(it) == Some(of)).collect();
+    // A vendor may count each model from 0: then the place among all of them is the index.
+    let own: BTreeSet<u32> = devices.iter().map(|it| it.device().index).collect();
+    let are_own = own.len() == devices.len();
+    let indexed: Vec<(u32, &DeviceView<'_>)> = (0..)
+        .zip(&devices)
+        .map(|(place, view)| (if are_own { view.device().index } else { place }, view))
+        .collect();
+    let each = indexed.iter().map(|(index, view)| {
+        let device = view.device();
+        let joined = indexed.iter().filter(|(other, view)| {
+            let group = view.device().group;
+            of == Vendor::Huawei && group.is_some() && group == device.group && other != index
+        });
+        ObservedDevice {
+            index: *index,
+            uuid: device.id.clone(),
+            model: device.model.clone(),
+            memory_bytes: device.memory_bytes,
+            promised_bytes: device.memory_bytes,
+            allocated_bytes: view.used().memory_bytes,
+            gflops: device.gflops,
+            numa: device.numa,
+            // Chips of one network plane reach each other by HCCS.
+            links: joined
+                .map(|(peer, _)| ObservedLink {
+                    kind: LinkType::Hccs,
+                    peer: *peer,
+                    count: 1,
+                    mb_s: 0,
+                    version: (0, 0),
+                })
+                .collect(),
+            score: if device.healthy { 100 } else { 0 },
+            sick: (!device.healthy)
+                .then(|| "its device plugin says that it is not healthy".to_owned()),
+            cordoned: device.cordoned,
+            ..ObservedDevice::default()
+        }
+    });
+    Observed {
+        node: node.metadata.name.clone().unwrap_or_default(),
+        labels: node.metadata.labels.clone().unwrap_or_default(),
+        vendor: of,
+        devices: each.collect(),
+        ports: Vec::new(),
+        cordoned: node.spec.unschedulable,
+        problems: Vec::new(),
+        registered: true,
+    }
+}

@@ -1,0 +1,197 @@
+//! One object of the API server that is ours to keep. Owns what stands there, as it was seen last; never what should.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::Resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Api, DynamicObject, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::Value;
+use tokio::time::timeout;
+
+/// Longest wait for one answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Tries while other writers are faster.
+const TRIES: u32 = 3;
+
+/// Why the object is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Failed {
+    /// The API server has no such kind.
+    NotInstalled,
+    /// Anything else, for the log.
+    Other(String),
+}
+
+/// What the object should be.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    /// Labels to set; others stay.
+    pub(super) labels: BTreeMap<String, String>,
+    /// The object that this one is deleted with.
+    pub(super) owner: OwnerReference,
+    /// The whole spec.
+    pub(super) spec: Value,
+}
+
+/// The object of one name.
+#[derive(Debug)]
+pub(super) struct Object {
+    api: Api<DynamicObject>,
+    resource: ApiResource,
+    name: String,
+    stands: Option<DynamicObject>,
+}
+
+impl Object {
+    /// The object of this kind and name, of which nothing is known yet.
+    pub(super) fn new<K: Resource>(client: kube::Client, name: &str) -> Self {
+        let kind = GroupVersionKind::gvk(K::GROUP, K::VERSION, K::KIND);
+        let resource = ApiResource::from_gvk_with_plural(&kind, K::URL_PATH_SEGMENT);
+        Self {
+            api: Api::all_with(client, &resource),
+            resource,
+            name: name.to_owned(),
+            stands: None,
+        }
+    }
+
+    /// Makes the object what it should be. `status` is told the status that stands there, and says what should, or
+    /// nothing where that may stay. Gives back how many writes it took.
+    pub(super) async fn bring(
+        &mut self,
+        wanted: &Wanted,
+        status: impl Fn(Option<&Value>) -> Option<Value>,
+    ) -> Result<u32, Failed> {
+        let mut writes = 0;
+        for _ in 0..TRIES {
+            match self.step(wanted, &status).await {
+                Ok(Step::Wrote) => writes += 1,
+                Ok(Step::Done) => return Ok(writes),
+                // Somebody changed or deleted it meanwhile: it is read again.
+                Ok(Step::Stale) => self.stands = None,
+                Err(failed) => {
+                    self.stands = None;
+                    return Err(failed);
+                }
+            }
+        }
+        // Created, spec and status are the three writes that there are.
+        match self.step(wanted, &status).await? {
+            Step::Done => Ok(writes),
+            Step::Wrote => Ok(writes + 1),
+            Step::Stale => {
+                self.stands = None;
+                Err(Failed::Other(format!(
+                    "{} {} is changed by others at each try",
+                    self.resource.kind, self.name
+                )))
+            }
+        }
+    }
+
+    async fn step(
+        &mut self,
+        wanted: &Wanted,
+        status: &impl Fn(Option<&Value>) -> Option<Value>,
+    ) -> Result<Step, Failed> {
+        let stands = match self.stands.take() {
+            Some(stands) => stands,
+            None => match ended(timeout(PATIENCE, self.api.get_opt(&self.name)).await)? {
+                Answer::Done(Some(stands)) => stands,
+                Answer::Done(None) => return self.create(wanted).await,
+                Answer::Conflict | Answer::Missing => return Ok(Step::Stale),
+            },
+        };
+        let labels = stands.metadata.labels.clone().unwrap_or_default();
+        let has_labels = wanted
+            .labels
+            .iter()
+            .all(|(key, value)| labels.get(key) == Some(value));
+        let params = PostParams::default();
+        let answer = if stands.data.get("spec") != Some(&wanted.spec) || !has_labels {
+            let mut next = stands;
+            let labels = next.metadata.labels.get_or_insert_default();
+            labels.extend(wanted.labels.clone());
+            set(&mut next.data, "spec", wanted.spec.clone());
+            self.api_call(self.api.replace(&self.name, &params, &next))
+                .await?
+        } else if let Some(status) = status(stands.data.get("status")) {
+            let mut next = stands;
+            set(&mut next.data, "status", status);
+            let call = self
+                .api
+                .replace_subresource("status", &self.name, &params, &next);
+            self.api_call(call).await?
+        } else {
+            self.stands = Some(stands);
+            return Ok(Step::Done);
+        };
+        Ok(match answer {
+            Answer::Done(next) => {
+                self.stands = Some(next);
+                Step::Wrote
+            }
+            Answer::Conflict | Answer::Missing => Step::Stale,
+        })
+    }
+
+    async fn create(&mut self, wanted: &Wanted) -> Result<Step, Failed> {
+        let mut fresh = DynamicObject::new(&self.name, &self.resource);
+        fresh.metadata.labels = Some(wanted.labels.clone());
+        fresh.metadata.owner_references = Some(vec![wanted.owner.clone()]);
+        fresh.data = serde_json::json!({ "spec": wanted.spec });
+        let params = PostParams::default();
+        let created = self.api_call(self.api.create(&params, &fresh)).await?;
+        match created {
+            Answer::Done(created) => {
+                self.stands = Some(created);
+                Ok(Step::Wrote)
+            }
+            Answer::Conflict => Ok(Step::Stale),
+            // To create what there is not needs a kind.
+            Answer::Missing => Err(Failed::NotInstalled),
+        }
+    }
+
+    async fn api_call<T>(
+        &self,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<Answer<T>, Failed> {
+        ended(timeout(PATIENCE, call).await)
+    }
+}
+
+enum Step {
+    Wrote,
+    Done,
+    Stale,
+}
+
+enum Answer<T> {
+    Done(T),
+    Conflict,
+    Missing,
+}
+
+fn ended<T>(
+    answer: Result<kube::Result<T>, tokio::time::error::Elapsed>,
+) -> Result<Answer<T>, Failed> {
+    match answer {
+        Ok(Ok(done)) => Ok(Answer::Done(done)),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Ok(Answer::Conflict),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(Answer::Missing),
+        Ok(Err(error)) => Err(Failed::Other(error.to_string())),
+        Err(_) => Err(Failed::Other(format!(
+            "no answer within {} s",
+            PATIENCE.as_secs()
+        ))),
+    }
+}
+
+fn set(data: &mut Value, key: &str, value: Value) {
+    if let Some(map) = data.as_object_mut() {
+        map.insert(key.to_owned(), value);
+    }
+}
