@@ -270,7 +270,7 @@ def nothing_is_left_of_helm(rendered):
             raise Wrong(f"{rendered}: {line.strip()[:120]}")
         need("<no value>" not in line and "%!" not in line, f"{rendered}: {line.strip()[:120]}")
     for thing in rendered.objects:
-        cluster = thing["kind"] in ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "RuntimeClass")
+        cluster = thing["kind"] in ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "RuntimeClass", "CustomResourceDefinition")
         need(cluster == ("namespace" not in thing["metadata"]), f"{rendered}: namespace of {thing['kind']}")
         need(thing["metadata"]["labels"]["app.kubernetes.io/name"] == "vgpu", f"{rendered}: labels of {thing['kind']}")
         size = len(json.dumps(thing))
@@ -399,6 +399,26 @@ def values_reach_what_they_are_for(all_rendered):
     probe = render("defaults", LATEST, "--api-versions", "monitoring.coreos.com/v1")
     need(len(probe.of("ServiceMonitor")) == 3, "auto does not see Prometheus' operator")
     need(not by["defaults"].of("ServiceMonitor"), "ServiceMonitors where there is no such API")
+
+
+def the_doors_are_closed_until_they_are_opened(all_rendered):
+    """hcs.io: its definitions, its flags and its rights come together, and none of them by default."""
+    by = {r.values: r for r in all_rendered if r.version == LATEST}
+    kinds = ["computenodes", "computequotas", "computetasks", "computetopologies"]
+    for rendered in by.values():
+        opened = rendered.values in ("all-on", "doors")
+        flagged = {c["name"] for _, c in rendered.containers() if "--hcs" in c.get("args", [])}
+        need(flagged == ({"plugin", "vgpu-scheduler"} if opened else set()), f"{rendered}: --hcs goes to {flagged}")
+        groups = {g for role in rendered.of("ClusterRole") for rule in role["rules"] for g in rule["apiGroups"]}
+        need(("hcs.io" in groups) == opened, f"{rendered}: rights in {groups}")
+        made = sorted(d["metadata"]["name"].removesuffix(".hcs.io") for d in rendered.of("CustomResourceDefinition"))
+        # doors-values.yaml says that they are applied by hand.
+        need(made == (kinds if rendered.values == "all-on" else []), f"{rendered}: definitions {made}")
+    by_hand = {d["metadata"]["name"]: d for d in read((CHART / "files/hcs-crds.yaml").read_text())}
+    need(len(by_hand) == len(kinds), f"{sorted(by_hand)}")
+    for made in by["all-on"].of("CustomResourceDefinition"):
+        need(made["spec"] == by_hand[made["metadata"]["name"]]["spec"], f"{made['metadata']['name']} is not as in the file")
+        need(made["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep", f"{made['metadata']['name']} goes with the release, and its objects with it")
 
 
 def versions_with_a_vendors_suffix_are_taken(_):
@@ -602,6 +622,7 @@ STATIC = [
     our_scheduler_reads_the_device_configuration,
     the_standard_device_configuration_is_the_products,
     values_reach_what_they_are_for,
+    the_doors_are_closed_until_they_are_opened,
     versions_with_a_vendors_suffix_are_taken,
     values_that_cannot_work_are_refused_with_what_is_wrong,
     the_notes_name_the_traps,

@@ -17,6 +17,10 @@ RBAC = {
         ("", "pods nodes pods/status", "patch", False),
         ("", "pods/binding", "create", False),
         ("", "events", "create patch", False),
+        # Only with hcs.enabled.
+        ("hcs.io", "computenodes", "get list watch create patch delete", False),
+        ("hcs.io", "computetopologies", "get create patch delete", False),
+        ("hcs.io", "computenodes/status computetopologies/status", "patch", False),
     ),
     ("Role", "scheduler"): rights(("coordination.k8s.io", "leases", "create get update", True)),
     ("ClusterRole", "webhook"): rights(
@@ -35,6 +39,9 @@ RBAC = {
         ("", "events", "create patch", False),
         # Only with devicePlugin.monitor.attest: evict.
         ("", "pods/eviction", "create", False),
+        # Only with hcs.enabled.
+        ("hcs.io", "computenodes computetopologies", "get create update", False),
+        ("hcs.io", "computenodes/status computetopologies/status", "update", False),
     ),
     ("Role", "monitor"): rights(("coordination.k8s.io", "leases", "get create patch", False)),
 }
@@ -74,6 +81,7 @@ REFUSED = [
     (["--set", "resourceName=gpu"], "resourceName"),
     (["--set", "priorityClass.value=2000000000"], "priorityClass/value"),
     (["--set", "nothing=1"], "nothing"),
+    (["--set", "hcs.enabled=yes"], "hcs/enabled", "want boolean"),
     (["--set", "scheduler.replicas=2", "--set", "scheduler.leaderElect=false"], "needs scheduler.leaderElect"),
     (["--set", "scheduler.replicas=2", "--set", "scheduler.kubeScheduler.enabled=false"], "needs scheduler.kubeScheduler.enabled"),
     (["--set", "devicePlugin.createRuntimeClass=true"], "needs devicePlugin.runtimeClassName"),
