@@ -118,6 +118,12 @@ impl Setup {
         let running = Configuration::read(written).map_err(|error| {
             Refusal::Impossible(format!("the scheduler configuration cannot run: {error}"))
         })?;
+        for (at, extender) in running.extenders.iter().enumerate() {
+            extender::check(extender).map_err(|why| {
+                let why = format!("the scheduler configuration cannot run: extenders[{at}].{why}");
+                Refusal::Impossible(why)
+            })?;
+        }
         Ok(Self { shown, running })
     }
 

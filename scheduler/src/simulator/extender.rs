@@ -2,17 +2,21 @@
 //! the same rule about which pods are an extender's business. What an answer means for the pod is the loop's to carry
 //! out.
 
+mod connect;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use axum::http::{Request, Uri};
+use axum::http::{Request, StatusCode};
 use kube::client::Body;
 use scheduling::config;
 use scheduling::cycle::{Extended, Victims};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-/// How long an extender may take where its configuration says nothing (`DefaultExtenderTimeout`).
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) use self::connect::check;
+
 /// Of an answer, bytes that are read.
 const LONGEST: usize = 64 << 20;
 
@@ -22,6 +26,21 @@ pub(super) struct Extender {
     settings: config::Extender,
     client: Result<kube::Client, String>,
     timeout: Duration,
+}
+
+/// Pods that an extender lets be evicted from one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Agreed {
+    pub(super) uids: Vec<String>,
+    pub(super) violations: usize,
+}
+
+/// A list of nodes in an answer.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Nodes {
+    #[serde(alias = "Items")]
+    items: Option<Vec<Value>>,
 }
 
 impl std::fmt::Debug for Extender {
@@ -34,12 +53,12 @@ impl std::fmt::Debug for Extender {
 
 impl Extender {
     pub(super) fn new(settings: config::Extender) -> Self {
-        let asked = crate::args::duration(&settings.http_timeout).unwrap_or_default();
-        let timeout = if asked.is_zero() { TIMEOUT } else { asked };
+        let client = connect::config(&settings)
+            .and_then(|config| kube::Client::try_from(config).map_err(|error| error.to_string()));
         Self {
-            client: client(&settings, timeout),
+            client,
+            timeout: connect::timeout(&settings).unwrap_or_default(),
             settings,
-            timeout,
         }
     }
 
@@ -99,32 +118,33 @@ impl Extender {
         let answer = self
             .ask(&self.settings.filter_verb, &self.args(pod, nodes))
             .await?;
-        let said = field(&answer, "Error")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
+        let said: String = self.part(&answer, "Error")?;
         if !said.is_empty() {
-            return Err(said.to_owned());
+            return Err(said);
         }
-        let fit = if self.settings.node_cache_capable && !is_null(field(&answer, "NodeNames")) {
-            texts(field(&answer, "NodeNames"))
-        } else {
-            let items = field(&answer, "Nodes").and_then(|nodes| field(nodes, "items"));
-            let items = items.and_then(Value::as_array).into_iter().flatten();
-            items.map(|node| name(node).to_owned()).collect()
-        };
-        let reasons = |key: &str| -> BTreeMap<String, String> {
-            let reasons = field(&answer, key)
-                .and_then(Value::as_object)
-                .into_iter()
-                .flatten();
-            reasons
-                .map(|(node, why)| (node.clone(), why.as_str().unwrap_or_default().to_owned()))
-                .collect()
+        let names: Option<Vec<String>> = self.part(&answer, "NodeNames")?;
+        let list: Option<Nodes> = self.part(&answer, "Nodes")?;
+        let fit = match names {
+            Some(names) if self.settings.node_cache_capable => {
+                let asked = |named: &&String| !nodes.iter().any(|node| name(node) == **named);
+                if let Some(other) = names.iter().find(asked) {
+                    return Err(format!(
+                        "extender {:?} claims a filtered node {other:?} which is not found in the input node list",
+                        self.url()
+                    ));
+                }
+                names
+            }
+            _ => {
+                let items = list.unwrap_or_default().items;
+                let items = items.iter().flatten();
+                items.map(|node| name(node).to_owned()).collect()
+            }
         };
         let extended = Extended {
             fit,
-            failed: reasons("FailedNodes"),
-            unresolvable: reasons("FailedAndUnresolvableNodes"),
+            failed: self.part(&answer, "FailedNodes")?,
+            unresolvable: self.part(&answer, "FailedAndUnresolvableNodes")?,
         };
         let shown = json!({
             "Nodes": field(&answer, "Nodes"),
@@ -145,39 +165,57 @@ impl Extender {
         let answer = self
             .ask(&self.settings.prioritize_verb, &self.args(pod, nodes))
             .await?;
-        let rows = answer.as_array().into_iter().flatten();
+        let rows: Option<Vec<Value>> = self.read(&answer)?;
         let weight = self.settings.weight.saturating_mul(10);
-        let scores = rows.filter_map(|row| {
-            let host = field(row, "Host")?.as_str()?.to_owned();
-            Some((host, field(row, "Score")?.as_i64()?.saturating_mul(weight)))
-        });
-        Ok(scores.collect())
+        let mut scores = BTreeMap::new();
+        for row in rows.unwrap_or_default() {
+            let host: String = self.part(&row, "Host")?;
+            let score: i64 = self.part(&row, "Score")?;
+            scores.insert(host, score.saturating_mul(weight));
+        }
+        Ok(scores)
     }
 
-    /// Whether it agrees that these pods are evicted, and its answer as it came.
+    /// Whose eviction of these candidates it agrees to, by the uids of pods, and its answer as it came. `objects` are the
+    /// victims of each candidate.
     pub(super) async fn preempt(
         &self,
         pod: &Value,
-        victims: &Victims,
-        objects: &[Value],
-    ) -> Result<(bool, Value), String> {
-        let uids = victims
-            .pods
+        candidates: &[Victims],
+        objects: impl Fn(&Victims) -> Vec<Value>,
+    ) -> Result<(BTreeMap<String, Agreed>, Value), String> {
+        let cached = self.settings.node_cache_capable;
+        let by_node: Map<String, Value> = candidates
             .iter()
-            .map(|victim| json!({ "UID": &*victim.uid }));
-        let uids: Vec<Value> = uids.collect();
-        let count = victims.violations;
-        let (whole, meta) = if self.settings.node_cache_capable {
-            let meta = json!({ &*victims.node: { "Pods": uids, "NumPDBViolations": count } });
-            (Value::Null, meta)
+            .map(|of| {
+                let pods = if cached {
+                    let uids = of.pods.iter();
+                    uids.map(|pod| json!({ "UID": &*pod.uid })).collect()
+                } else {
+                    objects(of)
+                };
+                let victims = json!({ "Pods": pods, "NumPDBViolations": of.violations });
+                (of.node.to_string(), victims)
+            })
+            .collect();
+        let (whole, meta) = if cached {
+            (Value::Null, Value::Object(by_node))
         } else {
-            let whole = json!({ &*victims.node: { "Pods": objects, "NumPDBViolations": count } });
-            (whole, Value::Null)
+            (Value::Object(by_node), Value::Null)
         };
         let args = json!({ "Pod": pod, "NodeNameToVictims": whole, "NodeNameToMetaVictims": meta });
         let answer = self.ask(&self.settings.preempt_verb, &args).await?;
-        let nodes = field(&answer, "NodeNameToMetaVictims").and_then(Value::as_object);
-        let agreed = nodes.is_some_and(|nodes| nodes.contains_key(&*victims.node));
+        let nodes: BTreeMap<String, Value> = self.part(&answer, "NodeNameToMetaVictims")?;
+        let mut agreed = BTreeMap::new();
+        for (node, victims) in nodes {
+            let pods: Option<Vec<Value>> = self.part(&victims, "Pods")?;
+            let mut uids = Vec::new();
+            for pod in pods.unwrap_or_default() {
+                uids.push(self.part(&pod, "UID")?);
+            }
+            let violations = self.part(&victims, "NumPDBViolations")?;
+            agreed.insert(node, Agreed { uids, violations });
+        }
         Ok((agreed, answer))
     }
 
@@ -195,9 +233,11 @@ impl Extender {
             "Node": node,
         });
         let answer = self.ask(&self.settings.bind_verb, &args).await?;
-        match field(&answer, "Error").and_then(Value::as_str) {
-            Some(said) if !said.is_empty() => Err(said.to_owned()),
-            _ => Ok(answer),
+        let said: String = self.part(&answer, "Error")?;
+        if said.is_empty() {
+            Ok(answer)
+        } else {
+            Err(said)
         }
     }
 
@@ -239,49 +279,55 @@ impl Extender {
                 .await
                 .map_err(|error| error.to_string())?;
             let status = response.status();
+            if status != StatusCode::OK {
+                return Err(format!("code {}", status.as_u16()));
+            }
             let body = axum::body::to_bytes(axum::body::Body::new(response.into_body()), LONGEST);
             let body = body.await.map_err(|error| error.to_string())?;
-            if !status.is_success() {
-                return Err(format!(
-                    "failed {verb} with extender at URL {}, code {}",
-                    self.url(),
-                    status.as_u16()
-                ));
+            // As kube-scheduler, one value is read, and what comes behind it is not.
+            let mut values = serde_json::Deserializer::from_slice(&body).into_iter();
+            match values.next() {
+                Some(Ok(answer)) => Ok(answer),
+                Some(Err(error)) => Err(format!("the answer is not JSON: {error}")),
+                None => Err("the answer is empty; expected JSON".to_owned()),
             }
-            serde_json::from_slice(&body)
-                .map_err(|error| format!("{verb}: the answer is not JSON: {error}"))
         };
-        match tokio::time::timeout(self.timeout, call).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(why)) => Err(format!("extender {}: {why}", self.url())),
-            Err(_) => Err(format!(
-                "extender {}: no answer to {verb} within {} s",
-                self.url(),
-                self.timeout.as_secs_f64()
-            )),
+        let why = match tokio::time::timeout(self.timeout, call).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(why)) => why,
+            Err(_) => format!("no answer within {} s", self.timeout.as_secs_f64()),
+        };
+        let url = self.url().trim_end_matches('/');
+        Err(format!(
+            "failed {verb} with extender at URL {url}/{verb}, {why}"
+        ))
+    }
+
+    /// A field of an answer in any case of its letters, as Go reads it; the type's default where it is absent or null.
+    fn part<T: DeserializeOwned + Default>(&self, answer: &Value, name: &str) -> Result<T, String> {
+        let wrong =
+            |why: String| format!("extender {}: its answer cannot be read: {why}", self.url());
+        if !(answer.is_object() || answer.is_null()) {
+            return Err(wrong(format!(
+                "expected an object with {name}, read {}",
+                short(answer)
+            )));
         }
+        match field(answer, name) {
+            None | Some(Value::Null) => Ok(T::default()),
+            Some(value) => T::deserialize(value).map_err(|why| wrong(format!("{name}: {why}"))),
+        }
+    }
+
+    fn read<T: DeserializeOwned>(&self, answer: &Value) -> Result<T, String> {
+        T::deserialize(answer)
+            .map_err(|why| format!("extender {}: its answer cannot be read: {why}", self.url()))
     }
 }
 
-fn client(settings: &config::Extender, timeout: Duration) -> Result<kube::Client, String> {
-    let url: Uri = settings
-        .url_prefix
-        .trim_end_matches('/')
-        .parse()
-        .map_err(|error| format!("{}: {error}", settings.url_prefix))?;
-    let mut config = kube::Config::new(url);
-    config.default_retry = false;
-    config.connect_timeout = Some(timeout);
-    config.read_timeout = Some(timeout);
-    if settings.enable_https {
-        let tls = settings.tls_config.as_ref();
-        let tls = |name: &str| tls.and_then(|tls| tls.get(name));
-        let insecure = tls("insecure").and_then(Value::as_bool).unwrap_or(false);
-        config.accept_invalid_certs = insecure;
-        config.tls_server_name = tls("serverName").and_then(Value::as_str).map(str::to_owned);
-        config.root_cert_file = tls("caFile").and_then(Value::as_str).map(Into::into);
-    }
-    kube::Client::try_from(config).map_err(|error| error.to_string())
+/// The beginning of a value, for a message.
+fn short(value: &Value) -> String {
+    value.to_string().chars().take(40).collect()
 }
 
 fn name(object: &Value) -> &str {
@@ -298,16 +344,6 @@ fn field<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
         let same = |(key, _): &(&String, &Value)| key.eq_ignore_ascii_case(name);
         fields.iter().find(same).map(|(_, value)| value)
     })
-}
-
-fn is_null(value: Option<&Value>) -> bool {
-    value.is_none_or(Value::is_null)
-}
-
-fn texts(list: Option<&Value>) -> Vec<String> {
-    let list = list.and_then(Value::as_array).into_iter().flatten();
-    list.filter_map(|text| text.as_str().map(str::to_owned))
-        .collect()
 }
 
 #[cfg(test)]
@@ -341,7 +377,7 @@ mod tests {
     fn fields_are_read_in_any_case() {
         let answer = json!({ "nodenames": ["a"], "Error": "" });
 
-        assert_eq!(texts(field(&answer, "NodeNames")), ["a"]);
+        assert_eq!(field(&answer, "NodeNames"), Some(&json!(["a"])));
         assert!(field(&answer, "Nodes").is_none());
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use embedded_cluster::Status;
 use kube_api::vendor::Vendors;
 use scheduling::annotations;
-use scheduling::cycle::{Failed, Options, Outcome, Victims};
+use scheduling::cycle::{Cycle, Failed, Options, Outcome, Victims, choose_victims};
 use scheduling::devices::Devices;
 use scheduling::plugin::{Plugin, PluginSet};
 use scheduling::profile::Framework;
@@ -20,7 +20,7 @@ use scheduling::snapshot::Snapshot;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::extender::Extender;
+use super::extender::{Agreed, Extender};
 use super::results::Prefix;
 use super::view::View;
 use super::writes::Writer;
@@ -96,9 +96,12 @@ impl<'a> Turns<'a> {
             milliseconds(setup.running.pod_max_backoff_seconds),
         );
         let extenders = setup.running.extenders.iter().cloned().map(Extender::new);
+        let mut extenders: Vec<Extender> = extenders.collect();
+        // As in kube-scheduler, the ignorable ones are asked last.
+        extenders.sort_by_key(Extender::is_ignorable);
         Ok(Self {
             simulator,
-            extenders: extenders.collect(),
+            extenders,
             frameworks,
             view,
             queue,
@@ -162,30 +165,18 @@ impl<'a> Turns<'a> {
         let there = self.writer.pending(&popped.pod);
         let there = there.ok_or_else(|| overtaken("the pod is gone, or has a node"))?;
         let object = there.value();
-        let (outcome, mut said) = self.decide(popped, &object).await?;
+        let (mut outcome, mut said) = self.decide(popped, &object).await?;
         self.start = outcome.next_start;
         match &outcome.result {
             Ok(placed) => {
-                let binder = self
-                    .extenders
-                    .iter()
-                    .find(|extender| extender.binds() && extender.is_interested(&object));
-                let bound = match binder {
-                    Some(extender) => {
-                        let answer = extender.bind(&object, &placed.node).await;
-                        answer.map(|answer| {
-                            said.bind.insert(extender.url().to_owned(), answer);
-                        })
-                    }
-                    None => Ok(()),
-                };
+                let bound = self.bind(&object, &placed.node, &mut said).await;
                 let _writing = self.writing(epoch).await?;
                 let results = self.results(&outcome, &said);
                 let written = match bound {
                     Err(why) => Err(why),
-                    Ok(()) => {
+                    Ok(by_extender) => {
                         let devices = self.view.snapshot.devices();
-                        let by_us = binder.is_none();
+                        let by_us = !by_extender;
                         let write = self.writer.bound(&there, placed, devices, &results, by_us);
                         write.await.map_err(|status| status.to_string())
                     }
@@ -197,18 +188,24 @@ impl<'a> Turns<'a> {
                 Err(failed)
             }
             Err(failed) => {
-                let victims = match &failed.preemption {
-                    Some(victims) => self.agreed(&object, victims, &mut said).await,
-                    None => None,
-                };
+                let mut failed = failed.clone();
+                let victims = self.agreed(&object, &failed, &mut said).await;
+                let node = victims.as_ref().map(|victims| Arc::clone(&victims.node));
+                if let Some(found) = outcome
+                    .record
+                    .as_mut()
+                    .and_then(|record| record.post_filter.as_mut())
+                {
+                    found.nominated.clone_from(&node);
+                }
                 let _writing = self.writing(epoch).await?;
-                if let Some(victims) = victims {
+                if let Some(victims) = &victims {
                     self.writer.evict(&popped.pod, victims).await;
                 }
-                let node = victims.map(|victims| &*victims.node);
                 let results = self.results(&outcome, &said);
-                self.writer.refused(&there, failed, node, &results).await;
-                let mut failed = failed.clone();
+                self.writer
+                    .refused(&there, &failed, node.as_deref(), &results)
+                    .await;
                 if failed.nodes == 0 && failed.reason == "Unschedulable" {
                     // kube-scheduler repeats such a try at intervals; only a node can change its answer.
                     failed.plugins.insert(Plugin::NodeUnschedulable);
@@ -249,26 +246,17 @@ impl<'a> Turns<'a> {
             .iter()
             .filter(|extender| extender.is_interested(object))
             .collect();
-        for extender in interested.iter().filter(|extender| extender.filters()) {
-            let nodes = self
-                .writer
-                .nodes(cycle.feasible().map(|node| &*node.node().name));
-            if nodes.is_empty() {
-                break;
+        loop {
+            if let Err(why) = self
+                .narrow(&interested, object, &mut cycle, &mut said)
+                .await
+            {
+                let mut outcome = cycle.finish(&further);
+                outcome.result = Err(broken(&why, self.view.snapshot.node_count()));
+                return Ok((outcome, said));
             }
-            match extender.filter(object, &nodes).await {
-                Ok((extended, answer)) => {
-                    said.filter.insert(extender.url().to_owned(), answer);
-                    cycle.extend(&extended);
-                }
-                Err(why) if extender.is_ignorable() => {
-                    tracing::warn!(extender = extender.url(), why, "an extender is passed over");
-                }
-                Err(why) => {
-                    let mut outcome = cycle.finish(&further);
-                    outcome.result = Err(broken(&why, self.view.snapshot.node_count()));
-                    return Ok((outcome, said));
-                }
+            if !cycle.look_further() {
+                break;
             }
         }
         let nodes = self
@@ -295,26 +283,79 @@ impl<'a> Turns<'a> {
         Ok((cycle.finish(&further), said))
     }
 
-    /// The victims, where every extender that is asked agrees to them.
-    async fn agreed<'v>(
+    /// Asks extenders, one after the other, on which of the nodes that fit they take the pod.
+    async fn narrow(
         &self,
+        interested: &[&Extender],
         object: &Value,
-        victims: &'v Victims,
+        cycle: &mut Cycle<'_>,
         said: &mut Said,
-    ) -> Option<&'v Victims> {
+    ) -> Result<(), String> {
+        for extender in interested.iter().filter(|extender| extender.filters()) {
+            let nodes = self
+                .writer
+                .nodes(cycle.feasible().map(|node| &*node.node().name));
+            if nodes.is_empty() {
+                return Ok(());
+            }
+            match extender.filter(object, &nodes).await {
+                Ok((extended, answer)) => {
+                    said.filter.insert(extender.url().to_owned(), answer);
+                    cycle.extend(&extended);
+                }
+                Err(why) if extender.is_ignorable() => {
+                    tracing::warn!(extender = extender.url(), why, "an extender is passed over");
+                }
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets an extender bind the pod, where one does; whether one has.
+    async fn bind(&self, object: &Value, node: &str, said: &mut Said) -> Result<bool, String> {
+        let binders = self
+            .extenders
+            .iter()
+            .filter(|extender| extender.binds() && extender.is_interested(object));
+        for extender in binders {
+            match extender.bind(object, node).await {
+                Ok(answer) => {
+                    said.bind.insert(extender.url().to_owned(), answer);
+                    return Ok(true);
+                }
+                Err(why) if extender.is_ignorable() => {
+                    tracing::warn!(
+                        extender = extender.url(),
+                        why,
+                        "it binds nothing; this scheduler does"
+                    );
+                }
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(false)
+    }
+
+    /// The best of all that was found to make room and that every extender agrees to.
+    async fn agreed(&self, object: &Value, failed: &Failed, said: &mut Said) -> Option<Victims> {
+        let mut candidates = failed.candidates.clone();
         let asked = self
             .extenders
             .iter()
             .filter(|extender| extender.preempts() && extender.is_interested(object));
         for extender in asked {
-            let objects = self.writer.pods(victims);
-            match extender.preempt(object, victims, &objects).await {
-                Ok((agreed, answer)) => {
-                    said.preempt.insert(extender.url().to_owned(), answer);
-                    if !agreed {
-                        return None;
-                    }
-                }
+            if candidates.is_empty() {
+                return None;
+            }
+            let objects = |victims: &Victims| self.writer.pods(victims);
+            let answer = extender.preempt(object, &candidates, objects).await;
+            let judged = answer.and_then(|(agreed, answer)| {
+                said.preempt.insert(extender.url().to_owned(), answer);
+                self.left(extender, agreed)
+            });
+            match judged {
+                Ok(left) => candidates = left,
                 Err(why) => {
                     tracing::warn!(extender = extender.url(), why, "no answer about preemption");
                     if !extender.is_ignorable() {
@@ -323,7 +364,42 @@ impl<'a> Turns<'a> {
                 }
             }
         }
-        Some(victims)
+        choose_victims(&candidates).cloned()
+    }
+
+    /// The candidates that an extender has left, with its choice of victims.
+    fn left(
+        &self,
+        extender: &Extender,
+        agreed: BTreeMap<String, Agreed>,
+    ) -> Result<Vec<Victims>, String> {
+        let mut left = Vec::new();
+        for (name, agreed) in agreed {
+            let node = self.view.snapshot.node_named(&name);
+            let node =
+                node.ok_or_else(|| format!("it names the node {name:?}, which does not exist"))?;
+            let mut pods = Vec::new();
+            for uid in &agreed.uids {
+                let pod = node.pods().iter().find(|pod| *pod.uid == **uid);
+                pods.push(Arc::clone(pod.ok_or_else(|| {
+                    format!(
+                        "it claims to preempt the pod of uid {uid:?}, which is not on node {name:?}"
+                    )
+                })?));
+            }
+            if pods.is_empty() {
+                if extender.is_ignorable() {
+                    continue;
+                }
+                return Err(format!("expected at least one victim pod on node {name:?}"));
+            }
+            left.push(Victims {
+                node: Arc::clone(&node.node().name),
+                pods,
+                violations: agreed.violations,
+            });
+        }
+        Ok(left)
     }
 
     fn results(&self, outcome: &Outcome, said: &Said) -> BTreeMap<&'static str, String> {

@@ -1,0 +1,182 @@
+//! How an extender is reached: its address, its time limit and its TLS settings, with the rules of kube-scheduler
+//! (`makeTransport` in `pkg/scheduler/extender.go`). Never sends anything.
+
+use std::time::Duration;
+
+use axum::http::Uri;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use kube::client::ConfigExt as _;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use scheduling::config;
+use serde::Deserialize;
+
+/// How long an extender may take where its configuration says nothing (`DefaultExtenderTimeout`).
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// `tlsConfig` of an extender. Data is base64 of PEM.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Tls {
+    insecure: bool,
+    server_name: String,
+    cert_file: String,
+    key_file: String,
+    ca_file: String,
+    cert_data: Option<String>,
+    key_data: Option<String>,
+    ca_data: Option<String>,
+}
+
+/// Why an extender cannot be called, with the field that says so.
+pub(crate) fn check(settings: &config::Extender) -> Result<(), String> {
+    timeout(settings)?;
+    let config = config(settings)?;
+    config
+        .rustls_client_config()
+        .map(drop)
+        .map_err(|error| format!("tlsConfig: {error}"))
+}
+
+/// How long it may take for one answer.
+pub(super) fn timeout(settings: &config::Extender) -> Result<Duration, String> {
+    if settings.http_timeout.is_empty() {
+        return Ok(TIMEOUT);
+    }
+    let asked = crate::args::duration(&settings.http_timeout)
+        .map_err(|why| format!("httpTimeout: {:?}: {why}", settings.http_timeout))?;
+    Ok(if asked.is_zero() { TIMEOUT } else { asked })
+}
+
+/// What a client of the extender needs.
+pub(super) fn config(settings: &config::Extender) -> Result<kube::Config, String> {
+    let prefix = &settings.url_prefix;
+    let wrong = |why: &str| {
+        format!(
+            "urlPrefix: {prefix:?} {why}; expected an address such as http://127.0.0.1:8080/scheduler"
+        )
+    };
+    let url: Uri = prefix
+        .trim_end_matches('/')
+        .parse()
+        .map_err(|error| wrong(&format!("is not a URL ({error})")))?;
+    if !matches!(url.scheme_str(), Some("http" | "https")) || url.host().is_none() {
+        return Err(wrong("does not name a host by http or https"));
+    }
+    let timeout = timeout(settings)?;
+    let mut config = kube::Config::new(url);
+    config.default_retry = false;
+    config.connect_timeout = Some(timeout);
+    config.read_timeout = Some(timeout);
+    let tls = match &settings.tls_config {
+        Some(written) if !written.is_null() => {
+            Tls::deserialize(written).map_err(|error| format!("tlsConfig: {error}"))?
+        }
+        _ => Tls::default(),
+    };
+    config.root_cert = authorities(&tls)?;
+    config.accept_invalid_certs = tls.insecure;
+    if tls.insecure && config.root_cert.is_some() {
+        let why = "tlsConfig: insecure and a CA (caFile, caData) exclude each other; remove one";
+        return Err(why.to_owned());
+    }
+    if settings.enable_https && config.root_cert.is_none() {
+        // kube-scheduler does not verify then, either.
+        config.accept_invalid_certs = true;
+    }
+    if config.accept_invalid_certs {
+        // The system's authorities are not needed, and need not exist.
+        config.root_cert = Some(Vec::new());
+    }
+    config.tls_server_name = Some(tls.server_name).filter(|name| !name.is_empty());
+    let file = |path: String| Some(path).filter(|path| !path.is_empty());
+    config.auth_info.client_certificate_data = tls.cert_data;
+    config.auth_info.client_certificate = file(tls.cert_file);
+    config.auth_info.client_key_data = tls.key_data.map(Into::into);
+    config.auth_info.client_key = file(tls.key_file);
+    Ok(config)
+}
+
+/// The certificates that `caData`, or else `caFile`, holds; nothing where there is neither.
+fn authorities(tls: &Tls) -> Result<Option<Vec<Vec<u8>>>, String> {
+    let (field, pem) = match &tls.ca_data {
+        Some(data) if !data.is_empty() => {
+            let pem = STANDARD.decode(data);
+            let pem = pem.map_err(|error| format!("tlsConfig.caData: not base64: {error}"))?;
+            ("caData", pem)
+        }
+        _ if tls.ca_file.is_empty() => return Ok(None),
+        _ => {
+            let read = std::fs::read(&tls.ca_file);
+            let pem =
+                read.map_err(|error| format!("tlsConfig.caFile: {}: {error}", tls.ca_file))?;
+            ("caFile", pem)
+        }
+    };
+    let certificates: Result<Vec<Vec<u8>>, _> = CertificateDer::pem_slice_iter(&pem)
+        .map(|certificate| certificate.map(|der| der.to_vec()))
+        .collect();
+    match certificates {
+        Ok(certificates) if !certificates.is_empty() => Ok(Some(certificates)),
+        Ok(_) => Err(format!(
+            "tlsConfig.{field}: holds no certificate in PEM form"
+        )),
+        Err(error) => Err(format!("tlsConfig.{field}: not PEM: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn judged(more: Value) -> Result<kube::Config, String> {
+        let mut written = json!({ "urlPrefix": "https://localhost:1/", "enableHTTPS": true });
+        for (key, value) in more.as_object().unwrap() {
+            written[key] = value.clone();
+        }
+        config(&serde_json::from_value(written).unwrap())
+    }
+
+    #[test]
+    fn https_without_a_ca_is_not_verified_as_in_kube_scheduler() {
+        assert!(judged(json!({})).unwrap().accept_invalid_certs);
+        let named = json!({ "tlsConfig": { "insecure": false, "serverName": "e" } });
+        let named = judged(named).unwrap();
+        assert!(named.accept_invalid_certs);
+        assert_eq!(named.tls_server_name.as_deref(), Some("e"));
+        assert!(
+            !judged(json!({ "enableHTTPS": false }))
+                .unwrap()
+                .accept_invalid_certs
+        );
+    }
+
+    #[test]
+    fn settings_that_cannot_work_name_their_field() {
+        for (more, said) in [
+            (json!({ "urlPrefix": "" }), "urlPrefix"),
+            (json!({ "urlPrefix": "localhost:80" }), "urlPrefix"),
+            (json!({ "urlPrefix": "ftp://e/" }), "http or https"),
+            (json!({ "httpTimeout": "soon" }), "httpTimeout"),
+            (
+                json!({ "tlsConfig": { "caFile": "/no/such/file" } }),
+                "tlsConfig.caFile",
+            ),
+            (
+                json!({ "tlsConfig": { "caData": "&" } }),
+                "tlsConfig.caData",
+            ),
+            (
+                json!({ "tlsConfig": { "caData": "YQ==" } }),
+                "no certificate",
+            ),
+            (json!({ "tlsConfig": { "caFiles": "a" } }), "caFiles"),
+        ] {
+            let why = judged(more).unwrap_err();
+            assert!(why.contains(said), "{why}");
+        }
+    }
+}
