@@ -249,7 +249,10 @@ fn embedded(
     let said = || format!("--embedded {}", path.display());
     let text = std::fs::read(path).with_context(said)?;
     let state: serde_json::Value = serde_json::from_slice(&text).with_context(said)?;
-    let cluster = embedded_cluster::Cluster::default();
+    let cluster = embedded_cluster::Cluster::new(embedded_cluster::Options {
+        any_amount: true,
+        ..embedded_cluster::Options::default()
+    });
     cluster
         .import(&state)
         .map_err(|status| anyhow!("{}: {status}", said()))?;

@@ -21,7 +21,7 @@ use server::{Bodies, Listener, LogFormat, Manners};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::api::simulator::{Origins, cors, routes};
+use crate::api::simulator::{Origins, kubernetes as kubernetes_routes, routes};
 use crate::simulator::recording::Pace;
 use crate::simulator::scenario::Scenario;
 use crate::simulator::{Import, Merge, Prefix, Scheduling, Setup, Simulator, outside, recording};
@@ -217,12 +217,15 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             tracing::info!(lines = count, refused, "the recording is replayed");
         });
     }
-    let origins = Origins::new(args.origins.iter().cloned());
+    let mut origins = Origins::new(args.origins.iter().cloned());
+    if args.token.is_some() {
+        origins = origins.behind_token();
+    }
     let (stopping, stopped) = watch::channel(false);
     let kubernetes = match kubernetes {
         Some(listener) => {
             tracing::info!(address = %listener.address(), "serving the cluster's API");
-            let api = cors(origins.clone(), simulator.cluster().router());
+            let api = kubernetes_routes(&simulator, origins.clone(), Bodies::default());
             let api = guarded(api, &listener, &args, "--kubernetes-bind")?;
             let mut stopped = stopped.clone();
             Some(tokio::spawn(async move {

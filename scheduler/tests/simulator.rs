@@ -2,8 +2,11 @@
 
 mod abuse;
 mod extenders;
+mod foreign;
+mod fuzz;
 mod outside;
 mod page;
+mod process;
 mod recorded;
 mod scenario;
 mod scheduling;

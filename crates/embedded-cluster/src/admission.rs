@@ -257,7 +257,7 @@ impl Review {
     }
 }
 
-fn decode_base64(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn decode_base64(text: &str) -> Option<Vec<u8>> {
     let digit = |letter: u8| match letter {
         b'A'..=b'Z' => Some(letter - b'A'),
         b'a'..=b'z' => Some(letter - b'a' + 26),

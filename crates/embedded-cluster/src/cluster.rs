@@ -231,6 +231,7 @@ impl Cluster {
             .await?;
         kinds::prepare_admitted(self, target, &mut object)?;
         kinds::validate(target, &object)?;
+        self.check_amounts(target, &object)?;
         managed::track(target, None, &mut object, write, how);
         self.commit(target, Expect::Absent, object, write)
             .map_err(|clash| match clash {
@@ -311,6 +312,7 @@ impl Cluster {
                 kinds::prepare_update(target, &old, &mut new)?;
             }
             kinds::validate(target, &new)?;
+            self.check_amounts(target, &new)?;
             kinds::validate_update(target, &old, &new)?;
             managed::track(target, Some(&old), &mut new, write, how);
             if new == old {

@@ -36,6 +36,7 @@ mod page;
 mod patch;
 mod plant;
 mod pod;
+mod quantity;
 mod resource;
 mod scale;
 mod schema;

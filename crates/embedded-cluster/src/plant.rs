@@ -45,6 +45,7 @@ impl Cluster {
             check_name(resource, &target.name)?;
             kinds::prepare_planted(self, &target, &mut object)?;
             kinds::validate(&target, &object)?;
+            self.check_amounts(&target, &object)?;
             if target.resource.namespaced && !namespaces.contains(&target.namespace) {
                 namespaces.push(target.namespace.clone());
             }

@@ -11,7 +11,8 @@ use crate::status::Status;
 use crate::target::{DeleteOptions, Deleted, ListOptions, Part, Target, Write};
 use std::sync::Arc;
 
-const CONTAINER_LISTS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
+pub(crate) const CONTAINER_LISTS: [&str; 3] =
+    ["containers", "initContainers", "ephemeralContainers"];
 
 pub(crate) fn prepare_create(
     cluster: &Cluster,

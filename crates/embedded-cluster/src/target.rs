@@ -17,6 +17,8 @@ pub struct Options {
     /// Whether a deleted pod that has a node waits for its node to let it go, as where a kubelet runs. Without, it is
     /// gone at once.
     pub graceful_deletion: bool,
+    /// Whether amounts of resources are taken as they are written, also where an API server refuses them.
+    pub any_amount: bool,
     /// How often a watch that asked for bookmarks gets one.
     pub bookmark_every: std::time::Duration,
 }
@@ -27,6 +29,7 @@ impl Default for Options {
             remembered_changes: 10_000,
             body_limit: 64 << 20,
             graceful_deletion: false,
+            any_amount: false,
             bookmark_every: std::time::Duration::from_secs(60),
         }
     }

@@ -1144,6 +1144,62 @@ async fn other_addresses_than_loopback_need_a_token() {
     assert_eq!(ask("Bearer secret").await, 200);
     assert_eq!(ask("Bearer other!").await, 401);
     assert_eq!(ask("").await, 401);
+    // A browser's prompt: any user, and the token as password.
+    assert_eq!(ask("Basic YW55OnNlY3JldA==").await, 200);
+    assert_eq!(ask("Basic YW55Om90aGVy").await, 401);
+    assert_eq!(ask("Basic c2VjcmV0").await, 401);
+    let page = Request::get("/").header("accept", "text/html,*/*");
+    let page = page.body(Body::empty()).unwrap();
+    let refused = guarded.clone().oneshot(page).await.unwrap();
+    assert_eq!(refused.status(), 401);
+    let prompt = refused.headers()["www-authenticate"].to_str().unwrap();
+    assert!(prompt.starts_with("Basic "), "{prompt}");
+}
+
+#[tokio::test]
+async fn amounts_that_are_no_quantities_are_refused_with_their_field() {
+    const NODES: &str = "/api/v1/nodes";
+    let cluster = Cluster::default();
+    let node =
+        |amounts: Value| json!({ "metadata": { "name": "n" }, "status": { "capacity": amounts } });
+    let message = |answer: &Value| answer["message"].as_str().unwrap_or_default().to_owned();
+    for (amounts, code, said) in [
+        (json!({ "cpu": "abc" }), 400, "status.capacity[cpu]"),
+        (json!({ "cpu": "" }), 400, "quantities must match"),
+        (json!({ "cpu": true }), 400, "status.capacity[cpu]"),
+        (json!([]), 400, "status.capacity"),
+        (
+            json!({ "cpu": "-1" }),
+            422,
+            "must be greater than or equal to 0",
+        ),
+        (
+            json!({ "example.com/gpu": "500m" }),
+            422,
+            "status.capacity[example.com/gpu]",
+        ),
+        (json!({ "pods": "1.5" }), 422, "must be an integer"),
+    ] {
+        let (status, answer) = post(&cluster, NODES, node(amounts.clone())).await;
+        assert_eq!(status, code, "{amounts}");
+        assert!(message(&answer).contains(said), "{}", message(&answer));
+    }
+    let mut wrong = pod("p");
+    wrong["spec"]["containers"][0]["resources"] = json!({ "limits": { "memory": "1Gb" } });
+    let (status, answer) = post(&cluster, PODS, wrong).await;
+    assert_eq!(status, 400);
+    let path = "spec.containers[0].resources.";
+    assert!(message(&answer).contains(path), "{}", message(&answer));
+    let right = json!({ "cpu": 4, "memory": "16Gi", "pods": "1e2", "hugepages-2Mi": "0", "example.com/gpu": "2k" });
+    assert_eq!(post(&cluster, NODES, node(right)).await.0, 201);
+    let patched = patch(
+        &cluster,
+        "/api/v1/nodes/n/status",
+        "application/merge-patch+json",
+        json!({ "status": { "allocatable": { "cpu": "1 core" } } }),
+    )
+    .await;
+    assert_eq!(patched.0, 400);
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 //! form, `405` for `HEAD`) stands beside the routes.
 
 mod answers;
+mod browsers;
 mod cors;
 
 use std::sync::Arc;
@@ -14,16 +15,21 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post, put};
+use embedded_cluster::Status;
 use futures_util::StreamExt;
 use serde_json::Value;
 use server::Bodies;
 
 use self::answers::{Failed, empty, error, json};
-pub use self::cors::{Origins, allow as cors};
+pub use self::cors::Origins;
+use self::cors::allow as cors;
 use crate::simulator::{Import, Merge, Pages, Refusal, Simulator, Starts};
 
 /// How often a stream of Server-Sent Events says that it is there.
 const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(15);
+
+/// The longest body of one object that an API server reads, in bytes.
+const MOST_OBJECT: usize = 3 << 20;
 
 /// All routes of the simulator's listener: its own, the API of its cluster, and the web page. Must be called in a Tokio
 /// runtime: the page follows the cluster.
@@ -43,9 +49,32 @@ pub fn routes(simulator: &Simulator, origins: Origins, bodies: Bodies) -> Router
         .cluster()
         .api_routes()
         .layer(from_fn_with_state(simulator.clone(), known));
+    let cluster = of_kubernetes(cluster, bodies);
     let pages = pages::web::router(Arc::new(Pages::of(simulator))).layer(from_fn(for_browsers));
-    let all = own.merge(cluster).merge(pages).fallback(not_found);
-    cors(origins, bodies.limit_answering(all, error))
+    let own = own.merge(pages).fallback(not_found);
+    cors(origins, bodies.limit_answering(own, error).merge(cluster))
+}
+
+/// All routes of the listener of the cluster alone.
+pub fn kubernetes(simulator: &Simulator, origins: Origins, bodies: Bodies) -> Router {
+    cors(origins, of_kubernetes(simulator.cluster().router(), bodies))
+}
+
+/// Behind the limit of an API server, whose words are used for a body that is too long.
+fn of_kubernetes(router: Router, bodies: Bodies) -> Router {
+    let bodies = Bodies {
+        bytes: MOST_OBJECT.min(bodies.bytes),
+        ..bodies
+    };
+    bodies.limit_answering(router, |code, message| {
+        let status = match code {
+            StatusCode::PAYLOAD_TOO_LARGE => Status::too_large(MOST_OBJECT),
+            StatusCode::SERVICE_UNAVAILABLE => Status::too_many_requests(message),
+            StatusCode::REQUEST_TIMEOUT => Status::denied(code.as_u16(), message),
+            _ => Status::bad_request(message),
+        };
+        (code, axum::Json(status.to_value())).into_response()
+    })
 }
 
 /// Other methods are refused in this API's form, `HEAD` among them.

@@ -102,7 +102,7 @@ async fn a_configuration_that_cannot_run_is_refused() {
 }
 
 /// A document with one of its values exchanged for another, at a place that these steps lead to.
-fn broken(document: &Value, at: &[usize], with: &Value) -> Value {
+pub(super) fn broken(document: &Value, at: &[usize], with: &Value) -> Value {
     let Some((step, rest)) = at.split_first() else {
         return with.clone();
     };
@@ -124,7 +124,7 @@ fn broken(document: &Value, at: &[usize], with: &Value) -> Value {
     whole
 }
 
-fn value() -> impl Strategy<Value = Value> {
+pub(super) fn value() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(Value::Null),
         Just(json!({})),

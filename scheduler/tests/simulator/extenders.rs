@@ -375,7 +375,7 @@ async fn the_preempt_verb_sees_all_candidates_and_chooses_among_them() {
 }
 
 #[tokio::test]
-async fn nobody_is_evicted_where_the_preempt_verb_does_not_agree() {
+async fn no_pod_is_evicted_where_the_preempt_verb_does_not_agree() {
     for answer in [
         json!({ "NodeNameToMetaVictims": {} }),
         json!({ "NodeNameToMetaVictims": { "a": { "Pods": [{ "UID": "nobody" }] } } }),

@@ -113,8 +113,10 @@ impl Served {
         headers: &[(&str, &str)],
         body: Option<&[u8]>,
     ) -> TcpStream {
-        let mut head =
-            format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+        if !headers.iter().any(|(name, _)| *name == "Host") {
+            head += "Host: localhost\r\n";
+        }
         for (name, value) in headers {
             head += &format!("{name}: {value}\r\n");
         }

@@ -81,7 +81,10 @@ pub(crate) struct Served {
 impl Served {
     /// On a cluster of this state.
     pub(crate) async fn start(state: Value) -> Self {
-        let cluster = embedded_cluster::Cluster::default();
+        let cluster = embedded_cluster::Cluster::new(embedded_cluster::Options {
+            any_amount: true,
+            ..embedded_cluster::Options::default()
+        });
         cluster.import(&state).unwrap();
         let scheduler = scheduler::Scheduler::embedded(
             &cluster,
@@ -109,7 +112,10 @@ impl Served {
 
     /// With these settings, and admission on the same listener.
     pub(crate) async fn admitting(state: Value, settings: scheduler::Settings) -> Self {
-        let cluster = embedded_cluster::Cluster::default();
+        let cluster = embedded_cluster::Cluster::new(embedded_cluster::Options {
+            any_amount: true,
+            ..embedded_cluster::Options::default()
+        });
         cluster.import(&state).unwrap();
         let traces = settings.traces.clone();
         let scheduler = scheduler::Scheduler::embedded(&cluster, vendors(), settings, |_| {

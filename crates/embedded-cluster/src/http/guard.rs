@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::header::AUTHORIZATION;
+use axum::http::HeaderValue;
+use axum::http::header::{ACCEPT, AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 
 use super::Refused;
+use crate::admission::decode_base64;
 use crate::status::Status;
 
 /// An address that others can reach, and no token.
@@ -20,7 +22,7 @@ use crate::status::Status;
 pub struct TokenNeeded(pub SocketAddr);
 
 /// The same routes, for those who may. Without a token only a loopback address is served; with one, it is asked for on
-/// every address.
+/// every address: as a bearer token, or as the password of a browser's prompt.
 pub fn guard(
     router: Router,
     address: SocketAddr,
@@ -36,28 +38,42 @@ pub fn guard(
     let token: Arc<str> = token.into();
     Ok(
         router.layer(middleware::from_fn(move |request: Request, next: Next| {
-            let allowed = presented(&request).is_some_and(|given| same(given, &token));
+            let allowed = presented(&request).is_some_and(|given| same(&given, &token));
+            let browser = names_html(&request);
             async move {
                 if allowed {
                     next.run(request).await
                 } else {
-                    denied()
+                    denied(browser)
                 }
             }
         })),
     )
 }
 
-fn presented(request: &Request) -> Option<&str> {
-    let (scheme, token) = request
+/// The token that a request carries: `Bearer TOKEN`, or `Basic` with any user and the token as password.
+fn presented(request: &Request) -> Option<String> {
+    let (scheme, given) = request
         .headers()
         .get(AUTHORIZATION)?
         .to_str()
         .ok()?
         .split_once(' ')?;
-    scheme
-        .eq_ignore_ascii_case("bearer")
-        .then_some(token.trim())
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return Some(given.trim().to_owned());
+    }
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let pair = String::from_utf8(decode_base64(given.trim())?).ok()?;
+    let (_, password) = pair.split_once(':')?;
+    Some(password.to_owned())
+}
+
+/// Whether a browser asks for a page, so that a prompt helps.
+fn names_html(request: &Request) -> bool {
+    let accept = request.headers().get(ACCEPT).map(HeaderValue::to_str);
+    accept.is_some_and(|accept| accept.is_ok_and(|accept| accept.contains("text/html")))
 }
 
 /// In a time that does not tell how much of it is right.
@@ -70,6 +86,11 @@ fn same(given: &str, token: &str) -> bool {
             == 0
 }
 
-fn denied() -> Response {
-    Refused(Status::unauthorized()).into_response()
+fn denied(browser: bool) -> Response {
+    let mut response = Refused(Status::unauthorized()).into_response();
+    if browser {
+        let prompt = HeaderValue::from_static("Basic realm=\"vgpu: the token as password\"");
+        response.headers_mut().insert(WWW_AUTHENTICATE, prompt);
+    }
+    response
 }

@@ -12,22 +12,50 @@ use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 
+use super::answers::error;
+use super::browsers::{judge, without_port};
+
 const METHODS: HeaderValue = HeaderValue::from_static("GET,HEAD,PUT,PATCH,POST,DELETE");
 
 /// Origins whose pages may call: `http://localhost:3000`, or `*` for all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Origins(Arc<[String]>);
+pub struct Origins {
+    origins: Arc<[String]>,
+    /// Whether only clients with a token are served, under any name of this machine.
+    pub(super) behind_token: bool,
+}
 
 impl Origins {
     /// These, and no other.
     pub fn new(origins: impl IntoIterator<Item = String>) -> Self {
-        Self(origins.into_iter().collect())
+        Self {
+            origins: origins.into_iter().collect(),
+            behind_token: false,
+        }
     }
 
-    fn allowed(&self, origin: &HeaderValue) -> Option<HeaderValue> {
-        let any = self.0.iter().any(|allowed| allowed == "*");
+    /// The same where every client has a token: then any `Host` will do.
+    #[must_use]
+    pub fn behind_token(self) -> Self {
+        Self {
+            behind_token: true,
+            ..self
+        }
+    }
+
+    /// Whether a host is that of one of the origins.
+    pub(super) fn names_host(&self, host: &str) -> bool {
+        self.origins.iter().any(|origin| {
+            let of = origin.split_once("://").map(|(_, host)| host);
+            let same = |of| without_port(of).eq_ignore_ascii_case(without_port(host));
+            origin == "*" || of.is_some_and(same)
+        })
+    }
+
+    pub(super) fn allowed(&self, origin: &HeaderValue) -> Option<HeaderValue> {
+        let any = self.origins.iter().any(|allowed| allowed == "*");
         let this = self
-            .0
+            .origins
             .iter()
             .any(|allowed| allowed.as_bytes() == origin.as_bytes());
         match (this, any) {
@@ -38,8 +66,8 @@ impl Origins {
     }
 }
 
-/// Every answer says how it depends on the origin; a preflight is answered here. Requests of other origins are served,
-/// and their pages do not get to see the answer.
+/// Every answer says how it depends on the origin; a preflight is answered here. Reads of other origins are served, and
+/// their pages do not get to see the answer; their writes, and what comes under a foreign name, are refused.
 pub fn allow(origins: Origins, router: Router) -> Router {
     router.layer(from_fn_with_state(origins, answer))
 }
@@ -54,6 +82,8 @@ async fn answer(State(origins): State<Origins>, request: Request, next: Next) ->
         .cloned();
     let mut response = if preflight {
         StatusCode::NO_CONTENT.into_response()
+    } else if let Err(why) = judge(&origins, request.method(), request.headers()) {
+        error(StatusCode::FORBIDDEN, &why)
     } else {
         next.run(request).await
     };
