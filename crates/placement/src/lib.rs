@@ -39,7 +39,7 @@ mod topology;
 pub use cluster::{Among, Cluster, DeviceView, NodeView, Outcome};
 pub use explain::{Advice, Change, Explanation, Rule};
 pub use inventory::{Appraisal, Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};
-pub use misfit::{Misfit, NodeMisfit, Reason, Reasons};
+pub use misfit::{Misfit, NodeMisfit, Reason, Reasons, meaning};
 pub use quota::Quota;
 pub use remember::Remembered;
 pub use request::{

@@ -303,6 +303,47 @@ impl Misfit {
     }
 }
 
+impl Misfit {
+    /// The reference's words with a plain one beside each code:
+    /// `1/2 CardInsufficientMemory (too little memory is free), 1/2 CardNotHealth (sick, or used in another mode)`.
+    pub fn told(&self) -> String {
+        let summary = self.summary();
+        let parts = summary.split(", ").map(|part| {
+            let code = part.rsplit(' ').next().unwrap_or_default();
+            match meaning(code) {
+                "" => part.to_owned(),
+                meaning => format!("{part} ({meaning})"),
+            }
+        });
+        parts.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// What a code of [`Reason::code`], or of a whole node, says; empty for another word.
+pub fn meaning(code: &str) -> &'static str {
+    match code {
+        "CardNotHealth" => "sick, or used in another mode",
+        "CardCordoned" => "an operator has closed them for new pods",
+        "CardTypeMismatch" => "another model or mode than the pod asks for",
+        "CardNotFoundCustomFilterRule" => "left out by the pod's rules",
+        "ModeNotFit" => "no profile is what the pod asks for",
+        "CardQosPolicyMismatch" => "used by pods of another class of service",
+        "CardUuidMismatch" => "other cards than the pod names",
+        "CardTimeSlicingExhausted" => "as many pods share them as may",
+        "ExclusiveDeviceAllocateConflict" => "in use, and the pod asks for whole ones",
+        "ResourceQuotaNotFit" => "the namespace's quota is used up",
+        "CardInsufficientMemory" => "too little memory is free",
+        "CardInsufficientCore" => "too little compute is free",
+        "CardComputeUnitsExhausted" => "all compute is promised",
+        "CardMigTopologyInfeasible" => "no large enough MIG profile has a free place",
+        "NumaNotFit" => "too few that lie together as the pod asks",
+        "AllocatedCardsInsufficientRequest" => "too few of them do",
+        "NodeInsufficientDevice" => "the node has fewer cards than the pod asks for",
+        "unregistered" => "it reports no cards to share",
+        _ => "",
+    }
+}
+
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -98,17 +98,21 @@ impl Devices {
 
     /// Lets the pod hold this placement, in place of what it held before.
     pub fn reserve(&mut self, pod: &Pod, placement: Placement) {
-        let (namespace, name) = pod.key.split_once('/').unwrap_or(("", &pod.key));
-        let who = placement::Pod {
-            uid: pod.uid.to_string(),
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        };
-        self.cluster.reserve(who, placement);
+        self.cluster.reserve(holder(pod), placement);
     }
 
     /// Takes from the pod all that it holds. Returns whether it held anything.
     pub fn release(&mut self, pod: &Pod) -> bool {
         self.cluster.release(&pod.uid).is_some()
+    }
+}
+
+/// The pod as the engine knows one that holds something.
+pub(crate) fn holder(pod: &Pod) -> placement::Pod {
+    let (namespace, name) = pod.key.split_once('/').unwrap_or(("", &pod.key));
+    placement::Pod {
+        uid: pod.uid.to_string(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
     }
 }

@@ -66,8 +66,14 @@ fn engine_says_which_nodes_have_room_and_why_others_have_not() {
     let plain = world.run(&spec(json!({})));
 
     assert_eq!(two.fit(), "b");
-    assert_eq!(two.filtered()["a"], "GpuFit: NodeInsufficientDevice");
-    assert_eq!(two.filtered()["c"], "GpuFit: node unregistered");
+    assert_eq!(
+        two.filtered()["a"],
+        "GpuFit: NodeInsufficientDevice (the node has fewer cards than the pod asks for)"
+    );
+    assert_eq!(
+        two.filtered()["c"],
+        "GpuFit: node unregistered (it reports no cards to share)"
+    );
     let devices = two.0.result.unwrap().devices.unwrap();
     assert_eq!(devices.containers[0].grants.len(), 2);
     assert_eq!(plain.fit(), "a b c");
@@ -87,7 +93,10 @@ fn shares_are_packed_until_a_card_is_full() {
 
     assert_eq!(nodes, ["a", "a", "b"]);
     assert_eq!(fourth, "b");
-    assert_eq!(fifth.filtered()["a"], "GpuFit: 1/1 CardInsufficientMemory");
+    assert_eq!(
+        fifth.filtered()["a"],
+        "GpuFit: 1/1 CardInsufficientMemory (too little memory is free)"
+    );
 }
 
 #[test]
@@ -134,6 +143,30 @@ fn pods_of_lower_priority_give_their_shares_up() {
     assert_eq!(&*victims.pods[0].key, "default/low");
     world.snapshot.remove_pod("default/low").unwrap();
     assert_eq!(place(&mut world, &asking("high", 1, 60_000, 10)), "a");
+}
+
+#[test]
+fn cards_are_kept_for_pods_that_are_nominated() {
+    let mut world = world(&[cards("a", 2)]);
+    place(&mut world, &asking("runs", 1, 60_000, 1));
+    let nominated = world.snapshot.read_pod(&asking("urgent", 1, 60_000, 10));
+    world.snapshot.nominate(Arc::new(nominated.unwrap()), "a");
+
+    let less = world.run(&asking("later", 1, 60_000, 5));
+    let more = world.run(&asking("first", 1, 60_000, 20));
+    let small = world.run(&asking("small", 1, 10_000, 5));
+    let two = world.run(&asking("two", 2, 10_000, 5));
+
+    assert!(less.filtered()["a"].contains("2/2 CardInsufficientMemory"));
+    assert_eq!(
+        more.fit(),
+        "a",
+        "it is more important than the nominated pod"
+    );
+    assert_eq!(small.fit(), "a");
+    assert_eq!(two.fit(), "a");
+    world.snapshot.clear_nomination("default/urgent");
+    assert_eq!(world.run(&asking("later", 1, 60_000, 5)).fit(), "a");
 }
 
 #[test]

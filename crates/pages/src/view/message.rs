@@ -160,7 +160,7 @@ pub fn hint(reason: &str) -> String {
         );
     }
     // The engine's words for GPUs: `2/2 CardInsufficientMemory` is two of two GPUs of each node.
-    if let Some((_, code)) = reason.split_once(' ')
+    if let Some(code) = reason.split(' ').nth(1)
         && let Some((_, hint)) = CARDS.iter().find(|(known, _)| *known == code)
     {
         return (*hint).to_owned();
@@ -280,6 +280,10 @@ mod tests {
         );
         assert_eq!(
             hint("2/2 CardInsufficientMemory"),
+            "Too little memory is free on these GPUs."
+        );
+        assert_eq!(
+            hint("2/2 CardInsufficientMemory (too little memory is free)"),
             "Too little memory is free on these GPUs."
         );
         assert_eq!(hint("something new"), "");

@@ -83,7 +83,7 @@ impl State {
             restrictions.change(context, pod, by);
         }
         if let Some(devices) = &mut self.devices {
-            devices.change(&pod.uid, by);
+            devices.change(pod, by);
         }
     }
 

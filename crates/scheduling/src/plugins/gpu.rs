@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use placement::{Among, Misfit, NodePolicy, Placement, Request};
+use placement::{Among, Cluster, Misfit, NodePolicy, Placement, Request};
 
 use super::{Before, Context, MOST_SCORE, Scores, each};
+use crate::model::Pod;
 use crate::plugin::Plugin;
 use crate::snapshot::NodeState;
 use crate::status::{Code, Reason, Rejection};
@@ -23,6 +24,8 @@ pub(crate) struct Prepared {
     each: bool,
     /// Uids of pods that hold nothing in a trial.
     leaving: Vec<Arc<str>>,
+    /// Pods that hold cards of the node in a trial: they are nominated for it.
+    coming: Vec<Arc<Pod>>,
 }
 
 pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
@@ -44,6 +47,7 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
         answers: Arc::new(ask_all(context, request)),
         each: asks > 1,
         leaving: Vec::new(),
+        coming: Vec::new(),
     };
     (Before::Run, Some(prepared))
 }
@@ -75,22 +79,26 @@ fn refusal(misfit: &Misfit) -> Rejection {
         } else {
             Code::Unresolvable
         },
-        Reason::Text(misfit.summary().into()),
+        Reason::Text(misfit.told().into()),
     )
 }
 
 impl Prepared {
-    /// Takes into account that a pod comes (1) or leaves (-1). A pod that has never held anything changes nothing.
-    pub(crate) fn change(&mut self, uid: &Arc<str>, by: i64) {
+    /// Takes into account that a pod comes (1) or leaves (-1).
+    pub(crate) fn change(&mut self, pod: &Arc<Pod>, by: i64) {
+        let before = self.leaving.len();
         if by < 0 {
-            self.leaving.push(Arc::clone(uid));
+            self.leaving.push(Arc::clone(&pod.uid));
         } else {
-            self.leaving.retain(|other| other != uid);
+            self.leaving.retain(|other| *other != pod.uid);
+            if self.leaving.len() == before && pod.devices.is_some() {
+                self.coming.push(Arc::clone(pod));
+            }
         }
     }
 
     pub(crate) fn filter(&self, context: &Context<'_>, node: &NodeState) -> Result<(), Rejection> {
-        if self.each || !self.leaving.is_empty() {
+        if self.each || !self.leaving.is_empty() || !self.coming.is_empty() {
             return self.place(context, node).map(|_| ());
         }
         match self.answers.get(node.index.at()) {
@@ -111,10 +119,47 @@ impl Prepared {
         };
         let leaving: Vec<&str> = self.leaving.iter().map(|uid| &**uid).collect();
         let cluster = context.snapshot.devices.cluster();
-        match cluster.place_without(request, &node.node.name, &leaving) {
+        let placed = match self.with_coming(cluster, node, &leaving) {
+            Some(trial) => trial.place_on(request, &node.node.name),
+            None => cluster.place_without(request, &node.node.name, &leaving),
+        };
+        match placed {
             Ok(placement) => Ok(Some(placement)),
             Err(misfit) => Err(refusal(&misfit)),
         }
+    }
+
+    /// The node alone, with the pods that come holding what they would get on it; none where no such pod comes. A pod
+    /// that would get nothing there holds nothing.
+    fn with_coming(
+        &self,
+        cluster: &Cluster,
+        node: &NodeState,
+        leaving: &[&str],
+    ) -> Option<Cluster> {
+        let devices = node
+            .node
+            .devices
+            .as_ref()
+            .filter(|_| !self.coming.is_empty())?;
+        let mut trial = Cluster::new();
+        let mut only = placement::Node::clone(devices);
+        node.node.name.as_ref().clone_into(&mut only.name);
+        trial.set_node(only).ok()?;
+        for held in cluster.reservations_on(&node.node.name) {
+            if !leaving.contains(&&*held.pod.uid) {
+                trial.reserve(held.pod.clone(), held.placement.clone());
+            }
+        }
+        for pod in &self.coming {
+            let Some(Ok(request)) = pod.devices.as_deref() else {
+                continue;
+            };
+            if let Ok(placement) = trial.place_on(request, &node.node.name) {
+                trial.reserve(crate::devices::holder(pod), placement);
+            }
+        }
+        Some(trial)
     }
 }
 
