@@ -3,17 +3,18 @@
 //! As in the reference, pods come without their service account and owners, which do not exist here, and where a pod
 //! runs is taken over with it; a pod that is changed there later keeps the node that it has here.
 
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::stream::{BoxStream, SelectAll, select_all};
+use futures_util::stream::{BoxStream, SelectAll, iter, select_all};
 use kube::api::{DynamicObject, ListParams, TypeMeta};
 use kube::core::Request;
 use kube::discovery::ApiResource;
+use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use embedded_cluster::{Cluster, DeleteOptions, Target, Write};
 
@@ -174,7 +175,8 @@ pub async fn record(client: &Client, labels: &str, path: &Path) -> std::io::Resu
     Ok(())
 }
 
-/// Tells of every object with these labels, then of every change, and whether the object is gone.
+/// Tells of every object with these labels, then of every change, and whether the object is gone. What went while the
+/// connection was broken is told once there is a new list.
 fn watch(client: &Client, labels: &str) -> SelectAll<BoxStream<'static, (Kind, Value, bool)>> {
     let config = watcher::Config::default().labels(labels);
     // The names of the seven kinds are the same in every cluster.
@@ -189,34 +191,150 @@ fn watch(client: &Client, labels: &str) -> SelectAll<BoxStream<'static, (Kind, V
             plural: kind.plural.to_owned(),
         };
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &described);
-        let events = watcher(api, config.clone());
+        let mut known = Known {
+            kind: *kind,
+            described,
+            present: BTreeSet::new(),
+            listed: BTreeSet::new(),
+        };
+        let events = watcher(api, config.clone()).default_backoff();
         Some(
             events
-                .filter_map(move |event| seen(*kind, described.clone(), event))
+                .flat_map(move |event| iter(known.take(event)))
                 .boxed(),
         )
     });
     select_all(each)
 }
 
-async fn seen(
+/// The objects of one kind that are there, by namespace and name.
+struct Known {
     kind: Kind,
     described: ApiResource,
-    event: Result<Event<DynamicObject>, watcher::Error>,
-) -> Option<(Kind, Value, bool)> {
-    let (mut object, gone) = match event {
-        Ok(Event::Apply(object) | Event::InitApply(object)) => (object, false),
-        Ok(Event::Delete(object)) => (object, true),
-        Ok(Event::Init | Event::InitDone) => return None,
-        Err(error) => {
-            tracing::warn!(kind = kind.plural, %error, "the real cluster is not seen for a moment");
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            return None;
+    present: BTreeSet<(String, String)>,
+    /// What of the list that is being read has come so far.
+    listed: BTreeSet<(String, String)>,
+}
+
+impl Known {
+    /// What an event tells: objects, and whether each is gone.
+    fn take(
+        &mut self,
+        event: Result<Event<DynamicObject>, watcher::Error>,
+    ) -> Vec<(Kind, Value, bool)> {
+        let key = |object: &DynamicObject| {
+            let metadata = &object.metadata;
+            let text = |text: &Option<String>| text.clone().unwrap_or_default();
+            (text(&metadata.namespace), text(&metadata.name))
+        };
+        let (object, gone) = match event {
+            Ok(Event::Init) => {
+                self.listed.clear();
+                return Vec::new();
+            }
+            Ok(Event::InitApply(object)) => {
+                self.listed.insert(key(&object));
+                (object, false)
+            }
+            Ok(Event::InitDone) => {
+                let listed = std::mem::take(&mut self.listed);
+                let before = std::mem::replace(&mut self.present, listed);
+                let gone = before.into_iter().filter(|key| !self.present.contains(key));
+                return gone.map(|key| self.tombstone(&key)).collect();
+            }
+            Ok(Event::Apply(object)) => {
+                self.present.insert(key(&object));
+                (object, false)
+            }
+            Ok(Event::Delete(object)) => {
+                self.present.remove(&key(&object));
+                (object, true)
+            }
+            Err(error) => {
+                let kind = self.kind.plural;
+                tracing::warn!(kind, %error, "the real cluster is not seen for a moment");
+                return Vec::new();
+            }
+        };
+        let mut object = object;
+        object.types.get_or_insert(TypeMeta {
+            api_version: self.described.api_version.clone(),
+            kind: self.described.kind.clone(),
+        });
+        let value = serde_json::to_value(object).ok();
+        value
+            .map(|value| (self.kind, value, gone))
+            .into_iter()
+            .collect()
+    }
+
+    /// All that is known of an object that went unseen.
+    fn tombstone(&self, (namespace, name): &(String, String)) -> (Kind, Value, bool) {
+        let mut metadata = Map::new();
+        metadata.insert("name".to_owned(), name.as_str().into());
+        if !namespace.is_empty() {
+            metadata.insert("namespace".to_owned(), namespace.as_str().into());
         }
-    };
-    object.types.get_or_insert(TypeMeta {
-        api_version: described.api_version,
-        kind: described.kind,
-    });
-    Some((kind, serde_json::to_value(object).ok()?, gone))
+        let object = json!({
+            "apiVersion": self.described.api_version,
+            "kind": self.described.kind,
+            "metadata": metadata,
+        });
+        (self.kind, object, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_went_while_the_connection_was_broken_is_told() {
+        let kind = *KINDS.iter().find(|kind| kind.key == "nodes").unwrap();
+        let described = ApiResource {
+            group: String::new(),
+            version: "v1".to_owned(),
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            plural: "nodes".to_owned(),
+        };
+        let mut known = Known {
+            kind,
+            described: described.clone(),
+            present: BTreeSet::new(),
+            listed: BTreeSet::new(),
+        };
+        let object = |name| DynamicObject::new(name, &described);
+        let mut told = Vec::new();
+        for event in [
+            Event::Init,
+            Event::InitApply(object("a")),
+            Event::InitApply(object("b")),
+            Event::InitDone,
+            Event::Apply(object("c")),
+            Event::Delete(object("b")),
+            Event::Init,
+            Event::InitApply(object("c")),
+            Event::InitDone,
+        ] {
+            for (_, object, gone) in known.take(Ok(event)) {
+                let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+                assert_eq!(object["kind"], "Node");
+                told.push((name, gone));
+            }
+        }
+
+        let told: Vec<(&str, bool)> = told.iter().map(|(name, gone)| (&**name, *gone)).collect();
+        assert_eq!(
+            told,
+            [
+                ("a", false),
+                ("b", false),
+                ("c", false),
+                ("b", true),
+                ("c", false),
+                ("a", true)
+            ]
+        );
+    }
 }

@@ -68,7 +68,7 @@ impl Origins {
 
 /// Every answer says how it depends on the origin; a preflight is answered here. Reads of other origins are served, and
 /// their pages do not get to see the answer; their writes, and what comes under a foreign name, are refused.
-pub fn allow(origins: Origins, router: Router) -> Router {
+pub(super) fn allow(origins: Origins, router: Router) -> Router {
     router.layer(from_fn_with_state(origins, answer))
 }
 
