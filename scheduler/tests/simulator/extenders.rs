@@ -21,6 +21,9 @@ use super::wire::{Served, node, pod};
 /// What one verb of an extender answers.
 type Verb = Arc<dyn Fn(&Value) -> Reply + Send + Sync>;
 
+/// How an extender answers a question.
+type Answer = fn(&Value) -> Reply;
+
 enum Reply {
     Json(Value),
     Text(StatusCode, &'static str),
@@ -171,7 +174,7 @@ async fn whole_nodes_go_to_an_extender_without_a_cache() {
 
 #[tokio::test]
 async fn an_answer_that_cannot_be_used_ends_the_try_with_its_reason() {
-    let broken: [(fn(&Value) -> Reply, &str); 7] = [
+    let broken: [(Answer, &str); 7] = [
         (
             |_| Reply::Text(StatusCode::INTERNAL_SERVER_ERROR, "oh"),
             "/ext/filter, code 500",

@@ -21,6 +21,8 @@ mod preempting;
 #[cfg(test)]
 mod replicas;
 #[cfg(test)]
+mod simulator;
+#[cfg(test)]
 mod speed;
 #[cfg(test)]
 mod volumes;
