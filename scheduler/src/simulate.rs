@@ -1,6 +1,8 @@
 //! The simulator as a process: flags, the state at its start, listeners, a signal to stop. `vgpu-scheduler simulator`
 //! and `vgpu simulate` both run it.
 
+mod compare;
+
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -10,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
-use clap::Parser;
 use clap::builder::BoolishValueParser;
+use clap::{Parser, Subcommand};
 use embedded_cluster::{Cluster, Options, guard};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
@@ -20,6 +22,8 @@ use serde_json::Value;
 use server::{Bodies, Listener, LogFormat, Manners};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+
+pub use self::compare::CompareArgs;
 
 use crate::api::simulator::{Origins, kubernetes as kubernetes_routes, routes};
 use crate::simulator::recording::Pace;
@@ -34,8 +38,17 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Try, replay and explain scheduling without a cluster.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "simulator", version)]
+#[command(
+    name = "simulator",
+    version,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
 pub struct Args {
+    /// What to do instead of serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// Where the simulator's API and its cluster's are served: ADDRESS:PORT, or :PORT for every address.
     #[arg(
         long,
@@ -149,8 +162,18 @@ pub struct Args {
     pub import: Option<PathBuf>,
 }
 
+/// What the simulator does besides serving.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Compare configurations, more nodes and drained nodes over one export or recording
+    Compare(CompareArgs),
+}
+
 /// The whole program: its log, its runtime, its exit code. `name` stands before an error.
 pub fn program(name: &str, args: Args) -> ExitCode {
+    if let Some(Command::Compare(args)) = args.command {
+        return compare::program(&format!("{name} compare"), args);
+    }
     let (format, filter) = (args.log_format, args.log.clone());
     let runtime = &mut tokio::runtime::Builder::new_multi_thread();
     server::program(name, format, &filter, runtime, run(args))
@@ -187,6 +210,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let scheduling = Scheduling {
         prefix: args.annotation_prefix,
         vendors: Some(Arc::new(vendors()?)),
+        ..Scheduling::default()
     };
     let turns = {
         let simulator = simulator.clone();
@@ -194,12 +218,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     let mut beside = JoinSet::new();
     if args.sync_from_cluster {
-        let (simulator, client) = (simulator.clone(), client(&args).await?);
+        let (simulator, client) = (simulator.clone(), client(args.kubeconfig.as_deref()).await?);
         let labels = args.cluster_labels.clone();
         beside.spawn(async move { simulator.follow(&client, &labels).await });
     }
     if let Some(path) = args.record_cluster.clone() {
-        let (client, labels) = (client(&args).await?, args.cluster_labels.clone());
+        let client = client(args.kubeconfig.as_deref()).await?;
+        let labels = args.cluster_labels.clone();
         beside.spawn(async move {
             if let Err(error) = outside::record(&client, &labels, &path).await {
                 tracing::error!(path = %path.display(), %error, "the recording ends");
@@ -261,6 +286,7 @@ async fn play(args: &Args, path: &Path) -> anyhow::Result<()> {
     let scheduling = Scheduling {
         prefix: args.annotation_prefix,
         vendors: Some(Arc::new(vendors()?)),
+        ..Scheduling::default()
     };
     let report = tokio::select! {
         report = simulator.play(&scenario, args.step_timeout) => report,
@@ -313,18 +339,9 @@ async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
         simulator.start_from_here().await;
     }
     if args.import_from_cluster {
-        let client = client(args).await?;
-        let reading = outside::read(&client, &args.cluster_labels);
-        let read = tokio::time::timeout(PATIENCE, reading).await;
-        let mut import = read
-            .map_err(|_| {
-                anyhow!(
-                    "the real cluster did not answer within {} s",
-                    PATIENCE.as_secs()
-                )
-            })?
+        let import = of_cluster(args.kubeconfig.as_deref(), &args.cluster_labels)
+            .await
             .context("--import-from-cluster")?;
-        import.lenient = true;
         let imported = simulator.import(&import, Merge::Keep).await;
         imported.context("--import-from-cluster")?;
         simulator.start_from_here().await;
@@ -332,12 +349,27 @@ async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
     Ok(simulator)
 }
 
+/// The objects of a real cluster as it is now.
+async fn of_cluster(kubeconfig: Option<&Path>, labels: &str) -> anyhow::Result<Import> {
+    let client = client(kubeconfig).await?;
+    let read = tokio::time::timeout(PATIENCE, outside::read(&client, labels)).await;
+    let seconds = PATIENCE.as_secs();
+    let mut import =
+        read.map_err(|_| anyhow!("the real cluster did not answer within {seconds} s"))??;
+    import.lenient = true;
+    Ok(import)
+}
+
 /// A file of JSON or YAML.
 fn read(path: &Path) -> anyhow::Result<Value> {
-    let text = std::fs::read_to_string(path)?;
-    match serde_json::from_str(&text) {
+    parse(&std::fs::read_to_string(path)?)
+}
+
+/// JSON or YAML.
+fn parse(text: &str) -> anyhow::Result<Value> {
+    match serde_json::from_str(text) {
         Ok(value) => Ok(value),
-        Err(json) => match serde_saphyr::from_str::<Value>(&text) {
+        Err(json) => match serde_saphyr::from_str::<Value>(text) {
             Ok(value) if value.is_object() => Ok(value),
             Ok(_) => bail!("it is neither JSON ({json}) nor a YAML object"),
             Err(yaml) => {
@@ -350,8 +382,8 @@ fn read(path: &Path) -> anyhow::Result<Value> {
 }
 
 /// A client of the real cluster.
-async fn client(args: &Args) -> anyhow::Result<kube::Client> {
-    let config = match &args.kubeconfig {
+async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
+    let config = match kubeconfig {
         Some(path) => {
             let said = || format!("--kubeconfig {}", path.display());
             let file = Kubeconfig::read_from(path).with_context(said)?;

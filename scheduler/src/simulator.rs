@@ -1,6 +1,7 @@
 //! The simulator's state: a cluster in memory, a scheduler configuration, and what both were at the start. It owns what
 //! import, export, reset and a new configuration do. Never speaks HTTP: `api::simulator` does.
 
+pub mod compare;
 mod export;
 mod frames;
 mod import;

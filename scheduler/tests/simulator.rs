@@ -1,6 +1,7 @@
 //! The simulator over HTTP: as recorded, whole or not at all, and with input that is wrong or far too large.
 
 mod abuse;
+mod compare;
 mod extenders;
 mod foreign;
 mod fuzz;

@@ -32,6 +32,20 @@ pub enum Merge {
 }
 
 impl Import {
+    /// These objects and no configuration.
+    pub(super) fn of(objects: Vec<(Kind, Value)>, lenient: bool) -> Self {
+        Self {
+            configuration: None,
+            lenient,
+            objects,
+        }
+    }
+
+    /// The objects, in the order in which they are taken over.
+    pub(super) fn into_objects(self) -> Vec<(Kind, Value)> {
+        self.objects
+    }
+
     /// Reads what an export prints. Lists may be missing or null; other keys are not looked at.
     ///
     /// # Errors

@@ -74,7 +74,7 @@ fn path(kind: &Kind) -> String {
 }
 
 /// An object of another cluster as it can be in this one.
-fn adapted(kind: &Kind, mut object: Value) -> Value {
+pub(super) fn adapted(kind: &Kind, mut object: Value) -> Value {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         for name in ["uid", "resourceVersion", "generation", "managedFields"] {
             metadata.remove(name);

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use embedded_cluster::Status;
@@ -13,6 +14,7 @@ use kube_api::vendor::Vendors;
 use scheduling::annotations;
 use scheduling::cycle::{Cycle, Failed, Options, Outcome, Victims, choose_victims};
 use scheduling::devices::Devices;
+use scheduling::model::Pod;
 use scheduling::plugin::{Plugin, PluginSet};
 use scheduling::profile::Framework;
 use scheduling::queue::{Popped, Queue};
@@ -36,10 +38,38 @@ pub struct Scheduling {
     pub prefix: Prefix,
     /// What is known of shared devices; without it nothing is.
     pub vendors: Option<Arc<Vendors>>,
+    /// Whether results and events are left out: pods get their node or their condition, and nothing else is written.
+    pub terse: bool,
+}
+
+/// Which time it is for the loop.
+#[derive(Debug, Clone)]
+pub(super) enum Clock {
+    /// The machine's, since this moment.
+    Machine(Instant),
+    /// Milliseconds that the caller sets.
+    Given(Arc<AtomicU64>),
+}
+
+impl Clock {
+    fn now_ms(&self) -> u64 {
+        match self {
+            Self::Machine(begun) => u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+            // Relaxed: one thread sets it and reads it.
+            Self::Given(now) => now.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A pod that had its turn: it has a node now, or this is why not.
+#[derive(Debug)]
+pub(super) struct Tried {
+    pub(super) pod: Arc<Pod>,
+    pub(super) result: Result<(), Failed>,
 }
 
 /// One run of the loop by one configuration.
-struct Turns<'a> {
+pub(super) struct Turns<'a> {
     simulator: &'a Simulator,
     setup: Arc<Setup>,
     frameworks: Vec<Framework>,
@@ -47,7 +77,8 @@ struct Turns<'a> {
     view: View,
     queue: Queue,
     writer: Writer,
-    begun: Instant,
+    clock: Clock,
+    record: bool,
     /// Where the next search begins.
     start: usize,
 }
@@ -65,7 +96,8 @@ impl Simulator {
     /// Schedules pods until the future is dropped.
     pub async fn schedule(&self, scheduling: &Scheduling) {
         loop {
-            let ended = match Turns::open(self, scheduling) {
+            let clock = Clock::Machine(Instant::now());
+            let ended = match Turns::open(self, scheduling, clock) {
                 Ok(mut turns) => turns.run().await,
                 Err(status) => Err(status),
             };
@@ -80,7 +112,11 @@ impl Simulator {
 }
 
 impl<'a> Turns<'a> {
-    fn open(simulator: &'a Simulator, scheduling: &Scheduling) -> Result<Self, Status> {
+    pub(super) fn open(
+        simulator: &'a Simulator,
+        scheduling: &Scheduling,
+        clock: Clock,
+    ) -> Result<Self, Status> {
         let setup = simulator.setup();
         let devices = match &scheduling.vendors {
             Some(vendors) => Devices::new(vendors.clone(), kube_api::request::Defaults::default()),
@@ -106,7 +142,8 @@ impl<'a> Turns<'a> {
             view,
             queue,
             writer: Writer::new(simulator.cluster(), scheduling)?,
-            begun: Instant::now(),
+            clock,
+            record: !scheduling.terse,
             start: 0,
             setup,
         })
@@ -119,14 +156,8 @@ impl<'a> Turns<'a> {
             if !Arc::ptr_eq(&self.setup, &self.simulator.setup()) {
                 return Ok(());
             }
-            let now = self.now_ms();
             let version = self.simulator.cluster().resource_version();
-            self.view.catch_up(&mut self.queue, now)?;
-            if let Some(popped) = self.queue.pop(now) {
-                if let Err(failed) = self.turn(&popped).await {
-                    let now = self.now_ms();
-                    self.queue.failed(&popped.pod.key, &failed, now);
-                }
+            if self.step().await?.is_some() {
                 tokio::task::yield_now().await;
                 continue;
             }
@@ -137,15 +168,17 @@ impl<'a> Turns<'a> {
                 .is_some_and(|count| *count > 0);
             self.simulator.0.rest.send_replace(Rest { version, busy });
             let next = self.queue.next_ms().map(Duration::from_millis);
-            let wake = next.unwrap_or(self.begun.elapsed() + IDLE);
+            let sleep = next.map_or(IDLE, |next| {
+                next.saturating_sub(Duration::from_millis(self.clock.now_ms()))
+            });
             tokio::select! {
                 next = self.view.next() => {
                     let (at, event) = next?;
-                    let now = self.now_ms();
+                    let now = self.clock.now_ms();
                     self.view.take_next(at, &event, &mut self.queue, now);
                 }
                 () = self.simulator.0.look.notified() => {}
-                () = tokio::time::sleep_until(self.begun + wake) => {}
+                () = tokio::time::sleep(sleep) => {}
                 changed = epoch.changed() => {
                     if changed.is_err() {
                         return Ok(());
@@ -155,8 +188,39 @@ impl<'a> Turns<'a> {
         }
     }
 
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    /// Takes in what has happened and gives the next pod its turn; none where no pod is ready.
+    pub(super) async fn step(&mut self) -> Result<Option<Tried>, Status> {
+        self.catch_up()?;
+        let Some(popped) = self.queue.pop(self.clock.now_ms()) else {
+            return Ok(None);
+        };
+        let result = self.turn(&popped).await;
+        if let Err(failed) = &result {
+            let now = self.clock.now_ms();
+            self.queue.failed(&popped.pod.key, failed, now);
+        }
+        let pod = popped.pod;
+        Ok(Some(Tried { pod, result }))
+    }
+
+    /// Takes in what has happened.
+    pub(super) fn catch_up(&mut self) -> Result<(), Status> {
+        self.view.catch_up(&mut self.queue, self.clock.now_ms())
+    }
+
+    /// The configuration that the loop runs by.
+    pub(super) fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// The cluster as the loop has seen it.
+    pub(super) fn snapshot(&self) -> &Snapshot {
+        &self.view.snapshot
+    }
+
+    /// Pods that wait.
+    pub(super) fn queue(&self) -> &Queue {
+        &self.queue
     }
 
     /// One pod. Where it found no node, or what was found could not be written, says why.
@@ -206,6 +270,7 @@ impl<'a> Turns<'a> {
                 self.writer
                     .refused(&there, &failed, node.as_deref(), &results)
                     .await;
+                failed.preemption = victims;
                 if failed.nodes == 0 && failed.reason == "Unschedulable" {
                     // kube-scheduler repeats such a try at intervals; only a node can change its answer.
                     failed.plugins.insert(Plugin::NodeUnschedulable);
@@ -236,7 +301,7 @@ impl<'a> Turns<'a> {
         let framework = framework.ok_or_else(|| overtaken("no profile is the pod's"))?;
         let options = Options {
             start: self.start,
-            record: true,
+            record: self.record,
         };
         let mut said = Said::default();
         let mut cycle = framework.begin(&self.view.snapshot, pod, options);
@@ -408,7 +473,7 @@ impl<'a> Turns<'a> {
             .as_ref()
             .map(annotations::render)
             .unwrap_or_default();
-        if !self.extenders.is_empty() {
+        if self.record && !self.extenders.is_empty() {
             for (name, answers) in [
                 ("extender-bind-result", &said.bind),
                 ("extender-filter-result", &said.filter),

@@ -35,6 +35,7 @@ pub(super) struct Writer {
     events: Arc<Resource>,
     write: Write,
     prefix: Prefix,
+    terse: bool,
     vendors: Option<Arc<Vendors>>,
 }
 
@@ -51,6 +52,7 @@ impl Writer {
                 ..Write::default()
             },
             prefix: scheduling.prefix,
+            terse: scheduling.terse,
             vendors: scheduling.vendors.clone(),
         })
     }
@@ -58,6 +60,18 @@ impl Writer {
     fn target(&self, key: &str) -> Target {
         let (namespace, name) = key.split_once('/').unwrap_or(("default", key));
         Target::object(&self.pods, namespace, name)
+    }
+
+    fn annotations(
+        &self,
+        present: &Map<String, Value>,
+        results: &Results,
+    ) -> BTreeMap<String, String> {
+        if self.terse {
+            BTreeMap::new()
+        } else {
+            annotate(self.prefix, present, results)
+        }
     }
 
     /// The pod as it is, where it is still the same one and waits for a node.
@@ -95,7 +109,7 @@ impl Writer {
         let pod = there.value();
         let target = self.target(&key(&pod));
         let present = annotations(&pod);
-        let mut written = annotate(self.prefix, &present, results);
+        let mut written = self.annotations(&present, results);
         let mut labels = BTreeMap::new();
         if let (Some(placement), Some(vendors)) = (&placed.devices, &self.vendors) {
             let typed = object::Pod::deserialize(&pod)
@@ -144,7 +158,7 @@ impl Writer {
             if !is_pending(pod, &text(pod, "/metadata/uid")) {
                 return;
             }
-            let written = annotate(self.prefix, &annotations(pod), results);
+            let written = self.annotations(&annotations(pod), results);
             put_annotations(pod, &written);
             put_condition(pod, failed);
             if let Some(status) = fields_mut(pod, "status") {
@@ -216,6 +230,9 @@ impl Writer {
 
     /// Tells of the pod. The same words again count up the event that is there.
     async fn event(&self, pod: &Value, kind: &str, reason: &str, message: &str) {
+        if self.terse {
+            return;
+        }
         let namespace = text(pod, "/metadata/namespace");
         let (name, uid) = (text(pod, "/metadata/name"), text(pod, "/metadata/uid"));
         let digest = digest(&[&uid, reason, message]);

@@ -1,0 +1,262 @@
+//! What-if: several runs over the same objects, each with one change, and their figures beside each other. Each run has
+//! a cluster and a scheduling loop of its own, and a clock that stands still while nothing happens: the same question
+//! gets the same answer, whatever the machine and however many threads it has.
+//!
+//! `base` says what the runs begin with, `variant` what each of them changes, `tally` what is measured; `table` and
+//! `chart` show it. All of these are values; `run` alone acts.
+
+mod base;
+mod chart;
+mod run;
+mod table;
+mod tally;
+mod variant;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kube_api::vendor::Vendors;
+use parking_lot::Mutex;
+use scheduling::plugin::{Plugin, Point};
+use serde::Serialize;
+use serde_json::Value;
+
+use self::base::Facts;
+use self::run::Ran;
+use self::variant::World;
+use super::{Refusal, Setup};
+
+pub use self::base::Base;
+pub use self::tally::{Evicted, Figures, Utilisation, Waiting};
+pub use self::variant::{Added, MOST_ADDED, Variant};
+
+/// How many variants one comparison has at most: more columns than a person can read.
+pub const MOST_VARIANTS: usize = 20;
+
+/// What is compared.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Question {
+    /// What every run begins with.
+    pub base: Base,
+    /// The scheduler configuration of the base, in place of the one that came with it.
+    pub configuration: Option<Value>,
+    /// The runs beside the one of the base as it is.
+    pub variants: Vec<Variant>,
+    /// Whether pods that have a node lose it and are placed again, in every run.
+    pub anew: bool,
+}
+
+/// The answer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Comparison {
+    /// What was compared.
+    pub base: String,
+    /// Whether all pods were placed anew.
+    pub anew: bool,
+    /// The share of a card by which fragmentation is judged; none where no pod asks for cards.
+    pub typical_request: Option<TypicalRequest>,
+    /// The base, then each variant.
+    pub runs: Vec<Column>,
+    /// What a reader has to know besides.
+    pub notes: Vec<String>,
+}
+
+/// The share of one card that pods typically ask for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TypicalRequest {
+    /// Of which vendor's cards.
+    pub vendor: String,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Compute in the card's own unit.
+    pub cores: u32,
+}
+
+/// How one run did.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Column {
+    /// What was run.
+    pub name: String,
+    /// What it came to.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// A run that can begin.
+struct Prepared {
+    name: String,
+    setup: Setup,
+    world: World,
+}
+
+impl Question {
+    /// Runs the base and every variant, so many of them at the same time.
+    ///
+    /// # Errors
+    ///
+    /// What of the question cannot be run. Everything is judged before anything runs.
+    pub fn answer(&self, vendors: &Arc<Vendors>, threads: usize) -> Result<Comparison, Refusal> {
+        let prepared = self.prepare(vendors)?;
+        let facts = Facts::of(&self.base, vendors);
+        let next = AtomicUsize::new(0);
+        let ran: Mutex<Vec<Option<Result<Ran, Refusal>>>> =
+            Mutex::new(prepared.iter().map(|_| None).collect());
+        std::thread::scope(|scope| {
+            for _ in 0..threads.clamp(1, prepared.len()) {
+                scope.spawn(|| {
+                    // Relaxed: the counter guards no other memory.
+                    while let at = next.fetch_add(1, Ordering::Relaxed)
+                        && let Some(one) = prepared.get(at)
+                    {
+                        let result = self.run(one, &facts, vendors);
+                        if let Some(place) = ran.lock().get_mut(at) {
+                            *place = Some(result);
+                        }
+                    }
+                });
+            }
+        });
+        let mut comparison = Comparison {
+            base: self.base.name.clone(),
+            anew: self.anew,
+            typical_request: facts.typical.as_ref().map(|typical| TypicalRequest {
+                vendor: typical.vendor.to_string(),
+                memory_mib: typical.memory_bytes >> 20,
+                cores: typical.cores,
+            }),
+            runs: Vec::new(),
+            notes: self.notes(&prepared, &facts),
+        };
+        for (one, ran) in prepared.into_iter().zip(ran.into_inner()) {
+            let missing = || Refusal::Impossible(format!("the run {} did not end", one.name));
+            let ran = ran.ok_or_else(missing)??;
+            if let Some((count, first)) = &ran.refused {
+                let objects = if *count == 1 {
+                    "object was"
+                } else {
+                    "objects were"
+                };
+                comparison.notes.push(format!(
+                    "{}: {count} {objects} refused by the cluster and left out; the first is {first}",
+                    one.name
+                ));
+            }
+            comparison.runs.push(Column {
+                name: one.name,
+                figures: ran.figures,
+            });
+        }
+        Ok(comparison)
+    }
+
+    fn prepare(&self, vendors: &Vendors) -> Result<Vec<Prepared>, Refusal> {
+        let name = &self.base.name;
+        if self.variants.len() > MOST_VARIANTS {
+            return Err(Refusal::Impossible(format!(
+                "{} variants to compare; at most {MOST_VARIANTS} are shown beside each other",
+                self.variants.len()
+            )));
+        }
+        for (what, count) in [("node", self.base.nodes().len()), ("pod", self.base.pods())] {
+            if count == 0 {
+                return Err(Refusal::Impossible(format!(
+                    "{name} has no {what}, so there is nothing to compare; expected nodes and pods, \
+                     as GET /api/v1/export gives them or a recording has them"
+                )));
+            }
+        }
+        let of_base = match (&self.configuration, &self.base.configuration) {
+            (Some(written), _) => Setup::read(written)?,
+            (None, Some(written)) => Setup::read(written).map_err(|why| within(name, &why))?,
+            (None, None) => Setup::defaults(),
+        };
+        let base = Variant {
+            name: "base".to_owned(),
+            ..Variant::default()
+        };
+        let mut prepared = Vec::new();
+        for variant in std::iter::once(&base).chain(&self.variants) {
+            let setup = match &variant.configuration {
+                Some(written) => Setup::read(written).map_err(|why| within(&variant.name, &why))?,
+                None => of_base.clone(),
+            };
+            prepared.push(Prepared {
+                name: variant.name.clone(),
+                setup,
+                world: World::of(&self.base, variant, self.anew, vendors)?,
+            });
+        }
+        Ok(prepared)
+    }
+
+    fn run(&self, one: &Prepared, facts: &Facts, vendors: &Arc<Vendors>) -> Result<Ran, Refusal> {
+        // Extenders are called over the network; nothing else waits.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Refusal::Impossible(format!("no runtime for a run: {error}")))?;
+        let run = run::run(&self.base, &one.world, facts, &one.setup, vendors);
+        runtime.block_on(run).map_err(|why| within(&one.name, &why))
+    }
+
+    fn notes(&self, prepared: &[Prepared], facts: &Facts) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.base.recorded {
+            notes.push(
+                "utilisation and fragmentation are means over the time of the recording".to_owned(),
+            );
+        }
+        if self.anew {
+            notes.push("every pod lost its node first and was placed again".to_owned());
+        }
+        for one in prepared {
+            let profiles = &one.setup.running.profiles;
+            let shares = profiles.iter().any(|profile| {
+                profile
+                    .plugins
+                    .expand(Point::Filter)
+                    .contains(&Plugin::GpuFit)
+            });
+            if facts.has_cards && facts.typical.is_some() && !shares {
+                notes.push(format!(
+                    "{}: the configuration lacks the plugins GpuFit and GpuScore, so pods get no card and the cards' \
+                     figures count only what they held before",
+                    one.name
+                ));
+            }
+            let named = |name: &Arc<str>| {
+                profiles
+                    .iter()
+                    .any(|profile| *profile.scheduler_name == **name)
+            };
+            if !facts.schedulers.iter().any(named) {
+                let names: Vec<&str> = facts.schedulers.iter().map(|name| &**name).collect();
+                notes.push(format!(
+                    "{}: no pod asks for a scheduler of this configuration; pods ask for {}",
+                    one.name,
+                    names.join(", ")
+                ));
+            }
+        }
+        notes
+    }
+}
+
+/// The refusal with the name of what it is about.
+fn within(name: &str, why: &Refusal) -> Refusal {
+    Refusal::Impossible(format!("{name}: {why}"))
+}
+
+impl Comparison {
+    /// A table for a terminal, one column for each run.
+    pub fn table(&self) -> String {
+        table::table(self)
+    }
+
+    /// A chart of the same figures, as a whole SVG document.
+    pub fn chart(&self) -> String {
+        chart::chart(self)
+    }
+}

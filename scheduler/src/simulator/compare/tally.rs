@@ -1,0 +1,478 @@
+//! What became of every pod in one run, and the figures that a comparison shows. Values in, values out; the caller says
+//! what time it is.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// What a pod asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) cpu_milli: u64,
+    pub(super) memory_bytes: u64,
+    pub(super) gpu_memory_bytes: u64,
+    /// In the cards' own unit.
+    pub(super) gpu_cores: u64,
+}
+
+impl Asked {
+    fn amounts(self) -> [u64; 4] {
+        [
+            self.cpu_milli,
+            self.memory_bytes,
+            self.gpu_memory_bytes,
+            self.gpu_cores,
+        ]
+    }
+}
+
+/// How a run ended. A figure that is not known, since there is nothing to measure, is none.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Figures {
+    /// Pods that got a node, those that have ended since included.
+    pub placed: u64,
+    /// Pods that have none.
+    pub pending: u64,
+    /// How many of these for each reason.
+    pub reasons: BTreeMap<String, u64>,
+    /// How much of what nodes offer is taken, in percent.
+    pub utilisation: Utilisation,
+    /// How much of the free GPU memory stands on cards that do not take the typical request, in percent.
+    pub fragmentation: Option<f64>,
+    /// How evenly namespaces got what they asked for: Jain's index, 0 to 1.
+    pub fairness: Option<f64>,
+    /// How long pods waited for their node.
+    pub waiting: Waiting,
+    /// Pods that lost their node.
+    pub evicted: Evicted,
+}
+
+/// Parts that are taken, in percent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Utilisation {
+    /// Of the memory of shared cards.
+    pub gpu_memory: Option<f64>,
+    /// Of the compute of shared cards.
+    pub gpu_cores: Option<f64>,
+    /// Of the nodes' CPU.
+    pub cpu: Option<f64>,
+    /// Of the nodes' memory.
+    pub memory: Option<f64>,
+}
+
+/// Times in seconds of the simulated clock, over pods that got their node in the run; none where no pod did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Waiting {
+    /// Half of the pods waited at most so long.
+    pub p50_seconds: Option<f64>,
+    /// 95 of 100 pods waited at most so long.
+    pub p95_seconds: Option<f64>,
+    /// The longest wait.
+    pub max_seconds: Option<f64>,
+}
+
+/// Numbers of evictions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Evicted {
+    /// From nodes that were drained.
+    pub drained: u64,
+    /// For pods of a higher priority.
+    pub preempted: u64,
+}
+
+/// What is taken of something, and how much there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) used: u64,
+    pub(super) total: u64,
+}
+
+impl Part {
+    pub(super) fn add(&mut self, used: u64, total: u64) {
+        self.used = self.used.saturating_add(used);
+        self.total = self.total.saturating_add(total);
+    }
+
+    fn percent(self) -> Option<f64> {
+        (self.total > 0).then(|| float(self.used) / float(self.total) * 100.0)
+    }
+}
+
+/// The cluster at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Sample {
+    pub(super) gpu_memory: Part,
+    pub(super) gpu_cores: Part,
+    pub(super) cpu: Part,
+    pub(super) memory: Part,
+    /// Of the free memory of cards that the typical request could be for, what stands where it does not fit; none
+    /// where no request is typical.
+    pub(super) stranded: Option<Part>,
+}
+
+/// Where a pod is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Waits {
+        since_ms: u64,
+    },
+    Runs,
+    /// It is gone, and had its node.
+    Ended,
+    /// It went without having had a node.
+    Left,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Track {
+    asked: Asked,
+    stage: Stage,
+    reason: String,
+}
+
+/// What became of the pods by now.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tally {
+    pods: BTreeMap<String, Track>,
+    /// Pods that are gone, and whose name another one has taken since; with their namespaces.
+    past: Vec<(String, Track)>,
+    waits_ms: Vec<u64>,
+    evicted: Evicted,
+    samples: Vec<Sample>,
+}
+
+const LEFT: &str = "gone before it found a node";
+
+impl Tally {
+    /// A pod is new and waits.
+    pub(super) fn waits(&mut self, key: &str, asked: Asked, now_ms: u64, reason: &str) {
+        self.enter(key, asked, Stage::Waits { since_ms: now_ms }, reason);
+    }
+
+    /// A pod is new and has a node already.
+    pub(super) fn runs(&mut self, key: &str, asked: Asked) {
+        self.enter(key, asked, Stage::Runs, "");
+    }
+
+    fn enter(&mut self, key: &str, asked: Asked, stage: Stage, reason: &str) {
+        let track = Track {
+            asked,
+            stage,
+            reason: reason.to_owned(),
+        };
+        if let Some(before) = self.pods.insert(key.to_owned(), track) {
+            self.past.push((namespace(key).to_owned(), before));
+        }
+    }
+
+    pub(super) fn is_waiting(&self, key: &str) -> bool {
+        let track = self.pods.get(key);
+        track.is_some_and(|track| matches!(track.stage, Stage::Waits { .. }))
+    }
+
+    /// Why a pod that waits has no node.
+    pub(super) fn refused(&mut self, key: &str, reason: String) {
+        if let Some(track) = self.pods.get_mut(key) {
+            track.reason = reason;
+        }
+    }
+
+    /// A pod that waits has its node.
+    pub(super) fn placed(&mut self, key: &str, now_ms: u64) {
+        if let Some(track) = self.pods.get_mut(key)
+            && let Stage::Waits { since_ms } = track.stage
+        {
+            self.waits_ms.push(now_ms.saturating_sub(since_ms));
+            track.stage = Stage::Runs;
+        }
+    }
+
+    /// A pod lost its node to another one, and waits again.
+    pub(super) fn preempted(&mut self, key: &str, now_ms: u64) {
+        self.evicted.preempted += 1;
+        if let Some(track) = self.pods.get_mut(key) {
+            track.stage = Stage::Waits { since_ms: now_ms };
+            "preempted".clone_into(&mut track.reason);
+        }
+    }
+
+    /// So many pods lost their node since it is drained.
+    pub(super) fn drained(&mut self, pods: u64) {
+        self.evicted.drained += pods;
+    }
+
+    /// A pod has ended or was deleted.
+    pub(super) fn gone(&mut self, key: &str) {
+        if let Some(track) = self.pods.get_mut(key) {
+            track.stage = match track.stage {
+                Stage::Waits { .. } | Stage::Left => Stage::Left,
+                Stage::Runs | Stage::Ended => Stage::Ended,
+            };
+        }
+    }
+
+    /// What the cluster is like at this moment; figures of several moments are averaged.
+    pub(super) fn sample(&mut self, sample: Sample) {
+        self.samples.push(sample);
+    }
+
+    /// The figures, rounded to hundredths of a percent and to milliseconds.
+    pub(super) fn figures(mut self) -> Figures {
+        let mut figures = Figures {
+            evicted: self.evicted,
+            ..Figures::default()
+        };
+        let mut shares: BTreeMap<String, Got> = BTreeMap::new();
+        let now = std::mem::take(&mut self.pods);
+        let now = now
+            .into_iter()
+            .map(|(key, track)| (namespace(&key).to_owned(), track));
+        for (namespace, track) in self.past.drain(..).chain(now) {
+            let got = matches!(track.stage, Stage::Runs | Stage::Ended);
+            shares.entry(namespace).or_default().add(track.asked, got);
+            if got {
+                figures.placed += 1;
+                continue;
+            }
+            figures.pending += 1;
+            let reason = match track.stage {
+                Stage::Left => LEFT.to_owned(),
+                _ => track.reason,
+            };
+            *figures.reasons.entry(reason).or_insert(0) += 1;
+        }
+        let mean = |of: fn(&Sample) -> Option<f64>| {
+            let known: Vec<f64> = self.samples.iter().filter_map(of).collect();
+            let count = u32::try_from(known.len()).unwrap_or(u32::MAX);
+            (count > 0).then(|| rounded(known.iter().sum::<f64>() / f64::from(count), 100.0))
+        };
+        figures.utilisation = Utilisation {
+            gpu_memory: mean(|sample| sample.gpu_memory.percent()),
+            gpu_cores: mean(|sample| sample.gpu_cores.percent()),
+            cpu: mean(|sample| sample.cpu.percent()),
+            memory: mean(|sample| sample.memory.percent()),
+        };
+        figures.fragmentation = mean(|sample| {
+            // Without cards there is nothing to measure; where all of them are full, nothing is in pieces.
+            sample.gpu_memory.percent()?;
+            Some(sample.stranded?.percent().unwrap_or_default())
+        });
+        let shares: Vec<f64> = shares.into_values().map(Got::share).collect();
+        figures.fairness = jain(&shares).map(|index| rounded(index, 10_000.0));
+        self.waits_ms.sort_unstable();
+        let at = |percent| percentile(&self.waits_ms, percent).map(|ms| float(ms) / 1000.0);
+        figures.waiting = Waiting {
+            p50_seconds: at(50),
+            p95_seconds: at(95),
+            max_seconds: at(100),
+        };
+        figures
+    }
+}
+
+fn namespace(key: &str) -> &str {
+    key.split_once('/')
+        .map_or("default", |(namespace, _)| namespace)
+}
+
+/// What the pods of a namespace asked for, and what those of them asked for that got a node.
+#[derive(Debug, Clone, Copy, Default)]
+struct Got {
+    asked: [u64; 4],
+    got: [u64; 4],
+    pods: Part,
+}
+
+impl Got {
+    fn add(&mut self, asked: Asked, got: bool) {
+        self.pods.add(u64::from(got), 1);
+        for (at, amount) in asked.amounts().into_iter().enumerate() {
+            let sums = [(&mut self.asked, true), (&mut self.got, got)];
+            for (sum, counts) in sums {
+                if let (Some(sum), true) = (sum.get_mut(at), counts) {
+                    *sum = sum.saturating_add(amount);
+                }
+            }
+        }
+    }
+
+    /// The mean, over the resources that the namespace asked for, of the part of it that it got; for a namespace that
+    /// asked for none, the part of its pods that got a node.
+    fn share(self) -> f64 {
+        let parts: Vec<f64> = self
+            .asked
+            .into_iter()
+            .zip(self.got)
+            .filter(|(asked, _)| *asked > 0)
+            .map(|(asked, got)| float(got) / float(asked))
+            .collect();
+        let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+        if count == 0 {
+            return float(self.pods.used) / float(self.pods.total.max(1));
+        }
+        parts.iter().sum::<f64>() / f64::from(count)
+    }
+}
+
+/// Jain's index: the square of the sum over n times the sum of squares. 1 where all are equal, also where all are 0;
+/// 1/n where one has everything.
+fn jain(shares: &[f64]) -> Option<f64> {
+    let count = u32::try_from(shares.len())
+        .ok()
+        .filter(|count| *count > 0)?;
+    let sum: f64 = shares.iter().sum();
+    let squares: f64 = shares.iter().map(|share| share * share).sum();
+    if squares <= 0.0 {
+        return Some(1.0);
+    }
+    Some(sum * sum / (f64::from(count) * squares))
+}
+
+/// The smallest value such that so many of a hundred are not above it. `sorted` is in rising order.
+fn percentile(sorted: &[u64], percent: usize) -> Option<u64> {
+    let rank = (sorted.len() * percent).div_ceil(100).checked_sub(1)?;
+    sorted.get(rank).copied()
+}
+
+fn rounded(value: f64, steps: f64) -> f64 {
+    (value * steps).round() / steps
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a figure with a few digits is made of it"
+)]
+fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpu(cpu_milli: u64) -> Asked {
+        Asked {
+            cpu_milli,
+            ..Asked::default()
+        }
+    }
+
+    #[test]
+    fn jain_is_one_when_even_and_one_nth_when_one_has_all() {
+        let index = |shares: &[f64]| jain(shares).map(|index| rounded(index, 100.0));
+
+        assert_eq!(index(&[0.5, 0.5, 0.5]), Some(1.0));
+        assert_eq!(index(&[1.0, 0.0, 0.0, 0.0]), Some(0.25));
+        assert_eq!(index(&[1.0, 0.5]), Some(0.9));
+        assert_eq!(index(&[0.0, 0.0]), Some(1.0));
+        assert_eq!(index(&[]), None);
+    }
+
+    #[test]
+    fn percentiles_are_waits_that_occurred() {
+        let waits: Vec<u64> = (1..=20).collect();
+
+        let of = |percent| percentile(&waits, percent);
+
+        assert_eq!((of(50), of(95), of(100)), (Some(10), Some(19), Some(20)));
+        assert_eq!(percentile(&[7], 50), Some(7));
+        assert_eq!(percentile(&[], 50), None);
+    }
+
+    #[test]
+    fn placed_and_pending_pods_add_up_to_all() {
+        let mut tally = Tally::default();
+        tally.runs("a/stood", cpu(1000));
+        tally.waits("a/fits", cpu(500), 0, "");
+        tally.placed("a/fits", 20);
+        tally.waits("b/large", cpu(9000), 0, "");
+        tally.refused("b/large", "Insufficient cpu".to_owned());
+        tally.waits("b/left", cpu(1), 0, "");
+        tally.gone("b/left");
+        tally.waits("a/ended", cpu(1), 10, "");
+        tally.placed("a/ended", 50);
+        tally.gone("a/ended");
+
+        let figures = tally.figures();
+
+        assert_eq!((figures.placed, figures.pending), (3, 2));
+        let reasons: Vec<_> = figures.reasons.iter().collect();
+        assert_eq!(
+            reasons,
+            [(&"Insufficient cpu".to_owned(), &1), (&LEFT.to_owned(), &1)]
+        );
+        // a got everything, b nothing.
+        assert_eq!(figures.fairness, Some(0.5));
+        assert_eq!(figures.waiting.p50_seconds, Some(0.02));
+        assert_eq!(figures.waiting.max_seconds, Some(0.04));
+    }
+
+    #[test]
+    fn a_preempted_pod_waits_from_its_eviction_on() {
+        let mut tally = Tally::default();
+        tally.runs("a/low", cpu(1));
+        tally.preempted("a/low", 1_000);
+        tally.placed("a/low", 4_000);
+
+        let figures = tally.figures();
+
+        assert_eq!((figures.placed, figures.pending), (1, 0));
+        assert_eq!(figures.evicted.preempted, 1);
+        assert_eq!(figures.waiting.p50_seconds, Some(3.0));
+    }
+
+    #[test]
+    fn a_name_that_is_used_again_counts_twice() {
+        let mut tally = Tally::default();
+        tally.waits("a/p", cpu(1), 0, "");
+        tally.placed("a/p", 5);
+        tally.gone("a/p");
+        tally.waits("a/p", cpu(1), 10, "no node");
+
+        let figures = tally.figures();
+
+        assert_eq!((figures.placed, figures.pending), (1, 1));
+    }
+
+    #[test]
+    fn samples_are_averaged_and_nothing_to_measure_is_none() {
+        let full = Part { used: 3, total: 4 };
+        let mut tally = Tally::default();
+        tally.sample(Sample {
+            cpu: full,
+            ..Sample::default()
+        });
+        tally.sample(Sample {
+            cpu: Part { used: 0, total: 4 },
+            gpu_memory: full,
+            stranded: Some(Part::default()),
+            ..Sample::default()
+        });
+
+        let figures = tally.figures();
+
+        assert_eq!(figures.utilisation.cpu, Some(37.5));
+        assert_eq!(figures.utilisation.gpu_memory, Some(75.0));
+        assert_eq!(figures.utilisation.gpu_cores, None);
+        assert_eq!(figures.fragmentation, Some(0.0));
+        assert_eq!(Figures::default().fragmentation, None);
+    }
+
+    #[test]
+    fn a_namespace_that_asks_for_several_things_gets_their_mean() {
+        let mut got = Got::default();
+        let asked = Asked {
+            cpu_milli: 1000,
+            gpu_memory_bytes: 10,
+            ..Asked::default()
+        };
+        got.add(asked, true);
+        got.add(cpu(1000), false);
+
+        assert_eq!(got.share(), 0.75);
+        assert_eq!(Got::default().share(), 0.0);
+    }
+}
