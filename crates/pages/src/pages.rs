@@ -297,6 +297,7 @@ pub(crate) struct ComparePage {
     pub(crate) configuration: String,
     pub(crate) add_nodes: String,
     pub(crate) drain: String,
+    pub(crate) anew: bool,
     pub(crate) compared: Option<Compared>,
 }
 

@@ -162,6 +162,8 @@ pub struct Compare {
     pub add_nodes: u32,
     /// Nodes that are drained in a run of its own.
     pub drain: Vec<String>,
+    /// Whether every pod is placed again in every run, those included that have a node.
+    pub anew: bool,
 }
 
 /// How several runs did.
@@ -169,9 +171,11 @@ pub struct Compare {
 pub struct Comparison {
     /// One for each run, in the order of the question.
     pub runs: Vec<Run>,
+    /// What a reader has to know besides, each in a sentence.
+    pub notes: Vec<String>,
 }
 
-/// How one run did.
+/// How one run did. A figure that is not known, since there is nothing to measure, is `NaN`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Run {
     /// What was run.
@@ -184,10 +188,22 @@ pub struct Run {
     pub memory_percent: f64,
     /// How much of the GPUs' compute is promised, in percent.
     pub compute_percent: f64,
-    /// How much of the free GPU memory lies in pieces that no pending pod fits into, in percent.
+    /// How much of the nodes' CPU is requested, in percent.
+    pub cpu_percent: f64,
+    /// How much of the nodes' memory is requested, in percent.
+    pub node_memory_percent: f64,
+    /// How much of the free GPU memory stands on cards that do not take the typical request, in percent.
     pub fragmentation_percent: f64,
     /// How evenly namespaces got what they asked for: 1 is even, 0 is one namespace has all (Jain's index).
     pub fairness: f64,
-    /// How long a pod waited for its node on average, in seconds of the run.
-    pub waited_seconds: f64,
+    /// How long half of the pods waited for their node at most, in seconds of the run.
+    pub waited_p50_seconds: f64,
+    /// How long 95 of 100 pods waited at most.
+    pub waited_p95_seconds: f64,
+    /// The longest wait.
+    pub waited_max_seconds: f64,
+    /// How many pods lost their node since it was drained.
+    pub drained: u64,
+    /// How many pods lost their node to one of a higher priority.
+    pub preempted: u64,
 }

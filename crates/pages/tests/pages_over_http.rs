@@ -493,14 +493,16 @@ async fn a_comparison_shows_every_run() {
     let (refused, _, why) = form(
         &site,
         "/page/compare",
-        &[("add_nodes", "x"), ("drain", "n7")],
+        &[("add_nodes", "x"), ("drain", "n7"), ("anew", "on")],
     )
     .await;
 
     assert_eq!(status, StatusCode::OK);
     assert!(body.contains("2 nodes more") && body.contains("Pending: Insufficient cpu"));
+    assert!(body.contains("what else there is to know") && !body.contains(" checked"));
     assert_eq!(refused, StatusCode::BAD_REQUEST);
     assert!(why.contains("is no number of nodes") && why.contains("value=\"n7\""));
+    assert!(why.contains("name=\"anew\" value=\"on\" checked"));
 }
 
 #[tokio::test]

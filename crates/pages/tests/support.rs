@@ -338,7 +338,8 @@ impl Source for Memory {
                 compute_percent: 40.0,
                 fragmentation_percent: 12.0,
                 fairness: 0.91,
-                waited_seconds: 3.25,
+                waited_p50_seconds: 3.25,
+                ..Run::default()
             };
             let mut runs = vec![run("as it is".into())];
             runs.extend(
@@ -350,7 +351,10 @@ impl Source for Memory {
             if question.add_nodes > 0 {
                 runs.push(run(format!("{} nodes more", question.add_nodes)));
             }
-            Ok(Comparison { runs })
+            Ok(Comparison {
+                runs,
+                notes: vec!["what else there is to know".into()],
+            })
         })
     }
 }

@@ -17,12 +17,15 @@ use kube_api::config::DeviceConfig;
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
-use pages::{Change, Changes, Future, Kind, Reason, Refused, Source, Way, Why};
+use pages::{
+    Change, Changes, Compare, Comparison, Future, Kind, Reason, Refused, Run, Source, Way, Why,
+};
 use parking_lot::Mutex;
 use scheduling::plugin::{Plugin, Point};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::compare::{Added, Base, Column, MOST_ADDED, Question, Variant};
 use super::{Import, Merge, Refusal, Simulator};
 use crate::explain::{Advised, Detail, Explained, OfNode, Verdict, View, explain};
 
@@ -38,6 +41,8 @@ pub struct Pages {
     vendors: Arc<Vendors>,
     /// What pods are explained from, and of which version of the cluster it is.
     view: Mutex<Option<(u64, Arc<View>)>>,
+    /// Comparisons are worked out one after the other.
+    comparing: tokio::sync::Mutex<()>,
 }
 
 impl std::fmt::Debug for Pages {
@@ -58,6 +63,7 @@ impl Pages {
             simulator: simulator.clone(),
             vendors: Arc::new(vendors.expect("a test reads the standard configuration")),
             view: Mutex::new(None),
+            comparing: tokio::sync::Mutex::default(),
         }
     }
 
@@ -337,6 +343,92 @@ impl Source for Pages {
             Ok(())
         })
     }
+
+    fn can_compare(&self) -> bool {
+        true
+    }
+
+    fn compare(&self, asked: Compare) -> Future<'_, Result<Comparison, Refused>> {
+        Box::pin(async move {
+            let _alone = self.comparing.lock().await;
+            let question = question(asked, self.export().await?)?;
+            let vendors = self.vendors.clone();
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            let answer = tokio::task::spawn_blocking(move || question.answer(&vendors, threads));
+            let answer = answer
+                .await
+                .map_err(|error| Refused::new(500, error.to_string()))??;
+            Ok(Comparison {
+                runs: answer.runs.into_iter().map(column).collect(),
+                notes: answer.notes,
+            })
+        })
+    }
+}
+
+/// What a page asks, over these objects: one variant for each change.
+fn question(asked: Compare, export: Value) -> Result<Question, Refused> {
+    let import = Import::read(export)?;
+    let mut question = Question {
+        base: Base::of_export("the simulator", import),
+        anew: asked.anew,
+        ..Question::default()
+    };
+    for (name, configuration) in asked.configurations {
+        question.variants.push(Variant {
+            name,
+            configuration: Some(configuration),
+            ..Variant::default()
+        });
+    }
+    let count = asked.add_nodes;
+    if count > MOST_ADDED {
+        let why = format!("{count} nodes to add; a number from 1 to {MOST_ADDED} is accepted");
+        return Err(Refused::new(422, why));
+    }
+    if count > 0 {
+        question.variants.push(Variant {
+            name: format!(
+                "with {count} more {}",
+                if count == 1 { "node" } else { "nodes" }
+            ),
+            add: vec![Added { count, like: None }],
+            ..Variant::default()
+        });
+    }
+    if !asked.drain.is_empty() {
+        question.variants.push(Variant {
+            name: format!("without {}", asked.drain.join(", ")),
+            drain: asked.drain,
+            ..Variant::default()
+        });
+    }
+    Ok(question)
+}
+
+/// A run as a page shows it.
+fn column(column: Column) -> Run {
+    let figures = column.figures;
+    let known = |figure: Option<f64>| figure.unwrap_or(f64::NAN);
+    Run {
+        name: match column.name.as_str() {
+            "base" => "as it is".to_owned(),
+            _ => column.name,
+        },
+        placed: figures.placed,
+        pending: figures.reasons.into_iter().collect(),
+        memory_percent: known(figures.utilisation.gpu_memory),
+        compute_percent: known(figures.utilisation.gpu_cores),
+        cpu_percent: known(figures.utilisation.cpu),
+        node_memory_percent: known(figures.utilisation.memory),
+        fragmentation_percent: known(figures.fragmentation),
+        fairness: known(figures.fairness),
+        waited_p50_seconds: known(figures.waiting.p50_seconds),
+        waited_p95_seconds: known(figures.waiting.p95_seconds),
+        waited_max_seconds: known(figures.waiting.max_seconds),
+        drained: figures.evicted.drained,
+        preempted: figures.evicted.preempted,
+    }
 }
 
 /// The configuration with the plugins for shared GPUs in every profile.
@@ -431,6 +523,31 @@ fn reason(node: OfNode) -> Reason {
 mod tests {
     use super::*;
     use crate::simulator::Setup;
+
+    #[test]
+    fn each_change_that_a_page_asks_for_is_a_run() {
+        let asked = Compare {
+            configurations: vec![("other".to_owned(), json!({}))],
+            add_nodes: 2,
+            drain: vec!["n1".to_owned(), "n2".to_owned()],
+            anew: true,
+        };
+
+        let question = question(asked, json!({})).unwrap();
+
+        let names: Vec<_> = question
+            .variants
+            .iter()
+            .map(|of| of.name.as_str())
+            .collect();
+        assert_eq!(names, ["other", "with 2 more nodes", "without n1, n2"]);
+        assert!(question.anew);
+        let too_many = Compare {
+            add_nodes: u32::MAX,
+            ..Compare::default()
+        };
+        assert_eq!(super::question(too_many, json!({})).unwrap_err().code, 422);
+    }
 
     #[test]
     fn the_configuration_for_gpus_runs_and_keeps_what_was_there() {

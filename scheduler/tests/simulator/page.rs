@@ -145,3 +145,68 @@ async fn an_edit_takes_the_status_too_and_an_old_one_changes_nothing() {
     assert_eq!(node["status"]["allocatable"]["cpu"], "16");
     assert_eq!(node["metadata"]["labels"]["team"], "a");
 }
+
+#[tokio::test]
+async fn a_comparison_shows_every_run_and_changes_nothing() {
+    let served = Served::scheduling(None).await;
+    let mut node = gpu_node();
+    node["status"]["allocatable"]["cpu"] = json!("1");
+    write(&served, "/page/new/nodes", &node.to_string()).await;
+    for name in ["one", "two"] {
+        let spec = json!({ "containers": [{ "name": "c", "image": "i", "resources": { "requests": { "cpu": "1" } } }] });
+        let pod = json!({ "metadata": { "name": name }, "spec": spec });
+        write(&served, "/page/new/pods", &pod.to_string()).await;
+    }
+    served.simulator.at_rest().await;
+    let before = served.export().await;
+    let ask = async |form: &str| {
+        let headers = [("Content-Type", "application/x-www-form-urlencoded")];
+        let answer = served
+            .send("POST", "/page/compare", &headers, Some(form.as_bytes()))
+            .await;
+        let body = String::from_utf8_lossy(&answer.body).into_owned();
+        (answer.code(), body)
+    };
+
+    let (_, overview) = page(&served, "/").await;
+    let (code, more) = ask("add_nodes=1&drain=gpu-1&configuration=profiles%3A+%5B%5D").await;
+    let (no_node, said) = ask("drain=n9&configuration=profiles%3A+%5B%5D").await;
+    let (cannot_run, why) = ask("configuration=profiles%3A+3").await;
+    let (too_many, most) = ask("add_nodes=4000000000").await;
+
+    assert!(
+        overview.contains("/page/compare"),
+        "the navigation offers it"
+    );
+    assert_eq!(code, 200, "{more}");
+    for wanted in [
+        "as it is",
+        "with this configuration",
+        "with 1 more node",
+        "without gpu-1",
+        "Insufficient cpu",
+    ] {
+        assert!(more.contains(wanted), "{wanted}: {more}");
+    }
+    assert!(
+        more.contains("<td>2 <span"),
+        "both pods fit on two nodes: {more}"
+    );
+    assert_eq!(no_node, 422, "{said}");
+    assert!(
+        said.contains("no node &#34;n9&#34; that could be drained; its nodes are gpu-1"),
+        "{said}"
+    );
+    assert!(
+        said.contains("value=\"n9\"") && said.contains("profiles: []"),
+        "what was typed stays"
+    );
+    assert_eq!(cannot_run, 422);
+    assert!(
+        why.contains("with this configuration: the scheduler configuration cannot"),
+        "{why}"
+    );
+    assert_eq!(too_many, 422);
+    assert!(most.contains("a number from 1 to 10000"), "{most}");
+    assert_eq!(served.export().await, before);
+}

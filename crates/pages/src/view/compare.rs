@@ -13,6 +13,8 @@ pub struct Compared {
     pub reasons: Vec<Line>,
     /// One group of bars for each measure that has a common scale.
     pub charts: Vec<Chart>,
+    /// What a reader has to know besides.
+    pub notes: Vec<String>,
 }
 
 /// A line of the table.
@@ -64,13 +66,15 @@ pub struct Column {
 /// What a measure is called, which value it is, and whether more is better.
 type Measure = (&'static str, fn(&Run) -> f64, bool);
 
-const MEASURES: [Measure; 7] = [
+const MEASURES: [Measure; 13] = [
     ("Pods placed", placed, true),
     ("Pods pending", pending, false),
     ("GPU memory promised, %", |run| run.memory_percent, true),
     ("GPU compute promised, %", |run| run.compute_percent, true),
+    ("CPU requested, %", |run| run.cpu_percent, true),
+    ("Memory requested, %", |run| run.node_memory_percent, true),
     (
-        "GPU memory in pieces too small, %",
+        "Free GPU memory on cards too full for a typical pod, %",
         |run| run.fragmentation_percent,
         false,
     ),
@@ -79,12 +83,30 @@ const MEASURES: [Measure; 7] = [
         |run| run.fairness,
         true,
     ),
-    ("Mean wait, seconds", |run| run.waited_seconds, false),
+    (
+        "Wait of half of the pods at most, seconds",
+        |run| run.waited_p50_seconds,
+        false,
+    ),
+    (
+        "Wait of 95 of 100 pods at most, seconds",
+        |run| run.waited_p95_seconds,
+        false,
+    ),
+    ("Longest wait, seconds", |run| run.waited_max_seconds, false),
+    ("Evicted from drained nodes, pods", drained, false),
+    ("Evicted for a higher priority, pods", preempted, false),
 ];
 
 /// Measures that are drawn, and the end of their scale; none for the largest value.
-const CHARTS: [(usize, Option<f64>); 4] =
-    [(0, None), (1, None), (2, Some(100.0)), (3, Some(100.0))];
+const CHARTS: [(usize, Option<f64>); 6] = [
+    (0, None),
+    (1, None),
+    (2, Some(100.0)),
+    (3, Some(100.0)),
+    (6, Some(100.0)),
+    (7, Some(1.0)),
+];
 
 #[expect(clippy::cast_precision_loss, reason = "a number of pods")]
 fn placed(run: &Run) -> f64 {
@@ -94,6 +116,16 @@ fn placed(run: &Run) -> f64 {
 #[expect(clippy::cast_precision_loss, reason = "a number of pods")]
 fn pending(run: &Run) -> f64 {
     run.pending.iter().map(|(_, pods)| *pods).sum::<u64>() as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a number of pods")]
+fn drained(run: &Run) -> f64 {
+    run.drained as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a number of pods")]
+fn preempted(run: &Run) -> f64 {
+    run.preempted as f64
 }
 
 /// The comparison as it is shown.
@@ -119,16 +151,18 @@ pub fn compared(comparison: &Comparison) -> Compared {
             })
             .collect(),
     };
+    // What no run knows, such as GPU memory where there are no GPUs, is not drawn.
+    let is_known = |(_, value, _): &&Measure| runs.iter().any(|run| value(run).is_finite());
     let charts = CHARTS.iter().filter_map(|(position, end)| {
-        MEASURES
-            .get(*position)
-            .map(|measure| chart(measure, *end, runs))
+        let measure = MEASURES.get(*position).filter(is_known)?;
+        Some(chart(measure, *end, runs))
     });
     Compared {
         runs: runs.iter().map(|run| run.name.clone()).collect(),
         rows: rows.collect(),
         reasons: reasons.into_iter().map(reason_line).collect(),
         charts: charts.collect(),
+        notes: comparison.notes.clone(),
     }
 }
 
@@ -162,7 +196,7 @@ fn chart((label, value, _): &Measure, end: Option<f64>, runs: &[Run]) -> Chart {
             Column {
                 name: run.name.clone(),
                 text: number(value),
-                width: format!("{:.2}", (value / end * 100.0).clamp(0.0, 100.0)),
+                width: format!("{:.2}", percent(value, end)),
                 top,
                 baseline: top + BAR - 8,
             }
@@ -177,6 +211,15 @@ fn chart((label, value, _): &Measure, end: Option<f64>, runs: &[Run]) -> Chart {
         height: (bars.len() * (BAR + GAP)).saturating_sub(GAP),
         spoken: format!("{label}: {}", words.join(", ")),
         bars,
+    }
+}
+
+/// How long a bar is; one whose value is not known has none.
+fn percent(value: f64, end: f64) -> f64 {
+    if value.is_finite() {
+        (value / end * 100.0).clamp(0.0, 100.0)
+    } else {
+        0.0
     }
 }
 
@@ -212,6 +255,7 @@ mod tests {
     fn the_better_run_is_marked_and_a_tie_is_not() {
         let comparison = Comparison {
             runs: vec![run("now", 6, 50.0), run("binpack", 9, 50.0)],
+            ..Comparison::default()
         };
 
         let compared = compared(&comparison);
@@ -231,7 +275,29 @@ mod tests {
 
     #[test]
     fn no_run_and_odd_numbers_do_no_harm() {
-        assert_eq!(compared(&Comparison::default()).charts[0].bars.len(), 0);
+        assert_eq!(compared(&Comparison::default()).charts, []);
+        let unknown = Comparison {
+            runs: vec![
+                run("a", 1, f64::NAN),
+                run("b", 1, 20.0),
+                run("c", 1, f64::NAN),
+            ],
+            ..Comparison::default()
+        };
+        let shown = compared(&unknown);
+        assert_eq!(shown.rows[2].cells[0].text, "not known");
+        assert_eq!(shown.charts[2].bars[0].width, "0.00");
+        assert_eq!(shown.charts[2].bars[1].width, "20.00");
+        let without = Comparison {
+            runs: vec![run("a", 1, f64::NAN)],
+            ..Comparison::default()
+        };
+        assert!(
+            compared(&without)
+                .charts
+                .iter()
+                .all(|chart| !chart.label.contains("GPU memory promised"))
+        );
         assert_eq!(number(f64::NAN), "not known");
         assert_eq!(
             [number(0.0), number(-0.001), number(12.5)],

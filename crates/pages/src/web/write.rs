@@ -633,6 +633,8 @@ pub(super) struct Question {
     configuration: String,
     add_nodes: String,
     drain: String,
+    /// Anything where the box is ticked.
+    anew: String,
 }
 
 fn compare_page(site: &Site, question: Question) -> ComparePage {
@@ -642,6 +644,7 @@ fn compare_page(site: &Site, question: Question) -> ComparePage {
         configuration: question.configuration,
         add_nodes: question.add_nodes,
         drain: question.drain,
+        anew: !question.anew.is_empty(),
         compared: None,
     }
 }
@@ -709,6 +712,7 @@ fn asked(question: &Question) -> Result<Compare, Refused> {
                 .to_owned(),
         ));
     }
+    asked.anew = !question.anew.is_empty();
     Ok(asked)
 }
 
@@ -761,5 +765,15 @@ mod tests {
             ..Question::default()
         };
         assert_eq!(asked(&question).unwrap().drain, ["n1", "n2", "n3"]);
+        let question = Question {
+            anew: "on".into(),
+            ..question
+        };
+        assert!(asked(&question).unwrap().anew);
+        let question = Question {
+            anew: "on".into(),
+            ..Question::default()
+        };
+        assert!(asked(&question).is_err());
     }
 }
