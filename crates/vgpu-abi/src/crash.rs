@@ -98,7 +98,7 @@ pub(crate) fn pass(name: &str) {
     });
     // Relaxed: a count.
     if at.as_deref() == Some(name) && LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
-        crate::region::sys::kill_myself();
+        crate::sys::kill_myself();
     }
 }
 

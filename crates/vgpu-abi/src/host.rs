@@ -19,9 +19,9 @@ use crate::layout::{
     REGION_VERSION, RegionDevice, RegionHeader, RegionLayout, SHARED_LIVE, SLOT_USED, SLOT_WORDS,
     SharedObject, Slot, SlotHead,
 };
-use crate::limits::DeviceUuid;
-use crate::region::sys::{self, LockOwner};
 use crate::region::{Holder, SharedKey, Why};
+use crate::sys::{self, LockOwner};
+use crate::uuid::DeviceUuid;
 
 /// So long the charges of a dead process stay at most, counted from when another process of its container found it
 /// dead: a driver that has not let go of the memory by then may never do so.

@@ -4,16 +4,89 @@
 //! Never makes it longer or shorter, never replaces it, and never knows what is in the copies.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
-use crate::layout::HostFileHeader;
-use crate::limits::FileError;
-use crate::region::{map::Words, sys};
+use crate::layout::{HostFileHeader, MAX_DEVICES};
+use crate::map::Words;
+use crate::sys;
+
+/// Why a file that the host owns cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileError {
+    /// There is no such file.
+    Missing,
+    /// There is one already.
+    Exists,
+    /// It is a directory, a link, a pipe or a device.
+    NotRegular,
+    /// It is too short or too long.
+    WrongSize {
+        /// Bytes found.
+        found: u64,
+        /// Bytes expected.
+        expected: u64,
+    },
+    /// It is another kind of file.
+    WrongMagic,
+    /// It was never finished.
+    Unfinished,
+    /// A newer release wrote it.
+    NewerVersion {
+        /// Its version.
+        found: u32,
+        /// The newest version that is known here.
+        known: u32,
+    },
+    /// Neither copy is valid.
+    Corrupt,
+    /// More devices than [`MAX_DEVICES`].
+    TooManyDevices {
+        /// Devices asked for.
+        asked: usize,
+    },
+    /// No room on the disk.
+    NoSpace,
+    /// The system refused; an `errno` value.
+    System {
+        /// What was refused.
+        call: &'static str,
+        /// `errno`.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Missing => write!(f, "no such file"),
+            Self::Exists => write!(f, "exists already"),
+            Self::NotRegular => write!(f, "not a regular file"),
+            Self::WrongSize { found, expected } => {
+                write!(f, "file of {found} bytes, expected {expected}")
+            }
+            Self::WrongMagic => write!(f, "another kind of file"),
+            Self::Unfinished => write!(f, "a file that was never finished"),
+            Self::NewerVersion { found, known } => {
+                write!(f, "version {found}, newest known here is {known}")
+            }
+            Self::Corrupt => write!(f, "neither copy in the file is valid"),
+            Self::TooManyDevices { asked } => {
+                write!(f, "{asked} devices, at most {MAX_DEVICES} are possible")
+            }
+            Self::NoSpace => write!(f, "no space left on the disk"),
+            Self::System { call, errno } => {
+                write!(f, "{call}: {}", io::Error::from_raw_os_error(errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for FileError {}
 
 /// What kind of file.
 pub(crate) struct Make {

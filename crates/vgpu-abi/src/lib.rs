@@ -33,3 +33,11 @@ mod atomic;
 mod crash;
 #[cfg(not(loom))]
 mod hostfile;
+#[cfg(not(loom))]
+#[allow(unsafe_code, reason = "shared mappings become references here")]
+mod map;
+#[cfg(not(loom))]
+#[allow(unsafe_code, reason = "system calls are made here")]
+mod sys;
+#[cfg(not(loom))]
+mod uuid;

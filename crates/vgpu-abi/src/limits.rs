@@ -4,7 +4,6 @@
 //! Never truncates and never renames (the first kills every reader, the second is invisible
 //! through a mapping), and never lets a reader see half a change.
 
-use std::fmt;
 use std::mem::offset_of;
 use std::path::Path;
 use std::time::Duration;
@@ -15,113 +14,10 @@ use crate::hostfile::{
 use crate::layout::{
     LIMITS_MAGIC, LIMITS_VERSION, LimitsCopy, LimitsDevice, LimitsLayout, MAX_DEVICES, UUID_BYTES,
 };
-use crate::region::map::Words;
+use crate::map::Words;
 
-/// A device's UUID as text (`GPU-…`, `MIG-…`), at most 95 bytes. The empty one stands for "the
-/// device at this index".
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct DeviceUuid([u8; UUID_BYTES]);
-
-impl DeviceUuid {
-    /// No text: the device at this index, whichever it is.
-    pub const EMPTY: Self = Self([0; UUID_BYTES]);
-
-    /// Takes a text.
-    ///
-    /// # Errors
-    /// When it is longer than 95 bytes, or has a byte that is not printable ASCII.
-    pub fn new(text: &str) -> Result<Self, UuidError> {
-        let mut bytes = [0; UUID_BYTES];
-        if text.len() >= UUID_BYTES {
-            return Err(UuidError { length: text.len() });
-        }
-        for (to, from) in bytes.iter_mut().zip(text.bytes()) {
-            if !from.is_ascii_graphic() {
-                return Err(UuidError { length: text.len() });
-            }
-            *to = from;
-        }
-        Ok(Self(bytes))
-    }
-
-    /// Takes bytes out of a file: text up to the first zero, cut where it stops being printable.
-    #[must_use]
-    pub fn from_bytes(bytes: &[u8; UUID_BYTES]) -> Self {
-        let mut text = [0; UUID_BYTES];
-        for (to, from) in text.iter_mut().zip(bytes.iter()).take(UUID_BYTES - 1) {
-            if !from.is_ascii_graphic() {
-                break;
-            }
-            *to = *from;
-        }
-        Self(text)
-    }
-
-    /// The zero-padded bytes, as they stand in a file.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8; UUID_BYTES] {
-        &self.0
-    }
-
-    /// The text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        let end = self.0.iter().position(|b| *b == 0).unwrap_or(UUID_BYTES);
-        let text = self.0.get(..end).unwrap_or_default();
-        std::str::from_utf8(text).unwrap_or_default()
-    }
-
-    /// Whether it stands for an index only.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.first() == Some(&0)
-    }
-}
-
-impl Default for DeviceUuid {
-    fn default() -> Self {
-        Self::EMPTY
-    }
-}
-
-impl fmt::Display for DeviceUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl fmt::Debug for DeviceUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self.as_str(), f)
-    }
-}
-
-impl std::str::FromStr for DeviceUuid {
-    type Err = UuidError;
-
-    fn from_str(text: &str) -> Result<Self, UuidError> {
-        Self::new(text)
-    }
-}
-
-/// A text that is no UUID of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UuidError {
-    length: usize,
-}
-
-impl fmt::Display for UuidError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "device uuid of {} bytes; accepted: at most {} printable characters without spaces",
-            self.length,
-            UUID_BYTES - 1
-        )
-    }
-}
-
-impl std::error::Error for UuidError {}
+pub use crate::hostfile::FileError;
+pub use crate::uuid::{DeviceUuid, UuidError};
 
 /// When the compute limit counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -218,79 +114,6 @@ impl From<&LimitsValue> for Limits {
         }
     }
 }
-
-/// Why a file that the host owns cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileError {
-    /// There is no such file.
-    Missing,
-    /// There is one already.
-    Exists,
-    /// It is a directory, a link, a pipe or a device.
-    NotRegular,
-    /// It is too short or too long.
-    WrongSize {
-        /// Bytes found.
-        found: u64,
-        /// Bytes expected.
-        expected: u64,
-    },
-    /// It is another kind of file.
-    WrongMagic,
-    /// It was never finished.
-    Unfinished,
-    /// A newer release wrote it.
-    NewerVersion {
-        /// Its version.
-        found: u32,
-        /// The newest version that is known here.
-        known: u32,
-    },
-    /// Neither copy is valid.
-    Corrupt,
-    /// More devices than [`MAX_DEVICES`].
-    TooManyDevices {
-        /// Devices asked for.
-        asked: usize,
-    },
-    /// No room on the disk.
-    NoSpace,
-    /// The system refused; an `errno` value.
-    System {
-        /// What was refused.
-        call: &'static str,
-        /// `errno`.
-        errno: i32,
-    },
-}
-
-impl fmt::Display for FileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Missing => write!(f, "no such file"),
-            Self::Exists => write!(f, "exists already"),
-            Self::NotRegular => write!(f, "not a regular file"),
-            Self::WrongSize { found, expected } => {
-                write!(f, "file of {found} bytes, expected {expected}")
-            }
-            Self::WrongMagic => write!(f, "another kind of file"),
-            Self::Unfinished => write!(f, "a file that was never finished"),
-            Self::NewerVersion { found, known } => {
-                write!(f, "version {found}, newest known here is {known}")
-            }
-            Self::Corrupt => write!(f, "neither copy in the file is valid"),
-            Self::TooManyDevices { asked } => {
-                write!(f, "{asked} devices, at most {MAX_DEVICES} are possible")
-            }
-            Self::NoSpace => write!(f, "no space left on the disk"),
-            Self::System { call, errno } => {
-                write!(f, "{call}: {}", std::io::Error::from_raw_os_error(errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for FileError {}
 
 /// How long a writer waits for another one: changes are a matter of microseconds, and a container
 /// could keep the lock for ever.
@@ -838,16 +661,6 @@ mod tests {
             FileError::TooManyDevices { asked: 17 }
         );
         assert!(!at("many").exists());
-    }
-
-    #[test]
-    fn a_device_uuid_is_short_printable_text() {
-        assert_eq!(DeviceUuid::new("GPU-1").unwrap().as_str(), "GPU-1");
-        assert!(DeviceUuid::new("").unwrap().is_empty());
-        assert!(DeviceUuid::new("GPU 1").is_err());
-        assert!(DeviceUuid::new(&"x".repeat(96)).is_err());
-        assert!(DeviceUuid::new(&"x".repeat(95)).is_ok());
-        assert_eq!(DeviceUuid::from_bytes(&[0xff; 96]).as_str(), "");
     }
 
     proptest::proptest! {

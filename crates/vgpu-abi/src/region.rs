@@ -1,13 +1,8 @@
 //! The usage region as the container's processes see it: one mapped file, slots held by record
-//! locks, and what must survive any death. The only module that holds `unsafe`.
+//! locks, and what must survive any death.
 //!
 //! Never allocates or panics after `open`, never waits longer than 100 ms, keeps no `std` lock, and
 //! leaves nothing behind that a SIGKILL at any step would turn into a hang or a leak.
-
-#[allow(unsafe_code, reason = "shared mappings become references here")]
-pub(crate) mod map;
-#[allow(unsafe_code, reason = "system calls are made here")]
-pub(crate) mod sys;
 
 mod away;
 mod dead;
@@ -25,10 +20,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
 
-use self::map::{PrivateMap, RegionMap};
 use self::private::{OwnUse, Private};
 use self::slots::LOADING_NS;
-use self::sys::CPath;
 use crate::budget::{self, Ledger, Need, NotAdded, Place, Refused, Room, Stale, bytes_in, tag_of};
 use crate::crash::crash_point;
 use crate::credit::{self, Compute};
@@ -37,7 +30,9 @@ use crate::layout::{
     MAX_HOLDERS, MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, REGION_MAGIC, REGION_VERSION,
     RegionHeader, RegionLayout, SLOT_USED, Slot, UUID_BYTES,
 };
-use crate::limits::DeviceUuid;
+use crate::map::{PrivateMap, RegionMap};
+use crate::sys::{self, CPath};
+use crate::uuid::DeviceUuid;
 
 pub use self::imports::{Family, Import};
 pub use crate::budget::{Bounds, Charge, Kind, Refusal, Why};

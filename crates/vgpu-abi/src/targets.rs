@@ -17,7 +17,7 @@ use crate::layout::{
     TargetsEntry, TargetsLayout,
 };
 use crate::limits::FileError;
-use crate::region::map::Words;
+use crate::map::Words;
 
 /// What the host knows of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -6,11 +6,11 @@
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
-use super::sys::{self, LockOwner};
 use super::{Dead, LOCK_FAMILY, Region, place_of};
 use crate::budget::{self, Ledger, Slots, bytes_in};
 use crate::crash::crash_point;
 use crate::layout::{MAX_DEVICES, SlotHead};
+use crate::sys::{self, LockOwner};
 
 /// A time of death that lies longer back than any charge is kept.
 const LONG_GONE_NS: u64 = 1;

@@ -5,10 +5,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::sys;
 use super::{Kind, Region, ShareError, Shared, SharedKey, bump, place_of};
 use crate::crash::crash_point;
 use crate::layout::{MAX_SHARED, SHARED_CHANGING, SHARED_FREE, SharedObject};
+use crate::sys;
 
 /// How objects are passed from process to process. An import is looked for in its family alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

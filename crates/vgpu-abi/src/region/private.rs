@@ -6,9 +6,9 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::map::Zeroed;
-use super::sys;
 use crate::layout::{MAX_DEVICES, MAX_SHARED};
+use crate::map::Zeroed;
+use crate::sys;
 
 /// Bounded waits for another party end after this.
 pub(super) const MOST_WAIT_NS: u64 = 100_000_000;

@@ -8,7 +8,6 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::private::Wait;
-use super::sys::{self, CPath, LockOwner};
 use super::{
     JoinError, LOCK_DEVICES, LOCK_SLOTS, Region, SEAT_SLOT_BITS, TICK_NS, bump, open_high, pack,
     place_of, store_text,
@@ -17,6 +16,7 @@ use crate::budget::{self, Identity, Ledger, Outside, Slots, bytes_in, tag_of};
 use crate::crash::crash_point;
 use crate::credit;
 use crate::layout::{ComputeUse, DeviceUse, MAX_DEVICES, MAX_SLOTS, SlotHead};
+use crate::sys::{self, CPath, LockOwner};
 
 /// How long a reaper waits for the shared-object table before it leaves a slot for the next one.
 const REAP_WAIT_NS: u64 = 5_000_000;

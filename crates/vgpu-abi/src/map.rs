@@ -110,7 +110,7 @@ impl<T: Zeroed> PrivateMap<T> {
             .map_err(|e| errno_of(&e))?;
         let map = MmapRaw::from(map);
         // A child without the wipe is told by `Region::after_fork_in_child`.
-        let _wiped = super::sys::wipe_on_fork(map.as_mut_ptr(), map.len());
+        let _wiped = crate::sys::wipe_on_fork(map.as_mut_ptr(), map.len());
         Ok(Self {
             map,
             of: std::marker::PhantomData,
