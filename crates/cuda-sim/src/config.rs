@@ -5,9 +5,7 @@ use std::env;
 use std::path::PathBuf;
 
 use crate::clock::ClockKind;
-
-/// At most this many GPUs stand on a board.
-pub const MAX_GPUS: usize = 16;
+pub use crate::pci::MAX_GPUS;
 
 /// What a board is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,8 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::config::MAX_GPUS;
+/// At most this many GPUs stand on a board.
+pub const MAX_GPUS: usize = 16;
 
 /// A place on the PCI bus; its function is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! carries.
 
 use crate::Board;
-use crate::config::MAX_GPUS;
+use crate::pci::MAX_GPUS;
 
 /// NVLinks that a GPU has, used or not.
 pub const MAX_LINKS: usize = 18;

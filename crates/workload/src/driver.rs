@@ -13,7 +13,6 @@ use cuda_api::driver::{
 use libloading::Library;
 
 use crate::kernels;
-use crate::truth::Record;
 
 /// Why the driver cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -144,6 +143,17 @@ pub(crate) struct Driver {
     pub(crate) simulated: bool,
     module: CuModule,
     records: Option<Records>,
+}
+
+/// A kernel as it wrote itself down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Record {
+    /// When it began, nanoseconds of the GPU's own clock.
+    pub(crate) begin_ns: u64,
+    /// When it ended.
+    pub(crate) end_ns: u64,
+    /// For how many rounds it worked.
+    pub(crate) rounds: u64,
 }
 
 /// Memory that kernels write their beginnings and ends to.

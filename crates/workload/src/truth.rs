@@ -1,18 +1,7 @@
 //! What programs really used: on a simulated GPU as the board says, on a real one as the kernels
 //! themselves wrote it down. Values out; never a verdict.
 
-use crate::driver::{DriverError, Told};
-
-/// A kernel as it wrote itself down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Record {
-    /// When it began, nanoseconds of the GPU's own clock.
-    pub(crate) begin_ns: u64,
-    /// When it ended.
-    pub(crate) end_ns: u64,
-    /// For how many rounds it worked.
-    pub(crate) rounds: u64,
-}
+use crate::driver::{DriverError, Record, Told};
 
 /// How long a bin of [`Bins`] is, nanoseconds.
 pub const BIN_NS: u64 = 1_000_000;

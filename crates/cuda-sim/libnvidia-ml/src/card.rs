@@ -15,20 +15,10 @@ use cuda_sim::nodes::Nodes;
 use cuda_sim::pci::Address;
 use cuda_sim::topology::Path;
 
-use crate::late;
+use crate::late::{self, Process};
 
 pub(crate) const SM_MHZ_LEAST: u32 = 210;
 pub(crate) const SM_MHZ_MOST: u32 = 1_410;
-
-/// A process that computes on a card.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Process {
-    pub(crate) pid: u32,
-    /// Allocations, contexts and modules, in bytes.
-    pub(crate) bytes: u64,
-    /// MIG GPU instance that it runs on, or `NO_INSTANCE`.
-    pub(crate) instance: u32,
-}
 
 /// How busy a process kept a card in one sampling period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,10 +5,18 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_sim::clock::monotonic_ns;
 
-use crate::card::Process;
-
 /// How old a look has to be before it is told.
 const LATE_NS: u64 = 200_000_000;
+
+/// A process that computes on a card.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    /// Allocations, contexts and modules, in bytes.
+    pub(crate) bytes: u64,
+    /// MIG GPU instance that it runs on, or `NO_INSTANCE`.
+    pub(crate) instance: u32,
+}
 
 /// A look at a card: the card, when, and who was there.
 type Look = (usize, u64, Vec<Process>);

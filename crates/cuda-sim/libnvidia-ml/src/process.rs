@@ -4,7 +4,8 @@
 use cuda_api::nvml::*;
 
 use crate::border::{Answer, get, put, put_list};
-use crate::card::{Card, Process, SM_MHZ_LEAST, SM_MHZ_MOST, power_mw};
+use crate::card::{Card, SM_MHZ_LEAST, SM_MHZ_MOST, power_mw};
+use crate::late::Process;
 use crate::state::{Target, target, whole};
 
 /// The processes that compute on a device, with the MIG instance that they compute on.
