@@ -1,0 +1,215 @@
+//! What a hook is, and how one is made: the macro that exports a function of the driver with the rule that
+//! stands before its call and the one that stands after it. Between the two stands the genuine function and
+//! nothing of ours, because an exception, a cancelled thread or a `longjmp` may leave through it. Tables
+//! of names are made when this is compiled.
+
+use core::ffi::{CStr, c_void};
+
+/// One exported function.
+pub(crate) struct Hook {
+    /// Its name.
+    pub(crate) name: &'static CStr,
+    /// Its own address.
+    pub(crate) address: *const c_void,
+    /// The row of the genuine function in its library's table.
+    pub(crate) row: usize,
+}
+
+// SAFETY: the address is that of a function: it is never written through and never goes away.
+unsafe impl Sync for Hook {}
+
+/// Exports functions and lists them in `HOOKS`. In the braces: the rule before, the rule after, each
+/// with the arguments that it takes, or `_` for none. The rule before answers with a
+/// [`crate::guest::manners::Verdict`]; the rule after gets what that carried, the driver's result and its
+/// arguments, and answers nothing or `Some(result)`. A row whose signature differs from
+/// `cuda_api`'s does not compile.
+macro_rules! hooks {
+    (
+        $library:ident -> $ret:ty;
+        $($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) => { $($rule:tt)* })*
+    ) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As the vendor's function of this name.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            #[allow(non_snake_case, reason = "named as in C")]
+            #[allow(clippy::too_many_arguments, reason = "the C signature")]
+            pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+                crate::driver::hook::way!($library $name ($($arg),*) $($rule)*)
+            }
+
+            const _: crate::driver::genuine::$library::signature::$name = $name;
+        )*
+
+        /// The functions of this table.
+        pub(crate) static HOOKS: &[crate::driver::hook::Hook] = &[$(crate::driver::hook::Hook {
+            name: crate::driver::hook::c_name(concat!(stringify!($name), "\0")),
+            address: $name as *const core::ffi::c_void,
+            row: crate::driver::genuine::$library::Row::$name as usize,
+        },)*];
+
+        /// Their names, in the same order.
+        pub(crate) const NAMES: &[&str] = &[$(stringify!($name),)*];
+    };
+}
+pub(crate) use hooks;
+
+/// The way of one call: before, the driver, after.
+macro_rules! way {
+    ($library:ident $name:ident ($($arg:ident),*)
+        $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
+    ) => {{
+        let mut verdict = crate::guest::manners::Verdict::Pass;
+        crate::guest::manners::before(&mut verdict, move || $($before)::+($($b),*));
+        match verdict {
+            crate::guest::manners::Verdict::Call(carried) => {
+                // SAFETY: the caller's own arguments.
+                let result = unsafe { crate::driver::genuine::$library::$name($($arg),*) };
+                crate::guest::manners::after(result, || $($after)::+(carried, result $(, $a)*))
+            }
+            // SAFETY: the caller's own arguments.
+            crate::guest::manners::Verdict::Pass => unsafe { crate::driver::genuine::$library::$name($($arg),*) },
+            crate::guest::manners::Verdict::Refuse(result) => result,
+        }
+    }};
+    // With a look at whether the call may go at once, with nothing of ours around it.
+    ($library:ident $name:ident ($($arg:ident),*)
+        if $($pass:ident)::+ ($($p:expr),* $(,)?);
+        $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
+    ) => {{
+        if $($pass)::+($($p),*) {
+            // SAFETY: the caller's own arguments.
+            return unsafe { crate::driver::genuine::$library::$name($($arg),*) };
+        }
+        crate::driver::hook::way!($library $name ($($arg),*)
+            $($before)::+ ($($b),*), $($after)::+ ($($a),*))
+    }};
+    // Where the third rule says so of what is carried, another function of the driver is called in place
+    // of this one.
+    ($library:ident $name:ident ($($arg:ident),*)
+        $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?),
+        $($instead:ident)::+ => $other:ident ($($o:expr),* $(,)?)
+    ) => {{
+        let mut verdict = crate::guest::manners::Verdict::Pass;
+        crate::guest::manners::before(&mut verdict, move || $($before)::+($($b),*));
+        match verdict {
+            crate::guest::manners::Verdict::Call(carried) => {
+                let result = if $($instead)::+(carried) {
+                    // SAFETY: made of the caller's own arguments.
+                    unsafe { crate::driver::genuine::$library::$other($($o),*) }
+                } else {
+                    // SAFETY: the caller's own arguments.
+                    unsafe { crate::driver::genuine::$library::$name($($arg),*) }
+                };
+                crate::guest::manners::after(result, || $($after)::+(carried, result $(, $a)*))
+            }
+            // SAFETY: the caller's own arguments.
+            crate::guest::manners::Verdict::Pass => unsafe { crate::driver::genuine::$library::$name($($arg),*) },
+            crate::guest::manners::Verdict::Refuse(result) => result,
+        }
+    }};
+    ($library:ident $name:ident ($($arg:ident),*)
+        $($before:ident)::+ ($($b:expr),* $(,)?), _
+    ) => {{
+        let mut verdict = crate::guest::manners::Verdict::<(), _>::Pass;
+        crate::guest::manners::before(&mut verdict, move || $($before)::+($($b),*));
+        match verdict {
+            crate::guest::manners::Verdict::Call(()) | crate::guest::manners::Verdict::Pass => {
+                // SAFETY: the caller's own arguments.
+                unsafe { crate::driver::genuine::$library::$name($($arg),*) }
+            }
+            crate::guest::manners::Verdict::Refuse(result) => result,
+        }
+    }};
+    ($library:ident $name:ident ($($arg:ident),*)
+        _, $($after:ident)::+ ($($a:expr),* $(,)?)
+    ) => {{
+        // SAFETY: the caller's own arguments.
+        let result = unsafe { crate::driver::genuine::$library::$name($($arg),*) };
+        crate::guest::manners::after(result, move || $($after)::+(result $(, $a)*))
+    }};
+}
+pub(crate) use way;
+
+/// A name with its zero as a C string; a compile error without one.
+pub(crate) const fn c_name(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a symbol's name has no zero inside"),
+    }
+}
+
+/// Are the two names the same?
+#[allow(clippy::indexing_slicing, reason = "bounded by the loop's condition")]
+pub(crate) const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
+/// Is the name one of those that the table was made of?
+#[allow(
+    clippy::indexing_slicing,
+    reason = "evaluated by the compiler: a wrong index does not compile"
+)]
+pub(crate) const fn contains(index: &[u16], names: &[&str], name: &[u8]) -> bool {
+    let mut at = hash(name);
+    loop {
+        let entry = index[at % index.len()];
+        if entry == 0 {
+            return false;
+        }
+        if is_same(names[entry as usize - 1].as_bytes(), name) {
+            return true;
+        }
+        at += 1;
+    }
+}
+
+/// An open-addressed table from name to number (plus one), at most half full.
+#[allow(
+    clippy::indexing_slicing,
+    reason = "evaluated by the compiler: a wrong index does not compile"
+)]
+pub(crate) const fn index<const SLOTS: usize>(names: &[&str]) -> [u16; SLOTS] {
+    assert!(names.len() * 2 <= SLOTS, "the table of names is too small");
+    let mut table = [0; SLOTS];
+    let mut number = 0;
+    while number < names.len() {
+        insert(&mut table, names[number].as_bytes(), number);
+        number += 1;
+    }
+    table
+}
+
+#[allow(
+    clippy::indexing_slicing,
+    reason = "evaluated by the compiler: a wrong index does not compile"
+)]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "there are fewer than 65,535 names"
+)]
+pub(crate) const fn insert(table: &mut [u16], name: &[u8], number: usize) {
+    let mut at = hash(name);
+    while table[at % table.len()] != 0 {
+        at += 1;
+    }
+    table[at % table.len()] = number as u16 + 1;
+}
+
+#[allow(clippy::indexing_slicing, reason = "bounded by the loop's condition")]
+#[allow(clippy::cast_possible_truncation, reason = "24 bits")]
+pub(crate) const fn hash(name: &[u8]) -> usize {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    let mut at = 0;
+    while at < name.len() {
+        hash = (hash ^ name[at] as u64).wrapping_mul(0x0100_0000_01b3);
+        at += 1;
+    }
+    (hash >> 40) as usize
+}

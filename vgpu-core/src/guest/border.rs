@@ -1,0 +1,430 @@
+//! What the caller's pointers point at, read and written the way the driver would: null is left alone.
+//! The caller of a hook vouches for its arguments as it does to the driver.
+
+use core::cell::{Cell, RefCell};
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+use cuda_api::{CuDevicePtr, CuStream};
+
+use crate::figures::image::{self, Declared, Source, WRAPPER};
+
+/// What stands there; `None` for null.
+#[inline]
+pub(crate) fn read<T: Copy>(from: *const T) -> Option<T> {
+    if from.is_null() {
+        return None;
+    }
+    // SAFETY: the caller of a hook passes what the driver may read (or has just written).
+    Some(unsafe { from.read_unaligned() })
+}
+
+/// Writes there, unless it is null.
+#[inline]
+pub(crate) fn write<T: Copy>(to: *mut T, value: T) {
+    if !to.is_null() {
+        // SAFETY: the caller of a hook passes what the driver may write (or has just written).
+        unsafe { to.write_unaligned(value) };
+    }
+}
+
+/// A C string that the caller passed.
+pub(crate) fn text<'a>(from: *const c_char) -> Option<&'a CStr> {
+    if from.is_null() {
+        return None;
+    }
+    // SAFETY: the caller of a hook passes a string that ends in a zero, as to the driver.
+    Some(unsafe { CStr::from_ptr(from) })
+}
+
+/// What a module's image declares: a fat binary (wrapped or not), a cubin, or text that ends in a zero.
+/// What does not lie in memory is not read.
+pub(crate) fn image(image: *const c_void) -> Declared {
+    let start = image as u64;
+    let memory = Memory::at(start);
+    let mut head = [0; 16];
+    let read = memory.read(0, &mut head);
+    if read == 0 && !memory.answers.get() {
+        return plain_image(image.cast());
+    }
+    let word = |at: usize, bytes: usize| {
+        let field = head.get(at..at + bytes).unwrap_or(&[]);
+        field
+            .iter()
+            .rev()
+            .fold(0u64, |value, &byte| value << 8 | u64::from(byte))
+    };
+    if read == head.len() && word(0, 4) == u64::from(WRAPPER) {
+        return match word(8, 8) {
+            0 => Declared::UNKNOWN,
+            inner => image::declared(&Memory::at(inner)),
+        };
+    }
+    image::declared(&memory)
+}
+
+/// Where the system does not let a process read its own memory by a call: as long as the image says
+/// that it is, read as the driver does.
+fn plain_image(mut start: *const u8) -> Declared {
+    if magic(start) == WRAPPER {
+        // SAFETY: a wrapper has two words and a pointer.
+        let inner = unsafe { start.wrapping_add(8).cast::<*const u8>().read_unaligned() };
+        if inner.is_null() {
+            return Declared::UNKNOWN;
+        }
+        start = inner;
+    }
+    let bytes = if image::is_binary(magic(start)) {
+        // A fat binary's header has 16 bytes, and what follows is longer than the rest of 64.
+        // SAFETY: an ELF header has 64 bytes; see above for the other.
+        let header = unsafe { start.cast::<[u8; 64]>().read_unaligned() };
+        image::size_in(&header).unwrap_or(0)
+    } else {
+        // SAFETY: what is no binary is text that ends in a zero, as the driver reads it.
+        let length = unsafe { libc::strnlen(start.cast(), 1 << 30) };
+        u64::try_from(length).unwrap_or(u64::MAX)
+    };
+    Declared {
+        bytes,
+        is_whole: false,
+    }
+}
+
+/// The first four bytes, as far as there is no zero among them.
+fn magic(image: *const u8) -> u32 {
+    let mut word = [0u8; 4];
+    for (at, byte) in word.iter_mut().enumerate() {
+        // SAFETY: an image has four bytes, or is text that ends before.
+        *byte = unsafe { image.wrapping_add(at).read() };
+        if *byte == 0 {
+            break;
+        }
+    }
+    u32::from_le_bytes(word)
+}
+
+/// What a file declares that is loaded as a module.
+pub(crate) fn image_file(path: &CStr) -> Declared {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: a C string.
+    let file = unsafe { libc::open(path.as_ptr(), flags) };
+    if file < 0 {
+        return Declared::UNKNOWN;
+    }
+    let declared = image::declared(&Cached::of(File(file)));
+    // SAFETY: opened above.
+    unsafe { libc::close(file) };
+    declared
+}
+
+/// An open file.
+struct File(c_int);
+
+impl Source for File {
+    fn read(&self, at: u64, into: &mut [u8]) -> usize {
+        let Ok(at) = i64::try_from(at) else { return 0 };
+        // SAFETY: room for as many bytes as are asked for.
+        let read = unsafe { libc::pread(self.0, into.as_mut_ptr().cast(), into.len(), at) };
+        usize::try_from(read).unwrap_or(0)
+    }
+}
+
+/// Memory of this process, from an address on, read by the system: what is not there is not read.
+struct Raw<'a> {
+    start: u64,
+    answers: &'a Cell<bool>,
+}
+
+impl Source for Raw<'_> {
+    fn read(&self, at: u64, into: &mut [u8]) -> usize {
+        const PAGE: u64 = 4096;
+        let Some(from) = self.start.checked_add(at) else {
+            return 0;
+        };
+        // A page is there or not: up to its end at once.
+        let most = usize::try_from(PAGE - from % PAGE).unwrap_or(0);
+        let most = most.min(into.len());
+        let Ok(from) = usize::try_from(from) else {
+            return 0;
+        };
+        let to = libc::iovec {
+            iov_base: into.as_mut_ptr().cast(),
+            iov_len: most,
+        };
+        let from = libc::iovec {
+            iov_base: core::ptr::with_exposed_provenance_mut(from),
+            iov_len: most,
+        };
+        let process = libc::c_long::from(std::process::id());
+        // SAFETY: writes to `into` alone; what it reads it finds or refuses by itself.
+        let read = unsafe {
+            libc::syscall(
+                libc::SYS_process_vm_readv,
+                process,
+                &raw const to,
+                1 as libc::c_ulong,
+                &raw const from,
+                1 as libc::c_ulong,
+                0 as libc::c_ulong,
+            )
+        };
+        if read < 0 {
+            let errno = std::io::Error::last_os_error().raw_os_error();
+            if errno != Some(libc::EFAULT) {
+                self.answers.set(false);
+            }
+            return 0;
+        }
+        usize::try_from(read).unwrap_or(0)
+    }
+}
+
+struct Memory {
+    start: u64,
+    answers: Cell<bool>,
+    cache: RefCell<Cache>,
+}
+
+impl Memory {
+    fn at(start: u64) -> Self {
+        Self {
+            start,
+            answers: Cell::new(true),
+            cache: RefCell::new(Cache::EMPTY),
+        }
+    }
+}
+
+impl Source for Memory {
+    fn read(&self, at: u64, into: &mut [u8]) -> usize {
+        let raw = Raw {
+            start: self.start,
+            answers: &self.answers,
+        };
+        read_through(&self.cache, &raw, at, into)
+    }
+}
+
+/// A source of which the parts that were read last are kept: an image is read in small steps.
+struct Cached<S> {
+    of: S,
+    cache: RefCell<Cache>,
+}
+
+impl<S> Cached<S> {
+    fn of(of: S) -> Self {
+        Self {
+            of,
+            cache: RefCell::new(Cache::EMPTY),
+        }
+    }
+}
+
+impl<S: Source> Source for Cached<S> {
+    fn read(&self, at: u64, into: &mut [u8]) -> usize {
+        read_through(&self.cache, &self.of, at, into)
+    }
+}
+
+/// Two parts of an image: its tables are read beside its names.
+struct Cache {
+    parts: [Part; 2],
+    /// The part that was used last.
+    last: usize,
+}
+
+struct Part {
+    at: u64,
+    filled: usize,
+    bytes: [u8; 1024],
+}
+
+impl Cache {
+    const EMPTY: Self = Self {
+        parts: [const {
+            Part {
+                at: 0,
+                filled: 0,
+                bytes: [0; 1024],
+            }
+        }; 2],
+        last: 0,
+    };
+}
+
+fn read_through(cache: &RefCell<Cache>, of: &impl Source, at: u64, into: &mut [u8]) -> usize {
+    let Ok(mut cache) = cache.try_borrow_mut() else {
+        return 0;
+    };
+    let mut done = 0;
+    while done < into.len() {
+        let Some(next) = at.checked_add(done as u64) else {
+            break;
+        };
+        let rest = into.get_mut(done..).unwrap_or(&mut []);
+        let copied = match cache.copy(next, rest) {
+            0 => {
+                // What is long goes past it.
+                if rest.len() >= 1024 {
+                    of.read(next, rest)
+                } else {
+                    cache.fill(of, next);
+                    cache.copy(next, rest)
+                }
+            }
+            copied => copied,
+        };
+        if copied == 0 {
+            break;
+        }
+        done += copied;
+    }
+    done
+}
+
+impl Cache {
+    fn copy(&mut self, at: u64, into: &mut [u8]) -> usize {
+        for (number, part) in self.parts.iter().enumerate() {
+            let Some(skipped) = at
+                .checked_sub(part.at)
+                .and_then(|it| usize::try_from(it).ok())
+            else {
+                continue;
+            };
+            let found = part.bytes.get(skipped..part.filled).unwrap_or(&[]);
+            if found.is_empty() {
+                continue;
+            }
+            for (to, from) in into.iter_mut().zip(found) {
+                *to = *from;
+            }
+            self.last = number;
+            return found.len().min(into.len());
+        }
+        0
+    }
+
+    fn fill(&mut self, of: &impl Source, at: u64) {
+        let other = 1 - self.last.min(1);
+        if let Some(part) = self.parts.get_mut(other) {
+            part.at = at;
+            part.filled = of.read(at, &mut part.bytes).min(part.bytes.len());
+        }
+    }
+}
+
+/// A device pointer of either width of the C interface.
+pub(crate) trait Address: Copy {
+    fn number(self) -> u64;
+}
+
+impl Address for CuDevicePtr {
+    fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// The interface before driver 3.2.
+impl Address for u32 {
+    fn number(self) -> u64 {
+        u64::from(self)
+    }
+}
+
+impl<T> Address for *mut T {
+    fn number(self) -> u64 {
+        self as u64
+    }
+}
+
+/// A C pointer to a figure of either width.
+pub(crate) fn figure<T: Copy + TryInto<u64>>(from: *const T) -> Option<u64> {
+    read(from)?.try_into().ok()
+}
+
+/// The number by which the rules know a stream: the legacy and the thread's own one are 1 and 2.
+#[inline(always)]
+pub(crate) fn legacy(stream: CuStream) -> u64 {
+    match stream as u64 {
+        0 => 1,
+        handle => handle,
+    }
+}
+
+/// The same for functions of per-thread default streams.
+#[inline(always)]
+pub(crate) fn per_thread(stream: CuStream) -> u64 {
+    match stream as u64 {
+        0 => 2,
+        handle => handle,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_at_the_end_of_what_is_mapped_is_read_to_there() {
+        let page = 4096;
+        // SAFETY: a new mapping of two pages.
+        let start = unsafe {
+            libc::mmap(
+                core::ptr::null_mut(),
+                2 * page,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(start, libc::MAP_FAILED);
+        let second = start.wrapping_byte_add(page);
+        // SAFETY: the second page of the mapping above.
+        assert_eq!(unsafe { libc::mprotect(second, page, libc::PROT_NONE) }, 0);
+        let text = b".version 7.0 .target sm_70 .global .b8 x[100];";
+        let at = second.wrapping_byte_sub(text.len());
+        // SAFETY: within the first page.
+        unsafe { at.cast::<u8>().copy_from(text.as_ptr(), text.len()) };
+
+        // It does not end in a zero before the memory does.
+        let found = image(at);
+        assert_eq!(
+            (found.bytes, found.is_whole),
+            (100 + text.len() as u64, false)
+        );
+        // One that claims more than there is.
+        // SAFETY: as above.
+        unsafe { at.cast::<[u8; 5]>().write_unaligned(*b"\x7fELF\x02") };
+        assert_eq!(image(at), Declared::UNKNOWN);
+        // SAFETY: as above.
+        unsafe { at.cast::<u32>().write_unaligned(WRAPPER) };
+        assert!(!image(at).is_whole);
+        assert_eq!(image(second), Declared::UNKNOWN);
+        assert_eq!(image(core::ptr::without_provenance(8)), Declared::UNKNOWN);
+        // SAFETY: the mapping above.
+        unsafe { libc::munmap(start, 2 * page) };
+    }
+
+    #[test]
+    fn a_file_is_read_as_it_is_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let text = format!(
+            ".version 7.0 {} .global .b8 x[100];\0",
+            "// \n".repeat(5000)
+        );
+        std::fs::write(&path, &text).unwrap();
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+
+        let found = image_file(&name);
+
+        assert_eq!(
+            found,
+            Declared {
+                bytes: text.len() as u64 - 1 + 100,
+                is_whole: true
+            }
+        );
+        assert_eq!(image_file(c"/nothing/here"), Declared::UNKNOWN);
+    }
+}

@@ -1,0 +1,244 @@
+//! Manners of a guest in somebody else's thread: what surrounds every rule of ours. Keeps `errno`,
+//! contains panics, puts off cancellation, and knows a call from within our own code by where the
+//! stack stands. Never surrounds the driver's call itself.
+
+use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
+use core::panic::AssertUnwindSafe;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use vgpu_abi::region::Charge;
+
+use crate::base::arch::stack_pointer;
+use crate::guest::thread::{Thread, thread};
+
+/// What a rule says before the driver is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict<T, R = cuda_api::CuResult> {
+    /// Call the driver, then hand this to the `after` rule.
+    Call(T),
+    /// Call the driver; this call is none of our business.
+    Pass,
+    /// Do not call the driver; the caller gets this.
+    Refuse(R),
+}
+
+/// What an `after` rule answers: nothing (the driver's result stands) or another result.
+pub(crate) trait Answer<R> {
+    fn or(self, result: R) -> R;
+}
+
+impl<R> Answer<R> for () {
+    #[inline]
+    fn or(self, result: R) -> R {
+        result
+    }
+}
+
+impl<R> Answer<R> for Option<R> {
+    #[inline]
+    fn or(self, result: R) -> R {
+        self.unwrap_or(result)
+    }
+}
+
+/// Notes a charge that is to be confirmed or refunded when the driver's call comes back.
+#[inline]
+pub(crate) fn note_pending(charge: Charge) {
+    thread(|thread| {
+        thread.pending.set(MaybeUninit::new(charge));
+        thread.pending_mark.set(thread.inside.get());
+        if thread.is_watched.get() == 0 {
+            watch(thread);
+        }
+    });
+}
+
+/// The C library's number (plus one) under which it calls us when a thread ends; 0: none yet.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Asks the C library to call this when a thread ends. Once for a process and its children.
+pub(crate) fn watch_threads(at_thread_end: unsafe extern "C" fn(*mut c_void)) {
+    let mut key = 0;
+    // SAFETY: one number to write to; the function stays, since the library is never unloaded.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(at_thread_end)) } == 0 {
+        // Relaxed: a number guards no memory.
+        KEY.store(key + 1, Ordering::Relaxed);
+    }
+}
+
+/// This thread holds something that is to be given back when it ends.
+pub(crate) fn watch_thread() {
+    thread(|thread| {
+        if thread.is_watched.get() == 0 {
+            watch(thread);
+        }
+    });
+}
+
+#[cold]
+fn watch(thread: &Thread) {
+    // Relaxed: as above.
+    if let Some(key) = KEY.load(Ordering::Relaxed).checked_sub(1) {
+        // Any value but null: what we want is the call.
+        let value = core::ptr::from_ref(thread).cast();
+        // SAFETY: a key that was made above.
+        let done = unsafe { libc::pthread_setspecific(key, value) };
+        thread.is_watched.set(u32::from(done == 0));
+    }
+}
+
+/// A thread ends: no call of it is under way any more. The charge that it left behind, if it was
+/// cancelled inside the driver.
+pub(crate) fn thread_ended() -> Option<Charge> {
+    thread(|thread| {
+        thread.is_watched.set(0);
+        let is_pending = thread.pending_mark.replace(0) != 0;
+        // SAFETY: written before the mark was.
+        is_pending.then(|| unsafe { thread.pending.get().assume_init() })
+    })
+}
+
+/// The call has come back.
+#[inline]
+pub(crate) fn settle_pending() {
+    thread(|thread| thread.pending_mark.set(0));
+}
+
+/// A charge whose call was left by a jump or an exception: this call stands no deeper on the stack
+/// than that one did, so it is not called by it. Whether the driver gave what was asked before the
+/// jump is not known, so the charge is to be kept until it is measured.
+#[inline(always)]
+pub(crate) fn take_left_behind(keep: impl FnOnce(Charge)) {
+    thread(|thread| {
+        let mark = thread.pending_mark.get();
+        if mark != 0 && thread.inside.get() >= mark {
+            thread.pending_mark.set(0);
+            // SAFETY: written before the mark was.
+            keep(unsafe { thread.pending.get().assume_init() });
+        }
+    });
+}
+
+/// Is this thread within a rule of ours (so that the call comes from our own doing)?
+#[inline]
+pub(crate) fn is_inside() -> bool {
+    thread(Thread::is_inside)
+}
+
+/// Runs the part of a hook that stands before the driver's call, and writes what it says; a panic
+/// leaves `verdict` as it is.
+///
+/// Not inlined: the hook's own frame, which an exception may leave through, is to catch nothing.
+#[inline(never)]
+pub(crate) fn before<T: Copy, R: Copy>(
+    verdict: &mut Verdict<T, R>,
+    rule: impl FnOnce() -> Verdict<T, R>,
+) {
+    surround(|| *verdict = rule());
+}
+
+/// Runs the part of a hook that stands after the driver's call. After a panic the driver's result
+/// stands. Not inlined: see [`before`].
+#[inline(never)]
+pub(crate) fn after<A: Answer<R>, R: Copy>(result: R, rule: impl FnOnce() -> A) -> R {
+    let mut answer = result;
+    surround(|| answer = rule().or(result));
+    answer
+}
+
+/// Runs a rule with our manners; not when we are inside one already. What it has to say it writes
+/// itself: an answer that came back through `catch_unwind` would be copied on every call.
+#[inline(always)]
+pub(crate) fn surround(rule: impl FnOnce()) {
+    thread(|thread| {
+        if thread.is_inside() {
+            return;
+        }
+        thread.inside.set(stack_pointer());
+        let errno = thread.errno();
+        // SAFETY: this thread's own errno.
+        let kept = unsafe { errno.read() };
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(rule));
+        // SAFETY: as above.
+        unsafe { errno.write(kept) };
+        thread.inside.set(0);
+        if let Err(payload) = outcome {
+            // Dropping it would run code of whoever panicked.
+            core::mem::forget(payload);
+        }
+    });
+}
+
+/// Runs what may call the C library's points of cancellation: a cancelled thread unwinds from there,
+/// and Rust's frames do not let that through. (What every call goes through has none: the region and
+/// the log make bare system calls.)
+pub(crate) fn uncancelled<T>(work: impl FnOnce() -> T) -> T {
+    const DISABLED: c_int = 1;
+    let mut old = 0;
+    pthread_setcancelstate(DISABLED, Some(&mut old));
+    let answer = work();
+    pthread_setcancelstate(old, None);
+    answer
+}
+
+unsafe extern "C" {
+    safe fn pthread_setcancelstate(state: c_int, old: Option<&mut c_int>) -> c_int;
+}
+
+/// Makes panics of ours silent. The hook belongs to our own copy of the standard library (this is a
+/// `cdylib`), so the host's own hook, if it is written in Rust, is another one.
+pub(crate) fn silence_panics() {
+    #[cfg(not(test))]
+    std::panic::set_hook(Box::new(|_| {}));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs() -> bool {
+        let mut ran = false;
+        surround(|| ran = true);
+        ran
+    }
+
+    #[test]
+    fn a_rule_runs_once_and_not_within_itself() {
+        let mut nested = None;
+        surround(|| nested = Some(runs()));
+
+        assert_eq!(nested, Some(false));
+        assert!(runs());
+    }
+
+    #[test]
+    fn a_stale_mark_is_not_believed() {
+        thread(|thread| thread.inside.set(stack_pointer() - 4096));
+
+        assert!(runs());
+    }
+
+    #[test]
+    fn a_panic_before_lets_the_call_through_and_after_keeps_the_result() {
+        let mut verdict = Verdict::<(), u32>::Pass;
+        before(&mut verdict, || panic!("in a rule"));
+        let result = after(7, || -> () { panic!("in a rule") });
+
+        assert_eq!(verdict, Verdict::Pass);
+        assert_eq!(result, 7);
+    }
+
+    #[test]
+    fn errno_is_kept() {
+        let set = |value| {
+            // SAFETY: this thread's own errno.
+            thread(|thread| unsafe { thread.errno().write(value) });
+        };
+        set(42);
+
+        surround(|| set(7));
+
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(42));
+    }
+}

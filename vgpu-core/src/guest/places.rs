@@ -1,0 +1,222 @@
+//! Where the books are kept when the peers' variables give the limits. The file that they name may be
+//! another program's: HAMi-core keeps its own books there, and an older release of ours another layout.
+//! Such a file is left as it is, and ours stands beside it.
+
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use vgpu_abi::layout::{MAX_DEVICES, REGION_VERSION};
+use vgpu_abi::region::{Region, RegionDevice, RegionError};
+
+use crate::base::log::line;
+use crate::guest::settings::{PeerLimits, Process, Surroundings};
+
+/// A file that the library may keep its books in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    path: PathBuf,
+    /// In a directory that all users share: it must belong to this user.
+    is_own: bool,
+}
+
+/// The places for a file of this name, the best first.
+fn places(named: &Path, is_own: bool, last: &Path) -> [Place; 4] {
+    let beside = |end: String| {
+        let mut path = OsString::from(named);
+        path.push(end);
+        Place {
+            path: path.into(),
+            is_own,
+        }
+    };
+    [
+        beside(String::new()),
+        beside(".vgpu".into()),
+        beside(format!(".vgpu.{REGION_VERSION}")),
+        Place {
+            path: last.into(),
+            is_own: true,
+        },
+    ]
+}
+
+/// Opens the region that the peers' variables name, or the one that stands in for it.
+///
+/// # Errors
+/// The place that was tried first, and what is wrong with it.
+pub(crate) fn open(peers: &PeerLimits) -> Result<Region, (PathBuf, RegionError)> {
+    let places = places(&peers.region, peers.is_own_region, &peers.own_region);
+    // Programs that found the named file occupied keep their books beside it: all that start later join
+    // them there, also when the named file is gone by then.
+    let [_, beside @ ..] = &places;
+    for place in beside.iter().take(2).rev() {
+        if let Ok(region) = opened(place, Region::open) {
+            return Ok(region);
+        }
+    }
+    let mut first = None;
+    for place in &places {
+        let devices = [RegionDevice::default(); MAX_DEVICES];
+        // A file that was named is for all users of the container, others are for this user.
+        let mode = if place.is_own { 0o600 } else { 0o666 };
+        let error = match opened(place, |path| Region::open_or_create(path, &devices, mode)) {
+            Ok(region) => {
+                if first.is_some() {
+                    line!(Warn, "the books are kept in {}", place.path.display());
+                }
+                return Ok(region);
+            }
+            Err(error) => error,
+        };
+        line!(Warn, "{}: {error}", place.path.display());
+        let (path, error) = first.get_or_insert((place.path.clone(), error));
+        if matches!(error, RegionError::BadPath) {
+            return Err((path.clone(), *error));
+        }
+    }
+    Err(first.unwrap_or((peers.region.clone(), RegionError::Missing)))
+}
+
+fn opened(
+    place: &Place,
+    open: impl FnOnce(&Path) -> Result<Region, RegionError>,
+) -> Result<Region, RegionError> {
+    let region = open(&place.path)?;
+    // Somebody else may have been first in a shared directory.
+    if place.is_own && !is_own(&place.path) {
+        return Err(RegionError::System {
+            call: "open another user's file",
+            errno: libc::EPERM,
+        });
+    }
+    Ok(region)
+}
+
+/// Does the file belong to this user (and not to somebody who was first in a shared directory)?
+fn is_own(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|file| file.uid() == Process.user())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_stand_beside_the_named_file_and_last_in_the_users_own() {
+        let found = places(Path::new("/a/b.cache"), false, Path::new("/tmp/own"));
+
+        let paths = found.map(|place| (place.path.to_str().unwrap().to_owned(), place.is_own));
+        assert_eq!(
+            paths,
+            [
+                ("/a/b.cache".to_owned(), false),
+                ("/a/b.cache.vgpu".to_owned(), false),
+                (format!("/a/b.cache.vgpu.{REGION_VERSION}"), false),
+                ("/tmp/own".to_owned(), true),
+            ]
+        );
+    }
+
+    fn peers(folder: &Path, named: &Path) -> PeerLimits {
+        PeerLimits {
+            memory_bytes: [0; MAX_DEVICES],
+            core_percent: [0; MAX_DEVICES],
+            priority: 0,
+            policy: vgpu_abi::limits::Policy::Default,
+            is_oversubscribed: false,
+            region: named.into(),
+            is_own_region: false,
+            own_region: folder.join("own"),
+        }
+    }
+
+    /// In which file of the folder the books are, when `occupy` has put something at the named path.
+    fn kept_in(named: &str, occupy: impl FnOnce(&Path)) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let named = folder.path().join(named);
+        occupy(&named);
+        let before = std::fs::read(&named).ok();
+
+        let region = open(&peers(folder.path(), &named)).unwrap();
+
+        drop(region);
+        assert_eq!(
+            std::fs::read(&named).ok().filter(|_| before.is_some()),
+            before
+        );
+        let mut found: Vec<_> = std::fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| Region::open(path).is_ok())
+            .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        found.remove(0)
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_left_as_it_is() {
+        let hami = |path: &Path| {
+            let mut bytes = vec![0; 2_008_952];
+            bytes[..4].copy_from_slice(&19_920_718_u32.to_ne_bytes());
+            std::fs::write(path, bytes).unwrap();
+        };
+        assert_eq!(kept_in("cache", hami), "cache.vgpu");
+        assert_eq!(
+            kept_in("cache", |path| std::fs::create_dir(path).unwrap()),
+            "cache.vgpu"
+        );
+        let link = |path: &Path| std::os::unix::fs::symlink("elsewhere", path).unwrap();
+        assert_eq!(kept_in("cache", link), "cache.vgpu");
+        assert_eq!(
+            kept_in("cache", |path| std::fs::write(path, []).unwrap()),
+            "cache.vgpu"
+        );
+        let zeros = vec![0; size_of::<vgpu_abi::layout::RegionLayout>()];
+        let unfinished = |path: &Path| std::fs::write(path, zeros).unwrap();
+        assert_eq!(kept_in("cache", unfinished), "cache.vgpu");
+    }
+
+    #[test]
+    fn a_file_of_another_release_is_left_as_it_is() {
+        let older = |path: &Path| {
+            Region::create(path, &[], 0o600).unwrap();
+            let at = std::mem::offset_of!(vgpu_abi::layout::RegionHeader, version);
+            let mut bytes = std::fs::read(path).unwrap();
+            bytes[at..at + 4].copy_from_slice(&(REGION_VERSION + 1).to_ne_bytes());
+            std::fs::write(path, bytes).unwrap();
+        };
+        let both = |path: &Path| {
+            older(path);
+            let mut beside = path.as_os_str().to_owned();
+            beside.push(".vgpu");
+            older(Path::new(&beside));
+        };
+
+        assert_eq!(kept_in("cache", older), "cache.vgpu");
+        assert_eq!(
+            kept_in("cache", both),
+            format!("cache.vgpu.{REGION_VERSION}")
+        );
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_falls_to_the_users_own() {
+        assert_eq!(kept_in("missing/cache", |_| {}), "own");
+    }
+
+    #[test]
+    fn later_programs_join_the_books_beside_a_file_that_went_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let named = folder.path().join("cache");
+        std::fs::write(&named, "of another program").unwrap();
+        let first = open(&peers(folder.path(), &named)).unwrap();
+        std::fs::remove_file(&named).unwrap();
+
+        let second = open(&peers(folder.path(), &named)).unwrap();
+
+        assert!(!named.exists());
+        drop((first, second));
+    }
+}

@@ -1,0 +1,96 @@
+//! What we keep for each thread: where its stack stood, a charge under way, what it remembers of its
+//! launches. It lies in room that the linker gave, begins as zeros and has no destructor.
+
+use core::cell::Cell;
+use core::ffi::c_int;
+use core::mem::MaybeUninit;
+
+use vgpu_abi::region::Charge;
+
+use crate::base::arch::{THREAD_BYTES, stack_pointer, thread_block};
+
+/// What we keep for each thread, in memory that begins as zeros. No destructor, so it works in threads
+/// that are ending.
+#[repr(C, align(64))]
+pub(crate) struct Thread {
+    /// Where the stack stood when a rule was entered; 0 outside. A jump over us leaves it stale, and
+    /// a stale mark is seen by comparing it with the stack as it is now: nothing has to be unwound.
+    pub(crate) inside: Cell<usize>,
+    /// Where the C library keeps this thread's `errno`; null until it was asked.
+    errno: Cell<*mut c_int>,
+    /// Hooked calls by group that the region has not been told of yet, and how many it waits for.
+    pub(crate) calls: [(Cell<u32>, Cell<u32>); 8],
+    /// The context that was current when `device` was looked up, and the process epoch of then.
+    pub(crate) context: Cell<u64>,
+    /// See `context`.
+    pub(crate) context_epoch: Cell<u32>,
+    /// Region index of the device of `context`.
+    pub(crate) device: Cell<u32>,
+    /// Our own number of `context`.
+    pub(crate) context_number: Cell<u64>,
+    /// Where the stack stood when `pending` was noted; 0: nothing is pending.
+    pub(crate) pending_mark: Cell<usize>,
+    /// A charge whose call has not come back yet.
+    pub(crate) pending: Cell<MaybeUninit<Charge>>,
+    /// Not 0: the C library calls us when this thread ends.
+    pub(crate) is_watched: Cell<u32>,
+    /// What the thread remembers of its launches.
+    pub(crate) gate: Gate,
+}
+
+const _: () = assert!(size_of::<Thread>() <= THREAD_BYTES);
+
+/// Runs `f` with this thread's own state.
+#[inline(always)]
+pub(crate) fn thread<T>(f: impl FnOnce(&Thread) -> T) -> T {
+    // SAFETY: this thread's own room, large enough and of which all zeros is a value; it lives as
+    // long as the thread, and nobody keeps the reference.
+    f(unsafe { &*thread_block().cast::<Thread>() })
+}
+
+impl Thread {
+    /// Are we called from within a rule of ours? Then the stack stands below the mark.
+    #[inline]
+    pub(crate) fn is_inside(&self) -> bool {
+        let mark = self.inside.get();
+        mark != 0 && stack_pointer() < mark
+    }
+
+    #[inline]
+    pub(crate) fn errno(&self) -> *mut c_int {
+        if self.errno.get().is_null() {
+            // SAFETY: the C library gives each thread an errno of its own, for as long as it lives.
+            self.errno.set(unsafe { libc::__errno_location() });
+        }
+        self.errno.get()
+    }
+}
+
+/// What a thread remembers, so that most of its launches look at nothing else. All zeros: nothing.
+#[repr(C)]
+pub(crate) struct Gate {
+    /// What `launches::State::epoch` was, plus one; 0: closed.
+    pub(crate) epoch: Cell<u64>,
+    /// The process that opened it: a forked child's threads owe nothing.
+    pub(crate) owner: Cell<u32>,
+    pub(crate) limits: Cell<u64>,
+    pub(crate) targets: Cell<u64>,
+    /// The stream that it launched to last; `ANY` (`gate.rs`): every stream of every device is free.
+    pub(crate) stream: Cell<u64>,
+    /// What may still be launched, nanoseconds; `FREE`: whatever comes.
+    pub(crate) left_ns: Cell<u64>,
+    /// What was launched last, and what it costs, nanoseconds; looked up again on the slow way.
+    pub(crate) key: Cell<u64>,
+    pub(crate) cost: Cell<u64>,
+    /// Launched since the slow way was last taken, nanoseconds.
+    pub(crate) work_ns: Cell<u64>,
+    /// What the lease is beyond what was wanted then, as the account counts.
+    pub(crate) more_ns: Cell<u64>,
+    /// What a measured nanosecond counts for.
+    pub(crate) scale: Cell<u32>,
+    pub(crate) launches: Cell<u32>,
+    pub(crate) untold: Cell<u32>,
+    pub(crate) device: Cell<u32>,
+    /// The stream's number plus one.
+    pub(crate) place: Cell<u32>,
+}

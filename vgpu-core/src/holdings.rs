@@ -1,0 +1,19 @@
+//! What this process holds, kept in step with what the driver says, and asking for more of it.
+
+pub(crate) mod descriptors;
+pub(crate) mod export_books;
+pub(crate) mod graph_books;
+pub(crate) mod known_contexts;
+pub(crate) mod leaving;
+pub(crate) mod locate;
+pub(crate) mod location;
+pub(crate) mod measure;
+pub(crate) mod module_books;
+pub(crate) mod mps;
+pub(crate) mod objects;
+pub(crate) mod offer_books;
+pub(crate) mod patience;
+pub(crate) mod pointers;
+pub(crate) mod pool_books;
+pub(crate) mod requests;
+pub(crate) mod sparse_books;

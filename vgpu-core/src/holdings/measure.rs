@@ -1,0 +1,704 @@
+//! What the driver takes that no call names: contexts, modules, what is loaded at its first use. Asks,
+//! in this order: NVML, which knows each process; how much less memory is free after a call than before
+//! it; what the container has learned; at last a guess for the card. Never answers "nothing".
+//!
+//! Decides no call. The figures that stand for a missing answer are functions of values ([`guess`],
+//! [`beyond`], [`context_figure`], [`settled`]).
+//!
+//! A process's figure is one sum for all that it holds. Contexts and modules are what is left of it
+//! without the buffers, so it matters how well the buffers are known: what they are charged is an upper
+//! bound, and [`buffer_of`] says by how much it may be too high. A charge is lowered no further than that
+//! allows.
+
+use vgpu_abi::region::{Kind, Refusal, Why};
+
+use crate::base::lock;
+use crate::base::log::line;
+use crate::base::map::{Entry, Space};
+use crate::driver::query;
+use crate::figures::sizes;
+use crate::guest::manners;
+use crate::holdings::{graph_books, leaving, pool_books};
+use crate::state::books::Books;
+use crate::state::entries::{self, object, what};
+use crate::state::ledger::{CHORE_LEAVING, Learn, Part};
+
+const MIB: u64 = 1 << 20;
+
+/// A context takes no less than this, whatever was measured beside busy neighbours.
+pub(crate) const LEAST_CONTEXT: u64 = 8 * MIB;
+
+/// A safe figure for a context of a card of which nothing is known but its multiprocessors and its
+/// memory: 64 MiB, and 4 MiB for each multiprocessor (2 MiB of it are the default stacks of its
+/// threads), but no more than an eighth of the memory.
+///
+/// | card | multiprocessors | guess |
+/// |---|---|---|
+/// | T4 | 40 | 224 MiB |
+/// | V100 | 80 | 384 MiB |
+/// | A100 | 108 | 496 MiB |
+/// | H100, H200 | 132 | 592 MiB |
+/// | B200 | 148 | 656 MiB |
+pub(crate) fn guess(multiprocessors: u64, total_bytes: u64) -> u64 {
+    let by_size = (64 * MIB).saturating_add(multiprocessors.saturating_mul(4 * MIB));
+    let most = match total_bytes {
+        0 => u64::MAX,
+        total => total / 8,
+    };
+    sizes::mapped(by_size.min(most).clamp(LEAST_CONTEXT, 4096 * MIB))
+}
+
+/// The guess for a device of the driver.
+pub(crate) fn guess_for(ordinal: i32) -> u64 {
+    /// Of a card that does not say.
+    const MANY: u64 = 160;
+    let count = query::device_attribute(ordinal, query::MULTIPROCESSORS);
+    let count = count
+        .and_then(|it| u64::try_from(it).ok())
+        .filter(|&it| it > 0);
+    guess(
+        count.unwrap_or(MANY),
+        query::total_bytes(ordinal).unwrap_or(0),
+    )
+}
+
+/// How a device stood at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// In use by all processes of the machine, bytes.
+    in_use: u64,
+    /// In the container's books, bytes: before the call with what is asked for, after it without.
+    booked: u64,
+    /// Buffers of this process in it, bytes.
+    buffers: u64,
+    from: From,
+}
+
+/// Where a look is made from: two can be compared if that is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    /// The driver, in this context.
+    Context(u64),
+    /// NVML, by the driver's ordinal.
+    Nvml(i32),
+}
+
+/// When a look is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Before,
+    After,
+}
+
+fn booked(books: &Books, device: usize, when: When) -> u64 {
+    let region = &books.container.region;
+    // What another process of the container asks for meanwhile counts as ours rather than not at all.
+    match when {
+        When::Before => region.used(device).saturating_add(region.pending(device)),
+        When::After => region.used(device),
+    }
+}
+
+fn look(books: &Books, device: usize, from: From, when: When) -> Option<Look> {
+    let in_use = match from {
+        From::Context(context) => {
+            let (free, total) = query::relaxed(|| query::memory_info(context))?;
+            total.saturating_sub(free)
+        }
+        From::Nvml(ordinal) => manners::uncancelled(|| query::used_bytes(ordinal))?,
+    };
+    // What a stream has freed until then is in neither figure.
+    if books.ledger().has_chore(CHORE_LEAVING) {
+        leaving::settle(books);
+    }
+    Some(Look {
+        in_use,
+        booked: booked(books, device, when),
+        buffers: own_buffers(books, device),
+        from,
+    })
+}
+
+/// A look before a call that takes memory of the current context's device.
+pub(crate) fn before(books: &Books, device: usize) -> Option<Look> {
+    let context = query::current_context()?;
+    look(books, device, From::Context(context), When::Before)
+}
+
+/// The same for a call that makes a context: the current one may be of another device, or none.
+pub(crate) fn before_context(books: &Books, device: usize, ordinal: i32) -> Option<Look> {
+    if query::current_ordinal() == Some(ordinal) {
+        return before(books, device);
+    }
+    look(books, device, From::Nvml(ordinal), When::Before)
+}
+
+/// More is in use after a call than before it, by this much more than the books say. `charged` is what
+/// the call itself was charged, which neither look has in its books. What this process has freed
+/// meanwhile is in use no more. (What others of the container free cannot be told from the charges of the
+/// dead that they clear.)
+///
+/// A neighbour that allocates meanwhile makes it too large, which is why NVML is asked before it is
+/// believed; one that frees makes it too small, which is why it never lowers a charge.
+fn beyond(before: &Look, after: &Look, charged: u64) -> u64 {
+    let freed = before.buffers.saturating_sub(after.buffers);
+    let more = after
+        .in_use
+        .saturating_add(freed)
+        .saturating_sub(before.in_use);
+    let known = after.booked.saturating_sub(before.booked);
+    more.saturating_sub(known).saturating_sub(charged)
+}
+
+/// How often it is looked after a call.
+const LOOKS: usize = 3;
+
+/// What a call took, held against what it was charged; of the two, at least one is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Taken {
+    /// Taken beyond the charge, bytes.
+    pub(crate) beyond: u64,
+    /// Charged and not taken (yet), bytes.
+    pub(crate) short: u64,
+}
+
+/// What a call took: the smallest of several looks, and what NVML says where it knows this process.
+/// Nothing of the call stands in the books but `charged`, as pending.
+pub(crate) fn taken(books: &Books, device: usize, before: Option<Look>, charged: u64) -> Taken {
+    let Some(before) = before else {
+        return Taken::default();
+    };
+    let mut least = u64::MAX;
+    for _look in 0..LOOKS {
+        let Some(after) = look(books, device, before.from, When::After) else {
+            break;
+        };
+        least = least.min(beyond(&before, &after, 0));
+        if least <= charged {
+            return Taken {
+                beyond: 0,
+                short: charged - least,
+            };
+        }
+    }
+    if least == u64::MAX {
+        return Taken::default();
+    }
+    let least = least.saturating_sub(charged);
+    let by_nvml = own_overhead(books, device).map(|own| {
+        let ledger = books.ledger();
+        // What was charged in advance may be what was taken now.
+        let known = ledger
+            .overhead_bytes(device)
+            .saturating_sub(ledger.in_advance(device))
+            .saturating_add(charged);
+        own.most().saturating_sub(known)
+    });
+    let beyond = match by_nvml {
+        Some(own) if own < least => {
+            // A neighbour's, or NVML is late: it is asked again.
+            soon(books, device);
+            own
+        }
+        _ => least,
+    };
+    Taken { beyond, short: 0 }
+}
+
+/// What NVML says of this process's contexts and modules: all but its buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Own {
+    /// With all buffers as large as they are charged, bytes.
+    least: u64,
+    /// It may be more by this: charges of buffers are upper bounds.
+    doubtful: u64,
+    /// The process has buffers.
+    has_buffers: bool,
+}
+
+impl Own {
+    fn most(&self) -> u64 {
+        self.least.saturating_add(self.doubtful)
+    }
+}
+
+/// `None` where NVML does not know the process, or where its figure says nothing.
+fn own_overhead(books: &Books, device: usize) -> Option<Own> {
+    let region = &books.container.region;
+    if region.oversubscribed_by_me(device) > 0 {
+        // How much of the managed memory NVML counts as this process's cannot be known.
+        return None;
+    }
+    let ordinal = books.ordinal_of(device)?;
+    let before = buffers(books, device);
+    let held = manners::uncancelled(|| query::own_bytes(ordinal))?;
+    let after = buffers(books, device);
+    let bytes = before.bytes.max(after.bytes);
+    // What came or went meanwhile may be in the figure or not.
+    let moved = bytes - before.bytes.min(after.bytes);
+    Some(Own {
+        least: held.saturating_sub(bytes),
+        doubtful: before.doubtful.max(after.doubtful).saturating_add(moved),
+        has_buffers: bytes != 0,
+    })
+}
+
+/// What this process's buffers are charged on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+struct Buffers {
+    /// In the process's slot and in the container's table.
+    bytes: u64,
+    /// Of it, what NVML may not count for the process.
+    doubtful: u64,
+}
+
+/// What stands in this process's slot for buffers, bytes.
+fn own_buffers(books: &Books, device: usize) -> u64 {
+    let overhead = books.ledger().overhead_bytes(device);
+    let used = books.container.region.used_by_me(device);
+    used.saturating_sub(overhead)
+}
+
+/// Linear in the number of buffers.
+fn buffers(books: &Books, device: usize) -> Buffers {
+    let mut sum = Buffers {
+        bytes: own_buffers(books, device),
+        doubtful: leaving::bytes(books, device),
+    };
+    books.ledger().map.sweep(|space, entry| {
+        if usize::from(entry.device) == device {
+            let one = buffer_of(space, entry, sizes::granularity());
+            sum.bytes = sum.bytes.saturating_add(one.bytes);
+            sum.doubtful = sum.doubtful.saturating_add(one.doubtful);
+        }
+        false
+    });
+    sum
+}
+
+/// What one entry adds, on a driver of this granularity, to what stands in this process's slot.
+fn buffer_of(space: Space, entry: &Entry, granularity: u64) -> Buffers {
+    let by_steps = if entry.bytes >= sizes::STEP {
+        sizes::STEP.saturating_sub(granularity)
+    } else {
+        0
+    };
+    // Exported memory stands in the container's table, and so does what others have exported. The driver
+    // counts that for this process once its maker has let go.
+    let (shared, shared_doubtful) = match (space, entry.what) {
+        (Space::Pointer | Space::Object, what::SHARED) => (entry.bytes, by_steps),
+        (Space::Pointer, what::OPENED) => (entry.maps_as_bytes(), entry.maps_as_bytes()),
+        (Space::Object, object::IMPORTED) => (entry.bytes, entry.bytes),
+        _ => (0, 0),
+    };
+    let doubtful = match (space, entry.what) {
+        // In the container's table, or past its share.
+        (_, what::SHARED | what::OPENED | what::PAGED | what::MANAGED) => 0,
+        // Its pages may be the host's.
+        (Space::Pointer, what::MANAGED_HERE) => entry.bytes,
+        (Space::Pointer, _) | (Space::Object, what::OWN) => by_steps,
+        (Space::Array, _) => entries::doubtful(entry).max(by_steps),
+        // Memory that another process, or another API, was given.
+        (Space::External | Space::Graphics, _) | (Space::Object, object::ADOPTED) => entry.bytes,
+        _ => 0,
+    };
+    Buffers {
+        bytes: shared,
+        doubtful: doubtful.saturating_add(shared_doubtful),
+    }
+}
+
+/// What contexts and modules are charged once they were measured: the charge is lowered no further than
+/// buffers are known.
+fn settled(charged: u64, own: Own) -> u64 {
+    if own.least >= charged {
+        own.least
+    } else {
+        own.most().min(charged)
+    }
+}
+
+/// NVML says what this process's contexts and modules take: the books follow. (A host process that
+/// measures comes later, and again.) False where NVML does not know this process, or does not know of
+/// its context yet.
+pub(crate) fn settle(books: &Books, device: usize, learn: Learn) -> bool {
+    let Some(own) = own_overhead(books, device).filter(|own| own.most() >= LEAST_CONTEXT) else {
+        return false;
+    };
+    // Beside buffers the figure may be off by one that is on its way.
+    let learn = if own.has_buffers {
+        Learn::Nothing
+    } else {
+        learn
+    };
+    let bytes = settled(books.ledger().overhead_bytes(device), own);
+    books
+        .ledger()
+        .measured_here(&books.container.region, device, bytes, learn);
+    true
+}
+
+/// What a context counts for that NVML has no figure of: what is in use beyond the books since before it
+/// was made, or in all; but no more than the guess, since neighbours count too, and no less than any
+/// context takes.
+fn context_figure(beyond_the_books: Option<u64>, guess: u64) -> u64 {
+    beyond_the_books
+        .unwrap_or(guess)
+        .min(guess)
+        .max(LEAST_CONTEXT.min(guess))
+}
+
+/// A context that was made just now, or was found.
+#[derive(Clone, Copy)]
+pub(crate) struct NewContext {
+    pub(crate) device: usize,
+    pub(crate) ordinal: i32,
+    pub(crate) context: u64,
+    /// What it was charged so far, which is in the books, bytes.
+    pub(crate) charged: u64,
+    /// How the device stood before it.
+    pub(crate) before: Option<Look>,
+}
+
+/// What a context of unknown size counts for that was made just now, bytes. Its charge is pending, and
+/// what is found out is learned.
+pub(crate) fn new_context(books: &Books, new: NewContext) -> u64 {
+    let device = new.device;
+    let region = &books.container.region;
+    let was = books.ledger().overhead_bytes(device);
+    let own =
+        own_overhead(books, device).filter(|own| own.most().saturating_sub(was) >= LEAST_CONTEXT);
+    let by_nvml = own.map(|own| {
+        let (least, most) = (
+            own.least.saturating_sub(was),
+            own.most().saturating_sub(was),
+        );
+        if least == most {
+            return least;
+        }
+        // It may be more, as far as more is in use.
+        let beyond = beyond_the_books(books, &new).unwrap_or(most);
+        beyond.clamp(least, most)
+    });
+    let is = by_nvml.unwrap_or_else(|| {
+        // NVML may be late.
+        soon(books, device);
+        context_figure(beyond_the_books(books, &new), guess_for(new.ordinal))
+    });
+    books.ledger().measured_now(device);
+    // Beside buffers the figure may be off by one that is on its way; an estimate is learned only by a
+    // container that knows nothing yet.
+    let is_exact = own.is_some_and(|own| !own.has_buffers);
+    if is_exact || region.learned_context_bytes(device) == 0 {
+        region.learn_context_bytes(device, is);
+    }
+    is
+}
+
+/// What a context of unknown size counts for that was found, bytes: settles its charge to that.
+pub(crate) fn settle_found_context(books: &Books, new: NewContext, learn: Learn) -> u64 {
+    let NewContext {
+        device, charged, ..
+    } = new;
+    let ledger = books.ledger();
+    let was = ledger.overhead_bytes(device);
+    if settle(books, device, learn) {
+        let is = ledger.overhead_bytes(device);
+        return charged.saturating_add(is).saturating_sub(was);
+    }
+    let is = context_figure(beyond_the_books(books, &new), guess_for(new.ordinal));
+    let sum = was.saturating_sub(charged).saturating_add(is);
+    ledger.measured_here(&books.container.region, device, sum, Learn::Nothing);
+    soon(books, device);
+    is
+}
+
+/// What is in use beyond the books: since before the context was made, else in all. The smallest of
+/// several looks.
+fn beyond_the_books(books: &Books, new: &NewContext) -> Option<u64> {
+    let from = new
+        .before
+        .map_or(From::Context(new.context), |before| before.from);
+    let mut least: Option<u64> = None;
+    for _look in 0..LOOKS {
+        let after = look(books, new.device, from, When::After)?;
+        let known = after.booked.saturating_sub(new.charged);
+        let found = match &new.before {
+            Some(before) => {
+                let after = Look {
+                    booked: known,
+                    ..after
+                };
+                beyond(before, &after, 0)
+            }
+            None => after.in_use.saturating_sub(known),
+        };
+        least = Some(least.map_or(found, |least| least.min(found)));
+    }
+    least
+}
+
+/// A measurement is wanted before this process gets memory of the device again: something may have been
+/// taken of which the books do not know. Cheap; any rule may ask.
+pub(crate) fn soon(books: &Books, device: usize) {
+    books.ledger().want_measurement(device);
+    books.process.want_measurement(device);
+}
+
+/// How long after it was asked for a measurement is repeated, milliseconds: NVML may be late.
+const REPEATED_FOR_MS: u64 = 1_000;
+/// And how often at most.
+const REPEATED_EACH_MS: u64 = 50;
+
+/// Measures what was asked for by [`soon`], before memory is given.
+#[cold]
+pub(crate) fn wanted(books: &Books, device: usize) {
+    let now = lock::milliseconds().unsigned_abs();
+    let (asked, last) = books.ledger().measurement_wanted(device);
+    let is_over = now.saturating_sub(asked) > REPEATED_FOR_MS;
+    if !is_over && now.saturating_sub(last) < REPEATED_EACH_MS {
+        return;
+    }
+    books.ledger().measured_at(device, now);
+    if is_over {
+        books.process.forget_wanted(device);
+    }
+    if !settle(books, device, Learn::Nothing) {
+        books.ledger().await_host(device);
+    }
+}
+
+/// Since a runtime's context was made, this much more is in use than the books know of, where NVML does
+/// not know the process: what was loaded past the hooks. It counts in full up to four times what a
+/// context is taken for: neighbours may be the cause of more.
+pub(crate) fn settle_loaded(books: &Books, device: usize, ordinal: i32) -> bool {
+    if query::current_ordinal() != Some(ordinal) {
+        return false;
+    }
+    let Some(now) = before(books, device) else {
+        return false;
+    };
+    let Some(baseline) = books.ledger().take_baseline(device) else {
+        return false;
+    };
+    let loaded = now
+        .in_use
+        .saturating_sub(now.booked)
+        .saturating_sub(baseline);
+    let loaded = loaded.min(guess_for(ordinal).saturating_mul(4));
+    let sum = books.ledger().overhead_bytes(device).saturating_add(loaded);
+    books
+        .ledger()
+        .measured_here(&books.container.region, device, sum, Learn::Runtime);
+    true
+}
+
+/// Remembers how the device stands, for [`settle_loaded`].
+pub(crate) fn keep_baseline(books: &Books, device: usize, context: u64) {
+    if let Some(now) = look(books, device, From::Context(context), When::After) {
+        let baseline = now.in_use.saturating_sub(now.booked);
+        books.ledger().set_baseline(device, baseline);
+    }
+}
+
+/// Something was loaded at its first use: it is charged, since the driver has given it. Where the limit
+/// is passed by it, a record says so, and nothing is given until it fits again.
+pub(crate) fn charge_loaded(books: &Books, call: &str, device: usize, bytes: u64) {
+    if bytes == 0 {
+        return;
+    }
+    books.container.region.charge(device, bytes, Kind::Module);
+    books.ledger().add_overhead(device, Part::Module, bytes);
+    record_excess(books, call, device, bytes);
+}
+
+/// A record of what went past the limit all the same; true where it did.
+pub(crate) fn record_excess(books: &Books, call: &str, device: usize, asked: u64) -> bool {
+    let limit = books.process.memory_limit(books.container, device);
+    let used = books.container.region.used(device);
+    if limit == 0 || used <= limit {
+        return false;
+    }
+    let refusal = Refusal {
+        limit,
+        used: used.saturating_sub(asked),
+        asked,
+        why: Why::Full,
+        unaccounted: 0,
+    };
+    // The call itself has succeeded.
+    let _answer = books.refuse(call, device, &refusal);
+    bring_down(books, device);
+    true
+}
+
+/// The container is above its limit on this device: what this process keeps without using it (in pools,
+/// of graphs) goes back to the driver.
+#[cold]
+pub(crate) fn bring_down(books: &Books, device: usize) {
+    let Some(ordinal) = books.ordinal_of(device) else {
+        return;
+    };
+    manners::uncancelled(|| {
+        query::relaxed(|| {
+            pool_books::trim_device(books, device);
+            query::trim_graphs(ordinal);
+        });
+    });
+    graph_books::trimmed(books, device);
+    line!(
+        Info,
+        "device {device}: above its limit, caches are given back"
+    );
+}
+
+/// Looks, now and then, whether the container is above its limit on a device of this process.
+pub(crate) fn look_for_excess(books: &Books) {
+    for device in 0..books.container.region.device_count() {
+        if !books.ledger().has_context(device) {
+            continue;
+        }
+        let limit = books.process.memory_limit(books.container, device);
+        if limit != 0 && books.container.region.used(device) > limit {
+            bring_down(books, device);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(in_use: u64, booked: u64) -> Look {
+        Look {
+            in_use,
+            booked,
+            buffers: booked,
+            from: From::Context(1),
+        }
+    }
+
+    #[test]
+    fn the_guess_grows_with_the_card() {
+        for (multiprocessors, total, mib) in [
+            (40, 16 << 30, 224),
+            (132, 141 << 30, 592),
+            (14, 5 << 30, 120),
+            (132, 1 << 30, 128),
+            (0, 0, 64),
+            (1, 16 << 20, 8),
+            (u64::MAX, u64::MAX, 4096),
+            (u64::MAX, 0, 4096),
+        ] {
+            assert_eq!(
+                guess(multiprocessors, total),
+                mib * MIB,
+                "{multiprocessors}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_call_took_is_what_is_in_use_beyond_the_books() {
+        let before = at(1000, 100);
+        assert_eq!(beyond(&before, &at(1500, 100), 200), 300);
+        // A process of the container has taken 200 of it.
+        assert_eq!(beyond(&before, &at(1500, 300), 200), 100);
+        assert_eq!(beyond(&before, &at(1100, 100), 200), 0);
+        // A neighbour has freed.
+        assert_eq!(beyond(&before, &at(10, 100), 200), 0);
+        // This process has freed 60.
+        assert_eq!(beyond(&before, &at(1440, 40), 200), 300);
+        assert_eq!(beyond(&at(0, u64::MAX), &at(u64::MAX, 0), 1), u64::MAX - 1);
+    }
+
+    #[test]
+    fn a_charge_is_lowered_no_further_than_buffers_are_known() {
+        for (charged, least, doubtful, is) in [
+            (100, 120, 50, 120),
+            (100, 100, 50, 100),
+            (100, 90, 0, 90),
+            (100, 90, 4, 94),
+            (100, 90, 50, 100),
+            (u64::MAX, 1, u64::MAX, u64::MAX),
+            (0, 0, 0, 0),
+        ] {
+            let own = Own {
+                least,
+                doubtful,
+                has_buffers: true,
+            };
+            assert_eq!(settled(charged, own), is, "{least}");
+        }
+    }
+
+    #[test]
+    fn buffers_are_known_as_well_as_the_driver_tells() {
+        let entry = |bytes, what, maps| Entry {
+            bytes,
+            what,
+            maps,
+            ..Entry::default()
+        };
+        let (small, large) = (64 << 10, 2 * MIB);
+        for (space, entry, granularity, is) in [
+            (Space::Pointer, entry(4 * MIB, what::OWN, 0), large, 0),
+            (
+                Space::Pointer,
+                entry(4 * MIB, what::OWN, 0),
+                small,
+                large - small,
+            ),
+            (Space::Pointer, entry(MIB, what::OWN, 0), small, 0),
+            (
+                Space::Pointer,
+                entry(4 * MIB, what::MANAGED_HERE, 0),
+                large,
+                4 * MIB,
+            ),
+            (
+                Space::Pointer,
+                entry(4 * MIB, what::SHARED, 0),
+                small,
+                large - small,
+            ),
+            (Space::Pointer, entry(1, what::OPENED, 8), small, 8 * 512),
+            (
+                Space::Object,
+                entry(4 * MIB, object::IMPORTED, 0),
+                large,
+                4 * MIB,
+            ),
+            (Space::Array, entry(4 * MIB, what::OWN, 3), large, 3 * 512),
+            (
+                Space::Array,
+                entry(4 * MIB, what::OWN, 3),
+                small,
+                large - small,
+            ),
+            (Space::External, entry(7, what::OWN, 0), large, 7),
+            (Space::Module, entry(7 * MIB, 0, 0), small, 0),
+        ] {
+            let found = buffer_of(space, &entry, granularity);
+            assert_eq!(found.doubtful, is, "{space:?} {entry:?}");
+            let shared = match entry.what {
+                what::SHARED | object::IMPORTED => entry.bytes,
+                what::OPENED => is,
+                _ => 0,
+            };
+            assert_eq!(found.bytes, shared, "{space:?} {entry:?}");
+        }
+    }
+
+    #[test]
+    fn a_context_without_a_figure_counts_for_something() {
+        for (beyond, guess, figure) in [
+            (None, 500 * MIB, 500 * MIB),
+            (Some(300 * MIB), 500 * MIB, 300 * MIB),
+            (Some(10_000 * MIB), 500 * MIB, 500 * MIB),
+            (Some(0), 500 * MIB, LEAST_CONTEXT),
+        ] {
+            assert_eq!(context_figure(beyond, guess), figure);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What is known of each pool, and settling its charge to what the driver says that it holds.
+
+use core::sync::atomic::Ordering;
+
+use vgpu_abi::region::Kind;
+
+use crate::base::lock::Held;
+use crate::base::log::line;
+use crate::driver::query;
+use crate::state::books::Books;
+use crate::state::ledger::{CHORE_POOLS, Pool};
+
+/// A handle that no pool has: its place is being given back.
+pub(crate) const DEAD: u64 = 1;
+
+/// `Pool::device` of a pool without books: memory of the host, or of a device without a limit.
+pub(crate) const NO_DEVICE: u32 = u32::MAX;
+
+/// Of a pool on a device that is found out at the first allocation: that of the stream.
+pub(crate) const HERE: u32 = u32::MAX - 1;
+
+/// Of a pool on a device that the container may not use.
+pub(crate) const DENIED: u32 = u32::MAX - 2;
+
+/// Of another process's pool, which is that one's to account for.
+pub(crate) const IMPORTED: u32 = u32::MAX - 3;
+
+pub(crate) fn region_index(device: usize) -> u32 {
+    u32::try_from(device).unwrap_or(NO_DEVICE)
+}
+
+pub(crate) fn find(books: &Books, handle: u64) -> Option<&'static Pool> {
+    books
+        .ledger()
+        .pools
+        .iter()
+        // Acquire: the other words were written before the handle.
+        .find(|pool| pool.handle.load(Ordering::Acquire) == handle)
+}
+
+/// The place of a pool's books, which stays its own while something of it is named to others.
+pub(crate) fn place_of(books: &Books, pool: &Pool) -> u32 {
+    let mut pools = books.ledger().pools.iter();
+    let place = pools.position(|other| core::ptr::eq(other, pool));
+    place
+        .and_then(|place| u32::try_from(place).ok())
+        .unwrap_or(u32::MAX)
+}
+
+/// See [`place_of`].
+pub(crate) fn at_place(books: &Books, place: u32) -> Option<&'static Pool> {
+    let place = usize::try_from(place).ok()?;
+    books.ledger().pools.iter().nth(place)
+}
+
+/// Begins books of a pool. `None`: there is no memory for them.
+pub(crate) fn enter(books: &Books, handle: u64, device: u32) -> Option<&'static Pool> {
+    let ledger = books.ledger();
+    let _held = ledger.pools_lock.hold()?;
+    if let Some(known) = find(books, handle) {
+        return Some(known);
+    }
+    let pool = match find(books, 0) {
+        Some(free) => free,
+        None if ledger.pools.grow() => find(books, 0)?,
+        None => return None,
+    };
+    // Relaxed: the handle publishes them.
+    pool.device.store(device, Ordering::Relaxed);
+    pool.charged.store(0, Ordering::Relaxed);
+    pool.offered.store(0, Ordering::Relaxed);
+    pool.is_going.store(0, Ordering::Relaxed);
+    // Release: whoever sees the handle sees the rest.
+    pool.handle.store(handle, Ordering::Release);
+    if has_books(device) {
+        // Relaxed: only says that a look is worth while.
+        ledger.pools_in_use.fetch_add(1, Ordering::Relaxed);
+    }
+    Some(pool)
+}
+
+/// Is it the region's index of a device?
+pub(crate) fn has_books(device: u32) -> bool {
+    device < IMPORTED
+}
+
+/// What the pool holds now is what it is charged, but for what stands in the table of shared objects. Answers what it was charged before; `None`: the driver
+/// does not say what it holds.
+pub(crate) fn settle(books: &Books, pool: &Pool) -> Option<u64> {
+    let held = pool.lock.hold()?;
+    settle_held(books, pool, &held)
+}
+
+/// As [`settle`], of a pool that the caller holds.
+pub(crate) fn settle_held(books: &Books, pool: &Pool, _held: &Held<'_>) -> Option<u64> {
+    // Acquire: as in `find`.
+    let handle = pool.handle.load(Ordering::Acquire);
+    // Relaxed: under the lock, as all below.
+    let device = pool.device.load(Ordering::Relaxed);
+    if handle <= DEAD || !has_books(device) {
+        return None;
+    }
+    let reserved = query::relaxed(|| query::pool_reserved(handle))?;
+    let holds = reserved.saturating_sub(pool.offered.load(Ordering::Relaxed));
+    let was = pool.charged.swap(holds, Ordering::Relaxed);
+    if was != holds {
+        books
+            .container
+            .region
+            .adjust(device as usize, Kind::Buffer, was, holds);
+    }
+    Some(was)
+}
+
+/// Settles the pools of a device.
+pub(crate) fn settle_device(books: &Books, device: usize) {
+    // Relaxed: only says that a look is worth while.
+    if books.ledger().pools_in_use.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    for pool in books.ledger().pools.iter() {
+        // Acquire: as in `find`.
+        if pool.handle.load(Ordering::Acquire) > DEAD
+            && pool.device.load(Ordering::Relaxed) as usize == device
+        {
+            settle(books, pool);
+        }
+    }
+}
+
+/// Pools of a device give back what they do not use. A pool that is held just now settles itself.
+pub(crate) fn trim_device(books: &Books, device: usize) {
+    for pool in books.ledger().pools.iter() {
+        // Acquire: as in `find`. Relaxed: the device is entered before the handle.
+        let handle = pool.handle.load(Ordering::Acquire);
+        if handle > DEAD && pool.device.load(Ordering::Relaxed) as usize == device {
+            query::trim_pool(handle, 0);
+            if let Some(held) = pool.lock.try_hold() {
+                let _holds = settle_held(books, pool, &held);
+            }
+        }
+    }
+}
+
+/// Does the pool hold nothing, once it has given back what is not in use?
+pub(crate) fn is_empty(books: &Books, pool: &Pool) -> bool {
+    // Acquire: as in `find`.
+    let handle = pool.handle.load(Ordering::Acquire);
+    query::relaxed(|| query::trim_pool(handle, 0));
+    settle(books, pool);
+    // Relaxed: figures of the moment.
+    pool.charged.load(Ordering::Relaxed) == 0 && pool.offered.load(Ordering::Relaxed) == 0
+}
+
+/// The driver's pool is gone, and its place is free again.
+pub(crate) fn leave(books: &Books, pool: &Pool) {
+    // Relaxed: the handle publishes it.
+    let device = pool.device.load(Ordering::Relaxed);
+    let charged = pool.charged.swap(0, Ordering::Relaxed);
+    if has_books(device) {
+        let region = &books.container.region;
+        region.release(device as usize, charged, Kind::Buffer);
+        // Relaxed: only says that a look is worth while.
+        books.ledger().pools_in_use.fetch_sub(1, Ordering::Relaxed);
+    }
+    // Relaxed: as above.
+    pool.is_going.store(0, Ordering::Relaxed);
+    // Release: the place is free again.
+    pool.handle.store(0, Ordering::Release);
+}
+
+/// Destroys the pools that their owner has destroyed and that are empty by now.
+pub(crate) fn finish(books: &Books) {
+    let mut left = false;
+    for pool in books.ledger().pools.iter() {
+        // Relaxed: the word says all.
+        if pool.is_going.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        if !is_empty(books, pool) {
+            left = true;
+            continue;
+        }
+        let Some(_held) = pool.lock.try_hold() else {
+            left = true;
+            continue;
+        };
+        // Release: as in `enter`. Another thread that was first has taken the name off already.
+        let handle = pool.handle.swap(DEAD, Ordering::AcqRel);
+        if handle > DEAD {
+            if !query::relaxed(|| query::destroy_pool(handle)) {
+                line!(Warn, "an empty pool is not destroyed by the driver");
+            }
+            leave(books, pool);
+        }
+    }
+    if !left {
+        books.ledger().clear_chore(CHORE_POOLS);
+    }
+}

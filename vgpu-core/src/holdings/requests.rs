@@ -1,0 +1,223 @@
+//! Asking for room: what is due is done first (what streams freed, pools that are empty by now, measurements
+//! that are wanted), then room is reserved, or refused with its record.
+
+use cuda_api::CuResult;
+use vgpu_abi::region::{Bounds, Charge, Refusal, Why};
+
+use crate::base::log::line;
+use crate::driver::device::Fact;
+use crate::driver::query;
+use crate::guest::manners;
+use crate::holdings::{
+    descriptors, known_contexts, leaving, measure, patience, pool_books, sparse_books,
+};
+use crate::state::books::Books;
+use crate::state::ledger::{CHORE_LEAVING, CHORE_POOLS};
+
+/// Reserves room, or says what the caller is told instead.
+#[inline(always)]
+pub(crate) fn reserve(
+    books: &Books,
+    call: &str,
+    device: usize,
+    bytes: u64,
+) -> Result<Charge, CuResult> {
+    try_reserve(books, device, bytes)
+        .or_else(|refusal| try_once_more(books, device, bytes, refusal))
+        .map_err(|refusal| books.refuse(call, device, &refusal))
+}
+
+/// What waits for the driver, or for a descriptor to be closed, may have ended meanwhile.
+#[cold]
+fn try_once_more(
+    books: &Books,
+    device: usize,
+    bytes: u64,
+    refusal: Refusal,
+) -> Result<Charge, Refusal> {
+    let ended = sparse_books::poll(books) | descriptors::poll(books);
+    if ended {
+        try_reserve(books, device, bytes)
+    } else {
+        Err(refusal)
+    }
+}
+
+/// Reserves room, without a record of a refusal.
+#[inline(always)]
+pub(crate) fn try_reserve(books: &Books, device: usize, bytes: u64) -> Result<Charge, Refusal> {
+    if books.process.is_any_awaited() {
+        known_contexts::loaded(books, device);
+    }
+    if books.ledger().has_chores() {
+        return try_reserve_after_chores(books, device, bytes);
+    }
+    try_reserve_now(books, device, bytes)
+}
+
+/// Looks at what may have become free, and at what is to be measured, before room is given.
+#[cold]
+fn try_reserve_after_chores(books: &Books, device: usize, bytes: u64) -> Result<Charge, Refusal> {
+    do_chores(books);
+    let reserved = try_reserve_now(books, device, bytes);
+    if reserved.is_ok() || !books.ledger().has_chore(CHORE_LEAVING) {
+        return reserved;
+    }
+    leaving::wait(books);
+    try_reserve_now(books, device, bytes)
+}
+
+fn do_chores(books: &Books) {
+    let ledger = books.ledger();
+    if ledger.has_chore(CHORE_LEAVING) {
+        leaving::settle(books);
+    }
+    if ledger.has_chore(CHORE_POOLS) {
+        pool_books::finish(books);
+    }
+    while let Some(device) = ledger.take_unmeasured() {
+        known_contexts::measure_again(books, device);
+    }
+}
+
+/// Are the device's books above its limit? Then the answer says by what.
+pub(crate) fn above_limit(books: &Books, device: usize) -> Option<Refusal> {
+    let region = &books.container.region;
+    let used = region.used(device);
+    let limit = books.process.room(books.container, device);
+    let refusal = |limit, used, why| {
+        let refusal = Refusal {
+            limit,
+            used,
+            asked: 0,
+            unaccounted: 0,
+            why,
+        };
+        patience::with_unaccounted(books, device, refusal)
+    };
+    if limit != 0 && used > limit {
+        return Some(refusal(limit, used, Why::Full));
+    }
+    let resident = books.process.resident_room(device);
+    let here = used.saturating_sub(region.oversubscribed(device));
+    (resident != 0 && here > resident).then(|| refusal(resident, here, Why::NotPageable))
+}
+
+/// As [`Books::reserve`], for what a context or a module takes: a program that asks for it may not
+/// have loaded all that it brought.
+pub(crate) fn reserve_overhead(
+    books: &Books,
+    call: &str,
+    device: usize,
+    bytes: u64,
+) -> Result<Charge, CuResult> {
+    try_reserve_now(books, device, bytes).map_err(|refusal| books.refuse(call, device, &refusal))
+}
+
+/// Reserves room for the context of a process whose runtime loads past the hooks: `least`, or
+/// what such processes were seen to take. Without a record of a refusal.
+pub(crate) fn try_reserve_loading(
+    books: &Books,
+    device: usize,
+    least: u64,
+) -> Result<Charge, Refusal> {
+    tick(books);
+    let ask = || {
+        let bounds = books.bounds(device);
+        books
+            .container
+            .region
+            .reserve_loading(device, least, bounds)
+    };
+    let charge = ask().or_else(|refusal| patience::ask_again(books, device, refusal, ask))?;
+    manners::note_pending(charge);
+    Ok(charge)
+}
+
+/// Now and then: looks after our slot, and whether the container is above its limit.
+#[inline(always)]
+pub(crate) fn tick(books: &Books) {
+    if books.process.tick(books.container) {
+        measure::look_for_excess(books);
+    }
+}
+
+#[inline(always)]
+pub(crate) fn try_reserve_now(books: &Books, device: usize, bytes: u64) -> Result<Charge, Refusal> {
+    tick(books);
+    let ask = || {
+        let limit = books.process.room(books.container, device);
+        let region = &books.container.region;
+        match books.process.resident_room(device) {
+            0 => region.reserve(device, bytes, limit),
+            resident => region.reserve_within(device, bytes, Bounds { limit, resident }, false),
+        }
+    };
+    let charge = match ask() {
+        Ok(charge) => charge,
+        Err(refusal) => patience::ask_again(books, device, refusal, ask)?,
+    };
+    manners::note_pending(charge);
+    Ok(charge)
+}
+
+/// Reserves room for what the driver can also give as managed memory. Where the container has a
+/// share of the device that is smaller than its limit, there is room past the share, too; the
+/// charge says which it is.
+#[inline(always)]
+pub(crate) fn reserve_pageable(
+    books: &Books,
+    call: &str,
+    device: usize,
+    bytes: u64,
+) -> Result<Charge, CuResult> {
+    if books.process.is_any_awaited() {
+        known_contexts::loaded(books, device);
+    }
+    if books.ledger().has_chores() {
+        do_chores(books);
+    }
+    tick(books);
+    let ask = || {
+        let limit = books.process.room(books.container, device);
+        match books.process.resident_room(device) {
+            0 => books.container.region.reserve(device, bytes, limit),
+            resident => reserve_past(books, device, bytes, Bounds { limit, resident }),
+        }
+    };
+    let reserved = match ask() {
+        Ok(charge) => Ok(charge),
+        Err(refusal) => patience::ask_again(books, device, refusal, ask),
+    };
+    match reserved {
+        Ok(charge) => {
+            manners::note_pending(charge);
+            Ok(charge)
+        }
+        Err(refusal) => try_once_more(books, device, bytes, refusal)
+            .map_err(|refusal| books.refuse(call, device, &refusal)),
+    }
+}
+
+#[inline(never)]
+fn reserve_past(
+    books: &Books,
+    device: usize,
+    bytes: u64,
+    bounds: Bounds,
+) -> Result<Charge, Refusal> {
+    let pages = books.process.is(device, Fact::Pages, || {
+        let ordinal = books.ordinal_of(device)?;
+        let pages = query::device_attribute(ordinal, query::CONCURRENT_MANAGED_ACCESS)?;
+        if pages == 0 {
+            line!(
+                Warn,
+                "device {device}: no memory past the share of {}: it does not page managed memory",
+                bounds.resident
+            );
+        }
+        Some(pages != 0)
+    });
+    let region = &books.container.region;
+    region.reserve_within(device, bytes, bounds, pages)
+}

@@ -1,0 +1,109 @@
+//! Rules: arrays and mipmapped arrays. Reserved by their description, charged as the driver says where
+//! it does.
+
+use cuda_api::{CuArray, CuMipmappedArray, CuResult};
+
+use crate::base::map::{Entry, Space};
+use crate::driver::query;
+use crate::figures::shapes::Described;
+use crate::figures::sizes::taken;
+use crate::guest::border::{self, Address};
+use crate::guest::manners::Verdict;
+use crate::holdings::sparse_books;
+use crate::rules::memory::{Leaving, Reserved, after_leaving, given_with, leaving, reserve_here};
+use crate::state::standing::{self, books};
+
+pub(crate) fn before_array<D: Described>(
+    call: &str,
+    description: *const D,
+    levels: u32,
+) -> Verdict<Reserved> {
+    let books = books!(Memory);
+    let Some(shape) = border::read(description).map(D::shape) else {
+        return Verdict::Pass;
+    };
+    match shape.bytes(levels) {
+        0 => Verdict::Pass,
+        bytes => reserve_here(&books, call, bytes),
+    }
+}
+
+/// Charged is the driver's own figure where it has one for a format of which ours is an estimate.
+pub(crate) fn after_array<D: Described>(
+    reserved: Reserved,
+    result: CuResult,
+    out: *mut CuArray,
+    description: *const D,
+) {
+    let own = |array| query::array_bytes(array);
+    after(reserved, result, out, description, own);
+}
+
+/// As [`after_array`].
+pub(crate) fn after_mipmapped<D: Described>(
+    reserved: Reserved,
+    result: CuResult,
+    out: *mut CuMipmappedArray,
+    description: *const D,
+) {
+    let own = |array| query::mipmapped_bytes(array);
+    after(reserved, result, out, description, own);
+}
+
+fn after<A: Address, D: Described>(
+    reserved: Reserved,
+    result: CuResult,
+    out: *mut A,
+    description: *const D,
+    own: impl FnOnce(A) -> Option<u64>,
+) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    let Some(array) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        return books.refund(reserved.charge());
+    };
+    let shape = border::read(description).map(D::shape);
+    let estimated = shape.is_some_and(|it| !it.is_exact());
+    let bytes = estimated
+        .then(|| query::relaxed(|| own(array)))
+        .flatten()
+        .map_or(reserved.charge().bytes(), taken);
+    let least = shape.map_or(0, |it| it.least_bytes());
+    let maps = Entry::as_maps(bytes.saturating_sub(least));
+    let number = array.number();
+    given_with(&books, reserved, Space::Array, number, (bytes, maps));
+}
+
+/// An array about to go, with its charge; a sparse one has none of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Going {
+    array: u64,
+    charged: Option<Leaving>,
+}
+
+pub(crate) fn before_array_free(array: impl Address) -> Verdict<Going> {
+    let books = books!(Memory);
+    let array = array.number();
+    match leaving(&books, Space::Array, array) {
+        Verdict::Call(leaving) => Verdict::Call(Going {
+            array,
+            charged: Some(leaving),
+        }),
+        _ if sparse_books::has_parts(&books) => Verdict::Call(Going {
+            array,
+            charged: None,
+        }),
+        Verdict::Pass => Verdict::Pass,
+        Verdict::Refuse(result) => Verdict::Refuse(result),
+    }
+}
+
+pub(crate) fn after_array_free(going: Going, result: CuResult) {
+    if let Some(leaving) = going.charged {
+        after_leaving(leaving, result, Space::Array);
+    }
+    if let Some(books) = standing::opened().filter(|_| result == CuResult::SUCCESS) {
+        sparse_books::array_gone(&books, going.array);
+    }
+}

@@ -1,0 +1,510 @@
+//! Rules: launches. A program gets its share of a device's time: each launch is charged in advance what
+//! it has cost before, from an account that the clock fills (`vgpu_abi::credit`), and waits when the
+//! account is in debt; what it really took is settled afterwards. Owns the way of a launch and of whatever
+//! ends one: graphs, captures, streams and contexts that go. Which rate counts is `rate`'s, who waits and how
+//! long `wait`'s, what things cost `costs`', what they took `spans`'.
+//!
+//! A launch that neither has to wait nor is to be measured goes through [`passes`] (`gate`): no clock, no
+//! shared word, no call of the driver.
+
+use core::sync::atomic::Ordering;
+pub(crate) use gate::{passes, passes_config};
+
+use cuda_api::{CuLaunchConfig, CuLaunchParams, CuResult, CuStream};
+use gate::{of_config, open_gate, remember_free};
+use rate::rate;
+use vgpu_abi::credit::{Compute, LEASE_NS};
+use vgpu_abi::targets::Grant;
+use wait::{Admitted, Wait};
+
+use crate::base::clock;
+use crate::driver::query;
+use crate::guest::border;
+use crate::guest::manners::{self, Verdict};
+use crate::guest::thread::thread;
+use crate::holdings::leaving;
+use crate::holdings::locate;
+use crate::holdings::requests;
+use crate::rules::first_use::{self, FirstUse};
+use crate::rules::pools;
+use crate::rules::stream_frees;
+use crate::state::books::{Books, Place};
+use crate::state::launches::costs::Work;
+use crate::state::launches::spans::{Begun, Found, Target};
+use crate::state::launches::{DUE_NS, State};
+use crate::state::leases::{add_in_flight, tell};
+use crate::state::standing::{self, Standing, books};
+
+pub(crate) mod copies;
+
+mod gate;
+
+mod rate;
+
+mod wait;
+
+/// A launch that was let in and charged.
+#[derive(Clone, Copy)]
+pub(crate) struct Launched {
+    /// It is to be seen what its first launch takes.
+    first: Option<FirstUse>,
+    begun: Option<Begun>,
+    work: Work,
+    charged_ns: u64,
+    device: usize,
+    scale: u32,
+    is_unknown: bool,
+}
+
+impl Launched {
+    /// A launch whose time is not counted.
+    pub(crate) fn uncharged(first: Option<FirstUse>, work: Work) -> Self {
+        Self {
+            first,
+            begun: None,
+            work,
+            charged_ns: 0,
+            device: 0,
+            scale: 0,
+            is_unknown: false,
+        }
+    }
+}
+
+/// A thread has another current context than before: what it remembers of streams is void.
+pub(crate) fn context_changed(_result: CuResult) {
+    thread(|thread| thread.gate.epoch.set(0));
+}
+
+/// Before a kernel is launched.
+pub(crate) fn before(work: Work, stream: u64) -> Verdict<Launched> {
+    let books = books!(Launch);
+    launch(&books, work, stream)
+}
+
+/// Before `cuLaunchKernelEx`.
+pub(crate) fn before_config(
+    config: *const CuLaunchConfig,
+    function: usize,
+    own: bool,
+) -> Verdict<Launched> {
+    let books = books!(Launch);
+    match of_config(config, function, own) {
+        Some((work, stream)) => launch(&books, work, stream),
+        None => Verdict::Pass,
+    }
+}
+
+/// The way of a launch that [`passes`] did not let through.
+pub(crate) fn launch(books: &Books, work: Work, stream: u64) -> Verdict<Launched> {
+    let verdict = in_its_turn(books, work, stream);
+    if matches!(verdict, Verdict::Refuse(_)) {
+        return verdict;
+    }
+    let first = first_use::before_launch(books, work, stream);
+    match (first, verdict) {
+        (None, verdict) => verdict,
+        (first, Verdict::Call(launched)) => Verdict::Call(Launched { first, ..launched }),
+        (first, _) => Verdict::Call(Launched::uncharged(first, work)),
+    }
+}
+
+/// Waits for its turn, and charges it.
+fn in_its_turn(books: &Books, work: Work, stream: u64) -> Verdict<Launched> {
+    requests::tick(books);
+    tell(books);
+    let Some(target) = target(books, stream) else {
+        return Verdict::Pass;
+    };
+    let Some(compute) = books.container.region.compute(target.device) else {
+        return Verdict::Pass;
+    };
+    let counter = if work.function == 0 {
+        &compute.own().graph_launches
+    } else {
+        &compute.own().launches
+    };
+    // Relaxed: a counter.
+    counter.fetch_add(1, Ordering::Relaxed);
+    let now_ns = clock::now_ns();
+    let rate = rate(books, target.device, now_ns);
+    if rate.is_free() {
+        remember_free(books, &target, stream, now_ns);
+        return Verdict::Pass;
+    }
+    manners::uncancelled(|| query::relaxed(|| metered(books, &compute, work, &target, stream)))
+}
+
+/// The stream's context and device; `None`: it is none of our business (no device of the container,
+/// or it captures).
+fn target(books: &Books, stream: u64) -> Option<Target> {
+    let state = &books.process.compute;
+    // Relaxed: a capture is begun by whoever launches into it, or tells him.
+    if state.captures.load(Ordering::Relaxed) > 0 && !query::is_out_of_captures(stream) {
+        return None;
+    }
+    let handle = core::ptr::with_exposed_provenance_mut(usize::try_from(stream).ok()?);
+    // A stream of a green context may belong to none that the driver names.
+    let context = query::stream_context(handle).or_else(query::current_context)?;
+    match locate::of_context(books, context) {
+        Place::Device { device, .. } => Some(Target {
+            handle: stream,
+            context,
+            device,
+        }),
+        Place::Elsewhere | Place::Denied => None,
+    }
+}
+
+/// A launch on a device where time is counted.
+fn metered(
+    books: &Books,
+    compute: &Compute<'_>,
+    work: Work,
+    target: &Target,
+    stream: u64,
+) -> Verdict<Launched> {
+    let state = &books.process.compute;
+    let mut wait = Wait::new(books, compute, target.device);
+    let admitted = wait.admit(&work);
+    let Some(admitted) = admitted else {
+        // The limit went away while it waited.
+        return Verdict::Pass;
+    };
+    let Admitted {
+        charged_ns,
+        more_ns,
+        is_unknown,
+        is_guess,
+        rate,
+        now_ns,
+    } = admitted;
+    // Relaxed: a time for a report.
+    compute
+        .own()
+        .last_launch_ns
+        .store(now_ns, Ordering::Relaxed);
+    compute.count_busy(i64::try_from(charged_ns).unwrap_or(i64::MAX));
+    let least_ns = state.costs.least(work.key);
+    let in_flight_ns = add_in_flight(
+        books,
+        compute,
+        target.device,
+        i64::try_from(charged_ns).unwrap_or(0),
+    );
+    // What was in flight before, and what this one takes at least.
+    let ahead_ns = in_flight_ns.saturating_sub(charged_ns) + least_ns;
+    // Relaxed: a time.
+    compute
+        .own()
+        .expected_by_ns
+        .fetch_max(now_ns.saturating_add(ahead_ns), Ordering::Relaxed);
+    let at = state.spans.stream(target);
+    let is_due =
+        |at: usize| is_unknown || is_guess || state.spans.unmarked_ns(at) + charged_ns >= DUE_NS;
+    let begun = at
+        .filter(|at| is_due(*at))
+        .and_then(|at| state.spans.begin(at));
+    if begun.is_none() {
+        if is_unknown {
+            // It cannot be measured: nobody is to wait for it.
+            compute.end_unknown();
+        }
+        let noted = at.is_some_and(|at| state.spans.launched(at, charged_ns, now_ns));
+        if !noted {
+            add_in_flight(
+                books,
+                compute,
+                target.device,
+                -i64::try_from(charged_ns).unwrap_or(0),
+            );
+        }
+    }
+    let left_ns = if rate.has_cap() {
+        more_ns.saturating_mul(u64::from(Grant::ONE)) / u64::from(rate.scale)
+    } else {
+        // Measured, and not limited.
+        LEASE_NS
+    };
+    if more_ns > 0 {
+        manners::watch_thread();
+    }
+    open_gate(books, |gate| {
+        gate.stream.set(stream);
+        gate.left_ns.set(left_ns);
+        gate.more_ns.set(more_ns);
+        gate.scale.set(rate.scale);
+        gate.device.set(u32::try_from(target.device).unwrap_or(0));
+        gate.place
+            .set(at.and_then(|at| u32::try_from(at + 1).ok()).unwrap_or(0));
+    });
+    let launched = Launched {
+        first: None,
+        begun,
+        work,
+        charged_ns,
+        device: target.device,
+        scale: rate.scale,
+        is_unknown,
+    };
+    if begun.is_some() {
+        Verdict::Call(launched)
+    } else {
+        Verdict::Pass
+    }
+}
+
+/// After a launch that is to be measured.
+pub(crate) fn after(launched: Launched, result: CuResult) {
+    if let Some(first) = launched.first {
+        first_use::after(first, result);
+    }
+    let (Some(books), Some(begun)) = (standing::opened(), launched.begun) else {
+        return;
+    };
+    manners::uncancelled(|| {
+        query::relaxed(|| {
+            if result == CuResult::SUCCESS {
+                close(&books, &launched, &begun);
+            } else {
+                undo(&books, &launched, &begun);
+            }
+        });
+    });
+}
+
+fn close(books: &Books, launched: &Launched, begun: &Begun) {
+    let state = &books.process.compute;
+    let is_marked = state.spans.end(
+        begun,
+        launched.work,
+        launched.charged_ns,
+        launched.is_unknown,
+    );
+    if !is_marked
+        && launched.is_unknown
+        && let Some(compute) = books.container.region.compute(launched.device)
+    {
+        compute.end_unknown();
+    }
+}
+
+/// The driver refused it: nothing was used.
+fn undo(books: &Books, launched: &Launched, begun: &Begun) {
+    books.process.compute.spans.cancel(begun);
+    let Some(compute) = books.container.region.compute(launched.device) else {
+        return;
+    };
+    let ns = i64::try_from(launched.charged_ns).unwrap_or(i64::MAX);
+    compute.count_busy(-ns);
+    add_in_flight(books, &compute, launched.device, -ns);
+    compute.settle(-counted(ns, launched.scale));
+    if launched.is_unknown {
+        compute.end_unknown();
+    }
+}
+
+fn counted(ns: i64, scale: u32) -> i64 {
+    ns.saturating_mul(i64::from(scale)) / i64::from(Grant::ONE)
+}
+
+/// Settles what has ended since, on all devices.
+fn collect(books: &Books, now_ns: u64) {
+    let state = &books.process.compute;
+    if !state.spans.is_anything_busy() {
+        return;
+    }
+    state.spans.collect(
+        now_ns,
+        |work, ns| state.costs.learn(work, ns),
+        |device, found| {
+            let scale = rate(books, device, now_ns).scale;
+            settle(books, device, found, scale, now_ns);
+        },
+    );
+}
+
+fn settle(books: &Books, device: usize, found: Found, scale: u32, now_ns: u64) {
+    let Some(compute) = books.container.region.compute(device) else {
+        return;
+    };
+    if found.more_ns != 0 {
+        compute.count_busy(found.more_ns);
+        compute.settle(counted(found.more_ns, scale));
+    }
+    if found.done_ns > 0 {
+        add_in_flight(
+            books,
+            &compute,
+            device,
+            -i64::try_from(found.done_ns).unwrap_or(0),
+        );
+        // Relaxed: a time.
+        compute.own().progress_ns.store(now_ns, Ordering::Relaxed);
+        if let Some(state) = books.process.compute.device(device) {
+            state.progress_ns.store(now_ns, Ordering::Relaxed);
+            state.stalls.store(0, Ordering::Relaxed);
+        }
+    }
+    if found.ended_unknown {
+        compute.end_unknown();
+    }
+}
+
+/// Most devices that one call launches to.
+const MOST_AT_ONCE: usize = 16;
+
+/// Launches to several devices in one call.
+#[derive(Clone, Copy)]
+pub(crate) struct ManyLaunched([Option<Launched>; MOST_AT_ONCE]);
+
+/// Before `cuLaunchCooperativeKernelMultiDevice`.
+pub(crate) fn before_many(params: *const CuLaunchParams, count: u32) -> Verdict<ManyLaunched> {
+    let books = books!(Launch);
+    let mut all = [None; MOST_AT_ONCE];
+    for (index, place) in all.iter_mut().enumerate().take(count as usize) {
+        let Some(one) = border::read(params.wrapping_add(index)).filter(|_| !params.is_null())
+        else {
+            break;
+        };
+        let work = Work::kernel(
+            one.function as usize,
+            [one.grid_x, one.grid_y, one.grid_z],
+            [one.block_x, one.block_y, one.block_z],
+        );
+        if let Verdict::Call(launched) = launch(&books, work, border::legacy(one.stream)) {
+            *place = Some(launched);
+        }
+    }
+    Verdict::Call(ManyLaunched(all))
+}
+
+/// After it.
+pub(crate) fn after_many(launched: ManyLaunched, result: CuResult) {
+    for one in launched.0.into_iter().flatten() {
+        after(one, result);
+    }
+}
+
+/// After `cuCtxSynchronize`: all of the context's streams have been waited for.
+pub(crate) fn after_context_sync(result: CuResult) {
+    stream_frees::after_context_sync(result);
+    after_sync(result);
+}
+
+/// Somebody waited for the device: pools give back, and what has ended is settled.
+pub(crate) fn after_sync(result: CuResult) {
+    pools::after_sync(result);
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if books.process.compute.spans.is_anything_busy() {
+        manners::uncancelled(|| query::relaxed(|| collect(&books, clock::now_ns())));
+    }
+}
+
+/// A capture begins: from here on each launch asks whether its stream captures.
+pub(crate) fn after_capture_begin(result: CuResult) {
+    if result == CuResult::SUCCESS
+        && let Standing::Ready(_, process) = standing::standing()
+    {
+        // Relaxed: see `target`.
+        process.compute.captures.fetch_add(1, Ordering::Relaxed);
+        process.compute.forget_gates();
+    }
+}
+
+/// A capture ends, in whatever way, unless this was not the thread to end it.
+pub(crate) fn after_capture_end(result: CuResult) {
+    let is_over = !matches!(
+        result,
+        CuResult::STREAM_CAPTURE_WRONG_THREAD
+            | CuResult::ILLEGAL_STATE
+            | CuResult::INVALID_VALUE
+            | CuResult::INVALID_HANDLE
+            | CuResult::STREAM_CAPTURE_UNMATCHED
+    );
+    if is_over && let Standing::Ready(_, process) = standing::standing() {
+        capture_is_over(&process.compute);
+    }
+}
+
+fn capture_is_over(state: &State) {
+    let less = |count: u32| count.checked_sub(1);
+    // Relaxed: see `target`.
+    let _old = state
+        .captures
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    state.forget_gates();
+}
+
+/// A stream is about to go.
+pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
+    let books = match standing::opened() {
+        Some(books) => books,
+        None => return Verdict::Pass,
+    };
+    let state = &books.process.compute;
+    // Relaxed: see `target`.
+    if state.captures.load(Ordering::Relaxed) > 0 && query::is_capturing(stream) {
+        capture_is_over(state);
+    }
+    let stream = stream as u64;
+    if stream > 2 {
+        leaving::stream_goes(&books, stream);
+        tell(&books);
+        state.forget_gates();
+        let target = Target {
+            handle: stream,
+            context: 0,
+            device: 0,
+        };
+        manners::uncancelled(|| {
+            query::relaxed(|| {
+                let now_ns = clock::now_ns();
+                collect(&books, now_ns);
+                let found = |device, found| {
+                    settle(&books, device, found, u32::from(Grant::ONE), now_ns);
+                };
+                state.spans.forget_stream(&target, found);
+            });
+        });
+    }
+    Verdict::Pass
+}
+
+/// A context is about to go, with all its streams and our events in it.
+pub(crate) fn context_goes(books: &Books, context: u64) {
+    leaving::context_goes(books, context);
+    let state = &books.process.compute;
+    tell(books);
+    state.forget_gates();
+    manners::uncancelled(|| {
+        query::relaxed(|| {
+            let now_ns = clock::now_ns();
+            let found = |device, found| settle(books, device, found, u32::from(Grant::ONE), now_ns);
+            state.spans.forget_context(context, found);
+        });
+    });
+}
+
+/// Something that takes time of its own was put into a stream: what lies between two marks around it
+/// is not only launches.
+fn interrupted(books: &Books, stream: u64) {
+    if !books.process.compute.spans.is_anything_busy() {
+        return;
+    }
+    let handle = core::ptr::with_exposed_provenance_mut(usize::try_from(stream).unwrap_or(0));
+    if stream > 2 || query::stream_context(handle).is_some() {
+        let context = if stream > 2 {
+            0
+        } else {
+            query::current_context().unwrap_or(0)
+        };
+        books.process.compute.spans.interrupted(&Target {
+            handle: stream,
+            context,
+            device: 0,
+        });
+    }
+}

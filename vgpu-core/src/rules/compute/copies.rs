@@ -1,0 +1,123 @@
+//! Rules: what is put into streams and is no launch: copies and fills (counted with their bytes), host
+//! functions (counted), waits. None is charged: copies have engines of their own. Decides nothing.
+
+use core::sync::atomic::Ordering;
+
+use cuda_api::{CuMemcpy2D, CuMemcpy2DV1, CuMemcpy3D, CuMemcpy3DPeer, CuMemcpy3DV1, CuResult};
+
+use super::interrupted;
+use crate::figures::sizes;
+use crate::guest::border;
+use crate::holdings::locate;
+use crate::state::books::{Books, Group, Place};
+use crate::state::standing;
+
+/// What was copied or filled, bytes: a number, or where the caller's structure says so.
+pub(crate) trait Extent {
+    fn bytes(self) -> u64;
+}
+
+impl Extent for usize {
+    fn bytes(self) -> u64 {
+        sizes::size(self)
+    }
+}
+
+impl Extent for u32 {
+    fn bytes(self) -> u64 {
+        u64::from(self)
+    }
+}
+
+macro_rules! extents {
+    ($($structure:ty: $($field:ident)*;)*) => {$(
+        impl Extent for *const $structure {
+            fn bytes(self) -> u64 {
+                border::read(self).map_or(0, |copy| 1_u64 $(.saturating_mul(copy.$field as u64))*)
+            }
+        }
+    )*};
+}
+extents! {
+    CuMemcpy2DV1: width_bytes height;
+    CuMemcpy2D: width_bytes height;
+    CuMemcpy3DV1: width_bytes height depth;
+    CuMemcpy3D: width_bytes height depth;
+    CuMemcpy3DPeer: width_bytes height depth;
+}
+
+/// A fill of so many elements of a width, bytes.
+pub(crate) fn elements(count: usize, width: usize) -> usize {
+    count.saturating_mul(width)
+}
+
+/// The sizes of a batch, bytes.
+pub(crate) fn batch(sizes: *const usize, count: usize) -> usize {
+    if sizes.is_null() {
+        return 0;
+    }
+    let size = |at: usize| border::read(sizes.wrapping_add(at)).unwrap_or(0);
+    (0..count).fold(0_usize, |sum, at| sum.saturating_add(size(at)))
+}
+
+fn opened(result: CuResult) -> Option<Books> {
+    if result != CuResult::SUCCESS {
+        return None;
+    }
+    let books = standing::opened()?;
+    books.count(Group::Launch);
+    Some(books)
+}
+
+/// A copy or a fill went into the stream. Of some (`count` of them) the bytes are not known.
+pub(crate) fn after(result: CuResult, extent: impl Extent, count: usize, stream: u64) {
+    let Some(books) = opened(result) else { return };
+    interrupted(&books, stream);
+    if let Place::Device { device, .. } = locate::here(&books)
+        && let Some(compute) = books.container.region.compute(device)
+    {
+        let own = compute.own();
+        // Relaxed: counters.
+        own.copies.fetch_add(sizes::size(count), Ordering::Relaxed);
+        own.copy_bytes.fetch_add(extent.bytes(), Ordering::Relaxed);
+    }
+}
+
+/// A host function went into the stream.
+pub(crate) fn after_host_function(result: CuResult, stream: u64) {
+    let Some(books) = opened(result) else { return };
+    interrupted(&books, stream);
+    if let Place::Device { device, .. } = locate::here(&books)
+        && let Some(compute) = books.container.region.compute(device)
+    {
+        // Relaxed: a counter.
+        compute.own().host_functions.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A wait for an event or a value went into the stream, or a batch with some.
+pub(crate) fn after_wait(result: CuResult, stream: u64) {
+    if let Some(books) = opened(result) {
+        interrupted(&books, stream);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_extent_is_what_its_structure_says() {
+        // SAFETY: plain numbers and pointers, for which all zeros is a value.
+        let mut copy: CuMemcpy3D = unsafe { core::mem::zeroed() };
+        copy.width_bytes = 100;
+        copy.height = 20;
+        copy.depth = 3;
+
+        assert_eq!((&raw const copy).bytes(), 6_000);
+        assert_eq!(core::ptr::null::<CuMemcpy2D>().bytes(), 0);
+        assert_eq!(elements(10, 4).bytes(), 40);
+        assert_eq!(batch([1_usize, 2, 3].as_ptr(), 3), 6);
+        assert_eq!(batch(core::ptr::null(), 3), 0);
+    }
+}

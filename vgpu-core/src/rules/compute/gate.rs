@@ -1,0 +1,154 @@
+//! What a thread remembers of its launches, so that most of them look at nothing that is shared: one
+//! lease, one stream, and the words that say whether both still count. Owns that memory, the look at it
+//! ([`passes`]) and how it is told and given back ([`tell`]). Never waits, decides no rate.
+
+use core::sync::atomic::Ordering;
+
+use cuda_api::CuLaunchConfig;
+
+use super::rate::rate;
+use crate::guest::border::{self, legacy, per_thread};
+use crate::guest::thread::{Gate, thread};
+use crate::state::books::Books;
+use crate::state::launches::DUE_NS;
+use crate::state::launches::costs::Work;
+use crate::state::launches::spans::Target;
+use crate::state::leases::FREE;
+use crate::state::process::Process;
+use crate::state::standing;
+
+const ANY: u64 = u64::MAX;
+
+/// Launches that a thread counts before it tells. It begins with one and doubles, so that a short
+/// program is seen, too.
+const UNTOLD: u32 = 256;
+
+/// May this launch go at once, without a look at anything that is shared? Then it is counted.
+///
+/// Stands outside of every rule, since it must cost next to nothing: it neither calls nor can panic, and
+/// reads words that only this thread writes, and three that hardly ever change.
+#[inline(always)]
+pub(crate) fn passes(work: Work, stream: u64) -> bool {
+    thread(|thread| {
+        let gate = &thread.gate;
+        let Some((container, process)) = standing::known_now() else {
+            return standing::is_transparent_now();
+        };
+        // Relaxed: whoever changes the word has nothing to tell beside it.
+        let is_open = gate.epoch.get() == process.compute.epoch.load(Ordering::Relaxed) + 1
+            && gate.limits.get() == container.limits_generation()
+            && gate.targets.get() == container.targets_generation();
+        if !is_open || gate.launches.get() >= gate.untold.get() {
+            return false;
+        }
+        // What follows the look at the table stands in a function of its own, so that the usual way calls nothing
+        // and saves no register.
+        if process.compute.first_uses.is_any_waiting() {
+            return passes_while_any_waits(gate, process, work, stream);
+        }
+        has_credit(gate, process, work, stream)
+    })
+}
+
+/// The same while functions that were handed out wait for their first launch.
+#[cold]
+#[inline(never)]
+fn passes_while_any_waits(gate: &Gate, process: &Process, work: Work, stream: u64) -> bool {
+    !process.compute.first_uses.waits(work.function) && has_credit(gate, process, work, stream)
+}
+
+#[inline(always)]
+fn has_credit(gate: &Gate, process: &Process, work: Work, stream: u64) -> bool {
+    if gate.left_ns.get() == FREE && (gate.stream.get() == ANY || gate.stream.get() == stream) {
+        gate.launches.set(gate.launches.get() + 1);
+        return true;
+    }
+    if gate.stream.get() != stream {
+        return false;
+    }
+    let cost = if gate.key.get() == work.key {
+        gate.cost.get()
+    } else {
+        let Some(cost) = process.compute.costs.known(work.key) else {
+            return false;
+        };
+        gate.key.set(work.key);
+        gate.cost.set(cost);
+        cost
+    };
+    let (Some(left), work_ns) = (
+        gate.left_ns.get().checked_sub(cost),
+        gate.work_ns.get() + cost,
+    ) else {
+        return false;
+    };
+    if work_ns >= DUE_NS {
+        return false;
+    }
+    gate.left_ns.set(left);
+    gate.work_ns.set(work_ns);
+    gate.launches.set(gate.launches.get() + 1);
+    true
+}
+
+/// The same for the structure of `cuLaunchKernelEx`.
+#[inline(always)]
+pub(crate) fn passes_config(config: *const CuLaunchConfig, function: usize, own: bool) -> bool {
+    of_config(config, function, own).is_some_and(|(work, stream)| passes(work, stream))
+}
+
+#[inline(always)]
+pub(super) fn of_config(
+    config: *const CuLaunchConfig,
+    function: usize,
+    own: bool,
+) -> Option<(Work, u64)> {
+    let config = border::read(config)?;
+    let stream = if own {
+        per_thread(config.stream)
+    } else {
+        legacy(config.stream)
+    };
+    Some((
+        Work::kernel(
+            function,
+            [config.grid_x, config.grid_y, config.grid_z],
+            [config.block_x, config.block_y, config.block_z],
+        ),
+        stream,
+    ))
+}
+
+/// Nothing stands in the way of launches to this stream, or to any.
+pub(super) fn remember_free(books: &Books, target: &Target, stream: u64, now_ns: u64) {
+    let devices = books.container.region.device_count();
+    let all = (0..devices).all(|device| {
+        device == target.device || {
+            let (_, percent) = books.process.compute_limit(books.container, device);
+            matches!(percent, 0 | 100..) && rate(books, device, now_ns).is_free()
+        }
+    });
+    open_gate(books, |gate| {
+        gate.stream.set(if all { ANY } else { stream });
+        gate.left_ns.set(FREE);
+        gate.device.set(u32::try_from(target.device).unwrap_or(0));
+        gate.place.set(0);
+    });
+}
+
+/// Remembers that nothing has changed up to here. Not while somebody captures.
+pub(super) fn open_gate(books: &Books, set: impl FnOnce(&Gate)) {
+    let state = &books.process.compute;
+    thread(|thread| {
+        let gate = &thread.gate;
+        set(gate);
+        gate.limits.set(books.container.limits_generation());
+        gate.targets.set(books.container.targets_generation());
+        // Relaxed: see `passes`.
+        let captures = state.captures.load(Ordering::Relaxed) > 0;
+        let epoch = state.epoch.load(Ordering::Relaxed) + 1;
+        gate.epoch.set(if captures { 0 } else { epoch });
+        gate.owner.set(books.process.number());
+        gate.untold.set((gate.untold.get() * 2).clamp(1, UNTOLD));
+    });
+}

@@ -1,0 +1,149 @@
+//! Which share of a device counts for this container: what its limits say, and what the arbiter grants
+//! while it lives. Decides that and nothing else.
+
+use vgpu_abi::limits::Policy;
+use vgpu_abi::targets::Grant;
+
+use crate::holdings::mps;
+use crate::state::books::Books;
+
+/// An arbiter that has not written for so long does not count.
+const FRESH_NS: u64 = 300_000_000;
+
+/// Which rate counts for this container on a device now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rate {
+    /// Thousandths of the device.
+    pub(super) permille: u32,
+    /// What a measured nanosecond counts for, in parts of [`Grant::ONE`].
+    pub(super) scale: u32,
+    /// To be measured and bounded although nothing caps it.
+    is_measured: bool,
+}
+
+impl Rate {
+    const FREE: Self = Self {
+        permille: 1000,
+        scale: Grant::ONE as u32,
+        is_measured: false,
+    };
+
+    pub(super) fn is_free(&self) -> bool {
+        self.permille >= 1000 && !self.is_measured
+    }
+
+    pub(super) fn has_cap(&self) -> bool {
+        self.permille < 1000
+    }
+
+    /// Measured nanoseconds as the account counts.
+    pub(super) fn counted(&self, ns: u64) -> u64 {
+        ns.saturating_mul(u64::from(self.scale)) / u64::from(Grant::ONE)
+    }
+}
+
+/// The rule: what the limits say, and what the arbiter grants while it lives.
+fn rate_of(policy: Policy, core_percent: u32, grant: Option<Grant>) -> Rate {
+    let cap = match core_percent {
+        0 | 100.. => 1000,
+        percent => percent * 10,
+    };
+    if policy == Policy::Disable {
+        return Rate::FREE;
+    }
+    let Some(grant) = grant else {
+        return Rate {
+            permille: cap,
+            ..Rate::FREE
+        };
+    };
+    let granted = u32::from(grant.permille);
+    Rate {
+        permille: if policy == Policy::Force {
+            granted.min(cap)
+        } else {
+            granted
+        },
+        scale: u32::from(grant.scale.max(1)),
+        is_measured: grant.measured,
+    }
+}
+
+pub(super) fn rate(books: &Books, device: usize, now_ns: u64) -> Rate {
+    let (policy, percent) = books.process.compute_limit(books.container, device);
+    if policy == Policy::Disable || mps::under_mps(books, device) {
+        // Kernels of several processes run at the same time under MPS: its server shares.
+        return Rate::FREE;
+    }
+    let is_fresh = |at: u64| now_ns.saturating_sub(at) < FRESH_NS;
+    let heartbeat_ns = books.container.arbiter_heartbeat_ns();
+    let arbiter_lives = heartbeat_ns.is_some_and(is_fresh);
+    let target = books.container.target().filter(|_| arbiter_lives);
+    let grant = target.and_then(|target| target.grants.get(device).copied().flatten());
+    let rate = rate_of(policy, percent, grant);
+    Rate {
+        // An arbiter that has not met this process yet will have within a tick: until then nothing
+        // is put on the device that could not be taken back.
+        is_measured: rate.is_measured || (arbiter_lives && grant.is_none()),
+        ..rate
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRANT: Grant = Grant {
+        permille: 400,
+        scale: Grant::ONE,
+        contended: true,
+        measured: true,
+    };
+
+    #[test]
+    fn without_an_arbiter_the_cap_counts_whatever_the_policy() {
+        for policy in [Policy::Force, Policy::Default, Policy::Floor] {
+            assert_eq!(rate_of(policy, 30, None).permille, 300);
+            assert!(rate_of(policy, 0, None).is_free());
+            assert!(rate_of(policy, 100, None).is_free());
+        }
+        assert!(rate_of(Policy::Disable, 30, None).is_free());
+    }
+
+    #[test]
+    fn what_the_arbiter_grants_counts_and_a_forced_cap_holds_all_the_same() {
+        assert_eq!(rate_of(Policy::Force, 30, Some(GRANT)).permille, 300);
+        assert_eq!(rate_of(Policy::Force, 50, Some(GRANT)).permille, 400);
+        assert_eq!(rate_of(Policy::Default, 30, Some(GRANT)).permille, 400);
+        assert_eq!(rate_of(Policy::Floor, 0, Some(GRANT)).permille, 400);
+        assert!(rate_of(Policy::Disable, 30, Some(GRANT)).is_free());
+    }
+
+    #[test]
+    fn who_has_to_wait_is_not_free_and_who_is_measured_is_not_either() {
+        let waits = Grant {
+            permille: 0,
+            ..GRANT
+        };
+        assert_eq!(rate_of(Policy::Floor, 0, Some(waits)).permille, 0);
+        let whole = Grant {
+            permille: 1000,
+            ..GRANT
+        };
+        assert!(!rate_of(Policy::Default, 0, Some(whole)).is_free());
+        let unmeasured = Grant {
+            measured: false,
+            ..whole
+        };
+        assert!(rate_of(Policy::Default, 0, Some(unmeasured)).is_free());
+    }
+
+    #[test]
+    fn a_scale_turns_what_was_measured_into_what_is_counted() {
+        let rate = Rate {
+            scale: u32::from(Grant::ONE / 2),
+            ..Rate::FREE
+        };
+        assert_eq!(rate.counted(1_000_000), 500_000);
+    }
+}

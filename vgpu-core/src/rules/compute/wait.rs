@@ -1,0 +1,271 @@
+//! How a launch waits for its turn: for the end of another one whose cost nobody knows, for room in
+//! flight, for credit. Every wait ends by itself, or shows in the region that it goes on. Holds no lock.
+
+use core::sync::atomic::Ordering;
+
+use vgpu_abi::credit::Compute;
+
+use super::collect;
+use super::rate::{Rate, rate};
+use crate::base::clock;
+use crate::state::books::Books;
+use crate::state::launches::costs::{Expected, MOST_WAITING_NS, Work};
+
+/// Work in flight on a device, of one process, beyond which launches wait: what was lent comes back as
+/// soon as it is done.
+const IN_FLIGHT_NS: u64 = 10_000_000;
+/// The most of a long launch that may be in flight before another one.
+const AHEAD_NS: u64 = 50_000_000;
+/// What a launch is charged of which nothing is known.
+const UNKNOWN_NS: u64 = 100_000;
+/// When nothing has ended for so long, a launch is let in all the same: what runs may wait for it. Twice
+/// as long for the next, up to sixteen times, until something ends: it may just be a long kernel.
+const PROGRESS_NS: u64 = 100_000_000;
+/// Launches that are let in without credit for one state of work that is overdue.
+const EXCUSES: u32 = 8;
+/// A wait looks again at least this often.
+const LOOK_NS: u64 = 50_000_000;
+/// The same while somebody else decides: the end of other work, a grant.
+const WATCH_NS: u64 = 500_000;
+
+/// A launch that waits until it may go.
+pub(super) struct Wait<'a> {
+    books: &'a Books,
+    compute: &'a Compute<'a>,
+    device: usize,
+    /// Since when it waits; 0: it does not.
+    since_ns: u64,
+    has_mark: bool,
+    rounds: u32,
+}
+
+pub(super) struct Admitted {
+    pub(super) charged_ns: u64,
+    pub(super) more_ns: u64,
+    pub(super) is_unknown: bool,
+    pub(super) is_guess: bool,
+    pub(super) rate: Rate,
+    pub(super) now_ns: u64,
+}
+
+impl<'a> Wait<'a> {
+    pub(super) fn new(books: &'a Books, compute: &'a Compute<'a>, device: usize) -> Self {
+        Self {
+            books,
+            compute,
+            device,
+            since_ns: 0,
+            has_mark: false,
+            rounds: 0,
+        }
+    }
+
+    /// Waits for its turn; `None` when there is nothing to wait for any more.
+    pub(super) fn admit(&mut self, work: &Work) -> Option<Admitted> {
+        let mut overdue_ns = 0;
+        loop {
+            let now_ns = clock::now_ns();
+            let rate = rate(self.books, self.device, now_ns);
+            if rate.is_free() {
+                self.end(now_ns);
+                if self.has_mark {
+                    self.compute.end_unknown();
+                }
+                return None;
+            }
+            collect(self.books, now_ns);
+            let expected = self.books.process.compute.costs.expected(work);
+            if expected != Expected::Unknown && self.has_mark {
+                self.has_mark = false;
+                self.compute.end_unknown();
+            }
+            let cost_ns = match expected {
+                Expected::Known(ns) | Expected::Guessed(ns) => ns,
+                Expected::Unknown => UNKNOWN_NS.max(overdue_ns),
+            };
+            let turn = self.turn(expected, &mut overdue_ns, now_ns);
+            let lease = turn
+                .and_then(|()| self.room(cost_ns, now_ns))
+                .and_then(|()| {
+                    let wanted = rate.counted(cost_ns).max(1);
+                    if rate.has_cap() {
+                        let lease = self.compute.lease(wanted, now_ns, rate.permille);
+                        lease.or_else(|wait_ns| self.excused(&rate, wanted, wait_ns, now_ns))
+                    } else {
+                        Ok(0)
+                    }
+                });
+            match lease {
+                Ok(more_ns) => {
+                    self.end(now_ns);
+                    return Some(Admitted {
+                        charged_ns: cost_ns,
+                        more_ns,
+                        is_unknown: self.has_mark,
+                        is_guess: matches!(expected, Expected::Guessed(_)),
+                        rate,
+                        now_ns,
+                    });
+                }
+                Err(wait_ns) => {
+                    // Who waits has nothing in flight.
+                    if core::mem::take(&mut self.has_mark) {
+                        self.compute.end_unknown();
+                    }
+                    self.sleep(wait_ns, now_ns);
+                }
+            }
+        }
+    }
+
+    /// Of launches whose cost nobody knows one is in flight at a time.
+    fn turn(&mut self, expected: Expected, overdue_ns: &mut u64, now_ns: u64) -> Result<(), u64> {
+        if expected != Expected::Unknown || self.has_mark {
+            return Ok(());
+        }
+        if self.compute.begin_unknown(now_ns) {
+            self.has_mark = true;
+            return Ok(());
+        }
+        let Some((since_ns, _)) = self.compute.unknown_since_ns() else {
+            return Err(0);
+        };
+        let quiet_ns = now_ns.saturating_sub(since_ns.max(self.progress_ns()));
+        if quiet_ns < self.patience_ns() {
+            // Often at first, for short launches, then at leisure.
+            return Err((WATCH_NS / 10) << (self.rounds / 4).min(4));
+        }
+        // Whoever has it shows no life, or its launch waits for this one.
+        *overdue_ns = quiet_ns.min(MOST_WAITING_NS);
+        self.compute.forget_unknown();
+        self.made_progress(now_ns);
+        Err(0)
+    }
+
+    /// Something runs far longer than it ever did, so it may be waiting for this very launch: then it
+    /// goes without credit, and is charged. A few times for one such state, which may be another.
+    fn excused(
+        &mut self,
+        rate: &Rate,
+        wanted_ns: u64,
+        wait_ns: u64,
+        now_ns: u64,
+    ) -> Result<u64, u64> {
+        let Some(state) = self.books.process.compute.device(self.device) else {
+            return Err(wait_ns);
+        };
+        let has_waited = now_ns.saturating_sub(self.since_ns) >= self.patience_ns();
+        if rate.permille == 0 || self.since_ns == 0 || !has_waited {
+            return Err(wait_ns);
+        }
+        let overdue = self.books.container.region.overdue(now_ns, PROGRESS_NS);
+        if overdue == 0 {
+            return Err(wait_ns);
+        }
+        // Relaxed: a bound that threads which race pass by one each.
+        if state.excuse.swap(overdue, Ordering::Relaxed) != overdue {
+            state.excused.store(0, Ordering::Relaxed);
+        }
+        if state.excused.fetch_add(1, Ordering::Relaxed) >= EXCUSES {
+            return Err(wait_ns);
+        }
+        state.stalls.fetch_add(1, Ordering::Relaxed);
+        self.compute
+            .settle(i64::try_from(wanted_ns).unwrap_or(i64::MAX));
+        Ok(0)
+    }
+
+    fn progress_ns(&self) -> u64 {
+        let state = self.books.process.compute.device(self.device);
+        // Relaxed: a time.
+        state.map_or(0, |state| state.progress_ns.load(Ordering::Relaxed))
+    }
+
+    /// How long nothing must have ended.
+    fn patience_ns(&self) -> u64 {
+        let state = self.books.process.compute.device(self.device);
+        // Relaxed: a number.
+        let stalls = state.map_or(0, |state| state.stalls.load(Ordering::Relaxed));
+        PROGRESS_NS << stalls.min(4)
+    }
+
+    /// A launch is let in although nothing has ended.
+    fn made_progress(&self, now_ns: u64) {
+        if let Some(state) = self.books.process.compute.device(self.device) {
+            // Relaxed: a time and a number.
+            state.progress_ns.store(now_ns, Ordering::Relaxed);
+            state.stalls.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Is there room for it in flight?
+    fn room(&self, cost_ns: u64, now_ns: u64) -> Result<(), u64> {
+        let Some(state) = self.books.process.compute.device(self.device) else {
+            return Ok(());
+        };
+        // Relaxed: a number.
+        let in_flight = u64::try_from(state.in_flight_ns.load(Ordering::Relaxed)).unwrap_or(0);
+        let bound = IN_FLIGHT_NS.max(cost_ns + cost_ns.min(AHEAD_NS));
+        if in_flight == 0 || in_flight + cost_ns <= bound {
+            return Ok(());
+        }
+        let quiet_ns = now_ns.saturating_sub(self.progress_ns());
+        if self.since_ns != 0
+            && now_ns.saturating_sub(self.since_ns) >= PROGRESS_NS
+            && quiet_ns >= self.patience_ns()
+        {
+            self.made_progress(now_ns);
+            return Ok(());
+        }
+        Err(((in_flight + cost_ns - bound) / 2).clamp(WATCH_NS / 10, WATCH_NS))
+    }
+
+    fn sleep(&mut self, wait_ns: u64, now_ns: u64) {
+        self.begin(now_ns);
+        self.rounds += 1;
+        let state = &self.books.process.compute;
+        let longest_ns = if state.spans.is_anything_busy() || wait_ns == u64::MAX {
+            // What has ended may have cost less than was charged; a grant may come.
+            WATCH_NS * 2
+        } else {
+            LOOK_NS
+        };
+        let ns = wait_ns.min(longest_ns);
+        if ns > 0 {
+            clock::sleep_ns(ns);
+        }
+        // A fork's child, or a slot that was taken away, is looked after here too.
+        self.books.process.tick(self.books.container);
+    }
+
+    fn begin(&mut self, now_ns: u64) {
+        if self.since_ns != 0 {
+            return;
+        }
+        self.since_ns = now_ns;
+        let own = self.compute.own();
+        // Relaxed throughout: numbers for the arbiter and for reports.
+        own.waits.fetch_add(1, Ordering::Relaxed);
+        if let Some(state) = self.books.process.compute.device(self.device)
+            && state.waiting.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            own.waiting_since_ns.store(now_ns.max(1), Ordering::Relaxed);
+        }
+    }
+
+    fn end(&mut self, now_ns: u64) {
+        if self.since_ns == 0 {
+            return;
+        }
+        let own = self.compute.own();
+        let waited_ns = now_ns.saturating_sub(self.since_ns);
+        self.since_ns = 0;
+        // Relaxed throughout: as in `begin`.
+        own.throttled_ns.fetch_add(waited_ns, Ordering::Relaxed);
+        if let Some(state) = self.books.process.compute.device(self.device)
+            && state.waiting.fetch_sub(1, Ordering::Relaxed) <= 1
+        {
+            own.waiting_since_ns.store(0, Ordering::Relaxed);
+        }
+    }
+}

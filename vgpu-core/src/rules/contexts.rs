@@ -1,0 +1,558 @@
+//! Rules: contexts. Each takes memory that no call names: a learned size is reserved when one is made,
+//! settled to what NVML or the host measures; what the driver frees with a context is refunded.
+
+use cuda_api::{CuContext, CuDevice, CuResult};
+use vgpu_abi::region::{Charge, Kind, Refusal, Why};
+
+use crate::base::log::line;
+use crate::base::map::{Entry, Space, Then};
+use crate::driver::query;
+use crate::guest::border;
+use crate::guest::manners::{self, Verdict};
+use crate::holdings::known_contexts::{
+    self, GREEN, PRIMARY, forget_addresses, mark_loading, named, settle_found,
+};
+use crate::holdings::measure::{self, Look, NewContext};
+use crate::holdings::mps;
+use crate::rules::{compute, modules};
+use crate::state::books::{Books, Place};
+use crate::state::ledger::{Learn, Part};
+use crate::state::standing::{self, books};
+use crate::state::{entries, process};
+pub(crate) use admission::{after_export_table, before_export_table};
+pub(crate) use green::{
+    after_from_green, after_green_create, after_green_destroy, before_green_create,
+    before_green_destroy,
+};
+pub(crate) use limits::{after_set_limit, before_set_limit};
+
+mod admission;
+
+mod green;
+
+mod limits;
+
+/// A context about to be made.
+#[derive(Clone, Copy)]
+pub(crate) struct Making {
+    call: &'static str,
+    /// `None` where nothing has to be made.
+    charge: Option<Charge>,
+    /// Of the charge, what the context itself is expected to take.
+    bytes: u64,
+    /// That is a guess: what it takes is measured.
+    is_guess: bool,
+    /// The rest is kept for what the runtime will load.
+    loads: bool,
+    /// How the device stood before.
+    before: Option<Look>,
+    device: usize,
+    ordinal: i32,
+}
+
+impl Making {
+    fn nothing(call: &'static str, device: usize, ordinal: i32) -> Self {
+        Self {
+            call,
+            charge: None,
+            bytes: 0,
+            is_guess: false,
+            loads: false,
+            before: None,
+            device,
+            ordinal,
+        }
+    }
+}
+
+/// A context about to go.
+#[derive(Clone, Copy)]
+pub(crate) struct Going {
+    context: u64,
+    entry: Entry,
+}
+
+pub(crate) fn before_create(call: &'static str, device: CuDevice) -> Verdict<Making> {
+    let books = books!(Context);
+    make(&books, call, device.0)
+}
+
+fn make(books: &Books, call: &'static str, ordinal: i32) -> Verdict<Making> {
+    let device = match books.of_ordinal(ordinal) {
+        Place::Device { device, .. } => device,
+        Place::Elsewhere => return Verdict::Pass,
+        Place::Denied => return refuse_device(ordinal),
+    };
+    if let Some(refused) = mps::refuses(books, call, device) {
+        return Verdict::Refuse(refused);
+    }
+    let loads = process::loads_past_us() && !books.ledger().has_context(device);
+    if loads {
+        // What was kept since it fetched its table is reserved from here on.
+        books.container.region.loaded(device);
+    }
+    // A context of a size that is not known is compared with what the device had before it; so is one
+    // beside another one, which takes a look only.
+    let is_known = known_contexts::known_bytes(books, device) != 0;
+    let is_beside = query::current_ordinal() == Some(ordinal);
+    let before = (is_beside || !is_known)
+        .then(|| measure::before_context(books, device, ordinal))
+        .flatten();
+    match admission::reserve(books, call, device, ordinal, loads) {
+        Ok(admitted) => Verdict::Call(Making {
+            call,
+            charge: Some(admitted.charge),
+            bytes: admitted.bytes,
+            is_guess: admitted.is_guess,
+            loads,
+            before,
+            device,
+            ordinal,
+        }),
+        Err(result) => Verdict::Refuse(result),
+    }
+}
+
+/// A device that the container may not use: an ordinal that is not there, unless the driver has no
+/// such device itself (then its own answer comes back).
+fn refuse_device<T>(ordinal: i32) -> Verdict<T> {
+    if query::device_uuids(ordinal).is_none() {
+        return Verdict::Pass;
+    }
+    line!(Warn, "device {ordinal} is not the container's");
+    Verdict::Refuse(CuResult::INVALID_DEVICE)
+}
+
+pub(crate) fn after_create(
+    making: Making,
+    result: CuResult,
+    out: *mut CuContext,
+) -> Option<CuResult> {
+    // It is the thread's current one now.
+    compute::context_changed(result);
+    let books = standing::opened()?;
+    let Some(context) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        failed(&books, making);
+        return None;
+    };
+    let refused = made(&books, making, context as u64, 0)?;
+    undo(&books, making, context as u64, refused, || {
+        query::destroy_context(context as u64)
+    })
+    .inspect(|_| {
+        border::write(out, core::ptr::null_mut());
+        compute::context_changed(result);
+    })
+}
+
+/// There is no context: nothing is loaded into it either.
+fn failed(books: &Books, making: Making) {
+    refund(books, making);
+    if making.loads {
+        books.container.region.loaded(making.device);
+    }
+}
+
+fn refund(books: &Books, making: Making) {
+    if let Some(charge) = making.charge {
+        books.refund(charge);
+    }
+}
+
+/// What the context itself takes is confirmed. The rest is kept by the mark that stands since it was
+/// reserved, less what the books have.
+fn confirm(books: &Books, making: Making) {
+    let Some(charge) = making.charge else { return };
+    let (own, rest) = charge.split(making.bytes);
+    // First: what the context does not take was never in use.
+    books.refund(rest);
+    books.confirm(own, Kind::Context);
+    if making.loads {
+        books.process.begin_loading(making.device);
+    }
+}
+
+/// The driver has made a context. What it answers where the container has no room for what it turned out
+/// to take.
+fn made(books: &Books, making: Making, context: u64, what: u8) -> Option<CuResult> {
+    let Making { device, bytes, .. } = making;
+    let entry = Entry {
+        bytes,
+        what,
+        handles: 1,
+        ..named(books, device)
+    };
+    let (before, kept) = books.ledger().map.put(Space::Context, context, entry);
+    if let Some(before) = before {
+        // Another thread was first (or adopted it): its entry counts.
+        books.ledger().map.put(Space::Context, context, before);
+        refund(books, making);
+        return None;
+    }
+    if !kept {
+        line!(Error, "a context is not remembered: no memory");
+    }
+    let is_new = making.charge.is_some();
+    if !is_new && process::loads_past_us() {
+        mark_loading(books, device);
+    }
+    let is = if is_new {
+        settle_new(books, making, context)
+    } else {
+        // It was there already, and is seen for the first time. What a runtime made past the hooks may
+        // hold its modules already.
+        let learn = if process::loads_past_us() {
+            Learn::Runtime
+        } else {
+            Learn::Context
+        };
+        books.ledger().add_overhead(device, Part::Context, 0);
+        settle_found(books, device, making.ordinal, context, learn)
+    };
+    let resized = |entry: &mut Entry| {
+        entry.bytes = is;
+        (Then::Keep, ())
+    };
+    books.ledger().map.change(Space::Context, context, resized);
+    if making.loads {
+        measure::keep_baseline(books, device, context);
+    }
+    // Where it is larger than what there was room for.
+    let limit = books.process.memory_limit(books.container, device);
+    let used = books.container.region.used(device);
+    let is_over = is_new && is > bytes && limit != 0 && used > limit;
+    is_over.then(|| {
+        let refusal = Refusal {
+            limit,
+            used: used.saturating_sub(is),
+            asked: is,
+            why: Why::Full,
+            unaccounted: 0,
+        };
+        books.refuse(making.call, device, &refusal)
+    })
+}
+
+/// Charges a new context as what it turned out to take, which is given back. That is known before its
+/// reservation ends, since others may wait for it.
+fn settle_new(books: &Books, making: Making, context: u64) -> u64 {
+    let Making {
+        device,
+        ordinal,
+        bytes,
+        ..
+    } = making;
+    let is = if making.is_guess {
+        let new = NewContext {
+            device,
+            ordinal,
+            context,
+            charged: 0,
+            before: making.before,
+        };
+        measure::new_context(books, new)
+    } else {
+        // It may be larger than those that were seen before.
+        let more = measure::taken(books, device, making.before, bytes).beyond;
+        bytes.saturating_add(more)
+    };
+    let reserved = making.charge.map_or(0, |charge| charge.bytes());
+    let own = is.min(reserved);
+    confirm(
+        books,
+        Making {
+            bytes: own,
+            ..making
+        },
+    );
+    books.ledger().add_overhead(device, Part::Context, own);
+    if is > own {
+        books
+            .container
+            .region
+            .charge(device, is - own, Kind::Context);
+        books
+            .ledger()
+            .resize_context(&books.container.region, device, is - own, 0);
+    }
+    is
+}
+
+/// Takes a context back that there is no room for. Where the driver keeps it, it stays charged.
+fn undo(
+    books: &Books,
+    making: Making,
+    context: u64,
+    refused: CuResult,
+    destroy: impl FnOnce() -> bool,
+) -> Option<CuResult> {
+    compute::context_goes(books, context);
+    if !manners::uncancelled(destroy) {
+        line!(Error, "{}: a context past the limit stays", making.call);
+        return None;
+    }
+    if let Some(entry) = books.ledger().map.take(Space::Context, context) {
+        gone(books, &entry);
+    }
+    Some(refused)
+}
+
+pub(crate) fn before_destroy(context: CuContext) -> Verdict<Going> {
+    let books = books!(Context);
+    let context = context as u64;
+    let known = books.ledger().map.get(Space::Context, context);
+    if known.is_some_and(|entry| entry.what == GREEN) {
+        // It goes with its green context, and takes nothing with it.
+        return Verdict::Pass;
+    }
+    match books.ledger().map.take(Space::Context, context) {
+        Some(entry) => {
+            compute::context_goes(&books, context);
+            Verdict::Call(Going { context, entry })
+        }
+        None => Verdict::Pass,
+    }
+}
+
+pub(crate) fn after_destroy(going: Going, result: CuResult) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result == CuResult::SUCCESS {
+        gone(&books, &going.entry);
+    } else {
+        books
+            .ledger()
+            .map
+            .put(Space::Context, going.context, going.entry);
+    }
+}
+
+/// The driver has freed the context and everything in it.
+fn gone(books: &Books, entry: &Entry) {
+    let ledger = books.ledger();
+    forget_addresses(books);
+    let device = usize::from(entry.device);
+    let mut buffers = 0;
+    let mut past_the_share = 0;
+    let mut modules = 0;
+    let mut in_advance = 0;
+    let mut green = 0;
+    let mut had_green = false;
+    let mut others: u64 = 0;
+    crate::rules::ipc::context_gone(books, entry.owner);
+    ledger.map.sweep(|space, held| {
+        let of_it = held.owner == entry.owner;
+        match space {
+            Space::Pointer | Space::Array | Space::External | Space::Graphics
+                if of_it && entries::dies_with_its_context(held) =>
+            {
+                if entries::is_past_the_share(held) {
+                    past_the_share += held.bytes;
+                } else {
+                    buffers += held.bytes;
+                }
+                true
+            }
+            Space::Module | Space::Copy if of_it => {
+                modules += held.bytes;
+                in_advance += modules::in_advance(held);
+                true
+            }
+            // The contexts of green ones, which are over this one's memory.
+            Space::Context if of_it && held.what == GREEN => true,
+            Space::Green if green::is_over(held, entry) => {
+                green += held.bytes;
+                had_green = true;
+                true
+            }
+            Space::Context | Space::Green if held.device == entry.device => {
+                others = others.saturating_add(held.bytes);
+                false
+            }
+            _ => false,
+        }
+    });
+    books
+        .container
+        .region
+        .release(device, buffers, Kind::Buffer);
+    if past_the_share > 0 {
+        let region = &books.container.region;
+        region.release_beyond(device, past_the_share, Kind::Buffer);
+    }
+    if modules > 0 {
+        ledger.take_in_advance(device, in_advance);
+        ledger.drop_module(&books.container.region, device, modules);
+    }
+    if had_green {
+        ledger.resize_context(&books.container.region, device, 0, green);
+        // A driver that keeps them until they are destroyed holds more than is charged.
+        measure::soon(books, device);
+    }
+    ledger.drop_context(&books.container.region, device, entry.bytes, others);
+    if !ledger.has_context(device) {
+        books.process.forget_loading(device);
+        books.container.region.loaded(device);
+        crate::rules::offers::device_gone(books, device);
+    }
+    crate::holdings::pool_books::settle_device(books, device);
+    crate::holdings::graph_books::settle(books, device);
+    crate::holdings::leaving::context_gone(books, entry.owner);
+}
+
+/// `cuCtxAttach`: one more reference to the current context.
+pub(crate) fn after_attach(result: CuResult, out: *mut CuContext) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result != CuResult::SUCCESS {
+        return;
+    }
+    if let Some(context) = border::read(out) {
+        let more = |entry: &mut Entry| {
+            entry.handles = entry.handles.saturating_add(1);
+            (Then::Keep, ())
+        };
+        books
+            .ledger()
+            .map
+            .change(Space::Context, context as u64, more);
+    }
+}
+
+/// `cuCtxDetach`: one reference less; with the last one the context goes.
+pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
+    let books = books!(Context);
+    let number = context as u64;
+    let less = books.ledger().map.change(Space::Context, number, |entry| {
+        if entry.what == GREEN {
+            // It goes with its green context.
+            return (Then::Keep, None);
+        }
+        if entry.handles == u16::MAX {
+            // More references than are counted: it stays charged until it is destroyed.
+            return (Then::Keep, None);
+        }
+        let is_last = entry.handles <= 1;
+        entry.handles = entry.handles.saturating_sub(1);
+        (
+            if is_last { Then::Remove } else { Then::Keep },
+            is_last.then_some(*entry),
+        )
+    });
+    if less.flatten().is_some() {
+        compute::context_goes(&books, number);
+    }
+    match less.flatten() {
+        Some(entry) => Verdict::Call(Going {
+            context: number,
+            entry: Entry {
+                handles: 1,
+                ..entry
+            },
+        }),
+        None => Verdict::Pass,
+    }
+}
+
+pub(crate) fn before_retain(call: &'static str, device: CuDevice) -> Verdict<Making> {
+    let books = books!(Context);
+    if query::primary_is_active(device.0) == Some(true) {
+        return match books.of_ordinal(device.0) {
+            Place::Device { device: index, .. } => {
+                Verdict::Call(Making::nothing(call, index, device.0))
+            }
+            Place::Elsewhere => Verdict::Pass,
+            Place::Denied => refuse_device(device.0),
+        };
+    }
+    make(&books, call, device.0)
+}
+
+pub(crate) fn after_retain(
+    making: Making,
+    result: CuResult,
+    out: *mut CuContext,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    let Some(context) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        failed(&books, making);
+        return None;
+    };
+    let context = context as u64;
+    let refused = primary_is(&books, making, context)?;
+    undo(&books, making, context, refused, || {
+        query::release_primary(making.ordinal)
+    })
+    .inspect(|_| {
+        books.ledger().swap_primary(making.ordinal, 0);
+        border::write(out, core::ptr::null_mut());
+    })
+}
+
+/// This is the device's primary context, from now on or since long.
+fn primary_is(books: &Books, making: Making, context: u64) -> Option<CuResult> {
+    let before = books.ledger().swap_primary(making.ordinal, context);
+    if before != 0
+        && before != context
+        && let Some(entry) = books.ledger().map.take(Space::Context, before)
+    {
+        // It was destroyed and made anew while we did not look.
+        gone(books, &entry);
+    }
+    if books.ledger().map.get(Space::Context, context).is_some() {
+        refund(books, making);
+        return None;
+    }
+    made(books, making, context, PRIMARY)
+}
+
+/// The primary context of a device of the driver, also where a runtime has made it past the hooks; 0:
+/// none that is in the books.
+fn known_primary(books: &Books, ordinal: i32) -> u64 {
+    let known = books.ledger().primary(ordinal);
+    if known != 0 {
+        return known;
+    }
+    match query::primary_context(ordinal) {
+        Some(found) if books.ledger().map.get(Space::Context, found).is_some() => {
+            books.ledger().swap_primary(ordinal, found);
+            found
+        }
+        _ => 0,
+    }
+}
+
+/// The primary context may be about to go, with our events in it.
+pub(crate) fn before_release(device: CuDevice) -> Verdict<()> {
+    if let Some(books) = standing::opened() {
+        let context = known_primary(&books, device.0);
+        if context != 0 {
+            compute::context_goes(&books, context);
+        }
+    }
+    Verdict::Call(())
+}
+
+/// `cuDevicePrimaryCtxRelease`: the last release frees it. `cuDevicePrimaryCtxReset`: frees it at
+/// once.
+pub(crate) fn after_release(_known: (), result: CuResult, device: CuDevice) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result != CuResult::SUCCESS || query::primary_is_active(device.0) != Some(false) {
+        return;
+    }
+    primary_gone(&books, device.0);
+}
+
+fn primary_gone(books: &Books, ordinal: i32) {
+    let context = books.ledger().swap_primary(ordinal, 0);
+    if context == 0 {
+        return;
+    }
+    if let Some(entry) = books.ledger().map.take(Space::Context, context) {
+        gone(books, &entry);
+    }
+}

@@ -1,0 +1,142 @@
+//! Rules: memory that is another API's (imported external memory, resources of a graphics API), charged
+//! as long as it stands here; and memory that a descriptor keeps after the program has freed it.
+
+use core::ffi::{c_int, c_void};
+
+use cuda_api::{
+    CuDevicePtr, CuExternalMemory, CuExternalMemoryHandleDesc, CuGraphicsResource, CuResult,
+    CuStream,
+};
+use vgpu_abi::region::Kind;
+
+use crate::base::map::{Entry, Space, Then};
+use crate::driver::query;
+use crate::figures::sizes::taken;
+use crate::guest::border;
+use crate::guest::manners::Verdict;
+use crate::holdings::descriptors::{KEEPS_OBJECT, KEEPS_POINTER, put};
+use crate::holdings::objects::Objects;
+use crate::holdings::{locate, requests};
+use crate::rules::memory::{self, Leaving, Reserved};
+use crate::state::books::{self, Place};
+use crate::state::entries::what;
+use crate::state::standing::{self, books};
+
+/// The program says how large it is.
+pub(crate) fn before_import(
+    call: &str,
+    description: *const CuExternalMemoryHandleDesc,
+) -> Verdict<Reserved> {
+    let books = books!(Memory);
+    match border::read(description).map(|it| it.size) {
+        None | Some(0) => Verdict::Pass,
+        Some(bytes) => memory::reserve_here(&books, call, taken(bytes)),
+    }
+}
+
+pub(crate) fn after_import(reserved: Reserved, result: CuResult, out: *mut CuExternalMemory) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    match border::read(out) {
+        Some(memory) if result == CuResult::SUCCESS => {
+            let bytes = reserved.charge().bytes();
+            memory::given(&books, reserved, Space::External, memory as u64, bytes);
+        }
+        _ => books.refund(reserved.charge()),
+    }
+}
+
+pub(crate) fn before_destroy(memory: CuExternalMemory) -> Verdict<Leaving> {
+    let books = books!(Memory);
+    memory::leaving(&books, Space::External, memory as u64)
+}
+
+pub(crate) fn after_destroy(leaving: Leaving, result: CuResult) {
+    memory::after_leaving(leaving, result, Space::External);
+}
+
+/// A resource is charged when it is first mapped, and until it is unregistered. Where there is no room
+/// for it, it is unmapped again.
+pub(crate) fn after_map_resources(
+    result: CuResult,
+    count: u32,
+    resources: *mut CuGraphicsResource,
+    stream: CuStream,
+    per_thread: bool,
+) -> Option<CuResult> {
+    if result != CuResult::SUCCESS || resources.is_null() {
+        return None;
+    }
+    let books = standing::opened()?;
+    books.count(books::Group::Memory);
+    let Place::Device { device, owner } = locate::here(&books) else {
+        return None;
+    };
+    for at in 0..count as usize {
+        let resource = border::read(resources.wrapping_add(at))?;
+        let map = &books.ledger().map;
+        if map.get(Space::Graphics, resource as u64).is_some() {
+            continue;
+        }
+        let Some(bytes) = query::relaxed(|| query::resource_bytes(resource)) else {
+            continue;
+        };
+        match requests::reserve(&books, "cuGraphicsMapResources", device, taken(bytes)) {
+            Ok(charge) => {
+                books.confirm(charge, Kind::Buffer);
+                let entry = Entry {
+                    bytes: charge.bytes(),
+                    owner,
+                    device: u8::try_from(device).unwrap_or(u8::MAX),
+                    what: what::OWN,
+                    ..Entry::default()
+                };
+                map.put(Space::Graphics, resource as u64, entry);
+            }
+            Err(refused) => {
+                query::unmap_resources(count, resources, stream, per_thread);
+                return Some(refused);
+            }
+        }
+    }
+    None
+}
+
+pub(crate) fn before_unregister(resource: CuGraphicsResource) -> Verdict<Leaving> {
+    let books = books!(Memory);
+    memory::leaving(&books, Space::Graphics, resource as u64)
+}
+
+pub(crate) fn after_unregister(leaving: Leaving, result: CuResult) {
+    memory::after_leaving(leaving, result, Space::Graphics);
+}
+
+/// `cuMemGetHandleForAddressRange`: a DMA-BUF keeps its memory until it is closed.
+pub(crate) fn after_range(result: CuResult, out: *mut c_void, pointer: CuDevicePtr) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    let Some(descriptor) =
+        border::read(out.cast::<c_int>()).filter(|_| result == CuResult::SUCCESS)
+    else {
+        return;
+    };
+    let base = query::relaxed(|| query::allocation_of(pointer)).unwrap_or(pointer.0);
+    let objects = Objects::lock(&books);
+    let map = &books.ledger().map;
+    if let Some(mapping) = map.get(Space::Mapping, base) {
+        if objects.hold(mapping.owner) {
+            put(&books, &objects, descriptor, mapping.owner, KEEPS_OBJECT);
+        }
+        return;
+    }
+    let more = |entry: &mut Entry| {
+        let is_own = entry.what == what::OWN;
+        entry.maps = entry.maps.saturating_add(u32::from(is_own));
+        (Then::Keep, is_own)
+    };
+    if map.change(Space::Pointer, base, more) == Some(true) {
+        put(&books, &objects, descriptor, base, KEEPS_POINTER);
+    }
+}

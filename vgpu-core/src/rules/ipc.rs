@@ -1,0 +1,300 @@
+//! Rules: plain memory that processes share by IPC. Its charge stands in the region's table, once, and
+//! every process that may hold it holds its charge. A handle names the allocation that the pointer is
+//! in; of several handles of one allocation, the first is given again.
+
+use cuda_api::{CuDevicePtr, CuIpcMemHandle, CuResult};
+use vgpu_abi::region::{Family, Import, Kind, SharedKey};
+
+use crate::base::log::line;
+use crate::base::map::{Entry, Space, Then};
+use crate::driver::query;
+use crate::figures::sizes::{STEP, taken};
+use crate::guest::border::{self, Address};
+use crate::guest::manners::Verdict;
+use crate::holdings::export_books::{closed, ended, keep_handle, known_handle};
+use crate::holdings::objects::{self, Objects, context_mark};
+use crate::holdings::pointers::{forget, paged};
+use crate::holdings::{locate, requests};
+use crate::state::books::{Books, Place};
+use crate::state::entries::{key_of, what};
+use crate::state::standing::{self, books};
+
+/// Does the charge move to the shared table when it is exported?
+fn is_own(entry: &Entry) -> bool {
+    matches!(entry.what, what::OWN | what::LOOSE)
+}
+
+fn base_of(pointer: CuDevicePtr) -> u64 {
+    query::relaxed(|| query::allocation_of(pointer)).unwrap_or(pointer.0)
+}
+
+/// Managed memory has no name for other processes; and what finds no place in the table of what
+/// processes share gets none.
+pub(crate) fn before_get(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
+    let books = books!(Memory);
+    if let Some(entry) = paged(&books, pointer) {
+        let device = usize::from(entry.device);
+        return Verdict::Refuse(books.refuse_not_pageable(call, device, entry.bytes));
+    }
+    let known = books.ledger().map.get(Space::Pointer, base_of(pointer));
+    match known {
+        Some(entry) if is_own(&entry) && !books.container.region.can_share() => {
+            let device = usize::from(entry.device);
+            Verdict::Refuse(books.refuse_export(call, device, entry.bytes))
+        }
+        _ => Verdict::Call(()),
+    }
+}
+
+/// Others may open it from now on: its charge moves to the shared table, where the last holder
+/// carries it.
+pub(crate) fn after_get(
+    (): (),
+    result: CuResult,
+    out: *mut CuIpcMemHandle,
+    pointer: CuDevicePtr,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    let handle = border::read(out).filter(|_| result == CuResult::SUCCESS)?;
+    let base = base_of(pointer);
+    let _objects = Objects::lock(&books);
+    let map = &books.ledger().map;
+    let entry = map.get(Space::Pointer, base)?;
+    if entry.what == what::SHARED {
+        // The driver need not write the same bytes again, and the others know the first ones.
+        if let Some(first) = known_handle(&books, base).filter(|_| base == pointer.0) {
+            border::write(out, CuIpcMemHandle { reserved: first });
+        }
+        return None;
+    }
+    if !is_own(&entry) {
+        return None;
+    }
+    let key = key_of(&handle.reserved);
+    let device = usize::from(entry.device);
+    let region = &books.container.region;
+    match region.share_as(Family::IPC, Some(key), device, entry.bytes, Kind::Buffer) {
+        Ok(SharedKey([first, second])) => {
+            let named = Entry {
+                bytes: first,
+                owner: second,
+                maps: context_mark(entry.owner),
+                what: what::SHARED,
+                ..Entry::default()
+            };
+            map.put(Space::SharedKey, base, named);
+            map.change(Space::Pointer, base, |entry| {
+                entry.what = what::SHARED;
+                (Then::Keep, ())
+            });
+            if base == pointer.0 {
+                keep_handle(&books, base, &handle.reserved);
+            }
+            None
+        }
+        Err(error) => {
+            line!(Warn, "cuIpcGetMemHandle: refused: {error}");
+            border::write(out, CuIpcMemHandle { reserved: [0; 64] });
+            Some(books.refuse_export("cuIpcGetMemHandle", device, entry.bytes))
+        }
+    }
+}
+
+/// Holds the memory before the driver opens it: the process that made it may die during the call.
+pub(crate) fn before_open(handle: CuIpcMemHandle) -> Verdict<Import> {
+    let books = books!(Memory);
+    let key = key_of(&handle.reserved);
+    match books.container.region.begin_import(Family::IPC, Some(key)) {
+        Ok(import) => Verdict::Call(import),
+        Err(error) => {
+            line!(Warn, "cuIpcOpenMemHandle: refused: {error}");
+            Verdict::Refuse(CuResult::OUT_OF_MEMORY)
+        }
+    }
+}
+
+/// Memory of another process. If that one is of this container, we hold its charge with it; what is in
+/// no books of the container is charged here, in full.
+pub(crate) fn after_open<A: Address>(
+    import: Import,
+    result: CuResult,
+    call: &str,
+    out: *mut A,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    let Some(pointer) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        objects::end_import(&books, &import);
+        return None;
+    };
+    let pointer = pointer.number();
+    let import = narrowed(&books, import, pointer);
+    if import.objects > 0 {
+        opened(&books, import, pointer);
+        return None;
+    }
+    let known = books.ledger().map.get(Space::Pointer, pointer);
+    if known.is_some_and(|entry| entry.what == what::OPENED) {
+        // Opened before, and charged then.
+        opened(&books, import, pointer);
+        return None;
+    }
+    let bytes = query::relaxed(|| query::allocation_bytes(CuDevicePtr(pointer)))?;
+    let Place::Device { device, .. } = locate::here(&books) else {
+        return None;
+    };
+    match requests::reserve(&books, call, device, taken(bytes)) {
+        Ok(charge) => {
+            books.confirm(charge, Kind::Buffer);
+            let mut import = import;
+            // Of an import that holds no object, this is what is charged.
+            import.least = charge.bytes();
+            import.first.device = device;
+            opened(&books, import, pointer);
+            None
+        }
+        Err(refused) => {
+            query::close_ipc(pointer);
+            Some(refused)
+        }
+    }
+}
+
+/// It stands in the books from here on.
+fn opened(books: &Books, import: Import, pointer: u64) {
+    let context = match locate::here(books) {
+        Place::Device { owner, .. } => owner,
+        Place::Elsewhere | Place::Denied => 0,
+    };
+    let _objects = Objects::lock(books);
+    let map = &books.ledger().map;
+    let again = map.change(Space::Pointer, pointer, |entry| {
+        let again = entry.what == what::OPENED;
+        entry.bytes = entry.bytes.saturating_add(u64::from(again));
+        (Then::Keep, again)
+    });
+    if again == Some(true) {
+        // At the same address: opened once more, and the driver counts. What has no name may be
+        // something else than before, so the later import stays.
+        let before = objects::known_import(books, objects::BY_POINTER, pointer);
+        match before {
+            Some(before) if before.name.is_some() && before.name == import.name => {
+                objects::end_import(books, &import);
+            }
+            // Charged in full when it was opened first.
+            Some(before) if before.objects == 0 && import.objects == 0 => {}
+            before => {
+                if let Some(before) = before {
+                    ended(books, &before);
+                }
+                objects::keep_import(books, objects::BY_POINTER, pointer, &import, context);
+            }
+        }
+        return;
+    }
+    let in_the_table = if import.objects > 0 {
+        import.first.bytes
+    } else {
+        0
+    };
+    let entry = Entry {
+        bytes: 1,
+        owner: context,
+        device: u8::try_from(import.first.device).unwrap_or(u8::MAX),
+        what: what::OPENED,
+        maps: Entry::as_maps(in_the_table),
+        ..Entry::default()
+    };
+    map.put(Space::Pointer, pointer, entry);
+    objects::keep_import(books, objects::BY_POINTER, pointer, &import, context);
+}
+
+/// Where the handle did not tell, the size does: nothing smaller was opened.
+fn narrowed(books: &Books, import: Import, pointer: u64) -> Import {
+    if import.name.is_some() || import.objects == 0 {
+        return import;
+    }
+    let bytes = query::relaxed(|| query::allocation_bytes(CuDevicePtr(pointer))).unwrap_or(0);
+    // A small allocation lies in a block of the driver's, which is what is opened.
+    let least = if bytes <= STEP { 0 } else { bytes };
+    books.container.region.narrow_import(import, least)
+}
+
+/// Something opened that is about to be closed.
+#[derive(Clone, Copy)]
+pub(crate) struct Closing {
+    until: u64,
+}
+
+/// Closing what was opened as often takes our hold away, once the driver has done so.
+pub(crate) fn before_close(pointer: CuDevicePtr) -> Verdict<Closing> {
+    let books = books!(Memory);
+    let _objects = Objects::lock(&books);
+    match objects::known_import(&books, objects::BY_POINTER, pointer.0) {
+        Some(import) => Verdict::Call(Closing {
+            until: import.until,
+        }),
+        None => Verdict::Pass,
+    }
+}
+
+pub(crate) fn after_close(closing: Closing, result: CuResult, pointer: CuDevicePtr) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result != CuResult::SUCCESS {
+        return;
+    }
+    let _objects = Objects::lock(&books);
+    let known = objects::known_import(&books, objects::BY_POINTER, pointer.0);
+    if known.is_none_or(|import| import.until != closing.until) {
+        // Another thread has opened something else at this address meanwhile.
+        return;
+    }
+    let less = |entry: &mut Entry| {
+        if entry.what != what::OPENED {
+            return (Then::Keep, false);
+        }
+        entry.bytes = entry.bytes.saturating_sub(1);
+        match entry.bytes {
+            0 => (Then::Remove, true),
+            _ => (Then::Keep, false),
+        }
+    };
+    let map = &books.ledger().map;
+    if map.change(Space::Pointer, pointer.0, less) == Some(true) {
+        closed(&books, pointer.0);
+    }
+}
+
+/// A context is gone: what it had exported is freed, what it had opened is closed. Others hold on, and
+/// so do descriptors.
+pub(crate) fn context_gone(books: &Books, context: u64) {
+    const AT_ONCE: usize = 32;
+    let map = &books.ledger().map;
+    loop {
+        let mut pointers = [(0u64, Entry::default()); AT_ONCE];
+        let mut count = 0;
+        map.sweep_numbers(|space, number, entry| {
+            let of_it = space == Space::Pointer && entry.owner == context;
+            let goes = match entry.what {
+                what::SHARED | what::OPENED => of_it,
+                what::OWN => of_it && entry.maps > 0,
+                _ => false,
+            };
+            match pointers.get_mut(count) {
+                Some(place) if goes => {
+                    *place = (number, *entry);
+                    count += 1;
+                    true
+                }
+                _ => false,
+            }
+        });
+        for (pointer, entry) in pointers.iter().take(count) {
+            forget(books, *pointer, entry);
+        }
+        if count < AT_ONCE {
+            return;
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Rules: libraries. One belongs to no context: each context gets a copy of its own when something of the
+//! library is first used there, and the copy goes with the context. What a copy takes is reserved before
+//! it is loaded, and compared with what the driver took, as for a module.
+
+use core::ffi::{c_char, c_void};
+use core::sync::atomic::Ordering;
+
+use cuda_api::{CuFunction, CuKernel, CuLibrary, CuResult};
+
+use crate::base::map::{Entry, Space};
+use crate::driver::query;
+use crate::figures::image::Declared;
+use crate::guest::border::{self, Address};
+use crate::guest::manners::{self, Verdict};
+use crate::holdings::module_books::copy_number;
+use crate::holdings::{locate, measure};
+use crate::rules::first_use;
+use crate::rules::modules::{self, LookingUp, WHOLE};
+use crate::state::books::{Books, Place};
+use crate::state::standing::{self, books};
+
+/// A library about to be loaded.
+#[derive(Clone, Copy)]
+pub(crate) struct Loading {
+    declared: Declared,
+    /// The copy of the current context; `None` where there is none.
+    copy: Option<modules::Loading>,
+}
+
+/// A library about to go.
+#[derive(Clone, Copy)]
+pub(crate) struct Unloading {
+    library: u64,
+    entry: Entry,
+}
+
+/// Something of a library about to be used in the current context.
+#[derive(Clone, Copy)]
+pub(crate) struct Using {
+    library: u64,
+    how: How,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    /// The context has a copy, or none is known of.
+    Known(LookingUp),
+    /// The context gets its copy, by this number.
+    First(modules::Loading, u64),
+}
+
+pub(crate) fn before_load_data(call: &'static str, image: *const c_void) -> Verdict<Loading> {
+    let books = books!(Context);
+    if image.is_null() {
+        return Verdict::Pass;
+    }
+    reserve(&books, call, || border::image(image))
+}
+
+pub(crate) fn before_load_file(call: &'static str, path: *const c_char) -> Verdict<Loading> {
+    let books = books!(Context);
+    let Some(path) = border::text(path) else {
+        return Verdict::Pass;
+    };
+    reserve(&books, call, || border::image_file(path))
+}
+
+/// The current context is the one that most likely uses it, or gets its copy at once; so that one is
+/// reserved.
+fn reserve(
+    books: &Books,
+    call: &'static str,
+    declared: impl FnOnce() -> Declared,
+) -> Verdict<Loading> {
+    let declared = manners::uncancelled(declared);
+    let copy = match locate::here(books) {
+        Place::Elsewhere => None,
+        place => match modules::reserve_at(books, call, place, declared) {
+            Ok(copy) => Some(copy),
+            Err(result) => return Verdict::Refuse(result),
+        },
+    };
+    Verdict::Call(Loading { declared, copy })
+}
+
+pub(crate) fn after_load(
+    loading: Loading,
+    result: CuResult,
+    out: *mut CuLibrary,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    let Some(library) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        if let Some(copy) = loading.copy {
+            modules::refund(&books, copy);
+        }
+        return None;
+    };
+    let library = library.number();
+    let ledger = books.ledger();
+    // Relaxed: only has to differ from all others.
+    let number = ledger.libraries_numbered.fetch_add(1, Ordering::Relaxed);
+    let entry = Entry {
+        bytes: loading.declared.bytes,
+        owner: u64::from(number) + 1,
+        what: u8::from(loading.declared.is_whole) * WHOLE,
+        ..Entry::default()
+    };
+    let mut answer = None;
+    if let Some(copy) = loading.copy {
+        let unload = || query::unload_library(library);
+        let (loaded, told) = modules::loaded(&books, copy, unload);
+        answer = told;
+        let Some(loaded) = loaded else {
+            border::write(out, core::ptr::null_mut());
+            return answer;
+        };
+        let number = copy_number(&entry, copy.owner);
+        ledger.map.put(Space::Copy, number, loaded);
+    }
+    let (before, _) = ledger.map.put(Space::Library, library, entry);
+    if let Some(before) = before {
+        // One that was unloaded past the hooks.
+        copies_gone(&books, &before);
+    }
+    answer
+}
+
+pub(crate) fn before_unload(library: CuLibrary) -> Verdict<Unloading> {
+    let books = books!(Context);
+    let library = library.number();
+    match books.ledger().map.take(Space::Library, library) {
+        Some(entry) => Verdict::Call(Unloading { library, entry }),
+        None => Verdict::Pass,
+    }
+}
+
+pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    let Unloading { library, entry } = unloading;
+    if result == CuResult::SUCCESS {
+        books.process.compute.first_uses.forget_owner(library);
+        copies_gone(&books, &entry);
+    } else {
+        books.ledger().map.put(Space::Library, library, entry);
+    }
+}
+
+/// A library is gone, in all contexts.
+fn copies_gone(books: &Books, library: &Entry) {
+    // Relaxed: a context that is made while a library goes has no copy of it.
+    let contexts = books.ledger().contexts_numbered.load(Ordering::Relaxed);
+    for context in 1..=u64::from(contexts) {
+        let number = copy_number(library, context);
+        if let Some(copy) = books.ledger().map.take(Space::Copy, number) {
+            modules::gone(books, &copy);
+        }
+    }
+}
+
+/// A call that gives the current context its copy, unless it has one.
+pub(crate) fn before_use(call: &'static str, library: CuLibrary) -> Verdict<Using> {
+    let books = books!(Context);
+    use_it(&books, call, library.number())
+}
+
+/// The same for a kernel, which is a library's.
+pub(crate) fn before_use_kernel(call: &'static str, kernel: CuKernel) -> Verdict<Using> {
+    let books = books!(Context);
+    let library = first_use::owner_of(&books, kernel).or_else(|| query::library_of(kernel));
+    use_it(&books, call, library.unwrap_or(0))
+}
+
+fn use_it(books: &Books, call: &'static str, library: u64) -> Verdict<Using> {
+    let place = locate::here(books);
+    let map = &books.ledger().map;
+    if let Place::Device { owner, .. } = place
+        && let Some(known) = map.get(Space::Library, library)
+    {
+        let number = copy_number(&known, owner);
+        if map.get(Space::Copy, number).is_none() {
+            let declared = Declared {
+                bytes: known.bytes,
+                is_whole: known.what == WHOLE,
+            };
+            return match modules::reserve_at(books, call, place, declared) {
+                Ok(copy) => Verdict::Call(Using {
+                    library,
+                    how: How::First(copy, number),
+                }),
+                Err(result) => Verdict::Refuse(result),
+            };
+        }
+    }
+    match modules::look_up(books, call, library) {
+        Verdict::Call(looking_up) => Verdict::Call(Using {
+            library,
+            how: How::Known(looking_up),
+        }),
+        Verdict::Pass => Verdict::Pass,
+        Verdict::Refuse(result) => Verdict::Refuse(result),
+    }
+}
+
+/// The same of the function that a kernel is in the current context: its code may be loaded at its first
+/// launch only.
+pub(crate) fn after_use_kernel(
+    using: Using,
+    result: CuResult,
+    out: *mut CuFunction,
+    kernel: CuKernel,
+) {
+    after_use(using, result);
+    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result)
+        && let Some(function) = border::read(out)
+    {
+        first_use::function_found(&books, function, kernel, using.library);
+    }
+}
+
+pub(crate) fn after_use(using: Using, result: CuResult) {
+    let (copy, number) = match using.how {
+        How::Known(looking_up) => return modules::after_look_up(looking_up, result),
+        How::First(copy, number) => (copy, number),
+    };
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result != CuResult::SUCCESS || books.ledger().map.get(Space::Copy, number).is_some() {
+        // There is none, or another thread was first.
+        return modules::refund(&books, copy);
+    }
+    let (mut entry, more) = modules::confirm(&books, copy);
+    if more > 0 {
+        // A copy cannot be taken back by itself, so it counts, and nothing more is given.
+        measure::charge_loaded(&books, copy.call, usize::from(entry.device), more);
+        entry.bytes = entry.bytes.saturating_add(more);
+    }
+    let (before, _) = books.ledger().map.put(Space::Copy, number, entry);
+    if let Some(before) = before {
+        modules::gone(&books, &before);
+    }
+}

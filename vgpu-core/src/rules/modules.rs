@@ -1,0 +1,346 @@
+//! Rules: modules. What one takes of the device is read from its image, reserved before it is loaded, and
+//! compared with what the driver took: what went past the limit is unloaded again. What is loaded at its
+//! first use only is charged then; contexts and modules together are settled to what NVML or the host
+//! measures. Libraries have rules of their own.
+
+use core::ffi::{c_char, c_void};
+
+use cuda_api::{CuFunction, CuKernel, CuResult};
+use vgpu_abi::region::{Charge, Kind};
+
+use crate::base::log::line;
+use crate::base::map::{Entry, Space};
+use crate::driver::query;
+use crate::figures::image::Declared;
+use crate::figures::sizes::{self, mapped};
+use crate::guest::border::{self, Address};
+use crate::guest::manners::{self, Verdict};
+use crate::holdings::measure::{self, Look};
+use crate::holdings::module_books::{self, charge_first_use};
+use crate::holdings::{locate, requests};
+use crate::rules::first_use;
+use crate::state::books::{Books, Place};
+use crate::state::ledger::Part;
+use crate::state::standing::{self, books};
+
+/// All of the module's image was read, and the driver has loaded it: its charge covers it.
+pub(crate) const WHOLE: u8 = 1;
+
+/// A module about to be loaded, or the copy of a library.
+#[derive(Clone, Copy)]
+pub(crate) struct Loading {
+    pub(crate) call: &'static str,
+    charge: Charge,
+    /// The context that it dies with.
+    pub(crate) owner: u64,
+    is_whole: bool,
+    before: Option<Look>,
+}
+
+/// A module about to go.
+#[derive(Clone, Copy)]
+pub(crate) struct Unloading {
+    number: u64,
+    entry: Entry,
+}
+
+/// Something that may be loaded by a call that looks it up.
+#[derive(Clone, Copy)]
+pub(crate) struct LookingUp {
+    call: &'static str,
+    device: usize,
+    before: Option<Look>,
+    /// The module or library that it is of; 0 where that is not known.
+    module: u64,
+}
+
+pub(crate) fn before_load_data(call: &'static str, image: *const c_void) -> Verdict<Loading> {
+    let books = books!(Context);
+    if image.is_null() {
+        return Verdict::Pass;
+    }
+    reserve(&books, call, || border::image(image))
+}
+
+pub(crate) fn before_load_file(call: &'static str, path: *const c_char) -> Verdict<Loading> {
+    let books = books!(Context);
+    let Some(path) = border::text(path) else {
+        return Verdict::Pass;
+    };
+    reserve(&books, call, || border::image_file(path))
+}
+
+fn reserve(
+    books: &Books,
+    call: &'static str,
+    declared: impl FnOnce() -> Declared,
+) -> Verdict<Loading> {
+    let place = match locate::here(books) {
+        Place::Elsewhere => return Verdict::Pass,
+        place => place,
+    };
+    match reserve_at(books, call, place, manners::uncancelled(declared)) {
+        Ok(loading) => Verdict::Call(loading),
+        Err(result) => Verdict::Refuse(result),
+    }
+}
+
+/// Room for what an image declares, in the current context.
+pub(crate) fn reserve_at(
+    books: &Books,
+    call: &'static str,
+    place: Place,
+    declared: Declared,
+) -> Result<Loading, CuResult> {
+    let Place::Device { device, owner } = place else {
+        return Err(CuResult::NOT_PERMITTED);
+    };
+    let before = measure::before(books, device);
+    let bytes = mapped(declared.bytes.max(1));
+    let charge = requests::reserve_overhead(books, call, device, bytes)?;
+    Ok(Loading {
+        call,
+        charge,
+        owner,
+        is_whole: declared.is_whole,
+        before,
+    })
+}
+
+pub(crate) fn after_load<A>(
+    loading: Loading,
+    result: CuResult,
+    out: *mut *mut A,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    let Some(module) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        refund(&books, loading);
+        return None;
+    };
+    let unload = || query::unload_module(module.number());
+    let (entry, answer) = loaded(&books, loading, unload);
+    let Some(entry) = entry else {
+        border::write(out, core::ptr::null_mut());
+        return answer;
+    };
+    books
+        .ledger()
+        .map
+        .put(Space::Module, module.number(), entry);
+    answer
+}
+
+/// The driver has not loaded it.
+pub(crate) fn refund(books: &Books, loading: Loading) {
+    books.refund(loading.charge);
+}
+
+/// The driver has loaded it: it is charged as what it took. `None`: that went past the limit, so it was
+/// unloaded again. What the caller is told stands beside it.
+pub(crate) fn loaded(
+    books: &Books,
+    loading: Loading,
+    unload: impl FnOnce() -> bool,
+) -> (Option<Entry>, Option<CuResult>) {
+    let (mut entry, more) = confirm(books, loading);
+    let device = usize::from(entry.device);
+    let mut answer = None;
+    if more > 0 {
+        match requests::reserve_overhead(books, loading.call, device, more) {
+            Ok(charge) => books.confirm(charge, Kind::Module),
+            Err(refused) if manners::uncancelled(unload) => {
+                gone(books, &entry);
+                return (None, Some(refused));
+            }
+            Err(refused) => {
+                // The driver keeps it, so it counts, and nothing more is given.
+                books.container.region.charge(device, more, Kind::Module);
+                line!(Error, "a module past the limit cannot be unloaded");
+                answer = Some(refused);
+            }
+        }
+        books.ledger().add_overhead(device, Part::Module, more);
+        entry.bytes = entry.bytes.saturating_add(more);
+    }
+    (Some(entry), answer)
+}
+
+/// The charge of what the driver has loaded stands; what it took beyond that is told beside it.
+pub(crate) fn confirm(books: &Books, loading: Loading) -> (Entry, u64) {
+    let charge = loading.charge;
+    let device = charge.device();
+    let taken = measure::taken(books, device, loading.before, charge.bytes());
+    books.confirm(charge, Kind::Module);
+    let ledger = books.ledger();
+    ledger.add_overhead(device, Part::Module, charge.bytes());
+    let is_whole = loading.is_whole && !books.process.compute.first_uses.is_lazy();
+    let short = if is_whole { 0 } else { taken.short };
+    ledger.charged_in_advance(device, short);
+    let entry = Entry {
+        bytes: charge.bytes(),
+        owner: loading.owner,
+        device: u8::try_from(device).unwrap_or(u8::MAX),
+        what: if is_whole { WHOLE } else { 0 },
+        // In the driver's steps.
+        maps: u32::try_from(short / sizes::STEP).unwrap_or(u32::MAX),
+        ..Entry::default()
+    };
+    (entry, taken.beyond)
+}
+
+/// What was charged in advance for a module, or for the copy of a library, bytes.
+pub(crate) fn in_advance(entry: &Entry) -> u64 {
+    u64::from(entry.maps).saturating_mul(sizes::STEP)
+}
+
+/// A module is gone, or the copy of a library.
+pub(crate) fn gone(books: &Books, entry: &Entry) {
+    let device = usize::from(entry.device);
+    let ledger = books.ledger();
+    ledger.take_in_advance(device, in_advance(entry));
+    ledger.drop_module(&books.container.region, device, entry.bytes);
+}
+
+pub(crate) fn before_unload(module: impl Address) -> Verdict<Unloading> {
+    let books = books!(Context);
+    let number = module.number();
+    match books.ledger().map.take(Space::Module, number) {
+        Some(entry) => Verdict::Call(Unloading { number, entry }),
+        None => Verdict::Pass,
+    }
+}
+
+pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    let Unloading { number, entry } = unloading;
+    if result == CuResult::SUCCESS {
+        books.process.compute.first_uses.forget_owner(number);
+        gone(&books, &entry);
+    } else {
+        books.ledger().map.put(Space::Module, number, entry);
+    }
+}
+
+/// A call that may load what it looks up in a module or a library: that counts, unless the whole module
+/// was charged when it was loaded.
+pub(crate) fn before_look_up(call: &'static str, module: impl Address) -> Verdict<LookingUp> {
+    let books = books!(Context);
+    look_up(&books, call, module.number())
+}
+
+/// The same for a function, which is a module's.
+pub(crate) fn before_load_function(call: &'static str, function: CuFunction) -> Verdict<LookingUp> {
+    let books = books!(Context);
+    let module = first_use::owner_of(&books, function).or_else(|| query::module_of(function));
+    look_up(&books, call, module.unwrap_or(0))
+}
+
+/// The same for a module or a library, by its handle.
+pub(crate) fn look_up(books: &Books, call: &'static str, module: u64) -> Verdict<LookingUp> {
+    let Place::Device { device, owner } = locate::here(books) else {
+        return Verdict::Pass;
+    };
+    let (space, number) = module_books::charged_to(books, module, owner);
+    let known = books.ledger().map.get(space, number);
+    let is_covered =
+        known.is_some_and(|it| it.what == WHOLE) && books.ledger().covers_first_use(device);
+    Verdict::Call(LookingUp {
+        call,
+        device,
+        before: if is_covered {
+            None
+        } else {
+            measure::before(books, device)
+        },
+        module,
+    })
+}
+
+pub(crate) fn after_look_up(looking_up: LookingUp, _result: CuResult) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    let LookingUp {
+        call,
+        device,
+        before,
+        module,
+    } = looking_up;
+    charge_first_use(&books, call, device, before, module);
+}
+
+/// A function was looked up: its code may be loaded at its first launch only.
+pub(crate) fn after_get_module_function(
+    looking_up: LookingUp,
+    result: CuResult,
+    out: *mut CuFunction,
+) {
+    after_look_up(looking_up, result);
+    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result)
+        && let Some(function) = border::read(out)
+    {
+        let none = core::ptr::null_mut::<()>();
+        first_use::function_found(&books, function, none, looking_up.module);
+    }
+}
+
+/// The same of a library's kernel.
+pub(crate) fn after_get_kernel(looking_up: LookingUp, result: CuResult, out: *mut CuKernel) {
+    after_look_up(looking_up, result);
+    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result)
+        && let Some(kernel) = border::read(out)
+    {
+        let none = core::ptr::null_mut::<()>();
+        first_use::function_given(&books, kernel, none, looking_up.module);
+    }
+}
+
+/// The same of all functions of a module.
+pub(crate) fn after_functions(
+    looking_up: LookingUp,
+    result: CuResult,
+    out: *const CuFunction,
+    count: u32,
+) {
+    after_look_up(looking_up, result);
+    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result) {
+        let written = query::function_count(looking_up.module).unwrap_or(0);
+        let none = core::ptr::null_mut::<()>();
+        for function in listed(out, count.min(written)) {
+            first_use::function_found(&books, function, none, looking_up.module);
+        }
+    }
+}
+
+/// The same of all kernels of a library.
+pub(crate) fn after_kernels(
+    looking_up: LookingUp,
+    result: CuResult,
+    out: *const CuKernel,
+    count: u32,
+) {
+    after_look_up(looking_up, result);
+    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result) {
+        let none = core::ptr::null_mut::<()>();
+        let written = query::kernel_count(looking_up.module).unwrap_or(0);
+        for kernel in listed(out, count.min(written)) {
+            first_use::function_given(&books, kernel, none, looking_up.module);
+        }
+    }
+}
+
+/// The handles that the driver has written to an array.
+fn listed<A>(out: *const *mut A, count: u32) -> impl Iterator<Item = *mut A> {
+    let places = (0..count as usize).map(move |at| out.wrapping_add(at));
+    places.filter_map(border::read)
+}
+
+/// A function's code was loaded by `cuFuncLoad`.
+pub(crate) fn after_load_function(looking_up: LookingUp, result: CuResult, function: CuFunction) {
+    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result) {
+        first_use::function_loaded(&books, function);
+    }
+    after_look_up(looking_up, result);
+}

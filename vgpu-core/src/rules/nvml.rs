@@ -1,0 +1,451 @@
+//! What NVML tells a container: its share as if it were the card, its processes as if there were no
+//! others. The real function has always been called first; a rule here changes an answer that the
+//! driver gave, or translates a failure that comes from the container's own numbering. Nothing is
+//! allocated, and what the driver says of a device that is not the container's stays as it is.
+//!
+//! `nvmlInternalGetExportTable` and everything that has no row here is the driver's alone.
+
+pub(crate) mod devices;
+mod lists;
+mod names;
+
+use core::ffi::c_char;
+
+use cuda_api::nvml::*;
+
+use crate::driver::device::Device;
+use crate::driver::genuine::nvml as driver;
+use crate::driver::hook::hooks;
+use crate::driver::query;
+use crate::guest::border::{read, write};
+use crate::guest::manners::Verdict;
+use crate::state::books::{Books, Group};
+use crate::state::standing;
+
+hooks! {
+    nvml -> NvmlReturn;
+
+    /// Handles are looked at again afterwards.
+    fn nvmlInit() => { _, after_init() }
+    /// Handles are looked at again afterwards.
+    fn nvmlInit_v2() => { _, after_init() }
+    /// Handles are looked at again afterwards.
+    fn nvmlInitWithFlags(flags: u32) => { _, after_init() }
+
+    /// The container's share, and what it has used of it.
+    fn nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: *mut NvmlMemory)
+        => { _, after_memory(device, memory) }
+    /// The container's share, and what it has used of it.
+    fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: *mut NvmlMemoryV2)
+        => { _, after_memory_v2(device, memory) }
+
+    /// The container's share of the window through which the CPU sees the card's memory.
+    fn nvmlDeviceGetBAR1MemoryInfo(device: NvmlDevice, bar1_memory: *mut NvmlBar1Memory)
+        => { _, after_bar1(device, bar1_memory) }
+
+    /// The cards that the container sees.
+    fn nvmlDeviceGetCount(device_count: *mut u32) => { _, after_count(device_count) }
+    /// The cards that the container sees.
+    fn nvmlDeviceGetCount_v2(device_count: *mut u32) => { _, after_count(device_count) }
+    /// By the container's numbering.
+    fn nvmlDeviceGetHandleByIndex(index: u32, device: *mut NvmlDevice)
+        => { _, after_handle_by_index(index, device) }
+    /// By the container's numbering.
+    fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: *mut NvmlDevice)
+        => { _, after_handle_by_index(index, device) }
+    /// In the container's numbering.
+    fn nvmlDeviceGetIndex(device: NvmlDevice, index: *mut u32)
+        => { _, after_index(device, index) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut NvmlDevice)
+        => { _, after_handle(device) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetHandleBySerial(serial: *const c_char, device: *mut NvmlDevice)
+        => { _, after_handle(device) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetHandleByPciBusId(pci_bus_id: *const c_char, device: *mut NvmlDevice)
+        => { _, after_handle(device) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetHandleByPciBusId_v2(pci_bus_id: *const c_char, device: *mut NvmlDevice)
+        => { _, after_handle(device) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetMigDeviceHandleByIndex(
+        device: NvmlDevice,
+        index: u32,
+        mig_device: *mut NvmlDevice,
+    ) => { _, after_handle(mig_device) }
+
+    /// The container's own processes.
+    fn nvmlDeviceGetComputeRunningProcesses(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfoV1,
+    ) => { room(info_count), lists::after_compute(device, info_count, infos) }
+    /// The container's own processes.
+    fn nvmlDeviceGetComputeRunningProcesses_v2(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => { room(info_count), lists::after_compute(device, info_count, infos) }
+    /// The container's own processes.
+    fn nvmlDeviceGetComputeRunningProcesses_v3(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => { room(info_count), lists::after_compute(device, info_count, infos) }
+    /// The container's own processes.
+    fn nvmlDeviceGetGraphicsRunningProcesses(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfoV1,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetGraphicsRunningProcesses
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetGraphicsRunningProcesses_v2
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetGraphicsRunningProcesses_v3
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetMPSComputeRunningProcesses(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfoV1,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetMPSComputeRunningProcesses
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+        device: NvmlDevice,
+        info_count: *mut u32,
+        infos: *mut NvmlProcessInfo,
+    ) => {
+        room(info_count),
+        lists::after_others(
+            device, info_count, infos, driver::nvmlDeviceGetMPSComputeRunningProcesses_v3
+        )
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: *mut NvmlProcessDetailList)
+        => { lists::room_of_details(list), lists::after_details(device, list) }
+
+    /// The container's own processes.
+    fn nvmlDeviceGetProcessUtilization(
+        device: NvmlDevice,
+        utilization: *mut NvmlProcessUtilizationSample,
+        process_samples_count: *mut u32,
+        last_seen_time_stamp: u64,
+    ) => {
+        room(process_samples_count),
+        lists::after_samples(device, utilization, process_samples_count, last_seen_time_stamp)
+    }
+    /// The container's own processes.
+    fn nvmlDeviceGetProcessesUtilizationInfo(
+        device: NvmlDevice,
+        info: *mut NvmlProcessesUtilizationInfo,
+    ) => { lists::room_of_samples(info), lists::after_samples_info(device, info) }
+    /// What the container's own processes keep busy, as far as the driver tells it apart.
+    fn nvmlDeviceGetUtilizationRates(device: NvmlDevice, utilization: *mut NvmlUtilization)
+        => { _, lists::after_rates(device, utilization) }
+
+    /// The container's own processes.
+    fn nvmlDeviceGetAccountingPids(device: NvmlDevice, count: *mut u32, pids: *mut u32)
+        => { room(count), lists::after_accounting_pids(device, count, pids) }
+    /// Of the container's own processes, by the pid that the container knows.
+    fn nvmlDeviceGetAccountingStats(device: NvmlDevice, pid: u32, stats: *mut NvmlAccountingStats)
+        => { _, lists::after_accounting_stats(device, pid, stats) }
+
+    /// By the pid that the container knows.
+    fn nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32)
+        => { _, names::after_process_name(pid, name, length) }
+}
+
+/// A device that has books, and the books.
+#[derive(Clone, Copy)]
+struct Limited {
+    books: Books,
+    /// Index in limits and region.
+    index: usize,
+}
+
+/// The container's books, if there is a container; the call is counted.
+fn here() -> Option<Books> {
+    let books = standing::opened()?;
+    books.count(Group::Nvml);
+    Some(books)
+}
+
+/// The container's device behind a handle; `None` when the driver's answer is to stand.
+fn limited(device: NvmlDevice) -> Option<Limited> {
+    let books = here()?;
+    match devices::of(books.container, device)? {
+        Device::Limited(index) => {
+            books.process.tick(books.container);
+            Some(Limited { books, index })
+        }
+        Device::Unlimited | Device::Denied => None,
+    }
+}
+
+/// How much room the caller has for a list, before the driver overwrites it.
+fn room(count: *mut u32) -> Verdict<u32, NvmlReturn> {
+    match read(count) {
+        Some(room) if standing::opened().is_some() => Verdict::Call(room),
+        _ => Verdict::Pass,
+    }
+}
+
+fn after_init(result: NvmlReturn) {
+    if result.is_success() {
+        devices::forget();
+    }
+}
+
+/// A card's memory as the container has it: total, used, free. `physical` and `physical_free` are the
+/// driver's. Without a cap the whole card is there, but no more is free than the card has.
+fn share(limit: u64, used: u64, physical: u64, physical_free: u64) -> NvmlMemory {
+    if limit == 0 {
+        let free = physical.saturating_sub(used).min(physical_free);
+        return NvmlMemory {
+            total: physical,
+            used,
+            free,
+        };
+    }
+    let total = limit.min(physical);
+    let left = total.saturating_sub(used);
+    // A card smaller than the limit, or one that the driver itself limits further, is the driver's.
+    let free = if physical < limit {
+        left.min(physical_free)
+    } else {
+        left
+    };
+    NvmlMemory { total, used, free }
+}
+
+/// The window onto a card as the container has it: no larger than its share, and no more of it in use
+/// than the container holds. Without a cap it is the driver's.
+fn window(limit: u64, held: u64, driver: &NvmlBar1Memory) -> NvmlBar1Memory {
+    if limit == 0 || limit >= driver.total {
+        return *driver;
+    }
+    let used = driver.used.min(held).min(limit);
+    NvmlBar1Memory {
+        total: limit,
+        free: limit - used,
+        used,
+    }
+}
+
+impl Limited {
+    fn share(&self, physical: u64, physical_free: u64) -> NvmlMemory {
+        let Books { container, process } = self.books;
+        let limit = process.memory_limit(container, self.index);
+        let beyond = process.unaccounted(self.index);
+        let used = container.region.used(self.index).saturating_add(beyond);
+        // Where a part of the share is managed memory, the card is no bound.
+        let physical = match process.resident_limit(self.index) {
+            0 => physical,
+            _ => physical.max(limit),
+        };
+        share(limit, used, physical, physical_free)
+    }
+}
+
+fn after_memory(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlMemory) {
+    if !result.is_success() {
+        return;
+    }
+    if let (Some(limited), Some(driver)) = (limited(device), read(memory)) {
+        write(memory, limited.share(driver.total, driver.free));
+    }
+}
+
+fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlMemoryV2) {
+    if !result.is_success() {
+        return;
+    }
+    if let (Some(limited), Some(driver)) = (limited(device), read(memory)) {
+        let NvmlMemory { total, used, free } = limited.share(driver.total, driver.free);
+        // What the driver keeps for itself is no part of a share that is smaller than the card.
+        let reserved = if total < driver.total {
+            0
+        } else {
+            driver.reserved
+        };
+        let free = free.min(total.saturating_sub(reserved));
+        write(
+            memory,
+            NvmlMemoryV2 {
+                version: driver.version,
+                total,
+                reserved,
+                free,
+                used,
+            },
+        );
+    }
+}
+
+fn after_bar1(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlBar1Memory) {
+    if !result.is_success() {
+        return;
+    }
+    if let (Some(limited), Some(driver)) = (limited(device), read(memory)) {
+        let Books { container, process } = limited.books;
+        let limit = process.memory_limit(container, limited.index);
+        let held = container.region.used(limited.index);
+        write(memory, window(limit, held, &driver));
+    }
+}
+
+fn after_count(result: NvmlReturn, count: *mut u32) {
+    if !result.is_success() {
+        return;
+    }
+    if let Some(Books { container, .. }) = here()
+        && devices::hides(container)
+    {
+        write(count, devices::count(container));
+    }
+}
+
+fn after_handle_by_index(
+    result: NvmlReturn,
+    index: u32,
+    device: *mut NvmlDevice,
+) -> Option<NvmlReturn> {
+    let Books { container, .. } = here()?;
+    if result == NvmlReturn::UNINITIALIZED || device.is_null() || !devices::hides(container) {
+        return None;
+    }
+    let Some(real) = devices::real_index(container, index) else {
+        write(device, NvmlDevice::NULL);
+        return Some(NvmlReturn::INVALID_ARGUMENT);
+    };
+    if real == index && result.is_success() {
+        return None;
+    }
+    // SAFETY: the caller's pointer, which is not NULL.
+    Some(unsafe { driver::nvmlDeviceGetHandleByIndex_v2(real, device) })
+}
+
+fn after_index(result: NvmlReturn, device: NvmlDevice, index: *mut u32) {
+    if !result.is_success() {
+        return;
+    }
+    let Some(Books { container, .. }) = here() else {
+        return;
+    };
+    if !devices::hides(container) || query::card_of(device).is_some() {
+        return;
+    }
+    if let Some(shown) = read(index).and_then(|real| devices::shown_index(container, real)) {
+        write(index, shown);
+    }
+}
+
+fn after_handle(result: NvmlReturn, device: *mut NvmlDevice) -> Option<NvmlReturn> {
+    if !result.is_success() {
+        return None;
+    }
+    let Books { container, .. } = here()?;
+    let handle = read(device)?;
+    if !devices::hides(container) || devices::is_visible(container, handle) {
+        return None;
+    }
+    write(device, NvmlDevice::NULL);
+    Some(NvmlReturn::NOT_FOUND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn memory(total: u64, used: u64, free: u64) -> NvmlMemory {
+        NvmlMemory {
+            total: total * GIB,
+            free: free * GIB,
+            used: used * GIB,
+        }
+    }
+
+    #[test]
+    fn a_limit_is_the_size_of_the_card() {
+        assert_eq!(share(4 * GIB, GIB, 16 * GIB, 2 * GIB), memory(4, 1, 3));
+    }
+
+    #[test]
+    fn a_limit_above_the_card_is_the_card() {
+        assert_eq!(share(64 * GIB, GIB, 16 * GIB, 15 * GIB), memory(16, 1, 15));
+    }
+
+    #[test]
+    fn a_card_that_the_driver_limits_further_has_no_more_free_than_it_says() {
+        assert_eq!(share(4 * GIB, GIB, 3 * GIB, GIB), memory(3, 1, 1));
+    }
+
+    #[test]
+    fn the_window_is_no_larger_than_the_share() {
+        let bar = |total: u64, used: u64| NvmlBar1Memory {
+            total: total * GIB,
+            free: (total - used) * GIB,
+            used: used * GIB,
+        };
+        for (limit, held, driver, seen) in [
+            (4, 2, bar(16, 1), bar(4, 1)),
+            (4, 2, bar(16, 9), bar(4, 2)),
+            (4, 6, bar(16, 9), bar(4, 4)),
+            (32, 2, bar(16, 9), bar(16, 9)),
+            (0, 2, bar(16, 9), bar(16, 9)),
+        ] {
+            assert_eq!(window(limit * GIB, held * GIB, &driver), seen);
+        }
+    }
+
+    #[test]
+    fn use_above_a_lowered_limit_leaves_nothing_free_and_not_eighteen_exabytes() {
+        assert_eq!(share(4 * GIB, 6 * GIB, 16 * GIB, 2 * GIB), memory(4, 6, 0));
+    }
+
+    #[test]
+    fn without_a_cap_no_more_is_free_than_the_card_has() {
+        assert_eq!(share(0, GIB, 16 * GIB, 2 * GIB), memory(16, 1, 2));
+    }
+}

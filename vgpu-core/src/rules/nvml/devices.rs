@@ -1,0 +1,278 @@
+//! Which device of the container an NVML handle stands for, and which devices the container sees at
+//! all. What was found is kept in a table without locks. Changes no answer: the rules do.
+
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use cuda_api::nvml::{NvmlDevice, NvmlReturn};
+use vgpu_abi::limits::{LimitsValue, Unlisted};
+
+use crate::driver::device::Device;
+use crate::driver::genuine::nvml as driver;
+use crate::driver::query;
+use crate::state::container::Container;
+
+/// Handles that are remembered: 16 cards of 8 MIG devices, and some that came and went.
+const REMEMBERED: usize = 256;
+/// Being written by somebody: no handle has this value.
+const TAKEN: usize = 1;
+
+/// A handle and what it stands for. Written once: value first, handle last. A writer that a fork left
+/// behind loses one row, no more.
+struct Row {
+    handle: AtomicUsize,
+    value: AtomicU32,
+}
+
+static ROWS: [Row; REMEMBERED] = [const {
+    Row {
+        handle: AtomicUsize::new(0),
+        value: AtomicU32::new(0),
+    }
+}; REMEMBERED];
+
+/// Counts `nvmlInit` calls: after one, the same handle may stand for another device.
+static ROUND: AtomicU32 = AtomicU32::new(1);
+
+/// NVML was initialised: what was remembered is to be looked at again.
+pub(crate) fn forget() {
+    // Relaxed: whoever asks with the old round gets the old answer, which was right then.
+    ROUND.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What the container may do with the device of this handle. `None` when NVML cannot name it.
+pub(crate) fn of(container: &Container, handle: NvmlDevice) -> Option<Device> {
+    let key = handle.0 as usize;
+    if key <= TAKEN {
+        return None;
+    }
+    // Relaxed: see `forget`.
+    let round = ROUND.load(Ordering::Relaxed) & 0x00ff_ffff;
+    for row in &ROWS {
+        // Acquire: the value was stored before the handle.
+        match row.handle.load(Ordering::Acquire) {
+            0 => {
+                let device = look_up(container, handle)?;
+                remember(row, key, pack(device, round));
+                return Some(device);
+            }
+            known if known == key => {
+                // Relaxed: one word says all.
+                let value = row.value.load(Ordering::Relaxed);
+                if value >> 8 == round {
+                    return Some(unpack(value));
+                }
+                let device = look_up(container, handle)?;
+                // Relaxed: as above.
+                row.value.store(pack(device, round), Ordering::Relaxed);
+                return Some(device);
+            }
+            _ => {}
+        }
+    }
+    look_up(container, handle)
+}
+
+fn remember(row: &Row, key: usize, value: u32) {
+    // Relaxed: nobody reads the value before the handle is there. Whoever loses has a row the next
+    // time.
+    if row
+        .handle
+        .compare_exchange(0, TAKEN, Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok()
+    {
+        // Relaxed: the handle publishes it.
+        row.value.store(value, Ordering::Relaxed);
+        // Release: whoever sees the handle sees the value.
+        row.handle.store(key, Ordering::Release);
+    }
+}
+
+fn pack(device: Device, round: u32) -> u32 {
+    let code = match device {
+        Device::Unlimited => 0,
+        Device::Denied => 1,
+        Device::Limited(index) => u32::try_from(index).map_or(1, |index| index + 2),
+    };
+    round << 8 | code & 0xff
+}
+
+fn unpack(value: u32) -> Device {
+    match value & 0xff {
+        0 => Device::Unlimited,
+        1 => Device::Denied,
+        index => Device::Limited((index - 2) as usize),
+    }
+}
+
+#[cold]
+fn look_up(container: &Container, handle: NvmlDevice) -> Option<Device> {
+    let Some(limits) = container.limits() else {
+        // The peers' variables number cards as NVML does; a part counts as its card.
+        let index = index_of(query::card_of(handle).unwrap_or(handle))? as usize;
+        return Some(if index < vgpu_abi::layout::MAX_DEVICES {
+            Device::Limited(index)
+        } else {
+            Device::Unlimited
+        });
+    };
+    let mut name = Name::EMPTY;
+    let uuid = name.read(handle)?;
+    if let Some(index) = listed(&limits, uuid) {
+        return Some(Device::Limited(index));
+    }
+    // A MIG device that has no entry of its own is charged to its card.
+    if let Some(card) = query::card_of(handle) {
+        return of(container, card);
+    }
+    let index = index_of(handle)? as usize;
+    if limits
+        .devices()
+        .get(index)
+        .is_some_and(|device| device.uuid.is_empty())
+    {
+        return Some(Device::Limited(index));
+    }
+    Some(match limits.unlisted {
+        Unlisted::Allow => Device::Unlimited,
+        Unlisted::Deny => Device::Denied,
+    })
+}
+
+fn listed(limits: &LimitsValue, uuid: &[u8]) -> Option<usize> {
+    limits.devices().iter().position(|device| {
+        !device.uuid.is_empty() && device.uuid.as_str().as_bytes().eq_ignore_ascii_case(uuid)
+    })
+}
+
+/// A device's UUID, on the stack.
+struct Name([core::ffi::c_char; 96]);
+
+impl Name {
+    const EMPTY: Self = Self([0; 96]);
+
+    fn read(&mut self, handle: NvmlDevice) -> Option<&[u8]> {
+        // SAFETY: 95 bytes of room, so the last one stays zero.
+        let result = unsafe { driver::nvmlDeviceGetUUID(handle, self.0.as_mut_ptr(), 95) };
+        if result != NvmlReturn::SUCCESS {
+            return None;
+        }
+        // SAFETY: ends in a zero, see above.
+        Some(unsafe { CStr::from_ptr(self.0.as_ptr()) }.to_bytes())
+    }
+}
+
+/// NVML's own index of a card.
+pub(crate) fn index_of(handle: NvmlDevice) -> Option<u32> {
+    let mut index = 0;
+    // SAFETY: one word to write to.
+    let result = unsafe { driver::nvmlDeviceGetIndex(handle, &raw mut index) };
+    result.is_success().then_some(index)
+}
+
+/// Does the container see this card or MIG device? A card whose MIG devices are listed is seen,
+/// since one gets to those through it.
+pub(crate) fn is_visible(container: &Container, handle: NvmlDevice) -> bool {
+    // What cannot be named is the driver's to answer for.
+    of(container, handle) != Some(Device::Denied) || has_listed_part(container, handle)
+}
+
+fn has_listed_part(container: &Container, card: NvmlDevice) -> bool {
+    let any_mig = container.limits().is_some_and(|limits| {
+        limits
+            .devices()
+            .iter()
+            .any(|device| device.uuid.as_str().starts_with("MIG-"))
+    });
+    if !any_mig {
+        return false;
+    }
+    let mut most = 0;
+    // SAFETY: one word to write to.
+    if !unsafe { driver::nvmlDeviceGetMaxMigDeviceCount(card, &raw mut most) }.is_success() {
+        return false;
+    }
+    (0..most.min(64)).any(|index| {
+        let mut part = NvmlDevice::NULL;
+        // SAFETY: one handle to write to.
+        let result =
+            unsafe { driver::nvmlDeviceGetMigDeviceHandleByIndex(card, index, &raw mut part) };
+        result.is_success() && matches!(of(container, part), Some(Device::Limited(_)))
+    })
+}
+
+/// Does the container hide devices at all?
+pub(crate) fn hides(container: &Container) -> bool {
+    container
+        .limits()
+        .is_some_and(|limits| limits.unlisted == Unlisted::Deny)
+}
+
+/// Cards of the machine, as NVML counts them.
+fn all() -> u32 {
+    let mut count = 0;
+    // SAFETY: one word to write to.
+    let result = unsafe { driver::nvmlDeviceGetCount_v2(&raw mut count) };
+    if result.is_success() { count } else { 0 }
+}
+
+fn at(index: u32) -> Option<NvmlDevice> {
+    let mut handle = NvmlDevice::NULL;
+    // SAFETY: one handle to write to.
+    let result = unsafe { driver::nvmlDeviceGetHandleByIndex_v2(index, &raw mut handle) };
+    result.is_success().then_some(handle)
+}
+
+/// NVML's own indices of the cards that the container sees, in NVML's order. A card that gives no
+/// handle (a lost one) cannot be told apart from a neighbour's, so it is not among them.
+fn visible(container: &Container) -> impl Iterator<Item = u32> {
+    (0..all()).filter(|&index| at(index).is_some_and(|handle| is_visible(container, handle)))
+}
+
+/// Cards that the container sees.
+pub(crate) fn count(container: &Container) -> u32 {
+    visible(container).fold(0, |count, _| count + 1)
+}
+
+/// NVML's own index of the card that the container knows by `index`.
+pub(crate) fn real_index(container: &Container, index: u32) -> Option<u32> {
+    visible(container).nth(index as usize)
+}
+
+/// The index by which the container knows the card that NVML has at `real`.
+pub(crate) fn shown_index(container: &Container, real: u32) -> Option<u32> {
+    visible(container)
+        .zip(0..)
+        .find_map(|(index, shown)| (index == real).then_some(shown))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_of_a_handle_comes_back() {
+        for device in [
+            Device::Unlimited,
+            Device::Denied,
+            Device::Limited(0),
+            Device::Limited(15),
+        ] {
+            assert_eq!(unpack(pack(device, 0x00ab_cdef)), device);
+            assert_eq!(pack(device, 0x00ab_cdef) >> 8, 0x00ab_cdef);
+        }
+    }
+
+    #[test]
+    fn a_row_that_somebody_is_writing_is_left_alone() {
+        let row = Row {
+            handle: AtomicUsize::new(TAKEN),
+            value: AtomicU32::new(7),
+        };
+
+        remember(&row, 4096, 9);
+
+        assert_eq!(row.handle.into_inner(), TAKEN);
+        assert_eq!(row.value.into_inner(), 7);
+    }
+}

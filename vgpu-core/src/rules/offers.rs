@@ -1,0 +1,296 @@
+//! Rules: memory of pools that processes name to each other. What was named stands in the region's table
+//! of shared objects, once, and its pool is charged that much less. An import is found there by its
+//! name, or is charged in full to the process that imports it, until that frees it.
+
+use core::sync::atomic::Ordering;
+
+use cuda_api::{CuDevicePtr, CuMemPoolPtrExportData, CuResult};
+use vgpu_abi::region::{Family, Import, Kind, ShareError, SharedKey};
+
+use crate::base::lock::Held;
+use crate::base::log::line;
+use crate::base::map::{Entry, Space};
+use crate::driver::query;
+use crate::figures::sizes::taken;
+use crate::guest::border;
+use crate::guest::manners::Verdict;
+use crate::holdings::objects::{self, Objects};
+use crate::holdings::pointers::forget;
+use crate::holdings::{export_books, locate, pool_books, requests};
+use crate::state::books::{Books, Place};
+use crate::state::entries::{key_of, object, what};
+use crate::state::ledger::Pool;
+use crate::state::standing::{self, books};
+
+/// Pools give memory in steps of this many bytes. An import keeps no less than the allocation itself.
+const PIECE: u64 = 512;
+
+/// An allocation of a pool that is charged to a device of the container.
+struct Piece {
+    base: u64,
+    pool: &'static Pool,
+    device: usize,
+    bytes: u64,
+}
+
+fn piece(books: &Books, pointer: CuDevicePtr) -> Option<Piece> {
+    let handle = query::relaxed(|| query::pool_of_pointer(pointer))?;
+    let pool = pool_books::find(books, handle)?;
+    // Relaxed: entered before the handle.
+    let device = pool.device.load(Ordering::Relaxed);
+    let (base, bytes) =
+        query::relaxed(|| query::allocation_of(pointer).zip(query::allocation_bytes(pointer)))?;
+    Some(Piece {
+        base,
+        pool,
+        device: pool_books::has_books(device).then_some(device as usize)?,
+        bytes: bytes.checked_next_multiple_of(PIECE).unwrap_or(u64::MAX),
+    })
+}
+
+/// What finds no place in the table of what processes share gets no name.
+pub(crate) fn before_export(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
+    let books = books!(Memory);
+    let is_known = books.ledger().map.get(Space::Pointer, pointer.0).is_some();
+    if !is_known
+        && !books.container.region.can_share()
+        && let Some(piece) = piece(&books, pointer)
+    {
+        return Verdict::Refuse(books.refuse_export(call, piece.device, piece.bytes));
+    }
+    Verdict::Call(())
+}
+
+/// Other processes may import it from now on: its charge moves to the shared table, where the last
+/// holder carries it.
+pub(crate) fn after_export(
+    (): (),
+    result: CuResult,
+    call: &str,
+    out: *mut CuMemPoolPtrExportData,
+    pointer: CuDevicePtr,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    let name = border::read(out).filter(|_| result == CuResult::SUCCESS)?;
+    // What has no books of a pool is charged by itself, and its imports are charged in full.
+    let piece = piece(&books, pointer)?;
+    let refuse = || {
+        border::write(out, CuMemPoolPtrExportData { reserved: [0; 64] });
+        Some(books.refuse_export(call, piece.device, piece.bytes))
+    };
+    let Some(held) = piece.pool.lock.hold() else {
+        return refuse();
+    };
+    match books.ledger().map.get(Space::Pointer, piece.base) {
+        Some(entry) if entry.what == what::OFFERED => {
+            // The driver need not write the same bytes again, and the others know the first ones.
+            if let Some(first) =
+                export_books::known_handle(&books, piece.base).filter(|_| piece.base == pointer.0)
+            {
+                border::write(out, CuMemPoolPtrExportData { reserved: first });
+            }
+            None
+        }
+        Some(_) => None,
+        None => match offer(&books, &piece, &held, &name) {
+            Ok(()) => None,
+            Err(error) => {
+                line!(Warn, "{call}: refused: {error}");
+                refuse()
+            }
+        },
+    }
+}
+
+/// Moves the charge of an allocation from its pool, which the caller holds, to the shared table.
+fn offer(
+    books: &Books,
+    piece: &Piece,
+    held: &Held<'_>,
+    name: &CuMemPoolPtrExportData,
+) -> Result<(), ShareError> {
+    let Piece {
+        base, pool, device, ..
+    } = *piece;
+    let _was = pool_books::settle_held(books, pool, held);
+    // Relaxed: under the pool's lock, as all below.
+    let bytes = piece.bytes.min(pool.charged.load(Ordering::Relaxed));
+    let key = Some(key_of(&name.reserved));
+    let region = &books.container.region;
+    let SharedKey([first, second]) =
+        region.share_as(Family::POOL, key, device, bytes, Kind::Buffer)?;
+    pool.charged.fetch_sub(bytes, Ordering::Relaxed);
+    pool.offered.fetch_add(bytes, Ordering::Relaxed);
+    let map = &books.ledger().map;
+    let number = {
+        let objects = Objects::lock(books);
+        let number = objects.make_unnamed(device, bytes, what::SHARED);
+        let named = Entry {
+            bytes: first,
+            owner: second,
+            ..Entry::default()
+        };
+        map.put(Space::HandleKey, number, named);
+        number
+    };
+    let entry = Entry {
+        bytes,
+        owner: number,
+        device: u8::try_from(device).unwrap_or(u8::MAX),
+        what: what::OFFERED,
+        maps: pool_books::place_of(books, pool),
+        ..Entry::default()
+    };
+    map.put(Space::Pointer, base, entry);
+    export_books::keep_handle(books, base, &name.reserved);
+    Ok(())
+}
+
+/// Holds the memory before the driver imports it: the process that made it may die during the call. A
+/// name that is not in the table is that of memory which no process of the container has charged.
+pub(crate) fn before_import(
+    call: &str,
+    data: *mut CuMemPoolPtrExportData,
+) -> Verdict<Option<Import>> {
+    let books = books!(Memory);
+    let Some(data) = border::read(data) else {
+        return Verdict::Pass;
+    };
+    let key = key_of(&data.reserved);
+    match books.container.region.begin_import(Family::POOL, Some(key)) {
+        Ok(import) if import.name.is_some() => Verdict::Call(Some(import)),
+        Ok(import) => {
+            objects::end_import(&books, &import);
+            Verdict::Call(None)
+        }
+        Err(error) => {
+            line!(Warn, "{call}: refused: {error}");
+            Verdict::Refuse(CuResult::OUT_OF_MEMORY)
+        }
+    }
+}
+
+pub(crate) fn after_import(
+    import: Option<Import>,
+    result: CuResult,
+    call: &str,
+    out: *mut CuDevicePtr,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    let Some(pointer) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        if let Some(import) = import {
+            objects::end_import(&books, &import);
+        }
+        return None;
+    };
+    let (device, number) = match import {
+        Some(import) => {
+            let objects = Objects::lock(&books);
+            let device = import.first.device;
+            let number = objects.make_unnamed(device, import.first.bytes, object::IMPORTED);
+            objects::keep_import(&books, objects::BY_HANDLE, number, &import, 0);
+            (device, number)
+        }
+        None => match charged_in_full(&books, call, pointer) {
+            Ok(charged) => charged?,
+            Err(refused) => {
+                query::relaxed(|| query::free_import(pointer.0));
+                border::write(out, CuDevicePtr(0));
+                return Some(refused);
+            }
+        },
+    };
+    keep(&books, pointer.0, device, number);
+    None
+}
+
+/// Memory that is in no books of the container. `Ok(None)`: memory of a device without a limit.
+fn charged_in_full(
+    books: &Books,
+    call: &str,
+    pointer: CuDevicePtr,
+) -> Result<Option<(usize, u64)>, CuResult> {
+    let (ordinal, bytes) = query::relaxed(|| {
+        (
+            query::ordinal_of_pointer(pointer),
+            query::allocation_bytes(pointer),
+        )
+    });
+    let place = ordinal.map_or_else(|| locate::here(books), |ordinal| books.of_ordinal(ordinal));
+    let device = match place {
+        Place::Device { device, .. } => device,
+        Place::Elsewhere => return Ok(None),
+        Place::Denied => return Err(CuResult::INVALID_DEVICE),
+    };
+    let charge = requests::reserve(books, call, device, taken(bytes.unwrap_or(u64::MAX)))?;
+    books.confirm(charge, Kind::Buffer);
+    let number = Objects::lock(books).make_unnamed(device, charge.bytes(), object::ADOPTED);
+    Ok(Some((device, number)))
+}
+
+/// The object is held by the pointer from here on.
+fn keep(books: &Books, pointer: u64, device: usize, number: u64) {
+    let map = &books.ledger().map;
+    let entry = Entry {
+        bytes: 1,
+        owner: number,
+        device: u8::try_from(device).unwrap_or(u8::MAX),
+        what: what::TAKEN,
+        ..Entry::default()
+    };
+    let (before, kept) = map.put(Space::Pointer, pointer, entry);
+    match before {
+        // At the same address: a driver that counts imports wants as many frees.
+        Some(before) if before.what == what::TAKEN => {
+            let again = Entry {
+                bytes: before.bytes.saturating_add(1),
+                ..before
+            };
+            map.put(Space::Pointer, pointer, again);
+            Objects::lock(books).drop_hold(number);
+        }
+        Some(before) => forget(books, pointer, &before),
+        None if !kept => line!(
+            Error,
+            "an import stays charged until the end: no memory to remember it in"
+        ),
+        None => {}
+    }
+}
+
+/// The last context of a device is gone: so is what pools gave there, own ones and imported ones.
+pub(crate) fn device_gone(books: &Books, device: usize) {
+    const AT_ONCE: usize = 32;
+    let map = &books.ledger().map;
+    loop {
+        let mut pointers = [(0u64, Entry::default()); AT_ONCE];
+        let mut count = 0;
+        map.sweep_numbers(|space, number, entry| {
+            let goes = space == Space::Pointer
+                && usize::from(entry.device) == device
+                && matches!(entry.what, what::OFFERED | what::TAKEN);
+            match pointers.get_mut(count) {
+                Some(place) if goes => {
+                    *place = (number, *entry);
+                    count += 1;
+                    true
+                }
+                _ => false,
+            }
+        });
+        for (pointer, entry) in pointers.iter().take(count) {
+            let once = Entry {
+                bytes: if entry.what == what::TAKEN {
+                    1
+                } else {
+                    entry.bytes
+                },
+                ..*entry
+            };
+            forget(books, *pointer, &once);
+        }
+        if count < AT_ONCE {
+            return;
+        }
+    }
+}

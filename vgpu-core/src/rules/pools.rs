@@ -1,0 +1,548 @@
+//! Rules: stream-ordered memory. A pool grows in chunks and shrinks when it likes, so what is charged
+//! is what the driver says the pool holds: a chunk is reserved before the call, the pool is settled
+//! after it and at every synchronisation. What is freed gives room when the driver says so. What is
+//! captured is a graph's (`graphs.rs`).
+
+use core::sync::atomic::Ordering;
+
+use cuda_api::{
+    CuDevice, CuDevicePtr, CuMemLocation, CuMemPoolProps, CuMemoryPool, CuResult, CuStream,
+};
+use vgpu_abi::region::{Charge, Kind, Refusal, Why};
+
+use crate::base::lock;
+use crate::base::log::line;
+use crate::base::map::{Entry, Space};
+use crate::driver::device::Device;
+use crate::driver::query;
+use crate::figures::room;
+use crate::figures::sizes::{self, size};
+use crate::guest::border;
+use crate::guest::manners::Verdict;
+use crate::holdings::location::{self, Lies};
+use crate::holdings::pool_books::{
+    DEAD, DENIED, HERE, IMPORTED, NO_DEVICE, enter, find, finish, has_books, is_empty, leave,
+    region_index, settle, settle_held,
+};
+use crate::holdings::{graph_books, leaving, locate, requests};
+use crate::state::books::{self, Books, Place};
+use crate::state::entries::what;
+use crate::state::ledger::{CHORE_LEAVING, CHORE_POOLS, Pool};
+use crate::state::standing::{self, books};
+
+/// The stream of a call whose default stream is the thread's own.
+pub(crate) fn per_thread(stream: CuStream) -> CuStream {
+    if stream.is_null() {
+        return core::ptr::without_provenance_mut(2);
+    }
+    stream
+}
+
+/// An allocation out of a pool.
+#[derive(Clone, Copy)]
+pub(crate) struct Drawing {
+    /// `None`: the container has no room for a chunk, but the pool has some for the request.
+    charge: Option<Charge>,
+    device: usize,
+    /// `None`: the pool cannot be asked what it holds.
+    pool: Option<&'static Pool>,
+    bytes: u64,
+}
+
+pub(crate) fn before_alloc(
+    call: &str,
+    bytes: usize,
+    pool: Option<CuMemoryPool>,
+    stream: CuStream,
+) -> Verdict<Drawing> {
+    let books = books!(Memory);
+    if bytes == 0 {
+        return Verdict::Pass;
+    }
+    let (captured, source) = query::relaxed(|| {
+        let captured = query::is_capturing(stream);
+        (
+            captured,
+            if captured {
+                Source::Nobody
+            } else {
+                source_of(&books, pool, stream)
+            },
+        )
+    });
+    if captured {
+        graph_books::note_memory_node(&books);
+        return Verdict::Pass;
+    }
+    let bytes = size(bytes);
+    match source {
+        Source::Nobody => Verdict::Pass,
+        Source::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
+        Source::Gone => Verdict::Refuse(CuResult::INVALID_VALUE),
+        Source::Pool { device, pool } => draw(&books, call, device, pool, bytes),
+        Source::Apart(device) => draw_apart(&books, call, device, bytes),
+        Source::NoBooks(device) => {
+            line!(Error, "{call}: no memory for the books of a pool");
+            let refusal = Refusal {
+                limit: books.process.memory_limit(books.container, device),
+                used: books.container.region.used(device),
+                asked: bytes,
+                unaccounted: 0,
+                why: Why::Closed,
+            };
+            Verdict::Refuse(books.refuse(call, device, &refusal))
+        }
+    }
+}
+
+enum Source {
+    /// A pool that can be asked what it holds.
+    Pool { device: usize, pool: &'static Pool },
+    /// Memory of a pool that cannot: each allocation is charged by itself.
+    Apart(usize),
+    /// Memory that the books do not charge.
+    Nobody,
+    /// A device that the container may not use.
+    Denied,
+    /// A pool that its owner has destroyed.
+    Gone,
+    /// Its books cannot begin.
+    NoBooks(usize),
+}
+
+fn source_of(books: &Books, pool: Option<CuMemoryPool>, stream: CuStream) -> Source {
+    if let Some(handle) = pool
+        && let Some(known) = find(books, handle as u64)
+        && let Some(source) = source(known)
+    {
+        return source;
+    }
+    let Some(context) = query::stream_context(stream) else {
+        return Source::Nobody;
+    };
+    let device = match locate::of_context(books, context) {
+        Place::Device { device, .. } => device,
+        Place::Elsewhere => return Source::Nobody,
+        Place::Denied => return Source::Denied,
+    };
+    let known = match pool {
+        Some(handle) => {
+            let handle = handle as u64;
+            match find(books, handle) {
+                Some(known) => Some(known),
+                // What is no pool the driver refuses itself.
+                None if query::pool_reserved(handle).is_none() => return Source::Nobody,
+                None => {
+                    let whose = whose(books, handle, device);
+                    enter(books, handle, whose)
+                }
+            }
+        }
+        None => {
+            let handle = query::context_ordinal(context).and_then(query::device_pool);
+            let Some(handle) = handle else {
+                return Source::Apart(device);
+            };
+            find(books, handle).or_else(|| enter(books, handle, region_index(device)))
+        }
+    };
+    let Some(known) = known else {
+        return Source::NoBooks(device);
+    };
+    source(known).unwrap_or_else(|| {
+        settle_down(books, known, device);
+        Source::Pool {
+            device,
+            pool: known,
+        }
+    })
+}
+
+/// What a pool is; `None`: on the stream's device.
+fn source(known: &'static Pool) -> Option<Source> {
+    // Relaxed: written before the handle.
+    if known.is_going.load(Ordering::Relaxed) != 0 {
+        return Some(Source::Gone);
+    }
+    match known.device.load(Ordering::Relaxed) {
+        NO_DEVICE => Some(Source::Nobody),
+        DENIED => Some(Source::Denied),
+        HERE | IMPORTED => None,
+        device => Some(Source::Pool {
+            device: device as usize,
+            pool: known,
+        }),
+    }
+}
+
+/// A pool whose device was not known lies on this one from here on.
+fn settle_down(books: &Books, known: &Pool, device: usize) {
+    // Relaxed: the word says all.
+    let found = known.device.compare_exchange(
+        HERE,
+        region_index(device),
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    );
+    if found.is_ok() {
+        // Relaxed: only says that a look is worth while.
+        books.ledger().pools_in_use.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The device of a pool that the library did not see being made: what the driver says of it, else the device whose own it
+/// is, else that of the stream.
+fn whose(books: &Books, handle: u64, device: usize) -> u32 {
+    if let Some((location, kind)) = query::pool_location(handle) {
+        return at(books, location, kind);
+    }
+    if query::is_host_pool(handle) {
+        return NO_DEVICE;
+    }
+    let count = query::device_count().unwrap_or(0);
+    let own = (0..count).find(|&ordinal| {
+        query::default_pool(ordinal) == Some(handle) || query::device_pool(ordinal) == Some(handle)
+    });
+    own.map_or(region_index(device), |ordinal| on(books, ordinal))
+}
+
+/// What stands in `Pool::device` for a location.
+fn at(books: &Books, location: CuMemLocation, kind: u32) -> u32 {
+    location::tell_if_unknown(location.kind);
+    match location::lies(location, kind) {
+        Lies::On(ordinal) => on(books, ordinal),
+        Lies::OnHost => NO_DEVICE,
+        Lies::Here => match locate::here(books) {
+            Place::Device { device, .. } => region_index(device),
+            Place::Elsewhere => HERE,
+            Place::Denied => DENIED,
+        },
+    }
+}
+
+fn on(books: &Books, ordinal: i32) -> u32 {
+    match books.process.device(books.container, ordinal) {
+        Device::Limited(device) => region_index(device),
+        Device::Unlimited => NO_DEVICE,
+        Device::Denied => DENIED,
+    }
+}
+
+fn draw(
+    books: &Books,
+    call: &str,
+    device: usize,
+    pool: &'static Pool,
+    bytes: u64,
+) -> Verdict<Drawing> {
+    let drawing = |charge| {
+        Verdict::Call(Drawing {
+            charge,
+            device,
+            pool: Some(pool),
+            bytes,
+        })
+    };
+    match requests::try_reserve(books, device, room::grown_by(bytes)) {
+        Ok(charge) => drawing(Some(charge)),
+        Err(refusal) if room::may_pass_without_growth(&refusal) && promise(pool, bytes) => {
+            drawing(None)
+        }
+        Err(refusal) => Verdict::Refuse(books.refuse(call, device, &refusal)),
+    }
+}
+
+/// Has the pool room for so much, by the driver's word and beside what was promised to others? Then it
+/// is promised to this call.
+fn promise(pool: &Pool, bytes: u64) -> bool {
+    let Some(_held) = pool.lock.hold_briefly() else {
+        return false;
+    };
+    // Acquire: as in `find`.
+    let handle = pool.handle.load(Ordering::Acquire);
+    let Some(figures) = query::relaxed(|| query::pool_figures(handle)) else {
+        return false;
+    };
+    let now = lock::milliseconds().unsigned_abs();
+    let bytes = sizes::taken(bytes);
+    let fits = figures.have_room(bytes, pool.promised.bytes(now));
+    if fits {
+        pool.promised.add(now, bytes);
+    }
+    fits
+}
+
+/// An allocation with a charge of its own.
+fn draw_apart(books: &Books, call: &str, device: usize, bytes: u64) -> Verdict<Drawing> {
+    match requests::reserve(books, call, device, sizes::taken(bytes)) {
+        Ok(charge) => Verdict::Call(Drawing {
+            charge: Some(charge),
+            device,
+            pool: None,
+            bytes,
+        }),
+        Err(result) => Verdict::Refuse(result),
+    }
+}
+
+pub(crate) fn after_alloc(
+    drawing: Drawing,
+    result: CuResult,
+    call: &str,
+    out: *mut CuDevicePtr,
+    stream: CuStream,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    let given = border::read(out).filter(|_| result == CuResult::SUCCESS);
+    let Some(pool) = drawing.pool else {
+        after_alloc_apart(&books, &drawing, given);
+        return None;
+    };
+    if drawing.charge.is_none()
+        && let Some(_held) = pool.lock.hold()
+    {
+        pool.promised.take_back(sizes::taken(drawing.bytes));
+    }
+    let Some(pointer) = given else {
+        if let Some(charge) = drawing.charge {
+            books.refund(charge);
+        }
+        return None;
+    };
+    // What the pool grew by is charged before what was reserved for it is given back.
+    let before = settle(&books, pool);
+    let reserved = drawing.charge.map_or(0, |charge| charge.bytes());
+    match (before, drawing.charge) {
+        (Some(_), Some(charge)) => books.refund(charge),
+        (None, Some(charge)) => {
+            // The driver does not say what the pool holds: it holds what was reserved.
+            books.confirm(charge, Kind::Buffer);
+            // Relaxed: a sum that guards no other memory.
+            pool.charged.fetch_add(reserved, Ordering::Relaxed);
+        }
+        (_, None) => {}
+    }
+    let was = before?;
+    // Relaxed: a figure of the moment.
+    let is = pool.charged.load(Ordering::Relaxed);
+    if is.saturating_sub(was) <= reserved {
+        return None;
+    }
+    // The pool has grown by more than was reserved. Where that passes the limit, the allocation goes
+    // back. Behind work that does not end it stays, and so does its charge.
+    let over = requests::above_limit(&books, drawing.device)?;
+    // Acquire: as in `find`.
+    let handle = pool.handle.load(Ordering::Acquire);
+    query::relaxed(|| {
+        query::free_async(pointer, stream);
+        query::trim_pool(handle, was);
+    });
+    settle(&books, pool);
+    let refusal = Refusal {
+        asked: drawing.bytes,
+        ..over
+    };
+    Some(books.refuse(call, drawing.device, &refusal))
+}
+
+fn after_alloc_apart(books: &Books, drawing: &Drawing, given: Option<CuDevicePtr>) {
+    let Some(charge) = drawing.charge else { return };
+    let Some(pointer) = given else {
+        return books.refund(charge);
+    };
+    books.confirm(charge, Kind::Buffer);
+    let entry = Entry {
+        bytes: charge.bytes(),
+        device: u8::try_from(drawing.device).unwrap_or(u8::MAX),
+        what: what::LOOSE,
+        ..Entry::default()
+    };
+    books.ledger().map.put(Space::Pointer, pointer.0, entry);
+}
+
+/// After a synchronisation: pools have given back what they do not keep.
+pub(crate) fn after_sync(_result: CuResult) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    books.count(books::Group::Sync);
+    let ledger = books.ledger();
+    if ledger.has_chore(CHORE_LEAVING) {
+        leaving::settle(&books);
+    }
+    // Relaxed: only says that a look is worth while.
+    if ledger.pools_in_use.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    for pool in ledger.pools.iter() {
+        // Acquire: as in `find`. Relaxed: an estimate.
+        match pool.handle.load(Ordering::Acquire) {
+            0 | DEAD => {}
+            _ if pool.charged.load(Ordering::Relaxed) > 0 => {
+                // Whoever holds it settles it just now.
+                if let Some(held) = pool.lock.hold_briefly() {
+                    settle_held(&books, pool, &held);
+                }
+            }
+            _ => {}
+        }
+    }
+    if ledger.has_chore(CHORE_POOLS) {
+        finish(&books);
+    }
+}
+
+/// A pool on a device that the container may not use is not made.
+pub(crate) fn before_create(properties: *const CuMemPoolProps) -> Verdict<()> {
+    let books = books!(Memory);
+    let Some(properties) = border::read(properties) else {
+        return Verdict::Pass;
+    };
+    if let Lies::On(ordinal) = location::lies(properties.location, properties.kind)
+        && on(&books, ordinal) == DENIED
+        && query::device_uuids(ordinal).is_some()
+    {
+        return Verdict::Refuse(CuResult::INVALID_DEVICE);
+    }
+    Verdict::Call(())
+}
+
+pub(crate) fn after_create(
+    (): (),
+    result: CuResult,
+    out: *mut CuMemoryPool,
+    properties: *const CuMemPoolProps,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    let (pool, properties) = (border::read(out)?, border::read(properties)?);
+    if result != CuResult::SUCCESS {
+        return None;
+    }
+    let device = at(&books, properties.location, properties.kind);
+    if enter(&books, pool as u64, device).is_some() {
+        return None;
+    }
+    line!(Error, "a pool is not made: no memory for its books");
+    query::destroy_pool(pool as u64);
+    Some(CuResult::OUT_OF_MEMORY)
+}
+
+/// A pool of the driver's own was asked for.
+pub(crate) fn after_get(
+    result: CuResult,
+    out: *mut CuMemoryPool,
+    location: *mut CuMemLocation,
+    kind: u32,
+) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result == CuResult::SUCCESS
+        && let (Some(pool), Some(location)) = (border::read(out), border::read(location))
+    {
+        enter_unless_known(&books, pool as u64, location, kind);
+    }
+}
+
+/// The same, of a device.
+pub(crate) fn after_get_device(result: CuResult, out: *mut CuMemoryPool, device: CuDevice) {
+    const PINNED: u32 = 1;
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result == CuResult::SUCCESS
+        && let Some(pool) = border::read(out)
+    {
+        let location = CuMemLocation {
+            kind: location::DEVICE,
+            id: device.0,
+        };
+        enter_unless_known(&books, pool as u64, location, PINNED);
+    }
+}
+
+fn enter_unless_known(books: &Books, handle: u64, location: CuMemLocation, kind: u32) {
+    if handle > DEAD && find(books, handle).is_none() {
+        // Where there is no memory for it, an allocation tries again, and is refused.
+        enter(books, handle, at(books, location, kind));
+    }
+}
+
+/// An imported pool is memory of the process that made it: what is imported out of it has books of its
+/// own (`offers.rs`).
+pub(crate) fn after_import(result: CuResult, out: *mut CuMemoryPool) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if let Some(pool) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
+        enter(&books, pool as u64, IMPORTED);
+    }
+}
+
+/// The pool's name is taken off before the call: after it another pool may have it. A pool that holds
+/// memory cannot be asked for it once it is destroyed, so the driver's pool stays until it is empty; to
+/// the program it is gone.
+pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static Pool> {
+    let books = books!(Memory);
+    let handle = pool as u64;
+    let Some(known) = find(&books, handle) else {
+        return Verdict::Pass;
+    };
+    // Relaxed: the word says all.
+    let device = known.device.load(Ordering::Relaxed);
+    if has_books(device) {
+        // Relaxed: as above.
+        if known.is_going.load(Ordering::Relaxed) != 0 {
+            return Verdict::Refuse(CuResult::INVALID_VALUE);
+        }
+        let ordinal = books.ordinal_of(device as usize);
+        if ordinal.is_some_and(|ordinal| query::default_pool(ordinal) == Some(handle)) {
+            // The driver refuses that.
+            return Verdict::Pass;
+        }
+        if !is_empty(&books, known) {
+            query::relaxed(|| {
+                query::keep_nothing(handle);
+                if let Some(ordinal) = ordinal
+                    && query::device_pool(ordinal) == Some(handle)
+                {
+                    query::use_default_pool(ordinal);
+                }
+            });
+            // Relaxed: the word says all.
+            known.is_going.store(1, Ordering::Relaxed);
+            books.ledger().set_chore(CHORE_POOLS);
+            return Verdict::Refuse(CuResult::SUCCESS);
+        }
+    }
+    let Some(_held) = known.lock.hold() else {
+        return Verdict::Pass;
+    };
+    // Release: as in `enter`.
+    known.handle.store(DEAD, Ordering::Release);
+    Verdict::Call(known)
+}
+
+pub(crate) fn after_destroy(known: &'static Pool, result: CuResult, pool: CuMemoryPool) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result == CuResult::SUCCESS {
+        leave(&books, known);
+    } else {
+        // Release: as in `enter`.
+        known.handle.store(pool as u64, Ordering::Release);
+    }
+}
+
+/// Trimmed, or told to keep less.
+pub(crate) fn after_change(result: CuResult, pool: CuMemoryPool) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result == CuResult::SUCCESS
+        && let Some(known) = find(&books, pool as u64)
+    {
+        settle(&books, known);
+    }
+}

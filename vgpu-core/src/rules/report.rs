@@ -1,0 +1,103 @@
+//! Rules: figures that show memory. The container sees its share as if it were the card. The driver
+//! has always been asked first, and what it cannot give stays as it is.
+
+use cuda_api::{CuDevice, CuResult};
+
+use crate::driver::device::Device;
+use crate::guest::border;
+use crate::holdings::locate;
+use crate::state::books::{Books, Group, Place};
+use crate::state::standing::{self, Standing};
+
+fn shown() -> Option<Books> {
+    match standing::standing() {
+        Standing::Ready(container, process) => Some(Books { container, process }),
+        Standing::Transparent | Standing::Closed => None,
+    }
+}
+
+/// A figure that both widths of the C interface have.
+pub(crate) trait Figure: Copy {
+    fn get(self) -> u64;
+    fn of(bytes: u64) -> Self;
+}
+
+impl Figure for usize {
+    fn get(self) -> u64 {
+        crate::figures::sizes::size(self)
+    }
+    fn of(bytes: u64) -> Self {
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+}
+
+/// The interface before driver 3.2.
+impl Figure for u32 {
+    fn get(self) -> u64 {
+        u64::from(self)
+    }
+    fn of(bytes: u64) -> Self {
+        u32::try_from(bytes).unwrap_or(u32::MAX)
+    }
+}
+
+/// The share and what is left of it, but never more than the card itself has left; where a part of the
+/// share is managed memory, the card is no bound.
+pub(crate) fn after_memory_info<F: Figure>(result: CuResult, free: *mut F, total: *mut F) {
+    if result != CuResult::SUCCESS {
+        return;
+    }
+    let Some(books) = shown() else { return };
+    books.count(Group::Report);
+    books.process.tick(books.container);
+    let Place::Device { device, .. } = locate::here(&books) else {
+        return;
+    };
+    let limit = books.process.memory_limit(books.container, device);
+    if limit == 0 {
+        return;
+    }
+    let room = books.process.room(books.container, device);
+    let left = room.saturating_sub(books.container.region.used(device));
+    let oversubscribes = books.process.resident_limit(device) != 0;
+    if let Some(physical) = border::read(free) {
+        let card = if oversubscribes {
+            u64::MAX
+        } else {
+            physical.get()
+        };
+        border::write(free, F::of(left.min(card)));
+    }
+    if let Some(physical) = border::read(total) {
+        let card = if oversubscribes {
+            u64::MAX
+        } else {
+            physical.get()
+        };
+        border::write(total, F::of(limit.min(card)));
+    }
+}
+
+/// The share as the card's size.
+pub(crate) fn after_total<F: Figure>(result: CuResult, bytes: *mut F, device: CuDevice) {
+    if result != CuResult::SUCCESS {
+        return;
+    }
+    let Some(books) = shown() else { return };
+    books.count(Group::Report);
+    let Device::Limited(index) = books.process.device(books.container, device.0) else {
+        return;
+    };
+    let limit = books.process.memory_limit(books.container, index);
+    if limit > 0
+        && let Some(physical) = border::read(bytes)
+    {
+        let oversubscribes = books.process.resident_limit(index) != 0;
+        let card = if oversubscribes {
+            u64::MAX
+        } else {
+            physical.get()
+        };
+        border::write(bytes, F::of(limit.min(card)));
+    }
+}

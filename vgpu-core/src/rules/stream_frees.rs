@@ -1,0 +1,51 @@
+//! Rules: memory is freed in the order of a stream. Its charge stays until an event of ours behind the free
+//! has come to pass (`leaving.rs`). Puts nothing into a stream that captures.
+
+use cuda_api::{CuResult, CuStream};
+use vgpu_abi::region::SharedKey;
+
+use crate::base::map::Entry;
+use crate::driver::query;
+use crate::guest::manners;
+use crate::holdings::leaving::{self, OfStream};
+use crate::holdings::locate;
+use crate::state::books::{Books, Place};
+use crate::state::ledger::CHORE_LEAVING;
+use crate::state::standing;
+
+/// The driver has been told to free an allocation when the stream gets there. `stream` is 2 for the
+/// thread's own.
+pub(crate) fn leave(books: &Books, entry: &Entry, key: Option<SharedKey>, stream: CuStream) {
+    manners::uncancelled(|| {
+        query::relaxed(|| {
+            let context = query::stream_context(stream).unwrap_or(0);
+            let owner = match locate::of_context(books, context) {
+                Place::Device { owner, .. } => owner,
+                Place::Elsewhere | Place::Denied => 0,
+            };
+            leaving::enter(
+                books,
+                entry,
+                key,
+                OfStream {
+                    stream,
+                    context,
+                    owner,
+                },
+            );
+        });
+    });
+}
+
+/// After `cuCtxSynchronize`.
+pub(crate) fn after_context_sync(result: CuResult) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result == CuResult::SUCCESS
+        && books.ledger().has_chore(CHORE_LEAVING)
+        && let Some(context) = query::current_context()
+    {
+        leaving::context_is_idle(&books, context);
+    }
+}

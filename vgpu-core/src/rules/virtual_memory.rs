@@ -1,0 +1,707 @@
+//! Rules: memory that is made, mapped, exported and bound apart. It lives as long as a handle, a
+//! mapping, a binding or an import holds it, and is charged that long, to the device that it was asked
+//! for on. What is held how often stands in `objects.rs`.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use cuda_api::{CuDevice, CuDevicePtr, CuMemAllocationHandle, CuMemAllocationProp, CuResult};
+use vgpu_abi::region::{Charge, Family, Import, Kind, SharedKey};
+
+use crate::base::log::line;
+use crate::base::map::{Entry, Space, Then};
+use crate::driver::query;
+use crate::figures::sizes::{mapped, size};
+use crate::guest::border;
+use crate::guest::manners::Verdict;
+use crate::holdings::objects::{self, Objects};
+use crate::holdings::{descriptors, location, requests};
+use crate::state::books::{Books, Place};
+use crate::state::entries::{key_of, object, what};
+use crate::state::standing::{self, books};
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
+const FILE_DESCRIPTOR: u32 = 1;
+const FABRIC: u32 = 8;
+
+/// The device that memory of these properties takes. Managed memory is charged wherever its pages are.
+fn place_of(books: &Books, properties: &CuMemAllocationProp) -> Place {
+    location::place(books, properties.location, properties.kind)
+}
+
+pub(crate) fn before_create(
+    call: &str,
+    bytes: usize,
+    properties: *const CuMemAllocationProp,
+) -> Verdict<Charge> {
+    let books = books!(Memory);
+    let Some(properties) = border::read(properties) else {
+        return Verdict::Pass;
+    };
+    if bytes == 0 {
+        return Verdict::Pass;
+    }
+    match place_of(&books, &properties) {
+        Place::Device { device, .. } => {
+            match requests::reserve(&books, call, device, mapped(size(bytes))) {
+                Ok(charge) => Verdict::Call(charge),
+                Err(result) => Verdict::Refuse(result),
+            }
+        }
+        Place::Elsewhere => Verdict::Pass,
+        // A device that is not there is the driver's to answer for.
+        Place::Denied if location::names_no_device(properties.location, properties.kind) => {
+            Verdict::Pass
+        }
+        Place::Denied => Verdict::Refuse(CuResult::INVALID_DEVICE),
+    }
+}
+
+pub(crate) fn after_create(charge: Charge, result: CuResult, out: *mut CuMemAllocationHandle) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        return books.refund(charge);
+    };
+    books.confirm(charge, Kind::Buffer);
+    Objects::lock(&books).make(handle.0, charge.device(), charge.bytes(), what::OWN);
+}
+
+/// A reference about to go.
+#[derive(Clone, Copy)]
+pub(crate) struct Releasing {
+    handle: u64,
+    number: u64,
+}
+
+/// The object stays held until the driver has released the reference: what maps the memory meanwhile
+/// finds it.
+pub(crate) fn before_release(handle: CuMemAllocationHandle) -> Verdict<Releasing> {
+    let books = books!(Memory);
+    match Objects::lock(&books).begin_release(handle.0) {
+        Some(number) => Verdict::Call(Releasing {
+            handle: handle.0,
+            number,
+        }),
+        None => Verdict::Pass,
+    }
+}
+
+pub(crate) fn after_release(releasing: Releasing, result: CuResult) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    let Releasing { handle, number } = releasing;
+    Objects::lock(&books).end_release(number, handle, result == CuResult::SUCCESS);
+}
+
+/// Whether the driver says that a handle stands for memory of a device that the container has limits for.
+pub(crate) fn is_of_a_device(books: &Books, handle: u64) -> bool {
+    let properties = query::relaxed(|| query::allocation_properties(handle));
+    properties.is_some_and(|it| !matches!(place_of(books, &it), Place::Elsewhere))
+}
+
+/// Something that is about to hold memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Holding {
+    /// The object, or 0 for memory that the books do not charge.
+    number: u64,
+    /// Room for memory that was not in the books.
+    charge: Option<Charge>,
+}
+
+/// Holds the object of a handle before the driver is called, so that a release meanwhile does not
+/// refund what is held. Memory that this process did not see made is charged as far as it is used.
+fn hold(books: &Books, call: &str, handle: u64, bytes: u64) -> Verdict<Holding> {
+    let objects = Objects::lock(books);
+    let known = objects.of(handle);
+    let (device, more) = match known {
+        Some(known) => {
+            objects.hold(known.number);
+            let more = match known.what {
+                object::ADOPTED => mapped(bytes).saturating_sub(known.bytes),
+                _ => 0,
+            };
+            (usize::from(known.device), more)
+        }
+        None => {
+            drop(objects);
+            let holding = Holding {
+                number: 0,
+                charge: None,
+            };
+            let Some(properties) = query::allocation_properties(handle) else {
+                // The driver does not know it either, and says so.
+                return Verdict::Call(holding);
+            };
+            match place_of(books, &properties) {
+                Place::Device { device, .. } => (device, mapped(bytes)),
+                Place::Elsewhere => return Verdict::Call(holding),
+                Place::Denied => return Verdict::Refuse(CuResult::INVALID_DEVICE),
+            }
+        }
+    };
+    let number = known.map_or(0, |known| known.number);
+    if more == 0 {
+        return Verdict::Call(Holding {
+            number,
+            charge: None,
+        });
+    }
+    match requests::reserve(books, call, device, more) {
+        Ok(charge) => Verdict::Call(Holding {
+            number,
+            charge: Some(charge),
+        }),
+        Err(result) => {
+            if number != 0 {
+                Objects::lock(books).drop_hold(number);
+            }
+            Verdict::Refuse(result)
+        }
+    }
+}
+
+/// The driver did not do what would have held it.
+fn not_held(books: &Books, holding: Holding) {
+    if let Some(charge) = holding.charge {
+        books.refund(charge);
+    }
+    if holding.number != 0 {
+        Objects::lock(books).drop_hold(holding.number);
+    }
+}
+
+/// The object that the driver holds now; 0: memory that the books do not charge.
+fn held(books: &Books, holding: Holding, handle: u64, bytes: u64) -> u64 {
+    let Holding { number, charge } = holding;
+    if let Some(charge) = charge {
+        books.confirm(charge, Kind::Buffer);
+    }
+    let grown = charge.map_or(0, |charge| charge.bytes());
+    let objects = Objects::lock(books);
+    match objects.of(handle) {
+        Some(now) if now.number == number => {
+            objects.grow(number, grown);
+            return number;
+        }
+        // Another thread released it and was given the handle again: that one is held.
+        Some(now) => {
+            objects.hold(now.number);
+            if number != 0 {
+                objects.drop_hold(number);
+            } else if let Some(charge) = charge {
+                let region = &books.container.region;
+                region.release(charge.device(), grown, Kind::Buffer);
+            }
+            return now.number;
+        }
+        // Released meanwhile, and held by us.
+        None if number != 0 && objects.get(number).is_some() => return number,
+        None => {}
+    }
+    if let Some(charge) = charge {
+        let number = objects.make(handle, charge.device(), grown, object::ADOPTED);
+        objects.hold(number);
+        return number;
+    }
+    if number == 0 {
+        return 0;
+    }
+    // It was freed and made anew meanwhile, and that one released: the driver holds it by this alone.
+    drop(objects);
+    let place = query::allocation_properties(handle).map(|it| place_of(books, &it));
+    let Some(Place::Device { device, .. }) = place else {
+        return 0;
+    };
+    books
+        .container
+        .region
+        .charge(device, mapped(bytes), Kind::Buffer);
+    Objects::lock(books).make(handle, device, mapped(bytes), object::ADOPTED)
+}
+
+pub(crate) fn before_map(
+    call: &str,
+    handle: CuMemAllocationHandle,
+    offset: usize,
+    bytes: usize,
+) -> Verdict<Holding> {
+    let books = books!(Memory);
+    let end = size(offset).saturating_add(size(bytes));
+    hold(&books, call, handle.0, end)
+}
+
+pub(crate) fn after_map(
+    holding: Holding,
+    result: CuResult,
+    pointer: CuDevicePtr,
+    bytes: usize,
+    handle: CuMemAllocationHandle,
+) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result != CuResult::SUCCESS {
+        return not_held(&books, holding);
+    }
+    let number = held(&books, holding, handle.0, size(bytes));
+    let entry = Entry {
+        bytes: size(bytes),
+        owner: number,
+        ..Entry::default()
+    };
+    let objects = Objects::lock(&books);
+    if let (Some(before), _) = books.ledger().map.put(Space::Mapping, pointer.0, entry) {
+        objects.drop_hold(before.owner);
+    }
+}
+
+/// Marks of calls that take mappings off.
+static UNMAPPINGS: AtomicU32 = AtomicU32::new(0);
+
+/// Where what is not known may begin: the smallest page of any driver.
+const LEAST_STEP: u64 = 64 << 10;
+/// So many such pages are stepped over. (The driver takes off what is mapped without a gap, and knows
+/// nothing of larger ones.)
+const MOST_GAPS: u32 = 1 << 16;
+
+/// Steps through a range from one known part to the next. `each` says how long the part is that begins
+/// at a place, if any does.
+fn walk(from: u64, bytes: u64, mut each: impl FnMut(u64) -> Option<u64>) {
+    let end = from.saturating_add(bytes);
+    let mut at = from;
+    let mut gaps = 0;
+    while at < end && gaps < MOST_GAPS {
+        let step = each(at).map_or_else(
+            || {
+                gaps += 1;
+                LEAST_STEP
+            },
+            |length| length.max(1),
+        );
+        at = at.saturating_add(step);
+    }
+}
+
+/// Marks what is taken off: after the call another thread may have mapped something there.
+pub(crate) fn before_unmap(pointer: CuDevicePtr, bytes: usize) -> Verdict<u32> {
+    let books = books!(Memory);
+    // Relaxed: only has to differ from other calls in flight.
+    let mark = UNMAPPINGS.fetch_add(1, Ordering::Relaxed) | 1 << 31;
+    let _objects = Objects::lock(&books);
+    walk(pointer.0, size(bytes), |at| {
+        books.ledger().map.change(Space::Mapping, at, |mapping| {
+            mapping.maps = mark;
+            (Then::Keep, mapping.bytes)
+        })
+    });
+    Verdict::Call(mark)
+}
+
+pub(crate) fn after_unmap(mark: u32, result: CuResult, pointer: CuDevicePtr, bytes: usize) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result != CuResult::SUCCESS {
+        return;
+    }
+    let objects = Objects::lock(&books);
+    walk(pointer.0, size(bytes), |at| {
+        let found = books.ledger().map.change(Space::Mapping, at, |mapping| {
+            let goes = mapping.maps == mark;
+            let found = (goes.then_some(mapping.owner), mapping.bytes);
+            (if goes { Then::Remove } else { Then::Keep }, found)
+        });
+        let (number, length) = found?;
+        if let Some(number) = number {
+            objects.drop_hold(number);
+        }
+        Some(length)
+    });
+}
+
+/// The driver gives the handle that the memory was mapped with, as one more reference.
+pub(crate) fn after_retain(
+    result: CuResult,
+    out: *mut CuMemAllocationHandle,
+    address: *mut c_void,
+) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        return;
+    };
+    if Objects::lock(&books).refer(handle.0) {
+        return;
+    }
+    // A driver that gives another handle than before: what is mapped there is what it stands for.
+    let Some(base) = query::relaxed(|| query::allocation_of(CuDevicePtr(address as u64))) else {
+        return;
+    };
+    let objects = Objects::lock(&books);
+    if let Some(mapping) = books.ledger().map.get(Space::Mapping, base) {
+        objects.refer_as(mapping.owner, handle.0);
+    }
+}
+
+/// What names exported memory to every process, if anything does: the file behind the descriptor.
+/// (The real driver's descriptors are of its device node, which names nothing.)
+fn key_of_descriptor(descriptor: c_int) -> Option<SharedKey> {
+    // SAFETY: a C struct of numbers, for which all zeros is a value.
+    let mut file: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: writes one stat.
+    if unsafe { libc::fstat(descriptor, &raw mut file) } != 0 {
+        return None;
+    }
+    if file.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return None;
+    }
+    let name = [file.st_dev.to_ne_bytes(), file.st_ino.to_ne_bytes()];
+    Some(key_of(name.as_flattened()))
+}
+
+fn family_of(kind: u32) -> Family {
+    match kind {
+        FILE_DESCRIPTOR => Family::DESCRIPTOR,
+        FABRIC => Family::FABRIC,
+        _ => Family::OTHER,
+    }
+}
+
+/// What others could not be told apart from is not exported: the table of shared objects is full.
+pub(crate) fn before_export(call: &str, handle: CuMemAllocationHandle) -> Verdict<()> {
+    let books = books!(Memory);
+    let known = Objects::lock(&books).of(handle.0);
+    match known {
+        Some(known) if is_own(known.what) && !books.container.region.can_share() => {
+            let device = usize::from(known.device);
+            Verdict::Refuse(books.refuse_export(call, device, known.bytes))
+        }
+        _ => Verdict::Call(()),
+    }
+}
+
+fn is_own(what: u8) -> bool {
+    matches!(what, what::OWN | object::ADOPTED)
+}
+
+/// Others may import it from now on: its charge moves to the shared table.
+pub(crate) fn after_export(
+    (): (),
+    result: CuResult,
+    out: *mut c_void,
+    handle: CuMemAllocationHandle,
+    kind: u32,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    if result != CuResult::SUCCESS {
+        return None;
+    }
+    let key = match kind {
+        FILE_DESCRIPTOR => border::read(out.cast::<c_int>()).and_then(key_of_descriptor),
+        FABRIC => border::read(out.cast::<[u8; 64]>()).map(|name| key_of(&name)),
+        _ => None,
+    };
+    let objects = Objects::lock(&books);
+    let known = objects.of(handle.0)?;
+    if known.what == object::MULTICAST {
+        objects.set_what(known.number, object::MULTICAST_SHARED);
+    }
+    if !is_own(known.what) {
+        drop(objects);
+        keep_by_descriptor(&books, out, kind, known.number);
+        return None;
+    }
+    let device = usize::from(known.device);
+    let region = &books.container.region;
+    match region.share_as(family_of(kind), key, device, known.bytes, Kind::Buffer) {
+        Ok(SharedKey([first, second])) => {
+            let named = Entry {
+                bytes: first,
+                owner: second,
+                ..Entry::default()
+            };
+            let map = &books.ledger().map;
+            map.put(Space::HandleKey, known.number, named);
+            objects.set_what(known.number, what::SHARED);
+            drop(objects);
+            keep_by_descriptor(&books, out, kind, known.number);
+            None
+        }
+        Err(error) => {
+            line!(Warn, "cuMemExportToShareableHandle: refused: {error}");
+            take_back(out, kind);
+            Some(books.refuse_export("cuMemExportToShareableHandle", device, known.bytes))
+        }
+    }
+}
+
+/// The real driver's descriptors keep memory as long as they are open. (A regular file is a simulated
+/// driver's, where only an import does.)
+fn keep_by_descriptor(books: &Books, out: *mut c_void, kind: u32, number: u64) {
+    if kind == FILE_DESCRIPTOR
+        && let Some(descriptor) = border::read(out.cast::<c_int>())
+        && key_of_descriptor(descriptor).is_none()
+    {
+        descriptors::keeps_object(books, descriptor, number);
+    }
+}
+
+/// Closes an export that the program has not seen yet.
+fn take_back(out: *mut c_void, kind: u32) {
+    match kind {
+        FILE_DESCRIPTOR => {
+            if let Some(descriptor) = border::read(out.cast::<c_int>()) {
+                // SAFETY: a descriptor that the driver made for the caller, who is told of none.
+                unsafe { libc::syscall(libc::SYS_close, descriptor) };
+            }
+            border::write(out.cast::<c_int>(), -1);
+        }
+        FABRIC => border::write(out.cast::<[u8; 64]>(), [0; 64]),
+        _ => {}
+    }
+}
+
+/// Holds the memory before the driver imports it: the process that made it may die during the call.
+pub(crate) fn before_import(name: *mut c_void, kind: u32) -> Verdict<Import> {
+    let books = books!(Memory);
+    let key = match kind {
+        // The descriptor itself is passed in the pointer's place.
+        FILE_DESCRIPTOR => c_int::try_from(name as isize)
+            .ok()
+            .and_then(key_of_descriptor),
+        FABRIC => border::read(name.cast::<[u8; 64]>()).map(|name| key_of(&name)),
+        _ => None,
+    };
+    match books.container.region.begin_import(family_of(kind), key) {
+        Ok(import) => Verdict::Call(import),
+        Err(error) => {
+            line!(Warn, "cuMemImportFromShareableHandle: refused: {error}");
+            Verdict::Refuse(CuResult::OUT_OF_MEMORY)
+        }
+    }
+}
+
+/// Memory that another process made. If that one is of this container, its charge is held together;
+/// what is in no books of the container is charged here, in full.
+pub(crate) fn after_import(
+    import: Import,
+    result: CuResult,
+    out: *mut CuMemAllocationHandle,
+) -> Option<CuResult> {
+    let books = standing::opened()?;
+    let objects = Objects::lock(&books);
+    let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+        objects::end_import(&books, &import);
+        return None;
+    };
+    if objects.refer(handle.0) {
+        // The driver gave a handle that this process has already: one more reference.
+        objects::end_import(&books, &import);
+        return None;
+    }
+    if import.objects > 0 {
+        let shared = import.first;
+        let number = objects.make(handle.0, shared.device, shared.bytes, object::IMPORTED);
+        objects::keep_import(&books, objects::BY_HANDLE, number, &import, 0);
+        return None;
+    }
+    drop(objects);
+    let Some((device, bytes)) = foreign(&books, handle.0) else {
+        Objects::lock(&books).make(handle.0, 0, 0, object::FOREIGN);
+        return None;
+    };
+    match requests::reserve(&books, "cuMemImportFromShareableHandle", device, bytes) {
+        Ok(charge) => {
+            books.confirm(charge, Kind::Buffer);
+            Objects::lock(&books).make(handle.0, device, bytes, object::ADOPTED);
+            None
+        }
+        Err(refused) => {
+            query::release_memory(handle.0);
+            Some(refused)
+        }
+    }
+}
+
+/// The device and the size of imported memory that no process of the container made. What cannot be known now
+/// is charged when it is mapped.
+fn foreign(books: &Books, handle: u64) -> Option<(usize, u64)> {
+    let properties = query::allocation_properties(handle)?;
+    let Place::Device { device, .. } = place_of(books, &properties) else {
+        return None;
+    };
+    let bytes = query::relaxed(|| query::imported_bytes(handle, &properties));
+    Some((device, bytes.map_or(0, mapped)))
+}
+
+/// A multicast object: addresses without memory of their own.
+pub(crate) fn after_multicast(result: CuResult, out: *mut CuMemAllocationHandle) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
+        Objects::lock(&books).make(handle.0, 0, 0, object::MULTICAST);
+    }
+}
+
+/// What names a binding to a multicast object: memory of each of its devices may be bound at the same
+/// offset.
+fn binding(object: u64, device: u8, offset: u64) -> u64 {
+    let name = [
+        object.to_ne_bytes(),
+        u64::from(device).to_ne_bytes(),
+        offset.to_ne_bytes(),
+    ];
+    let SharedKey([first, _]) = key_of(name.as_flattened());
+    first
+}
+
+pub(crate) fn before_bind(
+    call: &str,
+    memory: CuMemAllocationHandle,
+    offset: usize,
+    bytes: usize,
+) -> Verdict<Binding> {
+    let books = books!(Memory);
+    let end = size(offset).saturating_add(size(bytes));
+    match hold(&books, call, memory.0, end) {
+        Verdict::Call(holding) => Verdict::Call(Binding {
+            holding,
+            handle: memory.0,
+        }),
+        Verdict::Pass => Verdict::Pass,
+        Verdict::Refuse(result) => Verdict::Refuse(result),
+    }
+}
+
+/// Memory that is about to be bound.
+#[derive(Clone, Copy)]
+pub(crate) struct Binding {
+    holding: Holding,
+    handle: u64,
+}
+
+/// Bound by address: it is the mapping's memory that is held.
+pub(crate) fn before_bind_address(pointer: CuDevicePtr) -> Verdict<Binding> {
+    let books = books!(Memory);
+    let base = query::relaxed(|| query::allocation_of(pointer)).unwrap_or(pointer.0);
+    let objects = Objects::lock(&books);
+    let mapping = books.ledger().map.get(Space::Mapping, base);
+    match mapping {
+        Some(mapping) if objects.hold(mapping.owner) => Verdict::Call(Binding {
+            holding: Holding {
+                number: mapping.owner,
+                charge: None,
+            },
+            handle: 0,
+        }),
+        _ => Verdict::Pass,
+    }
+}
+
+pub(crate) fn after_bind(
+    bound: Binding,
+    result: CuResult,
+    multicast: CuMemAllocationHandle,
+    offset: usize,
+    bytes: usize,
+) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    let Binding { holding, handle } = bound;
+    if result != CuResult::SUCCESS {
+        return not_held(&books, holding);
+    }
+    let number = if handle == 0 {
+        holding.number
+    } else {
+        held(&books, holding, handle, size(bytes))
+    };
+    let objects = Objects::lock(&books);
+    let Some(memory) = objects.get(number) else {
+        return;
+    };
+    let of = objects.of(multicast.0).map_or(0, |it| it.number);
+    let entry = Entry {
+        bytes: size(bytes),
+        owner: number,
+        maps: u32::try_from(of & u64::from(u32::MAX)).unwrap_or(0),
+        ..Entry::default()
+    };
+    let name = binding(multicast.0, memory.device, size(offset));
+    if let (Some(before), _) = books.ledger().map.put(Space::Multicast, name, entry) {
+        objects.drop_hold(before.owner);
+    }
+}
+
+/// One call may unbind what several have bound.
+pub(crate) fn after_unbind(
+    result: CuResult,
+    multicast: CuMemAllocationHandle,
+    device: CuDevice,
+    offset: usize,
+    bytes: usize,
+) {
+    let Some(books) = standing::opened() else {
+        return;
+    };
+    if result != CuResult::SUCCESS {
+        return;
+    }
+    let Place::Device { device, .. } = books.of_ordinal(device.0) else {
+        return;
+    };
+    let device = u8::try_from(device).unwrap_or(u8::MAX);
+    let objects = Objects::lock(&books);
+    walk(size(offset), size(bytes), |at| {
+        let name = binding(multicast.0, device, at);
+        let bound = books.ledger().map.take(Space::Multicast, name)?;
+        objects.drop_hold(bound.owner);
+        Some(bound.bytes)
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_walk_steps_from_part_to_part_and_ends() {
+        let mut seen = Vec::new();
+        walk(10, 100, |at| {
+            seen.push(at);
+            Some(60)
+        });
+        assert_eq!(seen, [10, 70]);
+
+        // The largest numbers, and parts of no length.
+        let mut steps = 0u32;
+        walk(u64::MAX - 3, u64::MAX, |_| {
+            steps += 1;
+            Some(0)
+        });
+        walk(0, u64::MAX, |_| {
+            steps += 1;
+            None
+        });
+        assert_eq!(steps, 3 + MOST_GAPS);
+    }
+
+    #[test]
+    fn bindings_differ_by_object_device_and_offset() {
+        let names = [
+            binding(1, 0, 0),
+            binding(2, 0, 0),
+            binding(1, 1, 0),
+            binding(1, 0, 1),
+        ];
+        for (at, name) in names.iter().enumerate() {
+            assert!(!names.iter().skip(at + 1).any(|other| other == name));
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! What is known: the shared files of the container, and what this process remembers in memory that a fork
+//! wipes. Decides nothing.
+
+pub(crate) mod books;
+pub(crate) mod container;
+pub(crate) mod entries;
+pub(crate) mod launches;
+pub(crate) mod leases;
+pub(crate) mod leaves;
+pub(crate) mod ledger;
+pub(crate) mod process;
+pub(crate) mod standing;

@@ -1,0 +1,199 @@
+//! The books of the container, open for a call: which device an ordinal is, confirming a charge, refunding
+//! it, and refusing with a record. Calls no hook and no driver function that changes anything.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use cuda_api::CuResult;
+use vgpu_abi::region::{Bounds, Charge, Kind, Refusal, Why};
+
+use crate::base::log::line;
+use crate::driver::device::Device;
+use crate::driver::query;
+use crate::guest::manners;
+use crate::guest::thread::thread;
+use crate::state::container::Container;
+use crate::state::ledger::Ledger;
+use crate::state::process::Process;
+
+/// The container's books, open for a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Books {
+    /// The shared files.
+    pub(crate) container: &'static Container,
+    /// What this process knows.
+    pub(crate) process: &'static Process,
+}
+
+/// Where a call's memory goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// To a device with books, in this context.
+    Device {
+        /// Its index in the region.
+        device: usize,
+        /// Our number of the context that it dies with; 0 for none.
+        owner: u64,
+    },
+    /// Where nobody counts (no context, an unlimited device): the driver answers.
+    Elsewhere,
+    /// To a device that the container may not use.
+    Denied,
+}
+
+/// What a call is counted as, in the region's groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Group {
+    /// Memory is given or taken back.
+    Memory = 0,
+    /// A figure is shown.
+    Report = 1,
+    /// A context or a module comes or goes.
+    Context = 2,
+    /// Work is launched.
+    Launch = 3,
+    /// Work is waited for.
+    Sync = 4,
+    /// A function is looked up.
+    Dispatch = 5,
+    /// NVML.
+    Nvml = 6,
+}
+
+impl Books {
+    /// What this process holds.
+    pub(crate) fn ledger(&self) -> &'static Ledger {
+        &self.process.ledger
+    }
+
+    /// Counts a call: in this thread, and from time to time in the region (at 1, 2, 4, … 64 calls,
+    /// then every 64, so that a short program is seen, too).
+    #[inline]
+    pub(crate) fn count(&self, group: Group) {
+        thread(|thread| {
+            let Some(batch) = thread.calls.get(group as usize) else {
+                return;
+            };
+            let (calls, wanted) = (batch.0.get() + 1, batch.1.get());
+            if calls <= wanted {
+                batch.0.set(calls);
+                return;
+            }
+            batch.0.set(0);
+            batch.1.set((wanted * 2 + 1).min(63));
+            self.container
+                .region
+                .count_hooks(group as usize, u64::from(calls));
+        });
+    }
+
+    /// The place of a device that the caller names by the driver's ordinal.
+    pub(crate) fn of_ordinal(&self, ordinal: i32) -> Place {
+        match self.process.device(self.container, ordinal) {
+            Device::Limited(device) => Place::Device { device, owner: 0 },
+            Device::Unlimited => Place::Elsewhere,
+            Device::Denied => Place::Denied,
+        }
+    }
+
+    /// The driver's ordinal of a device of the region.
+    pub(crate) fn ordinal_of(&self, device: usize) -> Option<i32> {
+        (0..query::device_count()?).find(|&ordinal| {
+            self.process.device(self.container, ordinal) == Device::Limited(device)
+        })
+    }
+
+    /// What the container may have of a device.
+    pub(crate) fn bounds(&self, device: usize) -> Bounds {
+        Bounds {
+            limit: self.process.room(self.container, device),
+            resident: match self.process.resident_room(device) {
+                0 => u64::MAX,
+                resident => resident,
+            },
+        }
+    }
+
+    /// Refuses to name memory to other processes: the table of what they share is full, or cannot be
+    /// had, and what has no place in it would be charged to nobody once its maker is dead.
+    #[cold]
+    pub(crate) fn refuse_export(&self, call: &str, device: usize, bytes: u64) -> CuResult {
+        let refusal = Refusal {
+            limit: self.process.memory_limit(self.container, device),
+            used: self.container.region.used(device),
+            asked: bytes,
+            unaccounted: 0,
+            why: Why::Closed,
+        };
+        self.refuse(call, device, &refusal)
+    }
+
+    /// Refuses what the driver cannot do with managed memory, as for want of memory of the device.
+    #[cold]
+    pub(crate) fn refuse_not_pageable(&self, call: &str, device: usize, bytes: u64) -> CuResult {
+        let share = self.process.resident_limit(device);
+        let refusal = self
+            .container
+            .region
+            .refuse_not_pageable(device, bytes, share);
+        self.refuse(call, device, &refusal)
+    }
+
+    /// The driver has given what was reserved.
+    #[inline]
+    pub(crate) fn confirm(&self, charge: Charge, kind: Kind) {
+        self.container.region.confirm(charge, kind);
+        manners::settle_pending();
+    }
+
+    /// The driver has not given what was reserved.
+    #[inline]
+    pub(crate) fn refund(&self, charge: Charge) {
+        self.container.region.refund(charge);
+        manners::settle_pending();
+    }
+
+    /// Records a refusal, and says what the caller is told.
+    #[cold]
+    pub(crate) fn refuse(&self, call: &str, device: usize, refusal: &Refusal) -> CuResult {
+        let mut now = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: writes one timespec.
+        unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
+        let unix_ns = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
+        self.container
+            .region
+            .record_oom(call, device, refusal, unix_ns);
+        // A program that tries again and again fills no log: one line a second, the rest is in the
+        // region's counters.
+        let second = now.tv_sec.unsigned_abs();
+        // Relaxed: guards no other memory.
+        if LAST_SAID.swap(second, Ordering::Relaxed) != second {
+            line!(
+                Warn,
+                "{call}: device {device}: {} asked, {} of {} used, {} unaccounted: {:?}",
+                refusal.asked,
+                refusal.used,
+                refusal.limit,
+                refusal.unaccounted,
+                refusal.why
+            );
+        }
+        CuResult::OUT_OF_MEMORY
+    }
+
+    /// The driver has given what was reserved, and it turned out to be `bytes`.
+    pub(crate) fn confirm_as(&self, charge: Charge, kind: Kind, bytes: u64) {
+        self.confirm(charge, kind);
+        if bytes != charge.bytes() {
+            self.container
+                .region
+                .adjust(charge.device(), kind, charge.bytes(), bytes);
+        }
+    }
+}
+
+/// The second (since 1970) in which a refusal was last logged.
+static LAST_SAID: AtomicU64 = AtomicU64::new(0);

@@ -1,0 +1,155 @@
+//! The files of a container that this process sees: the usage region, the limits, what the host says. They
+//! are found by the settings, and survive a fork, since the mappings are shared. Decides no call.
+
+use std::path::Path;
+
+use vgpu_abi::host::KEEP_DEAD_NS;
+use vgpu_abi::limits::{LimitsMap, LimitsValue};
+use vgpu_abi::region::{Dead, Region};
+use vgpu_abi::targets::{Target, TargetsMap, Unaccounted};
+
+use crate::base::clock;
+use crate::base::log::line;
+use crate::guest::places;
+use crate::guest::settings::{PeerLimits, Process as Here, Settings, Source};
+
+/// The shared files. Survives a fork: the mappings are shared.
+pub(crate) struct Container {
+    /// Who uses what.
+    pub(crate) region: Region,
+    pub(crate) limits: LimitsFrom,
+    pub(crate) targets: Option<TargetsMap>,
+}
+
+/// Where the limits come from.
+pub(crate) enum LimitsFrom {
+    /// The file that the host wrote.
+    File(LimitsMap),
+    /// The peers' variables.
+    Peers(Box<PeerLimits>),
+}
+
+/// The charges of a dead process stay at most this long after it was seen to be dead. A driver lets
+/// go within a second; one that hangs must not keep the room for ever.
+pub(crate) const DEAD_NS: u64 = KEEP_DEAD_NS;
+
+/// A host that has not written for so long is gone, and its word with it.
+const SILENT_NS: u64 = 2_000_000_000;
+
+fn closed(path: &Path, error: &impl core::fmt::Display) {
+    line!(Error, "nothing may be had: {}: {error}", path.display());
+}
+
+impl Container {
+    /// Opens the files that the settings name: `None` when they name none.
+    ///
+    /// # Errors
+    /// The settings were not understood, or a file that they name cannot be used; the log says which.
+    pub(crate) fn open() -> Result<Option<Self>, ()> {
+        let settings = Settings::read(&Here)
+            .inspect_err(|error| line!(Error, "nothing may be had: {error}"))
+            .map_err(|_| ())?;
+        let container = match settings.source {
+            Source::None => return Ok(None),
+            Source::Files {
+                limits,
+                targets,
+                region,
+            } => {
+                let map = LimitsMap::open(&limits).map_err(|error| closed(&limits, &error))?;
+                map.load().map_err(|error| closed(&limits, &error))?;
+                Self {
+                    region: Region::open(&region).map_err(|error| closed(&region, &error))?,
+                    limits: LimitsFrom::File(map),
+                    targets: TargetsMap::open(&targets).ok(),
+                }
+            }
+            Source::Peers(peers) => {
+                if peers.is_oversubscribed {
+                    line!(
+                        Info,
+                        "CUDA_OVERSUBSCRIBE names no share of the card: the limits are of the card's own memory"
+                    );
+                }
+                let region = places::open(&peers).map_err(|(path, error)| closed(&path, &error))?;
+                Self {
+                    region,
+                    limits: LimitsFrom::Peers(peers),
+                    targets: None,
+                }
+            }
+        };
+        container.region.keep_dead_for(DEAD_NS);
+        Ok(Some(container))
+    }
+
+    /// What the host measured of this process, once it has.
+    pub(crate) fn target(&self) -> Option<Target> {
+        let seat = self.region.seat()?;
+        self.targets.as_ref()?.target(seat.slot, seat.generation)
+    }
+
+    /// What the host knows of the process that has this slot in this generation.
+    pub(crate) fn target_of(&self, slot: usize, generation: u64) -> Option<Target> {
+        self.targets.as_ref()?.target(slot, generation)
+    }
+
+    /// The limits as they stand, for what is not cached.
+    pub(crate) fn limits(&self) -> Option<LimitsValue> {
+        match &self.limits {
+            LimitsFrom::File(map) => map.load().ok(),
+            LimitsFrom::Peers(_) => None,
+        }
+    }
+
+    /// Whether the host has seen that the driver holds nothing more for a dead process.
+    pub(crate) fn is_released(&self, dead: &Dead) -> bool {
+        let target = self.target_of(dead.slot, dead.generation);
+        target.is_some_and(|target| target.released)
+    }
+
+    /// Clears the slots of those dead processes. Makes no call to the driver.
+    pub(crate) fn bury_released(&self) {
+        for dead in self.region.dead() {
+            if self.is_released(&dead) {
+                self.region.let_go(&dead);
+            }
+        }
+    }
+
+    /// What the host says that the driver holds for this container beyond its books: nothing where it
+    /// has not looked for a while.
+    pub(crate) fn unaccounted(&self, device: usize) -> Unaccounted {
+        let none = Unaccounted::default();
+        let Some(targets) = &self.targets else {
+            return none;
+        };
+        let said = targets.unaccounted(device);
+        if said.bytes == 0 {
+            return none;
+        }
+        let age_ns = clock::now_ns().saturating_sub(targets.heartbeat_ns());
+        if age_ns < SILENT_NS { said } else { none }
+    }
+
+    /// Differs when the host has written its targets again.
+    #[inline]
+    pub(crate) fn targets_generation(&self) -> u64 {
+        self.targets.as_ref().map_or(0, TargetsMap::generation)
+    }
+
+    /// When the host's arbiter last wrote, nanoseconds of the monotonic clock; nothing where there is
+    /// none.
+    pub(crate) fn arbiter_heartbeat_ns(&self) -> Option<u64> {
+        self.targets.as_ref().map(TargetsMap::heartbeat_ns)
+    }
+
+    /// Differs when the limits have changed.
+    #[inline]
+    pub(crate) fn limits_generation(&self) -> u64 {
+        match &self.limits {
+            LimitsFrom::File(map) => map.generation(),
+            LimitsFrom::Peers(_) => 1,
+        }
+    }
+}

@@ -1,0 +1,668 @@
+//! What launches really take: pairs of events on the program's own streams, from time to time. Owns the
+//! streams that were launched to, what each has been given and has done, and the events. Decides no
+//! launch: `compute.rs` does.
+//!
+//! A *mark* is a launch with an event before and one after it. Two marks follow each other without a gap
+//! when the first had not ended before the launches up to the second were made: then everything between
+//! them is measured. Else only the marked launch is, and what the stream idled between its event and its
+//! launch is taken off. No lock of ours is waited for: who finds one held measures nothing this time.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::costs::Work;
+use crate::base::clock;
+use crate::base::lock::Lock;
+use crate::driver::query;
+use crate::guest::thread::thread;
+
+/// Streams that are looked after at a time; launches to further ones are charged and not measured.
+const STREAMS: usize = 256;
+/// Places that a stream may stand at.
+const PROBES: usize = 8;
+/// Marks of a stream whose end nobody has seen yet.
+const MARKS: usize = 8;
+/// Contexts with events of ours.
+const CONTEXTS: usize = 32;
+/// Events that a context keeps for the next marks.
+const SPARE: usize = 64;
+/// The context's base event is replaced after so long: a time since it is a 32-bit float.
+const BASE_NS: u64 = 1_000_000_000;
+
+/// A launch with an event before and one after it.
+#[derive(Clone, Copy)]
+struct Mark {
+    start: u64,
+    end: u64,
+    /// What the stream may have idled between `start` and the launch.
+    gap_ns: u64,
+    /// What the stream had been given when it was launched, itself included.
+    submitted_ns: u64,
+    /// What the launch was charged.
+    charged_ns: u64,
+    work: Work,
+    /// Nothing else was launched to the stream between the two events.
+    is_alone: bool,
+    /// No gap since the mark before.
+    is_chained: bool,
+    is_unknown: bool,
+}
+
+struct Inner {
+    marks: [Mark; MARKS],
+    first: usize,
+    count: usize,
+    /// The end of the mark that was collected last; 0: none.
+    last: u64,
+    last_submitted_ns: u64,
+    /// Launched to the stream, in charged nanoseconds, and how much of it is known to be done.
+    submitted_ns: u64,
+    done_ns: u64,
+    /// When something was last launched.
+    at_ns: u64,
+    context: u64,
+    device: usize,
+    handle: u64,
+}
+
+/// A stream that was launched to.
+#[repr(C)]
+pub(crate) struct Stream {
+    key: AtomicU64,
+    /// Something else than launches was put into the stream since the last mark.
+    is_broken: AtomicU32,
+    lock: Lock,
+    inner: UnsafeCell<Inner>,
+}
+
+// SAFETY: `inner` is only touched under the lock.
+unsafe impl Sync for Stream {}
+
+struct PoolInner {
+    spare: [u64; SPARE],
+    count: usize,
+    /// An event that times are counted from, and what its own time is called.
+    base: u64,
+    base_ns: u64,
+    /// Up to here the context's work has been counted.
+    covered_ns: u64,
+}
+
+#[repr(C)]
+struct Pool {
+    context: AtomicU64,
+    lock: Lock,
+    inner: UnsafeCell<PoolInner>,
+}
+
+// SAFETY: `inner` is only touched under the lock.
+unsafe impl Sync for Pool {}
+
+/// See the module's text. All zeros is an empty one.
+#[repr(C)]
+pub(crate) struct Spans {
+    streams: [Stream; STREAMS],
+    /// One bit for each stream that has marks, or work that is not known to be done.
+    busy: [AtomicU64; STREAMS / 64],
+    pools: [Pool; CONTEXTS],
+    lock: Lock,
+}
+
+/// Which stream a launch goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// The driver's handle; 1 and 2 are the legacy and the thread's own stream.
+    pub(crate) handle: u64,
+    /// The context that it belongs to.
+    pub(crate) context: u64,
+    /// Index of the device in the region.
+    pub(crate) device: usize,
+}
+
+impl Target {
+    fn key(&self) -> u64 {
+        let mut key = self.handle.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        if self.handle <= 2 {
+            key ^= self.context.wrapping_mul(0xff51_afd7_ed55_8ccd);
+        }
+        if self.handle == 2 {
+            key ^= thread(|thread| core::ptr::from_ref(thread) as u64);
+        }
+        (key ^ key >> 31) | 2
+    }
+}
+
+/// A mark whose launch has not come back yet.
+#[derive(Clone, Copy)]
+pub(crate) struct Begun {
+    stream: usize,
+    key: u64,
+    start: u64,
+    at_ns: u64,
+    submitted_ns: u64,
+    is_chained: bool,
+}
+
+/// What was found out about finished work on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// More (less) GPU time was used than was charged, nanoseconds.
+    pub(crate) more_ns: i64,
+    /// Charged work that is done, nanoseconds.
+    pub(crate) done_ns: u64,
+    /// The launch of unknown cost is done.
+    pub(crate) ended_unknown: bool,
+}
+
+impl Spans {
+    /// The stream's number, where it is looked after. Makes room for a new one.
+    pub(crate) fn stream(&self, target: &Target) -> Option<usize> {
+        let key = target.key();
+        // Relaxed: a stream is entered by whoever launches to it, and taken out before its handle can
+        // stand for another.
+        let is_it = |at: &usize| self.key_at(*at) == key;
+        places(key).find(is_it).or_else(|| self.enter(key, target))
+    }
+
+    fn key_at(&self, at: usize) -> u64 {
+        // Relaxed: see `stream`.
+        self.streams
+            .get(at)
+            .map_or(0, |stream| stream.key.load(Ordering::Relaxed))
+    }
+
+    #[cold]
+    fn enter(&self, key: u64, target: &Target) -> Option<usize> {
+        let _held = self.lock.try_hold()?;
+        if let Some(at) = places(key).find(|at| self.key_at(*at) == key) {
+            return Some(at);
+        }
+        let is_free = |at: &usize| self.key_at(*at) == 0 || self.is_idle(*at);
+        let at = places(key).find(is_free)?;
+        let stream = self.streams.get(at)?;
+        let _inner_held = stream.lock.try_hold()?;
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *stream.inner.get() };
+        self.give_back(inner.context, core::mem::take(&mut inner.last));
+        inner.first = 0;
+        inner.count = 0;
+        inner.last_submitted_ns = 0;
+        inner.submitted_ns = 0;
+        inner.done_ns = 0;
+        inner.context = target.context;
+        inner.device = target.device;
+        inner.handle = target.handle;
+        // Relaxed: see `stream`.
+        stream.is_broken.store(0, Ordering::Relaxed);
+        stream.key.store(key, Ordering::Relaxed);
+        Some(at)
+    }
+
+    fn is_idle(&self, at: usize) -> bool {
+        // Relaxed: a look; who is found idle and is not loses a measurement.
+        let word = self
+            .busy
+            .get(at / 64)
+            .map_or(0, |word| word.load(Ordering::Relaxed));
+        word & 1 << (at % 64) == 0
+    }
+
+    fn set_busy(&self, at: usize, is_busy: bool) {
+        let Some(word) = self.busy.get(at / 64) else {
+            return;
+        };
+        let bit = 1 << (at % 64);
+        // Relaxed: a hint where to look.
+        if is_busy {
+            if word.load(Ordering::Relaxed) & bit == 0 {
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
+        } else {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Is there work whose end nobody has seen?
+    pub(crate) fn is_anything_busy(&self) -> bool {
+        // Relaxed: a hint.
+        self.busy
+            .iter()
+            .any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Work was launched to the stream, charged nanoseconds. False: somebody else has the stream just
+    /// now, and it was not noted.
+    pub(crate) fn launched(&self, at: usize, ns: u64, now_ns: u64) -> bool {
+        let Some(stream) = self.streams.get(at) else {
+            return false;
+        };
+        let Some(_held) = stream.lock.hold_briefly() else {
+            return false;
+        };
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *stream.inner.get() };
+        inner.submitted_ns += ns;
+        inner.at_ns = now_ns;
+        self.set_busy(at, true);
+        true
+    }
+
+    /// How much has been launched to the stream since its last mark, charged nanoseconds.
+    pub(crate) fn unmarked_ns(&self, at: usize) -> u64 {
+        let Some(stream) = self.streams.get(at) else {
+            return 0;
+        };
+        let Some(_held) = stream.lock.try_hold() else {
+            return 0;
+        };
+        // SAFETY: under the lock.
+        let inner = unsafe { &*stream.inner.get() };
+        let marked = inner
+            .newest()
+            .map_or(inner.last_submitted_ns, |mark| mark.submitted_ns);
+        inner.submitted_ns.saturating_sub(marked)
+    }
+
+    /// Something that takes time of its own was put into the stream: what lies between two marks around
+    /// it is not only launches.
+    pub(crate) fn interrupted(&self, target: &Target) {
+        let key = target.key();
+        if let Some(at) = places(key).find(|at| self.key_at(*at) == key)
+            && let Some(stream) = self.streams.get(at)
+        {
+            // Relaxed: the stream's order is the caller's own.
+            stream.is_broken.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts an event before the launch that comes. `None`: it cannot be measured now.
+    pub(crate) fn begin(&self, at: usize) -> Option<Begun> {
+        let stream = self.streams.get(at)?;
+        let _held = stream.lock.hold_briefly()?;
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *stream.inner.get() };
+        if inner.count >= MARKS {
+            return None;
+        }
+        // Relaxed: the stream's order is the caller's own.
+        let is_broken = stream.is_broken.swap(0, Ordering::Relaxed) != 0;
+        let is_chained = !is_broken
+            && inner
+                .newest()
+                .is_some_and(|mark| query::event_is_done(mark.end) == Some(false));
+        let start = self.event(inner.context)?;
+        if !query::record_event(start, inner.handle) {
+            self.give_back(inner.context, start);
+            return None;
+        }
+        Some(Begun {
+            stream: at,
+            // Relaxed: see `stream`.
+            key: stream.key.load(Ordering::Relaxed),
+            start,
+            at_ns: clock::now_ns(),
+            submitted_ns: inner.submitted_ns,
+            is_chained,
+        })
+    }
+
+    /// Puts an event behind the launch that `begun` stands before. False: it is not measured.
+    pub(crate) fn end(&self, begun: &Begun, work: Work, charged_ns: u64, is_unknown: bool) -> bool {
+        let now_ns = clock::now_ns();
+        let Some(stream) = self.streams.get(begun.stream) else {
+            return false;
+        };
+        let Some(_held) = stream.lock.hold_briefly() else {
+            return false;
+        };
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *stream.inner.get() };
+        // Relaxed: see `stream`.
+        if stream.key.load(Ordering::Relaxed) != begun.key {
+            // Its context is gone, and our event with it.
+            return false;
+        }
+        inner.submitted_ns += charged_ns;
+        inner.at_ns = now_ns;
+        self.set_busy(begun.stream, true);
+        let end = self.event(inner.context).filter(|_| inner.count < MARKS);
+        let Some(end) = end else {
+            self.give_back(inner.context, begun.start);
+            return false;
+        };
+        if !query::record_event(end, inner.handle) {
+            self.give_back(inner.context, begun.start);
+            self.give_back(inner.context, end);
+            return false;
+        }
+        let had_started = query::event_is_done(begun.start) != Some(false);
+        let mark = Mark {
+            start: begun.start,
+            end,
+            gap_ns: if had_started && !query::launches_block() {
+                now_ns.saturating_sub(begun.at_ns)
+            } else {
+                0
+            },
+            submitted_ns: inner.submitted_ns,
+            charged_ns,
+            work,
+            is_alone: inner.submitted_ns == begun.submitted_ns + charged_ns,
+            is_chained: begun.is_chained,
+            is_unknown,
+        };
+        let place = (inner.first + inner.count) % MARKS;
+        if let Some(to) = inner.marks.get_mut(place) {
+            *to = mark;
+            inner.count += 1;
+        }
+        true
+    }
+
+    /// The launch that `begun` stands before was not made.
+    pub(crate) fn cancel(&self, begun: &Begun) {
+        if let Some(stream) = self.streams.get(begun.stream)
+            && let Some(_held) = stream.lock.try_hold()
+            // Relaxed: see `stream`.
+            && stream.key.load(Ordering::Relaxed) == begun.key
+        {
+            // SAFETY: under the lock.
+            let context = unsafe { (*stream.inner.get()).context };
+            self.give_back(context, begun.start);
+        }
+    }
+
+    /// Looks at all streams: what each device's finished work really took. `learn` is told what a
+    /// launch was measured at and says how much of it counts. What is measured holds the time of other processes whose turn came in between: the arbiter
+    /// knows how much of it that is.
+    pub(crate) fn collect(
+        &self,
+        now_ns: u64,
+        mut learn: impl FnMut(&Work, u64) -> u64,
+        mut found: impl FnMut(usize, Found),
+    ) {
+        for (index, word) in self.busy.iter().enumerate() {
+            // Relaxed: a hint where to look.
+            let mut bits = word.load(Ordering::Relaxed);
+            while bits != 0 {
+                let at = index * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let Some(stream) = self.streams.get(at) else {
+                    continue;
+                };
+                let Some(_held) = stream.lock.try_hold() else {
+                    continue;
+                };
+                // SAFETY: under the lock.
+                let inner = unsafe { &mut *stream.inner.get() };
+                let device = inner.device;
+                let sum = self.collect_one(inner, now_ns, &mut learn);
+                if inner.count == 0 && inner.done_ns >= inner.submitted_ns {
+                    self.set_busy(at, false);
+                }
+                if sum != Found::default() {
+                    found(device, sum);
+                }
+            }
+        }
+    }
+
+    fn collect_one(
+        &self,
+        inner: &mut Inner,
+        now_ns: u64,
+        learn: &mut impl FnMut(&Work, u64) -> u64,
+    ) -> Found {
+        let mut sum = Found::default();
+        while let Some(mark) = inner.oldest() {
+            match query::event_is_done(mark.end) {
+                Some(false) => break,
+                Some(true) => {
+                    let more = self.measure(inner, &mark, learn);
+                    sum.more_ns = sum.more_ns.saturating_add(more);
+                }
+                // The driver knows the event no more: what was charged stands.
+                None => {}
+            }
+            sum.ended_unknown |= mark.is_unknown;
+            sum.done_ns += inner.done_up_to(mark.submitted_ns);
+            self.give_back(inner.context, mark.start);
+            let last = core::mem::replace(&mut inner.last, mark.end);
+            self.give_back(inner.context, last);
+            inner.last_submitted_ns = mark.submitted_ns;
+            inner.first = (inner.first + 1) % MARKS;
+            inner.count -= 1;
+        }
+        // What was launched after the last mark is over some time, although no event says so.
+        let rest = inner.submitted_ns.saturating_sub(inner.done_ns);
+        if inner.count == 0 && rest > 0 && now_ns.saturating_sub(inner.at_ns) > rest * 4 + 2_000_000
+        {
+            sum.done_ns += inner.done_up_to(inner.submitted_ns);
+        }
+        sum
+    }
+
+    /// How much more than was charged the mark says was used.
+    fn measure(
+        &self,
+        inner: &Inner,
+        mark: &Mark,
+        learn: &mut impl FnMut(&Work, u64) -> u64,
+    ) -> i64 {
+        let Some(whole_ns) = query::elapsed_ns(mark.start, mark.end) else {
+            return 0;
+        };
+        // A thread that was put aside between its event and its launch has measured itself.
+        let is_doubtful = mark.gap_ns > whole_ns / 3;
+        let alone_ns = if is_doubtful {
+            // Kernel and gap cannot be told apart well; some of it was not the gap.
+            whole_ns.saturating_sub(mark.gap_ns).max(whole_ns / 16)
+        } else {
+            whole_ns - mark.gap_ns
+        };
+        let is_sample = mark.is_alone && (!is_doubtful || mark.is_unknown);
+        let counts_ns = if is_sample {
+            learn(&mark.work, alone_ns)
+        } else {
+            alone_ns
+        };
+        let chain = (mark.is_chained && inner.last != 0)
+            .then(|| query::elapsed_ns(inner.last, mark.end))
+            .flatten();
+        let (charged, used) = match chain {
+            Some(ns) if !is_doubtful => (
+                mark.submitted_ns.saturating_sub(inner.last_submitted_ns),
+                ns.saturating_sub(mark.gap_ns + (alone_ns - counts_ns)),
+            ),
+            _ if is_sample => (mark.charged_ns, counts_ns),
+            _ => return 0,
+        };
+        let used = self.uncounted(inner.context, mark, used);
+        i64::try_from(used).unwrap_or(i64::MAX) - i64::try_from(charged).unwrap_or(i64::MAX)
+    }
+
+    /// The part of an interval that ends with this mark in which no other stream of the context was
+    /// counted: kernels of several streams run at the same time.
+    fn uncounted(&self, context: u64, mark: &Mark, ns: u64) -> u64 {
+        let Some(pool) = self.pool(context) else {
+            return ns;
+        };
+        let Some(_held) = pool.lock.try_hold() else {
+            return ns;
+        };
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *pool.inner.get() };
+        let end_ns = if inner.base == 0 {
+            inner.covered_ns + ns
+        } else {
+            match query::elapsed_ns(inner.base, mark.end) {
+                Some(since) => inner.base_ns + since,
+                // The mark ended before the base did.
+                None => return ns,
+            }
+        };
+        let start_ns = end_ns.saturating_sub(ns);
+        let counted = end_ns.saturating_sub(start_ns.max(inner.covered_ns));
+        inner.covered_ns = inner.covered_ns.max(end_ns);
+        if (inner.base == 0 || end_ns.saturating_sub(inner.base_ns) > BASE_NS)
+            && let Some(whole) = query::elapsed_ns(mark.start, mark.end)
+        {
+            // Who collects the mark hands this event back, and finds that it is the base now.
+            let old = core::mem::replace(&mut inner.base, mark.start);
+            inner.base_ns = end_ns.saturating_sub(whole);
+            if old != 0 && !inner.put_spare(old) {
+                query::destroy_event(old);
+            }
+        }
+        counted.min(ns)
+    }
+
+    fn pool(&self, context: u64) -> Option<&Pool> {
+        // Relaxed: entered and taken out under the lock of `Spans`.
+        self.pools
+            .iter()
+            .find(|pool| pool.context.load(Ordering::Relaxed) == context)
+    }
+
+    fn event(&self, context: u64) -> Option<u64> {
+        let pool = self.pool(context).or_else(|| self.enter_pool(context))?;
+        let spare = pool.lock.try_hold().and_then(|_held| {
+            // SAFETY: under the lock.
+            unsafe { &mut *pool.inner.get() }.take_spare()
+        });
+        spare.or_else(query::create_event)
+    }
+
+    #[cold]
+    fn enter_pool(&self, context: u64) -> Option<&Pool> {
+        let _held = self.lock.try_hold()?;
+        if let Some(pool) = self.pool(context) {
+            return Some(pool);
+        }
+        let pool = self.pool(0)?;
+        // Relaxed: see `pool`.
+        pool.context.store(context, Ordering::Relaxed);
+        Some(pool)
+    }
+
+    fn give_back(&self, context: u64, event: u64) {
+        if event == 0 {
+            return;
+        }
+        let kept = self.pool(context).and_then(|pool| {
+            let _held = pool.lock.try_hold()?;
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *pool.inner.get() };
+            // It is the base now, and no more to be given away.
+            (inner.base == event || inner.put_spare(event)).then_some(())
+        });
+        if kept.is_none() {
+            query::destroy_event(event);
+        }
+    }
+
+    /// A stream is about to go: its handle may stand for another one afterwards.
+    pub(crate) fn forget_stream(&self, target: &Target, found: impl FnMut(usize, Found)) {
+        let key = target.key();
+        self.forget(|stream, _| stream.key.load(Ordering::Relaxed) == key, found);
+    }
+
+    /// A context is about to go, with all its streams and events.
+    pub(crate) fn forget_context(&self, context: u64, found: impl FnMut(usize, Found)) {
+        self.forget(|_, inner| inner.context == context, found);
+        let Some(pool) = self.pool(context).filter(|_| context != 0) else {
+            return;
+        };
+        let Some(_held) = pool.lock.hold_briefly() else {
+            return;
+        };
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *pool.inner.get() };
+        while let Some(event) = inner.take_spare() {
+            query::destroy_event(event);
+        }
+        let base = core::mem::take(&mut inner.base);
+        if base != 0 {
+            query::destroy_event(base);
+        }
+        inner.base_ns = 0;
+        inner.covered_ns = 0;
+        // Relaxed: see `pool`.
+        pool.context.store(0, Ordering::Relaxed);
+    }
+
+    fn forget(&self, goes: impl Fn(&Stream, &Inner) -> bool, mut found: impl FnMut(usize, Found)) {
+        for (at, stream) in self.streams.iter().enumerate() {
+            // Relaxed: see `stream`.
+            if stream.key.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let Some(_held) = stream.lock.hold_briefly() else {
+                continue;
+            };
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *stream.inner.get() };
+            if !goes(stream, inner) {
+                continue;
+            }
+            let mut sum = Found {
+                done_ns: inner.submitted_ns.saturating_sub(inner.done_ns),
+                ..Found::default()
+            };
+            while let Some(mark) = inner.oldest() {
+                self.give_back(inner.context, mark.start);
+                self.give_back(inner.context, mark.end);
+                sum.ended_unknown |= mark.is_unknown;
+                inner.first = (inner.first + 1) % MARKS;
+                inner.count -= 1;
+            }
+            self.give_back(inner.context, core::mem::take(&mut inner.last));
+            inner.done_ns = inner.submitted_ns;
+            self.set_busy(at, false);
+            // Relaxed: see `stream`.
+            stream.key.store(0, Ordering::Relaxed);
+            if sum != Found::default() {
+                found(inner.device, sum);
+            }
+        }
+    }
+}
+
+fn places(key: u64) -> impl Iterator<Item = usize> {
+    let home = usize::try_from(key >> 48).unwrap_or(0);
+    (0..PROBES).map(move |step| (home + step) % STREAMS)
+}
+
+impl Inner {
+    fn oldest(&self) -> Option<Mark> {
+        (self.count > 0).then(|| self.marks.get(self.first).copied())?
+    }
+
+    fn newest(&self) -> Option<&Mark> {
+        let last = self.count.checked_sub(1)?;
+        self.marks.get((self.first + last) % MARKS)
+    }
+
+    fn done_up_to(&mut self, submitted_ns: u64) -> u64 {
+        let more = submitted_ns.saturating_sub(self.done_ns);
+        self.done_ns += more;
+        more
+    }
+}
+
+impl PoolInner {
+    fn take_spare(&mut self) -> Option<u64> {
+        let last = self.count.checked_sub(1)?;
+        self.count = last;
+        self.spare.get(last).copied()
+    }
+
+    fn put_spare(&mut self, event: u64) -> bool {
+        let Some(place) = self.spare.get_mut(self.count) else {
+            return false;
+        };
+        *place = event;
+        self.count += 1;
+        true
+    }
+}

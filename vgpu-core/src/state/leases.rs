@@ -1,0 +1,79 @@
+//! What threads were given in advance: how the region and the spans are told what a thread launched, and
+//! how its lease goes back.
+
+use core::sync::atomic::Ordering;
+
+use vgpu_abi::credit::Compute;
+use vgpu_abi::targets::Grant;
+
+use crate::base::clock;
+use crate::guest::thread::thread;
+use crate::state::books::{Books, Group};
+
+/// `Gate::left_ns`: whatever comes may be launched.
+pub(crate) const FREE: u64 = u64::MAX;
+
+/// Counts work that is in flight on a device, nanoseconds; less where it is negative. Answers the sum.
+pub(crate) fn add_in_flight(books: &Books, compute: &Compute<'_>, device: usize, ns: i64) -> u64 {
+    let Some(state) = books.process.compute.device(device) else {
+        return 0;
+    };
+    // Relaxed: a number; launches that race for it pass the bound by one each.
+    let sum = state.in_flight_ns.fetch_add(ns, Ordering::Relaxed) + ns;
+    let sum = u64::try_from(sum).unwrap_or(0);
+    compute.own().in_flight_ns.store(sum, Ordering::Relaxed);
+    sum
+}
+
+/// Tells the region and the stream what this thread has launched since, and gives its lease back.
+pub(crate) fn tell(books: &Books) {
+    thread(|thread| {
+        let gate = &thread.gate;
+        gate.key.set(0);
+        let launches = gate.launches.replace(0);
+        let work_ns = gate.work_ns.replace(0);
+        let more_ns = gate.more_ns.replace(0);
+        let left_ns = gate.left_ns.replace(0);
+        if launches == 0 && more_ns == 0 || gate.owner.get() != books.process.number() {
+            return;
+        }
+        let device = gate.device.get() as usize;
+        let Some(compute) = books.container.region.compute(device) else {
+            return;
+        };
+        // Relaxed: a counter.
+        compute
+            .own()
+            .launches
+            .fetch_add(u64::from(launches), Ordering::Relaxed);
+        let region = &books.container.region;
+        region.count_hooks(Group::Launch as usize, u64::from(launches));
+        if left_ns == FREE {
+            return;
+        }
+        let scale = u64::from(gate.scale.get());
+        let unused = left_ns.saturating_mul(scale) / u64::from(Grant::ONE);
+        compute.end_lease(more_ns, unused);
+        if work_ns > 0 {
+            compute.count_busy(i64::try_from(work_ns).unwrap_or(i64::MAX));
+            let at = gate.place.get().checked_sub(1);
+            let now_ns = clock::now_ns();
+            let noted = at.is_some_and(|at| {
+                books
+                    .process
+                    .compute
+                    .spans
+                    .launched(at as usize, work_ns, now_ns)
+            });
+            if noted {
+                let more = i64::try_from(work_ns).unwrap_or(0);
+                let in_flight_ns = add_in_flight(books, &compute, device, more);
+                // Relaxed: a time.
+                compute
+                    .own()
+                    .expected_by_ns
+                    .fetch_max(now_ns.saturating_add(in_flight_ns), Ordering::Relaxed);
+            }
+        }
+    });
+}

@@ -1,0 +1,274 @@
+//! How this process stands: it has limits, it has none, or they were not understood. Set up at the first
+//! hooked call, again in a forked child (whose memory of it the kernel wipes), and never in a constructor.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use cuda_api::CuResult;
+
+use crate::base::lock::ProcessLock;
+use crate::base::log::line;
+use crate::base::{loader, map};
+use crate::driver::genuine;
+use crate::guest::manners::{self, Verdict};
+use crate::guest::settings::{Process as Here, Settings};
+use crate::guest::thread::thread;
+use crate::state::books::{Books, Group};
+use crate::state::container::Container;
+use crate::state::leases;
+use crate::state::process::Process;
+
+/// How this process stands.
+#[derive(Clone, Copy)]
+pub(crate) enum Standing {
+    /// There are limits, and they are understood.
+    Ready(&'static Container, &'static Process),
+    /// Nobody set a limit: every call goes to the driver unchanged.
+    Transparent,
+    /// There are limits that were not understood: nothing may be had.
+    Closed,
+}
+
+const UNSET: u32 = 0;
+
+const READY: u32 = 1;
+
+const TRANSPARENT: u32 = 2;
+
+const CLOSED: u32 = 3;
+
+static CONTAINER: AtomicPtr<Container> = AtomicPtr::new(core::ptr::null_mut());
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
+
+static SET_UP: ProcessLock = ProcessLock::new();
+
+static EPOCH: AtomicU32 = AtomicU32::new(0);
+
+static ONCE: AtomicU32 = AtomicU32::new(0);
+
+/// Another thread's set-up is waited for this long; it opens files, no more.
+const LONGEST_SET_UP_MS: i64 = 10_000;
+
+/// How this process stands. Sets it up at the first call.
+#[inline]
+pub(crate) fn standing() -> Standing {
+    match process() {
+        Some(process) => match process.phase.load(Ordering::Acquire) {
+            READY => ready(process),
+            TRANSPARENT => Standing::Transparent,
+            CLOSED => Standing::Closed,
+            _ => set_up(),
+        },
+        None => set_up(),
+    }
+}
+
+/// This process and its container for a path that neither sets up nor waits. `None` before they are set
+/// up; whether there are limits at all is not asked.
+#[inline(always)]
+pub(crate) fn known_now() -> Option<(&'static Container, &'static Process)> {
+    let process = process()?;
+    // Acquire: made before (or before the fork).
+    let container = CONTAINER.load(Ordering::Acquire);
+    // SAFETY: made once and never dropped.
+    Some((unsafe { container.as_ref() }?, process))
+}
+
+/// Has this process been set up, and found that nobody set a limit?
+#[inline]
+pub(crate) fn is_transparent_now() -> bool {
+    // Acquire: what the phase speaks of was made before.
+    process().is_some_and(|process| process.phase.load(Ordering::Acquire) == TRANSPARENT)
+}
+
+#[inline]
+fn process() -> Option<&'static Process> {
+    // Acquire: the memory was mapped before.
+    let process = PROCESS.load(Ordering::Acquire);
+    // SAFETY: mapped once and never unmapped; all its words are atomics.
+    unsafe { process.as_ref() }
+}
+
+#[inline]
+fn ready(process: &'static Process) -> Standing {
+    // Acquire: made before the phase was set (or before the fork).
+    let container = CONTAINER.load(Ordering::Acquire);
+    // SAFETY: made once and never dropped.
+    unsafe { container.as_ref() }.map_or(Standing::Closed, |it| Standing::Ready(it, process))
+}
+
+#[cold]
+#[inline(never)]
+fn set_up() -> Standing {
+    manners::uncancelled(set_up_once)
+}
+
+fn set_up_once() -> Standing {
+    let Some(_held) = SET_UP.hold(LONGEST_SET_UP_MS) else {
+        return Standing::Closed;
+    };
+    once_for_a_family();
+    let Some(process) = process().or_else(map_process) else {
+        return Standing::Closed;
+    };
+    // Relaxed: under the lock.
+    match process.phase.load(Ordering::Relaxed) {
+        UNSET => {}
+        READY => return ready(process),
+        TRANSPARENT => return Standing::Transparent,
+        _ => return Standing::Closed,
+    }
+    // Relaxed: the phase publishes it.
+    let number = EPOCH.fetch_add(1, Ordering::Relaxed) + 1;
+    process.epoch.store(number, Ordering::Relaxed);
+    process.compute.set_up(number);
+    let phase = match open() {
+        Ok(Some(container)) => {
+            if let Err(error) = container.region.join() {
+                line!(Error, "no slot: {error}");
+            }
+            process.refresh_limits(container);
+            // Limits that could not be read are not "no limit".
+            // Relaxed: stored by this thread.
+            match process.limits_known.load(Ordering::Relaxed) {
+                0 => CLOSED,
+                _ => READY,
+            }
+        }
+        Ok(None) => TRANSPARENT,
+        Err(()) => CLOSED,
+    };
+    // Release: whoever sees the phase sees what was made before.
+    process.phase.store(phase, Ordering::Release);
+    match phase {
+        READY => ready(process),
+        TRANSPARENT => Standing::Transparent,
+        _ => Standing::Closed,
+    }
+}
+
+/// What forked children inherit and must not repeat.
+fn once_for_a_family() {
+    // Relaxed: under the lock of the set-up.
+    if ONCE.swap(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    manners::silence_panics();
+    manners::watch_threads(at_thread_end);
+    if let Some((path, level)) = Settings::log_of(&Here) {
+        crate::base::log::write_to(&path, level);
+    }
+    // Not linked: musl has no such symbol, and there we must load, too.
+    if let Some(register) = loader::libc_function(c"__register_atfork") {
+        type Handler = Option<unsafe extern "C" fn()>;
+        type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> i32;
+        // SAFETY: glibc defines it so; its name and signature are part of its ABI.
+        let register = unsafe { core::mem::transmute::<*mut c_void, Register>(register) };
+        // SAFETY: the handler lives as long as the process (the library is never unloaded).
+        unsafe { register(None, None, Some(in_forked_child), core::ptr::null_mut()) };
+    }
+}
+
+/// For kernels that cannot wipe the memory themselves (before Linux 4.14). Does not run in a `vfork`
+/// child, which shares its parent's memory and must not touch it.
+unsafe extern "C" fn in_forked_child() {
+    // Relaxed: a forked child has one thread.
+    let process = PROCESS.load(Ordering::Relaxed);
+    if !process.is_null() {
+        // SAFETY: our own mapping of that size, for which all zeros is a value.
+        unsafe { process.write_bytes(0, 1) };
+    }
+    // Relaxed: as above.
+    let container = CONTAINER.load(Ordering::Relaxed);
+    // SAFETY: made once and never dropped.
+    if let Some(container) = unsafe { container.as_ref() } {
+        container.region.after_fork_in_child();
+    }
+}
+
+/// A thread ends: a charge that it left behind is kept, and what it leased goes back.
+unsafe extern "C" fn at_thread_end(_value: *mut c_void) {
+    manners::surround(|| {
+        let left_behind = manners::thread_ended();
+        let Standing::Ready(container, process) = standing() else {
+            return;
+        };
+        if let Some(charge) = left_behind {
+            process.ledger.keep_left_behind(&container.region, charge);
+        }
+        leases::tell(&Books { container, process });
+        thread(|thread| thread.gate.epoch.set(0));
+    });
+}
+
+fn map_process() -> Option<&'static Process> {
+    let size = size_of::<Process>();
+    let Some(memory) = map::zeroed(size) else {
+        line!(Error, "no memory for the ledger");
+        return None;
+    };
+    // An older kernel refuses; the handler at fork does it then.
+    // SAFETY: our own mapping.
+    unsafe { libc::madvise(memory, size, libc::MADV_WIPEONFORK) };
+    // Release: whoever sees the pointer sees the zeros.
+    PROCESS.store(memory.cast(), Ordering::Release);
+    process()
+}
+
+/// The container's files: `None` when nobody set a limit.
+fn open() -> Result<Option<&'static Container>, ()> {
+    // Relaxed: under the lock of the set-up.
+    let known = CONTAINER.load(Ordering::Relaxed);
+    // SAFETY: made once and never dropped.
+    if let Some(container) = unsafe { known.as_ref() } {
+        return Ok(Some(container));
+    }
+    if genuine::elder().is_some() {
+        line!(Info, "another copy of the library keeps the books");
+        return Ok(None);
+    }
+    let Some(container) = Container::open()? else {
+        return Ok(None);
+    };
+    let container = Box::leak(Box::new(container));
+    // Release: code that sees the pointer sees the container.
+    CONTAINER.store(container, Ordering::Release);
+    Ok(Some(container))
+}
+
+/// Opens the books, or says what a rule answers without them.
+#[inline(always)]
+pub(crate) fn open_books<T>(group: Group) -> Result<Books, Verdict<T>> {
+    match standing() {
+        Standing::Ready(container, process) => {
+            let books = Books { container, process };
+            manners::take_left_behind(|charge| {
+                process.ledger.keep_left_behind(&container.region, charge);
+            });
+            books.count(group);
+            Ok(books)
+        }
+        Standing::Transparent => Err(Verdict::Pass),
+        Standing::Closed => Err(Verdict::Refuse(CuResult::NOT_PERMITTED)),
+    }
+}
+
+/// Opens the books for a rule that stands after the call.
+pub(crate) fn opened() -> Option<Books> {
+    match standing() {
+        Standing::Ready(container, process) => Some(Books { container, process }),
+        Standing::Transparent | Standing::Closed => None,
+    }
+}
+
+/// Opens the books or leaves the rule with the answer that stands for it.
+macro_rules! books {
+    ($group:ident) => {
+        match $crate::state::standing::open_books($crate::state::books::Group::$group) {
+            Ok(books) => books,
+            Err(verdict) => return verdict,
+        }
+    };
+}
+pub(crate) use books;
