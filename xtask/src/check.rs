@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::elf::{self, Dynamic};
-use crate::{codegen, crds, dist, graph, header, protogen};
+use crate::{codegen, crds, dist, graph, header, modules, protogen};
 
 /// The newest glibc that a program may need to load us.
 const GLIBC_FLOOR: (u32, u32) = (2, 17);
@@ -56,6 +56,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         crds::run(true).map(|()| String::new()),
     );
     report("crates depend as docs/architecture.md draws", crate_graph());
+    report("modules import downwards", module_imports());
+    report(
+        "the layers in docs/architecture.md are fresh",
+        modules::run(true).map(|()| String::new()),
+    );
     match (&args.library, dist::tools()) {
         (Some(file), _) => report("libvgpu.so loads everywhere", library(file)),
         (None, Ok(_)) => {
@@ -81,6 +86,14 @@ fn crate_graph() -> anyhow::Result<String> {
     let differences = graph::differences(&crate::root())?;
     if !differences.is_empty() {
         bail!("{}", differences.join("; "));
+    }
+    Ok(String::new())
+}
+
+fn module_imports() -> anyhow::Result<String> {
+    let complaints = modules::complaints(&crate::root())?;
+    if !complaints.is_empty() {
+        bail!("{}", complaints.join("; "));
     }
     Ok(String::new())
 }

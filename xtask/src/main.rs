@@ -13,6 +13,7 @@ mod dist;
 mod elf;
 mod graph;
 mod header;
+mod modules;
 mod overlay;
 mod protogen;
 
@@ -57,7 +58,13 @@ enum Task {
     Dist(dist::Args),
     /// Put libvgpu.so before the driver under the driver's own name, for what a preload cannot reach.
     Overlay(overlay::Args),
-    /// Header, generated code, crate graph, and the ELF rules for what `dist` built.
+    /// Write the layers of the library into docs/architecture.md from what their folders say.
+    Layers {
+        /// Change nothing; fail when the committed file is stale.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Header, generated code, crate graph, modules, and the ELF rules for what `dist` built.
     Check(check::Args),
 }
 
@@ -69,6 +76,7 @@ fn main() -> anyhow::Result<()> {
         Task::Crds { check } => crds::run(check),
         Task::Dist(args) => dist::run(&args),
         Task::Overlay(args) => overlay::run(&args),
+        Task::Layers { check } => modules::run(check),
         Task::Check(args) => check::run(&args),
     }
 }
