@@ -4,6 +4,7 @@
 mod answers;
 mod browsers;
 mod cors;
+mod origins;
 
 use std::sync::Arc;
 
@@ -21,8 +22,8 @@ use serde_json::Value;
 use server::Bodies;
 
 use self::answers::{Failed, empty, error, json};
-pub use self::cors::Origins;
 use self::cors::allow as cors;
+pub use self::origins::Origins;
 use crate::simulator::{Import, Merge, Pages, Refusal, Simulator, Starts};
 
 /// How often a stream of Server-Sent Events says that it is there.

@@ -15,7 +15,8 @@ use nvml_wrapper::event::EventSet;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 
-use super::judge::{Fault, Known, Report, Vitals};
+use super::judge::{Fault, Known, Report};
+use super::score::Vitals;
 use crate::card::Inventories;
 
 /// How often what is asked.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::score;
+use super::score::{self, Vitals};
 use super::xid::{self, Checks, Until};
 use crate::card::{Health, Scores, Sick};
 
@@ -68,23 +68,6 @@ pub struct Known {
     pub index: u32,
     /// Its model.
     pub model: String,
-}
-
-/// What a card says of itself.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Vitals {
-    /// Memory rows wait for a reset to be replaced.
-    pub remap_pending: bool,
-    /// A memory row could not be replaced.
-    pub remap_failed: bool,
-    /// Memory pages wait for a reset to be retired (cards before Ampere).
-    pub pages_pending: bool,
-    /// The parts that it is cut into (MIG).
-    pub instances: Vec<String>,
-    /// Degrees Celsius; nothing where the card does not say.
-    pub celsius: Option<u32>,
-    /// Errors of memory that could not be corrected, since the driver was started.
-    pub uncorrected: u64,
 }
 
 /// Why a card said nothing.

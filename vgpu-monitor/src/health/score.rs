@@ -1,8 +1,24 @@
 //! How well a card is, as one number from 0 to 100: what `ComputeNode` and its readers want. Never decides whether a
 //! card may be used: the judge does, and the number follows its verdict.
 
-use super::judge::Vitals;
 use crate::card::Sick;
+
+/// What a card says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Vitals {
+    /// Memory rows wait for a reset to be replaced.
+    pub remap_pending: bool,
+    /// A memory row could not be replaced.
+    pub remap_failed: bool,
+    /// Memory pages wait for a reset to be retired (cards before Ampere).
+    pub pages_pending: bool,
+    /// The parts that it is cut into (MIG).
+    pub instances: Vec<String>,
+    /// Degrees Celsius; nothing where the card does not say.
+    pub celsius: Option<u32>,
+    /// Errors of memory that could not be corrected, since the driver was started.
+    pub uncorrected: u64,
+}
 
 /// A card that may be used has at least this; one that may not has less.
 pub const USABLE: u8 = 60;

@@ -4,7 +4,7 @@
 use axum::http::header::{HOST, ORIGIN};
 use axum::http::{HeaderMap, HeaderName, Method};
 
-use super::cors::Origins;
+use super::origins::{Origins, without_port};
 
 /// Whether the request may be served, else why not.
 pub(super) fn judge(origins: &Origins, method: &Method, headers: &HeaderMap) -> Result<(), String> {
@@ -55,14 +55,6 @@ fn is_this_machine(host: &str) -> bool {
         || address
             .parse()
             .is_ok_and(|address: std::net::IpAddr| address.is_loopback())
-}
-
-/// A host without its port: `[::1]:80`, `localhost:80`.
-pub(super) fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
-        _ => host,
-    }
 }
 
 #[cfg(test)]

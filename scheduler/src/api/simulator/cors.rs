@@ -1,7 +1,5 @@
 //! Which web pages may call this API: CORS, with the headers of the reference.
 
-use std::sync::Arc;
-
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -13,58 +11,10 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 
 use super::answers::error;
-use super::browsers::{judge, without_port};
+use super::browsers::judge;
+use super::origins::Origins;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET,HEAD,PUT,PATCH,POST,DELETE");
-
-/// Origins whose pages may call: `http://localhost:3000`, or `*` for all.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Origins {
-    origins: Arc<[String]>,
-    /// Whether only clients with a token are served, under any name of this machine.
-    pub(super) behind_token: bool,
-}
-
-impl Origins {
-    /// These, and no other.
-    pub fn new(origins: impl IntoIterator<Item = String>) -> Self {
-        Self {
-            origins: origins.into_iter().collect(),
-            behind_token: false,
-        }
-    }
-
-    /// The same where every client has a token: then any `Host` will do.
-    #[must_use]
-    pub fn behind_token(self) -> Self {
-        Self {
-            behind_token: true,
-            ..self
-        }
-    }
-
-    /// Whether a host is that of one of the origins.
-    pub(super) fn names_host(&self, host: &str) -> bool {
-        self.origins.iter().any(|origin| {
-            let of = origin.split_once("://").map(|(_, host)| host);
-            let same = |of| without_port(of).eq_ignore_ascii_case(without_port(host));
-            origin == "*" || of.is_some_and(same)
-        })
-    }
-
-    pub(super) fn allowed(&self, origin: &HeaderValue) -> Option<HeaderValue> {
-        let any = self.origins.iter().any(|allowed| allowed == "*");
-        let this = self
-            .origins
-            .iter()
-            .any(|allowed| allowed.as_bytes() == origin.as_bytes());
-        match (this, any) {
-            (true, _) => Some(origin.clone()),
-            (false, true) => Some(HeaderValue::from_static("*")),
-            (false, false) => None,
-        }
-    }
-}
 
 /// Every answer says how it depends on the origin; a preflight is answered here. Reads of other origins are served, and
 /// their pages do not get to see the answer; their writes, and what comes under a foreign name, are refused.
