@@ -59,6 +59,29 @@ pub struct Args {
     #[arg(long, env = "VGPU_METRICS_ADDR", value_name = "ADDRESS", value_parser = address)]
     pub metrics_bind_address: Option<SocketAddr>,
 
+    /// Serve the cluster's GPU page here: who holds and uses which GPUs, over time. ADDRESS:PORT, or :PORT for every
+    /// address, which needs --gpu-page-token. Off by default.
+    #[arg(long, env = "VGPU_GPU_PAGE", value_name = "ADDRESS", value_parser = address)]
+    pub gpu_page: Option<SocketAddr>,
+
+    /// Ask readers of the GPU page for this token: as a bearer token, or as the password that a browser asks for.
+    #[arg(
+        long,
+        env = "VGPU_GPU_PAGE_TOKEN",
+        hide_env_values = true,
+        value_name = "TOKEN"
+    )]
+    pub gpu_page_token: Option<String>,
+
+    /// Node monitors that say what pods use, as HOST:PORT, separated by commas. A name with several addresses, as a
+    /// headless Service has, is a monitor at each of them. Without it the page shows only what pods hold.
+    #[arg(long, env = "VGPU_GPU_PAGE_MONITORS", value_name = "PLACES", value_delimiter = ',', value_parser = place)]
+    pub gpu_page_monitors: Vec<String>,
+
+    /// How often node monitors are asked: 30s, 1m; at least 1s. The page remembers 240 answers.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = interval)]
+    pub gpu_page_interval: Duration,
+
     /// The cluster, as kubectl knows it; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
     #[arg(long, value_name = "FILE", conflicts_with = "embedded")]
     pub kubeconfig: Option<PathBuf>,
@@ -281,6 +304,23 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     Ok(SocketAddr::new(host, port))
 }
 
+/// `HOST:PORT`.
+fn place(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    match port.map(|(_, port)| port.parse::<u16>()) {
+        Some(Ok(1..)) => Ok(text.to_owned()),
+        _ => Err("expected HOST:PORT, such as vgpu-monitor.kube-system.svc:31993".to_owned()),
+    }
+}
+
+/// A time of at least a second.
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        time if time < Duration::from_secs(1) => Err("expected at least 1s".to_owned()),
+        time => Ok(time),
+    }
+}
+
 /// `15m`, `1h30m`, `900s`, `500ms`, as Go writes them; a bare number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "expected a time such as 15m, 1h30m, 900s or 500ms".to_owned();
@@ -346,6 +386,17 @@ mod tests {
         for wrong in ["", "8080", "host:80", "127.0.0.1", ":99999"] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn places_of_monitors_have_a_port() {
+        assert_eq!(place("a.svc:31993"), Ok("a.svc:31993".into()));
+        assert_eq!(place("[::1]:1"), Ok("[::1]:1".into()));
+        for wrong in ["", "a", ":1", "a:", "a:x", "a:0", "a:70000"] {
+            assert!(place(wrong).is_err(), "{wrong}");
+        }
+        assert!(interval("500ms").is_err());
+        assert_eq!(interval("2s"), Ok(Duration::from_secs(2)));
     }
 
     #[test]

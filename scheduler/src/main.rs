@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,11 +19,13 @@ use kube_api::vendor::{Switches, Vendors};
 use scheduler::args::{Args, Command};
 use scheduler::embedded::Admit;
 use scheduler::events::Events;
+use scheduler::gpus::Gpus;
 use scheduler::leader::{self, Leadership};
 use scheduler::wake::Waker;
 use scheduler::{Company, Scheduler, Settings, api, compute_nodes, limit, simulate};
 use server::{Bodies, Listener, Manners, Tls, TlsFiles, Traces};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 fn main() -> ExitCode {
     let mut args = Args::parse();
@@ -107,18 +110,57 @@ async fn run(args: Args) -> anyhow::Result<()> {
         }
         None => None,
     };
+    let gpu_page = match args.gpu_page {
+        Some(address) => Some(gpu_page(&args, address, &scheduler, stopped.clone()).await?),
+        None => None,
+    };
     let stop = async {
         let signal = stop.await;
         tracing::info!(signal, "stopping");
         stopping.send_replace(true);
     };
     serve(&args, listener, router, stop).await?;
-    if let Some(figures) = figures {
-        drop(figures.await);
+    for listener in [figures, gpu_page].into_iter().flatten() {
+        drop(listener.await);
     }
     follow.abort();
     traces.stop().await;
     Ok(())
+}
+
+/// Serves the GPU page on a listener of its own: to this machine, or to those who have the token.
+async fn gpu_page(
+    args: &Args,
+    address: SocketAddr,
+    scheduler: &Scheduler,
+    mut stopped: watch::Receiver<bool>,
+) -> anyhow::Result<JoinHandle<()>> {
+    let token = args.gpu_page_token.as_deref().or(args.token.as_deref());
+    let token = token.filter(|token| !token.is_empty());
+    if token.is_none() && !address.ip().is_loopback() {
+        bail!(
+            "--gpu-page {address} can be reached from other machines: give it a token with --gpu-page-token, or a \
+             loopback address (127.0.0.1:{})",
+            address.port()
+        );
+    }
+    let listener = Listener::bind(address)
+        .await
+        .map_err(|error| anyhow!("{error}; --gpu-page takes another address"))?;
+    tracing::info!(address = %listener.address(), "serving the GPU page");
+    let gpus = Gpus::new(
+        scheduler,
+        args.gpu_page_monitors.clone(),
+        args.gpu_page_interval,
+    );
+    let router = pages::gpus::router(Arc::new(gpus.clone()), token);
+    Ok(tokio::spawn(async move {
+        let stop = async { drop(stopped.wait_for(|stopped| *stopped).await) };
+        tokio::select! {
+            () = listener.serve(router, Manners::default(), stop) => {}
+            () = gpus.run() => {}
+        }
+    }))
 }
 
 /// Who has the token, or is on this machine: others see nothing of an embedded cluster.

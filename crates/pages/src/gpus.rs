@@ -137,7 +137,7 @@ pub struct Pending {
     pub namespace: Arc<str>,
     /// Its name.
     pub pod: Arc<str>,
-    /// The reason that most nodes have, in a few words.
+    /// The reason that most nodes have, as the engine calls it (`CardInsufficientMemory`).
     pub reason: String,
 }
 

@@ -17,9 +17,7 @@ use kube_api::config::DeviceConfig;
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
-use pages::{
-    Change, Changes, Compare, Comparison, Future, Kind, Reason, Refused, Run, Source, Way, Why,
-};
+use pages::{Change, Changes, Compare, Comparison, Future, Kind, Refused, Run, Source, Why};
 use parking_lot::Mutex;
 use scheduling::plugin::{Plugin, Point};
 use serde::de::DeserializeOwned;
@@ -27,7 +25,8 @@ use serde_json::{Value, json};
 
 use super::compare::{Added, Base, Column, MOST_ADDED, Question, Variant};
 use super::{Import, Merge, Refusal, Simulator};
-use crate::explain::{Advised, Detail, Explained, OfNode, Verdict, View, explain};
+use crate::explain::{Detail, View, explain};
+use crate::shown::why;
 
 /// As whom a person's writes stand in `managedFields`; the reference's page has the same name.
 const MANAGER: &str = "simulator";
@@ -463,60 +462,6 @@ fn with_gpus(mut configuration: Value) -> Value {
         profile["plugins"] = plugins.into();
     }
     configuration
-}
-
-/// The engine's answer about a pod as a page shows it; none where the engine has no part in it.
-fn why(explained: Explained) -> Option<Why> {
-    let summary = match explained.verdict {
-        Verdict::NotOurs | Verdict::Placed | Verdict::Reserved | Verdict::Finished => return None,
-        // The page stands beside kube-scheduler's own reasons, which are what keeps such a pod away.
-        Verdict::Fits => {
-            let node = explained
-                .placed
-                .map(|placed| placed.node)
-                .unwrap_or_default();
-            return Some(Why {
-                summary: format!("As far as GPUs go, it fits on {node}."),
-                ..Why::default()
-            });
-        }
-        Verdict::DoesNotFit | Verdict::Unreadable | Verdict::Missed => {
-            format!("The pod {}.", explained.summary)
-        }
-    };
-    Some(Why {
-        summary,
-        ways: explained.advice.into_iter().map(way).collect(),
-        nodes: explained.nodes.into_iter().map(reason).collect(),
-        notes: explained.notes,
-    })
-}
-
-fn way(advised: Advised) -> Way {
-    let edits = advised.changes.iter().flat_map(|change| &change.edits);
-    Way {
-        edits: edits.map(ToString::to_string).collect(),
-        text: advised.text,
-        node: advised.node,
-    }
-}
-
-fn reason(node: OfNode) -> Reason {
-    let devices = node.devices.iter().map(|device| {
-        let model = if device.model.is_empty() {
-            String::new()
-        } else {
-            format!(" ({})", device.model)
-        };
-        format!("{}{model}: {}", device.device, device.text)
-    });
-    let mut text = vec![node.reason];
-    text.extend(node.notes);
-    Reason {
-        devices: devices.collect(),
-        text: text.join("; "),
-        node: node.node,
-    }
 }
 
 #[cfg(test)]

@@ -212,7 +212,7 @@ pub(crate) mod tests {
             pending: vec![Pending {
                 namespace: "team-b".into(),
                 pod: "large".into(),
-                reason: "card of too little memory".into(),
+                reason: "CardInsufficientMemory".into(),
             }],
             step_seconds: 30,
             steps: 240,

@@ -141,6 +141,15 @@ const CARDS: [(&str, &str); 10] = [
     ),
 ];
 
+/// What the placement engine's word for a reason means.
+pub fn of_engine(code: &str) -> Option<&'static str> {
+    if code == "NodeInsufficientDevice" {
+        return Some("No node has as many GPUs that do as it asks for.");
+    }
+    let found = CARDS.iter().find(|(known, _)| *known == code);
+    found.map(|(_, hint)| *hint)
+}
+
 /// What a person can do about a reason of one of kube-scheduler's plugins.
 pub fn hint(reason: &str) -> String {
     if let Some(resource) = reason.strip_prefix("Insufficient ") {
@@ -161,9 +170,9 @@ pub fn hint(reason: &str) -> String {
     }
     // The engine's words for GPUs: `2/2 CardInsufficientMemory` is two of two GPUs of each node.
     if let Some(code) = reason.split(' ').nth(1)
-        && let Some((_, hint)) = CARDS.iter().find(|(known, _)| *known == code)
+        && let Some(hint) = of_engine(code)
     {
-        return (*hint).to_owned();
+        return hint.to_owned();
     }
     let hints = [
         (

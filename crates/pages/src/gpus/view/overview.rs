@@ -9,6 +9,7 @@ use super::{Sum, at, compute};
 use crate::text;
 use crate::view::Slice;
 use crate::view::line::{Lines, Values, ago, lines};
+use crate::view::message;
 use crate::view::query::{Filter, Query, has_all};
 
 /// Pending pods on the first page, each with what would help it.
@@ -215,7 +216,10 @@ fn pending_list(picture: &Picture, query: &Query, size: usize) -> PendingList {
     let row = |pod: &&Pending| PendingRow {
         namespace: pod.namespace.to_string(),
         name: pod.pod.to_string(),
-        reason: pod.reason.clone(),
+        reason: message::of_engine(&pod.reason).map_or_else(
+            || pod.reason.clone(),
+            |words| format!("On most nodes: {words}"),
+        ),
         why: at::why(&pod.namespace, &pod.pod),
     };
     PendingList {
@@ -251,6 +255,10 @@ mod tests {
             "Memory: 30 GiB of 160 GiB held, 5 GiB used"
         );
         assert_eq!(page.meters[1].1.held, "1 GPU of 4 GPUs held");
+        assert_eq!(
+            page.pending.rows[0].reason,
+            "On most nodes: Too little memory is free on these GPUs."
+        );
         assert_eq!(page.ooms[0].0.text, "team-a/train");
         assert_eq!(page.namespaces[0].name, "team-a");
         assert!(page.charts.is_empty());

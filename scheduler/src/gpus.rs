@@ -1,0 +1,234 @@
+//! The cluster's GPU page: joins what the ledger gave with what the node monitors tell, and remembers two hours of it.
+//! Never what a page looks like, and never in the way of an answer to kube-scheduler: it takes copies.
+//!
+//! One loop asks the monitors and adds a step to the history. The picture is made when a page asks for it, at most once
+//! a second; while a page listens, once a second, and a version that grows says that it differs from the one before.
+
+mod history;
+mod picture;
+mod scrape;
+mod told;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kube_api::object::Pod;
+use pages::Why;
+use pages::gpus::{GpuSource, Monitors, OfGpu, Picture};
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as Turn, Semaphore, watch};
+
+use self::history::{History, Key};
+use self::picture::{Latest, Seen};
+use self::scrape::Scraper;
+use crate::Scheduler;
+use crate::explain::{Detail, Source as _, explain};
+use crate::shown::why;
+
+/// How old a picture may be.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// How long the first step waits until the cluster has been read.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The source of the GPU page. A clone is the same one.
+#[derive(Clone)]
+pub struct Gpus(Arc<Inner>);
+
+struct Inner {
+    scheduler: Scheduler,
+    scraper: Scraper,
+    interval: Duration,
+    remembered: Mutex<Remembered>,
+    /// The last picture and when it was made. Whoever has the turn makes a new one.
+    kept: Turn<(Option<Instant>, Arc<Picture>)>,
+    changes: watch::Sender<u64>,
+    /// An answer costs a look at every node: one at a time.
+    explaining: Semaphore,
+}
+
+#[derive(Default)]
+struct Remembered {
+    history: History,
+    latest: Latest,
+    monitors: Monitors,
+}
+
+impl fmt::Debug for Gpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gpus").finish_non_exhaustive()
+    }
+}
+
+impl Gpus {
+    /// The GPU page of this scheduler, with monitors at these places (`HOST:PORT`), which are asked once in an interval.
+    pub fn new(scheduler: &Scheduler, monitors: Vec<String>, interval: Duration) -> Self {
+        let remembered = Remembered {
+            monitors: Monitors {
+                configured: !monitors.is_empty(),
+                ..Monitors::default()
+            },
+            ..Remembered::default()
+        };
+        Self(Arc::new(Inner {
+            scheduler: scheduler.clone(),
+            scraper: Scraper::new(monitors),
+            interval,
+            remembered: Mutex::new(remembered),
+            kept: Turn::new((None, Arc::new(Picture::default()))),
+            changes: watch::Sender::new(0),
+            explaining: Semaphore::new(1),
+        }))
+    }
+
+    /// Asks the monitors in each interval, and looks for changes while a page listens. Never ends.
+    pub async fn run(&self) {
+        tokio::join!(self.remember(), self.look_for_listeners());
+    }
+
+    async fn remember(&self) {
+        while !self.0.scheduler.is_synced() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        let mut tick = tokio::time::interval(self.0.interval);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            let (told, monitors) = self.0.scraper.round().await;
+            let this = self.clone();
+            let done = tokio::task::spawn_blocking(move || {
+                let seen = this.seen();
+                let latest = Latest::of(told);
+                let mut remembered = this.0.remembered.lock();
+                picture::record(&mut remembered.history, &seen, &latest);
+                (remembered.latest, remembered.monitors) = (latest, monitors);
+            });
+            if let Err(error) = done.await {
+                tracing::error!(%error, "a step of the GPU page's history is lost");
+            }
+        }
+    }
+
+    async fn look_for_listeners(&self) {
+        let mut tick = tokio::time::interval(FRESH);
+        loop {
+            tick.tick().await;
+            if self.0.changes.receiver_count() > 0 {
+                self.fresh().await;
+            }
+        }
+    }
+
+    fn seen(&self) -> Seen {
+        let scheduler = &self.0.scheduler;
+        let synced = scheduler.is_synced();
+        let standby = match scheduler.0.leadership.answers() {
+            Ok(()) => String::new(),
+            Err(why) => why.to_string(),
+        };
+        scheduler.with_ledger(|ledger| {
+            let cluster = ledger.cluster().clone();
+            let unbound = cluster
+                .reservations()
+                .filter(|held| ledger.bound_pod(&held.pod.uid).is_none())
+                .map(|held| held.pod.uid.as_str().into());
+            Seen {
+                unbound: unbound.collect(),
+                waiting: ledger
+                    .waiting()
+                    .map(|waiting| {
+                        let pod = &waiting.pod;
+                        (pod.namespace.clone(), pod.name.clone(), waiting.reason)
+                    })
+                    .collect(),
+                cluster,
+                synced,
+                standby,
+            }
+        })
+    }
+
+    async fn fresh(&self) -> Arc<Picture> {
+        let mut kept = self.0.kept.lock().await;
+        if kept.0.is_some_and(|made| made.elapsed() < FRESH) {
+            return kept.1.clone();
+        }
+        let this = self.clone();
+        let made = tokio::task::spawn_blocking(move || {
+            let seen = this.seen();
+            let remembered = this.0.remembered.lock();
+            let step = u32::try_from(this.0.interval.as_secs().max(1)).unwrap_or(u32::MAX);
+            let (history, latest) = (&remembered.history, &remembered.latest);
+            picture::picture(&seen, history, latest, &remembered.monitors, step)
+        });
+        match made.await {
+            Ok(mut picture) => {
+                picture.version = kept.1.version;
+                if picture != *kept.1 {
+                    picture.version += 1;
+                    self.0.changes.send_replace(picture.version);
+                    kept.1 = Arc::new(picture);
+                }
+                kept.0 = Some(Instant::now());
+            }
+            Err(error) => tracing::error!(%error, "the GPU page shows what was last known"),
+        }
+        kept.1.clone()
+    }
+
+    /// Why a pod is not placed.
+    async fn explained(&self, namespace: &str, name: &str) -> Option<Why> {
+        let _turn = self.0.explaining.acquire().await.ok()?;
+        let pod: Pod = match self.0.scheduler.pod(namespace, name).await {
+            Ok(pod) => pod?,
+            Err(summary) => {
+                return Some(Why {
+                    summary,
+                    ..Why::default()
+                });
+            }
+        };
+        let scheduler = self.0.scheduler.clone();
+        let explained = tokio::task::spawn_blocking(move || {
+            explain(&scheduler.view(), &pod, Detail::default())
+        });
+        why(explained.await.ok()?)
+    }
+}
+
+impl GpuSource for Gpus {
+    fn picture(&self) -> pages::Future<'_, Arc<Picture>> {
+        Box::pin(self.fresh())
+    }
+
+    fn history(&self, namespace: &str, pod: &str) -> Vec<OfGpu> {
+        // The GPUs of a pod that is there are known; those of one that has ended are looked for.
+        let held = self.0.kept.try_lock().ok().and_then(|kept| {
+            let holders = &kept.1.holders;
+            let order = |holder: &pages::gpus::Holder| {
+                (&*holder.namespace, &*holder.pod).cmp(&(namespace, pod))
+            };
+            let holder = holders.get(holders.binary_search_by(order).ok()?)?;
+            let keys = holder.shares.iter().map(|share| Key {
+                namespace: Arc::clone(&holder.namespace),
+                pod: Arc::clone(&holder.pod),
+                gpu: Arc::clone(&share.gpu),
+            });
+            Some(keys.collect::<Vec<_>>())
+        });
+        let remembered = self.0.remembered.lock();
+        match held {
+            Some(keys) => remembered.history.of_gpus(&keys),
+            None => remembered.history.of_pod(namespace, pod),
+        }
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+
+    fn why<'a>(&'a self, namespace: &'a str, pod: &'a str) -> pages::Future<'a, Option<Why>> {
+        Box::pin(self.explained(namespace, pod))
+    }
+}

@@ -1,0 +1,402 @@
+//! What pods used of their GPUs over time, in memory that is bounded: [`STEPS`] samples of eight bytes for each pod on
+//! each GPU, for at most [`SERIES`] of those. Values in, values out: a step is a number, never a clock.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use pages::gpus::{OfGpu, Point, Total, Usage};
+
+use super::told::Container;
+
+/// How many samples are kept: two hours at one each 30 s.
+pub(crate) const STEPS: usize = 240;
+
+/// How many pods on GPUs are followed; each takes about 2 KiB, so all of them 40 MiB.
+pub(crate) const SERIES: usize = 20_000;
+
+const MIB: u64 = 1 << 20;
+
+/// A pod on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) namespace: Arc<str>,
+    pub(crate) pod: Arc<str>,
+    pub(crate) gpu: Arc<str>,
+}
+
+/// One sample. Its largest values stand for "not known".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sample {
+    memory_mib: u32,
+    compute: u16,
+    ooms: u16,
+}
+
+const NONE: Sample = Sample {
+    memory_mib: u32::MAX,
+    compute: u16::MAX,
+    ooms: 0,
+};
+
+#[derive(Debug)]
+struct Series {
+    /// Which pod of this name it is.
+    uid: Arc<str>,
+    /// By step, modulo [`STEPS`].
+    samples: Box<[Sample]>,
+    first: u64,
+    last: u64,
+    usage: Option<Usage>,
+    ooms: u32,
+}
+
+/// What a pod used of a GPU in this step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Now {
+    pub(crate) memory_bytes: u64,
+    pub(crate) compute: Option<u32>,
+}
+
+/// What is remembered.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// The number of the present step; 0 before the first.
+    step: u64,
+    series: HashMap<Key, Series>,
+    /// How often containers were refused memory when they last told, and in which step.
+    counters: HashMap<Container, (u64, u64)>,
+    totals: VecDeque<Total>,
+    left_out: usize,
+}
+
+impl History {
+    /// A step begins.
+    pub(crate) fn begin(&mut self) {
+        self.step += 1;
+        let oldest = self.oldest();
+        self.series.retain(|_, series| series.last >= oldest);
+        self.counters.retain(|_, (_, step)| *step >= oldest);
+        self.left_out = 0;
+    }
+
+    fn oldest(&self) -> u64 {
+        (self.step + 1).saturating_sub(STEPS as u64)
+    }
+
+    /// How many pods on GPUs were not followed in this step because there are too many.
+    pub(crate) fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// Refusals since the container told last. A count that has shrunk belongs to a new container. The first count of a
+    /// container is taken as new where `fresh`, because its pod began when it was followed already.
+    pub(crate) fn refused(&mut self, of: &Container, count: u64, fresh: bool) -> u64 {
+        let before = self.counters.insert(of.clone(), (count, self.step));
+        match before {
+            Some((before, _)) if before <= count => count - before,
+            Some(_) => count,
+            None if fresh => count,
+            None => 0,
+        }
+    }
+
+    /// Whether the pod was not followed before the step that is now, or the one before that.
+    pub(crate) fn is_fresh(&self, key: &Key, uid: &str) -> bool {
+        let known = self.series.get(key).filter(|series| *series.uid == *uid);
+        // All pods look fresh in the first step.
+        self.step > 1 && known.is_none_or(|series| series.first + 1 >= self.step)
+    }
+
+    /// What a pod used of a GPU in this step; none where nothing was told.
+    pub(crate) fn record(&mut self, key: &Key, uid: &Arc<str>, now: Option<Now>, ooms: u64) {
+        let (step, oldest) = (self.step, self.oldest());
+        let same = self.series.get(key).is_some_and(|had| *had.uid == **uid);
+        if !same {
+            self.series.remove(key);
+            if self.series.len() >= SERIES && !self.forget_one() {
+                self.left_out += 1;
+                return;
+            }
+        }
+        let series = self.series.entry(key.clone()).or_insert_with(|| Series {
+            uid: Arc::clone(uid),
+            samples: vec![NONE; STEPS].into(),
+            first: step,
+            last: step,
+            usage: None,
+            ooms: 0,
+        });
+        for missed in series.last + 1..step {
+            set(&mut series.samples, missed, NONE);
+        }
+        let sample = now.map_or(NONE, |now| Sample {
+            memory_mib: u32::try_from(now.memory_bytes.div_ceil(MIB)).unwrap_or(u32::MAX - 1),
+            compute: now.compute.map_or(u16::MAX, |compute| {
+                u16::try_from(compute)
+                    .unwrap_or(u16::MAX - 1)
+                    .min(u16::MAX - 1)
+            }),
+            ooms: 0,
+        });
+        let ooms = u16::try_from(ooms).unwrap_or(u16::MAX);
+        set(&mut series.samples, step, Sample { ooms, ..sample });
+        series.last = step;
+        series.sum_up(oldest, now);
+    }
+
+    /// Makes room by forgetting a pod that has ended; false where none has.
+    fn forget_one(&mut self) -> bool {
+        let ended = self
+            .series
+            .iter()
+            .filter(|(_, series)| series.last + 1 < self.step);
+        let longest = ended.min_by_key(|(_, series)| series.last);
+        match longest.map(|(key, _)| key.clone()) {
+            Some(key) => self.series.remove(&key).is_some(),
+            None => false,
+        }
+    }
+
+    /// The sums over all GPUs in this step.
+    pub(crate) fn total(&mut self, total: Total) {
+        if self.totals.len() >= STEPS {
+            self.totals.pop_front();
+        }
+        self.totals.push_back(total);
+    }
+
+    /// The sums of all steps that are remembered.
+    pub(crate) fn totals(&self) -> Vec<Total> {
+        self.totals.iter().copied().collect()
+    }
+
+    /// What a pod uses of a GPU, and how often it was refused memory. Nothing is used where nothing was told in the
+    /// present step or the one before.
+    pub(crate) fn usage(&self, key: &Key, uid: &str) -> (Option<Usage>, u32) {
+        match self.series.get(key) {
+            Some(series) if *series.uid == *uid => {
+                let recent = series.last + 1 >= self.step;
+                (series.usage.filter(|_| recent), series.ooms)
+            }
+            _ => (None, 0),
+        }
+    }
+
+    /// What a pod used of each of its GPUs.
+    pub(crate) fn of_pod(&self, namespace: &str, pod: &str) -> Vec<OfGpu> {
+        let of = |key: &&Key| *key.namespace == *namespace && *key.pod == *pod;
+        let mut keys: Vec<&Key> = self.series.keys().filter(of).collect();
+        keys.sort_by(|a, b| a.gpu.cmp(&b.gpu));
+        keys.into_iter().map(|key| self.of_key(key)).collect()
+    }
+
+    /// What a pod used of these GPUs, of which it holds something.
+    pub(crate) fn of_gpus(&self, keys: &[Key]) -> Vec<OfGpu> {
+        let known = keys.iter().filter(|key| self.series.contains_key(*key));
+        known.map(|key| self.of_key(key)).collect()
+    }
+
+    fn of_key(&self, key: &Key) -> OfGpu {
+        let points = self.series.get(key).map_or_else(Vec::new, |series| {
+            let from = series.first.max(self.oldest());
+            (from..=self.step)
+                .map(|step| series.at(step).map(Sample::point))
+                .map(Option::flatten)
+                .collect()
+        });
+        OfGpu {
+            gpu: key.gpu.to_string(),
+            points,
+        }
+    }
+}
+
+fn slot(step: u64) -> usize {
+    usize::try_from(step % STEPS as u64).unwrap_or_default()
+}
+
+fn set(samples: &mut [Sample], step: u64, sample: Sample) {
+    if let Some(place) = samples.get_mut(slot(step)) {
+        *place = sample;
+    }
+}
+
+impl Series {
+    fn at(&self, step: u64) -> Option<Sample> {
+        if step < self.first || step > self.last {
+            return None;
+        }
+        self.samples.get(slot(step)).copied()
+    }
+
+    /// Adds the samples up, once for each step, so that a page does not.
+    fn sum_up(&mut self, oldest: u64, now: Option<Now>) {
+        let (mut most, mut busy, mut measured, mut ooms) = (0, 0_u64, 0_u64, 0_u32);
+        for step in self.first.max(oldest)..=self.last {
+            let Some(sample) = self.at(step) else {
+                continue;
+            };
+            ooms = ooms.saturating_add(sample.ooms.into());
+            let Some(point) = sample.point() else {
+                continue;
+            };
+            most = most.max(point.memory_bytes);
+            if let Some(compute) = point.compute {
+                busy += u64::from(compute);
+                measured += 1;
+            }
+        }
+        self.ooms = ooms;
+        let mean = busy
+            .checked_div(measured)
+            .and_then(|mean| u32::try_from(mean).ok());
+        self.usage = now.map(|now| Usage {
+            memory_bytes: now.memory_bytes,
+            most_bytes: most.max(now.memory_bytes),
+            compute: now.compute,
+            mean_compute: mean,
+        });
+    }
+}
+
+impl Sample {
+    fn point(self) -> Option<Point> {
+        let told = self.memory_mib != u32::MAX;
+        (told || self.ooms > 0).then(|| Point {
+            memory_bytes: if told {
+                u64::from(self.memory_mib) * MIB
+            } else {
+                0
+            },
+            compute: (self.compute != u16::MAX).then(|| self.compute.into()),
+            ooms: self.ooms.into(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn key(pod: &str) -> Key {
+        Key {
+            namespace: "ns".into(),
+            pod: pod.into(),
+            gpu: "gpu-0".into(),
+        }
+    }
+
+    fn now(gib: u64, compute: u32) -> Option<Now> {
+        Some(Now {
+            memory_bytes: gib * GIB,
+            compute: Some(compute),
+        })
+    }
+
+    fn step(history: &mut History, pod: &str, used: Option<Now>) {
+        history.begin();
+        history.record(&key(pod), &"uid".into(), used, 0);
+    }
+
+    #[test]
+    fn the_most_and_the_mean_are_of_the_steps_that_are_kept() {
+        let mut history = History::default();
+        step(&mut history, "a", now(9, 1000));
+        step(&mut history, "a", now(2, 0));
+
+        let (usage, _) = history.usage(&key("a"), "uid");
+        let usage = usage.unwrap();
+        assert_eq!((usage.memory_bytes, usage.most_bytes), (2 * GIB, 9 * GIB));
+        assert_eq!((usage.compute, usage.mean_compute), (Some(0), Some(500)));
+
+        for _ in 0..STEPS - 1 {
+            step(&mut history, "a", now(3, 100));
+        }
+        let usage = history.usage(&key("a"), "uid").0.unwrap();
+        assert_eq!((usage.most_bytes, usage.mean_compute), (3 * GIB, Some(99)));
+        assert_eq!(history.of_pod("ns", "a")[0].points.len(), STEPS);
+    }
+
+    #[test]
+    fn a_step_without_an_answer_is_a_gap() {
+        let mut history = History::default();
+        step(&mut history, "a", now(1, 0));
+        history.begin();
+        step(&mut history, "a", None);
+        step(&mut history, "a", now(4, 0));
+
+        let gaps: Vec<bool> = history.of_pod("ns", "a")[0]
+            .points
+            .iter()
+            .map(Option::is_none)
+            .collect();
+        assert_eq!(gaps, [false, true, true, false]);
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_is_forgotten_in_the_end() {
+        let mut history = History::default();
+        step(&mut history, "a", now(1, 0));
+        history.begin();
+        history.begin();
+        assert_eq!(history.usage(&key("a"), "uid").0, None);
+        assert_eq!(history.of_pod("ns", "a")[0].points.len(), 3);
+
+        for _ in 0..STEPS {
+            history.begin();
+        }
+        assert!(history.of_pod("ns", "a").is_empty());
+    }
+
+    #[test]
+    fn another_pod_of_the_same_name_begins_anew() {
+        let mut history = History::default();
+        step(&mut history, "a", now(9, 0));
+        history.begin();
+        history.record(&key("a"), &"other".into(), now(1, 0), 0);
+
+        let usage = history.usage(&key("a"), "other").0.unwrap();
+        assert_eq!(usage.most_bytes, GIB);
+        assert_eq!(history.of_pod("ns", "a")[0].points.len(), 1);
+    }
+
+    #[test]
+    fn refusals_are_counted_from_when_they_are_known() {
+        let mut history = History::default();
+        let of = Container::default();
+        history.begin();
+        assert!(!history.is_fresh(&key("a"), "uid"));
+        assert_eq!(history.refused(&of, 5, false), 0);
+        assert_eq!(history.refused(&of, 7, false), 2);
+        assert_eq!(history.refused(&of, 1, false), 1);
+
+        history.begin();
+        assert!(history.is_fresh(&key("new"), "uid"));
+        let new = Container {
+            pod: "new".into(),
+            ..Container::default()
+        };
+        assert_eq!(history.refused(&new, 4, true), 4);
+        history.record(&key("new"), &"uid".into(), None, 4);
+        assert_eq!(history.usage(&key("new"), "uid").1, 4);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_the_ended_go_first() {
+        let mut history = History::default();
+        history.begin();
+        let uid: Arc<str> = "uid".into();
+        history.record(&key("ended"), &uid, now(1, 0), 0);
+        history.begin();
+        history.begin();
+        for pod in 0..SERIES + 2 {
+            history.record(&key(&pod.to_string()), &uid, now(1, 0), 0);
+        }
+
+        assert_eq!((history.series.len(), history.left_out()), (SERIES, 2));
+        assert!(history.of_pod("ns", "ended").is_empty());
+        assert_eq!(size_of::<Sample>(), 8);
+    }
+}

@@ -1,0 +1,59 @@
+//! What the engine says of a pod, in the words of a web page.
+
+use pages::{Reason, Way, Why};
+
+use crate::explain::{Advised, Explained, OfNode, Verdict};
+
+/// The engine's answer about a pod as a page shows it; none where the engine has no part in it.
+pub(crate) fn why(explained: Explained) -> Option<Why> {
+    let summary = match explained.verdict {
+        Verdict::NotOurs | Verdict::Placed | Verdict::Reserved | Verdict::Finished => return None,
+        // The page stands beside kube-scheduler's own reasons, which are what keeps such a pod away.
+        Verdict::Fits => {
+            let node = explained
+                .placed
+                .map(|placed| placed.node)
+                .unwrap_or_default();
+            return Some(Why {
+                summary: format!("As far as GPUs go, it fits on {node}."),
+                ..Why::default()
+            });
+        }
+        Verdict::DoesNotFit | Verdict::Unreadable | Verdict::Missed => {
+            format!("The pod {}.", explained.summary)
+        }
+    };
+    Some(Why {
+        summary,
+        ways: explained.advice.into_iter().map(way).collect(),
+        nodes: explained.nodes.into_iter().map(reason).collect(),
+        notes: explained.notes,
+    })
+}
+
+fn way(advised: Advised) -> Way {
+    let edits = advised.changes.iter().flat_map(|change| &change.edits);
+    Way {
+        edits: edits.map(ToString::to_string).collect(),
+        text: advised.text,
+        node: advised.node,
+    }
+}
+
+fn reason(node: OfNode) -> Reason {
+    let devices = node.devices.iter().map(|device| {
+        let model = if device.model.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", device.model)
+        };
+        format!("{}{model}: {}", device.device, device.text)
+    });
+    let mut text = vec![node.reason];
+    text.extend(node.notes);
+    Reason {
+        devices: devices.collect(),
+        text: text.join("; "),
+        node: node.node,
+    }
+}
