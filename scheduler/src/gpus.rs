@@ -1,8 +1,8 @@
 //! The cluster's GPU page: joins what the ledger gave with what the node monitors tell, and remembers two hours of it.
 //! Never what a page looks like, and never in the way of an answer to kube-scheduler: it takes copies.
 //!
-//! One loop asks the monitors and adds a step to the history. The picture is made when a page asks for it, at most once
-//! a second; while a page listens, once a second, and a version that grows says that it differs from the one before.
+//! One loop asks the monitors and adds a step to the history. The picture is made when a page asks for it; while a page
+//! listens, once a second, and a version that grows says that it differs from the one before.
 
 mod history;
 mod picture;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use kube_api::object::Pod;
 use pages::Why;
-use pages::gpus::{GpuSource, Monitors, OfGpu, Picture};
+use pages::gpus::{GpuSource, Holder, Monitors, OfGpu, Picture, Share};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as Turn, Semaphore, watch};
 
@@ -26,8 +26,11 @@ use crate::Scheduler;
 use crate::explain::{Detail, Source as _, explain};
 use crate::shown::why;
 
-/// How old a picture may be.
+/// How often a picture is made while a page listens.
 const FRESH: Duration = Duration::from_secs(1);
+
+/// How old a picture may be that a page is given: while one listens, no page waits for the next.
+const OLD: Duration = Duration::from_secs(3);
 
 /// How long the first step waits until the cluster has been read.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -41,8 +44,10 @@ struct Inner {
     scraper: Scraper,
     interval: Duration,
     remembered: Mutex<Remembered>,
-    /// The last picture and when it was made. Whoever has the turn makes a new one.
-    kept: Turn<(Option<Instant>, Arc<Picture>)>,
+    /// The last picture and when it was made.
+    kept: Mutex<(Option<Instant>, Arc<Picture>)>,
+    /// One new picture at a time.
+    turn: Turn<()>,
     changes: watch::Sender<u64>,
     /// An answer costs a look at every node: one at a time.
     explaining: Semaphore,
@@ -76,7 +81,8 @@ impl Gpus {
             scraper: Scraper::new(monitors),
             interval,
             remembered: Mutex::new(remembered),
-            kept: Turn::new((None, Arc::new(Picture::default()))),
+            kept: Mutex::new((None, Arc::new(Picture::default()))),
+            turn: Turn::new(()),
             changes: watch::Sender::new(0),
             explaining: Semaphore::new(1),
         }))
@@ -115,7 +121,7 @@ impl Gpus {
         loop {
             tick.tick().await;
             if self.0.changes.receiver_count() > 0 {
-                self.fresh().await;
+                self.fresh(FRESH).await;
             }
         }
     }
@@ -149,32 +155,52 @@ impl Gpus {
         })
     }
 
-    async fn fresh(&self) -> Arc<Picture> {
-        let mut kept = self.0.kept.lock().await;
-        if kept.0.is_some_and(|made| made.elapsed() < FRESH) {
-            return kept.1.clone();
+    /// The last picture, if it is younger than `age`.
+    fn younger(&self, age: Duration) -> Option<Arc<Picture>> {
+        let kept = self.0.kept.lock();
+        let young = kept.0.is_some_and(|made| made.elapsed() < age);
+        young.then(|| kept.1.clone())
+    }
+
+    /// A picture that is younger than `age`.
+    async fn fresh(&self, age: Duration) -> Arc<Picture> {
+        if let Some(picture) = self.younger(age) {
+            return picture;
+        }
+        let _turn = self.0.turn.lock().await;
+        if let Some(picture) = self.younger(age) {
+            return picture;
         }
         let this = self.clone();
         let made = tokio::task::spawn_blocking(move || {
             let seen = this.seen();
-            let remembered = this.0.remembered.lock();
             let step = u32::try_from(this.0.interval.as_secs().max(1)).unwrap_or(u32::MAX);
-            let (history, latest) = (&remembered.history, &remembered.latest);
-            picture::picture(&seen, history, latest, &remembered.monitors, step)
+            let mut made = {
+                let remembered = this.0.remembered.lock();
+                let (history, latest) = (&remembered.history, &remembered.latest);
+                picture::picture(&seen, history, latest, &remembered.monitors, step)
+            };
+            let before = this.0.kept.lock().1.clone();
+            made.version = before.version;
+            if made == *before {
+                return before;
+            }
+            made.version += 1;
+            Arc::new(made)
         });
         match made.await {
-            Ok(mut picture) => {
-                picture.version = kept.1.version;
-                if picture != *kept.1 {
-                    picture.version += 1;
-                    self.0.changes.send_replace(picture.version);
-                    kept.1 = Arc::new(picture);
-                }
-                kept.0 = Some(Instant::now());
+            Ok(made) => {
+                *self.0.kept.lock() = (Some(Instant::now()), made.clone());
+                self.0.changes.send_if_modified(|version| {
+                    std::mem::replace(version, made.version) != made.version
+                });
+                made
             }
-            Err(error) => tracing::error!(%error, "the GPU page shows what was last known"),
+            Err(error) => {
+                tracing::error!(%error, "the GPU page shows what was last known");
+                self.0.kept.lock().1.clone()
+            }
         }
-        kept.1.clone()
     }
 
     /// Why a pod is not placed.
@@ -199,27 +225,26 @@ impl Gpus {
 
 impl GpuSource for Gpus {
     fn picture(&self) -> pages::Future<'_, Arc<Picture>> {
-        Box::pin(self.fresh())
+        Box::pin(self.fresh(OLD))
     }
 
     fn history(&self, namespace: &str, pod: &str) -> Vec<OfGpu> {
         // The GPUs of a pod that is there are known; those of one that has ended are looked for.
-        let held = self.0.kept.try_lock().ok().and_then(|kept| {
-            let holders = &kept.1.holders;
-            let order = |holder: &pages::gpus::Holder| {
-                (&*holder.namespace, &*holder.pod).cmp(&(namespace, pod))
-            };
-            let holder = holders.get(holders.binary_search_by(order).ok()?)?;
-            let keys = holder.shares.iter().map(|share| Key {
-                namespace: Arc::clone(&holder.namespace),
-                pod: Arc::clone(&holder.pod),
-                gpu: Arc::clone(&share.gpu),
-            });
-            Some(keys.collect::<Vec<_>>())
-        });
+        let picture = self.0.kept.lock().1.clone();
+        let order = |holder: &Holder| (&*holder.namespace, &*holder.pod).cmp(&(namespace, pod));
+        let held = picture.holders.binary_search_by(order).ok();
+        let held = held.and_then(|at| picture.holders.get(at));
         let remembered = self.0.remembered.lock();
         match held {
-            Some(keys) => remembered.history.of_gpus(&keys),
+            Some(holder) => {
+                let key = |share: &Share| Key {
+                    namespace: Arc::clone(&holder.namespace),
+                    pod: Arc::clone(&holder.pod),
+                    gpu: Arc::clone(&share.gpu),
+                };
+                let keys: Vec<Key> = holder.shares.iter().map(key).collect();
+                remembered.history.of_gpus(&keys)
+            }
             None => remembered.history.of_pod(namespace, pod),
         }
     }

@@ -135,25 +135,24 @@ async fn gpu_page(
     scheduler: &Scheduler,
     mut stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<JoinHandle<()>> {
-    let token = args.gpu_page_token.as_deref().or(args.token.as_deref());
-    let token = token.filter(|token| !token.is_empty());
-    if token.is_none() && !address.ip().is_loopback() {
-        bail!(
-            "--gpu-page {address} can be reached from other machines: give it a token with --gpu-page-token, or a \
-             loopback address (127.0.0.1:{})",
-            address.port()
-        );
-    }
     let listener = Listener::bind(address)
         .await
         .map_err(|error| anyhow!("{error}; --gpu-page takes another address"))?;
-    tracing::info!(address = %listener.address(), "serving the GPU page");
     let gpus = Gpus::new(
         scheduler,
         args.gpu_page_monitors.clone(),
         args.gpu_page_interval,
     );
-    let router = pages::gpus::router(Arc::new(gpus.clone()), token);
+    let router = pages::gpus::router(Arc::new(gpus.clone()));
+    let token = args.gpu_page_token.as_deref().or(args.token.as_deref());
+    let port = listener.address().port();
+    let router = embedded_cluster::guard(router, listener.address(), token).map_err(|_| {
+        anyhow!(
+            "--gpu-page {address} can be reached from other machines: give it a token with --gpu-page-token, or a \
+             loopback address (127.0.0.1:{port})"
+        )
+    })?;
+    tracing::info!(address = %listener.address(), "serving the GPU page");
     Ok(tokio::spawn(async move {
         let stop = async { drop(stopped.wait_for(|stopped| *stopped).await) };
         tokio::select! {

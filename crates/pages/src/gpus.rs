@@ -17,7 +17,7 @@ pub use web::router;
 
 /// Gives what the page shows, and tells when it changed.
 pub trait GpuSource: Send + Sync + 'static {
-    /// How things stand now, at most a second old.
+    /// How things stand now, or stood a few seconds ago.
     fn picture(&self) -> Future<'_, Arc<Picture>>;
 
     /// What a pod used of each of its GPUs, for as long as the source remembers; empty for a pod that it does not know.

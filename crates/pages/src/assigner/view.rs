@@ -194,7 +194,7 @@ fn assignment(held: Option<&Assignment>) -> String {
     match pod {
         Some(pod) => format!("{}/{pod}", held.namespace),
         // A proposal whose pod has not been seen has neither.
-        None => format!("{}/…", held.namespace),
+        None => format!("{}/(not seen yet)", held.namespace),
     }
 }
 
@@ -379,7 +379,7 @@ mod tests {
 
         assert_eq!(list.rows[0].labels, ["gpu.a100", "gpu.large"]);
         assert_eq!(list.rows[0].assignment, "ml/train");
-        assert_eq!(list.rows[1].assignment, "ml/…");
+        assert_eq!(list.rows[1].assignment, "ml/(not seen yet)");
         assert_eq!(list.rows[2].assignment, "-");
         assert_eq!(list.rows[2].model, "A100-PCIE-40GB, 40 GiB");
         assert_eq!(

@@ -24,7 +24,6 @@ use super::view::pods::pod_list;
 use super::{GpuSource, Holder, Picture};
 use crate::frame::{Entry, Shell};
 use crate::pages::{GonePart, ProblemPage, WhyPart};
-use crate::serve::guard::with_token;
 use crate::serve::list::{Asking, addressed, asked};
 use crate::serve::stream::stream;
 use crate::serve::{dressed, print, shown};
@@ -37,9 +36,8 @@ const TOPICS: [&str; 1] = ["gpus"];
 
 type Site = Arc<dyn GpuSource>;
 
-/// All routes of the GPU page: `/`, and everything else below `/page/`. With a token, only clients that have it are
-/// answered.
-pub fn router(source: Arc<dyn GpuSource>, token: Option<&str>) -> Router {
+/// All routes of the GPU page: `/`, and everything else below `/page/`.
+pub fn router(source: Arc<dyn GpuSource>) -> Router {
     let routes = Router::new()
         .route("/", get(first))
         .route("/page/part/overview", get(first_part))
@@ -59,10 +57,7 @@ pub fn router(source: Arc<dyn GpuSource>, token: Option<&str>) -> Router {
         .route("/page/events", get(events))
         .fallback(nowhere)
         .with_state(source);
-    match token {
-        Some(token) => with_token(dressed(routes), token),
-        None => dressed(routes),
-    }
+    dressed(routes)
 }
 
 async fn events(State(site): State<Site>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {

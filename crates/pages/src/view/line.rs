@@ -99,7 +99,11 @@ pub fn lines(
             .map(|mark| (mark + moved).to_string())
             .collect(),
         top: words(top),
-        spoken: format!("{label} over the last {since}; now: {}", said.join(", ")),
+        spoken: format!(
+            "{} over the last {since}; now: {}",
+            label.trim_end_matches(" over time"),
+            said.join(", ")
+        ),
         since,
         lines: drawn,
     }

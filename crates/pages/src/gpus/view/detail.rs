@@ -4,7 +4,7 @@ use super::super::{Holder, OfGpu, Picture, Share};
 use super::gpus::{state, sum, title};
 use super::meter::{self, Meter};
 use super::pods::gpu_of;
-use super::{Sum, at, compute, on_gpus};
+use super::{Sum, at, on_gpus};
 use crate::text;
 use crate::view::line::{Lines, Values, lines};
 
@@ -161,7 +161,7 @@ pub fn gpu_detail(
         node: node.to_owned(),
         state: state(gpu),
         memory: meter::memory(gpu.memory_bytes, &held),
-        compute: gpu.given_compute.map(|_| meter::compute_of(1000, &held)),
+        compute: gpu.given_compute.map(|_| meter::compute_of_one(&held)),
         facts,
         pods: pods.collect(),
         part: at::part(&at::gpu(node, id)),
@@ -178,9 +178,9 @@ fn of_one(picture: &Picture, share: &Share, past: Option<&OfGpu>) -> OfOne {
         } else {
             String::new()
         },
-        compute: (share.compute.is_some() || mean.is_some()).then(|| meter::compute_of(0, &sum)),
+        compute: (share.compute.is_some() || mean.is_some()).then(|| meter::compute_of_one(&sum)),
         mean: mean.map_or_else(String::new, |mean| {
-            format!("{} on average", compute(mean.into()))
+            format!("{} % on average", (mean + 5) / 10)
         }),
         charts: past.map_or_else(Vec::new, |past| charts(picture, Some(share), past)),
         ..OfOne::default()
@@ -205,7 +205,7 @@ fn charts(picture: &Picture, share: Option<&Share>, past: &OfGpu) -> Vec<Lines> 
         .collect();
     let step = picture.step_seconds;
     let mut charts = vec![lines(
-        "Memory",
+        "Memory over time",
         step,
         share.map_or(0, |share| share.memory_bytes),
         &[of("line-used", memory.collect())],
@@ -215,12 +215,12 @@ fn charts(picture: &Picture, share: Option<&Share>, past: &OfGpu) -> Vec<Lines> 
     if busy.iter().any(Option::is_some) {
         let top = share.and_then(|share| share.compute).unwrap_or(1000);
         charts.push(lines(
-            "Compute",
+            "Compute over time",
             step,
             top.into(),
             &[of("line-used", busy)],
             &[],
-            compute,
+            |thousandths| format!("{} %", (thousandths + 5) / 10),
         ));
     }
     charts
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(gpu.charts.len(), 2);
         assert_eq!(gpu.charts[0].top, "20 GiB");
         assert_eq!(gpu.charts[0].marks, ["19"]);
-        assert_eq!(gpu.mean, "0.1 GPUs on average");
+        assert_eq!(gpu.mean, "10 % on average");
     }
 
     #[test]

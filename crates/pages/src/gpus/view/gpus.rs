@@ -178,7 +178,7 @@ fn row(gpu: &Gpu, sum: &Sum, on: &OnGpu<'_>) -> GpuRow {
         href: at::gpu(&gpu.node, &gpu.id),
         node: gpu.node.to_string(),
         memory: meter::memory(gpu.memory_bytes, sum),
-        compute: gpu.given_compute.map(|_| meter::compute_of(1000, sum)),
+        compute: gpu.given_compute.map(|_| meter::compute_of_one(sum)),
         slots: format!("{} of {}", gpu.slots_taken, gpu.slots),
         pods: pods.into_iter().flatten().take(PODS).map(link).collect(),
         more: pods.map_or(0, |pods| pods.len().saturating_sub(PODS)),

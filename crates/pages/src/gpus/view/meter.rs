@@ -9,8 +9,10 @@ use crate::view::bar::share;
 pub struct Meter {
     /// How much is held of how much.
     pub held: String,
-    /// How much of that is used; empty where nothing measures it.
+    /// How much of that is used, or that nothing measures it; empty where nothing is held.
     pub used: String,
+    /// Whether the use of what is held is known.
+    pub measured: bool,
     /// Whether more is held than there is.
     pub over: bool,
     /// The parts, from the left.
@@ -70,8 +72,14 @@ pub fn meter(
     } else {
         format!("{} of {} held", words(held), words(whole))
     };
-    let used_text = used.map_or_else(String::new, |used| format!("{} used", words(used)));
+    let used_text = match used {
+        Some(used) => format!("{} used", words(used)),
+        None if held == 0 => String::new(),
+        None => "use not measured".to_owned(),
+    };
     let spoken = if used_text.is_empty() {
+        format!("{label}: {held_text}")
+    } else if used.is_none() {
         format!("{label}: {held_text}, use not measured")
     } else {
         format!("{label}: {held_text}, {used_text}")
@@ -80,6 +88,7 @@ pub fn meter(
         over: whole > 0 && held > whole,
         held: held_text,
         used: used_text,
+        measured: used.is_some(),
         parts,
         spoken,
     }
@@ -91,11 +100,32 @@ pub fn memory(whole: u64, sum: &Sum) -> Meter {
     meter("Memory", whole, sum.memory, sum.measured, used, text::bytes)
 }
 
-/// The compute that these shares hold of a whole, in thousandths of a GPU.
-pub fn compute_of(whole: u64, sum: &Sum) -> Meter {
+/// The compute that these shares hold of one GPU, in percent of it.
+pub fn compute_of_one(sum: &Sum) -> Meter {
+    let percent = |thousandths: u64| format!("{} %", (thousandths + 5) / 10);
+    let whole = meter("Compute", 0, sum.compute, 0, None, percent);
+    let drawn = compute_meter(1000, sum, percent);
+    let spoken = if drawn.measured {
+        format!("Compute: {}, {}", whole.held, drawn.used)
+    } else {
+        whole.spoken
+    };
+    Meter {
+        held: whole.held,
+        spoken,
+        ..drawn
+    }
+}
+
+fn compute_meter(whole: u64, sum: &Sum, words: impl Fn(u64) -> String) -> Meter {
     let used = sum.is_measured().then_some(sum.compute_used);
     let measured = sum.compute_measured.min(sum.compute);
-    meter("Compute", whole, sum.compute, measured, used, compute)
+    meter("Compute", whole, sum.compute, measured, used, words)
+}
+
+/// The compute that these shares hold of a whole, in thousandths of a GPU.
+pub fn compute_of(whole: u64, sum: &Sum) -> Meter {
+    compute_meter(whole, sum, compute)
 }
 
 #[cfg(test)]
@@ -125,6 +155,24 @@ mod tests {
     }
 
     #[test]
+    fn of_one_gpu_compute_is_said_in_percent() {
+        let sum = Sum {
+            compute: 500,
+            compute_measured: 500,
+            compute_used: 123,
+            known: 1,
+            ..Sum::default()
+        };
+
+        let half = compute_of_one(&sum);
+        let none = compute_of_one(&Sum::default());
+
+        assert_eq!(half.spoken, "Compute: 50 % held, 12 % used");
+        assert_eq!(half.parts[0].width, "12.30");
+        assert_eq!((&*none.spoken, &*none.used), ("Compute: 0 % held", ""));
+    }
+
+    #[test]
     fn more_than_the_whole_fills_the_bar_and_says_so() {
         let full = meter("Memory", 100, 150, 0, None, |v| v.to_string());
         let forged = meter("Memory", 100, 50, 50, Some(u64::MAX), |v| v.to_string());
@@ -132,6 +180,7 @@ mod tests {
         assert!(full.over);
         assert_eq!(drawn(&full), [(UNKNOWN, "0.00", "100.00")]);
         assert_eq!(full.spoken, "Memory: 150 of 100 held, use not measured");
+        assert!(!full.measured);
         assert_eq!(drawn(&forged), [(USED, "0.00", "50.00")]);
     }
 }

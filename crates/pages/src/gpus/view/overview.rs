@@ -30,10 +30,8 @@ pub struct Overview {
     pub waiting: usize,
     /// How many refusals of memory there were.
     pub refusals: u64,
-    /// Memory and compute of all GPUs.
-    pub meters: Vec<(&'static str, Meter)>,
-    /// Both over time.
-    pub charts: Vec<Lines>,
+    /// Memory and compute of all GPUs, now and over time; the time is missing before there is some.
+    pub meters: Vec<(&'static str, Meter, Vec<Lines>)>,
     /// Over which time refusals and the most that was used are counted, in words.
     pub window: String,
     /// Pods that were refused memory, the most often refused first.
@@ -96,6 +94,7 @@ pub fn overview(picture: &Picture) -> Overview {
     let mut refused: Vec<&Holder> = picture.holders.iter().filter(|pod| pod.ooms > 0).collect();
     refused.sort_by_key(|holder| std::cmp::Reverse(holder.ooms));
     let namespaces = namespace_list(picture, &Query::default());
+    let over_time = charts(picture);
     let steps = usize::try_from(picture.steps).unwrap_or(usize::MAX);
     Overview {
         numbers: vec![
@@ -106,10 +105,13 @@ pub fn overview(picture: &Picture) -> Overview {
         waiting: picture.pending.len(),
         refusals: refused.iter().map(|holder| u64::from(holder.ooms)).sum(),
         meters: vec![
-            ("GPU memory", meter::memory(memory, &sum)),
-            ("GPU compute", meter::compute_of(whole_compute, &sum)),
+            ("GPU memory", meter::memory(memory, &sum), over_time.0),
+            (
+                "GPU compute",
+                meter::compute_of(whole_compute, &sum),
+                over_time.1,
+            ),
         ],
-        charts: charts(picture),
         window: ago(steps, picture.step_seconds),
         more_ooms: refused.len().saturating_sub(OOMS),
         ooms: refused
@@ -165,9 +167,10 @@ pub fn trouble(monitors: &Monitors) -> String {
     String::new()
 }
 
-fn charts(picture: &Picture) -> Vec<Lines> {
+/// Memory and compute of all GPUs over time.
+fn charts(picture: &Picture) -> (Vec<Lines>, Vec<Lines>) {
     if picture.totals.len() < 2 {
-        return Vec::new();
+        return (Vec::new(), Vec::new());
     }
     let of = |name, class, value: fn(&Total) -> Option<u64>| Values {
         name,
@@ -176,30 +179,26 @@ fn charts(picture: &Picture) -> Vec<Lines> {
     };
     let last = picture.totals.last().copied().unwrap_or_default();
     let step = picture.step_seconds;
-    vec![
-        lines(
-            "GPU memory",
-            step,
-            last.memory_bytes,
-            &[
-                of("held", "line-held", |total| Some(total.given_bytes)),
-                of("used", "line-used", |total| total.used_bytes),
-            ],
-            &[],
-            text::bytes,
-        ),
-        lines(
+    let memory = [
+        of("held", "line-held", |total| Some(total.given_bytes)),
+        of("used", "line-used", |total| total.used_bytes),
+    ];
+    let busy = [
+        of("held", "line-held", |total| Some(total.given_compute)),
+        of("used", "line-used", |total| total.used_compute),
+    ];
+    let top = last.memory_bytes;
+    (
+        vec![lines("GPU memory", step, top, &memory, &[], text::bytes)],
+        vec![lines(
             "GPU compute",
             step,
             last.compute,
-            &[
-                of("held", "line-held", |total| Some(total.given_compute)),
-                of("used", "line-used", |total| total.used_compute),
-            ],
+            &busy,
             &[],
             compute,
-        ),
-    ]
+        )],
+    )
 }
 
 /// The pods that wait and are asked for, on a page of their own.
@@ -261,7 +260,7 @@ mod tests {
         );
         assert_eq!(page.ooms[0].0.text, "team-a/train");
         assert_eq!(page.namespaces[0].name, "team-a");
-        assert!(page.charts.is_empty());
+        assert!(page.meters[0].2.is_empty());
     }
 
     #[test]
@@ -301,11 +300,11 @@ mod tests {
         };
         picture.totals = vec![total; 30];
 
-        let charts = overview(&picture).charts;
+        let meters = overview(&picture).meters;
 
-        assert_eq!(charts.len(), 2);
+        assert_eq!(meters[1].2.len(), 1);
         assert_eq!(
-            charts[0].spoken,
+            meters[0].2[0].spoken,
             "GPU memory over the last 15 min; now: held 50 GiB, used 10 GiB"
         );
     }

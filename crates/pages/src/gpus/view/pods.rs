@@ -272,7 +272,7 @@ mod tests {
 
         assert_eq!(list.rows.len(), 1);
         assert_eq!(list.rows[0].chart, None);
-        assert_eq!(list.rows[0].memory.used, "");
+        assert!(!list.rows[0].memory.measured);
         assert_eq!(list.all, 2);
     }
 
