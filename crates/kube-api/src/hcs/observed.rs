@@ -519,3 +519,6 @@ fn bus_id(written: &str) -> String {
         _ => lower,
     }
 }
+
+#[cfg(test)]
+mod tests;
