@@ -6,6 +6,7 @@
 
 mod checks;
 mod control;
+mod doors;
 mod gather;
 mod nodes;
 mod objects;
@@ -60,6 +61,11 @@ pub(super) struct ClusterFacts {
     access_error: Option<String>,
     /// Answers of the agents.
     metrics: Vec<Answer>,
+    /// Kinds of hcs.io/v1alpha1 that the server has.
+    hcs_kinds: Vec<String>,
+    computenodes: Vec<Value>,
+    /// Whether each pod of the assigner says that it is ready.
+    assigners: Vec<Answer>,
 }
 
 /// A pod that was sent as a dry run, and what came back.

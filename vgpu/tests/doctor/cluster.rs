@@ -20,6 +20,25 @@ use healthy::{ca, certificate, pod, state, time};
 pub(crate) struct Source {
     state: Value,
     webhook: bool,
+    /// Kinds of hcs.io that there are; null for none.
+    kinds: Value,
+    computenodes: Value,
+    /// What the assigner says to whether it is ready.
+    assigner: (u16, &'static str),
+}
+
+impl Source {
+    /// A cluster that is well, but for its state.
+    fn of(state: Value, webhook: bool) -> Self {
+        let (kinds, computenodes) = healthy::hcs();
+        Self {
+            state,
+            webhook,
+            kinds,
+            computenodes,
+            assigner: (200, "ready\n"),
+        }
+    }
 }
 
 /// The webhook.
@@ -44,10 +63,35 @@ fn serve(source: &Source, dir: &Path) -> String {
         cluster.admit_with(Arc::new(Hook));
     }
     let metrics = get(async || "vgpu_plugin_slots 20\nvgpu_gpu_driver_up{node=\"n\"} 1\n");
+    let kinds: Vec<Value> = (source.kinds.as_array().into_iter().flatten())
+        .map(|name| json!({ "name": name }))
+        .collect();
+    let installed = !source.kinds.is_null();
+    let status = |code: u16| http::StatusCode::from_u16(code).unwrap();
+    let listed = json!({ "kind": "ComputeNodeList", "metadata": {}, "items": source.computenodes });
+    let (code, said) = (status(source.assigner.0), source.assigner.1);
     let router = Router::new()
         .route(
             "/api/v1/namespaces/{namespace}/pods/{pod}/proxy/metrics",
             metrics,
+        )
+        .route(
+            "/api/v1/namespaces/{namespace}/pods/{pod}/proxy/readyz",
+            get(async move || (code, said)),
+        )
+        .route(
+            "/apis/hcs.io/v1alpha1",
+            get(async move || {
+                let code = status(if installed { 200 } else { 404 });
+                (
+                    code,
+                    axum::Json(json!({ "kind": "APIResourceList", "resources": kinds })),
+                )
+            }),
+        )
+        .route(
+            "/apis/hcs.io/v1alpha1/computenodes",
+            get(async move || axum::Json(listed.clone())),
         )
         .fallback_service(cluster.router());
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -559,6 +603,47 @@ const FAULTS: &[Fault<Source>] = &[
             facts["metrics"][0]["driver_up"] = false.into();
         },
     ),
+    broken("VGPU-K47", "fail", "hcs.io was never installed", |source| {
+        source.kinds = Value::Null;
+    }),
+    broken("VGPU-K47", "fail", "one kind of hcs.io is gone", |source| {
+        source.kinds = json!(["computenodes", "computetasks", "computetopologies"]);
+    }),
+    broken("VGPU-K48", "fail", "an agent stopped reporting", |source| {
+        source.computenodes[1]["status"]["lastHeartbeat"] = time(3_000).into();
+    }),
+    broken("VGPU-K48", "fail", "a ComputeNode is missing", |source| {
+        source.computenodes.as_array_mut().unwrap().pop();
+    }),
+    broken(
+        "VGPU-K49",
+        "fail",
+        "the assigner is not registered",
+        |source| {
+            let all = source.state["mutatingwebhookconfigurations"]
+                .as_array_mut()
+                .unwrap();
+            all.retain(|object| object["metadata"]["name"] != "vgpu-assigner");
+        },
+    ),
+    broken(
+        "VGPU-K49",
+        "fail",
+        "the assigner's CA was never put in",
+        |source| {
+            let object = object(source, "mutatingwebhookconfigurations", "vgpu-assigner");
+            let config = object["webhooks"][0]["clientConfig"]
+                .as_object_mut()
+                .unwrap();
+            config.remove("caBundle");
+        },
+    ),
+    broken("VGPU-K50", "fail", "the assigner is not ready", |source| {
+        source.assigner = (
+            503,
+            "not ready: gpu-claims: make the namespace of the Leases\n",
+        );
+    }),
 ];
 
 fn ahead_by(seconds: u64) -> String {
@@ -578,10 +663,7 @@ fn deny(facts: &mut Value, part: &str, right: &str) {
 fn a_cluster_that_is_well_trips_nothing_and_each_fault_trips_its_own_check() {
     drive("cluster", FAULTS, |fault| {
         let dir = TempDir::with_prefix("vgpu-test-").unwrap();
-        let mut source = Source {
-            state: state(),
-            webhook: true,
-        };
+        let mut source = Source::of(state(), true);
         (fault.at_source)(&mut source);
         let config = serve(&source, dir.path());
         diagnosed(&["cluster", "--kubeconfig", &config], |facts| {
@@ -597,10 +679,7 @@ fn a_cluster_that_is_well_trips_nothing_and_each_fault_trips_its_own_check() {
 #[test]
 fn a_cluster_without_it_says_what_is_missing_and_skips_the_rest() {
     let dir = TempDir::with_prefix("vgpu-test-").unwrap();
-    let source = Source {
-        state: json!({ "nodes": [{ "metadata": { "name": "n" } }] }),
-        webhook: false,
-    };
+    let source = Source::of(json!({ "nodes": [{ "metadata": { "name": "n" } }] }), false);
     let config = serve(&source, dir.path());
 
     let output = vgpu(&["--kubeconfig", &config]);
@@ -621,10 +700,7 @@ fn a_cluster_without_it_says_what_is_missing_and_skips_the_rest() {
 #[test]
 fn what_may_not_be_listed_is_skipped_with_the_servers_words() {
     let dir = TempDir::with_prefix("vgpu-test-").unwrap();
-    let source = Source {
-        state: state(),
-        webhook: true,
-    };
+    let source = Source::of(state(), true);
     let config = serve(&source, dir.path());
 
     let (_, document) = diagnosed(&["cluster", "--kubeconfig", &config], |facts| {

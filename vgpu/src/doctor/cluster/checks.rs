@@ -1,7 +1,7 @@
 //! The checks of a cluster, as a list. What each looks at stands beside it: nodes in `nodes`, what was installed in
 //! `control`, pods in `pods`.
 
-use super::{ClusterFacts, control, nodes, pods};
+use super::{ClusterFacts, control, doors, nodes, pods};
 use crate::doctor::check::Check;
 
 /// In the order of their ids.
@@ -281,5 +281,29 @@ pub(in crate::doctor) const CHECKS: &[Check<ClusterFacts>] = &[
         title: "every agent that was asked sees the NVIDIA driver",
         cure: "let NVIDIA's runtime start the agent's pods: make it the nodes' default runtime, or helm upgrade with devicePlugin.runtimeClassName=nvidia; without it containers would see whole cards or none",
         judge: nodes::driver_seen,
+    },
+    Check {
+        id: "VGPU-K47",
+        title: "the kinds of hcs.io are installed where a part serves them",
+        cure: "helm upgrade with hcs.installDefinitions=true, or kubectl apply --server-side -f charts/vgpu/files/hcs-crds.yaml; the agents look again every 5 minutes",
+        judge: doors::definitions,
+    },
+    Check {
+        id: "VGPU-K48",
+        title: "every agent reports its ComputeNode",
+        cure: "kubectl logs -c plugin of the agent there says what the API server refuses (rights: VGPU-K32); where the node's clock is wrong see VGPU-K42",
+        judge: doors::compute_nodes,
+    },
+    Check {
+        id: "VGPU-K49",
+        title: "the assigner is asked at admission",
+        cure: "helm upgrade with assigner.caBundle (the CA of assigner.tlsSecretName, PEM in base64), or let cert-manager inject it (assigner.webhookAnnotations)",
+        judge: doors::registered,
+    },
+    Check {
+        id: "VGPU-K50",
+        title: "the assigner answers",
+        cure: "kubectl logs of the named pod; /readyz says what is missing (the namespace of the Leases, rights on them)",
+        judge: doors::answers,
     },
 ];

@@ -47,6 +47,7 @@ pub(in crate::doctor) fn gather(args: &DoctorArgs) -> anyhow::Result<ClusterFact
         facts.dry_run = Some(asker.dry_run(&facts).await);
         asker.rights(&mut facts).await;
         asker.agents(&mut facts).await;
+        asker.doors(&mut facts).await;
         facts.trim();
         Ok(facts)
     })
@@ -407,6 +408,54 @@ impl Asker {
             }
         }
         facts.metrics = found;
+    }
+
+    /// Of hcs.io which kinds there are, and ComputeNodes; of the assigner whether it is ready.
+    async fn doors(&self, facts: &mut ClusterFacts) {
+        match self.ask("GET", "/apis/hcs.io/v1alpha1", None).await {
+            // Not installed is an answer.
+            Ok(said) if said.status == 404 => {}
+            Ok(said) => match said.no() {
+                Some(no) => drop(facts.unread.insert("hcs.io".to_owned(), no)),
+                None => {
+                    let resources = said.value();
+                    let names = items(&resources, "/resources").map(|it| text(it, "/name"));
+                    facts.hcs_kinds = names.map(str::to_owned).collect();
+                }
+            },
+            Err(why) => drop(facts.unread.insert("hcs.io".to_owned(), why)),
+        }
+        if facts.hcs_kinds.iter().any(|kind| kind == "computenodes") {
+            let path = "/apis/hcs.io/v1alpha1/computenodes";
+            facts.computenodes = self.keep(facts, "computenodes", path).await;
+        }
+        let mut found = Vec::new();
+        let assigners = facts.pods.iter().filter(|pod| is_part(pod, "assigner"));
+        for pod in assigners.take(MOST_AGENTS) {
+            let port = flag(pod, "--ui-port").and_then(|port| port.parse().ok());
+            let port = port.unwrap_or(8080);
+            let path = format!(
+                "/api/v1/namespaces/{}/pods/{}:{port}/proxy/readyz",
+                namespace(pod),
+                name(pod)
+            );
+            let mut answer = Answer {
+                pod: full_name(pod),
+                port,
+                ..Answer::default()
+            };
+            match self.ask("GET", &path, None).await {
+                Err(why) => answer.error = Some(why),
+                Ok(said) => {
+                    answer.status = said.status;
+                    // The pod answers in plain text.
+                    let text = String::from_utf8_lossy(&said.body).trim().to_owned();
+                    answer.error = said.no().map(|no| if text.is_empty() { no } else { text });
+                }
+            }
+            found.push(answer);
+        }
+        facts.assigners = found;
     }
 }
 

@@ -64,6 +64,10 @@ impl ClusterFacts {
                     || text.contains("KubeSchedulerConfiguration")
             })
         });
+        for object in &mut self.computenodes {
+            keep(object, "/spec", &["vendor"]);
+            keep(object, "/status", &["phase", "lastHeartbeat"]);
+        }
         let others = self
             .namespaces
             .iter_mut()
@@ -72,7 +76,8 @@ impl ClusterFacts {
             .chain(&mut self.leases)
             .chain(&mut self.configmaps)
             .chain(&mut self.mutating)
-            .chain(&mut self.validating);
+            .chain(&mut self.validating)
+            .chain(&mut self.computenodes);
         others.for_each(slim_metadata);
     }
 }

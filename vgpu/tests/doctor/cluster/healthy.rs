@@ -162,6 +162,37 @@ fn configuration(kind: &str, entries: &[&str], bundle: &str) -> Value {
     })
 }
 
+fn assigners(bundle: &str) -> Value {
+    let mut object = configuration(
+        "MutatingWebhookConfiguration",
+        &["assigner.vgpu.io"],
+        bundle,
+    );
+    object["metadata"] = json!({ "name": "vgpu-assigner", "labels": labels("assigner") });
+    object["webhooks"][0]["clientConfig"]["service"]["name"] = "vgpu-assigner".into();
+    object
+}
+
+/// What the API server has of hcs.io, which the embedded one is not told of: names of kinds, and ComputeNodes.
+pub(crate) fn hcs() -> (Value, Value) {
+    let node = |name: &str| {
+        json!({
+            "metadata": { "name": name }, "spec": { "vendor": "nvidia" },
+            "status": { "phase": "Ready", "lastHeartbeat": time(20) },
+        })
+    };
+    (
+        json!([
+            "computenodes",
+            "computenodes/status",
+            "computequotas",
+            "computetasks",
+            "computetopologies"
+        ]),
+        json!([node("gpu-0"), node("gpu-1")]),
+    )
+}
+
 fn map(name: &str, key: &str, text: &str) -> Value {
     let mut object =
         json!({ "metadata": { "name": name, "namespace": "vgpu-system" }, "data": {} });
@@ -182,7 +213,11 @@ pub(crate) fn state() -> Value {
         "hami.io/vgpu-node": "gpu-0", "hami.io/vgpu-devices-allocated": "GPU-00,NVIDIA,4000,30:;",
         "hami.io/bind-phase": "success",
     });
-    let agent = ["--manner=auto", "--node-config-file=/config/config.json"];
+    let agent = [
+        "--manner=auto",
+        "--node-config-file=/config/config.json",
+        "--hcs",
+    ];
     let template = json!({ "metadata": { "labels": labels("agent") },
         "spec": { "nodeSelector": { "kubernetes.io/os": "linux", "gpu": "on" }, "containers": [{ "name": "plugin", "image": "vgpu-monitor:0.1.0" }] } });
     json!({
@@ -193,7 +228,8 @@ pub(crate) fn state() -> Value {
         "nodes": [node("gpu-0", &["GPU-00", "GPU-01"]), node("gpu-1", &["GPU-10", "GPU-11"]), node("cpu-0", &[])],
         "pods": [
             train,
-            part("scheduler", "vgpu-scheduler-1", "cpu-0", &["--scheduler-name=hami-scheduler"], &[]),
+            part("scheduler", "vgpu-scheduler-1", "cpu-0", &["--scheduler-name=hami-scheduler", "--hcs"], &[]),
+            part("assigner", "vgpu-assigner-1", "cpu-0", &["--port=9443", "--ui-port=8080"], &[9443, 8080]),
             part("webhook", "vgpu-webhook-1", "cpu-0", &["--secret-name=vgpu-webhook-ca", "--webhook-config-name=vgpu-webhook"], &[]),
             part("agent", "vgpu-monitor-a", "gpu-0", &agent, &[31993, 31992]),
             part("agent", "vgpu-monitor-b", "gpu-1", &agent, &[31993, 31992]),
@@ -211,7 +247,10 @@ pub(crate) fn state() -> Value {
             map("vgpu-device-plugin", "config.json", r#"{"nodeconfig":[{"name":"gpu-0","devicesplitcount":10}]}"#),
         ],
         "secrets": [{ "metadata": { "name": "vgpu-webhook-ca", "namespace": "vgpu-system" }, "data": { "ca.crt": bundle, "ca.key": "aHVzaA==" } }],
-        "mutatingwebhookconfigurations": [configuration("MutatingWebhookConfiguration", &["mutate.pods.vgpu.io"], &bundle)],
+        "mutatingwebhookconfigurations": [
+            configuration("MutatingWebhookConfiguration", &["mutate.pods.vgpu.io"], &bundle),
+            assigners(&bundle),
+        ],
         "validatingwebhookconfigurations": [configuration("ValidatingWebhookConfiguration", &["validate.pods.vgpu.io", "reserved.pods.vgpu.io"], &bundle)],
     })
 }
