@@ -385,6 +385,29 @@ def workload():
     ]
 
 
+def doors():
+    return [
+        row("The device assigner"),
+        lines("How many GPUs are in which state", "Devices that can be asked for by label. Proposed: reserved for a minute, until a pod or a finalize request confirms it.",
+              ("max by (state) (vgpu_assigner_devices)", "{{state}}"), width=12, stacked=True),
+        lines("What becomes of pods that ask by label", "Admission reviews a second: GPUs reserved, nothing asked for, refused, or failed.",
+              ("sum by (outcome) (rate(vgpu_assigner_reviews_total[$__rate_interval]))", "{{outcome}}"), "per second", width=12),
+        lines("Why pods are refused", "Refusals in 10 minutes, by reason.",
+              ("sum by (reason) (increase(vgpu_assigner_refusals_total[10m]))", "{{reason}}")),
+        lines("What becomes of reservations", "Reservations let go of in 10 minutes. Proposal: nobody confirmed it in time. Active: its pod is gone.",
+              ("sum by (state) (increase(vgpu_assigner_released_total[10m]))", "{{state}}")),
+        lines("How finalize requests are answered", "Requests a second, by answer.",
+              ("sum by (outcome) (rate(vgpu_assigner_finalize_requests_total[$__rate_interval]))", "{{outcome}}"), "per second"),
+        row("hcs.io"),
+        lines("How old each ComputeNode is", "Since its agent last wrote it. It does so each 40 s; after 120 s the scheduler takes the agent for gone.",
+              (f"time() - max by (node) (vgpu_plugin_hcs_reported_timestamp_seconds{{{NODE}}})", "{{node}}"), "seconds", width=12),
+        lines("How often agents write", "Writes of ComputeNodes and ComputeTopologies a second.",
+              (f"sum by (node) (rate(vgpu_plugin_hcs_writes_total{{{NODE}}}[$__rate_interval]))", "{{node}}"), "per second", width=6),
+        lines("How often they cannot", "Writes that failed in 10 minutes; the agent's log says why.",
+              (f"sum by (node) (increase(vgpu_plugin_hcs_failures_total{{{NODE}}}[10m]))", "{{node}}"), width=6),
+    ]
+
+
 # Both the scheduler's and the agent's, so that a machine with one of them alone has a choice, too.
 BOTH = '{__name__=~"hami_vgpu_memory_allocated_bytes|hami_vgpu_memory_used_bytes"'
 VARIABLES = {
@@ -396,6 +419,7 @@ DASHBOARDS = {
     "cluster": ("vGPU: the cluster", "What the GPUs of the cluster are promised for, who holds them, and what is wrong.",
                 cluster, ["node", "namespace"]),
     "node": ("vGPU: a node", "The GPUs of a node, the containers on them, their health, and the node's agent.", node, ["node"]),
+    "doors": ("vGPU: the other doors", "The device assigner, and the ComputeNodes of hcs.io.", doors, ["node"]),
     "workload": ("vGPU: a workload", "What containers were given of GPUs, what they use, and what holds them up.",
                  workload, ["namespace", "pod"]),
 }
