@@ -212,7 +212,9 @@ def rights_are_only_those_that_are_listed(rendered):
             need(role in ("system:kube-scheduler", "system:volume-scheduler"), f"{rendered}: bound to {role}")
             need(subject["name"] == f"{RELEASE}-scheduler", f"{rendered}: {role} goes to {subject['name']}")
         else:
-            need(role == subject["name"], f"{rendered}: {role} goes to {subject['name']}")
+            # What the assigner has reserved is read by the scheduler.
+            of = f"{RELEASE}-scheduler" if role == f"{RELEASE}-claims" else role
+            need(of == subject["name"], f"{rendered}: {role} goes to {subject['name']}")
         need(subject["namespace"] == NAMESPACE, f"{rendered}: an account of {subject['namespace']}")
     accounts = {a["metadata"]["name"] for a in rendered.of("ServiceAccount")}
     for workload in rendered.workloads():
@@ -270,7 +272,7 @@ def nothing_is_left_of_helm(rendered):
             raise Wrong(f"{rendered}: {line.strip()[:120]}")
         need("<no value>" not in line and "%!" not in line, f"{rendered}: {line.strip()[:120]}")
     for thing in rendered.objects:
-        cluster = thing["kind"] in ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "RuntimeClass", "CustomResourceDefinition")
+        cluster = thing["kind"] in ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "RuntimeClass", "CustomResourceDefinition", "Namespace", "MutatingWebhookConfiguration")
         need(cluster == ("namespace" not in thing["metadata"]), f"{rendered}: namespace of {thing['kind']}")
         need(thing["metadata"]["labels"]["app.kubernetes.io/name"] == "vgpu", f"{rendered}: labels of {thing['kind']}")
         size = len(json.dumps(thing))
@@ -379,9 +381,11 @@ def values_reach_what_they_are_for(all_rendered):
     need("--otlp-endpoint=http://collector.observability:4318" in args(by["all-on"], "exporter"), "all-on: tracing")
     for rendered in by.values():
         written = rendered.of("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "Secret", "Job", "Certificate")
+        written = [o for o in written if o["metadata"]["name"] != f"{RELEASE}-assigner"]
         need(not written, f"{rendered}: the webhook writes its configuration itself, and here is {[o['kind'] for o in written]}")
     operator = {thing["metadata"]["name"] for thing in by["all-on"].of("ServiceMonitor")}
-    need(operator == {"vgpu-scheduler", "vgpu-webhook", "vgpu-monitor"}, f"all-on: ServiceMonitors {operator}")
+    doors = {"vgpu-assigner"} if "kind: MutatingWebhookConfiguration" in by["all-on"].text else set()
+    need(operator == {"vgpu-scheduler", "vgpu-webhook", "vgpu-monitor", *doors}, f"all-on: ServiceMonitors {operator}")
     for monitor in by["all-on"].of("ServiceMonitor"):
         services = [s for s in by["all-on"].of("Service") if monitor["spec"]["selector"]["matchLabels"].items() <= s["metadata"]["labels"].items()]
         for end in monitor["spec"]["endpoints"]:
@@ -406,7 +410,10 @@ def the_doors_are_closed_until_they_are_opened(all_rendered):
     by = {r.values: r for r in all_rendered if r.version == LATEST}
     kinds = ["computenodes", "computequotas", "computetasks", "computetopologies"]
     for rendered in by.values():
-        opened = rendered.values in ("all-on", "doors")
+        file = CHART / "ci" / f"{rendered.values}-values.yaml"
+        values = read(file.read_text())[0] if file.exists() else {}
+        opened = values.get("hcs", {}).get("enabled", False)
+        assigns = values.get("assigner", {}).get("enabled", False)
         flagged = {c["name"] for _, c in rendered.containers() if "--hcs" in c.get("args", [])}
         need(flagged == ({"plugin", "vgpu-scheduler"} if opened else set()), f"{rendered}: --hcs goes to {flagged}")
         groups = {g for role in rendered.of("ClusterRole") for rule in role["rules"] for g in rule["apiGroups"]}
@@ -414,6 +421,22 @@ def the_doors_are_closed_until_they_are_opened(all_rendered):
         made = sorted(d["metadata"]["name"].removesuffix(".hcs.io") for d in rendered.of("CustomResourceDefinition"))
         # doors-values.yaml says that they are applied by hand.
         need(made == (kinds if rendered.values == "all-on" else []), f"{rendered}: definitions {made}")
+        hooks = rendered.of("MutatingWebhookConfiguration")
+        assigners = [w for w in rendered.workloads() if w["metadata"]["name"] == f"{RELEASE}-assigner"]
+        need(len(hooks) == len(assigners) == int(assigns), f"{rendered}: {len(assigners)} assigners, {len(hooks)} configurations")
+        counted = [a for _, c in rendered.containers() if c["name"] == "vgpu-scheduler" for a in c["args"] if a.startswith("--claims-namespace=")]
+        reserved = [a for w in assigners for a in w["spec"]["template"]["spec"]["containers"][0]["args"] if a.startswith("--claims-namespace=")]
+        need(counted == reserved, f"{rendered}: the assigner reserves in {reserved}, the scheduler counts {counted}")
+        for role in rendered.of("Role"):
+            if role["metadata"]["name"] in (f"{RELEASE}-claims", f"{RELEASE}-assigner"):
+                need(f"--claims-namespace={role['metadata']['namespace']}" in reserved, f"{rendered}: rights in {role['metadata']['namespace']}")
+        for service in rendered.of("Service"):
+            if service["metadata"]["name"] == f"{RELEASE}-assigner":
+                need([p["port"] for p in service["spec"]["ports"]] == [443, 8080], f"{rendered}: the documented ports are 443 and 8080")
+    for rendered in all_rendered:
+        for hook in [w for o in rendered.of("MutatingWebhookConfiguration") for w in o["webhooks"]]:
+            closed = hook["failurePolicy"] == "Fail"
+            need(closed == bool(hook.get("matchConditions")) == (rendered.minor >= 28), f"{rendered}: {hook['name']} holds back pods that ask for nothing, or lets in those that do")
     by_hand = {d["metadata"]["name"]: d for d in read((CHART / "files/hcs-crds.yaml").read_text())}
     need(len(by_hand) == len(kinds), f"{sorted(by_hand)}")
     for made in by["all-on"].of("CustomResourceDefinition"):

@@ -23,6 +23,10 @@ RBAC = {
         ("hcs.io", "computenodes/status computetopologies/status", "patch", False),
     ),
     ("Role", "scheduler"): rights(("coordination.k8s.io", "leases", "create get update", True)),
+    # Only with assigner.enabled, in the namespace of the reservations.
+    ("Role", "claims"): rights(("coordination.k8s.io", "leases", "get list watch", False)),
+    ("Role", "assigner"): rights(("coordination.k8s.io", "leases", "get list watch create update patch delete", False)),
+    ("ClusterRole", "assigner"): rights(("", "pods nodes resourcequotas", "get list watch", False)),
     ("ClusterRole", "webhook"): rights(
         ("admissionregistration.k8s.io", "mutatingwebhookconfigurations validatingwebhookconfigurations", "create get list watch patch", True),
         ("rbac.authorization.k8s.io", "clusterroles", "get", True),
@@ -81,6 +85,11 @@ REFUSED = [
     (["--set", "resourceName=gpu"], "resourceName"),
     (["--set", "priorityClass.value=2000000000"], "priorityClass/value"),
     (["--set", "nothing=1"], "nothing"),
+    (["--set", "assigner.enabled=true"], "needs assigner.tlsSecretName"),
+    (["--set", "assigner.enabled=true,assigner.tlsSecretName=t"], "needs assigner.caBundle"),
+    (["--set", "assigner.enabled=true,assigner.tlsSecretName=t,assigner.caBundle=Q0E=,scheduler.enabled=false"], "needs scheduler.enabled"),
+    (["--set", "assigner.pin=anywhere"], "assigner/pin", "'affinity'"),
+    (["--set", "assigner.caBundle=-----BEGIN"], "caBundle"),
     (["--set", "hcs.enabled=yes"], "hcs/enabled", "want boolean"),
     (["--set", "scheduler.replicas=2", "--set", "scheduler.leaderElect=false"], "needs scheduler.leaderElect"),
     (["--set", "scheduler.replicas=2", "--set", "scheduler.kubeScheduler.enabled=false"], "needs scheduler.kubeScheduler.enabled"),

@@ -230,6 +230,15 @@ topologySpreadConstraints:
 {{- if and .Values.deviceConfig.content .Values.deviceConfig.overrides -}}
 {{- fail "deviceConfig: give content (a whole file) or overrides (parts of the standard one), not both" -}}
 {{- end -}}
+{{- if and .Values.assigner.enabled (not .Values.assigner.tlsSecretName) -}}
+{{- fail "assigner.enabled needs assigner.tlsSecretName, a Secret with tls.crt and tls.key: the API server asks over HTTPS" -}}
+{{- end -}}
+{{- if and .Values.assigner.enabled (not .Values.assigner.caBundle) (not .Values.assigner.webhookAnnotations) -}}
+{{- fail "assigner.enabled needs assigner.caBundle (the CA's PEM in base64), or assigner.webhookAnnotations that have it put in: without it the API server trusts no answer" -}}
+{{- end -}}
+{{- if and .Values.assigner.enabled (not .Values.scheduler.enabled) -}}
+{{- fail "assigner.enabled needs scheduler.enabled: what the assigner reserves has to be counted by the scheduler" -}}
+{{- end -}}
 {{- if and .Values.devicePlugin.createRuntimeClass (not .Values.devicePlugin.runtimeClassName) -}}
 {{- fail "devicePlugin.createRuntimeClass needs devicePlugin.runtimeClassName, such as nvidia" -}}
 {{- end -}}
