@@ -1,5 +1,6 @@
 //! All routes on one page. A handler decodes, asks the scheduler, encodes; no branch in it is about anything but HTTP.
 
+pub mod assigner;
 mod extender;
 pub mod simulator;
 

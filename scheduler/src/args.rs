@@ -8,6 +8,9 @@ use clap::builder::BoolishValueParser;
 use clap::{Parser, Subcommand};
 use server::{LogFormat, TraceArgs};
 
+use crate::ClaimSettings;
+use crate::assigner::Pin;
+
 /// Chooses the GPU and the node of every pod that asks for devices, next to a stock kube-scheduler that calls it.
 ///
 /// Serves /filter, /bind, /prioritize and /preempt for kube-scheduler, /webhook for the API server, /explain and
@@ -205,6 +208,33 @@ pub struct Args {
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub legacy_metrics: bool,
 
+    /// Be the device assigner, too: whole GPUs for pods that ask by label. It shares the ledger, so that no GPU is given
+    /// twice. Serves /finalize and /devices here as well.
+    #[arg(long)]
+    pub assigner: bool,
+
+    /// Where reservations of GPUs by label are, as Leases: what another process, the assigner, has reserved is not given.
+    /// With --assigner by default gpu-claims; without, none count.
+    #[arg(long, value_name = "NAMESPACE")]
+    pub claims_namespace: Option<String>,
+
+    /// How far the clocks of those who write Leases may differ. Counts only for Leases that are older than this process.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub claims_clock_skew: Duration,
+
+    /// With --assigner: where /mutate is served for the API server, over HTTPS if --cert_file names a certificate. By default
+    /// :443, and nowhere with --embedded, where --admit needs no webhook.
+    #[arg(long, value_name = "ADDRESS", value_parser = address, requires = "assigner")]
+    pub assigner_bind: Option<SocketAddr>,
+
+    /// With --assigner: where its routes for people are served.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = address)]
+    pub assigner_ui_bind: SocketAddr,
+
+    /// With --assigner: how the node of a pod is settled.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Pin::Affinity)]
+    pub assigner_pin: Pin,
+
     /// Where traces go.
     #[command(flatten)]
     pub traces: TraceArgs,
@@ -254,6 +284,8 @@ pub struct Args {
 pub enum Command {
     /// Try, replay and explain scheduling without a cluster.
     Simulator(Box<crate::simulate::Args>),
+    /// Hand whole GPUs to pods that ask by label.
+    Assigner(Box<crate::assigner::Args>),
 }
 
 impl Args {
@@ -271,6 +303,16 @@ impl Args {
         self.leader_elect
             .unwrap_or(self.leader_elect_resource_name.is_some())
             && self.embedded.is_none()
+    }
+
+    /// Where reservations of GPUs by label are, where they count.
+    pub fn claims(&self) -> Option<ClaimSettings> {
+        let standard = self.assigner.then(|| ClaimSettings::default().namespace);
+        let namespace = self.claims_namespace.clone().or(standard)?;
+        Some(ClaimSettings {
+            namespace,
+            clock_skew: self.claims_clock_skew,
+        })
     }
 
     /// What was given that does nothing here, and why.

@@ -11,11 +11,13 @@ use axum::middleware::Next;
 use embedded_cluster::{
     BoxFuture, Cluster, Event, Operation, Review, Selector, Start, Status, Target, Watch,
 };
+use kube_api::assigner::GPU_UUID;
 use kube_api::object::Pod;
 use kube_api::vendor::Vendors;
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::assigner::Assigner;
 use crate::events::Events;
 use crate::filter::whole_pod;
 use crate::view::{KINDS, NOT_ENDED};
@@ -31,8 +33,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Embedded {
     cluster: Cluster,
-    fences: Mutex<[Option<Fence>; 3]>,
+    fences: Mutex<[Option<Fence>; 4]>,
     selector: String,
+    /// Namespace of the Leases that count; none where they do not.
+    claims: Option<String>,
 }
 
 /// Sees the changes of one kind, to know which is the last.
@@ -43,11 +47,15 @@ struct Fence {
 }
 
 impl Embedded {
-    fn new(cluster: Cluster, selector: &str) -> Self {
+    fn new(cluster: Cluster, settings: &Settings) -> Self {
         let embedded = Self {
             cluster,
-            fences: Mutex::new([None, None, None]),
-            selector: selector.to_owned(),
+            fences: Mutex::new([None, None, None, None]),
+            selector: settings.node_selector.clone(),
+            claims: settings
+                .claims
+                .as_ref()
+                .map(|claims| claims.namespace.clone()),
         };
         // Before anything is listed, so that no change falls between the two.
         let _versions = embedded.needed();
@@ -59,9 +67,9 @@ impl Embedded {
     }
 
     /// For each kind, the version of its last change that a watch that is open by now will tell.
-    fn needed(&self) -> [u64; 3] {
+    fn needed(&self) -> [u64; 4] {
         let mut fences = self.fences.lock();
-        let mut needed = [0; 3];
+        let mut needed = [0; 4];
         for ((fence, kind), needed) in fences.iter_mut().zip(KINDS).zip(&mut needed) {
             if fence.is_none() {
                 *fence = self.fence(kind);
@@ -89,8 +97,13 @@ impl Embedded {
     }
 
     fn fence(&self, kind: &str) -> Option<Fence> {
-        let target = Target::collection(&self.cluster.resource("", kind).ok()?, "");
+        let (group, namespace) = match kind {
+            "leases" => ("coordination.k8s.io", self.claims.as_deref()?),
+            _ => ("", ""),
+        };
+        let target = Target::collection(&self.cluster.resource(group, kind).ok()?, namespace);
         let selector = match kind {
+            "leases" => Selector::parse(GPU_UUID, "").ok()?,
             "nodes" => Selector::parse(&self.selector, "").ok()?,
             "pods" => Selector::parse("", NOT_ENDED).ok()?,
             _ => Selector::default(),
@@ -117,7 +130,14 @@ impl Scheduler {
             write_at_filter: true,
             ..settings
         };
-        let embedded = Embedded::new(cluster.clone(), &settings.node_selector);
+        if let Some(claims) = &settings.claims {
+            let namespace = serde_json::json!({ "metadata": { "name": claims.namespace } });
+            let made = cluster.import(&serde_json::json!({ "namespaces": [namespace] }));
+            if let Err(problem) = made {
+                tracing::warn!(%problem, "the namespace of the Leases cannot be made");
+            }
+        }
+        let embedded = Embedded::new(cluster.clone(), &settings);
         let company = Company {
             events: events(client.clone()),
             ..Company::none()
@@ -189,11 +209,50 @@ impl Scheduler {
 }
 
 /// Admission in this process, on what is written to the embedded cluster: what the webhook does elsewhere.
-pub struct Admit(pub Arc<admission::Admission>);
+pub struct Admit {
+    admission: Arc<admission::Admission>,
+    /// Asked before: what it changes of a pod is admitted like what its maker wrote.
+    assigner: Option<Assigner>,
+}
+
+impl Admit {
+    /// Admission by the webhook's rules alone.
+    pub fn new(admission: Arc<admission::Admission>) -> Self {
+        Self {
+            admission,
+            assigner: None,
+        }
+    }
+
+    /// With this assigner before the webhook's rules.
+    #[must_use]
+    pub fn after(self, assigner: Option<Assigner>) -> Self {
+        Self { assigner, ..self }
+    }
+
+    /// What the assigner makes of the pod.
+    async fn assigned(&self, review: &Review, object: &Value) -> Result<Value, Status> {
+        let Some(assigner) = &self.assigner else {
+            return Ok(object.clone());
+        };
+        if review.operation != Operation::Create || !review.subresource.is_empty() {
+            return Ok(object.clone());
+        }
+        assigner
+            .admit(object, &review.namespace, review.dry_run)
+            .await
+            .map_err(|(code, text)| {
+                let text = format!("admission webhook \"assigner\" denied the request: {text}");
+                Status::denied(code, text)
+            })
+    }
+}
 
 impl std::fmt::Debug for Admit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Admit").field(self.0.settings()).finish()
+        f.debug_tuple("Admit")
+            .field(self.admission.settings())
+            .finish()
     }
 }
 
@@ -203,17 +262,14 @@ impl embedded_cluster::Admission for Admit {
             let Some((object, context)) = of_pod(review) else {
                 return Ok(None);
             };
+            let mut after = self.assigned(review, object).await?;
             let admitted = self
-                .0
-                .admit(object, &context)
+                .admission
+                .admit(&after, &context)
                 .map_err(|denied| refusal(&denied))?;
-            if admitted.patch.is_empty() {
-                return Ok(None);
-            }
-            let mut object = object.clone();
-            json_patch::patch(&mut object, &admitted.patch)
+            json_patch::patch(&mut after, &admitted.patch)
                 .map_err(|error| Status::internal(format!("admission: {error}")))?;
-            Ok(Some(object))
+            Ok((after != *object).then_some(after))
         })
     }
 
@@ -221,7 +277,7 @@ impl embedded_cluster::Admission for Admit {
         Box::pin(async move {
             match of_pod(review) {
                 Some((object, context)) => {
-                    let valid = self.0.validate(object, &context);
+                    let valid = self.admission.validate(object, &context);
                     valid.map_err(|denied| refusal(&denied))
                 }
                 None => Ok(()),

@@ -7,6 +7,7 @@
 //! the pod turns out to be unschedulable after all, its binding is refused, it is deleted, or nobody asks for so long
 //! that the reservation expires. While it is not known what became of a binding, the reservation stands as if bound.
 
+mod claims;
 mod nodes;
 mod nominated;
 mod pods;
@@ -21,6 +22,8 @@ use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::vendor::Vendors;
 use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Remembered, Request};
 
+use self::claims::Claims;
+pub use self::claims::{CLAIM_UID, ClaimAsk, Held, NotClaimed, Past};
 use self::nominated::Nominated;
 pub use self::read::{identity, named, uid_of};
 use self::read::{main_reason, still_fits, unscheduled, version_of};
@@ -62,6 +65,8 @@ pub struct Ledger {
     /// Nodes of which something cannot be read.
     broken_nodes: HashSet<Arc<str>>,
     quotas: BTreeMap<(String, String), ResourceQuota>,
+    /// Reservations by label.
+    claims: Claims,
     /// What pods are counted with, each once.
     counted: HashSet<Counted>,
     /// Pods whose last try failed after a filter had chosen a node.
@@ -239,6 +244,7 @@ impl Ledger {
             broken_pods: HashSet::new(),
             broken_nodes: HashSet::new(),
             quotas: BTreeMap::new(),
+            claims: Claims::default(),
             counted: HashSet::new(),
             tried: HashMap::new(),
             deadlines: BTreeSet::new(),
@@ -284,6 +290,11 @@ impl Ledger {
         }
     }
 
+    /// The vendors whose devices it counts.
+    pub fn vendors(&self) -> &Vendors {
+        &self.vendors
+    }
+
     /// Whether the node is known, with or without devices.
     pub fn knows_node(&self, name: &str) -> bool {
         self.nodes.contains_key(name)
@@ -322,10 +333,13 @@ impl Ledger {
         if let Some(answer) = self.settled(&request.pod.uid, among) {
             return answer;
         }
+        self.note_asking(pod);
         let kept = self.keep_room(request, pod);
+        self.lift_claims_of(&request.pod.uid);
         let outcome = self
             .cluster
             .place_again(request, among, &mut self.remembered);
+        self.settle_claims_of(&request.pod.uid);
         self.give_room_back(kept);
         match outcome {
             Ok(placement) => {
@@ -344,7 +358,7 @@ impl Ledger {
         if let Some(answer) = self.settled(&request.pod.uid, among) {
             return answer;
         }
-        match self.cluster.place(request, among) {
+        match self.cluster_for(&request.pod.uid).place(request, among) {
             Ok(placement) => Filtered::Placed(placement),
             Err(misfits) => Filtered::Nowhere(misfits),
         }
@@ -385,6 +399,7 @@ impl Ledger {
         self.drop_deadline(&uid);
         let node = Arc::clone(&placement.node);
         let before = self.cluster.reserve(request.pod.clone(), placement);
+        self.settle_claims_of(&uid);
         if let Some(before) = before.filter(|before| before.placement.node != node) {
             self.freed(before.placement.node);
         }
@@ -476,7 +491,11 @@ impl Ledger {
             Begun::NotReserved => {}
             other => return Ok(other),
         }
-        match self.cluster.place_on(request, node) {
+        self.note_asking(pod);
+        self.lift_claims_of(&request.pod.uid);
+        let outcome = self.cluster.place_on(request, node);
+        self.settle_claims_of(&request.pod.uid);
+        match outcome {
             Ok(placement) => {
                 self.reserve(request, pod, placement.clone(), Binding::UnderWay, now);
                 Ok(Begun::Go {
@@ -555,6 +574,7 @@ impl Ledger {
     /// Lets go of what is held for too long.
     pub fn expire(&mut self, now: Duration) {
         self.latest = self.latest.max(now);
+        self.lapse(now);
         while let Some((deadline, uid)) = self.deadlines.first().cloned() {
             if deadline > now {
                 break;
@@ -614,7 +634,10 @@ impl Ledger {
     fn release(&mut self, uid: &str) -> Option<Arc<str>> {
         self.drop_deadline(uid);
         self.holders.remove(uid);
-        let held = self.cluster.release(uid)?;
+        let held = self.cluster.release(uid);
+        self.settle_claims_of(uid);
+        self.forget_asking(uid);
+        let held = held?;
         Some(held.placement.node)
     }
 

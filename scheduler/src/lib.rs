@@ -8,6 +8,7 @@
 
 pub mod api;
 pub mod args;
+pub mod assigner;
 pub mod bind;
 pub mod compute_nodes;
 pub mod embedded;
@@ -70,6 +71,38 @@ pub struct Settings {
     pub reservation_timeout: Duration,
     /// How long a question waits for the first sight of the cluster.
     pub patience: Duration,
+    /// Where reservations of GPUs by label are; none where they do not count.
+    pub claims: Option<ClaimSettings>,
+}
+
+/// Where reservations of GPUs by label are, and how their times are judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimSettings {
+    /// Namespace of the Leases.
+    pub namespace: String,
+    /// How far the clocks of those who write Leases may differ from this machine's. Counts only for Leases that are
+    /// older than this process: of all others it knows itself when they changed.
+    pub clock_skew: Duration,
+}
+
+impl Default for ClaimSettings {
+    fn default() -> Self {
+        Self {
+            namespace: "gpu-claims".into(),
+            clock_skew: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Settings {
+    /// A ledger that knows nothing yet.
+    fn ledger(&self, vendors: &Arc<Vendors>) -> Ledger {
+        let ledger = Ledger::new(Arc::clone(vendors), self.reservation_timeout);
+        match self.claims {
+            Some(_) => ledger.with_claims(),
+            None => ledger,
+        }
+    }
 }
 
 impl Default for Settings {
@@ -83,6 +116,7 @@ impl Default for Settings {
             traces: Traces::off(),
             reservation_timeout: Duration::from_secs(900),
             patience: Duration::from_secs(5),
+            claims: None,
         }
     }
 }
@@ -130,6 +164,8 @@ struct Inner {
     waker: Waker,
     leadership: Leadership,
     meters: Meters,
+    /// Carries [`Ledger::claims_version`].
+    claims: watch::Sender<u64>,
     /// Rings when the ledger has to be made anew.
     broke: Notify,
     began: Instant,
@@ -167,7 +203,7 @@ impl Scheduler {
         company: Company,
         embedded: Option<embedded::Embedded>,
     ) -> Self {
-        let ledger = Ledger::new(Arc::clone(&vendors), settings.reservation_timeout);
+        let ledger = settings.ledger(&vendors);
         let meters = Meters::new().with_traces(settings.traces.clone());
         Self(Arc::new(Inner {
             settings,
@@ -179,6 +215,7 @@ impl Scheduler {
             waker: company.waker,
             leadership: company.leadership,
             meters,
+            claims: watch::Sender::new(0),
             broke: Notify::new(),
             began: Instant::now(),
             embedded,
@@ -291,6 +328,12 @@ impl Scheduler {
 
     fn tell(&self, mut ledger: MutexGuard<'_, Ledger>) {
         let notices = ledger.take_notices();
+        let version = ledger.claims_version();
+        self.0.claims.send_if_modified(|known| {
+            let changed = *known != version;
+            *known = version;
+            changed
+        });
         self.0.waker.waiting(ledger.waiting().len());
         for notice in &notices {
             match notice {

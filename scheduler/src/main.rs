@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use kube_api::config::DeviceConfig;
 use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
 use scheduler::args::{Args, Command};
+use scheduler::assigner::{self, Assigner, Serving};
 use scheduler::embedded::Admit;
 use scheduler::events::Events;
 use scheduler::gpus::Gpus;
@@ -29,8 +30,14 @@ use tokio::task::JoinHandle;
 
 fn main() -> ExitCode {
     let mut args = Args::parse();
-    if let Some(Command::Simulator(args)) = args.command.take() {
-        return simulate::program("vgpu-scheduler simulator", *args);
+    match args.command.take() {
+        Some(Command::Simulator(args)) => {
+            return simulate::program("vgpu-scheduler simulator", *args);
+        }
+        Some(Command::Assigner(args)) => {
+            return assigner::program("vgpu-scheduler assigner", *args);
+        }
+        None => {}
     }
     let (format, filter) = (args.log_format, args.log_filter().to_owned());
     let runtime = &mut tokio::runtime::Builder::new_multi_thread();
@@ -74,10 +81,15 @@ async fn run(args: Args) -> anyhow::Result<()> {
         Some(Arc::clone(&admission)),
         args.legacy_metrics,
     );
+    let assigner = beside(&args, &scheduler);
+    let work = match &assigner {
+        Some(assigner) => work.merge(api::assigner::shared(assigner)),
+        None => work,
+    };
     let work = match &cluster {
         Some(cluster) => {
             if args.admit {
-                cluster.admit_with(Arc::new(Admit(admission)));
+                cluster.admit_with(Arc::new(Admit::new(admission).after(assigner.clone())));
             }
             let work = work.merge(cluster.api_routes());
             guarded(work, &listener, &args, "--http_bind")?
@@ -89,6 +101,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let follow = {
         let scheduler = scheduler.clone();
         tokio::spawn(async move { scheduler.follow().await })
+    };
+    let serving = match &assigner {
+        Some(assigner) => Some(serve_assigner(&args, assigner).await?),
+        None => None,
     };
     let (stopping, stopped) = watch::channel(false);
     let figures = match args.metrics_bind_address {
@@ -122,6 +138,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
     serve(&args, listener, router, stop).await?;
     for listener in [figures, gpu_page].into_iter().flatten() {
         drop(listener.await);
+    }
+    if let Some(serving) = serving {
+        serving.stop().await;
     }
     follow.abort();
     traces.stop().await;
@@ -160,6 +179,30 @@ async fn gpu_page(
             () = gpus.run() => {}
         }
     }))
+
+/// The assigner over the scheduler's ledger, where the flags ask for one.
+fn beside(args: &Args, scheduler: &Scheduler) -> Option<Assigner> {
+    let settings = assigner::Settings {
+        pin: args.assigner_pin,
+    };
+    scheduler.assigner(settings).filter(|_| args.assigner)
+}
+
+async fn serve_assigner(args: &Args, assigner: &Assigner) -> anyhow::Result<Serving> {
+    let bind = |address, flag: &'static str| async move {
+        let bound = Listener::bind(address).await;
+        bound.map_err(|error| anyhow!("{error}; {flag} takes another address"))
+    };
+    let standard = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443));
+    let here = args.embedded.is_none().then_some(standard);
+    let api = match args.assigner_bind.or(here) {
+        Some(address) => Some((bind(address, "--assigner-bind").await?, tls(args)?)),
+        None => None,
+    };
+    let ui = bind(args.assigner_ui_bind, "--assigner-ui-bind").await?;
+    tracing::info!(ui = %ui.address(), "serving the assigner");
+    let interval = Duration::from_secs(20);
+    Ok(Serving::start(assigner, api, Some(ui), interval, 0.2))
 }
 
 /// Who has the token, or is on this machine: others see nothing of an embedded cluster.
@@ -182,19 +225,25 @@ async fn serve(
         head_timeout: Duration::from_secs(120),
         ..Manners::default()
     };
-    match (&args.cert_file, &args.key_file) {
-        (Some(certificate), Some(key)) => {
-            let tls = Tls::from_files(TlsFiles {
-                certificate: certificate.clone(),
-                key: key.clone(),
-                client_ca: None,
-            })
-            .context("--cert_file, --key_file")?;
-            listener.serve_tls(router, manners, tls, stop).await;
-        }
-        _ => listener.serve(router, manners, stop).await,
+    match tls(args)? {
+        Some(tls) => listener.serve_tls(router, manners, tls, stop).await,
+        None => listener.serve(router, manners, stop).await,
     }
     Ok(())
+}
+
+/// The certificate that the flags name.
+fn tls(args: &Args) -> anyhow::Result<Option<Tls>> {
+    let (Some(certificate), Some(key)) = (&args.cert_file, &args.key_file) else {
+        return Ok(None);
+    };
+    let files = TlsFiles {
+        certificate: certificate.clone(),
+        key: key.clone(),
+        client_ca: None,
+    };
+    let tls = Tls::from_files(files).context("--cert_file, --key_file")?;
+    Ok(Some(tls))
 }
 
 fn vendors(args: &Args) -> anyhow::Result<Vendors> {
@@ -229,6 +278,7 @@ fn settings(args: &Args, traces: Traces) -> Settings {
         kube_timeout: args.kube_timeout,
         traces,
         reservation_timeout: args.reservation_timeout,
+        claims: args.claims(),
         ..Settings::default()
     }
 }

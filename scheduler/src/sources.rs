@@ -3,13 +3,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use kube::Api;
 use kube_api::object::{Node, Pod};
 use placement::{Quota, Vendor};
+use tokio::sync::watch;
 
-use crate::{Scheduler, explain, metrics};
+use crate::ledger::Ledger;
+use crate::{Scheduler, assigner, explain, metrics};
 
 impl metrics::Source for Scheduler {
     fn snapshot(&self) -> metrics::Snapshot {
@@ -110,6 +114,41 @@ impl Scheduler {
             .take_while(char::is_ascii_digit)
             .collect();
         version.major != "1" || minor.parse::<u32>().map_or(true, |minor| minor >= 28)
+    }
+}
+
+impl assigner::Books for Scheduler {
+    fn change(&self, change: &mut dyn FnMut(&mut Ledger, Duration)) {
+        Self::change(self, |ledger, now| change(ledger, now));
+    }
+
+    fn wall(&self) -> Timestamp {
+        Timestamp::now()
+    }
+
+    fn unready(&self) -> Option<String> {
+        let missing = || format!("{} not read from the API server yet", self.missing());
+        (!self.is_synced()).then(missing)
+    }
+
+    fn catch_up(&self) -> BoxFuture<'_, ()> {
+        Box::pin(Self::catch_up(self))
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.0.claims.subscribe()
+    }
+}
+
+impl Scheduler {
+    /// The assigner over this scheduler's ledger; none where reservations by label do not count.
+    pub fn assigner(&self, settings: assigner::Settings) -> Option<assigner::Assigner> {
+        let claims = self.0.settings.claims.as_ref()?;
+        let client = self.0.client.clone();
+        let patience = self.0.settings.kube_timeout;
+        let store = assigner::store::ApiServer::new(client, &claims.namespace, patience);
+        let books = Arc::new(self.clone());
+        Some(assigner::Assigner::new(books, Arc::new(store), settings))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Keeps the ledger up with the API server: nodes, pods and quotas, by lists and watches that begin again by
+//! Keeps the ledger up with the API server: nodes, pods, quotas and the Leases of reserved GPUs, by lists and watches that begin again by
 //! themselves. Never answers anybody and never decides.
 
 use std::collections::HashSet;
@@ -8,8 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::runtime::watcher::{self, Event, watcher};
+use kube_api::assigner::{Claim, GPU_UUID};
 use kube_api::object::{Node, Pod, ResourceQuota};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
@@ -18,7 +21,7 @@ use crate::Scheduler;
 use crate::ledger::{Ledger, named, uid_of};
 
 /// What is watched, in the order of [`Progress`]' figures.
-pub(crate) const KINDS: [&str; 3] = ["nodes", "pods", "resourcequotas"];
+pub(crate) const KINDS: [&str; 4] = ["nodes", "pods", "resourcequotas", "leases"];
 
 /// What has ended holds nothing, and is not read.
 pub(crate) const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
@@ -33,11 +36,11 @@ pub struct Progress {
     /// In which term of this replica's leadership reading began.
     term: Option<u64>,
     /// Whether all of the kind was read.
-    listed: [bool; 3],
+    listed: [bool; 4],
     /// The version of the newest that was read.
-    pub(crate) seen: [u64; 3],
+    pub(crate) seen: [u64; 4],
     /// Why nothing is read, as far as that is known.
-    trouble: [String; 3],
+    trouble: [String; 4],
 }
 
 impl Progress {
@@ -77,7 +80,9 @@ trait Watched:
     const KIND: usize;
     /// What tells one from another.
     fn key(&self) -> Arc<str>;
-    fn set(self, ledger: &mut Ledger, now: Duration);
+    /// `listed` says how far the clocks of this machine and of the object's writer may differ, where the object was
+    /// there before it was watched.
+    fn set(self, ledger: &mut Ledger, now: Duration, listed: Option<SignedDuration>);
     fn remove(&self, ledger: &mut Ledger);
     /// Whether the ledger keeps anything of it, so that its going has to be noticed after a list.
     fn matters(key: &str, ledger: &Ledger) -> bool {
@@ -100,7 +105,7 @@ impl Watched for Node {
         self.metadata.name.as_deref().unwrap_or_default().into()
     }
 
-    fn set(self, ledger: &mut Ledger, _: Duration) {
+    fn set(self, ledger: &mut Ledger, _: Duration, _: Option<SignedDuration>) {
         ledger.set_node(self);
     }
 
@@ -120,7 +125,7 @@ impl Watched for Pod {
         uid_of(self)
     }
 
-    fn set(self, ledger: &mut Ledger, now: Duration) {
+    fn set(self, ledger: &mut Ledger, now: Duration, _: Option<SignedDuration>) {
         ledger.set_pod(&self, now);
     }
 
@@ -150,7 +155,7 @@ impl Watched for ResourceQuota {
         format!("{namespace}/{name}").into()
     }
 
-    fn set(self, ledger: &mut Ledger, _: Duration) {
+    fn set(self, ledger: &mut Ledger, _: Duration, _: Option<SignedDuration>) {
         ledger.set_quota(&self);
     }
 
@@ -170,6 +175,44 @@ impl Watched for ResourceQuota {
                 ledger.remove_quota(namespace, name);
             }
         }
+    }
+}
+
+impl Watched for Lease {
+    const KIND: usize = 3;
+
+    fn key(&self) -> Arc<str> {
+        self.metadata.name.as_deref().unwrap_or_default().into()
+    }
+
+    fn set(self, ledger: &mut Ledger, now: Duration, listed: Option<SignedDuration>) {
+        match Claim::read(&self) {
+            Ok(claim) => {
+                let age = listed.map_or(Duration::ZERO, |skew| {
+                    claim.least_age(Timestamp::now(), skew)
+                });
+                ledger.set_claim(claim, age, now);
+            }
+            Err(problem) => tracing::warn!(%problem, "a Lease is no reservation; it is left alone"),
+        }
+    }
+
+    fn remove(&self, ledger: &mut Ledger) {
+        let metadata = &self.metadata;
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        if let Ok(claim) = Claim::read(self) {
+            let (uid, version) = (text(&metadata.uid), text(&metadata.resource_version));
+            ledger.remove_claim(&claim.gpu, &uid, &version);
+        }
+    }
+
+    fn keep(
+        ledger: &mut Ledger,
+        listed: &HashSet<Arc<str>>,
+        _: &HashSet<Arc<str>>,
+        began: Duration,
+    ) {
+        ledger.keep_claims(listed, began);
     }
 }
 
@@ -200,8 +243,7 @@ impl Scheduler {
                 () = self.0.broke.notified() => {
                     tracing::error!("the ledger is made anew");
                     drop(tasks);
-                    let timeout = self.0.settings.reservation_timeout;
-                    *self.0.ledger.lock() = Ledger::new(Arc::clone(&self.0.vendors), timeout);
+                    *self.0.ledger.lock() = self.0.settings.ledger(&self.0.vendors);
                     tasks = self.start_view(term);
                 }
                 ended = tasks.join_next() => {
@@ -218,6 +260,7 @@ impl Scheduler {
         self.0.progress.send_modify(|progress| {
             *progress = Progress {
                 term: Some(term),
+                listed: [false, false, false, self.0.settings.claims.is_none()],
                 ..Progress::default()
             };
         });
@@ -232,6 +275,11 @@ impl Scheduler {
             self.clone()
                 .watch::<ResourceQuota>(Api::all(client()), quotas),
         );
+        if let Some(claims) = &self.0.settings.claims {
+            let leases = watcher::Config::default().labels(GPU_UUID);
+            let api: Api<Lease> = Api::namespaced(client(), &claims.namespace);
+            tasks.spawn(self.clone().watch(api, leases));
+        }
         tasks.spawn(self.clone().expire());
         tasks
     }
@@ -243,6 +291,9 @@ impl Scheduler {
         let mut known = HashSet::new();
         let mut began = Duration::ZERO;
         let mut version_at_list = 0;
+        let claims = self.0.settings.claims.as_ref();
+        let skew = claims.map(|claims| claims.clock_skew).unwrap_or_default();
+        let skew = Some(SignedDuration::try_from(skew).unwrap_or(SignedDuration::MAX));
         while let Some(event) = stream.next().await {
             let version = match event {
                 Ok(Event::Init) => {
@@ -254,7 +305,7 @@ impl Scheduler {
                 Ok(Event::InitApply(object)) => {
                     let version = version_of(&object);
                     let key = object.key();
-                    self.set(object);
+                    self.set(object, skew);
                     if self.with_ledger(|ledger| K::matters(&key, ledger)) {
                         listed.insert(key);
                     }
@@ -272,7 +323,7 @@ impl Scheduler {
                     if K::KIND == ResourceQuota::KIND {
                         known.insert(object.key());
                     }
-                    self.set(object);
+                    self.set(object, None);
                     version
                 }
                 Ok(Event::Delete(object)) => {
@@ -294,9 +345,9 @@ impl Scheduler {
 
     /// Takes the object into the ledger. A defect of ours in reading one object is not the others' loss: as if it were
     /// not there.
-    fn set<K: Watched>(&self, object: K) {
+    fn set<K: Watched>(&self, object: K, listed: Option<SignedDuration>) {
         let key = object.key();
-        let set = AssertUnwindSafe(|| self.change(|ledger, now| object.set(ledger, now)));
+        let set = AssertUnwindSafe(|| self.change(|ledger, now| object.set(ledger, now, listed)));
         if std::panic::catch_unwind(set).is_err() {
             let kind = KINDS.get(K::KIND);
             tracing::error!(kind, %key, "a defect in the scheduler: it is left out");

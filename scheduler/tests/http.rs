@@ -467,7 +467,7 @@ async fn pods_over_the_api_go_through_admission_where_that_is_asked_for() {
         vendors(),
         admission::Settings::default(),
     ));
-    served.cluster.admit_with(Arc::new(Admit(admission)));
+    served.cluster.admit_with(Arc::new(Admit::new(admission)));
     let path = "/api/v1/namespaces/default/pods";
     let mut asks = pod("asks", 1000);
     asks["spec"]["schedulerName"] = "default-scheduler".into();

@@ -5,6 +5,7 @@
     reason = "a test that is wrong about its own world has failed"
 )]
 
+mod assigner;
 mod beside;
 mod clients;
 mod compute_nodes;

@@ -24,6 +24,7 @@ pub use admit::{Admission, Admitted};
 pub use configuration::{ClientConfig, webhook_configurations};
 pub use context::{Context, Operation};
 pub use denied::Denied;
+pub use patch::Patch;
 pub use quotas::Quotas;
 pub use review::{Answer, Door, Reviewed};
 pub use routes::routes;

@@ -9,7 +9,8 @@ use json_patch::{AddOperation, PatchOperation, ReplaceOperation};
 use serde_json::{Map, Value};
 
 /// What shall be changed of an object, and the object as it is after that.
-pub(crate) struct Patch<'a> {
+#[derive(Debug)]
+pub struct Patch<'a> {
     object: Cow<'a, Value>,
     operations: Vec<PatchOperation>,
     /// Which operation made a list, by the list's path.
@@ -18,7 +19,7 @@ pub(crate) struct Patch<'a> {
 
 impl<'a> Patch<'a> {
     /// Nothing is changed yet.
-    pub(crate) fn of(object: &'a Value) -> Self {
+    pub fn of(object: &'a Value) -> Self {
         Self {
             object: Cow::Borrowed(object),
             operations: Vec::new(),
@@ -27,7 +28,7 @@ impl<'a> Patch<'a> {
     }
 
     /// What stands at a path; none when nothing does, or null.
-    pub(crate) fn get(&self, path: &[&str]) -> Option<&Value> {
+    pub fn get(&self, path: &[&str]) -> Option<&Value> {
         path.iter()
             .try_fold(&*self.object, |value, token| child(value, token))
             .filter(|value| !value.is_null())
@@ -35,7 +36,7 @@ impl<'a> Patch<'a> {
 
     /// Lets `value` stand at a path. What is missing on the way there is made, in one operation. Nothing happens where
     /// it stands there already.
-    pub(crate) fn set(&mut self, path: &[&str], value: Value) {
+    pub fn set(&mut self, path: &[&str], value: Value) {
         if self.get(path) == Some(&value) {
             return;
         }
@@ -69,7 +70,7 @@ impl<'a> Patch<'a> {
     }
 
     /// Adds `value` at the end of the list at a path, which is made where there is none.
-    pub(crate) fn append(&mut self, path: &[&str], value: Value) {
+    pub fn append(&mut self, path: &[&str], value: Value) {
         let Some(length) = self.get(path).and_then(Value::as_array).map(Vec::len) else {
             let pointer = PointerBuf::from_tokens(path.iter().copied());
             self.lists.insert(pointer, self.operations.len());
@@ -98,7 +99,7 @@ impl<'a> Patch<'a> {
     }
 
     /// What there is to do, in its order.
-    pub(crate) fn into_operations(self) -> Vec<PatchOperation> {
+    pub fn into_operations(self) -> Vec<PatchOperation> {
         self.operations
     }
 }

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod allocation;
+pub mod assigner;
 pub mod config;
 pub mod extender;
 pub mod hcs;

@@ -157,7 +157,7 @@ pub(crate) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 }
 
 /// The parts of a list with commas, without those that are empty.
-pub(crate) fn list(text: &str) -> impl Iterator<Item = &str> {
+pub fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',')
         .map(str::trim)
         .filter(|part| !part.is_empty())

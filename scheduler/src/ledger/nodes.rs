@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use kube_api::assigner::{DEVICE_LABELS, tag};
 use kube_api::node::{report, same_report};
 use kube_api::object::{Node, ResourceQuota};
 use kube_api::quota;
@@ -16,8 +17,10 @@ impl Ledger {
     pub fn set_node(&mut self, node: Node) {
         let name: Arc<str> = node.metadata.name.as_deref().unwrap_or_default().into();
         let node = Arc::new(slim(node));
+        let labels_count = self.counts_claims();
         if let Some(before) = self.nodes.get_mut(&name)
             && same_report(before, &node, &self.vendors)
+            && (!labels_count || labels_of(before) == labels_of(&node))
         {
             *before = node;
             return;
@@ -26,7 +29,12 @@ impl Ledger {
         if has_more_slots(before, &node, &self.vendors) {
             self.note_more_slots(Arc::clone(&name));
         }
-        let said = report(&node, &self.vendors);
+        let mut said = report(&node, &self.vendors);
+        let mut label_problems = Vec::new();
+        if self.counts_claims() {
+            let problems = tag(&mut said.node, &node);
+            label_problems.extend(problems.iter().map(ToString::to_string));
+        }
         let mut problems: Vec<String> = said
             .problems
             .iter()
@@ -44,6 +52,8 @@ impl Ledger {
                 "{problem}; until it is written anew, the node takes no pods that ask for devices"
             ));
         }
+        self.settle_claims_on(&name, label_problems.clone());
+        problems.extend(label_problems);
         if problems.is_empty() {
             self.broken_nodes.remove(&name);
         } else {
@@ -66,6 +76,7 @@ impl Ledger {
         self.nodes.remove(name);
         self.broken_nodes.remove(name);
         self.cluster.remove_node(name);
+        self.settle_claims_on(&name.into(), Vec::new());
     }
 
     /// A list of all nodes is complete: which is not in it, is not there.
@@ -121,4 +132,8 @@ impl Ledger {
             self.freed(node);
         }
     }
+}
+
+fn labels_of(node: &Node) -> Option<&String> {
+    node.metadata.annotations.as_ref()?.get(DEVICE_LABELS)
 }

@@ -22,6 +22,7 @@ impl Ledger {
             self.remove_pod(&uid);
             return;
         }
+        self.note_claimant(pod);
         if pod.spec.node_name.is_empty() {
             self.set_unbound(pod, &uid, now);
         } else {
@@ -81,6 +82,7 @@ impl Ledger {
                     placement.node = node.into();
                     self.drop_deadline(uid);
                     let before = self.cluster.reserve(identity(pod), placement);
+                    self.settle_claims_of(uid);
                     if let Some(before) = before.filter(|before| *before.placement.node != *node) {
                         self.freed(before.placement.node);
                     }
@@ -195,6 +197,7 @@ impl Ledger {
         let load = |ledger: &Self| ledger.cluster.reservation(uid).map(Reservation::load);
         let before = load(self);
         self.cluster.initialised(uid);
+        self.settle_claims_of(uid);
         if load(self) != before {
             self.freed(pod.spec.node_name.as_str().into());
         }
@@ -207,6 +210,7 @@ impl Ledger {
         self.unplaced.remove(uid);
         self.tried.remove(uid);
         self.broken_pods.remove(uid);
+        self.forget_claimant(uid);
         let reserved = matches!(self.holders.get(uid), Some(Holder::Reserved(_)));
         let Some(node) = self.release(uid) else {
             return;
@@ -237,6 +241,7 @@ impl Ledger {
             self.remove_pod(&uid);
         }
         self.end_doubts(began);
+        self.keep_claimants(listed);
         self.waiting
             .retain(|uid, waiting| listed.contains(uid) || waiting.since >= began);
         self.tried.retain(|uid, _| listed.contains(uid));
@@ -276,5 +281,6 @@ impl Ledger {
             || self.waiting.contains_key(uid)
             || self.nominated.contains_key(uid)
             || self.unplaced.contains_key(uid)
+            || self.knows_claimant(uid)
     }
 }

@@ -10,6 +10,7 @@ use server::Format;
 
 use super::page::{Labels, Page, Piece};
 use super::{InstanceAt, Snapshot};
+use crate::ledger::CLAIM_UID;
 
 /// The labels of a device's series beside its node, UUID and index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -242,7 +243,10 @@ fn shares<S: FnMut(Piece) -> fmt::Result>(
     legacy: bool,
     page: &mut Page<S>,
 ) -> fmt::Result {
-    let mut held: Vec<&Reservation> = snapshot.cluster.reservations().collect();
+    let pods = snapshot.cluster.reservations();
+    let mut held: Vec<&Reservation> = pods
+        .filter(|held| !held.pod.uid.starts_with(CLAIM_UID))
+        .collect();
     held.sort_unstable_by_key(|held| key(held));
     let families = [
         ("hami_vgpu_memory_allocated_bytes", true, false),
@@ -397,7 +401,10 @@ fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
             );
     })?;
     let nodes = snapshot.cluster.nodes().count();
-    let reservations = snapshot.cluster.reservations().count();
+    let pods = snapshot.cluster.reservations();
+    let reservations = pods
+        .filter(|held| !held.pod.uid.starts_with(CLAIM_UID))
+        .count();
     let count = |value: usize| u64::try_from(value).unwrap_or(u64::MAX);
     let gauges: [(&str, &str, u64); 8] = [
         (

@@ -1,0 +1,246 @@
+//! The Lease that reserves one GPU, as a value and back. Never judges whether it has run out.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use super::{GPU_UUID, POD_NAME, POD_NAMESPACE, RESERVATION_ID, RESERVATION_STATE};
+
+/// How long a reservation stands that no pod confirms.
+pub const PROPOSAL_LASTS: Duration = Duration::from_secs(60);
+/// How long an active reservation stands that is not renewed.
+pub const ACTIVE_LASTS: Duration = Duration::from_secs(300);
+
+/// How far a reservation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum State {
+    /// The GPU was given to a pod that may never be made.
+    Proposed,
+    /// The pod exists.
+    Active,
+}
+
+impl State {
+    /// The value of the label [`RESERVATION_STATE`].
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Proposed => "proposal",
+            Self::Active => "active",
+        }
+    }
+
+    /// How long a reservation in this state stands after its last change.
+    pub fn lasts(self) -> Duration {
+        match self {
+            Self::Proposed => PROPOSAL_LASTS,
+            Self::Active => ACTIVE_LASTS,
+        }
+    }
+}
+
+/// One GPU of one reservation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// The GPU.
+    pub gpu: String,
+    /// The reservation, of which this may be one GPU of several.
+    pub reservation: String,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod; empty before it is known.
+    pub pod: String,
+    /// How far it is.
+    pub state: State,
+    /// The reservation while it is proposed, the pod's UID once it is active.
+    pub holder: String,
+    /// When the GPU was reserved, by the clock of the process that did.
+    pub acquired: Timestamp,
+    /// When the Lease was renewed, by the clock of the process that did.
+    pub renewed: Option<Timestamp>,
+    /// `metadata.resourceVersion`; empty before it is written.
+    pub version: String,
+    /// `metadata.uid` of the Lease; empty before it is written.
+    pub lease_uid: String,
+}
+
+/// Why a Lease is not read as a reservation. The assigner leaves such a Lease alone.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimError {
+    /// A label or annotation is not there.
+    #[error("Lease {name}: {key} is missing")]
+    Missing {
+        /// Name of the Lease.
+        name: String,
+        /// The label or annotation.
+        key: &'static str,
+    },
+    /// The name is another GPU's.
+    #[error("Lease {name} names GPU {gpu}, whose Lease has another name")]
+    AnotherName {
+        /// Name of the Lease.
+        name: String,
+        /// The GPU.
+        gpu: String,
+    },
+}
+
+/// The name of a GPU's Lease: the UUID in lower case, with `-` for what a name cannot have, and neither beginning nor
+/// ending with `-` or `.`.
+pub fn lease_name(gpu: &str) -> String {
+    let name: String = gpu
+        .to_lowercase()
+        .chars()
+        .map(|c| match c {
+            'a'..='z' | '0'..='9' | '.' | '-' => c,
+            _ => '-',
+        })
+        .collect();
+    name.trim_matches(['-', '.']).to_owned()
+}
+
+impl Claim {
+    /// A new proposal, not written yet.
+    pub fn proposed(gpu: &str, reservation: &str, namespace: &str, now: Timestamp) -> Self {
+        Self {
+            gpu: gpu.to_owned(),
+            reservation: reservation.to_owned(),
+            namespace: namespace.to_owned(),
+            pod: String::new(),
+            state: State::Proposed,
+            holder: reservation.to_owned(),
+            acquired: now,
+            renewed: Some(now),
+            version: String::new(),
+            lease_uid: String::new(),
+        }
+    }
+
+    /// The same, held by this pod from now on.
+    #[must_use]
+    pub fn activated(&self, pod: &str, uid: &str, now: Timestamp) -> Self {
+        Self {
+            pod: pod.to_owned(),
+            state: State::Active,
+            holder: uid.to_owned(),
+            renewed: Some(now),
+            ..self.clone()
+        }
+    }
+
+    /// The same, renewed.
+    #[must_use]
+    pub fn renewed(&self, now: Timestamp) -> Self {
+        Self {
+            renewed: Some(now),
+            ..self.clone()
+        }
+    }
+
+    /// How old the reservation is at least, where nothing but its time tells: `skew` is how far the clocks of this
+    /// machine and of its writer may differ. Never more than it lasts.
+    pub fn least_age(&self, now: Timestamp, skew: SignedDuration) -> Duration {
+        let lasts = self.state.lasts();
+        // A Lease that was never renewed has run out.
+        let Some(renewed) = self.renewed else {
+            return lasts;
+        };
+        let age = now.duration_since(renewed).saturating_sub(skew);
+        Duration::try_from(age).unwrap_or_default().min(lasts)
+    }
+
+    /// Reads a Lease.
+    ///
+    /// # Errors
+    ///
+    /// What keeps it from being a reservation of ours.
+    pub fn read(lease: &Lease) -> Result<Self, ClaimError> {
+        let name = lease.metadata.name.clone().unwrap_or_default();
+        let label = |key: &'static str| {
+            let labels = lease.metadata.labels.as_ref();
+            let text = labels.and_then(|labels| labels.get(key));
+            text.filter(|text| !text.is_empty()).cloned()
+        };
+        let missing = |key: &'static str| ClaimError::Missing {
+            name: name.clone(),
+            key,
+        };
+        let annotation = |key: &str| {
+            let annotations = lease.metadata.annotations.as_ref();
+            let text = annotations.and_then(|annotations| annotations.get(key));
+            text.filter(|text| !text.is_empty()).cloned()
+        };
+        let gpu = label(GPU_UUID).ok_or_else(|| missing(GPU_UUID))?;
+        if lease_name(&gpu) != name {
+            return Err(ClaimError::AnotherName { name, gpu });
+        }
+        let spec = lease.spec.clone().unwrap_or_default();
+        let holder = spec.holder_identity.unwrap_or_default();
+        if holder.is_empty() {
+            return Err(missing("spec.holderIdentity"));
+        }
+        let state = match label(RESERVATION_STATE).as_deref() {
+            Some("active") => State::Active,
+            _ => State::Proposed,
+        };
+        let renewed = spec.renew_time.map(|time| time.0);
+        Ok(Self {
+            namespace: label(POD_NAMESPACE).ok_or_else(|| missing(POD_NAMESPACE))?,
+            // Older releases of the reference write a proposal's id as its holder only.
+            reservation: annotation(RESERVATION_ID).unwrap_or_else(|| holder.clone()),
+            pod: annotation(POD_NAME).unwrap_or_default(),
+            state,
+            holder,
+            acquired: spec
+                .acquire_time
+                .map(|time| time.0)
+                .or(renewed)
+                .unwrap_or(Timestamp::UNIX_EPOCH),
+            renewed,
+            version: lease.metadata.resource_version.clone().unwrap_or_default(),
+            lease_uid: lease.metadata.uid.clone().unwrap_or_default(),
+            gpu,
+        })
+    }
+
+    /// The Lease. With the version and the UID that the claim was read with, so that a write that comes after another
+    /// one's is refused.
+    pub fn lease(&self) -> Lease {
+        let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let labels = [
+            (GPU_UUID, self.gpu.as_str()),
+            (POD_NAMESPACE, self.namespace.as_str()),
+            (RESERVATION_STATE, self.state.word()),
+        ];
+        let annotations = [
+            (RESERVATION_ID, self.reservation.as_str()),
+            (POD_NAME, self.pod.as_str()),
+        ];
+        let owned = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+        let seconds = self.state.lasts().as_secs();
+        Lease {
+            metadata: ObjectMeta {
+                name: Some(lease_name(&self.gpu)),
+                labels: Some(labels.into_iter().map(owned).collect()),
+                annotations: Some(
+                    annotations
+                        .into_iter()
+                        .filter(|(_, value)| !value.is_empty())
+                        .map(owned)
+                        .collect(),
+                ),
+                resource_version: text(&self.version),
+                uid: text(&self.lease_uid),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(self.holder.clone()),
+                lease_duration_seconds: i32::try_from(seconds).ok(),
+                acquire_time: Some(MicroTime(self.acquired)),
+                renew_time: self.renewed.map(MicroTime),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+}

@@ -1,0 +1,607 @@
+//! The device assigner: whole GPUs for pods that ask by label. It reserves them in the ledger, writes the reservations
+//! as Leases, makes them active when their pods are there, renews them, and lets go of them. Never decides which GPU
+//! fits (the engine does), and never binds a pod.
+//!
+//! What a call to the API server may have done before its answer was lost is found out by reading, never guessed: a
+//! Lease that carries our reservation is ours, whoever told us otherwise. Every write names the version that it is based
+//! on, so of two replicas one succeeds.
+
+pub mod judge;
+pub mod meters;
+pub mod page;
+pub mod review;
+pub mod store;
+
+mod nodes;
+mod serve;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use kube_api::assigner::{Claim, Finalize, PodClaim, State, pod_claim};
+use tokio::sync::watch;
+
+use crate::ledger::{ClaimAsk, Held, Ledger, NotClaimed};
+use judge::{Tend, Verdict};
+use meters::Meters;
+use store::{Found, Sent, Store};
+
+pub use serve::{Args, Level, Serving, program};
+
+/// How often GPUs are chosen anew because another replica was faster.
+const MOST_CHOICES: usize = 16;
+
+/// How often a call is made again whose answer is not known, or that came between two others.
+const MOST_TRIES: usize = 4;
+
+/// How long a call waits before it is made again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The ledger that the assigner shares, and the clocks.
+pub trait Books: Send + Sync + 'static {
+    /// Changes the ledger, at this time by its own count.
+    fn change(&self, change: &mut dyn FnMut(&mut Ledger, Duration));
+    /// The machine's clock, for the times that Leases show.
+    fn wall(&self) -> Timestamp;
+    /// Why the cluster is not known yet, where it is not.
+    fn unready(&self) -> Option<String>;
+    /// Waits until what was changed in an embedded cluster is known.
+    fn catch_up(&self) -> BoxFuture<'_, ()>;
+    /// Carries [`Ledger::claims_version`].
+    fn changes(&self) -> watch::Receiver<u64>;
+}
+
+/// How the node of a pod is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Pin {
+    /// By a required node affinity, so that the scheduler confirms it.
+    #[default]
+    Affinity,
+    /// By `spec.nodeName`: no scheduler sees the pod.
+    #[value(name = "nodeName")]
+    NodeName,
+}
+
+/// How an assigner behaves.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// How the node of a pod is settled.
+    pub pin: Pin,
+}
+
+/// One replica of the assigner. A clone is the same one.
+#[derive(Clone)]
+pub struct Assigner(Arc<Inner>);
+
+struct Inner {
+    books: Arc<dyn Books>,
+    store: Arc<dyn Store>,
+    settings: Settings,
+    meters: Meters,
+}
+
+impl std::fmt::Debug for Assigner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Assigner").field(&self.0.settings).finish()
+    }
+}
+
+/// Why GPUs are not reserved.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotReserved {
+    /// There are none.
+    #[error(transparent)]
+    None(#[from] NotClaimed),
+    /// Other pods were faster, again and again.
+    #[error("other pods took the GPUs that were free; try again")]
+    Overrun,
+    /// The API server does not do what it is asked.
+    #[error("the reservation cannot be written: {0}")]
+    NotWritten(String),
+}
+
+/// Why a reservation is not finalized.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotFinalized {
+    /// There is no such reservation, or no such pod.
+    #[error("{0}")]
+    Unknown(String),
+    /// Another reservation, namespace or pod holds the GPU.
+    #[error("{0}")]
+    Another(String),
+    /// It is not known whether it is: the API server does not answer.
+    #[error("the API server does not answer: {0}; try again")]
+    Unanswered(String),
+}
+
+impl NotFinalized {
+    /// The HTTP status.
+    pub fn code(&self) -> u16 {
+        match self {
+            Self::Unknown(_) => 404,
+            Self::Another(_) => 409,
+            Self::Unanswered(_) => 503,
+        }
+    }
+}
+
+/// What became of the write of one Lease.
+enum Wrote {
+    Won(Box<Claim>),
+    /// Another reservation has it.
+    Lost(Option<Box<Claim>>),
+    /// It cannot be written; `certain` where it surely was not.
+    Failed {
+        why: String,
+        certain: bool,
+    },
+}
+
+impl Assigner {
+    /// An assigner over this ledger and this API server.
+    pub fn new(books: Arc<dyn Books>, store: Arc<dyn Store>, settings: Settings) -> Self {
+        Self(Arc::new(Inner {
+            books,
+            store,
+            settings,
+            meters: Meters::default(),
+        }))
+    }
+
+    /// How it behaves.
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    /// What it counts.
+    pub fn meters(&self) -> &Meters {
+        &self.0.meters
+    }
+
+    /// Why it cannot answer yet, where it cannot.
+    pub fn unready(&self) -> Option<String> {
+        self.0.books.unready()
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Ledger, Duration) -> T) -> T {
+        let (mut change, mut result) = (Some(change), None);
+        self.0.books.change(&mut |ledger, now| {
+            if let Some(change) = change.take() {
+                result = Some(change(ledger, now));
+            }
+        });
+        result.expect("the books call what they are given once")
+    }
+
+    /// Reserves GPUs for a pod: in the ledger, then as Leases; all of them or none. Goes on to its end when the caller
+    /// does not wait for it.
+    ///
+    /// # Errors
+    ///
+    /// Why there are none.
+    pub async fn reserve(&self, ask: ClaimAsk) -> Result<Vec<Claim>, NotReserved> {
+        let assigner = self.clone();
+        let task = tokio::spawn(async move { assigner.reserve_to_its_end(ask).await });
+        match task.await {
+            Ok(result) => result,
+            Err(error) => Err(NotReserved::NotWritten(error.to_string())),
+        }
+    }
+
+    async fn reserve_to_its_end(&self, mut ask: ClaimAsk) -> Result<Vec<Claim>, NotReserved> {
+        for _ in 0..MOST_CHOICES {
+            let wall = self.0.books.wall();
+            let proposed = self.change(|ledger, now| ledger.propose(&ask, wall, now))?;
+            let mut won = Vec::new();
+            let (mut failed, mut in_doubt) = (None, None);
+            for claim in &proposed {
+                // Of a reservation that was asked for twice, what is written already.
+                if !claim.version.is_empty() {
+                    won.push(claim.clone());
+                    continue;
+                }
+                match self.write_new(claim).await {
+                    Wrote::Won(written) => {
+                        let claim = (*written).clone();
+                        self.change(|ledger, now| ledger.set_claim(claim, Duration::ZERO, now));
+                        won.push(*written);
+                    }
+                    Wrote::Lost(other) => {
+                        failed = Some(None);
+                        self.lost(claim, other.map(|other| *other));
+                        ask.not.insert(claim.gpu.clone());
+                        break;
+                    }
+                    Wrote::Failed { why, certain } => {
+                        in_doubt = Some(claim.gpu.as_str()).filter(|_| !certain);
+                        failed = Some(Some(why));
+                        break;
+                    }
+                }
+            }
+            // What another door gave while the Leases were written is not ours.
+            if failed.is_none() && self.are_ours(&won) {
+                return Ok(won);
+            }
+            self.give_back(&proposed, &won, in_doubt).await;
+            if let Some(Some(why)) = failed {
+                return Err(NotReserved::NotWritten(why));
+            }
+        }
+        Err(NotReserved::Overrun)
+    }
+
+    /// Whether the ledger still has these reservations, and no other door has given their GPUs.
+    fn are_ours(&self, won: &[Claim]) -> bool {
+        self.change(|ledger, _| {
+            won.iter().all(|claim| {
+                let there = ledger.claim(&claim.gpu);
+                there.is_some_and(|held| held.claim.reservation == claim.reservation)
+                    && !ledger.is_taken_by_others(&claim.gpu)
+            })
+        })
+    }
+
+    fn withdraw(&self, claim: &Claim) {
+        self.change(|ledger, _| ledger.withdraw_claim(&claim.gpu, &claim.reservation));
+    }
+
+    /// Another one has the GPU: the ledger learns of it at once, so that the next choice is another.
+    fn lost(&self, claim: &Claim, other: Option<Claim>) {
+        self.withdraw(claim);
+        if let Some(other) = other {
+            self.change(|ledger, now| ledger.set_claim(other, Duration::ZERO, now));
+        }
+    }
+
+    /// Takes back what was written of a reservation that did not come about. What cannot be deleted runs out; so does a
+    /// Lease of which it is not known whether it was written, and its GPU stays reserved here until then.
+    async fn give_back(&self, proposed: &[Claim], won: &[Claim], in_doubt: Option<&str>) {
+        for claim in won {
+            if self.0.store.delete(claim.clone()).await == Sent::Done(()) {
+                self.forget(claim);
+            }
+        }
+        for claim in proposed {
+            if in_doubt != Some(claim.gpu.as_str()) {
+                self.withdraw(claim);
+            }
+        }
+    }
+
+    fn forget(&self, claim: &Claim) {
+        self.change(|ledger, _| {
+            ledger.remove_claim(&claim.gpu, &claim.lease_uid, &claim.version);
+        });
+    }
+
+    /// Writes the Lease of a proposal.
+    async fn write_new(&self, claim: &Claim) -> Wrote {
+        let mut why = String::new();
+        for _ in 0..MOST_TRIES {
+            match self.0.store.create(claim.clone()).await {
+                Sent::Done(written) => return Wrote::Won(Box::new(written)),
+                Sent::Refused(why) => return Wrote::Failed { why, certain: true },
+                // It may be there by now; making it again finds out.
+                Sent::Unknown(text) => {
+                    why = text;
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+                Sent::Conflict | Sent::Gone => {}
+            }
+            match self.0.store.find(&claim.gpu).await {
+                Ok(Found::Nothing) => {}
+                Ok(Found::Foreign(text)) => {
+                    tracing::warn!(gpu = claim.gpu, problem = text, "a Lease is in the way");
+                    return Wrote::Lost(None);
+                }
+                Ok(Found::Claim(there)) if there.reservation == claim.reservation => {
+                    return Wrote::Won(there);
+                }
+                Ok(Found::Claim(there)) => {
+                    if !self.has_run_out(claim, &there).await {
+                        return Wrote::Lost(Some(there));
+                    }
+                    let over = Claim {
+                        version: there.version.clone(),
+                        lease_uid: there.lease_uid.clone(),
+                        ..claim.clone()
+                    };
+                    match self.0.store.replace(over).await {
+                        Sent::Done(written) => return Wrote::Won(Box::new(written)),
+                        Sent::Refused(why) => return Wrote::Failed { why, certain: true },
+                        Sent::Unknown(text) => why = text,
+                        Sent::Conflict | Sent::Gone => {}
+                    }
+                }
+                Err(text) => why = text,
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Wrote::Failed {
+            why,
+            certain: false,
+        }
+    }
+
+    /// Whether the reservation that stands there is the one that the ledger has seen running out, and has no pod.
+    async fn has_run_out(&self, claim: &Claim, there: &Claim) -> bool {
+        let over = self.change(|ledger, _| {
+            let held = ledger.claim(&claim.gpu)?;
+            held.over.clone()
+        });
+        if over != Some((there.reservation.clone(), there.version.clone())) {
+            return false;
+        }
+        match self.0.store.carriers(&there.namespace).await {
+            Ok(pods) => !pods.iter().any(|pod| pod.reservation == there.reservation),
+            Err(_) => false,
+        }
+    }
+
+    /// Makes the reservation of a pod active. Asked again, it answers the same. Goes on to its end when the caller does
+    /// not wait for it.
+    ///
+    /// # Errors
+    ///
+    /// Why it is not active.
+    pub async fn finalize(&self, asked: Finalize) -> Result<(), NotFinalized> {
+        let assigner = self.clone();
+        let task = tokio::spawn(async move { assigner.finalize_to_its_end(&asked).await });
+        match task.await {
+            Ok(result) => result,
+            Err(error) => Err(NotFinalized::Unanswered(error.to_string())),
+        }
+    }
+
+    async fn finalize_to_its_end(&self, asked: &Finalize) -> Result<(), NotFinalized> {
+        // The whole reservation, also where one GPU of it is named.
+        let mut gpus: BTreeSet<String> = asked.gpus.iter().cloned().collect();
+        let reserved = self.change(|ledger, _| {
+            let held = ledger.claimed_by(&asked.reservation);
+            held.iter()
+                .map(|held| held.claim.gpu.clone())
+                .collect::<Vec<_>>()
+        });
+        let mut leases = HashMap::new();
+        for gpu in &asked.gpus {
+            let lease = self.find(gpu).await?;
+            self.judge(asked, gpu, lease.as_ref())?;
+            leases.insert(gpu.clone(), lease);
+        }
+        self.check_pod(asked).await?;
+        gpus.extend(reserved);
+        for gpu in gpus {
+            let is_named = asked.gpus.contains(&gpu);
+            let mut lease = match leases.remove(&gpu) {
+                Some(lease) => lease,
+                None => self.find(&gpu).await?,
+            };
+            let mut tries = 0;
+            loop {
+                match self.judge(asked, &gpu, lease.as_ref()) {
+                    Ok(Verdict::Promote) => {}
+                    Err(why) if is_named => return Err(why),
+                    _ => break,
+                }
+                let Some(there) = lease.take() else { break };
+                match self.promote(&there, &asked.name, &asked.uid).await {
+                    Sent::Done(()) => break,
+                    Sent::Refused(why) => return Err(NotFinalized::Unanswered(why)),
+                    Sent::Unknown(why) if tries >= MOST_TRIES => {
+                        return Err(NotFinalized::Unanswered(why));
+                    }
+                    _ if tries >= MOST_TRIES => {
+                        let why = "the Lease changes all the time".to_owned();
+                        return Err(NotFinalized::Unanswered(why));
+                    }
+                    _ => {}
+                }
+                tries += 1;
+                tokio::time::sleep(PAUSE).await;
+                lease = self.find(&gpu).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn find(&self, gpu: &str) -> Result<Option<Claim>, NotFinalized> {
+        match self.0.store.find(gpu).await {
+            Ok(Found::Claim(claim)) => Ok(Some(*claim)),
+            Ok(Found::Nothing | Found::Foreign(_)) => Ok(None),
+            Err(why) => Err(NotFinalized::Unanswered(why)),
+        }
+    }
+
+    fn judge(
+        &self,
+        asked: &Finalize,
+        gpu: &str,
+        lease: Option<&Claim>,
+    ) -> Result<Verdict, NotFinalized> {
+        let verdict = judge::finalize(asked, lease);
+        let another = || {
+            NotFinalized::Another(format!(
+                "{gpu} is held by another reservation than {} of namespace {}",
+                asked.reservation, asked.namespace
+            ))
+        };
+        match verdict {
+            Verdict::Done => Ok(verdict),
+            Verdict::Promote => {
+                // A proposal that ran out counts only as long as nobody else got the GPU.
+                let taken = self.change(|ledger, _| {
+                    let held = ledger.claim(gpu);
+                    held.is_some_and(|held| held.lapsed) && ledger.is_taken_by_others(gpu)
+                });
+                if taken { Err(another()) } else { Ok(verdict) }
+            }
+            Verdict::Unknown => Err(NotFinalized::Unknown(format!(
+                "there is no reservation {} of {gpu}: it was never made, or it ran out",
+                asked.reservation
+            ))),
+            Verdict::Another => Err(another()),
+        }
+    }
+
+    /// Whether the pod is there and carries the reservation: nobody finalizes for a pod that is not his.
+    async fn check_pod(&self, asked: &Finalize) -> Result<(), NotFinalized> {
+        let (namespace, name) = (asked.namespace.as_str(), asked.name.as_str());
+        let pod = self.0.store.pod(namespace, name).await;
+        let pod = pod.map_err(NotFinalized::Unanswered)?;
+        let Some(pod) = pod.filter(|pod| !store::has_ended(pod)) else {
+            return Err(NotFinalized::Unknown(format!(
+                "there is no pod {namespace}/{name} that runs or waits"
+            )));
+        };
+        let Some(said) = pod_claim(&pod) else {
+            return Err(NotFinalized::Another(format!(
+                "pod {namespace}/{name} carries no reservation"
+            )));
+        };
+        if said.uid != asked.uid {
+            return Err(NotFinalized::Another(format!(
+                "the uid of pod {namespace}/{name} is {}, not {}",
+                said.uid, asked.uid
+            )));
+        }
+        if said.reservation != asked.reservation {
+            return Err(NotFinalized::Another(format!(
+                "pod {namespace}/{name} carries another reservation than {}",
+                asked.reservation
+            )));
+        }
+        if let Some(gpu) = asked.gpus.iter().find(|gpu| !said.gpus.contains(gpu)) {
+            return Err(NotFinalized::Another(format!(
+                "pod {namespace}/{name} was not given {gpu}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Writes that the pod holds the GPU.
+    async fn promote(&self, there: &Claim, pod: &str, uid: &str) -> Sent<()> {
+        let now = self.0.books.wall();
+        let active = there.activated(pod, uid, now);
+        match self.0.store.replace(active).await {
+            Sent::Done(written) => {
+                self.change(|ledger, now| {
+                    let held = ledger.claim(&written.gpu);
+                    let was = held.filter(|held| held.claim.state == State::Proposed);
+                    if let Some(held) = was {
+                        self.0.meters.finalized(held.age(now));
+                    }
+                    ledger.set_claim(written, Duration::ZERO, now);
+                });
+                Sent::Done(())
+            }
+            Sent::Conflict => Sent::Conflict,
+            Sent::Gone => Sent::Gone,
+            Sent::Refused(why) => Sent::Refused(why),
+            Sent::Unknown(why) => Sent::Unknown(why),
+        }
+    }
+
+    /// Looks after every reservation once: makes those active whose pods are there, renews those that are active, lets
+    /// go of those whose pods are gone. What does not succeed is done at the next look.
+    pub async fn tend(&self) {
+        let due: Vec<(Held, Option<PodClaim>, Tend)> = self.change(|ledger, now| {
+            ledger.expire(now);
+            let claims = ledger.claims().map(|(_, held)| {
+                let pod = ledger.claimant(&held.claim);
+                (held.clone(), pod.cloned(), judge::tend(held, pod, now))
+            });
+            claims.filter(|(_, _, tend)| *tend != Tend::Keep).collect()
+        });
+        // Of each namespace the pods, asked for once.
+        let mut carriers: HashMap<String, Result<Vec<PodClaim>, String>> = HashMap::new();
+        for (held, pod, tend) in due {
+            let claim = held.claim;
+            match (tend, pod) {
+                (Tend::Promote, Some(pod)) => {
+                    self.promote(&claim, &pod.name, &pod.uid).await;
+                }
+                (Tend::Renew, _) => {
+                    let renewed = claim.renewed(self.0.books.wall());
+                    if let Sent::Done(written) = self.0.store.replace(renewed).await {
+                        self.change(|ledger, now| {
+                            ledger.set_claim(written, Duration::ZERO, now);
+                        });
+                    }
+                }
+                (Tend::Release, _) => {
+                    let namespace = claim.namespace.clone();
+                    if !carriers.contains_key(&namespace) {
+                        let read = self.0.store.carriers(&namespace).await;
+                        carriers.insert(namespace.clone(), read);
+                    }
+                    let is_carried = match carriers.get(&namespace) {
+                        Some(Ok(pods)) => pods.iter().any(|pod| carries(pod, &claim)),
+                        // Not known: nothing is let go of.
+                        _ => true,
+                    };
+                    if !is_carried {
+                        self.release(&claim).await;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    async fn release(&self, claim: &Claim) {
+        match self.0.store.delete(claim.clone()).await {
+            Sent::Done(()) | Sent::Gone => {
+                self.0.meters.released(claim.state);
+                tracing::info!(
+                    gpu = claim.gpu,
+                    namespace = claim.namespace,
+                    pod = claim.pod,
+                    reservation = claim.reservation,
+                    state = claim.state.word(),
+                    "let go"
+                );
+                self.forget(claim);
+            }
+            Sent::Conflict => {}
+            Sent::Refused(why) | Sent::Unknown(why) => {
+                tracing::warn!(
+                    gpu = claim.gpu,
+                    why,
+                    "a Lease cannot be deleted; trying again"
+                );
+            }
+        }
+    }
+
+    /// Looks after the reservations every `interval`, more or less `jitter` of it, until the future is dropped.
+    pub async fn keep(&self, interval: Duration, jitter: f64) {
+        let mut turn = 0_u32;
+        loop {
+            tokio::time::sleep(jittered(interval, jitter, turn)).await;
+            turn = turn.wrapping_add(1);
+            if self.unready().is_none() {
+                self.tend().await;
+            }
+        }
+    }
+}
+
+/// Whether the pod is the one that the reservation is for.
+fn carries(pod: &PodClaim, claim: &Claim) -> bool {
+    let is_holder = claim.state == State::Proposed || pod.uid == claim.holder;
+    is_holder && pod.reservation == claim.reservation
+}
+
+/// The interval, more or less up to `jitter` of it, so that replicas do not write at the same moment.
+fn jittered(interval: Duration, jitter: f64, turn: u32) -> Duration {
+    use std::hash::{BuildHasher, RandomState};
+
+    let random = RandomState::new().hash_one(turn);
+    let random = f64::from(u32::try_from(random >> 32).unwrap_or_default()) / f64::from(u32::MAX);
+    interval.mul_f64((1.0 + jitter.clamp(0.0, 1.0) * (2.0 * random - 1.0)).max(0.01))
+}

@@ -1,0 +1,154 @@
+//! What a finalize request and the passing of time mean for one reservation. Values in, values out.
+
+use std::time::Duration;
+
+use kube_api::assigner::{ACTIVE_LASTS, Claim, Finalize, PROPOSAL_LASTS, PodClaim, State};
+
+use crate::ledger::Held;
+
+/// After this time an active reservation is renewed, so that two renewals may fail before it runs out.
+pub const RENEW_AFTER: Duration = Duration::from_secs(ACTIVE_LASTS.as_secs() / 3);
+
+/// What a finalize request means for the Lease of one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The Lease becomes active, held by the pod.
+    Promote,
+    /// It is so already.
+    Done,
+    /// There is no such reservation.
+    Unknown,
+    /// Another reservation, namespace or pod holds the GPU.
+    Another,
+}
+
+/// Judges a finalize request by the GPU's Lease as the API server has it.
+pub fn finalize(asked: &Finalize, lease: Option<&Claim>) -> Verdict {
+    let Some(lease) = lease else {
+        return Verdict::Unknown;
+    };
+    if lease.reservation != asked.reservation || lease.namespace != asked.namespace {
+        return Verdict::Another;
+    }
+    match lease.state {
+        State::Proposed => Verdict::Promote,
+        State::Active if lease.holder == asked.uid => Verdict::Done,
+        State::Active => Verdict::Another,
+    }
+}
+
+/// What is to be done with a reservation as time passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tend {
+    /// Nothing yet.
+    Keep,
+    /// The Lease is renewed.
+    Renew,
+    /// Its pod was seen, and nobody finalized it: it becomes active.
+    Promote,
+    /// Its pod was never made, or is gone: the Lease is deleted, once the API server has confirmed that.
+    Release,
+}
+
+/// Judges a reservation by the pod that was seen for it.
+pub fn tend(held: &Held, pod: Option<&PodClaim>, now: Duration) -> Tend {
+    if held.is_unwritten() {
+        return Tend::Keep;
+    }
+    let age = held.age(now);
+    match (held.claim.state, pod) {
+        (State::Proposed, Some(_)) => Tend::Promote,
+        (State::Active, Some(_)) if age >= RENEW_AFTER => Tend::Renew,
+        (State::Active, Some(_)) => Tend::Keep,
+        // A pod that was seen and is not there any more is gone. One that was not seen may be late.
+        (_, None) if held.carried || age >= PROPOSAL_LASTS => Tend::Release,
+        (_, None) => Tend::Keep,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::Timestamp;
+
+    use super::*;
+
+    fn claim(state: State) -> Claim {
+        let proposed = Claim::proposed("GPU-1", "r", "ns", Timestamp::UNIX_EPOCH);
+        let written = Claim {
+            version: "1".into(),
+            ..proposed
+        };
+        match state {
+            State::Proposed => written,
+            State::Active => written.activated("pod", "u", Timestamp::UNIX_EPOCH),
+        }
+    }
+
+    fn asked(reservation: &str, namespace: &str, uid: &str) -> Finalize {
+        Finalize {
+            namespace: namespace.into(),
+            name: "pod".into(),
+            uid: uid.into(),
+            reservation: reservation.into(),
+            gpus: vec!["GPU-1".into()],
+        }
+    }
+
+    #[test]
+    fn only_the_reservation_of_the_same_namespace_is_finalized() {
+        let proposed = claim(State::Proposed);
+        let check =
+            |reservation, namespace| finalize(&asked(reservation, namespace, "u"), Some(&proposed));
+
+        assert_eq!(check("r", "ns"), Verdict::Promote);
+        assert_eq!(check("other", "ns"), Verdict::Another);
+        assert_eq!(check("r", "other"), Verdict::Another);
+        assert_eq!(finalize(&asked("r", "ns", "u"), None), Verdict::Unknown);
+    }
+
+    #[test]
+    fn an_active_reservation_is_finalized_again_by_its_own_pod_only() {
+        let active = claim(State::Active);
+
+        assert_eq!(
+            finalize(&asked("r", "ns", "u"), Some(&active)),
+            Verdict::Done
+        );
+        assert_eq!(
+            finalize(&asked("r", "ns", "v"), Some(&active)),
+            Verdict::Another
+        );
+    }
+
+    #[test]
+    fn time_and_pod_say_what_becomes_of_a_reservation() {
+        let pod = PodClaim {
+            uid: "u".into(),
+            namespace: "ns".into(),
+            name: "pod".into(),
+            reservation: "r".into(),
+            gpus: vec!["GPU-1".into()],
+        };
+        let check = |state, pod: Option<&PodClaim>, carried, age| {
+            let held = Held {
+                claim: claim(state),
+                since: Duration::ZERO,
+                lapsed: false,
+                carried,
+                over: None,
+            };
+            tend(&held, pod, Duration::from_secs(age))
+        };
+
+        assert_eq!(check(State::Proposed, None, false, 59), Tend::Keep);
+        assert_eq!(check(State::Proposed, None, false, 60), Tend::Release);
+        assert_eq!(check(State::Proposed, Some(&pod), true, 1), Tend::Promote);
+        assert_eq!(check(State::Proposed, Some(&pod), true, 400), Tend::Promote);
+        assert_eq!(check(State::Active, Some(&pod), true, 99), Tend::Keep);
+        assert_eq!(check(State::Active, Some(&pod), true, 100), Tend::Renew);
+        assert_eq!(check(State::Active, Some(&pod), true, 9999), Tend::Renew);
+        assert_eq!(check(State::Active, None, false, 59), Tend::Keep);
+        assert_eq!(check(State::Active, None, false, 60), Tend::Release);
+        assert_eq!(check(State::Active, None, true, 0), Tend::Release);
+    }
+}

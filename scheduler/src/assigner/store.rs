@@ -1,0 +1,217 @@
+//! Leases and pods as the API server has them: the few calls that the assigner makes, behind a trait, so that a test
+//! can answer late, twice or not at all. Never decides what a call's failure means for a reservation.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube_api::assigner::{Claim, PodClaim, lease_name, pod_claim};
+use kube_api::object::Pod;
+
+/// What became of a call that writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sent<T> {
+    /// It happened.
+    Done(T),
+    /// Something is there already, or has changed since it was read.
+    Conflict,
+    /// There is nothing to change.
+    Gone,
+    /// It did not happen, for this reason.
+    Refused(String),
+    /// It may have happened, or may yet.
+    Unknown(String),
+}
+
+/// The Lease of a GPU as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// There is none.
+    Nothing,
+    /// It reserves the GPU.
+    Claim(Box<Claim>),
+    /// It is there under that name and is no reservation of the GPU.
+    Foreign(String),
+}
+
+/// What the assigner asks of an API server. A call that cannot be answered says so after a while.
+pub trait Store: Send + Sync + 'static {
+    /// Makes a Lease.
+    fn create(&self, claim: Claim) -> BoxFuture<'_, Sent<Claim>>;
+    /// Replaces a Lease that has not changed since it was read.
+    fn replace(&self, claim: Claim) -> BoxFuture<'_, Sent<Claim>>;
+    /// Deletes a Lease that has not changed since it was read.
+    fn delete(&self, claim: Claim) -> BoxFuture<'_, Sent<()>>;
+    /// The Lease of a GPU, as it is now.
+    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, String>>;
+    /// A pod, as it is now.
+    fn pod<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Pod>, String>>;
+    /// The pods of a namespace that have not ended and carry a reservation, as they are now.
+    fn carriers<'a>(&'a self, namespace: &'a str) -> BoxFuture<'a, Result<Vec<PodClaim>, String>>;
+}
+
+/// Whether the pod holds what it was given no more.
+pub fn has_ended(pod: &Pod) -> bool {
+    matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
+}
+
+/// A real API server, or the embedded one.
+#[derive(Clone)]
+pub struct ApiServer {
+    client: kube::Client,
+    leases: Api<Lease>,
+    namespace: Arc<str>,
+    patience: Duration,
+}
+
+impl std::fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ApiServer").field(&self.namespace).finish()
+    }
+}
+
+impl ApiServer {
+    /// Leases are in this namespace. A call is given up after `patience`.
+    pub fn new(client: kube::Client, namespace: &str, patience: Duration) -> Self {
+        Self {
+            leases: Api::namespaced(client.clone(), namespace),
+            client,
+            namespace: namespace.into(),
+            patience,
+        }
+    }
+
+    async fn sent<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, Sent<T>> {
+        let refused = match tokio::time::timeout(self.patience, call).await {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(kube::Error::Api(status))) => status,
+            Ok(Err(error)) => return Err(Sent::Unknown(error.to_string())),
+            Err(_) => {
+                let seconds = self.patience.as_secs();
+                let text = format!("no answer from the API server within {seconds} s");
+                return Err(Sent::Unknown(text));
+            }
+        };
+        let namespace = format!("namespaces \"{}\"", self.namespace);
+        Err(match refused.code {
+            409 => Sent::Conflict,
+            404 if refused.message.contains(&namespace) => Sent::Refused(format!(
+                "{}: make the namespace of the Leases, or name another one (--claims-namespace)",
+                refused.message
+            )),
+            404 => Sent::Gone,
+            408 | 429 | 500.. => Sent::Unknown(refused.message.clone()),
+            _ => Sent::Refused(refused.message.clone()),
+        })
+    }
+
+    async fn read<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
+        match tokio::time::timeout(self.patience, call).await {
+            Ok(read) => read.map_err(|error| error.to_string()),
+            Err(_) => Err(format!(
+                "no answer from the API server within {} s",
+                self.patience.as_secs()
+            )),
+        }
+    }
+}
+
+/// As the API server has written it, which is what was sent with a version and a UID.
+fn written(sent: &Claim, lease: &Lease) -> Claim {
+    Claim::read(lease).unwrap_or_else(|_| sent.clone())
+}
+
+impl Store for ApiServer {
+    fn create(&self, claim: Claim) -> BoxFuture<'_, Sent<Claim>> {
+        Box::pin(async move {
+            let lease = claim.lease();
+            let params = PostParams::default();
+            match self.sent(self.leases.create(&params, &lease)).await {
+                Ok(lease) => Sent::Done(written(&claim, &lease)),
+                Err(sent) => other(sent),
+            }
+        })
+    }
+
+    fn replace(&self, claim: Claim) -> BoxFuture<'_, Sent<Claim>> {
+        Box::pin(async move {
+            let (name, lease) = (lease_name(&claim.gpu), claim.lease());
+            let params = PostParams::default();
+            match self.sent(self.leases.replace(&name, &params, &lease)).await {
+                Ok(lease) => Sent::Done(written(&claim, &lease)),
+                Err(sent) => other(sent),
+            }
+        })
+    }
+
+    fn delete(&self, claim: Claim) -> BoxFuture<'_, Sent<()>> {
+        Box::pin(async move {
+            let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    resource_version: text(&claim.version),
+                    uid: text(&claim.lease_uid),
+                }),
+                ..DeleteParams::default()
+            };
+            let name = lease_name(&claim.gpu);
+            match self.sent(self.leases.delete(&name, &params)).await {
+                Ok(_) => Sent::Done(()),
+                Err(sent) => other(sent),
+            }
+        })
+    }
+
+    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, String>> {
+        Box::pin(async move {
+            let name = lease_name(gpu);
+            let Some(lease) = self.read(self.leases.get_opt(&name)).await? else {
+                return Ok(Found::Nothing);
+            };
+            Ok(match Claim::read(&lease) {
+                Ok(claim) if claim.gpu == gpu => Found::Claim(Box::new(claim)),
+                Ok(claim) => Found::Foreign(format!("Lease {name} reserves {}", claim.gpu)),
+                Err(problem) => Found::Foreign(problem.to_string()),
+            })
+        })
+    }
+
+    fn pod<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Pod>, String>> {
+        Box::pin(async move {
+            let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+            self.read(pods.get_opt(name)).await
+        })
+    }
+
+    fn carriers<'a>(&'a self, namespace: &'a str) -> BoxFuture<'a, Result<Vec<PodClaim>, String>> {
+        Box::pin(async move {
+            let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+            let all = self.read(pods.list(&ListParams::default())).await?;
+            let live = all.items.iter().filter(|pod| !has_ended(pod));
+            Ok(live.filter_map(pod_claim).collect())
+        })
+    }
+}
+
+/// The same, of a call whose answer has another type.
+fn other<T, U>(sent: Sent<T>) -> Sent<U> {
+    match sent {
+        // A call that was done is no failure.
+        Sent::Done(_) => Sent::Unknown("the answer was lost".to_owned()),
+        Sent::Conflict => Sent::Conflict,
+        Sent::Gone => Sent::Gone,
+        Sent::Refused(why) => Sent::Refused(why),
+        Sent::Unknown(why) => Sent::Unknown(why),
+    }
+}

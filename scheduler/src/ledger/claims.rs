@@ -1,0 +1,521 @@
+//! Reservations of whole GPUs by label, as Leases show them: what they take of each GPU beside what their pod holds
+//! itself, until when they stand, and what happened to each GPU. Never writes a Lease.
+//!
+//! A reservation takes what its pod does not: the whole GPU before the pod is placed, nothing once the pod holds all
+//! of it. So a GPU is never counted twice, and never free in between.
+//!
+//! How old a reservation is counts from when this process saw it change, by its own clock. Only the age of a Lease that
+//! was there before this process is told by the Lease's time, and the caller takes the clocks' difference off it.
+
+mod ask;
+mod past;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube_api::assigner::{Claim, PodClaim, State, lease_name, pod_claim};
+use kube_api::object::Pod;
+use placement::{Cluster, DeviceView, Grant, Granted, Load, Placement};
+
+use super::{Ledger, uid_of};
+pub use ask::{ClaimAsk, NotClaimed};
+pub use past::Past;
+use past::Pasts;
+
+/// What the uid of a reservation begins with in the engine's books. A pod's uid never does.
+pub const CLAIM_UID: &str = "claim:";
+
+/// How often reservations are looked at for whether they have run out.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Reservations by label, and the pods that carry one.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    on: bool,
+    by_gpu: BTreeMap<Arc<str>, Held>,
+    /// Pods that carry a reservation and have not ended, by uid.
+    pods: HashMap<Arc<str>, PodClaim>,
+    /// Of these pods, those that only a question has shown. They are forgotten with what they hold.
+    only_asked: HashSet<Arc<str>>,
+    /// Uids by reservation.
+    carriers: HashMap<String, BTreeSet<Arc<str>>>,
+    /// Which node a GPU is on.
+    nodes: HashMap<Arc<str>, Arc<str>>,
+    /// The latest version of a Lease of the GPU that is known to be gone.
+    gone: HashMap<Arc<str>, u64>,
+    /// What cannot be read of nodes' labels.
+    problems: BTreeMap<Arc<str>, Vec<String>>,
+    pasts: Pasts,
+    looked: Duration,
+    version: u64,
+}
+
+/// The reservation of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// As its Lease says it, or will.
+    pub claim: Claim,
+    /// From when its age counts.
+    pub since: Duration,
+    /// It ran out, and takes nothing any more.
+    pub lapsed: bool,
+    /// Its pod was seen.
+    pub carried: bool,
+    /// While it is not written: the reservation that ran out before, and the version of its Lease.
+    pub over: Option<(String, String)>,
+}
+
+impl Held {
+    /// Whether its Lease is not known to be written.
+    pub fn is_unwritten(&self) -> bool {
+        self.claim.version.is_empty()
+    }
+
+    /// How old it is.
+    pub fn age(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.since)
+    }
+}
+
+impl Ledger {
+    /// From here on nodes' labels of devices are read, and reservations by label count.
+    #[must_use]
+    pub fn with_claims(mut self) -> Self {
+        self.claims.on = true;
+        self
+    }
+
+    /// Whether reservations by label count.
+    pub fn counts_claims(&self) -> bool {
+        self.claims.on
+    }
+
+    /// Every reservation by label, by GPU.
+    pub fn claims(&self) -> impl Iterator<Item = (&Arc<str>, &Held)> {
+        self.claims.by_gpu.iter()
+    }
+
+    /// The reservation of a GPU.
+    pub fn claim(&self, gpu: &str) -> Option<&Held> {
+        self.claims.by_gpu.get(gpu)
+    }
+
+    /// The GPUs of a reservation.
+    pub fn claimed_by(&self, reservation: &str) -> Vec<&Held> {
+        let held = self.claims.by_gpu.values();
+        held.filter(|held| held.claim.reservation == reservation)
+            .collect()
+    }
+
+    /// The pod that a reservation is for, where it has been seen and has not ended.
+    pub fn claimant(&self, claim: &Claim) -> Option<&PodClaim> {
+        let belongs = |pod: &&PodClaim| {
+            pod.namespace == claim.namespace
+                && pod.reservation == claim.reservation
+                && pod.gpus.contains(&claim.gpu)
+        };
+        if claim.state == State::Active {
+            let pod = self.claims.pods.get(claim.holder.as_str());
+            return pod.filter(belongs);
+        }
+        let uids = self.claims.carriers.get(&claim.reservation)?;
+        let pods = uids.iter().filter_map(|uid| self.claims.pods.get(uid));
+        // Of several that say so, the one that already holds it.
+        pods.filter(belongs)
+            .min_by_key(|pod| self.load_of(&pod.uid, &claim.gpu) == Load::default())
+    }
+
+    /// What of nodes' labels cannot be read.
+    pub fn label_problems(&self) -> impl Iterator<Item = (&str, &str)> {
+        let problems = self.claims.problems.iter();
+        problems.flat_map(|(node, texts)| texts.iter().map(move |text| (&**node, text.as_str())))
+    }
+
+    /// What happened to a GPU, the oldest first.
+    pub fn past(&self, gpu: &str) -> impl DoubleEndedIterator<Item = &Past> {
+        self.claims.pasts.of(gpu)
+    }
+
+    /// Grows with everything that [`Ledger::claims`], [`Ledger::past`] or the devices' use may show.
+    pub fn claims_version(&self) -> u64 {
+        self.claims.version
+    }
+
+    /// The node of a GPU, and the GPU as the engine has it.
+    pub fn gpu(&self, gpu: &str) -> Option<(&Arc<str>, DeviceView<'_>)> {
+        let node = self.claims.nodes.get(gpu)?;
+        Some((node, self.cluster.node(node)?.device(gpu)?))
+    }
+
+    /// A Lease as the API server has it. `age` is how old it was when it was seen: none where it has just been written.
+    pub fn set_claim(&mut self, claim: Claim, age: Duration, now: Duration) {
+        let gpu: Arc<str> = claim.gpu.as_str().into();
+        let version = number(&claim.version);
+        if version.is_some() && version <= self.claims.gone.get(&gpu).copied() {
+            return;
+        }
+        let known = self.claims.by_gpu.get(&gpu);
+        if let Some(known) = known {
+            if known.is_unwritten() {
+                let is_what_ran_out = |(_, over): &(String, String)| version <= number(over);
+                if known.claim.reservation != claim.reservation
+                    && known.over.as_ref().is_some_and(is_what_ran_out)
+                {
+                    return;
+                }
+            } else if known.claim.version == claim.version
+                || (version.is_some() && version < number(&known.claim.version))
+            {
+                return;
+            }
+        }
+        let same = known.filter(|known| known.claim.reservation == claim.reservation);
+        let was_active = same.is_some_and(|known| known.claim.state == State::Active);
+        let is_new = same.is_none();
+        let carried = same.is_some_and(|known| known.carried) || self.claimant(&claim).is_some();
+        if is_new {
+            self.note_past(&gpu, Past::proposed(&claim, now));
+        }
+        if claim.state == State::Active && !was_active {
+            self.note_past(&gpu, Past::finalized(&claim, now));
+        }
+        let held = Held {
+            claim,
+            since: now.saturating_sub(age),
+            lapsed: false,
+            carried,
+            over: None,
+        };
+        self.claims.by_gpu.insert(Arc::clone(&gpu), held);
+        self.hold_claim(&gpu);
+        self.lapse_one(&gpu, now);
+    }
+
+    /// The Lease of a GPU is gone. `version` is that of its end, or the last that it had.
+    pub fn remove_claim(&mut self, gpu: &str, lease_uid: &str, version: &str) {
+        if let Some(version) = number(version) {
+            let gone = self.claims.gone.entry(gpu.into()).or_default();
+            *gone = version.max(*gone);
+        }
+        let is_it = |held: &Held| {
+            !held.is_unwritten()
+                && (lease_uid.is_empty()
+                    || held.claim.lease_uid.is_empty()
+                    || held.claim.lease_uid == lease_uid)
+        };
+        if self.claims.by_gpu.get(gpu).is_some_and(is_it) {
+            self.drop_claim(gpu);
+        }
+    }
+
+    /// A reservation that was not written after all: somebody else has the GPU, or the API server refused.
+    pub fn withdraw_claim(&mut self, gpu: &str, reservation: &str) {
+        let is_it = |held: &Held| held.is_unwritten() && held.claim.reservation == reservation;
+        if self.claims.by_gpu.get(gpu).is_some_and(is_it) {
+            self.drop_claim(gpu);
+        }
+    }
+
+    /// A list of all Leases is complete that began at `began`: a GPU whose Lease is not in it is not reserved.
+    pub fn keep_claims(&mut self, listed: &HashSet<Arc<str>>, began: Duration) {
+        let gone: Vec<Arc<str>> = self
+            .claims
+            .by_gpu
+            .iter()
+            .filter(|(gpu, held)| {
+                !held.is_unwritten() && held.since < began && !listed.contains(&*lease_name(gpu))
+            })
+            .map(|(gpu, _)| Arc::clone(gpu))
+            .collect();
+        for gpu in gone {
+            self.drop_claim(&gpu);
+        }
+    }
+
+    fn drop_claim(&mut self, gpu: &str) {
+        let now = self.latest;
+        let Some(held) = self.claims.by_gpu.remove(gpu) else {
+            return;
+        };
+        let past = match held.claim.state {
+            State::Proposed => Past::expired(&held.claim, now),
+            State::Active => Past::released(&held.claim, now),
+        };
+        if !held.lapsed {
+            self.note_past(gpu, past);
+        }
+        self.hold_claim(gpu);
+        if let Some(node) = self.claims.nodes.get(gpu).cloned() {
+            self.freed(node);
+        }
+    }
+
+    /// Lets go of the reservations that ran out.
+    pub(super) fn lapse(&mut self, now: Duration) {
+        if now.saturating_sub(self.claims.looked) < LOOK_EVERY {
+            return;
+        }
+        self.claims.looked = now;
+        let gpus: Vec<Arc<str>> = self.claims.by_gpu.keys().cloned().collect();
+        for gpu in gpus {
+            self.lapse_one(&gpu, now);
+        }
+    }
+
+    /// A reservation runs out when it was not renewed for as long as its state lasts, and no pod carries it.
+    fn lapse_one(&mut self, gpu: &str, now: Duration) {
+        let Some(held) = self.claims.by_gpu.get(gpu) else {
+            return;
+        };
+        let runs_out = held.age(now) >= held.claim.state.lasts();
+        if held.lapsed || !runs_out || self.claimant(&held.claim).is_some() {
+            return;
+        }
+        if held.is_unwritten() {
+            self.drop_claim(gpu);
+            return;
+        }
+        let past = Past::expired(&held.claim, now);
+        self.note_past(gpu, past);
+        if let Some(held) = self.claims.by_gpu.get_mut(gpu) {
+            held.lapsed = true;
+        }
+        self.hold_claim(gpu);
+        if let Some(node) = self.claims.nodes.get(gpu).cloned() {
+            self.freed(node);
+        }
+    }
+
+    /// Notes which reservation the pod carries, as a question says it. The pod may be gone by now: what the API server
+    /// says of it counts more.
+    pub(super) fn note_asking(&mut self, pod: &Pod) {
+        let uid = uid_of(pod);
+        if self.claims.on && !self.claims.pods.contains_key(&uid) {
+            self.note_claimant(pod);
+            if self.claims.pods.contains_key(&uid) {
+                self.claims.only_asked.insert(uid);
+            }
+        }
+    }
+
+    /// The pod holds nothing any more: where only a question has shown it, it is forgotten.
+    pub(super) fn forget_asking(&mut self, uid: &str) {
+        if self.claims.only_asked.contains(uid) {
+            self.forget_claimant(uid);
+        }
+    }
+
+    /// Notes which reservation the pod carries, as the API server says it.
+    pub(super) fn note_claimant(&mut self, pod: &Pod) {
+        if !self.claims.on {
+            return;
+        }
+        let uid = uid_of(pod);
+        self.claims.only_asked.remove(&uid);
+        let said = pod_claim(pod);
+        if self.claims.pods.get(&uid) == said.as_ref() {
+            return;
+        }
+        self.forget_claimant(&uid);
+        let Some(said) = said else { return };
+        let reservation = said.reservation.clone();
+        let carriers = self.claims.carriers.entry(reservation.clone()).or_default();
+        carriers.insert(Arc::clone(&uid));
+        self.claims.pods.insert(uid, said);
+        self.settle_reservation(&reservation);
+    }
+
+    /// The pod has ended, or is gone.
+    pub(super) fn forget_claimant(&mut self, uid: &str) {
+        self.claims.only_asked.remove(uid);
+        let Some(said) = self.claims.pods.remove(uid) else {
+            return;
+        };
+        if let Some(carriers) = self.claims.carriers.get_mut(&said.reservation) {
+            carriers.remove(uid);
+            if carriers.is_empty() {
+                self.claims.carriers.remove(&said.reservation);
+            }
+        }
+        self.settle_reservation(&said.reservation);
+    }
+
+    /// Who carries a reservation and is not in this list has ended.
+    pub(super) fn keep_claimants(&mut self, listed: &HashSet<Arc<str>>) {
+        let gone: Vec<Arc<str>> = self.claims.pods.keys().cloned().collect();
+        for uid in gone.iter().filter(|uid| !listed.contains(*uid)) {
+            self.forget_claimant(uid);
+        }
+    }
+
+    pub(super) fn knows_claimant(&self, uid: &str) -> bool {
+        self.claims.pods.contains_key(uid)
+    }
+
+    fn settle_reservation(&mut self, reservation: &str) {
+        let gpus: Vec<Arc<str>> = self
+            .claims
+            .by_gpu
+            .iter()
+            .filter(|(_, held)| held.claim.reservation == reservation)
+            .map(|(gpu, _)| Arc::clone(gpu))
+            .collect();
+        for gpu in gpus {
+            let carried = (self.claims.by_gpu.get(&gpu))
+                .is_some_and(|held| self.claimant(&held.claim).is_some());
+            if carried && let Some(held) = self.claims.by_gpu.get_mut(&gpu) {
+                held.lapsed = false;
+                held.carried = true;
+            }
+            self.hold_claim(&gpu);
+        }
+    }
+
+    /// What the pod holds has changed: its reservation takes the rest.
+    pub(super) fn settle_claims_of(&mut self, uid: &str) {
+        self.claims.version += u64::from(self.claims.on);
+        if let Some(said) = self.claims.pods.get(uid) {
+            let reservation = said.reservation.clone();
+            self.settle_reservation(&reservation);
+        }
+    }
+
+    /// Lets the pod's own reservations take nothing, so that the pod can be placed on their GPUs. They take the rest
+    /// again with [`Ledger::settle_claims_of`].
+    pub(super) fn lift_claims_of(&mut self, uid: &str) {
+        for gpu in self.own_claims(uid) {
+            self.cluster.release(&claim_uid(&gpu));
+        }
+    }
+
+    /// The books as the pod is placed by: without its own reservations.
+    pub fn cluster_for(&self, uid: &str) -> std::borrow::Cow<'_, Cluster> {
+        let own = self.own_claims(uid);
+        if own.is_empty() {
+            return std::borrow::Cow::Borrowed(&self.cluster);
+        }
+        let mut cluster = self.cluster.clone();
+        for gpu in own {
+            cluster.release(&claim_uid(&gpu));
+        }
+        std::borrow::Cow::Owned(cluster)
+    }
+
+    /// The GPUs that are reserved for the pod.
+    fn own_claims(&self, uid: &str) -> Vec<Arc<str>> {
+        let Some(said) = self.claims.pods.get(uid) else {
+            return Vec::new();
+        };
+        self.claims
+            .by_gpu
+            .iter()
+            .filter(|(_, held)| held.claim.reservation == said.reservation)
+            .filter(|(_, held)| self.claimant(&held.claim).is_some_and(|pod| pod.uid == uid))
+            .map(|(gpu, _)| Arc::clone(gpu))
+            .collect()
+    }
+
+    /// A node's devices are as they are told.
+    pub(super) fn settle_claims_on(&mut self, node: &Arc<str>, problems: Vec<String>) {
+        if !self.claims.on {
+            return;
+        }
+        self.claims.version += 1;
+        self.claims.nodes.retain(|_, there| there != node);
+        let there: Vec<Arc<str>> = self.cluster.node(node).map_or_else(Vec::new, |node| {
+            node.devices().map(|device| device.id().into()).collect()
+        });
+        for gpu in there {
+            self.claims.nodes.insert(Arc::clone(&gpu), Arc::clone(node));
+            if self.claims.by_gpu.contains_key(&gpu) {
+                self.hold_claim(&gpu);
+            }
+        }
+        if problems.is_empty() {
+            self.claims.problems.remove(node);
+        } else {
+            self.claims.problems.insert(Arc::clone(node), problems);
+        }
+    }
+
+    /// Lets the reservation of the GPU take what its pod does not hold of it.
+    fn hold_claim(&mut self, gpu: &str) {
+        self.claims.version += 1;
+        let uid = claim_uid(gpu);
+        let Some(rest) = self.rest_of(gpu) else {
+            self.cluster.release(&uid);
+            return;
+        };
+        let pod = placement::Pod {
+            uid,
+            namespace: String::new(),
+            name: format!("{CLAIM_UID}{gpu}"),
+        };
+        self.cluster.reserve(pod, rest);
+    }
+
+    /// What of the GPU its reservation takes; none where that is nothing.
+    fn rest_of(&self, gpu: &str) -> Option<Placement> {
+        let held = self.claims.by_gpu.get(gpu).filter(|held| !held.lapsed)?;
+        let (node, view) = self.gpu(gpu)?;
+        let device = view.device();
+        let taken = self
+            .claimant(&held.claim)
+            .map_or_else(Load::default, |pod| self.load_of(&pod.uid, gpu));
+        let slots = device.slots.saturating_sub(taken.slots);
+        let memory = device.memory_bytes.saturating_sub(taken.memory_bytes);
+        let cores = device.cores.saturating_sub(taken.cores);
+        if slots == 0 && memory == 0 && cores == 0 {
+            return None;
+        }
+        let grant = Grant {
+            slots,
+            ..Grant::new(device.vendor.clone(), gpu, memory, cores)
+        };
+        let granted = Granted {
+            grants: vec![grant],
+            ..Granted::default()
+        };
+        Some(Placement {
+            node: Arc::clone(node),
+            containers: vec![granted],
+        })
+    }
+
+    /// What the pod itself holds of the GPU.
+    fn load_of(&self, uid: &str, gpu: &str) -> Load {
+        let held = self.cluster.reservation(uid);
+        held.and_then(|held| held.devices().find(|(device, _)| *device == gpu))
+            .map_or_else(Load::default, |(_, load)| load)
+    }
+
+    /// Whether pods hold something of the GPU that its reservation is not for: another door gave it.
+    pub fn is_taken_by_others(&self, gpu: &str) -> bool {
+        let Some((_, view)) = self.gpu(gpu) else {
+            return false;
+        };
+        let own = |uid: &str| self.load_of(uid, gpu);
+        let mut ours = own(&claim_uid(gpu)).slots;
+        if let Some(held) = self.claims.by_gpu.get(gpu)
+            && let Some(pod) = self.claimant(&held.claim)
+        {
+            ours = ours.saturating_add(own(&pod.uid).slots);
+        }
+        view.used().slots > ours
+    }
+
+    fn note_past(&mut self, gpu: &str, past: Past) {
+        self.claims.pasts.note(gpu, past);
+        self.claims.version += 1;
+    }
+}
+
+fn claim_uid(gpu: &str) -> String {
+    format!("{CLAIM_UID}{gpu}")
+}
+
+/// Versions of one API server count up. What is no number is taken for newer than anything.
+fn number(version: &str) -> Option<u64> {
+    version.parse().ok()
+}

@@ -1,0 +1,256 @@
+//! A question for whole GPUs by label: which are given, or in words why none are. The engine chooses.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube_api::assigner::{Claim, LABELLED};
+use placement::{Among, Ask, Container, DeviceView, Memory, Placement, Request};
+
+use super::{CLAIM_UID, Held, Past};
+use crate::ledger::Ledger;
+
+/// The vendor whose GPUs are given by label.
+const NVIDIA: &str = "NVIDIA";
+
+/// How many labels a refusal names.
+const MOST_NAMED: usize = 12;
+
+/// Who asks for which GPUs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClaimAsk {
+    /// The reservation to be.
+    pub reservation: String,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Labels that each GPU needs to have.
+    pub labels: BTreeSet<String>,
+    /// How many GPUs, all on one node.
+    pub count: u32,
+    /// Only these nodes; none for all.
+    pub nodes: Option<Vec<Arc<str>>>,
+    /// Only these GPUs; empty for all.
+    pub only: BTreeSet<String>,
+    /// None of these GPUs.
+    pub not: BTreeSet<String>,
+}
+
+/// Why no GPU is given: what follows `no GPUs with requested labels free for pod NS/NAME: `.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotClaimed {
+    /// The reservation is another namespace's.
+    #[error("reservation {0} is another pod's")]
+    Another(String),
+    /// A label that no device has.
+    #[error("no device has the label {label}; devices have {}", listed(.known))]
+    UnknownLabel {
+        /// The label.
+        label: String,
+        /// Labels that devices have.
+        known: Vec<String>,
+    },
+    /// No device has all of the labels.
+    #[error("no device has all of the labels {}", listed(.0))]
+    NoDevice(Vec<String>),
+    /// None of the devices' nodes is open to the pod.
+    #[error(
+        "{devices} devices match, but none is on a node that the pod's own rules, the node's taints and its state let the pod run on"
+    )]
+    NoNode {
+        /// How many devices match.
+        devices: usize,
+    },
+    /// Some match, but not enough are free on one node.
+    #[error("{}", busy(*.asked, *.matching, *.reserved, *.used, *.out))]
+    Busy {
+        /// How many are asked for.
+        asked: u32,
+        /// How many devices match.
+        matching: usize,
+        /// How many of them are reserved by label.
+        reserved: usize,
+        /// How many of them other pods use.
+        used: usize,
+        /// How many of them are sick, cordoned or cut into MIG instances.
+        out: usize,
+    },
+}
+
+fn listed(labels: &[String]) -> String {
+    let mut text = labels
+        .iter()
+        .take(MOST_NAMED)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    if labels.len() > MOST_NAMED {
+        write!(text, " and {} more", labels.len() - MOST_NAMED).unwrap_or_default();
+    }
+    if text.is_empty() {
+        "none".to_owned()
+    } else {
+        text
+    }
+}
+
+fn busy(asked: u32, matching: usize, reserved: usize, used: usize, out: usize) -> String {
+    let free = matching.saturating_sub(reserved + used + out);
+    let mut text = format!(
+        "{matching} {} of which {reserved} reserved by label, {used} used by other pods, {out} out of service",
+        if matching == 1 {
+            "device matches,"
+        } else {
+            "devices match,"
+        },
+    );
+    if free > 0 {
+        write!(text, "; no node has {asked} that are free").unwrap_or_default();
+    }
+    text
+}
+
+impl Ledger {
+    /// Chooses GPUs for the pod and reserves them here, as proposals that are not written yet. A reservation that is
+    /// there already is given again.
+    ///
+    /// # Errors
+    ///
+    /// Why there are none.
+    pub fn propose(
+        &mut self,
+        ask: &ClaimAsk,
+        wall: Timestamp,
+        now: Duration,
+    ) -> Result<Vec<Claim>, NotClaimed> {
+        self.expire(now);
+        let there = self.claimed_by(&ask.reservation);
+        if !there.is_empty() {
+            if there
+                .iter()
+                .any(|held| held.claim.namespace != ask.namespace)
+            {
+                return Err(NotClaimed::Another(ask.reservation.clone()));
+            }
+            return Ok(there.into_iter().map(|held| held.claim.clone()).collect());
+        }
+        let chosen = self
+            .choose(ask, NVIDIA)
+            .or_else(|| self.choose(ask, LABELLED))
+            .ok_or_else(|| self.why_not(ask))?;
+        let granted = chosen.containers.iter().flat_map(|one| &one.grants);
+        let gpus: Vec<Arc<str>> = granted.map(|grant| Arc::clone(&grant.device)).collect();
+        let mut claims = Vec::new();
+        for gpu in gpus {
+            let claim = Claim::proposed(&gpu, &ask.reservation, &ask.namespace, wall);
+            let before = self.claims.by_gpu.get(&gpu);
+            let over = before.map(|before| {
+                let before = &before.claim;
+                (before.reservation.clone(), before.version.clone())
+            });
+            self.note_past(&gpu, Past::proposed(&claim, now));
+            let held = Held {
+                claim: claim.clone(),
+                since: now,
+                lapsed: false,
+                carried: false,
+                over,
+            };
+            self.claims.by_gpu.insert(Arc::clone(&gpu), held);
+            self.hold_claim(&gpu);
+            claims.push(claim);
+        }
+        Ok(claims)
+    }
+
+    fn choose(&self, ask: &ClaimAsk, vendor: &str) -> Option<Placement> {
+        let mut asks = Ask::new(vendor, ask.count, Memory::Percent(100));
+        asks.exclusive = true;
+        asks.select.tags = ask.labels.iter().cloned().collect();
+        asks.select.use_ids = ask.only.iter().cloned().collect();
+        asks.select.nouse_ids = ask.not.iter().cloned().collect();
+        // A card in MIG mode is no one pod's.
+        asks.select.mode = Some("hami-core,mps".to_owned());
+        let request = Request {
+            pod: placement::Pod {
+                uid: format!("{CLAIM_UID}{}", ask.reservation),
+                ..placement::Pod::default()
+            },
+            containers: vec![Container {
+                asks: vec![asks],
+                ..Container::default()
+            }],
+            ..Request::default()
+        };
+        let placed = match &ask.nodes {
+            None => self.cluster.place(&request, Among::All),
+            Some(nodes) => {
+                let names: Vec<&str> = nodes.iter().map(|node| &**node).collect();
+                self.cluster.place(&request, Among::Names(&names))
+            }
+        };
+        placed.ok()
+    }
+
+    /// Why the pod gets none, from all devices: a refusal is rare, and its reader wants the reason.
+    fn why_not(&self, ask: &ClaimAsk) -> NotClaimed {
+        let mut devices: Vec<(&str, DeviceView<'_>)> = Vec::new();
+        for node in self.cluster.nodes() {
+            let ours = node.devices().filter(|device| {
+                let vendor = device.device().vendor.as_str();
+                matches!(vendor, NVIDIA | LABELLED)
+            });
+            devices.extend(ours.map(|device| (node.name(), device)));
+        }
+        let mut known: BTreeSet<&str> = BTreeSet::new();
+        for (_, device) in &devices {
+            known.extend(device.device().tags.iter().map(String::as_str));
+        }
+        if let Some(label) = ask
+            .labels
+            .iter()
+            .find(|label| !known.contains(label.as_str()))
+        {
+            return NotClaimed::UnknownLabel {
+                label: label.clone(),
+                known: known.into_iter().map(str::to_owned).collect(),
+            };
+        }
+        let (mut matching, mut open, mut reserved, mut used, mut out) = (0, 0, 0, 0, 0);
+        for (node, device) in devices {
+            let card = device.device();
+            if !ask.labels.iter().all(|label| card.tags.contains(label)) {
+                continue;
+            }
+            matching += 1;
+            let is_open = ask.nodes.as_ref();
+            if !is_open.is_none_or(|nodes| nodes.iter().any(|name| **name == *node)) {
+                continue;
+            }
+            open += 1;
+            let claim = self.claims.by_gpu.get(device.id());
+            let is_asked = ask.only.is_empty() || ask.only.contains(device.id());
+            if !is_asked {
+                open -= 1;
+            } else if claim.is_some_and(|held| !held.lapsed) || ask.not.contains(device.id()) {
+                reserved += 1;
+            } else if device.used().slots > 0 {
+                used += 1;
+            } else if !card.healthy || card.cordoned || card.is_mig() {
+                out += 1;
+            }
+        }
+        match (matching, open) {
+            (0, _) => NotClaimed::NoDevice(ask.labels.iter().cloned().collect()),
+            (_, 0) => NotClaimed::NoNode { devices: matching },
+            _ => NotClaimed::Busy {
+                asked: ask.count,
+                matching: open,
+                reserved,
+                used,
+                out,
+            },
+        }
+    }
+}

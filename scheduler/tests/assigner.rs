@@ -1,0 +1,5 @@
+//! The device assigner, from outside.
+
+mod flow;
+mod refusals;
+mod support;
