@@ -32,9 +32,9 @@ pub fn api(assigner: &Assigner) -> Router {
     limited(routes).merge(both(assigner))
 }
 
-/// For people: `/finalize` and `/devices`. The page itself is merged to it.
+/// For people: the page, `/finalize` and `/devices`.
 pub fn ui(assigner: &Assigner) -> Router {
-    both(assigner)
+    both(assigner).merge(pages::assigner::router(Arc::new(assigner.clone())))
 }
 
 /// What both listeners serve.
