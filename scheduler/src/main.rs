@@ -179,6 +179,7 @@ async fn gpu_page(
             () = gpus.run() => {}
         }
     }))
+}
 
 /// The assigner over the scheduler's ledger, where the flags ask for one.
 fn beside(args: &Args, scheduler: &Scheduler) -> Option<Assigner> {

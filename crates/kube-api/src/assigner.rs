@@ -95,9 +95,10 @@ pub fn pod_claim(pod: &Pod) -> Option<PodClaim> {
         let text = pod.metadata.annotations.as_ref()?.get(key)?.trim();
         (!text.is_empty()).then_some(text)
     };
+    let reservation = text(RESERVATION_ID)?.to_owned();
     let identity = crate::request::identity(pod);
     Some(PodClaim {
-        reservation: text(RESERVATION_ID)?.to_owned(),
+        reservation,
         gpus: gpus(text(GPU_UUID).unwrap_or_default()),
         uid: identity.uid,
         namespace: identity.namespace,

@@ -15,7 +15,7 @@ use kube_api::assigner::{
 use kube_api::object::Pod;
 use kube_api::request::list;
 use kube_api::vendor::Role;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Assigner, NotReserved, Pin, nodes};
 use crate::ledger::{ClaimAsk, Ledger, NotClaimed};
@@ -63,18 +63,22 @@ impl Reply {
 
     /// The body of the answer.
     fn review(&self, uid: &str) -> Value {
-        let mut status = json!({ "code": self.code });
+        let mut status = Map::from_iter([("code".to_owned(), json!(self.code))]);
         if !self.message.is_empty() {
-            status["message"] = json!(self.message);
+            status.insert("message".to_owned(), json!(self.message));
         }
         if let Some(reason) = reason(self.code) {
-            status["reason"] = json!(reason);
+            status.insert("reason".to_owned(), json!(reason));
         }
-        let mut response = json!({ "uid": uid, "allowed": self.allowed, "status": status });
+        let mut response = Map::from_iter([
+            ("uid".to_owned(), json!(uid)),
+            ("allowed".to_owned(), json!(self.allowed)),
+            ("status".to_owned(), Value::Object(status)),
+        ]);
         if !self.patch.is_empty() {
             let patch = serde_json::to_vec(&self.patch).unwrap_or_default();
-            response["patchType"] = json!("JSONPatch");
-            response["patch"] = json!(STANDARD.encode(patch));
+            response.insert("patchType".to_owned(), json!("JSONPatch"));
+            response.insert("patch".to_owned(), json!(STANDARD.encode(patch)));
         }
         json!({
             "apiVersion": "admission.k8s.io/v1",
