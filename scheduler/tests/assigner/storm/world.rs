@@ -129,7 +129,7 @@ impl Truth {
     }
 
     /// What is there, where it is what the caller has read.
-    fn unchanged(&self, claim: &Claim) -> Result<(), Sent<Claim>> {
+    fn unchanged(&self, claim: &Claim) -> Result<(), Sent<()>> {
         let Some(there) = self.leases.get(&lease_name(&claim.gpu)) else {
             return Err(Sent::Gone);
         };
@@ -139,8 +139,10 @@ impl Truth {
     }
 
     fn replace(&mut self, claim: &Claim) -> Sent<Claim> {
-        if let Err(sent) = self.unchanged(claim) {
-            return sent;
+        match self.unchanged(claim) {
+            Ok(()) => {}
+            Err(Sent::Gone) => return Sent::Gone,
+            Err(_) => return Sent::Conflict,
         }
         let mut lease = claim.lease();
         lease.metadata.resource_version = Some(self.next());
@@ -148,10 +150,8 @@ impl Truth {
     }
 
     fn delete(&mut self, claim: &Claim) -> Sent<()> {
-        match self.unchanged(claim) {
-            Ok(()) => {}
-            Err(Sent::Gone) => return Sent::Gone,
-            Err(_) => return Sent::Conflict,
+        if let Err(sent) = self.unchanged(claim) {
+            return sent;
         }
         if let Some(mut lease) = self.leases.remove(&lease_name(&claim.gpu)) {
             lease.metadata.resource_version = Some(self.next());
