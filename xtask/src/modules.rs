@@ -62,7 +62,10 @@ const STILL_IN_CIRCLES: &[(&str, &[&str])] = &[
     ("embedded-cluster", &["http::format", "http::table"]),
     ("kube-api", &["allocation", "node", "request", "vendor"]),
     ("placement", &["card", "fit"]),
-    ("scheduler", &["api", "args", "simulate", "simulator"]),
+    (
+        "scheduler",
+        &["api", "args", "assigner", "simulate", "simulator"],
+    ),
     ("scheduler", &["simulator::turns", "simulator::writes"]),
     ("vgpu-monitor", &["args", "plugin"]),
     ("vgpu-monitor", &["attest", "node"]),
