@@ -26,6 +26,7 @@ use tokio::task::JoinSet;
 pub use self::compare::CompareArgs;
 
 use crate::api::simulator::{Origins, kubernetes as kubernetes_routes, routes};
+use crate::simulator::gpus::{GpuPlugins, has_devices};
 use crate::simulator::recording::Pace;
 use crate::simulator::scenario::Scenario;
 use crate::simulator::{Import, Merge, Prefix, Scheduling, Setup, Simulator, outside, recording};
@@ -134,6 +135,17 @@ pub struct Args {
     /// Of the real cluster, only objects with these labels: app=web, several separated by commas.
     #[arg(long, value_name = "LABELS", default_value = "")]
     pub cluster_labels: String,
+
+    /// Whether the plugins GpuFit and GpuScore, which share GPUs out, are added to the configuration of the start: auto
+    /// (where a node of --import, the real cluster, the recording or the scenario has GPUs to share), on, or
+    /// off. By default auto for vgpu simulate, and off for vgpu-scheduler simulator.
+    #[arg(
+        long,
+        env = "VGPU_SIMULATOR_GPU_PLUGINS",
+        value_enum,
+        value_name = "WHEN"
+    )]
+    pub gpu_plugins: Option<GpuPlugins>,
 
     /// Under which prefix results are written to pods. Both are read.
     #[arg(long, value_enum, default_value_t = Prefix::New)]
@@ -345,6 +357,33 @@ async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
         let imported = simulator.import(&import, Merge::Keep).await;
         imported.context("--import-from-cluster")?;
         simulator.start_from_here().await;
+    }
+    let vendors = vendors()?;
+    let later = || -> anyhow::Result<bool> {
+        let has = |node: &Value| has_devices(node, &vendors);
+        let in_scenario = match &args.scenario {
+            // What cannot be read is told of where it is played.
+            Some(path) => {
+                Scenario::read(&read(path)?).is_ok_and(|scenario| scenario.created("Node").any(has))
+            }
+            None => false,
+        };
+        let in_recording = match &args.replay {
+            Some(path) => recording::read(&std::fs::read_to_string(path)?)
+                .is_ok_and(|lines| lines.iter().any(|line| has(&line.object))),
+            None => false,
+        };
+        Ok(in_scenario || in_recording)
+    };
+    let wanted = match args.gpu_plugins.unwrap_or_default() {
+        GpuPlugins::Off => false,
+        GpuPlugins::On => true,
+        GpuPlugins::Auto => simulator.has_devices(&vendors) || later().unwrap_or_default(),
+    };
+    if wanted && simulator.share_gpus().await? {
+        tracing::info!(
+            "GpuFit and GpuScore share GPUs out (--gpu-plugins=off leaves the configuration as it is)"
+        );
     }
     Ok(simulator)
 }

@@ -4,6 +4,7 @@
 pub mod compare;
 mod export;
 mod frames;
+pub mod gpus;
 mod import;
 mod kinds;
 pub mod outside;

@@ -72,7 +72,9 @@ fn main() -> ExitCode {
         Command::Bench(args) => ("vgpu bench", bench::run(&args)),
         Command::Doctor(args) => ("vgpu doctor", doctor::run(&args)),
         Command::Explain(args) => ("vgpu explain", explain::run(&args)),
-        Command::Simulate(args) => {
+        Command::Simulate(mut args) => {
+            args.gpu_plugins
+                .get_or_insert(scheduler::simulator::gpus::GpuPlugins::Auto);
             return scheduler::simulate::program("vgpu simulate", *args);
         }
         Command::Completions { shell } => ("vgpu completions", completions(shell)),

@@ -21,9 +21,10 @@ use pages::{Change, Changes, Compare, Comparison, Future, Kind, Refused, Run, So
 use parking_lot::Mutex;
 use scheduling::plugin::{Plugin, Point};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::compare::{Added, Base, Column, MOST_ADDED, Question, Variant};
+use super::gpus::with_gpus;
 use super::{Import, Merge, Refusal, Simulator};
 use crate::explain::{Detail, View, explain};
 use crate::shown::why;
@@ -430,44 +431,11 @@ fn column(column: Column) -> Run {
     }
 }
 
-/// The configuration with the plugins for shared GPUs in every profile.
-fn with_gpus(mut configuration: Value) -> Value {
-    let has_profiles = configuration["profiles"]
-        .as_array()
-        .is_some_and(|profiles| !profiles.is_empty());
-    if !has_profiles {
-        configuration["profiles"] = json!([{ "schedulerName": "default-scheduler" }]);
-    }
-    let profiles = configuration["profiles"].as_array_mut();
-    for profile in profiles.into_iter().flatten() {
-        let mut enabled = profile["plugins"]["multiPoint"]["enabled"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
-        for (name, weight) in [(Plugin::GpuFit, None), (Plugin::GpuScore, Some(1))] {
-            let name = name.name();
-            if !enabled.iter().any(|plugin| plugin["name"] == name) {
-                enabled.push(match weight {
-                    Some(weight) => json!({ "name": name, "weight": weight }),
-                    None => json!({ "name": name }),
-                });
-            }
-        }
-        // Points where nothing is said are left out: they would hide what is.
-        let mut plugins = profile["plugins"].as_object().cloned().unwrap_or_default();
-        plugins.retain(|_, set| set.as_object().is_some_and(|set| !set.is_empty()));
-        let mut every = plugins.remove("multiPoint").unwrap_or_else(|| json!({}));
-        every["enabled"] = enabled.into();
-        plugins.insert("multiPoint".to_owned(), every);
-        profile["plugins"] = plugins.into();
-    }
-    configuration
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::simulator::Setup;
 
     #[test]
     fn each_change_that_a_page_asks_for_is_a_run() {
@@ -492,32 +460,5 @@ mod tests {
             ..Compare::default()
         };
         assert_eq!(super::question(too_many, json!({})).unwrap_err().code, 422);
-    }
-
-    #[test]
-    fn the_configuration_for_gpus_runs_and_keeps_what_was_there() {
-        for before in [
-            json!({}),
-            json!({ "profiles": [{ "schedulerName": "a", "plugins": { "score": { "disabled": [{ "name": "*" }] } } }] }),
-            json!({ "profiles": [{ "plugins": { "multiPoint": { "enabled": [{ "name": "GpuScore", "weight": 7 }] } } }] }),
-        ] {
-            let setup = Setup::read(&before).unwrap();
-
-            let after = with_gpus(setup.shown.to_value());
-
-            let running = Setup::read(&after).unwrap().running;
-            for profile in &running.profiles {
-                let filters = profile.plugins.expand(Point::Filter);
-                assert!(filters.contains(&Plugin::GpuFit), "{after}");
-            }
-            let first = &after["profiles"][0]["plugins"];
-            let kept = &before["profiles"][0]["plugins"]["score"]["disabled"];
-            assert_eq!(&first["score"]["disabled"], kept);
-            let scores = first["multiPoint"]["enabled"].as_array().unwrap().iter();
-            assert_eq!(
-                scores.filter(|plugin| plugin["name"] == "GpuScore").count(),
-                1
-            );
-        }
     }
 }

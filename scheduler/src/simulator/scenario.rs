@@ -130,6 +130,14 @@ impl Scenario {
         }
         Ok(Self { operations: read })
     }
+
+    /// The objects of this kind that it creates.
+    pub fn created<'s>(&'s self, kind: &'s str) -> impl Iterator<Item = &'s Value> {
+        let objects = self.operations.iter();
+        let objects =
+            objects.filter_map(|operation| Some(&operation.create_operation.as_ref()?.object));
+        objects.filter(move |object| object.get("kind").is_some_and(|of| of == kind))
+    }
 }
 
 impl Simulator {

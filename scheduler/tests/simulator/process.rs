@@ -318,3 +318,71 @@ fn with_a_token_nothing_is_served_without_it_and_a_browser_is_asked() {
     stream.flush().unwrap();
     assert_eq!(answer(stream).0, 200);
 }
+
+/// A node with a card to share, and pods of which one fits.
+fn with_gpus() -> Value {
+    let card = json!([{ "id": "GPU-0", "index": 0, "count": 10, "devmem": 40_960, "devcore": 100, "type": "A100",
+        "health": true, "mode": "hami-core" }]);
+    let mut gpu = node("gpu-1");
+    gpu["metadata"]["annotations"] = json!({ "hami.io/node-nvidia-register": card.to_string() });
+    for part in ["capacity", "allocatable"] {
+        gpu["status"][part]["nvidia.com/gpu"] = "10".into();
+    }
+    let asking = |name: &str, memory: u32| {
+        let mut pod = pod(name);
+        pod["spec"]["containers"][0]["resources"]["limits"] =
+            json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": memory.to_string() });
+        pod
+    };
+    json!({ "nodes": [gpu], "pods": [asking("fits", 10_000), asking("too-large", 50_000)] })
+}
+
+#[test]
+fn gpus_are_shared_out_where_the_start_has_some_and_auto_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gpus.json");
+    std::fs::write(&file, with_gpus().to_string()).unwrap();
+    let import = format!("--import={}", file.display());
+    let pod = |program: &Program, name: &str| {
+        program
+            .send(
+                "GET",
+                &format!("/api/v1/namespaces/default/pods/{name}"),
+                "",
+                "",
+            )
+            .1
+    };
+
+    let program = Program::start(&[&import, "--gpu-plugins=auto"]);
+    program.wait(|program| {
+        pod(program, "fits").contains("hami.io/vgpu-devices-allocated")
+            && pod(program, "too-large")
+                .contains("1/1 CardInsufficientMemory (too little memory is free)")
+    });
+    let shown = program
+        .send("GET", "/api/v1/schedulerconfiguration", "", "")
+        .1;
+    assert!(
+        shown.contains("GpuFit") && shown.contains("GpuScore"),
+        "{shown}"
+    );
+    assert_eq!(program.send("PUT", "/api/v1/reset", "", "").0, 202);
+    program.wait(|program| pod(program, "fits").contains("hami.io/vgpu-devices-allocated"));
+
+    // The default of this program is the recorded contract.
+    let program = Program::start(&[&import]);
+    program.wait(|program| pod(program, "fits").contains("finalscore-result"));
+    let shown = program
+        .send("GET", "/api/v1/schedulerconfiguration", "", "")
+        .1;
+    assert!(!shown.contains("Gpu"), "{shown}");
+    assert!(!pod(&program, "fits").contains("vgpu-devices-allocated"));
+
+    // Nothing to share, nothing added.
+    let program = Program::start(&["--gpu-plugins=auto"]);
+    let shown = program
+        .send("GET", "/api/v1/schedulerconfiguration", "", "")
+        .1;
+    assert!(!shown.contains("Gpu"), "{shown}");
+}
