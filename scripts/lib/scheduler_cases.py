@@ -8,6 +8,10 @@ writes its log to a file:
 
     scheduler_cases.py --server 127.0.0.1:6443 --token TOKEN --log scheduler.log --count 500 --seed 1 >cases.jsonl
 
+With --volumes the cases are about volumes that are bound or made while a pod is placed, and about limits of CSI drivers.
+Then no controller manager may run, since it would bind claims by itself; and the admission plugin
+StorageObjectInUseProtection has to be off, since nothing would take its finalizers away.
+
 Every pod and every node of that cluster is deleted before each case.
 """
 
@@ -24,6 +28,15 @@ ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 KEYS = [ZONE, HOST, "disk"]
 # One size for an image: kube-scheduler takes the size that the first node told.
 IMAGES_MIB = {"img0:latest": 40, "img1:latest": 300, "img2:latest": 700}
+# The node for which volumes are bound: without a controller manager the pod itself gets none.
+ASSUMED = re.compile(r'"AssumePodVolumes".* pod="default/(\S+)" node="(\S+)"')
+# Storage classes: provisioner, binding mode and the zones where volumes can be made.
+CLASSES = {
+    "now": ("kubernetes.io/no-provisioner", "Immediate", []),
+    "wait": ("kubernetes.io/no-provisioner", "WaitForFirstConsumer", []),
+    "make": ("csi.made", "WaitForFirstConsumer", []),
+    "zonal": ("csi.made", "WaitForFirstConsumer", ["z1", "z2"]),
+}
 SCORED = re.compile(r'"Plugin scored node for pod" pod="default/(\S+)" plugin="(\S+)" node="(\S+)" score=(-?\d+)')
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -213,6 +226,64 @@ class Cases:
                 objects.append({"kind": "CSINode", "metadata": {"name": node["metadata"]["name"]}, "spec": {"drivers": [driver]}})
         return objects
 
+    def late_storage(self, case, nodes, pods, new):
+        """Claims that wait for their pod, free volumes for some of them, and limits of nodes."""
+        objects = []
+        for at in range(self.number(1, 4)):
+            name = f"c{case}-{at}"
+            mount = {"name": f"vol{at}", "persistentVolumeClaim": {"claimName": name}}
+            new["spec"].setdefault("volumes", []).append(mount)
+            kind = self.one("wait", "wait", "make", "zonal", "bound")
+            spec = {"accessModes": [self.one("ReadWriteOnce", "ReadWriteOnce", "ReadWriteMany")], "storageClassName": kind}
+            spec["resources"] = {"requests": {"storage": f"{self.number(1, 5)}Gi"}}
+            claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
+            if kind == "bound":
+                spec.update(storageClassName="now", volumeName=f"v{case}-{at}", accessModes=["ReadWriteOnce"], resources={"requests": {"storage": "1Gi"}})
+                claim["metadata"]["annotations"] = {"pv.kubernetes.io/bind-completed": "yes"}
+                objects.append(self.volume(name, f"v{case}-{at}"))
+            elif kind == "wait" and self.chance(0.2):
+                spec["selector"] = {"matchLabels": {"speed": self.one("fast", "slow")}}
+            elif kind != "wait" and self.chance(0.15):
+                claim["metadata"]["annotations"] = {"volume.kubernetes.io/selected-node": self.one(*nodes)["metadata"]["name"]}
+            if pods and self.chance(0.15):
+                other = self.one(*pods)
+                if other["metadata"]["namespace"] == "default":
+                    other["spec"].setdefault("volumes", []).append(mount)
+            objects.append(claim)
+        for at in range(self.number(0, 7)):
+            objects.append(self.free_volume(f"f{case}-{at}", case))
+        for at, pod in enumerate(pods):
+            if pod["metadata"]["namespace"] == "default" and self.chance(0.5):
+                name, volume = f"o{case}-{at}", f"ov{case}-{at}"
+                pod["spec"].setdefault("volumes", []).append({"name": "own", "persistentVolumeClaim": {"claimName": name}})
+                spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "now", "volumeName": volume}
+                metadata = {"name": name, "namespace": "default", "annotations": {"pv.kubernetes.io/bind-completed": "yes"}}
+                bound = self.volume(name, volume)
+                bound["spec"]["csi"]["driver"] = self.one("csi.example", "csi.made")
+                objects += [{"kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}, bound]
+        for node in nodes:
+            drivers = [driver for driver in ("csi.example", "csi.made") if self.chance(0.5)]
+            rows = [{"name": driver, "nodeID": "x", "allocatable": {"count": self.number(0, 4)}} for driver in drivers]
+            if rows:
+                objects.append({"kind": "CSINode", "metadata": {"name": node["metadata"]["name"]}, "spec": {"drivers": rows}})
+        return objects
+
+    def free_volume(self, name, case):
+        spec = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": f"{self.number(1, 6)}Gi"}}
+        spec["storageClassName"] = self.one("wait", "wait", "wait", "make")
+        if self.chance(0.3):
+            spec["accessModes"].append("ReadWriteMany")
+        driver = self.one("csi.example", "csi.made")
+        spec["csi"] = {"driver": driver, "volumeHandle": name}
+        if self.chance(0.7):
+            expression = self.one({"key": ZONE, "operator": "In", "values": self.random.sample(["z1", "z2", "z3"], 2)}, {"key": HOST, "operator": "In", "values": [f"n{self.number(0, 4)}"]}, {"key": "disk", "operator": "Exists"})
+            spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+        if self.chance(0.1):
+            spec["claimRef"] = {"namespace": "default", "name": f"c{case}-{self.number(0, 3)}"}
+        labels = {"speed": self.one("fast", "slow")} if self.chance(0.6) else {}
+        status = {"phase": "Available"} if self.chance(0.9) else {"phase": "Released"}
+        return {"kind": "PersistentVolume", "metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}
+
     def volume(self, claim, name):
         spec = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "storageClassName": "now"}
         spec["csi"] = {"driver": "csi.example", "volumeHandle": name}
@@ -245,16 +316,21 @@ def main():
     parser.add_argument("--log", required=True, help="the log of kube-scheduler")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--volumes", action="store_true", help="cases about volumes that are bound while a pod is placed")
     args = parser.parse_args()
     api, cases = Api(args.server, args.token), Cases(args.seed)
 
     def create(item):
         path = PATHS[item["kind"]].format(item["metadata"].get("namespace"))
-        return api("POST", path, item)
+        answer = api("POST", path, item)
+        if item["kind"] == "PersistentVolume" and "status" in item and answer[0] == 201:
+            return 201, api("PUT", f"{path}/{item['metadata']['name']}/status", {**answer[1], "status": item["status"]})[1]
+        return answer
 
     shared = [{"kind": "Namespace", "metadata": {"name": "other", "labels": {"team": "t"}}}, {"kind": "Namespace", "metadata": {"name": "default"}}]
-    for name, mode in (("now", "Immediate"), ("wait", "WaitForFirstConsumer")):
-        shared.append({"kind": "StorageClass", "metadata": {"name": name}, "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": mode})
+    for name, (provisioner, mode, zones) in CLASSES.items():
+        topologies = [{"matchLabelExpressions": [{"key": ZONE, "values": zones}]}] if zones else []
+        shared.append({"kind": "StorageClass", "metadata": {"name": name}, "provisioner": provisioner, "volumeBindingMode": mode, "allowedTopologies": topologies})
     for item in shared:
         create(item)
     log = open(args.log, errors="replace")
@@ -271,7 +347,15 @@ def main():
         name = f"new-{args.seed}-{case}"
         new = cases.pod(name, "default")
         new["spec"]["schedulerName"] = cases.one("default-scheduler", "default-scheduler", "most", "ratio")
-        storage = cases.storage(case, nodes, pods, new) if cases.chance(0.25) else []
+        if args.volumes:
+            # What else keeps a pod away is what the other cases are about.
+            new["spec"] = {"containers": [{"name": "c", "image": "other"}], "schedulerName": new["spec"]["schedulerName"]}
+            for node in nodes:
+                if cases.chance(0.8):
+                    node["spec"] = {}
+            storage = cases.late_storage(case, nodes, pods, new)
+        else:
+            storage = cases.storage(case, nodes, pods, new) if cases.chance(0.25) else []
         objects = nodes + storage + pods
         refused = [answer for status, answer in map(create, objects) if status != 201]
         time.sleep(0.1)
@@ -279,7 +363,7 @@ def main():
         if refused or status != 201:
             print(f"case {case}: {(refused or [answer])[0].get('message')}", file=sys.stderr)
             continue
-        found = None
+        found, lines = None, []
         until = time.time() + 15
         while found is None and time.time() < until:
             _, pod = api("GET", f"{PATHS['Pod'].format('default')}/{name}")
@@ -290,12 +374,17 @@ def main():
                 found = {"message": conditions[0].get("message")}
             else:
                 time.sleep(0.02)
+                new_lines = log.readlines()
+                lines += new_lines
+                for match in filter(None, map(ASSUMED.search, new_lines)):
+                    if match[1] == name:
+                        found = {"node": match[2]}
         if found is None:
             print(f"case {case}: kube-scheduler said nothing", file=sys.stderr)
             continue
         time.sleep(0.05)
         scores = {}
-        for line in log:
+        for line in lines + log.readlines():
             match = SCORED.search(line)
             if match and match[1] == name:
                 scores.setdefault(match[2], {})[match[3]] = int(match[4])

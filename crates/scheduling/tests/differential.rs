@@ -18,7 +18,13 @@ use crate::world::World;
 /// What stands in every case: namespaces with their label `team`, and storage classes with their mode.
 const NAMESPACES: [(&str, &str); 2] = [("other", "t"), ("default", "")];
 
-const CLASSES: [(&str, &str); 2] = [("now", "Immediate"), ("wait", "WaitForFirstConsumer")];
+/// Name, provisioner, mode, and the zones where volumes can be made.
+const CLASSES: [(&str, &str, &str, &[&str]); 4] = [
+    ("now", "kubernetes.io/no-provisioner", "Immediate", &[]),
+    ("wait", "kubernetes.io/no-provisioner", "WaitForFirstConsumer", &[]),
+    ("make", "csi.made", "WaitForFirstConsumer", &[]),
+    ("zonal", "csi.made", "WaitForFirstConsumer", &["z1", "z2"]),
+];
 
 /// What differs in one case; empty where nothing does.
 fn differences(case: &Value, configuration: &Value) -> Vec<String> {
@@ -32,9 +38,14 @@ fn differences(case: &Value, configuration: &Value) -> Vec<String> {
             json!({"kind": "Namespace", "metadata": {"name": name, "labels": labels}})
         })
         .collect();
-    objects.extend(CLASSES.iter().map(|(name, mode)| {
-        json!({"kind": "StorageClass", "metadata": {"name": name},
-            "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": mode})
+    objects.extend(CLASSES.iter().map(|(name, provisioner, mode, zones)| {
+        let mut topologies = Vec::new();
+        if !zones.is_empty() {
+            let zone = json!({"key": "topology.kubernetes.io/zone", "values": zones});
+            topologies.push(json!({"matchLabelExpressions": [zone]}));
+        }
+        json!({"kind": "StorageClass", "metadata": {"name": name}, "provisioner": provisioner,
+            "volumeBindingMode": mode, "allowedTopologies": topologies})
     }));
     objects.extend(case["objects"].as_array().unwrap().iter().cloned());
     let profile = case["pod"]["spec"]["schedulerName"].as_str();
@@ -97,16 +108,25 @@ fn differences(case: &Value, configuration: &Value) -> Vec<String> {
 
 #[test]
 fn decisions_are_those_of_the_real_kube_scheduler() {
+    let file = std::env::var("KUBE_SCHEDULER_CASES");
+    compare(file.as_deref().unwrap_or("kube-scheduler.jsonl"), 100);
+}
+
+#[test]
+fn volumes_are_chosen_as_by_the_real_kube_scheduler() {
+    compare("kube-scheduler-volumes.jsonl", 60);
+}
+
+/// Compares every case of a recording, of which there are at least so many.
+fn compare(file: &str, least: usize) {
     let root = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../tests/vectors/simulator/"
     );
-    let file = std::env::var("KUBE_SCHEDULER_CASES")
-        .unwrap_or_else(|_| format!("{root}kube-scheduler.jsonl"));
     let configuration =
         std::fs::read_to_string(format!("{root}kube-scheduler.config.json")).unwrap();
     let configuration: Value = serde_json::from_str(&configuration).unwrap();
-    let cases = std::fs::read_to_string(file).unwrap();
+    let cases = std::fs::read_to_string(std::path::Path::new(root).join(file)).unwrap();
     let mut wrong = Vec::new();
     let mut count = 0;
     for (line, case) in (1..).zip(cases.lines()) {
@@ -123,5 +143,5 @@ fn decisions_are_those_of_the_real_kube_scheduler() {
         wrong.len(),
         wrong.join("\n")
     );
-    assert!(count >= 100, "only {count} cases");
+    assert!(count >= least, "only {count} cases");
 }
