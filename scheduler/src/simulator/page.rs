@@ -360,7 +360,7 @@ impl Source for Pages {
                 .map_err(|error| Refused::new(500, error.to_string()))??;
             Ok(Comparison {
                 runs: answer.runs.into_iter().map(column).collect(),
-                notes: answer.notes,
+                notes: answer.notes.into_iter().map(note).collect(),
             })
         })
     }
@@ -406,13 +406,24 @@ fn question(asked: Compare, export: Value) -> Result<Question, Refused> {
     Ok(question)
 }
 
+/// What the run of the objects as they are is called on a page.
+const AS_IT_IS: &str = "as it is";
+
+/// A note as a page shows it.
+fn note(text: String) -> String {
+    match text.strip_prefix("base: ") {
+        Some(rest) => format!("{AS_IT_IS}: {rest}"),
+        None => text,
+    }
+}
+
 /// A run as a page shows it.
 fn column(column: Column) -> Run {
     let figures = column.figures;
     let known = |figure: Option<f64>| figure.unwrap_or(f64::NAN);
     Run {
         name: match column.name.as_str() {
-            "base" => "as it is".to_owned(),
+            "base" => AS_IT_IS.to_owned(),
             _ => column.name,
         },
         placed: figures.placed,

@@ -403,6 +403,7 @@ async fn a_real_cluster_is_compared_as_it_is_and_not_changed() {
         (&json!(2), &json!(2))
     );
     assert_eq!(drained["evicted"]["drained"], 1);
+    assert_eq!(comparison["notes"], json!([]), "all were taken over");
     assert_eq!(
         cluster.resource_version(),
         version,

@@ -202,7 +202,7 @@ const compare = async (browser) => {
     await page.waitForTimeout(150);
     await fits(page, `a comparison, ${width} px`);
     await axe(page, `a comparison, ${scheme}, ${width} px`);
-    await page.screenshot({ path: path.join(shots, `compare-${width}-${scheme}.png`), fullPage: true });
+    await page.screenshot({ path: path.join(shots, `compared-${width}-${scheme}.png`), fullPage: true });
   }
   await context.close();
 };

@@ -63,39 +63,56 @@ pub struct Column {
     pub baseline: usize,
 }
 
-/// What a measure is called, which value it is, and whether more is better.
-type Measure = (&'static str, fn(&Run) -> f64, bool);
+/// What a measure is called, which value it is, and whether more is better; none where neither is, since a run that
+/// places fewer pods has shorter waits.
+type Measure = (&'static str, fn(&Run) -> f64, Option<bool>);
 
 const MEASURES: [Measure; 13] = [
-    ("Pods placed", placed, true),
-    ("Pods pending", pending, false),
-    ("GPU memory promised, %", |run| run.memory_percent, true),
-    ("GPU compute promised, %", |run| run.compute_percent, true),
-    ("CPU requested, %", |run| run.cpu_percent, true),
-    ("Memory requested, %", |run| run.node_memory_percent, true),
+    ("Pods placed", placed, Some(true)),
+    ("Pods pending", pending, Some(false)),
+    (
+        "GPU memory promised, %",
+        |run| run.memory_percent,
+        Some(true),
+    ),
+    (
+        "GPU compute promised, %",
+        |run| run.compute_percent,
+        Some(true),
+    ),
+    ("CPU requested, %", |run| run.cpu_percent, Some(true)),
+    (
+        "Memory requested, %",
+        |run| run.node_memory_percent,
+        Some(true),
+    ),
     (
         "Free GPU memory on cards too full for a typical pod, %",
         |run| run.fragmentation_percent,
-        false,
+        Some(false),
     ),
     (
         "Fairness between namespaces, 0 to 1",
         |run| run.fairness,
-        true,
+        Some(true),
     ),
     (
         "Wait of half of the pods at most, seconds",
         |run| run.waited_p50_seconds,
-        false,
+        None,
     ),
     (
         "Wait of 95 of 100 pods at most, seconds",
         |run| run.waited_p95_seconds,
-        false,
+        None,
     ),
-    ("Longest wait, seconds", |run| run.waited_max_seconds, false),
-    ("Evicted from drained nodes, pods", drained, false),
-    ("Evicted for a higher priority, pods", preempted, false),
+    ("Longest wait, seconds", |run| run.waited_max_seconds, None),
+    ("Evicted from drained nodes, pods", drained, Some(false)),
+    (
+        "Evicted for a higher priority, pods",
+        preempted,
+        Some(false),
+    ),
 ];
 
 /// Measures that are drawn, and the end of their scale; none for the largest value.
@@ -170,10 +187,10 @@ fn line((label, value, more_is_better): &Measure, runs: &[Run]) -> Line {
     let values: Vec<f64> = runs.iter().map(value).collect();
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let best = if *more_is_better { most } else { least };
+    let best = more_is_better.map(|more| if more { most } else { least });
     let cells = values.iter().map(|value| Cell {
         text: number(*value),
-        best: least < most && value.total_cmp(&best).is_eq(),
+        best: least < most && best.is_some_and(|best| value.total_cmp(&best).is_eq()),
     });
     Line {
         label: (*label).to_owned(),
@@ -181,8 +198,10 @@ fn line((label, value, more_is_better): &Measure, runs: &[Run]) -> Line {
     }
 }
 
-const BAR: usize = 26;
-const GAP: usize = 8;
+/// How high a bar and the line of text above it are, and what is between two of them, in pixels.
+const TEXT: usize = 22;
+const BAR: usize = 12;
+const GAP: usize = 6;
 
 fn chart((label, value, _): &Measure, end: Option<f64>, runs: &[Run]) -> Chart {
     let most = runs.iter().map(value).fold(0.0, f64::max);
@@ -192,13 +211,13 @@ fn chart((label, value, _): &Measure, end: Option<f64>, runs: &[Run]) -> Chart {
         .enumerate()
         .map(|(position, run)| {
             let value = value(run);
-            let top = position * (BAR + GAP);
+            let above = position * (TEXT + BAR + GAP);
             Column {
                 name: run.name.clone(),
                 text: number(value),
                 width: format!("{:.2}", percent(value, end)),
-                top,
-                baseline: top + BAR - 8,
+                top: above + TEXT,
+                baseline: above + TEXT - 6,
             }
         })
         .collect();
@@ -208,7 +227,7 @@ fn chart((label, value, _): &Measure, end: Option<f64>, runs: &[Run]) -> Chart {
         .collect();
     Chart {
         label: (*label).to_owned(),
-        height: (bars.len() * (BAR + GAP)).saturating_sub(GAP),
+        height: (bars.len() * (TEXT + BAR + GAP)).saturating_sub(GAP),
         spoken: format!("{label}: {}", words.join(", ")),
         bars,
     }

@@ -116,6 +116,9 @@ pub(super) async fn run(
                 run.enter(happening);
             }
         }
+        if base.lenient {
+            run.look_for_missing();
+        }
         run.rest(None).await?;
         run.sample();
     }
@@ -362,6 +365,32 @@ impl<'a> Run<'a> {
             (0, format!("{name}: {status}"))
         });
         *count += 1;
+    }
+
+    /// Counts the objects that a lenient import left out.
+    fn look_for_missing(&mut self) {
+        let world = self.world;
+        for happening in &world.happenings {
+            let name = happening.name();
+            let Ok(resource) = happening.kind.resource(&self.cluster) else {
+                continue;
+            };
+            if name.is_empty() || happening.kind.is_given(name) {
+                continue;
+            }
+            let namespace = match text(&happening.object, "/metadata/namespace") {
+                "" if resource.namespaced => "default",
+                namespace => namespace,
+            };
+            let target = Target::object(&resource, namespace, name);
+            if self.cluster.get(&target).is_err() {
+                let (count, _) = self.refused.get_or_insert_with(|| {
+                    let plural = happening.kind.plural;
+                    (0, format!("{plural} {name} (--log warn says why)"))
+                });
+                *count += 1;
+            }
+        }
     }
 
     /// Namespaces of the recorded objects are there from the beginning: a recording may tell of them late.

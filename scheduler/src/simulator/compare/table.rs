@@ -251,23 +251,23 @@ mod tests {
         };
 
         expect![[r#"
-                                                     base  policy-b
-            pods placed                                 9         7
-            pods pending                                1         3
-              CardInsufficientMemory                    1         0
-              node(s) didn't match Pod's node           0         3
+                                                       base  policy-b
+            pods placed                                   9         7
+            pods pending                                  1         3
+              CardInsufficientMemory                      1         0
+              node(s) didn't match Pod's node             0         3
                 affinity/selector; node unregistered
-            GPU memory promised                         –         –
-            GPU cores promised                          –         –
-            CPU requested                               –         –
-            memory requested                            –         –
-            fragmentation of GPU memory                 –         –
-            fairness between namespaces             0.975     0.975
-            waiting, half of the pods                   –         –
-            waiting, 95 of 100 pods                     –         –
-            waiting, longest                            –         –
-            evicted, drained nodes                      0         0
-            evicted, preempted                          0         0
+            GPU memory promised                           –         –
+            GPU cores promised                            –         –
+            CPU requested                                 –         –
+            memory requested                              –         –
+            fragmentation of GPU memory                   –         –
+            fairness between namespaces               0.975     0.975
+            waiting, half of the pods                     –         –
+            waiting, 95 of 100 pods                       –         –
+            waiting, longest                              –         –
+            evicted, drained nodes                        0         0
+            evicted, preempted                            0         0
 
             fragmentation is judged by 8192 MiB and 30 cores of an NVIDIA card
             note: a note
