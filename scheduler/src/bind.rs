@@ -89,6 +89,7 @@ impl Scheduler {
             // It asks for no devices.
             Begun::NotReserved => self.bind_plainly(args).await,
             Begun::Done => Ok(()),
+            Begun::OverQuota(why) => Err(why),
             Begun::UnderWay => Err("the pod is being bound by an earlier call; try again".into()),
             Begun::Elsewhere { node } => Err(format!(
                 "the pod is bound to node {node}, or its binding to there may still happen"
@@ -265,7 +266,16 @@ impl Scheduler {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         self.with_ledger(|ledger| {
             let node = ledger.cluster().node(&placement.node);
-            allocation::write(pod, placement, node, &self.0.vendors, now)
+            let mut written = allocation::write(pod, placement, node, &self.0.vendors, now);
+            if self.0.vendors.hcs().is_some()
+                && let Ok(request) = self.request(pod)
+                && let Some(any) = &request.any
+            {
+                let score = ledger.cluster().score_of_any(any, placement);
+                let results = kube_api::hcs::results::annotations(any, placement, node, score);
+                written.annotations.extend(results);
+            }
+            written
         })
     }
 

@@ -307,7 +307,7 @@ impl Refusal {
             None => 0,
             Some(misfit @ Misfit::Devices { .. }) if misfit.is_cured_by_leaving() => 1,
             Some(Misfit::Devices { .. }) => 2,
-            Some(Misfit::TooFewDevices { .. }) => 3,
+            Some(Misfit::NoVendor | Misfit::TooFewDevices { .. }) => 3,
             Some(Misfit::UnknownNode) => 4,
         }
     }

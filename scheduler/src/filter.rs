@@ -15,7 +15,8 @@ use serde_json::value::RawValue;
 
 use crate::Scheduler;
 use crate::events::{Kind, no_node};
-use crate::ledger::Filtered;
+use crate::hcs;
+use crate::ledger::{Filtered, Ledger};
 use crate::metrics::Outcome;
 
 /// Answer to `POST /filter`, as kube-scheduler reads it. Every key is always there.
@@ -183,7 +184,7 @@ impl Refused {
         }
     }
 
-    fn from_misfits(misfits: &[NodeMisfit]) -> Self {
+    fn from_misfits(misfits: &[NodeMisfit], request: &Request) -> Self {
         let mut known: HashMap<Vec<(*const u8, u32)>, u32> = HashMap::new();
         let mut refused = Self {
             texts: Vec::new(),
@@ -204,7 +205,7 @@ impl Refused {
                 Some(text) => *text,
                 None => {
                     let text = u32::try_from(refused.texts.len()).unwrap_or(u32::MAX);
-                    refused.texts.push(misfit.summary());
+                    refused.texts.push(hcs::text(misfit, request));
                     known.insert(key.clone(), text);
                     text
                 }
@@ -223,7 +224,11 @@ fn count_codes(misfit: &Misfit, key: &mut Vec<(*const u8, u32)>) {
     key.clear();
     match misfit {
         Misfit::UnknownNode => key.push((std::ptr::null(), 0)),
-        Misfit::TooFewDevices { .. } => key.push((std::ptr::null(), 1)),
+        // Words of hcs.io tell a vendor that is not there from too few devices of one that is.
+        Misfit::NoVendor | Misfit::TooFewDevices { present: 0, .. } => {
+            key.push((std::ptr::null(), 1));
+        }
+        Misfit::TooFewDevices { .. } => key.push((std::ptr::null(), 2)),
         Misfit::Devices { reasons, .. } => {
             for (_, reason) in reasons.iter() {
                 let word = reason.code().as_ptr();
@@ -367,19 +372,35 @@ impl Scheduler {
         if !request.asks_for_devices() {
             return asked.all();
         }
+        if !self.with_ledger(Ledger::knows_compute_quotas) {
+            return Answer::error("the ComputeQuotas have not been read yet; try again");
+        }
         let pod = Arc::new(pod);
         match self.choose(&request, &pod, &asked) {
+            Filtered::OverQuota(why) => {
+                self.0
+                    .events
+                    .pod(&*pod, Kind::Warning, "FilteringFailed", why.clone());
+                let names = asked.names().into_iter().map(Arc::from);
+                Answer {
+                    refused: Some(Refused::all(names, why)),
+                    ..Answer::default()
+                }
+            }
             Filtered::Placed(placement) => self.placed(&request, &pod, placement, asked).await,
             Filtered::Nowhere(misfits) => {
                 if matches!(asked, Asked::Names(_)) {
                     let about = &request.pod;
                     tracing::info!(namespace = %about.namespace, pod = %about.name, nodes = misfits.len(), "fits nowhere");
-                    self.0
-                        .events
-                        .pod(&*pod, Kind::Warning, "FilteringFailed", no_node(&misfits));
+                    self.0.events.pod(
+                        &*pod,
+                        Kind::Warning,
+                        "FilteringFailed",
+                        hcs::event(&misfits, &request, no_node(&misfits)),
+                    );
                 }
                 Answer {
-                    refused: Some(Refused::from_misfits(&misfits)),
+                    refused: Some(Refused::from_misfits(&misfits, &request)),
                     ..Answer::default()
                 }
             }
@@ -499,20 +520,28 @@ impl Scheduler {
         if request.asks_for_devices() {
             let ranked =
                 self.with_ledger(|ledger| ledger.cluster().rank(&request, Among::Names(&names)));
+            if request.any.is_some() {
+                scores = hcs::priorities(&ranked);
+                return Ok(with_scores(&names, &scores));
+            }
             for (node, result) in ranked {
                 if let Ok(fullness) = result {
                     scores.insert(node, score(fullness, request.node_policy));
                 }
             }
         }
-        Ok(names
-            .into_iter()
-            .map(|name| HostPriority {
-                host: name.to_owned(),
-                score: scores.get(name).copied().unwrap_or_default(),
-            })
-            .collect())
+        Ok(with_scores(&names, &scores))
     }
+}
+
+fn with_scores(names: &[&str], scores: &HashMap<Arc<str>, i64>) -> Vec<HostPriority> {
+    names
+        .iter()
+        .map(|name| HostPriority {
+            host: (*name).to_owned(),
+            score: scores.get(*name).copied().unwrap_or_default(),
+        })
+        .collect()
 }
 
 /// From 0 (empty) to 30 (full) to what kube-scheduler takes: 0 to 10, more is better.

@@ -8,6 +8,7 @@
 //! that the reservation expires. While it is not known what became of a binding, the reservation stands as if bound.
 
 mod claims;
+mod compute;
 mod nodes;
 mod nominated;
 mod pods;
@@ -24,6 +25,7 @@ use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Remembered, Reque
 
 use self::claims::Claims;
 pub use self::claims::{CLAIM_UID, ClaimAsk, Held, NotClaimed, Past};
+use self::compute::ComputeQuotas;
 use self::nominated::Nominated;
 pub use self::read::{identity, named, uid_of};
 use self::read::{main_reason, still_fits, unscheduled, version_of};
@@ -67,6 +69,7 @@ pub struct Ledger {
     quotas: BTreeMap<(String, String), ResourceQuota>,
     /// Reservations by label.
     claims: Claims,
+    compute: ComputeQuotas,
     /// What pods are counted with, each once.
     counted: HashSet<Counted>,
     /// Pods whose last try failed after a filter had chosen a node.
@@ -197,6 +200,8 @@ pub enum Filtered {
     Placed(Placement),
     /// Why it fits nowhere, by name of node.
     Nowhere(Vec<NodeMisfit>),
+    /// The namespace's ComputeQuota does not allow what the pod would hold: why.
+    OverQuota(String),
     /// The pod is bound to that node, or may be: nothing else can be answered yet.
     Elsewhere {
         /// Name of the node.
@@ -222,6 +227,8 @@ pub enum Begun {
     UnderWay,
     /// It is bound there already.
     Done,
+    /// The namespace's ComputeQuota does not allow what the pod would hold: why.
+    OverQuota(String),
     /// It is bound to another node.
     Elsewhere {
         /// Name of the node.
@@ -245,6 +252,7 @@ impl Ledger {
             broken_nodes: HashSet::new(),
             quotas: BTreeMap::new(),
             claims: Claims::default(),
+            compute: ComputeQuotas::default(),
             counted: HashSet::new(),
             tried: HashMap::new(),
             deadlines: BTreeSet::new(),
@@ -343,6 +351,12 @@ impl Ledger {
         self.give_room_back(kept);
         match outcome {
             Ok(placement) => {
+                let of = &request.pod;
+                if let Some(why) = self.over_compute_quota(&of.namespace, &of.uid, pod, &placement)
+                {
+                    self.refuse(request, &[], now);
+                    return Filtered::OverQuota(why);
+                }
                 self.reserve(request, pod, placement.clone(), Binding::NotAsked, now);
                 Filtered::Placed(placement)
             }
@@ -398,6 +412,7 @@ impl Ledger {
         self.waiting.remove(&uid);
         self.drop_deadline(&uid);
         let node = Arc::clone(&placement.node);
+        self.count_compute(&request.pod.namespace, &uid, pod, &placement);
         let before = self.cluster.reserve(request.pod.clone(), placement);
         self.settle_claims_of(&uid);
         if let Some(before) = before.filter(|before| before.placement.node != node) {
@@ -497,6 +512,12 @@ impl Ledger {
         self.settle_claims_of(&request.pod.uid);
         match outcome {
             Ok(placement) => {
+                let of = &request.pod;
+                if let Some(why) = self.over_compute_quota(&of.namespace, &of.uid, pod, &placement)
+                {
+                    self.refuse(request, &[], now);
+                    return Ok(Begun::OverQuota(why));
+                }
                 self.reserve(request, pod, placement.clone(), Binding::UnderWay, now);
                 Ok(Begun::Go {
                     pod: Arc::clone(pod),
@@ -638,6 +659,7 @@ impl Ledger {
         self.settle_claims_of(uid);
         self.forget_asking(uid);
         let held = held?;
+        self.compute.forget(&held.pod.namespace, uid);
         Some(held.placement.node)
     }
 

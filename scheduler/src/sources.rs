@@ -153,6 +153,10 @@ impl Scheduler {
 }
 
 impl admission::Quotas for Scheduler {
+    fn exceeded(&self, namespace: &str, pod: &Pod) -> Option<String> {
+        self.with_ledger(|ledger| ledger.exceeds_compute_quota(namespace, pod))
+    }
+
     fn left(&self, namespace: &str, vendor: &Vendor) -> Quota {
         self.with_ledger(|ledger| {
             let (limit, used) = ledger.cluster().quota(namespace, vendor);

@@ -12,6 +12,7 @@ mod compute_nodes;
 mod conformance;
 mod crashes;
 mod documents;
+mod hcs;
 mod http;
 mod ledger;
 mod replicas;

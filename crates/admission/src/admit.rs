@@ -19,6 +19,7 @@ use crate::checks;
 use crate::context::{Context, Operation};
 use crate::denied::Denied;
 use crate::forgery::Reserved;
+use crate::hcs;
 use crate::inject::{NVIDIA, hide_devices, inject, is_own_reference, set_variable};
 use crate::patch::Patch;
 use crate::place::At;
@@ -238,6 +239,9 @@ impl Admission {
         for (at, edits) in &edits {
             self.write_edits(*at, edits, &mut pod, &mut patch);
         }
+        if !is_foreign {
+            hcs::admit(&self.vendors, &self.settings, &mut pod, object, &mut patch)?;
+        }
         let mentions = self.mentions(&pod);
         for (at, container) in At::of(&pod) {
             let of_vendors = |variable: &EnvVar| {
@@ -251,6 +255,7 @@ impl Admission {
                             && variable.value.as_deref().unwrap_or_default() == value
                     })
                     || is_own_reference(container, variable)
+                    || hcs::is_own_reference(variable, &self.vendors)
             };
             checks::environment(container, mentions, of_vendors)?;
             checks::mounts(container, at.value(object), mentions)?;
@@ -284,6 +289,9 @@ impl Admission {
             && let Some(quotas) = &self.quotas
         {
             quotas::check(&request, &pod, namespace, &self.vendors, &**quotas)?;
+            if let Some(why) = quotas.exceeded(namespace, &pod) {
+                return Err(Denied::pod("spec.containers", why));
+            }
         }
         for (at, container) in At::of(&pod) {
             self.equalise(at, container, &mut patch);
@@ -343,6 +351,10 @@ impl Admission {
     fn edits(&self, pod: &Pod) -> Result<Vec<(At, Edits)>, Denied> {
         let mut all = Vec::new();
         for (at, container) in At::of(pod) {
+            // There a vendor's own name is only for its device plugin, and says nothing of a share.
+            if hcs::concerns(container, &self.vendors) {
+                continue;
+            }
             for row in self.vendors.iter() {
                 let edits = row.admit(container, pod)?;
                 if edits != Edits::default() {
@@ -538,6 +550,9 @@ impl Admission {
                 .chain(&resources.requests)
                 .any(|(name, amount)| {
                     let of = self.vendors.of_resource(name);
+                    if kube_api::hcs::request::is_resource(name, &self.vendors) {
+                        return amount.0 != "0";
+                    }
                     // A priority alone asks for no device.
                     of.is_some_and(|(row, role)| role != Role::Priority && vendor(&row.word))
                         && amount.0 != "0"

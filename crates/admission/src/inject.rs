@@ -22,7 +22,15 @@ pub(crate) fn inject(
     request: &Request,
     patch: &mut Patch<'_>,
 ) {
+    let may_get_any = request
+        .any
+        .as_deref()
+        .filter(|any| (any.families.iter()).any(|family| family.vendor.as_str() == NVIDIA));
     let has = |index: usize| {
+        let wishes = may_get_any.into_iter().flat_map(|any| &any.wishes);
+        if wishes.into_iter().any(|wish| wish.container == index) {
+            return true;
+        }
         request.containers.get(index).is_some_and(|container| {
             container
                 .asks

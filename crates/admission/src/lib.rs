@@ -12,6 +12,7 @@ mod configuration;
 mod context;
 mod denied;
 mod forgery;
+mod hcs;
 mod inject;
 mod patch;
 mod place;

@@ -11,6 +11,12 @@ use crate::denied::Denied;
 pub trait Quotas: Send + Sync {
     /// What the namespace may still take of the vendor's devices; what is none is not limited.
     fn left(&self, namespace: &str, vendor: &Vendor) -> Quota;
+
+    /// Why a ComputeQuota of the namespace does not allow what the pod names of `ai.compute/*`; none where it does.
+    fn exceeded(&self, namespace: &str, pod: &Pod) -> Option<String> {
+        let _ = (namespace, pod);
+        None
+    }
 }
 
 /// What a pod asks for by number. Shares of a card whose size is not known yet count nothing.

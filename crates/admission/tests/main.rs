@@ -8,6 +8,7 @@
 mod anything;
 mod changes;
 mod common;
+mod hcs;
 mod match_conditions;
 mod recordings;
 mod refusals;

@@ -3,6 +3,7 @@
 //!
 //! The names of the sections and keys are those of HAMi v2.10's `device-config.yaml`.
 
+mod hcs;
 mod nodes;
 mod sections;
 
@@ -11,6 +12,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+pub use hcs::{ANY, Hcs, HcsProfile, ImageRule};
 pub use nodes::{FilteredDevices, NodeOverride, NodeOverrides, OperatingMode};
 pub use sections::{
     Amd, Ascend, AscendTemplate, AwsNeuron, Cambricon, CorePolicy, Counted, Enflame, Hygon,
@@ -48,6 +50,8 @@ pub struct DeviceConfig {
     pub biren: Option<Counted>,
     /// Huawei Ascend, one entry for each chip.
     pub vnpus: Option<Vnpus>,
+    /// Requests of hcs.io, over the vendors above.
+    pub hcs: Option<Hcs>,
 }
 
 /// Why a configuration cannot be used.
@@ -206,6 +210,9 @@ impl DeviceConfig {
                 problem,
             })
         };
+        if let Some(hcs) = &self.hcs {
+            hcs.judge()?;
+        }
         if let Some(nvidia) = &self.nvidia {
             for (key, scaling) in [
                 ("nvidia.deviceMemoryScaling", nvidia.device_memory_scaling),

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use placement::Device;
 
+use crate::hcs::request::maker_of;
 use crate::keys;
 use crate::object::Node;
 use crate::quantity::shortened;
@@ -56,7 +57,8 @@ pub fn report(node: &Node, vendors: &Vendors) -> Report {
             })
             .and_then(|found| Ok((row.pairs(node)?, found)));
         match read {
-            Ok((scores, found)) => {
+            Ok((scores, mut found)) => {
+                rate(&mut found, &row.word, vendors);
                 known.extend(found.iter().map(|device| device.id.clone()));
                 devices.extend(found);
                 pairs.extend(scores);
@@ -71,6 +73,18 @@ pub fn report(node: &Node, vendors: &Vendors) -> Report {
             pairs,
         },
         problems,
+    }
+}
+
+/// Gives devices of known models the speed that the exchange table has, where requests of hcs.io are read.
+fn rate(devices: &mut [Device], word: &str, vendors: &Vendors) {
+    let Some((hcs, maker)) = vendors.hcs().zip(maker_of(word)) else {
+        return;
+    };
+    for device in devices.iter_mut().filter(|one| one.gflops == [0, 0]) {
+        if let Some(profile) = hcs.table.find(maker, &device.model, device.memory_bytes) {
+            device.gflops = profile.gflops();
+        }
     }
 }
 

@@ -64,6 +64,11 @@ pub struct PodSpec {
     pub runtime_class_name: Option<String>,
     /// Who may evict whom.
     pub priority: Option<i32>,
+    /// Name of its priority class; empty for none.
+    #[serde(deserialize_with = "or_default")]
+    pub priority_class_name: String,
+    /// After how many seconds it is ended.
+    pub active_deadline_seconds: Option<i64>,
     /// Whether it may evict (`PreemptLowerPriority`, `Never`).
     pub preemption_policy: Option<String>,
 }

@@ -1,7 +1,11 @@
 //! A pod as a question to the engine. Never where it goes, and never whether it may ask.
 
+use std::sync::Arc;
+
 use placement::{DevicePolicy, Key, Kind, NodePolicy, Request, Weights};
 
+use crate::hcs::keys as hcs_keys;
+use crate::hcs::request as hcs;
 use crate::keys;
 use crate::object::{Container, Pod};
 use crate::quantity::{Amount, Form, shortened};
@@ -85,21 +89,32 @@ pub fn request(pod: &Pod, vendors: &Vendors, defaults: &Defaults) -> Result<Requ
     }
     let mut containers = Vec::new();
     let mut asking = 0;
-    for (container, kind) in in_order(pod) {
+    let mut wishes = Vec::new();
+    for (position, (container, kind)) in in_order(pod).enumerate() {
         let mut asks = Vec::new();
-        for row in vendors.named_by(container) {
+        let wish = match vendors.hcs() {
+            Some(_) => hcs::asked(container, vendors)?,
+            None => None,
+        };
+        if let Some(wish) = wish {
+            wishes.push((position, container, wish));
+            asking += 1;
+            if asking > MOST_ASKING {
+                return Err(too_many(container, hcs_keys::DEVICES));
+            }
+        }
+        // Beside a demand on any vendor, a vendor's own name is only for its device plugin.
+        let rows = vendors.named_by(container).filter(|_| wish.is_none());
+        for row in rows {
             let Some(ask) = row.ask(container, pod, &rules)? else {
                 continue;
             };
             asks.push(ask);
             asking += 1;
             if asking > MOST_ASKING {
-                return Err(wrong_amount(
+                return Err(too_many(
                     container,
                     row.resource(Role::Count).unwrap_or(&row.word),
-                    format!(
-                        "the pod asks for devices more than {MOST_ASKING} times; at most {MOST_ASKING} containers of a pod may, so put the others into a pod of their own"
-                    ),
                 ));
             }
         }
@@ -109,7 +124,14 @@ pub fn request(pod: &Pod, vendors: &Vendors, defaults: &Defaults) -> Result<Requ
             asks,
         });
     }
+    let any = match vendors.hcs() {
+        Some(hcs) if !wishes.is_empty() => Some(Arc::new(hcs::any_vendor(
+            pod, &wishes, vendors, hcs, &rules,
+        )?)),
+        _ => None,
+    };
     let request = Request {
+        any,
         pod: identity(pod),
         containers,
         node_policy: node_policy(
@@ -120,6 +142,16 @@ pub fn request(pod: &Pod, vendors: &Vendors, defaults: &Defaults) -> Result<Requ
         Err(error) if request.asks_for_devices() => Err(error),
         _ => Ok(request),
     }
+}
+
+fn too_many(container: &Container, resource: &str) -> RequestError {
+    wrong_amount(
+        container,
+        resource,
+        format!(
+            "the pod asks for devices more than {MOST_ASKING} times; at most {MOST_ASKING} containers of a pod may, so put the others into a pod of their own"
+        ),
+    )
 }
 
 /// The pod as the engine knows it. A pod without a uid is known by namespace and name.

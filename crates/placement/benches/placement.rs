@@ -106,6 +106,7 @@ fn request(name: &str, asks: &[Ask], node_policy: NodePolicy) -> Request {
             asks: asks.to_vec(),
         }],
         node_policy,
+        any: None,
     }
 }
 

@@ -235,6 +235,9 @@ impl Cluster {
         among: Among<'_>,
         known: Option<&mut Refusals>,
     ) -> Outcome {
+        if let Some(any) = &request.any {
+            return self.place_any(request, any, among, &[]);
+        }
         let question = Question::new(self, request);
         // What a quota leaves is no node's state.
         let limited = question.plan.steps.iter().any(|step| step.quota.is_some());
@@ -328,6 +331,11 @@ impl Cluster {
         node: &str,
         leaving: &[&str],
     ) -> Result<Placement, Misfit> {
+        if let Some(any) = &request.any {
+            let outcome = self.place_any(request, any, Among::Names(&[node]), leaving);
+            return outcome
+                .map_err(|mut misfits| misfits.pop().map_or(Misfit::UnknownNode, |of| of.misfit));
+        }
         let question = Question::without(self, request, leaving);
         let Some(node) = self.state(node).and_then(|node| question.node(node)) else {
             return Err(Misfit::UnknownNode);
@@ -340,13 +348,16 @@ impl Cluster {
     }
 
     /// How each node in question does, by name: its score where the pod fits, else why not. The score
-    /// is from 0 (empty) to 30 (full), with the pod on the node; which end is better is the node
+    /// of a request that takes any vendor's devices is from 0 to 100, more is better. That of others is from 0 (empty) to 30 (full), with the pod on the node; which end is better is the node
     /// policy's.
     pub fn rank(
         &self,
         request: &Request,
         among: Among<'_>,
     ) -> Vec<(Arc<str>, Result<f64, Misfit>)> {
+        if let Some(any) = &request.any {
+            return self.rank_any(request, any, among);
+        }
         let question = Question::new(self, request);
         let mut budget = MOST_CHOICES;
         let mut ranked: Vec<(Arc<str>, Result<f64, Misfit>)> = self
@@ -453,6 +464,23 @@ impl Cluster {
         all.chain(names.iter().map(|name| (*name, self.state(name))))
     }
 
+    pub(crate) fn node_state(&self, name: &str) -> Option<&NodeState> {
+        self.state(name)
+    }
+
+    /// All devices of the vendor, on any node.
+    pub(crate) fn devices_of<'a>(
+        &'a self,
+        vendor: &Vendor,
+    ) -> impl Iterator<Item = &'a Device> + use<'a> {
+        let number = self.vendors.known(vendor.as_str());
+        let nodes = self.nodes.iter().flatten();
+        nodes
+            .flat_map(|node| &node.devices)
+            .filter(move |device| Some(device.vendor) == number)
+            .map(|device| &*device.device)
+    }
+
     /// All models that any node has reported.
     pub(crate) fn models(&self) -> impl Iterator<Item = &str> {
         self.models.texts.iter().map(|model| &**model)
@@ -511,13 +539,17 @@ impl Cluster {
                 .collect()
         };
         let (wanted, unwanted) = (lower(&ask.select.use_types), lower(&ask.select.nouse_types));
-        if wanted.is_empty() && unwanted.is_empty() {
+        let exactly = &ask.select.models;
+        if wanted.is_empty() && unwanted.is_empty() && exactly.is_empty() {
             return Vec::new();
         }
         self.models
             .texts
             .iter()
             .map(|model| {
+                if !exactly.is_empty() && !exactly.iter().any(|only| **only == **model) {
+                    return false;
+                }
                 let model = model.to_lowercase();
                 (wanted.is_empty() || wanted.iter().any(|text| model.contains(text)))
                     && !unwanted.iter().any(|text| model.contains(text))
@@ -559,7 +591,7 @@ impl<'a> Question<'a> {
         Self::without(cluster, request, &[])
     }
 
-    fn without(cluster: &Cluster, request: &'a Request, leaving: &[&str]) -> Self {
+    pub(crate) fn without(cluster: &Cluster, request: &'a Request, leaving: &[&str]) -> Self {
         let mut uids: Vec<&str> = leaving.to_vec();
         uids.push(&request.pod.uid);
         uids.sort_unstable();
@@ -631,7 +663,7 @@ impl<'a> Question<'a> {
         best.map(|(_, placement)| placement)
     }
 
-    fn score(&self, node: &NodeState) -> f64 {
+    pub(crate) fn score(&self, node: &NodeState) -> f64 {
         let summary = &node.summary;
         score::node(summary.used, self.plan.adds(node), summary.total)
     }

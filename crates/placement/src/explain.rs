@@ -293,6 +293,17 @@ impl Cluster {
             Ok(placement) => return Err(placement),
             Err(misfits) => misfits,
         };
+        if request.any.is_some() {
+            // Of each vendor's own request the advice is as good as of any.
+            let advice = self
+                .requests_of_any(request)
+                .into_iter()
+                .filter_map(|one| self.explain_while(&one, among, go_on).ok())
+                .map(|explanation| explanation.advice)
+                .find(|advice| !advice.is_empty())
+                .unwrap_or_default();
+            return Ok(Explanation { misfits, advice });
+        }
         let question = Question::new(self, request);
         let mut nodes: Vec<&NodeState> = self
             .in_question(among)

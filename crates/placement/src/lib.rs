@@ -21,9 +21,11 @@
 
 #![forbid(unsafe_code)]
 
+mod anywhere;
 mod arrange;
 mod card;
 mod cluster;
+pub mod exchange;
 mod explain;
 mod fit;
 mod inventory;
@@ -36,6 +38,7 @@ mod reservation;
 mod score;
 mod topology;
 
+pub use anywhere::{AnyVendor, Demand, Family, Wish};
 pub use cluster::{Among, Cluster, DeviceView, NodeView, Outcome};
 pub use explain::{Advice, Change, Explanation, Rule};
 pub use inventory::{Appraisal, Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};

@@ -237,6 +237,8 @@ impl Reasons {
 pub enum Misfit {
     /// No such node reports devices.
     UnknownNode,
+    /// The request takes devices of several vendors, and none of them is in the cluster.
+    NoVendor,
     /// The node has fewer devices of the vendor than one container asks for.
     TooFewDevices {
         /// Position of the container in the request.
@@ -268,7 +270,7 @@ impl Misfit {
     /// there is in vain.
     pub fn is_cured_by_leaving(&self) -> bool {
         match self {
-            Self::UnknownNode | Self::TooFewDevices { .. } => false,
+            Self::UnknownNode | Self::NoVendor | Self::TooFewDevices { .. } => false,
             Self::Devices {
                 asked, if_all_left, ..
             } => asked <= if_all_left,
@@ -279,6 +281,7 @@ impl Misfit {
     pub fn summary(&self) -> String {
         match self {
             Self::UnknownNode => "node unregistered".to_owned(),
+            Self::NoVendor => "NodeInsufficientDevice".to_owned(),
             Self::TooFewDevices { .. } => "NodeInsufficientDevice".to_owned(),
             // The reference asks for an arrangement as a whole, and names nothing else.
             Self::Devices { reasons, .. } if reasons.count(Reason::Arrangement) > 0 => {
@@ -348,6 +351,7 @@ impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownNode => f.write_str("node has not registered any device"),
+            Self::NoVendor => f.write_str("node has no device of a vendor that the pod takes"),
             Self::TooFewDevices {
                 container,
                 vendor,

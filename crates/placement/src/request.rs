@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::anywhere::AnyVendor;
 use crate::inventory::Vendor;
 
 /// Who asks.
@@ -35,14 +36,18 @@ pub struct Request {
     pub containers: Vec<Container>,
     /// Which of several nodes it prefers.
     pub node_policy: NodePolicy,
+    /// Containers that take any vendor's devices; they have no asks of their own.
+    pub any: Option<Arc<AnyVendor>>,
 }
 
 impl Request {
     /// Whether any container asks for a device.
     pub fn asks_for_devices(&self) -> bool {
-        self.containers
-            .iter()
-            .any(|container| container.asks.iter().any(|ask| ask.count > 0))
+        self.any.is_some()
+            || self
+                .containers
+                .iter()
+                .any(|container| container.asks.iter().any(|ask| ask.count > 0))
     }
 }
 
@@ -286,6 +291,8 @@ pub struct Selection {
     pub use_types: Vec<String>,
     /// The model contains none of these, in any case.
     pub nouse_types: Vec<String>,
+    /// The model is one of these, to the letter.
+    pub models: Vec<String>,
     /// The identifier is one of these.
     pub use_ids: Vec<String>,
     /// The identifier is none of these.

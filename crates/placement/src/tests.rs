@@ -36,6 +36,7 @@ pub(crate) fn asking(name: &str, asks: &[Ask]) -> Request {
             asks: asks.to_vec(),
         }],
         node_policy: NodePolicy::Binpack,
+        any: None,
     }
 }
 
@@ -166,6 +167,7 @@ fn pod(name: &str, containers: &[(Kind, Ask)]) -> Request {
             })
             .collect(),
         node_policy: NodePolicy::Binpack,
+        any: None,
     }
 }
 

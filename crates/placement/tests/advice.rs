@@ -37,6 +37,7 @@ fn asking(containers: Vec<Vec<Ask>>) -> Request {
             })
             .collect(),
         node_policy: NodePolicy::Binpack,
+        any: None,
     }
 }
 

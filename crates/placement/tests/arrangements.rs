@@ -59,6 +59,7 @@ fn request(name: &str, asks: Vec<Ask>) -> Request {
             })
             .collect(),
         node_policy: NodePolicy::Binpack,
+        any: None,
     }
 }
 

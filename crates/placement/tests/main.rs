@@ -6,7 +6,9 @@
 )]
 
 mod advice;
+mod any_vendor;
 mod arrangements;
+mod exchange;
 mod properties;
 mod recordings;
 mod shared_cards;

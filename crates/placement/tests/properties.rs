@@ -165,6 +165,7 @@ fn request(kinds: Vec<Kind>) -> impl Strategy<Value = Request> {
                 })
                 .collect(),
             node_policy,
+            any: None,
         })
 }
 

@@ -510,6 +510,7 @@ fn request_of(pod: &Value, config: &str, args: &Value) -> Result<Request, &'stat
             .collect()
     };
     let select = Selection {
+        models: Vec::new(),
         use_types: list("nvidia.com/use-gputype"),
         nouse_types: list("nvidia.com/nouse-gputype"),
         use_ids: list("nvidia.com/use-gpuuuid"),
@@ -610,5 +611,6 @@ fn request_of(pod: &Value, config: &str, args: &Value) -> Result<Request, &'stat
         pod: pod_of(pod),
         containers,
         node_policy,
+        any: None,
     })
 }

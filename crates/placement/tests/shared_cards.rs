@@ -130,6 +130,7 @@ fn request(name: usize, asks: Vec<Ask>, policy: NodePolicy) -> Request {
             })
             .collect(),
         node_policy: policy,
+        any: None,
     }
 }
 

@@ -38,7 +38,10 @@ impl Devices {
     /// Resources by which pods ask for shared devices.
     pub(crate) fn resources(&self) -> impl Iterator<Item = &str> {
         let vendors = self.vendors.as_deref().into_iter();
-        vendors.flat_map(|vendors| vendors.resources().map(|(name, _, _)| name))
+        vendors.flat_map(|vendors| {
+            let ours = vendors.resources().map(|(name, _, _)| name);
+            ours.chain(kube_api::hcs::request::names(vendors))
+        })
     }
 
     /// The devices that a node reports; none where it reports none. What cannot be read counts as absent, as in the

@@ -34,7 +34,7 @@ pub fn no_node(misfits: &[NodeMisfit]) -> String {
 pub(crate) fn codes(misfit: &Misfit) -> Vec<&'static str> {
     match misfit {
         Misfit::UnknownNode => vec!["node unregistered"],
-        Misfit::TooFewDevices { .. } => vec!["NodeInsufficientDevice"],
+        Misfit::NoVendor | Misfit::TooFewDevices { .. } => vec!["NodeInsufficientDevice"],
         Misfit::Devices { reasons, .. } => {
             let mut codes: Vec<&'static str> =
                 reasons.iter().map(|(_, reason)| reason.code()).collect();

@@ -81,7 +81,9 @@ impl Ledger {
                     // Its annotations may name another node than the one that it runs on.
                     placement.node = node.into();
                     self.drop_deadline(uid);
-                    let before = self.cluster.reserve(identity(pod), placement);
+                    let of = identity(pod);
+                    self.count_compute(&of.namespace, uid, pod, &placement);
+                    let before = self.cluster.reserve(of, placement);
                     self.settle_claims_of(uid);
                     if let Some(before) = before.filter(|before| *before.placement.node != *node) {
                         self.freed(before.placement.node);

@@ -159,7 +159,7 @@ pub(super) fn main_reason(misfits: &[NodeMisfit]) -> &'static str {
     for NodeMisfit { misfit, .. } in misfits {
         let code = match misfit {
             Misfit::UnknownNode => continue,
-            Misfit::TooFewDevices { .. } => "NodeInsufficientDevice",
+            Misfit::NoVendor | Misfit::TooFewDevices { .. } => "NodeInsufficientDevice",
             Misfit::Devices { reasons, .. } => reasons
                 .iter()
                 .next()

@@ -128,6 +128,21 @@ impl Served {
         served
     }
 
+    /// On a cluster of this state, with these vendors. Pods made over the API go through admission.
+    pub(crate) async fn of(state: Value, vendors: Arc<Vendors>) -> Self {
+        let cluster = embedded_cluster::Cluster::default();
+        cluster.import(&state).unwrap();
+        let settings = scheduler::Settings::default();
+        let scheduler =
+            scheduler::Scheduler::embedded(&cluster, Arc::clone(&vendors), settings, |_| {
+                scheduler::events::Events::silent()
+            });
+        let admission = admission::Admission::new(vendors, admission::Settings::default())
+            .with_quotas(Arc::new(scheduler.clone()));
+        cluster.admit_with(Arc::new(scheduler::embedded::Admit(Arc::new(admission))));
+        Self::with(cluster, scheduler).await
+    }
+
     async fn with(cluster: embedded_cluster::Cluster, scheduler: scheduler::Scheduler) -> Self {
         let router = scheduler::api::routes(&scheduler, None, false).merge(cluster.api_routes());
         let following = {

@@ -15,6 +15,7 @@ use kube_api::config::DeviceConfig;
 use kube_api::node::RegisterFormat;
 use kube_api::vendor::{Role, Switches, Vendors};
 use nix::fcntl::Flock;
+use placement::exchange::{Maker, Table};
 use placement::{MigProfile, Span};
 use prometheus_client::registry::Registry;
 use server::{Listener, Manners, Readiness};
@@ -90,7 +91,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             healths: sick.healths.clone(),
             scores: sick.scores.clone(),
             vendors: Arc::clone(&vendors),
-            speeds: Arc::new(|_, _| None),
+            speeds: speeds(&vendors),
         };
         let settings = hcs::Settings::new(&args.node_name);
         tokio::spawn(hcs::keep(client.clone(), settings, sources, series))
@@ -270,6 +271,20 @@ fn served(args: &PluginArgs, vendors: &Vendors) -> anyhow::Result<Vec<Served>> {
         }
     }
     Ok(served)
+}
+
+/// What the exchange table knows of NVIDIA's models: the configured one, else the built-in one.
+fn speeds(vendors: &Vendors) -> hcs::compose::Speeds {
+    let table = vendors
+        .hcs()
+        .map_or_else(|| Arc::new(Table::default()), |hcs| Arc::clone(&hcs.table));
+    Arc::new(move |model, bytes| {
+        let profile = table.find(Maker::Nvidia, model, bytes)?;
+        Some(hcs::compose::Speed {
+            model: profile.model.clone(),
+            gflops: profile.gflops(),
+        })
+    })
 }
 
 async fn client(args: &PluginArgs) -> anyhow::Result<kube::Client> {

@@ -80,6 +80,8 @@ pub fn wanted(
                 .to_owned(),
         ));
     };
+    let any_vendor = asked.any.clone();
+    let asked = asked.given(&placed.containers);
     let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let mut wanted = Vec::new();
     for ((index, asked), container) in asked.containers.iter().enumerate().zip(containers) {
@@ -113,6 +115,21 @@ pub fn wanted(
                     grants.len()
                 ));
             }
+            let is_wish = any_vendor
+                .iter()
+                .flat_map(|any| &any.wishes)
+                .any(|wish| wish.container == index);
+            // A container that takes any vendor's cards got as many as the chosen model needs; the kubelet goes by the
+            // number that the webhook wrote beforehand.
+            let slots = if is_wish {
+                container
+                    .amount(&served.resource)
+                    .and_then(|amount| amount.parse().ok()?.whole())
+                    .and_then(|whole| usize::try_from(whole).ok())
+                    .unwrap_or(count)
+            } else {
+                count
+            };
             let mut shares = Vec::with_capacity(grants.len());
             for grant in grants {
                 match share(grant, &ask.memory, &ask.compute, inventory, health) {
@@ -126,7 +143,7 @@ pub fn wanted(
                 asking: Asking {
                     container: asked.name.clone(),
                     kind: asked.kind,
-                    count,
+                    count: slots,
                 },
                 claim: Claim {
                     uid: uid(pod).to_owned(),
@@ -248,6 +265,15 @@ fn not_more_than_asked(
             asked / MIB
         ));
     }
+    if let Compute::Gflops { fp16, fp32 } = compute
+        && (*fp16 > 0 || *fp32 > 0)
+        && grant.cores == 0
+    {
+        return Err(format!(
+            "the annotations give no cores on card {}, the spec asks for TFLOPS; they were changed by somebody else than the scheduler",
+            grant.device
+        ));
+    }
     if let Compute::Units(units) = compute
         && *units > 0
         // None at all would be no cap.
@@ -324,15 +350,11 @@ pub fn traceparent(pod: &Pod) -> Option<String> {
 /// The containers that ask for this vendor's cards, by what nobody can change; none where that cannot be read.
 pub fn names_asking(pod: &Pod, vendor: &str, vendors: &Vendors) -> Option<Vec<String>> {
     let asked = request::request(pod, vendors, &Defaults::default()).ok()?;
-    let containers = asked.containers.into_iter();
-    let asks = |container: &placement::Container| {
-        let mut asks = container.asks.iter();
-        asks.any(|ask| ask.vendor.as_str() == vendor)
-    };
+    let containers = asked.containers.iter().enumerate();
     Some(
         containers
-            .filter(asks)
-            .map(|container| container.name)
+            .filter(|(index, _)| asked.may_take(*index, vendor))
+            .map(|(_, container)| container.name.clone())
             .collect(),
     )
 }
@@ -369,12 +391,10 @@ pub fn asking(pod: &Pod, served: &[Served], vendors: &Vendors) -> usize {
     let Ok(asked) = request::request(pod, vendors, &Defaults::default()) else {
         return 0;
     };
-    let asks = asked.containers.iter().filter(|container| {
-        container.asks.iter().any(|ask| {
-            served
-                .iter()
-                .any(|served| served.vendor == ask.vendor.as_str())
-        })
+    let asks = (0..asked.containers.len()).filter(|&index| {
+        served
+            .iter()
+            .any(|served| asked.may_take(index, &served.vendor))
     });
     asks.count()
 }

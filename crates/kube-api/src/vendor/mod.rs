@@ -19,11 +19,14 @@ mod vastai;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::Arc;
 
 use placement::{Ask, Device, Grant, Granted, NodeView, PairScore, Placement};
 
 use crate::allocation::AllocationError;
 use crate::config::{ConfigError, DeviceConfig};
+use crate::hcs::keys::RESULTS;
+use crate::hcs::request as hcs;
 use crate::keys;
 use crate::node::Problem;
 use crate::object::{Container, Node, Pod};
@@ -48,6 +51,8 @@ pub struct Vendors {
     by_resource: HashMap<String, (usize, Role)>,
     /// See [`Vendors::allocation_keys`].
     allocation_keys: Vec<String>,
+    /// How requests of hcs.io are read, where they are.
+    hcs: Option<hcs::Rules>,
 }
 
 /// What a resource of a vendor says.
@@ -318,6 +323,16 @@ impl Vendors {
                     .cloned(),
             );
         }
+        let hcs = match &config.hcs {
+            Some(section) => {
+                allocation_keys.extend(RESULTS.iter().map(|key| (*key).to_owned()));
+                Some(hcs::Rules {
+                    table: Arc::new(section.table()?),
+                    config: section.clone(),
+                })
+            }
+            None => None,
+        };
         allocation_keys.sort();
         allocation_keys.dedup();
         Ok(Self {
@@ -325,12 +340,18 @@ impl Vendors {
             rows,
             by_resource,
             allocation_keys,
+            hcs,
         })
     }
 
     /// The configuration that it was made of.
     pub fn config(&self) -> &DeviceConfig {
         &self.config
+    }
+
+    /// How requests of hcs.io are read; none where they are not.
+    pub fn hcs(&self) -> Option<&hcs::Rules> {
+        self.hcs.as_ref()
     }
 
     /// All vendors, in their order.

@@ -1,0 +1,573 @@
+//! ComputeTasks: makes a pod for each, makes it again as often as the task allows, and reports what became of it. What
+//! to do next is a function of the task and its pod ([`next`]); the rest of this file does it, while this replica
+//! answers. Never touches a pod that is not the task's.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube_api::hcs::{
+    API_VERSION, ComputeTask, ComputeTaskStatus, TaskDevice, TaskPhase, Vendor, keys,
+};
+use kube_api::keys as api_keys;
+use kube_api::object::Pod;
+use serde_json::{Map, Value, json};
+
+use crate::Scheduler;
+
+/// How often tasks are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// The same, after the API server could not be asked.
+const PAUSE: Duration = Duration::from_secs(10);
+/// Longest name of a pod that its containers' host names still hold.
+const MOST_NAME_LETTERS: usize = 63;
+
+/// What to do for a task.
+#[derive(Debug, Clone, PartialEq)]
+enum Next {
+    /// Make this pod, and then write this status.
+    Make(Box<Value>, Box<ComputeTaskStatus>),
+    /// Write this status.
+    Report(Box<ComputeTaskStatus>),
+    /// Nothing.
+    Wait,
+}
+
+/// The pod of a task's attempt: there, not there, or of somebody else.
+#[derive(Debug, Clone, PartialEq)]
+enum Found {
+    None,
+    Own(Box<Pod>),
+    Foreign,
+}
+
+/// Name of the pod of an attempt, which begins at 1.
+fn pod_name(task: &str, attempt: i32) -> String {
+    let end = format!("-{attempt}");
+    let room = MOST_NAME_LETTERS - end.len();
+    let cut = task.get(..room).unwrap_or(task);
+    format!("{}{end}", cut.trim_end_matches(['-', '.']))
+}
+
+/// Which attempt is under way, or comes next.
+fn attempt(task: &ComputeTask) -> i32 {
+    let status = task.status.as_ref();
+    status
+        .and_then(|status| status.attempts)
+        .unwrap_or(0)
+        .max(1)
+}
+
+fn is_over(task: &ComputeTask) -> bool {
+    let phase = task.status.as_ref().and_then(|status| status.phase);
+    matches!(phase, Some(TaskPhase::Succeeded | TaskPhase::Failed))
+}
+
+/// What to do, given the pod of the attempt that is under way. `now` is in RFC 3339.
+fn next(task: &ComputeTask, found: &Found, now: &str) -> Next {
+    if is_over(task) || task.metadata.deletion_timestamp.is_some() {
+        return Next::Wait;
+    }
+    let before = task.status.clone().unwrap_or_default();
+    let attempt = attempt(task);
+    let was_made = before.attempts.unwrap_or(0) >= attempt;
+    let status = match found {
+        Found::Foreign => failed(
+            &before,
+            now,
+            "NameTaken",
+            format!(
+                "a pod of another owner has the name {}; delete it, or make the task under another name",
+                pod_name(task.metadata.name.as_deref().unwrap_or_default(), attempt)
+            ),
+        ),
+        Found::None if was_made => {
+            let why = "the pod was deleted before it ended".to_owned();
+            return after_failure(task, &before, attempt, now, "PodDeleted", why);
+        }
+        Found::None => return make(task, &before, attempt, now),
+        Found::Own(pod) => match pod.status.phase.as_str() {
+            "Succeeded" => ComputeTaskStatus {
+                phase: Some(TaskPhase::Succeeded),
+                reason: Some("PodSucceeded".to_owned()),
+                message: None,
+                completion_time: Some(now.to_owned()),
+                ..of_pod(&before, pod, attempt)
+            },
+            "Failed" => {
+                let status = of_pod(&before, pod, attempt);
+                let why = format!(
+                    "pod {} failed",
+                    pod.metadata.name.as_deref().unwrap_or_default()
+                );
+                return after_failure(task, &status, attempt, now, "PodFailed", why);
+            }
+            phase => {
+                let (phase, reason, message) = match phase {
+                    "Running" => (TaskPhase::Running, "PodRunning".to_owned(), None),
+                    _ if !pod.spec.node_name.is_empty() => {
+                        (TaskPhase::Scheduled, "PodScheduled".to_owned(), None)
+                    }
+                    _ => {
+                        let (reason, message) = why_unscheduled(pod);
+                        (TaskPhase::Pending, reason, message)
+                    }
+                };
+                ComputeTaskStatus {
+                    phase: Some(phase),
+                    reason: Some(reason),
+                    message,
+                    start_time: before.start_time.clone().or(Some(now.to_owned())),
+                    ..of_pod(&before, pod, attempt)
+                }
+            }
+        },
+    };
+    let status = ComputeTaskStatus {
+        observed_generation: task.metadata.generation,
+        ..status
+    };
+    if status == before {
+        Next::Wait
+    } else {
+        Next::Report(Box::new(status))
+    }
+}
+
+fn failed(
+    before: &ComputeTaskStatus,
+    now: &str,
+    reason: &str,
+    message: String,
+) -> ComputeTaskStatus {
+    ComputeTaskStatus {
+        phase: Some(TaskPhase::Failed),
+        reason: Some(reason.to_owned()),
+        message: Some(message),
+        completion_time: Some(now.to_owned()),
+        ..before.clone()
+    }
+}
+
+/// Another pod where the task has retries left, else the end.
+fn after_failure(
+    task: &ComputeTask,
+    before: &ComputeTaskStatus,
+    attempt: i32,
+    now: &str,
+    reason: &str,
+    message: String,
+) -> Next {
+    if attempt <= task.spec.retries.unwrap_or(0) {
+        return make(task, before, attempt.saturating_add(1), now);
+    }
+    Next::Report(Box::new(ComputeTaskStatus {
+        attempts: Some(attempt),
+        observed_generation: task.metadata.generation,
+        ..failed(before, now, reason, message)
+    }))
+}
+
+fn make(task: &ComputeTask, before: &ComputeTaskStatus, attempt: i32, now: &str) -> Next {
+    let pod = match pod_of(task, attempt) {
+        Ok(pod) => pod,
+        Err(problem) => {
+            return Next::Report(Box::new(failed(before, now, "TemplateInvalid", problem)));
+        }
+    };
+    let status = ComputeTaskStatus {
+        phase: Some(TaskPhase::Pending),
+        pod: pod
+            .pointer("/metadata/name")
+            .and_then(Value::as_str)
+            .map(str::to_owned),
+        attempts: Some(attempt),
+        start_time: before.start_time.clone().or(Some(now.to_owned())),
+        reason: Some("PodMade".to_owned()),
+        observed_generation: task.metadata.generation,
+        ..ComputeTaskStatus::default()
+    };
+    Next::Make(Box::new(pod), Box::new(status))
+}
+
+/// What the pod says of where the task runs.
+fn of_pod(before: &ComputeTaskStatus, pod: &Pod, attempt: i32) -> ComputeTaskStatus {
+    let annotation = |key: &str| {
+        let annotations = pod.metadata.annotations.as_ref()?;
+        annotations.get(key).filter(|text| !text.is_empty())
+    };
+    let devices = annotation(keys::ASSIGNED_DEVICES).map(|text| {
+        let ids = text.split(',');
+        ids.map(|id| TaskDevice { id: id.to_owned() }).collect()
+    });
+    ComputeTaskStatus {
+        pod: pod.metadata.name.clone(),
+        attempts: Some(attempt),
+        node: Some(pod.spec.node_name.clone()).filter(|node| !node.is_empty()),
+        vendor: annotation(keys::ASSIGNED_VENDOR).and_then(|word| Vendor::parse(word)),
+        devices: devices.unwrap_or_default(),
+        start_time: before.start_time.clone(),
+        ..ComputeTaskStatus::default()
+    }
+}
+
+fn why_unscheduled(pod: &Pod) -> (String, Option<String>) {
+    let scheduled = pod.status.conditions.iter();
+    let refused = scheduled
+        .filter(|condition| condition.kind == "PodScheduled" && condition.status == "False")
+        .find(|condition| !condition.reason.is_empty());
+    match refused {
+        Some(condition) => (
+            condition.reason.clone(),
+            Some(condition.message.clone()).filter(|text| !text.is_empty()),
+        ),
+        None => ("PodPending".to_owned(), None),
+    }
+}
+
+/// The pod of an attempt: the template with the task's request on its first container.
+fn pod_of(task: &ComputeTask, attempt: i32) -> Result<Value, String> {
+    let name = task.metadata.name.as_deref().unwrap_or_default();
+    let spec = &task.spec;
+    let mut pod_spec = spec.template.spec.clone();
+    let container = pod_spec
+        .pointer_mut("/containers/0")
+        .and_then(Value::as_object_mut)
+        .ok_or("template.spec.containers is empty; name at least one container")?;
+    let amounts = [
+        (keys::VRAM, &spec.resources.vram),
+        (keys::TFLOPS_FP16, &spec.resources.tflops_fp16),
+        (keys::TFLOPS_FP32, &spec.resources.tflops_fp32),
+        (keys::DEVICES, &spec.resources.devices),
+    ];
+    let resources = container
+        .entry("resources")
+        .or_insert_with(|| json!({}))
+        .as_object_mut()
+        .ok_or("template.spec.containers[0].resources is no object")?;
+    let limits = resources
+        .entry("limits")
+        .or_insert_with(|| json!({}))
+        .as_object_mut()
+        .ok_or("template.spec.containers[0].resources.limits is no object")?;
+    for (name, amount) in amounts {
+        if let Some(amount) = amount {
+            limits.insert(name.to_owned(), json!(amount.0));
+        }
+    }
+    if let Some(pod_spec) = pod_spec.as_object_mut() {
+        pod_spec
+            .entry("restartPolicy")
+            .or_insert_with(|| json!("Never"));
+    }
+    let template = spec.template.metadata.clone().unwrap_or_default();
+    let mut annotations = template.annotations;
+    for (key, value) in [
+        (keys::VENDOR_PREFERENCE, spec.vendor_preference.clone()),
+        (
+            keys::ALLOW_DOWNGRADE,
+            spec.allow_downgrade.map(|allow| allow.to_string()),
+        ),
+        (keys::TOPOLOGY_PREFERENCE, spec.topology_preference.clone()),
+    ] {
+        if let Some(value) = value {
+            annotations.insert(key.to_owned(), value);
+        }
+    }
+    let mut labels = template.labels;
+    // A label may be shorter than a name.
+    if name.len() <= MOST_NAME_LETTERS {
+        labels.insert(keys::TASK.to_owned(), name.to_owned());
+    }
+    labels.insert(keys::TASK_ATTEMPT.to_owned(), attempt.to_string());
+    let owner = OwnerReference {
+        api_version: API_VERSION.to_owned(),
+        kind: "ComputeTask".to_owned(),
+        name: name.to_owned(),
+        uid: task.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    };
+    Ok(json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(name, attempt),
+            "namespace": task.metadata.namespace,
+            "labels": labels,
+            "annotations": annotations,
+            "ownerReferences": [owner],
+        },
+        "spec": pod_spec,
+    }))
+}
+
+fn is_own(pod: &Pod, task: &ComputeTask) -> bool {
+    let owners = pod.metadata.owner_references.iter().flatten();
+    let uid = task.metadata.uid.as_deref().unwrap_or_default();
+    owners.into_iter().any(|owner| owner.uid == uid)
+}
+
+impl Scheduler {
+    /// Looks at all ComputeTasks again and again, while this replica answers, until the future is dropped.
+    pub(crate) async fn run_compute_tasks(self) {
+        let tasks: Api<ComputeTask> = Api::all(self.0.client.clone());
+        let mut told = false;
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            if self.answers().is_err() {
+                continue;
+            }
+            let list = ListParams::default();
+            let patience = self.0.settings.kube_timeout;
+            match tokio::time::timeout(patience, tasks.list(&list)).await {
+                Ok(Ok(list)) => {
+                    told = false;
+                    for task in list.items.iter().filter(|task| !is_over(task)) {
+                        if let Err(error) = self.run_compute_task(task).await {
+                            let name = task.metadata.name.as_deref().unwrap_or_default();
+                            tracing::warn!(
+                                task = name,
+                                error,
+                                "a ComputeTask waits for the next look"
+                            );
+                        }
+                    }
+                }
+                Ok(Err(error)) => {
+                    if !told {
+                        tracing::warn!(%error, "cannot read ComputeTasks; trying again");
+                        told = true;
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    async fn run_compute_task(&self, task: &ComputeTask) -> Result<(), String> {
+        let namespace = task.metadata.namespace.as_deref().unwrap_or_default();
+        let name = task.metadata.name.as_deref().unwrap_or_default();
+        let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), namespace);
+        let now = jiff::Timestamp::now()
+            .strftime("%Y-%m-%dT%H:%M:%SZ")
+            .to_string();
+        let found = match pods.get_opt(&pod_name(name, attempt(task))).await {
+            Ok(None) => Found::None,
+            Ok(Some(pod)) if is_own(&pod, task) => Found::Own(Box::new(pod)),
+            Ok(Some(_)) => Found::Foreign,
+            Err(error) => return Err(error.to_string()),
+        };
+        let status = match next(task, &found, &now) {
+            Next::Wait => return Ok(()),
+            Next::Report(status) => status,
+            Next::Make(mut pod, status) => {
+                self.without_reserved(&mut pod);
+                let made = self.make_task_pod(namespace, &pod).await;
+                match made {
+                    Ok(()) => status,
+                    // Our own pod of an earlier look, whose status was not written: the next look sees it.
+                    Err(kube::Error::Api(refusal)) if refusal.code == 409 => status,
+                    Err(kube::Error::Api(refusal)) if (400..500).contains(&refusal.code) => {
+                        let before = task.status.clone().unwrap_or_default();
+                        let why = refusal.message.clone();
+                        Box::new(failed(&before, &now, "PodRefused", why))
+                    }
+                    Err(error) => return Err(error.to_string()),
+                }
+            }
+        };
+        self.write_compute_task(namespace, name, &status).await
+    }
+
+    /// Takes out of a pod what admission would believe of the scheduler's account and of no tenant: what pods hold, and
+    /// the label that keeps the webhook away.
+    fn without_reserved(&self, pod: &mut Value) {
+        let reserved: HashSet<&str> = self.0.vendors.allocation_keys().collect();
+        let is_reserved = |key: &str| {
+            reserved.contains(key)
+                || key.starts_with(api_keys::VISIBLE_DEVICES_PREFIX)
+                || [api_keys::VGPU_NODE, api_keys::WEBHOOK].contains(&key)
+        };
+        for field in ["/metadata/annotations", "/metadata/labels"] {
+            if let Some(entries) = pod.pointer_mut(field).and_then(Value::as_object_mut) {
+                entries.retain(|key, _| !is_reserved(key));
+            }
+        }
+    }
+
+    async fn make_task_pod(&self, namespace: &str, pod: &Value) -> Result<(), kube::Error> {
+        let body = serde_json::to_vec(pod).map_err(kube::Error::SerdeError)?;
+        let path = format!("/api/v1/namespaces/{namespace}/pods");
+        let request = kube::core::Request::new(path)
+            .create(&PostParams::default(), body)
+            .map_err(kube::Error::BuildRequest)?;
+        self.0.client.request::<Value>(request).await.map(drop)
+    }
+
+    async fn write_compute_task(
+        &self,
+        namespace: &str,
+        name: &str,
+        status: &ComputeTaskStatus,
+    ) -> Result<(), String> {
+        let tasks: Api<ComputeTask> = Api::namespaced(self.0.client.clone(), namespace);
+        // What the new status leaves out goes.
+        let mut value: Map<String, Value> = [
+            "pod",
+            "node",
+            "vendor",
+            "devices",
+            "reason",
+            "message",
+            "completionTime",
+        ]
+        .map(|field| (field.to_owned(), Value::Null))
+        .into_iter()
+        .collect();
+        if let Ok(Value::Object(fields)) = serde_json::to_value(status) {
+            value.extend(fields);
+        }
+        let patch = Patch::Merge(json!({ "status": value }));
+        let params = PatchParams::default();
+        let call = tasks.patch_status(name, &params, &patch);
+        call.await.map(drop).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube_api::hcs::{Amounts, ComputeTaskSpec, PodTemplate};
+    use kube_api::quantity::Quantity;
+
+    use super::*;
+
+    const NOW: &str = "2026-01-21T10:00:00Z";
+
+    fn task(retries: i32) -> ComputeTask {
+        let mut task = ComputeTask::new(
+            "train",
+            ComputeTaskSpec {
+                resources: Amounts {
+                    vram: Some(Quantity::from("16Gi")),
+                    ..Amounts::default()
+                },
+                vendor_preference: Some("nvidia".to_owned()),
+                retries: Some(retries),
+                template: PodTemplate {
+                    spec: json!({ "containers": [{ "name": "c", "image": "i" }] }),
+                    ..PodTemplate::default()
+                },
+                ..ComputeTaskSpec::default()
+            },
+        );
+        task.metadata.uid = Some("uid".to_owned());
+        task.metadata.namespace = Some("default".to_owned());
+        task
+    }
+
+    fn after(task: &ComputeTask, status: ComputeTaskStatus) -> ComputeTask {
+        task.clone().with_status(status)
+    }
+
+    fn pod(phase: &str, node: &str) -> Found {
+        Found::Own(Box::new(
+            serde_json::from_value(json!({
+                "metadata": { "name": "train-1", "annotations": {
+                    "hcs.io/assigned-vendor": "nvidia", "hcs.io/assigned-devices": "0,1",
+                } },
+                "spec": { "nodeName": node },
+                "status": { "phase": phase },
+            }))
+            .unwrap(),
+        ))
+    }
+
+    fn report(next: Next) -> ComputeTaskStatus {
+        match next {
+            Next::Report(status) => *status,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn made(next: Next) -> (Value, ComputeTaskStatus) {
+        match next {
+            Next::Make(pod, status) => (*pod, *status),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_pod_has_the_tasks_request() {
+        let (pod, status) = made(next(&task(0), &Found::None, NOW));
+
+        assert_eq!(pod["metadata"]["name"], "train-1");
+        assert_eq!(pod["metadata"]["ownerReferences"][0]["uid"], "uid");
+        assert_eq!(
+            pod["metadata"]["annotations"]["hcs.io/vendor-preference"],
+            "nvidia"
+        );
+        let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
+        assert_eq!(limits["ai.compute/vram"], "16Gi");
+        assert_eq!(pod["spec"]["restartPolicy"], "Never");
+        assert_eq!(status.attempts, Some(1));
+    }
+
+    #[test]
+    fn the_status_follows_the_pod() {
+        let (_, status) = made(next(&task(0), &Found::None, NOW));
+        let task = after(&task(0), status);
+
+        let running = report(next(&task, &pod("Running", "n"), NOW));
+        assert_eq!(running.phase, Some(TaskPhase::Running));
+        assert_eq!(running.vendor, Some(Vendor::Nvidia));
+        assert_eq!(running.devices.len(), 2);
+        let task = after(&task, running);
+        assert_eq!(next(&task, &pod("Running", "n"), NOW), Next::Wait);
+
+        let done = report(next(&task, &pod("Succeeded", "n"), NOW));
+        assert_eq!(done.phase, Some(TaskPhase::Succeeded));
+        assert_eq!(next(&after(&task, done), &Found::None, NOW), Next::Wait);
+    }
+
+    #[test]
+    fn a_failed_pod_is_made_again_as_often_as_allowed() {
+        let (_, status) = made(next(&task(1), &Found::None, NOW));
+        let first = after(&task(1), status);
+
+        let (pod_again, status) = made(next(&first, &pod("Failed", "n"), NOW));
+        assert_eq!(pod_again["metadata"]["name"], "train-2");
+        let second = after(&first, status);
+
+        let end = report(next(&second, &pod("Failed", "n"), NOW));
+        assert_eq!(end.phase, Some(TaskPhase::Failed));
+        assert_eq!(end.reason.as_deref(), Some("PodFailed"));
+    }
+
+    #[test]
+    fn a_pod_that_is_deleted_counts_as_failed() {
+        let (_, status) = made(next(&task(0), &Found::None, NOW));
+
+        let end = report(next(&after(&task(0), status), &Found::None, NOW));
+
+        assert_eq!(end.reason.as_deref(), Some("PodDeleted"));
+    }
+
+    #[test]
+    fn a_pod_of_another_owner_is_left_alone() {
+        let end = report(next(&task(3), &Found::Foreign, NOW));
+
+        assert_eq!(end.reason.as_deref(), Some("NameTaken"));
+    }
+
+    #[test]
+    fn a_long_name_is_cut_for_the_pod() {
+        let name = pod_name(&"t".repeat(100), 12);
+
+        assert_eq!(name.len(), 63);
+        assert!(name.ends_with("-12"));
+    }
+}
