@@ -21,6 +21,9 @@ RBAC = {
         ("hcs.io", "computenodes", "get list watch create patch delete", False),
         ("hcs.io", "computetopologies", "get create patch delete", False),
         ("hcs.io", "computenodes/status computetopologies/status", "patch", False),
+        ("hcs.io", "computequotas computetasks", "get list watch", False),
+        ("hcs.io", "computequotas/status computetasks/status", "patch", False),
+        ("", "pods", "create", False),
     ),
     ("Role", "scheduler"): rights(("coordination.k8s.io", "leases", "create get update", True)),
     # Only with assigner.enabled, in the namespace of the reservations.

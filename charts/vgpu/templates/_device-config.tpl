@@ -26,6 +26,7 @@ The device configuration: what scheduler, webhook and agent read. The standard f
 {{- if $value -}}{{- $_ := set $nvidia $key $value -}}{{- end -}}
 {{- end -}}
 {{- $config = mergeOverwrite $config (dict "nvidia" $nvidia) (deepCopy (default (dict) .Values.deviceConfig.overrides)) -}}
+{{- if and .Values.hcs.enabled (not (hasKey $config "hcs")) -}}{{- $_ := set $config "hcs" (deepCopy (default (dict) .Values.hcs.config)) -}}{{- end -}}
 {{- toYaml $config -}}
 {{- end -}}
 {{- end -}}
@@ -62,6 +63,11 @@ kube-scheduler does not count what is ignored, and the extender would not either
 {{- else if and (eq $vendor "iluvatars") (kindIs "slice" $section) $.Values.devices.iluvatar.enabled -}}
 {{- range $section -}}{{- $names = concat $names (include "vgpu.resourcesOf" . | fromJsonArray) -}}{{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if hasKey $config "hcs" -}}
+{{- /* A pod that takes any vendor's devices names the counts of all; a node has those of one, so none is counted. */ -}}
+{{- $counted = "" -}}
+{{- $names = concat $names (list "ai.compute/vram" "ai.compute/tflops-fp16" "ai.compute/tflops-fp32" "ai.compute/devices" "huawei.com/ascend" "huawei.com/npu" "hygon.com/dcu" "cambricon.com/mlu") -}}
 {{- end -}}
 {{- range (default (list) .Values.scheduler.extraManagedResources) -}}{{- $names = append $names . -}}{{- end -}}
 {{- range $name := uniq $names | sortAlpha }}
