@@ -15,6 +15,8 @@ mod world;
 #[cfg(test)]
 mod configuration;
 #[cfg(test)]
+mod hcs;
+#[cfg(test)]
 mod placing;
 #[cfg(test)]
 mod preempting;
