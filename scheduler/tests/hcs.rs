@@ -113,8 +113,8 @@ async fn a_pod_that_asks_for_vram_lands_on_the_right_vendor() {
         annotation(&nvidia, "hami.io/vgpu-devices-allocated"),
         "a100-1,NVIDIA,16384,0:;"
     );
-    // Two 910B3 score as high as two A100, and the node is fuller with the pod on it.
-    assert_eq!(annotation(&any, "hcs.io/assigned-vendor"), "huawei");
+    // Two 910B3 score as high as two A100, whose node is fuller by now.
+    assert_eq!(annotation(&any, "hcs.io/assigned-vendor"), "nvidia");
     assert_eq!(hygon["spec"]["nodeName"], "k100");
     assert_eq!(annotation(&hygon, "hcs.io/assigned-vendor"), "hygon");
 }
@@ -161,7 +161,7 @@ async fn another_vendor_is_taken_only_where_the_pod_allows_it() {
         .unwrap();
 
     assert!(strict.unwrap_err().contains("VendorNotSupported: "));
-    assert_eq!(annotation(&free, "hcs.io/assigned-vendor"), "nvidia");
+    assert_eq!(annotation(&free, "hcs.io/assigned-vendor"), "huawei");
     assert_eq!(
         annotation(&free, "hcs.io/assigned-devices").len(),
         "0,1".len()

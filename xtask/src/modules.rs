@@ -60,7 +60,10 @@ const STILL_IN_CIRCLES: &[(&str, &[&str])] = &[
         ],
     ),
     ("embedded-cluster", &["http::format", "http::table"]),
-    ("kube-api", &["allocation", "node", "request", "vendor"]),
+    (
+        "kube-api",
+        &["allocation", "hcs", "node", "request", "vendor"],
+    ),
     ("placement", &["card", "fit"]),
     (
         "scheduler",

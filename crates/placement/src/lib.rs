@@ -38,7 +38,6 @@ mod reservation;
 mod score;
 mod topology;
 
-pub use anywhere::{AnyVendor, Demand, Family, Wish};
 pub use cluster::{Among, Cluster, DeviceView, NodeView, Outcome};
 pub use explain::{Advice, Change, Explanation, Rule};
 pub use inventory::{Appraisal, Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};
@@ -46,8 +45,8 @@ pub use misfit::{Misfit, NodeMisfit, Reason, Reasons, meaning};
 pub use quota::Quota;
 pub use remember::Remembered;
 pub use request::{
-    Arrange, Ask, Company, Compute, Container, DevicePolicy, Key, Kind, Memory, NodePolicy, Pod,
-    Request, Selection, Weights,
+    AnyVendor, Arrange, Ask, Company, Compute, Container, Demand, DevicePolicy, Family, Key, Kind,
+    Memory, NodePolicy, Pod, Request, Selection, Weights, Wish,
 };
 pub use reservation::{Grant, Granted, Instance, Load, Placement, Reservation};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::anywhere::AnyVendor;
+use crate::exchange::{Maker, Table};
 use crate::inventory::Vendor;
 
 /// Who asks.
@@ -302,3 +302,54 @@ pub struct Selection {
     /// The card has all of these tags.
     pub tags: Vec<String>,
 }
+
+/// What is asked for over all devices of one container. The amounts are split evenly.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Memory in bytes; 0 leaves it to the vendor's default, a whole card in most cases.
+    pub memory_bytes: u64,
+    /// GFLOPS of 16-bit floats.
+    pub fp16: u64,
+    /// GFLOPS of 32-bit floats.
+    pub fp32: u64,
+    /// How many devices; 0 for as few as hold the demand.
+    pub devices: u32,
+}
+
+/// One container of the request that takes any vendor's devices.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// Position of the container in the request.
+    pub container: usize,
+    /// What it asks for.
+    pub demand: Demand,
+}
+
+/// A family of devices that would do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Family {
+    /// Who makes them.
+    pub maker: Maker,
+    /// The word under which the engine knows them.
+    pub vendor: Vendor,
+    /// Families of a lower tier are taken first, whatever the score.
+    pub tier: u32,
+    /// For each wish, what is asked of this family with 1, 2, 3, ... devices, and its own rules in it.
+    pub asks: Vec<Vec<Ask>>,
+}
+
+/// Devices of whichever vendor fits. All containers that take any vendor's devices get those of one vendor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnyVendor {
+    /// The containers.
+    pub wishes: Vec<Wish>,
+    /// What would do.
+    pub families: Vec<Family>,
+    /// Prefer devices of one NUMA node where a container gets several.
+    pub near: bool,
+    /// Figures of models, for the score.
+    pub table: Arc<Table>,
+}
+
+// The figures of a table are finite.
+impl Eq for AnyVendor {}
