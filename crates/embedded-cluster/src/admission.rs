@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
-use crate::object::{meta, metadata_mut, new_uid};
+use crate::object::{Stored, meta, metadata_mut, new_uid};
 use crate::status::Status;
 use crate::target::{Target, Write};
 
@@ -318,14 +318,14 @@ impl Cluster {
     pub(crate) async fn admit_deletion(
         &self,
         target: &Target,
-        old: &Value,
+        old: &Stored,
         write: &Write,
     ) -> Result<(), Status> {
         let hooks = self.hooks(target);
         if hooks.is_empty() {
             return Ok(());
         }
-        let review = Review::new(Operation::Delete, target, write, None, Some(old.clone()));
+        let review = Review::new(Operation::Delete, target, write, None, Some(old.value()));
         for hook in &hooks {
             hook.mutate(&review).await?;
         }

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::compact::Beside;
 use crate::object::{Stored, meta, metadata_mut, set, unset};
 use crate::resource::Resource;
 use crate::selector::Selector;
@@ -38,13 +39,19 @@ pub(crate) fn check_metadata(target: &Target, object: &Value) -> Result<(), Stat
             )));
         }
     }
-    let size: usize = metadata["annotations"]
+    check_size(target, object, &None)
+}
+
+/// All annotations of an object, also those beside it, take at most 256 KiB.
+pub(crate) fn check_size(target: &Target, object: &Value, beside: &Beside) -> Result<(), Status> {
+    let text: usize = object["metadata"]["annotations"]
         .as_object()
         .into_iter()
         .flatten()
         .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
         .sum();
-    if size > 256 << 10 {
+    let compact = beside.as_ref().map_or(0, |compact| compact.size());
+    if text + compact > 256 << 10 {
         return Err(target.invalid(
             "metadata.annotations",
             "Too long: may not be more than 262144 bytes",

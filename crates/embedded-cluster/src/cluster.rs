@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::admission::{Admission, Operation, WebhookClient};
 use crate::check::{check_fields, check_metadata, check_preconditions, check_same_object};
+use crate::compact::{self, Beside};
 use crate::managed::How;
 use crate::object::{
     Stored, check_name, default_to, meta, metadata_mut, name_suffix, new_uid, now, set, unset,
@@ -233,7 +234,7 @@ impl Cluster {
         kinds::validate(target, &object)?;
         self.check_amounts(target, &object)?;
         managed::track(target, None, &mut object, write, how);
-        self.commit(target, Expect::Absent, object, write)
+        self.commit(target, Expect::Absent, object, None, write)
             .map_err(|clash| match clash {
                 Ok(Clash) => Status::already_exists(
                     &target.resource.group,
@@ -318,8 +319,12 @@ impl Cluster {
             if new == old {
                 return Ok(current);
             }
+            let beside = current
+                .compact()
+                .filter(|compact| compact::strip(&***compact, &old, &mut new))
+                .cloned();
             let expect = Expect::Version(current.resource_version());
-            match self.commit(target, expect, new, write) {
+            match self.commit(target, expect, new, beside, write) {
                 Ok(stored) => return Ok(stored),
                 Err(Ok(Clash)) => {}
                 Err(Err(status)) => return Err(status),
@@ -336,10 +341,10 @@ impl Cluster {
     ) -> Result<Deleted, Status> {
         loop {
             let current = self.get(target)?;
-            let mut object = current.value();
+            let mut object = current.bare();
             check_preconditions(target, options, &object)?;
             kinds::check_deletable(target)?;
-            self.admit_deletion(target, &object, write).await?;
+            self.admit_deletion(target, &current, write).await?;
             let wait = pod::grace_seconds(self, target, &object, options);
             let held = kinds::is_held(&object);
             let marked = !meta(&object, "deletionTimestamp").is_empty();
@@ -379,6 +384,7 @@ impl Cluster {
                 target,
                 Expect::Version(current.resource_version()),
                 object,
+                current.beside.clone(),
                 write,
             ) {
                 Ok(stored) => return Ok(Deleted::Marked(stored)),
@@ -419,6 +425,7 @@ impl Cluster {
         target: &Target,
         expect: Expect,
         mut object: Value,
+        beside: Beside,
         write: &Write,
     ) -> Result<Arc<Stored>, Result<Clash, Status>> {
         let key = target.key();
@@ -433,6 +440,7 @@ impl Cluster {
                 key.into(),
                 version,
                 &mut object,
+                beside,
             )));
         }
         if let (true, Expect::Version(version)) = (finished, expect) {
@@ -447,7 +455,7 @@ impl Cluster {
             .0
             .store
             .write()
-            .put(&target.resource, &key, expect, &mut object)
+            .put(&target.resource, &key, expect, &mut object, beside)
             .map_err(Ok)?;
         if definition {
             self.0

@@ -24,6 +24,7 @@
 mod admission;
 mod check;
 mod cluster;
+mod compact;
 mod crd;
 mod events;
 mod fork;
@@ -51,6 +52,7 @@ mod webhooks;
 
 pub use admission::{Admission, BoxFuture, Operation, Review, WebhookClient};
 pub use cluster::Cluster;
+pub use compact::Compact;
 pub use fork::{Fork, Snapshot};
 pub use http::{TokenNeeded, guard};
 pub use object::Stored;

@@ -55,6 +55,11 @@ struct Manager {
 const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
 
+/// Whether somebody ever applied the object, or hands owners in.
+pub(crate) fn is_followed(object: &Value) -> bool {
+    object["metadata"].get("managedFields").is_some()
+}
+
 /// Writes down who owns what a write changed. Does nothing for an object that nobody ever applied.
 pub(crate) fn track(
     target: &Target,

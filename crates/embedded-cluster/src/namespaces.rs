@@ -30,7 +30,7 @@ impl Cluster {
         let mut store = self.0.store.write();
         let objects: Vec<_> = store.scan(&resource.table, prefix, "").cloned().collect();
         for stored in objects {
-            let mut object = stored.value();
+            let mut object = stored.bare();
             let expect = Expect::Version(stored.resource_version());
             let done = if kinds::is_held(&object) && !prefix.is_empty() {
                 default_to(&mut object, &["metadata", "deletionTimestamp"], || {
@@ -41,7 +41,13 @@ impl Cluster {
                     &["metadata", "deletionGracePeriodSeconds"],
                     || 0.into(),
                 );
-                store.put(resource, &stored.key, expect, &mut object)
+                store.put(
+                    resource,
+                    &stored.key,
+                    expect,
+                    &mut object,
+                    stored.beside.clone(),
+                )
             } else {
                 store.delete(resource, &stored.key, expect, &mut object)
             };
@@ -68,6 +74,7 @@ impl Cluster {
                 &target,
                 Expect::Version(current.resource_version()),
                 object,
+                None,
                 write,
             );
             tracing::debug!(namespace, marked = marked.is_ok(), "namespace is emptied");

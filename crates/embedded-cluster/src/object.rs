@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
+use crate::compact::{self, Beside, render_into};
 use crate::resource::Resource;
 use crate::selector::Selector;
 use crate::status::Status;
@@ -18,7 +19,9 @@ pub struct Stored {
     /// `namespace/name`, or the name of an object without a namespace.
     pub(crate) key: Arc<str>,
     version: u64,
+    /// Without what stands beside it.
     json: Bytes,
+    pub(crate) beside: Beside,
     labels: Box<[(Box<str>, Box<str>)]>,
     fields: Box<[(Arc<str>, Box<str>)]>,
 }
@@ -30,6 +33,7 @@ impl Stored {
         key: Arc<str>,
         version: u64,
         object: &mut Value,
+        beside: Beside,
     ) -> Self {
         if let (Some(metadata), true) = (metadata_mut(object), version > 0) {
             metadata.insert("resourceVersion".into(), version.to_string().into());
@@ -51,12 +55,13 @@ impl Stored {
             labels,
             fields: fields.collect(),
             json: to_json(object).into(),
+            beside,
         }
     }
 
     /// The same object with another version.
     pub(crate) fn at_version(&self, version: u64) -> Self {
-        let mut object = self.value();
+        let mut object = self.bare();
         if let Some(metadata) = metadata_mut(&mut object) {
             metadata.insert("resourceVersion".into(), version.to_string().into());
         }
@@ -73,18 +78,39 @@ impl Stored {
     }
 
     /// The object as JSON text.
-    pub fn json(&self) -> &Bytes {
-        &self.json
+    pub fn json(&self) -> Bytes {
+        match &self.beside {
+            None => self.json.clone(),
+            Some(_) => to_json(&self.value()).into(),
+        }
     }
 
     /// The object as a value.
     pub fn value(&self) -> Value {
+        let mut object = self.bare();
+        if let Some(compact) = &self.beside {
+            render_into(&mut object, &**compact);
+        }
+        object
+    }
+
+    /// The object as a value, without its compact annotations.
+    pub fn bare(&self) -> Value {
         serde_json::from_slice(&self.json).expect("what was printed from a value is JSON")
     }
 
-    /// The object as a type of the caller's choice.
+    /// The object as a type of the caller's choice, without its compact annotations.
     pub fn parse<T: serde::de::DeserializeOwned>(&self) -> serde_json::Result<T> {
         serde_json::from_slice(&self.json)
+    }
+
+    /// Whether both are the same but for their versions.
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        let other = other.at_version(self.version);
+        if self.beside.is_some() == other.beside.is_some() {
+            return self.json == other.json && compact::same(&self.beside, &other.beside);
+        }
+        self.json() == other.json()
     }
 
     /// `metadata.namespace`; empty for an object without one.

@@ -86,7 +86,13 @@ impl Cluster {
             }
         }
         for (target, object) in &mut planned {
-            let put = store.put(&target.resource, &target.key(), Expect::Absent, object);
+            let put = store.put(
+                &target.resource,
+                &target.key(),
+                Expect::Absent,
+                object,
+                None,
+            );
             drop(put.expect("its key was free, and the lock is held"));
         }
         drop(store);

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
+use crate::compact::Compact;
 use crate::kinds::{must_be_objects, set_condition};
 use crate::managed::How;
 use crate::object::{Stored, default_to, meta, set, unset};
@@ -336,6 +337,17 @@ impl Cluster {
         binding: Value,
         write: &Write,
     ) -> Result<Arc<Stored>, Status> {
+        self.bind_with(target, binding, write, |_, _| Ok(())).await
+    }
+
+    /// As [`Cluster::bind`], with a further change of the pod in the same step, as in [`Cluster::change`].
+    pub async fn bind_with(
+        &self,
+        target: &Target,
+        binding: Value,
+        write: &Write,
+        change: impl Fn(&mut Value, &mut Option<Arc<dyn Compact>>) -> Result<(), Status>,
+    ) -> Result<Arc<Stored>, Status> {
         let binding = self
             .admit_connect(target, "binding", binding, write)
             .await?;
@@ -367,7 +379,7 @@ impl Cluster {
         }
         let refused = |why: String| Status::conflict("", "pods/binding", &target.name, why);
         let inner = target.clone().part(Part::Internal);
-        self.modify(&inner, write, How::Update, |pod| {
+        self.change(&inner, write, |pod, beside| {
             let name = &target.name;
             let (uid, there) = (meta(&binding, "uid"), meta(pod, "uid"));
             if !uid.is_empty() && uid != there {
@@ -394,17 +406,15 @@ impl Cluster {
                     "pod {name} has non-empty .spec.schedulingGates"
                 )));
             }
-            let mut bound = pod.clone();
-            set(&mut bound, &["spec", "nodeName"], node.into());
+            set(pod, &["spec", "nodeName"], node.into());
             for texts in ["annotations", "labels"] {
                 for (key, value) in binding["metadata"][texts].as_object().into_iter().flatten() {
-                    set(&mut bound, &["metadata", texts, key], value.clone());
+                    set(pod, &["metadata", texts, key], value.clone());
                 }
             }
-            set_condition(&mut bound, "PodScheduled", "True", "", "");
-            Ok(bound)
+            set_condition(pod, "PodScheduled", "True", "", "");
+            change(pod, beside)
         })
-        .await
     }
 
     /// Deletes a pod if the disruption budgets that select it allow it; else 429.
@@ -436,7 +446,7 @@ impl Cluster {
                 Some("Succeeded" | "Failed" | "Pending")
             )
         };
-        if let (true, [budget, rest @ ..]) = (running(&pod.value()), selecting.as_slice()) {
+        if let (true, [budget, rest @ ..]) = (running(&pod.bare()), selecting.as_slice()) {
             if !rest.is_empty() {
                 return Err(Status::internal(
                     "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
@@ -478,7 +488,7 @@ impl Cluster {
             let healthy = pods
                 .items
                 .iter()
-                .map(|pod| pod.value())
+                .map(|pod| pod.bare())
                 .filter(|pod| pod["status"]["phase"] == "Running")
                 .count();
             let healthy = i64::try_from(healthy).unwrap_or(i64::MAX);

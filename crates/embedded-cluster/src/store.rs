@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use crate::compact::Beside;
 use crate::object::Stored;
 use crate::resource::Resource;
 
@@ -171,6 +172,7 @@ impl Store {
         key: &str,
         expect: Expect,
         object: &mut Value,
+        beside: Beside,
     ) -> Result<Arc<Stored>, Clash> {
         let before = self.get(&resource.table, key);
         check(expect, before.as_ref())?;
@@ -178,7 +180,13 @@ impl Store {
         let key = before
             .as_ref()
             .map_or_else(|| Arc::from(key), |before| before.key.clone());
-        let stored = Arc::new(Stored::new(resource, key.clone(), self.version, object));
+        let stored = Arc::new(Stored::new(
+            resource,
+            key.clone(),
+            self.version,
+            object,
+            beside,
+        ));
         let happened = if before.is_some() {
             Happened::Modified
         } else {
@@ -189,6 +197,7 @@ impl Store {
         Ok(stored)
     }
 
+    /// Takes an object out. `last` is how it was last, without its compact annotations, which stay beside it.
     pub(crate) fn delete(
         &mut self,
         resource: &Resource,
@@ -207,6 +216,7 @@ impl Store {
             before.key.clone(),
             self.version,
             last,
+            before.beside.clone(),
         ));
         self.table(resource).objects.remove(key);
         self.log(
@@ -333,10 +343,7 @@ impl Store {
         let names: Vec<Arc<str>> = self.tables.keys().chain(wanted.keys()).cloned().collect();
         let names: HashSet<Arc<str>> = names.into_iter().collect();
         let same = |a: &Arc<Stored>, b: Option<&Arc<Stored>>| {
-            b.is_some_and(|b| {
-                let version = b.resource_version();
-                a.resource_version() == version || a.at_version(version).json() == b.json()
-            })
+            b.is_some_and(|b| a.resource_version() == b.resource_version() || a.same(b))
         };
         for name in &names {
             let wanted = wanted.get(name).unwrap_or(&none);

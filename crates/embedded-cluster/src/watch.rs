@@ -159,7 +159,8 @@ impl Watch {
                     &self.resource,
                     before.key.clone(),
                     change.version,
-                    &mut before.value(),
+                    &mut before.bare(),
+                    before.beside.clone(),
                 );
                 Event::Object(Happened::Deleted, Arc::new(last))
             }),

@@ -6,6 +6,7 @@
 )]
 
 mod client;
+mod compact;
 mod fuzz;
 mod kubectl;
 mod support;

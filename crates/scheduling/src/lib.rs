@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod annotations;
+pub mod compact;
 pub mod config;
 pub mod cycle;
 pub mod devices;

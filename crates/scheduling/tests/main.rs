@@ -5,6 +5,7 @@
     reason = "a test that cannot read its own input has failed"
 )]
 
+mod compact;
 mod config;
 mod cycle;
 mod devices;

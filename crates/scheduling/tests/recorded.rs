@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use scheduling::annotations::{self, Annotations};
+use scheduling::annotations;
+use scheduling::compact::{self, Kept, Pool};
 use scheduling::config::Configuration;
 use scheduling::cycle::{Options, Outcome};
 use scheduling::profile::Framework;
+use scheduling::record::Record;
 use scheduling::snapshot::Snapshot;
 use scheduling::status::Wording;
 use serde_json::Value;
@@ -83,18 +85,23 @@ fn annotations_of(entry: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn assert_same(made: &Annotations, entry: &Value) {
+fn assert_same(record: &Record, entry: &Value) {
     let mut wanted = annotations_of(entry);
     let history = wanted.remove("result-history").unwrap();
-    let made_of: BTreeMap<String, String> = made
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), value.clone()))
+    let made_of: BTreeMap<String, String> = annotations::render(record)
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
         .collect();
+    let kept: BTreeMap<&str, Kept> = compact::drafts(record)
+        .into_iter()
+        .map(|(name, draft)| (name, draft.keep(usize::MAX, &mut Pool::default())))
+        .collect();
+    let values = kept.iter().map(|(name, value)| (*name, value));
 
     assert_eq!(made_of, wanted);
     assert_eq!(
-        annotations::history(&[], &annotations::history_entry(PREFIX, made), 262_144),
-        (history, 0)
+        format!("[{}]", annotations::history_entry(PREFIX, values)),
+        history
     );
 }
 
@@ -118,7 +125,7 @@ fn placed_pods_have_the_recorded_annotations() {
         assert!(placed.ties.iter().any(|tie| &**tie == node), "{placed:?}");
         let mut record = outcome.record.unwrap();
         record.selected = Some(node.into());
-        assert_same(&annotations::render(&record), entry);
+        assert_same(&record, entry);
         let pod = snapshot.read_pod(&pod).unwrap();
         snapshot.assign(Arc::new(pod), node);
     }
@@ -139,7 +146,7 @@ fn refused_pods_have_the_recorded_annotations_and_message() {
             failed.message,
             entry["conditions"][0]["message"].as_str().unwrap()
         );
-        assert_same(&annotations::render(&outcome.record.unwrap()), entry);
+        assert_same(&outcome.record.unwrap(), entry);
     }
 }
 

@@ -205,11 +205,11 @@ fn told(kind: Kind, watch: Watch) -> impl Stream<Item = Told> + Send {
         let mut watch = watch?;
         Some(match watch.next().await {
             Ok(Event::Object(Happened::Deleted, object)) => {
-                let change = Change::Gone(kind, Arc::new(object.value()));
+                let change = Change::Gone(kind, Arc::new(object.bare()));
                 (Told::Change(change), Some(watch))
             }
             Ok(Event::Object(_, object)) => {
-                let change = Change::Put(kind, Arc::new(object.value()));
+                let change = Change::Put(kind, Arc::new(object.bare()));
                 (Told::Change(change), Some(watch))
             }
             Ok(Event::Started(_)) => (Told::Started, Some(watch)),

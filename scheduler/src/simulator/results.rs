@@ -1,13 +1,19 @@
 //! Result annotations on a pod: which prefix, how much of them fits, what was there before. Values in, values out.
 //!
-//! A real API server takes at most 256 KiB of annotations on one object. The results of a cycle get what other
+//! A real API server takes at most 256 KiB of annotations on one object. The results of a try get what other
 //! annotations leave, and its history gets what the results leave. A value that is too long loses whole entries, and one
 //! entry more says how many; it stays JSON.
+//!
+//! Results stand beside the pod in a compact form (`scheduling::compact`), and are written out when the pod is read.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use embedded_cluster::Compact;
 use kube_api::keys::{OLD_SIMULATOR_RESULTS as OLD_PREFIX, SIMULATOR_RESULTS as PREFIX};
-use scheduling::annotations::{history, history_entry};
+use scheduling::annotations::{history_entry, history_entry_len};
+use scheduling::compact::{Draft, Kept, Pool};
 use serde_json::{Map, Value};
 
 /// What a real API server takes: keys and values of all annotations together.
@@ -39,66 +45,203 @@ impl Prefix {
     }
 }
 
-/// The annotations of a cycle for a pod that has these annotations: its results and its history.
-pub(super) fn annotate(
+/// What a try wrote, by the part of the annotation's name behind the prefix.
+pub(super) type Drafts<'r> = BTreeMap<&'static str, Draft<'r>>;
+
+/// The results of one try, cut to what fits.
+#[derive(Debug, PartialEq)]
+struct Try {
     prefix: Prefix,
-    present: &Map<String, Value>,
-    results: &BTreeMap<&str, String>,
-) -> BTreeMap<String, String> {
-    let ours = |key: &str| key.starts_with(PREFIX) || key.starts_with(OLD_PREFIX);
-    let others: usize = present
-        .iter()
-        .filter(|(key, _)| !ours(key))
-        .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
-        .sum();
-    let room = (LIMIT - SPARE).saturating_sub(others);
-    let keys: usize = results
-        .keys()
-        .map(|key| prefix.text().len() + key.len())
-        .sum();
-    let kept = fit(results, RESULTS.min(room).saturating_sub(keys));
-    let used: usize = keys + kept.values().map(String::len).sum::<usize>();
-    let left = room.saturating_sub(used + prefix.text().len() + HISTORY.len());
-    let before = entries(present);
-    let entry = history_entry(prefix.text(), &kept);
-    let (mut told, _) = history(&before, &entry, left);
-    if told.len() > left {
-        told = if left >= 2 {
-            "[]".to_owned()
-        } else {
-            String::new()
-        };
+    /// Sorted by name.
+    values: Box<[(&'static str, Kept)]>,
+}
+
+impl Try {
+    fn values(&self) -> impl Iterator<Item = (&str, &Kept)> {
+        self.values.iter().map(|(name, value)| (*name, value))
     }
-    let mut written: BTreeMap<String, String> = kept
-        .iter()
-        .map(|(key, value)| (format!("{}{key}", prefix.text()), value.clone()))
-        .collect();
-    if !told.is_empty() {
-        written.insert(format!("{}{HISTORY}", prefix.text()), told);
+
+    /// How many bytes its entry in the history has.
+    fn entry_len(&self) -> usize {
+        history_entry_len(self.prefix.text(), self.values())
     }
-    written
+}
+
+/// An entry of the history.
+#[derive(Debug, Clone, PartialEq)]
+enum Entry {
+    /// One that came with the pod.
+    Text(Arc<str>),
+    Try(Arc<Try>),
+}
+
+impl Entry {
+    fn len(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Try(of) => of.entry_len(),
+        }
+    }
+}
+
+/// All result annotations of a pod: of its latest try, and the history.
+#[derive(Debug)]
+pub(super) struct Results {
+    latest: Arc<Try>,
+    /// The oldest first; none where there is no room for the annotation.
+    history: Option<Box<[Entry]>>,
+    size: usize,
+}
+
+impl Results {
+    /// The results of a try for a pod that has the annotations `present` and, beside these, `before`.
+    pub(super) fn of(
+        prefix: Prefix,
+        present: &Map<String, Value>,
+        before: Option<&Self>,
+        drafts: &Drafts<'_>,
+        pool: &mut Pool,
+    ) -> Self {
+        let ours = |key: &str| key.starts_with(PREFIX) || key.starts_with(OLD_PREFIX);
+        let others: usize = present
+            .iter()
+            .filter(|(key, _)| !ours(key))
+            .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
+            .sum();
+        let room = (LIMIT - SPARE).saturating_sub(others);
+        let keys: usize = drafts
+            .keys()
+            .map(|key| prefix.text().len() + key.len())
+            .sum();
+        let most = share(drafts, RESULTS.min(room).saturating_sub(keys));
+        let values = drafts
+            .iter()
+            .map(|(name, draft)| (*name, draft.keep(most, pool)));
+        let latest = Arc::new(Try {
+            prefix,
+            values: values.collect(),
+        });
+        let used: usize = keys + latest.values().map(|(_, value)| value.len()).sum::<usize>();
+        let named = prefix.text().len() + HISTORY.len();
+        let left = room.saturating_sub(used + named);
+        let mut entries = entries(present, before);
+        entries.push(Entry::Try(latest.clone()));
+        let history = bounded(entries, left);
+        let told = history.as_deref().map_or(0, |told| named + list_len(told));
+        Self {
+            latest,
+            history,
+            size: used + told,
+        }
+    }
+
+    /// The results beside an object.
+    pub(super) fn beside(compact: &dyn Compact) -> Option<&Self> {
+        let any: &dyn Any = compact;
+        any.downcast_ref()
+    }
+
+    /// The keys of [`Compact::render`].
+    pub(super) fn keys(&self) -> impl Iterator<Item = String> {
+        let names = self.latest.values().map(|(name, _)| name);
+        let history = self.history.is_some().then_some(HISTORY);
+        names.chain(history).map(|name| self.key(name))
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}{name}", self.latest.prefix.text())
+    }
+}
+
+impl Compact for Results {
+    fn render(&self) -> Vec<(String, String)> {
+        let values = self.latest.values();
+        let mut rendered: Vec<(String, String)> = values
+            .map(|(name, value)| (self.key(name), value.render()))
+            .collect();
+        if let Some(entries) = &self.history {
+            let texts: Vec<String> = entries
+                .iter()
+                .map(|entry| match entry {
+                    Entry::Text(text) => text.to_string(),
+                    Entry::Try(of) => history_entry(of.prefix.text(), of.values()),
+                })
+                .collect();
+            rendered.push((self.key(HISTORY), format!("[{}]", texts.join(","))));
+        }
+        rendered
+    }
+
+    fn has(&self, key: &str) -> bool {
+        key.strip_prefix(self.latest.prefix.text())
+            .is_some_and(|name| {
+                (name == HISTORY && self.history.is_some())
+                    || self.latest.values().any(|(of, _)| of == name)
+            })
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn same(&self, other: &dyn Compact) -> bool {
+        if self.size != other.size() {
+            return false;
+        }
+        let equal = Self::beside(other)
+            .is_some_and(|other| self.latest == other.latest && self.history == other.history);
+        equal || self.render() == other.render()
+    }
+}
+
+/// The entries that fit into a list of so many bytes: the oldest go, and the newest one last. None where not even an
+/// empty list fits.
+fn bounded(mut entries: Vec<Entry>, most: usize) -> Option<Box<[Entry]>> {
+    let mut length = list_len(&entries);
+    let mut gone = 0;
+    for entry in &entries {
+        if length <= most {
+            break;
+        }
+        length -= entry.len() + usize::from(gone + 1 < entries.len());
+        gone += 1;
+    }
+    entries.drain(..gone);
+    (length <= most).then(|| entries.into())
+}
+
+/// How many bytes a JSON list of these entries has.
+fn list_len(entries: &[Entry]) -> usize {
+    2 + entries.iter().map(Entry::len).sum::<usize>() + entries.len().saturating_sub(1)
 }
 
 /// The entries of the history under either prefix; none where it cannot be read.
-fn entries(present: &Map<String, Value>) -> Vec<String> {
-    let texts = [PREFIX, OLD_PREFIX]
-        .iter()
-        .filter_map(|prefix| present.get(&format!("{prefix}{HISTORY}"))?.as_str());
-    for text in texts {
-        if let Ok(list) = serde_json::from_str::<Vec<&serde_json::value::RawValue>>(text) {
-            return list.iter().map(|entry| entry.get().to_owned()).collect();
+fn entries(present: &Map<String, Value>, before: Option<&Results>) -> Vec<Entry> {
+    for prefix in [Prefix::New, Prefix::Old] {
+        if let Some(before) = before.filter(|before| before.latest.prefix == prefix)
+            && let Some(entries) = &before.history
+        {
+            return entries.to_vec();
+        }
+        let text = present
+            .get(&format!("{}{HISTORY}", prefix.text()))
+            .and_then(Value::as_str);
+        let list = text.map(serde_json::from_str::<Vec<&serde_json::value::RawValue>>);
+        if let Some(Ok(list)) = list {
+            let entries = list.iter().map(|entry| Entry::Text(entry.get().into()));
+            return entries.collect();
         }
     }
     Vec::new()
 }
 
-/// The same values, cut so that together they have at most so many bytes. Short values stay whole.
-fn fit<'a>(values: &BTreeMap<&'a str, String>, most: usize) -> BTreeMap<&'a str, String> {
-    let all: usize = values.values().map(String::len).sum();
+/// The longest that each value may be, so that together they have at most so many bytes. Short values stay whole.
+fn share(values: &Drafts<'_>, most: usize) -> usize {
+    let all: usize = values.values().map(Draft::len).sum();
     if all <= most {
-        return values.clone();
+        return usize::MAX;
     }
-    let mut lengths: Vec<usize> = values.values().map(String::len).collect();
+    let mut lengths: Vec<usize> = values.values().map(Draft::len).collect();
     lengths.sort_unstable();
     // The share of the long ones is what the short ones leave.
     let (mut left, mut share) = (most, 0);
@@ -110,75 +253,7 @@ fn fit<'a>(values: &BTreeMap<&'a str, String>, most: usize) -> BTreeMap<&'a str,
         }
         left -= length;
     }
-    values
-        .iter()
-        .map(|(key, value)| (*key, cut(value, share)))
-        .collect()
-}
-
-/// A JSON object with as many of its first entries as fit into so many bytes, and one that says how many are missing.
-/// Other texts are cut at a letter.
-pub(super) fn cut(value: &str, most: usize) -> String {
-    if value.len() <= most {
-        return value.to_owned();
-    }
-    let ends = entry_ends(value);
-    let marker = |missing: usize| {
-        format!(
-            "\"…\":\"cut: {missing} of {} entries are left out\"}}",
-            ends.len()
-        )
-    };
-    if value.starts_with('{') && !ends.is_empty() {
-        let fits = |kept: usize| {
-            let end = kept.checked_sub(1).and_then(|at| ends.get(at)).copied();
-            let end = end.map_or(1, |end| end + 1);
-            (end, end + marker(ends.len() - kept).len() <= most)
-        };
-        let kept = (0..ends.len()).rev().find(|kept| fits(*kept).1);
-        if let Some(kept) = kept {
-            let (end, _) = fits(kept);
-            let comma = if kept > 0 { "," } else { "" };
-            let first = value
-                .get(1..end.saturating_sub(1).max(1))
-                .unwrap_or_default();
-            return format!("{{{first}{comma}{}", marker(ends.len() - kept));
-        }
-        return if most >= 2 {
-            "{}".to_owned()
-        } else {
-            String::new()
-        };
-    }
-    let end = (0..=most.saturating_sub(3))
-        .rev()
-        .find(|at| value.is_char_boundary(*at))
-        .unwrap_or(0);
-    format!("{}…", value.get(..end).unwrap_or_default())
-}
-
-/// Where the entries of an object end: the place of the comma, or of the brace, behind each.
-fn entry_ends(object: &str) -> Vec<usize> {
-    let (mut depth, mut inside, mut escaped) = (0_u32, false, false);
-    let mut ends = Vec::new();
-    for (at, byte) in object.bytes().enumerate() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if inside => escaped = true,
-            b'"' => inside = !inside,
-            _ if inside => {}
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 {
-                    ends.push(at);
-                }
-            }
-            b',' if depth == 1 => ends.push(at),
-            _ => {}
-        }
-    }
-    ends
+    share
 }
 
 #[cfg(test)]
@@ -191,6 +266,24 @@ mod tests {
         format!("{{{}}}", nodes.collect::<Vec<_>>().join(","))
     }
 
+    fn drafts(texts: &[(&'static str, String)]) -> Drafts<'static> {
+        let texts = texts.iter();
+        texts
+            .map(|(name, text)| (*name, Draft::text(text.clone())))
+            .collect()
+    }
+
+    fn annotate(
+        prefix: Prefix,
+        present: &Map<String, Value>,
+        results: &Drafts<'_>,
+    ) -> BTreeMap<String, String> {
+        let made = Results::of(prefix, present, None, results, &mut Pool::default());
+        let rendered: BTreeMap<String, String> = made.render().into_iter().collect();
+        assert_eq!(made.size(), size(&rendered));
+        rendered
+    }
+
     fn size(annotations: &BTreeMap<String, String>) -> usize {
         annotations
             .iter()
@@ -199,27 +292,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_value_is_json_with_whole_entries_and_a_marker() {
-        let whole = nodes(100);
-
-        let short = cut(&whole, 500);
-
-        let parsed: Map<String, Value> = serde_json::from_str(&short).unwrap();
-        assert!(short.len() <= 500 && parsed.len() > 5, "{short}");
-        assert_eq!(parsed["node-00000"]["NodeName"], "passed, \"so\"}");
-        let missing = 100 - (parsed.len() - 1);
-        assert_eq!(
-            parsed["…"],
-            format!("cut: {missing} of 100 entries are left out")
-        );
-        assert_eq!(cut(&whole, whole.len()), whole);
-        assert_eq!(cut(&whole, 3), "{}");
-        assert_eq!(cut("größer", 6), "gr…");
-    }
-
-    #[test]
     fn five_thousand_nodes_pass_the_limit_of_an_api_server() {
-        let results = BTreeMap::from([
+        let results = drafts(&[
             ("filter-result", nodes(5000)),
             ("score-result", nodes(5000)),
             ("finalscore-result", nodes(5000)),
@@ -245,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_pod_full_of_other_annotations_gets_what_is_left() {
-        let results = BTreeMap::from([
+        let results = drafts(&[
             ("filter-result", nodes(5000)),
             ("selected-node", "n".to_owned()),
         ]);
@@ -259,7 +333,7 @@ mod tests {
 
     #[test]
     fn history_goes_on_from_either_prefix() {
-        let results = BTreeMap::from([("selected-node", "n".to_owned())]);
+        let results = drafts(&[("selected-node", "n".to_owned())]);
         let first = annotate(Prefix::Old, &Map::new(), &results);
         let old = format!("{OLD_PREFIX}{HISTORY}");
         let mut present = Map::new();
@@ -272,5 +346,35 @@ mod tests {
         assert_eq!(entries.len(), 2);
         assert!(entries[0].contains_key("scheduler-simulator/selected-node"));
         assert!(entries[1].contains_key("kube-scheduler-simulator.sigs.k8s.io/selected-node"));
+    }
+
+    #[test]
+    fn results_beside_a_pod_and_its_text_lead_to_the_same() {
+        let mut pool = Pool::default();
+        let mut present = Map::new();
+        present.insert("mine".into(), "x".repeat(100_000).into());
+        let (mut text, mut beside): (_, Option<Results>) = (present.clone(), None);
+        let mut lengths = Vec::new();
+
+        for at in 0..40 {
+            let prefix = if at < 5 { Prefix::Old } else { Prefix::New };
+            let results = drafts(&[
+                ("filter-result", nodes(20 * at)),
+                ("selected-node", format!("n{at}")),
+            ]);
+            let by_text: BTreeMap<_, _> = annotate(prefix, &text, &results);
+            let made = Results::of(prefix, &present, beside.as_ref(), &results, &mut pool);
+
+            let rendered: BTreeMap<_, _> = made.render().into_iter().collect();
+            assert!(rendered == by_text, "try {at}");
+            assert!(rendered.keys().all(|key| made.has(key)));
+            assert!(!made.has("mine") && !made.has(PREFIX));
+            lengths.push(made.history.as_ref().map_or(0, |entries| entries.len()));
+            text.extend(by_text.into_iter().map(|(key, value)| (key, value.into())));
+            beside = Some(made);
+        }
+
+        assert_eq!(lengths[..3], [1, 2, 3]);
+        assert!(lengths[39] < 10, "old entries have gone: {lengths:?}");
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use embedded_cluster::Status;
 use kube_api::vendor::Vendors;
-use scheduling::annotations;
+use scheduling::compact::{self, Draft};
 use scheduling::cycle::{Cycle, Failed, Options, Outcome, Victims, choose_victims};
 use scheduling::devices::Devices;
 use scheduling::model::Pod;
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::extender::{Agreed, Extender};
-use super::results::Prefix;
+use super::results::{Drafts, Prefix};
 use super::view::View;
 use super::writes::Writer;
 use super::{Rest, Setup, Simulator};
@@ -228,7 +228,12 @@ impl<'a> Turns<'a> {
         let epoch = *self.simulator.0.epoch.borrow();
         let there = self.writer.pending(&popped.pod);
         let there = there.ok_or_else(|| overtaken("the pod is gone, or has a node"))?;
-        let object = there.value();
+        // Only extenders see the results of earlier tries.
+        let object = if self.extenders.is_empty() {
+            there.bare()
+        } else {
+            there.value()
+        };
         let (mut outcome, mut said) = self.decide(popped, &object).await?;
         self.start = outcome.next_start;
         match &outcome.result {
@@ -467,11 +472,11 @@ impl<'a> Turns<'a> {
         Ok(left)
     }
 
-    fn results(&self, outcome: &Outcome, said: &Said) -> BTreeMap<&'static str, String> {
+    fn results<'r>(&self, outcome: &'r Outcome, said: &Said) -> Drafts<'r> {
         let mut results = outcome
             .record
             .as_ref()
-            .map(annotations::render)
+            .map(compact::drafts)
             .unwrap_or_default();
         if self.record && !self.extenders.is_empty() {
             for (name, answers) in [
@@ -480,7 +485,7 @@ impl<'a> Turns<'a> {
                 ("extender-preempt-result", &said.preempt),
                 ("extender-prioritize-result", &said.prioritize),
             ] {
-                results.insert(name, json!(answers).to_string());
+                results.insert(name, Draft::text(json!(answers).to_string()));
             }
         }
         results

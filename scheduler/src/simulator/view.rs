@@ -174,7 +174,7 @@ impl View {
         if gone {
             return self.forget(&key, queue, now);
         }
-        let value = object.value();
+        let value = object.bare();
         let pod = match self.snapshot.read_pod(&value) {
             Ok(pod) => pod,
             Err(error) => {

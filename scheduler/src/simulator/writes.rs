@@ -5,26 +5,26 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use embedded_cluster::{Cluster, DeleteOptions, Part, Resource, Status, Stored, Target, Write};
+use embedded_cluster::{
+    Cluster, Compact, DeleteOptions, Part, Resource, Status, Stored, Target, Write,
+};
 use kube_api::allocation;
 use kube_api::object;
 use kube_api::vendor::Vendors;
+use parking_lot::Mutex;
+use scheduling::compact::Pool;
 use scheduling::cycle::{Failed, Placed, Victims};
 use scheduling::devices::Devices;
 use scheduling::model::Pod;
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
-use super::results::{Prefix, annotate};
+use super::results::{Drafts, Prefix, Results};
 use super::turns::Scheduling;
 use super::volumes;
 
-/// How often a write is tried while other clients change the same pod.
-const TRIES: usize = 5;
 /// As whom the loop writes.
 const OURSELVES: &str = "system:kube-scheduler";
-
-type Results = BTreeMap<&'static str, String>;
 
 /// Writes to one cluster.
 #[derive(Debug)]
@@ -37,6 +37,8 @@ pub(super) struct Writer {
     prefix: Prefix,
     terse: bool,
     vendors: Option<Arc<Vendors>>,
+    /// What results have in common.
+    pool: Mutex<Pool>,
 }
 
 impl Writer {
@@ -54,6 +56,7 @@ impl Writer {
             prefix: scheduling.prefix,
             terse: scheduling.terse,
             vendors: scheduling.vendors.clone(),
+            pool: Mutex::default(),
         })
     }
 
@@ -62,22 +65,10 @@ impl Writer {
         Target::object(&self.pods, namespace, name)
     }
 
-    fn annotations(
-        &self,
-        present: &Map<String, Value>,
-        results: &Results,
-    ) -> BTreeMap<String, String> {
-        if self.terse {
-            BTreeMap::new()
-        } else {
-            annotate(self.prefix, present, results)
-        }
-    }
-
     /// The pod as it is, where it is still the same one and waits for a node.
     pub(super) fn pending(&self, pod: &Pod) -> Option<Arc<Stored>> {
         let there = self.cluster.get(&self.target(&pod.key)).ok()?;
-        is_pending(&there.value(), &pod.uid).then_some(there)
+        is_pending(&there.bare(), &pod.uid).then_some(there)
     }
 
     /// The objects of these nodes.
@@ -103,20 +94,19 @@ impl Writer {
         there: &Stored,
         placed: &Placed,
         devices: &Devices,
-        results: &Results,
+        results: &Drafts<'_>,
         by_us: bool,
     ) -> Result<(), Status> {
-        let pod = there.value();
+        let pod = there.bare();
         let target = self.target(&key(&pod));
-        let present = annotations(&pod);
-        let mut written = self.annotations(&present, results);
+        let mut written = BTreeMap::new();
         let mut labels = BTreeMap::new();
         if let (Some(placement), Some(vendors)) = (&placed.devices, &self.vendors) {
             let typed = object::Pod::deserialize(&pod)
                 .map_err(|error| Status::internal(format!("the pod cannot be read: {error}")))?;
             let node = devices.cluster().node(&placement.node);
             let given = allocation::write(&typed, placement, node, vendors, nanoseconds());
-            written.extend(given.annotations);
+            written = given.annotations;
             labels.extend(given.labels);
         }
         if let Some(work) = &placed.volumes {
@@ -134,11 +124,23 @@ impl Writer {
                 },
                 "target": { "apiVersion": "v1", "kind": "Node", "name": &*placed.node },
             });
-            self.cluster.bind(&target, binding, &self.write).await?;
+            let results = |pod: &mut Value, beside: &mut Option<_>| {
+                self.put_results(pod, beside, results);
+                Ok(())
+            };
+            let bound = self
+                .cluster
+                .bind_with(&target, binding, &self.write, results);
+            bound.await?;
         } else {
-            let change = |pod: &mut Value| put_annotations(pod, &written);
-            self.change(&target, &text(&pod, "/metadata/uid"), change)
-                .await?;
+            self.change(
+                &target,
+                &text(&pod, "/metadata/uid"),
+                |pod, beside: &mut _| {
+                    put_annotations(pod, &written);
+                    self.put_results(pod, beside, results);
+                },
+            )?;
         }
         let message = format!("Successfully assigned {} to {}", key(&pod), placed.node);
         self.event(&pod, "Normal", "Scheduled", &message).await;
@@ -151,15 +153,14 @@ impl Writer {
         there: &Stored,
         failed: &Failed,
         node: Option<&str>,
-        results: &Results,
+        results: &Drafts<'_>,
     ) {
-        let pod = there.value();
-        let change = |pod: &mut Value| {
+        let pod = there.bare();
+        let change = |pod: &mut Value, beside: &mut Option<_>| {
             if !is_pending(pod, &text(pod, "/metadata/uid")) {
                 return;
             }
-            let written = self.annotations(&annotations(pod), results);
-            put_annotations(pod, &written);
+            self.put_results(pod, beside, results);
             put_condition(pod, failed);
             if let Some(status) = fields_mut(pod, "status") {
                 match node {
@@ -169,10 +170,7 @@ impl Writer {
             }
         };
         let target = self.target(&key(&pod));
-        match self
-            .change(&target, &text(&pod, "/metadata/uid"), change)
-            .await
-        {
+        match self.change(&target, &text(&pod, "/metadata/uid"), change) {
             Ok(()) => {
                 let reason = "FailedScheduling";
                 self.event(&pod, "Warning", reason, &failed.message).await;
@@ -196,7 +194,7 @@ impl Writer {
                 ..DeleteOptions::default()
             };
             let message = format!("Preempted by pod {} on node {}", pod.uid, victims.node);
-            let object = there.value();
+            let object = there.bare();
             match self.cluster.delete(&target, &options, &self.write).await {
                 Ok(_) => self.event(&object, "Normal", "Preempted", &message).await,
                 Err(status) => tracing::warn!(pod = %victim.key, %status, "not evicted"),
@@ -204,28 +202,47 @@ impl Writer {
         }
     }
 
-    /// Changes the pod of this uid. When another writer was faster, it tries again on the newer pod, up to
-    /// `TRIES` times.
-    async fn change(
+    /// Changes the pod of this uid.
+    fn change(
         &self,
         target: &Target,
         uid: &str,
-        change: impl Fn(&mut Value),
+        change: impl Fn(&mut Value, &mut Option<Arc<dyn Compact>>),
     ) -> Result<(), Status> {
         let target = target.clone().part(Part::Internal);
-        for attempt in 1.. {
-            let mut pod = self.cluster.get(&target)?.value();
-            if text(&pod, "/metadata/uid") != uid {
-                return Ok(());
+        let changed = self.cluster.change(&target, &self.write, |pod, beside| {
+            if text(pod, "/metadata/uid") == uid {
+                change(pod, beside);
             }
-            change(&mut pod);
-            match self.cluster.update(&target, pod, &self.write).await {
-                Ok(_) => return Ok(()),
-                Err(status) if status.code == 409 && attempt < TRIES => {}
-                Err(status) => return Err(status),
-            }
+            Ok(())
+        });
+        changed.map(drop)
+    }
+
+    /// Puts the results of a try beside the pod, instead of those of earlier tries. What the new ones do not name stays,
+    /// as text.
+    fn put_results(
+        &self,
+        pod: &mut Value,
+        beside: &mut Option<Arc<dyn Compact>>,
+        results: &Drafts<'_>,
+    ) {
+        if self.terse {
+            return;
         }
-        Ok(())
+        let before = beside.take();
+        let earlier = before.as_deref().and_then(Results::beside);
+        let mut pool = self.pool.lock();
+        let made = Results::of(self.prefix, &annotations(pod), earlier, results, &mut pool);
+        drop(pool);
+        let left = earlier.filter(|earlier| !earlier.keys().all(|key| made.has(&key)));
+        if let Some(annotations) = annotations_mut(pod) {
+            for (key, value) in left.into_iter().flat_map(Compact::render) {
+                annotations.insert(key, value.into());
+            }
+            annotations.retain(|key, _| !made.has(key));
+        }
+        *beside = Some(Arc::new(made));
     }
 
     /// Tells of the pod. The same words again count up the event that is there.
@@ -308,14 +325,15 @@ fn fields_mut<'a>(object: &'a mut Value, name: &str) -> Option<&'a mut Map<Strin
     part.as_object_mut()
 }
 
+fn annotations_mut(pod: &mut Value) -> Option<&mut Map<String, Value>> {
+    fields_mut(pod.get_mut("metadata")?, "annotations")
+}
+
 fn put_annotations(pod: &mut Value, written: &BTreeMap<String, String>) {
-    let metadata = pod.get_mut("metadata");
-    let Some(annotations) = metadata.and_then(|metadata| fields_mut(metadata, "annotations"))
-    else {
-        return;
-    };
     for (key, value) in written {
-        annotations.insert(key.clone(), value.as_str().into());
+        if let Some(annotations) = annotations_mut(pod) {
+            annotations.insert(key.clone(), value.as_str().into());
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 mod http;
 mod process;
 mod report;
+mod simulator;
 mod world;
 
 use std::path::PathBuf;
@@ -78,6 +79,19 @@ enum What {
         #[arg(long, default_value_t = 3)]
         seconds: u64,
     },
+    /// The whole simulator: pods without a node on nodes of which one in five has eight GPUs. And beside it a real
+    /// kube-scheduler on the same objects, over the simulator's API server.
+    Simulator {
+        /// How many nodes.
+        #[arg(long, default_value_t = 5000)]
+        nodes: usize,
+        /// How many pods.
+        #[arg(long, default_value_t = 10_000)]
+        pods: usize,
+        /// A kube-scheduler; `scripts/cluster build` makes target/cluster/bin/kube-scheduler.
+        #[arg(long)]
+        kube_scheduler: Option<PathBuf>,
+    },
 }
 
 /// What a `/filter` asks for.
@@ -129,6 +143,11 @@ async fn main() -> Result<()> {
                 }
             }
         }
+        What::Simulator {
+            nodes,
+            pods,
+            kube_scheduler,
+        } => simulator::run(&args.scheduler, kube_scheduler.as_deref(), nodes, pods).await?,
         What::Webhook { callers, seconds } => webhook(&args.scheduler, &callers, seconds).await?,
         What::Metrics {
             nodes,

@@ -70,6 +70,87 @@ pub(crate) fn state(nodes: usize, placed: usize) -> Value {
     json!({"nodes": nodes_json, "pods": pods, "resourceQuotas": []})
 }
 
+/// Nodes of 32 cores, of which one in five has eight cards of 80 GiB, and pods without a node. One pod in ten has
+/// affinity or a spread constraint, one in five asks for a GPU: with `shares` for 8,000 MiB of one, which only the
+/// product's plugins understand, else for the device as any extended resource. Every pod fits.
+pub(crate) fn mixed(nodes: usize, pods: usize, shares: bool) -> Value {
+    let nodes: Vec<Value> = (0..nodes).map(mixed_node).collect();
+    let pods: Vec<Value> = (0..pods).map(|at| mixed_pod(at, shares)).collect();
+    json!({"nodes": nodes, "pods": pods})
+}
+
+fn mixed_node(at: usize) -> Value {
+    let name = format!("node-{at:05}");
+    let mut allocatable = json!({"cpu": "32", "memory": "128Gi", "pods": "110"});
+    let mut annotations = json!({});
+    if at.is_multiple_of(5) {
+        let card = |gpu| {
+            let id = uuid(at, gpu);
+            format!("{id},10,{MEMORY_MIB},100,NVIDIA-A100,{},true:", gpu / 4)
+        };
+        let cards: String = (0..GPUS).map(card).collect();
+        annotations = json!({"hami.io/node-nvidia-register": cards});
+        allocatable =
+            json!({"cpu": "32", "memory": "128Gi", "pods": "110", "nvidia.com/gpu": "80"});
+    }
+    json!({
+        "metadata": {
+            "name": name,
+            "annotations": annotations,
+            "labels": {
+                "kubernetes.io/hostname": name,
+                "topology.kubernetes.io/zone": format!("zone-{}", at % 12),
+                "disk": if at.is_multiple_of(3) { "ssd" } else { "hdd" },
+            },
+        },
+        "spec": {},
+        "status": {"allocatable": allocatable, "capacity": allocatable},
+    })
+}
+
+fn mixed_pod(at: usize, shares: bool) -> Value {
+    let app = format!("app-{}", at % 200);
+    let cpu = format!("{}m", 100 + at % 7 * 100);
+    let requests = match (at % 5, shares) {
+        (1, true) => {
+            json!({"cpu": cpu, "memory": "512Mi", "nvidia.com/gpu": "1", "nvidia.com/gpumem": "8000"})
+        }
+        (1, false) => json!({"cpu": cpu, "memory": "512Mi", "nvidia.com/gpu": "1"}),
+        _ => json!({"cpu": cpu, "memory": "512Mi"}),
+    };
+    let selector = json!({"matchLabels": {"app": app}});
+    let (affinity, spread) = match at % 30 {
+        0 => (
+            json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+                [{"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}]}}),
+            json!([]),
+        ),
+        10 => (
+            json!({"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "podAffinityTerm":
+                {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": selector}}]}}),
+            json!([]),
+        ),
+        20 => (
+            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms":
+                [{"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]}]}}}),
+            json!([{"maxSkew": 2, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule",
+                "labelSelector": selector}]),
+        ),
+        _ => (json!({}), json!([])),
+    };
+    json!({
+        "metadata": {"name": format!("pod-{at:05}"), "namespace": "default", "labels": {"app": app}},
+        "spec": {
+            "containers": [{
+                "name": "main", "image": "registry.example/app:1",
+                "resources": {"limits": requests, "requests": requests},
+            }],
+            "affinity": affinity,
+            "topologySpreadConstraints": spread,
+        },
+    })
+}
+
 fn container(limits: &Value) -> Value {
     json!({
         "name": "main", "image": "registry.example/train:1", "command": ["python", "train.py"],

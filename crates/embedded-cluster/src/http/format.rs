@@ -109,7 +109,7 @@ impl Printer {
     /// An object by itself; also in a watch, which sends a table for each.
     pub(crate) fn object(&self, object: &Stored) -> Bytes {
         match self.form {
-            Form::Whole if self.as_stored() => object.json().clone(),
+            Form::Whole if self.as_stored() => object.json(),
             Form::Whole => to_json(&self.value(object)).into(),
             Form::Metadata => to_json(&metadata_only(&self.value(object))).into(),
             Form::Table(include) => {
