@@ -21,7 +21,7 @@ use futures_util::StreamExt;
 use serde_json::Value;
 use server::Bodies;
 
-use self::answers::{Failed, empty, error, json};
+use self::answers::{Failed, empty, error, json, pieces};
 use self::cors::allow as cors;
 pub use self::origins::Origins;
 use crate::simulator::{Import, Merge, Pages, Refusal, Simulator, Starts};
@@ -142,7 +142,7 @@ async fn reset(State(simulator): State<Simulator>) -> Response {
 }
 
 async fn export(State(simulator): State<Simulator>) -> Response {
-    json(&simulator.export())
+    pieces(simulator.export().into_pieces())
 }
 
 async fn import(

@@ -3,14 +3,18 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, stream};
 use serde::Serialize;
 
 use crate::simulator::{Frame, Refusal};
+
+/// A chunk of a long body has at least so many bytes.
+const CHUNK: usize = 64 << 10;
 
 const JSON: &str = "application/json; charset=UTF-8";
 
@@ -18,6 +22,29 @@ pub(super) fn json<T: Serialize>(value: &T) -> Response {
     match serde_json::to_string(value) {
         Ok(text) => ([(CONTENT_TYPE, JSON)], text + "\n").into_response(),
         Err(why) => error(StatusCode::INTERNAL_SERVER_ERROR, &why.to_string()),
+    }
+}
+
+/// A JSON text that may be long, with a line end. It is sent as it is made, but for a short one.
+pub(super) fn pieces(pieces: impl Iterator<Item = String> + Send + 'static) -> Response {
+    let mut pieces = pieces.chain(["\n".to_owned()]);
+    let mut chunks = std::iter::from_fn(move || {
+        let mut chunk = pieces.next()?;
+        while chunk.len() < CHUNK
+            && let Some(piece) = pieces.next()
+        {
+            chunk.push_str(&piece);
+        }
+        Some(chunk)
+    });
+    let head = [(CONTENT_TYPE, JSON)];
+    match (chunks.next(), chunks.next()) {
+        (Some(only), None) => (head, only).into_response(),
+        (first, second) => {
+            let chunks = first.into_iter().chain(second).chain(chunks);
+            let body = Body::from_stream(stream::iter(chunks.map(Ok::<_, Infallible>)));
+            (head, body).into_response()
+        }
     }
 }
 
