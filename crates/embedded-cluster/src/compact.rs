@@ -23,6 +23,9 @@ pub trait Compact: Any + Debug + Send + Sync {
     /// Keys and values, as a reader of the object sees them.
     fn render(&self) -> Vec<(String, String)>;
 
+    /// The keys alone.
+    fn keys(&self) -> Vec<String>;
+
     /// Whether [`Compact::render`] gives this key.
     fn has(&self, key: &str) -> bool;
 
@@ -141,8 +144,8 @@ impl Cluster {
     }
 }
 
-/// Writes down who owns what a write changed, compact annotations included. Only keys that stand on both sides are
-/// rendered: of the others it is enough that they are there.
+/// Writes down who owns what a write changed, compact annotations included. They are rendered only where some stood
+/// there before: of new ones it is enough that they are there.
 fn follow_owners(
     target: &Target,
     current: &Stored,
@@ -164,11 +167,22 @@ fn follow_owners(
         return managed::track(target, Some(old), new, write, How::Update);
     }
     let (mut seen_old, mut seen_new) = (old.clone(), new.clone());
-    if let Some(before) = before {
-        render_into(&mut seen_old, &**before);
-    }
-    if let Some(after) = beside {
-        render_into(&mut seen_new, &**after);
+    let keys = beside.as_ref().map_or_else(Vec::new, |after| after.keys());
+    let stands = |key: &String| {
+        before.is_some_and(|before| before.has(key))
+            || annotations(old).is_some_and(|old| old.contains_key(key))
+    };
+    if before.is_none() && !keys.iter().any(stands) {
+        if let Some(annotations) = annotations_mut(&mut seen_new) {
+            annotations.extend(keys.into_iter().map(|key| (key, "".into())));
+        }
+    } else {
+        if let Some(before) = before {
+            render_into(&mut seen_old, &**before);
+        }
+        if let Some(after) = beside {
+            render_into(&mut seen_new, &**after);
+        }
     }
     managed::track(target, Some(&seen_old), &mut seen_new, write, How::Update);
     let owners = seen_new["metadata"]["managedFields"].take();

@@ -14,8 +14,12 @@ struct Results(usize, &'static str);
 
 impl Compact for Results {
     fn render(&self) -> Vec<(String, String)> {
-        let keys = (0..self.0).map(|at| format!("result/{at}"));
+        let keys = self.keys().into_iter();
         keys.map(|key| (key, self.1.to_owned())).collect()
+    }
+
+    fn keys(&self) -> Vec<String> {
+        (0..self.0).map(|at| format!("result/{at}")).collect()
     }
 
     fn has(&self, key: &str) -> bool {
@@ -173,8 +177,8 @@ async fn an_annotation_that_is_changed_counts_as_it_was_written() {
 }
 
 /// Who owns what, after two writes of results: beside the object, or as text.
-async fn owners(beside: bool) -> Value {
-    let cluster = with_pod(json!({ "result/0": "old" })).await;
+async fn owners(beside: bool, old: Value) -> Value {
+    let cluster = with_pod(old).await;
     let applied = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p", "labels": { "a": "b" } } });
     let patch = Patch::parse("application/apply-patch+yaml", applied).unwrap();
     let patched = cluster
@@ -216,10 +220,16 @@ async fn owners(beside: bool) -> Value {
 
 #[tokio::test]
 async fn owners_are_followed_as_of_any_annotation() {
-    let by_text = owners(false).await;
+    for old in [
+        json!({}),
+        json!({ "mine": "m" }),
+        json!({ "result/0": "old" }),
+    ] {
+        let by_text = owners(false, old.clone()).await;
 
-    assert!(by_text.to_string().contains("f:result/2"), "{by_text}");
-    assert_eq!(owners(true).await, by_text);
+        assert!(by_text.to_string().contains("f:result/2"), "{by_text}");
+        assert_eq!(owners(true, old).await, by_text);
+    }
 }
 
 #[tokio::test]

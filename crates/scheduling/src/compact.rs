@@ -5,7 +5,6 @@
 //! known without writing it: so a value can be cut to a length, and a history bounded, before anything is rendered.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use crate::names::Numbered;
@@ -496,7 +495,7 @@ impl Rows {
                     for (at, plugin) in plugins.iter().enumerate() {
                         let comma = if at > 0 { "," } else { "" };
                         let score = numbers.next().unwrap_or_default();
-                        let _ = write!(out, "{comma}\"{plugin}\":\"{score}\"");
+                        out.push_str(&format!("{comma}\"{plugin}\":\"{score}\""));
                     }
                     out.push('}');
                 }
@@ -692,7 +691,7 @@ pub fn push_quoted(out: &mut String, text: &str) {
             Some('\u{8}') => out.push_str("\\b"),
             Some('\u{c}') => out.push_str("\\f"),
             Some(letter) => {
-                let _ = write!(out, "\\u{:04x}", u32::from(letter));
+                out.push_str(&format!("\\u{:04x}", u32::from(letter)));
             }
             None => {}
         }

@@ -141,13 +141,6 @@ impl Results {
         any.downcast_ref()
     }
 
-    /// The keys of [`Compact::render`].
-    pub(super) fn keys(&self) -> impl Iterator<Item = String> {
-        let names = self.latest.values().map(|(name, _)| name);
-        let history = self.history.is_some().then_some(HISTORY);
-        names.chain(history).map(|name| self.key(name))
-    }
-
     fn key(&self, name: &str) -> String {
         format!("{}{name}", self.latest.prefix.text())
     }
@@ -170,6 +163,12 @@ impl Compact for Results {
             rendered.push((self.key(HISTORY), format!("[{}]", texts.join(","))));
         }
         rendered
+    }
+
+    fn keys(&self) -> Vec<String> {
+        let names = self.latest.values().map(|(name, _)| name);
+        let history = self.history.is_some().then_some(HISTORY);
+        names.chain(history).map(|name| self.key(name)).collect()
     }
 
     fn has(&self, key: &str) -> bool {

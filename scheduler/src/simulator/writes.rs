@@ -235,7 +235,7 @@ impl Writer {
         let mut pool = self.pool.lock();
         let made = Results::of(self.prefix, &annotations(pod), earlier, results, &mut pool);
         drop(pool);
-        let left = earlier.filter(|earlier| !earlier.keys().all(|key| made.has(&key)));
+        let left = earlier.filter(|earlier| !earlier.keys().iter().all(|key| made.has(key)));
         if let Some(annotations) = annotations_mut(pod) {
             for (key, value) in left.into_iter().flat_map(Compact::render) {
                 annotations.insert(key, value.into());
