@@ -22,6 +22,7 @@
 )]
 
 mod admission;
+mod change;
 mod check;
 mod cluster;
 mod compact;

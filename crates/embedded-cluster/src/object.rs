@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use crate::compact::{self, Beside, render_into};
+use crate::compact::{self, Beside, Compact, render_into};
 use crate::resource::Resource;
 use crate::selector::Selector;
 use crate::status::Status;
@@ -92,6 +92,11 @@ impl Stored {
             render_into(&mut object, &**compact);
         }
         object
+    }
+
+    /// The compact annotations beside the object.
+    pub fn compact(&self) -> Option<&Arc<dyn Compact>> {
+        self.beside.as_ref()
     }
 
     /// The object as a value, without its compact annotations.
