@@ -21,7 +21,12 @@ const NAMESPACES: [(&str, &str); 2] = [("other", "t"), ("default", "")];
 /// Name, provisioner, mode, and the zones where volumes can be made.
 const CLASSES: [(&str, &str, &str, &[&str]); 4] = [
     ("now", "kubernetes.io/no-provisioner", "Immediate", &[]),
-    ("wait", "kubernetes.io/no-provisioner", "WaitForFirstConsumer", &[]),
+    (
+        "wait",
+        "kubernetes.io/no-provisioner",
+        "WaitForFirstConsumer",
+        &[],
+    ),
     ("make", "csi.made", "WaitForFirstConsumer", &[]),
     ("zonal", "csi.made", "WaitForFirstConsumer", &["z1", "z2"]),
 ];

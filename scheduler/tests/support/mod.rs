@@ -139,7 +139,9 @@ impl Served {
             });
         let admission = admission::Admission::new(vendors, admission::Settings::default())
             .with_quotas(Arc::new(scheduler.clone()));
-        cluster.admit_with(Arc::new(scheduler::embedded::Admit(Arc::new(admission))));
+        cluster.admit_with(Arc::new(scheduler::embedded::Admit::new(Arc::new(
+            admission,
+        ))));
         Self::with(cluster, scheduler).await
     }
 
