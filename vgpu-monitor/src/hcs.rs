@@ -2,7 +2,7 @@
 //! check say of the cards, what pods of the node hold of them, whether the node is cordoned. Never decides which card a
 //! pod gets, and never writes an object of another node.
 //!
-//! [`compose`] makes the values, `kube_api::hcs::observed` words them, [`keep`] writes them.
+//! [`compose`] makes the values, `kube_api::hcs::observed` words them, [`mod@keep`] writes them.
 
 pub mod compose;
 

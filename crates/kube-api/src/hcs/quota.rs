@@ -219,6 +219,8 @@ impl Limit {
 
     /// What would exceed the quota if `more` came to `used`, in a sentence; none where nothing does.
     pub fn exceeded(&self, used: Charge, more: Charge) -> Option<String> {
+        /// An amount as a person writes it.
+        type Say<'a> = &'a dyn Fn(u64) -> String;
         if more.is_zero() {
             return None;
         }
@@ -226,7 +228,7 @@ impl Limit {
         let bytes = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
         let tflops = |gflops: u64| tflops(gflops).0;
         let plain = |number: u64| number.to_string();
-        let each: [(&str, Option<u64>, u64, u64, &dyn Fn(u64) -> String); 4] = [
+        let each: [(&str, Option<u64>, u64, u64, Say<'_>); 4] = [
             ("vram", hard.vram, used.vram, more.vram, &bytes),
             ("tflops-fp16", hard.fp16, used.fp16, more.fp16, &tflops),
             ("tflops-fp32", hard.fp32, used.fp32, more.fp32, &tflops),
