@@ -329,11 +329,16 @@ impl<'a> Turns<'a> {
                 break;
             }
         }
-        let nodes = self
-            .writer
-            .nodes(cycle.feasible().map(|node| &*node.node().name));
-        if nodes.len() > 1 {
-            for extender in interested.iter().filter(|extender| extender.prioritizes()) {
+        let scoring: Vec<&&Extender> = interested
+            .iter()
+            .filter(|extender| extender.prioritizes())
+            .collect();
+        // Only an extender reads nodes as the API has them. Reading them costs more than all plugins together.
+        if !scoring.is_empty() && cycle.feasible().nth(1).is_some() {
+            let nodes = self
+                .writer
+                .nodes(cycle.feasible().map(|node| &*node.node().name));
+            for extender in scoring {
                 match extender.prioritize(object, &nodes).await {
                     Ok(scores) => {
                         let rows = scores.iter();
