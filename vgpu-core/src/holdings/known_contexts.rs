@@ -26,28 +26,25 @@ pub(crate) fn settle_found(
     context: u64,
     learn: Learn,
 ) -> u64 {
-    let bytes = match known_bytes(books, device) {
-        0 => measure::guess_for(ordinal),
-        known => known,
-    };
-    let is_known = known_bytes(books, device) != 0;
-    books.container.region.charge(device, bytes, Kind::Context);
-    books
-        .ledger()
-        .resize_context(&books.container.region, device, bytes, 0);
-    if is_known {
-        measure::settle(books, device, learn);
-        bytes
-    } else {
+    let bytes = known_bytes(books, device);
+    if bytes == 0 {
+        // Measured first, then charged. A guess in the books for the meantime would refuse what others ask for, and
+        // the context is there already.
         let found = NewContext {
             device,
             ordinal,
             context,
-            charged: bytes,
+            charged: 0,
             before: None,
         };
-        measure::settle_found_context(books, found, learn)
+        return measure::settle_found_context(books, found, learn);
     }
+    books.container.region.charge(device, bytes, Kind::Context);
+    books
+        .ledger()
+        .resize_context(&books.container.region, device, bytes, 0);
+    measure::settle(books, device, learn);
+    bytes
 }
 
 /// A context that was made past the hooks, or is about to stand in the books as the first one of its
