@@ -241,7 +241,10 @@ fn each_xid_reaches_its_verdict_and_the_card_comes_back() {
         world.until(&format!("after XID {number} the card is well"), |series| {
             series.contains(&counted)
         });
-        assert_eq!(world.sick(0), None, "XID {number}");
+        // The count and the health are published one after the other.
+        wait(&format!("after XID {number} the health says so"), || {
+            world.sick(0).is_none()
+        });
         assert_eq!(world.sick(1), None, "XID {number} is the other card's");
     }
 }
