@@ -2,8 +2,8 @@
 //! as Leases, makes them active when their pods are there, renews them, and lets go of them. Never decides which GPU
 //! fits (the engine does), and never binds a pod.
 //!
-//! What a call to the API server may have done before its answer was lost is found out by reading, never guessed: a
-//! Lease that carries our reservation is ours, whoever told us otherwise. Every write names the version that it is based
+//! When the answer of the API server is lost, the assigner reads what the call has done and never guesses: a Lease that
+//! carries our reservation is ours, also after an error. Every write names the version that it is based
 //! on, so of two replicas one succeeds.
 
 pub mod judge;
@@ -433,7 +433,7 @@ impl Assigner {
         match verdict {
             Verdict::Done => Ok(verdict),
             Verdict::Promote => {
-                // A proposal that ran out counts only as long as nobody else got the GPU.
+                // A proposal that ran out counts only until another pod gets the GPU.
                 let taken = self.change(|ledger, _| {
                     let held = ledger.claim(gpu);
                     held.is_some_and(|held| held.lapsed) && ledger.is_taken_by_others(gpu)
@@ -448,7 +448,7 @@ impl Assigner {
         }
     }
 
-    /// Whether the pod is there and carries the reservation: nobody finalizes for a pod that is not his.
+    /// Whether the pod is there and carries the reservation: a caller cannot finalize for another pod.
     async fn check_pod(&self, asked: &Finalize) -> Result<(), NotFinalized> {
         let (namespace, name) = (asked.namespace.as_str(), asked.name.as_str());
         let pod = self.0.store.pod(namespace, name).await;

@@ -35,7 +35,7 @@ enum Next {
     Wait,
 }
 
-/// The pod of a task's attempt: there, not there, or of somebody else.
+/// The pod of a task's attempt: there, not there, or a pod of the same name that is not the task's.
 #[derive(Debug, Clone, PartialEq)]
 enum Found {
     None,

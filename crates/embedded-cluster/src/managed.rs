@@ -55,7 +55,7 @@ struct Manager {
 const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
 
-/// Whether somebody ever applied the object, or hands owners in.
+/// Whether the object was ever applied, or the write names field owners.
 pub(crate) fn is_followed(object: &Value) -> bool {
     object["metadata"].get("managedFields").is_some()
 }

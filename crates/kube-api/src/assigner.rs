@@ -223,7 +223,7 @@ pub enum NotUsing {
 }
 
 /// How many GPUs of `resource` the pod requests in total: containers and init containers, requests before limits. At
-/// least 1; amounts that are no whole number count as nothing here, and are refused by whoever admits the pod.
+/// least 1; amounts that are no whole number count as nothing here, and are refused when the pod is admitted.
 pub fn count(pod: &Pod, resource: &str) -> u32 {
     let containers = pod.spec.containers.iter().chain(&pod.spec.init_containers);
     let sum = containers.fold(0_u32, |sum, container| {

@@ -14,7 +14,7 @@ use crate::request::{AnyVendor, Demand, Family, NodePolicy, Request};
 use crate::reservation::{Granted, Placement};
 
 impl Demand {
-    /// How many devices like this one hold the demand if nobody uses them; none where no number does.
+    /// How many devices like this one hold the demand if no pod uses them; none where no number does.
     fn count_on(&self, device: &Device) -> Option<u32> {
         let parts = |asked: u64, each: u64| match (asked, each) {
             (0, _) => Some(1),

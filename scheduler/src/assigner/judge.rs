@@ -44,7 +44,7 @@ pub enum Tend {
     Keep,
     /// The Lease is renewed.
     Renew,
-    /// Its pod was seen, and nobody finalized it: it becomes active.
+    /// Its pod was seen, and no call finalized it: it becomes active.
     Promote,
     /// Its pod was never made, or is gone: the Lease is deleted, once the API server has confirmed that.
     Release,

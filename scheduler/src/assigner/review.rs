@@ -88,7 +88,7 @@ impl Reply {
     }
 }
 
-/// A name that nobody guesses, in place of the uid that an API server gives a review.
+/// A name that cannot be guessed, in place of the uid that an API server gives a review.
 fn unique() -> String {
     use std::hash::{BuildHasher, RandomState};
 
@@ -313,7 +313,7 @@ impl Assigner {
                     .collect()
             };
             ClaimAsk {
-                // Not the pod's own uid: whoever makes a pod may write one.
+                // Not the pod's own uid: the maker of a pod may write one.
                 reservation: review.uid.clone(),
                 namespace: review.namespace.clone(),
                 labels,

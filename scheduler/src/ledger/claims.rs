@@ -209,7 +209,7 @@ impl Ledger {
         }
     }
 
-    /// A reservation that was not written after all: somebody else has the GPU, or the API server refused.
+    /// A reservation that was not written after all: another pod has the GPU, or the API server refused.
     pub fn withdraw_claim(&mut self, gpu: &str, reservation: &str) {
         let is_it = |held: &Held| held.is_unwritten() && held.claim.reservation == reservation;
         if self.claims.by_gpu.get(gpu).is_some_and(is_it) {

@@ -36,7 +36,7 @@ async fn a_pod_asks_by_label_and_is_finalized_by_the_documented_call() {
         [format!("a-gpu-1 proposal {reservation}")]
     );
 
-    // The scheduler confirms it, and gives it to nobody else.
+    // The scheduler confirms it, and gives it to no other pod.
     let other = json!({"metadata": {"name": "other", "namespace": "default", "uid": "other",
         "annotations": {"nvidia.com/use-gpuuuid": "a-gpu-1"}}, "spec": {"schedulerName": "hami-scheduler", "containers": [
         {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}}}]}});

@@ -679,7 +679,7 @@ fn answer(base: Base, variants: Vec<Variant>, anew: bool) -> Result<Comparison, 
         .map_err(|refusal| refusal.to_string())
 }
 
-/// A value of one of these, or something that nobody expects there.
+/// A value of one of these, or a value that does not belong there.
 fn odd(usual: &'static [&'static str]) -> impl Strategy<Value = Value> {
     prop_oneof![
         6 => proptest::sample::select(usual).prop_map(Value::from),

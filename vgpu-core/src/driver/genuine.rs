@@ -221,7 +221,7 @@ macro_rules! real_functions {
 }
 
 /// A name with its zero as a C string; a compile error without one.
-const fn c_name(name: &'static str) -> &'static CStr {
+pub(crate) const fn c_name(name: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(name.as_bytes()) {
         Ok(name) => name,
         Err(_) => panic!("a symbol's name has no zero inside"),

@@ -45,7 +45,7 @@ macro_rules! hooks {
 
         /// The functions of this table.
         pub(crate) static HOOKS: &[crate::driver::hook::Hook] = &[$(crate::driver::hook::Hook {
-            name: crate::driver::hook::c_name(concat!(stringify!($name), "\0")),
+            name: crate::driver::genuine::c_name(concat!(stringify!($name), "\0")),
             address: $name as *const core::ffi::c_void,
             row: crate::driver::genuine::$library::Row::$name as usize,
         },)*];
@@ -132,14 +132,6 @@ macro_rules! way {
     }};
 }
 pub(crate) use way;
-
-/// A name with its zero as a C string; a compile error without one.
-pub(crate) const fn c_name(name: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(name.as_bytes()) {
-        Ok(name) => name,
-        Err(_) => panic!("a symbol's name has no zero inside"),
-    }
-}
 
 /// Are the two names the same?
 #[allow(clippy::indexing_slicing, reason = "bounded by the loop's condition")]

@@ -1,8 +1,8 @@
 //! What a ComputeNode and a ComputeTopology say of a node, made from what is known of it. Values in, values out: no
 //! clock, no driver, no API server. Never decides which devices a pod gets.
 //!
-//! The node's agent fills in [`Observed`] from the driver; the scheduler does so for devices of vendors whose own device
-//! plugins register them on the Node.
+//! The node agent fills in [`Observed`] from the driver. The scheduler fills it in for vendors that register their
+//! devices on the Node through a device plugin of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -317,8 +317,8 @@ fn groups(devices: &[&ObservedDevice]) -> Vec<TopologyGroup> {
     groups
 }
 
-/// The status of the node's ComputeNode, as its writer reports it at `now` (RFC 3339). A condition whose status is that
-/// of `before` keeps its time.
+/// The status of the node's ComputeNode, as its writer reports it at `now` (RFC 3339). A condition keeps the time of
+/// `before` while its status stays the same.
 pub fn status(
     observed: &Observed,
     before: Option<&ComputeNodeStatus>,
@@ -392,7 +392,8 @@ pub fn status(
     }
 }
 
-/// The status of a ComputeNode whose writer has been silent for `silent_s` seconds. What else it said stays.
+/// The status of a ComputeNode that its writer has not reported for `silent_s` seconds: not ready and not connected.
+/// The rest of its last report stays.
 pub fn disconnected(before: &ComputeNodeStatus, silent_s: u64, now: &str) -> ComputeNodeStatus {
     let why = format!("the node's agent has not reported for {silent_s} s");
     let mut after = before.clone();

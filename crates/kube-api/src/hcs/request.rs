@@ -26,7 +26,8 @@ const MOST_GFLOPS: i128 = 1_000_000_000;
 
 const MIB: u64 = 1 << 20;
 
-/// How requests of hcs.io are read: its configuration, the table, and which family of devices is whose.
+/// How requests of hcs.io are read: its configuration, the exchange table, and the vendor of each family of
+/// devices.
 #[derive(Debug)]
 pub struct Rules {
     /// The configuration.
@@ -156,7 +157,7 @@ fn amount_of<'a>(container: &'a Container, name: &str) -> Option<&'a Quantity> {
     needs.requests.get(name).or_else(|| needs.limits.get(name))
 }
 
-/// The names of whole cards that are nobody's in the device configuration, and whose they are.
+/// Names of whole cards that the device configuration does not have, each with its vendor.
 const ALIASES: [(&str, Maker); 4] = [
     (keys::HUAWEI_ASCEND, Maker::Huawei),
     (keys::HUAWEI_NPU, Maker::Huawei),

@@ -615,7 +615,7 @@ impl World {
         });
     }
 
-    /// Somebody finalizes what is not his.
+    /// A tenant finalizes the reservation of another one.
     fn forge(&self) {
         let Some(pod) = self.labelled_pod() else {
             return;
