@@ -13,6 +13,8 @@ mod programs;
 mod world;
 
 #[cfg(test)]
+mod assigner;
+#[cfg(test)]
 mod configuration;
 #[cfg(test)]
 mod hcs;

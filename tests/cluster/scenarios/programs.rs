@@ -133,6 +133,13 @@ pub(crate) const TWO: Place = Place {
     scheduler: 10260,
 };
 
+/// Where a test's only pair runs when port 8080 is another program's.
+pub(crate) const ASIDE: Place = Place {
+    host: "one",
+    extender: 8090,
+    scheduler: 10259,
+};
+
 /// A vgpu-scheduler, whether it answers yet or not.
 pub(crate) fn start_extender(world: &World, place: Place, more: &[&str]) -> Program {
     let arguments = [
@@ -160,6 +167,8 @@ pub(crate) struct Tuning {
     pub(crate) volume_seconds: Option<u32>,
     /// Whether the Lease changes hands in seconds rather than in a quarter of a minute.
     pub(crate) quick_lease: bool,
+    /// Whether the extender is asked about requests of hcs.io, as the chart has it with `hcs.enabled`.
+    pub(crate) hcs: bool,
 }
 
 /// A kube-scheduler that asks the extender of its place.
@@ -185,6 +194,14 @@ pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) 
             .replace("leaseDuration: 15s", "leaseDuration: 4s")
             .replace("renewDeadline: 10s", "renewDeadline: 3s")
             .replace("retryPeriod: 2s", "retryPeriod: 500ms");
+    }
+    if tuning.hcs {
+        config = config.replace("ignoredByScheduler: false", "ignoredByScheduler: true");
+        for resource in ["vram", "tflops-fp16", "tflops-fp32", "devices"] {
+            config.push_str(&format!(
+                "  - {{name: ai.compute/{resource}, ignoredByScheduler: true}}\n"
+            ));
+        }
     }
     let file = world
         .log(&format!("kube-scheduler-{}", place.host))

@@ -11,6 +11,7 @@ use crate::world::within;
 const QUICK: Tuning = Tuning {
     volume_seconds: None,
     quick_lease: true,
+    hcs: false,
 };
 
 #[test]

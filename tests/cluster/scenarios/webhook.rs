@@ -16,15 +16,26 @@ use crate::objects::{ALLOCATED, Gpus, annotation, from, gpu_with, pod, whole};
 use crate::programs::{Pair, Program, metrics_of, start_webhook};
 use crate::world::{SYSTEM, World, within};
 
-/// The Service of the webhook, with these replicas behind it: as kubelets and the endpoint controller would say.
+/// The Service of the webhook, with these replicas behind it.
 async fn serve(world: &World, replicas: &[u16]) {
-    let services: Api<Service> = Api::namespaced(world.client.clone(), SYSTEM);
-    let slices: Api<EndpointSlice> = Api::namespaced(world.client.clone(), SYSTEM);
+    publish(world, SYSTEM, "vgpu-webhook", 9443, replicas).await;
+}
+
+/// A Service whose port 443 is this port of these replicas: as kubelets and the endpoint controller would say.
+pub(crate) async fn publish(
+    world: &World,
+    namespace: &str,
+    name: &str,
+    port: u16,
+    replicas: &[u16],
+) {
+    let services: Api<Service> = Api::namespaced(world.client.clone(), namespace);
+    let slices: Api<EndpointSlice> = Api::namespaced(world.client.clone(), namespace);
     let apply = PatchParams::apply("test").force();
-    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "vgpu-webhook"},
-        "spec": {"ports": [{"name": "https", "port": 443, "targetPort": 9443}]}});
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
+        "spec": {"ports": [{"name": "https", "port": 443, "targetPort": port}]}});
     services
-        .patch("vgpu-webhook", &apply, &Patch::Apply(service))
+        .patch(name, &apply, &Patch::Apply(service))
         .await
         .unwrap();
     let endpoints: Vec<Value> = replicas
@@ -32,10 +43,10 @@ async fn serve(world: &World, replicas: &[u16]) {
         .map(|replica| json!({"addresses": [format!("10.99.0.{replica}")], "conditions": {"ready": true}}))
         .collect();
     let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-        "metadata": {"name": "vgpu-webhook", "labels": {"kubernetes.io/service-name": "vgpu-webhook"}},
-        "ports": [{"name": "https", "port": 9443, "protocol": "TCP"}], "endpoints": endpoints});
+        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": name}},
+        "ports": [{"name": "https", "port": port, "protocol": "TCP"}], "endpoints": endpoints});
     slices
-        .patch("vgpu-webhook", &apply, &Patch::Apply(slice))
+        .patch(name, &apply, &Patch::Apply(slice))
         .await
         .unwrap();
 }
@@ -50,8 +61,13 @@ async fn ready(world: &World, replica: u16) {
 
 /// One replica, ready and asked by the API server.
 async fn one(world: &World) -> Program {
+    one_with(world, &[]).await
+}
+
+/// The same with more arguments.
+pub(crate) async fn one_with(world: &World, more: &[&str]) -> Program {
     serve(world, &[1]).await;
-    let webhook = start_webhook(world, 1, &[]);
+    let webhook = start_webhook(world, 1, more);
     ready(world, 1).await;
     until_asked(world).await;
     webhook

@@ -26,6 +26,8 @@ use crate::objects::{Gpus, from, node};
 
 /// The namespace of the product.
 pub(crate) const SYSTEM: &str = "vgpu-system";
+/// The namespace of the Leases of GPUs that are reserved by label.
+pub(crate) const CLAIMS: &str = "gpu-claims";
 /// How long a test waits for what usually takes milliseconds, on a machine that has other work.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -141,6 +143,8 @@ impl World {
         self.remove_all::<Event>(Api::default_namespaced(self.client.clone()))
             .await;
         self.remove_all::<Lease>(Api::namespaced(self.client.clone(), SYSTEM))
+            .await;
+        self.remove_all::<Lease>(Api::namespaced(self.client.clone(), CLAIMS))
             .await;
         self.remove_all::<Secret>(Api::namespaced(self.client.clone(), SYSTEM))
             .await;
