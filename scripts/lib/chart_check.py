@@ -176,7 +176,7 @@ def every_port_that_is_named_is_there(rendered):
             if probe in container:
                 need(container[probe]["httpGet"]["port"] in names, f"{rendered}: {container['name']}: {probe} asks nobody")
         for argument in container.get("args", []):
-            listens = re.fullmatch(r"--(metrics-bind-address|metrics-addr|http_bind)=(.*):(\d+)", argument)
+            listens = re.fullmatch(r"--(metrics-bind-address|metrics-addr|http_bind|gpu-page)=(.*):(\d+)", argument)
             if listens and not listens[2].startswith("127."):
                 need(listens[3] in numbers, f"{rendered}: {container['name']} listens on {listens[3]}, which is no port of it")
 
@@ -424,6 +424,10 @@ def values_reach_what_they_are_for(all_rendered):
     need(not by["defaults"].of("ServiceMonitor"), "ServiceMonitors where there is no such API")
 
 
+def args_of(rendered, container, beginning):
+    return [a for _, c in rendered.containers() if c["name"] == container for a in c["args"] if a.startswith(beginning)]
+
+
 def the_doors_are_closed_until_they_are_opened(all_rendered):
     """hcs.io: its definitions, its flags and its rights come together, and none of them by default."""
     by = {r.values: r for r in all_rendered if r.version == LATEST}
@@ -452,6 +456,15 @@ def the_doors_are_closed_until_they_are_opened(all_rendered):
         for service in rendered.of("Service"):
             if service["metadata"]["name"] == f"{RELEASE}-assigner":
                 need([p["port"] for p in service["spec"]["ports"]] == [443, 8080], f"{rendered}: the documented ports are 443 and 8080")
+    page = args_of(by["doors"], "vgpu-scheduler", "--gpu-page")
+    need(page == ["--gpu-page=0.0.0.0:8081", "--gpu-page-interval=30s", "--gpu-page-monitors=vgpu-monitor.gpu-system.svc:31993"], f"doors: {page}")
+    page = args_of(by["all-on"], "vgpu-scheduler", "--gpu-page")
+    need(page[0] == "--gpu-page=[::]:9000" and page[2].endswith("=vgpu-monitor.gpu-system.svc:31993,node-a.example.com:31993"), f"all-on: {page}")
+    for rendered in by.values():
+        [scheduler] = [c for _, c in rendered.containers() if c["name"] == "vgpu-scheduler"]
+        tokens = [e["valueFrom"]["secretKeyRef"]["name"] for e in scheduler["env"] if e["name"] == "VGPU_GPU_PAGE_TOKEN"]
+        served = [p for s in rendered.of("Service") for p in s["spec"]["ports"] if p["name"] == "gpu-page"]
+        need(len(tokens) == len(served) == int(rendered.values in ("all-on", "doors")), f"{rendered}: the GPU page has tokens {tokens}, ports {served}")
     for rendered in all_rendered:
         for hook in [w for o in rendered.of("MutatingWebhookConfiguration") for w in o["webhooks"]]:
             closed = hook["failurePolicy"] == "Fail"
@@ -545,8 +558,14 @@ def kubeconform_knows_every_field(all_rendered):
     print("   ", done.stdout.strip().splitlines()[-1])
 
 
+def make_namespaces(all_rendered):
+    """The release's, and those of reservations."""
+    for namespace in {r["metadata"]["namespace"] for rendered in all_rendered for r in rendered.of("Role")}:
+        run("kubectl", "create", "namespace", namespace, "--save-config", ok=False)
+
+
 def the_api_server_takes_every_object(all_rendered):
-    run("kubectl", "create", "namespace", NAMESPACE)
+    make_namespaces(all_rendered)
     for rendered in all_rendered:
         if rendered.version != LATEST:
             continue
@@ -631,18 +650,24 @@ def an_upgrade_changes_objects_and_makes_none_anew(_):
 
 def programs_have_the_rights_they_use(all_rendered):
     """As their own accounts, by the API server's word."""
-    rendered = next(r for r in all_rendered if r.values == "defaults" and r.version == LATEST)
+    make_namespaces(all_rendered)
+    rendered = next(r for r in all_rendered if r.values == "doors" and r.version == LATEST)
     roles = [o for o in rendered.objects if o["kind"] in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")]
     file = WORK / "roles.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": roles}))
     run("kubectl", "apply", "-f", file)
+    # Without its definition kubectl does not know which group a kind is of.
+    run("kubectl", "apply", "--server-side", "-f", CHART / "files/hcs-crds.yaml")
+    run("kubectl", "wait", "--for=condition=Established", "--timeout=60s", "crd/computequotas.hcs.io")
     may = {
-        "scheduler": ["list nodes", "watch pods", "create pods/binding -n default", "patch pods -n default", "patch pods/status -n default", f"get leases/hami-scheduler -n {NAMESPACE}", f"update leases/hami-scheduler -n {NAMESPACE}", "create events -n default"],
+        "scheduler": ["list nodes", "watch pods", "create pods/binding -n default", "patch pods -n default", "patch pods/status -n default", "watch computequotas.hcs.io", "list leases -n gpu-claims", f"get leases/hami-scheduler -n {NAMESPACE}", f"update leases/hami-scheduler -n {NAMESPACE}", "create events -n default"],
         "webhook": ["patch mutatingwebhookconfigurations/vgpu-webhook", "get clusterroles/vgpu-webhook", f"patch secrets/vgpu-webhook-ca -n {NAMESPACE}", "watch resourcequotas"],
+        "assigner": ["list nodes", "watch pods", "create leases -n gpu-claims", "delete leases -n gpu-claims"],
         "monitor": ["get pods -n default", "patch nodes", "create events -n default", f"patch leases -n {NAMESPACE}"],
     }
     may_not = {
-        "scheduler": ["get secrets -n default", "create pods -n default", f"update leases/other -n {NAMESPACE}", "patch deployments -n default"],
+        "scheduler": ["get secrets -n default", f"update leases/other -n {NAMESPACE}", "patch deployments -n default"],
+        "assigner": ["create leases -n default", "patch pods -n default", "get secrets -n default"],
         "webhook": ["patch mutatingwebhookconfigurations/other", f"get secrets/other -n {NAMESPACE}", "list pods", "update clusterroles/vgpu-webhook"],
         "monitor": ["delete pods -n default", "create pods/eviction -n default", "get secrets -n default", "update nodes/status", "list configmaps -n default", "delete nodes"],
     }

@@ -29,11 +29,17 @@ RBAC = {
     # Only with assigner.enabled, in the namespace of the reservations.
     ("Role", "claims"): rights(("coordination.k8s.io", "leases", "get list watch", False)),
     ("Role", "assigner"): rights(("coordination.k8s.io", "leases", "get list watch create update patch delete", False)),
-    ("ClusterRole", "assigner"): rights(("", "pods nodes resourcequotas", "get list watch", False)),
+    ("ClusterRole", "assigner"): rights(
+        ("", "pods nodes resourcequotas", "get list watch", False),
+        # Only with hcs.enabled.
+        ("hcs.io", "computequotas", "get list watch", False),
+    ),
     ("ClusterRole", "webhook"): rights(
         ("admissionregistration.k8s.io", "mutatingwebhookconfigurations validatingwebhookconfigurations", "create get list watch patch", True),
         ("rbac.authorization.k8s.io", "clusterroles", "get", True),
         ("", "resourcequotas", "list watch", False),
+        # Only with hcs.enabled.
+        ("hcs.io", "computequotas", "list watch", False),
     ),
     ("Role", "webhook"): rights(
         ("", "secrets", "create get list watch patch", True),
@@ -88,6 +94,8 @@ REFUSED = [
     (["--set", "resourceName=gpu"], "resourceName"),
     (["--set", "priorityClass.value=2000000000"], "priorityClass/value"),
     (["--set", "nothing=1"], "nothing"),
+    (["--set", "scheduler.gpuPage.enabled=true"], "needs scheduler.gpuPage.tokenSecretName"),
+    (["--set", "scheduler.gpuPage.monitors={a}"], "gpuPage/monitors"),
     (["--set", "assigner.enabled=true"], "needs assigner.tlsSecretName"),
     (["--set", "assigner.enabled=true,assigner.tlsSecretName=t"], "needs assigner.caBundle"),
     (["--set", "assigner.enabled=true,assigner.tlsSecretName=t,assigner.caBundle=Q0E=,scheduler.enabled=false"], "needs scheduler.enabled"),

@@ -230,6 +230,9 @@ topologySpreadConstraints:
 {{- if and .Values.deviceConfig.content .Values.deviceConfig.overrides -}}
 {{- fail "deviceConfig: give content (a whole file) or overrides (parts of the standard one), not both" -}}
 {{- end -}}
+{{- if and .Values.scheduler.gpuPage.enabled (not .Values.scheduler.gpuPage.tokenSecretName) -}}
+{{- fail "scheduler.gpuPage.enabled needs scheduler.gpuPage.tokenSecretName, a Secret with the token that readers are asked for: the page shows what every namespace holds" -}}
+{{- end -}}
 {{- if and .Values.assigner.enabled (not .Values.assigner.tlsSecretName) -}}
 {{- fail "assigner.enabled needs assigner.tlsSecretName, a Secret with tls.crt and tls.key: the API server asks over HTTPS" -}}
 {{- end -}}

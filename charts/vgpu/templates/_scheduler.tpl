@@ -17,3 +17,13 @@
 {{- define "vgpu.schedulerPort" -}}
 {{- regexFind "[0-9]+$" .Values.scheduler.metricsBindAddress -}}
 {{- end -}}
+
+{{/* Node monitors that the GPU page asks: those that are given, or this release's, by the headless Service of the agents. */}}
+{{- define "vgpu.gpuPageMonitors" -}}
+{{- $agent := .Values.devicePlugin -}}
+{{- if .Values.scheduler.gpuPage.monitors -}}
+{{- join "," .Values.scheduler.gpuPage.monitors -}}
+{{- else if and $agent.enabled $agent.monitor.enabled -}}
+{{- printf "%s-monitor.%s.svc:%v" (include "vgpu.fullname" .) (include "vgpu.namespace" .) $agent.monitor.port -}}
+{{- end -}}
+{{- end -}}
