@@ -230,17 +230,17 @@ impl Meters {
         self.traces.register(&mut registry);
         registry.register(
             "vgpu_scheduler_request_duration_seconds",
-            "Time from a decoded request to its answer",
+            "Duration from a decoded request to its answer, in seconds",
             self.requests.clone(),
         );
         registry.register(
             "vgpu_scheduler_reservations_expired",
-            "Reservations dropped because no binding came",
+            "Reservations dropped because no binding came in time",
             self.expired.clone(),
         );
         registry.register(
             "vgpu_scheduler_reservations_given_back",
-            "Reservations dropped because their pod was not scheduled or is gone",
+            "Reservations dropped before binding because the pod was not scheduled or was deleted",
             self.given_back.clone(),
         );
         let mut text = String::new();

@@ -37,7 +37,7 @@ pub struct Gpu {
     pub uuid: String,
     /// Its model, without the vendor.
     pub model: String,
-    /// Used memory, bytes, whoever uses it.
+    /// Used memory, bytes, by all processes.
     pub used_bytes: u64,
     /// Busy part of the last sample period, percent.
     pub utilization_percent: Option<u32>,
@@ -97,7 +97,7 @@ pub struct Device {
     pub utilization_percent: Option<f64>,
     /// Since a launch was last seen; nothing where none ever was.
     pub since_launch: Option<Duration>,
-    /// What the driver holds for the container and nobody charged, bytes; nothing where the driver
+    /// Memory that the driver holds for the container and that is not charged, bytes; nothing if the driver
     /// was not asked.
     pub unaccounted_bytes: Option<u64>,
     /// More is used than the limit allows.
@@ -120,7 +120,7 @@ pub struct Compute {
     pub floor: Option<f64>,
     /// What the arbiter grants; nothing without one.
     pub granted: Option<f64>,
-    /// What it used in the last second; nothing where nobody knows.
+    /// What it used in the last second; nothing if unknown.
     pub used: Option<f64>,
     /// It waits for its turn on a device whose memory does not hold all at once.
     pub waits_for_turn: bool,
@@ -208,7 +208,7 @@ fn gpus(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     out.gauge(
         "hami_host_gpu_memory_used",
         BYTES,
-        "Used memory of a GPU by all processes and the driver in bytes",
+        "GPU memory in use by all processes and the driver, in bytes",
         shown
             .gpus
             .iter()
@@ -217,7 +217,7 @@ fn gpus(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     out.gauge(
         "hami_host_gpu_utilization_ratio",
         None,
-        "Busy part of a GPU's last sample period (0-100)",
+        "Percentage of the driver's last sample period in which the GPU was busy (0-100)",
         shown.gpus.iter().filter_map(|gpu| {
             Some((
                 gpu_labels(Some(&shown.node), gpu),
@@ -228,7 +228,7 @@ fn gpus(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     out.gauge(
         "hami_host_gpu_memory_controller_utilization_ratio",
         None,
-        "Part of a GPU's last sample period in which its memory was read or written (0-100)",
+        "Percentage of the driver's last sample period in which GPU memory was read or written (0-100)",
         shown.gpus.iter().filter_map(|gpu| {
             Some((
                 gpu_labels(None, gpu),
@@ -252,51 +252,51 @@ fn containers(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     };
     bytes(
         "hami_vgpu_memory_used",
-        "Memory of a container's device that is charged in bytes",
+        "Device memory charged to the container, in bytes",
         &|d| d.used_bytes,
     )?;
     bytes(
         "hami_container_device_memory",
-        "Memory of a container's device that is charged in bytes (as hami_vgpu_memory_used_bytes)",
+        "Device memory charged to the container, in bytes (same value as hami_vgpu_memory_used_bytes)",
         &|d| d.used_bytes,
     )?;
     bytes(
         "hami_vgpu_memory_context",
-        "Memory of a container's device that contexts take in bytes",
+        "Device memory charged to the container for CUDA contexts, in bytes",
         &|d| d.context_bytes,
     )?;
     bytes(
         "hami_vgpu_memory_module",
-        "Memory of a container's device that modules take in bytes",
+        "Device memory charged to the container for loaded modules, in bytes",
         &|d| d.module_bytes,
     )?;
     bytes(
         "hami_vgpu_memory_buffer",
-        "Memory of a container's device that buffers and shared objects take in bytes",
+        "Device memory charged to the container for buffers and for objects shared between processes, in bytes",
         &|d| d.buffer_bytes,
     )?;
     out.gauge(
         "hami_vgpu_memory_limit",
         BYTES,
-        "Memory of a container's device that may be used in bytes (without a limit: the card's)",
+        "Memory limit of the container on the device, in bytes (the device's memory where no limit is set)",
         every().filter_map(|(labels, d)| Some((labels, d.limit_bytes?.into()))),
     )?;
     out.gauge(
         "hami_container_device_utilization_ratio",
         None,
-        "Busy part of a container's device, summed over its processes (0-100, may exceed 100)",
+        "Device utilization by the container, in percent, summed over its processes (may exceed 100)",
         every().filter_map(|(labels, d)| Some((labels, d.utilization_percent?.into()))),
     )?;
     out.gauge(
         "hami_container_last_kernel_elapsed",
         Some(Unit::Seconds),
-        "Time since a launch of a container was last seen on a device in seconds",
+        "Seconds since the container's last observed launch on the device",
         every().filter_map(|(labels, d)| Some((labels, d.since_launch?.as_secs_f64().into()))),
     )?;
     out.gauge(
         "hami_mig_device_info",
         None,
-        "The MIG instance that a container's device is",
+        "MIG instance that the container uses as this device; always 1",
         every().filter_map(|(mut labels, d)| {
             let instance = d.instance.as_ref()?;
             let (gpu, compute) = ids(instance);
@@ -312,8 +312,7 @@ fn containers(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
 }
 
 fn build(out: &mut Out<'_>) -> fmt::Result {
-    // go_version and compiler are there because HAMi's series has them and somebody may group by
-    // them.
+    // HAMi's series has go_version and compiler, and a query may group by them.
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
@@ -339,7 +338,7 @@ fn build(out: &mut Out<'_>) -> fmt::Result {
     out.gauge(
         "hami_build_info",
         None,
-        "What was built",
+        "Build information of the program; always 1",
         [(labels, 1_u64.into())],
     )
 }
@@ -356,22 +355,22 @@ fn ours(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     };
     out.counter(
         "vgpu_container_oom",
-        "Refusals for want of memory that left a record",
+        "Allocations refused because the memory limit was reached, as recorded in the region",
         whole().map(|(labels, c)| (labels, c.ooms)),
     )?;
     out.counter(
         "vgpu_container_refused_calls",
-        "Calls that were refused instead of passed to the driver",
+        "Driver calls that the library refused instead of passing on",
         whole().map(|(labels, c)| (labels, c.refused)),
     )?;
     out.counter(
         "vgpu_container_waits_expired",
-        "Bounded waits for another process of the container that ran out",
+        "Waits for another process of the container that timed out (100 ms)",
         whole().map(|(labels, c)| (labels, c.waits_expired)),
     )?;
     out.counter(
         "vgpu_container_hook_calls",
-        "Driver calls that passed through the library, by group",
+        "Driver calls that the library intercepted, by group",
         whole().flat_map(|(labels, c)| {
             c.hook_calls.iter().map(move |(group, calls)| {
                 let mut labels = labels.clone();
@@ -383,25 +382,25 @@ fn ours(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     out.gauge(
         "vgpu_container_processes",
         None,
-        "Living processes of a container that have touched a device",
+        "Running processes of the container that have used a device",
         whole().map(|(labels, c)| (labels, c.processes.into())),
     )?;
     out.gauge(
         "vgpu_container_unaccounted",
         BYTES,
-        "Memory that the driver holds for a container and nobody charged in bytes",
+        "Device memory that the driver reports for the container's processes and that is not charged to the container, in bytes",
         every().filter_map(|(labels, d)| Some((labels, d.unaccounted_bytes?.into()))),
     )?;
     out.gauge(
         "vgpu_container_ended",
         BYTES,
-        "Memory of a container's device that is still charged for ended processes in bytes",
+        "Device memory still charged to the container for processes that have ended, in bytes",
         every().map(|(labels, d)| (labels, d.ended_bytes.into())),
     )?;
     out.gauge(
         "vgpu_container_pending_shrink",
         None,
-        "1 where more is used than the limit allows, so that nothing new is granted",
+        "1 while the container uses more memory than its limit, so that every new allocation is refused",
         every().map(|(labels, d)| (labels, u64::from(d.pending_shrink).into())),
     )
 }
@@ -416,28 +415,28 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     };
     share(
         "vgpu_container_compute_asked_ratio",
-        "The most of a device's time that a container may have (0-1; without a limit 1)",
+        "Compute cap: the largest part of the device's time that the container may use (0-1; 1 without a cap)",
         &|c| c.asked,
     )?;
     share(
         "vgpu_container_compute_floor_ratio",
-        "Part of a device's time that a container gets whenever it wants it (0-1)",
+        "Compute floor: the part of the device's time that is guaranteed to the container (0-1)",
         &|c| c.floor,
     )?;
     share(
         "vgpu_container_compute_granted_ratio",
-        "Part of a device's time that the arbiter grants a container now (0-1)",
+        "Part of the device's time that the arbiter currently grants to the container (0-1)",
         &|c| c.granted,
     )?;
     share(
         "vgpu_container_compute_used_ratio",
-        "Part of a device's time that a container used in the last second (0-1)",
+        "Part of the device's time that the container used in the last second (0-1)",
         &|c| c.used,
     )?;
     out.gauge(
         "vgpu_container_compute_waits_for_turn",
         None,
-        "1 where a container that oversubscribes waits for its turn on a device",
+        "1 while a container with oversubscribed memory waits for its turn on the device",
         every().filter_map(|(labels, d)| {
             d.oversubscribed_bytes?;
             Some((labels, u64::from(d.compute.waits_for_turn).into()))
@@ -453,12 +452,12 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     };
     seconds(
         "vgpu_container_compute_busy_seconds",
-        "Time of a device that a container was charged for in seconds",
+        "Device time charged to the container, in seconds",
         &|work| work.busy,
     )?;
     seconds(
         "vgpu_container_compute_throttled_seconds",
-        "Time that launches of a container have waited for its share, over all threads, in seconds",
+        "Time that the container's launches spent waiting for compute share, summed over threads, in seconds",
         &|work| work.throttled,
     )?;
     let mut count = |name, help, value: &dyn Fn(&Work) -> u64| {
@@ -471,44 +470,44 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     };
     count(
         "vgpu_container_compute_waits",
-        "Launches of a container that had to wait for its share",
+        "Launches of the container that had to wait for compute share",
         &|work| work.waits,
     )?;
     count(
         "vgpu_container_kernel_launches",
-        "Kernels that a container has launched",
+        "Kernels launched by the container",
         &|work| work.kernels,
     )?;
     count(
         "vgpu_container_graph_launches",
-        "Graphs that a container has launched",
+        "CUDA graphs launched by the container",
         &|work| work.graphs,
     )?;
     count(
         "vgpu_container_copies",
-        "Copies and fills that a container has put into streams",
+        "Copies and fills enqueued by the container",
         &|work| work.copies,
     )?;
     count(
         "vgpu_container_copied_bytes",
-        "Bytes that the copies and fills of a container were of",
+        "Bytes copied or filled by the container",
         &|work| work.copied_bytes,
     )?;
     count(
         "vgpu_container_host_functions",
-        "Host functions that a container has put into streams",
+        "Host functions enqueued by the container",
         &|work| work.host_functions,
     )?;
     out.gauge(
         "vgpu_container_last_launch_elapsed",
         Some(Unit::Seconds),
-        "Time since the last launch of a container on a device in seconds",
+        "Seconds since the container's last launch on the device",
         every().filter_map(|(labels, d)| Some((labels, d.since_launch?.as_secs_f64().into()))),
     )?;
     out.gauge(
         "vgpu_container_oversubscribed",
         BYTES,
-        "Memory of a container past its share of a device, which the driver pages, in bytes",
+        "Managed memory of the container beyond its share of the device, which the driver pages, in bytes",
         every().filter_map(|(labels, d)| Some((labels, d.oversubscribed_bytes?.into()))),
     )?;
     let whole = || {
@@ -520,13 +519,13 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     out.gauge(
         "vgpu_container_priority",
         None,
-        "Priority of a container, 0 is the highest",
+        "Priority of the container; 0 is the highest",
         whole().map(|(labels, c)| (labels, c.priority.into())),
     )?;
     out.gauge(
         "vgpu_container_compute_policy_info",
         None,
-        "When the compute limits of a container count",
+        "Compute policy of the container: when its compute limits are enforced; always 1",
         whole()
             .filter(|(_, c)| !c.policy.is_empty())
             .map(|(mut labels, c)| {
@@ -537,7 +536,7 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     out.gauge(
         "vgpu_container_arbiter_heartbeat_age",
         Some(Unit::Seconds),
-        "Time since the compute arbiter last served a container in seconds",
+        "Seconds since the compute arbiter last served the container",
         whole().filter_map(|(labels, c)| Some((labels, c.arbiter_age?.as_secs_f64().into()))),
     )
 }
@@ -549,18 +548,18 @@ fn look(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     out.gauge(
         "vgpu_monitor_root_readable",
         None,
-        "1 where the directory of the containers could be read",
+        "1 if the directory that holds the containers' instances could be read",
         one(u64::from(look.root_readable).into()),
     )?;
     out.gauge(
         "vgpu_monitor_broken_regions",
         None,
-        "Directories that look like containers and could not be shown at this scrape",
+        "Container directories that could not be shown in this scrape",
         one(look.broken.into()),
     )?;
     out.counter(
         "vgpu_monitor_skipped",
-        "What was left out of scrapes since the agent started, by reason",
+        "Containers left out of scrapes since the agent started, by reason",
         look.skipped
             .iter()
             .map(|(reason, count)| ([labels(), vec![("reason", text(reason))]].concat(), *count)),
@@ -568,13 +567,13 @@ fn look(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     out.gauge(
         "vgpu_monitor_nvml_up",
         None,
-        "1 where the NVIDIA driver answered",
+        "1 if the NVIDIA driver answered",
         look.nvml_up.map(|up| (labels(), u64::from(up).into())),
     )?;
     out.gauge(
         "vgpu_monitor_gpu_faults",
         None,
-        "GPUs that did not answer",
+        "GPUs that did not answer although the driver did",
         look.nvml_up.map(|_| (labels(), look.gpu_faults.into())),
     )?;
     let arbiter = |value: &dyn Fn(&Status) -> u64| {
@@ -584,30 +583,30 @@ fn look(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
     out.gauge(
         "vgpu_monitor_arbiter_leads",
         None,
-        "1 where this agent is the node's compute arbiter",
+        "1 if this agent is the node's compute arbiter",
         arbiter(&|status| status.leads.into()),
     )?;
     out.gauge(
         "vgpu_monitor_arbiter_served",
         None,
-        "Containers that the compute arbiter of this agent serves",
+        "Containers that this agent's compute arbiter serves",
         arbiter(&|status| status.served),
     )?;
     out.gauge(
         "vgpu_monitor_arbiter_failed",
         None,
-        "Containers that the compute arbiter of this agent could not read or write at its last tick",
+        "Containers that this agent's compute arbiter could not read or write at its last tick",
         arbiter(&|status| status.failed),
     )?;
     out.counter(
         "vgpu_monitor_arbiter_ticks",
-        "How often the compute arbiter of this agent has looked",
+        "Ticks of this agent's compute arbiter since the agent started",
         look.arbiter.map(|status| (labels(), status.ticks)),
     )?;
     out.gauge(
         "vgpu_monitor_scrape_duration",
         Some(Unit::Seconds),
-        "What reading the containers and the GPUs took in seconds",
+        "Time spent reading the containers and the GPUs for this scrape, in seconds",
         one(look.took.as_secs_f64().into()),
     )
 }

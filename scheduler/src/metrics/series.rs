@@ -41,49 +41,49 @@ const OF_DEVICE: [OfDevice; 7] = [
     OfDevice {
         name: "hami_gpu_memory_limit_bytes",
         legacy: "GPUDeviceMemoryLimit",
-        help: "Memory of a device that may be promised",
+        help: "Allocatable memory of the device, in bytes",
         more: More::Type,
         value: |device| Value::Whole(device.device().memory_bytes),
     },
     OfDevice {
         name: "hami_gpu_core_limit_ratio",
         legacy: "GPUDeviceCoreLimit",
-        help: "Compute of a device that may be promised, in its own unit (0-100 for NVIDIA)",
+        help: "Allocatable compute of the device, in the vendor's unit (0-100 for NVIDIA)",
         more: More::Type,
         value: |device| Value::Whole(device.device().cores.into()),
     },
     OfDevice {
         name: "hami_gpu_core_allocated_ratio",
         legacy: "GPUDeviceCoreAllocated",
-        help: "Compute of a device that is promised, in its own unit (0-100 for NVIDIA)",
+        help: "Allocated compute of the device, in the vendor's unit (0-100 for NVIDIA)",
         more: More::Type,
         value: |device| Value::Whole(device.used().cores.into()),
     },
     OfDevice {
         name: "hami_gpu_shared_count",
         legacy: "GPUDeviceSharedNum",
-        help: "Slots of a device that are taken",
+        help: "Allocated slots of the device",
         more: More::Type,
         value: |device| Value::Whole(device.used().slots.into()),
     },
     OfDevice {
         name: "hami_gpu_memory_allocated_bytes",
         legacy: "GPUDeviceMemoryAllocated",
-        help: "Memory of a device that is promised",
+        help: "Allocated memory of the device, in bytes",
         more: More::TypeCores,
         value: |device| Value::Whole(device.used().memory_bytes),
     },
     OfDevice {
         name: "hami_node_gpu_overview",
         legacy: "nodeGPUOverview",
-        help: "Memory of a device that is promised, with what it has as labels (device_memory_limit in MiB)",
+        help: "Allocated memory of the device, in bytes, with its capacity as labels (device_memory_limit in MiB)",
         more: More::TypeCoresMemory,
         value: |device| Value::Whole(device.used().memory_bytes),
     },
     OfDevice {
         name: "hami_node_gpu_memory_allocated_ratio",
         legacy: "nodeGPUMemoryPercentage",
-        help: "Part of a device's memory that is promised (0-1)",
+        help: "Allocated part of the device's memory (0-1)",
         more: More::Nothing,
         value: |device| match device.device().memory_bytes {
             0 => Value::None,
@@ -196,7 +196,10 @@ fn instances<S: FnMut(Piece) -> fmt::Result>(
         } else {
             ("hami_node_gpu_mig_instance_info", &PRESENT)
         };
-        page.family(name, "A MIG instance that is promised, and where it lies")?;
+        page.family(
+            name,
+            "Allocated MIG instance and its position on the GPU; always 1",
+        )?;
         for node in snapshot.cluster.nodes() {
             for view in node.devices() {
                 for instance in view.instances() {
@@ -261,9 +264,9 @@ fn shares<S: FnMut(Piece) -> fmt::Result>(
         page.family(
             name,
             if memory {
-                "Memory of a device that is promised to a container"
+                "Device memory allocated to the container, in bytes"
             } else {
-                "Compute of a device that is promised to a container, in the device's unit (0-100 for NVIDIA)"
+                "Device compute allocated to the container, in the vendor's unit (0-100 for NVIDIA)"
             },
         )?;
         let words = if older {
@@ -343,7 +346,7 @@ fn quotas<S: FnMut(Piece) -> fmt::Result>(
     lines.sort_unstable();
     page.family(
         "hami_resource_quota_limit",
-        "What a namespace's pods may hold of a resource, memory in MiB",
+        "Quota of the namespace for the resource (memory in MiB)",
     )?;
     for (namespace, resource, limit, _) in &lines {
         page.sample("hami_resource_quota_limit", *limit, |labels| {
@@ -362,7 +365,7 @@ fn quotas<S: FnMut(Piece) -> fmt::Result>(
         }
         page.family(
             name,
-            "What a namespace's pods hold of a resource, memory in MiB",
+            "Amount of the resource that the namespace's pods hold (memory in MiB)",
         )?;
         for (namespace, resource, limit, used) in &lines {
             page.sample(name, *used, |labels| {
@@ -381,7 +384,10 @@ fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
     format: Format,
     page: &mut Page<S>,
 ) -> fmt::Result {
-    page.family("hami_build_info", "The program")?;
+    page.family(
+        "hami_build_info",
+        "Build information of the program; always 1",
+    )?;
     page.sample("hami_build_info", 1, |labels| {
         labels
             .text("version", env!("CARGO_PKG_VERSION"))
@@ -409,12 +415,12 @@ fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
     let gauges: [(&str, &str, u64); 8] = [
         (
             "vgpu_scheduler_answers",
-            "Whether this replica answers (0 or 1)",
+            "1 if this replica answers requests",
             snapshot.answers.into(),
         ),
         (
             "vgpu_scheduler_synced",
-            "Whether the view of the cluster is complete (0 or 1)",
+            "1 if all nodes and pods of the cluster have been read",
             snapshot.synced.into(),
         ),
         (
@@ -424,27 +430,27 @@ fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
         ),
         (
             "vgpu_scheduler_broken_nodes",
-            "Nodes with something that cannot be read",
+            "Nodes with an annotation that cannot be parsed",
             snapshot.broken_nodes,
         ),
         (
             "vgpu_scheduler_broken_pods",
-            "Pods with something that cannot be read",
+            "Pods with an annotation that cannot be parsed",
             snapshot.broken_pods,
         ),
         (
             "vgpu_scheduler_reservations",
-            "Pods that hold devices, or for which some are reserved",
+            "Pods that hold or have reserved devices",
             count(reservations),
         ),
         (
             "vgpu_scheduler_reservations_unconfirmed",
-            "Reservations that no binding has confirmed yet",
+            "Reservations not yet confirmed by a binding",
             snapshot.unconfirmed,
         ),
         (
             "vgpu_scheduler_events_waiting",
-            "Events that wait to be written",
+            "Events waiting to be written",
             snapshot.events.waiting,
         ),
     ];
@@ -454,7 +460,7 @@ fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
     }
     page.family(
         "vgpu_scheduler_pending_pods",
-        "Pods that asked for devices and got none, by the most frequent reason",
+        "Pending pods that requested devices and got none, by the reason that most nodes gave",
     )?;
     for (reason, pods) in &snapshot.pending {
         page.sample("vgpu_scheduler_pending_pods", pods, |labels| {
@@ -471,7 +477,7 @@ fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
     ];
     page.counter(
         "vgpu_scheduler_events",
-        "What became of events: written, said again before they were, lost, left out for their object has said enough, refused",
+        "Events by result: sent to the API server, merged with a waiting one, dropped, limited by the object's rate, refused by the API server",
         format,
     )?;
     for (result, value) in results {
@@ -481,7 +487,7 @@ fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
     }
     page.counter(
         "vgpu_scheduler_wakeups",
-        "Times that kube-scheduler was made to look at pending pods again",
+        "Times that kube-scheduler was made to retry pending pods",
         format,
     )?;
     page.sample("vgpu_scheduler_wakeups_total", snapshot.woken, |_| {})

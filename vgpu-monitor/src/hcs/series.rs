@@ -55,12 +55,12 @@ impl Collector for Series {
         for (name, help, value) in [
             (
                 "vgpu_plugin_hcs_writes",
-                "Writes of the node's ComputeNode and ComputeTopology",
+                "Successful writes of the node's ComputeNode and ComputeTopology objects",
                 &self.0.writes,
             ),
             (
                 "vgpu_plugin_hcs_failures",
-                "Times that the node's ComputeNode or ComputeTopology could not be written",
+                "Failed writes of the node's ComputeNode or ComputeTopology object",
                 &self.0.failures,
             ),
         ] {
@@ -71,7 +71,7 @@ impl Collector for Series {
         let reported = ConstGauge::new(self.0.reported.load(Ordering::Relaxed));
         let mut family = encoder.encode_descriptor(
             "vgpu_plugin_hcs_reported_timestamp_seconds",
-            "When the node's ComputeNode was last written; 0 where it never was",
+            "Unix time at which the node's ComputeNode was last known to be up to date; 0 if it never was",
             None,
             MetricType::Gauge,
         )?;

@@ -27,7 +27,7 @@ impl prometheus_client::collector::Collector for Collector {
         gauge(
             &mut out,
             "vgpu_gpu_healthy",
-            "1 where a GPU takes new pods as far as its health goes",
+            "1 if the GPU is healthy enough to take new pods",
             cards.iter().map(|card| {
                 let mut labels = self.labels(card);
                 labels.push(("device_index", Cow::Owned(card.known.index.to_string())));
@@ -38,7 +38,7 @@ impl prometheus_client::collector::Collector for Collector {
         gauge(
             &mut out,
             "vgpu_gpu_sick_info",
-            "Why a GPU takes no new pods, and whether it may recover by itself",
+            "Reason why the GPU takes no new pods, and whether a probe may find it healthy again; always 1",
             cards.iter().filter_map(|card| {
                 let sick = card.sick.as_ref()?;
                 let mut labels = self.labels(card);
@@ -50,7 +50,7 @@ impl prometheus_client::collector::Collector for Collector {
         gauge(
             &mut out,
             "vgpu_gpu_warning",
-            "1 for what a GPU warns of without being sick: remap_pending, pages_pending",
+            "Warning of a GPU that is still healthy, by kind (remap_pending, pages_pending); always 1",
             cards.iter().flat_map(|card| {
                 card.warnings.iter().map(|kind| {
                     let mut labels = self.labels(card);
@@ -62,7 +62,7 @@ impl prometheus_client::collector::Collector for Collector {
         counter(
             &mut out,
             "vgpu_gpu_recoveries",
-            "How often a sick GPU was found well again since the agent started",
+            "Times that the GPU became healthy again since the agent started",
             cards
                 .iter()
                 .map(|card| (self.labels(card), card.recoveries)),
@@ -70,7 +70,7 @@ impl prometheus_client::collector::Collector for Collector {
         counter(
             &mut out,
             "vgpu_gpu_xid",
-            "XIDs that a GPU has met since the agent started, by number and by whose fault it is",
+            "XID errors of the GPU since the agent started, by number and by kind (application, hardware, transient)",
             figures.xids.iter().map(|((uuid, number), count)| {
                 let labels = vec![
                     ("node", Cow::Borrowed(self.node.as_str())),
@@ -84,7 +84,7 @@ impl prometheus_client::collector::Collector for Collector {
         gauge(
             &mut out,
             "vgpu_gpu_driver_up",
-            "1 where the NVIDIA driver answers the health check",
+            "1 if the NVIDIA driver answers the health check",
             [(
                 vec![("node", Cow::Borrowed(self.node.as_str()))],
                 u64::from(figures.driver_up),
