@@ -1,9 +1,8 @@
-//! The compute arbiter of this node, on a thread of its own: every container below the root gets its
-//! share from it. Who decides is `supervisor`; here is the thread, its clock, and the driver that it
-//! asks.
+//! The compute arbiter of this node, on a thread of its own: it publishes a share for every container below
+//! the root. `supervisor` decides; this module has the thread, its clock, and the driver handle.
 //!
-//! Never waits for a scrape, and no scrape waits for it: a driver that hangs lets the arbiter's
-//! heartbeat grow old, and another process of the board takes over.
+//! Never waits for a scrape, and no scrape waits for it. If the driver hangs, the arbiter's heartbeat grows
+//! old, and another process of the board takes over.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -116,7 +116,7 @@ fn host_name() -> String {
 }
 
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
-    // HAMi's agent takes ":9394", and so do people who come from there.
+    // HAMi's agent accepts ":9394", and its users expect that.
     let port = text
         .strip_prefix(':')
         .and_then(|port| port.parse::<u16>().ok());

@@ -1,6 +1,7 @@
-//! Which processes of the node hold a GPU without our library, or with another's limits; and what of a GPU's memory
-//! nobody charged. A thread of its own looks, judges and tells; nobody waits for it. Never stops a process by itself:
-//! with `--attest=evict` it asks the API server to evict a pod.
+//! Finds processes of the node that hold a GPU without our library or with another container's limits, and
+//! GPU memory that is not charged to any container. A thread of its own looks, judges and reports, and no
+//! other thread waits for it. Never stops a process by itself: with `--attest=evict` it asks the API server
+//! to evict a pod.
 
 pub mod args;
 
@@ -8,7 +9,7 @@ pub mod cluster;
 
 pub mod look;
 
-pub mod place;
+pub mod cgroup;
 
 pub mod series;
 
@@ -37,10 +38,10 @@ use crate::reconcile::{self, Owners, Standing};
 use args::{Flags, Mode};
 use cluster::Cluster;
 use look::{Eyes, FileId, Ours, file_id};
-use series::{Picture, Row, Whose};
+use series::{Owner, Picture, Row};
 use tell::{Policy, Teller};
-use verdict::{Ground, Known, Verdict};
-use watch::{Holder, Pace, Watch};
+use verdict::{Ground, ManagedContainer, Verdict};
+use watch::{GpuHolder, Pace, Watch};
 
 /// What attestation needs to know.
 #[derive(Debug, Clone)]
@@ -57,7 +58,7 @@ pub struct Settings {
     pub proc: PathBuf,
     /// What the path of a GPU device begins with.
     pub devices: String,
-    /// Namespaces whose pods may hold GPUs as they like.
+    /// Namespaces owner pods may hold GPUs as they like.
     pub exempt_namespaces: BTreeSet<String>,
     /// Programs that may do so outside of pods.
     pub exempt_programs: BTreeSet<String>,
@@ -109,8 +110,8 @@ pub struct Attestation {
 }
 
 impl Attestation {
-    /// Starts it. Without an asker the driver is not asked: then nothing is reconciled, and who hides from `/proc` is
-    /// not seen.
+    /// Starts the thread. Without an asker the driver is not queried: memory is then not reconciled, and a
+    /// process that hides from `/proc` is not found.
     ///
     /// # Errors
     /// The system gives no thread.
@@ -168,7 +169,7 @@ impl prometheus_client::collector::Collector for Collector {
 /// Files and containers of ours are looked for this often.
 const OURS_EVERY: Duration = Duration::from_secs(5);
 
-/// Whose name is not known after this is told without.
+/// After this delay a process is reported without the name of its pod.
 const NAMED_WITHIN: Duration = Duration::from_secs(60);
 
 struct Looker {
@@ -211,7 +212,7 @@ impl Looker {
             ours: Ours::default(),
             libraries: HashMap::new(),
             ground,
-            own_pod: place::of(&own).map(|place| place.pod_uid),
+            own_pod: cgroup::of(&own).map(|place| place.pod_uid),
             device: None,
             ours_at: None,
             driver_at: None,
@@ -268,7 +269,7 @@ impl Looker {
         self.picture(owners, now)
     }
 
-    /// The files that are ours: libraries, limits, regions; and whose containers they are.
+    /// The files that are ours: libraries, limits, regions; and owner containers they are.
     fn read_ours(&mut self) {
         for entry in fs::read_dir(&self.settings.libraries)
             .into_iter()
@@ -295,15 +296,15 @@ impl Looker {
             libraries: self.libraries.clone(),
             ..Ours::default()
         };
-        let mut containers: HashMap<PathBuf, Known> = HashMap::new();
+        let mut containers: HashMap<PathBuf, ManagedContainer> = HashMap::new();
         let our_uid = nix::unistd::geteuid().as_raw();
         let scan = instance::scan(&self.settings.root, &mut |instance| {
             let path = instance.path().to_owned();
-            let mut known = Known {
+            let mut known = ManagedContainer {
                 path: path.clone(),
-                ..Known::default()
+                ..ManagedContainer::default()
             };
-            // Whose pod it is, is believed where root or we wrote it.
+            // Owner pod it is, is believed where root or we wrote it.
             if instance.owner() == 0 || instance.owner() == our_uid {
                 let labels = instance.labels().unwrap_or_default();
                 known.namespace = labels.namespace;
@@ -368,7 +369,7 @@ impl Looker {
         }
     }
 
-    fn is_own(&self, holder: &Holder) -> bool {
+    fn is_own(&self, holder: &GpuHolder) -> bool {
         let place = holder.facts.place.as_ref();
         place.is_some_and(|place| Some(&place.pod_uid) == self.own_pod.as_ref())
     }
@@ -376,7 +377,7 @@ impl Looker {
     fn tell(&mut self, now: Instant) {
         let mut unknown = false;
         let hidden = self.watch.hidden(now);
-        let bad: Vec<Holder> = self
+        let bad: Vec<GpuHolder> = self
             .watch
             .holders()
             .filter(|holder| holder.confirmed && !self.is_own(holder))
@@ -389,7 +390,8 @@ impl Looker {
                 && !self.ground.pods.contains_key(&place.pod_uid)
             {
                 unknown = true;
-                // Told later with its name and its namespace's exemption; where nobody can name it, without.
+                // Reported later, with its name and its namespace's exemption; without them if the name stays
+                // unknown.
                 if self.cluster.is_asked() && !holder.has_stood(NAMED_WITHIN, now) {
                     continue;
                 }
@@ -402,31 +404,31 @@ impl Looker {
     }
 
     fn owners(&self) -> Owners {
-        let of = |holder: &Holder| Some((holder.facts.pid, holder.judged.container.clone()?));
+        let of = |holder: &GpuHolder| Some((holder.facts.pid, holder.judged.container.clone()?));
         self.watch.holders().filter_map(of).collect()
     }
 
-    fn whose(&self, holder: &Holder) -> Whose {
+    fn owner(&self, holder: &GpuHolder) -> Owner {
         if let Some(known) = holder
             .judged
             .container
             .as_ref()
             .and_then(|path| self.ground.containers.get(path))
         {
-            return Whose {
+            return Owner {
                 namespace: known.namespace.clone(),
                 pod: known.pod.clone(),
                 container: known.container.clone(),
             };
         }
         let Some(place) = &holder.facts.place else {
-            return Whose::default();
+            return Owner::default();
         };
         let (namespace, pod) = match self.ground.pods.get(&place.pod_uid) {
             Some((namespace, pod)) => (namespace.clone(), pod.clone()),
             None => (String::new(), place.pod_uid.clone()),
         };
-        Whose {
+        Owner {
             namespace,
             pod,
             container: String::new(),
@@ -460,11 +462,11 @@ impl Looker {
             turns: self.turns,
             ..Picture::default()
         };
-        let hidden: Vec<Holder> = self.watch.hidden(now).collect();
-        let mut whose_pid: HashMap<u32, Whose> = HashMap::new();
+        let hidden: Vec<GpuHolder> = self.watch.hidden(now).collect();
+        let mut owner_of: HashMap<u32, Owner> = HashMap::new();
         for holder in self.watch.holders().chain(&hidden) {
-            let whose = self.whose(holder);
-            whose_pid.insert(holder.facts.pid, whose.clone());
+            let owner = self.owner(holder);
+            owner_of.insert(holder.facts.pid, owner.clone());
             let mut verdict = holder.judged.verdict;
             if self.is_own(holder) {
                 verdict = Verdict::Exempt;
@@ -477,7 +479,7 @@ impl Looker {
                 pid: holder.facts.pid,
                 verdict,
                 reason: holder.judged.reason.as_str(),
-                whose,
+                owner,
                 container: holder.judged.container.clone(),
             });
         }
@@ -491,9 +493,12 @@ impl Looker {
             .answer
             .as_ref()
             .map_or(&[][..], |answer| &answer.processes);
-        for ((uuid, pid), bytes) in reconcile::nobodys(held, &owners, &slots) {
-            let whose = whose_pid.get(&pid).cloned().unwrap_or_default();
-            let sum = picture.nobodys.entry((uuid.to_owned(), whose)).or_default();
+        for ((uuid, pid), bytes) in reconcile::unmanaged(held, &owners, &slots) {
+            let owner = owner_of.get(&pid).cloned().unwrap_or_default();
+            let sum = picture
+                .unmanaged_bytes
+                .entry((uuid.to_owned(), owner))
+                .or_default();
             *sum = sum.saturating_add(bytes);
         }
         let (processes, unreadable) = self.watch.counts();

@@ -1,13 +1,13 @@
-//! What a container is given, as files of the host: its directory with limits and region, the library, the
-//! description for the runtime (CDI). Never asks who a container is: it is told.
+//! What a container is given, as files of the host: its directory with limits and region, the library, and
+//! the description for the runtime (CDI). Never finds out which container it is: the caller says so.
 //!
-//! Never shortens or replaces a file that a running container may have mapped, never maps the region, and never
-//! answers before all that it promised is on the disk.
+//! Never shortens or replaces a file that a running container may have mapped, never maps the region, and
+//! never answers before everything that it promised is on the disk.
 
-mod books;
 pub mod cdi;
 mod files;
 pub mod library;
+mod loads;
 mod place;
 mod record;
 mod steps;
@@ -25,7 +25,7 @@ use supervisor::library::LibraryError;
 use vgpu_abi::limits::{Limits, Policy};
 
 use crate::card::Inventories;
-use crate::delivery::books::{Books, Held};
+use crate::delivery::loads::{CardLoads, GivenContainer};
 use crate::delivery::record::Record;
 use crate::delivery::steps::step;
 
@@ -34,7 +34,7 @@ use crate::delivery::steps::step;
 pub struct Name(pub String);
 
 impl Name {
-    /// A name that nobody has: 80 random bits.
+    /// A fresh name: 80 random bits.
     ///
     /// # Errors
     /// The system gives no random numbers.
@@ -113,7 +113,7 @@ pub struct Given {
     pub pod_uid: String,
     /// Name of the container.
     pub container: String,
-    /// When it runs: init containers share a card with nobody of their pod but sidecars.
+    /// When it runs: an init container shares a GPU only with sidecars of its pod.
     pub kind: Kind,
     /// Its cards, in the order in which it sees them.
     pub devices: Vec<GivenDevice>,
@@ -276,9 +276,9 @@ pub enum DeliveryError {
         /// The cards that there are.
         known: Vec<String>,
     },
-    /// More than the card has. Tried again it may fit: somebody may be gone by then.
+    /// More than the GPU has. A retry may succeed: another container may be gone by then.
     #[error("{0}")]
-    Over(Box<books::Over>),
+    Overcommitted(Box<loads::Overcommit>),
 }
 
 fn is_full(error: &std::io::Error) -> bool {
@@ -296,7 +296,7 @@ pub struct Delivery {
     root: PathBuf,
     /// What new allotments get.
     library: library::Installed,
-    books: Mutex<Books>,
+    loads: Mutex<CardLoads>,
 }
 
 impl Delivery {
@@ -307,12 +307,12 @@ impl Delivery {
     pub fn new(settings: Settings) -> Result<Self, DeliveryError> {
         let state = settings.seen(&settings.state_dir);
         let root = state.join("containers");
-        // Whoever could pass through it could open other containers' regions.
+        // A process that could pass through it could open other containers' regions.
         files::make_dir(&state, 0o755)?;
         files::make_dir(&root, 0o700)?;
         let library = library::install(&settings.library, &state.join("lib"))?;
-        let books = Books::read(&root)?;
-        for (name, reason) in books.broken() {
+        let loads = CardLoads::read(&root)?;
+        for (name, reason) in loads.broken() {
             tracing::warn!(%name, %reason, "a container's directory cannot be read; it stays, and its share counts \
                             as far as it is known");
         }
@@ -320,7 +320,7 @@ impl Delivery {
             settings,
             root,
             library,
-            books: Mutex::new(books),
+            loads: Mutex::new(loads),
         })
     }
 
@@ -354,9 +354,9 @@ impl Delivery {
             }
             Manner::Mounts => {
                 let record = Record::empty(&name, Manner::Mounts, &self.library.version);
-                let mut books = self.books.lock();
+                let mut loads = self.loads.lock();
                 place::make(&self.root, &name, &record, &nothing())?;
-                books.hold(&name, record);
+                loads.hold(&name, record);
                 allotted.mounts = self.mounts(&name, &self.library.version);
             }
         }
@@ -371,21 +371,21 @@ impl Delivery {
     pub fn give(&self, name: &Name, given: &Given) -> Result<(), DeliveryError> {
         name.check()?;
         let inventory = self.settings.cards.borrow().clone();
-        let mut books = self.books.lock();
-        let before = books.get(name).map(|held| held.record.clone());
+        let mut loads = self.loads.lock();
+        let before = loads.get(name).map(|held| held.record.clone());
         let manner = before
             .as_ref()
             .map_or(self.settings.manner, |record| record.manner());
         let version = self.version_for(before.as_ref(), manner)?;
         let record = Record::of(name, given, manner, &version, before.as_ref())?;
         // What was given stays given, whatever became of the cards or of the configuration since.
-        if books.has_more(name, &record) {
+        if loads.has_more(name, &record) {
             let inventory = inventory.as_deref().ok_or(DeliveryError::NoInventory)?;
-            books.check(name, &record, inventory, &self.root)?;
+            loads.check(name, &record, inventory, &self.root)?;
         }
         let limits = record.limits()?;
         let limits = match &inventory {
-            Some(inventory) => books::shared_out(limits, inventory),
+            Some(inventory) => loads::shared_out(limits, inventory),
             None => limits,
         };
         // Before anything is written: a refusal must leave no half.
@@ -393,12 +393,12 @@ impl Delivery {
             Manner::Cdi => Some(self.spec(name, &record, inventory.as_deref())?),
             Manner::Mounts => None,
         };
-        if books.get(name).is_some() {
+        if loads.get(name).is_some() {
             place::repair(&self.root, name, before.as_ref(), &record, &limits)?;
         } else {
             place::make(&self.root, name, &record, &limits)?;
         }
-        books.hold(name, record);
+        loads.hold(name, record);
         if let Some(spec) = spec {
             let path = self.spec_path(name);
             step();
@@ -413,7 +413,7 @@ impl Delivery {
     /// # Errors
     /// None today; the form leaves room for one.
     pub fn known(&self) -> Result<Vec<Name>, DeliveryError> {
-        Ok(self.books.lock().names())
+        Ok(self.loads.lock().names())
     }
 
     /// Takes away what a container was given. Nothing happens where it has nothing.
@@ -422,17 +422,17 @@ impl Delivery {
     /// Something cannot be deleted.
     pub fn remove(&self, name: &Name) -> Result<(), DeliveryError> {
         name.check()?;
-        let mut books = self.books.lock();
-        self.remove_in(&mut books, name)
+        let mut loads = self.loads.lock();
+        self.remove_in(&mut loads, name)
     }
 
-    fn remove_in(&self, books: &mut Books, name: &Name) -> Result<(), DeliveryError> {
+    fn remove_in(&self, loads: &mut CardLoads, name: &Name) -> Result<(), DeliveryError> {
         // The description first: nothing can be started any more with what goes next.
         step();
         files::remove(&self.spec_path(name))?;
         step();
         place::remove(&self.root, name)?;
-        books.forget(name);
+        loads.forget(name);
         Ok(())
     }
 
@@ -503,27 +503,28 @@ impl Delivery {
 impl Delivery {
     /// A moment: what is given later than it is not removed on what was known at it.
     pub(crate) fn moment(&self) -> u64 {
-        self.books.lock().moment()
+        self.loads.lock().moment()
     }
 
     /// What has a directory: the pod's uid of each, empty where it was not given to any.
     pub(crate) fn holders(&self) -> BTreeMap<Name, String> {
-        let books = self.books.lock();
-        let pair =
-            |(name, held): (&Name, &Held)| (name.clone(), held.record.labels.pod_uid.clone());
-        books.iter().map(pair).collect()
+        let loads = self.loads.lock();
+        let pair = |(name, held): (&Name, &GivenContainer)| {
+            (name.clone(), held.record.labels.pod_uid.clone())
+        };
+        loads.iter().map(pair).collect()
     }
 
-    /// Whose it is, as far as it was given to somebody.
+    /// The container that it was given to, if it was given.
     pub(crate) fn labels(&self, name: &Name) -> Option<Labels> {
-        let books = self.books.lock();
-        let labels = &books.get(name)?.record.labels;
+        let loads = self.loads.lock();
+        let labels = &loads.get(name)?.record.labels;
         (!labels.pod.is_empty()).then(|| labels.clone())
     }
 
     /// Cuts back regions that their containers have made longer, and says whose.
     pub(crate) fn trim(&self) -> Vec<(Name, Result<u64, DeliveryError>)> {
-        let names = self.books.lock().names();
+        let names = self.loads.lock().names();
         let cut = |name: Name| match place::trim(&self.root, &name) {
             Ok(0) => None,
             cut => Some((name, cut)),
@@ -531,10 +532,11 @@ impl Delivery {
         names.into_iter().filter_map(cut).collect()
     }
 
-    /// Where instances lie that were given under other names than these, to whom may still live: card and place.
+    /// Positions of the instances given under names other than these, whose containers may still live: GPU
+    /// and position.
     pub(crate) fn instances_but(&self, names: &BTreeSet<Name>) -> BTreeSet<(String, Span)> {
-        let books = self.books.lock();
-        let held = books
+        let loads = self.loads.lock();
+        let held = loads
             .iter()
             .filter(|(name, held)| !held.gone && !names.contains(*name));
         let devices = held.flat_map(|(_, held)| &held.record.devices);
@@ -547,9 +549,9 @@ impl Delivery {
             .collect()
     }
 
-    /// Those of whom both sources say that their pods are gone count for no card any more.
+    /// Stops counting the containers whose pods both sources call gone.
     pub(crate) fn gone(&self, names: &BTreeSet<Name>, moment: u64) {
-        self.books.lock().gone(names, moment);
+        self.loads.lock().gone(names, moment);
     }
 
     /// Whether a process holds a lock in its region.
@@ -560,25 +562,25 @@ impl Delivery {
     /// Takes it away, unless it was given anew since the moment.
     pub(crate) fn collect(&self, name: &Name, moment: u64) -> Result<bool, DeliveryError> {
         name.check()?;
-        let mut books = self.books.lock();
-        if books.get(name).is_some_and(|held| held.touched > moment) || self.is_used(name) {
+        let mut loads = self.loads.lock();
+        if loads.get(name).is_some_and(|held| held.touched > moment) || self.is_used(name) {
             return Ok(false);
         }
-        self.remove_in(&mut books, name)?;
+        self.remove_in(&mut loads, name)?;
         Ok(true)
     }
 
-    /// Clears what a killed agent left half made or half removed, descriptions that nobody has, and versions of the
-    /// library that nobody was given. Says what it was.
+    /// Clears what a killed agent left half created or half removed, descriptions without a directory, and
+    /// versions of the library that no container was given. Returns what it removed.
     pub(crate) fn tidy(&self) -> Result<Vec<PathBuf>, DeliveryError> {
-        let books = self.books.lock();
+        let loads = self.loads.lock();
         let mut cleared = place::clear_halves(&self.root)?;
         let cdi = self.settings.seen(&self.settings.cdi_dir);
-        cleared.extend(cdi::clear(&cdi, |name| books.get(name).is_some())?);
+        cleared.extend(cdi::clear(&cdi, |name| loads.get(name).is_some())?);
         // Whose directory cannot be read may have any of them.
-        if books.broken().next().is_none() {
+        if loads.broken().next().is_none() {
             let mut kept: BTreeSet<&str> = BTreeSet::from([self.library.version.as_str()]);
-            kept.extend(books.iter().map(|(_, held)| held.record.library.as_str()));
+            kept.extend(loads.iter().map(|(_, held)| held.record.library.as_str()));
             let lib = self.settings.seen(&self.settings.state_dir).join("lib");
             cleared.extend(library::clear(&lib, &kept)?);
         }

@@ -1,6 +1,6 @@
-//! The end of a pod's trace: a span from when a container got its directory to the first kernel that it launched. Only
-//! where traces are on. Never reads more than directories of root (or of who runs this), and of those only such as have
-//! not launched yet.
+//! The end of a pod's trace: a span from the moment a container got its directory to the first kernel that it
+//! launched. Only if traces are on. Reads only directories owned by root or by the user that runs this, and
+//! of those only the ones whose container has not launched yet.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub struct FirstKernels {
     our_uid: u32,
     /// By directory: since when it is there, and whether there is nothing more to await.
     known: HashMap<PathBuf, (u64, bool)>,
-    /// Nothing has been looked at yet: who has launched by now did so while nobody looked.
+    /// No look has been taken yet: a container that has launched by now did so before this process watched.
     fresh: bool,
 }
 

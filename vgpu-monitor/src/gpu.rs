@@ -124,7 +124,7 @@ fn answer_all(questions: &Receiver<Sender<Option<Answer>>>, open: &Open) {
             failed_at = Some(Instant::now());
             None
         });
-        // Whoever asked may have given up.
+        // The caller may have given up.
         drop(reply.send(answer));
     }
 }

@@ -1,9 +1,9 @@
-//! Which cards are not to be used now, and why: XIDs, a driver that stops answering, a card that is lost; and when they
-//! are well again. Never changes what is promised of a card, and never asks the driver on a thread that somebody waits
-//! for.
+//! Which GPUs must not be used now, and why (XIDs, a driver that stops answering, a GPU that is lost), and
+//! when they are healthy again. Never changes what is promised of a GPU, and never queries the driver on a
+//! thread that another thread waits for.
 //!
-//! Two threads: one asks the driver ([`driver`]) and may hang as long as the driver does; the other judges what was
-//! reported ([`judge`], values in and values out), and takes a silence of the first for an answer.
+//! Two threads: one queries the driver ([`driver`]) and may hang as long as the driver does; the other judges
+//! what was reported ([`judge`], values in and values out), and takes a silence of the first for an answer.
 
 pub mod driver;
 
@@ -29,7 +29,7 @@ use tokio::sync::watch;
 
 use crate::card::{Health, Healths, Inventories, Scores};
 use driver::Pace;
-use judge::{Figures, Judge, Known, Patience, Report};
+use judge::{CardIdentity, Figures, Judge, Patience, Report};
 use series::Collector;
 use xid::Checks;
 
@@ -83,8 +83,8 @@ pub struct Started {
 /// Looks this often whether the driver has gone silent.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Starts the two threads. They end when nobody looks at the verdicts any more; the one that asks may stay in the
-/// driver as long as that hangs.
+/// Starts the two threads. They end when the last receiver of the verdicts is dropped; the thread that
+/// queries may stay in the driver as long as that hangs.
 ///
 /// # Errors
 /// The system gives no thread.
@@ -179,12 +179,12 @@ fn judge_all(
     }
 }
 
-fn known(inventories: &Inventories) -> Vec<Known> {
+fn known(inventories: &Inventories) -> Vec<CardIdentity> {
     let inventory = inventories.borrow();
     let cards = inventory.iter().flat_map(|inventory| &inventory.cards);
     cards
         .filter(|card| card.device.vendor.as_str() == "NVIDIA")
-        .map(|card| Known {
+        .map(|card| CardIdentity {
             uuid: card.device.id.clone(),
             index: card.device.index,
             model: card.device.model.clone(),

@@ -55,7 +55,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// With what holds where nobody says otherwise.
+    /// With the defaults.
     pub fn new(node: impl Into<String>, state_dir: impl Into<PathBuf>) -> Self {
         Self {
             node: node.into(),

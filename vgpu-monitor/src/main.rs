@@ -24,7 +24,7 @@ fn main() -> ExitCode {
             let copied = async move {
                 let installed =
                     vgpu_monitor::delivery::library::install(&install.library, &install.to)?;
-                tracing::info!(path = %installed.dir.display(), "the library is there");
+                tracing::info!(path = %installed.dir.display(), "installed the library");
                 anyhow::Ok(())
             };
             let runtime = &mut tokio::runtime::Builder::new_current_thread();

@@ -86,7 +86,7 @@ impl Node {
         }
     }
 
-    /// How the processes that hold GPUs stand; nothing where nobody looks.
+    /// The processes that hold GPUs and their verdicts; nothing without attestation.
     #[must_use]
     pub fn attested(&self) -> Option<Arc<Picture>> {
         self.attestation.as_ref().map(Attestation::picture)
@@ -199,7 +199,7 @@ impl Memory {
         }
     }
 
-    /// Fills in what takes two looks to see, and forgets who is gone.
+    /// Fills in what takes two looks to see, and forgets what is gone.
     fn compare(&mut self, found: &mut [Found], now: Instant) {
         let mut seen = HashMap::with_capacity(self.devices.len());
         for found in found {

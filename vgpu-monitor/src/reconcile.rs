@@ -1,6 +1,7 @@
-//! Charges against the driver's word: what each process holds by NVML, what of it stands in its container's books, and
-//! who holds what nobody charged. Values in, values out. Never treats it: what a living slot does not charge is published
-//! to the library as that slot's overhead by the arbiter (`supervisor::overhead`), and charged at its next call.
+//! Compares charges with the driver's figures: what each process holds by NVML, what of it is charged to its
+//! container, and which processes hold memory that is not charged. Values in, values out. Never acts on it:
+//! what a living slot does not charge is published to the library as that slot's overhead by the arbiter
+//! (`supervisor::overhead`), and charged at its next call.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -11,8 +12,8 @@ use supervisor::view::ContainerView;
 /// Which container of ours a process belongs to, by host pid: its directory.
 pub type Owners = HashMap<u32, PathBuf>;
 
-/// Adds to what is unaccounted of a container the memory of processes that have no slot in its region: who clears his
-/// slot away is known by his files and his control group.
+/// Adds to a container's unaccounted memory that of processes that have no slot in its region: a process that
+/// clears its slot is recognized by its files and its control group.
 pub fn add_slotless(view: &mut ContainerView, held: &[GpuProcess], owners: &Owners) {
     let slots: HashSet<u32> = view.processes.iter().filter_map(|p| p.host_pid).collect();
     for process in held.iter().filter(|process| !slots.contains(&process.pid)) {
@@ -43,7 +44,7 @@ pub struct Holds {
     pub charged_bytes: Option<u64>,
 }
 
-/// Memory of a container's device that nobody charged.
+/// Memory of a container's device that is not charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gap {
     /// The container's directory.
@@ -56,8 +57,8 @@ pub struct Gap {
     pub bytes: u64,
     /// What the container may have; 0 is no limit.
     pub limit_bytes: u64,
-    /// Who holds it, the largest first.
-    pub who: Vec<Holds>,
+    /// The processes that hold it, the largest first.
+    pub holders: Vec<Holds>,
 }
 
 /// Where the driver's word and the books of a container differ; `view` has been through [`ContainerView::account`] and
@@ -70,7 +71,7 @@ pub fn gaps(view: &ContainerView, held: &[GpuProcess], owners: &Owners) -> Vec<G
         .iter()
         .filter(|device| device.unaccounted_bytes > 0)
     {
-        let mut who = Vec::new();
+        let mut holders = Vec::new();
         for process in held.iter().filter(|process| process.uuid == device.uuid) {
             let Some(held_bytes) = process.used_bytes else {
                 continue;
@@ -86,14 +87,14 @@ pub fn gaps(view: &ContainerView, held: &[GpuProcess], owners: &Owners) -> Vec<G
             });
             let is_its = slot.is_some() || owners.get(&process.pid) == Some(&view.path);
             if is_its && held_bytes > charged_bytes.unwrap_or(0) {
-                who.push(Holds {
+                holders.push(Holds {
                     pid: process.pid,
                     held_bytes,
                     charged_bytes,
                 });
             }
         }
-        who.sort_by_key(|holds| {
+        holders.sort_by_key(|holds| {
             std::cmp::Reverse(
                 holds
                     .held_bytes
@@ -106,7 +107,7 @@ pub fn gaps(view: &ContainerView, held: &[GpuProcess], owners: &Owners) -> Vec<G
             uuid: device.uuid.clone(),
             bytes: device.unaccounted_bytes,
             limit_bytes: device.limit_bytes,
-            who,
+            holders,
         });
     }
     gaps
@@ -114,21 +115,21 @@ pub fn gaps(view: &ContainerView, held: &[GpuProcess], owners: &Owners) -> Vec<G
 
 /// What processes hold that are in no container of ours, by device and pid.
 #[must_use]
-pub fn nobodys<'a>(
+pub fn unmanaged<'a>(
     held: &'a [GpuProcess],
     owners: &Owners,
     slots: &HashSet<u32>,
 ) -> BTreeMap<(&'a str, u32), u64> {
-    let mut nobodys = BTreeMap::new();
+    let mut unmanaged = BTreeMap::new();
     for process in held {
         if slots.contains(&process.pid) || owners.contains_key(&process.pid) {
             continue;
         }
         if let Some(bytes) = process.used_bytes.filter(|bytes| *bytes > 0) {
-            nobodys.insert((process.uuid.as_str(), process.pid), bytes);
+            unmanaged.insert((process.uuid.as_str(), process.pid), bytes);
         }
     }
-    nobodys
+    unmanaged
 }
 
 /// Less than this is no news: it is what contexts and modules differ by until the host has measured them.
@@ -171,7 +172,7 @@ mod tests {
             uuid: String::from("GPU-1"),
             bytes,
             limit_bytes,
-            who: Vec::new(),
+            holders: Vec::new(),
         }
     }
 
@@ -206,8 +207,8 @@ mod tests {
         ];
         let owners = Owners::from([(1, PathBuf::from("/c/a"))]);
 
-        let nobodys = nobodys(&held, &owners, &HashSet::from([2]));
+        let unmanaged = unmanaged(&held, &owners, &HashSet::from([2]));
 
-        assert_eq!(nobodys, BTreeMap::from([(("GPU-1", 3), 9)]));
+        assert_eq!(unmanaged, BTreeMap::from([(("GPU-1", 3), 9)]));
     }
 }

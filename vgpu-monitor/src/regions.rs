@@ -118,8 +118,8 @@ pub fn read(
 }
 
 impl Census {
-    /// Gives each container a name of its own. Where two containers of several users have the same
-    /// one, the owner with the smallest uid keeps it, of his the newest, and the others stand as `UID/NAME`.
+    /// Gives each container a unique name. If containers of several users have the same one, the owner with
+    /// the smallest uid keeps it (that owner's newest container), and the others are shown as `UID/NAME`.
     fn settle_names(&mut self) {
         let place = |found: &Found| {
             let newest_first = Reverse(found.created_unix);
@@ -136,7 +136,8 @@ impl Census {
                 processes,
                 ..
             } = &mut found.shown;
-            // What a pod that was made again under its name has left, and nobody uses: it goes within a minute.
+            // What a pod that was created again under its name has left, unused by any process: it goes within
+            // a minute.
             let is_left = *processes == 0 && !pod.is_empty();
             if is_left && taken.contains(&[namespace.clone(), pod.clone(), container.clone()]) {
                 return false;
@@ -217,7 +218,7 @@ fn found(
     })
 }
 
-/// A directory that a killed `vgpu run` left behind: whoever comes next takes it away.
+/// A directory that a killed `vgpu run` left behind; the next run removes it.
 fn is_over(view: &ContainerView) -> bool {
     view.runner_alive == Some(false)
         && view.processes.is_empty()
@@ -325,8 +326,8 @@ fn device(
     }
 }
 
-/// The sum over the container's processes. Where the driver says how busy the GPU is, a process
-/// without a sample was idle; where it does not (a GPU that is split), nobody knows.
+/// The sum over the container's processes. Where the driver says how busy the GPU is, a process without a
+/// sample was idle; where it does not (a GPU that is split), the use is unknown.
 fn utilization(
     view: &ContainerView,
     device: &DeviceView,

@@ -58,7 +58,7 @@ impl World {
     fn new(folder: &Path, asks: bool, policy: Policy) -> Self {
         let folder = folder.to_owned();
         let path = |name: &str| folder.join(name);
-        // A user who is not root runs a program of it.
+        // An unprivileged user runs a program of it.
         std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
         for dir in [
             "sim",
@@ -88,7 +88,7 @@ impl World {
         for name in ["nvidiactl", "nvidia-uvm", "nvidia0"] {
             std::fs::write(path("dev").join(name), "").unwrap();
         }
-        // The library as the plugin installs it, an older one, and one that somebody brought.
+        // The library as the plugin installs it, an older one, and a foreign one.
         let bytes = std::fs::read(built("libvgpu.so")).unwrap();
         let hash: String = Sha256::digest(&bytes)
             .iter()
@@ -558,7 +558,7 @@ fn told(world: &World, kind: &str, name: &str, text: &str) -> String {
     }
 }
 
-/// Who asked for no GPU of ours is not ours to evict.
+/// A pod that asked for no GPU is not evicted.
 #[test]
 fn a_pod_that_asked_for_a_gpu_and_goes_past_its_limits_is_evicted() {
     if !can_run() {
@@ -654,16 +654,17 @@ fn memory_past_the_books_is_seen_whoever_clears_them() {
         let gaps = reconcile::gaps(&view, &held, &owners);
 
         println!(
-            "{argument:8} said {said:8} {:?}, {} MiB that nobody charged",
+            "{argument:8} said {said:8} {:?}, {} MiB not charged",
             row.verdict,
             view.unaccounted_bytes >> 20
         );
-        // 600 MiB and the context were charged once; who clears the books is refused more, and seen all the same.
+        // 600 MiB and the context were charged once; a process that clears its charges is refused more, and
+        // is found all the same.
         assert!(view.unaccounted_bytes >= 600 << 20, "{argument}: {gaps:?}");
-        assert_eq!(gaps[0].who[0].pid, pid, "{argument}");
+        assert_eq!(gaps[0].holders[0].pid, pid, "{argument}");
         if argument == "mixed" {
             assert_eq!(said, "got", "it goes past the library");
-            let text = told(&world, "Pod", "escape", "that nobody charged");
+            let text = told(&world, "Pod", "escape", "not charged to it");
             assert!(
                 text.contains(&format!("process {pid} (escape) holds")),
                 "{text}"
@@ -717,9 +718,9 @@ fn each_trick_is_refused_or_named_and_none_is_silent() {
         }
         if trick.pod == POD {
             let whose = (
-                row.whose.namespace.as_str(),
-                row.whose.pod.as_str(),
-                row.whose.container.as_str(),
+                row.owner.namespace.as_str(),
+                row.owner.pod.as_str(),
+                row.owner.container.as_str(),
             );
             assert_eq!(whose, ("ml", "escape", "main"), "{}", trick.name);
         }
@@ -730,7 +731,7 @@ fn each_trick_is_refused_or_named_and_none_is_silent() {
     }
     assert_eq!(wrong, Vec::<String>::new());
 
-    // Pods and node were told, and nobody was told of an honest program.
+    // Pods and node were told, and there is no event about an honest program.
     let said = |kind: &str, name: &str, text: &str| drop(told(&world, kind, name, text));
     said("Pod", "escape", "of container main holds");
     said("Pod", "guest", "its pod asked for no GPU");

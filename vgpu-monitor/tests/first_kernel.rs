@@ -1,5 +1,5 @@
-//! The last span of a pod's trace: what the agent sends of containers that launch while it looks, that have launched
-//! before, that never do, and that are somebody's who is not to be believed.
+//! The last span of a pod's trace: what the agent sends of containers that launch while it looks, that have
+//! launched before, that never do, and that belong to a user who is not trusted.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

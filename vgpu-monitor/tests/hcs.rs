@@ -1,5 +1,5 @@
-//! The ComputeNode and the ComputeTopology that an agent keeps on an API server: what stands there, who may change it,
-//! and what happens when the server is away or lacks the kinds.
+//! The ComputeNode and the ComputeTopology that an agent keeps on an API server: their content, what happens
+//! when another writer changes them, and what happens when the server is away or lacks the kinds.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

@@ -1,5 +1,5 @@
-//! Health on the simulated board: what goes wrong there while the agent runs, the verdict on each card, who is told,
-//! and how a card comes back. Each test is a process of its own, since a board is chosen by the environment.
+//! Health on the simulated board: faults while the agent runs, the verdict on each GPU, the events, and how a
+//! GPU recovers. Each test is a process of its own, since a board is chosen by the environment.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -143,7 +143,7 @@ impl World {
         wait(what, || is(&self.series()));
     }
 
-    /// Events of a reason: of whom, and what they say.
+    /// Events of a reason: the object that each is about, and its text.
     fn events(&self, reason: &str) -> Vec<(String, String)> {
         let events: Api<Event> = Api::all(self.api.clone());
         let events = self

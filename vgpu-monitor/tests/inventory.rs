@@ -267,7 +267,7 @@ fn a_configuration_that_changes_holds_at_once_and_a_bad_one_changes_nothing() {
 
     swap("4", r#"{"nodeconfig": 3}"#);
     let kept = until(&watcher, "told", |known| {
-        says(known, "what held before still holds")
+        says(known, "keeping the previous configuration")
     });
     assert_eq!(kept.cards, known.cards);
     // No entry at all is no mistake.
@@ -296,7 +296,7 @@ fn what_the_driver_said_last_holds_while_it_is_away_and_across_a_restart() {
     board.trouble("reset:1").unwrap();
     until(&watcher, "found again", |known| *known == *first);
 
-    // It hangs: first that is said, then its cards are out of use, and nobody waits for it.
+    // It hangs: first that is said, then its GPUs are out of use, and no caller waits for it.
     board.trouble("driver=hangs").unwrap();
     let known = until(&watcher, "silent", |known| {
         says(known, "does not answer in time")
@@ -413,7 +413,7 @@ fn instances_of_somebody_else_are_used_where_they_fit_and_never_removed() {
     assert!(
         error
             .to_string()
-            .contains("1g.5gb at slice 3 (made by somebody else)"),
+            .contains("1g.5gb at slice 3 (created by another program)"),
         "{error}"
     );
     mig.unmake(&adopted.uuid).unwrap();
@@ -434,7 +434,7 @@ fn a_restart_keeps_what_is_held_and_clears_what_was_left_half_made() {
     let looked = Instant::now();
     let held = mig.make(&card, "2g.10gb", span(0, 2)).unwrap();
     let gone = mig.make(&card, "2g.10gb", span(2, 2)).unwrap();
-    // Who was looked up before they were asked for does not say whose they are.
+    // Answers gathered before the instances were requested do not say which pod holds them.
     assert_eq!(mig.keep_only(&BTreeSet::new(), looked), Ok(vec![]));
     assert_eq!(mig.list().unwrap().len(), 2);
     drop(mig);

@@ -73,7 +73,7 @@ impl Agent {
                 break address.parse().unwrap();
             }
         };
-        // Whoever does not read a log must not stop its writer.
+        // A reader that is slow must not stop the writer of the log.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Self { child, address }
     }

@@ -1,5 +1,5 @@
-//! Registration of a node's cards on an API server: what stands there, who may change it, and what happens when the
-//! server is away.
+//! Registration of a node's GPUs on an API server: the annotations, what happens when another writer changes
+//! them, and what happens when the server is away.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -35,7 +35,7 @@ struct World {
     nodes: Api<Node>,
     /// The server answers 503.
     away: Arc<AtomicBool>,
-    /// Writes to nodes by anybody.
+    /// Writes to nodes by any client.
     writes: Arc<AtomicUsize>,
     cards: watch::Sender<Option<Arc<Inventory>>>,
     health: watch::Sender<Arc<Health>>,
@@ -136,7 +136,7 @@ impl World {
         self.cards.send_replace(Some(Arc::new(inventory)));
     }
 
-    /// Somebody else's merge patch of the node's annotations.
+    /// Another client's merge patch of the node's annotations.
     async fn annotate(&self, annotations: serde_json::Value) {
         let patch = Patch::Merge(json!({ "metadata": { "annotations": annotations } }));
         self.nodes
@@ -393,7 +393,7 @@ async fn what_is_wrong_with_the_cards_is_told_to_the_node_and_takes_nothing_away
     assert!(said.message.unwrap().contains("line 1, column 2"));
     assert_eq!(world.annotation(REGISTER).await, good);
 
-    // A node that has no cards any more says so; and whoever takes the product away leaves nothing.
+    // A node that has no GPUs any more says so; `unregister` leaves nothing.
     world.know(inventory(Vec::new()));
     world
         .until(REGISTER, "taken off", |value| value.is_none())

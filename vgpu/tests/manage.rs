@@ -576,7 +576,7 @@ fn a_broken_container_is_told_of_and_hides_no_other() {
         b-label: DIR/b-label/container.json is not a label file: invalid type: integer `7`, expected a string at line 1 column 10
         b-limits: limits: a file that was never finished
         b-link: region: not a regular file
-        b-writable: DIR/b-writable/limits belongs to uid ME with mode 666; it must belong to uid ME or root, and nobody else may write it
+        b-writable: DIR/b-writable/limits belongs to uid ME with mode 666; it must belong to uid ME or root, and no other user may write it
     "#]].assert_eq(&steady(&told.join("\n")));
     assert!(
         table.out.contains("! ") && table.out.contains("b-fifo"),

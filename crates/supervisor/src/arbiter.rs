@@ -1,11 +1,12 @@
-//! Who gets how much of a GPU's time, and who says so. One process of a board is its arbiter: the
-//! node agent where there is one, else one of the `vgpu run`s, and when that dies another one.
+//! Divides each GPU's time between the containers. One process of a board is its arbiter: the node agent if
+//! there is one, otherwise one of the `vgpu run` processes. When the arbiter's process dies, another one
+//! takes over.
 //!
-//! [`Board`] is the shell around it: finds containers, reads them, asks the driver, publishes. What
-//! is granted is decided by [`device`], which is values in and values out.
+//! [`Board`] is the shell around it: it finds containers, reads them, queries the driver and publishes
+//! targets. [`device`] decides the grants, values in and values out.
 //!
-//! Never waits for a container, never writes a region, never maps a file that somebody else owns, and
-//! never reads a clock: the time is handed in.
+//! Never waits for a container, never writes a region, never maps a file that another user owns, and never
+//! reads a clock: the caller passes the time in.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -34,57 +35,57 @@ mod look;
 
 mod members;
 
-mod seat;
+mod election;
 
 use device::{Device, Tenant, Verdict};
-use look::{Books, Container, Look, Use};
-use members::{Graves, Members};
+use election::{Candidate, CandidateKind};
+use look::{ChargeSums, Container, Look, Use};
+use members::{DeadProcesses, Members};
 use scale::Sample;
-use seat::{Kind, Seat};
 
-/// Between two ticks where somebody works beside somebody else, and for those who do not lead.
+/// Between two ticks while several containers work on one device, and for a process that does not lead.
 pub const BUSY: Duration = Duration::from_millis(50);
 /// Between two ticks otherwise.
 pub const IDLE: Duration = Duration::from_millis(100);
 
-/// More containers than this are looked at less often: what was lent is back within two ticks then,
-/// too, and they cost no more than so many cost at the other pace.
+/// A board with more containers than this is looked at less often: lent time then still comes back within two
+/// ticks, and the containers cost no more than this many cost at the faster pace.
 const MANY: usize = 32;
 
-/// How often the directories are read though nothing in them seems to have changed, nanoseconds.
+/// How often the directories are read although their change times are the same, nanoseconds.
 const SCAN_NS: u64 = 2_000_000_000;
-/// How often the driver is asked how busy processes are, where that decides something, nanoseconds.
+/// How often the driver is asked how busy processes are while the answer decides a grant, nanoseconds.
 const ASK_NS: u64 = 190_000_000;
-/// How often otherwise, while anybody works.
+/// How often otherwise, while any container works.
 const ASK_IDLE_NS: u64 = 1_000_000_000;
-/// How often what the driver holds for processes is measured, where they move, nanoseconds.
+/// How often the memory that the driver holds for processes is measured while charges change, nanoseconds.
 const MEASURE_NS: u64 = 95_000_000;
-/// How often where they are at rest.
+/// How often while charges stay the same.
 const MEASURE_IDLE_NS: u64 = 1_000_000_000;
-/// Containers that are measured at one tick, at most: the others wait for the next.
+/// Containers that are measured in one tick at most; the others wait for the next tick.
 const MEASURED_MOST: usize = 8;
-/// A runner whose container nobody has served for so long serves it itself, nanoseconds.
+/// After this time without an arbiter a runner serves its own container, nanoseconds.
 const UNSERVED_NS: u64 = 250_000_000;
 
-/// A place among those who may be the arbiter of a board.
+/// A candidate for arbiter of a board.
 #[derive(Debug)]
 pub struct Board {
     role: Role,
-    /// Below this lies what it serves when it leads.
+    /// When it leads, it serves the containers below this directory.
     scope: PathBuf,
-    seat: Option<Seat>,
+    candidate: Option<Candidate>,
     arbiter: Arbiter,
 }
 
 #[derive(Debug)]
 enum Role {
-    /// The node agent, or root's: serves all.
+    /// The node agent, or root's runner: serves all containers.
     All,
-    /// A runner: serves its user's, as long as nobody serves all below `board`.
+    /// A runner: serves the containers of its user while no process serves all containers below `board`.
     Own { board: PathBuf, instance: PathBuf },
 }
 
-/// What a tick came to.
+/// The outcome of a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticked {
     /// When to tick again.
@@ -98,14 +99,14 @@ pub struct Ticked {
 }
 
 impl Board {
-    /// Joins as the runner of one container, whose directory lies at `board/uid/name`. It serves the
-    /// containers of its own user, all of the board where it is root's.
+    /// Joins as the runner of one container, whose directory is `board/uid/name`. It serves the containers of
+    /// its own user, or all of the board if it runs as root.
     ///
     /// # Errors
-    /// The directory cannot be looked after; the text says why.
+    /// The container's directory cannot be read; the error names the reason.
     pub fn join(own: &Path) -> Result<Self, String> {
         let instance = Instance::open(own).map_err(|error| error.to_string())?;
-        // Said at once rather than at every tick.
+        // A broken directory is reported here rather than at every tick.
         Container::open(0, &instance)?;
         let user = own.parent().unwrap_or(own);
         let board = user.parent().unwrap_or(user);
@@ -117,8 +118,8 @@ impl Board {
                 instance: own.to_owned(),
             },
             scope: scope.to_owned(),
-            // Without a seat everybody serves its own.
-            seat: Seat::open(scope, Kind::Runner).ok(),
+            // Without a seat each runner serves its own container.
+            candidate: Candidate::open(scope, CandidateKind::Runner).ok(),
             arbiter: Arbiter::default(),
         })
     }
@@ -130,13 +131,14 @@ impl Board {
         Self {
             role: Role::All,
             scope: root.to_owned(),
-            seat: None,
+            candidate: None,
             arbiter: Arbiter::default(),
         }
     }
 
-    /// Looks, and where this process is the arbiter grants. Call it again after [`Ticked::next`].
-    /// `now_ns` is the monotonic clock. What goes wrong with one container is in nobody else's way.
+    /// Looks at the containers and, if this process is the arbiter, publishes grants. Call it again after
+    /// [`Ticked::next`]. `now_ns` is the monotonic clock. An error of one container does not affect the
+    /// others.
     pub fn tick(&mut self, now_ns: u64, gpus: &dyn Gpus) -> Ticked {
         if self.leads(now_ns) {
             return self.arbiter.tick(now_ns, gpus, &self.scope, Scope::All);
@@ -163,25 +165,29 @@ impl Board {
 
     fn leads(&mut self, now_ns: u64) -> bool {
         match &self.role {
-            // Who serves all goes before who serves his own.
-            Role::Own { board, .. } if *board != self.scope && seat::is_taken(board, now_ns) => {
-                if let Some(seat) = &mut self.seat {
-                    seat.leave();
+            // A process that serves all containers comes before one that serves only its user's.
+            Role::Own { board, .. }
+                if *board != self.scope && election::is_taken(board, now_ns) =>
+            {
+                if let Some(candidate) = &mut self.candidate {
+                    candidate.leave();
                 }
                 return false;
             }
             Role::Own { .. } => {}
             Role::All => {
-                if self.seat.is_none() {
-                    self.seat = Seat::open(&self.scope, Kind::Agent).ok();
+                if self.candidate.is_none() {
+                    self.candidate = Candidate::open(&self.scope, CandidateKind::Agent).ok();
                 }
             }
         }
-        self.seat.as_mut().is_some_and(|seat| seat.tick(now_ns))
+        self.candidate
+            .as_mut()
+            .is_some_and(|candidate| candidate.tick(now_ns))
     }
 }
 
-/// Whether nobody has written the targets of this container for a while.
+/// Whether this container's targets have not been written for [`UNSERVED_NS`].
 fn is_unserved(own: &Path, now_ns: u64) -> bool {
     let Ok(instance) = Instance::open(own) else {
         return false;
@@ -190,7 +196,7 @@ fn is_unserved(own: &Path, now_ns: u64) -> bool {
         .is_ok_and(|head| now_ns.saturating_sub(head.heartbeat_ns) > UNSERVED_NS)
 }
 
-/// What is served.
+/// Which containers are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     /// Everything below a directory.
@@ -199,15 +205,15 @@ enum Scope {
     One,
 }
 
-/// The arbiter at work: what it knows of the containers and devices that it serves.
+/// The arbiter's state: what it knows of the containers and devices that it serves.
 #[derive(Debug, Default)]
 struct Arbiter {
     containers: Vec<Served>,
-    devices: HashMap<String, Known>,
+    devices: HashMap<String, BoardDevice>,
     next_id: u64,
     scanned: Option<Scanned>,
     measured_at_ns: u64,
-    /// The driver did not answer when it was asked what processes hold.
+    /// The driver did not answer the last question about memory.
     silent: bool,
     failed: usize,
 }
@@ -216,7 +222,7 @@ struct Arbiter {
 struct Scanned {
     at_ns: u64,
     scope: PathBuf,
-    /// Directories that containers stand in, with the time of their last change.
+    /// Directories that hold containers, with the time of their last change.
     directories: Vec<(PathBuf, Option<(i64, i64)>)>,
 }
 
@@ -229,10 +235,10 @@ struct Served {
     known: HashMap<(usize, u64), Target>,
     /// The charges as they were when that was measured, and when.
     measured: Option<(u64, Charges)>,
-    /// Its processes, whatever its region says of them.
+    /// Its processes by the kernel's locks, whatever its region says of them.
     members: Members,
-    graves: Graves,
-    /// What the driver holds beyond the books, by device: the last looks, and what is believed.
+    dead: DeadProcesses,
+    /// Memory that the driver holds beyond the charges, by device: the last looks, and the accepted value.
     excess: [Excess; MAX_DEVICES],
     unaccounted: [Unaccounted; MAX_DEVICES],
     looked_at_ns: u64,
@@ -244,17 +250,17 @@ type Charges = Vec<(usize, u64, Vec<([u64; 4], u64)>)>;
 
 /// A device of the board.
 #[derive(Debug, Default)]
-struct Known {
+struct BoardDevice {
     device: Device,
     asked_at_ns: u64,
     told_until_us: u64,
-    /// Somebody works beside somebody else.
+    /// At least two containers work on it.
     shared: bool,
     active: bool,
 }
 
 impl Arbiter {
-    /// Forgets everything: somebody else leads.
+    /// Forgets everything, because another process leads.
     fn rest(&mut self) {
         if self.scanned.is_some() {
             *self = Self {
@@ -273,7 +279,8 @@ impl Arbiter {
         };
         let shared = self.containers.iter().any(oversubscribes);
         for served in &mut self.containers {
-            // Who has been at rest may start with what he has: it is early enough to see that soon.
+            // A container at rest may start with the share it has, so noticing its start a little later is
+            // early enough.
             if served.rests(now_ns) {
                 continue;
             }
@@ -281,7 +288,7 @@ impl Arbiter {
             match served.container.look(now_ns, shared) {
                 Ok(look) => served.meet(look, now_ns),
                 Err(_) => {
-                    // A region that its tenant broke has no living process to grant anything to.
+                    // A region that its tenant broke has no living process that could be granted anything.
                     served.look = Look::default();
                     self.failed += 1;
                 }
@@ -310,7 +317,7 @@ impl Arbiter {
         }
     }
 
-    /// Which containers there are.
+    /// Finds the containers.
     fn find(&mut self, now_ns: u64, root: &Path, scope: Scope) {
         let is_due = self.scanned.as_ref().is_none_or(|scanned| {
             scanned.scope != root
@@ -343,7 +350,7 @@ impl Arbiter {
         };
         match scope {
             Scope::All => {
-                // What cannot be read is nobody's to serve, and empty user directories fill later.
+                // An unreadable directory is skipped, and an empty user directory may fill later.
                 instance::scan(root, &mut visit).ok();
                 directories.extend(children(root).into_iter().map(|path| {
                     let at = changed(&path);
@@ -363,7 +370,7 @@ impl Arbiter {
                 continue;
             }
             self.next_id += 1;
-            // One that is being made or taken away: the next scan sees it.
+            // An instance that is being created or removed: the next scan sees it.
             if let Ok(container) = Container::open(self.next_id, &instance) {
                 self.containers.push(Served::new(container));
             }
@@ -375,7 +382,7 @@ impl Arbiter {
         });
     }
 
-    /// What the driver holds for processes, where it is time to look again.
+    /// Measures what the driver holds for processes, if it is time to.
     fn measure(&mut self, now_ns: u64, gpus: &dyn Gpus) {
         if now_ns.saturating_sub(self.measured_at_ns) < MEASURE_NS {
             return;
@@ -389,10 +396,10 @@ impl Arbiter {
             return;
         }
         self.measured_at_ns = now_ns;
-        // Who waited longest comes first.
+        // The container that has waited longest comes first.
         due.sort_by_key(|served| served.measured.as_ref().map_or(0, |(at, _)| *at));
         due.truncate(MEASURED_MOST);
-        // A driver that did not answer is asked before anything is read for it.
+        // If the driver did not answer last time, ask it first, before reading anything for the comparison.
         if self.silent && gpus.processes().is_err() {
             for served in due {
                 served.measured = Some((now_ns, served.charges()));
@@ -411,7 +418,7 @@ impl Arbiter {
             if answered {
                 served.compare(&held, books);
             }
-            // What moved while the driver was asked shows in a second look.
+            // The second look shows what changed while the driver was asked.
             let Ok(look) = served.container.look(now_ns, false) else {
                 continue;
             };
@@ -430,7 +437,7 @@ impl Arbiter {
         }
     }
 
-    /// What everybody is granted: by container and its device.
+    /// The grant of every container, by container and by its device.
     fn decide(&mut self, now_ns: u64, gpus: &dyn Gpus) -> HashMap<(u64, usize), Verdict> {
         let mut tenants: HashMap<String, Tenants> = HashMap::new();
         for served in &self.containers {
@@ -495,7 +502,7 @@ impl Arbiter {
                     *seen = verdict.seen;
                 }
             }
-            for ((slot, generation), dead) in served.graves.all() {
+            for ((slot, generation), dead) in served.dead.all() {
                 let target = Target {
                     slot_generation: generation,
                     host_pid: dead.host_pid,
@@ -522,7 +529,7 @@ struct Tenants {
     indexes: Vec<usize>,
 }
 
-impl Known {
+impl BoardDevice {
     /// What the driver says since it was asked last.
     fn ask(&mut self, now_ns: u64, uuid: &str, gpus: &dyn Gpus) -> Vec<Sample> {
         let every_ns = if self.shared { ASK_NS } else { ASK_IDLE_NS };
@@ -542,11 +549,11 @@ impl Known {
         self.told_until_us = newest.unwrap_or(self.told_until_us);
         let mut periods: Vec<Sample> = periods.into_values().collect();
         if is_first {
-            // What lies longer back than anybody has looked tells nothing.
+            // Samples older than the longest gap between two looks carry no information.
             periods.retain(|period| Some(period.at_us) == newest);
         }
         if samples.is_empty() && self.told_until_us == 0 && percent.is_some() {
-            // The driver does not tell processes apart: its figure is of now, on our clock.
+            // The driver does not tell processes apart, so its figure is of this moment, on our clock.
             periods.push(Sample {
                 at_us: now_ns / 1000,
                 processes: Vec::new(),
@@ -565,7 +572,7 @@ impl Served {
             known: HashMap::new(),
             measured: None,
             members: Members::default(),
-            graves: Graves::default(),
+            dead: DeadProcesses::default(),
             excess: std::array::from_fn(|_| Excess::default()),
             unaccounted: [Unaccounted::default(); MAX_DEVICES],
             looked_at_ns: 0,
@@ -583,7 +590,7 @@ impl Served {
 
     /// Takes a look. Of a process that it has not met it believes what was published before.
     fn meet(&mut self, look: Look, now_ns: u64) {
-        self.graves.meet(&self.look, &look, now_ns);
+        self.dead.meet(&self.look, &look, now_ns);
         self.look = look;
         let key = |process: &look::Process| (process.slot, process.generation);
         let mut old = std::mem::take(&mut self.known);
@@ -597,9 +604,9 @@ impl Served {
         }
     }
 
-    /// Compares what the driver holds for the container's processes with its books.
-    fn compare(&mut self, held: &[GpuProcess], before: Option<Books>) {
-        self.graves.told(held);
+    /// Compares what the driver holds for the container's processes with the container's charges.
+    fn compare(&mut self, held: &[GpuProcess], before: Option<ChargeSums>) {
+        self.dead.told(held);
         self.members
             .meet(&self.container.members(), held, members::start_time);
         let (Some(before), Ok(after)) = (before, self.container.books()) else {
@@ -625,8 +632,8 @@ impl Served {
         }
     }
 
-    /// The charges as they were looked at; of a container with objects that several processes hold,
-    /// everything.
+    /// The charges that were looked at. For a container with objects that several processes hold, the whole
+    /// region is read.
     fn snapshot(&self) -> Option<Snapshot> {
         if self.look.has_shared {
             view::snapshot_at(&self.container.path).ok()
@@ -651,10 +658,11 @@ impl Served {
         let age_ns = now_ns.saturating_sub(*at_ns);
         let holds = self.container.is_served()
             && (!self.look.processes.is_empty() || !self.members.is_empty());
-        // Another look decides soon what is believed, or for whom the driver holds something.
-        let is_open = self.graves.is_waiting() || self.excess.iter().any(Excess::is_undecided);
-        // What is loaded past every call shows in nothing but the driver's figure, and is loaded by
-        // those who launch.
+        // Another look will soon decide which difference is accepted, or for which dead process the driver
+        // still holds memory.
+        let is_open = self.dead.is_waiting() || self.excess.iter().any(Excess::is_undecided);
+        // Memory that no hooked call accounts for shows only in the driver's figure, and only processes that
+        // launch load it.
         let mut uses = self
             .look
             .processes
@@ -690,7 +698,7 @@ impl Served {
                 throttled_ns: used.throttled_ns,
             }
         };
-        // No more than the limits allow: a region says what its tenant likes.
+        // At most what the limits allow, because a tenant can write any number into its region.
         let (most, past) = most_bytes(limit);
         Tenant {
             id: self.container.id,
@@ -730,7 +738,7 @@ fn cap_permille(limit: &DeviceLimit, policy: Policy) -> u32 {
     }
 }
 
-/// What devices are told apart by: the UUID, or where limits go by index that.
+/// How devices are told apart: by UUID, or by index if the limits go by index.
 fn name_of(limit: &DeviceLimit, index: usize) -> String {
     if limit.uuid.is_empty() {
         format!("#{index}")

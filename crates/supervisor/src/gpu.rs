@@ -1,5 +1,5 @@
-//! The node's GPUs as NVML tells of them: which there are, how large, how busy, and what each
-//! process holds. Owns the one place where a product asks NVML.
+//! The node's GPUs as NVML reports them: which there are, their size, how busy they are, and what each
+//! process holds. The only module through which the products query NVML.
 //!
 //! Never caches: each call asks the driver. One sick GPU never hides the others.
 
@@ -76,7 +76,7 @@ pub struct ProcessSample {
 pub struct Busy {
     /// Sample periods of processes.
     pub samples: Vec<ProcessSample>,
-    /// Busy part of the last period, percent, whoever was it.
+    /// Busy part of the last period, percent, by all processes together.
     pub percent: Option<u32>,
 }
 
@@ -105,7 +105,7 @@ pub enum GpuError {
     },
 }
 
-/// Who can be asked about GPUs. The products ask [`NvmlGpus`]; a unit test brings its own.
+/// A source of information about GPUs. The products use [`NvmlGpus`]; a unit test brings its own.
 pub trait Gpus: Send {
     /// Which GPUs there are.
     ///
@@ -275,7 +275,7 @@ impl Gpus for NvmlGpus {
                 continue;
             };
             let Ok(uuid) = device.uuid() else { continue };
-            // Of what the driver keeps, what it took lately: who was busy a while ago is idle.
+            // Only recent samples: a process that was busy a while ago is idle now.
             let samples = device
                 .process_utilization_stats(lately_us())
                 .unwrap_or_default();
@@ -283,7 +283,7 @@ impl Gpus for NvmlGpus {
             let graphics = device.running_graphics_processes().unwrap_or_default();
             let first_of_gpu = all.len();
             for process in compute.into_iter().chain(graphics) {
-                // A process with a compute and a graphics context stands in both lists.
+                // A process with a compute and a graphics context is in both lists.
                 let known = all.iter().skip(first_of_gpu).any(|p| p.pid == process.pid);
                 if known {
                     continue;

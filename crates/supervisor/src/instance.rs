@@ -1,9 +1,9 @@
-//! One directory for each container: `limits`, `targets` and `container.json`, which the host
-//! owns, and `region`, which the container writes. Owns how such a directory is made, found,
-//! judged alive and taken away.
+//! One directory for each container: `limits`, `targets` and `container.json`, which the host owns, and
+//! `region`, which the container writes. Owns how such a directory is created, found, judged alive and
+//! removed.
 //!
-//! Never follows a symbolic link below the root that it was given, never deletes a name that it
-//! does not know, and never trusts a file that somebody else could have put there.
+//! Never follows a symbolic link below the given root, never deletes a name that it does not know, and never
+//! trusts a file that another user could have put there.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,7 +25,7 @@ use vgpu_abi::targets::TargetsFile;
 pub const LIMITS: &str = "limits";
 /// What the host has measured; host-owned.
 pub const TARGETS: &str = "targets";
-/// Who uses what; the container's to write.
+/// Memory and compute use of the processes; the container writes it.
 pub const REGION: &str = "region";
 /// Whose directory it is; host-owned, and locked by the runner as long as that lives.
 pub const LABELS: &str = "container.json";
@@ -44,10 +44,10 @@ pub const INSIDE_LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
 const LABELS_MOST_BYTES: u64 = 256 << 10;
 /// Directories below a root that are looked into: `board/uid/name`, `root/pod/container`.
 const DEPTH: usize = 3;
-/// More entries than this in one directory are not read: somebody is playing.
+/// More entries than this in one directory are not read: such a directory was made on purpose.
 const ENTRIES_MOST: usize = 65_536;
-/// More directories than this of one owner are not looked into. Anybody may make directories on a
-/// shared board, so the bound is each owner's own: nobody uses up another's.
+/// More directories than this of one owner are not looked into. Any user may make directories on a shared
+/// board, so the bound is per owner: no user can exhaust another's.
 const DIRECTORIES_MOST: usize = 4096;
 /// More places than this that could not be read are not remembered.
 const COMPLAINTS_MOST: usize = 1000;
@@ -73,8 +73,8 @@ pub enum InstanceError {
         /// What it must be.
         expected: &'static str,
     },
-    /// Somebody else could have written it.
-    #[error("{path} belongs to uid {owner} with mode {mode:03o}; it must belong to uid {expected} or root, and nobody else may write it", path = path.display())]
+    /// Another user could have written it.
+    #[error("{path} belongs to uid {owner} with mode {mode:03o}; it must belong to uid {expected} or root, and no other user may write it", path = path.display())]
     Ownership {
         /// What was looked at.
         path: PathBuf,
@@ -334,7 +334,7 @@ impl Instance {
     /// Opens a file that the host owns, and checks that it does.
     ///
     /// # Errors
-    /// It is missing, a link, no regular file, or somebody else could have written it.
+    /// It is missing, a link, no regular file, or another user could have written it.
     pub fn host_file(&self, name: &str, write: bool) -> Result<File, InstanceError> {
         let path = self.path.join(name);
         let access = if write {
@@ -807,7 +807,7 @@ mod tests {
 
         assert_eq!(found, ["a"]);
         assert!(
-            scan.broken[0].reason.contains("nobody else may write it"),
+            scan.broken[0].reason.contains("no other user may write it"),
             "{scan:?}"
         );
     }

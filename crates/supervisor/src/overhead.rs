@@ -14,13 +14,13 @@ use vgpu_abi::targets::Target;
 use crate::gpu::GpuProcess;
 use crate::view::ContainerView;
 
-/// What the driver takes for each living process beyond its own buffers.
+/// What the driver takes for each living process beyond the process's own buffers.
 ///
-/// NVML and the region are two looks at a moving thing, so a figure counts only where the process's
-/// charges were the same before and after NVML was asked, nothing was pending, it holds no object
-/// together with others (NVML counts these for somebody, but does not say for whom), and none of its
-/// memory is managed past its container's share of the device (NVML counts at most the pages that
-/// lie there). Else what was known before stays.
+/// NVML and the region are read at different moments. So a figure counts only if the process's charges were
+/// the same before and after NVML was asked, nothing was pending, the process holds no object together with
+/// other processes (NVML counts such an object for one of them, but does not say which), and none of its
+/// memory is managed memory beyond its container's share of the device (NVML counts at most the pages that
+/// are on the device). Otherwise the earlier figure stays.
 #[must_use]
 pub fn measure(
     before: &Snapshot,

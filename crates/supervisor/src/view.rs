@@ -68,8 +68,8 @@ pub struct ContainerView {
     pub hook_calls: Vec<(&'static str, u64)>,
     /// Every counter of the region.
     pub counters: Counters,
-    /// Bytes that NVML sees and the region does not, over all devices; 0 until somebody calls
-    /// [`ContainerView::account`].
+    /// Bytes that NVML sees and the region does not, over all devices; 0 until [`ContainerView::account`] is
+    /// called.
     pub unaccounted_bytes: u64,
 }
 
@@ -148,7 +148,7 @@ pub struct OomView {
     pub number: u64,
     /// When, nanoseconds since 1970.
     pub time_unix_ns: u64,
-    /// Who asked: process id in its own namespace.
+    /// Process that made the request: its id in its own namespace.
     pub pid: u32,
     /// The refused call.
     pub call: String,
@@ -160,7 +160,8 @@ pub struct OomView {
     pub limit: u64,
     /// Used then, bytes.
     pub used: u64,
-    /// What the driver held beyond the books then: so much of the limit was not given, bytes.
+    /// Memory that the driver held beyond the charges at that moment, bytes; that part of the limit was not
+    /// available.
     pub unaccounted: u64,
     /// Why it was refused.
     pub why: Why,
@@ -178,7 +179,7 @@ impl OomView {
     }
 }
 
-/// Somebody who held memory when a request was refused.
+/// A process that held memory when a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HolderView {
     /// Process id in its own namespace; nothing for objects that several processes hold.
@@ -236,10 +237,10 @@ pub fn read_all(root: &Path) -> Result<Views, InstanceError> {
     Ok(views)
 }
 
-/// Reads one container; the error says what is wrong with it.
+/// Reads one container.
 ///
 /// # Errors
-/// A file is missing, of another kind, somebody else's, or does not hold what it must.
+/// A file is missing, of the wrong kind, owned by another user, or invalid; the error says which.
 pub fn read(instance: &Instance) -> Result<ContainerView, String> {
     let limits = read_limits(instance)?;
     let labels = match instance.labels() {
@@ -249,7 +250,7 @@ pub fn read(instance: &Instance) -> Result<ContainerView, String> {
     };
     let snapshot = snapshot(instance)?;
     let runner_alive = (labels.runner_pid != 0).then(|| instance.runner_lives());
-    // Without targets nobody arbitrates; that is no reason not to show the rest.
+    // Without targets no arbiter serves the container; the rest can still be shown.
     let head = targets_head(instance).unwrap_or_default();
     let ended = ended(instance, &snapshot, &head);
     Ok(compose(
@@ -271,7 +272,7 @@ pub fn read_limits(instance: &Instance) -> Result<Limits, String> {
     let file = instance
         .host_file(LIMITS, false)
         .map_err(|error| error.to_string())?;
-    // Never mapped: on a shared board the owner is another user, who may make it shorter.
+    // Never mapped: on a shared board the owner is another user, who could shorten the file.
     limits::read_file(&file).map_err(|error| format!("limits: {error}"))
 }
 

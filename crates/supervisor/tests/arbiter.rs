@@ -1,5 +1,5 @@
-//! The arbiter over real files and real processes: who leads, whom it serves, what it publishes. Time
-//! is a number that is handed in, so nothing here depends on how fast the machine is.
+//! The arbiter over real files and real processes: which process leads, which containers it serves, what it
+//! publishes. The test passes the time in, so nothing here depends on how fast the machine is.
 
 #![allow(
     clippy::unwrap_used,
@@ -61,13 +61,13 @@ impl Gpus for Driver {
 }
 
 /// A board in a directory of its own, below it one user.
-struct Place {
+struct TestBoard {
     dir: tempfile::TempDir,
     driver: Driver,
     now_ns: u64,
 }
 
-impl Place {
+impl TestBoard {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("0")).unwrap();
@@ -223,8 +223,8 @@ fn a_process_of_a_container() {
 
 #[test]
 fn of_two_runners_one_is_the_arbiter_and_serves_both_and_the_other_when_it_dies() {
-    let mut place = Place::new();
-    let limits = Place::limits(30, 0, 0, Policy::Force);
+    let mut place = TestBoard::new();
+    let limits = TestBoard::limits(30, 0, 0, Policy::Force);
     let _one = place.tenant("one", &limits);
     let _two = place.tenant("two", &limits);
     let mut first = Board::join(&place.path("one")).unwrap();
@@ -251,8 +251,8 @@ fn of_two_runners_one_is_the_arbiter_and_serves_both_and_the_other_when_it_dies(
 
 #[test]
 fn the_agent_goes_before_the_runners_and_they_take_over_when_it_dies() {
-    let mut place = Place::new();
-    let _one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let mut place = TestBoard::new();
+    let _one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     let mut runner = Board::join(&place.path("one")).unwrap();
     assert!(place.tick(&mut runner).leads);
 
@@ -269,9 +269,9 @@ fn the_agent_goes_before_the_runners_and_they_take_over_when_it_dies() {
 
 #[test]
 fn a_runner_that_nobody_serves_serves_itself() {
-    let mut place = Place::new();
-    let _one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
-    let _two = place.tenant("two", &Place::limits(30, 0, 0, Policy::Force));
+    let mut place = TestBoard::new();
+    let _one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
+    let _two = place.tenant("two", &TestBoard::limits(30, 0, 0, Policy::Force));
     let mut deaf = Board::join(&place.path("one")).unwrap();
     let mut own = Board::join(&place.path("two")).unwrap();
     place.tick(&mut deaf);
@@ -294,11 +294,11 @@ fn a_runner_that_nobody_serves_serves_itself() {
 
 #[test]
 fn a_floor_is_kept_free_of_a_greedy_neighbour_and_lent_while_it_is_idle() {
-    let mut place = Place::new();
-    let mut owner = place.tenant("owner", &Place::limits(0, 70, 0, Policy::Floor));
-    let mut greedy = place.tenant("greedy", &Place::limits(0, 0, 0, Policy::Force));
+    let mut place = TestBoard::new();
+    let mut owner = place.tenant("owner", &TestBoard::limits(0, 70, 0, Policy::Floor));
+    let mut greedy = place.tenant("greedy", &TestBoard::limits(0, 0, 0, Policy::Force));
     let mut board = Board::serve(place.dir.path());
-    let mut go_on = |place: &mut Place, works: &mut [&mut Tenant]| {
+    let mut go_on = |place: &mut TestBoard, works: &mut [&mut Tenant]| {
         place.now_ns += 50 * MS;
         for tenant in works {
             tenant.does("launch");
@@ -344,9 +344,9 @@ fn a_floor_is_kept_free_of_a_greedy_neighbour_and_lent_while_it_is_idle() {
 
 #[test]
 fn a_lower_priority_waits_until_the_higher_one_is_idle() {
-    let mut place = Place::new();
-    let mut high = place.tenant("high", &Place::limits(0, 0, 0, Policy::Force));
-    let mut low = place.tenant("low", &Place::limits(0, 0, 5, Policy::Force));
+    let mut place = TestBoard::new();
+    let mut high = place.tenant("high", &TestBoard::limits(0, 0, 0, Policy::Force));
+    let mut low = place.tenant("low", &TestBoard::limits(0, 0, 5, Policy::Force));
     let mut board = Board::serve(place.dir.path());
     place.tick(&mut board);
 
@@ -370,15 +370,16 @@ fn a_lower_priority_waits_until_the_higher_one_is_idle() {
 
 #[test]
 fn new_limits_count_at_the_next_tick_and_so_does_a_new_container() {
-    let mut place = Place::new();
-    let _one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let mut place = TestBoard::new();
+    let _one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     let mut board = Board::serve(place.dir.path());
     place.tick(&mut board);
     assert_eq!(place.grant("one").permille, 300);
 
     let file = LimitsFile::open(&place.path("one").join(LIMITS)).unwrap();
-    file.write(&Place::limits(50, 0, 0, Policy::Force)).unwrap();
-    let _two = place.tenant("two", &Place::limits(20, 0, 0, Policy::Force));
+    file.write(&TestBoard::limits(50, 0, 0, Policy::Force))
+        .unwrap();
+    let _two = place.tenant("two", &TestBoard::limits(20, 0, 0, Policy::Force));
     place.now_ns += 100 * MS;
     place.tick(&mut board);
 
@@ -388,8 +389,8 @@ fn new_limits_count_at_the_next_tick_and_so_does_a_new_container() {
 
 #[test]
 fn measured_overhead_is_published_with_the_grants_and_outlives_the_arbiter() {
-    let mut place = Place::new();
-    let mut one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let mut place = TestBoard::new();
+    let mut one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     one.does(&format!("hold {GIB}"));
     place.driver.held.lock().unwrap().push(GpuProcess {
         uuid: String::from("GPU-a"),
@@ -418,9 +419,9 @@ fn measured_overhead_is_published_with_the_grants_and_outlives_the_arbiter() {
 
 #[test]
 fn the_driver_is_asked_for_what_is_new() {
-    let mut place = Place::new();
-    let mut one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
-    let mut two = place.tenant("two", &Place::limits(70, 0, 0, Policy::Force));
+    let mut place = TestBoard::new();
+    let mut one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
+    let mut two = place.tenant("two", &TestBoard::limits(70, 0, 0, Policy::Force));
     let mut board = Board::serve(place.dir.path());
 
     for round in 1..=40_u64 {
@@ -460,7 +461,7 @@ fn the_driver_is_asked_for_what_is_new() {
 }
 
 /// Writes words over one device's cells of a slot, as any process of the container can.
-fn forge(place: &Place, name: &str, slot: usize, words: &[(usize, u64)]) {
+fn forge(place: &TestBoard, name: &str, slot: usize, words: &[(usize, u64)]) {
     use std::os::unix::fs::FileExt;
     let path = place.path(name).join(REGION);
     let file = std::fs::File::options().write(true).open(path).unwrap();
@@ -474,14 +475,14 @@ fn forge(place: &Place, name: &str, slot: usize, words: &[(usize, u64)]) {
 }
 
 fn oversubscribed_limits() -> Limits {
-    let mut limits = Place::limits(0, 50, 0, Policy::Floor);
+    let mut limits = TestBoard::limits(0, 50, 0, Policy::Floor);
     limits.devices[0].memory_bytes = 12 * GIB;
     limits.devices[0].resident_bytes = 8 * GIB;
     limits
 }
 
 /// How often each of two containers was granted the device in ten seconds, both always at work.
-fn turns_of(place: &mut Place, tenants: &mut [Tenant; 2], board: &mut Board) -> [u32; 2] {
+fn turns_of(place: &mut TestBoard, tenants: &mut [Tenant; 2], board: &mut Board) -> [u32; 2] {
     let mut had = [0; 2];
     for _ in 0..200 {
         place.now_ns += 50 * MS;
@@ -502,7 +503,7 @@ fn memory_forged_beyond_the_limit_steals_no_turns() {
     let confirmed = offset_of!(DeviceUse, confirmed);
     let oversubscribed = offset_of!(DeviceUse, oversubscribed);
     let run = |held: u64, past: u64| {
-        let mut place = Place::new();
+        let mut place = TestBoard::new();
         let limits = oversubscribed_limits();
         let mut tenants = [
             place.tenant("honest", &limits),
@@ -530,9 +531,9 @@ fn memory_forged_beyond_the_limit_steals_no_turns() {
 #[test]
 fn a_container_that_may_not_oversubscribe_takes_no_turns() {
     use std::mem::offset_of;
-    let mut place = Place::new();
+    let mut place = TestBoard::new();
     let honest = oversubscribed_limits();
-    let plain = Place::limits(0, 50, 0, Policy::Floor);
+    let plain = TestBoard::limits(0, 50, 0, Policy::Floor);
     let mut tenants = [
         place.tenant("honest", &honest),
         place.tenant("other", &plain),
@@ -557,8 +558,8 @@ fn a_container_that_may_not_oversubscribe_takes_no_turns() {
 #[test]
 fn every_slot_has_its_grant_however_many_idle_ones_come_first() {
     use std::os::unix::fs::FileExt;
-    let mut place = Place::new();
-    let _one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let mut place = TestBoard::new();
+    let _one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     let path = place.path("one").join(REGION);
     let file = std::fs::File::options()
         .read(true)
@@ -599,8 +600,8 @@ fn every_slot_has_its_grant_however_many_idle_ones_come_first() {
 
 #[test]
 fn what_the_driver_holds_beyond_the_books_is_published() {
-    let mut place = Place::new();
-    let mut one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
+    let mut place = TestBoard::new();
+    let mut one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     one.does(&format!("hold {GIB}"));
     place.driver.held.lock().unwrap().push(GpuProcess {
         uuid: String::from("GPU-a"),
@@ -640,10 +641,10 @@ fn what_the_driver_holds_beyond_the_books_is_published() {
 
 #[test]
 fn a_tenant_that_breaks_its_files_is_in_nobodys_way() {
-    let mut place = Place::new();
-    let _one = place.tenant("one", &Place::limits(30, 0, 0, Policy::Force));
-    let _two = place.tenant("two", &Place::limits(30, 0, 0, Policy::Force));
-    // Files of a user, whoever runs this: root's own are out of its tenants' reach.
+    let mut place = TestBoard::new();
+    let _one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
+    let _two = place.tenant("two", &TestBoard::limits(30, 0, 0, Policy::Force));
+    // Files of a user, whichever user runs this: root's own are out of its tenants' reach.
     for name in ["", LIMITS, TARGETS, REGION] {
         let path = place.path("two").join(name);
         std::os::unix::fs::chown(path, Some(65_534), None).ok();

@@ -9,7 +9,7 @@
 
 /// A container of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct PodContainer {
     /// Uid of the pod.
     pub pod_uid: String,
     /// Id of the container at the runtime; empty for what is in the pod and in no container.
@@ -18,7 +18,7 @@ pub struct Place {
 
 /// Reads `/proc/PID/cgroup`. The first hierarchy that names a pod counts.
 #[must_use]
-pub fn of(cgroup: &str) -> Option<Place> {
+pub fn of(cgroup: &str) -> Option<PodContainer> {
     cgroup.lines().find_map(|line| {
         // number:controllers:path
         let path = line.splitn(3, ':').nth(2)?;
@@ -26,11 +26,11 @@ pub fn of(cgroup: &str) -> Option<Place> {
     })
 }
 
-fn of_path(path: &str) -> Option<Place> {
+fn of_path(path: &str) -> Option<PodContainer> {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
     let pod_uid = parts.find_map(pod_uid)?;
     let container_id = parts.next().map(container_id).unwrap_or_default();
-    Some(Place {
+    Some(PodContainer {
         pod_uid,
         container_id,
     })
@@ -47,7 +47,7 @@ fn pod_uid(part: &str) -> Option<String> {
     } else {
         uid.to_owned()
     };
-    // A uid is of these letters (also that of a static pod, which is a hash); longer is somebody's game.
+    // A uid consists of these letters (also that of a static pod, which is a hash); a longer text was forged.
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     ((8..=64).contains(&uid.len()) && uid.bytes().all(plain)).then_some(uid)
 }

@@ -46,7 +46,7 @@ const EVERY: Duration = Duration::from_secs(20);
 const CALL: Duration = Duration::from_secs(10);
 
 impl Cluster {
-    /// Nobody to ask.
+    /// No API server to ask.
     #[must_use]
     pub fn none() -> Self {
         Self(None)
@@ -66,7 +66,7 @@ impl Cluster {
         Self(Some(link))
     }
 
-    /// The pods of the node as they were when somebody last wanted one that is not among them.
+    /// The pods of the node as of the last time that a caller wanted a pod that was not in the list.
     #[must_use]
     pub fn pods(&self) -> Arc<Pods> {
         self.0
@@ -82,13 +82,13 @@ impl Cluster {
         }
     }
 
-    /// Whether there is somebody who names pods.
+    /// Whether an API server can name pods.
     #[must_use]
     pub fn is_asked(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Asks for an eviction; false where nobody can do it now.
+    /// Asks for an eviction; false if it cannot be requested now.
     #[must_use]
     pub fn evict(&self, evict: Evict) -> bool {
         let link = self.0.as_ref();

@@ -1,9 +1,10 @@
-//! One look at one process: which GPU devices it holds, what of ours it has mapped, where it belongs. Owns the reading
-//! of `/proc`. Never follows a link of the process's own file system out of its root, never waits for a file system
-//! that a process chose (no byte of a foreign file is read), and never writes.
+//! One look at one process: which GPU devices it holds, which of our files it has mapped, which container it
+//! belongs to. Owns the reading of `/proc`. Never follows a link of the process's own file system out of its
+//! root, never waits for a file system that a process chose (it reads no byte of a foreign file), and never
+//! writes.
 //!
-//! What a mapping is of, is said by device and inode numbers, which the kernel writes; a path there is only a hint, since
-//! whoever owns a mount namespace chooses its paths.
+//! A mapping is identified by device and inode numbers, which the kernel writes. A path there is only a hint,
+//! since the owner of a mount namespace chooses its paths.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, ResolveFlags, StatxFlags};
 
-use super::place::{self, Place};
+use super::cgroup::{self, PodContainer};
 
 /// A file by what the kernel calls it: major and minor number of its file system, inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,7 +60,7 @@ pub struct Facts {
     /// The GPU devices that it holds open or has mapped, such as `nvidia0`.
     pub devices: BTreeSet<String>,
     /// The pod and container that it belongs to; nothing for the host's own.
-    pub place: Option<Place>,
+    pub place: Option<PodContainer>,
     /// What of the library it has mapped.
     pub library: Library,
     /// The container whose limits it has mapped.
@@ -227,12 +228,12 @@ impl Eyes {
         }
     }
 
-    /// Fills in who it is and where it belongs.
+    /// Fills in the process's identity and the container that it belongs to.
     pub fn introduce(&self, facts: &mut Facts, ours: &Ours) {
         let program = fs::read_to_string(self.of_pid(facts.pid, "comm")).unwrap_or_default();
         facts.program = plain(program.trim_end());
         let cgroup = fs::read_to_string(self.of_pid(facts.pid, "cgroup")).unwrap_or_default();
-        facts.place = place::of(&cgroup);
+        facts.place = cgroup::of(&cgroup);
         facts.sees = self
             .limits_seen(facts.pid)
             .and_then(|id| ours.limits.get(&id).cloned());

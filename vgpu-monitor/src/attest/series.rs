@@ -20,7 +20,7 @@ pub struct Picture {
     /// Processes that hold a GPU.
     pub holders: Vec<Row>,
     /// Memory that processes hold which are in no container of ours.
-    pub nobodys: BTreeMap<(String, Whose), u64>,
+    pub unmanaged_bytes: BTreeMap<(String, Owner), u64>,
     /// Which container of ours each process belongs to.
     pub owners: Owners,
     /// Processes of the node.
@@ -31,9 +31,9 @@ pub struct Picture {
     pub turns: u64,
 }
 
-/// Whose a process is; empty where that is not known, all empty for the host's own.
+/// Owner a process is; empty where that is not known, all empty for the host's own.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Whose {
+pub struct Owner {
     /// Namespace of the pod.
     pub namespace: String,
     /// The pod.
@@ -47,12 +47,12 @@ pub struct Whose {
 pub struct Row {
     /// Its host pid.
     pub pid: u32,
-    /// How it stands. A bad verdict that is not confirmed yet counts as none: see `Holder`.
+    /// How it stands. A bad verdict that is not confirmed yet counts as none: see `GpuHolder`.
     pub verdict: Verdict,
     /// Why.
     pub reason: &'static str,
-    /// Whose it is.
-    pub whose: Whose,
+    /// Owner it is.
+    pub owner: Owner,
     /// The directory of its container.
     pub container: Option<PathBuf>,
 }
@@ -66,23 +66,23 @@ impl Picture {
     /// The encoder's writer fails.
     pub fn encode(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut by_verdict = BTreeMap::from(Verdict::ALL.map(|verdict| (verdict, 0_u64)));
-        let mut by_container: BTreeMap<(&Whose, Verdict), u64> = BTreeMap::new();
-        let mut unmanaged: BTreeMap<(&Whose, &str), u64> = BTreeMap::new();
+        let mut by_container: BTreeMap<(&Owner, Verdict), u64> = BTreeMap::new();
+        let mut unmanaged: BTreeMap<(&Owner, &str), u64> = BTreeMap::new();
         for row in &self.holders {
             let one = |count: &mut u64| *count = count.saturating_add(1);
             one(by_verdict.entry(row.verdict).or_default());
             if row.container.is_some() {
-                one(by_container.entry((&row.whose, row.verdict)).or_default());
+                one(by_container.entry((&row.owner, row.verdict)).or_default());
             }
             if row.verdict.is_bad() {
-                one(unmanaged.entry((&row.whose, row.reason)).or_default());
+                one(unmanaged.entry((&row.owner, row.reason)).or_default());
             }
         }
         gauge(
             out,
             "vgpu_node_gpu_processes",
             None,
-            "Processes of the node that hold a GPU, by how they stand",
+            "Processes on the node that hold a GPU, by verdict",
             by_verdict.iter().map(|(verdict, count)| {
                 let labels = vec![
                     ("node", Cow::Borrowed(self.node.as_str())),
@@ -95,9 +95,9 @@ impl Picture {
             out,
             "vgpu_node_unmanaged_processes",
             None,
-            "Processes that hold a GPU past the library or with other limits than their container's",
-            unmanaged.iter().map(|((whose, reason), count)| {
-                let mut labels = self.labels(whose);
+            "Processes that hold a GPU without the library or with limits other than their container's, by reason",
+            unmanaged.iter().map(|((owner, reason), count)| {
+                let mut labels = self.labels(owner);
                 labels.push(("reason", Cow::Borrowed(*reason)));
                 (labels, *count)
             }),
@@ -106,9 +106,9 @@ impl Picture {
             out,
             "vgpu_container_gpu_processes",
             None,
-            "Processes of a container that hold a GPU, by how they stand",
-            by_container.iter().map(|((whose, verdict), count)| {
-                let mut labels = self.labels(whose);
+            "Processes of the container that hold a GPU, by verdict",
+            by_container.iter().map(|((owner, verdict), count)| {
+                let mut labels = self.labels(owner);
                 labels.push(("verdict", Cow::Borrowed(verdict.as_str())));
                 (labels, *count)
             }),
@@ -117,9 +117,9 @@ impl Picture {
             out,
             "vgpu_node_unaccounted",
             Some(Unit::Bytes),
-            "Memory of a GPU that processes hold which are in no container of ours in bytes",
-            self.nobodys.iter().map(|((uuid, whose), bytes)| {
-                let mut labels = self.labels(whose);
+            "GPU memory held by processes outside the containers that vgpu manages, in bytes",
+            self.unmanaged_bytes.iter().map(|((uuid, owner), bytes)| {
+                let mut labels = self.labels(owner);
                 labels.push(("device_uuid", Cow::Borrowed(uuid.as_str())));
                 (labels, *bytes)
             }),
@@ -129,19 +129,19 @@ impl Picture {
             out,
             "vgpu_monitor_attested_processes",
             None,
-            "Processes of the node that attestation knows",
+            "Processes on the node that attestation tracks",
             one(self.processes),
         )?;
         gauge(
             out,
             "vgpu_monitor_unreadable_processes",
             None,
-            "Processes that attestation may not look at",
+            "Processes that attestation is not permitted to inspect",
             one(self.unreadable),
         )?;
         let mut family = out.encode_descriptor(
             "vgpu_monitor_attest_turns",
-            "How often attestation has looked",
+            "Rounds of attestation since the agent started",
             None,
             MetricType::Counter,
         )?;
@@ -153,12 +153,12 @@ impl Picture {
         Ok(())
     }
 
-    fn labels<'a>(&'a self, whose: &'a Whose) -> Labels<'a> {
+    fn labels<'a>(&'a self, owner: &'a Owner) -> Labels<'a> {
         vec![
             ("node", Cow::Borrowed(self.node.as_str())),
-            ("namespace", Cow::Borrowed(whose.namespace.as_str())),
-            ("pod", Cow::Borrowed(whose.pod.as_str())),
-            ("container", Cow::Borrowed(whose.container.as_str())),
+            ("namespace", Cow::Borrowed(owner.namespace.as_str())),
+            ("pod", Cow::Borrowed(owner.pod.as_str())),
+            ("container", Cow::Borrowed(owner.container.as_str())),
         ]
     }
 }

@@ -1,4 +1,5 @@
-//! Who is told of a process that holds a GPU past its limits, in which words, and how often. Never judges.
+//! Reports a process that holds a GPU past its limits: to which objects, in which words, and how often. Never
+//! judges.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -6,8 +7,8 @@ use std::time::{Duration, Instant};
 use events::{Events, Kind};
 
 use super::cluster::{Cluster, Evict};
-use super::verdict::{Ground, Known, Reason};
-use super::watch::Holder;
+use super::verdict::{Ground, ManagedContainer, Reason};
+use super::watch::GpuHolder;
 use crate::reconcile::Gap;
 
 /// The same is said again after this.
@@ -55,7 +56,7 @@ impl Teller {
     }
 
     /// Tells of a process whose verdict is bad and confirmed.
-    pub fn process(&mut self, holder: &Holder, ground: &Ground, now: Instant) {
+    pub fn process(&mut self, holder: &GpuHolder, ground: &Ground, now: Instant) {
         let known = holder
             .judged
             .container
@@ -100,7 +101,7 @@ impl Teller {
         }
     }
 
-    fn evict(&mut self, known: &Known, now: Instant) {
+    fn evict(&mut self, known: &ManagedContainer, now: Instant) {
         let Policy::Evict { dry_run } = self.policy else {
             return;
         };
@@ -122,8 +123,14 @@ impl Teller {
         }
     }
 
-    /// Tells of memory that nobody charged.
-    pub fn gap(&mut self, gap: &Gap, known: &Known, programs: &HashMap<u32, String>, now: Instant) {
+    /// Reports memory that is not charged.
+    pub fn gap(
+        &mut self,
+        gap: &Gap,
+        known: &ManagedContainer,
+        programs: &HashMap<u32, String>,
+        now: Instant,
+    ) {
         if !self.is_news(format!("gap/{}/{}", gap.path.display(), gap.device), now) {
             return;
         }
@@ -163,7 +170,7 @@ impl Teller {
 }
 
 /// Only a pod that asked for our resources, of which this host wrote whose it is, and in which the process really is.
-fn is_evictable(known: &Known, reason: Reason, uid: &str) -> bool {
+fn is_evictable(known: &ManagedContainer, reason: Reason, uid: &str) -> bool {
     !known.pod.is_empty()
         && known.pod_uid == uid
         && matches!(
@@ -179,7 +186,7 @@ fn event_reason(reason: Reason) -> &'static str {
     }
 }
 
-fn sentence(holder: &Holder, known: Option<&Known>, in_pod: bool) -> String {
+fn sentence(holder: &GpuHolder, known: Option<&ManagedContainer>, in_pod: bool) -> String {
     let facts = &holder.facts;
     let devices: Vec<&str> = facts.devices.iter().map(String::as_str).collect();
     let program = match facts.program.as_str() {
@@ -202,10 +209,10 @@ fn sentence(holder: &Holder, known: Option<&Known>, in_pod: bool) -> String {
     )
 }
 
-fn gap_sentence(gap: &Gap, known: &Known, programs: &HashMap<u32, String>) -> String {
+fn gap_sentence(gap: &Gap, known: &ManagedContainer, programs: &HashMap<u32, String>) -> String {
     let mib = |bytes: u64| bytes >> 20;
-    let who: Vec<String> = gap
-        .who
+    let holders: Vec<String> = gap
+        .holders
         .iter()
         .take(5)
         .map(|holds| {
@@ -222,10 +229,10 @@ fn gap_sentence(gap: &Gap, known: &Known, programs: &HashMap<u32, String>) -> St
         })
         .collect();
     format!(
-        "container {} has {} MiB of {} that nobody charged: {}",
+        "container {} holds {} MiB of {} that are not charged to it: {}",
         known.container,
         mib(gap.bytes),
         gap.uuid,
-        who.join("; ")
+        holders.join("; ")
     )
 }

@@ -42,7 +42,7 @@ impl Verdict {
         }
     }
 
-    /// Whether somebody has to be told.
+    /// Whether it has to be reported.
     #[must_use]
     pub fn is_bad(self) -> bool {
         matches!(self, Self::ForeignLimits | Self::Unmanaged)
@@ -121,7 +121,7 @@ impl Reason {
 
 /// A container of ours.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct ManagedContainer {
     /// Its directory.
     pub path: PathBuf,
     /// Namespace of its pod; empty under `vgpu run`.
@@ -140,7 +140,7 @@ pub struct Known {
 #[derive(Debug, Clone, Default)]
 pub struct Ground {
     /// The containers, by directory.
-    pub containers: HashMap<PathBuf, Known>,
+    pub containers: HashMap<PathBuf, ManagedContainer>,
     /// Name of the newest library; empty where that is not known, and then none is stale.
     pub newest: String,
     /// Namespaces whose pods may hold GPUs as they like.
@@ -190,7 +190,7 @@ pub fn judge(facts: &Facts, executable: &str, ground: &Ground) -> Judged {
     let mut asked = true;
     match &facts.place {
         Some(place) => {
-            let of_pod = |known: &&Known| known.pod_uid == place.pod_uid;
+            let of_pod = |known: &&ManagedContainer| known.pod_uid == place.pod_uid;
             let ours = ground.containers.values().find(of_pod);
             let namespace = match ours {
                 Some(known) => Some(known.namespace.as_str()),
@@ -202,7 +202,7 @@ pub fn judge(facts: &Facts, executable: &str, ground: &Ground) -> Judged {
             }
             asked = ours.is_some();
         }
-        // Believed outside of pods only: who can put a program there is the node's administrator.
+        // Believed only outside of pods: only the node's administrator can put a program there.
         None if ground.exempt_programs.contains(executable) => {
             return judged(Verdict::Exempt, Reason::None);
         }

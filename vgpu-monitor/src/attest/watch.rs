@@ -54,7 +54,7 @@ fn spent() -> Duration {
 
 /// A process that holds a GPU.
 #[derive(Debug, Clone)]
-pub struct Holder {
+pub struct GpuHolder {
     /// What was seen.
     pub facts: Facts,
     /// Name of its program's file.
@@ -67,7 +67,7 @@ pub struct Holder {
     bad_looks: u32,
 }
 
-impl Holder {
+impl GpuHolder {
     /// Whether its verdict has been bad for so long.
     #[must_use]
     pub fn has_stood(&self, time: Duration, now: Instant) -> bool {
@@ -77,12 +77,12 @@ impl Holder {
 }
 
 #[derive(Debug)]
-struct Seen {
+struct WatchedProcess {
     started: u64,
     kernel: bool,
     first: Instant,
     next: Instant,
-    holder: Option<Box<Holder>>,
+    holder: Option<Box<GpuHolder>>,
 }
 
 /// The processes of the node.
@@ -90,7 +90,7 @@ struct Seen {
 pub struct Watch {
     eyes: Eyes,
     pace: Pace,
-    seen: HashMap<u32, Seen>,
+    seen: HashMap<u32, WatchedProcess>,
     /// Processes that could not be looked at, at the last try.
     refused: HashSet<u32>,
     /// Pids that only the driver knows, since when.
@@ -110,7 +110,7 @@ impl Watch {
         }
     }
 
-    /// Looks at whoever is due; `named` are the pids that the driver names.
+    /// Looks at the processes that are due; `named` are the pids that the driver names.
     ///
     /// # Errors
     /// `/proc` cannot be read.
@@ -155,7 +155,7 @@ impl Watch {
                 continue;
             }
             if let Some((started, kernel)) = self.eyes.begun(pid) {
-                let seen = Seen {
+                let seen = WatchedProcess {
                     started,
                     kernel,
                     first: now,
@@ -201,7 +201,7 @@ impl Watch {
             None => self.pace.idle,
         };
         let cost = spent().saturating_sub(begun).saturating_mul(COST_PART);
-        let seen = Seen {
+        let seen = WatchedProcess {
             started,
             kernel,
             first,
@@ -241,10 +241,10 @@ impl Watch {
     fn judged(
         &self,
         facts: Facts,
-        old: Option<Box<Holder>>,
+        old: Option<Box<GpuHolder>>,
         now: Instant,
         ground: &Ground,
-    ) -> Box<Holder> {
+    ) -> Box<GpuHolder> {
         let executable = self.eyes.executable(facts.pid);
         let executable = executable
             .as_deref()
@@ -258,7 +258,7 @@ impl Watch {
         let bad_looks = same
             .map_or(0, |old| old.bad_looks)
             .saturating_add(u32::from(bad));
-        let mut holder = Holder {
+        let mut holder = GpuHolder {
             facts,
             executable,
             judged,
@@ -270,18 +270,18 @@ impl Watch {
         Box::new(holder)
     }
 
-    /// Who holds a GPU.
-    pub fn holders(&self) -> impl Iterator<Item = &Holder> {
+    /// The processes that hold a GPU.
+    pub fn holders(&self) -> impl Iterator<Item = &GpuHolder> {
         self.seen.values().filter_map(|seen| seen.holder.as_deref())
     }
 
     /// Pids that only the driver knows, and has known for long enough.
-    pub fn hidden(&self, now: Instant) -> impl Iterator<Item = Holder> {
+    pub fn hidden(&self, now: Instant) -> impl Iterator<Item = GpuHolder> {
         let confirm = self.pace.confirm;
         self.hidden
             .iter()
             .filter(move |(_, since)| now.saturating_duration_since(**since) >= confirm)
-            .map(|(pid, since)| Holder {
+            .map(|(pid, since)| GpuHolder {
                 facts: Facts {
                     pid: *pid,
                     ..Facts::default()

@@ -309,7 +309,7 @@ fn find<'a>(spec: &'a Spec, wanted: &Wanted) -> Option<(&'a Device, bool)> {
     if let Some(device) = named(&wanted.uuid) {
         return Some((device, wanted.instance.is_some()));
     }
-    // A MIG instance that is no card of the inventory and that nobody has just made has to be named.
+    // A MIG instance that is neither in the inventory nor just created has to be named.
     if wanted.uuid != wanted.card && wanted.instance.is_none() {
         return None;
     }

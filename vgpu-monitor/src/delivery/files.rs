@@ -28,7 +28,7 @@ pub(super) fn make_dir(path: &Path, mode: u32) -> Result<(), DeliveryError> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o755);
     builder.create(path).map_err(failed("make", path))?;
-    // Whatever the umask says, and whoever made it.
+    // Independent of the umask and of the process that created it.
     let is = fs::symlink_metadata(path).map_err(failed("look at", path))?;
     if is.permissions().mode() & 0o7777 != mode {
         fs::set_permissions(path, Permissions::from_mode(mode))
@@ -57,7 +57,7 @@ pub(super) fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Deli
         file.sync_all()
     });
     written.map_err(|error| {
-        // Half a file serves nobody; that it cannot be removed is not the error to tell.
+        // A partial file is of no use; a failure to remove it is not the error to report.
         fs::remove_file(path).ok();
         failed("write", path)(error)
     })

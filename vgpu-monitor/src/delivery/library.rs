@@ -121,7 +121,7 @@ pub(super) fn clear(lib: &Path, kept: &BTreeSet<&str>) -> Result<Vec<PathBuf>, D
     for name in files::names(lib)? {
         let path = lib.join(&name);
         let is_half = name.starts_with(NEW) || name.starts_with(OLD);
-        // What has another form somebody else has put there.
+        // A directory of another form was not put there by this program.
         let is_ours = path.join(FILE).exists() && path.join(PRELOAD).exists();
         if !is_half && (kept.contains(name.as_str()) || !is_ours) {
             continue;

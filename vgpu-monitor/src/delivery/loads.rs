@@ -15,9 +15,9 @@ use crate::card::{Card, Inventory};
 
 /// What a container has.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct GivenContainer {
     pub(super) record: Record,
-    /// When it was last given, in [`Books::moment`]s.
+    /// When it was last given, in [`CardLoads::moment`]s.
     pub(super) touched: u64,
     /// Its pod is gone, as two sources say: it counts for no card.
     pub(super) gone: bool,
@@ -27,15 +27,15 @@ pub(super) struct Held {
 
 /// All containers.
 #[derive(Debug, Default)]
-pub(super) struct Books {
-    held: BTreeMap<Name, Held>,
+pub(super) struct CardLoads {
+    held: BTreeMap<Name, GivenContainer>,
     clock: u64,
 }
 
-impl Books {
+impl CardLoads {
     /// Reads what stands below the root.
     pub(super) fn read(root: &Path) -> Result<Self, DeliveryError> {
-        let mut books = Self::default();
+        let mut loads = Self::default();
         for text in files::names(root)? {
             let name = Name(text);
             let is_dir = std::fs::symlink_metadata(root.join(&name.0)).is_ok_and(|is| is.is_dir());
@@ -49,22 +49,22 @@ impl Books {
                     (Record::of_limits(&name, &limits), Some(reason))
                 }
             };
-            let held = Held {
+            let held = GivenContainer {
                 record,
                 touched: 0,
                 gone: false,
                 broken,
             };
-            books.held.insert(name, held);
+            loads.held.insert(name, held);
         }
-        Ok(books)
+        Ok(loads)
     }
 
-    pub(super) fn get(&self, name: &Name) -> Option<&Held> {
+    pub(super) fn get(&self, name: &Name) -> Option<&GivenContainer> {
         self.held.get(name)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, &Held)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, &GivenContainer)> {
         self.held.iter()
     }
 
@@ -81,7 +81,7 @@ impl Books {
 
     pub(super) fn hold(&mut self, name: &Name, record: Record) {
         self.clock += 1;
-        let held = Held {
+        let held = GivenContainer {
             record,
             touched: self.clock,
             gone: false,
@@ -115,7 +115,7 @@ impl Books {
 
     /// Whether the container has this much of the card already.
     fn has(&self, name: &Name, wanted: &RecordDevice) -> bool {
-        // Of whom is gone others have got what he had.
+        // Memory of a container that is gone has been given to others.
         let held = self.held.get(name).filter(|held| !held.gone);
         held.is_some_and(|held| {
             held.record.devices.iter().any(|device| {
@@ -142,7 +142,7 @@ impl Books {
             let most = Most::of(device, inventory)?;
             let (sum, holders) = self.sum(name, wanted, device, root);
             if let Some(part) = most.is_passed_by(&sum) {
-                return Err(DeliveryError::Over(Box::new(Over {
+                return Err(DeliveryError::Overcommitted(Box::new(Overcommit {
                     who: who(wanted),
                     uuid: device.uuid.clone(),
                     part,
@@ -155,7 +155,7 @@ impl Books {
         Ok(())
     }
 
-    /// What a card would hold with this, and who holds it now.
+    /// What a GPU would hold with this, and which containers hold it now.
     fn sum(
         &self,
         name: &Name,
@@ -186,7 +186,7 @@ impl Books {
             };
             let kind = held.record.kind();
             let is_ours = pod == wanted.labels.pod_uid && is_new;
-            // Nobody says when a running pod's init container is over. Its processes do.
+            // Neither source says when the init container of a running pod is over; its processes show it.
             if kind == Kind::Init && !is_ours && !place::is_used(root, other) {
                 continue;
             }
@@ -348,7 +348,7 @@ impl Part {
 
 /// More than a card has.
 #[derive(Debug)]
-pub struct Over {
+pub struct Overcommit {
     who: String,
     uuid: String,
     part: Part,
@@ -360,7 +360,7 @@ pub struct Over {
 /// More holders are counted, not named: the text goes into an event.
 const NAMED_MOST: usize = 4;
 
-impl fmt::Display for Over {
+impl fmt::Display for Overcommit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (part, Most(most)) = (self.part, &self.most);
         write!(

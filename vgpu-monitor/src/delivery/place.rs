@@ -1,7 +1,8 @@
-//! One container's directory on the host: how it is made, repaired, judged used and taken away.
+//! One container's directory on the host: how it is created, repaired, judged used and removed.
 //!
-//! It appears under its name whole or not at all. A region in which a process holds a lock is never touched; one that
-//! nobody uses and that its container has spoilt is made anew, since it is the container's to write.
+//! It appears under its name whole or not at all. A region in which a process holds a lock is never touched.
+//! A region that no process uses and that its container has spoilt is made anew, since the container can
+//! write it.
 
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
@@ -93,7 +94,7 @@ pub(super) fn repair(
 ) -> Result<(), DeliveryError> {
     let path = root.join(&name.0);
     match fs::symlink_metadata(&path) {
-        // Somebody has deleted it.
+        // The directory was deleted.
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return make(root, name, record, limits);
         }
@@ -121,7 +122,7 @@ pub(super) fn repair(
     Ok(())
 }
 
-/// What makes a host-owned file one that no reader can use, so that another one in its place harms nobody.
+/// Whether the error means that no reader can use the host-owned file, so that replacing it harms no process.
 fn is_no_use(error: FileError) -> bool {
     matches!(
         error,
@@ -189,12 +190,12 @@ fn repair_region(
     if let Some(region) = open_region(&path).ok().filter(is_locked) {
         // A sidecar works while another container of the pod is started anew: what its container spoilt is its own.
         drop(region);
-        tracing::warn!(path = %path.display(), "the usage region is not as it was made, and in use: it stays");
+        tracing::warn!(path = %path.display(), "the usage region is damaged and in use: leaving it");
         return Ok(());
     }
     // One that was made before anything was given knows no device, which is as it should be.
     if was_given {
-        tracing::warn!(path = %path.display(), "the usage region is not as it was made: it is made anew");
+        tracing::warn!(path = %path.display(), "the usage region is damaged: creating it anew");
     }
     files::remove(&path)?;
     step();
@@ -347,7 +348,7 @@ fn take_away(path: &Path) -> Result<(), DeliveryError> {
     }
 }
 
-/// Takes away what a killed agent left between two steps. The caller sees to it that nobody is making anything.
+/// Removes what a killed agent left between two steps. The caller ensures that nothing is being created.
 pub(super) fn clear_halves(root: &Path) -> Result<Vec<PathBuf>, DeliveryError> {
     let mut cleared = Vec::new();
     for name in files::names(root)? {

@@ -520,7 +520,7 @@ fn no_card_is_given_more_than_is_promised_of_it() {
     assert!(give("c", &of("c", Kind::App, 4, 0)).is_err());
     assert_eq!(give("a2", &of("a", Kind::App, 8, 40)), Ok(()));
     assert_eq!(give("c", &of("c", Kind::App, 4, 0)), Ok(()));
-    // Whose pod is gone holds nothing, until he is given something again.
+    // A container whose pod is gone holds nothing until it is given something again.
     let moment = delivery.moment();
     delivery.gone(&BTreeSet::from([name("b"), name("c")]), moment);
     assert_eq!(give("d", &of("d", Kind::App, 8, 0)), Ok(()));

@@ -1,5 +1,5 @@
-//! The thread that asks the driver: events of every card, and how each is. It reports and judges nothing, and it may
-//! hang for as long as the driver does: nobody waits for it.
+//! The thread that queries the driver: events of every GPU, and the state of each. It reports and judges
+//! nothing, and it may hang for as long as the driver does: no other thread waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -15,7 +15,7 @@ use nvml_wrapper::event::EventSet;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 
-use super::judge::{Fault, Known, Report};
+use super::judge::{CardIdentity, Fault, Report};
 use super::score::Vitals;
 use crate::card::Inventories;
 
@@ -47,7 +47,7 @@ const REMAP_FAILED: FieldId = FieldId(145);
 /// A card has at most seven parts; a driver that says more is not believed.
 const INSTANCES_MOST: u32 = 16;
 
-/// Asks until nobody listens. `library` is NVML's file; nothing is the driver's own.
+/// Queries until the receiver is dropped. `library` is NVML's file; nothing means the driver's own.
 pub(super) fn ask(
     library: Option<&OsStr>,
     pace: Pace,
@@ -74,7 +74,7 @@ pub(super) fn ask(
     }
 }
 
-/// Nobody listens any more.
+/// The receiver was dropped.
 struct Gone;
 
 fn open(library: Option<&OsStr>) -> Result<Nvml, String> {
@@ -172,14 +172,14 @@ fn session(
 fn watch<'nvml>(
     nvml: &'nvml Nvml,
     watched: &mut BTreeMap<String, Watched<'nvml>>,
-) -> Result<Vec<Known>, NvmlError> {
+) -> Result<Vec<CardIdentity>, NvmlError> {
     let mut listed = Vec::new();
     for index in 0..nvml.device_count()? {
         let Ok(device) = nvml.device_by_index(index) else {
             continue;
         };
         let Ok(uuid) = device.uuid() else { continue };
-        listed.push(Known {
+        listed.push(CardIdentity {
             uuid: uuid.clone(),
             index,
             model: device.name().unwrap_or_default(),
@@ -191,7 +191,7 @@ fn watch<'nvml>(
         if let Err(error) = &events
             && !watched.contains_key(&uuid)
         {
-            tracing::warn!(%uuid, %error, "the card tells of no XIDs: it is only asked how it is");
+            tracing::warn!(%uuid, %error, "the GPU reports no XID events: only its state is polled");
         }
         let card = Watched {
             device,

@@ -38,7 +38,7 @@ pub enum Report {
     /// It is about to load the driver's library and start it.
     Starting,
     /// The driver was started anew, and has these cards.
-    Started(Vec<Known>),
+    Started(Vec<CardIdentity>),
     /// The driver cannot be asked: why.
     Down(String),
     /// The driver answered.
@@ -61,7 +61,7 @@ pub enum Report {
 
 /// A card that the driver has.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Known {
+pub struct CardIdentity {
     /// Its UUID.
     pub uuid: String,
     /// Its number.
@@ -83,13 +83,13 @@ pub enum Fault {
     Other(String),
 }
 
-/// What changed, for whoever has to be told.
+/// What changed, to be reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
     /// A card met an XID.
     Xid {
         /// The card.
-        card: Known,
+        card: CardIdentity,
         /// The row of the table.
         xid: xid::Xid,
         /// Whether it makes the card sick.
@@ -98,7 +98,7 @@ pub enum News {
     /// A card is sick, of this.
     Sick {
         /// The card.
-        card: Known,
+        card: CardIdentity,
         /// Of what.
         reason: String,
         /// Whether it may recover by itself.
@@ -107,7 +107,7 @@ pub enum News {
     /// A card is well again.
     Well {
         /// The card.
-        card: Known,
+        card: CardIdentity,
         /// Of what it was sick.
         was: String,
     },
@@ -118,7 +118,7 @@ pub enum News {
     /// A card gives a warning that does not make it sick.
     Warning {
         /// The card.
-        card: Known,
+        card: CardIdentity,
         /// What it is.
         text: &'static str,
     },
@@ -127,7 +127,7 @@ pub enum News {
 /// What makes a card sick.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
-    /// It cannot be asked. Whoever was off the bus and comes back was reset.
+    /// It cannot be queried. A GPU that was off the bus and comes back was reset.
     Gone {
         text: String,
         off_the_bus: bool,
@@ -148,7 +148,7 @@ struct Ill {
 
 #[derive(Debug, Default)]
 struct Card {
-    known: Known,
+    known: CardIdentity,
     causes: BTreeMap<Cause, Ill>,
     vitals: Vitals,
     /// The last probe succeeded, at that moment.
@@ -160,7 +160,7 @@ struct Card {
     history: BTreeMap<u64, (u32, Instant)>,
 }
 
-impl Default for Known {
+impl Default for CardIdentity {
     fn default() -> Self {
         Self {
             uuid: String::new(),
@@ -188,7 +188,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// A judge who has heard nothing yet.
+    /// A judge without any report yet.
     #[must_use]
     pub fn new(checks: Checks, patience: Patience, now: Instant) -> Self {
         Self {
@@ -203,7 +203,7 @@ impl Judge {
     }
 
     /// Learns of cards that the inventory has, also while the driver says nothing.
-    pub fn know(&mut self, cards: impl IntoIterator<Item = Known>) {
+    pub fn know(&mut self, cards: impl IntoIterator<Item = CardIdentity>) {
         for known in cards {
             let card = self.cards.entry(known.uuid.clone()).or_default();
             card.known = known;
@@ -348,11 +348,11 @@ impl Judge {
     }
 
     /// Whether there is any card that is known, sick or well.
-    pub fn cards(&self) -> impl Iterator<Item = &Known> {
+    pub fn cards(&self) -> impl Iterator<Item = &CardIdentity> {
         self.cards.values().map(|card| &card.known)
     }
 
-    /// Numbers for whoever measures.
+    /// Numbers for the metrics.
     #[must_use]
     pub fn figures(&self) -> Figures {
         let health = self.health();
@@ -381,7 +381,7 @@ impl Judge {
     }
 }
 
-/// Numbers for whoever measures.
+/// Numbers for the metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Figures {
     /// By UUID.
@@ -396,7 +396,7 @@ pub struct Figures {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CardFigures {
     /// Which it is.
-    pub known: Known,
+    pub known: CardIdentity,
     /// Why it is not to be used.
     pub sick: Option<Sick>,
     /// What it warns of.
@@ -627,7 +627,7 @@ mod tests {
         }
 
         fn started(&mut self) {
-            let known = Known {
+            let known = CardIdentity {
                 uuid: GPU.to_owned(),
                 index: 0,
                 model: "T".to_owned(),
@@ -806,7 +806,7 @@ mod tests {
     fn cards_that_only_the_inventory_knows_are_out_with_the_driver() {
         let now = Instant::now();
         let mut judge = Judge::new(Checks::default(), Patience::default(), now);
-        judge.know([Known {
+        judge.know([CardIdentity {
             uuid: "GPU-9".to_owned(),
             index: 9,
             model: String::new(),

@@ -1,4 +1,5 @@
-//! Who is told what: the log, the pods on a card and the node, in words. Never judges, and never waits: events queue.
+//! Reports changes of health: to the log, to the pods on a GPU and to the node, in words. Never judges, and
+//! never waits: events queue.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::path::Path;
 use events::{Events, Kind};
 use supervisor::{instance, view};
 
-use super::judge::{Known, News};
+use super::judge::{CardIdentity, News};
 use super::xid::{Class, Xid};
 
 /// A pod that has a part of a card.
@@ -51,7 +52,7 @@ pub fn pods_on(root: &Path, uuids: &BTreeSet<String>) -> BTreeSet<PodOn> {
         });
     });
     if let Err(error) = scan {
-        tracing::debug!(%error, "no pod is told: the containers' directories cannot be read");
+        tracing::debug!(%error, "no pod gets an event: the containers' directories cannot be read");
     }
     pods
 }
@@ -132,7 +133,7 @@ pub fn sentence(news: &News) -> Sentence {
     }
 }
 
-fn name(card: &Known) -> String {
+fn name(card: &CardIdentity) -> String {
     match card.index {
         u32::MAX => format!("GPU {}", card.uuid),
         index => format!("GPU {index} ({})", card.uuid),
@@ -154,7 +155,7 @@ fn of_xid(xid: &Xid, sick: bool) -> String {
     )
 }
 
-/// Tells everybody whom it concerns.
+/// Reports to every object concerned.
 pub(super) fn tell(
     news: &News,
     root: &Path,

@@ -451,8 +451,8 @@ pub const TABLE: &[Xid] = &[
     row(158, Hardware, Reset, "a fatal time-out of the card", RESET),
 ];
 
-/// The row of an XID. One that nobody has described makes a card sick until a probe and a long quiet time say
-/// otherwise: the reference takes it out for ever.
+/// The row of an XID. An XID without a row makes a GPU sick until a probe and a long quiet time say
+/// otherwise; the reference takes such a GPU out for ever.
 #[must_use]
 pub fn of(number: u64) -> Xid {
     TABLE
@@ -520,7 +520,8 @@ impl Checks {
         let on = self.named.get(&xid.number).copied();
         match on {
             Some(false) => Never,
-            // Whoever names an application's error wants to see it as the reference would: the card is out.
+            // An operator that names an application's error wants what the reference does: the GPU is taken
+            // out.
             Some(true) => xid.until.max(Quiet),
             None if self.none && !self.all => Never,
             None => xid.until,

@@ -1,5 +1,5 @@
-//! The agent's sign of life: a Lease of its own, renewed while the agent knows its cards. Small, in the agent's
-//! namespace, and nobody's annotation is rewritten for it. Never decides what its age means.
+//! The agent's sign of life: a Lease of its own, renewed while the agent knows its GPUs. It is small and in
+//! the agent's namespace, and no annotation is rewritten for it. Never decides what its age means.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub(super) fn jitter() -> f64 {
 /// One call of ours takes no longer: a server (or what stands before it) may take a request and never answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What became of a call, or that nobody answered in time.
+/// The outcome of a call, or that there was no answer in time.
 pub(super) async fn in_time<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
     match tokio::time::timeout(PATIENCE, call).await {
         Ok(done) => done.map_err(|error| error.to_string()),
@@ -68,7 +68,7 @@ pub(super) async fn in_time<T>(call: impl Future<Output = kube::Result<T>>) -> R
     }
 }
 
-/// Renews the Lease for as long as somebody keeps the cards; after a failure sooner than else.
+/// Renews the Lease for as long as the inventory thread runs; after a failure sooner than otherwise.
 pub(super) async fn keep(
     client: kube::Client,
     namespace: String,

@@ -1,9 +1,9 @@
-//! MIG instances on demand: made where the scheduler chose, adopted where they lie there already, and removed when
-//! nobody holds them. What is under way stands in a journal, so that an agent that is killed between two steps leaves
-//! nothing behind that nobody knows of.
+//! MIG instances on demand: created where the scheduler chose, adopted if they exist there already, and
+//! removed when no pod holds them. A journal records each step, so that an agent that is killed between two
+//! steps leaves no instance that it does not know of.
 //!
-//! Never touches an instance that it did not make, never takes one from under a process, and never switches a card's
-//! MIG mode. The driver is asked on a thread of its own: whoever asks waits [`PATIENCE`] and no longer.
+//! Never touches an instance that it did not create, never takes one from under a process, and never switches
+//! a GPU's MIG mode. The driver is queried on a thread of its own: a caller waits [`PATIENCE`] and no longer.
 
 mod card;
 mod journal;
@@ -114,7 +114,7 @@ pub enum MigError {
     InUse {
         /// The instance.
         uuid: String,
-        /// Who uses it.
+        /// The processes that use it.
         processes: String,
     },
     /// What is there cannot be known, or what is under way not written down first.
@@ -127,7 +127,7 @@ pub enum MigError {
     },
 }
 
-type Job = Box<dyn FnOnce(&mut Cutter) + Send>;
+type Job = Box<dyn FnOnce(&mut Instances) + Send>;
 
 /// Makes and removes instances. Clones share the thread and the journal.
 #[derive(Debug, Clone)]
@@ -141,12 +141,13 @@ impl Mig {
     /// [`super::Settings::library`].
     ///
     /// # Errors
-    /// The system gives no thread. A journal that is there and cannot be read is none: then nobody knows what is whose,
-    /// nothing is made or removed, and each refusal says what a person has to look at.
+    /// The system gives no thread. A journal that exists and cannot be read is no error here: the agent then
+    /// cannot know which instances are its own, creates and removes none, and each refusal says what a person
+    /// has to look at.
     pub fn start(state_dir: &Path, library: Option<PathBuf>) -> io::Result<Self> {
         let journal = Journal::open(state_dir);
         let (jobs, asked) = channel::<Job>();
-        let mut cutter = Cutter {
+        let mut cutter = Instances {
             library,
             nvml: None,
             journal,
@@ -174,7 +175,7 @@ impl Mig {
         self.ask(move |cutter| cutter.make(&card, &profile, span))
     }
 
-    /// Removes an instance that was made here; one that somebody else made, or that is gone, stays as it is.
+    /// Removes an instance that this agent created; any other instance, and one that is gone, stays as it is.
     ///
     /// # Errors
     /// [`MigError::InUse`] while a process works on it; others as the driver has them.
@@ -203,12 +204,12 @@ impl Mig {
     /// # Errors
     /// As the driver has them.
     pub fn list(&self) -> Result<Vec<Made>, MigError> {
-        self.ask(Cutter::list)
+        self.ask(Instances::list)
     }
 
     fn ask<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&mut Cutter) -> Result<T, MigError> + Send + 'static,
+        question: impl FnOnce(&mut Instances) -> Result<T, MigError> + Send + 'static,
     ) -> Result<T, MigError> {
         let (reply, answer) = channel();
         let abandoned = Arc::new(AtomicBool::new(false));
@@ -221,7 +222,7 @@ impl Mig {
                     Some(reason) => Err(cutter.journal.error(reason)),
                     None => question(cutter),
                 };
-                // Whoever asked may have given up meanwhile; the journal knows what was done.
+                // The caller may have given up meanwhile; the journal has what was done.
                 drop(reply.send(answer));
             }
         });
@@ -238,7 +239,7 @@ impl Mig {
 }
 
 /// The thread's own.
-struct Cutter {
+struct Instances {
     library: Option<PathBuf>,
     nvml: Option<Nvml>,
     journal: Journal,
@@ -246,7 +247,7 @@ struct Cutter {
     asked: BTreeMap<(String, Span), Instant>,
 }
 
-impl Cutter {
+impl Instances {
     fn nvml(&mut self, card: &str) -> Result<(), MigError> {
         // A driver that was replaced under us, or was not there.
         let works = self
@@ -293,7 +294,7 @@ impl Cutter {
             let whose = if known {
                 "made for a container before"
             } else {
-                "made by somebody else"
+                "created by another program"
             };
             return Err(MigError::Occupied {
                 card: uuid.to_owned(),
@@ -306,7 +307,8 @@ impl Cutter {
                 ),
             });
         }
-        // What the journal has of this place is gone: the machine was restarted, or somebody removed it.
+        // The journal's entry for this position is outdated: the machine was restarted, or the instance was
+        // removed by another program.
         let entries = &mut self.journal.entries;
         entries.retain(|entry| {
             let other = Span {
@@ -338,7 +340,7 @@ impl Cutter {
             (Ok(made), Some(entry)) => {
                 entry.step = Step::Made;
                 entry.uuid = Some(made.uuid.clone());
-                tracing::info!(instance = %made.uuid, %profile, card = %uuid, start = span.start, "made a MIG instance");
+                tracing::info!(instance = %made.uuid, %profile, card = %uuid, start = span.start, "created a MIG instance");
             }
             (Err(_), Some(_)) => {
                 // What failed half-way and could not be taken back is still known.
@@ -353,7 +355,7 @@ impl Cutter {
         }
         // Should this fail, the entry on disk still says that it may be there.
         if let Err(error) = self.journal.write() {
-            tracing::warn!(%error, "a MIG instance stands in the journal as half made");
+            tracing::warn!(%error, "a MIG instance is in the journal as half created");
         }
         made
     }
@@ -371,7 +373,7 @@ impl Cutter {
             self.asked.remove(&entry.place());
             if let Err(error) = self.journal.write() {
                 // The entry is met again, and then there is no such instance.
-                tracing::warn!(%error, "a MIG instance that is gone still stands in the journal");
+                tracing::warn!(%error, "a MIG instance that is gone is still in the journal");
             }
         }
         Ok(())
@@ -409,7 +411,7 @@ impl Cutter {
             }
         }
         if let Err(error) = self.journal.write() {
-            tracing::debug!(%error, "a MIG instance is removed unannounced");
+            tracing::debug!(%error, "cannot write the journal before removing a MIG instance");
         }
         card.destroy(instance)?;
         tracing::info!(card = %entry.card, profile = %entry.profile, start = entry.start, "removed a MIG instance");
@@ -520,7 +522,7 @@ fn adopt(
                 profile: shape.name.clone(),
                 start: instance.start,
                 other: format!(
-                    "the same with {} compute instances (made by somebody else)",
+                    "the same with {} compute instances (created by another program)",
                     several.len()
                 ),
             });

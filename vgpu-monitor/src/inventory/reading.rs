@@ -352,7 +352,8 @@ mod tests {
             profiles: Vec::new(),
             fault: fault.map(str::to_owned),
         };
-        // GPU-a fell off, the numbers moved, and who is now number 1 does not answer; nor does number 2.
+        // GPU-a fell off, the numbers moved, and the GPU that is now number 1 does not answer; nor does
+        // number 2.
         let mut reading = Reading {
             cards: vec![
                 card(0, "GPU-b", None),

@@ -1,8 +1,10 @@
-//! What stands on the Node object of this node's cards, and keeping it there: the register, the scores of pairs, the
-//! handshake. Never anybody else's keys, never the operator's cordon, and nothing is taken away when the agent stops.
+//! Keeps the Node object's annotations of this node's GPUs up to date: the register, the scores of pairs, the
+//! handshake. Never touches another program's keys or the operator's cordon, and removes nothing when the
+//! agent stops.
 //!
-//! A write happens only where what stands there is not what should: the API server is watched, not written to every
-//! half minute. The handshake goes with such a write, and answers a scheduler that asks for one.
+//! It writes only if the annotations differ from what they should be: it watches the API server instead of
+//! writing every half minute. The handshake goes with such a write, and answers a scheduler that asks for
+//! one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,7 +34,7 @@ pub struct RegisterSettings {
     pub namespace: String,
     /// The form of the register annotation.
     pub format: RegisterFormat,
-    /// Who tells the node what is wrong with its cards.
+    /// Writes events on the node about what is wrong with its GPUs.
     pub events: Events,
     /// The first pause after a write that failed; it doubles up to a minute.
     pub pause: Duration,
@@ -41,7 +43,7 @@ pub struct RegisterSettings {
 }
 
 impl RegisterSettings {
-    /// With what holds where nobody says otherwise.
+    /// With the defaults.
     pub fn new(node: impl Into<String>, namespace: impl Into<String>, events: Events) -> Self {
         Self {
             node: node.into(),
@@ -62,7 +64,7 @@ const OURS: [&str; 3] = [
 ];
 /// How a handshake begins that an agent has written.
 const REPORTED: &str = "Reported ";
-/// Longest pause between two writes, whether they fail or somebody undoes them.
+/// Longest pause between two writes, whether they fail or another program undoes them.
 const MOST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Keeps the Node's annotations and the agent's Lease as they should be, for ever.
@@ -83,11 +85,11 @@ pub async fn register(
     tokio::join!(lease, annotations);
 }
 
-/// Takes what the agent wrote off the Node, and its Lease away: for whoever takes the product off a node. No restart
+/// Removes the agent's annotations from the Node, and its Lease, to take the product off a node. No restart
 /// does this.
 ///
 /// # Errors
-/// As the API server has them; a node or a Lease that is not there is none.
+/// As the API server has them; a node or a Lease that does not exist is none.
 pub async fn unregister(client: kube::Client, node: &str, namespace: &str) -> kube::Result<()> {
     let nodes: Api<PartialObjectMeta<Node>> = Api::all(client.clone());
     let nothing: BTreeMap<&str, Value> = OURS.iter().map(|key| (*key, Value::Null)).collect();
@@ -142,7 +144,7 @@ fn changes(
     }
     let shaken = stands(keys::SEED_HANDSHAKE);
     match register {
-        // With each write, and to whoever asks.
+        // With each write, and in answer to each question.
         Some(_) if !changes.is_empty() || !shaken.is_some_and(|it| it.starts_with(REPORTED)) => {
             let time = now.strftime("%Y-%m-%d %H:%M:%S");
             changes.insert(keys::SEED_HANDSHAKE, json!(format!("{REPORTED}{time}")));
@@ -157,12 +159,12 @@ fn changes(
 
 /// What stands on the Node, as it was seen last.
 #[derive(Debug, Default)]
-struct Seen {
+struct LastWritten {
     annotations: BTreeMap<String, String>,
     version: Option<u64>,
 }
 
-impl Seen {
+impl LastWritten {
     /// A watch may tell of the time before our own write.
     fn see(&mut self, node: PartialObjectMeta<Node>) {
         let version = node.metadata.resource_version.as_deref();
@@ -179,7 +181,7 @@ impl Seen {
     }
 }
 
-/// When the next write may happen: at once, unless writes fail or somebody undoes them again and again.
+/// When the next write may happen: at once, unless writes fail or another program undoes them repeatedly.
 #[derive(Debug)]
 struct Pace {
     first: Duration,
@@ -234,7 +236,7 @@ async fn keep(
     let nodes: Api<PartialObjectMeta<Node>> = Api::all(client);
     let own = watcher::Config::default().fields(&format!("metadata.name={}", settings.node));
     let mut watch = std::pin::pin!(watcher(nodes.clone(), own).default_backoff());
-    let mut seen: Option<Seen> = None;
+    let mut seen: Option<LastWritten> = None;
     let mut pace = Pace::new(settings.pause);
     let mut told: Vec<String> = Vec::new();
     loop {

@@ -64,7 +64,7 @@ impl Rules {
             None => DeviceConfig::standard(),
         };
         let nvidia = config.nvidia.ok_or(
-            "device configuration: there is no section nvidia, so this node's cards are nobody's; write one",
+            "device configuration: there is no section nvidia, so this node's GPUs cannot be offered; add one",
         )?;
         let overrides = match node_config {
             Some(text) => NodeOverrides::parse(text)

@@ -20,7 +20,7 @@ use crate::card::Inventory;
 /// What the keeping thread is told.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// Somebody wants the driver to be asked now.
+    /// Query the driver now.
     Rescan,
     /// The driver's answer, or why there is none.
     Answer(Result<Reading, String>),
@@ -61,7 +61,7 @@ pub(super) fn start(
     Ok(events)
 }
 
-/// Answers questions until nobody asks any more.
+/// Answers questions until the sender is dropped.
 fn ask(
     questions: &Receiver<Option<Reading>>,
     answers: &Sender<Event>,
@@ -107,7 +107,7 @@ struct Keeper {
     /// Since when it has not answered, and whether it is said to be silent.
     waiting: Option<Instant>,
     due: Instant,
-    /// Somebody asked for a scan while one was under way.
+    /// A scan was requested while one was under way.
     again: bool,
 }
 
@@ -120,7 +120,7 @@ impl Keeper {
             self.look_at_configuration();
             if self.waiting.is_none() && Instant::now() >= self.due {
                 if questions.send(self.reading.clone()).is_err() {
-                    tracing::error!("the thread that asks the NVIDIA driver is gone");
+                    tracing::error!("the thread that queries the NVIDIA driver has ended");
                     return;
                 }
                 self.waiting = Some(Instant::now());
@@ -188,13 +188,13 @@ impl Keeper {
                 self.config_problem = None;
                 let changed = self.rules.borrow().as_deref() != Some(&rules);
                 if changed {
-                    tracing::info!(node = %settings.node, "the configuration holds");
+                    tracing::info!(node = %settings.node, "the configuration is in effect");
                     self.rules.send_replace(Some(Arc::new(rules)));
                 }
             }
             Err(problem) => {
                 let what = if self.rules.borrow().is_some() {
-                    "what held before still holds"
+                    "keeping the previous configuration"
                 } else {
                     "no card is offered until it is cured"
                 };
@@ -212,7 +212,7 @@ impl Keeper {
         let rules = self.rules.borrow().clone();
         let mut inventory = match (&self.reading, rules) {
             (Some(reading), Some(rules)) => promise(reading, &rules),
-            // Nobody has said anything yet.
+            // There has been no report yet.
             (None, Some(_)) if self.down.is_none() && silent.is_none() => return,
             _ => Inventory::default(),
         };
@@ -244,7 +244,7 @@ impl Keeper {
                         .as_deref()
                         .is_some_and(|known| known.problems.contains(problem));
                     if !said {
-                        tracing::warn!(%problem, "not all is well with the node's cards");
+                        tracing::warn!(%problem, "the node's GPUs have problems");
                     }
                 }
                 *known = Some(Arc::new(inventory));
@@ -281,7 +281,7 @@ impl Memory {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
-                tracing::warn!(file = %self.path.display(), %error, "cannot read what the driver said last");
+                tracing::warn!(file = %self.path.display(), %error, "cannot read the saved inventory");
                 return None;
             }
         };
@@ -289,7 +289,7 @@ impl Memory {
             Ok(kept) if kept.form == FORM => Some(kept.reading),
             Ok(_) => None,
             Err(error) => {
-                tracing::warn!(file = %self.path.display(), %error, "what the driver said last is damaged");
+                tracing::warn!(file = %self.path.display(), %error, "the saved inventory is damaged");
                 None
             }
         }
@@ -302,7 +302,7 @@ impl Memory {
         };
         if let Err(error) = super::write_whole(&self.path, &kept) {
             // A full disk costs a restart its memory, and nothing now.
-            tracing::warn!(file = %self.path.display(), %error, "cannot keep what the driver said");
+            tracing::warn!(file = %self.path.display(), %error, "cannot save the inventory");
         }
     }
 }

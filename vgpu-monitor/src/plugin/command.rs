@@ -406,7 +406,7 @@ impl Giver for Host {
 
     fn give(&self, name: &Name, given: &Given) -> Result<(), String> {
         let mut done = self.delivery.give(name, given);
-        if let (Err(DeliveryError::Over(_)), Some(clearing)) = (&done, self.clearing.get()) {
+        if let (Err(DeliveryError::Overcommitted(_)), Some(clearing)) = (&done, self.clearing.get()) {
             // Perhaps it is full of what is over. This thread is one that may wait; of the few that there are, all but
             // one are left to those who are asked meanwhile, and the kubelet comes again.
             let turn = self.turn.try_lock();

@@ -1,6 +1,6 @@
-//! One device and the containers on it, from tick to tick: who works, who wants more, what each is
-//! granted. Puts together how time is divided ([`shares`]), what measured time is worth
-//! ([`scale`](super::scale)) and whose turn it is ([`turns`](super::turns)).
+//! One device and its containers, from tick to tick: which containers work, which want more, and what each is
+//! granted. Combines how time is divided ([`shares`]), how measured time is scaled ([`scale`](super::scale))
+//! and which container has the turn ([`turns`](super::turns)).
 //!
 //! Values in, values out: never reads a clock, a file or the driver.
 
@@ -13,13 +13,13 @@ use super::scale::{Meter, ProcessKey, Sample, Work};
 use super::shares::{self, Claim, Share, WHOLE};
 use super::turns::{Contender, Turns};
 
-/// Who did nothing for so long is idle.
+/// A container that has done nothing for this long is idle.
 const IDLE_NS: u64 = 95_000_000;
-/// Who was held back within this wants more than he gets.
+/// A container that was held back within this time wants more than it gets.
 const HUNGRY_NS: u64 = 100_000_000;
-/// Work in flight that has not moved for so long is somebody's who forgot it.
+/// Work in flight that has not changed for this long was abandoned.
 const STALE_NS: u64 = 5_000_000_000;
-/// What somebody uses is judged over this.
+/// A container's use is averaged over this time.
 const DEMAND_NS: u64 = 200_000_000;
 /// The span of the throttled share that is shown.
 const SHOWN_NS: u64 = 1_000_000_000;
@@ -73,7 +73,7 @@ pub struct Verdict {
     pub id: u64,
     /// By process, in the order in which they were found.
     pub grants: Vec<Grant>,
-    /// For whoever shows it.
+    /// The figures for display.
     pub seen: Seen,
     /// It works, or waits to.
     pub active: bool,
@@ -84,7 +84,7 @@ pub struct Verdict {
 
 /// What is remembered of a container between two ticks.
 #[derive(Debug, Default)]
-struct Known {
+struct ContainerHistory {
     worked_at_ns: Option<u64>,
     hungry_at_ns: Option<u64>,
     throttled: Vec<(u64, u64)>,
@@ -105,7 +105,7 @@ struct Moved {
 pub struct Device {
     meter: Meter,
     turns: Turns,
-    known: HashMap<u64, Known>,
+    known: HashMap<u64, ContainerHistory>,
 }
 
 impl Device {
@@ -177,7 +177,7 @@ impl Device {
         }
     }
 
-    /// Whose turn it is, where those who oversubscribe have to take turns.
+    /// The container that has the turn, if oversubscribed containers have to take turns.
     fn turn(
         &mut self,
         now_ns: u64,
@@ -235,7 +235,7 @@ impl Device {
         let takes_turns = tenant.oversubscribed_bytes > 0 && claim.policy != Policy::Disable;
         let permille = match turn {
             Some(holder) if takes_turns && holder == tenant.id => claim.cap,
-            // Nobody starts in another's turn, not even with what he may start with.
+            // During a turn no other container starts, not even with its starting share.
             Some(_) if takes_turns => 0,
             _ => share.permille,
         };
@@ -287,7 +287,7 @@ fn works(tenant: &Tenant) -> impl Iterator<Item = Work> + '_ {
     })
 }
 
-impl Known {
+impl ContainerHistory {
     fn look(&mut self, now_ns: u64, tenant: &Tenant) {
         let mut processes = HashMap::with_capacity(tenant.processes.len());
         let mut throttled_ns = 0_u64;

@@ -23,24 +23,24 @@ const SILENT_NS: u64 = 180_000_000;
 
 /// A candidate for the seats of one file.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct Candidate {
     file: File,
     held: Option<usize>,
-    kind: Kind,
+    kind: CandidateKind,
 }
 
 /// Who wants a seat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CandidateKind {
     /// The node agent: the first seat is kept for it, so that it goes before all others.
     Agent,
     /// A runner.
     Runner,
 }
 
-impl Seat {
+impl Candidate {
     /// Opens the file in a directory, making it where there is none.
-    pub(super) fn open(directory: &Path, kind: Kind) -> Result<Self, String> {
+    pub(super) fn open(directory: &Path, kind: CandidateKind) -> Result<Self, String> {
         let text = |errno: Errno| format!("{}: {}", directory.display(), errno.desc());
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let dir = open(directory, flags, Mode::empty()).map_err(text)?;
@@ -94,7 +94,7 @@ impl Seat {
             return true;
         }
         for seat in 0..SEATS {
-            let may_sit = seat > 0 || self.kind == Kind::Agent;
+            let may_sit = seat > 0 || self.kind == CandidateKind::Agent;
             if may_sit && take(&self.file, seat) {
                 self.held = Some(seat);
                 self.say(seat, now_ns);
@@ -189,8 +189,8 @@ mod tests {
     #[test]
     fn one_leads_and_another_as_soon_as_it_is_gone() {
         let dir = tempfile::tempdir().unwrap();
-        let mut one = Seat::open(dir.path(), Kind::Runner).unwrap();
-        let mut two = Seat::open(dir.path(), Kind::Runner).unwrap();
+        let mut one = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
+        let mut two = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
         assert!(one.tick(1000 * MS));
         assert!(!two.tick(1000 * MS));
         assert!(is_taken(dir.path(), 1000 * MS));
@@ -204,9 +204,9 @@ mod tests {
     #[test]
     fn one_that_was_stopped_is_stood_in_for_until_it_goes_on() {
         let dir = tempfile::tempdir().unwrap();
-        let mut one = Seat::open(dir.path(), Kind::Runner).unwrap();
-        let mut two = Seat::open(dir.path(), Kind::Runner).unwrap();
-        let mut three = Seat::open(dir.path(), Kind::Runner).unwrap();
+        let mut one = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
+        let mut two = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
+        let mut three = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
         assert!(one.tick(1000 * MS));
 
         assert!(!two.tick(1100 * MS));
@@ -225,9 +225,9 @@ mod tests {
     #[test]
     fn the_agent_goes_before_who_was_there_first() {
         let dir = tempfile::tempdir().unwrap();
-        let mut runner = Seat::open(dir.path(), Kind::Runner).unwrap();
+        let mut runner = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
         assert!(runner.tick(1000 * MS));
-        let mut agent = Seat::open(dir.path(), Kind::Agent).unwrap();
+        let mut agent = Candidate::open(dir.path(), CandidateKind::Agent).unwrap();
 
         assert!(agent.tick(1010 * MS));
         assert!(!runner.tick(1050 * MS));
@@ -240,7 +240,7 @@ mod tests {
     fn what_somebody_else_could_write_is_not_trusted() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        let mut one = Seat::open(dir.path(), Kind::Runner).unwrap();
+        let mut one = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
         assert!(one.tick(MS));
         assert!(is_taken(dir.path(), MS));
 
@@ -250,7 +250,7 @@ mod tests {
         assert!(!is_taken(dir.path(), MS));
         let elsewhere = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(dir.path().join(NAME), elsewhere.path().join(NAME)).unwrap();
-        assert!(Seat::open(elsewhere.path(), Kind::Runner).is_err());
+        assert!(Candidate::open(elsewhere.path(), CandidateKind::Runner).is_err());
         assert!(!is_taken(elsewhere.path(), MS));
     }
 }

@@ -1,8 +1,8 @@
-//! A container as the arbiter sees it many times a second: the few words of its region that say what
-//! it does, its limits when they change, and its targets, which are written here.
+//! A container as the arbiter sees it many times a second: the few words of its region that say what it does,
+//! its limits when they change, and its targets, which this module writes.
 //!
-//! Never maps a file that anybody but root could make shorter, never reads more of a region than its
-//! used slots' words, and never waits for whoever owns a file.
+//! Never maps a file that anyone but root could shorten, never reads more of a region than the words of its
+//! used slots, and never waits for a file's owner.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -59,8 +59,8 @@ pub(super) struct Container {
     has_shared: bool,
 }
 
-/// The limits: root's own file is looked at without a system call, one of somebody else's is never
-/// mapped, since who owns a file can make it shorter, and that ends whoever has it mapped.
+/// The limits. A file of root's is mapped and read without a system call. A file of another user is never
+/// mapped: its owner can shorten it, and that kills every process that has it mapped.
 #[derive(Debug)]
 enum LimitsSource {
     Root(LimitsMap),
@@ -106,13 +106,13 @@ pub(super) struct Use {
 
 /// The sums of a container's books.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Books {
-    pub(super) devices: [DeviceBooks; MAX_DEVICES],
+pub(super) struct ChargeSums {
+    pub(super) devices: [DeviceCharges; MAX_DEVICES],
 }
 
 /// The books of one device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct DeviceBooks {
+pub(super) struct DeviceCharges {
     /// Confirmed, shared, and kept for runtimes that load, bytes.
     pub(super) used: u64,
     /// Asked of the driver and not answered yet, bytes.
@@ -121,7 +121,7 @@ pub(super) struct DeviceBooks {
     print: u64,
 }
 
-impl DeviceBooks {
+impl DeviceCharges {
     fn add(&mut self, charged: u64, pending: u64, kept: u64) {
         let bytes = charged & CHARGE_BYTES_MASK;
         self.used = self.used.saturating_add(bytes).saturating_add(kept);
@@ -358,8 +358,8 @@ impl Container {
         read.map_err(|error| format!("region: {error}"))
     }
 
-    /// Who holds the slot's lock, as the kernel says: a process id on the host, 0 where it is not
-    /// visible from here; nothing where the process is gone.
+    /// The process that holds the slot's lock, as the kernel says: its process id on the host, 0 if it is not
+    /// visible from here, or nothing if the process is gone.
     fn owner(&self, slot: usize) -> Option<u32> {
         let mut lock = nix::libc::flock {
             l_type: lock_type(nix::libc::F_WRLCK),
@@ -371,14 +371,14 @@ impl Container {
         match fcntl(&self.region, FcntlArg::F_OFD_GETLK(&mut lock)) {
             Ok(_) if lock.l_type == lock_type(nix::libc::F_UNLCK) => None,
             Ok(_) => Some(u32::try_from(lock.l_pid).unwrap_or(0)),
-            // Nobody knows: then it counts as alive.
+            // The state is unknown; the process then counts as alive.
             Err(_) => Some(0),
         }
     }
 
     /// What the books say, in the way in which the library adds them up: every slot that is in use,
     /// whether its owner lives or not, and shared objects once.
-    pub(super) fn books(&self) -> Result<Books, String> {
+    pub(super) fn books(&self) -> Result<ChargeSums, String> {
         let mut head = [0; HEAD_BYTES];
         self.read(&mut head, HEAD_AT)?;
         let devices = self.limits.devices.len().min(MAX_DEVICES);
@@ -389,7 +389,7 @@ impl Container {
         self.read(table, DEVICES_AT)?;
         let of_device =
             |device: usize, offset: usize| word(table, device * size_of::<RegionDevice>() + offset);
-        let mut books = Books::default();
+        let mut books = ChargeSums::default();
         for (device, sum) in books.devices.iter_mut().enumerate().take(devices) {
             let shared = of_device(device, offset_of!(RegionDevice, shared));
             sum.add(shared, 0, 0);
@@ -468,7 +468,7 @@ impl Container {
         ))
     }
 
-    /// What was published for a slot last, by whoever was the arbiter before.
+    /// The last target published for a slot, by this or an earlier arbiter.
     pub(super) fn published(&self, slot: usize) -> Option<Target> {
         match self.targets.as_ref()? {
             Targets::Root(file) => file.target(slot),
@@ -530,7 +530,7 @@ fn in_use(head: &[u8; HEAD_BYTES]) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// Whether nobody but root, who this is, can make it shorter.
+/// Whether only root can shorten the file, and this process is root.
 fn is_roots(file: &File) -> bool {
     nix::unistd::geteuid().is_root() && file.metadata().is_ok_and(|stat| stat.uid() == 0)
 }
@@ -555,7 +555,7 @@ fn lock_type(kind: i32) -> i16 {
     kind as i16
 }
 
-/// Whether nobody would act differently on the one than on the other.
+/// Whether the two lists would make every reader act the same.
 fn alike(one: &[(usize, Target)], other: &[(usize, Target)]) -> bool {
     let same = |((slot, one), (place, other)): (&(usize, Target), &(usize, Target))| {
         let mut rest = *one;

@@ -52,17 +52,17 @@ impl Members {
 
 /// A process that is dead and whose slot may still have charges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Dead {
+pub(super) struct DeadProcess {
     pub(super) host_pid: u32,
     pub(super) released: bool,
     since_ns: u64,
 }
 
-/// Dead processes of a container, by slot and generation.
+/// DeadProcess processes of a container, by slot and generation.
 #[derive(Debug, Default)]
-pub(super) struct Graves(HashMap<(usize, u64), Dead>);
+pub(super) struct DeadProcesses(HashMap<(usize, u64), DeadProcess>);
 
-impl Graves {
+impl DeadProcesses {
     /// Compares two looks: a process that is in the first one alone is dead, or gave its lock away.
     pub(super) fn meet(&mut self, was: &Look, is: &Look, now_ns: u64) {
         let living: HashSet<usize> = is.processes.iter().map(|process| process.slot).collect();
@@ -74,7 +74,7 @@ impl Graves {
             if living.contains(&process.slot) || self.0.len() >= MAX_SLOTS {
                 continue;
             }
-            let dead = Dead {
+            let dead = DeadProcess {
                 host_pid,
                 released: false,
                 since_ns: now_ns,
@@ -99,7 +99,7 @@ impl Graves {
     }
 
     /// All of them, in order of slot.
-    pub(super) fn all(&self) -> Vec<((usize, u64), Dead)> {
+    pub(super) fn all(&self) -> Vec<((usize, u64), DeadProcess)> {
         let mut all: Vec<_> = self.0.iter().map(|(key, dead)| (*key, *dead)).collect();
         all.sort_by_key(|(key, _)| *key);
         all
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_dead_process_is_released_once_the_driver_lists_it_no_more() {
-        let mut graves = Graves::default();
+        let mut graves = DeadProcesses::default();
         graves.meet(&look(&[(3, 42), (4, 43)]), &look(&[(4, 43)]), 100);
         graves.told(&[held(42, 1)]);
         assert!(graves.is_waiting());
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn dead_processes_are_told_of_for_ten_seconds() {
-        let mut graves = Graves::default();
+        let mut graves = DeadProcesses::default();
         graves.meet(&look(&[(3, 42)]), &look(&[]), 100);
 
         graves.meet(&look(&[]), &look(&[]), 100 + TOLD_NS);

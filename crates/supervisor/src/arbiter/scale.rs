@@ -16,9 +16,9 @@ use std::collections::{HashMap, VecDeque};
 const FOLLOW_NS: f64 = 300e6;
 /// Times below this are mostly rounding, nanoseconds of GPU time in one sample.
 const ASSUMED_NS: f64 = 3e6;
-/// What somebody had beyond his share is given back over this, nanoseconds.
+/// What a container had beyond its share is balanced over this time, nanoseconds.
 const BALANCED_NS: f64 = 1.5e9;
-/// At most this part of the time that he measures is added or left out for it.
+/// Balancing adds or removes at most this part of the time that the container measures.
 const MOST_BALANCE: f64 = 0.25;
 /// What part of the difference between the driver's figure and the model's one sample corrects.
 const CORRECTION_GAIN: f64 = 0.3;
@@ -37,7 +37,7 @@ const SHORTEST_SAMPLE_NS: u64 = 20_000_000;
 const LOOKS: usize = 80;
 /// The span of the share that is shown, nanoseconds.
 const SHOWN_NS: u64 = 1_000_000_000;
-/// The driver's figures come within this, nanoseconds: who is busy and not in them by then is not
+/// The driver's figures arrive within this time, nanoseconds: a process that is not in them by then was not
 /// busy.
 const TOLD_WITHIN_NS: u64 = 2_500_000_000;
 /// A process's own part of what it measures is not taken for less than this part of what the driver
@@ -85,7 +85,7 @@ struct Process {
 
 /// What is known of a process on the host, whatever slots a region says that it has.
 #[derive(Debug, Default, Clone, Copy)]
-struct Seen {
+struct ProcessHistory {
     /// When it first was busy, by its own word.
     busy_since_ns: Option<u64>,
     /// When the driver last said that it was busy.
@@ -133,11 +133,11 @@ pub struct Meter {
     /// When the driver last told processes apart.
     told_apart_ns: Option<u64>,
     /// By container and process id on the host; 0 stands for those that are not visible.
-    seen: HashMap<(u64, u32), Seen>,
+    seen: HashMap<(u64, u32), ProcessHistory>,
 }
 
 impl Meter {
-    /// Takes a look at all processes on the device. Who is not named is gone.
+    /// Takes a look at all processes on the device. A process that is not in `found` is gone.
     pub fn look(&mut self, now_ns: u64, found: &[Work]) {
         let passed = self.looked_at_ns.map(|at| now_ns.saturating_sub(at));
         if passed == Some(0) {
@@ -449,7 +449,7 @@ impl Meter {
         let (oldest_ns, oldest) = oldest?;
         let passed = real(newest_ns.saturating_sub(*oldest_ns)).max(1.0);
         let own = (newest - oldest) / passed * container.correction;
-        // Work that nobody measures is known to the driver alone.
+        // Work that the library does not measure is known to the driver alone.
         let told = container
             .last_told
             .filter(|(at, _)| now_ns.saturating_sub(*at) < 2 * SHOWN_NS);
@@ -609,7 +609,7 @@ mod tests {
 
     #[test]
     fn the_driver_corrects_the_model_slowly_and_within_bounds() {
-        // Kernels shorter than a turn: nothing of what they measure is somebody else's.
+        // Kernels shorter than a turn: their measured time contains none of another container's.
         let mut meter = Meter::default();
         let mut at = Vec::new();
         looked(&mut meter, 50, 4_900, &[50, 50]);

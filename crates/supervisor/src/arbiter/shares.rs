@@ -40,28 +40,27 @@ pub struct Share {
 
 /// Divides a device's time.
 ///
-/// * A cap is never passed: always under `force` and `floor`, while another container works under
-///   `default`.
+/// * A cap is never passed: always under `force` and `floor`, while another container works under `default`.
 /// * A floor is never missed, whatever the priority.
 /// * While a container of a higher priority works, a lower one gets its floor and nothing else.
-/// * Where floors count, the rest is lent in proportion to them, first to those who want more than
-///   they have; what somebody does not use of his floor is lent too. A container without a floor
-///   counts for its part of what no floor promises.
-/// * Who is idle, or does not use what he has, is told a share that he may start with at once.
+/// * Where floors count, the rest is lent in proportion to them, first to the containers that want more than
+/// they have; the unused part of a floor is lent too. A container without a floor counts for its part of the
+/// time that no floor promises.
+/// * A container that is idle, or does not use its share, is granted a share with which it can start at once.
 ///
-/// The shares of those who want more than they get and what the others use add up to the whole
-/// device, not more, wherever a floor counts. Where none does, nothing needs room, and each has its
-/// cap.
+/// The shares of the containers that want more than they get, and what the others use, add up to the whole
+/// device and not more, wherever a floor counts. Where none does, no time has to be kept free, and each
+/// container has its cap.
 #[must_use]
 pub fn divide(claims: &[Claim]) -> Vec<Share> {
     let working = claims.iter().filter(|claim| claim.active).count();
     let top = claims.iter().filter(|c| c.active).map(|c| c.priority).min();
     let floors = floors(claims);
     let contends = |claim: &Claim| claim.active && claim.policy != Policy::Disable;
-    let seats: Vec<Seat> = claims
+    let seats: Vec<Claimant> = claims
         .iter()
         .zip(&floors)
-        .map(|(claim, floor)| Seat {
+        .map(|(claim, floor)| Claimant {
             floor: *floor,
             cap: match claim.policy {
                 Policy::Disable => WHOLE,
@@ -86,7 +85,7 @@ pub fn divide(claims: &[Claim]) -> Vec<Share> {
     let fair = lend(&seats, budget, |_| WHOLE);
     let guest = Guest::beside(&seats, budget);
 
-    let share = |(index, (claim, seat)): (usize, (&Claim, &Seat))| {
+    let share = |(index, (claim, seat)): (usize, (&Claim, &Claimant))| {
         let permille = if claim.policy == Policy::Disable {
             WHOLE
         } else if top.is_some_and(|top| claim.priority > top) {
@@ -102,8 +101,7 @@ pub fn divide(claims: &[Claim]) -> Vec<Share> {
         } else {
             seat.cap
         };
-        // Who is limited, and who stands beside somebody who is: the one's share follows from what
-        // the other does.
+        // Limited containers and their neighbours: the share of one follows from what the other does.
         let limited = |claim: &Claim| claim.floor > 0 || claim.cap < WHOLE;
         let decides = |(other, that): (usize, &Claim)| {
             let counts = that.policy != Policy::Disable;
@@ -134,17 +132,17 @@ fn floors(claims: &[Claim]) -> Vec<u32> {
 }
 
 /// A claim as it counts at the moment.
-struct Seat {
+struct Claimant {
     floor: u32,
     cap: u32,
     demand: u32,
-    /// Active, and nobody of a higher priority is.
+    /// Active, and no active container has a higher priority.
     at_top: bool,
 }
 
 /// Those at the top share the budget: floors first, then by weight up to what each wants, then by
 /// weight up to the caps.
-fn lend(seats: &[Seat], budget: u32, demand: impl Fn(&Seat) -> u32) -> Vec<u32> {
+fn lend(seats: &[Claimant], budget: u32, demand: impl Fn(&Claimant) -> u32) -> Vec<u32> {
     let weights = weights(seats);
     let mut shares: Vec<u32> = seats
         .iter()
@@ -157,7 +155,7 @@ fn lend(seats: &[Seat], budget: u32, demand: impl Fn(&Seat) -> u32) -> Vec<u32> 
         })
         .collect();
     for wanted in [true, false] {
-        let limit = |seat: &Seat| {
+        let limit = |seat: &Claimant| {
             if wanted {
                 seat.cap.min(demand(seat))
             } else {
@@ -173,13 +171,13 @@ fn lend(seats: &[Seat], budget: u32, demand: impl Fn(&Seat) -> u32) -> Vec<u32> 
 }
 
 /// By floor; those without one share what no floor promises.
-fn weights(seats: &[Seat]) -> Vec<u32> {
+fn weights(seats: &[Claimant]) -> Vec<u32> {
     let at_top = || seats.iter().filter(|seat| seat.at_top);
     let promised: u32 = at_top().map(|seat| seat.floor).sum();
     let without = at_top().filter(|seat| seat.floor == 0).count();
     let without = u32::try_from(without).unwrap_or(WHOLE).max(1);
     let rest = (WHOLE.saturating_sub(promised) / without).max(LEAST_WEIGHT);
-    let weight = |seat: &Seat| if seat.floor > 0 { seat.floor } else { rest };
+    let weight = |seat: &Claimant| if seat.floor > 0 { seat.floor } else { rest };
     seats.iter().map(weight).collect()
 }
 
@@ -198,7 +196,7 @@ fn fill(shares: &mut [u32], weights: &[u32], limits: &[u32], budget: u32) {
         if left == 0 || weight == 0 {
             return;
         }
-        // Who reaches his limit leaves the rest to the others.
+        // A container that reaches its limit leaves the rest to the others.
         let mut closed = false;
         let each = shares.iter_mut().zip(weights).zip(limits).zip(&mut open);
         let given = left;
@@ -234,7 +232,7 @@ fn fill(shares: &mut [u32], weights: &[u32], limits: &[u32], budget: u32) {
     }
 }
 
-/// What somebody who is idle would have, were he to start.
+/// What an idle container would have if it started.
 struct Guest {
     promised: u32,
     weight: u32,
@@ -243,7 +241,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn beside(seats: &[Seat], budget: u32) -> Self {
+    fn beside(seats: &[Claimant], budget: u32) -> Self {
         let weights = weights(seats);
         let at_top = || seats.iter().zip(&weights).filter(|(seat, _)| seat.at_top);
         let promised: u32 = at_top().map(|(seat, _)| seat.floor).sum();
@@ -257,7 +255,7 @@ impl Guest {
         }
     }
 
-    fn share(&self, seat: &Seat) -> u32 {
+    fn share(&self, seat: &Claimant) -> u32 {
         let own = if seat.floor > 0 {
             seat.floor
         } else {
@@ -470,13 +468,13 @@ mod tests {
                 if top.is_some_and(|top| claim.priority > top) && sum <= WHOLE {
                     prop_assert_eq!(share.permille, claim.floor);
                 }
-                // Who may work is never told to wait.
+                // A container that may work is never told to wait.
                 if top.is_none_or(|top| claim.priority <= top) {
                     prop_assert!(share.permille > 0, "{claims:?} {shares:?}");
                 }
             }
-            // Where a floor counts, nothing is promised twice, and nothing lies idle that one who
-            // may have it wants.
+            // Where a floor counts, no time is granted twice, and no time is left idle that a permitted
+            // container wants.
             let each = || claims.iter().zip(&shares).filter(|(c, _)| c.active && rules(c));
             if sum <= WHOLE && each().any(|(c, _)| c.floor > 0) {
                 let used: u32 = each().map(|(c, s)| s.permille.min(c.demand)).sum();

@@ -1,9 +1,9 @@
-//! Turns on a device whose memory does not hold what all containers want in it at once. Then each of
-//! those that oversubscribe gets the device for a while without the others: memory moves once for
-//! each turn, not for each kernel.
+//! Turns on a device whose memory cannot hold everything that its containers want at once. Each
+//! oversubscribed container then gets the device for a while without the others: memory moves once for each
+//! turn, not for each kernel.
 //!
-//! Never takes a turn from somebody for whom nobody waits, and concerns none who holds only memory
-//! of the device itself.
+//! Never ends a turn while no other container waits for it, and never concerns a container that holds only
+//! device memory.
 
 /// What moving memory to a device is worth: a turn lasts several times as long as it takes to bring
 /// what its holder needs, at 8 GiB a second, about what PCIe 3 carries.
@@ -14,10 +14,10 @@ const WORTH: u64 = 4;
 const SHORTEST_NS: u64 = 200_000_000;
 /// No turn is longer.
 const LONGEST_NS: u64 = 5_000_000_000;
-/// Who does nothing for so long in his turn gives it up.
+/// A container that is idle for this long during its turn loses the turn.
 const IDLE_NS: u64 = 100_000_000;
 
-/// Somebody who oversubscribes.
+/// An oversubscribed container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Contender {
     /// Which container.
@@ -33,18 +33,19 @@ pub struct Contender {
 /// Whose turn it is.
 #[derive(Debug, Default)]
 pub struct Turns {
-    holder: Option<Holder>,
+    holder: Option<TurnHolder>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Holder {
+struct TurnHolder {
     id: u64,
     since_ns: u64,
 }
 
 impl Turns {
-    /// Whose turn it is, where turns are needed: two or more contenders want the device and it does
-    /// not hold `wanted_bytes`. They are in a fixed order. `active` is who works or waits.
+    /// Which contender has the turn, if turns are needed: two or more contenders want the device and it does
+    /// not hold `wanted_bytes`. Contenders are in a fixed order. `active` are the containers that work or
+    /// wait.
     pub fn tick(
         &mut self,
         now_ns: u64,
@@ -72,7 +73,7 @@ impl Turns {
                 .iter()
                 .find(|c| c.id > after)
                 .or(contenders.first());
-            self.holder = next.map(|next| Holder {
+            self.holder = next.map(|next| TurnHolder {
                 id: next.id,
                 since_ns: now_ns,
             });
@@ -105,7 +106,8 @@ mod tests {
         }
     }
 
-    /// Ticks every 50 ms for so long; who works when is `works`. Gives back how long each had.
+    /// Ticks every 50 ms for `ms`; `works` says which contender works when. Returns how long each had the
+    /// device.
     fn play(weights: [u32; 2], ms: u64, works: impl Fn(u64, u64) -> bool) -> ([u64; 2], usize) {
         let mut turns = Turns::default();
         let mut had = [0; 2];

@@ -143,7 +143,7 @@ fn placements(device: &Device<'_>, profile: u32) -> Result<Vec<(u32, u32)>, Nvml
     Ok(list.iter().map(|place| (place.start, place.size)).collect())
 }
 
-/// The GPU instances that there are, whoever made them.
+/// The existing GPU instances, by whatever process they were created.
 ///
 /// # Errors
 /// The GPU is not in MIG mode, is lost, or NVML fails otherwise.

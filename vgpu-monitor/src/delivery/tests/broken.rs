@@ -91,7 +91,7 @@ fn an_agent_that_is_killed_at_any_step_leaves_nothing_that_the_next_one_does_not
         delivery.remove(&name("b")).unwrap();
         for known in delivery.known().unwrap() {
             if known != name("a") {
-                // Allotted, and told to nobody.
+                // Allotted, and not given yet.
                 delivery.remove(&known).unwrap();
             }
         }

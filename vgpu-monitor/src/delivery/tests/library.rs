@@ -1,4 +1,4 @@
-//! Versions of the library, and who has which.
+//! Versions of the library, and which container has which.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! One card in MIG mode: its shapes, its instances, who works on them, destroying one. Never which of them is whose.
+//! One GPU in MIG mode: its profiles, its instances, the processes that work on them, destroying one. Never
+//! decides which pod has which.
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};

@@ -81,7 +81,7 @@ impl Journal {
                     "{problem}; it says which instances this agent made: mend it, or remove it when none of them is \
                      left (nvidia-smi mig -lgi), and start the agent anew"
                 );
-                tracing::error!(file = %path.display(), %reason, "no MIG instance is made or removed");
+                tracing::error!(file = %path.display(), %reason, "no MIG instance is created or removed");
                 (Vec::new(), Some(reason))
             }
         };

@@ -11,7 +11,7 @@ const STEP: u64 = 100 * US;
 /// How the device serves several that want it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Serving {
-    /// All at once, each at its part of the speed: events see everybody's time.
+    /// All at once, each at its part of the speed: the events of one container measure the time of all.
     Shared,
     /// In turns of 2 ms, each to the end of its slice: events see the turns in between.
     Slices,
@@ -337,8 +337,8 @@ const DRIVERS: [Driver; 4] = [
 fn pair(caps: [u32; 2], kernels: [u64; 2]) {
     for serving in [Serving::Shared, Serving::Slices] {
         for driver in DRIVERS {
-            // Turns that one program's sleep shortens are not what the model supposes; without the
-            // driver nobody can tell.
+            // A turn that one program's sleep shortens is not what the model assumes, and without the driver it
+            // cannot be detected.
             let allowed = match (driver, serving) {
                 (Driver::Silent, Serving::Slices) => continue,
                 (Driver::Silent, Serving::Shared) => 40,
