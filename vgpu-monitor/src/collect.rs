@@ -1,8 +1,9 @@
-//! Garbage collection: what dead containers have left on the node. Owns when something counts as dead.
+//! Garbage collection of what dead containers leave on the node. Owns the rule for when a container counts as
+//! dead.
 //!
-//! Never takes a living container's directory away: the kubelet *and* the API server have to say that its pod is gone,
-//! for as long as the grace lasts and without a look between that failed, and no process may hold a lock in its region.
-//! Who cannot be asked has said nothing.
+//! Never removes a living container's directory: the kubelet *and* the API server have to say that its pod is
+//! gone, for the whole grace period and without a failed look in between, and no process may hold a lock in
+//! its region. A source that does not answer has said nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -24,14 +25,39 @@ pub struct LivingPod {
     pub containers: usize,
 }
 
-/// The two that have to agree. An error means that the source cannot be asked now, or has not seen everything yet; an
+/// Why a source did not answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// The kubelet did not answer.
+    #[error("the kubelet: {0}")]
+    Kubelet(String),
+    /// The API server did not answer.
+    #[error("the API server: {0}")]
+    ApiServer(String),
+}
+
+/// Why a look removed nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LookError {
+    /// A source did not answer.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// Neither source answered.
+    #[error("{0}; {1}")]
+    Both(SourceError, SourceError),
+    /// The thread that read the disk ended early.
+    #[error("a look at the disk ended early: {0}")]
+    Disk(String),
+}
+
+/// The two sources that have to agree. An error means that the source cannot be asked now, or has not seen everything yet; an
 /// empty answer means that there is nothing.
 pub trait Sources: Send + Sync {
     /// The kubelet: the allotments whose device IDs a pod holds.
-    fn in_use(&self) -> impl Future<Output = Result<BTreeSet<Name>, String>> + Send;
+    fn in_use(&self) -> impl Future<Output = Result<BTreeSet<Name>, SourceError>> + Send;
 
     /// The API server: the pods of this node.
-    fn pods(&self) -> impl Future<Output = Result<Vec<LivingPod>, String>> + Send;
+    fn pods(&self) -> impl Future<Output = Result<Vec<LivingPod>, SourceError>> + Send;
 
     /// Hears of a container that has made its usage region longer, where that could not be cut back: whose it is, as
     /// far as that is known, and why.
@@ -84,7 +110,11 @@ impl<S: Sources> Collector<S> {
     }
 
     /// Looks again and again, and hands over what each look came to.
-    pub async fn run(&self, every: Duration, mut told: impl FnMut(&Result<Looked, String>) + Send) {
+    pub async fn run(
+        &self,
+        every: Duration,
+        mut told: impl FnMut(&Result<Looked, LookError>) + Send,
+    ) {
         let mut ticks = tokio::time::interval(every);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -93,7 +123,7 @@ impl<S: Sources> Collector<S> {
             match &looked {
                 Ok(looked) => say(looked),
                 Err(reason) => {
-                    tracing::warn!(%reason, "nothing is cleared away until the next look")
+                    tracing::warn!(%reason, "garbage collection skipped until the next look")
                 }
             }
             told(&looked);
@@ -104,7 +134,7 @@ impl<S: Sources> Collector<S> {
     ///
     /// # Errors
     /// One of the sources cannot be asked; then nothing was taken away.
-    pub async fn look(&self) -> Result<Looked, String> {
+    pub async fn look(&self) -> Result<Looked, LookError> {
         self.look_at(self.begun.elapsed()).await
     }
 
@@ -112,7 +142,7 @@ impl<S: Sources> Collector<S> {
     ///
     /// # Errors
     /// As [`Collector::look`].
-    pub async fn look_at(&self, now: Duration) -> Result<Looked, String> {
+    pub async fn look_at(&self, now: Duration) -> Result<Looked, LookError> {
         // What is given from here on is not judged by answers from before.
         let delivery = Arc::clone(&self.delivery);
         let (uncut, moment) = blocking(move || (trim(&delivery), delivery.moment())).await?;
@@ -120,17 +150,24 @@ impl<S: Sources> Collector<S> {
             self.sources.uncut(of, &reason);
         }
         let asked = tokio::join!(self.sources.in_use(), self.sources.pods());
-        let (in_use, pods) = match asked {
-            (Ok(in_use), Ok(pods)) => (in_use, pods),
-            (in_use, pods) => {
-                // Whether they were gone all the time, nobody knows.
-                self.gone_since.lock().clear();
-                let of_kubelet = in_use.err().map(|error| format!("the kubelet: {error}"));
-                let of_server = pods.err().map(|error| format!("the API server: {error}"));
-                let reasons: Vec<_> = of_kubelet.into_iter().chain(of_server).collect();
-                return Err(reasons.join("; "));
-            }
+        let failed = match asked {
+            (Ok(in_use), Ok(pods)) => return self.judge(in_use, pods, moment, now).await,
+            (Err(one), Ok(_)) | (Ok(_), Err(one)) => LookError::Source(one),
+            (Err(kubelet), Err(server)) => LookError::Both(kubelet, server),
         };
+        // It is unknown whether they were gone all the time.
+        self.gone_since.lock().clear();
+        Err(failed)
+    }
+
+    /// Removes what both sources have called gone for as long as the grace lasts.
+    async fn judge(
+        &self,
+        in_use: BTreeSet<Name>,
+        pods: Vec<LivingPod>,
+        moment: u64,
+        now: Duration,
+    ) -> Result<Looked, LookError> {
         let delivery = Arc::clone(&self.delivery);
         let gone = blocking(move || {
             let gone = gone(&delivery.holders(), &in_use, &pods);
@@ -160,16 +197,17 @@ impl<S: Sources> Collector<S> {
     }
 }
 
-/// Whether or not anybody can be asked: a disk that is filled up waits for nobody. Answers what could not be cut.
+/// Runs even if neither source answers: a disk that fills up does not wait. Returns what could not be
+/// truncated.
 fn trim(delivery: &Delivery) -> Vec<(Option<Labels>, String)> {
     let mut uncut = Vec::new();
     for (name, cut) in delivery.trim() {
         match cut {
             Ok(bytes) => {
-                tracing::warn!(%name, bytes, "a container has made its usage region longer; it was cut back")
+                tracing::warn!(%name, bytes, "a container extended its usage region; truncated it")
             }
             Err(error) => {
-                tracing::warn!(%name, %error, "a container's usage region cannot be cut back");
+                tracing::warn!(%name, %error, "cannot truncate a container's usage region");
                 uncut.push((delivery.labels(&name), error.to_string()));
             }
         }
@@ -179,12 +217,12 @@ fn trim(delivery: &Delivery) -> Vec<(Option<Labels>, String)> {
 
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, String> {
+) -> Result<T, LookError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| format!("a look at the disk ended early: {error}"))
+    done.map_err(|error| LookError::Disk(error.to_string()))
 }
 
-/// Those of whom both say that they are gone.
+/// The containers that both sources call gone.
 fn gone(
     holders: &BTreeMap<Name, String>,
     in_use: &BTreeSet<Name>,
@@ -192,8 +230,8 @@ fn gone(
 ) -> BTreeSet<Name> {
     let living: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
     let given = |uid: &str| holders.values().filter(|holder| *holder == uid).count();
-    // The kubelet does not name init containers. Where a pod still waits for a container of its own, whatever was
-    // given to nobody yet may be that container's.
+    // The kubelet does not name init containers. While a pod still waits for a container of its own, any
+    // allotment that has not been given yet may be that container's.
     let is_awaited = pods.iter().any(|pod| given(&pod.uid) < pod.containers);
     let is_gone = |(name, uid): &(&Name, &String)| {
         let is_known_to_server = if uid.is_empty() {
@@ -229,13 +267,13 @@ fn clear(delivery: &Delivery, gone: BTreeSet<Name>, over: &BTreeSet<Name>, momen
 
 pub(crate) fn say(looked: &Looked) {
     for name in &looked.removed {
-        tracing::info!(%name, "its pod is gone: its directory was taken away");
+        tracing::info!(%name, "removed the directory of a container whose pod is gone");
     }
     for path in &looked.cleared {
-        tracing::info!(path = %path.display(), "nobody needs it any more: it was taken away");
+        tracing::info!(path = %path.display(), "removed: no container needs it any more");
     }
     for reason in &looked.failed {
-        tracing::warn!(%reason, "it is tried again");
+        tracing::warn!(%reason, "retrying");
     }
 }
 

@@ -28,7 +28,7 @@ mod handed;
 
 mod listing;
 
-mod living;
+mod node_pods;
 
 mod lock;
 
@@ -53,48 +53,46 @@ pub mod command;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
-use events::{About, Events};
+use events::Events;
 use kube_api::vendor::Vendors;
 use parking_lot::Mutex;
 use placement::{MigProfile, Span};
-use supervisor::instance::Labels;
 use tokio::sync::{Notify, watch};
 
 use crate::card::{Healths, Inventories};
-use crate::collect::LivingPod;
 use crate::delivery::{Allotted, Given, Name};
 use crate::proto::device_plugin::ListAndWatchResponse;
 
 pub use allotments::Made;
-use allotments::{Allotment, Book};
+use allotments::{Allotment, AllotmentStore};
 pub use identity::Served;
 pub use metrics::Metrics;
+pub use node_pods::{Living, NodePods};
 pub use pods::{Ask, Lister, Pods};
 
 /// What a container gets, made on this host. All calls block.
 pub trait Giver: Send + Sync + 'static {
-    /// A fresh name, and what the kubelet is told for it.
+    /// A fresh name, and device list for the kubelet changed for it.
     ///
     /// # Errors
     ///
     /// When nothing can be handed out at all: the pod fails for good.
-    fn allot(&self) -> Result<(Name, Allotted), String>;
+    fn allot(&self) -> anyhow::Result<(Name, Allotted)>;
 
-    /// Makes what a container gets, or makes sure that it is there. Is called again at each start of the container.
+    /// Creates what a container gets, or ensures that it exists. Called again at each start of the container.
     ///
     /// # Errors
     ///
-    /// Why it cannot be made, for whoever looks at the pod.
-    fn give(&self, name: &Name, given: &Given) -> Result<(), String>;
+    /// Why it cannot be created, for the pod's event.
+    fn give(&self, name: &Name, given: &Given) -> anyhow::Result<()>;
 
-    /// Makes a MIG instance, or finds the one that lies there.
+    /// Creates a MIG instance, or finds the one at that position.
     ///
     /// # Errors
     ///
-    /// Why it cannot be made, for whoever looks at the pod.
-    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> Result<Made, String>;
+    /// Why it cannot be created, for the pod's event.
+    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made>;
 
     /// Names of which something is on this host, with what is known of the container: for a memory that was lost.
     fn known(&self) -> Vec<Name>;
@@ -119,6 +117,8 @@ pub struct Settings {
 pub struct Parts {
     /// The table of resources and annotations.
     pub vendors: Arc<Vendors>,
+    /// The pods of this node and what they hold.
+    pub pods: NodePods,
     /// Makes what containers get.
     pub giver: Arc<dyn Giver>,
     /// The API server.
@@ -143,7 +143,7 @@ impl std::fmt::Debug for Parts {
 
 /// The device plugin. Clones are the same one.
 #[derive(Clone)]
-pub struct Plugin(Arc<Shared>);
+pub struct Plugin(Arc<PluginState>);
 
 impl std::fmt::Debug for Plugin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -153,10 +153,10 @@ impl std::fmt::Debug for Plugin {
     }
 }
 
-struct Shared {
+struct PluginState {
     settings: Settings,
     parts: Parts,
-    book: Arc<Book>,
+    store: Arc<AllotmentStore>,
     lister: Lister,
     /// The list for the kubelet by resource; none until something is known about the node.
     lists: BTreeMap<String, watch::Sender<Option<Arc<ListAndWatchResponse>>>>,
@@ -174,42 +174,21 @@ struct Shared {
     handed: handed::Handed,
 }
 
-/// What lives, for whoever clears away the rest.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Living {
-    /// Names of living containers' allotments, and of those of which nothing is known yet.
-    pub names: BTreeSet<Name>,
-    /// Names of the allotments whose pods are known: nobody else has to say what those hold.
-    pub claimed: BTreeSet<Name>,
-    /// Where instances lie that pods hold which are not over: card and place.
-    pub instances: BTreeSet<(String, Span)>,
-    /// What was handed out after this moment is not among them.
-    pub as_of: Instant,
-}
-
 impl Plugin {
-    /// A plugin with the memory that it finds. Starts the tasks beside it. Needs a running tokio.
+    /// Starts the plugin and the tasks beside it. Needs a running tokio.
     pub fn start(settings: Settings, parts: Parts) -> Self {
-        let socket = settings.pod_resources.clone();
-        let lister = Lister::start(socket, parts.metrics.clone());
-        Self::start_with(settings, parts, lister)
-    }
-
-    /// The same with somebody else to ask which pods there are.
-    pub fn start_with(settings: Settings, parts: Parts, lister: Lister) -> Self {
-        let (book, opened) = Book::open(&settings.state.join("allotments.json"));
-        let book = Arc::new(book);
-        parts.metrics.watch(Arc::clone(&book));
+        let (store, lister) = (Arc::clone(&parts.pods.store), parts.pods.lister.clone());
+        let opened = parts.pods.opened;
         let lists = settings
             .served
             .iter()
             .map(|served| (served.resource.clone(), watch::Sender::new(None)));
         let (untold, telling) = tokio::sync::mpsc::unbounded_channel();
-        let plugin = Self(Arc::new(Shared {
+        let plugin = Self(Arc::new(PluginState {
             lists: lists.collect(),
             settings,
             parts,
-            book,
+            store,
             lister,
             changed: Notify::new(),
             turn: tokio::sync::Mutex::new(()),
@@ -221,7 +200,7 @@ impl Plugin {
         tracing::info!(
             allotments = opened.read,
             broken = opened.broken,
-            "what was handed out"
+            "read the allotments"
         );
         if opened.broken > 0 || opened.absent {
             plugin.recover();
@@ -257,55 +236,16 @@ impl Plugin {
         let found = found
             .filter(|found| served.contains(found.resource.as_str()))
             .collect();
-        let count = self.0.book.recover(found);
+        let count = self.0.store.recover(found);
         if count > 0 {
-            tracing::info!(
-                count,
-                "took what was handed out from the kubelet's own record"
-            );
+            tracing::info!(count, "restored allotments from the kubelet's own record");
         }
         count
     }
 
-    /// What lives. Both the kubelet and the API server have to say that a pod is gone, and be there to be asked.
-    ///
-    /// # Errors
-    ///
-    /// Who did not answer. Nothing may be cleared away then.
-    pub async fn living(&self) -> Result<Living, String> {
-        living::living(self).await
-    }
-
-    /// Counts a usage region that could not be cut back, and tells the pod that has it.
-    pub fn uncut(&self, of: Option<Labels>, reason: &str) {
-        self.0.parts.metrics.uncut();
-        if let Some(of) = of {
-            let about = About::pod(&of.namespace, &of.pod, &of.pod_uid);
-            let what = format!(
-                "container {} lets its usage region take up the node's disk, and it cannot be cut back: {reason}",
-                of.container
-            );
-            let events = &self.0.parts.events;
-            events.pod(about, events::Kind::Warning, "UsageRegionTooLong", what);
-        }
-    }
-
-    /// Names of the allotments whose slots the kubelet says are held.
-    ///
-    /// # Errors
-    ///
-    /// Why the kubelet did not answer.
-    pub async fn in_use(&self) -> Result<BTreeSet<Name>, String> {
-        living::in_use(self).await
-    }
-
-    /// The pods of this node that are not over, as the API server has them.
-    ///
-    /// # Errors
-    ///
-    /// Why the API server did not answer.
-    pub async fn living_pods(&self) -> Result<Vec<LivingPod>, String> {
-        living::living_pods(self).await
+    /// The pods of this node.
+    pub fn pods(&self) -> &NodePods {
+        &self.0.parts.pods
     }
 
     /// The resources that are served.
@@ -320,7 +260,7 @@ impl Plugin {
 
     /// Forgets what neither lives nor has a directory.
     pub fn forget_all_but(&self, living: &BTreeSet<Name>, known: &[Name]) {
-        let all = self.0.book.all().into_iter().map(|lot| Name(lot.name));
+        let all = self.0.store.all().into_iter().map(|lot| Name(lot.name));
         let over: Vec<Name> = all
             .filter(|name| !living.contains(name) && !known.contains(name))
             .collect();
@@ -331,7 +271,7 @@ impl Plugin {
 
     /// Forgets allotments whose directories are cleared away.
     pub fn forget(&self, names: &[Name]) {
-        self.0.book.forget(names);
+        self.0.store.forget(names);
         let mut given = self.0.given.lock();
         for name in names {
             given.remove(&name.0);
@@ -342,7 +282,7 @@ impl Plugin {
 
     /// All that is remembered, by order.
     pub fn allotments(&self) -> Vec<Allotment> {
-        self.0.book.all()
+        self.0.store.all()
     }
 }
 

@@ -553,7 +553,7 @@ async fn an_instance_is_made_before_it_is_given_and_its_name_stands_on_the_pod()
         "{}",
         refused.message()
     );
-    let living = agent.plugin.living().await.unwrap();
+    let living = agent.plugin.pods().living().await.unwrap();
     let places: Vec<_> = living.instances.into_iter().collect();
     assert_eq!(places, [("GPU-0".to_owned(), Span { start: 1, size: 1 })]);
     agent.kill().await;
@@ -575,7 +575,14 @@ async fn what_lives_is_what_both_have_and_nothing_is_said_while_one_is_away() {
     }
     world.kubelet.starts(uid(&stays), "prep").await.unwrap();
     world.kubelet.starts(uid(&goes), "main").await.unwrap();
-    let names = || async { agent.plugin.living().await.map(|living| living.names.len()) };
+    let names = || async {
+        agent
+            .plugin
+            .pods()
+            .living()
+            .await
+            .map(|living| living.names.len())
+    };
     assert_eq!(names().await, Ok(3));
 
     world.kubelet.end(uid(&goes));

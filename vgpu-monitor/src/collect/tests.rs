@@ -9,8 +9,8 @@ use crate::delivery::{Given, Manner};
 struct Said(Arc<Mutex<Saying>>);
 
 struct Saying {
-    in_use: Result<BTreeSet<Name>, String>,
-    pods: Result<Vec<LivingPod>, String>,
+    in_use: Result<BTreeSet<Name>, SourceError>,
+    pods: Result<Vec<LivingPod>, SourceError>,
     /// Done while they are asked.
     meanwhile: Option<Box<dyn FnOnce() + Send>>,
     /// The pods that were told that their regions cannot be cut.
@@ -18,7 +18,7 @@ struct Saying {
 }
 
 impl Sources for Said {
-    async fn in_use(&self) -> Result<BTreeSet<Name>, String> {
+    async fn in_use(&self) -> Result<BTreeSet<Name>, SourceError> {
         let meanwhile = self.0.lock().meanwhile.take();
         if let Some(meanwhile) = meanwhile {
             meanwhile();
@@ -26,7 +26,7 @@ impl Sources for Said {
         self.0.lock().in_use.clone()
     }
 
-    async fn pods(&self) -> Result<Vec<LivingPod>, String> {
+    async fn pods(&self) -> Result<Vec<LivingPod>, SourceError> {
         self.0.lock().pods.clone()
     }
 
@@ -83,7 +83,7 @@ impl World {
     }
 
     /// The names that a look at this second takes away.
-    fn look(&self, second: u64) -> Result<Vec<Name>, String> {
+    fn look(&self, second: u64) -> Result<Vec<Name>, LookError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
@@ -118,16 +118,16 @@ fn a_directory_goes_when_both_have_said_for_long_enough_that_its_pod_is_gone() {
     world.server_has(&[]);
     assert_eq!(world.look(300), Ok(vec![]));
     assert_eq!(world.look(329), Ok(vec![]));
-    world.said.0.lock().pods = Err(String::from("connection refused"));
+    world.said.0.lock().pods = Err(SourceError::ApiServer("connection refused".into()));
     assert_eq!(
         world.look(331),
-        Err(String::from("the API server: connection refused"))
+        Err(SourceError::ApiServer("connection refused".into()).into())
     );
     world.server_has(&[]);
-    world.said.0.lock().in_use = Err(String::from("no such socket"));
+    world.said.0.lock().in_use = Err(SourceError::Kubelet("no such socket".into()));
     assert_eq!(
         world.look(332),
-        Err(String::from("the kubelet: no such socket"))
+        Err(SourceError::Kubelet("no such socket".into()).into())
     );
     world.kubelet_has(&[]);
     assert_eq!(world.look(340), Ok(vec![]));
@@ -210,7 +210,7 @@ fn what_is_given_while_they_are_asked_is_judged_by_the_next_answer() {
 
     assert_eq!(world.look(100), Ok(vec![]));
 
-    // It counts, too: nobody else gets the card.
+    // It counts as well: no other container gets the GPU.
     let (other, _) = world.delivery.allot().unwrap();
     assert!(world.delivery.give(&other, &given("other", GIB)).is_err());
 }

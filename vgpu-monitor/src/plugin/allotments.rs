@@ -1,7 +1,9 @@
-//! What was handed out in `Allocate`, and to whom it was given: the plugin's memory, in a file that survives it.
+//! The plugin's memory: the slots of each `Allocate`, and the container that each allotment was given to, in
+//! a file that survives the process.
 //!
-//! One line for each allotment with a checksum of its own, so that a torn or damaged file costs the lines that are
-//! damaged and no others; the file is written beside itself, synced and renamed. Never asks anybody who a container is.
+//! One line for each allotment with a checksum of its own, so that a torn or damaged file costs the damaged
+//! lines and no others; the file is written beside itself, synced and renamed. Never queries the kubelet or
+//! the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -32,13 +34,13 @@ pub struct Allotment {
     pub resource: String,
     /// The slots, sorted.
     pub ids: Vec<String>,
-    /// To whom it was given, once that is known.
+    /// The container that it was given to, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
 }
 
-/// To whom an allotment was given, and what. What was written first stays: later changes of the pod's annotations
-/// change nothing.
+/// The container that an allotment was given to, and what it was given. What was written first stays: later
+/// changes of the pod's annotations change nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// The pod's uid.
@@ -300,7 +302,7 @@ fn encode(allotments: &[Allotment]) -> serde_json::Result<String> {
 
 /// All allotments, in memory and in their file. Calls block for as long as the file takes.
 #[derive(Debug)]
-pub struct Book {
+pub struct AllotmentStore {
     path: PathBuf,
     inner: Mutex<Inner>,
 }
@@ -326,7 +328,7 @@ pub struct Opened {
     pub absent: bool,
 }
 
-impl Book {
+impl AllotmentStore {
     /// Opens the file, or begins one. A file that cannot be read is kept aside as `….broken`, and never in the way.
     pub fn open(path: &Path) -> (Self, Opened) {
         let mut opened = Opened::default();
@@ -338,20 +340,20 @@ impl Book {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => opened.absent = true,
             Err(error) => {
-                tracing::error!(path = %path.display(), %error, "cannot read what was handed out");
+                tracing::error!(path = %path.display(), %error, "cannot read the file of allotments");
                 opened.broken = 1;
             }
         }
         if opened.broken > 0 {
             let aside = path.with_extension("broken");
             if let Err(error) = std::fs::rename(path, &aside) {
-                tracing::warn!(%error, "cannot keep the broken file aside");
+                tracing::warn!(%error, "cannot move the broken file aside");
             }
             tracing::warn!(
                 broken = opened.broken,
                 read = opened.read,
                 kept = %aside.display(),
-                "what was handed out is damaged; what is missing is asked of the kubelet"
+                "the file of allotments is damaged; missing ones are restored from the kubelet's record"
             );
         }
         let next = allotments.last().map_or(1, |last| last.order + 1);
@@ -361,11 +363,11 @@ impl Book {
             unwritten: opened.broken > 0,
             errors: 0,
         };
-        let book = Self {
+        let store = Self {
             path: path.to_path_buf(),
             inner: Mutex::new(inner),
         };
-        (book, opened)
+        (store, opened)
     }
 
     /// Remembers what was handed out. When the file cannot be written it is remembered nevertheless, written with the
@@ -416,7 +418,8 @@ impl Book {
         count
     }
 
-    /// Writes down to whom allotments were given, by their order. Orders that are gone are passed over.
+    /// Records the containers that allotments were given to, by the allotments' order. Orders that are gone
+    /// are skipped.
     ///
     /// # Errors
     ///
@@ -491,7 +494,7 @@ impl Book {
         inner.unwritten = written.is_err();
         if let Err(error) = &written {
             inner.errors += 1;
-            tracing::error!(path = %self.path.display(), %error, "cannot write down what was handed out");
+            tracing::error!(path = %self.path.display(), %error, "cannot write the file of allotments");
         }
         written
     }
@@ -524,7 +527,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Puts new content under a name, so that whoever looks sees the old or the new one, also after a power cut.
+/// Puts new content under a name, so that every reader sees the old or the new one, also after a power cut.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut file = File::create(&fresh)?;

@@ -16,7 +16,7 @@ pub(super) enum Without {
     Gone,
     /// The API server says no.
     Refused(String),
-    /// Nobody answers.
+    /// No answer.
     Away(String),
 }
 

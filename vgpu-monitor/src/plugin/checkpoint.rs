@@ -1,8 +1,9 @@
-//! The kubelet's own record of which container of which pod holds which slots, `kubelet_internal_checkpoint` beside its
-//! sockets. Read only, and only where its API is silent: plain init containers are not in its list, and what a lost
-//! memory of ours held stands there, since the kubelet keeps what `Allocate` answered.
+//! The kubelet's own record of which container of which pod holds which slots, `kubelet_internal_checkpoint`
+//! beside its sockets. Read only, and only where its API is silent: plain init containers are not in its
+//! list, and a lost memory of ours can be restored from there, since the kubelet keeps what `Allocate`
+//! answered.
 //!
-//! No format that anybody promises: what cannot be read is as if it were not there.
+//! The format is not part of any API: what cannot be read counts as absent.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
@@ -19,15 +19,14 @@ use placement::exchange::{Maker, Table};
 use placement::{MigProfile, Span};
 use prometheus_client::registry::Registry;
 use server::{Listener, Manners, Readiness};
-use supervisor::instance::Labels;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::args::{FormatArg, MannerArg, PluginArgs};
 use super::lock::{self, Tried};
-use super::{Giver, Living, Made, Metrics, Parts, Plugin, Served, Settings};
-use crate::collect::{Collector, LivingPod, Sources};
+use super::{Giver, Living, Made, Metrics, NodePods, Parts, Plugin, Served, Settings};
+use crate::collect::Collector;
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
 use crate::inventory::mig::{Mig, MigError};
 use crate::{collect, hcs, health, inventory};
@@ -97,10 +96,10 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         tokio::spawn(hcs::keep(client.clone(), settings, sources, series))
     });
     let readiness = Readiness::waiting_for("the registration with the kubelet");
-    // Whoever asks whether this process lives is answered while it waits for the API server.
+    // Probes of this process are answered while it waits for the API server.
     let (stopping, stopped) = watch::channel(false);
     let until = |mut stopped: watch::Receiver<bool>| async move {
-        // Who says it is there until all have heard it.
+        // Cannot fail: the sender outlives its receivers.
         drop(stopped.wait_for(|stopped| *stopped).await);
     };
     let router = server::health(readiness.clone()).merge(server::metrics(registry));
@@ -123,24 +122,28 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     .context("cannot prepare what containers get")?;
     let delivery = Arc::new(delivery);
 
+    let settings = Settings {
+        node: args.node_name.clone(),
+        served,
+        state,
+        device_plugins: args.kubelet_dir.join("device-plugins"),
+        pod_resources: args.kubelet_dir.join("pod-resources/kubelet.sock"),
+    };
+    let pods = NodePods::open(&settings, &client, &vendors, &events, &metrics);
+    let collector = Arc::new(Collector::new(Arc::clone(&delivery), pods.clone()));
     let giver = Arc::new(Host {
-        delivery: Arc::clone(&delivery),
+        delivery,
         mig: mig.clone(),
-        clearing: OnceLock::new(),
-        plugin: OnceLock::new(),
+        collector: Arc::clone(&collector),
+        pods: pods.clone(),
         turn: parking_lot::Mutex::new(()),
         runtime: Handle::current(),
     });
     let plugin = Plugin::start(
-        Settings {
-            node: args.node_name.clone(),
-            served,
-            state,
-            device_plugins: args.kubelet_dir.join("device-plugins"),
-            pod_resources: args.kubelet_dir.join("pod-resources/kubelet.sock"),
-        },
+        settings,
         Parts {
             vendors,
+            pods,
             giver: Arc::clone(&giver) as Arc<dyn Giver>,
             client: client.clone(),
             events: events.clone(),
@@ -150,10 +153,6 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             traces: traces.clone(),
         },
     );
-    let collector = Arc::new(Collector::new(delivery, Clearing(plugin.clone())));
-    // Set once, here.
-    drop(giver.clearing.set(Arc::clone(&collector)));
-    drop(giver.plugin.set(plugin.clone()));
 
     tracing::info!(
         %address,
@@ -334,13 +333,13 @@ async fn manner(args: &PluginArgs, client: &kube::Client, state: &Path) -> Manne
                 let manner = manner_of(&runtime);
                 tracing::info!(runtime, ?manner, "the node's runtime");
                 if let Err(error) = super::allotments::replace(&file, runtime.as_bytes()) {
-                    tracing::warn!(%error, "cannot write down which runtime it is");
+                    tracing::warn!(%error, "cannot save which runtime the node has");
                 }
                 return manner;
             }
-            Ok(_) => tracing::warn!("the Node does not say which runtime it has; --manner does"),
+            Ok(_) => tracing::warn!("the Node does not name its runtime; set --manner"),
             Err(why) => {
-                tracing::warn!(why, "the Node cannot be read; --manner spares the question")
+                tracing::warn!(why, "cannot read the Node; set --manner to do without it")
             }
         }
         if let Ok(runtime) = std::fs::read_to_string(&file) {
@@ -391,42 +390,43 @@ fn register_format(format: FormatArg) -> RegisterFormat {
 struct Host {
     delivery: Arc<Delivery>,
     mig: Mig,
-    /// Who clears away what dead containers hold, so that a card that is full of them is not.
-    clearing: OnceLock<Arc<Collector<Clearing>>>,
-    /// Who knows whose instance lies where.
-    plugin: OnceLock<Plugin>,
+    /// Frees the memory of dead containers when a GPU is full.
+    collector: Arc<Collector<NodePods>>,
+    /// Says which MIG instances are still held when a position is taken.
+    pods: NodePods,
+    /// One thread at a time waits for the collector.
     turn: parking_lot::Mutex<()>,
     runtime: Handle,
 }
 
 impl Giver for Host {
-    fn allot(&self) -> Result<(Name, Allotted), String> {
-        self.delivery.allot().map_err(|error| error.to_string())
+    fn allot(&self) -> anyhow::Result<(Name, Allotted)> {
+        Ok(self.delivery.allot()?)
     }
 
-    fn give(&self, name: &Name, given: &Given) -> Result<(), String> {
+    fn give(&self, name: &Name, given: &Given) -> anyhow::Result<()> {
         let mut done = self.delivery.give(name, given);
-        if let (Err(DeliveryError::Overcommitted(_)), Some(clearing)) = (&done, self.clearing.get()) {
-            // Perhaps it is full of what is over. This thread is one that may wait; of the few that there are, all but
-            // one are left to those who are asked meanwhile, and the kubelet comes again.
+        if let Err(DeliveryError::Overcommitted(_)) = &done {
+            // The GPU may be full of containers that are over. This thread may wait. All but one of the few
+            // blocking threads stay free for other calls, and the kubelet retries.
             let turn = self.turn.try_lock();
-            if turn.is_some() && self.runtime.block_on(clearing.look()).is_ok() {
+            if turn.is_some() && self.runtime.block_on(self.collector.look()).is_ok() {
                 done = self.delivery.give(name, given);
             }
         }
-        done.map_err(|error| error.to_string())
+        Ok(done?)
     }
 
-    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> Result<Made, String> {
+    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made> {
         let mut made = self.mig.make(card, &profile.name, span);
-        if let (Err(MigError::Occupied { .. }), Some(plugin)) = (&made, self.plugin.get()) {
-            // Perhaps by the instance of a pod that is over, which nobody has looked at since.
-            if let Ok(living) = self.runtime.block_on(plugin.living()) {
+        if let Err(MigError::Occupied { .. }) = &made {
+            // The instance may be of a pod that has ended since the last look.
+            if let Ok(living) = self.runtime.block_on(self.pods.living()) {
                 keep_only(&self.mig, &held(&living, &self.delivery), living.as_of);
                 made = self.mig.make(card, &profile.name, span);
             }
         }
-        let made = made.map_err(|error| error.to_string())?;
+        let made = made?;
         Ok(Made {
             uuid: made.uuid,
             gpu_instance: made.gpu_instance,
@@ -439,32 +439,15 @@ impl Giver for Host {
     }
 }
 
-/// Who lives, for whoever clears away the rest.
-struct Clearing(Plugin);
-
-impl Sources for Clearing {
-    async fn in_use(&self) -> Result<BTreeSet<Name>, String> {
-        self.0.in_use().await
-    }
-
-    async fn pods(&self) -> Result<Vec<LivingPod>, String> {
-        self.0.living_pods().await
-    }
-
-    fn uncut(&self, of: Option<Labels>, reason: &str) {
-        self.0.uncut(of, reason);
-    }
-}
-
 /// Clears away what dead containers have left, for ever.
-async fn clear(plugin: Plugin, collector: Arc<Collector<Clearing>>, giver: Arc<Host>, mig: Mig) {
+async fn clear(plugin: Plugin, collector: Arc<Collector<NodePods>>, giver: Arc<Host>, mig: Mig) {
     loop {
         // It says itself what it could not do.
         let looked = collector.look().await;
         if let Ok(looked) = &looked {
             collect::say(looked);
             plugin.forget(&looked.removed);
-            if let Ok(living) = plugin.living().await {
+            if let Ok(living) = plugin.pods().living().await {
                 let known = giver.known();
                 plugin.forget_all_but(&living.names, &known);
                 let (mig, giver) = (mig.clone(), Arc::clone(&giver));
@@ -474,31 +457,31 @@ async fn clear(plugin: Plugin, collector: Arc<Collector<Clearing>>, giver: Arc<H
                 drop(kept.await);
             }
         } else if let Err(reason) = looked {
-            tracing::warn!(reason, "nothing is cleared away until the next look");
+            tracing::warn!(%reason, "garbage collection skipped until the next look");
         }
         sleep(CLEAR).await;
     }
 }
 
-/// The places of instances that somebody holds. Where the plugin has lost its memory of whose an allotment is, what
-/// stands beside the container's limits says what it was given: it may run, and be idle.
+/// The positions of instances that containers hold. If the plugin has lost its memory of which container an
+/// allotment is, the record beside the container's limits says what it was given: it may run, and be idle.
 fn held(living: &Living, delivery: &Delivery) -> BTreeSet<(String, Span)> {
     let mut held = delivery.instances_but(&living.claimed);
     held.extend(living.instances.iter().cloned());
     held
 }
 
-/// Removes the instances that nobody holds.
+/// Removes the instances that no container holds.
 fn keep_only(mig: &Mig, held: &BTreeSet<(String, Span)>, as_of: Instant) {
     for error in mig
         .keep_only(held, as_of)
         .unwrap_or_else(|error| vec![error])
     {
-        tracing::warn!(%error, "an instance that nobody holds stays");
+        tracing::warn!(%error, "cannot remove a MIG instance that no container holds");
     }
 }
 
-/// Ready is who is known to the kubelet under every resource.
+/// Ready means: the kubelet knows the plugin under every resource.
 async fn tell_readiness(plugin: Plugin, readiness: Readiness) {
     let mut registered = plugin.registered();
     loop {

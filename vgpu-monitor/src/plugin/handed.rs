@@ -1,5 +1,5 @@
-//! When slots were handed out, until it is known to whom: `Allocate` does not say, and a pod's trace wants to know.
-//! Never decides, and keeps nothing where traces are off.
+//! When slots were allotted, until the container is known: `Allocate` does not say, and a pod's trace records
+//! it. Never decides, and keeps nothing if traces are off.
 
 use std::collections::VecDeque;
 use std::time::SystemTime;

@@ -1,8 +1,8 @@
-//! What each container of a pod is given, as the pod's spec and its annotations say it, and whether that can be. Values
-//! in, values out; never which allotment it becomes.
+//! What each container of a pod is given, according to the pod's spec and its annotations, and whether that
+//! is permitted. Values in, values out; never decides which allotment it becomes.
 //!
-//! The annotations are the scheduler's, but whoever may patch pods may have changed them: cards and amounts are held
-//! against the spec, which nobody can change, and against what the node has.
+//! The scheduler writes the annotations, but anyone with the right to patch pods may have changed them: GPUs
+//! and amounts are checked against the spec, which cannot be changed, and against what the node has.
 
 use kube_api::allocation;
 use kube_api::config::CorePolicy;
@@ -46,9 +46,14 @@ pub struct Wanted {
     pub claim: Claim,
 }
 
-/// Who a pod is, of those of its namespace and name that there were.
+/// The uid, which tells a pod from other pods that had its namespace and name.
 pub fn uid(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// Whether the pod has ended.
+pub fn is_over(pod: &Pod) -> bool {
+    matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
 }
 
 /// What every container of the pod that asks for a served resource is given.
@@ -259,7 +264,7 @@ fn not_more_than_asked(
     // Amounts stand in the annotations as whole MiB, rounded up.
     if given > asked.saturating_add(MIB) {
         return Err(format!(
-            "the annotations give {} MiB on card {}, the spec asks for {} MiB; they were changed by somebody else than the scheduler",
+            "the annotations give {} MiB on card {}, the spec asks for {} MiB; another client than the scheduler changed them",
             given / MIB,
             grant.device,
             asked / MIB
@@ -270,7 +275,7 @@ fn not_more_than_asked(
         && grant.cores == 0
     {
         return Err(format!(
-            "the annotations give no cores on card {}, the spec asks for TFLOPS; they were changed by somebody else than the scheduler",
+            "the annotations give no cores on card {}, the spec asks for TFLOPS; another client than the scheduler changed them",
             grant.device
         ));
     }
@@ -280,7 +285,7 @@ fn not_more_than_asked(
         && (grant.cores == 0 || grant.cores > *units)
     {
         return Err(format!(
-            "the annotations give {} cores on card {}, the spec asks for {units}; they were changed by somebody else than the scheduler",
+            "the annotations give {} cores on card {}, the spec asks for {units}; another client than the scheduler changed them",
             grant.cores, grant.device
         ));
     }
@@ -342,12 +347,13 @@ pub fn traceparent(pod: &Pod) -> Option<String> {
         .annotations
         .as_ref()?
         .get(kube_api::keys::TRACEPARENT)?;
-    // The form of the W3C: anything else is nobody's trace.
+    // The W3C form; any other text is not a trace.
     let plain = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
     (text.len() == 55 && text.bytes().all(plain)).then(|| text.clone())
 }
 
-/// The containers that ask for this vendor's cards, by what nobody can change; none where that cannot be read.
+/// The containers that ask for this vendor's GPUs, by fields that cannot be changed; none if those cannot be
+/// read.
 pub fn names_asking(pod: &Pod, vendor: &str, vendors: &Vendors) -> Option<Vec<String>> {
     let asked = request::request(pod, vendors, &Defaults::default()).ok()?;
     let containers = asked.containers.iter().enumerate();
@@ -380,7 +386,7 @@ pub fn shown_as_given(pod: &Pod, claim: &Claim) -> Result<(), Refusal> {
         return Ok(());
     }
     Err(Refusal(format!(
-        "container {}: annotation {key} shows it {shown:?}, and it was given {:?}; it was changed by somebody else than the scheduler",
+        "container {}: annotation {key} shows it {shown:?}, and it was given {:?}; another client than the scheduler changed it",
         claim.container,
         given.join(",")
     )))

@@ -10,16 +10,16 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::slots::{self, Slots};
-use super::{Plugin, Shared, allotments};
+use super::{Plugin, PluginState, allotments};
 use crate::proto::device_plugin::{Device, ListAndWatchResponse};
 
-/// Holders go without anybody saying so.
+/// A pod can go without a notification.
 const LOOK: Duration = Duration::from_secs(10);
 /// What changes at once is told at once.
 const TOGETHER: Duration = Duration::from_millis(50);
 
 /// Runs as long as the plugin lives.
-pub(super) async fn run(shared: Weak<Shared>) {
+pub(super) async fn run(shared: Weak<PluginState>) {
     let Some(plugin) = shared.upgrade().map(Plugin) else {
         return;
     };
@@ -38,7 +38,7 @@ pub(super) async fn run(shared: Weak<Shared>) {
         tokio::select! {
             changed = inventories.changed() => {
                 if changed.is_err() {
-                    // Nobody reads cards any more: the agent stops.
+                    // The inventory thread has ended: the agent stops.
                     sleep(LOOK).await;
                 }
             }
@@ -49,8 +49,8 @@ pub(super) async fn run(shared: Weak<Shared>) {
             }
             () = plugin.0.changed.notified() => sleep(TOGETHER).await,
             _ = look.tick() => {
-                let book = Arc::clone(&plugin.0.book);
-                drop(spawn_blocking(move || book.catch_up()).await);
+                let store = Arc::clone(&plugin.0.store);
+                drop(spawn_blocking(move || store.catch_up()).await);
             }
         }
         let known = count(&plugin);
@@ -92,7 +92,7 @@ async fn remember(path: PathBuf, known: Known) {
         allotments::replace(&path, text.as_bytes())
     });
     if let Ok(Err(error)) = written.await {
-        tracing::warn!(%error, "cannot write down how many slots there are");
+        tracing::warn!(%error, "cannot save the number of slots");
     }
 }
 
@@ -113,8 +113,8 @@ async fn refresh(plugin: &Plugin, last: &Known) {
                 None => continue,
             },
         };
-        let all = plugin.0.book.all();
-        // Who holds what matters only where slots are missing.
+        let all = plugin.0.store.all();
+        // It matters which pod holds which slot only while slots are missing.
         let mut taken: BTreeSet<String> = BTreeSet::new();
         let mut sick = BTreeSet::new();
         let beyond = |id: &String| {
@@ -166,7 +166,7 @@ async fn refresh(plugin: &Plugin, last: &Known) {
                 resource = served.resource,
                 slots = response.devices.len(),
                 well,
-                "what the kubelet is told"
+                "device list for the kubelet changed"
             );
             *known = Some(Arc::new(response));
             true

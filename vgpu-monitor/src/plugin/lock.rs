@@ -1,5 +1,6 @@
-//! One agent works in a state directory at a time: who holds the lock on its file `lock`. Owns taking it and waiting for
-//! it. Never breaks it: the kernel takes it back from a process that is gone, however it ended.
+//! One agent works in a state directory at a time: the one that holds the lock on its file `lock`. Owns
+//! taking it and waiting for it. Never breaks it: the kernel takes it back from a process that is gone,
+//! however it ended.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -20,7 +21,7 @@ const MOST_BYTES: u64 = 200;
 pub(super) enum Tried {
     /// It is ours for as long as this lives.
     Ours(Flock<File>),
-    /// Another one works there, who wrote this of itself.
+    /// Another agent works there; this is the text that it wrote about itself.
     Taken(String),
 }
 
@@ -41,14 +42,14 @@ pub(super) fn try_take(state: &Path) -> io::Result<Tried> {
                 .set_len(0)
                 .and_then(|()| lock.write_all(own.as_bytes()));
             if let Err(error) = said {
-                tracing::debug!(%error, "the lock does not say whose it is");
+                tracing::debug!(%error, "cannot write this process's name into the lock file");
             }
             Ok(Tried::Ours(lock))
         }
         Err((file, Errno::EWOULDBLOCK)) => {
             let mut who = String::new();
             if file.take(MOST_BYTES).read_to_string(&mut who).is_err() || who.trim().is_empty() {
-                who = String::from("a process that has not said who it is");
+                who = String::from("a process that has not given its name");
             }
             Ok(Tried::Taken(who.trim().to_owned()))
         }
@@ -56,7 +57,7 @@ pub(super) fn try_take(state: &Path) -> io::Result<Tried> {
     }
 }
 
-/// Waits until nobody else holds it, and says at first whom it waits for.
+/// Waits until no other process holds it, and logs at first which process it waits for.
 ///
 /// # Errors
 /// As [`try_take`].

@@ -67,7 +67,7 @@ pub fn assign(
     evidence: Evidence<'_>,
 ) -> Result<Vec<u64>, Unknown> {
     let mut found: Vec<Option<u64>> = Vec::with_capacity(asking.len());
-    // Those that somebody names come first: they bound the others.
+    // Containers that the kubelet names come first: they bound the others.
     for container in asking {
         let listed = evidence
             .listed
@@ -97,8 +97,9 @@ pub fn assign(
         .chain(evidence.called)
         .map(String::as_str)
         .collect();
-    // The kubelet goes by the order of the spec, so what is found of the containers around one bounds its own. What
-    // it got was of the pod's slots, which are nobody else's while it lives: the newest of those it is.
+    // The kubelet goes by the order of the spec, so the allotments found for the containers around one bound
+    // its own. It got its allotment from the pod's slots, which no other pod has while it lives: the newest
+    // of those is the right one.
     for (at, container) in asking.iter().enumerate().rev() {
         if found.get(at).is_none_or(Option::is_some) {
             continue;
@@ -125,7 +126,8 @@ pub fn assign(
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Whether the allotment can be this container's: as many slots, and nobody else's by what was given before.
+/// Whether the allotment can be this container's: it has as many slots, and was not given to another
+/// container.
 fn is_for(lot: &Lot<'_>, container: &Asking, uid: &str) -> bool {
     lot.ids.len() == container.count
         && lot
@@ -142,7 +144,7 @@ fn unknown(container: &Asking) -> Unknown {
 
 /// A pod of which the kubelet says that it holds slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
+pub struct PodSlots {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
@@ -154,7 +156,7 @@ pub struct Holder {
 /// The pods that hold some of these slots. A container's slots are its pod's alone while it lives, so one that overlaps
 /// is the one that asks: an init container's slots are seen at a later container of the same pod. There are several only
 /// while the kubelet lists a pod that is over.
-pub fn holders<'a>(pods: &'a [Holder], called: &[String]) -> Vec<&'a Holder> {
+pub fn holders<'a>(pods: &'a [PodSlots], called: &[String]) -> Vec<&'a PodSlots> {
     pods.iter()
         .filter(|pod| pod.slots.values().flatten().any(|id| called.contains(id)))
         .collect()

@@ -15,7 +15,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use server::{Seconds, TraceContext};
 
-use super::allotments::Book;
+use super::allotments::AllotmentStore;
 
 /// How one call of the kubelet ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +83,7 @@ struct Series {
     pod_resources_refused: Family<OfNode, Counter>,
     annotations: Family<OfOutcome, Counter>,
     uncut: Family<OfNode, Counter>,
-    book: Mutex<Option<Arc<Book>>>,
+    store: Mutex<Option<Arc<AllotmentStore>>>,
 }
 
 impl fmt::Debug for Metrics {
@@ -118,7 +118,7 @@ impl Metrics {
             pod_resources_refused: Family::default(),
             annotations: Family::default(),
             uncut: Family::default(),
-            book: Mutex::new(None),
+            store: Mutex::new(None),
         }))
     }
 
@@ -127,50 +127,50 @@ impl Metrics {
         let series = &self.0;
         registry.register(
             "vgpu_plugin_calls_duration_seconds",
-            "Calls of the kubelet, from their arrival to the answer",
+            "Duration of the kubelet's calls, from arrival to answer, in seconds",
             series.calls.clone(),
         );
         registry.register(
             "vgpu_plugin_registered",
-            "The kubelet watches this resource's list",
+            "1 while the kubelet watches the device list of the resource",
             series.registered.clone(),
         );
         registry.register(
             "vgpu_plugin_registrations",
-            "Registrations that the kubelet took",
+            "Registrations that the kubelet accepted",
             series.registrations.clone(),
         );
         registry.register(
             "vgpu_plugin_slots",
-            "Slots that the kubelet was told of",
+            "Slots reported to the kubelet, by state",
             series.slots.clone(),
         );
         registry.register(
             "vgpu_plugin_pod_resources_duration_seconds",
-            "Questions to the kubelet which pods hold which slots, with their repetitions",
+            "Duration of PodResources queries to the kubelet, including retries, in seconds",
             series.pod_resources.clone(),
         );
         registry.register(
             "vgpu_plugin_pod_resources_refused",
-            "Questions that the kubelet refused for its rate",
+            "PodResources queries that the kubelet refused because of its rate limit",
             series.pod_resources_refused.clone(),
         );
         registry.register(
             "vgpu_plugin_annotations",
-            "Pods whose annotations were to be written",
+            "Attempts to write a pod's annotations, by outcome",
             series.annotations.clone(),
         );
         registry.register(
             "vgpu_plugin_regions_uncut",
-            "Times that a usage region could not be cut back to its size",
+            "Times that a usage region could not be truncated back to its size",
             series.uncut.clone(),
         );
-        registry.register_collector(Box::new(OfBook(self.clone())));
+        registry.register_collector(Box::new(StoreCollector(self.clone())));
     }
 
     /// Shows the memory's figures.
-    pub(super) fn watch(&self, book: Arc<Book>) {
-        *self.0.book.lock() = Some(book);
+    pub(super) fn watch(&self, store: Arc<AllotmentStore>) {
+        *self.0.store.lock() = Some(store);
     }
 
     pub(super) fn call(
@@ -249,15 +249,15 @@ impl Metrics {
 }
 
 #[derive(Debug)]
-struct OfBook(Metrics);
+struct StoreCollector(Metrics);
 
-impl Collector for OfBook {
+impl Collector for StoreCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let series = &self.0.0;
-        let Some(book) = series.book.lock().clone() else {
+        let Some(store) = series.store.lock().clone() else {
             return Ok(());
         };
-        let (allotments, errors, unwritten) = book.counts();
+        let (allotments, errors, unwritten) = store.counts();
         let labels = [("node", series.node.as_str())];
         let mut gauge = |name, help, value: u64| {
             let value = ConstGauge::new(value);
@@ -267,18 +267,18 @@ impl Collector for OfBook {
         };
         gauge(
             "vgpu_plugin_allotments",
-            "What was handed out and is remembered",
+            "Allotments that the plugin remembers",
             u64::try_from(allotments).unwrap_or(u64::MAX),
         )?;
         gauge(
             "vgpu_plugin_state_unwritten",
-            "The memory has something that its file lacks",
+            "1 while the plugin's state is not saved in its file",
             u64::from(unwritten),
         )?;
         let errors = prometheus_client::metrics::counter::ConstCounter::new(errors);
         let mut family = encoder.encode_descriptor(
             "vgpu_plugin_state_errors",
-            "Times that the memory could not be written to its file",
+            "Failed writes of the plugin's state file",
             None,
             MetricType::Counter,
         )?;

@@ -1,6 +1,6 @@
-//! What the kubelet says of the pods of this node and their slots. One question is in flight at a time, and its answer
-//! is for everybody who waited when it was sent: the kubelet answers 100 questions a second for all programs of the
-//! node together. Never trusts which container an answer names: see `matching`.
+//! What the kubelet says of the pods of this node and their slots. One question is in flight at a time, and
+//! its answer is for every caller that waited when it was sent: the kubelet answers 100 questions a second
+//! for all programs of the node together. Never trusts which container an answer names: see `matching`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,9 +12,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 use tonic::transport::Channel;
 
-use super::matching::Holder;
+use super::matching::PodSlots;
 use super::metrics::Metrics;
 use super::socket::connect;
+use crate::collect::SourceError;
 use crate::proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
 use crate::proto::pod_resources::{ListPodResourcesRequest, ListPodResourcesResponse};
 
@@ -29,10 +30,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Pods and their slots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pods(Vec<(String, String, Vec<Held>)>);
+pub struct Pods(Vec<(String, String, Vec<ContainerSlots>)>);
 
 /// Container, resource and slots.
-type Held = (String, String, Vec<String>);
+type ContainerSlots = (String, String, Vec<String>);
 
 impl Pods {
     /// Takes over what the kubelet said.
@@ -56,9 +57,9 @@ impl Pods {
         Self(pods.collect())
     }
 
-    /// Who holds slots of this resource.
-    pub fn holders(&self, resource: &str) -> Vec<Holder> {
-        let holders = self.0.iter().map(|(namespace, name, held)| Holder {
+    /// The pods that hold slots of this resource.
+    pub fn holders(&self, resource: &str) -> Vec<PodSlots> {
+        let holders = self.0.iter().map(|(namespace, name, held)| PodSlots {
             namespace: namespace.clone(),
             name: name.clone(),
             slots: held
@@ -82,12 +83,35 @@ impl Pods {
 #[derive(Debug, Clone)]
 pub struct Lister(mpsc::Sender<Waiter>);
 
-type Waiter = oneshot::Sender<Result<Arc<Pods>, String>>;
+type Waiter = oneshot::Sender<Result<Arc<Pods>, ListError>>;
+
+/// Why the kubelet did not list its pods.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ListError {
+    /// It refused because too many clients ask it; the question is repeated.
+    #[error("refuses for its rate: too many ask it on this node")]
+    RateLimited,
+    /// It did not answer.
+    #[error("no answer in {} s", .0.as_secs())]
+    NoAnswer(Duration),
+    /// It answered with an error, or cannot be reached.
+    #[error("{0}")]
+    Failed(String),
+    /// The agent stops.
+    #[error("the task that asks the kubelet has ended")]
+    Stopping,
+}
+
+impl From<ListError> for SourceError {
+    fn from(error: ListError) -> Self {
+        Self::Kubelet(error.to_string())
+    }
+}
 
 /// Where the questions go: tests have a place of their own.
 pub trait Ask: Send + 'static {
-    /// One question and its answer. `Err(None)`: refused for its rate.
-    fn ask(&mut self) -> impl Future<Output = Result<Pods, Option<String>>> + Send;
+    /// One question and its answer.
+    fn ask(&mut self) -> impl Future<Output = Result<Pods, ListError>> + Send;
 }
 
 impl Lister {
@@ -100,7 +124,7 @@ impl Lister {
         Self::start_with(ask, metrics)
     }
 
-    /// The same with somebody else to ask.
+    /// The same with another source.
     pub fn start_with(ask: impl Ask, metrics: Metrics) -> Self {
         let (send, receive) = mpsc::channel(1024);
         tokio::spawn(serve(receive, ask, metrics));
@@ -112,11 +136,10 @@ impl Lister {
     /// # Errors
     ///
     /// When the kubelet did not answer; the text says what it said.
-    pub async fn pods(&self) -> Result<Arc<Pods>, String> {
-        let gone = || "the task that asks the kubelet has ended".to_owned();
+    pub async fn pods(&self) -> Result<Arc<Pods>, ListError> {
         let (send, receive) = oneshot::channel();
-        self.0.send(send).await.map_err(|_| gone())?;
-        receive.await.map_err(|_| gone())?
+        self.0.send(send).await.map_err(|_| ListError::Stopping)?;
+        receive.await.map_err(|_| ListError::Stopping)?
     }
 }
 
@@ -125,31 +148,29 @@ async fn serve(mut waiting: mpsc::Receiver<Waiter>, mut ask: impl Ask, metrics: 
         let begun = Instant::now();
         let mut waiters = vec![first];
         let answer = loop {
-            // Who has come by now is served by the question that is sent now; who comes later may be newer than its
-            // answer, and waits for the next.
+            // The question that is sent now serves every caller that has come by now; a later caller may be
+            // newer than its answer, and waits for the next.
             while let Ok(waiter) = waiting.try_recv() {
                 waiters.push(waiter);
             }
             match timeout(ONE, ask.ask()).await {
                 Ok(Ok(pods)) => break Ok(Arc::new(pods)),
-                Ok(Err(None)) => metrics.pod_resources_refused(),
-                Ok(Err(Some(problem))) if begun.elapsed() >= PATIENCE / 10 => break Err(problem),
-                Ok(Err(Some(problem))) => {
-                    tracing::debug!(problem, "the kubelet did not say which pods there are");
+                Ok(Err(ListError::RateLimited)) => metrics.pod_resources_refused(),
+                Ok(Err(problem)) if begun.elapsed() >= PATIENCE / 10 => break Err(problem),
+                Ok(Err(problem)) => {
+                    tracing::debug!(%problem, "the kubelet did not list its pods");
                 }
-                Err(_) if begun.elapsed() >= PATIENCE / 2 => {
-                    break Err(format!("no answer in {} s", ONE.as_secs()));
-                }
+                Err(_) if begun.elapsed() >= PATIENCE / 2 => break Err(ListError::NoAnswer(ONE)),
                 Err(_) => {}
             }
             if begun.elapsed() >= PATIENCE {
-                break Err("refuses for its rate: too many ask it on this node".to_owned());
+                break Err(ListError::RateLimited);
             }
             sleep(AGAIN).await;
         };
         metrics.pod_resources_asked(begun.elapsed(), answer.is_ok());
         for waiter in waiters {
-            // Whoever gave up waiting does not hear it.
+            // A caller that gave up has dropped its receiver.
             drop(waiter.send(answer.clone()));
         }
     }
@@ -161,14 +182,14 @@ struct Socket {
 }
 
 impl Ask for Socket {
-    async fn ask(&mut self) -> Result<Pods, Option<String>> {
+    async fn ask(&mut self) -> Result<Pods, ListError> {
         let mut client = match self.channel.take() {
             Some(client) => client,
             None => {
                 let channel = connect(&self.path).await.map_err(|error| {
                     let why = std::error::Error::source(&error)
                         .map_or_else(|| error.to_string(), ToString::to_string);
-                    Some(format!("{}: {why}", self.path.display()))
+                    ListError::Failed(format!("{}: {why}", self.path.display()))
                 })?;
                 PodResourcesListerClient::new(channel).max_decoding_message_size(MOST_BYTES)
             }
@@ -180,9 +201,9 @@ impl Ask for Socket {
             }
             Err(status) if status.code() == Code::ResourceExhausted => {
                 self.channel = Some(client);
-                Err(None)
+                Err(ListError::RateLimited)
             }
-            Err(status) => Err(Some(status.message().to_owned())),
+            Err(status) => Err(ListError::Failed(status.message().to_owned())),
         }
     }
 }

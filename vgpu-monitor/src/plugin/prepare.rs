@@ -1,8 +1,8 @@
-//! What happens before a container starts: whose slots these are, what its pod is given, and giving it. Never chooses
-//! anything: it finds out.
+//! What happens before a container starts: find the pod that holds the slots, determine what each of its containers is
+//! given, and give it. Never chooses a device.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use events::{About, Kind as Tone};
@@ -15,131 +15,232 @@ use tokio::time::{Instant, sleep, timeout};
 use super::allotments::{Allotment, Claim};
 use super::api::{self, Without};
 use super::checkpoint::{self, Entry};
-use super::identity::{self, Refusal, Wanted};
-use super::matching::{self, Evidence, Holder, Lot};
+use super::identity::{self, Refusal, Wanted, is_over};
+use super::matching::{self, Evidence, Lot, PodSlots};
 use super::pods::Pods;
 use super::{Plugin, answered_name, mounts, room, tell};
 use crate::card::{Health, Inventory};
 use crate::delivery::Name;
 
-/// Between two looks at who holds the slots, and at whether the cards are known.
+/// Between two looks at which pod holds the slots, and at whether the GPUs are known.
 const AGAIN: Duration = Duration::from_millis(200);
 /// What is kept of the kubelet's patience for the answer.
 const KEPT: Duration = Duration::from_secs(3);
-/// How long the API server may take to say who is over, when a card is full.
+/// How long the API server may take to say which pods are over, when a GPU is full.
 const LOOK: Duration = Duration::from_secs(2);
 /// How long the kubelet may take to know a pod of its own.
 const UNNAMED: Duration = Duration::from_secs(6);
 
-/// Makes sure that the container that is about to start, and all others of its pod, have what they were given.
-///
-/// # Errors
-///
-/// Why not. The kubelet shows it and tries again.
-pub(super) async fn prepare(
-    plugin: &Plugin,
-    resource: &str,
-    mut called: Vec<String>,
+/// One `PreStartContainer` of the kubelet.
+pub(super) struct Call<'a> {
+    plugin: &'a Plugin,
+    resource: &'a str,
+    /// The slots of the container that is about to start, sorted.
+    called: Vec<String>,
+    /// When the answer has to be decided.
     deadline: Instant,
-    trace: &OnceLock<TraceContext>,
-) -> Result<(), Refusal> {
-    called.sort();
-    called.dedup();
-    let deadline = deadline.checked_sub(KEPT).unwrap_or(deadline);
-    let named = named(plugin, resource, &called, deadline).await?;
-    let mut refusals = Vec::new();
-    // There are several only while the kubelet lists a pod that is over.
-    for holder in &named.holders {
-        let client = &plugin.0.parts.client;
-        match api::pod(client, &holder.namespace, &holder.name).await {
-            Ok(pod) if is_over(&pod) => {}
-            Ok(pod) => {
-                let case = Case {
-                    plugin,
-                    resource,
-                    called: &called,
-                    named: &named,
-                    listed: &holder.slots,
-                    deadline,
-                    trace,
-                };
-                match case.serve(pod).await {
-                    Ok(()) => return Ok(()),
-                    Err(refusal) => refusals.push(refusal),
-                }
-            }
-            Err(Without::Gone) => refusals.push(Refusal(format!(
-                "pod {}/{} is gone",
-                holder.namespace, holder.name
-            ))),
-            Err(Without::Refused(why)) => refusals.push(Refusal(format!(
-                "the API server does not show pod {}/{}: {why}",
-                holder.namespace, holder.name
-            ))),
-            Err(Without::Away(why)) => {
-                return from_memory(plugin, resource, &called, Some(&named.holders), &why).await;
-            }
-        }
-    }
-    if let Some(uid) = &named.uid {
-        return by_uid(plugin, resource, &called, &named, uid, deadline, trace).await;
-    }
-    Err(refusals.pop().unwrap_or_else(|| {
-        Refusal("the pod that holds these slots is over; nothing is started for it".to_owned())
-    }))
 }
 
-/// Who holds the slots, as the kubelet says.
+/// How a call ended.
+pub(super) struct Prepared {
+    /// Why not, where the container is not started now. The kubelet shows it and tries again.
+    pub(super) answer: Result<(), Refusal>,
+    /// The pod's trace, if it has one.
+    pub(super) trace: Option<TraceContext>,
+}
+
+impl<'a> Call<'a> {
+    /// The kubelet gives up at `deadline`.
+    pub(super) fn new(
+        plugin: &'a Plugin,
+        resource: &'a str,
+        mut called: Vec<String>,
+        deadline: Instant,
+    ) -> Self {
+        called.sort();
+        called.dedup();
+        Self {
+            plugin,
+            resource,
+            called,
+            deadline: deadline.checked_sub(KEPT).unwrap_or(deadline),
+        }
+    }
+
+    /// Ensures that the container that is about to start, and all others of its pod, have what they were given.
+    pub(super) async fn prepare(&self) -> Prepared {
+        let mut trace = None;
+        let answer = self.answer(&mut trace).await;
+        Prepared { answer, trace }
+    }
+
+    async fn answer(&self, trace: &mut Option<TraceContext>) -> Result<(), Refusal> {
+        let named = self.named().await?;
+        let mut refusals = Vec::new();
+        // There are several only while the kubelet lists a pod that is over.
+        for holder in &named.holders {
+            let client = &self.plugin.0.parts.client;
+            match api::pod(client, &holder.namespace, &holder.name).await {
+                Ok(pod) if is_over(&pod) => {}
+                Ok(pod) => {
+                    let case = Case {
+                        call: self,
+                        named: &named,
+                        listed: &holder.slots,
+                    };
+                    match case.serve(pod, trace).await {
+                        Ok(()) => return Ok(()),
+                        Err(refusal) => refusals.push(refusal),
+                    }
+                }
+                Err(Without::Gone) => refusals.push(Refusal(format!(
+                    "pod {}/{} is gone",
+                    holder.namespace, holder.name
+                ))),
+                Err(Without::Refused(why)) => refusals.push(Refusal(format!(
+                    "the API server does not show pod {}/{}: {why}",
+                    holder.namespace, holder.name
+                ))),
+                Err(Without::Away(why)) => {
+                    return self.from_memory(Some(&named.holders), &why).await;
+                }
+            }
+        }
+        if let Some(uid) = &named.uid {
+            return self.by_uid(&named, uid, trace).await;
+        }
+        Err(refusals.pop().unwrap_or_else(|| {
+            Refusal(
+                "the pod that holds these slots has ended; no container of it is started"
+                    .to_owned(),
+            )
+        }))
+    }
+
+    async fn named(&self) -> Result<Named, Refusal> {
+        let (resource, called) = (self.resource, &self.called);
+        let until = self.deadline.min(Instant::now() + UNNAMED);
+        loop {
+            let answer = self.plugin.0.lister.pods().await;
+            let problem = match answer {
+                Ok(pods) => {
+                    let all = pods.holders(resource);
+                    let holders: Vec<PodSlots> = matching::holders(&all, called)
+                        .into_iter()
+                        .cloned()
+                        .collect();
+                    if !holders.is_empty() {
+                        return Ok(Named {
+                            pods,
+                            holders,
+                            uid: None,
+                        });
+                    }
+                    // A pod with nothing but plain init containers is in no list.
+                    let uid = record(self.plugin)
+                        .await
+                        .into_iter()
+                        .rev()
+                        .find_map(|entry| {
+                            (entry.resource == resource && entry.ids == *called)
+                                .then_some(entry.uid)
+                        });
+                    if uid.is_some() {
+                        return Ok(Named { pods, holders, uid });
+                    }
+                    format!(
+                        "the kubelet names no pod that holds {} of {resource}",
+                        called.join(", ")
+                    )
+                }
+                Err(problem) => {
+                    format!(
+                        "the kubelet does not say which pod this container belongs to: {problem}"
+                    )
+                }
+            };
+            if Instant::now() >= until {
+                return Err(Refusal(problem));
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
+    async fn by_uid(
+        &self,
+        named: &Named,
+        uid: &str,
+        trace: &mut Option<TraceContext>,
+    ) -> Result<(), Refusal> {
+        let plugin = self.plugin;
+        let node = &plugin.0.settings.node;
+        let pods = match api::pods_of(&plugin.0.parts.client, node).await {
+            Ok(pods) => pods,
+            Err(Without::Away(why)) => {
+                return self.from_memory(None, &why).await;
+            }
+            Err(Without::Refused(why)) => {
+                return Err(Refusal(format!(
+                    "the API server does not show the pods of this node: {why}"
+                )));
+            }
+            Err(Without::Gone) => Vec::new(),
+        };
+        let Some(pod) = pods.into_iter().find(|pod| identity::uid(pod) == uid) else {
+            return Err(Refusal(format!("the pod of uid {uid} is gone")));
+        };
+        let case = Case {
+            call: self,
+            named,
+            listed: &BTreeMap::new(),
+        };
+        case.serve(pod, trace).await
+    }
+
+    /// The pod cannot be read. What was given to exactly these slots, and to a pod of this name, is given again.
+    async fn from_memory(&self, holders: Option<&[PodSlots]>, why: &str) -> Result<(), Refusal> {
+        let plugin = self.plugin;
+        let away = |more: &str| Refusal(format!("the API server does not answer ({why}), {more}"));
+        let all = plugin.0.store.all();
+        let same: Vec<&Allotment> = all
+            .iter()
+            .filter(|lot| lot.resource == self.resource && lot.ids == self.called)
+            .collect();
+        let Some(newest) = same.last().and_then(|lot| lot.claim.as_ref()) else {
+            return Err(away("and this container was given nothing before"));
+        };
+        let is_holder = |claim: &Claim| {
+            holders.is_none_or(|holders| {
+                holders
+                    .iter()
+                    .any(|holder| holder.namespace == claim.namespace && holder.name == claim.pod)
+            })
+        };
+        if !is_holder(newest) {
+            return Err(away("and another pod held these slots before"));
+        }
+        let again: Vec<(u64, Name, Claim)> = same
+            .iter()
+            .filter_map(|lot| {
+                let claim = lot.claim.as_ref().filter(|claim| claim.uid == newest.uid)?;
+                Some((lot.order, Name(lot.name.clone()), claim.clone()))
+            })
+            .collect();
+        tracing::info!(
+            pod = %newest.pod, namespace = %newest.namespace,
+            "the API server is away: giving again what is remembered"
+        );
+        give(plugin, again).await
+    }
+}
+
+/// The pods that hold the slots, as the kubelet says.
 struct Named {
     pods: Arc<Pods>,
     /// By its list.
-    holders: Vec<Holder>,
+    holders: Vec<PodSlots>,
     /// By its record, where the list is silent.
     uid: Option<String>,
-}
-
-async fn named(
-    plugin: &Plugin,
-    resource: &str,
-    called: &[String],
-    deadline: Instant,
-) -> Result<Named, Refusal> {
-    let until = deadline.min(Instant::now() + UNNAMED);
-    loop {
-        let answer = plugin.0.lister.pods().await;
-        let problem = match answer {
-            Ok(pods) => {
-                let all = pods.holders(resource);
-                let holders: Vec<Holder> = matching::holders(&all, called)
-                    .into_iter()
-                    .cloned()
-                    .collect();
-                if !holders.is_empty() {
-                    return Ok(Named {
-                        pods,
-                        holders,
-                        uid: None,
-                    });
-                }
-                // A pod with nothing but plain init containers is in no list.
-                let uid = record(plugin).await.into_iter().rev().find_map(|entry| {
-                    (entry.resource == resource && entry.ids == called).then_some(entry.uid)
-                });
-                if uid.is_some() {
-                    return Ok(Named { pods, holders, uid });
-                }
-                format!(
-                    "the kubelet names no pod that holds {} of {resource}",
-                    called.join(", ")
-                )
-            }
-            Err(problem) => format!("the kubelet does not say whose container this is: {problem}"),
-        };
-        if Instant::now() >= until {
-            return Err(Refusal(problem));
-        }
-        sleep(AGAIN).await;
-    }
 }
 
 /// The kubelet's own record.
@@ -149,110 +250,22 @@ async fn record(plugin: &Plugin) -> Vec<Entry> {
     read.ok().flatten().unwrap_or_default()
 }
 
-async fn by_uid(
-    plugin: &Plugin,
-    resource: &str,
-    called: &[String],
-    named: &Named,
-    uid: &str,
-    deadline: Instant,
-    trace: &OnceLock<TraceContext>,
-) -> Result<(), Refusal> {
-    let node = &plugin.0.settings.node;
-    let pods = match api::pods_of(&plugin.0.parts.client, node).await {
-        Ok(pods) => pods,
-        Err(Without::Away(why)) => {
-            return from_memory(plugin, resource, called, None, &why).await;
-        }
-        Err(Without::Refused(why)) => {
-            return Err(Refusal(format!(
-                "the API server does not show the pods of this node: {why}"
-            )));
-        }
-        Err(Without::Gone) => Vec::new(),
-    };
-    let Some(pod) = pods.into_iter().find(|pod| identity::uid(pod) == uid) else {
-        return Err(Refusal(format!("the pod of uid {uid} is gone")));
-    };
-    let case = Case {
-        plugin,
-        resource,
-        called,
-        named,
-        listed: &BTreeMap::new(),
-        deadline,
-        trace,
-    };
-    case.serve(pod).await
-}
-
-pub(super) fn is_over(pod: &Pod) -> bool {
-    matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
-}
-
-/// Nobody says who the pod is. What was given to exactly these slots, and to a pod of this name, is given again.
-async fn from_memory(
-    plugin: &Plugin,
-    resource: &str,
-    called: &[String],
-    holders: Option<&[Holder]>,
-    why: &str,
-) -> Result<(), Refusal> {
-    let away = |more: &str| Refusal(format!("the API server does not answer ({why}), {more}"));
-    let all = plugin.0.book.all();
-    let same: Vec<&Allotment> = all
-        .iter()
-        .filter(|lot| lot.resource == resource && lot.ids == called)
-        .collect();
-    let Some(newest) = same.last().and_then(|lot| lot.claim.as_ref()) else {
-        return Err(away("and nothing was given to this container yet"));
-    };
-    let is_holder = |claim: &Claim| {
-        holders.is_none_or(|holders| {
-            holders
-                .iter()
-                .any(|holder| holder.namespace == claim.namespace && holder.name == claim.pod)
-        })
-    };
-    if !is_holder(newest) {
-        return Err(away("and another pod held these slots before"));
-    }
-    let again: Vec<(u64, Name, Claim)> = same
-        .iter()
-        .filter_map(|lot| {
-            let claim = lot.claim.as_ref().filter(|claim| claim.uid == newest.uid)?;
-            Some((lot.order, Name(lot.name.clone()), claim.clone()))
-        })
-        .collect();
-    tracing::info!(
-        pod = %newest.pod, namespace = %newest.namespace,
-        "the API server is away: given again what is remembered"
-    );
-    give(plugin, again).await
-}
-
 /// One pod, one call.
 struct Case<'a> {
-    plugin: &'a Plugin,
-    resource: &'a str,
-    called: &'a [String],
+    call: &'a Call<'a>,
     named: &'a Named,
+    /// The pod's slots by container, as the kubelet lists them.
     listed: &'a BTreeMap<String, Vec<String>>,
-    deadline: Instant,
-    /// Told the pod's trace, for whoever counts the call.
-    trace: &'a OnceLock<TraceContext>,
 }
 
 impl Case<'_> {
-    async fn serve(&self, pod: Pod) -> Result<(), Refusal> {
-        let parts = &self.plugin.0.parts;
+    async fn serve(&self, pod: Pod, trace: &mut Option<TraceContext>) -> Result<(), Refusal> {
+        let parts = &self.call.plugin.0.parts;
         let traceparent = identity::traceparent(&pod);
         let parent = TraceContext::of_pod(traceparent.as_deref(), identity::uid(&pod));
         let mut span = parts.traces.span("pre_start", parent);
-        if let Some(own) = span.context() {
-            self.trace.get_or_init(|| own);
-        }
-        span.set("k8s.node.name", self.plugin.0.settings.node.clone());
+        *trace = trace.or(span.context());
+        span.set("k8s.node.name", self.call.plugin.0.settings.node.clone());
         span.set(
             "k8s.pod.name",
             pod.metadata.name.clone().unwrap_or_default(),
@@ -265,7 +278,7 @@ impl Case<'_> {
         let served = self.given(&pod, parent).await;
         if let Err(refusal) = &served {
             span.fail(refusal.to_string());
-            let events = &self.plugin.0.parts.events;
+            let events = &self.call.plugin.0.parts.events;
             let about = About::from(&pod);
             events.pod(about, Tone::Warning, "VgpuNotStarted", refusal.to_string());
         }
@@ -273,7 +286,7 @@ impl Case<'_> {
     }
 
     async fn given(&self, pod: &Pod, parent: Option<TraceContext>) -> Result<(), Refusal> {
-        let shared = &self.plugin.0;
+        let shared = &self.call.plugin.0;
         let (inventory, health) = self.cards().await?;
         let settings = &shared.settings;
         if let Some(claims) = self.remembered(pod) {
@@ -289,22 +302,22 @@ impl Case<'_> {
         )?;
         let wanted: Vec<Wanted> = wanted
             .into_iter()
-            .filter(|wanted| wanted.resource == self.resource)
+            .filter(|wanted| wanted.resource == self.call.resource)
             .collect();
         if wanted.is_empty() {
             return Err(Refusal(format!(
                 "no container of the pod asks for {}, and the kubelet says that one holds it",
-                self.resource
+                self.call.resource
             )));
         }
         let turn = shared.turn.lock().await;
         let orders = self.orders(identity::uid(pod), &wanted).await?;
-        let all = shared.book.all();
+        let all = shared.store.all();
         let mut claims: Vec<(u64, Name, Claim)> = Vec::new();
         let mut fresh = Vec::new();
         for (order, wanted) in orders.iter().zip(&wanted) {
             let Some(lot) = all.iter().find(|lot| lot.order == *order) else {
-                return Err(Refusal("the pod was cleared away meanwhile".to_owned()));
+                return Err(Refusal("the pod was removed meanwhile".to_owned()));
             };
             let claim = match &lot.claim {
                 Some(first) => {
@@ -328,31 +341,39 @@ impl Case<'_> {
         }
         if !fresh.is_empty() {
             self.room(&inventory, &all, &claims).await?;
-            let book = Arc::clone(&shared.book);
+            let store = Arc::clone(&shared.store);
             // In memory it is; a file that cannot be written is counted and told there.
-            drop(spawn_blocking(move || book.claim(&fresh)).await);
+            drop(spawn_blocking(move || store.claim(&fresh)).await);
             shared.changed.notify_one();
         }
         drop(turn);
-        give(self.plugin, self.to_give(&all, &claims)).await?;
-        tell::later(self.plugin, pod.clone(), claims.len());
+        give(self.call.plugin, self.to_give(&all, &claims)).await?;
+        tell::later(self.call.plugin, pod.clone(), claims.len());
         Ok(())
     }
 
     /// What the pod was given before, if all of its containers were, and nothing was handed out to it since.
     fn remembered(&self, pod: &Pod) -> Option<Vec<(u64, Name, Claim)>> {
-        let shared = &self.plugin.0;
+        let shared = &self.call.plugin.0;
         let served = shared.settings.served.iter();
         let vendor = served
-            .filter(|served| served.resource == self.resource)
+            .filter(|served| served.resource == self.call.resource)
             .map(|served| served.vendor.as_str())
             .next()?;
-        let all = shared.book.all();
+        let all = shared.store.all();
         let uid = identity::uid(pod);
-        let of_resource = || all.iter().rev().filter(|lot| lot.resource == self.resource);
+        let of_resource = || {
+            all.iter()
+                .rev()
+                .filter(|lot| lot.resource == self.call.resource)
+        };
         let is_own = |lot: &&Allotment| lot.claim.as_ref().is_some_and(|claim| claim.uid == uid);
         // The newest that has just these slots is the one that counts.
-        let mut held = self.listed.values().map(Vec::as_slice).chain([self.called]);
+        let mut held = self
+            .listed
+            .values()
+            .map(Vec::as_slice)
+            .chain([self.call.called.as_slice()]);
         if !held.all(|ids| {
             let newest = of_resource().find(|lot| lot.ids == ids);
             newest.as_ref().is_some_and(is_own)
@@ -380,7 +401,7 @@ impl Case<'_> {
         inventory: &Inventory,
         health: &Health,
     ) -> Result<(), Refusal> {
-        let shared = &self.plugin.0;
+        let shared = &self.call.plugin.0;
         let settings = &shared.settings;
         let now = identity::wanted(
             pod,
@@ -397,12 +418,12 @@ impl Case<'_> {
                 self.changed(pod, &first.container);
             }
         }
-        let all = shared.book.all();
+        let all = shared.store.all();
         let start = self.to_give(&all, &claims);
         for (order, _, claim) in &claims {
             let starts = all
                 .iter()
-                .any(|lot| lot.order == *order && lot.ids == self.called);
+                .any(|lot| lot.order == *order && lot.ids == self.call.called);
             if !starts {
                 continue;
             }
@@ -416,21 +437,21 @@ impl Case<'_> {
                 }
             }
         }
-        give(self.plugin, start).await?;
-        tell::later(self.plugin, pod.clone(), claims.len());
+        give(self.call.plugin, start).await?;
+        tell::later(self.call.plugin, pod.clone(), claims.len());
         Ok(())
     }
 
     /// The cards, once they are known.
     async fn cards(&self) -> Result<(Arc<Inventory>, Arc<Health>), Refusal> {
-        let parts = &self.plugin.0.parts;
+        let parts = &self.call.plugin.0.parts;
         loop {
             let inventory = parts.inventories.borrow().clone();
             if let Some(inventory) = inventory {
                 let health = Arc::clone(&parts.healths.borrow());
                 return Ok((inventory, health));
             }
-            if Instant::now() >= self.deadline {
+            if Instant::now() >= self.call.deadline {
                 return Err(Refusal(
                     "the driver has not said yet which cards there are".to_owned(),
                 ));
@@ -446,15 +467,15 @@ impl Case<'_> {
         let of_init = asking.iter().any(|asking| asking.kind == Kind::Init);
         let mut recorded = BTreeMap::new();
         if of_init {
-            recorded = self.recorded(uid, &record(self.plugin).await);
+            recorded = self.recorded(uid, &record(self.call.plugin).await);
         }
         match self.assign(uid, &asking, &recorded) {
             Ok(orders) => Ok(orders),
             Err(_) => {
                 // Our memory lacks something, or the list does.
-                let plugin = self.plugin.clone();
+                let plugin = self.call.plugin.clone();
                 drop(spawn_blocking(move || plugin.recover()).await);
-                recorded = self.recorded(uid, &record(self.plugin).await);
+                recorded = self.recorded(uid, &record(self.call.plugin).await);
                 self.assign(uid, &asking, &recorded)
                     .map_err(|unknown| Refusal(unknown.to_string()))
             }
@@ -467,10 +488,10 @@ impl Case<'_> {
         asking: &[matching::Asking],
         recorded: &BTreeMap<String, u64>,
     ) -> Result<Vec<u64>, matching::Unknown> {
-        let all = self.plugin.0.book.all();
+        let all = self.call.plugin.0.store.all();
         let lots: Vec<Lot<'_>> = all
             .iter()
-            .filter(|lot| lot.resource == self.resource)
+            .filter(|lot| lot.resource == self.call.resource)
             .map(|lot| Lot {
                 order: lot.order,
                 ids: &lot.ids,
@@ -483,7 +504,7 @@ impl Case<'_> {
         let evidence = Evidence {
             uid,
             listed: self.listed,
-            called: self.called,
+            called: &self.call.called,
             recorded,
         };
         matching::assign(asking, &lots, evidence)
@@ -491,10 +512,10 @@ impl Case<'_> {
 
     /// By container, which allotment the kubelet's record names.
     fn recorded(&self, uid: &str, entries: &[Entry]) -> BTreeMap<String, u64> {
-        let all = self.plugin.0.book.all();
+        let all = self.call.plugin.0.store.all();
         let of_pod = entries
             .iter()
-            .filter(|entry| entry.uid == uid && entry.resource == self.resource);
+            .filter(|entry| entry.uid == uid && entry.resource == self.call.resource);
         of_pod
             .filter_map(|entry| {
                 let name = entry.answer.as_ref().and_then(answered_name);
@@ -507,14 +528,17 @@ impl Case<'_> {
             .collect()
     }
 
-    /// Somebody changed the annotations after they were first read. What was given first stays.
+    /// The annotations were changed after they were first read. What was given first stays.
     fn changed(&self, pod: &Pod, container: &str) {
         let text = format!(
             "container {container}: the annotations say something else than when its devices were given; what was given first stays. Delete the pod and let the scheduler place it anew"
         );
         let about = About::from(pod);
-        tracing::warn!(container, "annotations were changed after placement");
-        let events = &self.plugin.0.parts.events;
+        tracing::warn!(
+            container,
+            "the pod's annotations were changed after placement"
+        );
+        let events = &self.call.plugin.0.parts.events;
         events.pod(about, Tone::Warning, "VgpuAnnotationsChanged", text);
     }
 
@@ -544,8 +568,8 @@ impl Case<'_> {
             return Ok(());
         };
         // Perhaps the kubelet still lists pods that are over. The API server knows them by uid.
-        let settings = &self.plugin.0.settings;
-        let asked = api::pods_of(&self.plugin.0.parts.client, &settings.node);
+        let settings = &self.call.plugin.0.settings;
+        let asked = api::pods_of(&self.call.plugin.0.parts.client, &settings.node);
         // All other containers of the node wait meanwhile.
         let Ok(Ok(pods)) = timeout(LOOK, asked).await else {
             return Err(refusal);
@@ -562,10 +586,10 @@ impl Case<'_> {
     /// What has to be given now: to the container that starts, whichever it is, and to those that were given nothing by
     /// this process.
     fn to_give(&self, all: &[Allotment], claims: &[(u64, Name, Claim)]) -> Vec<(u64, Name, Claim)> {
-        let given = self.plugin.0.given.lock();
+        let given = self.call.plugin.0.given.lock();
         let starts = |order: u64| {
             all.iter()
-                .any(|lot| lot.order == order && lot.ids == self.called)
+                .any(|lot| lot.order == order && lot.ids == self.call.called)
         };
         claims
             .iter()
@@ -581,7 +605,7 @@ async fn give(plugin: &Plugin, claims: Vec<(u64, Name, Claim)>) -> Result<(), Re
     let done = spawn_blocking(move || {
         for (order, name, mut claim) in claims {
             let container = claim.container.clone();
-            let refuse = |why: String| Refusal(format!("container {container}: {why}"));
+            let refuse = |why: anyhow::Error| Refusal(format!("container {container}: {why}"));
             let mut made = false;
             for share in &mut claim.shares {
                 let Some(cut) = &mut share.instance else {
@@ -597,7 +621,7 @@ async fn give(plugin: &Plugin, claims: Vec<(u64, Name, Claim)>) -> Result<(), Re
             }
             if made {
                 // In memory it is; a file that cannot be written is counted and told there.
-                drop(plugin.0.book.claim(&[(order, claim.clone())]));
+                drop(plugin.0.store.claim(&[(order, claim.clone())]));
             }
             let giver = &plugin.0.parts.giver;
             giver.give(&name, &claim.given()).map_err(refuse)?;
@@ -607,7 +631,7 @@ async fn give(plugin: &Plugin, claims: Vec<(u64, Name, Claim)>) -> Result<(), Re
     });
     done.await.unwrap_or_else(|_| {
         Err(Refusal(
-            "giving it failed; the agent's log says why".to_owned(),
+            "preparing the container failed; the agent's log says why".to_owned(),
         ))
     })
 }

@@ -35,8 +35,8 @@ const ONE: Duration = Duration::from_secs(10);
 /// Between two tries, at first and at most.
 const SOON: Duration = Duration::from_millis(50);
 const LATE: Duration = Duration::from_secs(2);
-/// How long nobody may watch the list before the kubelet is told again that we are here: after a registration, and once
-/// it was watched.
+/// How long the list may go unwatched before the plugin registers again: after a registration, and once it
+/// was watched.
 const UNWATCHED: Duration = Duration::from_secs(3);
 const LEFT: Duration = Duration::from_millis(100);
 /// How long calls may take to end when the socket goes.
@@ -91,7 +91,9 @@ async fn watch_folder(folder: PathBuf, told: watch::Sender<()>) {
                     }
                 }
             }
-            Err(error) => tracing::debug!(%error, "the kubelet's folder is only looked at"),
+            Err(error) => {
+                tracing::debug!(%error, "cannot watch the kubelet's folder; polling it instead")
+            }
         }
         sleep(LOOK).await;
     }
@@ -166,7 +168,7 @@ impl Keeper {
                 Ok(()) => wait = SOON,
                 Err(error) => {
                     tracing::debug!(resource, error, "not registered yet");
-                    // A socket is made before somebody listens there: after a change it is tried again soon.
+                    // A socket exists before the kubelet listens on it: after a change it is tried again soon.
                     let changed = self.pause(wait).await;
                     wait = if changed { SOON } else { (wait * 2).min(LATE) };
                 }
@@ -219,8 +221,9 @@ impl Keeper {
         let Some(kubelet_is) = identity(&kubelet) else {
             return Err(format!("{} is not there", kubelet.display()));
         };
-        // Who listens has taken all older sockets of the folder away, ours too. So ours is made only now: a kubelet
-        // that is told of a socket that is not there waits ten seconds for it, and its pods do not.
+        // A kubelet that listens has removed all older sockets of the folder, ours too. So ours is created
+        // only now: a kubelet that is told of a socket that does not exist waits ten seconds for it, and its
+        // pods do not.
         let channel = connect(&kubelet).await.map_err(|error| error.to_string())?;
         let own = folder.join(endpoint(&self.served.resource));
         let service = Service::new(&self.plugin, &self.served.resource);
@@ -230,7 +233,7 @@ impl Keeper {
         })?;
         let registered = tokio::select! {
             registered = register(channel, &self.served.resource) => registered,
-            () = gone(&serving) => Err("the socket was taken away".to_owned()),
+            () = gone(&serving) => Err("the plugin's socket was removed".to_owned()),
         };
         let ended = match registered {
             Ok(()) => {
@@ -270,7 +273,7 @@ impl Keeper {
                 break "the kubelet has begun anew";
             }
             if !serving.is_there() {
-                break "the socket was taken away";
+                break "the plugin's socket was removed";
             }
             let watched = *watchers.borrow_and_update() > 0;
             self.tell(watched);
@@ -289,7 +292,7 @@ impl Keeper {
                 unwatched_since = Instant::now();
             }
         };
-        tracing::info!(resource, why, "registers again");
+        tracing::info!(resource, why, "registering again");
     }
 }
 
@@ -313,7 +316,7 @@ async fn register(channel: Channel, resource: &str) -> Result<(), String> {
             Ok(_) => Ok(()),
             Err(status) => {
                 let why = status.message().to_owned();
-                tracing::warn!(resource, why, "the kubelet did not take the registration");
+                tracing::warn!(resource, why, "the kubelet did not accept the registration");
                 Err(why)
             }
         }

@@ -1,5 +1,5 @@
-//! Whether a card has what a pod is to be given, beside what living pods were given of it. Values in, values out; the
-//! sums are the engine's. Never who lives: that is told.
+//! Whether a GPU has room for what a pod is to be given, beside what living pods were given of it. Values in,
+//! values out; the engine does the sums. Never decides which pods live: the caller says so.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub fn by_pod(allotments: &[Allotment]) -> BTreeMap<&str, Vec<&Claim>> {
 ///
 /// # Errors
 ///
-/// Which card has not enough of what, and who holds it.
+/// Which GPU has not enough of what, and which pods hold it.
 pub fn check(
     inventory: &Inventory,
     others: &BTreeMap<&str, Vec<&Claim>>,

@@ -1,7 +1,7 @@
 //! The calls of the kubelet, one service for each resource. Decodes, asks, encodes; never decides.
 
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::Stream;
@@ -14,7 +14,8 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use super::metrics::Outcome;
-use super::{Plugin, prepare, slots};
+use super::prepare::Call;
+use super::{Plugin, slots};
 use crate::delivery::Allotted;
 use crate::proto::device_plugin::device_plugin_server::DevicePlugin;
 use crate::proto::device_plugin::{
@@ -95,22 +96,27 @@ impl Service {
                 let began = SystemTime::now();
                 let (name, allotted) = plugin.0.parts.giver.allot()?;
                 // What is not in the file is in memory, and in what the kubelet keeps of our answer.
-                drop(plugin.0.book.add(&name, &resource, &ids));
+                drop(plugin.0.store.add(&name, &resource, &ids));
                 plugin.0.changed.notify_one();
                 let traces = &plugin.0.parts.traces;
                 plugin.0.handed.out(traces, &name.0, began);
-                tracing::info!(name = name.0, resource, slots = ids.join(","), "handed out");
-                Ok::<_, String>(allotted)
+                tracing::info!(
+                    name = name.0,
+                    resource,
+                    slots = ids.join(","),
+                    "allotted slots"
+                );
+                anyhow::Ok(allotted)
             });
             match allotted.await {
                 Ok(Ok(allotted)) => return Ok(encode(allotted)),
-                Ok(Err(why)) => problem = why,
+                Ok(Err(why)) => problem = why.to_string(),
                 Err(_) => "the agent's log says why".clone_into(&mut problem),
             }
-            tracing::error!(problem, "cannot hand out slots");
+            tracing::error!(problem, "cannot allot slots");
         }
         Err(Status::internal(format!(
-            "cannot hand out slots of {}: {problem}",
+            "cannot allot slots of {}: {problem}",
             self.resource
         )))
     }
@@ -152,7 +158,7 @@ fn patience(metadata: &MetadataMap) -> Duration {
     said.unwrap_or(PATIENCE).min(PATIENCE)
 }
 
-/// Counts one who watches, for as long as it lives.
+/// Counts one watcher, for as long as it lives.
 struct Watching(watch::Sender<usize>);
 
 impl Watching {
@@ -212,7 +218,7 @@ impl DevicePlugin for Service {
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
         let begun = Instant::now();
-        let all = self.plugin.0.book.all();
+        let all = self.plugin.0.store.all();
         let requests = request.into_inner().container_requests;
         let responses = requests.into_iter().map(|request| {
             let size = usize::try_from(request.allocation_size).unwrap_or(0);
@@ -266,17 +272,16 @@ impl DevicePlugin for Service {
         let begun = Instant::now();
         let deadline = begun + patience(request.metadata());
         let called = request.into_inner().devices_ids;
-        let trace = OnceLock::new();
-        let prepared =
-            prepare::prepare(&self.plugin, &self.resource, called, deadline, &trace).await;
-        let answer = match prepared {
+        let call = Call::new(&self.plugin, &self.resource, called, deadline);
+        let prepared = call.prepare().await;
+        let answer = match prepared.answer {
             Ok(()) => Ok(PreStartContainerResponse {}),
             Err(refusal) => {
                 tracing::warn!(%refusal, resource = self.resource, "container not started");
                 Err(Status::failed_precondition(format!("vgpu: {refusal}")))
             }
         };
-        self.counted("pre_start_container", begun, &answer, trace.into_inner());
+        self.counted("pre_start_container", begun, &answer, prepared.trace);
         answer.map(Response::new)
     }
 }

@@ -48,9 +48,9 @@ pub fn id(number: usize) -> String {
     format!("vgpu-{number}")
 }
 
-/// The list for the kubelet. What is missing is taken from the free slots, from the last one on; then from those that
-/// lie on sick cards, then from the others. A slot that somebody holds is in the list whatever became of the cards: the
-/// kubelet gives up a pod whose slots are gone.
+/// The list for the kubelet. Missing slots are taken from the free ones, from the last one on; then from
+/// those on sick GPUs, then from the others. A slot that a pod holds stays in the list whatever became of the
+/// GPUs: the kubelet gives up a pod whose slots are gone.
 pub fn list(slots: Slots, taken: &BTreeSet<String>, on_sick_cards: &BTreeSet<String>) -> Vec<Slot> {
     let mut ids: Vec<String> = (0..slots.all).map(id).collect();
     let known: BTreeSet<&String> = ids.iter().collect();

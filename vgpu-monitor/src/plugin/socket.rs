@@ -16,7 +16,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 ///
-/// When nobody listens there.
+/// When no process listens on it.
 pub(super) async fn connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
     let path: PathBuf = path.to_owned();
     // The address is for the protocol's sake; what is called is the socket.

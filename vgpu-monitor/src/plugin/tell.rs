@@ -1,5 +1,6 @@
-//! Writes to a pod that its devices are handed out: the phase, what is no longer to be allocated, the names of its
-//! MIG instances. After the answer to the kubelet and never before it: nobody waits for the API server.
+//! Writes to a pod that its devices were given: the phase, the devices that are no longer to be allocated,
+//! the names of its MIG instances. Runs after the answer to the kubelet and never before it: no container
+//! waits for the API server.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -15,7 +16,7 @@ use tokio::time::sleep;
 
 use super::allotments::Claim;
 use super::api::{self, Without};
-use super::{Plugin, Shared, identity};
+use super::{Plugin, PluginState, identity};
 
 /// A pod that is to be told.
 #[derive(Debug)]
@@ -32,13 +33,13 @@ const AT_ONCE: usize = 8;
 /// Between two tries, at first and at most.
 const SOON: Duration = Duration::from_millis(500);
 const LATE: Duration = Duration::from_secs(60);
-/// After so many tries nobody is told.
+/// After this many failed attempts the pod is left as it is.
 const TRIES: u32 = 40;
 
 /// Has the pod told, if it was not. `asking` is how many of its containers have devices.
 pub(super) fn later(plugin: &Plugin, pod: Pod, asking: usize) {
     let uid = identity::uid(&pod).to_owned();
-    let all = plugin.0.book.all();
+    let all = plugin.0.store.all();
     let claims: Vec<&Claim> = of(&all, &uid).collect();
     if claims.len() < asking || claims.iter().all(|claim| claim.told) {
         return;
@@ -60,10 +61,10 @@ fn of<'a>(all: &'a [super::Allotment], uid: &'a str) -> impl Iterator<Item = &'a
 }
 
 /// Runs as long as the plugin lives. What an earlier process did not come to is told first.
-pub(super) async fn run(shared: Weak<Shared>, mut untold: UnboundedReceiver<Untold>) {
+pub(super) async fn run(shared: Weak<PluginState>, mut untold: UnboundedReceiver<Untold>) {
     if let Some(plugin) = shared.upgrade().map(Plugin) {
         let mut pods = BTreeMap::new();
-        for claim in plugin.0.book.all().into_iter().filter_map(|lot| lot.claim) {
+        for claim in plugin.0.store.all().into_iter().filter_map(|lot| lot.claim) {
             if !claim.told {
                 pods.insert(claim.uid.clone(), claim);
             }
@@ -88,7 +89,7 @@ pub(super) async fn run(shared: Weak<Shared>, mut untold: UnboundedReceiver<Unto
     }
 }
 
-async fn tell(shared: &Weak<Shared>, mut untold: Untold) {
+async fn tell(shared: &Weak<PluginState>, mut untold: Untold) {
     let mut wait = SOON;
     for _ in 0..TRIES {
         let Some(plugin) = shared.upgrade().map(Plugin) else {
@@ -98,8 +99,8 @@ async fn tell(shared: &Weak<Shared>, mut untold: Untold) {
             Ok(()) | Err(Without::Gone) => {
                 let uid = untold.uid.clone();
                 plugin.0.parts.metrics.annotations("ok");
-                let book = std::sync::Arc::clone(&plugin.0.book);
-                drop(spawn_blocking(move || book.told(&uid)).await);
+                let store = std::sync::Arc::clone(&plugin.0.store);
+                drop(spawn_blocking(move || store.told(&uid)).await);
                 return;
             }
             Err(Without::Refused(why)) => {
@@ -107,13 +108,13 @@ async fn tell(shared: &Weak<Shared>, mut untold: Untold) {
                     pod = untold.name,
                     namespace = untold.namespace,
                     why,
-                    "may not write to the pod that its devices are handed out"
+                    "not permitted to write the pod's annotations"
                 );
                 plugin.0.parts.metrics.annotations("refused");
                 return;
             }
             Err(Without::Away(why)) => {
-                tracing::debug!(pod = untold.name, why, "tried again later");
+                tracing::debug!(pod = untold.name, why, "retrying later");
             }
         }
         drop(plugin);
@@ -137,7 +138,7 @@ async fn once(plugin: &Plugin, untold: &mut Untold) -> Result<(), Without> {
     if identity::uid(pod) != untold.uid {
         return Err(Without::Gone);
     }
-    let all = plugin.0.book.all();
+    let all = plugin.0.store.all();
     let claims: Vec<&Claim> = of(&all, &untold.uid).collect();
     let annotations = annotations(pod, &claims, &plugin.0.parts.vendors);
     if annotations.is_empty() {

@@ -45,7 +45,7 @@ struct Inner {
     refused: AtomicUsize,
     /// Whether `List` is limited as the real one is.
     limited: AtomicBool,
-    /// Whether nobody is named, in list and record.
+    /// Whether the list and the record name no pod.
     silent: AtomicBool,
 }
 
@@ -286,7 +286,7 @@ impl Kubelet {
         free.map(|(id, _)| id.clone()).collect()
     }
 
-    /// Writes its record of who holds what.
+    /// Writes its record of which pod holds which slots.
     pub(crate) fn record(&self) {
         let state = self.0.state.lock();
         let entries: Vec<Value> = state
@@ -341,7 +341,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Names nobody any more.
+    /// Names no pod any more.
     pub(crate) fn forget_holders(&self) {
         self.0.silent.store(true, Ordering::SeqCst);
         let path = self.device_plugins().join("kubelet_internal_checkpoint");

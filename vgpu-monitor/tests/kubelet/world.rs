@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
 use vgpu_monitor::card::{Card, Health, Inventory};
 use vgpu_monitor::delivery::{Allotted, Given, Name};
-use vgpu_monitor::plugin::{Giver, Made, Metrics, Parts, Plugin, Served, Settings};
+use vgpu_monitor::plugin::{Giver, Made, Metrics, NodePods, Parts, Plugin, Served, Settings};
 
 use super::{Kubelet, until};
 
@@ -62,7 +62,7 @@ impl Hands {
 struct Fake(Arc<Hands>, Arc<AtomicBool>);
 
 impl Giver for Fake {
-    fn allot(&self) -> Result<(Name, Allotted), String> {
+    fn allot(&self) -> anyhow::Result<(Name, Allotted)> {
         let number = self.0.names.fetch_add(1, Ordering::SeqCst);
         let name = Name(format!("v{number:04}"));
         let allotted = Allotted {
@@ -73,7 +73,7 @@ impl Giver for Fake {
         Ok((name, allotted))
     }
 
-    fn give(&self, name: &Name, given: &Given) -> Result<(), String> {
+    fn give(&self, name: &Name, given: &Given) -> anyhow::Result<()> {
         let mut hangs = self.0.hangs.lock();
         self.0.waiting.fetch_add(1, Ordering::SeqCst);
         while *hangs {
@@ -81,7 +81,7 @@ impl Giver for Fake {
         }
         self.0.waiting.fetch_sub(1, Ordering::SeqCst);
         if self.1.load(Ordering::SeqCst) {
-            return Err("dead".to_owned());
+            anyhow::bail!("dead");
         }
         let mut all = self.0.given.lock();
         if let Some(before) = all.insert(name.0.clone(), given.clone()) {
@@ -90,7 +90,7 @@ impl Giver for Fake {
         Ok(())
     }
 
-    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> Result<Made, String> {
+    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made> {
         let mut made = self.0.made.lock();
         let one = (card.to_owned(), profile.name.clone(), span);
         let at = made.iter().position(|known| *known == one);
@@ -224,22 +224,30 @@ impl World {
             iluvatar: false,
         };
         let vendors = Vendors::new(DeviceConfig::standard(), switches).unwrap();
+        let settings = Settings {
+            node: "n1".to_owned(),
+            served: self.served.clone(),
+            state: self.folder.path().join("state"),
+            device_plugins: self.kubelet.device_plugins(),
+            pod_resources: self.kubelet.pod_resources(),
+        };
+        let vendors = Arc::new(vendors);
+        let (events, metrics) = (
+            Events::start(client.clone(), "vgpu-monitor"),
+            Metrics::new("n1"),
+        );
+        let pods = NodePods::open(&settings, &client, &vendors, &events, &metrics);
         let plugin = Plugin::start(
-            Settings {
-                node: "n1".to_owned(),
-                served: self.served.clone(),
-                state: self.folder.path().join("state"),
-                device_plugins: self.kubelet.device_plugins(),
-                pod_resources: self.kubelet.pod_resources(),
-            },
+            settings,
             Parts {
-                vendors: Arc::new(vendors),
+                vendors,
+                pods,
                 giver: Arc::new(Fake(Arc::clone(&self.hands), Arc::clone(&dead))),
-                events: Events::start(client.clone(), "vgpu-monitor"),
+                events,
                 client,
                 inventories: self.inventory.subscribe(),
                 healths: self.health.subscribe(),
-                metrics: Metrics::new("n1"),
+                metrics,
                 traces: server::Traces::off(),
             },
         );

@@ -38,13 +38,13 @@ fn claim(uid: &str, pod: &str) -> Claim {
 fn what_was_handed_out_is_there_for_the_next_process() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("allotments.json");
-    let (book, opened) = Book::open(&path);
+    let (book, opened) = AllotmentStore::open(&path);
     assert!(opened.absent);
     let order = book.add(&name(0), "r", &ids(&[2, 1, 2])).unwrap();
     book.claim(&[(order, claim("u", "p"))]).unwrap();
     book.told("u");
 
-    let (again, opened) = Book::open(&path);
+    let (again, opened) = AllotmentStore::open(&path);
 
     assert_eq!((opened.read, opened.broken), (1, 0));
     let all = again.all();
@@ -53,14 +53,14 @@ fn what_was_handed_out_is_there_for_the_next_process() {
     assert!(all[0].claim.as_ref().unwrap().told);
     assert!(again.add(&name(1), "r", &ids(&[1])).unwrap() > order);
     again.forget(&[name(0)]);
-    assert_eq!(Book::open(&path).0.all().len(), 1);
+    assert_eq!(AllotmentStore::open(&path).0.all().len(), 1);
 }
 
 #[test]
 fn a_damaged_file_costs_the_lines_that_are_damaged_and_is_kept_aside() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("allotments.json");
-    let (book, _) = Book::open(&path);
+    let (book, _) = AllotmentStore::open(&path);
     for number in 0..5 {
         book.add(&name(number), "r", &ids(&[number])).unwrap();
     }
@@ -76,7 +76,7 @@ fn a_damaged_file_costs_the_lines_that_are_damaged_and_is_kept_aside() {
     ];
     for (text, read, broken) in cases {
         std::fs::write(&path, &text).unwrap();
-        let (again, opened) = Book::open(&path);
+        let (again, opened) = AllotmentStore::open(&path);
         assert_eq!((opened.read, opened.broken), (read, broken), "{text}");
         assert_eq!(again.all().len(), read);
         if broken > 0 {
@@ -84,7 +84,7 @@ fn a_damaged_file_costs_the_lines_that_are_damaged_and_is_kept_aside() {
             assert_eq!(aside.unwrap(), text);
         }
         again.add(&name(9), "r", &ids(&[9])).unwrap();
-        assert_eq!(Book::open(&path).1.read, read + 1);
+        assert_eq!(AllotmentStore::open(&path).1.read, read + 1);
     }
 }
 
@@ -92,23 +92,23 @@ fn a_damaged_file_costs_the_lines_that_are_damaged_and_is_kept_aside() {
 fn a_process_that_dies_while_it_writes_leaves_the_old_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("allotments.json");
-    let (book, _) = Book::open(&path);
+    let (book, _) = AllotmentStore::open(&path);
     book.add(&name(0), "r", &ids(&[0])).unwrap();
     // Half of the next content stands beside it.
     std::fs::write(folder.path().join("allotments.new"), "{\"sum\":\"1").unwrap();
 
-    let (again, opened) = Book::open(&path);
+    let (again, opened) = AllotmentStore::open(&path);
 
     assert_eq!((opened.read, opened.broken), (1, 0));
     again.add(&name(1), "r", &ids(&[1])).unwrap();
-    assert_eq!(Book::open(&path).0.all().len(), 2);
+    assert_eq!(AllotmentStore::open(&path).0.all().len(), 2);
 }
 
 #[test]
 fn what_cannot_be_written_is_remembered_counted_and_written_later() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state/allotments.json");
-    let (book, _) = Book::open(&path);
+    let (book, _) = AllotmentStore::open(&path);
 
     assert!(book.add(&name(0), "r", &ids(&[0])).is_err());
     assert_eq!(book.counts(), (1, 1, true));
@@ -116,13 +116,13 @@ fn what_cannot_be_written_is_remembered_counted_and_written_later() {
     book.catch_up();
 
     assert_eq!(book.counts(), (1, 1, false));
-    assert_eq!(Book::open(&path).0.all(), book.all());
+    assert_eq!(AllotmentStore::open(&path).0.all(), book.all());
 }
 
 #[test]
 fn what_is_recovered_counts_as_older_and_what_is_known_stays() {
     let folder = tempfile::tempdir().unwrap();
-    let (book, _) = Book::open(&folder.path().join("a.json"));
+    let (book, _) = AllotmentStore::open(&folder.path().join("a.json"));
     book.add(&name(7), "r", &ids(&[7])).unwrap();
     let found = |number: usize| Allotment {
         order: 0,

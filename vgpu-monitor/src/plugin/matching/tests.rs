@@ -197,8 +197,8 @@ proptest! {
     }
 }
 
-fn holder(name: &str, slots: &[(&str, &[&str])]) -> Holder {
-    Holder {
+fn holder(name: &str, slots: &[(&str, &[&str])]) -> PodSlots {
+    PodSlots {
         namespace: "default".to_owned(),
         name: name.to_owned(),
         slots: slots
