@@ -1,11 +1,12 @@
 //! Every setting of the agent: a flag, its variable, its default.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
 use server::{LogFormat, TraceArgs};
 
+use crate::address::address;
 use crate::plugin::args::{InstallArgs, PluginArgs};
 
 /// Serves what every container on this node uses of its GPUs, for Prometheus, and gives each its
@@ -113,19 +114,6 @@ fn host_name() -> String {
     } else {
         name.to_owned()
     }
-}
-
-pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
-    // HAMi's agent accepts ":9394", and its users expect that.
-    let port = text
-        .strip_prefix(':')
-        .and_then(|port| port.parse::<u16>().ok());
-    if let Some(port) = port {
-        return Ok(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
-    }
-    text.parse().map_err(|_| {
-        "accepted: an address with a port, such as 0.0.0.0:31993, [::]:31993 or :31993".to_owned()
-    })
 }
 
 #[cfg(test)]

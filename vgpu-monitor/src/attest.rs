@@ -28,7 +28,6 @@ use std::time::{Duration, Instant};
 
 use events::Events;
 use parking_lot::Mutex;
-use prometheus_client::encoding::DescriptorEncoder;
 use sha2::{Digest, Sha256};
 use supervisor::instance::{self, LIMITS, REGION};
 use supervisor::view::{self, ContainerView};
@@ -144,25 +143,6 @@ impl Drop for Attestation {
     fn drop(&mut self) {
         // Relaxed: the flag guards no other memory.
         self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Writes how the processes stand at each scrape.
-#[derive(Debug)]
-pub struct Collector(Arc<crate::node::Node>);
-
-impl Collector {
-    /// Of this node's attestation.
-    #[must_use]
-    pub fn new(node: Arc<crate::node::Node>) -> Self {
-        Self(node)
-    }
-}
-
-impl prometheus_client::collector::Collector for Collector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
-        let picture = self.0.attested();
-        picture.map_or(Ok(()), |picture| picture.encode(&mut encoder))
     }
 }
 

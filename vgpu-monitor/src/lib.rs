@@ -7,6 +7,8 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
+
 pub mod args;
 
 pub mod exporter;
@@ -47,7 +49,7 @@ use axum::Router;
 use prometheus_client::registry::Registry;
 use server::{Readiness, Traces};
 
-use crate::node::{Collector, Node};
+use crate::node::{AttestationCollector, Collector, Node};
 
 /// Every route of the agent.
 pub fn router(node: Arc<Node>, readiness: Readiness, traces: &Traces) -> Router {
@@ -57,7 +59,7 @@ pub fn router(node: Arc<Node>, readiness: Readiness, traces: &Traces) -> Router 
         readiness.clone(),
     )));
     if node.attested().is_some() {
-        registry.register_collector(Box::new(attest::Collector::new(node)));
+        registry.register_collector(Box::new(AttestationCollector::new(node)));
     }
     traces.register(&mut registry);
     server::health(readiness).merge(server::metrics(registry))

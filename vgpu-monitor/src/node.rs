@@ -290,6 +290,25 @@ impl prometheus_client::collector::Collector for Collector {
     }
 }
 
+/// Writes the verdicts of attestation at each scrape.
+#[derive(Debug)]
+pub struct AttestationCollector(Arc<Node>);
+
+impl AttestationCollector {
+    /// Of this node's attestation.
+    #[must_use]
+    pub fn new(node: Arc<Node>) -> Self {
+        Self(node)
+    }
+}
+
+impl prometheus_client::collector::Collector for AttestationCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let picture = self.0.attested();
+        picture.map_or(Ok(()), |picture| picture.encode(&mut encoder))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -70,8 +70,6 @@ const STILL_IN_CIRCLES: &[(&str, &[&str])] = &[
         &["api", "args", "assigner", "simulate", "simulator"],
     ),
     ("scheduler", &["simulator::turns", "simulator::writes"]),
-    ("vgpu-monitor", &["args", "plugin"]),
-    ("vgpu-monitor", &["attest", "node"]),
     ("vgpu", &["args", "bench", "doctor", "limits", "mps", "run"]),
 ];
 

@@ -7,7 +7,7 @@ use clap::builder::BoolishValueParser;
 use clap::{Parser, ValueEnum};
 use server::{LogFormat, TraceArgs};
 
-use crate::args::address;
+use crate::address::address;
 use crate::inventory::MigStrategy;
 
 /// Settings of `vgpu-monitor plugin`.

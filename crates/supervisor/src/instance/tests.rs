@@ -1,0 +1,201 @@
+use super::*;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+fn parent(dir: &Path) -> OwnedFd {
+    nix::fcntl::open(dir, DIR_FLAGS, Mode::empty()).unwrap()
+}
+
+fn names(root: &Path) -> (Vec<String>, Scan) {
+    let mut names = Vec::new();
+    let found = scan(root, &mut |instance| {
+        let below = instance.path().strip_prefix(root).unwrap();
+        names.push(below.display().to_string());
+    });
+    (names, found.unwrap())
+}
+
+#[test]
+fn labels_come_back_as_they_were_written_and_may_lack_any_field() {
+    let dir = tempfile::tempdir().unwrap();
+    let labels = Labels {
+        name: String::from("a"),
+        command: vec![String::from("python"), String::from("x y")],
+        created_unix: 7,
+        runner_pid: 8,
+        outer_limits: Some(PathBuf::from("/l")),
+        ..Labels::default()
+    };
+    let (instance, _lock) =
+        Instance::create(&parent(dir.path()), dir.path(), "a", &labels).unwrap();
+    assert_eq!(instance.labels().unwrap(), labels);
+
+    fs::write(
+        dir.path().join("a/container.json"),
+        r#"{"name":"b","new":1}"#,
+    )
+    .unwrap();
+    assert_eq!(
+        instance.labels().unwrap(),
+        Labels {
+            name: String::from("b"),
+            ..Labels::default()
+        }
+    );
+    fs::write(dir.path().join("a/container.json"), vec![b' '; 300 << 10]).unwrap();
+    let error = instance.labels().unwrap_err().to_string();
+    assert!(error.contains("larger than 262144 bytes"), "{error}");
+}
+
+#[test]
+fn the_runner_lives_until_its_lock_is_dropped_and_looking_does_not_drop_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let labels = Labels::default();
+    let (instance, lock) = Instance::create(&parent(dir.path()), dir.path(), "a", &labels).unwrap();
+    for _ in 0..3 {
+        assert!(instance.runner_lives());
+    }
+
+    drop(lock);
+
+    assert!(!instance.runner_lives());
+}
+
+#[test]
+fn a_name_is_taken_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let make = || Instance::create(&parent(dir.path()), dir.path(), "a", &Labels::default());
+    let _first = make().unwrap();
+
+    assert_eq!(make().unwrap_err().errno(), Some(Errno::EEXIST));
+}
+
+#[test]
+fn what_is_removed_is_what_we_know_and_nothing_behind_a_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().join("kept");
+    fs::write(&kept, "").unwrap();
+    let make = |name: &str| {
+        let (instance, _) =
+            Instance::create(&parent(dir.path()), dir.path(), name, &Labels::default()).unwrap();
+        symlink(&kept, instance.path().join(REGION)).unwrap();
+        instance
+    };
+    make("a").remove(&parent(dir.path())).unwrap();
+    assert!(kept.exists() && !dir.path().join("a").exists());
+
+    let instance = make("b");
+    fs::write(instance.path().join("mine"), "").unwrap();
+    assert!(instance.remove(&parent(dir.path())).is_err());
+    assert!(dir.path().join("b/mine").exists());
+}
+
+#[test]
+fn a_scan_finds_instances_three_levels_deep_and_follows_no_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("root");
+    for path in [
+        "a",
+        "0/b",
+        "pod/x/c",
+        "too/deep/for/d",
+        "0/empty",
+        ".hidden",
+        "elsewhere",
+    ] {
+        fs::create_dir_all(root.join(path)).unwrap();
+    }
+    for path in ["a", "0/b", "pod/x/c", "too/deep/for/d", ".hidden"] {
+        fs::write(root.join(path).join("limits"), "").unwrap();
+    }
+    fs::rename(root.join("elsewhere"), dir.path().join("elsewhere")).unwrap();
+    fs::write(dir.path().join("elsewhere/limits"), "").unwrap();
+    symlink(dir.path().join("elsewhere"), root.join("link")).unwrap();
+    fs::write(root.join("file"), "").unwrap();
+
+    let (found, scan) = names(&root);
+
+    assert_eq!(found, ["0/b", "a", "pod/x/c"]);
+    assert_eq!(scan.broken.len(), 1, "{scan:?}");
+    assert!(scan.broken[0].path.ends_with("link"));
+}
+
+#[test]
+fn a_directory_that_others_can_write_is_told_of_and_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in ["a", "open/b"] {
+        fs::create_dir_all(dir.path().join(path)).unwrap();
+        fs::write(dir.path().join(path).join("region"), "").unwrap();
+    }
+    let open = dir.path().join("open");
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+
+    let (found, scan) = names(dir.path());
+
+    assert_eq!(found, ["a"]);
+    assert!(
+        scan.broken[0].reason.contains("no other user may write it"),
+        "{scan:?}"
+    );
+}
+
+#[test]
+fn a_root_that_is_missing_is_an_error_and_an_entry_that_goes_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+
+    assert_eq!(
+        scan(&dir.path().join("none"), &mut |_| ())
+            .unwrap_err()
+            .errno(),
+        Some(Errno::ENOENT)
+    );
+    assert_eq!(names(dir.path()).0, [""; 0]);
+}
+
+#[test]
+fn one_owners_directories_are_bounded_and_the_rest_is_said_once() {
+    let root = tempfile::tempdir().unwrap();
+    for number in 0..DIRECTORIES_MOST + 50 {
+        fs::create_dir(root.path().join(format!("{number:05}"))).unwrap();
+    }
+
+    let found = scan(root.path(), &mut |_| panic!("no instance is here")).unwrap();
+
+    let [broken] = &found.broken[..] else {
+        panic!("{:?}", found.broken)
+    };
+    assert!(broken.path.ends_with(format!("{DIRECTORIES_MOST:05}")));
+    assert!(
+        broken.reason.contains("more than 4096 directories"),
+        "{}",
+        broken.reason
+    );
+}
+
+#[test]
+fn a_process_that_was_started_under_an_instance_is_found_by_its_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    let (instance, _lock) =
+        Instance::create(&parent(dir.path()), dir.path(), "a", &Labels::default()).unwrap();
+    assert_eq!(instance.started_under(), [0; 0]);
+
+    let mut child = std::process::Command::new("sleep")
+        .arg("30")
+        .env("VGPU_LIMITS", instance.path().join(LIMITS))
+        .spawn()
+        .unwrap();
+    // A program that has just been started has its environment a moment later.
+    let mut found = instance.started_under();
+    for _look in 0..1_000 {
+        if !found.is_empty() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        found = instance.started_under();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    assert_eq!(found, [child.id()]);
+    assert_eq!(instance.started_under(), [0; 0]);
+}

@@ -1,0 +1,167 @@
+//! The values that are shown: a node, its GPUs, its containers and their devices, at one moment.
+
+use std::time::Duration;
+
+use crate::arbiter::Status;
+
+/// A node at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Shown {
+    /// Name of the node.
+    pub node: String,
+    /// Its GPUs, in order of index.
+    pub gpus: Vec<Gpu>,
+    /// Its containers; no two have the same namespace, pod and container.
+    pub containers: Vec<Container>,
+    /// How the look at them went.
+    pub look: Look,
+}
+
+/// A whole GPU.
+#[derive(Debug, Clone, Default)]
+pub struct Gpu {
+    /// Its number on the node.
+    pub index: u32,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its model, without the vendor.
+    pub model: String,
+    /// Used memory, bytes, by all processes.
+    pub used_bytes: u64,
+    /// Busy part of the last sample period, percent.
+    pub utilization_percent: Option<u32>,
+    /// Part of the last sample period in which its memory was read or written, percent.
+    pub memory_utilization_percent: Option<u32>,
+}
+
+/// A container.
+#[derive(Debug, Clone, Default)]
+pub struct Container {
+    /// Kubernetes namespace; empty under `vgpu run`.
+    pub namespace: String,
+    /// Pod; empty under `vgpu run`.
+    pub pod: String,
+    /// Container; the name under `vgpu run`.
+    pub container: String,
+    /// Its devices, in the order in which it sees them.
+    pub devices: Vec<Device>,
+    /// Living processes that have touched a device.
+    pub processes: u64,
+    /// Refusals that left a record.
+    pub ooms: u64,
+    /// Refused requests.
+    pub refused: u64,
+    /// Bounded waits for another process that ran out.
+    pub waits_expired: u64,
+    /// Hooked calls by group.
+    pub hook_calls: Vec<(&'static str, u64)>,
+    /// Priority, 0 is the highest.
+    pub priority: u32,
+    /// When its compute limits count; empty where that is not known.
+    pub policy: &'static str,
+    /// Since the compute arbiter last said that it lives; nothing where none ever did.
+    pub arbiter_age: Option<Duration>,
+}
+
+/// A device of a container.
+#[derive(Debug, Clone, Default)]
+pub struct Device {
+    /// Its number, as the container counts.
+    pub index: usize,
+    /// Its UUID; empty where the limits go by index.
+    pub uuid: String,
+    /// Charged, bytes.
+    pub used_bytes: u64,
+    /// What may be used, bytes; nothing where neither a limit nor the card's size is known.
+    pub limit_bytes: Option<u64>,
+    /// Of the charged: contexts, bytes.
+    pub context_bytes: u64,
+    /// Of the charged: modules, bytes.
+    pub module_bytes: u64,
+    /// Of the charged: buffers, bytes.
+    pub buffer_bytes: u64,
+    /// Of the charged: of ended processes, bytes.
+    pub ended_bytes: u64,
+    /// Busy part of the last period, percent, summed over processes.
+    pub utilization_percent: Option<f64>,
+    /// Since a launch was last seen; nothing where none ever was.
+    pub since_launch: Option<Duration>,
+    /// Memory that the driver holds for the container and that is not charged, bytes; nothing if the driver
+    /// was not asked.
+    pub unaccounted_bytes: Option<u64>,
+    /// More is used than the limit allows.
+    pub pending_shrink: bool,
+    /// The MIG instance that it is.
+    pub instance: Option<Instance>,
+    /// Its share of the device's time.
+    pub compute: Compute,
+    /// Charged memory past the container's share of the device, bytes; nothing where it has no
+    /// such share.
+    pub oversubscribed_bytes: Option<u64>,
+}
+
+/// A share of a device's time; shares are parts of one.
+#[derive(Debug, Clone, Default)]
+pub struct Compute {
+    /// The most that it may have; one without a limit.
+    pub asked: Option<f64>,
+    /// What it gets whenever it wants it.
+    pub floor: Option<f64>,
+    /// What the arbiter grants; nothing without one.
+    pub granted: Option<f64>,
+    /// What it used in the last second; nothing if unknown.
+    pub used: Option<f64>,
+    /// It waits for its turn on a device whose memory does not hold all at once.
+    pub waits_for_turn: bool,
+    /// What it has done; nothing before the first time.
+    pub work: Option<Work>,
+}
+
+/// What was put on a device, since the container began.
+#[derive(Debug, Clone, Default)]
+pub struct Work {
+    /// GPU time.
+    pub busy: Duration,
+    /// Time that launches have waited, summed over threads.
+    pub throttled: Duration,
+    /// Launches that had to wait.
+    pub waits: u64,
+    /// Kernels launched.
+    pub kernels: u64,
+    /// Graphs launched.
+    pub graphs: u64,
+    /// Copies and fills.
+    pub copies: u64,
+    /// What they copied and filled, bytes.
+    pub copied_bytes: u64,
+    /// Host functions.
+    pub host_functions: u64,
+}
+
+/// A MIG instance.
+#[derive(Debug, Clone, Default)]
+pub struct Instance {
+    /// Its shape, such as `1g.5gb`.
+    pub profile: String,
+    /// Ids of its GPU instance and compute instance, where they are known.
+    pub ids: Option<(u32, u32)>,
+}
+
+/// How the look at the node went.
+#[derive(Debug, Clone, Default)]
+pub struct Look {
+    /// Whether the root directory could be read; one that is not there yet counts as read.
+    pub root_readable: bool,
+    /// Directories that look like containers and could not be shown.
+    pub broken: u64,
+    /// What was left out since the agent started, by reason.
+    pub skipped: Vec<(&'static str, u64)>,
+    /// Whether the driver answered; nothing where it was not to be asked.
+    pub nvml_up: Option<bool>,
+    /// GPUs that did not answer.
+    pub gpu_faults: u64,
+    /// The compute arbiter of this process; nothing where it has none.
+    pub arbiter: Option<Status>,
+    /// What the look took.
+    pub took: Duration,
+}

@@ -1,0 +1,222 @@
+use super::*;
+use crate::health::xid::{Class, TABLE};
+
+/// A judge with a clock of the test's, and one card that was started and found well.
+struct World {
+    judge: Judge,
+    now: Instant,
+}
+
+const GPU: &str = "GPU-1";
+
+impl World {
+    fn new(disable: &str, enable: &str) -> Self {
+        let now = Instant::now();
+        let judge = Judge::new(Checks::parse(disable, enable), Patience::default(), now);
+        let mut world = Self { judge, now };
+        world.started();
+        world
+    }
+
+    fn take(&mut self, report: Report) -> Vec<News> {
+        self.judge.take(report, self.now, SystemTime::UNIX_EPOCH)
+    }
+
+    fn started(&mut self) {
+        let known = CardIdentity {
+            uuid: GPU.to_owned(),
+            index: 0,
+            model: "T".to_owned(),
+        };
+        self.take(Report::Starting);
+        self.take(Report::Started(vec![known]));
+        self.probed(Ok(Vitals::default()));
+    }
+
+    fn probed(&mut self, found: Result<Vitals, Fault>) -> Vec<News> {
+        let uuid = GPU.to_owned();
+        self.take(Report::Probed { uuid, found })
+    }
+
+    fn xid(&mut self, number: u64) -> Vec<News> {
+        let uuid = GPU.to_owned();
+        self.take(Report::Xid { uuid, number })
+    }
+
+    /// Time goes by with good probes each five seconds.
+    fn well_for(&mut self, time: Duration) -> Vec<News> {
+        let mut news = Vec::new();
+        let end = self.now + time;
+        while self.now < end {
+            self.now += Duration::from_secs(5);
+            news.extend(self.probed(Ok(Vitals::default())));
+        }
+        news
+    }
+
+    fn sick(&self) -> Option<Sick> {
+        self.judge.health().get(GPU).cloned()
+    }
+}
+
+const QUIET: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(600);
+
+#[test]
+fn each_xid_of_the_table_has_its_verdict_its_word_and_its_way_back() {
+    for xid in TABLE.iter().copied().chain([xid::of(777)]) {
+        let number = xid.number;
+        let mut world = World::new("", "");
+
+        let news = world.xid(number);
+
+        let said = matches!(news.first(), Some(News::Xid { xid: said, sick, .. })
+            if said.number == number && *sick == (xid.until != Until::Never));
+        assert!(said, "{number}: {news:?}");
+        assert_eq!(
+            world.sick().is_some(),
+            xid.until != Until::Never,
+            "{number}"
+        );
+        if xid.class == Class::Application {
+            assert_eq!(world.sick(), None, "{number}");
+        }
+        if let Some(sick) = world.sick() {
+            assert!(sick.reason.contains(xid.meaning), "{number}: {sick:?}");
+            assert_eq!(sick.recovers, xid.until != Until::Reset, "{number}");
+        }
+        world.well_for(QUIET + Duration::from_secs(10));
+        let after_quiet = world.sick().is_some();
+        world.well_for(LONG);
+        let after_long = world.sick().is_some();
+        let expected = match xid.until {
+            Until::Never | Until::Quiet => (false, false),
+            Until::LongQuiet => (true, false),
+            Until::Reset => (true, true),
+        };
+        assert_eq!((after_quiet, after_long), expected, "{number}");
+        // A reset: the card goes and comes back.
+        world.probed(Err(Fault::Lost));
+        assert!(world.sick().is_some(), "{number}");
+        world.probed(Ok(Vitals::default()));
+        assert_eq!(world.sick(), None, "{number} after a reset");
+        assert_eq!(world.judge.figures().xids[&(GPU.to_owned(), number)], 1);
+    }
+}
+
+#[test]
+fn an_error_that_comes_back_waits_twice_as_long() {
+    let mut world = World::new("", "");
+    world.xid(119);
+    world.well_for(QUIET + Duration::from_secs(5));
+    assert_eq!(world.sick(), None);
+
+    world.xid(119);
+    world.well_for(QUIET + Duration::from_secs(5));
+    assert!(world.sick().is_some());
+    let news = world.well_for(QUIET);
+
+    assert_eq!(world.sick(), None);
+    assert!(matches!(news.as_slice(), [News::Well { was, .. }] if was.starts_with("XID 119")));
+    assert_eq!(world.judge.figures().cards[0].recoveries, 2);
+}
+
+#[test]
+fn without_a_good_probe_nothing_recovers() {
+    let mut world = World::new("", "");
+    world.xid(119);
+    for _ in 0..100 {
+        world.now += Duration::from_secs(10);
+        world.take(Report::Alive);
+    }
+    assert!(world.sick().is_some());
+}
+
+#[test]
+fn memory_that_waits_for_a_reset_warns_and_keeps_a_memory_error_up() {
+    let mut world = World::new("", "");
+    let waits = || Vitals {
+        remap_pending: true,
+        ..Vitals::default()
+    };
+    let news = world.probed(Ok(waits()));
+    assert!(
+        matches!(news.as_slice(), [News::Warning { .. }]),
+        "{news:?}"
+    );
+    assert_eq!(world.probed(Ok(waits())), [], "said once");
+    assert_eq!(world.sick(), None, "a warning takes no card out");
+
+    world.xid(48);
+    for _ in 0..200 {
+        world.now += Duration::from_secs(10);
+        world.probed(Ok(waits()));
+    }
+    assert!(world.sick().is_some());
+    let failed = Vitals {
+        remap_failed: true,
+        ..Vitals::default()
+    };
+    world.probed(Ok(failed));
+    assert!(!world.sick().unwrap().recovers);
+    world.well_for(LONG);
+    assert_eq!(world.sick(), None);
+}
+
+#[test]
+fn a_driver_that_is_silent_takes_all_cards_out_until_it_answers() {
+    let mut world = World::new("", "");
+    world.now += Duration::from_secs(9);
+    assert_eq!(world.judge.tick(world.now, SystemTime::UNIX_EPOCH), []);
+    world.now += Duration::from_secs(2);
+
+    let news = world.judge.tick(world.now, SystemTime::UNIX_EPOCH);
+
+    assert!(matches!(news.as_slice(), [News::DriverDown(_)]), "{news:?}");
+    assert!(world.sick().unwrap().reason.contains("does not answer"));
+    assert!(world.sick().unwrap().recovers);
+    world.now += Duration::from_secs(600);
+    assert_eq!(
+        world.judge.tick(world.now, SystemTime::UNIX_EPOCH),
+        [],
+        "said once"
+    );
+    assert_eq!(world.take(Report::Alive), [News::DriverUp]);
+    assert_eq!(world.sick(), None);
+}
+
+#[test]
+fn a_driver_that_starts_is_waited_for_longer() {
+    let mut world = World::new("", "");
+    world.take(Report::Down("replaced".to_owned()));
+    assert_eq!(world.sick().unwrap().reason, "replaced");
+    world.take(Report::Starting);
+    world.now += Duration::from_secs(30);
+    world.judge.tick(world.now, SystemTime::UNIX_EPOCH);
+    assert_eq!(world.sick().unwrap().reason, "replaced");
+    world.started();
+    assert_eq!(world.sick(), None);
+}
+
+#[test]
+fn cards_that_only_the_inventory_knows_are_out_with_the_driver() {
+    let now = Instant::now();
+    let mut judge = Judge::new(Checks::default(), Patience::default(), now);
+    judge.know([CardIdentity {
+        uuid: "GPU-9".to_owned(),
+        index: 9,
+        model: String::new(),
+    }]);
+    judge.take(Report::Down("gone".to_owned()), now, SystemTime::UNIX_EPOCH);
+    assert_eq!(judge.health()["GPU-9"].reason, "gone");
+}
+
+#[test]
+fn where_all_checks_are_off_nothing_is_sick_and_xids_are_counted() {
+    let mut world = World::new("all", "");
+    world.xid(79);
+    world.probed(Err(Fault::Lost));
+    world.take(Report::Down("gone".to_owned()));
+    assert_eq!(world.sick(), None);
+    assert_eq!(world.judge.figures().xids.len(), 1);
+}
