@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_may_be_a_port_alone() {
+    fn address_may_be_only_a_port() {
         let args = parse(&["--metrics-addr", ":9394"]).unwrap();
         assert_eq!(args.metrics_addr, "0.0.0.0:9394".parse().unwrap());
         let args = parse(&["--metrics-addr", "[::1]:1"]).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_none_says_what_is_accepted() {
+    fn invalid_address_error_names_the_accepted_forms() {
         for text in [
             "",
             "31993",
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_a_name_has_the_hosts() {
+    fn node_name_defaults_to_the_hosts_name() {
         let named = parse(&["--node-name", " gpu-7 "]).unwrap();
         let empty = parse(&["--node-name", ""]).unwrap();
 
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_may_say_what_it_is() {
+    fn switches_accept_a_boolean_value() {
         assert!(parse(&["--legacy-metrics"]).unwrap().legacy_metrics);
         assert!(
             !parse(&["--legacy-metrics=false", "--no-nvml"])

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_answers_is_passed_on() {
+    fn drivers_answer_is_passed_on() {
         let asker = Asker::start_with(PATIENCE, || Ok(Box::new(Driver { hang: None }))).unwrap();
 
         for _ in 0..3 {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_hangs_is_given_up_and_found_again_when_it_wakes() {
+    fn hanging_driver_times_out_and_recovers() {
         let (wake, hang) = channel();
         let hang = Mutex::new(Some(hang));
         let asker = Asker::start_with(Duration::from_millis(20), move || {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_driver_is_an_answer() {
+    fn missing_driver_is_reported() {
         let asker = Asker::start_with(PATIENCE, || {
             Err(GpuError::NoLibrary("no such file".to_owned()))
         })

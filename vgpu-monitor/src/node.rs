@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_launch_is_as_old_as_the_look_that_saw_it() {
+    fn last_launch_is_as_old_as_the_look_that_saw_it() {
         let seen = looks(&[
             (0, found(1, 0, 0)),
             (10, found(1, 5, 0)),
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_driver_a_device_is_as_busy_as_the_library_measured() {
+    fn without_nvml_utilization_is_the_librarys_measurement() {
         let second = 1_000_000_000;
         let seen = looks(&[
             (0, found(1, 0, 4 * second)),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_forgotten() {
+    fn containers_that_are_gone_are_forgotten() {
         let mut memory = Memory::new();
         memory.compare(&mut [found(1, 1, 1)], Instant::now());
         assert_eq!(memory.devices.len(), 1);

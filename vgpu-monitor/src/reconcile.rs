@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_told_when_it_is_large_and_stands() {
+    fn large_lasting_gap_is_reported() {
         const GIB: u64 = 1 << 30;
         let mut standing = Standing::default();
         let mut told = |bytes: u64, limit: u64| standing.take(vec![gap(bytes, limit)]).len();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_of_ours_holds_is_named_by_card_and_process() {
+    fn unmanaged_memory_is_listed_by_gpu_and_process() {
         let held = |pid, used_bytes| GpuProcess {
             uuid: String::from("GPU-1"),
             pid,

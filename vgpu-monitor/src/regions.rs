@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_made_again_under_its_name_is_the_one_that_is_shown() {
+    fn recreated_pod_is_shown_instead_of_the_old_one() {
         let of_pod = |path: &str, created_unix| ContainerView {
             pod: "train".to_owned(),
             created_unix,
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn two_users_with_the_same_name_are_both_shown_and_neither_can_take_the_others() {
+    fn same_name_of_two_users_is_shown_for_both() {
         let views = vec![
             container(1000, "/r/1000/train", "train"),
             container(7, "/r/7/train", "train"),
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_container_name_in_two_pods_is_no_conflict() {
+    fn same_container_name_in_two_pods_is_no_conflict() {
         let mut a = container(0, "/r/a", "main");
         let mut b = container(0, "/r/b", "main");
         (a.namespace, a.pod) = ("prod".to_owned(), "one".to_owned());
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn only_root_and_we_can_say_whose_pod_it_is() {
+    fn pod_labels_are_trusted_only_from_root_and_own_user() {
         let forge = |owner: u32| {
             let mut view = container(owner, &format!("/r/{owner}"), &format!("c{owner}"));
             (view.namespace, view.pod) = ("prod".to_owned(), "payments".to_owned());
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_run_left_behind_is_not_shown_unless_it_holds_something() {
+    fn killed_runs_directory_is_shown_only_while_it_holds_memory() {
         let mut left = container(1, "/r/1/left", "left");
         left.runner_alive = Some(false);
         let mut holds = left.clone();
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_fills_in_what_only_it_knows() {
+    fn driver_figures_fill_in_the_view() {
         let mut view = container(0, "/r/a", "a");
         view.devices = vec![device_of("GPU-1"), device_of("MIG-1"), device_of("GPU-9")];
         view.processes = vec![process(11), process(12)];
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_at_rest_is_idle_and_one_that_nobody_measures_is_unknown() {
+    fn resting_container_is_idle_and_unmeasured_one_unknown() {
         let mut view = container(0, "/r/a", "a");
         view.devices = vec![device_of("GPU-1")];
         view.processes = vec![process(11)];

@@ -560,7 +560,7 @@ fn told(world: &World, kind: &str, name: &str, text: &str) -> String {
 
 /// A pod that asked for no GPU is not evicted.
 #[test]
-fn a_pod_that_asked_for_a_gpu_and_goes_past_its_limits_is_evicted() {
+fn pod_that_bypasses_its_limits_is_evicted() {
     if !can_run() {
         return;
     }
@@ -602,7 +602,7 @@ fn a_pod_that_asked_for_a_gpu_and_goes_past_its_limits_is_evicted() {
 /// The library is asked as it should be, so that nothing is wrong with what the process has mapped; what it takes then is
 /// seen by what the driver says that it holds.
 #[test]
-fn memory_past_the_books_is_seen_whoever_clears_them() {
+fn uncharged_memory_is_found_after_charges_are_cleared() {
     if !can_run() {
         return;
     }
@@ -614,7 +614,7 @@ fn memory_past_the_books_is_seen_whoever_clears_them() {
         let status = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "attest::memory_past_the_books_is_seen_whoever_clears_them",
+                "attest::uncharged_memory_is_found_after_charges_are_cleared",
                 "--nocapture",
             ])
             .env("VGPU_ESCAPE_HOME", folder.path())
@@ -677,7 +677,7 @@ fn memory_past_the_books_is_seen_whoever_clears_them() {
 }
 
 #[test]
-fn each_trick_is_refused_or_named_and_none_is_silent() {
+fn every_bypass_is_refused_or_reported() {
     if !can_run() {
         return;
     }

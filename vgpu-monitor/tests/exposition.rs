@@ -157,7 +157,7 @@ fn node() -> Shown {
 }
 
 #[test]
-fn the_present_names_in_open_metrics() {
+fn present_names_in_open_metrics() {
     expect_file!["golden/present.openmetrics.txt"].assert_eq(&exposition(
         node(),
         Names::Present,
@@ -166,7 +166,7 @@ fn the_present_names_in_open_metrics() {
 }
 
 #[test]
-fn the_present_names_in_prometheus_text() {
+fn present_names_in_prometheus_text() {
     expect_file!["golden/present.prometheus.txt"].assert_eq(&exposition(
         node(),
         Names::Present,
@@ -175,7 +175,7 @@ fn the_present_names_in_prometheus_text() {
 }
 
 #[test]
-fn the_older_names_stand_behind_the_present_ones_in_open_metrics() {
+fn legacy_names_follow_present_ones_in_open_metrics() {
     expect_file!["golden/legacy.openmetrics.txt"].assert_eq(&exposition(
         node(),
         Names::WithLegacy,
@@ -184,7 +184,7 @@ fn the_older_names_stand_behind_the_present_ones_in_open_metrics() {
 }
 
 #[test]
-fn the_older_names_stand_behind_the_present_ones_in_prometheus_text() {
+fn legacy_names_follow_present_ones_in_prometheus_text() {
     let text = exposition(node(), Names::WithLegacy, TEXT);
 
     expect_file!["golden/legacy.prometheus.txt"].assert_eq(&text);
@@ -192,7 +192,7 @@ fn the_older_names_stand_behind_the_present_ones_in_prometheus_text() {
 }
 
 #[test]
-fn a_node_without_anything_still_says_how_it_is() {
+fn empty_node_still_shows_its_own_series() {
     let shown = Shown {
         look: Look {
             took: Duration::ZERO,
@@ -215,7 +215,7 @@ fn a_node_without_anything_still_says_how_it_is() {
 }
 
 #[test]
-fn a_name_cannot_write_a_series_of_its_own() {
+fn container_name_cannot_inject_a_series() {
     let hostile = "x\"} 1\nhami_vgpu_memory_used_bytes{container=\"prod\\";
     let container = Container {
         container: hostile.to_owned(),
@@ -251,7 +251,7 @@ fn declared(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_series_is_explained_and_every_explained_series_is_there() {
+fn documented_series_match_served_series() {
     let served = declared(&exposition(node(), Names::WithLegacy, TEXT));
     let document = include_str!("../../docs/metrics.md");
     // Those of other collectors and programs are not this one's to compare.

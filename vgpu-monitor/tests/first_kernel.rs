@@ -160,7 +160,7 @@ fn tenant() {
 }
 
 #[tokio::test]
-async fn a_containers_first_kernel_ends_the_trace_of_its_pod_once() {
+async fn first_kernel_ends_the_pods_trace_once() {
     let collector = Collector::default();
     let traces = collector.start().await;
     let board = Board::new();
@@ -216,7 +216,7 @@ async fn a_containers_first_kernel_ends_the_trace_of_its_pod_once() {
 }
 
 #[tokio::test]
-async fn a_new_container_in_an_old_ones_place_has_a_first_kernel_of_its_own() {
+async fn new_container_under_an_old_name_has_its_own_first_kernel() {
     let collector = Collector::default();
     let traces = collector.start().await;
     let board = Board::new();

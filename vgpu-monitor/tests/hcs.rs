@@ -321,7 +321,7 @@ fn allocated(node: &ComputeNode) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_compute_node_says_what_the_document_shows() {
+async fn compute_node_matches_the_document() {
     let world = World::start(true).await;
     world.know(inventory(8));
     world.run_pod("a", &[(0, 16 * 1024)]).await;
@@ -509,7 +509,7 @@ async fn nothing_is_written_while_nothing_changes() {
 }
 
 #[tokio::test]
-async fn what_others_change_or_delete_is_put_right() {
+async fn changes_by_other_writers_are_corrected() {
     let world = World::start(true).await;
     world.know(inventory(1));
     world.until("written", |_| true).await;
@@ -560,7 +560,7 @@ async fn what_others_change_or_delete_is_put_right() {
 }
 
 #[tokio::test]
-async fn definitions_may_come_late_and_the_server_may_go() {
+async fn late_definitions_and_an_absent_server_are_tolerated() {
     let world = World::start(false).await;
     world.know(inventory(1));
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -581,7 +581,7 @@ async fn definitions_may_come_late_and_the_server_may_go() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_gone_is_not_described() {
+async fn deleted_node_gets_no_objects() {
     let world = World::start(true).await;
     world.know(inventory(1));
     world.until("written", |_| true).await;
@@ -626,7 +626,7 @@ impl Dice {
 
 /// Whatever happens to the node, in whatever order, what stands at last is what a plain account of it says.
 #[tokio::test]
-async fn random_histories_end_as_an_oracle_counts_them() {
+async fn random_histories_match_an_oracle() {
     for seed in [11_u64, 4711, 90_210] {
         let world = World::start(true).await;
         let mut dice = Dice(seed);

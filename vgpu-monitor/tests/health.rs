@@ -201,8 +201,8 @@ fn pod(root: &Path, name: &str, uuid: &str) {
 }
 
 #[test]
-fn each_xid_reaches_its_verdict_and_the_card_comes_back() {
-    if !on_a_board("each_xid_reaches_its_verdict_and_the_card_comes_back") {
+fn each_xid_reaches_its_verdict_and_the_gpu_recovers() {
+    if !on_a_board("each_xid_reaches_its_verdict_and_the_gpu_recovers") {
         return;
     }
     let world = World::new(Checks::default());
@@ -250,8 +250,8 @@ fn each_xid_reaches_its_verdict_and_the_card_comes_back() {
 }
 
 #[test]
-fn pods_of_the_card_are_told_and_no_others() {
-    if !on_a_board("pods_of_the_card_are_told_and_no_others") {
+fn only_pods_of_the_gpu_get_events() {
+    if !on_a_board("only_pods_of_the_gpu_get_events") {
         return;
     }
     let world = World::new(Checks::default());
@@ -291,8 +291,8 @@ fn pods_of_the_card_are_told_and_no_others() {
 }
 
 #[test]
-fn a_lost_card_is_out_until_it_is_back() {
-    if !on_a_board("a_lost_card_is_out_until_it_is_back") {
+fn lost_gpu_is_out_until_it_is_back() {
+    if !on_a_board("lost_gpu_is_out_until_it_is_back") {
         return;
     }
     let world = World::new(Checks::default());
@@ -316,10 +316,8 @@ fn a_lost_card_is_out_until_it_is_back() {
 }
 
 #[test]
-fn a_driver_that_hangs_is_replaced_or_unloaded_takes_all_cards_out_and_gives_them_back() {
-    if !on_a_board(
-        "a_driver_that_hangs_is_replaced_or_unloaded_takes_all_cards_out_and_gives_them_back",
-    ) {
+fn driver_failures_take_all_gpus_out_until_it_recovers() {
+    if !on_a_board("driver_failures_take_all_gpus_out_until_it_recovers") {
         return;
     }
     let world = World::new(Checks::default());
@@ -345,8 +343,8 @@ fn a_driver_that_hangs_is_replaced_or_unloaded_takes_all_cards_out_and_gives_the
 }
 
 #[test]
-fn rows_that_wait_for_a_reset_warn_and_one_that_failed_takes_the_card_out() {
-    if !on_a_board("rows_that_wait_for_a_reset_warn_and_one_that_failed_takes_the_card_out") {
+fn pending_rows_warn_and_a_failed_row_takes_the_gpu_out() {
+    if !on_a_board("pending_rows_warn_and_a_failed_row_takes_the_gpu_out") {
         return;
     }
     let world = World::new(Checks::default());
@@ -362,8 +360,8 @@ fn rows_that_wait_for_a_reset_warn_and_one_that_failed_takes_the_card_out() {
 }
 
 #[test]
-fn the_references_variables_are_respected() {
-    if !on_a_board("the_references_variables_are_respected") {
+fn reference_health_variables_are_respected() {
+    if !on_a_board("reference_health_variables_are_respected") {
         return;
     }
     let world = World::new(Checks::parse("xids", "31"));

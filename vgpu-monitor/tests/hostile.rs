@@ -82,7 +82,7 @@ fn fifo(path: &Path) {
 }
 
 #[test]
-fn a_region_of_the_wrong_size_is_skipped() {
+fn region_of_wrong_size_is_skipped() {
     let whole = fs::metadata(Board::new().container("a", 1).join("region"))
         .unwrap()
         .len();
@@ -108,7 +108,7 @@ fn a_region_of_the_wrong_size_is_skipped() {
 }
 
 #[test]
-fn a_region_that_is_no_file_is_skipped_and_not_waited_for() {
+fn region_that_is_no_file_is_skipped_without_blocking() {
     check("a pipe", |dir| fifo(&replace(dir, "region")));
     check("a directory", |dir| {
         fs::create_dir(replace(dir, "region")).unwrap()
@@ -130,7 +130,7 @@ fn a_region_that_is_no_file_is_skipped_and_not_waited_for() {
 }
 
 #[test]
-fn a_region_of_holes_or_noise_is_skipped() {
+fn region_of_holes_or_noise_is_skipped() {
     let size = |dir: &Path| fs::metadata(dir.join("region")).unwrap().len();
     check("holes", |dir| {
         let size = size(dir);
@@ -158,7 +158,7 @@ fn a_region_of_holes_or_noise_is_skipped() {
 }
 
 #[test]
-fn limits_that_the_host_did_not_write_are_skipped() {
+fn limits_not_written_by_the_host_are_skipped() {
     check("no limits", |dir| drop(replace(dir, "limits")));
     check("a pipe", |dir| fifo(&replace(dir, "limits")));
     check("a link", |dir| {
@@ -180,7 +180,7 @@ fn limits_that_the_host_did_not_write_are_skipped() {
 }
 
 #[test]
-fn labels_that_cannot_be_read_are_skipped() {
+fn unreadable_labels_are_skipped() {
     check("no JSON", |dir| {
         fs::write(dir.join("container.json"), "{\"name\": ").unwrap()
     });
@@ -207,7 +207,7 @@ fn labels_that_cannot_be_read_are_skipped() {
 }
 
 #[test]
-fn a_directory_that_is_a_link_or_anybodys_is_skipped() {
+fn linked_or_world_writable_directory_is_skipped() {
     check("anybody may write it", |dir| private(dir, 0o777));
     check("a link to another's", |dir| {
         let other = dir.parent().unwrap().join("good");
@@ -217,7 +217,7 @@ fn a_directory_that_is_a_link_or_anybodys_is_skipped() {
 }
 
 #[test]
-fn files_and_hidden_directories_beside_the_containers_are_no_containers() {
+fn files_and_hidden_directories_are_no_containers() {
     let board = Board::new();
     board.container("good", 1);
     fs::write(board.root().join("README"), "x").unwrap();
@@ -232,7 +232,7 @@ fn files_and_hidden_directories_beside_the_containers_are_no_containers() {
 }
 
 #[test]
-fn a_region_that_changes_under_the_look_breaks_nothing_else() {
+fn region_changed_during_a_scrape_breaks_nothing_else() {
     let board = Board::new();
     board.container("good", 1 << 30);
     let dir = board.container("swapped", 1 << 30);
@@ -274,7 +274,7 @@ fn a_region_that_changes_under_the_look_breaks_nothing_else() {
 }
 
 #[test]
-fn limits_that_become_shorter_under_the_look_break_nothing_else() {
+fn limits_truncated_during_a_scrape_break_nothing_else() {
     // Under `vgpu run` the limits are their user's own file: a mapping of it would end us here.
     let board = Board::new();
     board.container("good", 1 << 30);
@@ -301,7 +301,7 @@ fn limits_that_become_shorter_under_the_look_break_nothing_else() {
 }
 
 #[test]
-fn ten_thousand_directories_are_a_bounded_number_to_read() {
+fn ten_thousand_directories_are_read_up_to_a_bound() {
     let board = Board::new();
     // Sorted before the others, so that a bound on all of them does not hide it.
     board.container("00-good", 1 << 30);
@@ -316,7 +316,7 @@ fn ten_thousand_directories_are_a_bounded_number_to_read() {
 }
 
 #[test]
-fn a_root_that_is_not_there_yet_holds_no_container() {
+fn missing_root_holds_no_container() {
     let board = Board::new();
 
     let shown = look(&node(&board.root().join("later")));
@@ -326,7 +326,7 @@ fn a_root_that_is_not_there_yet_holds_no_container() {
 }
 
 #[test]
-fn a_root_that_cannot_be_read_is_said() {
+fn unreadable_root_is_reported() {
     let board = Board::new();
     let file = board.root().join("file");
     fs::write(&file, "").unwrap();
@@ -418,7 +418,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn bytes_written_anywhere_in_a_region_never_spoil_a_scrape(
+    fn random_bytes_in_a_region_never_break_a_scrape(
         writes in prop::collection::vec(
             (
                 prop_oneof![0_u64..512, 0_u64..24_576, 417_792_u64..460_000, 0_u64..2_777_088],

@@ -96,8 +96,8 @@ fn says(inventory: &Inventory, part: &str) -> bool {
 }
 
 #[test]
-fn cards_are_as_the_driver_the_kernel_and_the_board_have_them() {
-    let Some(home) = alone("cards_are_as_the_driver_the_kernel_and_the_board_have_them") else {
+fn inventory_matches_driver_kernel_and_board() {
+    let Some(home) = alone("inventory_matches_driver_kernel_and_board") else {
         return;
     };
     let board = board(&home, "2=on", "0-1=PIX+NV4,0-2=SYS");
@@ -212,10 +212,8 @@ fn cards_are_as_the_driver_the_kernel_and_the_board_have_them() {
 }
 
 #[test]
-fn a_configuration_that_changes_holds_at_once_and_a_bad_one_changes_nothing() {
-    let Some(home) =
-        alone("a_configuration_that_changes_holds_at_once_and_a_bad_one_changes_nothing")
-    else {
+fn changed_configuration_applies_and_a_bad_one_is_ignored() {
+    let Some(home) = alone("changed_configuration_applies_and_a_bad_one_is_ignored") else {
         return;
     };
     board(&home, "", "");
@@ -278,9 +276,8 @@ fn a_configuration_that_changes_holds_at_once_and_a_bad_one_changes_nothing() {
 }
 
 #[test]
-fn what_the_driver_said_last_holds_while_it_is_away_and_across_a_restart() {
-    let Some(home) = alone("what_the_driver_said_last_holds_while_it_is_away_and_across_a_restart")
-    else {
+fn last_inventory_survives_driver_outage_and_restart() {
+    let Some(home) = alone("last_inventory_survives_driver_outage_and_restart") else {
         return;
     };
     let board = board(&home, "", "0-1=NV2");
@@ -340,10 +337,8 @@ fn start(home: &Path) -> Mig {
 }
 
 #[test]
-fn instances_are_made_where_they_were_placed_and_removed_when_nobody_works_on_them() {
-    let Some(home) =
-        alone("instances_are_made_where_they_were_placed_and_removed_when_nobody_works_on_them")
-    else {
+fn instances_are_created_in_place_and_removed_when_idle() {
+    let Some(home) = alone("instances_are_created_in_place_and_removed_when_idle") else {
         return;
     };
     let board = board(&home, "0=on", "");
@@ -397,9 +392,8 @@ fn instances_are_made_where_they_were_placed_and_removed_when_nobody_works_on_th
 }
 
 #[test]
-fn instances_of_somebody_else_are_used_where_they_fit_and_never_removed() {
-    let Some(home) = alone("instances_of_somebody_else_are_used_where_they_fit_and_never_removed")
-    else {
+fn foreign_instances_are_used_and_never_removed() {
+    let Some(home) = alone("foreign_instances_are_used_and_never_removed") else {
         return;
     };
     let board = board(&home, "0=3g,1g", "");
@@ -423,9 +417,8 @@ fn instances_of_somebody_else_are_used_where_they_fit_and_never_removed() {
 }
 
 #[test]
-fn a_restart_keeps_what_is_held_and_clears_what_was_left_half_made() {
-    let Some(home) = alone("a_restart_keeps_what_is_held_and_clears_what_was_left_half_made")
-    else {
+fn restart_keeps_held_instances_and_clears_half_made_ones() {
+    let Some(home) = alone("restart_keeps_held_instances_and_clears_half_made_ones") else {
         return;
     };
     let board = board(&home, "0=on;1=on", "");
@@ -499,8 +492,8 @@ fn a_restart_keeps_what_is_held_and_clears_what_was_left_half_made() {
 }
 
 #[test]
-fn what_fails_half_way_leaves_nothing_behind() {
-    let Some(home) = alone("what_fails_half_way_leaves_nothing_behind") else {
+fn failed_instance_creation_leaves_nothing_behind() {
+    let Some(home) = alone("failed_instance_creation_leaves_nothing_behind") else {
         return;
     };
     let config = Config {

@@ -24,7 +24,7 @@ use vgpu_monitor::delivery::Name;
 use vgpu_monitor::plugin::Served;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_container_of_a_pod_has_its_own_before_the_first_process_starts() {
+async fn all_containers_are_given_before_the_first_process_starts() {
     let world = World::new();
     let agent = world.up().await;
     let pod = world
@@ -79,7 +79,7 @@ async fn every_container_of_a_pod_has_its_own_before_the_first_process_starts() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_pods_at_once_each_get_their_own_though_the_kubelet_answers_few_questions() {
+async fn fifty_parallel_pods_start_under_the_kubelets_rate_limit() {
     let world = World::new();
     let wide = (0..4).map(|index| {
         let mut card = card(index);
@@ -125,7 +125,7 @@ async fn fifty_pods_at_once_each_get_their_own_though_the_kubelet_answers_few_qu
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn init_containers_alone_are_known_by_the_kubelets_record() {
+async fn init_only_pod_is_found_in_the_kubelets_record() {
     let world = World::new();
     let agent = world.up().await;
     let mut pods = Vec::new();
@@ -151,7 +151,7 @@ async fn init_containers_alone_are_known_by_the_kubelets_record() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kubelet_that_begins_anew_knows_the_plugin_at_once() {
+async fn restarted_kubelet_gets_the_plugin_at_once() {
     let world = World::new();
     let agent = world.up().await;
     let pod = world.pod("p", &[("main", "app", &[(0, 100)])]).await;
@@ -169,7 +169,7 @@ async fn a_kubelet_that_begins_anew_knows_the_plugin_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_agent_may_be_there_first_and_may_not_know_its_cards_yet() {
+async fn agent_may_start_before_kubelet_and_driver() {
     let world = World::new();
     let agent = world.up().await;
     agent.kill().await;
@@ -197,7 +197,7 @@ async fn the_agent_may_be_there_first_and_may_not_know_its_cards_yet() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_is_killed_between_any_two_steps_goes_on_where_it_was() {
+async fn killed_agent_continues_after_any_step() {
     let world = World::new();
     let agent = world.up().await;
     let pod = world
@@ -249,7 +249,7 @@ async fn an_agent_that_is_killed_between_any_two_steps_goes_on_where_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_memory_that_is_damaged_or_lost_is_taken_from_the_kubelets_record() {
+async fn lost_allotments_are_restored_from_the_kubelets_record() {
     for damage in ["truncated", "garbled", "lost"] {
         let world = World::new();
         let agent = world.up().await;
@@ -286,7 +286,7 @@ async fn a_memory_that_is_damaged_or_lost_is_taken_from_the_kubelets_record() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slots_are_handed_out_though_nothing_can_be_written_down() {
+async fn slots_are_allotted_while_the_file_cannot_be_written() {
     let world = World::new();
     // Where the file would be stands a directory.
     std::fs::create_dir_all(world.folder.path().join("state/allotments.new")).unwrap();
@@ -301,7 +301,7 @@ async fn slots_are_handed_out_though_nothing_can_be_written_down() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_api_server_what_was_given_is_given_again_and_nothing_else() {
+async fn without_api_server_only_known_containers_start() {
     let world = World::new();
     let agent = world.up().await;
     let old = world.pod("old", &[("main", "app", &[(0, 100)])]).await;
@@ -328,7 +328,7 @@ async fn without_the_api_server_what_was_given_is_given_again_and_nothing_else()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_made_again_under_its_old_name_is_another_one() {
+async fn recreated_pod_gets_its_own_devices() {
     let world = World::new();
     // One slot: the new pod gets the old one's.
     let mut only = card(0);
@@ -362,7 +362,7 @@ async fn a_pod_made_again_under_its_old_name_is_another_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_edits_annotations_gets_nothing_by_it() {
+async fn edited_annotations_gain_nothing() {
     let world = World::new();
     let agent = world.up().await;
     let key = "hami.io/vgpu-devices-allocated";
@@ -406,7 +406,7 @@ async fn whoever_edits_annotations_gets_nothing_by_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_card_never_gives_more_than_it_has() {
+async fn gpu_never_gives_more_than_it_has() {
     let world = World::new();
     let agent = world.up().await;
     let big = world.pod("big", &[("main", "app", &[(0, 9000)])]).await;
@@ -427,7 +427,7 @@ async fn a_card_never_gives_more_than_it_has() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sick_card_takes_its_slots_away_free_ones_first_and_starts_nothing() {
+async fn sick_gpu_removes_free_slots_first_and_starts_nothing() {
     let world = World::new();
     let agent = world.up().await;
     let pod = world
@@ -496,7 +496,7 @@ async fn two_resources_have_a_socket_each() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_is_made_before_it_is_given_and_its_name_stands_on_the_pod() {
+async fn instance_is_created_before_the_start_and_named_on_the_pod() {
     let world = World::new();
     let mut mig = card(0);
     mig.device.mode = "mig".to_owned();
@@ -560,7 +560,7 @@ async fn an_instance_is_made_before_it_is_given_and_its_name_stands_on_the_pod()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_lives_is_what_both_have_and_nothing_is_said_while_one_is_away() {
+async fn living_needs_both_sources_to_answer() {
     let world = World::new();
     let agent = world.up().await;
     let stays = world
@@ -600,7 +600,7 @@ async fn what_lives_is_what_both_have_and_nothing_is_said_while_one_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slots_that_nobody_holds_start_nothing_and_say_so() {
+async fn unheld_slots_are_refused_with_a_reason() {
     let world = World::new();
     let agent = world.up().await;
     let pod = world.pod("p", &[("main", "app", &[(0, 100)])]).await;
@@ -620,7 +620,7 @@ async fn slots_that_nobody_holds_start_nothing_and_say_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_that_is_restarted_keeps_what_it_has_whatever_was_changed_since() {
+async fn restarted_container_keeps_what_it_was_given() {
     let world = World::new();
     let agent = world.up().await;
     let pod = world
@@ -663,7 +663,7 @@ async fn a_container_that_is_restarted_keeps_what_it_has_whatever_was_changed_si
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_that_is_shown_other_cards_than_it_was_given_does_not_start() {
+async fn container_shown_other_gpus_does_not_start() {
     let world = World::new();
     let agent = world.up().await;
     let pod = world

@@ -132,7 +132,7 @@ fn refused(args: &[&str]) -> String {
 }
 
 #[test]
-fn a_tenants_charges_are_shown_as_it_makes_them() {
+fn tenants_charges_are_shown_at_each_scrape() {
     let board = Board::new();
     let dir = board.container("train", 4 << 30);
     let agent = Agent::start(board.root(), &["--no-nvml"]);
@@ -163,7 +163,7 @@ fn a_tenants_charges_are_shown_as_it_makes_them() {
 }
 
 #[test]
-fn a_limit_that_shrinks_below_what_is_used_shows_as_pending() {
+fn limit_below_use_shows_as_pending_shrink() {
     use vgpu_abi::limits::LimitsFile;
     let board = Board::new();
     let dir = board.container("train", 4 << 30);
@@ -182,7 +182,7 @@ fn a_limit_that_shrinks_below_what_is_used_shows_as_pending() {
 }
 
 #[test]
-fn health_and_readiness_answer_and_a_stop_is_clean() {
+fn health_and_readiness_answer_and_stop_is_clean() {
     let board = Board::new();
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let agent = Agent::start(&board.root().join("later"), &["--no-nvml"]);
@@ -199,7 +199,7 @@ fn health_and_readiness_answer_and_a_stop_is_clean() {
 }
 
 #[test]
-fn a_node_without_a_driver_says_so_and_shows_its_containers() {
+fn node_without_driver_still_shows_containers() {
     let board = Board::new();
     board.container("train", 4 << 30);
     // Where there is a driver, this test sees it and says only that containers are shown.
@@ -211,7 +211,7 @@ fn a_node_without_a_driver_says_so_and_shows_its_containers() {
 }
 
 #[test]
-fn the_older_names_are_a_switch() {
+fn legacy_names_need_the_flag() {
     let board = Board::new();
     board.container("train", 4 << 30);
 
@@ -226,7 +226,7 @@ fn the_older_names_are_a_switch() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_an_error_that_says_what_to_do() {
+fn taken_port_error_names_the_flag() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
 
@@ -244,7 +244,7 @@ fn a_port_that_is_taken_is_an_error_that_says_what_to_do() {
 }
 
 #[test]
-fn settings_that_are_not_understood_start_nothing() {
+fn invalid_settings_start_nothing() {
     let board = Board::new();
     let file = board.root().join("file");
     std::fs::write(&file, "").unwrap();

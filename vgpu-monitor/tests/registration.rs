@@ -180,7 +180,7 @@ impl World {
 const REGISTER: &str = keys::NVIDIA_REGISTER;
 
 #[tokio::test]
-async fn what_is_registered_is_what_the_scheduler_reads() {
+async fn scheduler_reads_the_registered_gpus() {
     let pair = |from: &str, to: &str| PairScore {
         from: from.to_owned(),
         to: to.to_owned(),
@@ -252,7 +252,7 @@ async fn what_is_registered_is_what_the_scheduler_reads() {
 }
 
 #[tokio::test]
-async fn what_somebody_else_does_to_it_is_put_right_and_his_own_is_left() {
+async fn foreign_changes_are_corrected_and_foreign_keys_stay() {
     let world = World::start(RegisterFormat::Auto).await;
     world.know(inventory(vec![device(0)]));
     let good = world
@@ -332,7 +332,7 @@ async fn nothing_is_written_while_nothing_changes() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_is_waited_for_and_only_the_last_word_is_written() {
+async fn absent_server_gets_only_the_latest_state() {
     let world = World::start(RegisterFormat::Auto).await;
     world.know(inventory(vec![device(0)]));
     world
@@ -367,7 +367,7 @@ async fn a_server_that_is_away_is_waited_for_and_only_the_last_word_is_written()
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_the_cards_is_told_to_the_node_and_takes_nothing_away() {
+async fn inventory_problems_become_node_events_and_keep_gpus() {
     let world = World::start(RegisterFormat::Auto).await;
     world.know(inventory(vec![device(0)]));
     let good = world
@@ -423,7 +423,7 @@ async fn what_is_wrong_with_the_cards_is_told_to_the_node_and_takes_nothing_away
 }
 
 #[test]
-fn every_register_that_the_reference_wrote_survives_being_read_and_written_by_us() {
+fn reference_registers_round_trip() {
     let vectors = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors/hami");
     let mut seen = 0;
     for entry in std::fs::read_dir(vectors).unwrap() {

@@ -132,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn books_that_match_the_driver_leave_no_excess() {
+    fn matching_charges_leave_no_excess() {
         assert_eq!(believed(&[quiet(400, 400); 20]), [0; 20]);
         // Managed memory and estimates: the books may have more than the driver holds.
         assert_eq!(believed(&[quiet(400, 900); 20]), [0; 20]);
     }
 
     #[test]
-    fn zeroed_charges_are_believed_after_four_quiet_looks() {
+    fn zeroed_charges_count_after_four_quiet_looks() {
         assert_eq!(believed(&[quiet(400, 0); 6]), [0, 0, 0, 400, 400, 400]);
     }
 
@@ -153,13 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_holds_past_the_limit_is_believed_at_once() {
+    fn memory_past_the_limit_counts_at_once() {
         assert_eq!(believed(&[quiet(1500, 0)]), [1500]);
         assert_eq!(believed(&[moved(1500, 900, 0)]), [600]);
     }
 
     #[test]
-    fn a_limit_lowered_below_the_books_makes_no_excess() {
+    fn limit_lowered_below_the_charges_makes_no_excess() {
         let before = Look {
             limit: 1600,
             ..quiet(1500, 1500)
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn books_forged_larger_are_believed_up_to_the_limit() {
+    fn charges_forged_larger_count_up_to_the_limit() {
         assert_eq!(believed(&[quiet(1800, u64::MAX)]), [800]);
         assert_eq!(believed(&[quiet(900, u64::MAX); 5]), [0; 5]);
         let unlimited = Look {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn charges_that_move_at_every_look_hide_nothing_for_long() {
+    fn ever_moving_charges_hide_nothing_for_long() {
         let looks = [moved(400, 0, 10); 20];
 
         let believed = believed(&looks);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_allocates_and_frees_all_the_time_is_not_suspected() {
+    fn constant_alloc_and_free_makes_no_excess() {
         // The driver is asked between two looks at the books, at any point of alloc and free.
         let cycle = [
             moved(400, 0, 400),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn late_figures_of_the_driver_are_not_believed() {
+    fn late_driver_figures_make_no_excess() {
         // The process has freed 400; NVML says so three looks later.
         let mut looks = vec![quiet(700, 700); 4];
         looks.extend([quiet(700, 300); 3]);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_that_is_not_decided_asks_for_another_look() {
+    fn undecided_difference_asks_for_another_look() {
         let mut excess = Excess::default();
         excess.look(&quiet(400, 400));
         assert!(!excess.is_undecided());

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_loader_would_not_map_is_no_library_and_says_why() {
+    fn unloadable_file_is_refused_with_a_reason() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("libvgpu.so");
         let check = |bytes: &[u8]| {

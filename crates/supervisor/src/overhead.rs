@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn overhead_is_what_nvml_sees_beyond_the_buffers() {
+    fn overhead_is_nvml_memory_beyond_the_buffers() {
         let quiet = snapshot(100, 300, 0);
 
         assert_eq!(overhead(&quiet, &nvml(42, Some(450)), &quiet, 0), 350);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_while_nvml_was_asked_leaves_what_was_known() {
+    fn charges_that_moved_keep_the_earlier_overhead() {
         let (quiet, more) = (snapshot(100, 300, 0), snapshot(200, 300, 0));
         let asking = snapshot(100, 300, 10);
         let held = nvml(42, Some(450));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_shares_an_object_is_not_measured() {
+    fn process_with_shared_objects_is_not_measured() {
         let mut shares = snapshot(100, 300, 0);
         shares.shared.push(SharedSnapshot {
             key: SharedKey([1, 2]),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_with_managed_memory_past_the_share_is_not_measured() {
+    fn process_with_oversubscribed_memory_is_not_measured() {
         let mut paged = snapshot(500, 300, 0);
         paged.slots[0].devices[0].oversubscribed_bytes = 400 * MIB;
 
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_changed_hands_inherits_nothing() {
+    fn reused_slot_inherits_no_overhead() {
         let quiet = snapshot(100, 300, 0);
         let mut old = Target::default();
         old.overhead_bytes[0] = 5;
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_zeroes_its_slot_is_seen() {
+    fn zeroed_slot_shows_as_unaccounted() {
         let dir = tempfile::tempdir().unwrap();
         let instance = Instance::open(dir.path()).unwrap();
         let limits = vgpu_abi::limits::Limits {

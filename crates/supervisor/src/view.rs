@@ -527,14 +527,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_text_that_a_tenant_wrote_acts_on_nothing() {
+    fn tenant_texts_lose_control_characters() {
         assert_eq!(plain("a\u{1b}[2J\nb\u{202e}c"), "a?[2J?b?c");
         assert_eq!(plain("größe 🦀"), "größe 🦀");
         assert_eq!(plain(&"x".repeat(1000)).len(), LONGEST_TEXT);
     }
 
     #[test]
-    fn one_that_cannot_be_read_hides_no_other_and_says_why() {
+    fn broken_container_hides_no_other() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["a", "b", "c"] {
             fs::create_dir(dir.path().join(name)).unwrap();
@@ -570,7 +570,7 @@ pub(crate) mod tests {
     proptest::proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(32))]
         #[test]
-        fn no_bytes_in_any_file_make_the_reader_panic(
+        fn random_file_bytes_never_panic_the_reader(
             spots in proptest::collection::vec((0_usize..2_777_088, proptest::num::u8::ANY), 1..200),
             limits_spots in proptest::collection::vec((0_usize..12_288, proptest::num::u8::ANY), 0..20),
             labels in "\\PC{0,60}",

@@ -222,7 +222,7 @@ fn a_process_of_a_container() {
 }
 
 #[test]
-fn of_two_runners_one_is_the_arbiter_and_serves_both_and_the_other_when_it_dies() {
+fn second_runner_takes_over_at_its_next_tick() {
     let mut place = TestBoard::new();
     let limits = TestBoard::limits(30, 0, 0, Policy::Force);
     let _one = place.tenant("one", &limits);
@@ -233,6 +233,7 @@ fn of_two_runners_one_is_the_arbiter_and_serves_both_and_the_other_when_it_dies(
     assert!(place.tick(&mut first).leads);
     let ticked = place.tick(&mut second);
     assert!(!ticked.leads);
+    assert_eq!(ticked.next, supervisor::arbiter::BUSY);
     assert_eq!(place.tick(&mut first).served, 2);
     assert_eq!(place.head("one").heartbeat_ns, place.now_ns);
     assert_eq!(place.head("two").heartbeat_ns, place.now_ns);
@@ -250,7 +251,7 @@ fn of_two_runners_one_is_the_arbiter_and_serves_both_and_the_other_when_it_dies(
 }
 
 #[test]
-fn the_agent_goes_before_the_runners_and_they_take_over_when_it_dies() {
+fn agent_leads_before_runners_until_it_dies() {
     let mut place = TestBoard::new();
     let _one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     let mut runner = Board::join(&place.path("one")).unwrap();
@@ -268,7 +269,7 @@ fn the_agent_goes_before_the_runners_and_they_take_over_when_it_dies() {
 }
 
 #[test]
-fn a_runner_that_nobody_serves_serves_itself() {
+fn unserved_runner_serves_itself() {
     let mut place = TestBoard::new();
     let _one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     let _two = place.tenant("two", &TestBoard::limits(30, 0, 0, Policy::Force));
@@ -293,7 +294,7 @@ fn a_runner_that_nobody_serves_serves_itself() {
 }
 
 #[test]
-fn a_floor_is_kept_free_of_a_greedy_neighbour_and_lent_while_it_is_idle() {
+fn floor_is_kept_from_a_greedy_neighbour_and_lent_when_idle() {
     let mut place = TestBoard::new();
     let mut owner = place.tenant("owner", &TestBoard::limits(0, 70, 0, Policy::Floor));
     let mut greedy = place.tenant("greedy", &TestBoard::limits(0, 0, 0, Policy::Force));
@@ -343,7 +344,7 @@ fn a_floor_is_kept_free_of_a_greedy_neighbour_and_lent_while_it_is_idle() {
 }
 
 #[test]
-fn a_lower_priority_waits_until_the_higher_one_is_idle() {
+fn lower_priority_waits_until_the_higher_one_is_idle() {
     let mut place = TestBoard::new();
     let mut high = place.tenant("high", &TestBoard::limits(0, 0, 0, Policy::Force));
     let mut low = place.tenant("low", &TestBoard::limits(0, 0, 5, Policy::Force));
@@ -369,7 +370,7 @@ fn a_lower_priority_waits_until_the_higher_one_is_idle() {
 }
 
 #[test]
-fn new_limits_count_at_the_next_tick_and_so_does_a_new_container() {
+fn new_limits_and_containers_count_at_the_next_tick() {
     let mut place = TestBoard::new();
     let _one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     let mut board = Board::serve(place.dir.path());
@@ -388,7 +389,7 @@ fn new_limits_count_at_the_next_tick_and_so_does_a_new_container() {
 }
 
 #[test]
-fn measured_overhead_is_published_with_the_grants_and_outlives_the_arbiter() {
+fn overhead_is_published_and_outlives_the_arbiter() {
     let mut place = TestBoard::new();
     let mut one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     one.does(&format!("hold {GIB}"));
@@ -418,7 +419,7 @@ fn measured_overhead_is_published_with_the_grants_and_outlives_the_arbiter() {
 }
 
 #[test]
-fn the_driver_is_asked_for_what_is_new() {
+fn driver_is_asked_only_for_newer_samples() {
     let mut place = TestBoard::new();
     let mut one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     let mut two = place.tenant("two", &TestBoard::limits(70, 0, 0, Policy::Force));
@@ -529,7 +530,7 @@ fn memory_forged_beyond_the_limit_steals_no_turns() {
 }
 
 #[test]
-fn a_container_that_may_not_oversubscribe_takes_no_turns() {
+fn container_without_oversubscription_takes_no_turns() {
     use std::mem::offset_of;
     let mut place = TestBoard::new();
     let honest = oversubscribed_limits();
@@ -556,7 +557,7 @@ fn a_container_that_may_not_oversubscribe_takes_no_turns() {
 }
 
 #[test]
-fn every_slot_has_its_grant_however_many_idle_ones_come_first() {
+fn slot_after_many_idle_ones_still_gets_its_grant() {
     use std::os::unix::fs::FileExt;
     let mut place = TestBoard::new();
     let _one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
@@ -599,7 +600,7 @@ fn every_slot_has_its_grant_however_many_idle_ones_come_first() {
 }
 
 #[test]
-fn what_the_driver_holds_beyond_the_books_is_published() {
+fn memory_beyond_the_charges_is_published() {
     let mut place = TestBoard::new();
     let mut one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     one.does(&format!("hold {GIB}"));
@@ -640,7 +641,7 @@ fn what_the_driver_holds_beyond_the_books_is_published() {
 }
 
 #[test]
-fn a_tenant_that_breaks_its_files_is_in_nobodys_way() {
+fn broken_tenant_files_do_not_affect_others() {
     let mut place = TestBoard::new();
     let _one = place.tenant("one", &TestBoard::limits(30, 0, 0, Policy::Force));
     let _two = place.tenant("two", &TestBoard::limits(30, 0, 0, Policy::Force));

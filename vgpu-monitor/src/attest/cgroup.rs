@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_read_from_every_form_of_path() {
+    fn container_is_found_in_every_cgroup_path_form() {
         const UID: &str = "0a1b2c3d-1111-2222-3333-444455556666";
         const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
         let dashed = UID.replace('-', "_");
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_no_pod_is_in_none() {
+    fn host_process_belongs_to_no_pod() {
         for text in [
             "",
             "0::/",

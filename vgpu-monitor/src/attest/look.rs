@@ -312,7 +312,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_says_which_file_it_is_of() {
+    fn mapping_line_names_device_and_inode() {
         let line = "7f3c5a000000-7f3c5a200000 r-xp 00000000 fd:1b 131085                     /usr/local/vgpu/my lib vgpu.so\n";
         let (id, path) = mapping(line).unwrap();
         assert_eq!(id.device, (0xfd, 0x1b));
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_seen_with_what_it_holds() {
+    fn own_process_is_read_with_its_open_devices() {
         let directory = tempfile::tempdir().unwrap();
         let device = directory.path().join("nvidia3");
         fs::write(&device, "").unwrap();

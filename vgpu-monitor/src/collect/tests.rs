@@ -100,7 +100,7 @@ impl World {
 }
 
 #[test]
-fn a_directory_goes_when_both_have_said_for_long_enough_that_its_pod_is_gone() {
+fn directory_is_removed_after_both_sources_say_gone_for_grace() {
     let world = World::new(Manner::Cdi);
     let name = world.give("train");
     let spec = world.node.path(&format!("var/run/cdi/vgpu-{name}.json"));
@@ -139,7 +139,7 @@ fn a_directory_goes_when_both_have_said_for_long_enough_that_its_pod_is_gone() {
 }
 
 #[test]
-fn nothing_goes_while_a_process_lives_in_its_region() {
+fn directory_stays_while_a_process_uses_its_region() {
     let world = World::new(Manner::Cdi);
     let name = world.give("train");
     let region = world.delivery.root().join(&name.0).join("region");
@@ -162,7 +162,7 @@ fn nothing_goes_while_a_process_lives_in_its_region() {
 }
 
 #[test]
-fn a_pod_that_was_made_anew_under_its_old_name_keeps_only_what_is_its_own() {
+fn recreated_pod_keeps_only_its_own_directory() {
     let world = World::new(Manner::Cdi);
     let old = world.give("train");
     let (new, _) = world.delivery.allot().unwrap();
@@ -181,7 +181,7 @@ fn a_pod_that_was_made_anew_under_its_old_name_keeps_only_what_is_its_own() {
 }
 
 #[test]
-fn what_was_given_to_nobody_yet_stays_as_long_as_a_pod_waits_for_something() {
+fn ungiven_allotment_stays_while_a_pod_waits() {
     let world = World::new(Manner::Mounts);
     let (waits, _) = world.delivery.allot().unwrap();
     // The kubelet names no init container; the pod's image is still on its way.
@@ -199,7 +199,7 @@ fn what_was_given_to_nobody_yet_stays_as_long_as_a_pod_waits_for_something() {
 }
 
 #[test]
-fn what_is_given_while_they_are_asked_is_judged_by_the_next_answer() {
+fn given_during_a_look_is_judged_by_the_next_look() {
     let world = World::new(Manner::Mounts);
     let (name, _) = world.delivery.allot().unwrap();
     world.look(0).unwrap();
@@ -216,7 +216,7 @@ fn what_is_given_while_they_are_asked_is_judged_by_the_next_answer() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_read_is_no_reason_to_forget_what_it_holds() {
+fn unreadable_directory_still_counts_its_memory() {
     let world = World::new(Manner::Cdi);
     let name = world.give("train");
     std::fs::write(
@@ -257,7 +257,7 @@ fn a_directory_that_cannot_be_read_is_no_reason_to_forget_what_it_holds() {
 }
 
 #[test]
-fn whose_region_cannot_be_cut_back_is_told_at_each_look() {
+fn untruncatable_region_is_reported_at_each_look() {
     let world = World::new(Manner::Cdi);
     let name = world.give("train");
     world.server_has(&[("train", 1)]);

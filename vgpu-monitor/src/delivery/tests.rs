@@ -212,7 +212,7 @@ fn stamp(path: &Path) -> (u64, i64, i64, u64) {
 }
 
 #[test]
-fn with_cdi_a_name_is_allotted_and_everything_is_there_once_it_is_given() {
+fn cdi_allot_writes_nothing_and_give_writes_everything() {
     let node = NodeDir::new();
     let delivery = node.delivery(Manner::Cdi);
 
@@ -361,7 +361,7 @@ fn with_cdi_a_name_is_allotted_and_everything_is_there_once_it_is_given() {
 }
 
 #[test]
-fn what_is_mounted_refuses_everything_until_it_is_given_and_changes_in_place_then() {
+fn mounted_limits_refuse_all_until_given_in_place() {
     let node = NodeDir::new();
     let delivery = node.delivery(Manner::Mounts);
 
@@ -406,7 +406,7 @@ fn what_is_mounted_refuses_everything_until_it_is_given_and_changes_in_place_the
 }
 
 #[test]
-fn given_again_nothing_changes_and_given_differently_only_the_limits_do() {
+fn giving_again_changes_only_different_limits() {
     let node = NodeDir::new();
     let (name, _) = node.delivery(Manner::Cdi).allot().unwrap();
     node.delivery(Manner::Cdi)
@@ -452,7 +452,7 @@ fn given_again_nothing_changes_and_given_differently_only_the_limits_do() {
 }
 
 #[test]
-fn what_was_given_stays_given_whatever_became_of_the_cards() {
+fn given_devices_stay_when_the_inventory_changes() {
     let node = NodeDir::new();
     let delivery = node.delivery(Manner::Mounts);
     let (name, _) = delivery.allot().unwrap();
@@ -476,7 +476,7 @@ fn what_was_given_stays_given_whatever_became_of_the_cards() {
 }
 
 #[test]
-fn no_card_is_given_more_than_is_promised_of_it() {
+fn gpu_is_never_overcommitted_beyond_its_promise() {
     let node = NodeDir::new();
     let delivery = node.delivery(Manner::Cdi);
     let give = |as_name: &str, given: &Given| {
@@ -533,7 +533,7 @@ fn no_card_is_given_more_than_is_promised_of_it() {
 }
 
 #[test]
-fn what_is_no_allotment_is_refused_by_name() {
+fn invalid_allotment_error_names_the_field() {
     let node = NodeDir::new();
     let delivery = node.delivery(Manner::Cdi);
     let refused = |change: fn(&mut Given)| {
@@ -589,7 +589,7 @@ fn what_is_no_allotment_is_refused_by_name() {
 }
 
 #[test]
-fn where_more_is_promised_than_a_card_has_each_has_its_part_of_what_there_is() {
+fn overpromised_gpu_gives_each_its_part_of_real_memory() {
     let node = NodeDir::new();
     node.cards.send_replace(Some(Arc::new(inventory(2))));
     let delivery = node.delivery(Manner::Cdi);

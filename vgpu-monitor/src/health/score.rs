@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_score_falls_with_heat_errors_and_rows_that_wait() {
+    fn score_falls_with_heat_errors_and_pending_rows() {
         for (celsius, uncorrected, remap_pending, score) in [
             (None, 0, false, 100),
             (Some(45), 0, false, 100),
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sick_card_scores_below_every_card_that_may_be_used() {
+    fn sick_gpu_scores_below_every_usable_one() {
         let cool = Vitals::default();
         assert_eq!(of(&cool, Some(&sick(true))), 30);
         assert_eq!(of(&cool, Some(&sick(false))), 0);

@@ -534,7 +534,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_has_each_number_once_in_order() {
+    fn xid_table_is_sorted_without_duplicates() {
         assert!(TABLE.windows(2).all(|pair| pair[0].number < pair[1].number));
         for xid in TABLE {
             assert!(!xid.meaning.is_empty() && !xid.cure.is_empty());
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_reference_ignores_is_an_applications() {
+    fn xids_the_reference_ignores_are_applications() {
         for number in [13, 31, 43, 45, 68, 109] {
             assert_eq!(of(number).class, Application, "{number}");
         }
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn the_references_variables_say_what_counts() {
+    fn reference_variables_select_the_xids_that_count() {
         let until = |disable: &str, enable: &str, number: u64| {
             Checks::parse(disable, enable).until(&of(number))
         };

@@ -146,7 +146,7 @@ mod tests {
     use tonic::codegen::http;
 
     #[test]
-    fn a_lease_is_named_after_its_node_and_a_long_name_keeps_its_own() {
+    fn lease_name_comes_from_the_node_and_long_names_stay_unique() {
         assert_eq!(name("gpu-7.example.com"), "vgpu-agent-gpu-7.example.com");
         let long = |last: char| format!("{}{last}", "n".repeat(252));
         let (one, other) = (name(&long('a')), name(&long('b')));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_never_answers_is_a_failure_and_no_end() {
+    async fn silent_server_fails_the_call_and_not_the_loop() {
         let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let counted = std::sync::Arc::clone(&asked);
         let silent = tower::service_fn(move |_: http::Request<kube::client::Body>| {

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_promised_as_its_node_says() {
+    fn promise_follows_the_nodes_configuration() {
         for (node_config, expected) in [
             ("", "10:16384:100:NVIDIA-Tesla V100:hami-core:true"),
             (
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_that_are_filtered_are_not_there_and_neither_are_their_pairs() {
+    fn filtered_gpus_and_their_pairs_are_left_out() {
         let pair = |from: &str, to: &str| Pair {
             from: from.to_owned(),
             to: to.to_owned(),
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn mig_mode_and_the_nodes_mode_have_to_agree() {
+    fn gpu_is_sick_unless_mig_mode_matches_the_configuration() {
         for (card, node_config, expected, problem) in [
             (
                 a100(0, true),
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn only_profiles_that_are_allowed_are_offered_and_survive_the_annotation() {
+    fn only_allowed_profiles_are_offered_and_round_trip() {
         let inventory = promised(vec![a100(0, true)], r#","operatingmode":"mig""#);
         let device = &inventory.cards[0].device;
 
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_of_which_too_little_is_known_is_not_well() {
+    fn gpu_with_missing_facts_is_sick() {
         let lost = Physical {
             fault: Some("GPU is lost".to_owned()),
             ..physical(0)

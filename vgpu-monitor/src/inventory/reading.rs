@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_remembered_card_that_answers_under_another_index_is_there_once() {
+    fn renumbered_gpu_is_listed_once() {
         let card = |index: u32, uuid: &str, fault: Option<&str>| Physical {
             uuid: uuid.to_owned(),
             index,
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_where_the_kernel_says() {
+    fn numa_node_comes_from_the_kernel() {
         let root = tempfile::tempdir().unwrap();
         for (device, node) in [("0000:65:00.0", "1"), ("0001:0a:00.0", "-1")] {
             let folder = root.path().join("bus/pci/devices").join(device);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_counts_its_part_of_seven_slices_rounded_up() {
+    fn profile_compute_is_its_sevenths_rounded_up() {
         let cores = |slices| {
             let shape = Shape {
                 name: String::new(),

@@ -339,7 +339,7 @@ mod tests {
     const TIME: Timestamp = Timestamp::constant(1_705_984_204, 0);
 
     #[test]
-    fn the_first_registration_is_as_the_reference_document_shows_it() {
+    fn first_registration_matches_the_reference_document() {
         let (register, scores) =
             wanted(&inventory(1), &Health::new(), RegisterFormat::Auto).unwrap();
 
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_while_all_is_as_it_should_be() {
+    fn correct_annotations_cause_no_write() {
         let there = stands(&[
             (keys::NVIDIA_REGISTER, "a:"),
             (keys::SEED_HANDSHAKE, "Reported 2020-01-01 00:00:00"),
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_not_as_it_should_be_is_put_right() {
+    fn wrong_annotations_are_corrected() {
         let good = [
             (keys::NVIDIA_REGISTER, "a:"),
             (keys::NVIDIA_SCORE, "[]"),
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sick_card_is_registered_as_such() {
+    fn sick_gpu_is_registered_as_unhealthy() {
         let sick = Sick {
             reason: "lost".to_owned(),
             since: std::time::SystemTime::UNIX_EPOCH,
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_cards_says_nothing_and_one_of_unknown_cards_keeps_what_it_said() {
+    fn node_without_gpus_is_unregistered_and_unknown_gpus_stay() {
         let mut none = inventory(0);
         assert_eq!(
             wanted(&none, &Health::new(), RegisterFormat::Auto),
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_that_fail_or_are_undone_come_ever_later_and_a_quiet_time_forgets_it() {
+    fn failed_and_undone_writes_back_off_until_a_quiet_time() {
         let mut pace = Pace::new(Duration::from_secs(1));
         let mut now = Instant::now();
         pace.wrote(true, now, 0.0);

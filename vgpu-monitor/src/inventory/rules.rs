@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entry_of_this_node_holds_here_and_no_other() {
+    fn only_this_nodes_entry_applies() {
         let rules = parse(
             r#"{"nodeconfig":[{"name":"n2","devicesplitcount":3},{"name":"n1","operatingmode":"mig",
                "devicememoryscaling":1.5,"migstrategy":"mixed","filterdevices":{"index":[1]}}]}"#,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_hold_is_refused_with_what_was_read() {
+    fn invalid_configuration_error_quotes_the_value() {
         for (text, part) in [
             ("{", "per-node configuration"),
             (

@@ -198,7 +198,7 @@ mod tests {
     use crate::args::{Args, Command};
 
     #[test]
-    fn the_charts_flags_are_taken_and_the_rest_has_defaults() {
+    fn chart_flags_are_accepted_and_the_rest_has_defaults() {
         let given = [
             "vgpu-monitor",
             "plugin",

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_record_of_a_kubelet_is_read_and_nonsense_is_nothing() {
+    fn kubelets_record_is_read_and_invalid_data_is_ignored() {
         // What containerd's node wrote, shortened: an answer with one CDI device.
         let text = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["vgpu-3"],"0":["vgpu-1"]},"AllocResp":"KhYKFHZncHUuaW8vY29udGFpbmVyPXYx"},{"PodUID":"x","ContainerName":"y","ResourceName":"r","DeviceIDs":null,"AllocResp":null}],"RegisteredDevices":{"nvidia.com/gpu":["vgpu-1"]}},"Checksum":7}"#;
         let entries = decode(text.as_bytes()).unwrap();

@@ -512,7 +512,7 @@ mod tests {
     use crate::delivery::tests::{GIB, NodeDir, given};
 
     #[test]
-    fn an_instance_of_a_container_that_the_plugin_has_forgotten_is_held_until_its_pod_is_gone() {
+    fn forgotten_containers_instance_is_held_until_its_pod_is_gone() {
         let node = NodeDir::new();
         let delivery = node.delivery(Manner::Mounts);
         let (name, _) = delivery.allot().unwrap();
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_is_told_as_it_can_be() {
+    fn manner_follows_runtime_and_kubelet_version() {
         for (runtime, manner) in [
             ("containerd://2.1.4", Manner::Cdi),
             ("containerd://1.6.20~ds1", Manner::Mounts),

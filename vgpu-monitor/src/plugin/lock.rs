@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_second_agent_waits_until_the_first_has_ended() {
+    async fn second_agent_waits_until_the_first_has_ended() {
         let state = tempfile::tempdir().unwrap();
         let first = take(state.path()).await.unwrap();
         let Tried::Taken(who) = try_take(state.path()).unwrap() else {

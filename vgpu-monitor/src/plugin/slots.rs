@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn free_slots_go_first_then_those_on_sick_cards_then_the_others() {
+    fn missing_slots_come_from_free_then_sick_then_other_gpus() {
         let check = |all, well, taken: &[usize], sick: &[usize], expected: &[usize]| {
             let listed = list(Slots { all, well }, &set(taken), &set(sick));
             let gone = listed.iter().filter(|slot| !slot.well);
@@ -174,14 +174,14 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_a_slot_that_is_no_more_keeps_it() {
+    fn held_slot_stays_when_the_count_shrinks() {
         let listed = list(Slots { all: 2, well: 2 }, &set(&[7]), &BTreeSet::new());
         let ids: Vec<(&str, bool)> = listed.iter().map(|s| (s.id.as_str(), s.well)).collect();
         assert_eq!(ids, [("vgpu-0", true), ("vgpu-1", false), ("vgpu-7", true)]);
     }
 
     #[test]
-    fn the_longest_unused_is_preferred_and_nonsense_is_answered() {
+    fn longest_unused_slots_are_preferred_and_bad_requests_answered() {
         let lot = |order: u64, number: usize| Allotment {
             order,
             name: format!("v{order}"),

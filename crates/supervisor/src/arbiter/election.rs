@@ -187,7 +187,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn one_leads_and_another_as_soon_as_it_is_gone() {
+    fn next_candidate_leads_when_the_leader_dies() {
         let dir = tempfile::tempdir().unwrap();
         let mut one = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
         let mut two = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_stopped_is_stood_in_for_until_it_goes_on() {
+    fn stopped_leader_is_replaced_until_it_resumes() {
         let dir = tempfile::tempdir().unwrap();
         let mut one = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
         let mut two = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_goes_before_who_was_there_first() {
+    fn agent_leads_before_earlier_runners() {
         let dir = tempfile::tempdir().unwrap();
         let mut runner = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();
         assert!(runner.tick(1000 * MS));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_could_write_is_not_trusted() {
+    fn file_writable_by_others_is_not_trusted() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let mut one = Candidate::open(dir.path(), CandidateKind::Runner).unwrap();

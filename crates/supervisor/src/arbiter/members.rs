@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_dropped_its_lock_still_counts_while_the_driver_lists_it() {
+    fn process_without_lock_counts_while_the_driver_lists_it() {
         let mut members = Members::default();
         let all = [held(11, 300), held(12, 500)];
         members.meet(&HashSet::from([11]), &all, |_| Some(1));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_the_driver_does_not_list_is_forgotten() {
+    fn process_that_the_driver_does_not_list_is_forgotten() {
         let mut members = Members::default();
         members.meet(&HashSet::from([11]), &[], |_| Some(1));
         assert!(!members.is_empty());
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_process_is_released_once_the_driver_lists_it_no_more() {
+    fn dead_process_is_released_once_the_driver_drops_it() {
         let mut graves = DeadProcesses::default();
         graves.meet(&look(&[(3, 42), (4, 43)]), &look(&[(4, 43)]), 100);
         graves.told(&[held(42, 1)]);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_processes_are_told_of_for_ten_seconds() {
+    fn dead_processes_are_published_for_ten_seconds() {
         let mut graves = DeadProcesses::default();
         graves.meet(&look(&[(3, 42)]), &look(&[]), 100);
 
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_a_start_time_and_a_free_number_has_none() {
+    fn start_time_exists_only_for_a_living_process() {
         assert!(start_time(std::process::id()).is_some());
         assert_eq!(start_time(0x7fff_fff0), None);
     }

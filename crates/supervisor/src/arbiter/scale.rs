@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn alone_a_measured_time_is_ones_own() {
+    fn time_measured_alone_has_scale_one() {
         let mut meter = Meter::default();
         looked(&mut meter, 50, 5_000, &[100, 0]);
 
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_others_that_are_always_busy_it_is_a_part() {
+    fn time_measured_beside_busy_neighbours_is_scaled_down() {
         let mut meter = Meter::default();
         looked(&mut meter, 50, 10_000, &[100, 100]);
         let two = scales(&meter, 2);
@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_as_a_whole_corrects_all_alike() {
+    fn device_utilization_corrects_all_containers_alike() {
         let mut meter = Meter::default();
         for period in 1..=60 {
             looked(&mut meter, period * 250, 200, &[50, 50]);
@@ -652,7 +652,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_sample_however_wrong_makes_a_scale_run_away(
+        fn wrong_samples_keep_the_scale_in_bounds(
             samples in proptest::collection::vec(
                 (any::<bool>(), 0..2_000_u64, proptest::collection::vec((0..4_u32, any::<u32>()), 0..4), proptest::option::of(any::<u32>())),
                 1..80,
@@ -681,7 +681,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_process_says_of_itself_is_no_part_of_its_own_scale(own in 0..=100_u64, other in 0..=100_u64) {
+        fn own_claims_do_not_change_the_own_scale(own in 0..=100_u64, other in 0..=100_u64) {
             let (mut one, mut two) = (Meter::default(), Meter::default());
             looked(&mut one, 50, 3_000, &[own, other]);
             looked(&mut two, 50, 3_000, &[100 - own, other]);

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forced_cap_holds_alone_and_beside_others() {
+    fn forced_cap_holds_alone_and_beside_others() {
         check("force:300:0:0:1000", &expect!["300"]);
         check(
             "force:300:0:0:1000 force:700:0:0:1000",
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_cap_holds_only_while_another_works() {
+    fn default_cap_holds_only_while_another_works() {
         check(
             "default:300:0:0:1000 force:1000:0:0",
             &expect!["1000m 1000cm"],
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_idle_is_lent_in_proportion_to_floors() {
+    fn idle_time_is_lent_in_proportion_to_floors() {
         check(
             "floor:1000:200:0:1000 floor:1000:400:0:1000 floor:1000:400:0",
             &expect!["334cm 666cm 400cm"],
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_working_one_does_not_use_of_its_floor_is_lent_and_it_may_start_with_all_of_it() {
+    fn unused_floor_is_lent_and_kept_as_starting_share() {
         check(
             "floor:1000:500:0:100 floor:1000:500:0:1000",
             &expect!["500cm 900cm"],
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lower_priority_waits_and_keeps_its_floor() {
+    fn lower_priority_waits_and_keeps_its_floor() {
         check(
             "force:1000:0:0:1000 force:1000:0:1:1000",
             &expect!["1000c 0cm"],
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_not_to_be_controlled_never_waits_and_others_still_make_way_for_it() {
+    fn uncontrolled_container_never_waits_and_others_yield() {
         check(
             "disable:1000:0:3:1000 force:1000:0:5:1000 disable:300:0:9:1000",
             &expect!["1000c 0c 1000cm"],
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_held_where_nothing_needs_room() {
+    fn without_floors_every_container_has_its_cap() {
         check(
             "force:1000:0:0:1000 force:1000:0:0:1000 force:1000:0:0",
             &expect!["1000c 1000c 1000c"],
@@ -440,7 +440,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_claims_the_rules_hold(claims in proptest::collection::vec(claim(), 0..12)) {
+        fn random_claims_keep_the_rules(claims in proptest::collection::vec(claim(), 0..12)) {
             let shares = divide(&claims);
             prop_assert_eq!(shares.len(), claims.len());
             let top = claims.iter().filter(|c| c.active).map(|c| c.priority).min();

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_do_not_fit_take_turns_as_long_as_moving_their_memory_is_worth() {
+    fn turn_length_follows_the_memory_to_move() {
         let ([one, other], changes) = play([500, 500], 100_000, |_, _| true);
 
         assert!(one.abs_diff(other) <= 5_000, "{one} {other}");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_as_long_as_shares_are_large() {
+    fn turn_length_is_proportional_to_shares() {
         let ([one, other], _) = play([300, 700], 200_000, |_, _| true);
 
         assert!(
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_nothing_to_do_gives_his_turn_up() {
+    fn idle_container_loses_its_turn() {
         // The first works a tenth of the time.
         let ([one, other], _) = play([500, 500], 100_000, |id, now| id == 2 || now % 1000 < 100);
 
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_takes_no_turns_and_neither_does_one_alone() {
+    fn fitting_or_single_containers_take_no_turns() {
         let mut turns = Turns::default();
         let both = [contender(1, 500, 0), contender(2, 500, 0)];
 

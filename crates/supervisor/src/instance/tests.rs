@@ -16,7 +16,7 @@ fn names(root: &Path) -> (Vec<String>, Scan) {
 }
 
 #[test]
-fn labels_come_back_as_they_were_written_and_may_lack_any_field() {
+fn labels_round_trip_and_every_field_is_optional() {
     let dir = tempfile::tempdir().unwrap();
     let labels = Labels {
         name: String::from("a"),
@@ -48,7 +48,7 @@ fn labels_come_back_as_they_were_written_and_may_lack_any_field() {
 }
 
 #[test]
-fn the_runner_lives_until_its_lock_is_dropped_and_looking_does_not_drop_it() {
+fn runner_lives_until_its_lock_is_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let labels = Labels::default();
     let (instance, lock) = Instance::create(&parent(dir.path()), dir.path(), "a", &labels).unwrap();
@@ -71,7 +71,7 @@ fn a_name_is_taken_once() {
 }
 
 #[test]
-fn what_is_removed_is_what_we_know_and_nothing_behind_a_link() {
+fn removal_deletes_known_names_and_follows_no_link() {
     let dir = tempfile::tempdir().unwrap();
     let kept = dir.path().join("kept");
     fs::write(&kept, "").unwrap();
@@ -91,7 +91,7 @@ fn what_is_removed_is_what_we_know_and_nothing_behind_a_link() {
 }
 
 #[test]
-fn a_scan_finds_instances_three_levels_deep_and_follows_no_link() {
+fn scan_finds_instances_three_levels_deep() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");
     for path in [
@@ -121,7 +121,7 @@ fn a_scan_finds_instances_three_levels_deep_and_follows_no_link() {
 }
 
 #[test]
-fn a_directory_that_others_can_write_is_told_of_and_not_read() {
+fn directory_writable_by_others_is_reported_and_not_read() {
     let dir = tempfile::tempdir().unwrap();
     for path in ["a", "open/b"] {
         fs::create_dir_all(dir.path().join(path)).unwrap();
@@ -140,7 +140,7 @@ fn a_directory_that_others_can_write_is_told_of_and_not_read() {
 }
 
 #[test]
-fn a_root_that_is_missing_is_an_error_and_an_entry_that_goes_is_none() {
+fn missing_root_is_an_error_and_a_vanished_entry_is_not() {
     let dir = tempfile::tempdir().unwrap();
 
     assert_eq!(
@@ -153,7 +153,7 @@ fn a_root_that_is_missing_is_an_error_and_an_entry_that_goes_is_none() {
 }
 
 #[test]
-fn one_owners_directories_are_bounded_and_the_rest_is_said_once() {
+fn directories_per_owner_are_bounded_and_reported_once() {
     let root = tempfile::tempdir().unwrap();
     for number in 0..DIRECTORIES_MOST + 50 {
         fs::create_dir(root.path().join(format!("{number:05}"))).unwrap();
@@ -173,7 +173,7 @@ fn one_owners_directories_are_bounded_and_the_rest_is_said_once() {
 }
 
 #[test]
-fn a_process_that_was_started_under_an_instance_is_found_by_its_environment() {
+fn processes_of_an_instance_are_found_by_environment() {
     let dir = tempfile::tempdir().unwrap();
     let (instance, _lock) =
         Instance::create(&parent(dir.path()), dir.path(), "a", &Labels::default()).unwrap();

@@ -67,7 +67,7 @@ impl Dirs {
 }
 
 #[test]
-fn a_card_is_known_again_by_its_uuid_its_number_or_its_node() {
+fn gpu_is_matched_by_uuid_number_or_device_node() {
     let by_uuid: &[(&str, &[&str])] = &[
         ("GPU-a", &["/dev/nvidia0"]),
         ("GPU-b", &["/dev/nvidia1"]),
@@ -150,7 +150,7 @@ fn a_card_is_known_again_by_its_uuid_its_number_or_its_node() {
 }
 
 #[test]
-fn an_instance_made_on_demand_brings_its_cards_node_and_its_own_two() {
+fn on_demand_instance_gets_gpu_node_and_two_caps_nodes() {
     let spec = vendor("0.6.0", &[("0", &["/dev/nvidia0"])]);
     let access = |number: u32| format!("DeviceFileMinor: {number}\nDeviceFileMode: 292\n");
     let dirs = Dirs::with(&[
@@ -185,7 +185,7 @@ fn an_instance_made_on_demand_brings_its_cards_node_and_its_own_two() {
 }
 
 #[test]
-fn several_specifications_the_later_directory_and_the_highest_version_win() {
+fn later_directory_and_highest_cdi_version_win() {
     let one = vendor(
         "0.5.0",
         &[("GPU-a", &["/dev/old"]), ("GPU-b", &["/dev/nvidia1"])],
@@ -212,7 +212,7 @@ fn several_specifications_the_later_directory_and_the_highest_version_win() {
 }
 
 #[test]
-fn a_specification_that_is_missing_or_malformed_says_where_and_what_to_do() {
+fn bad_vendor_specification_error_names_file_and_remedy() {
     let good = vendor("0.6.0", &[]);
     for (files, part) in [
         (&[][..], "/run (not there), "),
@@ -258,7 +258,7 @@ fn a_specification_that_is_missing_or_malformed_says_where_and_what_to_do() {
 }
 
 #[test]
-fn what_two_cards_both_bring_comes_once_and_ours_has_the_last_word() {
+fn shared_edits_appear_once_and_ours_come_last() {
     let edits = |text: &str| -> Map<String, Value> { serde_json::from_str(text).unwrap() };
     let mut all = Map::new();
     for text in [

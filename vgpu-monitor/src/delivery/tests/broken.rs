@@ -5,7 +5,7 @@ use super::*;
 
 /// A node whose disk has room for so many KiB: a file system in a name space of this command's own.
 #[test]
-fn a_full_disk_is_said_and_nothing_is_half_there() {
+fn full_disk_is_reported_and_leaves_nothing_half_made() {
     let node = NodeDir::new();
     std::fs::create_dir_all(node.path("var/lib/vgpu")).unwrap();
     let script =
@@ -34,7 +34,7 @@ fn a_full_disk_is_said_and_nothing_is_half_there() {
 }
 
 #[test]
-#[ignore = "a part of a_full_disk_is_said_and_nothing_is_half_there"]
+#[ignore = "a part of full_disk_is_reported_and_leaves_nothing_half_made"]
 fn child_on_a_full_disk() {
     let root = PathBuf::from(std::env::var_os("VGPU_TEST_NODE").unwrap());
     let cards = watch::Sender::new(Some(Arc::new(inventory(1))));
@@ -61,7 +61,7 @@ fn child_on_a_full_disk() {
 
 /// What an agent does in its life, killed at every step of it by the step's number.
 #[test]
-fn an_agent_that_is_killed_at_any_step_leaves_nothing_that_the_next_one_does_not_put_right() {
+fn next_agent_repairs_after_a_kill_at_any_step() {
     let mut steps = 0;
     loop {
         let node = NodeDir::new();
@@ -136,7 +136,7 @@ fn is_whole_enough(node: &NodeDir, name: &Name, what: &str) {
 }
 
 #[test]
-#[ignore = "a part of an_agent_that_is_killed_at_any_step_leaves_nothing_that_the_next_one_does_not_put_right"]
+#[ignore = "a part of next_agent_repairs_after_a_kill_at_any_step"]
 fn child_that_is_killed() {
     let root = PathBuf::from(std::env::var_os("VGPU_TEST_NODE").unwrap());
     let step: i64 = std::env::var("VGPU_TEST_STEP").unwrap().parse().unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_upgrade_touches_no_library_that_a_container_has_and_old_ones_go_with_the_last() {
+fn upgrade_keeps_libraries_in_use_and_removes_unused_ones() {
     let node = NodeDir::new();
     let old = node.delivery(Manner::Mounts);
     let (kept, _) = old.allot().unwrap();
@@ -33,7 +33,7 @@ fn an_upgrade_touches_no_library_that_a_container_has_and_old_ones_go_with_the_l
 }
 
 #[test]
-fn a_library_that_the_loader_would_not_take_is_never_delivered() {
+fn unloadable_library_is_never_delivered() {
     let node = NodeDir::new();
     std::fs::write(node.path("image/libvgpu.so"), "#!/bin/sh").unwrap();
     let error = Delivery::new(node.settings(Manner::Cdi))
@@ -54,7 +54,7 @@ fn a_library_that_the_loader_would_not_take_is_never_delivered() {
 }
 
 #[test]
-fn a_container_whose_library_is_gone_gets_the_present_one_or_hears_why_not() {
+fn missing_library_is_replaced_or_refused_with_a_reason() {
     let node = NodeDir::new();
     let old = node.delivery(Manner::Mounts);
     let (mounted, _) = old.allot().unwrap();

@@ -7,7 +7,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use super::*;
 
 #[test]
-fn what_is_missing_or_spoilt_is_there_again_when_it_is_given_again() {
+fn giving_again_repairs_missing_and_damaged_files() {
     type Damage = fn(&NodeDir, &Name);
     let damages: [(&str, Damage); 11] = [
         ("the limits are gone", |node, name| {
@@ -116,7 +116,7 @@ pub(crate) fn lock(path: &Path) -> std::fs::File {
 }
 
 #[test]
-fn a_region_in_which_a_process_lives_is_never_touched() {
+fn region_with_a_living_process_is_never_touched() {
     let node = NodeDir::new();
     let delivery = node.delivery(Manner::Cdi);
     delivery.give(&name("a"), &given("train", 4 * GIB)).unwrap();
@@ -144,7 +144,7 @@ fn a_region_in_which_a_process_lives_is_never_touched() {
 }
 
 #[test]
-fn what_another_release_wrote_is_left_alone() {
+fn files_of_another_release_are_left_alone() {
     use std::os::unix::fs::FileExt;
     let node = NodeDir::new();
     let delivery = node.delivery(Manner::Cdi);
@@ -169,7 +169,7 @@ fn what_another_release_wrote_is_left_alone() {
 }
 
 #[test]
-fn a_region_that_its_container_lets_grow_is_cut_back_and_nothing_in_it_is_lost() {
+fn extended_region_is_truncated_without_losing_data() {
     let node = NodeDir::new();
     let delivery = node.delivery(Manner::Cdi);
     for pod in ["a", "b"] {

@@ -63,7 +63,7 @@ const QUIET: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(600);
 
 #[test]
-fn each_xid_of_the_table_has_its_verdict_its_word_and_its_way_back() {
+fn each_xid_has_its_verdict_text_and_recovery() {
     for xid in TABLE.iter().copied().chain([xid::of(777)]) {
         let number = xid.number;
         let mut world = World::new("", "");
@@ -105,7 +105,7 @@ fn each_xid_of_the_table_has_its_verdict_its_word_and_its_way_back() {
 }
 
 #[test]
-fn an_error_that_comes_back_waits_twice_as_long() {
+fn recurring_xid_waits_twice_as_long() {
     let mut world = World::new("", "");
     world.xid(119);
     world.well_for(QUIET + Duration::from_secs(5));
@@ -122,7 +122,7 @@ fn an_error_that_comes_back_waits_twice_as_long() {
 }
 
 #[test]
-fn without_a_good_probe_nothing_recovers() {
+fn recovery_needs_a_good_probe() {
     let mut world = World::new("", "");
     world.xid(119);
     for _ in 0..100 {
@@ -133,7 +133,7 @@ fn without_a_good_probe_nothing_recovers() {
 }
 
 #[test]
-fn memory_that_waits_for_a_reset_warns_and_keeps_a_memory_error_up() {
+fn pending_reset_warns_and_blocks_recovery_from_memory_errors() {
     let mut world = World::new("", "");
     let waits = || Vitals {
         remap_pending: true,
@@ -164,7 +164,7 @@ fn memory_that_waits_for_a_reset_warns_and_keeps_a_memory_error_up() {
 }
 
 #[test]
-fn a_driver_that_is_silent_takes_all_cards_out_until_it_answers() {
+fn silent_driver_takes_all_gpus_out_until_it_answers() {
     let mut world = World::new("", "");
     world.now += Duration::from_secs(9);
     assert_eq!(world.judge.tick(world.now, SystemTime::UNIX_EPOCH), []);
@@ -186,7 +186,7 @@ fn a_driver_that_is_silent_takes_all_cards_out_until_it_answers() {
 }
 
 #[test]
-fn a_driver_that_starts_is_waited_for_longer() {
+fn starting_driver_gets_a_longer_timeout() {
     let mut world = World::new("", "");
     world.take(Report::Down("replaced".to_owned()));
     assert_eq!(world.sick().unwrap().reason, "replaced");
@@ -199,7 +199,7 @@ fn a_driver_that_starts_is_waited_for_longer() {
 }
 
 #[test]
-fn cards_that_only_the_inventory_knows_are_out_with_the_driver() {
+fn inventory_only_gpus_are_out_while_the_driver_is_silent() {
     let now = Instant::now();
     let mut judge = Judge::new(Checks::default(), Patience::default(), now);
     judge.know([CardIdentity {
@@ -212,7 +212,7 @@ fn cards_that_only_the_inventory_knows_are_out_with_the_driver() {
 }
 
 #[test]
-fn where_all_checks_are_off_nothing_is_sick_and_xids_are_counted() {
+fn disabled_checks_still_count_xids() {
     let mut world = World::new("all", "");
     world.xid(79);
     world.probed(Err(Fault::Lost));

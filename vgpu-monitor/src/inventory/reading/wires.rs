@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bandwidths_are_as_vendors_print_them() {
+    fn bandwidths_match_the_vendors_figures() {
         // A100: 12 links of 3.0 are 600 GB/s. H100: 18 of 4.0 are 900. B200: 18 of 5.0 are 1800.
         assert_eq!(12 * nvlink(4).1, 600_000);
         assert_eq!(18 * nvlink(6).1, 900_000);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ethernet_ports_that_are_up_are_roce() {
+    fn roce_counts_only_active_ethernet_ports() {
         let root = tempfile::tempdir().unwrap();
         for (device, layer, state, rate) in [
             ("mlx5_1", "Ethernet", "4: ACTIVE", "200 Gb/sec (4X HDR)"),

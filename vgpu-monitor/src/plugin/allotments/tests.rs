@@ -35,7 +35,7 @@ fn claim(uid: &str, pod: &str) -> Claim {
 }
 
 #[test]
-fn what_was_handed_out_is_there_for_the_next_process() {
+fn allotments_survive_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("allotments.json");
     let (book, opened) = AllotmentStore::open(&path);
@@ -57,7 +57,7 @@ fn what_was_handed_out_is_there_for_the_next_process() {
 }
 
 #[test]
-fn a_damaged_file_costs_the_lines_that_are_damaged_and_is_kept_aside() {
+fn damaged_file_loses_only_damaged_lines_and_is_kept_aside() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("allotments.json");
     let (book, _) = AllotmentStore::open(&path);
@@ -89,7 +89,7 @@ fn a_damaged_file_costs_the_lines_that_are_damaged_and_is_kept_aside() {
 }
 
 #[test]
-fn a_process_that_dies_while_it_writes_leaves_the_old_file() {
+fn kill_during_a_write_leaves_the_old_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("allotments.json");
     let (book, _) = AllotmentStore::open(&path);
@@ -105,7 +105,7 @@ fn a_process_that_dies_while_it_writes_leaves_the_old_file() {
 }
 
 #[test]
-fn what_cannot_be_written_is_remembered_counted_and_written_later() {
+fn unwritten_allotment_is_remembered_counted_and_written_later() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state/allotments.json");
     let (book, _) = AllotmentStore::open(&path);
@@ -120,7 +120,7 @@ fn what_cannot_be_written_is_remembered_counted_and_written_later() {
 }
 
 #[test]
-fn what_is_recovered_counts_as_older_and_what_is_known_stays() {
+fn recovered_allotments_are_older_and_known_ones_stay() {
     let folder = tempfile::tempdir().unwrap();
     let (book, _) = AllotmentStore::open(&folder.path().join("a.json"));
     book.add(&name(7), "r", &ids(&[7])).unwrap();
@@ -144,7 +144,7 @@ fn what_is_recovered_counts_as_older_and_what_is_known_stays() {
 }
 
 #[test]
-fn the_memory_has_an_end_and_forgets_what_was_handed_out_again_first() {
+fn full_memory_forgets_reallotted_slots_first() {
     let mut inner = Inner::default();
     for number in 0..MOST + 2 {
         // Slot 5 is held by its first holder for ever, all others change hands.
@@ -171,7 +171,7 @@ fn the_memory_has_an_end_and_forgets_what_was_handed_out_again_first() {
 }
 
 #[test]
-fn a_claim_says_the_same_whatever_was_made_and_told_since() {
+fn claims_compare_equal_after_instances_and_events() {
     let (first, mut later) = (claim("u", "p"), claim("u", "p"));
     later.told = true;
     later.shares[0].physical_bytes = 1;

@@ -165,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_container_gets_what_is_given_to_another(steps in steps()) {
+    fn no_container_gets_anothers_allotment(steps in steps()) {
         let mut kubelet = Kubelet::default();
         for step in steps {
             match step {
@@ -212,7 +212,7 @@ fn holder(name: &str, slots: &[(&str, &[&str])]) -> PodSlots {
 }
 
 #[test]
-fn an_init_containers_slots_name_its_pod_by_those_that_were_handed_on() {
+fn init_containers_pod_is_found_by_slots_passed_on() {
     let pods = [
         holder("a", &[("app", &["vgpu-1"])]),
         holder("b", &[("app", &["vgpu-2", "vgpu-3"])]),
@@ -225,7 +225,7 @@ fn an_init_containers_slots_name_its_pod_by_those_that_were_handed_on() {
 }
 
 #[test]
-fn what_another_pod_was_given_is_not_handed_on() {
+fn another_pods_allotment_is_not_passed_on() {
     // The memory lost what the kubelet handed out last: the older one of the same slots is another pod's.
     let ids = ["vgpu-1".to_owned()];
     let lots = [Lot {

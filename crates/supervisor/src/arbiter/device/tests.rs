@@ -365,25 +365,25 @@ fn pair(caps: [u32; 2], kernels: [u64; 2]) {
 }
 
 #[test]
-fn two_containers_get_30_and_70_to_a_point_and_a_half() {
+fn shares_of_30_and_70_hold_within_1_5_points() {
     pair([300, 700], [MS, MS]);
     pair([300, 700], [300 * US, 5 * MS]);
 }
 
 #[test]
-fn two_containers_get_10_and_90_to_a_point_and_a_half() {
+fn shares_of_10_and_90_hold_within_1_5_points() {
     pair([100, 900], [MS, MS]);
     pair([100, 900], [5 * MS, 500 * US]);
 }
 
 #[test]
-fn two_containers_get_50_and_50_to_a_point_and_a_half() {
+fn shares_of_50_and_50_hold_within_1_5_points() {
     pair([500, 500], [MS, MS]);
     pair([500, 500], [20 * MS, 500 * US]);
 }
 
 #[test]
-fn a_floor_is_never_missed_by_two_points_while_greedy_neighbours_run() {
+fn floor_holds_within_two_points_beside_greedy_neighbours() {
     for serving in [Serving::Shared, Serving::Slices] {
         for floor in [200, 500, 800] {
             let mut programs = vec![Program::new(1, 1000, MS).floor(floor)];
@@ -406,7 +406,7 @@ fn a_floor_is_never_missed_by_two_points_while_greedy_neighbours_run() {
 }
 
 #[test]
-fn what_was_lent_is_back_within_a_fifth_of_a_second() {
+fn lent_time_is_back_within_200_ms() {
     let owner = Program::new(1, 1000, MS)
         .floor(700)
         .works(&[(10_000, 15_000), (20_000, 99_000)]);
@@ -437,7 +437,7 @@ fn what_was_lent_is_back_within_a_fifth_of_a_second() {
 }
 
 #[test]
-fn a_lower_priority_waits_while_a_higher_one_works_though_nothing_caps_it() {
+fn uncapped_lower_priority_waits_for_the_higher_one() {
     let high = Program::new(1, 1000, MS).works(&[(5_000, 10_000)]);
     let low = Program::new(2, 1000, MS).priority(1);
     let mut world = World::new(vec![high, low], Serving::Shared, Driver::Tells(167, 100));
@@ -455,7 +455,7 @@ fn a_lower_priority_waits_while_a_higher_one_works_though_nothing_caps_it() {
 }
 
 #[test]
-fn a_program_that_asks_for_less_than_its_floor_is_not_held_and_the_rest_is_lent() {
+fn unused_part_of_a_floor_is_lent() {
     let sparse = Program::new(1, 1000, MS).floor(500).gap(9 * MS);
     let greedy = Program::new(2, 1000, MS).floor(500);
     let mut world = World::new(
@@ -473,7 +473,7 @@ fn a_program_that_asks_for_less_than_its_floor_is_not_held_and_the_rest_is_lent(
 }
 
 #[test]
-fn one_that_ends_and_one_that_comes_change_nothing_for_the_third() {
+fn third_container_is_unaffected_by_arrivals_and_ends() {
     let first = Program::new(1, 300, MS);
     let second = Program::new(2, 600, MS).works(&[(0, 9_000)]);
     let third = Program::new(3, 600, MS).works(&[(9_000, 99_000)]);
@@ -497,7 +497,7 @@ fn one_that_ends_and_one_that_comes_change_nothing_for_the_third() {
 }
 
 #[test]
-fn two_that_oversubscribe_a_full_device_take_turns_and_a_third_runs_beside_them() {
+fn oversubscribed_containers_take_turns_beside_a_third() {
     let oversubscribes = |id| {
         let mut program = Program::new(id, 1000, MS);
         program.tenant.held_bytes = 10 << 30;
@@ -645,7 +645,7 @@ fn forged_busy_slots_take_nothing_from_busy_neighbours() {
 }
 
 #[test]
-fn without_the_drivers_figures_one_process_in_many_slots_counts_once() {
+fn without_nvml_one_process_in_many_slots_counts_once() {
     let share = |forge: Option<fn(&mut Tenant, u64)>| {
         let mut accomplice = Program::new(2, 100, MS).works(&[]);
         accomplice.forge = forge;
@@ -662,7 +662,7 @@ fn without_the_drivers_figures_one_process_in_many_slots_counts_once() {
 }
 
 #[test]
-fn a_container_is_awaited_while_a_lower_priority_wants_the_device() {
+fn targets_are_refreshed_while_a_lower_priority_waits() {
     let claim = |priority, active| Claim {
         policy: Policy::Default,
         priority,
