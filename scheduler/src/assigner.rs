@@ -10,7 +10,6 @@ pub mod judge;
 pub mod meters;
 pub mod page;
 pub mod review;
-pub mod store;
 
 mod nodes;
 mod serve;
@@ -25,9 +24,9 @@ use kube_api::assigner::{Claim, Finalize, PodClaim, State, pod_claim};
 use tokio::sync::watch;
 
 use crate::ledger::{ClaimAsk, Held, Ledger, NotClaimed};
+use crate::leases::{self, Found, Sent, Store};
 use judge::{Tend, Verdict};
 use meters::Meters;
-use store::{Found, Sent, Store};
 
 pub use serve::{Args, Level, Serving, program};
 
@@ -453,7 +452,7 @@ impl Assigner {
         let (namespace, name) = (asked.namespace.as_str(), asked.name.as_str());
         let pod = self.0.store.pod(namespace, name).await;
         let pod = pod.map_err(NotFinalized::Unanswered)?;
-        let Some(pod) = pod.filter(|pod| !store::has_ended(pod)) else {
+        let Some(pod) = pod.filter(|pod| !leases::has_ended(pod)) else {
             return Err(NotFinalized::Unknown(format!(
                 "there is no pod {namespace}/{name} that runs or waits"
             )));

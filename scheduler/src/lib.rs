@@ -20,6 +20,7 @@ pub mod filter;
 pub mod gpus;
 mod hcs;
 pub mod leader;
+pub mod leases;
 pub mod ledger;
 pub mod limit;
 pub mod metrics;

@@ -13,7 +13,7 @@ use placement::{Quota, Vendor};
 use tokio::sync::watch;
 
 use crate::ledger::Ledger;
-use crate::{Scheduler, assigner, explain, metrics};
+use crate::{Scheduler, assigner, explain, leases, metrics};
 
 impl metrics::Source for Scheduler {
     fn snapshot(&self) -> metrics::Snapshot {
@@ -146,7 +146,7 @@ impl Scheduler {
         let claims = self.0.settings.claims.as_ref()?;
         let client = self.0.client.clone();
         let patience = self.0.settings.kube_timeout;
-        let store = assigner::store::ApiServer::new(client, &claims.namespace, patience);
+        let store = leases::ApiServer::new(client, &claims.namespace, patience);
         let books = Arc::new(self.clone());
         Some(assigner::Assigner::new(books, Arc::new(store), settings))
     }

@@ -13,7 +13,7 @@ use kube_api::object::Pod;
 use kube_api::request::{Defaults, request};
 use kube_api::vendor::Vendors;
 use placement::Among;
-use scheduler::assigner::store::{Found, Sent, Store};
+use scheduler::leases::{Found, Sent, Store};
 use scheduler::assigner::{Assigner, Books, Settings};
 use scheduler::ledger::{Begun, Filtered, Ledger};
 use serde_json::{Value, json};
