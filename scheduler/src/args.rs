@@ -214,7 +214,7 @@ pub struct Args {
     pub assigner: bool,
 
     /// Where reservations of GPUs by label are, as Leases: what another process, the assigner, has reserved is not given.
-    /// With --assigner by default gpu-claims; without, none count.
+    /// Holds the Lease of a GPU while a pod is bound to it. With --assigner by default gpu-claims; without, none count.
     #[arg(long, value_name = "NAMESPACE")]
     pub claims_namespace: Option<String>,
 

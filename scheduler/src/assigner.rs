@@ -14,7 +14,7 @@ pub mod review;
 mod nodes;
 mod serve;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ use jiff::Timestamp;
 use kube_api::assigner::{Claim, Finalize, PodClaim, State, pod_claim};
 use tokio::sync::watch;
 
-use crate::ledger::{ClaimAsk, Held, Ledger, NotClaimed};
 use crate::leases::{self, Found, Sent, Store};
+use crate::ledger::{ClaimAsk, Held, Ledger, NotClaimed};
 use judge::{Tend, Verdict};
 use meters::Meters;
 
@@ -197,12 +197,12 @@ impl Assigner {
             let mut won = Vec::new();
             let (mut failed, mut in_doubt) = (None, None);
             for claim in &proposed {
-                // Of a reservation that was asked for twice, what is written already.
-                if !claim.version.is_empty() {
-                    won.push(claim.clone());
-                    continue;
-                }
-                match self.write_new(claim).await {
+                let wrote = match claim.version.is_empty() {
+                    true => self.write_new(claim).await,
+                    // Of a reservation that was asked for twice: our watch may not know yet that it is gone.
+                    false => self.written_before(claim).await,
+                };
+                match wrote {
                     Wrote::Won(written) => {
                         let claim = (*written).clone();
                         self.change(|ledger, now| ledger.set_claim(claim, Duration::ZERO, now));
@@ -223,9 +223,14 @@ impl Assigner {
             }
             // What another door gave while the Leases were written is not ours.
             if failed.is_none() && self.are_ours(&won) {
-                return Ok(won);
+                match self.used_by_others(&won).await {
+                    Ok(used) if used.is_empty() => return Ok(won),
+                    Ok(used) => ask.not.extend(used),
+                    Err(why) => failed = Some(Some(why)),
+                }
             }
             self.give_back(&proposed, &won, in_doubt).await;
+            ask.anew = true;
             if let Some(Some(why)) = failed {
                 return Err(NotReserved::NotWritten(why));
             }
@@ -244,6 +249,28 @@ impl Assigner {
         })
     }
 
+    /// Which of these GPUs, whose Leases are written, other pods hold that are bound by now, as the API server says it.
+    /// Our own watch may be late; and from the Lease on, the extender binds no pod to them (see [`leases::guards`]).
+    async fn used_by_others(&self, won: &[Claim]) -> Result<BTreeSet<String>, String> {
+        let mut nodes: BTreeMap<Arc<str>, Vec<&Claim>> = BTreeMap::new();
+        let mut used = BTreeSet::new();
+        for claim in won {
+            let node =
+                self.change(|ledger, _| ledger.gpu(&claim.gpu).map(|(node, _)| node.clone()));
+            match node {
+                Some(node) => nodes.entry(node).or_default().push(claim),
+                // The device has gone meanwhile.
+                None => drop(used.insert(claim.gpu.clone())),
+            }
+        }
+        for (node, claims) in nodes {
+            let pods = self.0.store.bound(&node).await?;
+            let vendors = self.change(|ledger, _| Arc::clone(ledger.vendors()));
+            used.extend(judge::used(&claims, &pods, &vendors));
+        }
+        Ok(used)
+    }
+
     fn withdraw(&self, claim: &Claim) {
         self.change(|ledger, _| ledger.withdraw_claim(&claim.gpu, &claim.reservation));
     }
@@ -260,8 +287,16 @@ impl Assigner {
     /// Lease of which it is not known whether it was written, and its GPU stays reserved here until then.
     async fn give_back(&self, proposed: &[Claim], won: &[Claim], in_doubt: Option<&str>) {
         for claim in won {
-            if self.0.store.delete(claim.clone()).await == Sent::Done(()) {
-                self.forget(claim);
+            for _ in 0..MOST_TRIES {
+                match self.0.store.delete(claim.clone()).await {
+                    Sent::Done(()) | Sent::Gone => {
+                        self.forget(claim);
+                        break;
+                    }
+                    // It may be gone by now; deleting it again finds out.
+                    Sent::Unknown(_) => tokio::time::sleep(PAUSE).await,
+                    Sent::Conflict | Sent::Refused(_) => break,
+                }
             }
         }
         for claim in proposed {
@@ -327,8 +362,28 @@ impl Assigner {
         }
     }
 
+    /// A Lease of the reservation that the ledger has, as the API server has it.
+    async fn written_before(&self, claim: &Claim) -> Wrote {
+        match self.0.store.find(&claim.gpu).await {
+            Ok(Found::Claim(there)) if there.reservation == claim.reservation => Wrote::Won(there),
+            Ok(Found::Claim(there)) => Wrote::Lost(Some(there)),
+            Ok(Found::Nothing) => {
+                self.forget(claim);
+                Wrote::Lost(None)
+            }
+            Ok(Found::Foreign(_)) => Wrote::Lost(None),
+            Err(why) => Wrote::Failed {
+                why,
+                certain: false,
+            },
+        }
+    }
+
     /// Whether the reservation that stands there is the one that the ledger has seen running out, and has no pod.
     async fn has_run_out(&self, claim: &Claim, there: &Claim) -> bool {
+        if there.state == State::Binding {
+            return self.change(|ledger, now| ledger.guard_has_run_out(there, now));
+        }
         let over = self.change(|ledger, _| {
             let held = ledger.claim(&claim.gpu)?;
             held.over.clone()
@@ -516,6 +571,11 @@ impl Assigner {
             });
             claims.filter(|(_, _, tend)| *tend != Tend::Keep).collect()
         });
+        for guard in self.change(|ledger, now| ledger.guards_run_out(now)) {
+            if let Sent::Done(()) | Sent::Gone = self.0.store.delete(guard.clone()).await {
+                self.forget(&guard);
+            }
+        }
         // Of each namespace the pods, asked for once.
         let mut carriers: HashMap<String, Result<Vec<PodClaim>, String>> = HashMap::new();
         for (held, pod, tend) in due {

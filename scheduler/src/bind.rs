@@ -2,12 +2,15 @@
 //! written at filter time where somebody reads it then. Never chooses a node or a card but for a pod that comes
 //! without a reservation.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube_api::allocation::{self, Written};
+use kube_api::assigner::{Claim, pod_claim};
 use kube_api::extender::ExtenderBindingArgs;
 use kube_api::keys;
 use kube_api::object::{Node, Pod};
@@ -15,11 +18,24 @@ use placement::{Misfit, Placement};
 use serde_json::{Value, json};
 
 use crate::events::Kind;
-use crate::ledger::{Begun, uid_of};
+use crate::leases::guards::{GIVE_UP_AFTER, Guard, Guarded, Known, NotGuarded};
+use crate::ledger::{Begun, identity, uid_of};
 use crate::{DEFAULT_NAMESPACE, Scheduler};
 
 /// Who writes, to the API server.
 const FIELD_MANAGER: &str = "vgpu-scheduler";
+
+/// The vendor whose GPUs are given by label, too.
+const NVIDIA: &str = "NVIDIA";
+
+/// Whether it is known what became of a binding.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// It happened, or never will.
+    Settled,
+    /// It may have happened, or may yet.
+    InDoubt,
+}
 
 /// What became of a call that writes.
 enum Sent {
@@ -84,7 +100,7 @@ impl Scheduler {
         match begun {
             Begun::Go { pod, placement } => {
                 let uid = uid_of(&pod);
-                self.write_binding(args, &uid, &pod, Some(&placement)).await
+                self.bind_guarded(args, &uid, &pod, &placement).await
             }
             // It asks for no devices.
             Begun::NotReserved => self.bind_plainly(args).await,
@@ -171,16 +187,79 @@ impl Scheduler {
         }
     }
 
+    /// Binds the pod while no assigner can give its GPUs.
+    async fn bind_guarded(
+        &self,
+        args: &ExtenderBindingArgs,
+        uid: &str,
+        pod: &Pod,
+        placement: &Placement,
+    ) -> Result<(), String> {
+        let guard = match self.guard(pod, placement).await {
+            Ok(guard) => guard,
+            Err(why) => {
+                self.change(|ledger, now| {
+                    if let NotGuarded::Reserved(claim) = &why {
+                        ledger.set_claim((**claim).clone(), Duration::ZERO, now);
+                    }
+                    ledger.bind_refused(uid);
+                });
+                return Err(why.to_string());
+            }
+        };
+        let (result, outcome) = if guard.as_ref().is_none_or(Guard::holds) {
+            self.write_binding(args, uid, pod, placement).await
+        } else {
+            self.change(|ledger, _| ledger.bind_refused(uid));
+            let text = "the API server took too long to write the Leases of the pod's GPUs";
+            (Err(text.to_owned()), Outcome::Settled)
+        };
+        if let Some(guard) = guard {
+            let scheduler = self.clone();
+            tokio::spawn(async move {
+                if let Some(guards) = &scheduler.0.guards {
+                    guards.give_back(guard, outcome == Outcome::Settled).await;
+                }
+            });
+        }
+        result
+    }
+
+    /// Keeps the pod's GPUs from assigners; none where reservations by label do not count.
+    async fn guard(&self, pod: &Pod, placement: &Placement) -> Result<Option<Guard>, NotGuarded> {
+        let Some(guards) = &self.0.guards else {
+            return Ok(None);
+        };
+        let grants = placement.containers.iter().flat_map(|one| &one.grants);
+        let gpus: BTreeSet<String> = grants
+            .filter(|grant| grant.vendor.as_str() == NVIDIA)
+            .map(|grant| grant.device.to_string())
+            .collect();
+        let gpus: Vec<String> = gpus.into_iter().collect();
+        let of = identity(pod);
+        let guarded = Guarded {
+            uid: of.uid,
+            namespace: of.namespace,
+            name: of.name,
+            claim: pod_claim(pod),
+        };
+        let guard = guards.take(&gpus, &guarded, self).await?;
+        self.change(|ledger, now| {
+            for claim in &guard.finalized {
+                ledger.set_claim(claim.clone(), Duration::ZERO, now);
+            }
+        });
+        Ok(Some(guard))
+    }
+
     async fn write_binding(
         &self,
         args: &ExtenderBindingArgs,
         uid: &str,
         pod: &Pod,
-        placement: Option<&Placement>,
-    ) -> Result<(), String> {
-        let written = placement
-            .map(|placement| self.written_at_bind(pod, placement))
-            .unwrap_or_default();
+        placement: &Placement,
+    ) -> (Result<(), String>, Outcome) {
+        let written = self.written_at_bind(pod, placement);
         let given = pod.metadata.uid.as_deref().unwrap_or(&args.pod_uid);
         let sent = self
             .send_binding(args, &binding(args, given, &written))
@@ -188,28 +267,28 @@ impl Scheduler {
         match sent {
             Sent::Done => {
                 self.change(|ledger, now| ledger.bound(uid, now));
-                Ok(())
+                (Ok(()), Outcome::Settled)
             }
             Sent::Refused { code: 409, text } => {
                 self.after_conflict(args, uid, &written, text).await
             }
             Sent::Refused { code: 404, text } => {
                 self.change(|ledger, _| ledger.bind_refused(uid));
-                Err(if text.contains("not found") {
+                let why = if text.contains("not found") {
                     text
                 } else {
                     format!("pod \"{}\" not found", args.pod_name)
-                })
+                };
+                (Err(why), Outcome::Settled)
             }
             Sent::Refused { text, .. } => {
                 self.change(|ledger, _| ledger.bind_refused(uid));
-                Err(text)
+                (Err(text), Outcome::Settled)
             }
             Sent::Unknown(text) => {
                 self.change(|ledger, now| ledger.bind_in_doubt(uid, now));
-                Err(format!(
-                    "it is not known whether the binding happened: {text}"
-                ))
+                let why = format!("it is not known whether the binding happened: {text}");
+                (Err(why), Outcome::InDoubt)
             }
         }
     }
@@ -221,29 +300,29 @@ impl Scheduler {
         uid: &str,
         written: &Written,
         text: String,
-    ) -> Result<(), String> {
+    ) -> (Result<(), String>, Outcome) {
         let pod = match self.read_pod(args).await {
             Ok(Some(pod)) if *uid_of(&pod) == *uid => pod,
             // Another pod of that name, or none: this one is gone.
             Ok(_) => {
                 self.change(|ledger, _| ledger.bind_refused(uid));
-                return Err(text);
+                return (Err(text), Outcome::Settled);
             }
             Err(problem) => {
                 self.change(|ledger, now| ledger.bind_in_doubt(uid, now));
-                return Err(format!("{text}; {problem}"));
+                return (Err(format!("{text}; {problem}")), Outcome::InDoubt);
             }
         };
         if pod.spec.node_name.is_empty() {
             self.change(|ledger, _| ledger.bind_refused(uid));
-            return Err(text);
+            return (Err(text), Outcome::Settled);
         }
         if pod.spec.node_name == args.node && carries(&pod, written) {
             self.change(|ledger, now| ledger.bound(uid, now));
-            return Ok(());
+            return (Ok(()), Outcome::Settled);
         }
         self.change(|ledger, now| ledger.bound_otherwise(&pod, now));
-        Err(text)
+        (Err(text), Outcome::Settled)
     }
 
     async fn read_pod(&self, args: &ExtenderBindingArgs) -> Result<Option<Pod>, String> {
@@ -282,7 +361,7 @@ impl Scheduler {
     /// What is written with the binding: HAMi's device plugin finds its pod by the phase and the time.
     fn written_at_bind(&self, pod: &Pod, placement: &Placement) -> Written {
         let mut written = self.written(pod, placement);
-        let time = jiff::Timestamp::now().as_second().to_string();
+        let time = Timestamp::now().as_second().to_string();
         written.annotations.extend([
             (keys::BIND_PHASE.to_owned(), "allocating".to_owned()),
             (keys::BIND_TIME.to_owned(), time),
@@ -297,7 +376,11 @@ impl Scheduler {
             ..PostParams::default()
         };
         let call = pods.create_subresource::<_, Value>("binding", &args.pod_name, &params, binding);
-        judge(tokio::time::timeout(self.0.settings.kube_timeout, call).await)
+        let patience = match self.0.guards {
+            Some(_) => self.0.settings.kube_timeout.min(GIVE_UP_AFTER),
+            None => self.0.settings.kube_timeout,
+        };
+        judge(tokio::time::timeout(patience, call).await)
     }
 
     /// Writes what the pod got to its annotations and labels before it is bound.
@@ -342,6 +425,20 @@ impl Scheduler {
             Ok(Sent::Refused { text, .. } | Sent::Unknown(text)) => Err(text),
             Err(error) => Err(format!("the annotations could not be written: {error}")),
         }
+    }
+}
+
+impl Known for Scheduler {
+    fn has_run_out(&self, claim: &Claim) -> bool {
+        self.change(|ledger, now| {
+            ledger.expire(now);
+            let held = ledger.claim(&claim.gpu);
+            held.is_some_and(|held| held.lapsed && held.claim.version == claim.version)
+        })
+    }
+
+    fn wall(&self) -> Timestamp {
+        Timestamp::now()
     }
 }
 

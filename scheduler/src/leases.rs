@@ -1,5 +1,8 @@
-//! Leases and pods as the API server has them: the few calls that the assigner makes, behind a trait, so that a test
-//! can answer late, twice or not at all. Never decides what a call's failure means for a reservation.
+//! Leases and pods as the API server has them: the few calls that the assigner and the extender make, behind a trait,
+//! so that a test can answer late, twice or not at all. Never decides what a call's failure means for a reservation.
+//! [`guards`] keeps GPUs from assigners while the extender binds pods to them.
+
+pub mod guards;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +40,7 @@ pub enum Found {
     Foreign(String),
 }
 
-/// What the assigner asks of an API server. A call that cannot be answered says so after a while.
+/// What the two doors ask of an API server. A call that cannot be answered says so after a while.
 pub trait Store: Send + Sync + 'static {
     /// Makes a Lease.
     fn create(&self, claim: Claim) -> BoxFuture<'_, Sent<Claim>>;
@@ -55,6 +58,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Option<Pod>, String>>;
     /// The pods of a namespace that have not ended and carry a reservation, as they are now.
     fn carriers<'a>(&'a self, namespace: &'a str) -> BoxFuture<'a, Result<Vec<PodClaim>, String>>;
+    /// The pods that are bound to a node and have not ended, as they are now.
+    fn bound<'a>(&'a self, node: &'a str) -> BoxFuture<'a, Result<Vec<Pod>, String>>;
 }
 
 /// Whether the pod holds what it was given no more.
@@ -200,6 +205,17 @@ impl Store for ApiServer {
             let all = self.read(pods.list(&ListParams::default())).await?;
             let live = all.items.iter().filter(|pod| !has_ended(pod));
             Ok(live.filter_map(pod_claim).collect())
+        })
+    }
+
+    fn bound<'a>(&'a self, node: &'a str) -> BoxFuture<'a, Result<Vec<Pod>, String>> {
+        Box::pin(async move {
+            let pods: Api<Pod> = Api::all(self.client.clone());
+            // Without a version to start from, the answer is no older than the question.
+            let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
+            let mut all = self.read(pods.list(&params)).await?.items;
+            all.retain(|pod| !has_ended(pod));
+            Ok(all)
         })
     }
 }

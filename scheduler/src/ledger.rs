@@ -161,6 +161,8 @@ struct Reserved {
     /// Its `PodScheduled` condition as it was asked for.
     condition: Option<u64>,
     binding: Binding,
+    /// Until when an earlier binding may still happen.
+    doubted_until: Option<Duration>,
 }
 
 /// A try that failed before bind, most often because a volume was not bound in time.
@@ -299,7 +301,7 @@ impl Ledger {
     }
 
     /// The vendors whose devices it counts.
-    pub fn vendors(&self) -> &Vendors {
+    pub fn vendors(&self) -> &Arc<Vendors> {
         &self.vendors
     }
 
@@ -437,6 +439,7 @@ impl Ledger {
             since: now,
             deadline,
             binding,
+            doubted_until: None,
         };
         self.holders
             .insert(uid, Holder::Reserved(Box::new(reserved)));
@@ -541,8 +544,14 @@ impl Ledger {
         }
     }
 
-    /// The binding was refused: what the pod held is free.
+    /// The binding was refused, or never sent: what the pod held is free, unless an earlier binding may still happen.
     pub fn bind_refused(&mut self, uid: &str) {
+        if let Some(Holder::Reserved(reserved)) = self.holders.get_mut(uid)
+            && let Some(until) = reserved.doubted_until.filter(|until| *until > self.latest)
+        {
+            reserved.binding = Binding::InDoubt { until };
+            return;
+        }
         let under_way = matches!(self.holders.get(uid), Some(Holder::Reserved(reserved)) if reserved.binding != Binding::NotAsked);
         if under_way && let Some(node) = self.release(uid) {
             self.freed(node);
@@ -564,9 +573,9 @@ impl Ledger {
     /// could not bind, and is answered with the same node.
     pub fn bind_in_doubt(&mut self, uid: &str, now: Duration) {
         if let Some(Holder::Reserved(reserved)) = self.holders.get_mut(uid) {
-            reserved.binding = Binding::InDoubt {
-                until: now.saturating_add(BINDING_MAY_LAND),
-            };
+            let until = now.saturating_add(BINDING_MAY_LAND);
+            reserved.binding = Binding::InDoubt { until };
+            reserved.doubted_until = Some(until);
         }
     }
 

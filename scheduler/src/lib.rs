@@ -12,7 +12,7 @@ pub mod assigner;
 pub mod bind;
 pub mod compute_nodes;
 mod compute_quotas;
-mod compute_tasks;
+pub mod compute_tasks;
 pub mod embedded;
 pub mod events;
 pub mod explain;
@@ -44,6 +44,7 @@ use kube_api::object::Pod;
 use kube_api::request::{Defaults, RequestError};
 use kube_api::vendor::Vendors;
 use leader::{Leadership, NotLeader};
+use leases::guards::Guards;
 use ledger::{Ledger, Notice};
 use metrics::Meters;
 use parking_lot::{Mutex, MutexGuard};
@@ -95,6 +96,13 @@ impl Default for ClaimSettings {
             namespace: "gpu-claims".into(),
             clock_skew: Duration::from_secs(10),
         }
+    }
+}
+
+impl ClaimSettings {
+    /// The Leases as this client reaches them. A call is given up after `patience`.
+    fn store(&self, client: &kube::Client, patience: Duration) -> leases::ApiServer {
+        leases::ApiServer::new(client.clone(), &self.namespace, patience)
     }
 }
 
@@ -168,6 +176,8 @@ struct Inner {
     waker: Waker,
     leadership: Leadership,
     meters: Meters,
+    /// Keeps GPUs from assigners while pods are bound to them; none where reservations by label do not count.
+    guards: Option<Guards>,
     /// Carries [`Ledger::claims_version`].
     claims: watch::Sender<u64>,
     /// Rings when the ledger has to be made anew.
@@ -209,7 +219,12 @@ impl Scheduler {
     ) -> Self {
         let ledger = settings.ledger(&vendors);
         let meters = Meters::new().with_traces(settings.traces.clone());
+        let guards = settings.claims.as_ref().map(|claims| {
+            let patience = settings.kube_timeout.min(leases::guards::GIVE_UP_AFTER);
+            Guards::new(Arc::new(claims.store(&client, patience)))
+        });
         Self(Arc::new(Inner {
+            guards,
             settings,
             vendors,
             ledger: Mutex::new(ledger),

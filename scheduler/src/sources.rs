@@ -13,7 +13,7 @@ use placement::{Quota, Vendor};
 use tokio::sync::watch;
 
 use crate::ledger::Ledger;
-use crate::{Scheduler, assigner, explain, leases, metrics};
+use crate::{Scheduler, assigner, explain, metrics};
 
 impl metrics::Source for Scheduler {
     fn snapshot(&self) -> metrics::Snapshot {
@@ -144,9 +144,7 @@ impl Scheduler {
     /// The assigner over this scheduler's ledger; none where reservations by label do not count.
     pub fn assigner(&self, settings: assigner::Settings) -> Option<assigner::Assigner> {
         let claims = self.0.settings.claims.as_ref()?;
-        let client = self.0.client.clone();
-        let patience = self.0.settings.kube_timeout;
-        let store = leases::ApiServer::new(client, &claims.namespace, patience);
+        let store = claims.store(&self.0.client, self.0.settings.kube_timeout);
         let books = Arc::new(self.clone());
         Some(assigner::Assigner::new(books, Arc::new(store), settings))
     }

@@ -11,7 +11,9 @@ use serde_json::Value;
 use crate::object::Pod;
 use crate::request::list;
 
-pub use lease::{ACTIVE_LASTS, Claim, ClaimError, PROPOSAL_LASTS, State, lease_name};
+pub use lease::{
+    ACTIVE_LASTS, BINDING_LASTS, Claim, ClaimError, PROPOSAL_LASTS, State, lease_name,
+};
 pub use tags::{DeviceLabels, LabelProblem, device_labels, tag};
 
 /// On a node: base64 of a JSON object from GPU UUID to the list of the GPU's labels.
@@ -26,7 +28,7 @@ pub const GPU_NODE: &str = "fudo.org/gpu.node";
 pub const RESERVATION_ID: &str = "fudo.org/gpu.reservation-id";
 /// On a pod: its GPUs as names of CDI devices, separated by commas.
 pub const CDI_ASSIGNMENT: &str = "cdi.k8s.io/gpu-assignment";
-/// Label of a Lease: `proposal` or `active`.
+/// Label of a Lease: `proposal`, `active` or `binding`.
 pub const RESERVATION_STATE: &str = "fudo.org/gpu.reservation-state";
 /// Label of a Lease: namespace of the pod.
 pub const POD_NAMESPACE: &str = "fudo.org/pod.namespace";

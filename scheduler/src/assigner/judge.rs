@@ -1,8 +1,14 @@
 //! What a finalize request and the passing of time mean for one reservation. Values in, values out.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kube_api::assigner::{ACTIVE_LASTS, Claim, Finalize, PROPOSAL_LASTS, PodClaim, State};
+use kube_api::allocation;
+use kube_api::assigner::{
+    ACTIVE_LASTS, Claim, Finalize, PROPOSAL_LASTS, PodClaim, State, pod_claim,
+};
+use kube_api::object::Pod;
+use kube_api::vendor::Vendors;
 
 use crate::ledger::Held;
 
@@ -33,7 +39,7 @@ pub fn finalize(asked: &Finalize, lease: Option<&Claim>) -> Verdict {
     match lease.state {
         State::Proposed => Verdict::Promote,
         State::Active if lease.holder == asked.uid => Verdict::Done,
-        State::Active => Verdict::Another,
+        State::Active | State::Binding => Verdict::Another,
     }
 }
 
@@ -59,11 +65,38 @@ pub fn tend(held: &Held, pod: Option<&PodClaim>, now: Duration) -> Tend {
     match (held.claim.state, pod) {
         (State::Proposed, Some(_)) => Tend::Promote,
         (State::Active, Some(_)) if age >= RENEW_AFTER => Tend::Renew,
-        (State::Active, Some(_)) => Tend::Keep,
+        (State::Active | State::Binding, Some(_)) => Tend::Keep,
         // A pod that was seen and is not there any more is gone. One that was not seen may be late.
         (_, None) if held.carried || age >= PROPOSAL_LASTS => Tend::Release,
         (_, None) => Tend::Keep,
     }
+}
+
+/// Which of these reserved GPUs pods hold that do not carry the reservation. A pod whose annotations cannot be read
+/// holds nothing, as everywhere.
+pub fn used(claims: &[&Claim], bound: &[Pod], vendors: &Vendors) -> BTreeSet<String> {
+    let mut used = BTreeSet::new();
+    for pod in bound {
+        let Ok(Some(placement)) = allocation::read(pod, vendors) else {
+            continue;
+        };
+        let carried = pod_claim(pod);
+        let is_own = |claim: &Claim| {
+            carried.as_ref().is_some_and(|carried| {
+                carried.reservation == claim.reservation && carried.namespace == claim.namespace
+            })
+        };
+        let grants = placement.containers.iter().flat_map(|one| &one.grants);
+        for grant in grants {
+            let mut claims = claims.iter();
+            if let Some(claim) = claims.find(|claim| *claim.gpu == *grant.device)
+                && !is_own(claim)
+            {
+                used.insert(claim.gpu.clone());
+            }
+        }
+    }
+    used
 }
 
 #[cfg(test)]
@@ -81,6 +114,7 @@ mod tests {
         match state {
             State::Proposed => written,
             State::Active => written.activated("pod", "u", Timestamp::UNIX_EPOCH),
+            State::Binding => Claim { state, ..written },
         }
     }
 
@@ -150,5 +184,48 @@ mod tests {
         assert_eq!(check(State::Active, None, false, 59), Tend::Keep);
         assert_eq!(check(State::Active, None, false, 60), Tend::Release);
         assert_eq!(check(State::Active, None, true, 0), Tend::Release);
+    }
+
+    #[test]
+    fn nobody_finalizes_the_lease_of_a_binding() {
+        let binding = claim(State::Binding);
+
+        assert_eq!(
+            finalize(&asked("r", "ns", "u"), Some(&binding)),
+            Verdict::Another
+        );
+    }
+
+    #[test]
+    fn a_gpu_that_a_bound_pod_of_another_reservation_holds_is_used() {
+        use kube_api::config::DeviceConfig;
+        use kube_api::vendor::Switches;
+
+        let switches = Switches {
+            ascend: false,
+            iluvatar: false,
+        };
+        let vendors = Vendors::new(DeviceConfig::standard(), switches).unwrap();
+        let pod = |gpu: &str, reservation: &str| -> Pod {
+            serde_json::from_value(serde_json::json!({
+                "metadata": { "name": "p", "namespace": "ns", "uid": "u", "annotations": {
+                    "hami.io/vgpu-devices-allocated": format!("{gpu},NVIDIA,100,0:;"),
+                    "hami.io/vgpu-node": "a",
+                    "fudo.org/gpu.reservation-id": reservation,
+                } },
+                "spec": { "nodeName": "a", "containers": [{ "name": "c" }] },
+            }))
+            .unwrap()
+        };
+        let mine = claim(State::Proposed);
+        let check = |pods: &[Pod]| {
+            used(&[&mine], pods, &vendors)
+                .into_iter()
+                .collect::<Vec<_>>()
+        };
+
+        assert_eq!(check(&[pod("GPU-1", "")]), ["GPU-1"]);
+        assert_eq!(check(&[pod("GPU-1", "other")]), ["GPU-1"]);
+        assert!(check(&[pod("GPU-1", "r"), pod("GPU-2", "")]).is_empty());
     }
 }

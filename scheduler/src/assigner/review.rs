@@ -321,6 +321,7 @@ impl Assigner {
                 nodes: nodes::open(&review.object, ledger.nodes()),
                 only: listed(&words.use_ids),
                 not: listed(&words.nouse_ids),
+                anew: false,
             }
         })
     }

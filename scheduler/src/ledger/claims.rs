@@ -8,6 +8,7 @@
 //! was there before this process is told by the Lease's time, and the caller takes the clocks' difference off it.
 
 mod ask;
+mod guards;
 mod past;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -20,6 +21,7 @@ use placement::{Cluster, DeviceView, Grant, Granted, Load, Placement};
 
 use super::{Ledger, uid_of};
 pub use ask::{ClaimAsk, NotClaimed};
+use guards::Guards;
 pub use past::Past;
 use past::Pasts;
 
@@ -34,6 +36,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub(super) struct Claims {
     on: bool,
     by_gpu: BTreeMap<Arc<str>, Held>,
+    guards: Guards,
     /// Pods that carry a reservation and have not ended, by uid.
     pods: HashMap<Arc<str>, PodClaim>,
     /// Of these pods, those that only a question has shown. They are forgotten with what they hold.
@@ -155,6 +158,11 @@ impl Ledger {
         if version.is_some() && version <= self.claims.gone.get(&gpu).copied() {
             return;
         }
+        if claim.state == State::Binding {
+            self.set_guard(claim, now.saturating_sub(age));
+            return;
+        }
+        self.claims.guards.is_over(&gpu, version);
         let known = self.claims.by_gpu.get(&gpu);
         if let Some(known) = known {
             if known.is_unwritten() {
@@ -192,12 +200,25 @@ impl Ledger {
         self.lapse_one(&gpu, now);
     }
 
+    /// The extender binds a pod to the GPU: a reservation whose Lease stood there before is gone.
+    fn set_guard(&mut self, claim: Claim, since: Duration) {
+        let is_older = |held: &Held| {
+            !held.is_unwritten() && number(&held.claim.version) < number(&claim.version)
+        };
+        let gpu = claim.gpu.clone();
+        if self.claims.by_gpu.get(gpu.as_str()).is_some_and(is_older) {
+            self.drop_claim(&gpu);
+        }
+        self.claims.guards.set(claim, since);
+    }
+
     /// The Lease of a GPU is gone. `version` is that of its end, or the last that it had.
     pub fn remove_claim(&mut self, gpu: &str, lease_uid: &str, version: &str) {
         if let Some(version) = number(version) {
             let gone = self.claims.gone.entry(gpu.into()).or_default();
             *gone = version.max(*gone);
         }
+        self.claims.guards.remove(gpu, lease_uid);
         let is_it = |held: &Held| {
             !held.is_unwritten()
                 && (lease_uid.is_empty()
@@ -219,6 +240,7 @@ impl Ledger {
 
     /// A list of all Leases is complete that began at `began`: a GPU whose Lease is not in it is not reserved.
     pub fn keep_claims(&mut self, listed: &HashSet<Arc<str>>, began: Duration) {
+        self.claims.guards.keep(listed, began);
         let gone: Vec<Arc<str>> = self
             .claims
             .by_gpu
@@ -240,7 +262,7 @@ impl Ledger {
         };
         let past = match held.claim.state {
             State::Proposed => Past::expired(&held.claim, now),
-            State::Active => Past::released(&held.claim, now),
+            State::Active | State::Binding => Past::released(&held.claim, now),
         };
         if !held.lapsed {
             self.note_past(gpu, past);

@@ -12,6 +12,8 @@ use super::{GPU_UUID, POD_NAME, POD_NAMESPACE, RESERVATION_ID, RESERVATION_STATE
 pub const PROPOSAL_LASTS: Duration = Duration::from_secs(60);
 /// How long an active reservation stands that is not renewed.
 pub const ACTIVE_LASTS: Duration = Duration::from_secs(300);
+/// How long a GPU is kept from assigners after a pod's binding to it began, where its end is not known.
+pub const BINDING_LASTS: Duration = Duration::from_secs(60);
 
 /// How far a reservation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,6 +22,8 @@ pub enum State {
     Proposed,
     /// The pod exists.
     Active,
+    /// No reservation by label: the scheduler extender binds a pod to the GPU, and no assigner gives it meanwhile.
+    Binding,
 }
 
 impl State {
@@ -28,6 +32,7 @@ impl State {
         match self {
             Self::Proposed => "proposal",
             Self::Active => "active",
+            Self::Binding => "binding",
         }
     }
 
@@ -36,6 +41,7 @@ impl State {
         match self {
             Self::Proposed => PROPOSAL_LASTS,
             Self::Active => ACTIVE_LASTS,
+            Self::Binding => BINDING_LASTS,
         }
     }
 }
@@ -117,6 +123,14 @@ impl Claim {
         }
     }
 
+    /// The extender binds a pod of this namespace to the GPU; not written yet. `id` tells one binding from another.
+    pub fn binding(gpu: &str, id: &str, namespace: &str, now: Timestamp) -> Self {
+        Self {
+            state: State::Binding,
+            ..Self::proposed(gpu, id, namespace, now)
+        }
+    }
+
     /// The same, held by this pod from now on.
     #[must_use]
     pub fn activated(&self, pod: &str, uid: &str, now: Timestamp) -> Self {
@@ -182,6 +196,7 @@ impl Claim {
         }
         let state = match label(RESERVATION_STATE).as_deref() {
             Some("active") => State::Active,
+            Some("binding") => State::Binding,
             _ => State::Proposed,
         };
         let renewed = spec.renew_time.map(|time| time.0);

@@ -35,6 +35,8 @@ pub struct ClaimAsk {
     pub only: BTreeSet<String>,
     /// None of these GPUs.
     pub not: BTreeSet<String>,
+    /// An earlier choice for it came to nothing: what the ledger has of the reservation is being given back.
+    pub anew: bool,
 }
 
 /// Why no GPU is given: what follows `no GPUs with requested labels free for pod NS/NAME: `.
@@ -133,7 +135,10 @@ impl Ledger {
             {
                 return Err(NotClaimed::Another(ask.reservation.clone()));
             }
-            return Ok(there.into_iter().map(|held| held.claim.clone()).collect());
+            let count = u32::try_from(there.len()).unwrap_or(u32::MAX);
+            if !ask.anew && count == ask.count {
+                return Ok(there.into_iter().map(|held| held.claim.clone()).collect());
+            }
         }
         let chosen = self
             .choose(ask, NVIDIA)
@@ -169,7 +174,9 @@ impl Ledger {
         asks.exclusive = true;
         asks.select.tags = ask.labels.iter().cloned().collect();
         asks.select.use_ids = ask.only.iter().cloned().collect();
-        asks.select.nouse_ids = ask.not.iter().cloned().collect();
+        let bound_now = self.claims.guards.standing(self.latest);
+        let bound_now = bound_now.map(|gpu| gpu.to_string());
+        asks.select.nouse_ids = ask.not.iter().cloned().chain(bound_now).collect();
         // A card in MIG mode is no one pod's.
         asks.select.mode = Some("hami-core,mps".to_owned());
         let request = Request {
@@ -230,12 +237,14 @@ impl Ledger {
             }
             open += 1;
             let claim = self.claims.by_gpu.get(device.id());
+            let mut bound_now = self.claims.guards.standing(self.latest);
+            let is_bound_now = bound_now.any(|gpu| **gpu == *device.id());
             let is_asked = ask.only.is_empty() || ask.only.contains(device.id());
             if !is_asked {
                 open -= 1;
             } else if claim.is_some_and(|held| !held.lapsed) || ask.not.contains(device.id()) {
                 reserved += 1;
-            } else if device.used().slots > 0 {
+            } else if device.used().slots > 0 || is_bound_now {
                 used += 1;
             } else if !card.healthy || card.cordoned || card.is_mig() {
                 out += 1;
