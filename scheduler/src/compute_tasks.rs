@@ -26,7 +26,7 @@ const MOST_NAME_LETTERS: usize = 63;
 
 /// What to do for a task.
 #[derive(Debug, Clone, PartialEq)]
-enum Next {
+pub enum Next {
     /// Make this pod, and then write this status.
     Make(Box<Value>, Box<ComputeTaskStatus>),
     /// Write this status.
@@ -37,14 +37,17 @@ enum Next {
 
 /// The pod of a task's attempt: there, not there, or a pod of the same name that is not the task's.
 #[derive(Debug, Clone, PartialEq)]
-enum Found {
+pub enum Found {
+    /// There is no pod of that name.
     None,
+    /// The task's.
     Own(Box<Pod>),
+    /// Another owner's.
     Foreign,
 }
 
 /// Name of the pod of an attempt, which begins at 1.
-fn pod_name(task: &str, attempt: i32) -> String {
+pub fn pod_name(task: &str, attempt: i32) -> String {
     let end = format!("-{attempt}");
     let room = MOST_NAME_LETTERS - end.len();
     let cut = task.get(..room).unwrap_or(task);
@@ -52,7 +55,7 @@ fn pod_name(task: &str, attempt: i32) -> String {
 }
 
 /// Which attempt is under way, or comes next.
-fn attempt(task: &ComputeTask) -> i32 {
+pub fn attempt(task: &ComputeTask) -> i32 {
     let status = task.status.as_ref();
     status
         .and_then(|status| status.attempts)
@@ -60,13 +63,14 @@ fn attempt(task: &ComputeTask) -> i32 {
         .max(1)
 }
 
-fn is_over(task: &ComputeTask) -> bool {
+/// Whether nothing is to be done for the task any more.
+pub fn is_over(task: &ComputeTask) -> bool {
     let phase = task.status.as_ref().and_then(|status| status.phase);
     matches!(phase, Some(TaskPhase::Succeeded | TaskPhase::Failed))
 }
 
 /// What to do, given the pod of the attempt that is under way. `now` is in RFC 3339.
-fn next(task: &ComputeTask, found: &Found, now: &str) -> Next {
+pub fn next(task: &ComputeTask, found: &Found, now: &str) -> Next {
     if is_over(task) || task.metadata.deletion_timestamp.is_some() {
         return Next::Wait;
     }

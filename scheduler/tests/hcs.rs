@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::support::Served;
 
 /// All vendors, with requests of hcs.io switched on.
-fn vendors(change: impl FnOnce(&mut Hcs)) -> Arc<Vendors> {
+pub(crate) fn vendors(change: impl FnOnce(&mut Hcs)) -> Arc<Vendors> {
     let mut hcs = Hcs::default();
     change(&mut hcs);
     let config = DeviceConfig {
@@ -25,7 +25,14 @@ fn vendors(change: impl FnOnce(&mut Hcs)) -> Arc<Vendors> {
 }
 
 /// A node with so many devices of a vendor.
-fn node(name: &str, key: &str, model: &str, count: usize, gib: u64, healthy: bool) -> Value {
+pub(crate) fn node(
+    name: &str,
+    key: &str,
+    model: &str,
+    count: usize,
+    gib: u64,
+    healthy: bool,
+) -> Value {
     let register: Vec<Value> = (0..count)
         .map(|at| {
             json!({
@@ -38,7 +45,7 @@ fn node(name: &str, key: &str, model: &str, count: usize, gib: u64, healthy: boo
 }
 
 const NVIDIA: &str = "hami.io/node-nvidia-register";
-const HYGON: &str = "hami.io/node-dcu-register";
+pub(crate) const HYGON: &str = "hami.io/node-dcu-register";
 const ASCEND: &str = "hami.io/node-register-Ascend910B3";
 
 fn three_vendors() -> Value {

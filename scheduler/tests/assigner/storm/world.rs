@@ -1,422 +1,104 @@
-//! The API server with its faults, the processes with their delays, and the oracle.
+//! What happens in the storm, step by step: pods of all doors, kube-scheduler, tenants that forge, and the end of pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::coordination::v1::Lease;
+use admission::{Admission, Context};
 use kube_api::allocation;
-use kube_api::assigner::{Claim, Finalize, PodClaim, State, lease_name, pod_claim};
+use kube_api::assigner::{Claim, Finalize, State, lease_name, pod_claim};
+use kube_api::hcs::{Amounts, ComputeTask, ComputeTaskSpec, PodTemplate};
 use kube_api::object::Pod;
-use kube_api::request::{Defaults, request};
-use kube_api::vendor::Vendors;
-use placement::Among;
-use scheduler::leases::{Found, Sent, Store};
+use kube_api::quantity::Quantity;
+use kube_api::request::{Defaults, identity, request};
+use placement::{Among, Placement};
 use scheduler::assigner::{Assigner, Books, Settings};
+use scheduler::compute_tasks::{self, Found as FoundPod, Next};
+use scheduler::leases::Sent;
+use scheduler::leases::guards::{GIVE_UP_AFTER, Guard, Guarded, Guards};
 use scheduler::ledger::{Begun, Filtered, Ledger};
 use serde_json::{Value, json};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::PROPOSAL;
-use crate::assigner::support::{labelled, patched, review, wants};
-use crate::support::{as_node, vendors};
+use super::Planted;
+use super::api::{Flaky, Rng, Truth, has_ended, typed};
+use super::oracle::{self, Clock, Given, Idle, LOOK, Size};
+use super::process::{NODES, Process, VENDORS, fresh};
+use crate::assigner::support::{patched, review, wants};
 
-static VENDORS: LazyLock<Arc<Vendors>> = LazyLock::new(vendors);
-
-const NODES: [&str; 3] = ["a", "b", "c"];
-/// How far any two clocks may differ, as the processes are told.
-const SKEW: SignedDuration = SignedDuration::from_secs(10);
 /// After this time the API server gives a webhook up.
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
-#[derive(Clone)]
-struct Rng(Arc<Mutex<u64>>);
+/// How late a binding may happen: an API server gives a call up after 34 s.
+const BINDING_LATE: Duration = Duration::from_secs(34);
 
-impl Rng {
-    fn below(&self, bound: u64) -> u64 {
-        let mut state = self.0.lock().unwrap();
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) % bound.max(1)
-    }
+static ADMISSION: LazyLock<Admission> =
+    LazyLock::new(|| Admission::new(Arc::clone(&VENDORS), admission::Settings::default()));
 
-    fn one_in(&self, bound: u64) -> bool {
-        self.below(bound) == 0
-    }
-
-    fn pick<'a, T>(&self, all: &'a [T]) -> Option<&'a T> {
-        let length = u64::try_from(all.len()).unwrap();
-        (length > 0).then(|| &all[usize::try_from(self.below(length)).unwrap()])
-    }
-}
-
-#[derive(Clone)]
-enum Event {
-    Pod(Box<Pod>),
-    PodGone(String),
-    Lease(Box<Lease>),
-    LeaseGone(Box<Lease>),
-}
-
-/// What a mutation gave.
-#[derive(Clone)]
-struct Given {
-    reservation: String,
-    gpus: Vec<String>,
-    asked: Instant,
-    /// The pod that will be made of it; none where it never will be.
-    pod: Option<String>,
-    made: bool,
-}
-
-/// Everything as it truly is.
-#[derive(Default)]
-struct Truth {
-    version: u64,
-    leases: BTreeMap<String, Lease>,
-    pods: BTreeMap<String, Value>,
-    log: Vec<Event>,
-    given: Vec<Given>,
-    figures: BTreeMap<&'static str, u64>,
-    wrong: Option<String>,
-}
-
-impl Truth {
-    fn next(&mut self) -> String {
-        self.version += 1;
-        self.version.to_string()
-    }
-
-    fn count(&mut self, what: &'static str) {
-        *self.figures.entry(what).or_default() += 1;
-    }
-
-    fn set_pod(&mut self, mut pod: Value) {
-        pod["metadata"]["resourceVersion"] = self.next().into();
-        let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
-        self.log.push(Event::Pod(Box::new(typed(&pod))));
-        self.pods.insert(name, pod);
-    }
-
-    fn delete_pod(&mut self, name: &str) {
-        if let Some(pod) = self.pods.remove(name) {
-            let uid = pod["metadata"]["uid"].as_str().unwrap();
-            self.log.push(Event::PodGone(uid.to_owned()));
+/// What each device has.
+static SIZES: LazyLock<BTreeMap<String, Size>> = LazyLock::new(|| {
+    let ledger = fresh();
+    let mut sizes = BTreeMap::new();
+    for node in ledger.cluster().nodes() {
+        for view in node.devices() {
+            let device = view.device();
+            let size = Size {
+                slots: device.slots,
+                memory_bytes: device.memory_bytes,
+                cores: device.cores,
+            };
+            sizes.insert(device.id.to_string(), size);
         }
     }
-
-    fn create(&mut self, claim: &Claim) -> Sent<Claim> {
-        let name = lease_name(&claim.gpu);
-        if self.leases.contains_key(&name) {
-            return Sent::Conflict;
-        }
-        let mut lease = claim.lease();
-        let version = self.next();
-        lease.metadata.uid = Some(format!("lease-{version}"));
-        lease.metadata.resource_version = Some(version);
-        self.written(name, lease)
-    }
-
-    fn written(&mut self, name: String, lease: Lease) -> Sent<Claim> {
-        self.log.push(Event::Lease(Box::new(lease.clone())));
-        let claim = Claim::read(&lease).unwrap();
-        self.leases.insert(name, lease);
-        Sent::Done(claim)
-    }
-
-    /// What is there, where it is what the caller has read.
-    fn unchanged(&self, claim: &Claim) -> Result<(), Sent<()>> {
-        let Some(there) = self.leases.get(&lease_name(&claim.gpu)) else {
-            return Err(Sent::Gone);
-        };
-        let same = there.metadata.resource_version.as_deref() == Some(&claim.version)
-            && there.metadata.uid.as_deref() == Some(&claim.lease_uid);
-        if same { Ok(()) } else { Err(Sent::Conflict) }
-    }
-
-    fn replace(&mut self, claim: &Claim) -> Sent<Claim> {
-        match self.unchanged(claim) {
-            Ok(()) => {}
-            Err(Sent::Gone) => return Sent::Gone,
-            Err(_) => return Sent::Conflict,
-        }
-        let mut lease = claim.lease();
-        lease.metadata.resource_version = Some(self.next());
-        self.written(lease_name(&claim.gpu), lease)
-    }
-
-    fn delete(&mut self, claim: &Claim) -> Sent<()> {
-        if let Err(sent) = self.unchanged(claim) {
-            return sent;
-        }
-        if let Some(mut lease) = self.leases.remove(&lease_name(&claim.gpu)) {
-            lease.metadata.resource_version = Some(self.next());
-            self.log.push(Event::LeaseGone(Box::new(lease)));
-        }
-        Sent::Done(())
-    }
-
-    /// GPUs that a pod that is bound holds.
-    fn holds(pod: &Value) -> BTreeSet<String> {
-        let placement = allocation::read(&typed(pod), &VENDORS).unwrap();
-        let containers = placement.into_iter().flat_map(|one| one.containers);
-        let grants = containers.flat_map(|one| one.grants);
-        grants.map(|grant| grant.device.to_string()).collect()
-    }
-
-    fn in_force(&self, given: &Given) -> bool {
-        match &given.pod {
-            Some(pod) if given.made => self.pods.contains_key(pod),
-            Some(_) => true,
-            None => given.asked.elapsed() < PROPOSAL,
-        }
-    }
-
-    fn note(&mut self, wrong: String) {
-        self.wrong.get_or_insert(wrong);
-    }
-}
-
-fn typed(pod: &Value) -> Pod {
-    serde_json::from_value(pod.clone()).unwrap()
-}
-
-/// One process's books, and how far its watch has come.
-struct Process {
-    ledger: Mutex<Ledger>,
-    seen: Mutex<usize>,
-    began: Instant,
-    epoch: Timestamp,
-    /// What this machine's clock is off by.
-    off: SignedDuration,
-    changes: watch::Sender<u64>,
-}
-
-impl Process {
-    fn new(began: Instant, off: i64) -> Arc<Self> {
-        Arc::new(Self {
-            ledger: Mutex::new(fresh()),
-            seen: Mutex::new(0),
-            began,
-            epoch: Timestamp::from_second(1_700_000_000).unwrap(),
-            off: SignedDuration::from_secs(off),
-            changes: watch::Sender::new(0),
-        })
-    }
-
-    fn now(&self) -> Duration {
-        self.began.elapsed()
-    }
-
-    fn with<T>(&self, change: impl FnOnce(&mut Ledger, Duration) -> T) -> T {
-        let result = change(&mut self.ledger.lock().unwrap(), self.now());
-        self.ledger.lock().unwrap().take_notices();
-        result
-    }
-
-    fn deliver(&self, truth: &Mutex<Truth>, most: usize) {
-        let events: Vec<Event> = {
-            let truth = truth.lock().unwrap();
-            let mut seen = self.seen.lock().unwrap();
-            let until = seen.saturating_add(most).min(truth.log.len());
-            let events = truth.log[*seen..until].to_vec();
-            *seen = until;
-            events
-        };
-        for event in events {
-            self.with(|ledger, now| match event {
-                Event::Pod(pod) => ledger.set_pod(&pod, now),
-                Event::PodGone(uid) => ledger.remove_pod(&uid),
-                Event::Lease(lease) => {
-                    ledger.set_claim(Claim::read(&lease).unwrap(), Duration::ZERO, now);
-                }
-                Event::LeaseGone(lease) => {
-                    let claim = Claim::read(&lease).unwrap();
-                    ledger.remove_claim(&claim.gpu, &claim.lease_uid, &claim.version);
-                }
-            });
-        }
-    }
-
-    /// The process ends and begins anew: it knows what the API server lists.
-    fn restart(&self, truth: &Mutex<Truth>) {
-        let truth = truth.lock().unwrap();
-        *self.ledger.lock().unwrap() = fresh();
-        *self.seen.lock().unwrap() = truth.log.len();
-        for pod in truth.pods.values() {
-            self.with(|ledger, now| ledger.set_pod(&typed(pod), now));
-        }
-        for lease in truth.leases.values() {
-            let claim = Claim::read(lease).unwrap();
-            let age = claim.least_age(self.wall(), SKEW);
-            self.with(|ledger, now| ledger.set_claim(claim, age, now));
-        }
-    }
-}
-
-impl Books for Process {
-    fn change(&self, change: &mut dyn FnMut(&mut Ledger, Duration)) {
-        self.with(|ledger, now| change(ledger, now));
-    }
-
-    fn wall(&self) -> Timestamp {
-        let elapsed = SignedDuration::try_from(self.now()).unwrap();
-        self.epoch + elapsed + self.off
-    }
-
-    fn unready(&self) -> Option<String> {
-        None
-    }
-
-    fn catch_up(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async {})
-    }
-
-    fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
-    }
-}
-
-fn fresh() -> Ledger {
-    let mut ledger = Ledger::new(Arc::clone(&VENDORS), Duration::from_secs(120)).with_claims();
-    for node in NODES {
-        let labels: [&[&str]; 4] = [&["x"], &["x"], &["x", "y"], &["y"]];
-        ledger.set_node(as_node(labelled(node, &labels)));
-    }
-    ledger
-}
-
-/// The API server as one process reaches it.
-struct Flaky {
-    truth: Arc<Mutex<Truth>>,
-    rng: Rng,
-    faults: Arc<Mutex<bool>>,
-}
-
-impl Flaky {
-    /// A write that happens, or does not, and is answered, or is not.
-    async fn write<T: Clone + Send + 'static>(
-        &self,
-        act: impl Fn(&mut Truth) -> Sent<T> + Send + 'static,
-    ) -> Sent<T> {
-        let lost = || Sent::Unknown("no answer".to_owned());
-        sleep(Duration::from_millis(self.rng.below(150))).await;
-        let faults = *self.faults.lock().unwrap();
-        match self.rng.below(if faults { 20 } else { 1 << 40 }) {
-            0 => lost(),
-            1 => {
-                self.truth.lock().unwrap().count("answer lost");
-                act(&mut self.truth.lock().unwrap());
-                lost()
-            }
-            2 => {
-                let (truth, after) = (Arc::clone(&self.truth), self.rng.below(5000));
-                tokio::spawn(async move {
-                    sleep(Duration::from_millis(after)).await;
-                    let mut truth = truth.lock().unwrap();
-                    truth.count("written late");
-                    act(&mut truth);
-                });
-                lost()
-            }
-            3 => {
-                let mut truth = self.truth.lock().unwrap();
-                truth.count("written twice");
-                act(&mut truth);
-                act(&mut truth)
-            }
-            4 => {
-                let sent = act(&mut self.truth.lock().unwrap());
-                sleep(Duration::from_millis(self.rng.below(4000))).await;
-                sent
-            }
-            _ => act(&mut self.truth.lock().unwrap()),
-        }
-    }
-
-    async fn read<T>(&self, look: impl FnOnce(&Truth) -> T) -> Result<T, String> {
-        sleep(Duration::from_millis(self.rng.below(100))).await;
-        if *self.faults.lock().unwrap() && self.rng.one_in(20) {
-            return Err("no answer".to_owned());
-        }
-        Ok(look(&self.truth.lock().unwrap()))
-    }
-}
-
-impl Store for Flaky {
-    fn create(&self, claim: Claim) -> BoxFuture<'_, Sent<Claim>> {
-        Box::pin(self.write(move |truth| truth.create(&claim)))
-    }
-
-    fn replace(&self, claim: Claim) -> BoxFuture<'_, Sent<Claim>> {
-        Box::pin(self.write(move |truth| truth.replace(&claim)))
-    }
-
-    fn delete(&self, claim: Claim) -> BoxFuture<'_, Sent<()>> {
-        Box::pin(self.write(move |truth| truth.delete(&claim)))
-    }
-
-    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, String>> {
-        Box::pin(
-            self.read(move |truth| match truth.leases.get(&lease_name(gpu)) {
-                Some(lease) => Found::Claim(Box::new(Claim::read(lease).unwrap())),
-                None => Found::Nothing,
-            }),
-        )
-    }
-
-    fn pod<'a>(&'a self, _: &'a str, name: &'a str) -> BoxFuture<'a, Result<Option<Pod>, String>> {
-        Box::pin(self.read(move |truth| truth.pods.get(name).map(typed)))
-    }
-
-    fn carriers<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<PodClaim>, String>> {
-        Box::pin(self.read(|truth| {
-            let pods = truth.pods.values();
-            pods.filter_map(|pod| pod_claim(&typed(pod))).collect()
-        }))
-    }
-}
+    sizes
+});
 
 pub(super) struct World {
     seed: u64,
-    combined: bool,
     truth: Arc<Mutex<Truth>>,
     rng: Rng,
     faults: Arc<Mutex<bool>>,
+    planted: Planted,
     extender: Arc<Process>,
+    guards: Arc<Guards>,
+    api: Flaky,
     processes: Vec<Arc<Process>>,
     assigners: Vec<Assigner>,
     binding: Arc<Mutex<BTreeSet<String>>>,
+    /// Until when a binding may happen whose sender has given up.
+    doubted_until: Arc<Mutex<Instant>>,
+    /// How many events there were when what takes a GPU was first of no pod.
+    idle_from: Mutex<BTreeMap<(String, String), usize>>,
+    clock: Mutex<Clock>,
     pods: Mutex<u64>,
 }
 
 impl World {
-    pub(super) fn new(seed: u64, combined: bool) -> Self {
+    pub(super) fn new(seed: u64, combined: bool, planted: Planted) -> Self {
         let began = Instant::now();
-        let rng = Rng(Arc::new(Mutex::new(
-            seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
-        )));
+        let rng = Rng::new(seed);
         let truth = Arc::new(Mutex::new(Truth::default()));
         let faults = Arc::new(Mutex::new(true));
-        let extender = Process::new(began, -5);
+        let stands = planted == Planted::ClocksStand;
+        let extender = Process::new(began, -5, stands);
         let first = if combined {
             Arc::clone(&extender)
         } else {
-            Process::new(began, 5)
+            Process::new(began, 5, stands)
         };
-        let second = Process::new(began, 1);
+        let second = Process::new(began, 1, stands);
+        let api = Flaky {
+            truth: Arc::clone(&truth),
+            rng: rng.clone(),
+            faults: Arc::clone(&faults),
+            planted,
+        };
         let assigner = |books: &Arc<Process>| {
-            let store = Flaky {
-                truth: Arc::clone(&truth),
-                rng: rng.clone(),
-                faults: Arc::clone(&faults),
-            };
             let books: Arc<dyn Books> = Arc::clone(books) as Arc<dyn Books>;
-            Assigner::new(books, Arc::new(store), Settings::default())
+            let assigner = Assigner::new(books, Arc::new(api.clone()), Settings::default());
+            let keeping = assigner.clone();
+            tokio::spawn(async move { keeping.keep(LOOK, 0.0).await });
+            assigner
         };
         let mut processes = vec![Arc::clone(&extender), Arc::clone(&second)];
         if !combined {
@@ -424,14 +106,19 @@ impl World {
         }
         Self {
             seed,
-            combined,
             assigners: vec![assigner(&first), assigner(&second)],
             truth,
             rng,
             faults,
+            planted,
             extender,
+            guards: Arc::new(Guards::new(Arc::new(api.clone()))),
+            api,
             processes,
             binding: Arc::default(),
+            doubted_until: Arc::new(Mutex::new(began)),
+            idle_from: Mutex::default(),
+            clock: Mutex::default(),
             pods: Mutex::new(0),
         }
     }
@@ -443,34 +130,33 @@ impl World {
     }
 
     pub(super) async fn step(&self) {
-        match self.rng.below(20) {
+        match self.rng.below(26) {
             0..=3 => self.mutate(),
             4 => self.share(),
-            5..=6 => self.finalize(),
-            7 => self.forge(),
-            8..=10 => self.schedule(),
-            11..=12 => self.end_pod(),
-            13 => {
+            5 => self.hcs_share(),
+            6 => self.task(),
+            7..=8 => self.finalize(),
+            9 => self.forge(),
+            10..=13 => self.schedule(),
+            14..=15 => self.end_pod(),
+            16 => {
                 let assigner = self.rng.pick(&self.assigners).unwrap().clone();
                 tokio::spawn(async move { assigner.tend().await });
             }
-            14 if self.rng.one_in(5) => {
+            17 if self.rng.one_in(5) => self.restart(),
+            17 if self.rng.one_in(2) => {
                 let process = self.rng.pick(&self.processes).unwrap();
-                // What a binding on its way becomes, only the process that sent it knows.
-                let busy = !self.binding.lock().unwrap().is_empty();
-                if !busy || !Arc::ptr_eq(process, &self.extender) {
-                    process.restart(&self.truth);
-                    self.truth.lock().unwrap().count("restarted");
-                }
+                process.stick(Duration::from_millis(self.rng.below(90_000)));
             }
-            14 => sleep(Duration::from_millis(self.rng.below(20_000))).await,
+            17 => sleep(Duration::from_millis(self.rng.below(20_000))).await,
+            18..=19 => self.run_tasks(),
+            20..=21 => self.end_pod(),
             _ => {
                 let process = self.rng.pick(&self.processes).unwrap();
                 let most = usize::try_from(self.rng.below(8)).unwrap();
                 process.deliver(&self.truth, most + 1);
             }
         }
-        // Watches are late, but not by minutes.
         if self.rng.one_in(10) {
             for process in &self.processes {
                 process.deliver(&self.truth, usize::MAX);
@@ -479,16 +165,25 @@ impl World {
         sleep(Duration::from_millis(self.rng.below(700))).await;
     }
 
+    fn restart(&self) {
+        let process = self.rng.pick(&self.processes).unwrap();
+        // What a binding on its way becomes, only the process that sent it knows.
+        let busy = !self.binding.lock().unwrap().is_empty()
+            || *self.doubted_until.lock().unwrap() > Instant::now();
+        if !busy || !Arc::ptr_eq(process, &self.extender) {
+            process.restart(&self.truth);
+            self.truth.lock().unwrap().count("restarted");
+        }
+    }
+
     /// A pod asks by label; what it gets becomes a pod, or does not.
     fn mutate(&self) {
         let which = usize::from(self.rng.one_in(2));
         let assigner = self.assigners[which].clone();
-        // The first assigner may share the extender's ledger: then the two never give one GPU.
-        let shares = self.combined && which == 0;
         let label = *self.rng.pick(&["x", "y", "assign"]).unwrap();
         let count = u32::try_from(1 + self.rng.below(4) / 3).unwrap();
         let (name, rng) = (self.name(), self.rng.clone());
-        let (truth, extender) = (Arc::clone(&self.truth), Arc::clone(&self.extender));
+        let truth = Arc::clone(&self.truth);
         tokio::spawn(async move {
             let pod = wants(&name, &[label], count);
             let asked = Instant::now();
@@ -517,29 +212,7 @@ impl World {
             {
                 let mut truth = truth.lock().unwrap();
                 truth.count("given");
-                let others: Vec<Given> = truth
-                    .given
-                    .iter()
-                    .filter(|one| truth.in_force(one))
-                    .cloned()
-                    .collect();
-                for other in &others {
-                    if let Some(gpu) = gpus.iter().find(|gpu| other.gpus.contains(gpu)) {
-                        truth.note(format!(
-                            "{gpu} was given to {name} and to {}",
-                            other.reservation
-                        ));
-                    }
-                }
-                if shares {
-                    let taken = extender.with(|ledger, _| {
-                        let mut taken = gpus.iter().filter(|gpu| ledger.is_taken_by_others(gpu));
-                        taken.next().cloned()
-                    });
-                    if let Some(gpu) = taken {
-                        truth.note(format!("{gpu} was given to {name} and by the extender"));
-                    }
-                }
+                truth.tell(format!("{gpus:?} given to {name}"));
                 truth.given.push(Given {
                     reservation: format!("r-{name}"),
                     gpus,
@@ -547,10 +220,13 @@ impl World {
                     pod: is_made.then(|| name.clone()),
                     made: false,
                 });
+                let wrong = oracle::problem(&truth.seen(), &SIZES);
+                truth.note(wrong);
             }
             if is_made {
                 sleep(Duration::from_millis(rng.below(20_000))).await;
                 let mut truth = truth.lock().unwrap();
+                truth.tell(format!("pod {name} made"));
                 truth.set_pod(pod);
                 let mut given = truth.given.iter_mut();
                 given
@@ -561,7 +237,7 @@ impl World {
         });
     }
 
-    /// A pod that asks the extender for a share, or for a whole card.
+    /// A pod that asks the extender for a share, or for a whole GPU.
     fn share(&self) {
         let name = self.name();
         let mib = if self.rng.one_in(3) { "40000" } else { "9000" };
@@ -573,21 +249,113 @@ impl World {
         self.truth.lock().unwrap().set_pod(pod);
     }
 
-    fn labelled_pod(&self) -> Option<Value> {
+    fn amounts(&self) -> BTreeMap<&'static str, &'static str> {
+        let vram = ["9Gi", "30Gi", "50Gi"];
+        let vram = *self.rng.pick(&vram).unwrap();
+        let mut amounts = BTreeMap::from([("ai.compute/vram", vram)]);
+        if vram == "50Gi" {
+            amounts.insert("ai.compute/devices", "2");
+        } else if self.rng.one_in(3) {
+            amounts.insert("ai.compute/tflops-fp16", "60");
+        }
+        amounts
+    }
+
+    /// A pod that asks by the resources of hcs.io, as admission lets it in.
+    fn hcs_share(&self) {
+        let name = self.name();
+        let vendor = *self.rng.pick(&["nvidia", "hygon", "any"]).unwrap();
+        let mut pod = json!({
+            "metadata": { "name": name, "namespace": "default", "uid": format!("uid-{name}"),
+                "labels": { "door": "hcs" }, "annotations": { "hcs.io/vendor-preference": vendor } },
+            "spec": { "schedulerName": "hami-scheduler", "containers": [{ "name": "c", "image": "i",
+                "resources": { "limits": self.amounts() } }] },
+        });
+        admit(&mut pod);
+        self.truth.lock().unwrap().set_pod(pod);
+    }
+
+    /// A ComputeTask is made.
+    fn task(&self) {
+        let name = self.name();
+        let text = self.amounts();
+        let amount = |key: &str| text.get(key).map(|text| Quantity::from(*text));
+        let mut task = ComputeTask::new(
+            &name,
+            ComputeTaskSpec {
+                resources: Amounts {
+                    vram: amount("ai.compute/vram"),
+                    tflops_fp16: amount("ai.compute/tflops-fp16"),
+                    devices: amount("ai.compute/devices"),
+                    ..Amounts::default()
+                },
+                retries: Some(i32::try_from(self.rng.below(3)).unwrap()),
+                template: PodTemplate {
+                    spec: json!({ "containers": [{ "name": "c", "image": "i" }] }),
+                    ..PodTemplate::default()
+                },
+                ..ComputeTaskSpec::default()
+            },
+        );
+        task.metadata.uid = Some(format!("uid-{name}"));
+        task.metadata.namespace = Some("default".into());
+        self.truth.lock().unwrap().tasks.insert(name, task);
+    }
+
+    /// The scheduler looks at every ComputeTask. A pod that is made, and a status that is written, may be lost.
+    fn run_tasks(&self) {
+        let mut truth = self.truth.lock().unwrap();
+        let faults = *self.faults.lock().unwrap();
+        let names: Vec<String> = truth.tasks.keys().cloned().collect();
+        for name in names {
+            let task = truth.tasks[&name].clone();
+            if compute_tasks::is_over(&task) {
+                continue;
+            }
+            let pod = compute_tasks::pod_name(&name, compute_tasks::attempt(&task));
+            let found = match truth.pods.get(&pod) {
+                Some(pod) => FoundPod::Own(Box::new(typed(pod))),
+                None => FoundPod::None,
+            };
+            let status = match compute_tasks::next(&task, &found, "2026-01-01T00:00:00Z") {
+                Next::Wait => continue,
+                Next::Report(status) => status,
+                Next::Make(mut pod, status) => {
+                    if faults && self.rng.one_in(10) {
+                        continue;
+                    }
+                    let made = pod["metadata"]["name"].as_str().unwrap().to_owned();
+                    pod["metadata"]["uid"] = format!("uid-{made}").into();
+                    pod["spec"]["schedulerName"] = "hami-scheduler".into();
+                    pod["metadata"]["labels"]["door"] = "hcs".into();
+                    admit(&mut pod);
+                    if !truth.pods.contains_key(&made) {
+                        truth.set_pod(*pod);
+                    }
+                    status
+                }
+            };
+            if faults && self.rng.one_in(10) {
+                continue;
+            }
+            let task = task.with_status(*status);
+            if compute_tasks::is_over(&task) {
+                truth.count("task over");
+            }
+            truth.tasks.insert(name, task);
+        }
+    }
+
+    fn labelled_pod(&self) -> Option<Pod> {
         let truth = self.truth.lock().unwrap();
-        let pods: Vec<&Value> = truth
-            .pods
-            .values()
-            .filter(|pod| pod_claim(&typed(pod)).is_some())
-            .collect();
-        self.rng.pick(&pods).map(|pod| (*pod).clone())
+        self.rng.pick(&truth.labelled()).map(|pod| (*pod).clone())
     }
 
     fn finalize(&self) {
         let Some(pod) = self.labelled_pod() else {
             return;
         };
-        let asked = Finalize::of_pod(&typed(&pod)).unwrap();
+        let asked = Finalize::of_pod(&pod).unwrap();
         let assigner = self.rng.pick(&self.assigners).unwrap().clone();
         let truth = Arc::clone(&self.truth);
         tokio::spawn(async move {
@@ -605,10 +373,10 @@ impl World {
                         claim.state == State::Active && claim.holder == asked.uid
                     });
                     if !is_its {
-                        truth.note(format!(
-                            "{gpu} was finalized for {} and is not its",
-                            asked.name
-                        ));
+                        let name = &asked.name;
+                        truth.note(Some(format!(
+                            "{gpu} was finalized for {name} and is not its"
+                        )));
                     }
                 }
             }
@@ -620,7 +388,7 @@ impl World {
         let Some(pod) = self.labelled_pod() else {
             return;
         };
-        let mut asked = Finalize::of_pod(&typed(&pod)).unwrap();
+        let mut asked = Finalize::of_pod(&pod).unwrap();
         match self.rng.below(4) {
             0 => asked.uid = "forged".into(),
             1 => asked.reservation = "forged".into(),
@@ -634,7 +402,9 @@ impl World {
             let mut truth = truth.lock().unwrap();
             truth.count("forged");
             if answer.is_ok() {
-                truth.note(format!("a forged finalize was answered with ok: {asked:?}"));
+                truth.note(Some(format!(
+                    "a forged finalize was answered with ok: {asked:?}"
+                )));
             }
         });
     }
@@ -644,13 +414,9 @@ impl World {
         let pod = {
             let truth = self.truth.lock().unwrap();
             let binding = self.binding.lock().unwrap();
-            let pods: Vec<&Value> = truth
-                .pods
-                .iter()
-                .filter(|(name, pod)| pod["spec"]["nodeName"].is_null() && !binding.contains(*name))
-                .map(|(_, pod)| pod)
-                .collect();
-            self.rng.pick(&pods).map(|pod| (*pod).clone())
+            let names = truth.waiting().filter(|name| !binding.contains(*name));
+            let names: Vec<&String> = names.collect();
+            self.rng.pick(&names).map(|name| truth.pods[*name].clone())
         };
         let Some(pod) = pod else { return };
         let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
@@ -664,15 +430,18 @@ impl World {
             return;
         };
         self.binding.lock().unwrap().insert(name.clone());
-        let (extender, truth, rng) = (
-            Arc::clone(&self.extender),
-            Arc::clone(&self.truth),
-            self.rng.clone(),
-        );
-        let (binding, faults) = (Arc::clone(&self.binding), Arc::clone(&self.faults));
+        let bind = Bind {
+            extender: Arc::clone(&self.extender),
+            guards: Arc::clone(&self.guards),
+            api: self.api.clone(),
+            planted: self.planted,
+            doubted_until: Arc::clone(&self.doubted_until),
+        };
+        let (binding, wait) = (Arc::clone(&self.binding), self.rng.below(3000));
         tokio::spawn(async move {
-            sleep(Duration::from_millis(rng.below(3000))).await;
+            sleep(Duration::from_millis(wait)).await;
             let uid = asks.pod.uid.clone();
+            let extender = &bind.extender;
             let begun = extender.with(|ledger, now| ledger.begin_bind(&uid, &placement.node, now));
             let begun = match begun {
                 Begun::NotReserved => extender
@@ -680,119 +449,103 @@ impl World {
                     .unwrap_or(Begun::NotReserved),
                 begun => begun,
             };
-            if let Begun::Go {
-                pod: read,
-                placement,
-            } = begun
-            {
-                Self::bind(
-                    &extender,
-                    &truth,
-                    &rng,
-                    *faults.lock().unwrap(),
-                    &name,
-                    &read,
-                    &placement,
-                );
+            if let Begun::Go { pod, placement } = begun {
+                bind.guarded(&typed_name(&pod), &pod, &placement).await;
             }
             binding.lock().unwrap().remove(&name);
         });
     }
 
-    fn bind(
-        extender: &Process,
-        truth: &Mutex<Truth>,
-        rng: &Rng,
-        faults: bool,
-        name: &str,
-        read: &Pod,
-        placement: &placement::Placement,
-    ) {
-        let uid = read.metadata.uid.clone().unwrap();
-        let mut truth = truth.lock().unwrap();
-        let granted = placement.containers.iter().flat_map(|one| &one.grants);
-        for gpu in granted.map(|grant| grant.device.to_string()) {
-            let others = extender.with(|ledger, _| {
-                let held = ledger.claim(&gpu).filter(|held| !held.lapsed)?;
-                let pod = ledger.claimant(&held.claim);
-                (pod.is_none_or(|pod| pod.uid != uid)).then(|| held.claim.reservation.clone())
-            });
-            if let Some(other) = others {
-                truth.note(format!(
-                    "{gpu} is bound to {name}, and the extender knew it was reserved by {other}"
-                ));
-            }
-        }
-        let written = extender.with(|ledger, _| {
-            let node = ledger.cluster().node(&placement.node);
-            allocation::write(read, placement, node, &VENDORS, 0)
-        });
-        if faults && rng.one_in(12) {
-            extender.with(|ledger, _| ledger.bind_refused(&uid));
-            return;
-        }
-        let there = truth.pods.get(name).cloned();
-        let Some(mut pod) = there.filter(|pod| pod["spec"]["nodeName"].is_null()) else {
-            extender.with(|ledger, _| ledger.bind_refused(&uid));
-            return;
-        };
-        pod["spec"]["nodeName"] = placement.node.to_string().into();
-        for (key, value) in written.annotations {
-            pod["metadata"]["annotations"][key] = value.into();
-        }
-        truth.set_pod(pod);
-        truth.count("bound");
-        if faults && rng.one_in(12) {
-            extender.with(|ledger, now| ledger.bind_in_doubt(&uid, now));
-        } else {
-            extender.with(|ledger, now| ledger.bound(&uid, now));
-        }
-    }
-
+    /// A pod is deleted, or has run to its end.
     fn end_pod(&self) {
-        let name = {
-            let truth = self.truth.lock().unwrap();
-            let names: Vec<&String> = truth.pods.keys().collect();
-            self.rng.pick(&names).map(|name| (*name).clone())
+        let mut truth = self.truth.lock().unwrap();
+        let names: Vec<&String> = truth.pods.keys().collect();
+        let Some(name) = self.rng.pick(&names).map(|name| (*name).clone()) else {
+            return;
         };
-        if let Some(name) = name {
-            self.truth.lock().unwrap().delete_pod(&name);
+        let mut pod = truth.pods[&name].clone();
+        if !pod["spec"]["nodeName"].is_null() && !has_ended(&pod) && self.rng.one_in(2) {
+            let phase = if self.rng.one_in(2) {
+                "Succeeded"
+            } else {
+                "Failed"
+            };
+            pod["status"] = json!({ "phase": phase });
+            truth.set_pod(pod);
+        } else {
+            truth.delete_pod(&name);
         }
     }
 
     /// What may never be, as the API server has it.
-    pub(super) fn check(&self) {
-        let truth = self.truth.lock().unwrap();
-        if let Some(wrong) = &truth.wrong {
-            panic!("seed {}: {wrong}", self.seed);
-        }
-        let mut holders: BTreeMap<String, Vec<(&str, bool)>> = BTreeMap::new();
-        for (name, pod) in &truth.pods {
-            if pod["spec"]["nodeName"].is_null() {
-                continue;
-            }
-            let is_labelled = pod_claim(&typed(pod)).is_some();
-            for gpu in Truth::holds(pod) {
-                holders.entry(gpu).or_default().push((name, is_labelled));
-            }
-        }
-        for (gpu, holders) in holders {
-            let alone = holders.len() == 1 || holders.iter().all(|(_, is_labelled)| !is_labelled);
-            assert!(alone, "seed {}: {gpu} is held by {holders:?}", self.seed);
-            assert!(
-                holders.len() <= 4,
-                "seed {}: {gpu} is held by {holders:?}",
-                self.seed
-            );
+    pub(super) fn check(&self) -> Result<(), String> {
+        let idle = self.idle();
+        let mut truth = self.truth.lock().unwrap();
+        let wrong = oracle::problem(&truth.seen(), &SIZES);
+        truth.note(wrong);
+        truth.note(self.clock.lock().unwrap().problem(idle, Instant::now()));
+        match &truth.wrong {
+            Some(wrong) => Err(format!("seed {}: {wrong}", self.seed)),
+            None => Ok(()),
         }
     }
 
+    /// What takes GPUs in the processes' ledgers and is of no pod, where the process has been told so.
+    fn idle(&self) -> BTreeSet<Idle> {
+        let truth = self.truth.lock().unwrap();
+        let carried = truth.carried().map(|claim| claim.reservation.as_str());
+        let carried: BTreeSet<&str> = carried.collect();
+        let mut idle_from = self.idle_from.lock().unwrap();
+        let mut idle = BTreeSet::new();
+        let mut there = BTreeSet::new();
+        for (at, process) in self.processes.iter().enumerate() {
+            let taking: Vec<Claim> = process.with(|ledger, now| {
+                ledger.expire(now);
+                let claims = ledger.claims().filter(|(_, held)| !held.lapsed);
+                let mut taking: Vec<Claim> = claims.map(|(_, held)| held.claim.clone()).collect();
+                taking.extend(ledger.guarded().map(|gpu| {
+                    let lease = truth.leases.get(&lease_name(gpu));
+                    let claim = lease.map(|lease| Claim::read(lease).unwrap());
+                    let unknown = || Claim::binding(gpu, "binding", "", Books::wall(&**process));
+                    claim.unwrap_or_else(unknown)
+                }));
+                taking
+            });
+            for claim in taking {
+                let lease = truth.leases.get(&lease_name(&claim.gpu));
+                let version = lease.and_then(|lease| lease.metadata.resource_version.clone());
+                let is_late = !claim.version.is_empty()
+                    && version.as_deref() != Some(&claim.version)
+                    && process.seen() < truth.log.len();
+                if is_late || carried.contains(claim.reservation.as_str()) {
+                    continue;
+                }
+                let what = (claim.reservation.clone(), claim.version.clone());
+                let from = *idle_from.entry(what.clone()).or_insert(truth.log.len());
+                there.insert(what.clone());
+                // An assigner lets go of it: one that has not been told cannot.
+                let others = self.processes.iter().all(|process| process.seen() >= from);
+                if process.seen() >= from && (others || claim.state != State::Active) {
+                    idle.insert(Idle {
+                        process: at,
+                        gpu: claim.gpu,
+                        what,
+                        was_active: claim.state == State::Active,
+                    });
+                }
+            }
+        }
+        idle_from.retain(|what, _| there.contains(what));
+        idle
+    }
+
     /// Without faults and new pods, everything that no pod holds is free within the proposal's time.
-    pub(super) async fn settle(&self) {
+    pub(super) async fn settle(&self) -> Result<(), String> {
         *self.faults.lock().unwrap() = false;
         sleep(Duration::from_secs(40)).await;
-        for _ in 0..4 {
+        for _ in 0..5 {
             for process in &self.processes {
+                process.unstick();
                 process.deliver(&self.truth, usize::MAX);
                 process.with(Ledger::expire);
             }
@@ -804,26 +557,63 @@ impl World {
         for process in &self.processes {
             process.deliver(&self.truth, usize::MAX);
         }
-        self.check();
-        let truth = self.truth.lock().unwrap();
-        for lease in truth.leases.values() {
-            let claim = Claim::read(lease).unwrap();
-            let pods = truth.pods.values().filter_map(|pod| pod_claim(&typed(pod)));
-            let mut carriers = pods.filter(|pod| pod.reservation == claim.reservation);
-            assert!(
-                carriers.any(|pod| pod.uid == claim.holder),
-                "seed {}: {claim:?} is nobody's",
-                self.seed
-            );
-        }
-        for process in &self.processes {
-            process.with(|ledger, _| {
-                for (gpu, held) in ledger.claims() {
-                    let lease = truth.leases.get(&lease_name(gpu));
-                    let claim = lease.map(|lease| Claim::read(lease).unwrap());
-                    assert_eq!(claim.as_ref(), Some(&held.claim), "seed {}", self.seed);
+        self.check()?;
+        {
+            let truth = self.truth.lock().unwrap();
+            for claim in truth.claims() {
+                let mut carriers = truth.carried();
+                if !carriers
+                    .any(|pod| pod.reservation == claim.reservation && pod.uid == claim.holder)
+                {
+                    return Err(format!("seed {}: {claim:?} is of no pod", self.seed));
                 }
-            });
+            }
+            for process in &self.processes {
+                let known: Vec<Claim> = process.with(|ledger, _| {
+                    let claims = ledger.claims();
+                    claims.map(|(_, held)| held.claim.clone()).collect()
+                });
+                let mut there = truth.claims();
+                there.sort_by(|a, b| a.gpu.cmp(&b.gpu));
+                if known != there {
+                    return Err(format!(
+                        "seed {}: {known:?} is known, not {there:?}",
+                        self.seed
+                    ));
+                }
+            }
+        }
+        self.give_the_rest().await
+    }
+
+    /// Every GPU that is free is given to who asks for any.
+    async fn give_the_rest(&self) -> Result<(), String> {
+        let free = {
+            let truth = self.truth.lock().unwrap();
+            let seen = truth.seen();
+            let grants = seen.holders.iter().flat_map(|(.., grants)| grants);
+            let mut taken: BTreeSet<String> = grants.map(|one| one.device.to_string()).collect();
+            taken.extend(truth.claims().into_iter().map(|claim| claim.gpu));
+            let gpus = SIZES.keys().filter(|gpu| !gpu.starts_with("k100"));
+            gpus.filter(|gpu| !taken.contains(*gpu)).count()
+        };
+        let mut given = 0;
+        while given <= free {
+            let name = self.name();
+            let body = review(&format!("r-{name}"), &wants(&name, &["assign"], 1)).to_string();
+            let answer = self.assigners[1].mutate(body.as_bytes()).await;
+            if answer["response"]["allowed"] != true {
+                break;
+            }
+            given += 1;
+        }
+        if given == free {
+            Ok(())
+        } else {
+            Err(format!(
+                "seed {}: {free} GPUs are free, and {given} are given; some are lost",
+                self.seed
+            ))
         }
     }
 
@@ -835,6 +625,9 @@ impl World {
             "finalized",
             "forged",
             "bound",
+            "hcs bound",
+            "guarded out",
+            "task over",
             "restarted",
             "answer lost",
             "written late",
@@ -845,4 +638,145 @@ impl World {
             .map(|what| (what, truth.figures.get(what).copied().unwrap_or_default()))
             .collect()
     }
+}
+
+fn admit(pod: &mut Value) {
+    let changes = ADMISSION.mutate(pod, &Context::default()).unwrap();
+    json_patch::patch(pod, &json_patch::Patch(changes)).unwrap();
+}
+
+fn typed_name(pod: &Pod) -> String {
+    pod.metadata.name.clone().unwrap()
+}
+
+/// The extender's /bind, as `scheduler::bind` does it over a real API server.
+struct Bind {
+    extender: Arc<Process>,
+    guards: Arc<Guards>,
+    api: Flaky,
+    planted: Planted,
+    doubted_until: Arc<Mutex<Instant>>,
+}
+
+impl Bind {
+    async fn guarded(&self, name: &str, pod: &Pod, placement: &Placement) {
+        let of = identity(pod);
+        let grants = placement.containers.iter().flat_map(|one| &one.grants);
+        let gpus: BTreeSet<String> = grants
+            .filter(|grant| grant.vendor.as_str() == "NVIDIA")
+            .map(|grant| grant.device.to_string())
+            .collect();
+        let gpus: Vec<String> = match self.planted {
+            Planted::BindsUnguarded => Vec::new(),
+            _ => gpus.into_iter().collect(),
+        };
+        let guarded = Guarded {
+            uid: of.uid.clone(),
+            namespace: of.namespace,
+            name: of.name,
+            claim: pod_claim(pod),
+        };
+        let guard = match self.guards.take(&gpus, &guarded, &*self.extender).await {
+            Ok(guard) if guard.holds() => guard,
+            refused => {
+                if let Ok(guard) = refused {
+                    self.guards.give_back(guard, true).await;
+                }
+                self.api.truth.lock().unwrap().count("guarded out");
+                self.extender.with(|ledger, _| ledger.bind_refused(&of.uid));
+                return;
+            }
+        };
+        self.extender.with(|ledger, now| {
+            for claim in &guard.finalized {
+                ledger.set_claim(claim.clone(), Duration::ZERO, now);
+            }
+        });
+        self.send(name, &of.uid, pod, placement, guard).await;
+    }
+
+    async fn send(&self, name: &str, uid: &str, pod: &Pod, placement: &Placement, guard: Guard) {
+        let written = self.extender.with(|ledger, _| {
+            let node = ledger.cluster().node(&placement.node);
+            allocation::write(pod, placement, node, &VENDORS, 0).annotations
+        });
+        let (of, node) = (name.to_owned(), placement.node.to_string());
+        let annotations = written.clone();
+        let sending = self.api.write(BINDING_LATE, move |truth| {
+            land(truth, &of, &node, &annotations)
+        });
+        let sent = timeout(GIVE_UP_AFTER, sending).await;
+        let sent = sent.unwrap_or_else(|_| Sent::Unknown("no answer".into()));
+        let settled = match sent {
+            Sent::Done(()) => {
+                self.extender.with(|ledger, now| ledger.bound(uid, now));
+                true
+            }
+            Sent::Gone | Sent::Refused(_) => {
+                self.extender.with(|ledger, _| ledger.bind_refused(uid));
+                true
+            }
+            Sent::Conflict => {
+                let there = self.api.truth.lock().unwrap().pods.get(name).cloned();
+                match there.map(|there| typed(&there)) {
+                    Some(there) if there.spec.node_name == *placement.node => {
+                        let empty = BTreeMap::new();
+                        let said = there.metadata.annotations.as_ref().unwrap_or(&empty);
+                        let is_ours = written
+                            .iter()
+                            .all(|(key, value)| said.get(key) == Some(value));
+                        self.extender.with(|ledger, now| match is_ours {
+                            true => ledger.bound(uid, now),
+                            false => ledger.bound_otherwise(&there, now),
+                        });
+                    }
+                    Some(there) if !there.spec.node_name.is_empty() => {
+                        let bound = |ledger: &mut Ledger, now| ledger.bound_otherwise(&there, now);
+                        self.extender.with(bound);
+                    }
+                    _ => self.extender.with(|ledger, _| ledger.bind_refused(uid)),
+                }
+                true
+            }
+            Sent::Unknown(_) => {
+                *self.doubted_until.lock().unwrap() = Instant::now() + BINDING_LATE;
+                self.extender
+                    .with(|ledger, now| ledger.bind_in_doubt(uid, now));
+                false
+            }
+        };
+        let is_hcs = pod
+            .metadata
+            .labels
+            .as_ref()
+            .is_some_and(|labels| labels.contains_key("door"));
+        if self.planted == Planted::HcsIsNotCounted && is_hcs {
+            self.extender.with(|ledger, _| ledger.remove_pod(uid));
+        }
+        self.guards.give_back(guard, settled).await;
+    }
+}
+
+/// The binding happens.
+fn land(truth: &mut Truth, name: &str, node: &str, written: &BTreeMap<String, String>) -> Sent<()> {
+    let Some(mut pod) = truth.pods.get(name).cloned() else {
+        return Sent::Gone;
+    };
+    if !pod["spec"]["nodeName"].is_null() {
+        return Sent::Conflict;
+    }
+    truth.tell(format!(
+        "pod {name} bound to {node}: {:?}",
+        written.get("hami.io/vgpu-devices-allocated")
+    ));
+    let is_hcs = !pod["metadata"]["labels"]["door"].is_null();
+    pod["spec"]["nodeName"] = node.into();
+    for (key, value) in written {
+        pod["metadata"]["annotations"][key] = value.clone().into();
+    }
+    truth.set_pod(pod);
+    truth.count(if is_hcs { "hcs bound" } else { "bound" });
+    let wrong = oracle::problem(&truth.seen(), &SIZES);
+    truth.note(wrong);
+    Sent::Done(())
 }
