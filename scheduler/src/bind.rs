@@ -240,12 +240,11 @@ impl Scheduler {
         let guarded = Guarded {
             uid: of.uid,
             namespace: of.namespace,
-            name: of.name,
             claim: pod_claim(pod),
         };
         let guard = guards.take(&gpus, &guarded, self).await?;
         self.change(|ledger, now| {
-            for claim in &guard.finalized {
+            for claim in &guard.renewed {
                 ledger.set_claim(claim.clone(), Duration::ZERO, now);
             }
         });

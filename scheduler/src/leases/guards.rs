@@ -69,8 +69,6 @@ pub struct Guarded {
     pub uid: String,
     /// Its namespace.
     pub namespace: String,
-    /// Its name.
-    pub name: String,
     /// The reservation by label that it carries.
     pub claim: Option<PodClaim>,
 }
@@ -89,8 +87,8 @@ pub trait Known: Send + Sync {
 pub struct Guard {
     gpus: Vec<String>,
     since: Instant,
-    /// The pod's own reservations, as they were made active here.
-    pub finalized: Vec<Claim>,
+    /// The pod's own reservations, as they were renewed here.
+    pub renewed: Vec<Claim>,
 }
 
 impl Guard {
@@ -122,7 +120,7 @@ struct Slot {
 enum Taken {
     /// A Lease of this process, asked for at that time.
     Lease(Instant),
-    /// The pod's own reservation; with the Lease where it was made active just now.
+    /// The pod's own reservation; with the Lease where it was renewed just now.
     Own(Option<Box<Claim>>),
 }
 
@@ -159,7 +157,7 @@ impl Guards {
         let mut guard = Guard {
             gpus: Vec::new(),
             since: Instant::now(),
-            finalized: Vec::new(),
+            renewed: Vec::new(),
         };
         let taking = gpus.iter().map(|gpu| self.take_one(gpu, pod, known));
         let mut refused = None;
@@ -169,7 +167,7 @@ impl Guards {
                     guard.since = guard.since.min(since);
                     guard.gpus.push(gpu.clone());
                 }
-                Ok(Taken::Own(finalized)) => guard.finalized.extend(finalized.map(|claim| *claim)),
+                Ok(Taken::Own(renewed)) => guard.renewed.extend(renewed.map(|claim| *claim)),
                 Err(why) => refused = Some(why),
             }
         }
@@ -262,7 +260,7 @@ impl Guards {
                 }
                 Ok(Found::Claim(there)) => match self.judge(*there, pod, known).await? {
                     Judged::Own => return Ok(Taken::Own(None)),
-                    Judged::Finalized(written) => return Ok(Taken::Own(Some(written))),
+                    Judged::Renewed(written) => return Ok(Taken::Own(Some(written))),
                     Judged::Over(there) => over = Some(*there),
                     Judged::Again(text) => {
                         if let Some(text) = text {
@@ -297,9 +295,9 @@ impl Guards {
                 State::Active if there.holder == pod.uid => Ok(Judged::Own),
                 // Written, so that an assigner that takes it to have run out finds it changed.
                 State::Proposed => {
-                    let active = there.activated(&pod.name, &pod.uid, known.wall());
-                    Ok(match self.store.replace(active).await {
-                        Sent::Done(written) => Judged::Finalized(Box::new(written)),
+                    let renewed = there.renewed(known.wall());
+                    Ok(match self.store.replace(renewed).await {
+                        Sent::Done(written) => Judged::Renewed(Box::new(written)),
                         Sent::Refused(why) => return Err(not_written(&there.gpu, why)),
                         Sent::Unknown(text) => Judged::Again(Some(text)),
                         Sent::Conflict | Sent::Gone => Judged::Again(None),
@@ -323,7 +321,7 @@ impl Guards {
 
 enum Judged {
     Own,
-    Finalized(Box<Claim>),
+    Renewed(Box<Claim>),
     /// It has run out: a write over it is refused if it has changed since.
     Over(Box<Claim>),
     Again(Option<String>),

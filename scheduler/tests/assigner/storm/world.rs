@@ -617,7 +617,7 @@ impl World {
         }
     }
 
-    pub(super) fn figures(&self) -> Vec<(&'static str, u64)> {
+    pub(super) fn figures(&self) -> BTreeMap<&'static str, u64> {
         let truth = self.truth.lock().unwrap();
         let wanted = [
             "given",
@@ -673,7 +673,6 @@ impl Bind {
         let guarded = Guarded {
             uid: of.uid.clone(),
             namespace: of.namespace,
-            name: of.name,
             claim: pod_claim(pod),
         };
         let guard = match self.guards.take(&gpus, &guarded, &*self.extender).await {
@@ -688,7 +687,7 @@ impl Bind {
             }
         };
         self.extender.with(|ledger, now| {
-            for claim in &guard.finalized {
+            for claim in &guard.renewed {
                 ledger.set_claim(claim.clone(), Duration::ZERO, now);
             }
         });
