@@ -1,6 +1,6 @@
 //! The flags of `vgpu-scheduler`: the reference's names where it has one, and what each means here. Never acts on them.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use clap::builder::BoolishValueParser;
 use clap::{Parser, Subcommand};
 use server::{LogFormat, TraceArgs};
 
-use crate::ClaimSettings;
 use crate::assigner::Pin;
+use crate::{ClaimSettings, parse};
 
 /// Chooses the GPU and the node of every pod that asks for devices, next to a stock kube-scheduler that calls it.
 ///
@@ -36,7 +36,7 @@ pub struct Args {
         env = "VGPU_HTTP_BIND",
         value_name = "ADDRESS",
         default_value = "127.0.0.1:8080",
-        value_parser = address
+        value_parser = parse::address
     )]
     pub http_bind: SocketAddr,
 
@@ -59,12 +59,12 @@ pub struct Args {
     pub key_file: Option<PathBuf>,
 
     /// Serve /metrics and /explain here, too: ADDRESS:PORT, or :PORT for every address.
-    #[arg(long, env = "VGPU_METRICS_ADDR", value_name = "ADDRESS", value_parser = address)]
+    #[arg(long, env = "VGPU_METRICS_ADDR", value_name = "ADDRESS", value_parser = parse::address)]
     pub metrics_bind_address: Option<SocketAddr>,
 
     /// Serve the cluster's GPU page here: who holds and uses which GPUs, over time. ADDRESS:PORT, or :PORT for every
     /// address, which needs --gpu-page-token. Off by default.
-    #[arg(long, env = "VGPU_GPU_PAGE", value_name = "ADDRESS", value_parser = address)]
+    #[arg(long, env = "VGPU_GPU_PAGE", value_name = "ADDRESS", value_parser = parse::address)]
     pub gpu_page: Option<SocketAddr>,
 
     /// Ask readers of the GPU page for this token: as a bearer token, or as the password that a browser asks for.
@@ -78,11 +78,11 @@ pub struct Args {
 
     /// Node monitors that say what pods use, as HOST:PORT, separated by commas. A name with several addresses, as a
     /// headless Service has, is a monitor at each of them. Without it the page shows only what pods hold.
-    #[arg(long, env = "VGPU_GPU_PAGE_MONITORS", value_name = "PLACES", value_delimiter = ',', value_parser = place)]
+    #[arg(long, env = "VGPU_GPU_PAGE_MONITORS", value_name = "PLACES", value_delimiter = ',', value_parser = parse::host_port)]
     pub gpu_page_monitors: Vec<String>,
 
     /// How often node monitors are asked: 30s, 1m; at least 1s. The page remembers 240 answers.
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = interval)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse::interval)]
     pub gpu_page_interval: Duration,
 
     /// The cluster, as kubectl knows it; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
@@ -188,7 +188,7 @@ pub struct Args {
 
     /// How long what a filter gave stands that nobody binds: 15m, 900s. kube-scheduler may bind volumes for ten
     /// minutes.
-    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = parse::duration)]
     pub reservation_timeout: Duration,
 
     /// Calls of the API server a second; 0 for no limit, which is right: a limit here is a limit on pods a second.
@@ -200,7 +200,7 @@ pub struct Args {
     pub kube_burst: u32,
 
     /// How long a call of the API server may take, in seconds, or as 30s.
-    #[arg(long, value_name = "TIME", default_value = "30", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "30", value_parser = parse::duration)]
     pub kube_timeout: Duration,
 
     /// Serve HAMi's older metric names beside the present ones.
@@ -219,16 +219,16 @@ pub struct Args {
     pub claims_namespace: Option<String>,
 
     /// How far the clocks of those who write Leases may differ. Counts only for Leases that are older than this process.
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse::duration)]
     pub claims_clock_skew: Duration,
 
     /// With --assigner: where /mutate is served for the API server, over HTTPS if --cert_file names a certificate. By default
     /// :443, and nowhere with --embedded, where --admit needs no webhook.
-    #[arg(long, value_name = "ADDRESS", value_parser = address, requires = "assigner")]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse::address, requires = "assigner")]
     pub assigner_bind: Option<SocketAddr>,
 
     /// With --assigner: where its routes for people are served.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = address)]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = parse::address)]
     pub assigner_ui_bind: SocketAddr,
 
     /// With --assigner: how the node of a pod is settled.
@@ -271,11 +271,11 @@ pub struct Args {
     pub profiling: bool,
 
     /// Accepted for HAMi's charts; no node is ever locked.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub node_lock_timeout: Option<Duration>,
 
     /// Accepted for HAMi's charts; no node is ever locked.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub node_lock_retry_timeout: Option<Duration>,
 }
 
@@ -285,7 +285,7 @@ pub enum Command {
     /// Try, replay and explain scheduling without a cluster.
     Simulator(Box<crate::simulate::Args>),
     /// Hand whole GPUs to pods that ask by label.
-    Assigner(Box<crate::assigner::Args>),
+    Assigner(Box<crate::assigner_program::Args>),
 }
 
 impl Args {
@@ -330,116 +330,9 @@ impl Args {
     }
 }
 
-/// `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or `:8080` for every address.
-pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
-    let wrong = || "expected ADDRESS:PORT, such as 127.0.0.1:8080, or :8080".to_owned();
-    if let Ok(address) = text.parse() {
-        return Ok(address);
-    }
-    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let port: u16 = port.parse().map_err(|_| wrong())?;
-    let host: IpAddr = match host {
-        "" => Ipv4Addr::UNSPECIFIED.into(),
-        "localhost" => Ipv4Addr::LOCALHOST.into(),
-        _ => return Err(wrong()),
-    };
-    Ok(SocketAddr::new(host, port))
-}
-
-/// `HOST:PORT`.
-fn place(text: &str) -> Result<String, String> {
-    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
-    match port.map(|(_, port)| port.parse::<u16>()) {
-        Some(Ok(1..)) => Ok(text.to_owned()),
-        _ => Err("expected HOST:PORT, such as vgpu-monitor.kube-system.svc:31993".to_owned()),
-    }
-}
-
-/// A time of at least a second.
-fn interval(text: &str) -> Result<Duration, String> {
-    match duration(text)? {
-        time if time < Duration::from_secs(1) => Err("expected at least 1s".to_owned()),
-        time => Ok(time),
-    }
-}
-
-/// `15m`, `1h30m`, `900s`, `500ms`, as Go writes them; a bare number is seconds.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "expected a time such as 15m, 1h30m, 900s or 500ms".to_owned();
-    if let Ok(seconds) = text.parse::<u32>() {
-        return Ok(Duration::from_secs(seconds.into()));
-    }
-    let mut sum = 0.0;
-    let mut rest = text.trim();
-    if rest.is_empty() {
-        return Err(wrong());
-    }
-    while !rest.is_empty() {
-        let digits = rest
-            .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
-            .ok_or_else(wrong)?;
-        let (number, unit) = rest.split_at(digits);
-        let number: f64 = number.parse().map_err(|_| wrong())?;
-        let end = unit
-            .find(|letter: char| letter.is_ascii_digit() || letter == '.')
-            .unwrap_or(unit.len());
-        let (unit, after) = unit.split_at(end);
-        sum += number
-            * match unit {
-                "h" => 3600.0,
-                "m" => 60.0,
-                "s" => 1.0,
-                "ms" => 1e-3,
-                "us" | "µs" => 1e-6,
-                "ns" => 1e-9,
-                _ => return Err(wrong()),
-            };
-        rest = after;
-    }
-    Duration::try_from_secs_f64(sum).map_err(|_| wrong())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_read_as_go_writes_them() {
-        let read = |text| duration(text).map(|time| time.as_millis());
-
-        assert_eq!(read("15m"), Ok(900_000));
-        assert_eq!(read("1h30m"), Ok(5_400_000));
-        assert_eq!(read("1.5s"), Ok(1_500));
-        assert_eq!(read("500ms"), Ok(500));
-        assert_eq!(read("30"), Ok(30_000));
-        for wrong in ["", "m", "15", "15x", "-5s", "1h-", "s15"] {
-            assert_eq!(read(wrong).is_err(), wrong != "15", "{wrong}");
-        }
-    }
-
-    #[test]
-    fn addresses_are_read_as_the_reference_takes_them() {
-        let read = |text| address(text).map(|address| address.to_string());
-
-        assert_eq!(read("127.0.0.1:80"), Ok("127.0.0.1:80".into()));
-        assert_eq!(read(":9395"), Ok("0.0.0.0:9395".into()));
-        assert_eq!(read("localhost:1"), Ok("127.0.0.1:1".into()));
-        assert_eq!(read("[::1]:2"), Ok("[::1]:2".into()));
-        for wrong in ["", "8080", "host:80", "127.0.0.1", ":99999"] {
-            assert!(read(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn places_of_monitors_have_a_port() {
-        assert_eq!(place("a.svc:31993"), Ok("a.svc:31993".into()));
-        assert_eq!(place("[::1]:1"), Ok("[::1]:1".into()));
-        for wrong in ["", "a", ":1", "a:", "a:x", "a:0", "a:70000"] {
-            assert!(place(wrong).is_err(), "{wrong}");
-        }
-        assert!(interval("500ms").is_err());
-        assert_eq!(interval("2s"), Ok(Duration::from_secs(2)));
-    }
 
     #[test]
     fn flags_of_the_reference_are_accepted_in_each_of_their_forms() {

@@ -12,7 +12,6 @@ pub mod page;
 pub mod review;
 
 mod nodes;
-mod serve;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -27,8 +26,6 @@ use crate::leases::{self, Found, Sent, Store};
 use crate::ledger::{ClaimAsk, Held, Ledger, NotClaimed};
 use judge::{Tend, Verdict};
 use meters::Meters;
-
-pub use serve::{Args, Level, Serving, program};
 
 /// How often GPUs are chosen anew because another replica was faster.
 const MOST_CHOICES: usize = 16;

@@ -9,6 +9,7 @@
 pub mod api;
 pub mod args;
 pub mod assigner;
+pub mod assigner_program;
 pub mod bind;
 pub mod compute_nodes;
 mod compute_quotas;
@@ -24,6 +25,7 @@ pub mod leases;
 pub mod ledger;
 pub mod limit;
 pub mod metrics;
+mod parse;
 pub mod preempt;
 mod shown;
 pub mod simulate;

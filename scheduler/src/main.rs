@@ -17,7 +17,8 @@ use kube_api::config::DeviceConfig;
 use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
 use scheduler::args::{Args, Command};
-use scheduler::assigner::{self, Assigner, Serving};
+use scheduler::assigner::{self, Assigner};
+use scheduler::assigner_program::{self, Serving};
 use scheduler::embedded::Admit;
 use scheduler::events::Events;
 use scheduler::gpus::Gpus;
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
             return simulate::program("vgpu-scheduler simulator", *args);
         }
         Some(Command::Assigner(args)) => {
-            return assigner::program("vgpu-scheduler assigner", *args);
+            return assigner_program::program("vgpu-scheduler assigner", *args);
         }
         None => {}
     }

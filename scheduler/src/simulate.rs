@@ -56,7 +56,7 @@ pub struct Args {
         env = "VGPU_SIMULATOR_BIND",
         value_name = "ADDRESS",
         default_value = "127.0.0.1:1212",
-        value_parser = crate::args::address
+        value_parser = crate::parse::address
     )]
     pub bind: SocketAddr,
 
@@ -125,7 +125,7 @@ pub struct Args {
     pub allow_pending: bool,
 
     /// How long a step of a scenario may take, in seconds, or as 5m.
-    #[arg(long, value_name = "TIME", default_value = "60", value_parser = crate::args::duration, requires = "scenario")]
+    #[arg(long, value_name = "TIME", default_value = "60", value_parser = crate::parse::duration, requires = "scenario")]
     pub step_timeout: Duration,
 
     /// The real cluster, as kubectl knows it; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
@@ -213,7 +213,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let kubernetes = match args.kubernetes_bind.as_str() {
         "off" | "" => None,
         text => {
-            let address = crate::args::address(text)
+            let address = crate::parse::address(text)
                 .map_err(|why| anyhow!("--kubernetes-bind {text}: {why}, or off"))?;
             Some(bind(address, "--kubernetes-bind").await?)
         }

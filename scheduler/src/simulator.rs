@@ -37,7 +37,7 @@ pub use self::kinds::{KINDS, Kind};
 pub use self::page::Pages;
 pub use self::results::Prefix;
 pub use self::shown::Shown;
-pub use self::turns::Scheduling;
+pub use self::writes::Scheduling;
 
 /// A cluster in memory with a scheduler's configuration. Clones share it.
 #[derive(Debug, Clone)]

@@ -65,11 +65,6 @@ const STILL_IN_CIRCLES: &[(&str, &[&str])] = &[
         &["allocation", "hcs", "node", "request", "vendor"],
     ),
     ("placement", &["card", "fit"]),
-    (
-        "scheduler",
-        &["api", "args", "assigner", "simulate", "simulator"],
-    ),
-    ("scheduler", &["simulator::turns", "simulator::writes"]),
     ("vgpu", &["args", "bench", "doctor", "limits", "mps", "run"]),
 ];
 

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use embedded_cluster::Status;
-use kube_api::vendor::Vendors;
 use scheduling::compact::{self, Draft};
 use scheduling::cycle::{Cycle, Failed, Options, Outcome, Victims, choose_victims};
 use scheduling::devices::Devices;
@@ -23,24 +22,13 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::extender::{Agreed, Extender};
-use super::results::{Drafts, Prefix};
+use super::results::Drafts;
 use super::view::View;
-use super::writes::Writer;
+use super::writes::{Scheduling, Writer};
 use super::{Rest, Setup, Simulator};
 
 /// How long the loop waits before it looks again where nothing announces itself.
 const IDLE: Duration = Duration::from_secs(60);
-
-/// How the loop writes what it found.
-#[derive(Debug, Clone, Default)]
-pub struct Scheduling {
-    /// Under which prefix results are written.
-    pub prefix: Prefix,
-    /// What is known of shared devices; without it nothing is.
-    pub vendors: Option<Arc<Vendors>>,
-    /// Whether results and events are left out: pods get their node or their condition, and nothing else is written.
-    pub terse: bool,
-}
 
 /// Which time it is for the loop.
 #[derive(Debug, Clone)]

@@ -20,11 +20,21 @@ use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use super::results::{Drafts, Prefix, Results};
-use super::turns::Scheduling;
 use super::volumes;
 
 /// As whom the loop writes.
 const OURSELVES: &str = "system:kube-scheduler";
+
+/// How the loop writes its results.
+#[derive(Debug, Clone, Default)]
+pub struct Scheduling {
+    /// The prefix of the result annotations.
+    pub prefix: Prefix,
+    /// The vendors whose shared devices are known; without it no device is.
+    pub vendors: Option<Arc<Vendors>>,
+    /// Whether results and events are left out. Pods then get their node or their condition, and nothing else is written.
+    pub terse: bool,
+}
 
 /// Writes to one cluster.
 #[derive(Debug)]

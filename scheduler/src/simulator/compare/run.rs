@@ -14,7 +14,8 @@ use scheduling::snapshot::Snapshot;
 use serde_json::Value;
 
 use super::super::import::{self, Import, Merge};
-use super::super::turns::{Clock, Scheduling, Tried, Turns};
+use super::super::turns::{Clock, Tried, Turns};
+use super::super::writes::Scheduling;
 use super::super::{Refusal, Setup, Simulator};
 use super::base::{Base, Facts, Happening, Typical, text};
 use super::tally::{Figures, Part, Sample, Tally};

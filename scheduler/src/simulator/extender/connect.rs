@@ -44,7 +44,7 @@ pub(super) fn timeout(settings: &config::Extender) -> Result<Duration, String> {
     if settings.http_timeout.is_empty() {
         return Ok(TIMEOUT);
     }
-    let asked = crate::args::duration(&settings.http_timeout)
+    let asked = crate::parse::duration(&settings.http_timeout)
         .map_err(|why| format!("httpTimeout: {:?}: {why}", settings.http_timeout))?;
     Ok(if asked.is_zero() { TIMEOUT } else { asked })
 }

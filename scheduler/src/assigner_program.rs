@@ -18,7 +18,7 @@ use rustls::pki_types::pem::PemObject;
 use server::{Listener, LogFormat, Manners, Tls, TlsFiles};
 use tokio::sync::watch;
 
-use super::{Assigner, Pin, Settings};
+use crate::assigner::{Assigner, Pin, Settings};
 use crate::{ClaimSettings, Company, Scheduler, api};
 
 /// Hands whole GPUs to pods that ask by label, at admission, with reservations that are finalized later.
@@ -105,7 +105,7 @@ pub struct Args {
     pub renew_jitter: f64,
 
     /// How far the clocks of the replicas may differ. Counts only for Leases that are older than this process.
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::parse::duration)]
     pub clock_skew: Duration,
 
     /// How the node of a pod is settled: by a required node affinity, so that the scheduler confirms it, or by
@@ -126,7 +126,7 @@ pub struct Args {
     pub node_label_selector: String,
 
     /// How long a call of the API server may take, in seconds, or as 5s. Less than the webhook's own timeout.
-    #[arg(long, value_name = "TIME", default_value = "3", value_parser = crate::args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "3", value_parser = crate::parse::duration)]
     pub kube_timeout: Duration,
 
     /// What to log.
@@ -173,7 +173,7 @@ impl Level {
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = match text.parse::<u32>() {
         Ok(milliseconds) => Duration::from_millis(milliseconds.into()),
-        Err(_) => crate::args::duration(text)?,
+        Err(_) => crate::parse::duration(text)?,
     };
     // A proposal lasts a minute, and its pod has to be seen within it.
     let allowed = Duration::from_millis(100)..=Duration::from_secs(100);

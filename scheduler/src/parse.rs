@@ -1,0 +1,116 @@
+//! Values of flags as people and Go programs write them: times, addresses. Text in, value out.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+/// `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or `:8080` for every address.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    let wrong = || "expected ADDRESS:PORT, such as 127.0.0.1:8080, or :8080".to_owned();
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let port: u16 = port.parse().map_err(|_| wrong())?;
+    let host: IpAddr = match host {
+        "" => Ipv4Addr::UNSPECIFIED.into(),
+        "localhost" => Ipv4Addr::LOCALHOST.into(),
+        _ => return Err(wrong()),
+    };
+    Ok(SocketAddr::new(host, port))
+}
+
+/// `HOST:PORT`.
+pub(crate) fn host_port(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    match port.map(|(_, port)| port.parse::<u16>()) {
+        Some(Ok(1..)) => Ok(text.to_owned()),
+        _ => Err("expected HOST:PORT, such as vgpu-monitor.kube-system.svc:31993".to_owned()),
+    }
+}
+
+/// A time of at least a second.
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        time if time < Duration::from_secs(1) => Err("expected at least 1s".to_owned()),
+        time => Ok(time),
+    }
+}
+
+/// `15m`, `1h30m`, `900s`, `500ms`, as Go writes them; a bare number is seconds.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "expected a time such as 15m, 1h30m, 900s or 500ms".to_owned();
+    if let Ok(seconds) = text.parse::<u32>() {
+        return Ok(Duration::from_secs(seconds.into()));
+    }
+    let mut sum = 0.0;
+    let mut rest = text.trim();
+    if rest.is_empty() {
+        return Err(wrong());
+    }
+    while !rest.is_empty() {
+        let digits = rest
+            .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
+            .ok_or_else(wrong)?;
+        let (number, unit) = rest.split_at(digits);
+        let number: f64 = number.parse().map_err(|_| wrong())?;
+        let end = unit
+            .find(|letter: char| letter.is_ascii_digit() || letter == '.')
+            .unwrap_or(unit.len());
+        let (unit, after) = unit.split_at(end);
+        sum += number
+            * match unit {
+                "h" => 3600.0,
+                "m" => 60.0,
+                "s" => 1.0,
+                "ms" => 1e-3,
+                "us" | "µs" => 1e-6,
+                "ns" => 1e-9,
+                _ => return Err(wrong()),
+            };
+        rest = after;
+    }
+    Duration::try_from_secs_f64(sum).map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_go_writes_them() {
+        let read = |text| duration(text).map(|time| time.as_millis());
+
+        assert_eq!(read("15m"), Ok(900_000));
+        assert_eq!(read("1h30m"), Ok(5_400_000));
+        assert_eq!(read("1.5s"), Ok(1_500));
+        assert_eq!(read("500ms"), Ok(500));
+        assert_eq!(read("30"), Ok(30_000));
+        for wrong in ["", "m", "15", "15x", "-5s", "1h-", "s15"] {
+            assert_eq!(read(wrong).is_err(), wrong != "15", "{wrong}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_read_as_the_reference_takes_them() {
+        let read = |text| address(text).map(|address| address.to_string());
+
+        assert_eq!(read("127.0.0.1:80"), Ok("127.0.0.1:80".into()));
+        assert_eq!(read(":9395"), Ok("0.0.0.0:9395".into()));
+        assert_eq!(read("localhost:1"), Ok("127.0.0.1:1".into()));
+        assert_eq!(read("[::1]:2"), Ok("[::1]:2".into()));
+        for wrong in ["", "8080", "host:80", "127.0.0.1", ":99999"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_monitors_address_needs_a_port() {
+        assert_eq!(host_port("a.svc:31993"), Ok("a.svc:31993".into()));
+        assert_eq!(host_port("[::1]:1"), Ok("[::1]:1".into()));
+        for wrong in ["", "a", ":1", "a:", "a:x", "a:0", "a:70000"] {
+            assert!(host_port(wrong).is_err(), "{wrong}");
+        }
+        assert!(interval("500ms").is_err());
+        assert_eq!(interval("2s"), Ok(Duration::from_secs(2)));
+    }
+}
