@@ -100,7 +100,7 @@ pub fn read(
             Ok(view) => census.found.extend(found(view, answer, our_uid, now_ns)),
             Err(reason) => broken.push(Broken {
                 path: instance.path().to_owned(),
-                reason,
+                reason: reason.to_string(),
             }),
         }
         *containers = containers.saturating_add(1);

@@ -18,6 +18,7 @@ use vgpu_abi::layout::{CHARGE_BYTES_MASK, MAX_DEVICES};
 use vgpu_abi::limits::{DeviceLimit, Policy};
 use vgpu_abi::targets::{Head, Target, Unaccounted};
 
+use crate::ContainerError;
 use crate::excess::{self, Excess};
 use crate::gpu::{Busy, GpuProcess, Gpus};
 use crate::instance::{self, Instance};
@@ -104,8 +105,8 @@ impl Board {
     ///
     /// # Errors
     /// The container's directory cannot be read; the error names the reason.
-    pub fn join(own: &Path) -> Result<Self, String> {
-        let instance = Instance::open(own).map_err(|error| error.to_string())?;
+    pub fn join(own: &Path) -> Result<Self, ContainerError> {
+        let instance = Instance::open(own)?;
         // A broken directory is reported here rather than at every tick.
         Container::open(0, &instance)?;
         let user = own.parent().unwrap_or(own);
@@ -408,15 +409,15 @@ impl Arbiter {
         }
         let before: Vec<_> = due
             .iter()
-            .map(|served| (served.snapshot(), served.container.books().ok()))
+            .map(|served| (served.snapshot(), served.container.charge_sums().ok()))
             .collect();
         let held = gpus.processes();
         self.silent = held.is_err();
         let answered = held.is_ok();
         let held = held.unwrap_or_default();
-        for (served, (before, books)) in due.into_iter().zip(before) {
+        for (served, (before, sums)) in due.into_iter().zip(before) {
             if answered {
-                served.compare(&held, books);
+                served.compare(&held, sums);
             }
             // The second look shows what changed while the driver was asked.
             let Ok(look) = served.container.look(now_ns, false) else {
@@ -609,16 +610,16 @@ impl Served {
         self.dead.told(held);
         self.members
             .meet(&self.container.members(), held, members::start_time);
-        let (Some(before), Ok(after)) = (before, self.container.books()) else {
+        let (Some(before), Ok(after)) = (before, self.container.charge_sums()) else {
             return;
         };
         let limits = &self.container.limits.devices;
         let each = limits.iter().zip(&mut self.excess);
         let each = each.zip(&mut self.unaccounted);
-        let books = before.devices.iter().zip(&after.devices);
-        for (((limit, excess), unaccounted), (was, is)) in each.zip(books) {
+        let sums = before.devices.iter().zip(&after.devices);
+        for (((limit, excess), unaccounted), (was, is)) in each.zip(sums) {
             let quiet = was == is && is.pending == 0;
-            let bytes = excess.look(&excess::Look {
+            let bytes = excess.look(&excess::Comparison {
                 held: self.members.held_bytes(held, limit.uuid.as_str()),
                 before: was.used.saturating_add(was.pending),
                 after: is.used.saturating_add(is.pending),

@@ -1,36 +1,36 @@
-//! How much memory a container holds that its books do not have. The driver's figure for all of its
-//! processes is compared with the sum of the region's charges; the difference is taken off the
-//! container's limit. So a region that its tenant has zeroed or forged gains nothing that lasts.
+//! How much memory a container holds beyond its charges. The driver's figure for all of its processes is
+//! compared with the sum of the region's charges; the difference is taken off the container's limit. So a
+//! tenant that zeroes or forges its region gains nothing that lasts.
 //!
-//! Values in, values out: never reads a clock, a file or the driver, and never charges one process
-//! for another: it speaks of the container as a whole.
+//! Values in, values out: never reads a clock, a file or the driver, and never charges one process for
+//! another: it treats the container as a whole.
 
 use std::collections::VecDeque;
 
-/// A difference is believed once so many quiet looks in a row have found it: NVML's figures may be
-/// late, and a process charges what it loads a moment after the driver has given it.
+/// A difference is accepted once this many quiet looks in a row have found it: NVML's figures may be late,
+/// and a process charges what it loads a moment after the driver has given it.
 const QUIET_LOOKS: usize = 4;
-/// The same where charges moved during the looks: each may catch a call between the driver and the
-/// books.
+/// The same number where charges changed during the looks: each look may catch a call between the driver and
+/// the charge.
 const LOOKS: usize = 16;
 
-/// One comparison of the driver's figures with the books, of one container and one device.
+/// One comparison of the driver's figures with the charges, of one container and one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Look {
+pub struct Comparison {
     /// What the driver holds for the container's processes, bytes.
     pub held: u64,
-    /// What the books said before the driver was asked, bytes: confirmed, pending, shared once.
+    /// The charges before the driver was asked, bytes: confirmed, pending, shared once.
     pub before: u64,
-    /// What they said after that, bytes.
+    /// The charges after that, bytes.
     pub after: u64,
     /// The container's limit, bytes; 0 is none.
     pub limit: u64,
-    /// No charge moved in between, and none was pending.
+    /// No charge changed in between, and none was pending.
     pub quiet: bool,
 }
 
-impl Look {
-    fn books(&self) -> u64 {
+impl Comparison {
+    fn charges(&self) -> u64 {
         self.before.max(self.after)
     }
 }
@@ -38,33 +38,32 @@ impl Look {
 /// The last looks at one device of a container.
 #[derive(Debug, Clone, Default)]
 pub struct Excess {
-    /// What each look found beyond the books, and whether it was quiet; newest last.
+    /// What each look found beyond the charges, and whether it was quiet; newest last.
     looks: VecDeque<(u64, bool)>,
-    /// What the newest look found past the limit: no books explain that.
+    /// What the newest look found past the limit: no charge explains that.
     past_limit: u64,
-    /// The books are believed up to this: nothing was admitted beyond it. The limit, or the one
-    /// before it as long as the container has not shrunk.
+    /// The charges are accepted up to this: nothing was admitted beyond it. The limit, or the one before it
+    /// as long as the container has not shrunk.
     allowed: u64,
 }
 
 impl Excess {
-    /// Takes a look. Gives the bytes that are unaccounted for.
+    /// Takes a look. Returns the bytes that are unaccounted for.
     ///
-    /// A difference counts downward at once, and upward when all of the last looks have found it.
-    /// What the driver holds past the limit needs no second look: however the books came by their
-    /// sum, no room is left.
-    pub fn look(&mut self, look: &Look) -> u64 {
+    /// A difference counts downward at once, and upward when all of the last looks have found it. What the
+    /// driver holds past the limit needs no second look: whatever the charges say, no room is left.
+    pub fn look(&mut self, look: &Comparison) -> u64 {
         let limit = match look.limit {
             0 => u64::MAX,
             limit => limit,
         };
-        self.allowed = if look.books() <= limit {
+        self.allowed = if look.charges() <= limit {
             limit
         } else {
             limit.max(self.allowed)
         };
-        // Books that are forged larger hide no memory past the limit.
-        let beyond = look.held.saturating_sub(look.books().min(self.allowed));
+        // Charges that are forged larger hide no memory past the limit.
+        let beyond = look.held.saturating_sub(look.charges().min(self.allowed));
         self.looks.push_back((beyond, look.quiet));
         while self.looks.len() > LOOKS {
             self.looks.pop_front();
@@ -92,7 +91,7 @@ impl Excess {
         believed
     }
 
-    /// Whether the newest look found more than is believed so far: another look soon decides.
+    /// Whether the newest look found more than is accepted so far: another look soon decides.
     #[must_use]
     pub fn is_undecided(&self) -> bool {
         let newest = self.looks.back().map_or(0, |(bytes, _)| *bytes);
@@ -106,18 +105,18 @@ mod tests {
 
     const LIMIT: u64 = 1000;
 
-    fn quiet(held: u64, books: u64) -> Look {
-        Look {
+    fn quiet(held: u64, charges: u64) -> Comparison {
+        Comparison {
             held,
-            before: books,
-            after: books,
+            before: charges,
+            after: charges,
             limit: LIMIT,
             quiet: true,
         }
     }
 
-    fn moved(held: u64, before: u64, after: u64) -> Look {
-        Look {
+    fn moved(held: u64, before: u64, after: u64) -> Comparison {
+        Comparison {
             before,
             after,
             quiet: false,
@@ -126,7 +125,7 @@ mod tests {
     }
 
     /// What is believed after each of these looks.
-    fn believed(looks: &[Look]) -> Vec<u64> {
+    fn believed(looks: &[Comparison]) -> Vec<u64> {
         let mut excess = Excess::default();
         looks.iter().map(|look| excess.look(look)).collect()
     }
@@ -134,7 +133,7 @@ mod tests {
     #[test]
     fn matching_charges_leave_no_excess() {
         assert_eq!(believed(&[quiet(400, 400); 20]), [0; 20]);
-        // Managed memory and estimates: the books may have more than the driver holds.
+        // Managed memory and estimates: the charges may be more than the driver holds.
         assert_eq!(believed(&[quiet(400, 900); 20]), [0; 20]);
     }
 
@@ -160,7 +159,7 @@ mod tests {
 
     #[test]
     fn limit_lowered_below_the_charges_makes_no_excess() {
-        let before = Look {
+        let before = Comparison {
             limit: 1600,
             ..quiet(1500, 1500)
         };
@@ -182,7 +181,7 @@ mod tests {
     fn charges_forged_larger_count_up_to_the_limit() {
         assert_eq!(believed(&[quiet(1800, u64::MAX)]), [800]);
         assert_eq!(believed(&[quiet(900, u64::MAX); 5]), [0; 5]);
-        let unlimited = Look {
+        let unlimited = Comparison {
             limit: 0,
             ..quiet(1800, 100)
         };
@@ -200,7 +199,7 @@ mod tests {
 
     #[test]
     fn constant_alloc_and_free_makes_no_excess() {
-        // The driver is asked between two looks at the books, at any point of alloc and free.
+        // The driver is asked between two looks at the charges, at any point of alloc and free.
         let cycle = [
             moved(400, 0, 400),
             moved(400, 400, 0),
@@ -208,7 +207,7 @@ mod tests {
             moved(400, 0, 0),
             moved(0, 0, 400),
         ];
-        let looks: Vec<Look> = cycle.into_iter().cycle().take(100).collect();
+        let looks: Vec<Comparison> = cycle.into_iter().cycle().take(100).collect();
 
         assert_eq!(believed(&looks), [0; 100]);
     }

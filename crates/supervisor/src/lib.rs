@@ -8,6 +8,8 @@
 // Not `forbid`: the one file that calls C lifts it (`gpu/partition.rs`).
 #![deny(unsafe_code)]
 
+mod container_error;
+
 pub mod instance;
 
 pub mod library;
@@ -21,3 +23,5 @@ pub mod overhead;
 pub mod excess;
 
 pub mod arbiter;
+
+pub use container_error::ContainerError;

@@ -14,6 +14,7 @@ use vgpu_abi::limits::{self, Limits, Policy};
 use vgpu_abi::region::Why;
 use vgpu_abi::targets::{self, Head, Seen};
 
+use crate::ContainerError;
 use crate::instance::{self, Broken, Instance, InstanceError, LIMITS, Labels, REGION, TARGETS};
 
 /// A container.
@@ -228,7 +229,7 @@ pub fn read_all(root: &Path) -> Result<Views, InstanceError> {
         Ok(view) => views.containers.push(view),
         Err(reason) => broken.push(Broken {
             path: instance.path().to_owned(),
-            reason,
+            reason: reason.to_string(),
         }),
     })?;
     views.broken = broken;
@@ -241,12 +242,12 @@ pub fn read_all(root: &Path) -> Result<Views, InstanceError> {
 ///
 /// # Errors
 /// A file is missing, of the wrong kind, owned by another user, or invalid; the error says which.
-pub fn read(instance: &Instance) -> Result<ContainerView, String> {
+pub fn read(instance: &Instance) -> Result<ContainerView, ContainerError> {
     let limits = read_limits(instance)?;
     let labels = match instance.labels() {
         Ok(labels) => labels,
         Err(error) if error.errno() == Some(Errno::ENOENT) => Labels::default(),
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(error.into()),
     };
     let snapshot = snapshot(instance)?;
     let runner_alive = (labels.runner_pid != 0).then(|| instance.runner_lives());
@@ -268,30 +269,27 @@ pub fn read(instance: &Instance) -> Result<ContainerView, String> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_limits(instance: &Instance) -> Result<Limits, String> {
-    let file = instance
-        .host_file(LIMITS, false)
-        .map_err(|error| error.to_string())?;
+pub fn read_limits(instance: &Instance) -> Result<Limits, ContainerError> {
+    let file = instance.host_file(LIMITS, false)?;
     // Never mapped: on a shared board the owner is another user, who could shorten the file.
-    limits::read_file(&file).map_err(|error| format!("limits: {error}"))
+    limits::read_file(&file).map_err(ContainerError::Limits)
 }
 
 /// Reads the region of an instance.
 ///
 /// # Errors
 /// As [`read`].
-pub fn snapshot(instance: &Instance) -> Result<Snapshot, String> {
+pub fn snapshot(instance: &Instance) -> Result<Snapshot, ContainerError> {
     use std::os::fd::AsFd;
-    vgpu_abi::host::snapshot_at(instance.dir().as_fd(), REGION)
-        .map_err(|error| format!("region: {error}"))
+    vgpu_abi::host::snapshot_at(instance.dir().as_fd(), REGION).map_err(ContainerError::Region)
 }
 
 /// Reads the region of the instance at a path.
 ///
 /// # Errors
 /// As [`read`].
-pub fn snapshot_at(path: &Path) -> Result<Snapshot, String> {
-    let instance = Instance::open(path).map_err(|error| error.to_string())?;
+pub fn snapshot_at(path: &Path) -> Result<Snapshot, ContainerError> {
+    let instance = Instance::open(path)?;
     snapshot(&instance)
 }
 
@@ -299,11 +297,9 @@ pub fn snapshot_at(path: &Path) -> Result<Snapshot, String> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn targets_head(instance: &Instance) -> Result<Head, String> {
-    let file = instance
-        .host_file(TARGETS, false)
-        .map_err(|error| error.to_string())?;
-    targets::read_head(file).map_err(|error| format!("targets: {error}"))
+pub fn targets_head(instance: &Instance) -> Result<Head, ContainerError> {
+    let file = instance.host_file(TARGETS, false)?;
+    targets::read_head(file).map_err(ContainerError::Targets)
 }
 
 /// The arbiter's word of an ended process counts as long as the arbiter has spoken within this time.

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -368,25 +369,25 @@ fn no_device(specs: &[Found], wanted: &Wanted) -> VendorError {
     }
 }
 
-fn read(path: &Path) -> Result<(Version, Spec), String> {
-    let bytes = read_following(path).map_err(|error| error.to_string())?;
+fn read(path: &Path) -> anyhow::Result<(Version, Spec)> {
+    let bytes = read_following(path)?;
     if bytes.len() as u64 > MOST_BYTES {
-        return Err(format!("it is larger than {MOST_BYTES} bytes"));
+        bail!("it is larger than {MOST_BYTES} bytes");
     }
-    let text = String::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let text = String::from_utf8(bytes)?;
     let is_json = path.extension().is_some_and(|end| end == "json");
     let spec: Spec = if is_json {
-        serde_json::from_str(&text).map_err(|error| error.to_string())?
+        serde_json::from_str(&text)?
     } else {
         let options = serde_saphyr::options! { with_snippet: false };
-        serde_saphyr::from_str_with_options(&text, options).map_err(|error| error.to_string())?
+        serde_saphyr::from_str_with_options(&text, options)?
     };
     let version = match &spec.cdi_version {
         Value::String(version) => version.clone(),
         other => other.to_string(),
     };
     let known =
-        Version::of(&version).ok_or_else(|| format!("cdiVersion {version:?} is no version"))?;
+        Version::of(&version).with_context(|| format!("cdiVersion {version:?} is no version"))?;
     Ok((known, spec))
 }
 

@@ -46,7 +46,10 @@ impl CardLoads {
                 Ok(record) => (record, None),
                 Err(reason) => {
                     let limits = place::read_limits(root, &name).unwrap_or_default();
-                    (Record::of_limits(&name, &limits), Some(reason))
+                    (
+                        Record::of_limits(&name, &limits),
+                        Some(format!("{reason:#}")),
+                    )
                 }
             };
             let held = GivenContainer {

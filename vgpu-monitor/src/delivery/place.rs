@@ -9,6 +9,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, FcntlArg, OFlag, fcntl};
 use nix::unistd::{UnlinkatFlags, unlinkat};
@@ -372,13 +373,13 @@ pub(super) fn clear_halves(root: &Path) -> Result<Vec<PathBuf>, DeliveryError> {
     Ok(cleared)
 }
 
-/// What a directory says of itself; the error is for a person.
-pub(super) fn read(root: &Path, name: &Name) -> Result<Record, String> {
-    let instance = Instance::open(&root.join(&name.0)).map_err(|error| error.to_string())?;
+/// The record of a directory.
+pub(super) fn read(root: &Path, name: &Name) -> anyhow::Result<Record> {
+    let instance = Instance::open(&root.join(&name.0))?;
     let path = instance.path().join(LABELS);
     let bytes = files::read(&path, RECORD_MOST_BYTES)
-        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    serde_json::from_slice(&bytes).map_err(|error| format!("{}: {error}", path.display()))
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
 }
 
 /// What the limits of a directory say, where its record says nothing.

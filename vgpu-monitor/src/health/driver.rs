@@ -65,7 +65,7 @@ pub(super) fn ask(
                 Ok(reason) => reason,
                 Err(Gone) => return,
             },
-            Err(reason) => reason,
+            Err(error) => error.to_string(),
         };
         if to.send(Report::Down(reason)).is_err() {
             return;
@@ -77,41 +77,53 @@ pub(super) fn ask(
 /// The receiver was dropped.
 struct Gone;
 
-fn open(library: Option<&OsStr>) -> Result<Nvml, String> {
+/// Why the driver as a whole does not work.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum DriverError {
+    #[error("cannot load the NVIDIA driver's library: {0}")]
+    NoLibrary(String),
+    #[error(
+        "the NVIDIA driver was replaced: its library and its kernel module are of different versions (reboot the \
+             node, or reload the driver's modules)"
+    )]
+    Replaced,
+    #[error("the NVIDIA driver is not loaded")]
+    NotLoaded,
+    #[error("the NVIDIA driver refuses this process: no access to /dev/nvidiactl")]
+    NoPermission,
+    #[error("the NVIDIA driver does not work: {0}")]
+    Other(String),
+}
+
+impl From<&NvmlError> for DriverError {
+    fn from(error: &NvmlError) -> Self {
+        match error {
+            NvmlError::LibRmVersionMismatch => Self::Replaced,
+            NvmlError::DriverNotLoaded => Self::NotLoaded,
+            NvmlError::NoPermission => Self::NoPermission,
+            other => Self::Other(other.to_string()),
+        }
+    }
+}
+
+fn open(library: Option<&OsStr>) -> Result<Nvml, DriverError> {
     let names: Vec<&OsStr> = match library {
         Some(library) => vec![library],
         None => ["libnvidia-ml.so.1", "libnvidia-ml.so"]
             .map(OsStr::new)
             .into(),
     };
-    let mut reason = String::new();
+    let mut missing = None;
     for name in names {
         match Nvml::builder().lib_path(name).init() {
             Ok(nvml) => return Ok(nvml),
             Err(NvmlError::LibloadingError(error)) => {
-                if reason.is_empty() {
-                    reason = format!("cannot load the NVIDIA driver's library: {error}");
-                }
+                missing.get_or_insert_with(|| DriverError::NoLibrary(error.to_string()));
             }
-            Err(error) => return Err(why(&error)),
+            Err(error) => return Err((&error).into()),
         }
     }
-    Err(reason)
-}
-
-/// What a failure of the whole driver means.
-fn why(error: &NvmlError) -> String {
-    match error {
-        NvmlError::LibRmVersionMismatch => String::from(
-            "the NVIDIA driver was replaced: its library and its kernel module are of different versions (reboot the \
-             node, or reload the driver's modules)",
-        ),
-        NvmlError::DriverNotLoaded => String::from("the NVIDIA driver is not loaded"),
-        NvmlError::NoPermission => {
-            String::from("the NVIDIA driver refuses this process: no access to /dev/nvidiactl")
-        }
-        other => format!("the NVIDIA driver does not work: {other}"),
-    }
+    Err(missing.unwrap_or(DriverError::NotLoaded))
 }
 
 struct Watched<'nvml> {
@@ -130,7 +142,7 @@ fn session(
     let mut watched: BTreeMap<String, Watched<'_>> = BTreeMap::new();
     let first = match watch(nvml, &mut watched) {
         Ok(known) => known,
-        Err(error) => return Ok(why(&error)),
+        Err(error) => return Ok(DriverError::from(&error).to_string()),
     };
     to.send(Report::Started(first)).map_err(|_| Gone)?;
     let mut probed_at: Option<Instant> = None;
@@ -143,7 +155,7 @@ fn session(
         }
         if probed_at.is_none_or(|at| at.elapsed() >= pace.probe) {
             if let Err(error) = watch(nvml, &mut watched) {
-                return Ok(why(&error));
+                return Ok(DriverError::from(&error).to_string());
             }
             let probes = probe_all(nvml, &mut watched, inventories);
             // All cards at once do not break: that is the driver.

@@ -60,11 +60,24 @@ pub(super) fn jitter() -> f64 {
 /// One call of ours takes no longer: a server (or what stands before it) may take a request and never answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Why a call of the API server came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CallError {
+    /// It answered with an error, or cannot be reached.
+    #[error("{0}")]
+    Refused(kube::Error),
+    /// It did not answer in time.
+    #[error("no answer within {} s", PATIENCE.as_secs())]
+    NoAnswer,
+}
+
 /// The outcome of a call, or that there was no answer in time.
-pub(super) async fn in_time<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
+pub(super) async fn in_time<T>(
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<T, CallError> {
     match tokio::time::timeout(PATIENCE, call).await {
-        Ok(done) => done.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+        Ok(done) => done.map_err(CallError::Refused),
+        Err(_) => Err(CallError::NoAnswer),
     }
 }
 

@@ -29,7 +29,7 @@ pub fn promise(reading: &Reading, rules: &Rules) -> Inventory {
         }
         match card(physical, rules, &mut inventory.problems) {
             Ok(card) => inventory.cards.push(card),
-            Err(problem) => inventory.problems.push(problem),
+            Err(problem) => inventory.problems.push(problem.to_string()),
         }
     }
     let offered = |uuid: &str| inventory.cards.iter().any(|card| card.device.id == uuid);
@@ -53,7 +53,21 @@ pub fn promise(reading: &Reading, rules: &Rules) -> Inventory {
     inventory
 }
 
-fn card(physical: &Physical, rules: &Rules, problems: &mut Vec<String>) -> Result<Card, String> {
+/// The driver does not report the GPU's memory, and the configuration does not give it.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "GPU {index} ({uuid}): the driver does not say how much memory it has; set preConfiguredDeviceMemory to offer it"
+)]
+struct UnknownMemory {
+    index: u32,
+    uuid: String,
+}
+
+fn card(
+    physical: &Physical,
+    rules: &Rules,
+    problems: &mut Vec<String>,
+) -> Result<Card, UnknownMemory> {
     let Physical { index, uuid, .. } = physical;
     let here = |problem: &str| format!("GPU {index} ({uuid}): {problem}");
     let nvidia = &rules.nvidia;
@@ -61,10 +75,9 @@ fn card(physical: &Physical, rules: &Rules, problems: &mut Vec<String>) -> Resul
     let physical_bytes = physical
         .memory_bytes
         .or(configured.map(|mib| mib.saturating_mul(MIB)))
-        .ok_or_else(|| {
-            here(
-                "the driver does not say how much memory it has; set preConfiguredDeviceMemory to offer it",
-            )
+        .ok_or_else(|| UnknownMemory {
+            index: *index,
+            uuid: uuid.clone(),
         })?;
     let mut device = Device::new(VENDOR, uuid, &model(&physical.name), 0);
     device.index = *index;

@@ -2,7 +2,7 @@
 //! and read again when a file changes. Text in, values out; never the driver.
 
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kube_api::config::{DeviceConfig, FilteredDevices, NodeOverrides, Nvidia, OperatingMode};
 
@@ -16,18 +16,67 @@ pub enum MigStrategy {
     Mixed,
 }
 
+/// No MIG strategy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StrategyError {
+    /// NVIDIA's plugin has it, this agent does not.
+    #[error(
+        "\"single\" is not served: instances are made as pods ask for them, which is \"mixed\""
+    )]
+    Single,
+    /// Any other text.
+    #[error("{0:?} is no MIG strategy; accepted: none, mixed")]
+    Unknown(String),
+}
+
+/// Why the configuration cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RulesError {
+    /// The device configuration's file does not exist.
+    #[error("{path}: there is no such file; mount the device configuration there, or leave --device-config-file out",
+            path = path.display())]
+    Missing {
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// A file exists and cannot be read.
+    #[error("{path}: {reason}", path = path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        reason: String,
+    },
+    /// The device configuration is invalid.
+    #[error("device configuration: {0}")]
+    DeviceConfig(String),
+    /// The device configuration does not mention NVIDIA.
+    #[error(
+        "device configuration: there is no section nvidia, so this node's GPUs cannot be offered; add one"
+    )]
+    NoSection,
+    /// The per-node configuration is invalid.
+    #[error("per-node configuration: {0}")]
+    NodeConfig(String),
+    /// The node's entry names a MIG strategy that is none.
+    #[error("per-node configuration: migstrategy of node {node}: {problem}")]
+    Strategy {
+        /// Name of the node.
+        node: String,
+        /// What is wrong with it.
+        problem: StrategyError,
+    },
+}
+
 impl std::str::FromStr for MigStrategy {
-    type Err = String;
+    type Err = StrategyError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "none" => Ok(Self::None),
             "mixed" => Ok(Self::Mixed),
-            "single" => Err(
-                "\"single\" is not served: instances are made as pods ask for them, which is \"mixed\""
-                    .to_owned(),
-            ),
-            other => Err(format!("{other:?} is no MIG strategy; accepted: none, mixed")),
+            "single" => Err(StrategyError::Single),
+            other => Err(StrategyError::Unknown(other.to_owned())),
         }
     }
 }
@@ -48,7 +97,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Reads both texts; absent ones are the standard configuration and no entry. The error is for a person.
+    /// Reads both texts; absent ones are the standard configuration and no entry.
     ///
     /// # Errors
     /// What cannot be read, or cannot be.
@@ -57,18 +106,16 @@ impl Rules {
         node_config: Option<&str>,
         node: &str,
         strategy: MigStrategy,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, RulesError> {
         let config = match device_config {
             Some(text) => DeviceConfig::parse(text)
-                .map_err(|error| format!("device configuration: {error}"))?,
+                .map_err(|error| RulesError::DeviceConfig(error.to_string()))?,
             None => DeviceConfig::standard(),
         };
-        let nvidia = config.nvidia.ok_or(
-            "device configuration: there is no section nvidia, so this node's GPUs cannot be offered; add one",
-        )?;
+        let nvidia = config.nvidia.ok_or(RulesError::NoSection)?;
         let overrides = match node_config {
             Some(text) => NodeOverrides::parse(text)
-                .map_err(|error| format!("per-node configuration: {error}"))?,
+                .map_err(|error| RulesError::NodeConfig(error.to_string()))?,
             None => NodeOverrides::default(),
         };
         let Some(here) = overrides.of(node) else {
@@ -86,8 +133,10 @@ impl Rules {
             strategy: if here.mig_strategy.is_empty() {
                 strategy
             } else {
-                here.mig_strategy.parse().map_err(|problem| {
-                    format!("per-node configuration: migstrategy of node {node}: {problem}")
+                let strategy = here.mig_strategy.parse();
+                strategy.map_err(|problem| RulesError::Strategy {
+                    node: node.to_owned(),
+                    problem,
                 })?
             },
             filter: here.filter_devices.clone(),
@@ -106,17 +155,17 @@ pub(super) struct Texts {
 
 impl Texts {
     /// Reads both.
-    pub(super) fn read(device: Option<&Path>, node: Option<&Path>) -> Result<Self, String> {
+    pub(super) fn read(device: Option<&Path>, node: Option<&Path>) -> Result<Self, RulesError> {
         let read = |path: &Path| match std::fs::read_to_string(path) {
             Ok(text) => Ok(Some(text)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(format!("{}: {error}", path.display())),
+            Err(error) => Err(RulesError::Unreadable {
+                path: path.to_owned(),
+                reason: error.to_string(),
+            }),
         };
-        let missing = |path: &Path| {
-            format!(
-                "{}: there is no such file; mount the device configuration there, or leave --device-config-file out",
-                path.display()
-            )
+        let missing = |path: &Path| RulesError::Missing {
+            path: path.to_owned(),
         };
         Ok(Self {
             device: match device {
@@ -135,7 +184,7 @@ mod tests {
 
     const DEVICE: &str = "nvidia: {resourceCountName: nvidia.com/gpu, deviceSplitCount: 5}";
 
-    fn parse(node_config: &str) -> Result<Rules, String> {
+    fn parse(node_config: &str) -> Result<Rules, RulesError> {
         Rules::parse(Some(DEVICE), Some(node_config), "n1", MigStrategy::None)
     }
 
@@ -182,7 +231,7 @@ mod tests {
                 "devicesplitcount",
             ),
         ] {
-            let error = parse(text).unwrap_err();
+            let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
         let error = Rules::parse(
@@ -191,6 +240,6 @@ mod tests {
             "n1",
             MigStrategy::None,
         );
-        assert!(error.unwrap_err().contains("no section nvidia"));
+        assert_eq!(error.unwrap_err(), RulesError::NoSection);
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::Settings;
 use super::promise::promise;
 use super::reading::{self, Reading};
-use super::rules::{Rules, Texts};
+use super::rules::{Rules, RulesError, Texts};
 use crate::card::Inventory;
 
 /// What the keeping thread is told.
@@ -23,7 +23,7 @@ pub(super) enum Event {
     /// Query the driver now.
     Rescan,
     /// The driver's answer, or why there is none.
-    Answer(Result<Reading, String>),
+    Answer(Result<Reading, GpuError>),
 }
 
 /// A driver that failed is asked again after this: it may be on its way.
@@ -84,7 +84,6 @@ fn ask(
             Ok(answer)
         });
         // A driver that failed, or was replaced under us, is opened anew at the next question.
-        let answer = answer.map_err(|error| error.to_string());
         if answers.send(Event::Answer(answer)).is_err() {
             return;
         }
@@ -100,10 +99,10 @@ struct Keeper {
     /// The driver's last word, perhaps from an earlier life.
     reading: Option<Reading>,
     /// The configuration as it was read last, well or not.
-    texts: Option<Result<Texts, String>>,
+    texts: Option<Result<Texts, RulesError>>,
     config_problem: Option<String>,
     /// Why the driver does not answer at all.
-    down: Option<String>,
+    down: Option<GpuError>,
     /// Since when it has not answered, and whether it is said to be silent.
     waiting: Option<Instant>,
     due: Instant,
@@ -136,7 +135,7 @@ impl Keeper {
         }
     }
 
-    fn answered(&mut self, answer: Result<Reading, String>) {
+    fn answered(&mut self, answer: Result<Reading, GpuError>) {
         self.waiting = None;
         let pause = match answer {
             Ok(reading) => {
@@ -174,7 +173,7 @@ impl Keeper {
         if self.texts.as_ref() == Some(&read) {
             return;
         }
-        let rules = read.as_ref().map_err(String::clone).and_then(|texts| {
+        let rules = read.as_ref().map_err(Clone::clone).and_then(|texts| {
             Rules::parse(
                 texts.device.as_deref(),
                 texts.node.as_deref(),

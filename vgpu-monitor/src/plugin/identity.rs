@@ -24,6 +24,78 @@ const MIB: u64 = 1 << 20;
 #[error("{0}")]
 pub struct Refusal(pub String);
 
+/// Why the annotations' GPU cannot be given to a container.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Mismatch {
+    /// The node has no such GPU.
+    #[error("card {card} of the annotations is not on this node; it has {known}")]
+    NotHere {
+        /// The GPU.
+        card: String,
+        /// The node's GPUs.
+        known: String,
+    },
+    /// The GPU is sick.
+    #[error("card {card} cannot be used now: {reason}")]
+    Sick {
+        /// The GPU.
+        card: String,
+        /// Why.
+        reason: String,
+    },
+    /// The GPU has no such MIG profile.
+    #[error("card {card} cannot be cut into {profile}; its profiles are {known}")]
+    NoProfile {
+        /// The GPU.
+        card: String,
+        /// The profile of the annotations.
+        profile: String,
+        /// The GPU's profiles.
+        known: String,
+    },
+    /// The annotations give no memory.
+    #[error("the annotations give no memory on card {card}")]
+    NoMemory {
+        /// The GPU.
+        card: String,
+    },
+    /// The annotations give more memory than the spec asks for.
+    #[error(
+        "the annotations give {given_mib} MiB on card {card}, the spec asks for {asked_mib} MiB; another client \
+             than the scheduler changed them"
+    )]
+    TooMuchMemory {
+        /// The GPU.
+        card: String,
+        /// What the annotations give.
+        given_mib: u64,
+        /// What the spec asks for.
+        asked_mib: u64,
+    },
+    /// The annotations give no cores, and the spec asks for TFLOPS.
+    #[error(
+        "the annotations give no cores on card {card}, the spec asks for TFLOPS; another client than the \
+             scheduler changed them"
+    )]
+    NoCores {
+        /// The GPU.
+        card: String,
+    },
+    /// The annotations give other cores than the spec asks for.
+    #[error(
+        "the annotations give {given} cores on card {card}, the spec asks for {asked}; another client than the \
+             scheduler changed them"
+    )]
+    OtherCores {
+        /// The GPU.
+        card: String,
+        /// What the annotations give.
+        given: u32,
+        /// What the spec asks for.
+        asked: u32,
+    },
+}
+
 /// A resource that this agent serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Served {
@@ -139,7 +211,7 @@ pub fn wanted(
             for grant in grants {
                 match share(grant, &ask.memory, &ask.compute, inventory, health) {
                     Ok(share) => shares.push(share),
-                    Err(why) => return refuse(why),
+                    Err(why) => return refuse(why.to_string()),
                 }
             }
             wanted.push(Wanted {
@@ -175,21 +247,25 @@ fn share(
     compute: &Compute,
     inventory: &Inventory,
     health: &Health,
-) -> Result<Share, String> {
+) -> Result<Share, Mismatch> {
     let id = &*grant.device;
     let Some(card) = inventory.cards.iter().find(|card| card.device.id == id) else {
-        return Err(format!(
-            "card {id} of the annotations is not on this node; it has {}",
-            names(inventory)
-        ));
+        return Err(Mismatch::NotHere {
+            card: id.to_owned(),
+            known: names(inventory),
+        });
     };
     if let Some(sick) = health.get(id) {
-        return Err(format!("card {id} cannot be used now: {}", sick.reason));
+        return Err(Mismatch::Sick {
+            card: id.to_owned(),
+            reason: sick.reason.clone(),
+        });
     }
     if !card.device.healthy {
-        return Err(format!(
-            "card {id} cannot be used now: the driver reports it as not healthy"
-        ));
+        return Err(Mismatch::Sick {
+            card: id.to_owned(),
+            reason: "the driver reports it as not healthy".to_owned(),
+        });
     }
     let instance = match &grant.instance {
         Some(instance) => Some(cut(card, instance)?),
@@ -210,23 +286,22 @@ fn share(
     })
 }
 
-fn cut(card: &Card, instance: &placement::Instance) -> Result<Cut, String> {
+fn cut(card: &Card, instance: &placement::Instance) -> Result<Cut, Mismatch> {
     let profiles = &card.device.mig_profiles;
     let profile = profiles
         .iter()
         .find(|profile| *profile.name == *instance.profile);
     let Some(profile) = profile else {
         let known: Vec<&str> = profiles.iter().map(|p| p.name.as_str()).collect();
-        return Err(format!(
-            "card {} cannot be cut into {}; its profiles are {}",
-            card.device.id,
-            instance.profile,
-            if known.is_empty() {
+        return Err(Mismatch::NoProfile {
+            card: card.device.id.to_string(),
+            profile: instance.profile.to_string(),
+            known: if known.is_empty() {
                 "none, it is not in MIG mode".to_owned()
             } else {
                 known.join(", ")
-            }
-        ));
+            },
+        });
     };
     Ok(Cut {
         profile: profile.name.clone(),
@@ -245,13 +320,11 @@ fn not_more_than_asked(
     memory: &Memory,
     compute: &Compute,
     card: &Card,
-) -> Result<(), String> {
+) -> Result<(), Mismatch> {
+    let id = || grant.device.to_string();
     let given = grant.memory_bytes;
     if given == 0 {
-        return Err(format!(
-            "the annotations give no memory on card {}",
-            grant.device
-        ));
+        return Err(Mismatch::NoMemory { card: id() });
     }
     let asked = match memory {
         Memory::Bytes(bytes) => *bytes,
@@ -263,31 +336,28 @@ fn not_more_than_asked(
     };
     // Amounts stand in the annotations as whole MiB, rounded up.
     if given > asked.saturating_add(MIB) {
-        return Err(format!(
-            "the annotations give {} MiB on card {}, the spec asks for {} MiB; another client than the scheduler changed them",
-            given / MIB,
-            grant.device,
-            asked / MIB
-        ));
+        return Err(Mismatch::TooMuchMemory {
+            card: id(),
+            given_mib: given / MIB,
+            asked_mib: asked / MIB,
+        });
     }
     if let Compute::Gflops { fp16, fp32 } = compute
         && (*fp16 > 0 || *fp32 > 0)
         && grant.cores == 0
     {
-        return Err(format!(
-            "the annotations give no cores on card {}, the spec asks for TFLOPS; another client than the scheduler changed them",
-            grant.device
-        ));
+        return Err(Mismatch::NoCores { card: id() });
     }
     if let Compute::Units(units) = compute
         && *units > 0
         // None at all would be no cap.
         && (grant.cores == 0 || grant.cores > *units)
     {
-        return Err(format!(
-            "the annotations give {} cores on card {}, the spec asks for {units}; another client than the scheduler changed them",
-            grant.cores, grant.device
-        ));
+        return Err(Mismatch::OtherCores {
+            card: id(),
+            given: grant.cores,
+            asked: *units,
+        });
     }
     Ok(())
 }

@@ -167,7 +167,7 @@ impl Keeper {
             match self.once().await {
                 Ok(()) => wait = SOON,
                 Err(error) => {
-                    tracing::debug!(resource, error, "not registered yet");
+                    tracing::debug!(resource, error = format!("{error:#}"), "not registered yet");
                     // A socket exists before the kubelet listens on it: after a change it is tried again soon.
                     let changed = self.pause(wait).await;
                     wait = if changed { SOON } else { (wait * 2).min(LATE) };
@@ -215,25 +215,24 @@ impl Keeper {
     }
 
     /// One life of a socket: from its making to its end, which is no error once the kubelet knew it.
-    async fn once(&mut self) -> Result<(), String> {
+    async fn once(&mut self) -> anyhow::Result<()> {
         let folder = self.plugin.0.settings.device_plugins.clone();
         let kubelet = folder.join(KUBELET);
         let Some(kubelet_is) = identity(&kubelet) else {
-            return Err(format!("{} is not there", kubelet.display()));
+            anyhow::bail!("{} is not there", kubelet.display());
         };
         // A kubelet that listens has removed all older sockets of the folder, ours too. So ours is created
         // only now: a kubelet that is told of a socket that does not exist waits ten seconds for it, and its
         // pods do not.
-        let channel = connect(&kubelet).await.map_err(|error| error.to_string())?;
+        let channel = connect(&kubelet).await?;
         let own = folder.join(endpoint(&self.served.resource));
         let service = Service::new(&self.plugin, &self.served.resource);
-        let serving = Serving::begin(&own, service.clone()).map_err(|error| {
+        let serving = Serving::begin(&own, service.clone()).inspect_err(|error| {
             tracing::error!(path = %own.display(), %error, "cannot listen for the kubelet");
-            error.to_string()
         })?;
         let registered = tokio::select! {
             registered = register(channel, &self.served.resource) => registered,
-            () = gone(&serving) => Err("the plugin's socket was removed".to_owned()),
+            () = gone(&serving) => Err(anyhow::anyhow!("the plugin's socket was removed")),
         };
         let ended = match registered {
             Ok(()) => {
@@ -303,7 +302,7 @@ async fn gone(serving: &Serving) {
     }
 }
 
-async fn register(channel: Channel, resource: &str) -> Result<(), String> {
+async fn register(channel: Channel, resource: &str) -> anyhow::Result<()> {
     let said = async {
         let request = RegisterRequest {
             version: VERSION.to_owned(),
@@ -315,15 +314,15 @@ async fn register(channel: Channel, resource: &str) -> Result<(), String> {
         match client.register(request).await {
             Ok(_) => Ok(()),
             Err(status) => {
-                let why = status.message().to_owned();
+                let why = status.message();
                 tracing::warn!(resource, why, "the kubelet did not accept the registration");
-                Err(why)
+                Err(anyhow::anyhow!("{why}"))
             }
         }
     };
     timeout(ONE, said)
         .await
-        .unwrap_or_else(|_| Err("the kubelet did not answer".to_owned()))
+        .unwrap_or_else(|_| Err(anyhow::anyhow!("the kubelet did not answer")))
 }
 
 /// A socket that is served.

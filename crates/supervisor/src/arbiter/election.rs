@@ -40,24 +40,22 @@ pub(super) enum CandidateKind {
 
 impl Candidate {
     /// Opens the file in a directory, making it where there is none.
-    pub(super) fn open(directory: &Path, kind: CandidateKind) -> Result<Self, String> {
-        let text = |errno: Errno| format!("{}: {}", directory.display(), errno.desc());
+    pub(super) fn open(directory: &Path, kind: CandidateKind) -> Result<Self, Errno> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let dir = open(directory, flags, Mode::empty()).map_err(text)?;
+        let dir = open(directory, flags, Mode::empty())?;
         let file = match Self::at(&dir) {
             Err(Errno::EPERM) if Uid::effective().is_root() => {
                 // Somebody else put it there first: on a shared board anybody may.
-                unlinkat(&dir, NAME, UnlinkatFlags::NoRemoveDir).map_err(text)?;
+                unlinkat(&dir, NAME, UnlinkatFlags::NoRemoveDir)?;
                 Self::at(&dir)
             }
             file => file,
         };
-        file.map(|file| Self {
-            file,
+        Ok(Self {
+            file: file?,
             held: None,
             kind,
         })
-        .map_err(text)
     }
 
     fn at(dir: &OwnedFd) -> Result<File, Errno> {

@@ -21,6 +21,7 @@ use vgpu_abi::layout::{
 use vgpu_abi::limits::{self, Limits, LimitsMap};
 use vgpu_abi::targets::{Head, Target, TargetsFile, TargetsWriter, Unaccounted};
 
+use crate::ContainerError;
 use crate::instance::{Instance, LIMITS, REGION, TARGETS};
 
 /// Owners of one container's slots that the kernel is asked for at one look; the others are asked for
@@ -104,13 +105,13 @@ pub(super) struct Use {
     pub(super) throttled_ns: u64,
 }
 
-/// The sums of a container's books.
+/// The sums of a container's charges.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ChargeSums {
     pub(super) devices: [DeviceCharges; MAX_DEVICES],
 }
 
-/// The books of one device.
+/// The charges on one device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct DeviceCharges {
     /// Confirmed, shared, and kept for runtimes that load, bytes.
@@ -186,26 +187,23 @@ impl Look {
 
 impl Container {
     /// Opens what is needed of an instance.
-    pub(super) fn open(id: u64, instance: &Instance) -> Result<Self, String> {
+    pub(super) fn open(id: u64, instance: &Instance) -> Result<Self, ContainerError> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let region = openat(instance.dir(), REGION, flags, Mode::empty())
-            .map_err(|errno| format!("region: {}", errno.desc()))?;
+            .map_err(|errno| unreadable(errno.desc()))?;
         let region = File::from(region);
-        let stat = region
-            .metadata()
-            .map_err(|error| format!("region: {error}"))?;
+        let stat = region.metadata().map_err(unreadable)?;
         if !stat.is_file() || stat.len() != size_of::<RegionLayout>() as u64 {
-            return Err(String::from("region: not a usage region"));
+            return Err(unreadable("not a usage region"));
         }
-        let text = |error: crate::instance::InstanceError| error.to_string();
-        let limits_file = instance.host_file(LIMITS, false).map_err(text)?;
+        let limits_file = instance.host_file(LIMITS, false)?;
         let limits_file = if is_roots(&limits_file) {
             let map = LimitsMap::open(&instance.steady_path(LIMITS));
-            LimitsSource::Root(map.map_err(|error| format!("limits: {error}"))?)
+            LimitsSource::Root(map.map_err(ContainerError::Limits)?)
         } else {
             LimitsSource::Users(limits_file)
         };
-        let unfit = |error| format!("targets: {error}");
+        let unfit = ContainerError::Targets;
         let targets = match instance.host_file(TARGETS, true) {
             Ok(file) if is_roots(&file) => {
                 let file = TargetsFile::open(&instance.steady_path(TARGETS)).map_err(unfit)?;
@@ -213,7 +211,7 @@ impl Container {
             }
             Ok(file) => Some(Targets::Users(TargetsWriter::new(file).map_err(unfit)?)),
             Err(error) if matches!(error.errno(), Some(Errno::EACCES | Errno::EROFS)) => None,
-            Err(error) => return Err(text(error)),
+            Err(error) => return Err(error.into()),
         };
         let mut container = Self {
             id,
@@ -245,8 +243,8 @@ impl Container {
     }
 
     /// Reads the limits again where they were written since.
-    fn read_limits(&mut self) -> Result<(), String> {
-        let text = |error| format!("limits: {error}");
+    fn read_limits(&mut self) -> Result<(), ContainerError> {
+        let text = ContainerError::Limits;
         let word = match &self.limits_file {
             LimitsSource::Root(map) => map.generation(),
             LimitsSource::Users(file) => limits::file_generation(file).map_err(text)?,
@@ -262,7 +260,7 @@ impl Container {
     }
 
     /// Looks at it; where `shared`, at objects that several processes hold too.
-    pub(super) fn look(&mut self, now_ns: u64, shared: bool) -> Result<Look, String> {
+    pub(super) fn look(&mut self, now_ns: u64, shared: bool) -> Result<Look, ContainerError> {
         let is_due = now_ns.saturating_sub(self.checked_at_ns) >= CHECK_NS;
         if is_due {
             self.checked_at_ns = now_ns;
@@ -295,7 +293,7 @@ impl Container {
     }
 
     /// Which slots are in use.
-    fn read_slots(&mut self) -> Result<(), String> {
+    fn read_slots(&mut self) -> Result<(), ContainerError> {
         let mut head = [0; HEAD_BYTES];
         self.read(&mut head, HEAD_AT)?;
         self.has_shared = half(&head, offset_of!(RegionHeader, shared_high_water) - HEAD_AT) > 0;
@@ -303,7 +301,7 @@ impl Container {
         Ok(())
     }
 
-    fn process(&mut self, slot: usize, devices: usize) -> Result<Option<Process>, String> {
+    fn process(&mut self, slot: usize, devices: usize) -> Result<Option<Process>, ContainerError> {
         let mut buffer = [0; size_of::<Slot>()];
         let bytes = offset_of!(Slot, devices) + devices * size_of::<DeviceUse>();
         let buffer = buffer.get_mut(..bytes).unwrap_or_default();
@@ -353,9 +351,9 @@ impl Container {
         }))
     }
 
-    fn read(&self, buffer: &mut [u8], at: usize) -> Result<(), String> {
+    fn read(&self, buffer: &mut [u8], at: usize) -> Result<(), ContainerError> {
         let read = self.region.read_exact_at(buffer, at as u64);
-        read.map_err(|error| format!("region: {error}"))
+        read.map_err(unreadable)
     }
 
     /// The process that holds the slot's lock, as the kernel says: its process id on the host, 0 if it is not
@@ -376,9 +374,9 @@ impl Container {
         }
     }
 
-    /// What the books say, in the way in which the library adds them up: every slot that is in use,
-    /// whether its owner lives or not, and shared objects once.
-    pub(super) fn books(&self) -> Result<ChargeSums, String> {
+    /// The sums of the charges, as the library adds them up: every slot that is in use, whether its owner lives or
+    /// not, and shared objects once.
+    pub(super) fn charge_sums(&self) -> Result<ChargeSums, ContainerError> {
         let mut head = [0; HEAD_BYTES];
         self.read(&mut head, HEAD_AT)?;
         let devices = self.limits.devices.len().min(MAX_DEVICES);
@@ -389,8 +387,8 @@ impl Container {
         self.read(table, DEVICES_AT)?;
         let of_device =
             |device: usize, offset: usize| word(table, device * size_of::<RegionDevice>() + offset);
-        let mut books = ChargeSums::default();
-        for (device, sum) in books.devices.iter_mut().enumerate().take(devices) {
+        let mut sums = ChargeSums::default();
+        for (device, sum) in sums.devices.iter_mut().enumerate().take(devices) {
             let shared = of_device(device, offset_of!(RegionDevice, shared));
             sum.add(shared, 0, 0);
         }
@@ -400,7 +398,7 @@ impl Container {
         for slot in in_use(&head) {
             let at = offset_of!(RegionLayout, slots) + slot * size_of::<Slot>();
             self.read(buffer, at)?;
-            for (device, sum) in books.devices.iter_mut().enumerate().take(devices) {
+            for (device, sum) in sums.devices.iter_mut().enumerate().take(devices) {
                 let at = offset_of!(Slot, devices) + device * size_of::<DeviceUse>();
                 let cell = |offset: usize| word(buffer, at + offset);
                 let loads = cell(offset_of!(DeviceUse, loading_since_ns)) != 0;
@@ -416,7 +414,7 @@ impl Container {
                 sum.add(confirmed, cell(offset_of!(DeviceUse, pending)), kept);
             }
         }
-        Ok(books)
+        Ok(sums)
     }
 
     /// Processes that hold the lock of any slot, whatever the region says of that slot: process ids
@@ -489,7 +487,7 @@ impl Container {
         targets: Vec<(usize, Target)>,
         head: &Head,
         anew: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), ContainerError> {
         let now_ns = head.heartbeat_ns;
         let Some(writer) = &mut self.targets else {
             return Ok(());
@@ -502,7 +500,7 @@ impl Container {
         }
         self.wrote_at_ns = now_ns;
         self.unaccounted = head.unaccounted;
-        let text = |error| format!("targets: {error}");
+        let text = ContainerError::Targets;
         match (writer, same) {
             (Targets::Root(file), true) => file.beat(head),
             (Targets::Root(file), false) => {
@@ -519,6 +517,10 @@ impl Container {
         }
         Ok(())
     }
+}
+
+fn unreadable(reason: impl ToString) -> ContainerError {
+    ContainerError::RegionUnreadable(reason.to_string())
 }
 
 /// The slots that the head of a region calls used.
