@@ -9,19 +9,19 @@ use server::{LogFormat, TraceArgs};
 use crate::address::address;
 use crate::plugin::args::{InstallArgs, PluginArgs};
 
-/// Serves what every container on this node uses of its GPUs, for Prometheus, and gives each its
-/// share of their time.
+/// Exports what every container on this node uses of its GPUs to Prometheus, and divides the GPUs' compute
+/// time between the containers.
 ///
-/// /metrics is read from the containers' files at each scrape; /healthz says that the process
-/// serves, /readyz that it can read. docs/metrics.md explains every series.
+/// /metrics is read from the containers' files at each scrape. /healthz answers while the process serves,
+/// /readyz when it can read the root directory. docs/metrics.md explains every series.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "vgpu-monitor", version, args_conflicts_with_subcommands = true)]
 pub struct Args {
-    /// What to do instead.
+    /// What to run instead of the exporter.
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// Directory below which containers have theirs; it may appear later.
+    /// Directory that holds the containers' instances; it may appear later.
     #[arg(
         long,
         env = "VGPU_ROOT",
@@ -30,7 +30,7 @@ pub struct Args {
     )]
     pub root: PathBuf,
 
-    /// Where to serve `/metrics`: ADDRESS:PORT, or :PORT for every address of the node.
+    /// Address to serve `/metrics` on: ADDRESS:PORT, or :PORT for every address of the node.
     #[arg(
         long,
         env = "VGPU_METRICS_ADDR",
@@ -40,7 +40,7 @@ pub struct Args {
     )]
     pub metrics_addr: SocketAddr,
 
-    /// Serve HAMi's older metric names beside the present ones.
+    /// Serve HAMi's older metric names as well.
     #[arg(long, env = "VGPU_LEGACY_METRICS", value_parser = clap::builder::BoolishValueParser::new(),
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub legacy_metrics: bool,
@@ -49,12 +49,12 @@ pub struct Args {
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
 
-    /// Do not ask the NVIDIA driver: no series of whole GPUs, no utilisation by process.
+    /// Do not query the NVIDIA driver: no series of whole GPUs, no utilization by process.
     #[arg(long, env = "VGPU_NO_NVML", value_parser = clap::builder::BoolishValueParser::new(),
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub no_nvml: bool,
 
-    /// Do not arbitrate compute time: leave that to the `vgpu run`s, or to nobody.
+    /// Do not arbitrate compute time; a `vgpu run` process then does, if there is one.
     #[arg(long, env = "VGPU_NO_ARBITER", value_parser = clap::builder::BoolishValueParser::new(),
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub no_arbiter: bool,
@@ -79,17 +79,18 @@ pub struct Args {
     )]
     pub log: String,
 
-    /// How a log line looks.
+    /// Format of log lines.
     #[arg(long, env = "VGPU_MONITOR_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
 
-/// The agent's other process, and what is done once.
+/// The agent's other process, and one-time commands.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum Command {
-    /// Hand out this node's GPUs to the kubelet, register them with the scheduler, and watch their health.
+    /// Run the device plugin: allot this node's GPUs to the kubelet, register them with the scheduler, and
+    /// watch their health.
     Plugin(Box<PluginArgs>),
-    /// Copy the library to where containers get it from, and end.
+    /// Copy the library to the directory from which containers get it, and exit.
     Install(InstallArgs),
 }
 

@@ -51,7 +51,7 @@ pub struct Settings {
     pub root: PathBuf,
     /// Where the libraries have theirs.
     pub libraries: PathBuf,
-    /// The library of this release, by its file; what it is called is made of its bytes.
+    /// The library of this release, by its file; its name is made from its bytes.
     pub library: PathBuf,
     /// `/proc` with the host's pids.
     pub proc: PathBuf,
@@ -61,16 +61,16 @@ pub struct Settings {
     pub exempt_namespaces: BTreeSet<String>,
     /// Programs that may do so outside of pods.
     pub exempt_programs: BTreeSet<String>,
-    /// What is done.
+    /// What to do about a confirmed bad verdict.
     pub policy: Policy,
-    /// How often what is looked at.
+    /// How often processes are looked at.
     pub pace: Pace,
     /// The driver is asked, and the books are compared, this often.
     pub reconcile: Duration,
 }
 
 impl Settings {
-    /// From the flags; nothing where attestation is off.
+    /// From the flags; nothing if attestation is off.
     #[must_use]
     pub fn of(flags: &Flags, root: &Path, node: &str) -> Option<Self> {
         let policy = match flags.attest {
@@ -146,7 +146,7 @@ impl Drop for Attestation {
     }
 }
 
-/// Files and containers of ours are looked for this often.
+/// Our files and containers are looked for at this interval.
 const OURS_EVERY: Duration = Duration::from_secs(5);
 
 /// After this delay a process is reported without the name of its pod.
@@ -451,7 +451,7 @@ impl Looker {
             if self.is_own(holder) {
                 verdict = Verdict::Exempt;
             }
-            // What is not sure yet is not shown: at its start a process is between two states.
+            // An unconfirmed verdict is not shown: at its start a process is between two states.
             if verdict.is_bad() && !holder.confirmed {
                 continue;
             }

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 /// One card as the agent knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
-    /// As it is registered: what is promised of it, after `deviceSplitCount` and the scalings. Its `healthy` says what
-    /// the driver says of it; [`Sick`] comes on top.
+    /// The GPU as it is registered: what is promised of it, after `deviceSplitCount` and the scalings. Its
+    /// `healthy` is the driver's view; [`Sick`] is added to that.
     pub device: placement::Device,
     /// Its memory as the driver has it, in bytes.
     pub physical_bytes: u64,
@@ -62,7 +62,7 @@ pub struct Nic {
     pub name: String,
     /// Its port.
     pub port: u32,
-    /// NUMA node; nothing where the kernel does not say.
+    /// NUMA node; nothing if the kernel does not report it.
     pub numa: Option<u32>,
     /// Bandwidth, both directions together, in MB/s (10^6 bytes).
     pub mb_s: u32,
@@ -71,7 +71,7 @@ pub struct Nic {
 /// Why a card is not to be used now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sick {
-    /// What is wrong, for a person: the XID with its meaning, "lost", "does not answer since …".
+    /// The fault, for a person: the XID with its meaning, "lost", "does not answer since …".
     pub reason: String,
     /// Since when.
     pub since: SystemTime,

@@ -21,7 +21,7 @@ use crate::delivery::{Delivery, Name};
 pub struct LivingPod {
     /// Its uid.
     pub uid: String,
-    /// How many of its containers, init containers too, the kubelet allots something of ours.
+    /// How many of its containers, init containers included, hold slots of ours.
     pub containers: usize,
 }
 
@@ -59,8 +59,8 @@ pub trait Sources: Send + Sync {
     /// The API server: the pods of this node.
     fn pods(&self) -> impl Future<Output = Result<Vec<LivingPod>, SourceError>> + Send;
 
-    /// Hears of a container that has made its usage region longer, where that could not be cut back: whose it is, as
-    /// far as that is known, and why.
+    /// Reports a container that extended its usage region where that could not be truncated: the container,
+    /// if known, and the reason.
     fn uncut(&self, of: Option<Labels>, reason: &str);
 }
 
@@ -143,7 +143,7 @@ impl<S: Sources> Collector<S> {
     /// # Errors
     /// As [`Collector::look`].
     pub async fn look_at(&self, now: Duration) -> Result<Looked, LookError> {
-        // What is given from here on is not judged by answers from before.
+        // Allotments given from here on are not judged by answers from before.
         let delivery = Arc::clone(&self.delivery);
         let (uncut, moment) = blocking(move || (trim(&delivery), delivery.moment())).await?;
         for (of, reason) in uncut {

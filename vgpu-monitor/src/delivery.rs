@@ -71,7 +71,7 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// How the runtime is told what a container gets.
+/// How the runtime learns what a container gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
     /// `Allocate` names a CDI device, and `PreStartContainer` writes what that is (containerd 2, CRI-O).
@@ -155,7 +155,7 @@ pub struct GivenInstance {
     pub compute_instance: u32,
 }
 
-/// Where things are, and how the runtime is told.
+/// Paths, and how the runtime learns what a container gets.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// What outlives the agent, on the host: `containers`, `lib`.
@@ -168,7 +168,7 @@ pub struct Settings {
     pub vendor_cdi_dirs: Vec<PathBuf>,
     /// The vendor's kind of CDI device.
     pub vendor_kind: String,
-    /// How the runtime is told of new allotments.
+    /// The manner of new allotments.
     pub manner: Manner,
     /// The library, in the agent's own image.
     pub library: PathBuf,
@@ -212,7 +212,7 @@ pub enum DeliveryError {
     #[error("cannot {action} {path}: {source}{}", if is_full(source) { "; make room on the node's disk" } else { "" },
             path = path.display())]
     System {
-        /// What was tried.
+        /// The step that failed.
         action: &'static str,
         /// On what.
         path: PathBuf,
@@ -227,7 +227,7 @@ pub enum DeliveryError {
     File {
         /// Which file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// The library is none.
@@ -256,12 +256,12 @@ pub enum DeliveryError {
         /// What was read, what is accepted.
         problem: String,
     },
-    /// Not a name of ours.
+    /// Not a name that this agent makes.
     #[error(
         "{name:?} is no name of an allotment; accepted: at most 63 of a-z, 0-9 and -, a letter first"
     )]
     Name {
-        /// What was given.
+        /// The given text.
         name: String,
     },
     /// The cards of the node are not known yet.
@@ -271,9 +271,9 @@ pub enum DeliveryError {
     #[error("GPU {uuid} is not on this node; there {}", if known.is_empty() { String::from("are none") }
             else { format!("are: {}", known.join(", ")) })]
     NoCard {
-        /// What was asked for.
+        /// The requested GPU.
         uuid: String,
-        /// The cards that there are.
+        /// The node's GPUs.
         known: Vec<String>,
     },
     /// More than the GPU has. A retry may succeed: another container may be gone by then.
@@ -300,10 +300,10 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// Puts the library in its place and reads what was given before.
+    /// Installs the library and reads what was given before.
     ///
     /// # Errors
-    /// The state directory cannot be made or written, or the library is none.
+    /// The state directory cannot be created or written, or the file is no library.
     pub fn new(settings: Settings) -> Result<Self, DeliveryError> {
         let state = settings.seen(&settings.state_dir);
         let root = state.join("containers");
@@ -363,11 +363,13 @@ impl Delivery {
         Ok((name, allotted))
     }
 
-    /// Gives a container what it was promised. Called again (a restart of the container or of the agent) it repairs
-    /// what is missing and changes only what is asked for differently; limits change while the container runs.
+    /// Gives a container what it was promised. Called again (after a restart of the container or of the
+    /// agent) it repairs what is missing and changes only what differs; limits change while the container
+    /// runs.
     ///
     /// # Errors
-    /// See [`DeliveryError`]: nothing was promised of any card then, and what the container had before it still has.
+    /// See [`DeliveryError`]: nothing is then promised of any GPU, and the container keeps what it had
+    /// before.
     pub fn give(&self, name: &Name, given: &Given) -> Result<(), DeliveryError> {
         name.check()?;
         let inventory = self.settings.cards.borrow().clone();
@@ -378,7 +380,7 @@ impl Delivery {
             .map_or(self.settings.manner, |record| record.manner());
         let version = self.version_for(before.as_ref(), manner)?;
         let record = Record::of(name, given, manner, &version, before.as_ref())?;
-        // What was given stays given, whatever became of the cards or of the configuration since.
+        // A container keeps what it was given, whatever has become of the GPUs or of the configuration.
         if loads.has_more(name, &record) {
             let inventory = inventory.as_deref().ok_or(DeliveryError::NoInventory)?;
             loads.check(name, &record, inventory, &self.root)?;
@@ -481,7 +483,7 @@ impl Delivery {
         }
     }
 
-    /// What is mounted into a container.
+    /// The mounts of a container.
     fn mounts(&self, name: &Name, version: &str) -> Vec<Mount> {
         let place = self.settings.state_dir.join("containers").join(&name.0);
         let lib = self.settings.state_dir.join("lib").join(version);
@@ -501,7 +503,7 @@ impl Delivery {
 
 /// What the collector asks and tells.
 impl Delivery {
-    /// A moment: what is given later than it is not removed on what was known at it.
+    /// A moment. An allotment given later is not removed because of what was known at this moment.
     pub(crate) fn moment(&self) -> u64 {
         self.loads.lock().moment()
     }
@@ -559,7 +561,7 @@ impl Delivery {
         place::is_used(&self.root, name)
     }
 
-    /// Takes it away, unless it was given anew since the moment.
+    /// Removes the directory, unless it was given again since the moment.
     pub(crate) fn collect(&self, name: &Name, moment: u64) -> Result<bool, DeliveryError> {
         name.check()?;
         let mut loads = self.loads.lock();

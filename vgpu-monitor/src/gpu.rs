@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
 
-/// A scrape waits so long for the driver.
+/// A scrape waits this long for the driver.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 /// A driver that is not there is looked for again after this.
 const RETRY: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ impl Asker {
         })
     }
 
-    /// What the driver says; nothing where it is missing, fails, or does not answer in time.
+    /// The driver's answer; nothing if it is missing, fails, or does not answer in time.
     #[must_use]
     pub fn ask(&self) -> Option<Answer> {
         let answer = self.question();

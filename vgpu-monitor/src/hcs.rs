@@ -1,6 +1,6 @@
-//! The node's ComputeNode and ComputeTopology (`hcs.io/v1alpha1`), kept as the node is: what the driver and the health
-//! check say of the cards, what pods of the node hold of them, whether the node is cordoned. Never decides which card a
-//! pod gets, and never writes an object of another node.
+//! Keeps the node's ComputeNode and ComputeTopology (`hcs.io/v1alpha1`) up to date: the GPUs as the driver
+//! and the health check report them, the amounts that the node's pods hold, and whether the node is cordoned.
+//! Never decides which GPU a pod gets, and never writes an object of another node.
 //!
 //! [`compose`] makes the values, `kube_api::hcs::observed` words them, [`mod@keep`] writes them.
 

@@ -38,7 +38,7 @@ use xid::Checks;
 pub struct Settings {
     /// Name of the node, for its events and the label of its series.
     pub node: String,
-    /// Where the containers have their directories: whose they are says which pods are told.
+    /// The directory of the containers: their labels say which pods get events.
     pub root: PathBuf,
     /// Which XIDs count.
     pub checks: Checks,
@@ -69,7 +69,7 @@ impl Settings {
     }
 }
 
-/// What was started.
+/// The running health check.
 #[derive(Debug)]
 pub struct Started {
     /// Which cards are sick, as it changes.

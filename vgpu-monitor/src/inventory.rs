@@ -1,9 +1,11 @@
-//! The node's cards as the driver and the configuration have them, and their registration on the Node object: what is
-//! promised of each, how they reach each other, MIG shapes. Never says which of them a pod gets.
+//! The node's GPUs as the driver and the configuration describe them, and their registration on the Node
+//! object: what is promised of each, how they are connected, MIG profiles. Never decides which of them a pod
+//! gets.
 //!
-//! Two threads: one asks the driver, and may hang with it; the other keeps what is known, reads the configuration again
-//! when it changes, says that the driver is silent, and never waits for the first. What the driver said last stands in
-//! the state directory, so that an agent that starts while the driver is slow knows its cards at once.
+//! Two threads: one queries the driver, and may hang with it. The other keeps the results, reads the
+//! configuration again when it changes, reports a silent driver, and never waits for the first. The driver's
+//! last answer is kept in the state directory, so that an agent that starts while the driver is slow knows
+//! its GPUs at once.
 
 pub mod lease;
 pub mod mig;
@@ -46,9 +48,9 @@ pub struct Settings {
     pub library: Option<PathBuf>,
     /// The driver is asked again after this.
     pub rescan: Duration,
-    /// A driver that has not answered for so long is said to be silent.
+    /// A driver that has not answered for this long is reported as silent.
     pub patience: Duration,
-    /// Cards of a driver that has been silent for so long are sick.
+    /// GPUs of a driver that has been silent for this long are sick.
     pub silence: Duration,
     /// Files of the configuration are looked at this often.
     pub look: Duration,
@@ -73,7 +75,7 @@ impl Settings {
     }
 }
 
-/// What is known of the cards and of the configuration, as both change. The threads end with the last clone.
+/// The current inventory and configuration. The threads end with the last clone.
 #[derive(Debug, Clone)]
 pub struct Watcher {
     /// The cards; `None` until the driver, or the state directory, has said what there is.
@@ -91,7 +93,7 @@ impl Watcher {
     }
 }
 
-/// Starts to keep what is known. Neither waits for the driver nor needs one.
+/// Starts the two threads. Neither waits for the driver nor needs one.
 ///
 /// # Errors
 /// The system gives no thread.
@@ -106,7 +108,7 @@ pub fn start(settings: Settings) -> io::Result<Watcher> {
     })
 }
 
-/// Writes a file of the state directory so that it is there as it was or as it is to be, whenever the agent or the
+/// Writes a file of the state directory so that it has the old or the new content, whenever the agent or the
 /// machine dies.
 fn write_whole(path: &std::path::Path, value: &impl serde::Serialize) -> io::Result<()> {
     use std::io::Write as _;

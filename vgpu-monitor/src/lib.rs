@@ -1,9 +1,9 @@
-//! The node agent: what every container on this node uses of its GPUs, for Prometheus, and how much
-//! of their time each gets.
+//! The node agent: shows what every container on this node uses of its GPUs, for Prometheus, and divides
+//! their time.
 //!
-//! Shows what it reads when it is asked, and keeps next to nothing between two scrapes. Never maps a file that a
-//! tenant can write, never decides placement, and never lets one broken container, one sick GPU or
-//! one slow client hide the others.
+//! Reads when it is asked, and keeps next to nothing between two scrapes. Never maps a file that a tenant can
+//! write, never decides placement, and never lets one broken container, one sick GPU or one slow client hide
+//! the others.
 
 #![forbid(unsafe_code)]
 

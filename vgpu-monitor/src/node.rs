@@ -20,7 +20,7 @@ use crate::gpu::{Answer, Asker};
 use crate::reconcile::Owners;
 use crate::regions::{self, Budget, Census, Found};
 
-/// What was skipped is logged once for each place and reason, up to so many.
+/// A skipped directory is logged once for each path and reason, up to this many.
 const LOGGED_MOST: usize = 1000;
 
 /// The node that is looked at.
@@ -168,7 +168,7 @@ impl Memory {
         }
     }
 
-    /// Counts what was skipped and says it once.
+    /// Counts what was skipped and logs it once.
     fn complain(&mut self, census: &Census, root_readable: bool) {
         for broken in &census.broken {
             self.log(
@@ -206,7 +206,7 @@ impl Memory {
             let devices = found.shown.devices.iter_mut().zip(&found.work).enumerate();
             for (index, (device, (launches, busy_ns))) in devices {
                 let key = (found.path.clone(), index);
-                // A new container in the place of an old one starts anew.
+                // A new container under an old name starts from zero.
                 let was = self
                     .devices
                     .get(&key)
@@ -248,10 +248,9 @@ impl Memory {
     }
 }
 
-/// Busy part of the time between two looks, by what the library measured itself; nothing where it
-/// measures nothing.
+/// Busy part of the time between two looks, by the library's own measurement; nothing if it does not measure.
 fn busy_percent(was: &Remembered, busy_ns: u64, now: Instant) -> Option<f64> {
-    // Less than this apart, the edges of both looks outweigh what is between them.
+    // For a shorter interval the edges of both looks outweigh the time between them.
     const SHORTEST: Duration = Duration::from_millis(100);
     let between = now.saturating_duration_since(was.looked_at);
     if busy_ns == 0 || between < SHORTEST {
@@ -262,7 +261,7 @@ fn busy_percent(was: &Remembered, busy_ns: u64, now: Instant) -> Option<f64> {
     Some(100.0 * busy.as_secs_f64() / between.as_secs_f64())
 }
 
-/// Looks at each scrape and writes what it saw.
+/// Reads the node at each scrape and writes its series.
 pub struct Collector {
     node: Arc<Node>,
     readiness: Readiness,

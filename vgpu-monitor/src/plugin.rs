@@ -73,11 +73,11 @@ pub use pods::{Ask, Lister, Pods};
 
 /// What a container gets, made on this host. All calls block.
 pub trait Giver: Send + Sync + 'static {
-    /// A fresh name, and device list for the kubelet changed for it.
+    /// A fresh name, and the answer to `Allocate` that carries it.
     ///
     /// # Errors
     ///
-    /// When nothing can be handed out at all: the pod fails for good.
+    /// When nothing can be allotted at all: the pod fails for good.
     fn allot(&self) -> anyhow::Result<(Name, Allotted)>;
 
     /// Creates what a container gets, or ensures that it exists. Called again at each start of the container.
@@ -94,7 +94,7 @@ pub trait Giver: Send + Sync + 'static {
     /// Why it cannot be created, for the pod's event.
     fn make(&self, card: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made>;
 
-    /// Names of which something is on this host, with what is known of the container: for a memory that was lost.
+    /// Names of the instances on this host, with what is known of the container: to restore a lost memory.
     fn known(&self) -> Vec<Name>;
 }
 
@@ -123,7 +123,7 @@ pub struct Parts {
     pub giver: Arc<dyn Giver>,
     /// The API server.
     pub client: kube::Client,
-    /// Says what happened to a pod.
+    /// Writes events on pods.
     pub events: Events,
     /// The node's cards.
     pub inventories: Inventories,
@@ -162,7 +162,7 @@ struct PluginState {
     lists: BTreeMap<String, watch::Sender<Option<Arc<ListAndWatchResponse>>>>,
     /// Something changed that the lists are made of.
     changed: Notify,
-    /// Held from the look at what is held to its being written down.
+    /// Held from the reading of the allotments to their being recorded as given.
     turn: tokio::sync::Mutex<()>,
     /// What this process has given; the rest may be of an earlier one that died at it.
     given: Mutex<BTreeSet<String>>,
@@ -170,7 +170,7 @@ struct PluginState {
     registered: watch::Sender<BTreeSet<String>>,
     /// Pods whose annotations are to be written.
     untold: tokio::sync::mpsc::UnboundedSender<tell::Untold>,
-    /// When what was handed out whose pod is not known yet.
+    /// When allotments were made whose pods are not known yet.
     handed: handed::Handed,
 }
 
@@ -210,12 +210,13 @@ impl Plugin {
         plugin
     }
 
-    /// Serves every resource on its socket and registers it, again whenever the kubelet begins anew. Ends with `stop`.
+    /// Serves every resource on its socket and registers it, again whenever the kubelet restarts. Ends with
+    /// `stop`.
     pub async fn serve(&self, stop: impl Future<Output = ()>) {
         registration::serve(self, stop).await;
     }
 
-    /// Takes over from the kubelet's own record what our memory lacks.
+    /// Restores missing allotments from the kubelet's own record.
     fn recover(&self) -> usize {
         let Some(entries) = checkpoint::read(&self.0.settings.device_plugins) else {
             return 0;

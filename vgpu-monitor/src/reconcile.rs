@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use supervisor::gpu::GpuProcess;
 use supervisor::view::ContainerView;
 
-/// Which container of ours a process belongs to, by host pid: its directory.
+/// The directory of the managed container that a process belongs to, by host pid.
 pub type Owners = HashMap<u32, PathBuf>;
 
 /// Adds to a container's unaccounted memory that of processes that have no slot in its region: a process that
@@ -38,9 +38,9 @@ pub fn add_slotless(view: &mut ContainerView, held: &[GpuProcess], owners: &Owne
 pub struct Holds {
     /// Its host pid.
     pub pid: u32,
-    /// What it has, as the driver says.
+    /// Memory that it holds, as the driver says.
     pub held_bytes: u64,
-    /// What of it is charged; nothing where it has no slot at all.
+    /// The charged part of it; nothing if the process has no slot.
     pub charged_bytes: Option<u64>,
 }
 
@@ -113,7 +113,7 @@ pub fn gaps(view: &ContainerView, held: &[GpuProcess], owners: &Owners) -> Vec<G
     gaps
 }
 
-/// What processes hold that are in no container of ours, by device and pid.
+/// Memory held by processes outside the managed containers, by device and pid.
 #[must_use]
 pub fn unmanaged<'a>(
     held: &'a [GpuProcess],
@@ -134,10 +134,10 @@ pub fn unmanaged<'a>(
 
 /// Less than this is no news: it is what contexts and modules differ by until the host has measured them.
 const LEAST_BYTES: u64 = 256 << 20;
-/// So many looks in a row, and it is told.
+/// A gap is reported after this many looks in a row.
 const LOOKS: u32 = 3;
 
-/// Remembers which gaps stand.
+/// Remembers for how many looks each gap has lasted.
 #[derive(Debug, Default)]
 pub struct Standing(HashMap<(PathBuf, usize), u32>);
 
@@ -184,7 +184,7 @@ mod tests {
 
         assert_eq!([told(GIB, 0), told(GIB, 0), told(GIB, 0)], [0, 0, 1]);
         assert_eq!(told(GIB, 0), 1, "the teller knows what it has said");
-        // A twentieth of the limit is no gap, and begins the count anew.
+        // A twentieth of the limit is no gap, and restarts the count.
         assert_eq!(told(GIB, 40 * GIB), 0);
         assert_eq!([told(GIB, 0), told(GIB, 0)], [0, 0]);
         assert_eq!(standing.take(Vec::new()), []);

@@ -1,8 +1,8 @@
-//! Containers as they are shown: which of what a directory says is believed, and under which name
-//! each stands, so that no two series are the same.
+//! Containers as they are shown: which part of a directory's data is trusted, and the name under which each
+//! container appears, so that no two series are the same.
 //!
-//! Never reads a tenant's file itself: `supervisor` does, by `pread`, and clamps. Never lets one
-//! owner of directories use up the time or the room of the others.
+//! Never reads a tenant's file itself: `supervisor` does, by `pread`, and clamps. Never lets one owner of
+//! directories use up the time or the room of the others.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -43,7 +43,7 @@ impl Default for Budget {
 /// A container, where it was found, and what the next look wants to know of this one.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
-    /// As it is shown.
+    /// The container as it is shown.
     pub shown: Container,
     /// Its directory.
     pub path: PathBuf,
@@ -156,11 +156,10 @@ impl Census {
     }
 }
 
-/// A container as it is shown, with what the driver knows of it; nothing for what a killed run
-/// left behind.
+/// A container as it is shown, with the driver's figures; nothing for what a killed run left behind.
 ///
-/// Namespace and pod are believed where root or `our_uid` owns the directory: any user can make a
-/// directory of their own on a shared board and write into it whose pod it is.
+/// Namespace and pod are trusted if root or `our_uid` owns the directory: any user can create a directory on
+/// a shared board and write any pod's name into it.
 fn found(
     mut view: ContainerView,
     answer: Option<(&Answer, &Owners)>,
@@ -238,13 +237,13 @@ fn launches(compute: &ComputeSnapshot) -> u64 {
     compute.launches.saturating_add(compute.graph_launches)
 }
 
-/// Since the arbiter last said that it lives; nothing where none ever did.
+/// Time since the arbiter's last heartbeat; nothing if there never was one.
 fn arbiter_age(view: &ContainerView, now_ns: u64) -> Option<Duration> {
     let at_ns = view.arbiter_at_ns;
     (at_ns != 0).then(|| Duration::from_nanos(now_ns.saturating_sub(at_ns)))
 }
 
-/// What an arbiter said so long ago holds no more.
+/// Older data of an arbiter is not used.
 const STALE: Duration = Duration::from_secs(2);
 
 fn compute(view: &ContainerView, device: &DeviceView, now_ns: u64) -> Compute {

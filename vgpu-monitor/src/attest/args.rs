@@ -11,30 +11,31 @@ use super::cluster::Cluster;
 use super::{Attestation, Settings};
 use crate::gpu::Asker;
 
-/// What is done about processes that hold a GPU past their limits.
+/// What to do about processes that bypass their limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// Nobody looks.
+    /// No process is inspected.
     Off,
-    /// They are counted, and named in events.
+    /// They are counted and reported in events.
     Report,
-    /// Their pods are evicted, where these asked for a GPU; see `--attest-evict-dry-run`.
+    /// Their pods are evicted if they requested a GPU; see `--attest-evict-dry-run`.
     Evict,
 }
 
 /// Attestation.
 #[derive(Debug, Clone, Args)]
 pub struct Flags {
-    /// Look at every process that holds a GPU: has it our library, and its container's limits?
+    /// Inspect every process that holds a GPU: does it use our library and its container's limits?
     #[arg(long, env = "VGPU_ATTEST", value_enum, default_value_t = Mode::Off)]
     pub attest: Mode,
 
-    /// With --attest=evict: only ask the API server whether it would evict; false evicts in earnest, one pod a minute.
+    /// With --attest=evict: only ask the API server whether it would evict; false really evicts, one pod a
+    /// minute.
     #[arg(long, env = "VGPU_ATTEST_EVICT_DRY_RUN", value_parser = clap::builder::BoolishValueParser::new(),
           num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
     pub attest_evict_dry_run: bool,
 
-    /// Namespaces whose pods may hold GPUs without asking for them, with commas between.
+    /// Namespaces whose pods may hold GPUs without requesting them, separated by commas.
     #[arg(
         long,
         env = "VGPU_ATTEST_EXEMPT_NAMESPACES",
@@ -44,7 +45,7 @@ pub struct Flags {
     )]
     pub attest_exempt_namespaces: Vec<String>,
 
-    /// Programs that may hold GPUs outside of pods, by the name of their file, with commas between.
+    /// Programs that may hold GPUs outside of pods, by file name, separated by commas.
     #[arg(
         long,
         env = "VGPU_ATTEST_EXEMPT_PROGRAMS",
@@ -56,11 +57,11 @@ pub struct Flags {
     )]
     pub attest_exempt_programs: Vec<String>,
 
-    /// Where the installed libraries have their directories; by default `lib` beside the containers' directory.
+    /// Directory of the installed libraries; by default `lib` beside the containers' directory.
     #[arg(long, env = "VGPU_ATTEST_LIBRARIES", value_name = "DIR")]
     pub attest_libraries: Option<PathBuf>,
 
-    /// What the path of a GPU device begins with.
+    /// Path prefix of GPU devices.
     #[arg(
         long,
         env = "VGPU_ATTEST_DEVICES",
@@ -69,7 +70,7 @@ pub struct Flags {
     )]
     pub attest_devices: String,
 
-    /// The library that this release brings: a process with another one counts as stale.
+    /// The library of this release: a process with another one counts as stale.
     #[arg(
         long = "attest-library",
         env = "VGPU_LIBRARY",
@@ -78,21 +79,22 @@ pub struct Flags {
     )]
     pub attest_library: PathBuf,
 
-    /// Write events on pods and on this node, and ask the API server whose a pod is.
+    /// Write events on pods and on this node, and look up pods on the API server.
     #[arg(long, env = "VGPU_KUBERNETES", value_parser = clap::builder::BoolishValueParser::new(),
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub kubernetes: bool,
 
-    /// With --kubernetes: how to reach the API server; by default as a pod does.
+    /// With --kubernetes: kubeconfig file; by default the pod's own service account.
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 }
 
 impl Flags {
-    /// Starts attestation of the node's processes; nothing where it is off. Needs a running tokio.
+    /// Starts attestation of the node's processes; nothing if it is off. Needs a running tokio.
     ///
     /// # Errors
-    /// `--kubernetes` was given and nothing says where the API server is; the system gives no thread.
+    /// `--kubernetes` was given and neither a service account nor a kubeconfig is there; the system gives no
+    /// thread.
     pub async fn start(
         &self,
         root: &Path,

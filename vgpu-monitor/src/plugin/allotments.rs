@@ -18,12 +18,12 @@ use vgpu_abi::limits::Policy;
 
 use crate::delivery::{Given, GivenDevice, GivenInstance, Name};
 
-/// More allotments are not kept: the oldest whose slots were handed out again since are forgotten first.
+/// More allotments are not kept: the oldest whose slots were allotted again since are forgotten first.
 const MOST: usize = 8192;
-/// A file larger than this is none of ours.
+/// A larger file was not written by this program.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// What one `Allocate` handed out.
+/// The slots of one `Allocate`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allotment {
     /// Greater is later.
@@ -130,7 +130,7 @@ impl Cut {
         }
     }
 
-    /// Where it lies.
+    /// Its position on the GPU.
     pub fn span(&self) -> Span {
         Span {
             start: self.start,
@@ -312,12 +312,12 @@ struct Inner {
     /// By order.
     allotments: Vec<Allotment>,
     next: u64,
-    /// What is in memory and not in the file.
+    /// Memory and file differ.
     unwritten: bool,
     errors: u64,
 }
 
-/// What was found at the start.
+/// What the file contained at the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Opened {
     /// Allotments that could be read.
@@ -370,7 +370,7 @@ impl AllotmentStore {
         (store, opened)
     }
 
-    /// Remembers what was handed out. When the file cannot be written it is remembered nevertheless, written with the
+    /// Remembers an allotment. If the file cannot be written it is remembered nevertheless, written with the
     /// next change, and counted.
     ///
     /// # Errors

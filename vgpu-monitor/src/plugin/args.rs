@@ -13,11 +13,11 @@ use crate::inventory::MigStrategy;
 /// Settings of `vgpu-monitor plugin`.
 #[derive(Debug, Clone, Parser)]
 pub struct PluginArgs {
-    /// Name of this node's object.
+    /// Name of this node's Node object.
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub node_name: String,
 
-    /// Directory of the host that outlives the agent: containers, libraries, what was handed out.
+    /// Directory of the host that outlives the agent: containers, libraries, allotments.
     #[arg(
         long,
         env = "VGPU_STATE_DIR",
@@ -26,7 +26,7 @@ pub struct PluginArgs {
     )]
     pub state_dir: PathBuf,
 
-    /// The kubelet's directory; read are its device-plugins and pod-resources.
+    /// The kubelet's directory; its device-plugins and pod-resources are used.
     #[arg(
         long,
         env = "VGPU_KUBELET_DIR",
@@ -35,7 +35,7 @@ pub struct PluginArgs {
     )]
     pub kubelet_dir: PathBuf,
 
-    /// Where descriptions for the runtime (CDI) are written.
+    /// Directory for CDI descriptions, which the container runtime reads.
     #[arg(
         long,
         env = "VGPU_CDI_DIR",
@@ -44,15 +44,15 @@ pub struct PluginArgs {
     )]
     pub cdi_dir: PathBuf,
 
-    /// How the runtime is told what a container gets; auto asks the Node object which runtime it is.
+    /// How the runtime learns what a container gets; auto reads the runtime's version from the Node object.
     #[arg(long, env = "VGPU_MANNER", value_enum, default_value_t = MannerArg::Auto)]
     pub manner: MannerArg,
 
-    /// The device configuration that scheduler and webhook read; by default the standard one.
+    /// The device configuration that scheduler and webhook also read; by default the standard one.
     #[arg(long, env = "VGPU_DEVICE_CONFIG_FILE", value_name = "FILE")]
     pub device_config_file: Option<PathBuf>,
 
-    /// What holds on single nodes instead of it ({"nodeconfig": […]}); it may be absent.
+    /// Per-node overrides of the device configuration ({"nodeconfig": […]}); the file may be absent.
     #[arg(
         long,
         env = "VGPU_NODE_CONFIG_FILE",
@@ -61,7 +61,7 @@ pub struct PluginArgs {
     )]
     pub node_config_file: PathBuf,
 
-    /// The library that containers get, in this image.
+    /// The library for containers, in this image.
     #[arg(
         long,
         env = "VGPU_LIBRARY",
@@ -70,7 +70,7 @@ pub struct PluginArgs {
     )]
     pub library: PathBuf,
 
-    /// How cards in MIG mode are offered: none, or mixed (instances are made as pods ask for them).
+    /// How GPUs in MIG mode are offered: none, or mixed (instances are created as pods ask for them).
     #[arg(
         long,
         env = "VGPU_MIG_STRATEGY",
@@ -79,7 +79,8 @@ pub struct PluginArgs {
     )]
     pub mig_strategy: MigStrategy,
 
-    /// Where to serve `/metrics`, `/healthz` and `/readyz`: ADDRESS:PORT, or :PORT for every address of the node.
+    /// Address to serve `/metrics`, `/healthz` and `/readyz` on: ADDRESS:PORT, or :PORT for every address of
+    /// the node.
     #[arg(
         long,
         env = "VGPU_PLUGIN_METRICS_ADDR",
@@ -89,15 +90,16 @@ pub struct PluginArgs {
     )]
     pub metrics_addr: SocketAddr,
 
-    /// Form of the register annotation; auto writes JSON where a card has what colons cannot say.
+    /// Form of the register annotation; auto writes JSON if a GPU has properties that the colon form cannot
+    /// express.
     #[arg(long, env = "VGPU_REGISTER_FORMAT", value_enum, default_value_t = FormatArg::Auto)]
     pub register_format: FormatArg,
 
-    /// What a path of the host begins with as this process sees it; by default they are the same.
+    /// Prefix under which this process sees the host's paths; none by default.
     #[arg(long, env = "VGPU_HOST_PREFIX", value_name = "DIR")]
     pub host_prefix: Option<PathBuf>,
 
-    /// Words of the vendors whose cards are served, each under its resource of the device configuration.
+    /// Vendors whose GPUs are served, by their names in the device configuration.
     #[arg(
         long,
         env = "VGPU_VENDORS",
@@ -120,12 +122,13 @@ pub struct PluginArgs {
     )]
     pub namespace: String,
 
-    /// Keep the node's ComputeNode and ComputeTopology (hcs.io/v1alpha1), whose definitions the cluster has to have.
+    /// Keep the node's ComputeNode and ComputeTopology (hcs.io/v1alpha1); the cluster must have their
+    /// definitions.
     #[arg(long, env = "VGPU_HCS", value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_missing_value = "true", default_value_t = false, require_equals = true)]
     pub hcs: bool,
 
-    /// Where the kernel tells of devices.
+    /// The kernel's sysfs.
     #[arg(
         long,
         env = "VGPU_SYSFS",
@@ -148,26 +151,26 @@ pub struct PluginArgs {
     )]
     pub log: String,
 
-    /// How a log line looks.
+    /// Format of log lines.
     #[arg(long, env = "VGPU_MONITOR_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
 
-/// How the runtime is told.
+/// How the runtime learns what a container gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MannerArg {
-    /// As the runtime can be told.
+    /// Whichever the runtime supports.
     Auto,
     /// By CDI: containerd from 2.0, CRI-O from 1.28.
     Cdi,
-    /// By mounts, and a variable that the webhook puts into pods: containerd 1.6.
+    /// By mounts, and a variable that the webhook adds to pods: containerd 1.6.
     Mounts,
 }
 
 /// Form of the register annotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FormatArg {
-    /// As the cards need it.
+    /// Whichever the GPUs need.
     Auto,
     /// Commas and colons.
     Colon,
@@ -178,7 +181,7 @@ pub enum FormatArg {
 /// Settings of `vgpu-monitor install`.
 #[derive(Debug, Clone, Parser)]
 pub struct InstallArgs {
-    /// The directory of libraries; each version has one below it.
+    /// The directory of libraries; each version has a directory of its own in it.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/vgpu/lib")]
     pub to: PathBuf,
 

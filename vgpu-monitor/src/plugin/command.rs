@@ -33,7 +33,7 @@ use crate::{collect, hcs, health, inventory};
 
 /// How often is looked for what dead containers have left.
 const CLEAR: Duration = Duration::from_secs(30);
-/// Calls of ours that the API server may take so long for.
+/// Longest wait for one call of the API server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs until the process is asked to stop.
@@ -197,8 +197,8 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until no other agent works in the state directory. Meanwhile this one is alive, and not ready. Nothing where it
-/// was asked to stop first.
+/// Waits until no other agent works in the state directory. Until then this one is alive, and not ready.
+/// Returns nothing if it was asked to stop first.
 async fn alone(
     listener: Listener,
     state: &Path,
@@ -304,7 +304,8 @@ async fn client(args: &PluginArgs) -> anyhow::Result<kube::Client> {
     kube::Client::try_from(config).context("no client for the cluster")
 }
 
-/// How the runtime is told. What the Node says is remembered, since the API server may be away when the agent starts.
+/// How the runtime learns what a container gets. The Node's answer is remembered, since the API server may be
+/// away when the agent starts.
 async fn manner(args: &PluginArgs, client: &kube::Client, state: &Path) -> Manner {
     match args.manner {
         MannerArg::Cdi => return Manner::Cdi,
@@ -349,8 +350,8 @@ async fn manner(args: &PluginArgs, client: &kube::Client, state: &Path) -> Manne
     }
 }
 
-/// By what the Node says of its runtime and its kubelet: `containerd://2.1.4 v1.35.4`. What is not known has CDI by now.
-/// A kubelet before 1.29 drops the CDI names of a device plugin.
+/// The manner for what the Node says of its runtime and its kubelet: `containerd://2.1.4 v1.35.4`. An unknown
+/// runtime is assumed to have CDI. A kubelet before 1.29 drops the CDI names of a device plugin.
 fn manner_of(said: &str) -> Manner {
     let (runtime, kubelet) = said.split_once(' ').unwrap_or((said, ""));
     let (name, version) = runtime.split_once("://").unwrap_or((runtime, ""));
@@ -439,10 +440,10 @@ impl Giver for Host {
     }
 }
 
-/// Clears away what dead containers have left, for ever.
+/// Runs the garbage collection for as long as the agent lives.
 async fn clear(plugin: Plugin, collector: Arc<Collector<NodePods>>, giver: Arc<Host>, mig: Mig) {
     loop {
-        // It says itself what it could not do.
+        // The look itself logs what it could not do.
         let looked = collector.look().await;
         if let Ok(looked) = &looked {
             collect::say(looked);
@@ -524,7 +525,7 @@ mod tests {
             "card": "GPU-1", "profile": "1g.10gb", "start": 2, "size": 1,
         });
         std::fs::write(&file, record.to_string()).unwrap();
-        // The agent starts anew, and nothing is in its memory.
+        // The agent restarts, and its memory is empty.
         let delivery = node.delivery(Manner::Mounts);
         let place = |start| (String::from("GPU-1"), Span { start, size: 1 });
         let mut living = Living {

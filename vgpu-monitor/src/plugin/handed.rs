@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use parking_lot::Mutex;
 use server::{TraceContext, Traces};
 
-/// What is remembered at most: more than a kubelet starts at once. The oldest go first.
+/// Allotments that are remembered at most: more than a kubelet starts at once. The oldest go first.
 const MOST: usize = 1024;
 
 /// Allotments whose pod is not known yet, the oldest first.
@@ -15,7 +15,7 @@ const MOST: usize = 1024;
 pub(super) struct Handed(Mutex<VecDeque<(String, SystemTime, SystemTime)>>);
 
 impl Handed {
-    /// The allotment of this name was handed out from then to now.
+    /// The allotment of this name was made from `began` to now.
     pub(super) fn out(&self, traces: &Traces, name: &str, began: SystemTime) {
         if !traces.is_on() {
             return;

@@ -99,9 +99,9 @@ pub enum Mismatch {
 /// A resource that this agent serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Served {
-    /// Name as it stands in pods.
+    /// Name of the resource in pods.
     pub resource: String,
-    /// Word of the vendor whose cards it stands for.
+    /// The vendor whose GPUs it counts.
     pub vendor: String,
 }
 
@@ -314,7 +314,7 @@ fn cut(card: &Card, instance: &placement::Instance) -> Result<Cut, Mismatch> {
     })
 }
 
-/// The spec cannot be changed, the annotations can: what they give is at most what was asked for.
+/// The spec cannot be changed, the annotations can: they may give at most what the spec asks for.
 fn not_more_than_asked(
     grant: &Grant,
     memory: &Memory,
@@ -334,7 +334,7 @@ fn not_more_than_asked(
             u64::try_from(part).unwrap_or(u64::MAX)
         }
     };
-    // Amounts stand in the annotations as whole MiB, rounded up.
+    // The annotations have whole MiB, rounded up.
     if given > asked.saturating_add(MIB) {
         return Err(Mismatch::TooMuchMemory {
             card: id(),
@@ -435,12 +435,12 @@ pub fn names_asking(pod: &Pod, vendor: &str, vendors: &Vendors) -> Option<Vec<St
     )
 }
 
-/// Where the runtime has no CDI, an annotation says which cards a container sees, and is read anew at each start. It has
-/// to say what the container was given.
+/// Without CDI, an annotation says which GPUs a container sees, and the runtime reads it at each start. It
+/// has to name the GPUs that the container was given.
 ///
 /// # Errors
 ///
-/// When it says something else.
+/// When it names others.
 pub fn shown_as_given(pod: &Pod, claim: &Claim) -> Result<(), Refusal> {
     let key = kube_api::keys::visible_devices(&claim.container);
     let annotations = pod.metadata.annotations.as_ref();

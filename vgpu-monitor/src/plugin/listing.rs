@@ -1,5 +1,5 @@
-//! Keeps the lists that the kubelet watches: made anew when cards, their health or their holders change. Never decides
-//! which card is sick.
+//! Keeps the lists that the kubelet watches: rebuilt when GPUs, their health or the pods that hold slots
+//! change. Never decides which GPU is sick.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::proto::device_plugin::{Device, ListAndWatchResponse};
 
 /// A pod can go without a notification.
 const LOOK: Duration = Duration::from_secs(10);
-/// What changes at once is told at once.
+/// Changes within this time are reported together.
 const TOGETHER: Duration = Duration::from_millis(50);
 
 /// Runs as long as the plugin lives.
@@ -79,8 +79,8 @@ fn count(plugin: &Plugin) -> Known {
         .collect()
 }
 
-/// What was known when the agent last ran: a kubelet that knows no slots kills pods that hold some, and a driver may
-/// take half a minute to say what there is.
+/// The slots when the agent last ran: a kubelet that knows no slots kills pods that hold some, and a driver
+/// may take half a minute to list its GPUs.
 fn last_known(path: &PathBuf) -> Known {
     let text = std::fs::read(path).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()

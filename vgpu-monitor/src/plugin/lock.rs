@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 /// Between two tries.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Of what the holder wrote, so much is read.
+/// At most this much of the holder's text is read.
 const MOST_BYTES: u64 = 200;
 
 /// What came of a try.

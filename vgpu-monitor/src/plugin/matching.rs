@@ -1,9 +1,10 @@
-//! Which allotment belongs to which container of a pod. Values in, values out: no kubelet, no API server, no file.
+//! Which allotment belongs to which container of a pod. Values in, values out: no kubelet, no API server, no
+//! file.
 //!
-//! `Allocate` is not told whose the slots are that it hands out. What is known later: the kubelet allocates one pod at
-//! a time and its containers in the order of the spec, init containers first; what a plain init container got is handed
-//! on to later containers of the same pod, everything else is its holder's alone while the pod lives; and the kubelet's
-//! list names the slots of all containers but plain init ones.
+//! `Allocate` does not name the pod of the slots. It is known, however, that the kubelet allocates one pod at
+//! a time and its containers in the order of the spec, init containers first; that it passes the slots of a
+//! plain init container on to later containers of the same pod, while all other slots belong to one container
+//! as long as the pod lives; and that its list names the slots of all containers but plain init ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,7 @@ pub struct Asking {
     pub count: usize,
 }
 
-/// What was handed out in one `Allocate`, as far as it matters here.
+/// The slots of one `Allocate`, as far as the matching needs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lot<'a> {
     /// Greater is later.
@@ -43,7 +44,7 @@ pub struct Unknown {
     pub count: usize,
 }
 
-/// What is known about the pod beside the allotments.
+/// What is known about the pod besides the allotments.
 #[derive(Debug, Clone, Copy)]
 pub struct Evidence<'a> {
     /// The pod's uid.
@@ -52,7 +53,7 @@ pub struct Evidence<'a> {
     pub listed: &'a BTreeMap<String, Vec<String>>,
     /// The slots of the container that is about to start (sorted), whichever it is.
     pub called: &'a [String],
-    /// Order of the allotment by container, where the kubelet's own record says it.
+    /// Order of the allotment by container, from the kubelet's own record.
     pub recorded: &'a BTreeMap<String, u64>,
 }
 

@@ -24,7 +24,7 @@ pub(super) enum Outcome {
     Ok,
     /// The container is not started now, with a reason for a person.
     Refused,
-    /// Something of ours, or the kubelet, is in the way.
+    /// An error of the plugin or of the kubelet.
     Failed,
 }
 

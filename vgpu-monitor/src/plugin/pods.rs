@@ -25,7 +25,7 @@ const MOST_BYTES: usize = 16 << 20;
 const ONE: Duration = Duration::from_secs(5);
 /// Between two tries when the kubelet refuses for its rate; it gives one each 10 ms.
 const AGAIN: Duration = Duration::from_millis(25);
-/// So long a question is tried before its waiters are told that there is no answer.
+/// A question is repeated for this long before its waiters get an error.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Pods and their slots.
@@ -36,7 +36,7 @@ pub struct Pods(Vec<(String, String, Vec<ContainerSlots>)>);
 type ContainerSlots = (String, String, Vec<String>);
 
 impl Pods {
-    /// Takes over what the kubelet said.
+    /// From the kubelet's answer.
     pub fn of(response: ListPodResourcesResponse) -> Self {
         let pods = response.pod_resources.into_iter().map(|pod| {
             let mut held: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
@@ -131,11 +131,11 @@ impl Lister {
         Self(send)
     }
 
-    /// All pods and their slots, as they are at this moment or later.
+    /// All pods and their slots, as of this moment or later.
     ///
     /// # Errors
     ///
-    /// When the kubelet did not answer; the text says what it said.
+    /// When the kubelet did not answer.
     pub async fn pods(&self) -> Result<Arc<Pods>, ListError> {
         let (send, receive) = oneshot::channel();
         self.0.send(send).await.map_err(|_| ListError::Stopping)?;

@@ -24,7 +24,7 @@ use crate::delivery::Name;
 
 /// Between two looks at which pod holds the slots, and at whether the GPUs are known.
 const AGAIN: Duration = Duration::from_millis(200);
-/// What is kept of the kubelet's patience for the answer.
+/// Part of the kubelet's patience that is kept for the answer.
 const KEPT: Duration = Duration::from_secs(3);
 /// How long the API server may take to say which pods are over, when a GPU is full.
 const LOOK: Duration = Duration::from_secs(2);
@@ -352,7 +352,8 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// What the pod was given before, if all of its containers were, and nothing was handed out to it since.
+    /// What the pod was given before, if all of its containers were given something, and no allotment has
+    /// been made for it since.
     fn remembered(&self, pod: &Pod) -> Option<Vec<(u64, Name, Claim)>> {
         let shared = &self.call.plugin.0;
         let served = shared.settings.served.iter();
@@ -392,8 +393,8 @@ impl Case<'_> {
         (!claims.is_empty()).then_some(claims)
     }
 
-    /// Gives again what was given: neither annotations nor a configuration that was changed since take it away. A sick
-    /// card keeps back the container that is to start on it, and no other.
+    /// Gives again what was given: later changes of annotations or configuration do not take it away. A sick
+    /// GPU holds back only the container that is to start on it.
     async fn again(
         &self,
         pod: &Pod,

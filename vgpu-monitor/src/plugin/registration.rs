@@ -1,6 +1,6 @@
-//! Being there for the kubelet: a socket for each resource in its folder, and its registration, again whenever the
-//! kubelet begins anew. A kubelet that starts deletes all sockets and makes its own; a plugin that is late then costs
-//! the pods that it could not ask for.
+//! Keeps the plugin registered: a socket for each resource in the kubelet's folder, and its registration,
+//! again whenever the kubelet restarts. A kubelet that starts deletes all sockets and creates its own; if the
+//! plugin is late, pods die whose devices the kubelet could not ask for.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -129,7 +129,7 @@ fn inotify(folder: &Path) -> io::Result<AsyncFd<Watched>> {
     AsyncFd::new(Watched(inotify))
 }
 
-/// Which file stands under a name: another one has other numbers.
+/// The identity of the file under a name: a new file has other numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -205,7 +205,7 @@ impl Keeper {
         }
     }
 
-    /// Until something changes, so long at most; whether something did.
+    /// Waits for a change, at most this long; returns whether there was one.
     async fn pause(&mut self, most: Duration) -> bool {
         tokio::select! {
             _ = self.changes.changed() => true,
@@ -252,7 +252,7 @@ impl Keeper {
         ended
     }
 
-    /// Returns when the socket has to be made anew.
+    /// Returns when the socket has to be created anew.
     async fn stay(
         &mut self,
         kubelet: &Path,

@@ -63,8 +63,8 @@ impl Service {
         self.watchers.subscribe()
     }
 
-    /// Ends the lists that are watched, which have no end of their own. A kubelet that still hears of an older socket
-    /// when it knows the new one takes the new one for gone when the older goes.
+    /// Ends the watched lists, which have no end of their own. If the kubelet still has a list of an older
+    /// socket when it knows the new one, it treats the new one as gone when the older one goes.
     pub(super) fn end(&self) {
         self.over.send_replace(true);
     }
@@ -95,7 +95,7 @@ impl Service {
             let allotted = spawn_blocking(move || {
                 let began = SystemTime::now();
                 let (name, allotted) = plugin.0.parts.giver.allot()?;
-                // What is not in the file is in memory, and in what the kubelet keeps of our answer.
+                // An allotment that is not in the file is in memory, and in the kubelet's record of our answer.
                 drop(plugin.0.store.add(&name, &resource, &ids));
                 plugin.0.changed.notify_one();
                 let traces = &plugin.0.parts.traces;

@@ -1,17 +1,17 @@
-//! Which slots the kubelet is told of, and which of them are well. Values in, values out. A slot is a number and no
-//! card: the scheduler has chosen the card.
+//! Which slots the kubelet gets, and which of them are healthy. Values in, values out. A slot is a number and
+//! no GPU: the scheduler has chosen the GPU.
 
 use std::collections::BTreeSet;
 
 use super::allotments::Allotment;
 use crate::card::{Health, Inventory};
 
-/// A slot that the kubelet is told of.
+/// A slot of the kubelet's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     /// Its identifier.
     pub id: String,
-    /// Whether it can be handed out.
+    /// Whether it can be allotted.
     pub well: bool,
 }
 
@@ -111,8 +111,8 @@ pub fn on_sick_cards(
     found
 }
 
-/// Which of the free slots a container would best get: what it must have, then those that were handed out longest ago,
-/// so that a slot of a pod that just ended is not another's at once.
+/// The best of the free slots for a container: those that it must have, then those whose last allotment is
+/// the oldest, so that a slot of a pod that has just ended is not reused at once.
 pub fn preferred(
     available: &[String],
     must: &[String],

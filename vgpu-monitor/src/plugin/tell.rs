@@ -24,7 +24,7 @@ pub(super) struct Untold {
     namespace: String,
     name: String,
     uid: String,
-    /// As it was read; none: it is to be read.
+    /// As it was read; nothing if it has to be read first.
     pod: Option<Box<Pod>>,
 }
 
@@ -60,7 +60,7 @@ fn of<'a>(all: &'a [super::Allotment], uid: &'a str) -> impl Iterator<Item = &'a
         .filter(move |claim| claim.uid == uid)
 }
 
-/// Runs as long as the plugin lives. What an earlier process did not come to is told first.
+/// Runs as long as the plugin lives. Pods that an earlier process did not get to come first.
 pub(super) async fn run(shared: Weak<PluginState>, mut untold: UnboundedReceiver<Untold>) {
     if let Some(plugin) = shared.upgrade().map(Plugin) {
         let mut pods = BTreeMap::new();
@@ -149,7 +149,7 @@ async fn once(plugin: &Plugin, untold: &mut Untold) -> Result<(), Without> {
     api::patch(client, &untold.namespace, &untold.name, &patch).await
 }
 
-/// What is to be written, of what does not stand there already.
+/// The annotations that the pod lacks.
 fn annotations(
     pod: &Pod,
     claims: &[&Claim],
