@@ -87,7 +87,8 @@ fn labels(container: &str, traceparent: &str) -> Value {
     })
 }
 
-/// Another process, as a tenant is: a region's locks are its process's, and who reads it here lets go of ours.
+/// Another process, like a tenant's: a region's locks belong to a process, and reading the region here would
+/// release ours.
 struct Tenant {
     child: Child,
     answers: BufReader<ChildStdout>,
@@ -130,7 +131,7 @@ impl Drop for Tenant {
 
 const TENANT: &str = "VGPU_TEST_TENANT";
 
-/// The tenant's side; nothing where nobody asks for it.
+/// The tenant's process; returns at once in a normal test run.
 #[test]
 fn tenant() {
     if std::env::var_os(TENANT).is_none() {

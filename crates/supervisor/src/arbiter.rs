@@ -589,7 +589,7 @@ impl Served {
             && now_ns.saturating_sub(self.looked_at_ns) < AGAIN_NS
     }
 
-    /// Takes a look. Of a process that it has not met it believes what was published before.
+    /// Takes a look. For a process that is new here, the figures published before are used.
     fn meet(&mut self, look: Look, now_ns: u64) {
         self.dead.meet(&self.look, &look, now_ns);
         self.look = look;

@@ -1,9 +1,9 @@
-//! Beside containers on a node: finds their directories, reads their regions safely, asks NVML
-//! what the processes really hold, and publishes what only the host can know (targets). Used by
-//! the node agent and by `vgpu run`, `vgpu top`, `vgpu set` and `vgpu oom` alike.
+//! The host's side of containers: finds their directories, reads their regions safely, asks NVML what the
+//! processes really hold, and publishes what only the host can know (targets). Used by the node agent and by
+//! `vgpu run`, `vgpu top`, `vgpu set` and `vgpu oom` alike.
 //!
-//! Never maps a file that a tenant can write, never takes a container's lock, never prints, and
-//! knows nothing of Kubernetes beyond the labels that it is handed.
+//! Never maps a file that a tenant can write, never takes a container's lock, never prints, and knows nothing
+//! of Kubernetes except the labels that its caller passes.
 
 // Not `forbid`: the one file that calls C lifts it (`gpu/partition.rs`).
 #![deny(unsafe_code)]

@@ -42,8 +42,8 @@ pub struct ContainerView {
     pub runner_pid: u32,
     /// Whether that process lives; nothing where the node agent supervises.
     pub runner_alive: Option<bool>,
-    /// Limits file of the container in which it was started: what it has is part of what that one
-    /// has, and counts once.
+    /// Limits file of the container in which it was started: its memory is part of that container's, and
+    /// counts once.
     pub outer_limits: Option<PathBuf>,
     /// Generation of the limits.
     pub limits_generation: u64,
@@ -51,7 +51,7 @@ pub struct ContainerView {
     pub priority: u32,
     /// When the compute limits count.
     pub policy: Policy,
-    /// When the arbiter last wrote what it saw, nanoseconds of the monotonic clock; 0 is never.
+    /// When the arbiter last wrote its figures, nanoseconds of the monotonic clock; 0 is never.
     pub arbiter_at_ns: u64,
     /// Its devices, in the order in which it sees them.
     pub devices: Vec<DeviceView>,
@@ -108,7 +108,7 @@ pub struct DeviceView {
     pub floor_percent: u32,
     /// Of the limit, what may be memory of the device, bytes; 0 is all.
     pub resident_bytes: u64,
-    /// Of what is used: managed memory past the container's share of the device, bytes.
+    /// The part of what is used that is managed memory past the container's share of the device, bytes.
     pub oversubscribed_bytes: u64,
     /// Compute credit, nanoseconds; below zero is debt.
     pub credit_ns: i64,

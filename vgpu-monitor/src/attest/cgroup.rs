@@ -12,7 +12,7 @@
 pub struct PodContainer {
     /// Uid of the pod.
     pub pod_uid: String,
-    /// Id of the container at the runtime; empty for what is in the pod and in no container.
+    /// Id of the container at the runtime; empty for a process that is in the pod and in no container.
     pub container_id: String,
 }
 

@@ -23,7 +23,7 @@ pub struct Evict {
     pub pod: String,
     /// Its uid: another pod of that name stays.
     pub uid: String,
-    /// Whether the API server shall only say what it would do.
+    /// Whether the API server only checks whether it would evict.
     pub dry_run: bool,
 }
 
@@ -38,7 +38,7 @@ struct Link {
     evictions: mpsc::Sender<Evict>,
 }
 
-/// At most so many evictions wait.
+/// At most this many evictions wait.
 const WAITING: usize = 16;
 /// Pods are asked for at most this often.
 const EVERY: Duration = Duration::from_secs(20);

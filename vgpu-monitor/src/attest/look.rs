@@ -65,7 +65,7 @@ pub struct Facts {
     pub library: Library,
     /// The container whose limits it has mapped.
     pub limits: Option<PathBuf>,
-    /// It has mapped a file that is called as limits are and is none of ours.
+    /// It has mapped a file with the name of limits that is not one of ours.
     pub other_limits: bool,
     /// The container whose region it has mapped.
     pub region: Option<PathBuf>,
@@ -128,12 +128,12 @@ impl Eyes {
         Ok(pids)
     }
 
-    /// When the process began, and whether it is a thread of the kernel; nothing where it is gone.
+    /// When the process began, and whether it is a thread of the kernel; nothing if it is gone.
     #[must_use]
     pub fn begun(&self, pid: u32) -> Option<(u64, bool)> {
         const KERNEL_THREAD: u64 = 0x0020_0000;
         let text = fs::read_to_string(self.of_pid(pid, "stat")).ok()?;
-        // The name stands in brackets and may have any letters, brackets too.
+        // The name is in parentheses and may contain any character, also parentheses.
         let rest = text.rsplit_once(')')?.1;
         let mut fields = rest.split_ascii_whitespace();
         let flags: u64 = fields.nth(6)?.parse().ok()?;
@@ -191,7 +191,8 @@ impl Eyes {
         })
     }
 
-    /// What of ours it has mapped, and devices that it has mapped and perhaps closed; and how many mappings it has.
+    /// The files of ours that it has mapped, devices that it has mapped and perhaps closed, and the number of
+    /// its mappings.
     ///
     /// # Errors
     /// As [`Self::open_devices`].
@@ -291,7 +292,7 @@ fn mapping(line: &str) -> Option<(FileId, &str)> {
     Some((FileId { device, inode }, path))
 }
 
-/// The file at this path of ours; nothing where there is none. A link counts as none.
+/// The identity of the file at this path; nothing if there is none. A link counts as none.
 #[must_use]
 pub fn file_id(path: &Path) -> Option<FileId> {
     let stat = fs::symlink_metadata(path).ok()?;

@@ -1,4 +1,4 @@
-//! What is measured of processes that hold GPUs, as series. Never looks at a process.
+//! The series about processes that hold GPUs. Never looks at a process.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,16 +12,16 @@ use prometheus_client::registry::Unit;
 use super::verdict::Verdict;
 use crate::reconcile::Owners;
 
-/// How the processes of the node stand, at one moment.
+/// The processes of the node at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Picture {
     /// Name of the node.
     pub node: String,
     /// Processes that hold a GPU.
     pub holders: Vec<Row>,
-    /// Memory that processes hold which are in no container of ours.
+    /// Memory held by processes outside the managed containers.
     pub unmanaged_bytes: BTreeMap<(String, Owner), u64>,
-    /// Which container of ours each process belongs to.
+    /// The managed container that each process belongs to.
     pub owners: Owners,
     /// Processes of the node.
     pub processes: u64,
@@ -47,7 +47,7 @@ pub struct Owner {
 pub struct Row {
     /// Its host pid.
     pub pid: u32,
-    /// How it stands. A bad verdict that is not confirmed yet counts as none: see `GpuHolder`.
+    /// Its verdict. A bad verdict that is not confirmed yet counts as none: see `GpuHolder`.
     pub verdict: Verdict,
     /// Why.
     pub reason: &'static str,

@@ -18,7 +18,7 @@ const MOST: usize = 4096;
 /// One pod is evicted each so often.
 const EVICT_EVERY: Duration = Duration::from_secs(60);
 
-/// What is done to pods with a process past its limits.
+/// What to do about a pod with a process past its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// They are named.
@@ -30,7 +30,7 @@ pub enum Policy {
     },
 }
 
-/// Says what there is to say, each thing once in a while.
+/// Writes the reports, each one once in a while.
 #[derive(Debug)]
 pub struct Teller {
     node: String,

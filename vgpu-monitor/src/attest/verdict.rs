@@ -1,11 +1,11 @@
-//! What is said of a process that holds a GPU: facts in, a verdict out. Never looks at anything.
+//! The verdict on a process that holds a GPU: facts in, a verdict out. Never looks at anything.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use super::look::{Facts, Library};
 
-/// How a process stands.
+/// The verdict on a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
     /// It has our library, and its container's limits.
@@ -14,7 +14,7 @@ pub enum Verdict {
     Stale,
     /// It has our library, and limits that are not its container's.
     ForeignLimits,
-    /// Nothing of ours stands between it and the GPU.
+    /// It uses the GPU without the library.
     Unmanaged,
     /// The operator, or its being a part of the driver, exempts it.
     Exempt,
@@ -119,7 +119,7 @@ impl Reason {
     }
 }
 
-/// A container of ours.
+/// A container that vgpu manages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ManagedContainer {
     /// Its directory.
@@ -151,14 +151,14 @@ pub struct Ground {
     pub pods: HashMap<String, (String, String)>,
 }
 
-/// What is said of a process.
+/// The judgement of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judged {
-    /// How it stands.
+    /// The verdict.
     pub verdict: Verdict,
     /// Why.
     pub reason: Reason,
-    /// The container of ours that it belongs to.
+    /// The managed container that it belongs to.
     pub container: Option<PathBuf>,
 }
 
@@ -250,8 +250,8 @@ fn is_its_own(facts: &Facts, limits: &Path, ground: &Ground) -> bool {
     }
 }
 
-/// Which container of ours a process belongs to: by a slot that it holds, by the limits that it has mapped or sees, and
-/// else by its pod where that has only one.
+/// The managed container that a process belongs to: by a slot that it holds, by the limits that it has mapped
+/// or sees, otherwise by its pod if that has only one.
 fn container_of(facts: &Facts, ground: &Ground) -> Option<PathBuf> {
     let by_slot = ground
         .containers

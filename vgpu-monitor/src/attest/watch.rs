@@ -11,7 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::look::{Eyes, Facts, Ours};
 use super::verdict::{self, Ground, Judged, Reason, Verdict};
 
-/// How often what is looked at.
+/// How often processes are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// Processes are listed this often.
@@ -24,7 +24,7 @@ pub struct Pace {
     pub holder: Duration,
     /// One that is not.
     pub bad: Duration,
-    /// A bad verdict counts when it has stood for so long, over two looks.
+    /// A bad verdict counts when it has lasted this long, over two looks.
     pub confirm: Duration,
 }
 
@@ -55,11 +55,11 @@ fn spent() -> Duration {
 /// A process that holds a GPU.
 #[derive(Debug, Clone)]
 pub struct GpuHolder {
-    /// What was seen.
+    /// The facts of the last look.
     pub facts: Facts,
     /// Name of its program's file.
     pub executable: String,
-    /// What is said of it.
+    /// The judgement.
     pub judged: Judged,
     /// A bad verdict has stood long enough to be told.
     pub confirmed: bool,
@@ -68,7 +68,7 @@ pub struct GpuHolder {
 }
 
 impl GpuHolder {
-    /// Whether its verdict has been bad for so long.
+    /// Whether its verdict has been bad for this long.
     #[must_use]
     pub fn has_stood(&self, time: Duration, now: Instant) -> bool {
         self.bad_since
@@ -186,7 +186,7 @@ impl Watch {
                 facts.map(|facts| self.judged(facts, old, now, ground))
             }
             Err(error) => {
-                // Gone meanwhile, or not ours to see: then what was known stays.
+                // It is gone meanwhile, or may not be inspected: then the earlier facts stay.
                 if error.kind() == ErrorKind::PermissionDenied {
                     self.refused.insert(pid);
                 }
@@ -211,8 +211,8 @@ impl Watch {
         self.seen.insert(pid, seen);
     }
 
-    /// What a process holds; nothing where that is no GPU. `thorough` reads its mappings also where it has no device
-    /// open.
+    /// The GPUs that a process holds; nothing if it holds none. `thorough` reads its mappings also if it has
+    /// no device open.
     fn facts(
         &self,
         pid: u32,

@@ -1,7 +1,7 @@
-//! CDI: the description of one container for the runtime, with the vendor's own edits for its cards in it. Owns where
-//! the vendor's specification is looked for, how its devices are known again, and what ours says.
+//! CDI: the description of one container for the runtime, with the vendor's own edits for its GPUs. Owns
+//! where the vendor's specification is looked for, how its devices are identified, and what our edits are.
 //!
-//! What the vendor's specification says of a device is passed on as it stands, also what this release does not know.
+//! The vendor's edits for a device are passed on unchanged, including fields that this release does not know.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,8 @@ pub const KIND: &str = "vgpu.io/container";
 /// Where the driver says which device node opens a MIG instance.
 pub(super) const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities";
 
-/// A runtime of NVIDIA's that looks at the environment adds nothing: all that the container gets stands here.
+/// NVIDIA's runtime adds nothing because of the environment: the description has everything that the
+/// container gets.
 pub(super) const NOTHING_VISIBLE: Variable = Variable("NVIDIA_VISIBLE_DEVICES", "void");
 
 pub(super) struct Variable(&'static str, &'static str);
@@ -46,7 +47,7 @@ pub enum VendorError {
     Missing {
         /// The vendor's kind.
         kind: String,
-        /// Where, and what was there.
+        /// The directories, and what was found there.
         looked: String,
     },
     /// It does not describe the card.
@@ -57,7 +58,7 @@ pub enum VendorError {
         path: PathBuf,
         /// The card.
         uuid: String,
-        /// What it has.
+        /// Its devices.
         devices: String,
     },
     /// The driver does not say how a MIG instance is opened.
@@ -65,7 +66,7 @@ pub enum VendorError {
     Capability {
         /// The instance.
         uuid: String,
-        /// What was read.
+        /// The fault.
         reason: String,
     },
 }
@@ -103,7 +104,7 @@ pub(super) struct Wanted {
     pub(super) uuid: String,
     /// UUID of the card.
     pub(super) card: String,
-    /// The card's number, as the driver counts; nothing where the card is not known now.
+    /// The GPU's number, as the driver counts; nothing if the GPU is not known now.
     pub(super) index: Option<u32>,
     /// The number in `/dev/nvidiaN`.
     pub(super) minor: Option<u32>,
@@ -185,7 +186,7 @@ struct Found {
 }
 
 impl Vendor<'_> {
-    /// What the vendor's specification says of these cards: what it says of every container, and of each of them.
+    /// The vendor's edits for these GPUs: those for every container, and those for each GPU.
     pub(super) fn edits(&self, wanted: &[Wanted]) -> Result<Edits, VendorError> {
         let specs = self.specs()?;
         let mut all = Edits {
@@ -262,7 +263,7 @@ impl Vendor<'_> {
         Ok(specs)
     }
 
-    /// The nodes that open a MIG instance. Its card's own node stands in the card's edits.
+    /// The nodes that open a MIG instance. The GPU's own node is in the GPU's edits.
     fn capability_nodes(
         &self,
         wanted: &Wanted,
@@ -403,7 +404,7 @@ fn read_following(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Adds edits to edits: lists get longer by what they have not yet, everything else stays as it came first.
+/// Adds edits to edits: lists get the entries that they lack, everything else keeps its first value.
 fn add(into: &mut Map<String, Value>, edits: &Map<String, Value>) {
     for (key, value) in edits {
         match (into.get_mut(key), value) {
@@ -494,7 +495,7 @@ pub(super) fn describe(
     text
 }
 
-/// The allotment that a file of the CDI directory describes, where it is one of ours.
+/// The allotment that a file of the CDI directory describes, if it is one of ours.
 fn own_name(file: &str) -> Option<Name> {
     let name = file.strip_prefix("vgpu-")?.strip_suffix(".json")?;
     let name = Name(name.to_owned());

@@ -105,7 +105,7 @@ pub(super) fn sync_parent(path: &Path) -> Result<(), DeliveryError> {
     synced.map_err(failed("write", dir))
 }
 
-/// A regular file, at most so many bytes of it; no link.
+/// Reads at most this many bytes of a regular file; follows no link.
 pub(super) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut options = OpenOptions::new();
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;

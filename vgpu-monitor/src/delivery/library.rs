@@ -38,7 +38,8 @@ pub struct Installed {
     pub dir: PathBuf,
 }
 
-/// Puts a library below `to`, in a directory named after what it is. Where it is there already, nothing is written.
+/// Installs a library below `to`, in a directory named after its version and content. An existing one is not
+/// written again.
 ///
 /// # Errors
 /// It is no library for this machine, the disk is full, or programs could not load it from there.
@@ -54,7 +55,7 @@ pub fn install(from: &Path, to: &Path) -> Result<Installed, DeliveryError> {
     let hash = Sha256::digest(&bytes);
     let hex = hash.iter().take(6).map(|byte| format!("{byte:02x}"));
     let name = format!("{}-{}", env!("CARGO_PKG_VERSION"), hex.collect::<String>());
-    // A directory whose files are not what they were may still be mapped: another one is made beside it.
+    // A directory whose files were changed may still be mapped: another one is created beside it.
     for attempt in 0..100 {
         let version = match attempt {
             0 => name.clone(),

@@ -1,5 +1,5 @@
-//! What was given of each card, in memory: read once from the directories, kept while the agent runs. Owns the sums:
-//! no card is given more than is promised of it.
+//! What was given of each GPU, in memory: read once from the directories, kept while the agent runs. Owns the
+//! sums: no GPU is given more than is promised of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -33,7 +33,7 @@ pub(super) struct CardLoads {
 }
 
 impl CardLoads {
-    /// Reads what stands below the root.
+    /// Reads the directories below the root.
     pub(super) fn read(root: &Path) -> Result<Self, DeliveryError> {
         let mut loads = Self::default();
         for text in files::names(root)? {
@@ -273,7 +273,7 @@ impl Phases {
     }
 }
 
-/// What is promised of a card at most.
+/// The most that is promised of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Most(Load);
 

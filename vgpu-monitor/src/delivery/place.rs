@@ -28,7 +28,8 @@ use super::{DeliveryError, Name};
 const NEW: &str = ".new-";
 /// A directory that is being taken away.
 const OLD: &str = ".old-";
-/// A record that is being written, beside the directories: what stands in one is seen by its container.
+/// A record that is being written, beside the directories: the container would see a file inside its
+/// directory.
 const RECORD: &str = ".record-";
 
 /// Whatever uid the container's processes have, they must be able to write it. No other container can reach it: only
@@ -85,7 +86,7 @@ fn show(path: &Path) -> Result<(), DeliveryError> {
         .map_err(failed("set the mode of", path))
 }
 
-/// Makes what is there what it must be, and changes nothing that is.
+/// Repairs what is missing or damaged, and changes nothing else.
 pub(super) fn repair(
     root: &Path,
     name: &Name,
@@ -189,7 +190,7 @@ fn repair_region(
         return Ok(());
     }
     if let Some(region) = open_region(&path).ok().filter(is_locked) {
-        // A sidecar works while another container of the pod is started anew: what its container spoilt is its own.
+        // A sidecar may run while another container of the pod is restarted: its damaged region is its own.
         drop(region);
         tracing::warn!(path = %path.display(), "the usage region is damaged and in use: leaving it");
         return Ok(());
@@ -270,13 +271,13 @@ fn taken(is: &fs::Metadata) -> u64 {
     is.blocks().saturating_mul(512)
 }
 
-/// Cuts a region back that its container has made longer, or for which it has set blocks aside beyond its end
-/// (`fallocate` with `FALLOC_FL_KEEP_SIZE`): it is the one file of ours that a tenant can let grow, on the node's disk.
-/// What the library has mapped is before that end. Says how many bytes were cut.
+/// Truncates a region that its container has extended, or for which it has allocated blocks beyond its end
+/// (`fallocate` with `FALLOC_FL_KEEP_SIZE`): it is the only file of ours that a tenant can grow, on the
+/// node's disk. What the library has mapped is before that end. Returns how many bytes were cut.
 pub(super) fn trim(root: &Path, name: &Name) -> Result<u64, DeliveryError> {
     let path = root.join(&name.0).join(REGION);
     let end = size_of::<RegionLayout>() as u64;
-    // File systems round up, and some keep what is written twice or more.
+    // File systems round up, and some store data twice or more.
     let most = end * 2;
     let is = match fs::symlink_metadata(&path) {
         Ok(is) if is.is_file() && (is.len() > end || taken(&is) > most) => is,
@@ -285,7 +286,7 @@ pub(super) fn trim(root: &Path, name: &Name) -> Result<u64, DeliveryError> {
         Err(error) => return Err(failed("look at", path)(error)),
     };
     if is.mode() & 0o600 != 0o600 {
-        // Its container has closed it; a name of ours is not followed anywhere else.
+        // Its container has taken the permission away; the name is not followed anywhere else.
         fs::set_permissions(&path, Permissions::from_mode(REGION_MODE))
             .map_err(failed("set the mode of", &path))?;
     }
@@ -293,7 +294,7 @@ pub(super) fn trim(root: &Path, name: &Name) -> Result<u64, DeliveryError> {
     let mut options = fs::OpenOptions::new();
     let file = options.write(true).custom_flags(flags.bits()).open(&path);
     let file = file.map_err(failed("open", &path))?;
-    // A length that it has already gives back what lies beyond it.
+    // Setting the length that a file already has frees the blocks beyond it.
     file.set_len(end).map_err(failed("cut", &path))?;
     let left = file.metadata().map_err(failed("look at", &path))?;
     if taken(&left) > most {

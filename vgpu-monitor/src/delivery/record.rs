@@ -1,5 +1,5 @@
-//! What a container was given, as it stands in `container.json`: the labels that others read, and what this module
-//! needs to give the same again. Values; the file is `place`'s.
+//! The content of `container.json`: the labels that other programs read, and what this module needs to give
+//! the same again. Values; the file belongs to `place`.
 
 use placement::{Kind, Span};
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub(super) struct Record {
     /// `app`, `init` or `sidecar`.
     pub(super) runs: String,
     pub(super) priority: u32,
-    /// The number that stands for it in the limits file.
+    /// Its number in the limits file.
     pub(super) policy: u32,
     /// Empty as long as nothing was given.
     pub(super) devices: Vec<RecordDevice>,
@@ -74,7 +74,7 @@ impl Record {
         }
     }
 
-    /// Of what is given, after a look at whether it can be.
+    /// The record for what is to be given, after a check whether it can be.
     pub(super) fn of(
         name: &Name,
         given: &Given,
@@ -139,7 +139,7 @@ impl Record {
         }
     }
 
-    /// The limits that it stands for, without what the cards' scaling makes of them.
+    /// The limits, without the scaling of the GPUs.
     pub(super) fn limits(&self) -> Result<Limits, DeliveryError> {
         let policy = Policy::of(self.policy).unwrap_or_default();
         let device = |device: &RecordDevice| {
@@ -168,7 +168,7 @@ impl Record {
         })
     }
 
-    /// What is looked for in the vendor's specification.
+    /// The devices to find in the vendor's specification.
     pub(super) fn wanted(&self, inventory: Option<&Inventory>) -> Vec<Wanted> {
         let wanted = |device: &RecordDevice| {
             let card = device

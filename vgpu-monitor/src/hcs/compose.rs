@@ -1,5 +1,5 @@
-//! What is known of the node, as the values that a ComputeNode is made of. Values in, values out: never a clock, a driver
-//! or an API server.
+//! Turns what is known of the node into the values of a ComputeNode. Values in, values out: never a clock, a
+//! driver or an API server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use placement::{Cluster, Placement};
 use crate::card::{Card, Health, Inventory, Scores, Wires};
 use crate::health::score::{RECOVERS, WELL};
 
-/// What the API server says of the Kubernetes node, as far as it matters here.
+/// The parts of the Kubernetes node that matter here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeSeen {
     /// Its uid: the objects are deleted with it.
@@ -48,7 +48,7 @@ impl From<Node> for NodeSeen {
     }
 }
 
-/// What a pod of the node holds, as its annotations say it; nothing where it holds nothing or is over.
+/// What a pod of the node holds, by its annotations; nothing if it holds nothing or is over.
 pub fn held(pod: &Pod, node: &str, vendors: &Vendors) -> Option<Placement> {
     let over = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
     if over || pod.spec.node_name != node {
@@ -95,10 +95,10 @@ pub struct Speed {
     pub gflops: [u64; 2],
 }
 
-/// The exchange table: what is known of a model as the driver names it, with so many bytes of memory.
+/// The exchange table: the entry of a model, by the driver's name for it and its memory in bytes.
 pub type Speeds = Arc<dyn Fn(&str, u64) -> Option<Speed> + Send + Sync>;
 
-/// What is known of the node's cards.
+/// The values of the node's GPUs.
 pub fn observed(
     node: &str,
     seen: &NodeSeen,
@@ -189,7 +189,7 @@ fn links(wires: &Wires, index: &BTreeMap<&str, u32>) -> Vec<ObservedLink> {
     links
 }
 
-/// `4.0` as two numbers; 0.0 for what is none.
+/// `4.0` as two numbers; 0.0 for any other text.
 fn version(text: &str) -> (u8, u8) {
     let numbers = text.split_once('.');
     numbers

@@ -70,7 +70,7 @@ impl Settings {
 /// Longest pause after writes that failed.
 const MOST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Where what is written comes from.
+/// Sources of the values.
 #[derive(Clone)]
 pub struct Sources {
     /// The cards.
@@ -91,7 +91,7 @@ impl std::fmt::Debug for Sources {
     }
 }
 
-/// Keeps the two objects, for ever.
+/// Keeps the two objects for as long as the agent lives.
 pub async fn keep(client: kube::Client, settings: Settings, sources: Sources, series: Series) {
     let Sources {
         mut inventories,
@@ -157,7 +157,7 @@ pub async fn keep(client: kube::Client, settings: Settings, sources: Sources, se
 #[derive(Debug, Default)]
 struct Tracked {
     held: Held,
-    /// Pods that a list in progress has named; what it does not name is gone at its end.
+    /// Pods of a list in progress; a pod that it does not name is gone at its end.
     listing: Option<Held>,
     listed: bool,
 }
@@ -188,7 +188,7 @@ impl Tracked {
         }
     }
 
-    /// Nothing until all pods were listed once: what is not known is no zero.
+    /// Nothing until all pods were listed once: an unknown amount is not 0.
     fn known(&self) -> Option<&Held> {
         self.listed.then_some(&self.held)
     }
@@ -200,7 +200,7 @@ struct Writer {
     series: Series,
     node: Object,
     topology: Object,
-    /// What was written last, without scores.
+    /// The last written values, without scores.
     written: Option<Observed>,
     /// When something first differed from that.
     changed: Option<Instant>,
@@ -349,7 +349,7 @@ fn value(of: impl serde::Serialize) -> Value {
     serde_json::to_value(of).unwrap_or_default()
 }
 
-/// Without what is written with a heartbeat only.
+/// Without the values that only a heartbeat writes.
 fn scoreless(observed: &Observed) -> Observed {
     let mut observed = observed.clone();
     for device in &mut observed.devices {

@@ -1,4 +1,5 @@
-//! One object of the API server that is ours to keep. Owns what stands there, as it was seen last; never what should.
+//! One object of the API server that this agent keeps. Owns its last seen state; never decides its wanted
+//! state.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -57,8 +58,8 @@ impl Object {
         }
     }
 
-    /// Makes the object what it should be. `status` is told the status that stands there, and says what should, or
-    /// nothing where that may stay. Gives back how many writes it took.
+    /// Makes the object what it should be. `status` gets the present status, and returns the wanted one, or
+    /// nothing if the present one may stay. Returns the number of writes.
     pub(super) async fn bring(
         &mut self,
         wanted: &Wanted,
@@ -77,7 +78,7 @@ impl Object {
                 }
             }
         }
-        // Created, spec and status are the three writes that there are.
+        // There are three kinds of writes: creation, spec and status.
         match self.step(wanted, &status).await? {
             Step::Done => Ok(writes),
             Step::Wrote => Ok(writes + 1),

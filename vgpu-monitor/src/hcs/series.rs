@@ -1,4 +1,4 @@
-//! What the writer of ComputeNodes says of itself. Never what stands in them.
+//! The series about the writes of ComputeNodes. Never their content.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ impl Series {
         }))
     }
 
-    /// So many writes were made, and all is as it should be since `unix` (seconds).
+    /// Counts this many writes; the objects are up to date since `unix` (seconds).
     pub(super) fn reported(&self, writes: u64, unix: u64) {
         // Relaxed: the counters guard no other memory.
         self.0.writes.fetch_add(writes, Ordering::Relaxed);

@@ -19,7 +19,7 @@ use super::judge::{CardIdentity, Fault, Report};
 use super::score::Vitals;
 use crate::card::Inventories;
 
-/// How often what is asked.
+/// How often the driver is queried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// Events are looked for this often.
@@ -225,7 +225,7 @@ fn events_of<'nvml>(
         .map_err(|error| error.error)
 }
 
-/// At most so many events of one card are taken at once: the rest come next time.
+/// At most this many events of one GPU are taken at once: the rest comes next time.
 const EVENTS_MOST: usize = 64;
 
 fn new_xids(card: &Watched<'_>) -> Vec<u64> {

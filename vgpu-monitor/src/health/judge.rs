@@ -1,5 +1,5 @@
-//! Which cards are sick, from what the driver reported: values in, verdicts out. Never asks a driver, never reads a
-//! clock: every moment is handed in.
+//! Decides which GPUs are sick, from the driver's reports: values in, verdicts out. Never queries a driver,
+//! never reads a clock: the caller passes the time in.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
@@ -11,11 +11,11 @@ use crate::card::{Health, Scores, Sick};
 /// How patient the judge is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// Quiet for so long, and a good probe: a card is well again after a transient error.
+    /// After this quiet time and a good probe a GPU is healthy again after a transient error.
     pub quiet: Duration,
     /// The same after an error of hardware.
     pub long_quiet: Duration,
-    /// A driver that says nothing for so long does not answer.
+    /// A driver that is silent for this long does not answer.
     pub silence: Duration,
     /// The same while it starts: cards without persistence take seconds each.
     pub start: Duration,
@@ -37,7 +37,7 @@ impl Default for Patience {
 pub enum Report {
     /// It is about to load the driver's library and start it.
     Starting,
-    /// The driver was started anew, and has these cards.
+    /// The driver was restarted, and has these GPUs.
     Started(Vec<CardIdentity>),
     /// The driver cannot be asked: why.
     Down(String),
@@ -54,7 +54,7 @@ pub enum Report {
     Probed {
         /// The card.
         uuid: String,
-        /// What it said, or why it said nothing.
+        /// Its answer, or why there is none.
         found: Result<Vitals, Fault>,
     },
 }
@@ -108,7 +108,7 @@ pub enum News {
     Well {
         /// The card.
         card: CardIdentity,
-        /// Of what it was sick.
+        /// Why it was sick.
         was: String,
     },
     /// The driver fails for all cards; told once for the node.
@@ -119,7 +119,7 @@ pub enum News {
     Warning {
         /// The card.
         card: CardIdentity,
-        /// What it is.
+        /// The warning.
         text: &'static str,
     },
 }
@@ -153,7 +153,7 @@ struct Card {
     vitals: Vitals,
     /// The last probe succeeded, at that moment.
     probed_well: Option<Instant>,
-    /// What it was last said to be sick of.
+    /// The last reported reason.
     said: Option<String>,
     recoveries: u64,
     /// Errors of each kind that a long time has not passed over, so that one that comes back waits longer.
@@ -399,7 +399,7 @@ pub struct CardFigures {
     pub known: CardIdentity,
     /// Why it is not to be used.
     pub sick: Option<Sick>,
-    /// What it warns of.
+    /// Its warnings.
     pub warnings: Vec<&'static str>,
     /// How often it became well again.
     pub recoveries: u64,

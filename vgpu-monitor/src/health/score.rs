@@ -3,7 +3,7 @@
 
 use crate::card::Sick;
 
-/// What a card says of itself.
+/// What a GPU reports about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vitals {
     /// Memory rows wait for a reset to be replaced.
@@ -14,7 +14,7 @@ pub struct Vitals {
     pub pages_pending: bool,
     /// The parts that it is cut into (MIG).
     pub instances: Vec<String>,
-    /// Degrees Celsius; nothing where the card does not say.
+    /// Degrees Celsius; nothing if the GPU does not report them.
     pub celsius: Option<u32>,
     /// Errors of memory that could not be corrected, since the driver was started.
     pub uncorrected: u64,

@@ -1,4 +1,4 @@
-//! What is measured of the cards' health, as series. Never asks a driver.
+//! The series about the GPUs' health. Never queries a driver.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -57,7 +57,7 @@ pub fn pods_on(root: &Path, uuids: &BTreeSet<String>) -> BTreeSet<PodOn> {
     pods
 }
 
-/// What is said of a piece of news: under which reason, how, and in which words; nothing where it is only logged.
+/// The event for a piece of news: its reason, its kind and its text; nothing if it is only logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sentence {
     /// The event's reason.

@@ -40,7 +40,7 @@ pub enum Until {
     Quiet,
     /// Until a probe finds nothing and it has been quiet for a long time.
     LongQuiet,
-    /// Until the card was reset: it went and came back, or the driver was loaded anew.
+    /// Until the GPU was reset: it left and came back, or the driver was loaded again.
     Reset,
 }
 

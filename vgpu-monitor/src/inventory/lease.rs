@@ -15,7 +15,7 @@ use crate::card::Inventories;
 /// How long a Lease holds, and how often it is renewed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// It holds for so long.
+    /// How long it holds.
     pub duration: Duration,
     /// It is renewed about this often; each time a tenth earlier or later, so that agents do not march in step.
     pub renew: Duration,
@@ -57,7 +57,7 @@ pub(super) fn jitter() -> f64 {
     f64::from(Timestamp::now().subsec_nanosecond() % 1_000_000) / 1_000_000.0
 }
 
-/// One call of ours takes no longer: a server (or what stands before it) may take a request and never answer.
+/// Longest wait for one call: a server (or a proxy before it) may accept a request and never answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a call of the API server came to nothing.
@@ -107,7 +107,7 @@ pub(super) async fn keep(
                 }
             }
         } else {
-            // The first one comes as soon as there is something to stand for.
+            // The first renewal comes as soon as the GPUs are known.
             pause = pause.min(Duration::from_secs(1));
         }
         tokio::time::sleep(pause).await;

@@ -39,7 +39,7 @@ pub struct Made {
     pub card: String,
     /// `3g.40gb`.
     pub profile: String,
-    /// Where it lies.
+    /// Its position.
     pub span: Span,
     /// Id of the GPU instance.
     pub gpu_instance: u32,
@@ -60,7 +60,7 @@ pub enum MigError {
     Driver {
         /// UUID of the card.
         card: String,
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
         /// What the driver said.
         reason: String,
@@ -78,7 +78,7 @@ pub enum MigError {
     NoProfile {
         /// UUID of the card.
         card: String,
-        /// What was asked for.
+        /// The requested profile.
         asked: String,
         /// Those that it has.
         known: String,
@@ -90,12 +90,12 @@ pub enum MigError {
         card: String,
         /// The shape.
         profile: String,
-        /// What was asked for.
+        /// The requested position.
         start: u32,
         /// Where it can.
         known: String,
     },
-    /// Another instance lies there.
+    /// Another instance is in the way.
     #[error(
         "GPU {card}: {profile} at slice {start} overlaps {other}; tried again, and it fits once that is gone"
     )]
@@ -104,9 +104,9 @@ pub enum MigError {
         card: String,
         /// The shape.
         profile: String,
-        /// What was asked for.
+        /// The requested position.
         start: u32,
-        /// What lies there.
+        /// The instance in the way.
         other: String,
     },
     /// Processes work on it.
@@ -117,7 +117,7 @@ pub enum MigError {
         /// The processes that use it.
         processes: String,
     },
-    /// What is there cannot be known, or what is under way not written down first.
+    /// The journal cannot be read or written, so no instance may be touched.
     #[error("the journal of MIG instances, {file}: {reason}")]
     Journal {
         /// The journal.
@@ -166,7 +166,7 @@ impl Mig {
         })
     }
 
-    /// The instance of this shape at this place of the card: the one that lies there, or a new one.
+    /// The instance of this profile at this position: the existing one, or a new one.
     ///
     /// # Errors
     /// With the sentence for the pod.

@@ -77,8 +77,8 @@ pub struct Verdict {
     pub seen: Seen,
     /// It works, or waits to.
     pub active: bool,
-    /// A container of a lower priority waits until this one rests: its processes are to say at every
-    /// look what they do.
+    /// A container of a lower priority waits until this one rests, so its processes have to report their work
+    /// at every look.
     pub awaited: bool,
 }
 
@@ -109,8 +109,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Looks at all containers on the device, and says what each is granted. `samples` is what the
-    /// driver has said since the last tick.
+    /// Looks at all containers on the device, and returns what each is granted. `samples` are the driver's
+    /// since the last tick.
     pub fn tick(
         &mut self,
         now_ns: u64,
@@ -144,7 +144,7 @@ impl Device {
         }
         let each = tenants.iter().zip(&claims).zip(&shares);
         each.map(|((tenant, claim), share)| Verdict {
-            // One that is measured says it of itself.
+            // A measured container reports by itself.
             awaited: !share.measured && is_awaited(claim, &claims),
             ..self.verdict(now_ns, tenant, claim, share, turn)
         })
@@ -161,7 +161,7 @@ impl Device {
                 .used_within(now_ns, tenant.id, span)
                 .unwrap_or(WHOLE)
         };
-        // What it used just now, or on the whole: rising counts at once, and there is room to rise.
+        // Its use just now, or on average: a rise counts at once, and there is room to rise.
         let used = used(0).max(used(DEMAND_NS));
         Claim {
             policy: tenant.policy,
@@ -353,7 +353,7 @@ fn short(permille: u32) -> u16 {
     u16::try_from(permille.min(WHOLE)).unwrap_or(1000)
 }
 
-/// A scale as it stands in the file.
+/// A scale as it is written in the file.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,8 +1,8 @@
-//! Who of several processes is the arbiter. A file with a few seats, each a byte that one process
-//! can lock and a word in which it says that it goes on. The kernel gives a seat free when its holder
-//! dies; one who was stopped keeps his, and the next seat serves as long as he is silent.
+//! Elects one of several processes as the arbiter. A file has a few seats: each is a byte that one process
+//! can lock, and a word in which that process writes the time. The kernel frees a seat when its holder dies.
+//! A process that was stopped keeps its seat, and the holder of the next seat serves as long as it is silent.
 //!
-//! Never waits: each look is a few system calls, and says at once who leads.
+//! Never waits: each look is a few system calls, and says at once whether this process leads.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use nix::unistd::{Uid, UnlinkatFlags, unlinkat};
 const NAME: &str = ".arbiter";
 /// Seats; a process beyond them looks on.
 const SEATS: usize = 8;
-/// Who said nothing for so long does not serve at the moment.
+/// A holder that has not written the time for this long does not serve at the moment.
 const SILENT_NS: u64 = 180_000_000;
 
 /// A candidate for the seats of one file.
@@ -29,7 +29,7 @@ pub(super) struct Candidate {
     kind: CandidateKind,
 }
 
-/// Who wants a seat.
+/// The kinds of candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CandidateKind {
     /// The node agent: the first seat is kept for it, so that it goes before all others.
@@ -45,7 +45,7 @@ impl Candidate {
         let dir = open(directory, flags, Mode::empty())?;
         let file = match Self::at(&dir) {
             Err(Errno::EPERM) if Uid::effective().is_root() => {
-                // Somebody else put it there first: on a shared board anybody may.
+                // Another user put the file there first: on a shared board any user may.
                 unlinkat(&dir, NAME, UnlinkatFlags::NoRemoveDir)?;
                 Self::at(&dir)
             }
@@ -64,7 +64,7 @@ impl Candidate {
             | OFlag::O_NOFOLLOW
             | OFlag::O_NONBLOCK
             | OFlag::O_CLOEXEC;
-        // Everybody may look who leads.
+        // Every user may read who leads.
         let mode = Mode::from_bits_truncate(0o644);
         let file = File::from(openat(dir, NAME, flags, mode)?);
         if is_trusted(&file) {
@@ -74,8 +74,8 @@ impl Candidate {
         }
     }
 
-    /// Says that this process goes on, and whether it leads: it has a seat, and nobody who is not
-    /// silent has one before it.
+    /// Writes the time, and returns whether this process leads: it has a seat, and every seat before it is
+    /// free or silent.
     pub(super) fn tick(&mut self, now_ns: u64) -> bool {
         let said = said(&self.file);
         let speaks = |seat: usize| {
@@ -121,8 +121,8 @@ impl Candidate {
     }
 }
 
-/// Whether somebody leads by the file in this directory whom this process trusts: root, or another
-/// process of its own user.
+/// Whether a process leads by the file in this directory, if this process trusts the file: it belongs to root
+/// or to the same user.
 pub(super) fn is_taken(directory: &Path, now_ns: u64) -> bool {
     let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let Ok(file) = open(&directory.join(NAME), flags, Mode::empty()) else {
@@ -135,7 +135,7 @@ pub(super) fn is_taken(directory: &Path, now_ns: u64) -> bool {
     is_trusted(&file) && said.iter().enumerate().any(speaks)
 }
 
-/// Nobody but root and this user can write it.
+/// Only root and this user can write it.
 fn is_trusted(file: &File) -> bool {
     fstat(file).is_ok_and(|stat| {
         let regular = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG;
@@ -147,7 +147,7 @@ fn is_trusted(file: &File) -> bool {
 /// When the holder of each seat last spoke.
 fn said(file: &File) -> [u64; SEATS] {
     let mut bytes = [[0; 8]; SEATS];
-    // A file that nobody has written to is shorter; the rest stays 0.
+    // A file that has not been written is shorter; the rest stays 0.
     file.read_at(bytes.as_flattened_mut(), 0).ok();
     bytes.map(u64::from_ne_bytes)
 }
@@ -158,7 +158,7 @@ fn take(file: &File, seat: usize) -> bool {
 
 fn is_held(file: &File, seat: usize) -> bool {
     let mut lock = byte(seat, nix::libc::F_WRLCK);
-    // A file system without such locks: who speaks is taken at his word.
+    // On a file system without such locks the time that the holder writes is trusted.
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock)).is_err()
         || lock.l_type != lock_type(nix::libc::F_UNLCK)
 }

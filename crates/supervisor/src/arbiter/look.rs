@@ -27,7 +27,7 @@ use crate::instance::{Instance, LIMITS, REGION, TARGETS};
 /// Owners of one container's slots that the kernel is asked for at one look; the others are asked for
 /// at the next ones, so that a container of a thousand processes delays no other.
 const OWNERS_MOST: usize = 256;
-/// A scale that differs by less than this is not written anew.
+/// A scale that differs by less than this is not published again.
 const SCALE_STEP: u16 = 16;
 
 /// A container that is looked after.
@@ -41,14 +41,14 @@ pub(super) struct Container {
     limits_file: LimitsSource,
     limits_word: Option<u64>,
     pub(super) limits: Limits,
-    /// Nothing where this process may not write it: then it is a neighbour only.
+    /// Nothing if this process may not write them: the container then counts only as a neighbour.
     targets: Option<Targets>,
     /// As written last, and when something was.
     written: Option<Vec<(usize, Target)>>,
     wrote_at_ns: u64,
     /// As published last.
     unaccounted: [Unaccounted; MAX_DEVICES],
-    /// What is not asked at every look: when it was.
+    /// When the things were last read that are not read at every look.
     checked_at_ns: u64,
     /// The slots in use then.
     slots: Vec<usize>,
@@ -88,10 +88,10 @@ pub(super) struct Process {
     pub(super) devices: Vec<Use>,
 }
 
-/// What it does on a device.
+/// A process's use of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Use {
-    /// The charge words as they stand: they differ when anything was charged in between.
+    /// The charge words: they differ when anything was charged in between.
     pub(super) charges: [u64; 4],
     /// Its runtime is loading what no call names.
     pub(super) loading: bool,
@@ -142,7 +142,7 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// What it says of charges, in the form of a whole snapshot without shared objects.
+    /// The charges, in the form of a whole snapshot without shared objects.
     pub(super) fn charges(&self) -> Snapshot {
         let slot = |process: &Process| SlotSnapshot {
             slot: process.slot,
@@ -186,7 +186,7 @@ impl Look {
 }
 
 impl Container {
-    /// Opens what is needed of an instance.
+    /// Opens the files of an instance.
     pub(super) fn open(id: u64, instance: &Instance) -> Result<Self, ContainerError> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let region = openat(instance.dir(), REGION, flags, Mode::empty())
@@ -235,7 +235,7 @@ impl Container {
         Ok(container)
     }
 
-    /// Whether it is the one that lies at its path at the moment.
+    /// Whether it is the instance that is at its path now.
     pub(super) fn is_at(&self, instance: &Instance) -> bool {
         let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
         nix::sys::stat::fstatat(instance.dir(), REGION, flags)
@@ -474,14 +474,14 @@ impl Container {
         }
     }
 
-    /// Whether this process may say what is granted.
+    /// Whether this process may publish its targets.
     pub(super) fn is_served(&self) -> bool {
         self.targets.is_some()
     }
 
-    /// Publishes, where anything differs from what stands there, and says in any case that the
-    /// arbiter lives. With `anew`, publishes the same again: a thread of a process that has nothing to
-    /// wait for counts its launches only when something was published, or many of them were made.
+    /// Publishes if anything differs from what was published last, and updates the heartbeat in any case.
+    /// With `anew`, publishes the same again: a thread of a process that waits for nothing counts its
+    /// launches only after a publication, or after many launches.
     pub(super) fn publish(
         &mut self,
         targets: Vec<(usize, Target)>,

@@ -1,6 +1,6 @@
-//! Which processes belong to a container, and which of them are dead. The kernel says it by the locks
-//! on the region's slots; a process that gave its lock away belongs to the container all the same, as
-//! long as the driver holds memory for it.
+//! Which processes belong to a container, and which of them are dead. The kernel's locks on the region's
+//! slots show it; a process that released its lock still belongs to the container as long as the driver holds
+//! memory for it.
 //!
 //! Never believes what a region says of a process.
 
@@ -11,7 +11,7 @@ use vgpu_abi::layout::MAX_SLOTS;
 use super::look::Look;
 use crate::gpu::GpuProcess;
 
-/// A dead process is told of for this long: the library has asked by then, or waited.
+/// A dead process is published for this long: by then the library has asked, or has stopped waiting.
 const TOLD_NS: u64 = 10_000_000_000;
 
 /// Processes that held a lock of the container, with their start times.
@@ -106,7 +106,7 @@ impl DeadProcesses {
     }
 }
 
-/// When a process was started, in clock ticks since boot; nothing where there is no such process.
+/// When a process was started, in clock ticks since boot; nothing if there is no such process.
 pub(super) fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name in the second field may hold anything.

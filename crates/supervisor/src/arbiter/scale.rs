@@ -1,12 +1,11 @@
-//! What a nanosecond that a container has measured is worth. Two events around a kernel cannot tell
-//! its time from that of another process whose turn came in between; here, outside the tenants, both
-//! are seen. Owns the correction that each process is told to apply to what it measures.
+//! The scale of the time that a container measures. Two events around a kernel cannot tell its time from that
+//! of another process whose turn came in between; the arbiter, outside the tenants, sees both. Owns the
+//! correction that each process applies to what it measures.
 //!
-//! Two sources, each for what it is good at. From how busy the others are follows at once how much of
-//! a measured time was theirs, if the device serves all that want it in turns: what a process says of
-//! itself has no part in it. The driver's own figures (whole percents, late, sometimes missing) then
-//! correct that model slowly, within bounds, so that a wrong one moves little and a missing one
-//! nothing.
+//! There are two sources. How busy the other containers are shows at once which part of a measured time was
+//! theirs, if the device serves in turns all that want it; what a process says of itself has no part in it.
+//! The driver's own figures (whole percents, late, sometimes missing) then correct that model slowly and
+//! within bounds, so that a wrong figure changes little and a missing one nothing.
 //!
 //! Never reads a clock or asks the driver.
 
@@ -30,7 +29,7 @@ const CORRECTION_STEP: f64 = 0.1;
 /// The whole scale stays within these.
 const LEAST_SCALE: f64 = 1.0 / 32.0;
 const MOST_SCALE: f64 = 1.25;
-/// A sample speaks of at most so long, and of at least so long, nanoseconds.
+/// Longest and shortest time that one sample covers, nanoseconds.
 const LONGEST_SAMPLE_NS: u64 = 1_200_000_000;
 const SHORTEST_SAMPLE_NS: u64 = 20_000_000;
 /// Looks that are remembered: four seconds at 50 ms, so that a late sample finds its time.
@@ -40,8 +39,7 @@ const SHOWN_NS: u64 = 1_000_000_000;
 /// The driver's figures arrive within this time, nanoseconds: a process that is not in them by then was not
 /// busy.
 const TOLD_WITHIN_NS: u64 = 2_500_000_000;
-/// A process's own part of what it measures is not taken for less than this part of what the driver
-/// says it is.
+/// A process's own part of what it measures counts as at least this part of the driver's figure.
 const LEAST_OF_TOLD: f64 = 0.5;
 
 /// A process of a container.
@@ -58,7 +56,7 @@ pub struct Sample {
     pub device: Option<u32>,
 }
 
-/// A process as it was found.
+/// A process at one look.
 #[derive(Debug, Clone, Copy)]
 pub struct Work {
     /// Which.
@@ -83,7 +81,7 @@ struct Process {
     host_pid: Option<u32>,
 }
 
-/// What is known of a process on the host, whatever slots a region says that it has.
+/// History of a process on the host, in however many slots it is.
 #[derive(Debug, Default, Clone, Copy)]
 struct ProcessHistory {
     /// When it first was busy, by its own word.
@@ -96,10 +94,10 @@ struct ProcessHistory {
 struct Container {
     /// What the driver says over what the model says.
     correction: f64,
-    /// GPU time beyond its share that it had while it wanted all of that, by the driver's word,
-    /// nanoseconds; below zero is what it missed.
+    /// GPU time beyond its share that it had while it wanted all of the share, by the driver's figures,
+    /// nanoseconds; negative is time that it missed.
     ahead: f64,
-    /// The share that it is held to, a part of one; nothing where it does not want all of it.
+    /// The share that it is held to, a part of one; nothing if it does not want all of it.
     held_to: Option<f64>,
     held_since_ns: u64,
     /// GPU time by the model so far, nanoseconds, and when, newest last.
@@ -132,7 +130,7 @@ pub struct Meter {
     told_until_us: u64,
     /// When the driver last told processes apart.
     told_apart_ns: Option<u64>,
-    /// By container and process id on the host; 0 stands for those that are not visible.
+    /// By container and process id on the host; 0 means processes that are not visible.
     seen: HashMap<(u64, u32), ProcessHistory>,
 }
 
@@ -162,7 +160,7 @@ impl Meter {
                     let weight = real(passed) / (FOLLOW_NS + real(passed));
                     let weight = weight.max(1.0 / f64::from(looks));
                     let busy = known.busy + (part - known.busy) * weight;
-                    // What was settled late belongs to more than one look.
+                    // Work that was settled late belongs to more than one look.
                     let spent_ns = real(spent_ns).min(4.0 * real(passed));
                     (
                         Process {
@@ -173,7 +171,7 @@ impl Meter {
                         spent_ns,
                     )
                 }
-                // The first look: what it did before is not known.
+                // The first look: what it did before is unknown.
                 _ => (Process::default(), 0.0),
             };
             process.busy_ns = work.busy_ns;
@@ -240,8 +238,8 @@ impl Meter {
         self.raise_to_told(now_ns);
     }
 
-    /// What others say of themselves makes no container's time worth less than half of what the driver
-    /// says of that container: the correction can make good the rest.
+    /// Other containers' own reports make no container's time count less than half of the driver's figure for
+    /// it: the correction can make up for the rest.
     fn raise_to_told(&mut self, now_ns: u64) {
         let mut busy: HashMap<u64, f64> = HashMap::new();
         for (key, process) in &self.processes {
@@ -260,10 +258,10 @@ impl Meter {
         }
     }
 
-    /// How busy each process counts for the others. A region says what its tenant likes, so: one
-    /// process of the host is busy once, in however many slots; where the driver tells processes
-    /// apart, one that it never saw busy is not; and as long as the driver cannot have said yet, all
-    /// those of a container together count as one.
+    /// How busy each process counts for the others. A tenant can write anything into its region. So a host
+    /// process is busy once, in however many slots it is. If the driver tells processes apart, a process that
+    /// it never saw busy is not busy. As long as the driver cannot have reported yet, all such processes of a
+    /// container together count as one.
     fn bound(&mut self, now_ns: u64) {
         let of = |key: &ProcessKey, process: &Process| (key.0, process.host_pid.unwrap_or(0));
         let recent =
@@ -323,7 +321,7 @@ impl Meter {
         for sample in samples {
             let at_ns = i128::from(sample.at_us) * 1000;
             let late = i128::from(now_ns) - at_ns;
-            // Clocks drift apart: what was the least an hour ago is not for ever.
+            // Clocks drift apart: the smallest delay of an hour ago may no longer hold.
             let offset = self.offset_ns.map_or(late, |least| late.min(least + 5_000));
             self.offset_ns = Some(offset);
             let since_last = (sample.at_us - self.told_until_us).saturating_mul(1000);
@@ -344,7 +342,7 @@ impl Meter {
             .processes
             .iter()
             .fold(0, |sum, (_, percent)| sum.saturating_add(*percent));
-        // A whole percent stands for what lies between it and the next.
+        // A whole percent means anything between it and the next.
         let percent = |whole: u32| match whole {
             0 | 100.. => f64::from(whole),
             whole => f64::from(whole) + 0.5,
@@ -394,8 +392,7 @@ impl Meter {
         }
     }
 
-    /// Says which share a container is held to, as a part of one; nothing where it does not want all
-    /// of that.
+    /// Sets the share that a container is held to, as a part of one; nothing if it does not want all of it.
     pub fn hold(&mut self, now_ns: u64, id: u64, share: Option<f64>) {
         let Some(container) = self.containers.get_mut(&id) else {
             return;
@@ -493,8 +490,8 @@ impl Container {
         (at(until_ns) - at(from_ns)).max(0.0)
     }
 
-    /// Keeps account of what it had beyond its share. Programs can fall into step with a device's
-    /// turns, so that a little less of an allowance changes nothing, and then too much.
+    /// Adds up what it had beyond its share. Programs can fall into step with a device's turns, so that a
+    /// slightly smaller allowance changes nothing at first, and then too much.
     fn count(&mut self, told_ns: f64, from_ns: u64, period: f64) {
         let held = self.held_to.filter(|share| *share < 1.0);
         let Some(share) = held.filter(|_| self.held_since_ns <= from_ns) else {
@@ -505,7 +502,7 @@ impl Container {
         self.ahead = (self.ahead + told_ns - share * period).clamp(-most, most);
     }
 
-    /// By how much more its time counts until it has given back what it had beyond its share.
+    /// Factor by which its time counts more until it has given back what it had beyond its share.
     fn balance(&self) -> f64 {
         self.held_to.map_or(1.0, |share| {
             1.0 + self.ahead / (share.max(0.01) * BALANCED_NS)
@@ -513,7 +510,7 @@ impl Container {
     }
 
     fn correct(&mut self, told_ns: f64, from_ns: u64, until_ns: u64) {
-        // What lies before the first look is not known.
+        // What happened before the first look is unknown.
         let seen_all = self.looks.front().is_some_and(|(at, _)| *at <= from_ns);
         let modelled_ns = if seen_all {
             self.between(from_ns, until_ns)
@@ -566,7 +563,7 @@ mod tests {
         }
     }
 
-    /// Looks every 50 ms for so long at processes that are busy so much of the time (percent).
+    /// Looks every 50 ms for `ms` at processes that are busy for these percentages of the time.
     fn looked(meter: &mut Meter, from_ms: u64, ms: u64, busy: &[u64]) {
         for now in (from_ms..=from_ms + ms).step_by(50) {
             let list: Vec<Work> = busy

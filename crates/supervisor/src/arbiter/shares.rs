@@ -10,7 +10,7 @@ pub const WHOLE: u32 = 1000;
 /// A container without a floor counts for at least this much where idle time is lent.
 const LEAST_WEIGHT: u32 = 10;
 
-/// What one container may have of a device, and what it wants.
+/// The limits of one container on a device, and its demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     /// When its cap counts.
@@ -19,11 +19,11 @@ pub struct Claim {
     pub priority: u32,
     /// The most, thousandths; [`WHOLE`] is no cap.
     pub cap: u32,
-    /// What it gets whenever it wants it, thousandths; 0 is none.
+    /// Floor: what it gets whenever it wants it, thousandths; 0 is none.
     pub floor: u32,
     /// It works, or waits to.
     pub active: bool,
-    /// What it would use if it were let, thousandths; [`WHOLE`] where it wants more than it gets.
+    /// What it would use if it could, thousandths; [`WHOLE`] if it wants more than it gets.
     pub demand: u32,
 }
 
@@ -34,7 +34,7 @@ pub struct Share {
     pub permille: u32,
     /// Another container works on the device.
     pub contended: bool,
-    /// What it does is to be measured, because others depend on knowing it.
+    /// It has to be measured, because others depend on its use.
     pub measured: bool,
 }
 

@@ -22,7 +22,7 @@ const IDLE_NS: u64 = 100_000_000;
 pub struct Contender {
     /// Which container.
     pub id: u64,
-    /// What it wants in the device's memory, bytes.
+    /// Memory of the device that it wants, bytes.
     pub bytes: u64,
     /// Its share of the time, thousandths.
     pub weight: u32,

@@ -1,8 +1,8 @@
-//! How a GPU in MIG mode is cut: the shapes that it offers, the instances that it has, making and destroying one. The
-//! calls that nvml-wrapper lacks, through its own bindings, as safe functions.
+//! Partitions of a GPU in MIG mode: the profiles that it offers, its instances, creating and destroying one.
+//! The calls that nvml-wrapper lacks, through its own bindings, as safe functions.
 //!
-//! Never decides what is made where, and never keeps a handle: an instance is known by its ids, and looked for anew in
-//! each call.
+//! Never decides which instance is created where, and never keeps a handle: an instance is identified by its
+//! ids, and looked up in each call.
 
 #![allow(
     unsafe_code,
