@@ -102,7 +102,7 @@ impl<'a> Call<'a> {
                     holder.namespace, holder.name
                 ))),
                 Err(Without::Away(why)) => {
-                    return self.from_memory(Some(&named.holders), &why).await;
+                    return self.give_remembered(Some(&named.holders), &why).await;
                 }
             }
         }
@@ -177,7 +177,7 @@ impl<'a> Call<'a> {
         let pods = match api::pods_of(&plugin.0.parts.client, node).await {
             Ok(pods) => pods,
             Err(Without::Away(why)) => {
-                return self.from_memory(None, &why).await;
+                return self.give_remembered(None, &why).await;
             }
             Err(Without::Refused(why)) => {
                 return Err(Refusal(format!(
@@ -198,7 +198,7 @@ impl<'a> Call<'a> {
     }
 
     /// The pod cannot be read. What was given to exactly these slots, and to a pod of this name, is given again.
-    async fn from_memory(&self, holders: Option<&[PodSlots]>, why: &str) -> Result<(), Refusal> {
+    async fn give_remembered(&self, holders: Option<&[PodSlots]>, why: &str) -> Result<(), Refusal> {
         let plugin = self.plugin;
         let away = |more: &str| Refusal(format!("the API server does not answer ({why}), {more}"));
         let all = plugin.0.store.all();

@@ -44,8 +44,8 @@ pub struct Share {
 /// * A floor is never missed, whatever the priority.
 /// * While a container of a higher priority works, a lower one gets its floor and nothing else.
 /// * Where floors count, the rest is lent in proportion to them, first to the containers that want more than
-/// they have; the unused part of a floor is lent too. A container without a floor counts for its part of the
-/// time that no floor promises.
+///   they have; the unused part of a floor is lent too. A container without a floor counts for its part of the
+///   time that no floor promises.
 /// * A container that is idle, or does not use its share, is granted a share with which it can start at once.
 ///
 /// The shares of the containers that want more than they get, and what the others use, add up to the whole
