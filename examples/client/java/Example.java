@@ -33,7 +33,7 @@ public final class Example {
         System.out.println("healthy");
         List<String> nodes = client.nodes();
 
-        // The webhook fills in what the pod leaves out, or says what is wrong with it.
+        // The webhook completes the pod, or says what is wrong with it.
         Map<String, Object> admitted = client.admit(pod("example",
                 Map.of("nvidia.com/gpu", "1", "nvidia.com/gpumem", "3000", "nvidia.com/gpucores", "30")));
         System.out.println("admitted for " + Json.object(admitted.get("spec")).get("schedulerName"));
@@ -54,7 +54,7 @@ public final class Example {
             }
         }
 
-        // A pod that fits nowhere: a reason for each node, and what would help.
+        // A pod that fits nowhere gets a reason for each node, and the smallest change that would help.
         Map<String, Object> large = client.create(client.admit(pod("large",
                 Map.of("nvidia.com/gpu", "1", "nvidia.com/gpumem", "100000"))));
         client.filter(large, nodes).reasons().forEach((node, why) -> System.out.println(node + ": " + why));

@@ -5,8 +5,8 @@ import java.util.Map;
 
 /**
  * JSON as plain Java values: objects are {@code Map<String, Object>}, arrays {@code List<Object>}, numbers
- * {@code Long} or {@code Double}. Just what the client needs, so that it needs nothing but the JDK; a program that has
- * a JSON library already can use that instead.
+ * {@code Long} or {@code Double}. It supports only what the client needs, so that the client needs only the JDK; a
+ * program that has a JSON library already can use that instead.
  */
 final class Json {
     /** Deeper nesting than anything that Kubernetes sends. */

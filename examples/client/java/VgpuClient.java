@@ -17,8 +17,8 @@ import java.util.UUID;
 /**
  * The scheduler's HTTP API from Java: health, admission, filter, bind, explain, and the pod read back.
  *
- * <p>Needs nothing but a JDK from 17 on. Every call is one request; nothing is cached and nothing is tried again, so a
- * caller decides what a failure means to it. A pod is a {@code Map<String, Object>} as {@link Json} reads it.
+ * <p>Needs only a JDK, 17 or newer. Every call is one request. The client caches nothing and retries nothing, so the
+ * caller decides what to do after a failure. A pod is a {@code Map<String, Object>} as {@link Json} reads it.
  */
 public final class VgpuClient {
     /** Where the allocation stands: the API reference's key first, then HAMi's own. */
@@ -51,9 +51,9 @@ public final class VgpuClient {
     /**
      * Which nodes a pod can run on, and why not on the others.
      *
-     * @param nodes the node that was chosen and reserved, alone; every asked node where the pod asks for no devices
-     * @param failed reason by node; other pods leaving may cure it
-     * @param unresolvable reason by node; no pod's leaving cures it
+     * @param nodes only the node that was chosen and reserved; every node of the request if the pod asks for no devices
+     * @param failed reason by node; the pod may fit when other pods leave
+     * @param unresolvable reason by node; the pod does not fit there even if other pods leave
      */
     public record FilterResult(List<String> nodes, Map<String, String> failed, Map<String, String> unresolvable) {
         /** Reason by node, of both kinds. */
@@ -76,11 +76,11 @@ public final class VgpuClient {
     }
 
     /**
-     * A scheduler beside an API server.
+     * A scheduler and its API server.
      *
      * @param url the scheduler, such as {@code http://127.0.0.1:8080}
      * @param api the Kubernetes API server
-     * @param token sent as a bearer token; null where none is wanted
+     * @param token sent as a bearer token; null if none is required
      */
     public VgpuClient(String url, String api, String token) {
         this.url = url.replaceAll("/+$", "");
@@ -99,8 +99,8 @@ public final class VgpuClient {
     }
 
     /**
-     * Chooses one of these nodes and reserves the pod's devices there ({@code POST /filter}). That no node fits is an
-     * answer, not an error: {@code nodes} is empty then and {@code reasons()} says why.
+     * Chooses one of these nodes and reserves the pod's devices there ({@code POST /filter}). If no node fits,
+     * that is an answer and not an error: {@code nodes} is empty, and {@code reasons()} says why.
      */
     public FilterResult filter(Map<String, Object> pod, List<String> nodes) throws IOException, InterruptedException {
         Map<String, Object> answer = post(url + "/filter", Map.of("Pod", pod, "NodeNames", nodes));
@@ -176,7 +176,7 @@ public final class VgpuClient {
         Map<String, String> annotations = texts(Json.object(pod.get("metadata")).get("annotations"));
         String text = ALLOCATION_KEYS.stream().filter(annotations::containsKey).map(annotations::get).findFirst().orElse("");
         List<List<Device>> containers = new ArrayList<>();
-        // UUID,VENDOR,MIB,CORES: for each device, ; after each container.
+        // Each device is "UUID,VENDOR,MIB,CORES:", and each container ends with ";".
         for (int end = text.indexOf(';'), start = 0; end >= 0; start = end + 1, end = text.indexOf(';', start)) {
             List<Device> devices = new ArrayList<>();
             for (String device : text.substring(start, end).split(":")) {

@@ -41,7 +41,7 @@ def main() -> int:
     print("healthy")
     nodes = [node["metadata"]["name"] for node in client.nodes()]
 
-    # The webhook fills in what the pod leaves out, or says what is wrong with it.
+    # The webhook completes the pod, or says what is wrong with it.
     admitted = client.admit(pod("example", gpu=1, gpumem=3000, gpucores=30))
     print("admitted for", admitted["spec"]["schedulerName"])
     try:
@@ -58,7 +58,7 @@ def main() -> int:
         for device in container:
             print(f"holds {device.memory_mib} MiB and {device.cores} cores of {device.uuid}")
 
-    # A pod that fits nowhere: a reason for each node, and what would help.
+    # A pod that fits nowhere gets a reason for each node, and the smallest change that would help.
     large = client.create(client.admit(pod("large", gpu=1, gpumem=100000)))
     for node, why in sorted(client.filter(large, nodes).reasons.items()):
         print(f"{node}: {why}")

@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 Object = dict[str, Any]
 
-#: Where the allocation stands. The first is the API reference's key, the second HAMi's own.
+#: The annotations that have the allocation. The first is the API reference's key, the second HAMi's own.
 ALLOCATION_KEYS = ("hami.io/devices-to-allocate", "hami.io/vgpu-devices-allocated")
 
 
@@ -29,7 +29,7 @@ class ApiError(Exception):
         super().__init__(f"{status}: {message}" if status else message)
         #: The HTTP status; 0 when there was no answer.
         self.status = status
-        #: What the server said.
+        #: The server's message.
         self.message = message
 
 
@@ -51,11 +51,11 @@ class Device:
 class FilterResult:
     """Which nodes a pod can run on, and why not on the others."""
 
-    #: The node that was chosen and reserved, alone; every asked node where the pod asks for no devices.
+    #: Only the node that was chosen and reserved; every node of the request if the pod asks for no devices.
     nodes: list[str]
-    #: Reason by node; other pods leaving may cure it.
+    #: Reason by node; the pod may fit when other pods leave.
     failed: dict[str, str] = field(default_factory=dict)
-    #: Reason by node; no pod's leaving cures it.
+    #: Reason by node; the pod does not fit there even if other pods leave.
     unresolvable: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -152,13 +152,13 @@ class Client:
         return admitted
 
     def explain(self, pod: Object) -> Object:
-        """Why the pod is where it is or nowhere, and the smallest change that would cure it (`GET /explain`)."""
+        """Why the pod is where it is, or fits nowhere, and the smallest change that would help (`GET /explain`)."""
         metadata = pod["metadata"]
         name = f"{metadata.get('namespace', 'default')}/{metadata['name']}"
         return self._json("GET", f"{self.url}/explain?pod={urllib.parse.quote(name, safe='')}")
 
     def explain_text(self, pod: Object) -> str:
-        """The same for a person to read."""
+        """The same as text for a person."""
         metadata = pod["metadata"]
         name = f"{metadata.get('namespace', 'default')}/{metadata['name']}"
         url = f"{self.url}/explain?pod={urllib.parse.quote(name, safe='')}"
@@ -171,7 +171,7 @@ class Client:
     # The Kubernetes API.
 
     def create(self, pod: Object) -> Object:
-        """Creates the pod, and gives it back with what the server added (its uid above all)."""
+        """Creates the pod, and returns it with what the server added (above all its uid)."""
         namespace = pod["metadata"].get("namespace", "default")
         body = {"apiVersion": "v1", "kind": "Pod", **pod}
         return self._json("POST", f"{self.api}/api/v1/namespaces/{namespace}/pods", body)
@@ -218,16 +218,16 @@ class Client:
 
 
 def devices(pod: Object) -> list[list[Device]]:
-    """What each container of the pod got, init containers first; an empty list for one that got nothing."""
+    """What each container of the pod got, init containers first; an empty list for a container that got nothing."""
     annotations = pod["metadata"].get("annotations") or {}
     text = next((annotations[key] for key in ALLOCATION_KEYS if key in annotations), "")
-    # UUID,VENDOR,MIB,CORES: for each device, ; after each container.
+    # Each device is "UUID,VENDOR,MIB,CORES:", and each container ends with ";".
     containers = text.split(";")[:-1]
     return [[_device(one) for one in container.split(":") if one] for container in containers]
 
 
 def node_of(pod: Object) -> Optional[str]:
-    """The node that the pod runs on; none while it has none."""
+    """The node that the pod runs on; `None` while it has none."""
     return pod.get("spec", {}).get("nodeName") or None
 
 
@@ -251,7 +251,7 @@ def _message(body: bytes) -> str:
 
 
 def _apply(target: Object, operation: Object) -> None:
-    """One operation of a JSON Patch (RFC 6902): add, replace, remove; those that the webhook sends."""
+    """One operation of a JSON Patch (RFC 6902): add, replace or remove, the ones that the webhook sends."""
     *way, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
     place: Any = target
     for part in way:
