@@ -299,6 +299,7 @@ async fn run(args: Args, credentials: Credentials) -> anyhow::Result<()> {
         }),
         kube_timeout: args.kube_timeout,
         node_selector: args.node_label_selector.clone(),
+        keeps_hcs: false,
         ..crate::Settings::default()
     };
     let vendors = Arc::new(vendors(args.device_config_file.as_deref())?);

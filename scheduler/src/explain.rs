@@ -25,7 +25,7 @@ pub use answer::{
 };
 pub use http::{Source, routes};
 
-use crate::ledger::{Ledger, identity};
+use crate::ledger::{Ledger, QuotaView, identity};
 
 const MIB: u64 = 1 << 20;
 
@@ -38,6 +38,8 @@ pub struct View {
     pub nodes: Arc<BTreeMap<String, Node>>,
     /// All quotas; may be empty where they are not kept, then advice names no object.
     pub quotas: Vec<ResourceQuota>,
+    /// ComputeQuotas, without what the pod in question holds already.
+    pub compute_quotas: QuotaView,
     /// The vendors that are looked at.
     pub vendors: Arc<Vendors>,
     /// What holds where the pod says nothing.
@@ -76,6 +78,7 @@ impl View {
             cluster: ledger.cluster().clone(),
             nodes: Arc::new(by_name),
             quotas,
+            compute_quotas: QuotaView::default(),
             vendors,
             defaults,
             scheduler_name: String::new(),
@@ -201,7 +204,18 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
         .cluster
         .explain_while(&request, Among::Names(&open), &|| clock.goes_on());
     match found {
-        Err(placement) => fits(answer, view, &request, &placement, missed),
+        Err(placement) => {
+            let quotas = &view.compute_quotas;
+            let (of, vendors) = (&request.pod, &view.vendors);
+            if let Some(why) = quotas.exceeded(of, pod, &placement, &view.cluster, vendors) {
+                answer.notes.push(
+                    "it waits until pods of the namespace end, or the ComputeQuota allows more"
+                        .to_owned(),
+                );
+                return answer.with(Verdict::DoesNotFit, format!("does not fit: {why}"));
+            }
+            fits(answer, view, &request, &placement, missed)
+        }
         Ok(explanation) => {
             let mut refusals: Vec<Refusal> = explanation
                 .misfits

@@ -217,7 +217,7 @@ impl Gpus {
         };
         let scheduler = self.0.scheduler.clone();
         let explained = tokio::task::spawn_blocking(move || {
-            explain(&scheduler.view(), &pod, Detail::default())
+            explain(&scheduler.view(&pod), &pod, Detail::default())
         });
         why(explained.await.ok()?)
     }

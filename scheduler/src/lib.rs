@@ -80,6 +80,8 @@ pub struct Settings {
     pub patience: Duration,
     /// Where reservations of GPUs by label are; none where they do not count.
     pub claims: Option<ClaimSettings>,
+    /// Whether this process writes the statuses of ComputeQuotas and runs ComputeTasks, where it reads hcs.io at all.
+    pub keeps_hcs: bool,
 }
 
 /// Where reservations of GPUs by label are, and how their times are judged.
@@ -131,6 +133,7 @@ impl Default for Settings {
             reservation_timeout: Duration::from_secs(900),
             patience: Duration::from_secs(5),
             claims: None,
+            keeps_hcs: true,
         }
     }
 }

@@ -12,7 +12,7 @@ use kube_api::object::{Node, Pod};
 use placement::{Quota, Vendor};
 use tokio::sync::watch;
 
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, identity};
 use crate::{Scheduler, assigner, explain, metrics};
 
 impl metrics::Source for Scheduler {
@@ -68,15 +68,18 @@ impl explain::Source for Scheduler {
         })
     }
 
-    fn view(&self) -> explain::View {
+    fn view(&self, pod: &Pod) -> explain::View {
         let settings = &self.0.settings;
-        let (cluster, nodes, quotas) = self.with_ledger(|ledger| {
+        let asking = identity(pod);
+        let (cluster, compute_quotas, nodes, quotas) = self.with_ledger(|ledger| {
             let nodes: Vec<(Arc<str>, Arc<Node>)> = ledger
                 .nodes()
                 .map(|(name, node)| (Arc::clone(name), Arc::clone(node)))
                 .collect();
             let quotas = ledger.quotas().cloned().collect();
-            (ledger.cluster().clone(), nodes, quotas)
+            let cluster = ledger.cluster_for(&asking.uid).into_owned();
+            let compute_quotas = ledger.quotas_for(&asking.namespace, &asking.uid);
+            (cluster, compute_quotas, nodes, quotas)
         });
         let nodes = nodes
             .into_iter()
@@ -86,6 +89,7 @@ impl explain::Source for Scheduler {
             cluster,
             nodes: Arc::new(nodes),
             quotas,
+            compute_quotas,
             vendors: Arc::clone(&self.0.vendors),
             defaults: settings.defaults.clone(),
             // Whoever asks the embedded cluster's scheduler for a pod means this one, whatever the pod says.
@@ -127,8 +131,12 @@ impl assigner::Books for Scheduler {
     }
 
     fn unready(&self) -> Option<String> {
-        let missing = || format!("{} not read from the API server yet", self.missing());
-        (!self.is_synced()).then(missing)
+        if !self.is_synced() {
+            let missing = self.missing();
+            return Some(format!("{missing} not read from the API server yet"));
+        }
+        let knows_quotas = self.with_ledger(Ledger::knows_compute_quotas);
+        (!knows_quotas).then(|| "computequotas not read from the API server yet".to_owned())
     }
 
     fn catch_up(&self) -> BoxFuture<'_, ()> {

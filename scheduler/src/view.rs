@@ -283,8 +283,10 @@ impl Scheduler {
         tasks.spawn(self.clone().expire());
         if self.0.vendors.hcs().is_some() {
             tasks.spawn(self.clone().watch_compute_quotas());
-            tasks.spawn(self.clone().keep_compute_quotas());
-            tasks.spawn(self.clone().run_compute_tasks());
+            if self.0.settings.keeps_hcs {
+                tasks.spawn(self.clone().keep_compute_quotas());
+                tasks.spawn(self.clone().run_compute_tasks());
+            }
         }
         tasks
     }

@@ -661,7 +661,7 @@ def programs_have_the_rights_they_use(all_rendered):
     run("kubectl", "wait", "--for=condition=Established", "--timeout=60s", "crd/computequotas.hcs.io")
     may = {
         "scheduler": ["list nodes", "watch pods", "create pods/binding -n default", "patch pods -n default", "patch pods/status -n default", "watch computequotas.hcs.io", "list leases -n gpu-claims", f"get leases/hami-scheduler -n {NAMESPACE}", f"update leases/hami-scheduler -n {NAMESPACE}", "create events -n default"],
-        "webhook": ["patch mutatingwebhookconfigurations/vgpu-webhook", "get clusterroles/vgpu-webhook", f"patch secrets/vgpu-webhook-ca -n {NAMESPACE}", "watch resourcequotas"],
+        "webhook": ["patch mutatingwebhookconfigurations/vgpu-webhook", "get clusterroles/vgpu-webhook", f"patch secrets/vgpu-webhook-ca -n {NAMESPACE}", "watch resourcequotas", "watch computequotas.hcs.io"],
         "assigner": ["list nodes", "watch pods", "create leases -n gpu-claims", "delete leases -n gpu-claims"],
         "monitor": ["get pods -n default", "patch nodes", "create events -n default", f"patch leases -n {NAMESPACE}"],
     }

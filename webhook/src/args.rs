@@ -17,8 +17,8 @@ use crate::authority::Lifetimes;
 ///
 /// It needs, in its namespace: get, list, watch, create and patch on its Secret, get, create and
 /// update on its Lease, create on events; and in the cluster: get, list, watch, create and patch
-/// on both kinds of webhook configurations, list and watch on resource quotas, and get on the
-/// ClusterRole of --owner-cluster-role.
+/// on both kinds of webhook configurations, list and watch on resource quotas (and on ComputeQuotas,
+/// where the device config has hcs), and get on the ClusterRole of --owner-cluster-role.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "vgpu-webhook", version)]
 pub struct Args {
@@ -224,7 +224,8 @@ pub struct Args {
           default_missing_value = "true", require_equals = true)]
     pub allow_host_pid: bool,
 
-    /// Whether a pod that alone exceeds a ResourceQuota of its namespace is refused at the door.
+    /// Whether a pod that alone exceeds a ResourceQuota of its namespace, or a ComputeQuota with what
+    /// its status says is used, is refused at the door.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = true,
           default_missing_value = "true", require_equals = true)]
     pub check_quotas: bool,

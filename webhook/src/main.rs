@@ -96,8 +96,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let mut admission =
         Admission::new(Arc::clone(&vendors), settings.clone()).with_traces(traces.clone());
     if let Some(client) = client.clone().filter(|_| args.check_quotas) {
-        let limits = Arc::new(Limits::default());
-        tokio::spawn(Arc::clone(&limits).follow(client, Arc::clone(&vendors)));
+        let limits = Arc::new(Limits::new(Arc::clone(&vendors)));
+        tokio::spawn(Arc::clone(&limits).follow(client));
         admission = admission.with_quotas(limits);
     }
 

@@ -1,17 +1,22 @@
-//! What the ResourceQuotas of a namespace allow a single pod.
+//! What the quotas of a namespace allow a pod that is being made.
 //!
-//! Never what the namespace uses already: that is the scheduler's ledger's to know, and its to
-//! refuse. A pod that alone exceeds its quota is refused here, where its author sees it at once.
+//! A pod that alone exceeds a ResourceQuota is refused here, where its author sees it at once. So is a pod that exceeds
+//! a ComputeQuota by what the quota's status says is used, which the scheduler writes within a second or two. This
+//! process keeps no ledger: the scheduler's filter and bind decide.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use admission::Quotas;
 use futures_util::StreamExt;
 use kube::api::Api;
 use kube::runtime::watcher::{Config, Event};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube_api::object::ResourceQuota;
+use kube_api::assigner::pod_claim;
+use kube_api::hcs::ComputeQuota;
+use kube_api::hcs::quota::{Charge, Counted, Limit, charge, used};
+use kube_api::object::{Pod, ResourceQuota};
 use kube_api::quota::limits;
 use kube_api::vendor::Vendors;
 use placement::{Quota, Vendor};
@@ -19,24 +24,83 @@ use placement::{Quota, Vendor};
 /// By namespace, then by the quota's name.
 type Known = HashMap<String, HashMap<String, Vec<(Vendor, Quota)>>>;
 
+/// ComputeQuotas by namespace, then by name, each with what its status says is used.
+type KnownCompute = HashMap<String, HashMap<String, (Limit, Charge)>>;
+
+/// How long after an error before quotas are read again: an error that lasts, such as a kind that the cluster does not
+/// have, is met this often.
+const PAUSE: Duration = Duration::from_secs(5);
+
 /// The quotas of all namespaces, as far as they are known: none, until the first list has come.
-#[derive(Default)]
 pub struct Limits {
     known: RwLock<Known>,
+    compute: RwLock<KnownCompute>,
+    vendors: Arc<Vendors>,
 }
 
 impl Limits {
+    /// Quotas of a cluster whose pods ask for devices of these vendors.
+    pub fn new(vendors: Arc<Vendors>) -> Self {
+        Self {
+            known: RwLock::default(),
+            compute: RwLock::default(),
+            vendors,
+        }
+    }
+
     /// Follows the cluster's quotas. Never ends.
-    pub async fn follow(self: Arc<Self>, client: kube::Client, vendors: Arc<Vendors>) {
+    pub async fn follow(self: Arc<Self>, client: kube::Client) {
+        if self.vendors.hcs().is_some() {
+            tokio::join!(
+                self.follow_resource(client.clone()),
+                self.follow_compute(client)
+            );
+        } else {
+            self.follow_resource(client).await;
+        }
+    }
+
+    async fn follow_compute(&self, client: kube::Client) {
+        let mut events =
+            std::pin::pin!(watcher(Api::<ComputeQuota>::all(client), Config::default()));
+        let mut coming = KnownCompute::new();
+        let mut is_told = false;
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(Event::Init) => coming = KnownCompute::new(),
+                Ok(Event::InitApply(quota)) => put_compute(&mut coming, &quota),
+                Ok(Event::InitDone) => {
+                    *self.write_compute() = std::mem::take(&mut coming);
+                    is_told = false;
+                }
+                Ok(Event::Apply(quota)) => put_compute(&mut self.write_compute(), &quota),
+                Ok(Event::Delete(quota)) => take_compute(&mut self.write_compute(), &quota),
+                Err(error) => {
+                    if !is_told {
+                        tracing::warn!(%error, "ComputeQuotas are as they were known last");
+                        is_told = true;
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn write_compute(&self) -> std::sync::RwLockWriteGuard<'_, KnownCompute> {
+        self.compute.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn follow_resource(&self, client: kube::Client) {
+        let vendors = &self.vendors;
         let events = watcher(Api::<ResourceQuota>::all(client), Config::default());
         let mut events = std::pin::pin!(events.default_backoff());
         let mut coming = Known::new();
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::Init) => coming = Known::new(),
-                Ok(Event::InitApply(quota)) => put(&mut coming, &quota, &vendors),
+                Ok(Event::InitApply(quota)) => put(&mut coming, &quota, vendors),
                 Ok(Event::InitDone) => *self.write() = std::mem::take(&mut coming),
-                Ok(Event::Apply(quota)) => put(&mut self.write(), &quota, &vendors),
+                Ok(Event::Apply(quota)) => put(&mut self.write(), &quota, vendors),
                 Ok(Event::Delete(quota)) => take(&mut self.write(), &quota),
                 Err(error) => tracing::debug!(%error, "quotas are as they were known last"),
             }
@@ -79,7 +143,41 @@ fn take(known: &mut Known, quota: &ResourceQuota) {
     }
 }
 
+fn put_compute(known: &mut KnownCompute, quota: &ComputeQuota) {
+    let limit = Limit::read(quota);
+    known
+        .entry(limit.namespace.clone())
+        .or_default()
+        .insert(limit.name.clone(), (limit, used(quota)));
+}
+
+fn take_compute(known: &mut KnownCompute, quota: &ComputeQuota) {
+    let limit = Limit::read(quota);
+    if let Some(quotas) = known.get_mut(&limit.namespace) {
+        quotas.remove(&limit.name);
+        if quotas.is_empty() {
+            known.remove(&limit.namespace);
+        }
+    }
+}
+
 impl Quotas for Limits {
+    fn exceeded(&self, namespace: &str, pod: &Pod) -> Option<String> {
+        // The status counts a reservation by label, and with it what its pod asks for.
+        if pod_claim(pod).is_some() {
+            return None;
+        }
+        let known = self.compute.read().unwrap_or_else(PoisonError::into_inner);
+        let quotas = known.get(namespace)?;
+        let counted = Counted::new(pod, charge(pod, None, &self.vendors, |_| None));
+        let mut quotas: Vec<_> = quotas.values().collect();
+        quotas.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
+        let mut quotas = quotas
+            .into_iter()
+            .filter(|(limit, _)| limit.counts(&counted));
+        quotas.find_map(|(limit, used)| limit.exceeded(*used, counted.charge))
+    }
+
     fn left(&self, namespace: &str, vendor: &Vendor) -> Quota {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let quotas = known.get(namespace).into_iter().flat_map(HashMap::values);
@@ -100,5 +198,79 @@ fn least<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.min(other)),
         (one, other) => one.or(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube_api::config::{DeviceConfig, Hcs};
+    use kube_api::vendor::Switches;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn limits_with(quotas: &[Value]) -> Limits {
+        let config = DeviceConfig {
+            hcs: Some(Hcs::default()),
+            ..DeviceConfig::standard()
+        };
+        let switches = Switches {
+            ascend: true,
+            iluvatar: false,
+        };
+        let limits = Limits::new(Arc::new(Vendors::new(config, switches).unwrap()));
+        for quota in quotas {
+            let quota = serde_json::from_value(quota.clone()).unwrap();
+            put_compute(&mut limits.write_compute(), &quota);
+        }
+        limits
+    }
+
+    fn quota(hard: &str, used: Option<&str>) -> Value {
+        let status = used.map(|used| json!({"used": {"vram": used}, "hard": {"vram": hard}}));
+        json!({"apiVersion": "hcs.io/v1alpha1", "kind": "ComputeQuota",
+            "metadata": {"name": "q", "namespace": "team"}, "spec": {"hard": {"vram": hard}}, "status": status})
+    }
+
+    fn exceeded(
+        limits: &Limits,
+        namespace: &str,
+        vram: &str,
+        annotations: &Value,
+    ) -> Option<String> {
+        let pod = json!({"metadata": {"annotations": annotations}, "spec": {"containers": [
+            {"name": "c", "resources": {"limits": {"ai.compute/vram": vram}}}]}});
+        limits.exceeded(namespace, &serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn what_the_status_says_is_used_counts() {
+        let none = json!({});
+        let limits = limits_with(&[quota("32Gi", Some("20Gi"))]);
+
+        assert_eq!(exceeded(&limits, "team", "12Gi", &none), None);
+        assert_eq!(
+            exceeded(&limits, "team", "13Gi", &none).unwrap(),
+            "exceeded quota: ComputeQuota q allows 32768 MiB of vram in namespace team, its pods hold 20480 MiB, and \
+             this pod asks for 13312 MiB"
+        );
+        assert_eq!(exceeded(&limits, "other", "13Gi", &none), None);
+    }
+
+    #[test]
+    fn a_quota_without_a_status_limits_each_pod() {
+        let limits = limits_with(&[quota("32Gi", None)]);
+
+        assert_eq!(exceeded(&limits, "team", "32Gi", &json!({})), None);
+        assert!(exceeded(&limits, "team", "33Gi", &json!({})).is_some());
+    }
+
+    #[test]
+    fn a_pod_with_a_reservation_by_label_is_not_counted_twice() {
+        let limits = limits_with(&[quota("80Gi", Some("80Gi"))]);
+        let reserved = json!({"fudo.org/gpu.uuid": "GPU-1", "fudo.org/gpu.reservation-id": "r"});
+
+        assert_eq!(exceeded(&limits, "team", "16Gi", &reserved), None);
+        assert!(exceeded(&limits, "team", "16Gi", &json!({})).is_some());
     }
 }

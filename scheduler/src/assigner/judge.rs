@@ -102,6 +102,7 @@ pub fn used(claims: &[&Claim], bound: &[Pod], vendors: &Vendors) -> BTreeSet<Str
 #[cfg(test)]
 mod tests {
     use k8s_openapi::jiff::Timestamp;
+    use kube_api::hcs::quota::Counted;
 
     use super::*;
 
@@ -169,6 +170,7 @@ mod tests {
                 since: Duration::ZERO,
                 lapsed: false,
                 carried,
+                counted: Counted::default(),
                 over: None,
             };
             tend(&held, pod, Duration::from_secs(age))

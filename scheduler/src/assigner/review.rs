@@ -12,6 +12,7 @@ use kube_api::assigner::{
     CDI_ASSIGNMENT, Claim, Finalize, GPU_NODE, GPU_UUID, LABELLED, NotUsing, RESERVATION_ID, State,
     cdi_assignment, count, pod_claim, wanted,
 };
+use kube_api::hcs::quota::{Charge, Counted};
 use kube_api::object::Pod;
 use kube_api::request::list;
 use kube_api::vendor::Role;
@@ -322,6 +323,7 @@ impl Assigner {
                 only: listed(&words.use_ids),
                 not: listed(&words.nouse_ids),
                 anew: false,
+                counted: Counted::new(pod, Charge::default()),
             }
         })
     }
@@ -430,6 +432,7 @@ fn reason_word(none: &NotClaimed) -> &'static str {
         NotClaimed::UnknownLabel { .. } => "unknown_label",
         NotClaimed::NoDevice(_) => "no_device",
         NotClaimed::NoNode { .. } => "no_node",
+        NotClaimed::OverQuota(_) => "quota",
         NotClaimed::Busy { .. } => "busy",
     }
 }

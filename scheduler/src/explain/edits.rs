@@ -9,6 +9,7 @@ use placement::{Advice, Among, Change, Memory, Request, Rule, Vendor};
 
 use super::View;
 use super::answer::{Advised, Changed, Edit};
+use crate::ledger::CLAIM_UID;
 
 const MIB: u64 = 1 << 20;
 
@@ -19,12 +20,26 @@ pub(super) struct Door<'a> {
     pub(super) request: &'a Request,
 }
 
+/// The change without reservations by label, which end with their pods; none where nothing is left of it.
+fn without_claims(change: &Change) -> Option<Change> {
+    let Change::PodsLeave { pods } = change else {
+        return Some(change.clone());
+    };
+    let pods: Vec<_> = pods
+        .iter()
+        .filter(|pod| !pod.uid.starts_with(CLAIM_UID))
+        .cloned()
+        .collect();
+    (!pods.is_empty()).then_some(Change::PodsLeave { pods })
+}
+
 impl Door<'_> {
     /// The advice with what to write; none where that cannot be said, or would not be enough.
     pub(super) fn advised(&self, advice: &Advice) -> Option<Advised> {
         let mut pod = self.pod.clone();
         let mut changes: Vec<Changed> = Vec::new();
         for change in &advice.changes {
+            let change = &without_claims(change)?;
             let edits = self.edits(&pod, change, &advice.node)?;
             for edit in &edits {
                 apply(edit, &mut pod);

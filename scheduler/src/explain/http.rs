@@ -31,8 +31,8 @@ pub trait Source: Send + Sync + 'static {
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<Pod>, String>>;
 
-    /// How things stand now. Runs off the threads that serve.
-    fn view(&self) -> View;
+    /// How things stand now for the pod: without what is reserved for it by label. Runs off the threads that serve.
+    fn view(&self, pod: &Pod) -> View;
 }
 
 #[derive(Deserialize)]
@@ -94,7 +94,7 @@ async fn answer(
     let source = Arc::clone(&explainer.source);
     let explained = tokio::task::spawn_blocking(move || {
         let _permit = permit;
-        explain(&source.view(), &pod, detail)
+        explain(&source.view(&pod), &pod, detail)
     });
     let Ok(explained) = explained.await else {
         return refused(

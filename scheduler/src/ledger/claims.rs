@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube_api::assigner::{Claim, PodClaim, State, lease_name, pod_claim};
+use kube_api::hcs::quota::{Charge, Counted};
 use kube_api::object::Pod;
 use placement::{Cluster, DeviceView, Grant, Granted, Load, Placement};
 
@@ -39,6 +40,8 @@ pub(super) struct Claims {
     guards: Guards,
     /// Pods that carry a reservation and have not ended, by uid.
     pods: HashMap<Arc<str>, PodClaim>,
+    /// How quotas count these pods.
+    counted: HashMap<Arc<str>, Counted>,
     /// Of these pods, those that only a question has shown. They are forgotten with what they hold.
     only_asked: HashSet<Arc<str>>,
     /// Uids by reservation.
@@ -65,6 +68,8 @@ pub struct Held {
     pub lapsed: bool,
     /// Its pod was seen.
     pub carried: bool,
+    /// How quotas count its pod, until the pod is seen.
+    pub counted: Counted,
     /// While it is not written: the reservation that ran out before, and the version of its Lease.
     pub over: Option<(String, String)>,
 }
@@ -181,6 +186,7 @@ impl Ledger {
         let same = known.filter(|known| known.claim.reservation == claim.reservation);
         let was_active = same.is_some_and(|known| known.claim.state == State::Active);
         let is_new = same.is_none();
+        let counted = same.map(|known| known.counted.clone()).unwrap_or_default();
         let carried = same.is_some_and(|known| known.carried) || self.claimant(&claim).is_some();
         if is_new {
             self.note_past(&gpu, Past::proposed(&claim, now));
@@ -193,6 +199,7 @@ impl Ledger {
             since: now.saturating_sub(age),
             lapsed: false,
             carried,
+            counted,
             over: None,
         };
         self.claims.by_gpu.insert(Arc::clone(&gpu), held);
@@ -344,6 +351,8 @@ impl Ledger {
         let reservation = said.reservation.clone();
         let carriers = self.claims.carriers.entry(reservation.clone()).or_default();
         carriers.insert(Arc::clone(&uid));
+        let counted = Counted::new(pod, Charge::default());
+        self.claims.counted.insert(Arc::clone(&uid), counted);
         self.claims.pods.insert(uid, said);
         self.settle_reservation(&reservation);
     }
@@ -354,6 +363,7 @@ impl Ledger {
         let Some(said) = self.claims.pods.remove(uid) else {
             return;
         };
+        self.claims.counted.remove(uid);
         if let Some(carriers) = self.claims.carriers.get_mut(&said.reservation) {
             carriers.remove(uid);
             if carriers.is_empty() {
@@ -425,7 +435,7 @@ impl Ledger {
     }
 
     /// The GPUs that are reserved for the pod.
-    fn own_claims(&self, uid: &str) -> Vec<Arc<str>> {
+    pub(super) fn own_claims(&self, uid: &str) -> Vec<Arc<str>> {
         let Some(said) = self.claims.pods.get(uid) else {
             return Vec::new();
         };
@@ -465,7 +475,11 @@ impl Ledger {
     fn hold_claim(&mut self, gpu: &str) {
         self.claims.version += 1;
         let uid = claim_uid(gpu);
-        let Some(rest) = self.rest_of(gpu) else {
+        let rest = self.rest_of(gpu);
+        let grant = rest.as_ref().and_then(|rest| rest.containers.first());
+        let grant = grant.and_then(|container| container.grants.first());
+        self.count_claim(gpu, grant);
+        let Some(rest) = rest else {
             self.cluster.release(&uid);
             return;
         };
@@ -505,6 +519,13 @@ impl Ledger {
         })
     }
 
+    /// How quotas count the pod of the reservation.
+    pub(super) fn counted_as(&self, held: &Held) -> Counted {
+        let pod = self.claimant(&held.claim);
+        let counted = pod.and_then(|pod| self.claims.counted.get(pod.uid.as_str()));
+        counted.unwrap_or(&held.counted).clone()
+    }
+
     /// What the pod itself holds of the GPU.
     fn load_of(&self, uid: &str, gpu: &str) -> Load {
         let held = self.cluster.reservation(uid);
@@ -533,7 +554,7 @@ impl Ledger {
     }
 }
 
-fn claim_uid(gpu: &str) -> String {
+pub(super) fn claim_uid(gpu: &str) -> String {
     format!("{CLAIM_UID}{gpu}")
 }
 

@@ -4,21 +4,51 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use kube_api::hcs::quota::{Charge, Counted, Limit, charge};
+use kube_api::assigner::pod_claim;
+use kube_api::hcs::quota::{Charge, Counted, Limit, charge, share};
 use kube_api::hcs::{ComputeQuota, ComputeQuotaStatus};
 use kube_api::object::Pod;
-use placement::{Cluster, Placement};
+use kube_api::vendor::Vendors;
+use placement::{Cluster, Grant, Placement};
 
 use super::Ledger;
+use super::claims::{ClaimAsk, claim_uid};
 
 /// The quotas and what counts in each namespace.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct ComputeQuotas {
     limits: BTreeMap<(String, String), Limit>,
-    /// By namespace, then by uid.
+    /// By namespace, then by uid. A reservation by label counts beside its pod, under a uid of its own.
     counted: HashMap<String, HashMap<Arc<str>, Counted>>,
+    /// The namespace of each reservation by label that counts.
+    claims: HashMap<Arc<str>, String>,
     /// Whether all quotas have been read, so that what is not there does not exist.
     read: bool,
+}
+
+/// The quotas as one pod meets them: without what the pod itself, or a reservation for it, holds already.
+#[derive(Debug, Clone, Default)]
+pub struct QuotaView {
+    quotas: ComputeQuotas,
+    /// What the reservations for the pod count for.
+    reserved: Charge,
+}
+
+impl QuotaView {
+    /// Why the pod with this placement would exceed a quota; none where it would not.
+    pub fn exceeded(
+        &self,
+        pod: &placement::Pod,
+        object: &Pod,
+        placement: &Placement,
+        cluster: &Cluster,
+        vendors: &Vendors,
+    ) -> Option<String> {
+        vendors.hcs()?;
+        let counted = counted(object, placement, cluster, vendors);
+        let counted = counted.with(counted.charge.at_least(self.reserved));
+        self.quotas.exceeded(&pod.namespace, &[], &counted)
+    }
 }
 
 impl ComputeQuotas {
@@ -38,30 +68,25 @@ impl ComputeQuotas {
         }
     }
 
-    /// What the pods that the quota counts hold, but for this one.
-    fn used(&self, limit: &Limit, without: &str) -> Charge {
+    /// What the pods that the quota counts hold, but for these uids.
+    fn used(&self, limit: &Limit, without: &[&str]) -> Charge {
         let counted = self.counted.get(&limit.namespace).into_iter().flatten();
         counted
-            .filter(|(uid, counted)| ***uid != *without && limit.counts(counted))
+            .filter(|(uid, counted)| !without.contains(&&***uid) && limit.counts(counted))
             .fold(Charge::default(), |sum, (_, counted)| {
                 sum.plus(counted.charge)
             })
     }
 
-    fn exceeded(&self, namespace: &str, uid: &str, counted: &Counted) -> Option<String> {
+    fn exceeded(&self, namespace: &str, without: &[&str], counted: &Counted) -> Option<String> {
         self.limits
             .values()
             .filter(|limit| limit.namespace == namespace && limit.counts(counted))
-            .find_map(|limit| limit.exceeded(self.used(limit, uid), counted.charge))
+            .find_map(|limit| limit.exceeded(self.used(limit, without), counted.charge))
     }
 }
 
-fn counted(
-    pod: &Pod,
-    placement: &Placement,
-    cluster: &Cluster,
-    vendors: &kube_api::vendor::Vendors,
-) -> Counted {
+fn counted(pod: &Pod, placement: &Placement, cluster: &Cluster, vendors: &Vendors) -> Counted {
     let node = cluster.node(&placement.node);
     let device = |id: &str| Some(node?.device(id)?.device());
     Counted::new(pod, charge(pod, Some(placement), vendors, device))
@@ -110,18 +135,43 @@ impl Ledger {
         let limits = self.compute.limits.values();
         limits
             .map(|limit| {
-                let used = self.compute.used(limit, "");
+                let used = self.compute.used(limit, &[]);
                 let status = limit.status(used);
                 (limit.namespace.clone(), limit.name.clone(), status)
             })
             .collect()
     }
 
-    /// Why the pod, as it is written, would exceed a quota wherever it goes; none where it would not.
+    /// Why the pod, as it is written, would exceed a quota wherever it goes; none where it would not. What the device
+    /// assigner has reserved for the pod is not counted twice.
     pub fn exceeds_compute_quota(&self, namespace: &str, pod: &Pod) -> Option<String> {
         self.vendors.hcs()?;
+        let said = pod_claim(pod);
+        let own = said.map_or_else(Vec::new, |said| self.claimed_by(&said.reservation));
+        let own = own.into_iter().map(|held| &held.claim);
+        let own = own.filter(|claim| claim.namespace == namespace);
+        let own: Vec<String> = own.map(|claim| claim_uid(&claim.gpu)).collect();
+        let without: Vec<&str> = own.iter().map(String::as_str).collect();
         let counted = Counted::new(pod, charge(pod, None, &self.vendors, |_| None));
-        self.compute.exceeded(namespace, "", &counted)
+        self.compute.exceeded(namespace, &without, &counted)
+    }
+
+    /// Why a reservation of these GPUs, whole, would exceed a quota; none where it would not. What an earlier choice for
+    /// the same reservation has left is being given back, and does not count.
+    pub(super) fn claim_exceeds_compute_quota(
+        &self,
+        ask: &ClaimAsk,
+        gpus: &[Arc<str>],
+    ) -> Option<String> {
+        self.vendors.hcs()?;
+        let before = self.claimed_by(&ask.reservation);
+        let before: Vec<String> = before
+            .iter()
+            .map(|held| claim_uid(&held.claim.gpu))
+            .collect();
+        let without: Vec<&str> = before.iter().map(String::as_str).collect();
+        let counted = ask.counted.with(self.whole(gpus));
+        self.compute.exceeded(&ask.namespace, &without, &counted)
     }
 
     /// Why the pod with this placement would exceed a quota; none where it would not.
@@ -133,8 +183,69 @@ impl Ledger {
         placement: &Placement,
     ) -> Option<String> {
         self.vendors.hcs()?;
+        let own = self.own_claims(uid);
         let counted = counted(pod, placement, &self.cluster, &self.vendors);
-        self.compute.exceeded(namespace, uid, &counted)
+        let counted = counted.with(counted.charge.at_least(self.whole(&own)));
+        let own: Vec<String> = own.iter().map(|gpu| claim_uid(gpu)).collect();
+        let without: Vec<&str> = own.iter().map(String::as_str).chain([uid]).collect();
+        self.compute.exceeded(namespace, &without, &counted)
+    }
+
+    /// The quotas as the pod meets them.
+    pub fn quotas_for(&self, namespace: &str, uid: &str) -> QuotaView {
+        let own = self.own_claims(uid);
+        let mut quotas = self.compute.clone();
+        quotas.forget(namespace, uid);
+        for gpu in &own {
+            quotas.forget(namespace, &claim_uid(gpu));
+        }
+        QuotaView {
+            quotas,
+            reserved: self.whole(&own),
+        }
+    }
+
+    /// What these GPUs count for as a whole.
+    fn whole(&self, gpus: &[Arc<str>]) -> Charge {
+        gpus.iter().fold(Charge::default(), |sum, gpu| {
+            let Some((_, view)) = self.gpu(gpu) else {
+                return sum;
+            };
+            let device = view.device();
+            let all = Grant::new(
+                device.vendor.clone(),
+                gpu,
+                device.memory_bytes,
+                device.cores,
+            );
+            sum.plus(share(&all, Some(device)))
+        })
+    }
+
+    /// A reservation by label counts for what its pod does not hold of the GPU: this grant.
+    pub(super) fn count_claim(&mut self, gpu: &str, rest: Option<&Grant>) {
+        if self.vendors.hcs().is_none() {
+            return;
+        }
+        let uid = claim_uid(gpu);
+        let claimed = rest.and_then(|rest| {
+            let held = self.claim(gpu)?;
+            let device = self.gpu(gpu)?.1.device();
+            let charge = Charge {
+                // Where the pod holds a part of the GPU, the pod counts for the device.
+                devices: u64::from(rest.slots >= device.slots),
+                ..share(rest, Some(device))
+            };
+            let namespace = held.claim.namespace.clone();
+            Some((namespace, self.counted_as(held).with(charge)))
+        });
+        if let Some(before) = self.compute.claims.remove(&*uid) {
+            self.compute.forget(&before, &uid);
+        }
+        if let Some((namespace, counted)) = claimed {
+            self.compute.count(&namespace, &uid, counted);
+            self.compute.claims.insert(uid.into(), namespace);
+        }
     }
 
     /// The pod counts for this placement from here on.

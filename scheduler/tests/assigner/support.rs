@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use kube_api::vendor::Vendors;
 use scheduler::assigner::{Assigner, Settings};
 use scheduler::embedded::Admit;
 use scheduler::{ClaimSettings, Scheduler, api};
@@ -88,11 +89,16 @@ impl Combined {
 
     /// With these settings.
     pub(crate) async fn pinning(nodes: &[Value], settings: Settings) -> Self {
+        Self::of(nodes, settings, vendors()).await
+    }
+
+    /// With these settings, for pods that ask for devices of these vendors.
+    pub(crate) async fn of(nodes: &[Value], settings: Settings, vendors: Arc<Vendors>) -> Self {
         let cluster = embedded_cluster::Cluster::default();
         cluster.import(&json!({ "nodes": nodes })).unwrap();
         let scheduler = Scheduler::embedded(
             &cluster,
-            vendors(),
+            Arc::clone(&vendors),
             scheduler::Settings {
                 claims: Some(ClaimSettings::default()),
                 ..scheduler::Settings::default()
@@ -100,7 +106,8 @@ impl Combined {
             |_| scheduler::events::Events::silent(),
         );
         let assigner = scheduler.assigner(settings).unwrap();
-        let admission = admission::Admission::new(vendors(), admission::Settings::default());
+        let admission = admission::Admission::new(vendors, admission::Settings::default())
+            .with_quotas(Arc::new(scheduler.clone()));
         let admit = Admit::new(Arc::new(admission)).after(Some(assigner.clone()));
         cluster.admit_with(Arc::new(admit));
         let router = api::routes(&scheduler, None, false)

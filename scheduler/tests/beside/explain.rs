@@ -411,7 +411,7 @@ impl Source for Fixed {
         })
     }
 
-    fn view(&self) -> View {
+    fn view(&self, _: &Pod) -> View {
         self.0.clone()
     }
 }

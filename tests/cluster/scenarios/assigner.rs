@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 
+use crate::hcs::{device_config, sixteen_gib};
 use crate::http;
 use crate::objects::{Gpus, annotation, devices, from, gpu_with, node, pod};
 use crate::programs::{ASIDE, Pair, Program, Tuning};
@@ -99,15 +100,6 @@ fn labelled(name: &str, labels: &[&str]) -> Value {
         .map(|label| (format!("fudo.org/gpu.{label}"), json!("true")))
         .collect::<serde_json::Map<_, _>>()
         .into();
-    pod
-}
-
-/// A pod that asks for 16 GiB of device memory of this vendor.
-fn sixteen_gib(name: &str, vendor: &str) -> Value {
-    let mut pod = pod(name, json!({}));
-    pod["spec"].as_object_mut().unwrap().remove("schedulerName");
-    pod["spec"]["containers"][0]["resources"] = json!({"requests": {"ai.compute/vram": "16Gi"}});
-    pod["metadata"]["annotations"] = json!({"hcs.io/vendor-preference": vendor});
     pod
 }
 
@@ -206,11 +198,7 @@ fn pods_ask_by_label_and_by_vram_on_one_cluster() {
     within(async |world| {
         make_nodes(world).await;
         make_roles(world);
-        let config = world.log("device-config").with_extension("yaml");
-        let standard =
-            std::fs::read_to_string(format!("{ROOT}/charts/vgpu/files/device-config.yaml"));
-        std::fs::write(&config, format!("{}\nhcs: {{}}\n", standard.unwrap())).unwrap();
-        let config = format!("--device-config-file={}", config.display());
+        let config = device_config(world);
         let _webhook = one_with(world, &[&config]).await;
         let claims = format!("--claims-namespace={CLAIMS}");
         let page = format!("--gpu-page=127.0.0.1:{GPU_PAGE}");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use placement::{Device, Granted, Kind, Placement};
+use placement::{Device, Grant, Granted, Kind, Placement};
 
 use super::request::asked;
 use super::{Amounts, ComputeQuota, ComputeQuotaStatus, NamedScope, Scope};
@@ -30,6 +30,12 @@ impl Charge {
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.each(other, u64::saturating_add)
+    }
+
+    /// Of each amount the larger one.
+    #[must_use]
+    pub fn at_least(self, other: Self) -> Self {
+        self.each(other, u64::max)
     }
 
     fn each(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
@@ -63,24 +69,9 @@ pub fn charge<'d>(
         let granted = placement
             .and_then(|placement| placement.containers.get(at))
             .unwrap_or(&nothing);
-        let mut one = Charge::default();
-        for grant in &granted.grants {
-            let mut share = Charge {
-                vram: grant.memory_bytes,
-                devices: 1,
-                ..Charge::default()
-            };
-            if let Some(device) = device(&grant.device)
-                && device.cores > 0
-            {
-                let part = |gflops: u64| {
-                    gflops.saturating_mul(u64::from(grant.cores)) / u64::from(device.cores)
-                };
-                let [fp16, fp32] = device.gflops;
-                (share.fp16, share.fp32) = (part(fp16), part(fp32));
-            }
-            one = one.plus(share);
-        }
+        let mut one = granted.grants.iter().fold(Charge::default(), |sum, grant| {
+            sum.plus(share(grant, device(&grant.device)))
+        });
         if let Ok(Some(asked)) = asked(container, vendors) {
             let demand = asked.demand;
             one = Charge {
@@ -99,6 +90,23 @@ pub fn charge<'d>(
         }
     }
     beside.each(before, u64::max)
+}
+
+/// What a share of a device counts for; without the device its TFLOPS are not known.
+pub fn share(grant: &Grant, device: Option<&Device>) -> Charge {
+    let part = |gflops: u64| match device {
+        Some(device) if device.cores > 0 => {
+            gflops.saturating_mul(u64::from(grant.cores)) / u64::from(device.cores)
+        }
+        _ => 0,
+    };
+    let [fp16, fp32] = device.map_or([0, 0], |device| device.gflops);
+    Charge {
+        vram: grant.memory_bytes,
+        fp16: part(fp16),
+        fp32: part(fp32),
+        devices: 1,
+    }
 }
 
 /// What a pod is counted by, kept for as long as it holds something.
@@ -121,6 +129,36 @@ impl Counted {
             terminating: pod.spec.active_deadline_seconds.is_some(),
         }
     }
+}
+
+impl Counted {
+    /// The same pod, counting for this much.
+    #[must_use]
+    pub fn with(&self, charge: Charge) -> Self {
+        Self {
+            charge,
+            ..self.clone()
+        }
+    }
+}
+
+/// What the pods of a quota hold, as its status says it. An amount that is not there, or cannot be read, counts nothing.
+pub fn used(quota: &ComputeQuota) -> Charge {
+    let used = quota
+        .status
+        .as_ref()
+        .and_then(|status| status.used.as_ref());
+    let amount = |quantity: Option<&Quantity>, scale: i128| {
+        let nano = quantity.and_then(|quantity| quantity.parse().ok());
+        let nano = nano.map_or(0, |amount| amount.nano());
+        u64::try_from(nano.saturating_mul(scale) / 1_000_000_000).unwrap_or_default()
+    };
+    used.map_or_else(Charge::default, |used| Charge {
+        vram: amount(used.vram.as_ref(), 1),
+        fp16: amount(used.tflops_fp16.as_ref(), 1000),
+        fp32: amount(used.tflops_fp32.as_ref(), 1000),
+        devices: amount(used.devices.as_ref(), 1),
+    })
 }
 
 /// A ComputeQuota, read.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube_api::assigner::{Claim, LABELLED};
+use kube_api::hcs::quota::Counted;
 use placement::{Among, Ask, Container, DeviceView, Memory, Placement, Request};
 
 use super::{CLAIM_UID, Held, Past};
@@ -37,6 +38,8 @@ pub struct ClaimAsk {
     pub not: BTreeSet<String>,
     /// An earlier choice for it came to nothing: what the ledger has of the reservation is being given back.
     pub anew: bool,
+    /// How quotas count the pod.
+    pub counted: Counted,
 }
 
 /// Why no GPU is given: what follows `no GPUs with requested labels free for pod NS/NAME: `.
@@ -64,6 +67,9 @@ pub enum NotClaimed {
         /// How many devices match.
         devices: usize,
     },
+    /// A ComputeQuota of the namespace does not allow it: why.
+    #[error("{0}")]
+    OverQuota(String),
     /// Some match, but not enough are free on one node.
     #[error("{}", busy(*.asked, *.matching, *.reserved, *.used, *.out))]
     Busy {
@@ -146,6 +152,9 @@ impl Ledger {
             .ok_or_else(|| self.why_not(ask))?;
         let granted = chosen.containers.iter().flat_map(|one| &one.grants);
         let gpus: Vec<Arc<str>> = granted.map(|grant| Arc::clone(&grant.device)).collect();
+        if let Some(why) = self.claim_exceeds_compute_quota(ask, &gpus) {
+            return Err(NotClaimed::OverQuota(why));
+        }
         let mut claims = Vec::new();
         for gpu in gpus {
             let claim = Claim::proposed(&gpu, &ask.reservation, &ask.namespace, wall);
@@ -160,6 +169,7 @@ impl Ledger {
                 since: now,
                 lapsed: false,
                 carried: false,
+                counted: ask.counted.clone(),
                 over,
             };
             self.claims.by_gpu.insert(Arc::clone(&gpu), held);
