@@ -2,12 +2,14 @@
 //! to do next is a function of the task and its pod ([`next`]); the rest of this file does it, while this replica
 //! answers. Never touches a pod that is not the task's.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Api;
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::watcher::{self, Event, watcher};
 use kube_api::hcs::{
     API_VERSION, ComputeTask, ComputeTaskStatus, TaskDevice, TaskPhase, Vendor, keys,
 };
@@ -17,10 +19,10 @@ use serde_json::{Map, Value, json};
 
 use crate::Scheduler;
 
-/// How often tasks are looked at.
+/// How long after a look that did not succeed the next one comes.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// The same, after the API server could not be asked.
-const PAUSE: Duration = Duration::from_secs(10);
+/// How long to wait before a watch that failed begins again. Without the definition in the cluster each one fails.
+const PAUSE: Duration = Duration::from_secs(5);
 /// Longest name of a pod that its containers' host names still hold.
 const MOST_NAME_LETTERS: usize = 63;
 
@@ -314,45 +316,191 @@ fn is_own(pod: &Pod, task: &ComputeTask) -> bool {
     owners.into_iter().any(|owner| owner.uid == uid)
 }
 
+/// Namespace and name of a task.
+type Name = (String, String);
+
+/// The tasks that there are, and those to look at.
+#[derive(Debug, Default)]
+struct Tasks {
+    known: HashMap<Name, ComputeTask>,
+    due: BTreeSet<Name>,
+}
+
+impl Tasks {
+    fn set(&mut self, task: ComputeTask) {
+        let name = name_of(&task);
+        self.due.insert(name.clone());
+        self.known.insert(name, task);
+    }
+
+    fn remove(&mut self, task: &ComputeTask) {
+        self.known.remove(&name_of(task));
+    }
+
+    /// The pod of a task is there, has changed, or is gone.
+    fn note_pod(&mut self, pod: &Pod) {
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let owners = pod.metadata.owner_references.iter().flatten();
+        let owners = owners.filter(|owner| owner.kind == "ComputeTask");
+        self.due
+            .extend(owners.map(|owner| (namespace.clone(), owner.name.clone())));
+    }
+
+    fn look_at_all(&mut self) {
+        self.due.extend(self.known.keys().cloned());
+    }
+
+    /// The tasks to look at that are not over.
+    fn take_due(&mut self) -> Vec<ComputeTask> {
+        let due = std::mem::take(&mut self.due);
+        let tasks = due.iter().filter_map(|name| self.known.get(name));
+        tasks.filter(|task| !is_over(task)).cloned().collect()
+    }
+
+    /// How many are in which phase. A task without a status waits.
+    fn by_phase(&self) -> BTreeMap<&'static str, u64> {
+        let mut phases = BTreeMap::from(PHASES.map(|phase| (word(phase), 0)));
+        for task in self.known.values() {
+            let phase = task.status.as_ref().and_then(|status| status.phase);
+            *phases
+                .entry(word(phase.unwrap_or(TaskPhase::Pending)))
+                .or_default() += 1;
+        }
+        phases
+    }
+}
+
+const PHASES: [TaskPhase; 5] = [
+    TaskPhase::Pending,
+    TaskPhase::Scheduled,
+    TaskPhase::Running,
+    TaskPhase::Succeeded,
+    TaskPhase::Failed,
+];
+
+fn word(phase: TaskPhase) -> &'static str {
+    match phase {
+        TaskPhase::Pending => "Pending",
+        TaskPhase::Scheduled => "Scheduled",
+        TaskPhase::Running => "Running",
+        TaskPhase::Succeeded => "Succeeded",
+        TaskPhase::Failed => "Failed",
+    }
+}
+
+fn name_of(task: &ComputeTask) -> Name {
+    (
+        task.metadata.namespace.clone().unwrap_or_default(),
+        task.metadata.name.clone().unwrap_or_default(),
+    )
+}
+
 impl Scheduler {
-    /// Looks at all ComputeTasks again and again, while this replica answers, until the future is dropped.
+    /// Looks at each ComputeTask when it or its pod changes, while this replica answers, until the future is dropped.
     pub(crate) async fn run_compute_tasks(self) {
-        let tasks: Api<ComputeTask> = Api::all(self.0.client.clone());
+        let client = || self.0.client.clone();
+        let mut tasks = std::pin::pin!(watcher(
+            Api::<ComputeTask>::all(client()),
+            watcher::Config::default()
+        ));
+        let pods = watcher::Config::default().labels(keys::TASK_ATTEMPT);
+        let mut pods = std::pin::pin!(watcher(Api::<Pod>::all(client()), pods));
+        let mut all = Tasks::default();
+        let mut coming = Vec::new();
+        let mut answered = false;
         let mut told = false;
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
-            if self.answers().is_err() {
-                continue;
-            }
-            let list = ListParams::default();
-            let patience = self.0.settings.kube_timeout;
-            match tokio::time::timeout(patience, tasks.list(&list)).await {
-                Ok(Ok(list)) => {
-                    told = false;
-                    for task in list.items.iter().filter(|task| !is_over(task)) {
-                        if let Err(error) = self.run_compute_task(task).await {
-                            let name = task.metadata.name.as_deref().unwrap_or_default();
-                            tracing::warn!(
-                                task = name,
-                                error,
-                                "a ComputeTask waits for the next look"
-                            );
+            let error = tokio::select! {
+                event = tasks.next() => match event {
+                    Some(Ok(event)) => {
+                        match event {
+                            Event::Init => coming.clear(),
+                            Event::InitApply(task) => coming.push(task),
+                            Event::InitDone => {
+                                told = false;
+                                all.known.clear();
+                                coming.drain(..).for_each(|task| all.set(task));
+                            }
+                            Event::Apply(task) => all.set(task),
+                            Event::Delete(task) => all.remove(&task),
                         }
+                        *self.0.compute_tasks.lock() = Some(all.by_phase());
+                        None
                     }
-                }
-                Ok(Err(error)) => {
-                    if !told {
-                        tracing::warn!(%error, "cannot read ComputeTasks; trying again");
-                        told = true;
+                    Some(Err(error)) => Some(error),
+                    None => return,
+                },
+                event = pods.next() => match event {
+                    Some(Ok(Event::Apply(pod) | Event::InitApply(pod) | Event::Delete(pod))) => {
+                        all.note_pod(&pod);
+                        None
                     }
-                    tokio::time::sleep(PAUSE).await;
+                    // A pod that went meanwhile is in no list.
+                    Some(Ok(Event::InitDone)) => {
+                        all.look_at_all();
+                        None
+                    }
+                    Some(Ok(Event::Init)) => None,
+                    Some(Err(error)) => Some(error),
+                    None => return,
+                },
+                // What did not succeed is tried again, and another replica may have stopped answering.
+                () = tokio::time::sleep(LOOK_EVERY) => None,
+            };
+            if let Some(error) = error {
+                if !told {
+                    tracing::warn!(%error, "cannot read ComputeTasks; trying again");
+                    told = true;
                 }
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                tokio::time::sleep(PAUSE).await;
+            }
+            let answers = self.answers().is_ok();
+            if answers && !answered {
+                all.look_at_all();
+            }
+            answered = answers;
+            if answers {
+                self.look_at_compute_tasks(&mut all).await;
+            } else {
+                // All are looked at when this replica answers again.
+                all.due.clear();
             }
         }
     }
 
-    async fn run_compute_task(&self, task: &ComputeTask) -> Result<(), String> {
+    async fn look_at_compute_tasks(&self, all: &mut Tasks) {
+        let patience = self.0.settings.kube_timeout;
+        for task in all.take_due() {
+            let name = name_of(&task);
+            let looked = tokio::time::timeout(patience, self.run_compute_task(&task)).await;
+            let looked = looked.unwrap_or_else(|_| Err("no answer from the API server".to_owned()));
+            match looked {
+                Ok(None) => {}
+                // The watch may tell of the pod before it tells of this.
+                Ok(Some(status)) => {
+                    if let Some(known) = all.known.get_mut(&name) {
+                        known.status = Some(status);
+                    }
+                }
+                Err(error) => {
+                    let (namespace, task) = &name;
+                    tracing::warn!(
+                        namespace,
+                        task,
+                        error,
+                        "a ComputeTask waits for the next look"
+                    );
+                    all.due.insert(name);
+                }
+            }
+        }
+    }
+
+    /// Does what is to be done for the task. The status that it has written.
+    async fn run_compute_task(
+        &self,
+        task: &ComputeTask,
+    ) -> Result<Option<ComputeTaskStatus>, String> {
         let namespace = task.metadata.namespace.as_deref().unwrap_or_default();
         let name = task.metadata.name.as_deref().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), namespace);
@@ -366,7 +514,7 @@ impl Scheduler {
             Err(error) => return Err(error.to_string()),
         };
         let status = match next(task, &found, &now) {
-            Next::Wait => return Ok(()),
+            Next::Wait => return Ok(None),
             Next::Report(status) => status,
             Next::Make(mut pod, status) => {
                 self.without_reserved(&mut pod);
@@ -384,7 +532,8 @@ impl Scheduler {
                 }
             }
         };
-        self.write_compute_task(namespace, name, &status).await
+        self.write_compute_task(namespace, name, &status).await?;
+        Ok(Some(*status))
     }
 
     /// Takes out of a pod what admission would believe of the scheduler's account and of no tenant: what pods hold, and

@@ -26,7 +26,7 @@ use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Remembered, Reque
 use self::claims::Claims;
 pub use self::claims::{CLAIM_UID, ClaimAsk, Held, NotClaimed, Past};
 use self::compute::ComputeQuotas;
-pub use self::compute::QuotaView;
+pub use self::compute::{QuotaUse, QuotaView};
 use self::nominated::Nominated;
 pub use self::read::{identity, named, uid_of};
 use self::read::{main_reason, still_fits, unscheduled, version_of};

@@ -35,6 +35,7 @@ mod spans;
 pub mod view;
 pub mod wake;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -185,6 +186,8 @@ struct Inner {
     guards: Option<Guards>,
     /// Carries [`Ledger::claims_version`].
     claims: watch::Sender<u64>,
+    /// How many ComputeTasks are in which phase, where this process knows them.
+    compute_tasks: Mutex<Option<BTreeMap<&'static str, u64>>>,
     /// Rings when the ledger has to be made anew.
     broke: Notify,
     began: Instant,
@@ -240,6 +243,7 @@ impl Scheduler {
             leadership: company.leadership,
             meters,
             claims: watch::Sender::new(0),
+            compute_tasks: Mutex::new(None),
             broke: Notify::new(),
             began: Instant::now(),
             embedded,

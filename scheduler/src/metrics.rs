@@ -31,6 +31,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
 use crate::events;
+use crate::ledger::QuotaUse;
 use page::{Page, Piece};
 
 /// Prometheus gives up after 10 s by default; what is sent later reaches nobody.
@@ -61,6 +62,10 @@ pub struct Snapshot {
     pub events: events::Counts,
     /// Nodes annotated to wake pending pods, since the start.
     pub woken: u64,
+    /// What ComputeQuotas allow and how much of it is used; none where hcs.io is not served.
+    pub compute_quotas: Option<Vec<QuotaUse>>,
+    /// ComputeTasks by phase; none where this process does not know them.
+    pub compute_tasks: Option<BTreeMap<&'static str, u64>>,
 }
 
 /// Where a MIG instance lies.

@@ -15,6 +15,9 @@ use tokio::sync::watch;
 use crate::ledger::{Ledger, identity};
 use crate::{Scheduler, assigner, explain, metrics};
 
+/// How many ComputeQuotas the metrics show, so that tenants who may make quotas cannot make series without end.
+const MOST_QUOTAS: usize = 1000;
+
 impl metrics::Source for Scheduler {
     fn snapshot(&self) -> metrics::Snapshot {
         let answers = self.0.leadership.answers().is_ok();
@@ -37,6 +40,12 @@ impl metrics::Source for Scheduler {
                 synced,
                 events: self.0.events.counts(),
                 woken: self.0.waker.woken(),
+                compute_quotas: self
+                    .0
+                    .vendors
+                    .hcs()
+                    .map(|_| ledger.compute_quota_use(MOST_QUOTAS)),
+                compute_tasks: self.0.compute_tasks.lock().clone(),
             }
         })
     }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use kube_api::config::DeviceConfig;
 use kube_api::config::Hcs;
 use kube_api::vendor::{Switches, Vendors};
+use scheduler::metrics::Source as _;
 use serde_json::{Value, json};
 
-use crate::support::Served;
+use crate::support::{Served, until};
 
 /// All vendors, with requests of hcs.io switched on.
 pub(crate) fn vendors(change: impl FnOnce(&mut Hcs)) -> Arc<Vendors> {
@@ -465,6 +466,11 @@ async fn a_task_runs_as_a_pod_and_says_what_became_of_it() {
         if task["status"]["phase"] == "Scheduled" {
             assert_eq!(task["status"]["node"], "a100");
             assert_eq!(task["status"]["vendor"], "nvidia");
+            let scheduled = || {
+                let tasks = served.scheduler.snapshot().compute_tasks;
+                tasks.is_some_and(|phases| phases["Scheduled"] == 1 && phases["Pending"] == 0)
+            };
+            until(scheduled).await;
             return;
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;

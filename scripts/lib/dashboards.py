@@ -405,6 +405,11 @@ def doors():
               (f"sum by (node) (rate(vgpu_plugin_hcs_writes_total{{{NODE}}}[$__rate_interval]))", "{{node}}"), "per second", width=6),
         lines("How often they cannot", "Writes that failed in 10 minutes; the agent's log says why.",
               (f"sum by (node) (increase(vgpu_plugin_hcs_failures_total{{{NODE}}}[10m]))", "{{node}}"), width=6),
+        lines("How full each ComputeQuota is", "The part of each amount that the pods of the quota hold. At 1 the next pod waits. The 20 fullest.",
+              ("topk(20, max by (namespace, quota, resource) (vgpu_compute_quota_used) / max by (namespace, quota, resource) (vgpu_compute_quota_hard > 0))",
+               "{{namespace}}/{{quota}} {{resource}}"), "share", width=12, top=1),
+        lines("How many ComputeTasks are in which phase", "Tasks of all namespaces. A task that is over stays until it is deleted.",
+              ("max by (phase) (vgpu_compute_tasks)", "{{phase}}"), width=12, stacked=True),
     ]
 
 

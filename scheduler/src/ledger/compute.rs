@@ -26,6 +26,21 @@ pub(super) struct ComputeQuotas {
     read: bool,
 }
 
+/// One amount of a ComputeQuota.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuotaUse {
+    /// Namespace of the quota.
+    pub namespace: String,
+    /// Its name.
+    pub quota: String,
+    /// `vram` in bytes, `tflops-fp16` and `tflops-fp32` in GFLOPS, or `devices`.
+    pub resource: &'static str,
+    /// What is allowed.
+    pub hard: u64,
+    /// What its pods hold.
+    pub used: u64,
+}
+
 /// The quotas as one pod meets them: without what the pod itself, or a reservation for it, holds already.
 #[derive(Debug, Clone, Default)]
 pub struct QuotaView {
@@ -138,6 +153,23 @@ impl Ledger {
                 let used = self.compute.used(limit, &[]);
                 let status = limit.status(used);
                 (limit.namespace.clone(), limit.name.clone(), status)
+            })
+            .collect()
+    }
+
+    /// What the first `most` ComputeQuotas, by namespace and name, allow and how much of it is used.
+    pub fn compute_quota_use(&self, most: usize) -> Vec<QuotaUse> {
+        let limits = self.compute.limits.values().take(most);
+        limits
+            .flat_map(|limit| {
+                let amounts = limit.amounts(self.compute.used(limit, &[]));
+                amounts.map(|(resource, hard, used)| QuotaUse {
+                    namespace: limit.namespace.clone(),
+                    quota: limit.name.clone(),
+                    resource,
+                    hard,
+                    used,
+                })
             })
             .collect()
     }

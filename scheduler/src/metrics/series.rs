@@ -136,6 +136,7 @@ pub(super) fn write<S: FnMut(Piece) -> fmt::Result>(
 ) -> fmt::Result {
     own_gauges(snapshot, format, page)?;
     quotas(snapshot, legacy, page)?;
+    compute(snapshot, page)?;
     for family in &OF_DEVICE {
         devices(snapshot, family, family.name, &PRESENT, page)?;
         if legacy {
@@ -373,6 +374,50 @@ fn quotas<S: FnMut(Piece) -> fmt::Result>(
                     .text(of_namespace, namespace)
                     .text(of_resource, resource)
                     .number("limit", *limit);
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// What ComputeQuotas allow, and what becomes of ComputeTasks.
+fn compute<S: FnMut(Piece) -> fmt::Result>(snapshot: &Snapshot, page: &mut Page<S>) -> fmt::Result {
+    if let Some(quotas) = &snapshot.compute_quotas {
+        let families = [
+            (
+                "vgpu_compute_quota_hard",
+                "What the pods of a ComputeQuota may hold: vram in bytes, TFLOPS, devices",
+                true,
+            ),
+            (
+                "vgpu_compute_quota_used",
+                "What the pods of a ComputeQuota hold: vram in bytes, TFLOPS, devices",
+                false,
+            ),
+        ];
+        for (name, help, is_hard) in families {
+            page.family(name, help)?;
+            for quota in quotas {
+                let amount = if is_hard { quota.hard } else { quota.used };
+                let labels = |labels: &mut Labels<'_>| {
+                    labels
+                        .text("namespace", &quota.namespace)
+                        .text("quota", &quota.quota)
+                        .text("resource", quota.resource);
+                };
+                if quota.resource.starts_with("tflops") {
+                    page.sample(name, part(amount, 1000), labels)?;
+                } else {
+                    page.sample(name, amount, labels)?;
+                }
+            }
+        }
+    }
+    if let Some(tasks) = &snapshot.compute_tasks {
+        page.family("vgpu_compute_tasks", "ComputeTasks by phase")?;
+        for (phase, tasks) in tasks {
+            page.sample("vgpu_compute_tasks", tasks, |labels| {
+                labels.text("phase", phase);
             })?;
         }
     }

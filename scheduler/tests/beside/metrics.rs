@@ -10,6 +10,7 @@ use placement::{
     Cluster, Device, Grant, Granted, Instance, Kind, Node, Placement, Pod, Quota, Span, Vendor,
 };
 use scheduler::events;
+use scheduler::ledger::QuotaUse;
 use scheduler::metrics::{
     InstanceAt, InstanceNames, Meters, Outcome, Snapshot, Source, Verb, routes,
 };
@@ -40,6 +41,8 @@ fn snapshot(cluster: Cluster) -> Snapshot {
         synced: true,
         events: events::Counts::default(),
         woken: 4,
+        compute_quotas: None,
+        compute_tasks: None,
     }
 }
 
@@ -276,6 +279,41 @@ async fn both_formats_say_the_same_and_older_names_only_come_when_asked_for() {
         .map(|(name, _)| name)
         .collect();
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
+}
+
+#[tokio::test]
+async fn compute_quotas_and_tasks_are_shown_where_hcs_is_served() {
+    let amount = |resource, hard, used| QuotaUse {
+        namespace: "ml".to_owned(),
+        quota: "q".to_owned(),
+        resource,
+        hard,
+        used,
+    };
+    let mut snapshot = snapshot(Cluster::new());
+    snapshot.compute_quotas = Some(vec![
+        amount("vram", 64 << 30, 16 << 30),
+        amount("tflops-fp16", 312_000, 100_500),
+    ]);
+    snapshot.compute_tasks = Some(BTreeMap::from([("Pending", 2), ("Running", 1)]));
+    let text = scrape(
+        &routes(Arc::new(Fixed(snapshot)), Meters::new(), false),
+        "*/*",
+    )
+    .await;
+
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("vgpu_compute"))
+        .collect();
+    expect![[r#"
+        vgpu_compute_quota_hard{namespace="ml",quota="q",resource="vram"} 68719476736
+        vgpu_compute_quota_hard{namespace="ml",quota="q",resource="tflops-fp16"} 312
+        vgpu_compute_quota_used{namespace="ml",quota="q",resource="vram"} 17179869184
+        vgpu_compute_quota_used{namespace="ml",quota="q",resource="tflops-fp16"} 100.5
+        vgpu_compute_tasks{phase="Pending"} 2
+        vgpu_compute_tasks{phase="Running"} 1"#]]
+    .assert_eq(&lines.join("\n"));
 }
 
 #[tokio::test]

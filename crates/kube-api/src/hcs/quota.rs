@@ -288,6 +288,19 @@ impl Limit {
         })
     }
 
+    /// Each amount that the quota limits, with what is allowed and what is used of it: bytes, GFLOPS, devices.
+    pub fn amounts(&self, used: Charge) -> impl Iterator<Item = (&'static str, u64, u64)> {
+        let hard = self.hard;
+        [
+            ("vram", hard.vram, used.vram),
+            ("tflops-fp16", hard.fp16, used.fp16),
+            ("tflops-fp32", hard.fp32, used.fp32),
+            ("devices", hard.devices, used.devices),
+        ]
+        .into_iter()
+        .filter_map(|(name, hard, used)| Some((name, hard?, used)))
+    }
+
     /// What the quota's status says when so much is used.
     pub fn status(&self, used: Charge) -> ComputeQuotaStatus {
         let hard = &self.written;
