@@ -27,7 +27,7 @@ RBAC = {
     ),
     ("Role", "scheduler"): rights(("coordination.k8s.io", "leases", "create get update", True)),
     # Only with assigner.enabled, in the namespace of the reservations.
-    ("Role", "claims"): rights(("coordination.k8s.io", "leases", "get list watch", False)),
+    ("Role", "claims"): rights(("coordination.k8s.io", "leases", "get list watch create update delete", False)),
     ("Role", "assigner"): rights(("coordination.k8s.io", "leases", "get list watch create update patch delete", False)),
     ("ClusterRole", "assigner"): rights(
         ("", "pods nodes resourcequotas", "get list watch", False),
