@@ -178,7 +178,8 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
     }
     let missed = !view.scheduler_name.is_empty()
         && !pod.spec.scheduler_name.is_empty()
-        && pod.spec.scheduler_name != view.scheduler_name;
+        && pod.spec.scheduler_name != view.scheduler_name
+        && view.vendors.any_vendor_scheduler() != Some(&pod.spec.scheduler_name);
     if missed {
         answer.notes.push(format!(
             "its schedulerName is {:?}, not {:?}: the webhook did not see it (it was away, the namespace is exempt, or the label {} is \"ignore\"), so nobody who knows shares of devices places it; create it anew",

@@ -239,9 +239,8 @@ impl Admission {
         for (at, edits) in &edits {
             self.write_edits(*at, edits, &mut pod, &mut patch);
         }
-        if !is_foreign {
-            hcs::admit(&self.vendors, &self.settings, &mut pod, object, &mut patch)?;
-        }
+        let takes_several_vendors =
+            !is_foreign && hcs::admit(&self.vendors, &self.settings, &mut pod, object, &mut patch)?;
         let mentions = self.mentions(&pod);
         for (at, container) in At::of(&pod) {
             let of_vendors = |variable: &EnvVar| {
@@ -297,10 +296,10 @@ impl Admission {
             self.equalise(at, container, &mut patch);
         }
         if !self.settings.scheduler_name.is_empty() {
-            patch.set(
-                &["spec", "schedulerName"],
-                json!(self.settings.scheduler_name),
-            );
+            let own = self.settings.scheduler_name.as_str();
+            let any_vendor = self.vendors.any_vendor_scheduler();
+            let name = any_vendor.filter(|_| takes_several_vendors).unwrap_or(own);
+            patch.set(&["spec", "schedulerName"], json!(name));
         }
         inject(&self.settings, &pod, object, &request, &mut patch);
         if let Purpose::Change(Some(own)) = purpose {
@@ -344,6 +343,7 @@ impl Admission {
         let name = pod.spec.scheduler_name.as_str();
         !(name.is_empty()
             || name == self.settings.scheduler_name
+            || self.vendors.any_vendor_scheduler() == Some(name)
             || (name == DEFAULT_SCHEDULER && self.settings.force_overwrite_default_scheduler))
     }
 

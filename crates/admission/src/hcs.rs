@@ -31,16 +31,17 @@ pub(crate) fn concerns(container: &Container, vendors: &Vendors) -> bool {
         .any(|name| request::is_resource(name, vendors))
 }
 
-/// Rewrites the pod's amounts, in `pod` and in `patch`, and adds what its vendors need.
+/// Rewrites the pod's amounts, in `pod` and in `patch`, and adds what its vendors need. Says whether the pod takes
+/// devices of several vendors.
 pub(crate) fn admit(
     vendors: &Vendors,
     settings: &Settings,
     pod: &mut Pod,
     object: &Value,
     patch: &mut Patch<'_>,
-) -> Result<(), Denied> {
+) -> Result<bool, Denied> {
     let Some(rules) = vendors.hcs() else {
-        return Ok(());
+        return Ok(false);
     };
     let mut asking: Vec<Asking> = Vec::new();
     for (at, container) in At::of(pod) {
@@ -50,7 +51,7 @@ pub(crate) fn admit(
         }
     }
     if asking.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     let preferences = request::preferences(pod, &rules.config)?;
     let rows = acceptable(vendors, preferences, &asking);
@@ -68,7 +69,8 @@ pub(crate) fn admit(
         .filter(|maker| (rows.iter()).all(|row| request::maker_of(&row.word) == Some(*maker)));
     equalise(vendors, &asking, pod, patch)?;
     add_vendor_limits(&rows, &asking, pod, patch);
-    inject(rules, settings, &rows, only, &asking, pod, object, patch)
+    inject(rules, settings, &rows, only, &asking, pod, object, patch)?;
+    Ok(only.is_none())
 }
 
 /// The families that the pod takes devices of.

@@ -63,6 +63,23 @@ fn limits_become_what_an_api_server_takes() {
 }
 
 #[test]
+fn a_pod_of_several_vendors_gets_their_own_scheduler() {
+    let admission = admission(|hcs| hcs.any_vendor_scheduler = "any-vendor".to_owned());
+    let prefers = |vendor: &str| json!({ "hcs.io/vendor-preference": vendor });
+    let scheduler = |annotations: Value, resources: Value| {
+        let once = patched(&admission, &pod(annotations, resources), &create());
+        let twice = patched(&admission, &once, &create());
+        assert_eq!(once, twice);
+        once["spec"]["schedulerName"].as_str().unwrap().to_owned()
+    };
+
+    assert_eq!(scheduler(prefers("any"), vram()), "any-vendor");
+    assert_eq!(scheduler(prefers("nvidia"), vram()), "hami-scheduler");
+    let plain = json!({ "limits": { "nvidia.com/gpu": "1" } });
+    assert_eq!(scheduler(json!({}), plain), "hami-scheduler");
+}
+
+#[test]
 fn a_second_look_changes_nothing() {
     let admission = admission(huawei);
     let annotations = json!({

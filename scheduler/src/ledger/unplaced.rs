@@ -65,9 +65,11 @@ impl Ledger {
 
     /// Of the pods of that scheduler that have no node and are nominated for none, the one that matters most.
     pub fn first_unplaced(&self, scheduler: &str) -> Option<&placement::Pod> {
+        let any_vendor = self.vendors.any_vendor_scheduler();
+        let is_ours = |name: &str| name == scheduler || any_vendor == Some(name);
         self.unplaced
             .values()
-            .filter(|one| !one.nominated && *one.scheduler == *scheduler)
+            .filter(|one| !one.nominated && is_ours(&one.scheduler))
             .max_by(|one, other| {
                 let names = |one: &Unplaced| (one.pod.namespace.clone(), one.pod.name.clone());
                 let by_name = || names(other).cmp(&names(one));

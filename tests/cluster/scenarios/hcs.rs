@@ -53,7 +53,11 @@ pub(crate) fn device_config(world: &World) -> String {
     let file = world.log("device-config").with_extension("yaml");
     let standard = format!("{ROOT}/charts/vgpu/files/device-config.yaml");
     let standard = std::fs::read_to_string(standard).unwrap();
-    std::fs::write(&file, format!("{standard}\nhcs: {{}}\n")).unwrap();
+    std::fs::write(
+        &file,
+        format!("{standard}\nhcs: {{anyVendorScheduler: hami-scheduler-any-vendor}}\n"),
+    )
+    .unwrap();
     format!("--device-config-file={}", file.display())
 }
 

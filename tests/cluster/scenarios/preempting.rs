@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
+use kube::api::PostParams;
 use serde_json::{Value, json};
 
-use crate::objects::{Gpus, name, node, pod, uuids, whole};
-use crate::programs::Pair;
+use crate::hcs;
+use crate::objects::{Gpus, from, name, node, pod, uuids, whole};
+use crate::programs::{Pair, Tuning};
 use crate::world::{World, within};
 
 /// Two cards of 16 GiB that two pods may share: four slots, all of which these tests fill.
@@ -144,5 +146,68 @@ fn nobody_is_evicted_in_vain() {
         // Evictions follow the refusal; they are given time to happen.
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert_eq!(names(world).await, ["high-0", "high-1", "low-0", "low-1"]);
+    });
+}
+
+/// A node with two Hygon DCUs and no NVIDIA GPU.
+fn dcus(name: &str) -> Value {
+    let dcus: Vec<Value> = (0..2)
+        .map(|at| json!({"id": format!("DCU-{at}"), "index": at, "count": 4, "devmem": 65536, "devcore": 100,
+            "type": "K100-64GB", "numa": 0, "health": true}))
+        .collect();
+    let mut node = json!(Gpus::default().node(name));
+    node["metadata"]["annotations"] = json!({"hami.io/node-dcu-register": json!(dcus).to_string()});
+    for resources in ["capacity", "allocatable"] {
+        let amounts = node["status"][resources].as_object_mut().unwrap();
+        amounts.remove("nvidia.com/gpu");
+        amounts.insert("hygon.com/dcunum".to_owned(), json!("2"));
+    }
+    node
+}
+
+#[test]
+fn pods_are_evicted_for_a_gpu_while_hcs_is_on() {
+    within(async |world| {
+        world.make_priorities().await;
+        world.make_nodes(["a"], &two_cards()).await;
+        let second = world.nodes();
+        let made = second
+            .create(&PostParams::default(), &from(dcus("b")))
+            .await;
+        made.unwrap();
+        let config = hcs::device_config(world);
+        let tuning = Tuning {
+            hcs: true,
+            ..Tuning::default()
+        };
+        let _pair = Pair::start_with(world, &[&config], tuning).await;
+        fill(
+            world,
+            &[
+                ("p0", 0, "low"),
+                ("p1", 1, "low"),
+                ("p2", 0, "low"),
+                ("p3", 1, "low"),
+            ],
+        )
+        .await;
+
+        let mut urgent = pod("urgent", whole(1));
+        urgent["spec"]["priorityClassName"] = json!("high");
+        world.make_pod(urgent).await;
+        // As the webhook makes a pod that takes the devices of any vendor.
+        let counts = json!({
+            "ai.compute/vram": "4Gi", "nvidia.com/gpu": "1", "hygon.com/dcunum": "1",
+        });
+        let mut any = pod("any", counts);
+        any["spec"]["schedulerName"] = json!("hami-scheduler-any-vendor");
+        any["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "b"});
+        world.make_pod(any).await;
+
+        let urgent = world.until_placed("urgent").await;
+        assert_eq!(node(&urgent), Some("a"));
+        let any = world.until_placed("any").await;
+        assert_eq!(node(&any), Some("b"));
+        assert_eq!(names(world).await.len(), 4);
     });
 }

@@ -196,7 +196,11 @@ pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) 
             .replace("retryPeriod: 2s", "retryPeriod: 500ms");
     }
     if tuning.hcs {
-        config = config.replace("ignoredByScheduler: false", "ignoredByScheduler: true");
+        // A profile of its own for pods that take devices of several vendors, as the chart has it.
+        config = config.replace(
+            "extenders:\n",
+            "- schedulerName: hami-scheduler-any-vendor\n  pluginConfig: [{name: NodeResourcesFit, args: {ignoredResourceGroups: [nvidia.com]}}]\nextenders:\n",
+        );
         for resource in ["vram", "tflops-fp16", "tflops-fp32", "devices"] {
             config.push_str(&format!(
                 "  - {{name: ai.compute/{resource}, ignoredByScheduler: true}}\n"

@@ -32,6 +32,9 @@ pub struct Hcs {
     pub library_paths: BTreeMap<String, String>,
     /// Which image is replaced by which, by vendor. The first rule that matches counts.
     pub images: Vec<ImageRule>,
+    /// The kube-scheduler profile for pods that take devices of several vendors, which counts none of the vendors'
+    /// resources. Empty: all pods have one profile.
+    pub any_vendor_scheduler: String,
 }
 
 impl Default for Hcs {
@@ -47,6 +50,7 @@ impl Default for Hcs {
             runtime_classes: BTreeMap::new(),
             library_paths: BTreeMap::new(),
             images: Vec::new(),
+            any_vendor_scheduler: String::new(),
         }
     }
 }

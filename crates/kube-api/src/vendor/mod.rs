@@ -354,6 +354,12 @@ impl Vendors {
         self.hcs.as_ref()
     }
 
+    /// The scheduler of pods that take devices of several vendors, where it is another one than that of the others.
+    pub fn any_vendor_scheduler(&self) -> Option<&str> {
+        let name = self.hcs.as_ref()?.config.any_vendor_scheduler.as_str();
+        Some(name).filter(|name| !name.is_empty())
+    }
+
     /// All vendors, in their order.
     pub fn iter(&self) -> impl Iterator<Item = &Row> {
         self.rows.iter()

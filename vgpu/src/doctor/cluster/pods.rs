@@ -125,12 +125,16 @@ pub(super) fn allocations(facts: &ClusterFacts) -> Judged {
 }
 
 pub(super) fn pending(facts: &ClusterFacts) -> Judged {
-    let asking = facts.asking(&facts.vendors())?;
+    let vendors = facts.vendors();
+    let asking = facts.asking(&vendors)?;
+    let is_ours = |name: &str| {
+        name == facts.scheduler_name || vendors.any_vendor_scheduler() == Some(name)
+    };
     let waiting: Vec<String> = asking
         .iter()
         .filter(|asking| {
             waits(asking.pod)
-                && text(asking.pod, "/spec/schedulerName") == facts.scheduler_name
+                && is_ours(text(asking.pod, "/spec/schedulerName"))
                 && made_before(facts, asking.pod) > PATIENCE
         })
         .map(|asking| {
