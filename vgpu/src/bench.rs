@@ -3,7 +3,6 @@
 //!
 //! Never judges: it prints what was asked and what was got.
 
-pub(crate) mod args;
 mod measure;
 mod picture;
 mod shares;
@@ -18,8 +17,8 @@ use serde::Serialize;
 use workload::{Job, Kind, Simulated};
 
 use crate::Failure;
-use args::{AccuracyArgs, Bench, BenchArgs, WorkerArgs, WorkerKind, WorkloadName};
-use measure::{Container, Outcome, Place};
+use crate::args::bench::{AccuracyArgs, Bench, BenchArgs, WorkerArgs, WorkerKind, WorkloadName};
+use measure::{Container, Outcome, Setup};
 use shares::{Curve, Figures, figures};
 
 const US: u64 = 1_000;
@@ -64,10 +63,10 @@ pub(crate) struct Results {
 }
 
 fn accuracy(args: &AccuracyArgs) -> Result<ExitCode, Failure> {
-    let place = place(args)?;
+    let setup = setup(args)?;
     let mut results = Results {
         version: 1,
-        simulated: place.simulated.is_some(),
+        simulated: setup.simulated.is_some(),
         seconds: args.time.as_secs_f64(),
         rows: Vec::new(),
     };
@@ -77,7 +76,7 @@ fn accuracy(args: &AccuracyArgs) -> Result<ExitCode, Failure> {
         args.caps.clone()
     };
     let bench = Accuracy {
-        place,
+        setup,
         time: args.time,
         caps,
     };
@@ -103,11 +102,11 @@ fn accuracy(args: &AccuracyArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn place(args: &AccuracyArgs) -> Result<Place, Failure> {
+fn setup(args: &AccuracyArgs) -> Result<Setup, Failure> {
     let simulated = Simulated::open().map_err(|error| {
         anyhow::anyhow!("{error}. On a machine without an NVIDIA driver: vgpu sim -- vgpu bench …")
     })?;
-    Ok(Place {
+    Ok(Setup {
         exe: std::env::current_exe().context("this program has no path")?,
         gpu: args.gpu,
         library: args.library.clone(),
@@ -144,7 +143,7 @@ enum What {
 }
 
 struct Accuracy {
-    place: Place,
+    setup: Setup,
     time: Duration,
     caps: Vec<u32>,
 }
@@ -246,7 +245,7 @@ impl Accuracy {
 
     fn measure(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
         let run = |containers: &[Container], changes: &[(Duration, u32)]| {
-            self.place
+            self.setup
                 .run(containers, changes)
                 .with_context(|| case.name.clone())
         };

@@ -1,9 +1,9 @@
-//! The board: a directory that all users of a machine's GPUs share, with a directory of each
-//! user's own below it, with one of each running container below that. Owns where it is, who may
-//! own what in it, and what is cleared away.
+//! The board: a directory that all users of a machine's GPUs share. It holds a directory for each user, and that
+//! holds an instance directory for each running container. Owns the board's location, the required owners and modes,
+//! and the removal of ended containers.
 //!
-//! Never follows a link to it, never works below a directory that a stranger could rename things
-//! in, and never takes away what still has a living process.
+//! Never follows a link to it, never works below a directory in which another user could rename things, and never
+//! removes an instance that still has a living process.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -18,9 +18,9 @@ use nix::unistd::{AccessFlags, Uid, access};
 use supervisor::instance::{self, Instance, RunnerLock};
 use supervisor::view::{self, ContainerView, Views};
 
-/// Where the board is, where the machine's administrator made room for it.
+/// The board if the machine's administrator created one.
 const SYSTEM: &str = "/run/vgpu";
-/// Where it is otherwise.
+/// The board otherwise.
 const FALLBACK: &str = "/tmp/vgpu";
 
 const DIR: OFlag = OFlag::O_RDONLY
@@ -36,7 +36,7 @@ pub(crate) struct UserDir {
     board: PathBuf,
 }
 
-/// Keeps other commands of this user from making or clearing directories meanwhile.
+/// While it is held, no other command of this user creates or removes instance directories.
 #[derive(Debug)]
 pub(crate) struct UserLock<'a> {
     user: &'a UserDir,
@@ -71,12 +71,12 @@ impl UserDir {
         Ok(Self { path, dir, board })
     }
 
-    /// The board that it is on.
+    /// The path of the board.
     pub(crate) fn board(&self) -> &Path {
         &self.board
     }
 
-    /// Waits until no other command of this user makes or clears directories, at most 5 s.
+    /// Waits at most 5 s for other commands of this user to finish creating or removing directories.
     pub(crate) fn lock(&self) -> anyhow::Result<UserLock<'_>> {
         let path = self.path.join(".lock");
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -89,7 +89,7 @@ impl UserDir {
     }
 }
 
-/// How long a command waits for another one's lock.
+/// How long a command waits for a lock that another command holds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 fn wait_for(mut file: OwnedFd, path: &Path, patience: Duration) -> anyhow::Result<Flock<OwnedFd>> {
@@ -113,7 +113,7 @@ fn wait_for(mut file: OwnedFd, path: &Path, patience: Duration) -> anyhow::Resul
     }
 }
 
-/// The right to promise shares of a board's GPUs: of all users, one at a time has it.
+/// The right to change floors on a board. One command of all users has it at a time.
 #[derive(Debug)]
 pub(crate) struct BoardLock {
     path: PathBuf,
@@ -122,8 +122,7 @@ pub(crate) struct BoardLock {
 }
 
 impl BoardLock {
-    /// Waits until nobody else promises anything on this board, at most [`PATIENCE`]. Take it before
-    /// a [`UserLock`].
+    /// Waits at most [`PATIENCE`] for other commands that change floors. Take it before a [`UserLock`].
     pub(crate) fn take(board: &Path) -> anyhow::Result<Self> {
         Self::take_within(board, PATIENCE)
     }
@@ -131,7 +130,8 @@ impl BoardLock {
     /// The same with another patience.
     pub(crate) fn take_within(board: &Path, patience: Duration) -> anyhow::Result<Self> {
         let Board { path, dir } = open_board(board, false)?;
-        // The directory itself: a file in it would be somebody's, and nobody else could open it.
+        // The lock is on the directory itself: a file in it would belong to one user, and other
+        // users could not open it.
         let locked = dir
             .try_clone()
             .with_context(|| format!("cannot open {}", path.display()))?;
@@ -149,7 +149,7 @@ impl BoardLock {
 }
 
 impl UserLock<'_> {
-    /// Takes away the directories of containers whose runner and processes are all gone.
+    /// Removes the directories of containers whose runner and processes have all ended.
     pub(crate) fn clear_ended(&self) -> anyhow::Result<()> {
         let mut ended = Vec::new();
         instance::scan(&self.user.path, &mut |instance| {
@@ -157,21 +157,21 @@ impl UserLock<'_> {
                 ended.push(instance);
             }
         })?;
-        // A program that is in the middle of `exec` shows no environment for a moment.
+        // A process in the middle of `exec` shows no environment for a moment.
         if !ended.is_empty() {
             std::thread::sleep(Duration::from_millis(20));
         }
         for instance in ended {
             let is_direct_child = instance.path().parent() == Some(&self.user.path);
             if is_direct_child && has_ended(&instance) {
-                // What cannot be cleared is in nobody's way; `top` keeps showing it.
+                // A directory that cannot be removed does no harm; `top` keeps showing it.
                 instance.remove(&self.user.dir).ok();
             }
         }
         Ok(())
     }
 
-    /// Makes a directory of this name, locked by this process.
+    /// Creates an instance directory of this name, locked by this process.
     pub(crate) fn create(
         &self,
         name: &str,
@@ -180,18 +180,18 @@ impl UserLock<'_> {
         Instance::create(&self.user.dir, &self.user.path, name, labels)
     }
 
-    /// Takes a directory of this user away.
+    /// Removes an instance directory of this user.
     pub(crate) fn remove(&self, instance: Instance) -> Result<(), instance::InstanceError> {
         instance.remove(&self.user.dir)
     }
 }
 
-/// Whether nothing lives any more that needs this directory.
+/// Whether no living process needs this directory any more.
 pub(crate) fn has_ended(instance: &Instance) -> bool {
     if instance.runner_lives() {
         return false;
     }
-    // A region that cannot be read keeps nobody alive: it was never finished, or it was broken.
+    // A region that cannot be read was never completed, or is damaged, so it names no living process.
     let slot_lives =
         view::snapshot(instance).is_ok_and(|region| region.slots.iter().any(|slot| slot.alive));
     !slot_lives && instance.started_under().is_empty()
@@ -211,7 +211,7 @@ fn default_board() -> anyhow::Result<Board> {
     }
     match open_board(Path::new(FALLBACK), true) {
         Ok(board) => Ok(board),
-        // Somebody else's directory: they could rename ours away. Our own is as good.
+        // Another user owns the directory and could rename ours away, so a private board is used.
         Err(_) => open_board(&private_board(), true),
     }
 }
@@ -224,7 +224,7 @@ fn usable(path: &Path) -> bool {
     access(path, AccessFlags::W_OK | AccessFlags::X_OK).is_ok()
 }
 
-/// Opens a board; `make` makes it first where there is none.
+/// Opens a board; with `make`, creates it first if it is missing.
 fn open_board(path: &Path, make: bool) -> anyhow::Result<Board> {
     let path = std::path::absolute(path)
         .with_context(|| format!("board {}: not a path", path.display()))?;
@@ -250,21 +250,22 @@ fn open_board(path: &Path, make: bool) -> anyhow::Result<Board> {
     let me = Uid::effective().as_raw();
     if stat.st_uid != me && stat.st_uid != 0 {
         bail!(
-            "the board {} belongs to uid {}, who could put other files in the place of yours; it \
-             must belong to root or to you (uid {me}). Give another with --board, or have root \
+            "the board {} belongs to uid {}, and that user could replace your files; it must \
+             belong to root or to you (uid {me}). Give another with --board, or have root \
              run: install -d -m 1777 {SYSTEM}",
             path.display(),
             stat.st_uid
         );
     }
     if made {
-        // Whatever the umask says: everybody may have a directory in it, nobody may touch another's.
+        // Regardless of the umask, every user may create a directory in it, and none may touch
+        // another user's.
         let mode = Mode::from_bits_truncate(0o1777);
         fchmod(&dir, mode).with_context(|| format!("cannot open up {}", path.display()))?;
     } else if stat.st_mode & 0o022 != 0 && stat.st_mode & 0o1000 == 0 {
         bail!(
-            "the board {} has mode {:04o}: others may write it and it is not sticky, so they could \
-             put other files in the place of yours. Run: chmod +t {}",
+            "the board {} has mode {:04o}: others may write to it and it is not sticky, so they could \
+             replace your files. Run: chmod +t {}",
             path.display(),
             stat.st_mode & 0o7777,
             path.display()
@@ -276,7 +277,7 @@ fn open_board(path: &Path, make: bool) -> anyhow::Result<Board> {
 fn not_a_directory(path: &Path, errno: Errno) -> anyhow::Error {
     match errno {
         Errno::ELOOP | Errno::ENOTDIR => anyhow!(
-            "{} is not a directory, or it is a link, which is not followed; remove it, or give \
+            "{} is not a directory, or is a link, which vgpu does not follow; remove it, or give \
              another board with --board",
             path.display()
         ),
@@ -289,15 +290,15 @@ fn check_own(path: &Path, dir: &OwnedFd) -> anyhow::Result<()> {
     let me = Uid::effective().as_raw();
     if stat.st_uid != me {
         bail!(
-            "{} belongs to uid {}, not to you (uid {me}); somebody took your place on this board. \
-             Give another with --board",
+            "{} belongs to uid {}, not to you (uid {me}); another user took your place on this \
+             board. Give another with --board",
             path.display(),
             stat.st_uid
         );
     }
     if stat.st_mode & 0o022 != 0 {
         bail!(
-            "{} has mode {:04o}: others may write it. Run: chmod go-w {}",
+            "{} has mode {:04o}: others may write to it. Run: chmod go-w {}",
             path.display(),
             stat.st_mode & 0o7777,
             path.display()
@@ -309,7 +310,7 @@ fn check_own(path: &Path, dir: &OwnedFd) -> anyhow::Result<()> {
 /// Boards to read: the one that was named, else every default one that exists.
 fn boards_to_read(named: Option<&Path>) -> anyhow::Result<Vec<PathBuf>> {
     if let Some(path) = named {
-        // Nobody has run anything there yet: no containers, and no error.
+        // No command has run there yet: there are no containers, and this is no error.
         let is_missing = nix::sys::stat::lstat(path) == Err(Errno::ENOENT);
         return if is_missing {
             Ok(Vec::new())
@@ -329,7 +330,7 @@ fn boards_to_read(named: Option<&Path>) -> anyhow::Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// Root sees those who had no shared board, too.
+/// The private boards of all users, which only root reads.
 fn private_boards() -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir("/tmp") else {
         return Vec::new();
@@ -347,7 +348,7 @@ fn private_boards() -> Vec<PathBuf> {
     found
 }
 
-/// Reading needs less trust than writing: each user's directory is checked by itself.
+/// Reading needs fewer checks than writing, because each user's directory is checked by itself.
 fn is_readable_board(path: &Path) -> bool {
     nix::sys::stat::lstat(path)
         .is_ok_and(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR)
@@ -377,7 +378,7 @@ pub(crate) fn read(named: Option<&Path>) -> anyhow::Result<Views> {
     Ok(all)
 }
 
-/// A directory in the place of a user who does not own it was put there by somebody else.
+/// Why a directory is refused that lies in one user's place and belongs to another user.
 fn misplaced(board: &Path, container: &ContainerView) -> Option<String> {
     let below = container.path.strip_prefix(board).ok()?;
     let user = below.components().next()?.as_os_str().to_str()?;
@@ -390,8 +391,8 @@ fn misplaced(board: &Path, container: &ContainerView) -> Option<String> {
     })
 }
 
-/// Clears what has ended of this user's containers, on every board that is read. What goes wrong
-/// is in nobody's way.
+/// Removes this user's ended containers from every board. Errors are ignored, because a directory that
+/// stays does no harm.
 pub(crate) fn clear_own(named: Option<&Path>) {
     let Ok(boards) = boards_to_read(named) else {
         return;
@@ -414,7 +415,7 @@ pub(crate) struct Found {
     pub(crate) instance: Instance,
 }
 
-/// Why there is no one container of a name.
+/// Finds the container of this name; the error lists the names that exist.
 pub(crate) fn find(named: Option<&Path>, name: &str) -> Result<Found, crate::Failure> {
     let views = read(named)?;
     let (uid, wanted) = match name.split_once('/') {
@@ -452,7 +453,7 @@ pub(crate) fn find(named: Option<&Path>, name: &str) -> Result<Found, crate::Fai
                 .map(|c| format!("{}/{}", c.owner, c.name))
                 .collect();
             Err(crate::Failure::usage(format!(
-                "several containers are called {wanted:?}; say which: {}",
+                "several containers are called {wanted:?}; choose one: {}",
                 list.join(", ")
             )))
         }
@@ -474,7 +475,7 @@ fn unknown(name: &str, views: &Views) -> String {
     if !views.unreadable.is_empty() {
         let hidden = views.unreadable.len();
         text.push_str(&format!(
-            " (and those of {hidden} other users, which only root can read)"
+            " (and the containers of {hidden} other users, which only root can read)"
         ));
     }
     if !views.broken.is_empty() {

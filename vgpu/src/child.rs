@@ -1,8 +1,8 @@
-//! The command that we run: started with the terminal, the signals and the descriptors that we were
-//! given, and waited for. Owns which signals are passed on, and how its end becomes ours.
+//! The command that `vgpu run` and `vgpu sim` start: it inherits our terminal, signal dispositions and descriptors.
+//! Owns which signals are passed on to it, and how its end becomes ours.
 //!
-//! Never takes the terminal from it: it stays in our process group, so that job control goes on as
-//! if we were not there. Signals of the terminal reach it by themselves and are not passed on again.
+//! Never takes the terminal from it: it stays in our process group, so job control works as if we were not there.
+//! Signals from the terminal reach it directly and are not passed on again.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::AsFd;
@@ -40,13 +40,13 @@ const PASSED_ON: [Signal; 14] = [
     Signal::SIGTSTP,
 ];
 
-/// `si_code` of a signal that the kernel raised: a key at the terminal, not a process.
+/// `si_code` of a signal that the kernel raised because of a key, not one that a process sent.
 const SI_KERNEL: i32 = 0x80;
 
-/// From here on signals wait for [`wait`] instead of ending this process.
+/// Signals held back for [`wait`], so that they do not end this process.
 pub(crate) struct Signals {
     fd: SignalFd,
-    /// What was blocked before: the command gets this back.
+    /// The original signal mask, which the command gets.
     original: SigSet,
 }
 
@@ -77,7 +77,7 @@ pub(crate) enum End {
     KilledByOther,
 }
 
-/// Starts the command with these variables set, beside those that we have.
+/// Starts the command with our environment and these variables.
 pub(crate) fn start(
     command: &[OsString],
     variables: &[(&str, OsString)],
@@ -123,7 +123,7 @@ pub(crate) fn start(
     attributes
         .set_sigmask(&signals.original)
         .context("posix_spawnattr_setsigmask")?;
-    // Rust ignores it in every program; the command must not inherit that.
+    // Rust ignores SIGPIPE in every program; the command must not inherit that.
     let mut defaults = SigSet::empty();
     defaults.add(Signal::SIGPIPE);
     attributes
@@ -151,7 +151,7 @@ fn environment(variables: &[(&str, OsString)]) -> anyhow::Result<Vec<CString>> {
         .collect()
 }
 
-/// Waits until the command ends, and passes signals on meanwhile.
+/// Waits until the command ends, and passes signals on to it.
 pub(crate) fn wait(child: Pid, signals: &Signals) -> anyhow::Result<End> {
     let mut waiting = Waiting {
         child,
@@ -186,16 +186,16 @@ pub(crate) fn wait(child: Pid, signals: &Signals) -> anyhow::Result<End> {
 
 struct Waiting {
     child: Pid,
-    /// Somebody wants us stopped. The command stops first: one that is still about to would take
-    /// what is typed at the shell's prompt, and one that ignores it keeps us, too.
+    /// A stop signal arrived. The command has to stop first: while it still runs it would read what is
+    /// typed at the shell's prompt. If it ignores the signal, we keep running, too.
     stop_was_asked: bool,
-    /// Somebody has continued us; see [`CONTINUE_AFTER`].
+    /// We were continued; see [`CONTINUE_AFTER`].
     continue_was_asked: bool,
 }
 
-/// A shell continues the whole group, and the command needs nothing from us; passed on late, it
-/// would undo the stop key that was pressed since. So it is passed on only to a command that is
-/// still stopped after this long, when nothing else was asked meanwhile.
+/// How long, in milliseconds, the command may stay stopped after we were continued before SIGCONT is passed on.
+/// A shell continues the whole group, so usually the command needs nothing from us, and a late SIGCONT would undo
+/// a stop key that was pressed since. It is not passed on if another stop arrived meanwhile.
 const CONTINUE_AFTER: u16 = 50;
 
 impl Waiting {
@@ -213,10 +213,10 @@ impl Waiting {
             }
             _ => {}
         }
-        // What the terminal raises goes to the whole group, and what the command sends to us it
-        // did not mean for itself.
+        // Signals from the terminal go to the whole group, and a signal that the command sent to us
+        // was not meant for itself.
         if code != SI_KERNEL && sender != self.child {
-            // Gone in this moment: the next look says so.
+            // If the command has just ended, the next `reap` reports it.
             kill(self.child, signal).ok();
         }
     }
@@ -228,7 +228,7 @@ impl Waiting {
         }
     }
 
-    /// Takes in everything that has ended or stopped; tells of the command itself.
+    /// Reaps all processes that have ended or stopped; returns the end of the command itself.
     fn reap(&mut self) -> anyhow::Result<Option<End>> {
         let child = self.child;
         loop {
@@ -243,7 +243,7 @@ impl Waiting {
                 Ok(WaitStatus::Stopped(pid, signal)) if pid == child => self.follow_stop(signal),
                 Ok(WaitStatus::StillAlive) => return Ok(None),
                 Ok(_) | Err(Errno::EINTR) => {}
-                // Ended by a signal that nix has no name for; whose end it was is seen here.
+                // A process ended by a signal that nix has no name for. Was it the command?
                 Err(Errno::EINVAL) => {
                     if kill(child, None).is_err() {
                         return Ok(Some(End::KilledByOther));
@@ -254,8 +254,8 @@ impl Waiting {
         }
     }
 
-    /// The command has stopped, by the terminal's stop key or by itself as an editor does: the
-    /// shell looks at us, so we stop too. It continues all of the group.
+    /// The command has stopped, by the terminal's stop key or by itself as an editor does. The shell waits
+    /// for us, so we stop, too. The shell continues the whole group.
     fn follow_stop(&mut self, signal: Signal) {
         let of_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
         if of_terminal && (self.stop_was_asked || in_foreground()) {
@@ -265,13 +265,13 @@ impl Waiting {
     }
 }
 
-/// Stops this process as the terminal's stop key would, and comes back when it is continued.
+/// Stops this process as the terminal's stop key would, and returns when it is continued.
 fn stop_too() {
     let mut stop = SigSet::empty();
     stop.add(Signal::SIGTSTP);
-    // Raised while it is still held back: one that the terminal has sent in the same moment and
-    // this one stop us together, and being continued drops both. Where the group has no shell to
-    // continue it, the kernel makes nothing of this signal.
+    // Raised while it is still blocked, so that it merges with one that the terminal sends at the same
+    // moment; continuing drops both. The kernel ignores this signal in a group that no shell could
+    // continue.
     raise(Signal::SIGTSTP).ok();
     if stop.thread_unblock().is_ok() {
         stop.thread_block().ok();
@@ -280,7 +280,7 @@ fn stop_too() {
 
 fn is_stopped(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The state follows the name, which may have anything in it.
+    // The state follows the name, which may contain any character.
     stat.rsplit(')')
         .next()
         .is_some_and(|rest| rest.trim_start().starts_with('T'))
@@ -291,8 +291,8 @@ fn in_foreground() -> bool {
     terminal.is_ok_and(|terminal| tcgetpgrp(terminal).is_ok_and(|group| group == getpgrp()))
 }
 
-/// Whether processes that the command started stay after it: those that are about to end, as a
-/// killed shell's last child is, are given a moment. Needs [`adopt_orphans`].
+/// Whether processes that the command started outlive it. Processes that are about to end, such as a killed
+/// shell's last child, get a moment to do so. Needs [`adopt_orphans`].
 pub(crate) fn has_descendants() -> bool {
     let until = Instant::now() + LAST_BREATH;
     loop {
@@ -310,31 +310,31 @@ pub(crate) fn has_descendants() -> bool {
 /// How long processes that the command left behind may take to end.
 const LAST_BREATH: Duration = Duration::from_millis(200);
 
-/// Processes whose parent ends become our children, so that we know of them.
+/// Makes processes whose parent ends our children, so that we know of them.
 pub(crate) fn adopt_orphans() {
-    // Without it (an old kernel) the directory is cleared one run later.
+    // Without it (on an old kernel) the next run removes the directory.
     nix::sys::prctl::set_child_subreaper(true).ok();
 }
 
-/// Ends this process as the command ended: the same code, or the same signal.
+/// Ends this process as the command ended: with the same code, or by the same signal.
 pub(crate) fn end_alike(end: End) -> ExitCode {
     let code = |number: i32| ExitCode::from(u8::try_from(number & 0xff).unwrap_or(1));
     match end {
         End::Exited(number) => code(number),
         End::KilledByOther => code(255),
         End::Killed(signal) => {
-            // The command's core file is the one that people want.
+            // The command's core file is the useful one, so we write none.
             if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
                 setrlimit(Resource::RLIMIT_CORE, 0, hard).ok();
             }
             let mut set = SigSet::empty();
             set.add(signal);
             if set.thread_unblock().is_ok() {
-                // Rust looks at the first SIGSEGV or SIGBUS, and lets the second one kill.
+                // Rust handles the first SIGSEGV or SIGBUS, and the second one kills.
                 raise(signal).ok();
                 raise(signal).ok();
             }
-            // A signal that we ignore, as we found it.
+            // The signal is ignored, as it was when we started.
             code(128 + signal as i32)
         }
     }

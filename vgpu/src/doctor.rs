@@ -1,17 +1,16 @@
-//! `vgpu doctor`: looks at a container, a node or a cluster and says what is wrong, what was seen, and what to do. Owns
-//! the checks, and how their answers are printed.
+//! `vgpu doctor`: checks a container, a node or a cluster, and prints faults, evidence and cures. Owns the checks and
+//! how their answers are printed.
 //!
-//! Two steps that never mix: facts are gathered (files, the driver, an API server), then judged. What judges asks
-//! nobody, so facts that were written to a file are judged elsewhere as they would have been there. Never changes
-//! anything: the one object that it sends to an API server is sent as a dry run.
+//! It works in two separate steps: gathering facts (files, the driver, an API server) and judging them. Judging reads
+//! only the facts, so facts that were written to a file give the same verdicts on another machine. The command changes
+//! nothing: the one object that it sends to an API server is sent as a dry run.
 
-pub(crate) mod args;
 mod check;
 mod elf;
-mod place;
 mod print;
 mod proc;
 mod root;
+mod scope;
 
 mod container;
 
@@ -28,52 +27,52 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
-use args::{DoctorArgs, Place};
+use crate::args::doctor::{DoctorArgs, Scope};
 use check::{Listed, Row, Verdict};
 
-/// Facts of this form are read.
+/// The version of the facts file that this release reads and writes.
 const FACTS_VERSION: u32 = 1;
 
-/// More than any cluster's facts are.
+/// No cluster's facts are larger.
 const MOST_FACTS_BYTES: u64 = 4 << 30;
 
-/// What was gathered, with where and when.
+/// The gathered facts, with their source and time.
 #[derive(Debug, Serialize, Deserialize)]
 struct Facts {
     /// [`FACTS_VERSION`].
     version: u32,
     /// Release of the command that gathered them.
     vgpu: String,
-    /// Why this place was chosen.
+    /// Why this scope was chosen.
     why: String,
     /// Seconds since 1970.
     at_unix: u64,
-    /// What was seen.
-    seen: Seen,
+    /// The facts themselves.
+    seen: Gathered,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Seen {
+enum Gathered {
     Container(Box<container::ContainerFacts>),
     Node(Box<node::NodeFacts>),
     Cluster(Box<cluster::ClusterFacts>),
 }
 
 impl Facts {
-    fn place(&self) -> Place {
+    fn scope(&self) -> Scope {
         match self.seen {
-            Seen::Container(_) => Place::Container,
-            Seen::Node(_) => Place::Node,
-            Seen::Cluster(_) => Place::Cluster,
+            Gathered::Container(_) => Scope::Container,
+            Gathered::Node(_) => Scope::Node,
+            Gathered::Cluster(_) => Scope::Cluster,
         }
     }
 
     fn judge(&self, only: &[String]) -> Vec<Row> {
         match &self.seen {
-            Seen::Container(facts) => check::judge(container::CHECKS, facts, only),
-            Seen::Node(facts) => check::judge(node::CHECKS, facts, only),
-            Seen::Cluster(facts) => check::judge(cluster::CHECKS, facts, only),
+            Gathered::Container(facts) => check::judge(container::CHECKS, facts, only),
+            Gathered::Node(facts) => check::judge(node::CHECKS, facts, only),
+            Gathered::Cluster(facts) => check::judge(cluster::CHECKS, facts, only),
         }
     }
 }
@@ -82,11 +81,11 @@ impl Facts {
 fn listed() -> Vec<Listed> {
     let container = container::CHECKS
         .iter()
-        .map(|check| check.listed(Place::Container));
-    let node = node::CHECKS.iter().map(|check| check.listed(Place::Node));
+        .map(|check| check.listed(Scope::Container));
+    let node = node::CHECKS.iter().map(|check| check.listed(Scope::Node));
     let cluster = cluster::CHECKS
         .iter()
-        .map(|check| check.listed(Place::Cluster));
+        .map(|check| check.listed(Scope::Cluster));
     container.chain(node).chain(cluster).collect()
 }
 
@@ -109,10 +108,10 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let facts = facts(args)?;
-    if let Some(id) = misplaced(&args.only, &all, facts.place()) {
+    if let Some(id) = misplaced(&args.only, &all, facts.scope()) {
         return Err(Failure::usage(format!(
-            "--only {id}: this is no check of a {}; say where to look: vgpu doctor container, node or cluster",
-            facts.place().word()
+            "--only {id} is not a check of a {}; name its scope: vgpu doctor container, node or cluster",
+            facts.scope().word()
         )));
     }
     if let Some(file) = &args.facts {
@@ -129,38 +128,38 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     })
 }
 
-/// A check that was asked for by name and belongs to another place.
-fn misplaced<'a>(only: &'a [String], all: &[Listed], place: Place) -> Option<&'a String> {
+/// A check that `--only` names and that belongs to another scope.
+fn misplaced<'a>(only: &'a [String], all: &[Listed], scope: Scope) -> Option<&'a String> {
     only.iter().find(|id| {
         !all.iter()
-            .any(|check| check.id == id.as_str() && check.place == place)
+            .any(|check| check.id == id.as_str() && check.place == scope)
     })
 }
 
 fn facts(args: &DoctorArgs) -> Result<Facts, Failure> {
     if let Some(file) = &args.from {
         let facts = read_facts(file)?;
-        if let Some(place) = args.place
-            && place != facts.place()
+        if let Some(scope) = args.place
+            && scope != facts.scope()
         {
             return Err(Failure::usage(format!(
-                "{} has the facts of a {}, not of a {}",
+                "{} contains facts of a {}, not of a {}",
                 file.display(),
-                facts.place().word(),
-                place.word()
+                facts.scope().word(),
+                scope.word()
             )));
         }
         return Ok(facts);
     }
-    let (place, why) = match args.place {
-        Some(place) => (place, String::from("as asked")),
-        None if args.pid.is_some() => (Place::Container, String::from("--pid was given")),
-        None => place::choose(args),
+    let (scope, why) = match args.place {
+        Some(scope) => (scope, String::from("as asked")),
+        None if args.pid.is_some() => (Scope::Container, String::from("--pid was given")),
+        None => scope::choose(args),
     };
-    let seen = match place {
-        Place::Container => Seen::Container(Box::new(container::gather(args)?)),
-        Place::Node => Seen::Node(Box::new(node::gather(args)?)),
-        Place::Cluster => Seen::Cluster(Box::new(cluster::gather(args)?)),
+    let seen = match scope {
+        Scope::Container => Gathered::Container(Box::new(container::gather(args)?)),
+        Scope::Node => Gathered::Node(Box::new(node::gather(args)?)),
+        Scope::Cluster => Gathered::Cluster(Box::new(cluster::gather(args)?)),
     };
     Ok(Facts {
         version: FACTS_VERSION,
@@ -182,16 +181,16 @@ fn read_facts(file: &Path) -> anyhow::Result<Facts> {
         File::open(file).and_then(|file| file.take(MOST_FACTS_BYTES).read_to_string(&mut text))
     };
     read.with_context(|| format!("cannot read {shown}"))?;
-    /// What is read of facts before their form is known.
+    /// The part of a facts file that is read first, to learn its version.
     #[derive(Deserialize)]
     struct Version {
         version: u32,
     }
-    let expected = || format!("{shown} has no facts of vgpu doctor --facts in it");
+    let expected = || format!("{shown} is not a file that vgpu doctor --facts wrote");
     let version: Version = serde_json::from_str(&text).with_context(expected)?;
     if version.version != FACTS_VERSION {
         bail!(
-            "{shown} has facts of form {}, and this command reads form {FACTS_VERSION}: judge them with the release that gathered them",
+            "{shown} has facts of version {}, and this release reads version {FACTS_VERSION}; judge them with the release that gathered them",
             version.version
         );
     }

@@ -1,9 +1,8 @@
-//! `vgpu explain`: why a pod is not placed, and the smallest change after which it would be. Owns where the question is
-//! asked and how the answer is printed.
+//! `vgpu explain`: why a pod is not placed, and the smallest change that would place it. Owns the choice of source and
+//! how the answer is printed.
 //!
-//! Never judges: the answer is the scheduler's own, asked over HTTP or computed here by the same library.
+//! Never judges: the answer comes from a scheduler over HTTP, or from the scheduler's own code run here.
 
-pub(crate) mod args;
 mod sources;
 
 use std::io::Write;
@@ -13,10 +12,10 @@ use anyhow::{Context, ensure};
 use scheduler::explain::Explained;
 
 use crate::Failure;
-use args::ExplainArgs;
+use crate::args::explain::ExplainArgs;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
-    // 1 says that the pod does not fit, so whatever stands in the way of an answer is 2.
+    // Exit code 1 means that the pod does not fit, so any failure to answer is 2.
     answer(args).map_err(|error| {
         if crate::is_broken_pipe(&error) {
             Failure::Failed(error)

@@ -1,9 +1,8 @@
-//! Floors: what is guaranteed of a GPU to all containers of a board together is at most the whole
-//! of it. Owns who is promised what, also by users whose containers we cannot read: each user says
-//! it in a file of the board that all can read.
+//! Floors: the floors of all containers of a board add up to at most 100 % of each GPU. Owns the check, and the files
+//! in which each user publishes the floors of their containers, because other users cannot read those containers'
+//! directories.
 //!
-//! Never looks or promises without the board's lock, and never believes a file about anybody but
-//! its owner.
+//! Never reads or publishes floors without the board's lock, and believes a file only about its owner's containers.
 
 use std::fs::File;
 use std::io::Read;
@@ -23,55 +22,55 @@ use supervisor::view::{ContainerView, Views};
 
 use crate::board::{self, BoardLock};
 
-/// Larger files are not ours.
+/// A larger file was not written by vgpu.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// A share of a GPU that somebody is promised.
+/// The floor of one container on one GPU, as its owner's file states it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Promise {
+struct PublishedFloor {
     /// The container.
     name: String,
     gpu_uuid: String,
     floor_percent: u32,
-    /// Who keeps it: the promise ends with him.
+    /// The process that supervises the container. The floor ends with it.
     runner_pid: u32,
     runner_start: u64,
-    /// Where that number means something; 0 is not known.
+    /// The namespace of `runner_pid`; 0 is not known.
     pid_namespace: u64,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Promises {
+struct FloorsFile {
     version: u32,
-    promises: Vec<Promise>,
+    promises: Vec<PublishedFloor>,
 }
 
-/// Everything that is promised on a board at one moment.
-pub(crate) struct Book<'a> {
+/// All floors of a board at one moment.
+pub(crate) struct Floors<'a> {
     board: &'a BoardLock,
     views: Views,
-    /// Of users whose containers cannot be read.
-    others: Vec<(u32, Promise)>,
+    /// Floors of users whose containers cannot be read.
+    others: Vec<(u32, PublishedFloor)>,
 }
 
-/// What is asked for.
-pub(crate) struct Asked<'a> {
-    /// The container's directory, where it is there already.
+/// A floor that a container asks for.
+pub(crate) struct AskedFloor<'a> {
+    /// The container's directory, if it already exists.
     pub(crate) path: Option<&'a Path>,
-    /// The limits of the container around it.
+    /// The limits file of the outer container.
     pub(crate) outer: Option<&'a Path>,
     pub(crate) uuid: &'a str,
     /// The GPU's number, for a person.
     pub(crate) number: u64,
     pub(crate) percent: u32,
-    /// What the container around has, percent.
+    /// The outer container's floor, percent.
     pub(crate) outer_percent: u32,
 }
 
-impl<'a> Book<'a> {
-    /// Reads everything. Whoever holds the lock can go by it until he lets go.
+impl<'a> Floors<'a> {
+    /// Reads all floors. They cannot change while the caller holds the board's lock.
     pub(crate) fn read(board: &'a BoardLock) -> anyhow::Result<Self> {
         let views = board::read(Some(board.path()))?;
         let mut others = Vec::new();
@@ -91,9 +90,9 @@ impl<'a> Book<'a> {
         })
     }
 
-    /// Who is promised how much, the largest first. Runs inside a container share what that one has,
-    /// so they are counted among each other only.
-    fn holders(&self, asked: &Asked<'_>) -> Vec<(String, u32)> {
+    /// The containers that have a floor on this GPU, the largest first. Runs inside a container share
+    /// its floor, so they count only against each other.
+    fn holders(&self, asked: &AskedFloor<'_>) -> Vec<(String, u32)> {
         let me = Uid::effective().as_raw();
         let title = |owner: u32, name: &str| {
             if owner == me {
@@ -124,8 +123,8 @@ impl<'a> Book<'a> {
         holders
     }
 
-    /// What can still be promised of a GPU, percent.
-    pub(crate) fn left(&self, asked: &Asked<'_>) -> u32 {
+    /// The share of a GPU that is not guaranteed yet, percent.
+    pub(crate) fn left(&self, asked: &AskedFloor<'_>) -> u32 {
         let holders = self.holders(asked);
         let promised = holders
             .iter()
@@ -133,36 +132,36 @@ impl<'a> Book<'a> {
         whole(asked).saturating_sub(promised)
     }
 
-    /// Refuses a promise that could not be kept.
-    pub(crate) fn check(&self, asked: &Asked<'_>) -> Result<(), String> {
+    /// Refuses a floor that could not be guaranteed.
+    pub(crate) fn check(&self, asked: &AskedFloor<'_>) -> Result<(), String> {
         let left = self.left(asked);
         if asked.percent <= left {
             return Ok(());
         }
         let holders = self.holders(asked);
         let of = match asked.outer {
-            Some(_) => format!("the {} % that the container around has", whole(asked)),
+            Some(_) => format!("the outer container's {} %", whole(asked)),
             None => String::from("its 100 %"),
         };
         let list: Vec<_> = holders
             .iter()
-            .map(|(who, percent)| format!("{who} has {percent} %"))
+            .map(|(name, percent)| format!("{name} has {percent} %"))
             .collect();
-        let example = holders.first().map_or("NAME", |(who, _)| who.as_str());
+        let example = holders.first().map_or("NAME", |(name, _)| name.as_str());
         let what_fits = match left {
-            0 => String::from("Nothing is left to promise"),
+            0 => String::from("Nothing is left to guarantee"),
             left => format!("At most --floor {left} fits"),
         };
         Err(format!(
-            "--floor {} of GPU {} cannot be kept: of {of}, {}. {what_fits}; to take some back: \
-             vgpu set {example} --floor N",
+            "--floor {} of GPU {} cannot be kept: of {of}, {}. {what_fits}; to release some: vgpu \
+             set {example} --floor N",
             asked.percent,
             asked.number,
             list.join(", "),
         ))
     }
 
-    /// Tells the other users what this one's containers are promised, as they stand on disk.
+    /// Publishes the floors of this user's containers, as their limits files state them.
     pub(crate) fn publish(self, owner: u32) -> anyhow::Result<()> {
         let views = board::read(Some(self.board.path()))?;
         let pid_namespace = pid_namespace();
@@ -173,7 +172,7 @@ impl<'a> Book<'a> {
                 continue;
             }
             for device in container.devices.iter().filter(|d| d.floor_percent > 0) {
-                promises.push(Promise {
+                promises.push(PublishedFloor {
                     name: container.name.clone(),
                     gpu_uuid: device.uuid.clone(),
                     floor_percent: device.floor_percent,
@@ -187,7 +186,7 @@ impl<'a> Book<'a> {
     }
 }
 
-fn whole(asked: &Asked<'_>) -> u32 {
+fn whole(asked: &AskedFloor<'_>) -> u32 {
     match asked.outer {
         Some(_) => asked.outer_percent,
         None => 100,
@@ -207,11 +206,11 @@ fn has_ended(container: &ContainerView) -> bool {
         && Instance::open(&container.path).is_ok_and(|instance| board::has_ended(&instance))
 }
 
-/// Whether the one who keeps a promise lives.
-fn is_kept(promise: &Promise) -> bool {
+/// Whether the process that supervises the container is alive.
+fn is_kept(promise: &PublishedFloor) -> bool {
     let here = pid_namespace();
     if promise.pid_namespace == 0 || here == 0 || promise.pid_namespace != here {
-        // His number means nothing here.
+        // The pid is from another namespace, so it cannot be checked here.
         return true;
     }
     let Ok(pid) = i32::try_from(promise.runner_pid) else {
@@ -224,10 +223,10 @@ fn is_kept(promise: &Promise) -> bool {
     started == 0 || promise.runner_start == 0 || started == promise.runner_start
 }
 
-/// When a process started, in clock ticks since boot; 0 where nobody says.
+/// When a process started, in clock ticks since boot; 0 if unknown.
 fn start_time(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name before it may have anything in it.
+    // The process's name comes first and may contain any character.
     let fields = stat.rsplit(')').next().unwrap_or_default();
     let field = fields.split_whitespace().nth(19);
     field.and_then(|text| text.parse().ok()).unwrap_or(0)
@@ -242,23 +241,23 @@ fn file_name(uid: u32) -> String {
     format!(".floors-{uid}")
 }
 
-/// What a user says; nothing where there is no file of his own.
-fn read_file(dir: &OwnedFd, uid: u32) -> Vec<Promise> {
+/// The floors that a user published; none if the file is missing or another user's.
+fn read_file(dir: &OwnedFd, uid: u32) -> Vec<PublishedFloor> {
     let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let Ok(file) = openat(dir, file_name(uid).as_str(), flags, Mode::empty()) else {
         return Vec::new();
     };
-    let is_his = fstat(&file).is_ok_and(|stat| {
+    let is_owned = fstat(&file).is_ok_and(|stat| {
         stat.st_uid == uid
             && SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG
     });
     let mut text = Vec::new();
     let read = File::from(file).take(MOST_BYTES).read_to_end(&mut text);
-    if !is_his || read.is_err() {
+    if !is_owned || read.is_err() {
         return Vec::new();
     }
-    // The first document counts: a shorter one may have been written over a longer one.
-    let mut documents = serde_json::Deserializer::from_slice(&text).into_iter::<Promises>();
+    // Only the first document counts: the rest may be left over from a longer one.
+    let mut documents = serde_json::Deserializer::from_slice(&text).into_iter::<FloorsFile>();
     let found = documents.next().and_then(Result::ok).unwrap_or_default();
     let mut promises = found.promises;
     for promise in &mut promises {
@@ -273,7 +272,7 @@ fn read_file(dir: &OwnedFd, uid: u32) -> Vec<Promise> {
     promises
 }
 
-fn write_file(board: &BoardLock, owner: u32, promises: Vec<Promise>) -> anyhow::Result<()> {
+fn write_file(board: &BoardLock, owner: u32, promises: Vec<PublishedFloor>) -> anyhow::Result<()> {
     let name = file_name(owner);
     let path = board.path().join(&name);
     if promises.is_empty() {
@@ -295,7 +294,7 @@ fn write_file(board: &BoardLock, owner: u32, promises: Vec<Promise>) -> anyhow::
     if stat.st_uid != owner {
         if !me.is_root() || stat.st_uid != 0 || stat.st_size != 0 {
             bail!(
-                "{} belongs to uid {}, who took the place of uid {owner} on this board; remove it",
+                "{} belongs to uid {}, but is the place of uid {owner} on this board; remove it",
                 path.display(),
                 stat.st_uid
             );
@@ -304,7 +303,7 @@ fn write_file(board: &BoardLock, owner: u32, promises: Vec<Promise>) -> anyhow::
             .with_context(|| format!("cannot give {} away", path.display()))?;
     }
     fchmod(&file, mode).with_context(|| format!("cannot open up {}", path.display()))?;
-    let document = Promises {
+    let document = FloorsFile {
         version: 1,
         promises,
     };

@@ -1,6 +1,6 @@
-//! Where the library and the simulated driver are, seen from this program. Owns the list of places.
+//! Finds the library and the simulated driver. Owns the list of paths to try.
 //!
-//! Never searches beyond that list: a preloaded library from an unexpected place is worse than none.
+//! Never searches beyond that list: preloading a library from an unexpected path is worse than preloading none.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -40,7 +40,8 @@ pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(found)
 }
 
-/// Whether it can be preloaded; the loader itself would run the program without a limit.
+/// Checks that the library can be preloaded. Without this check the loader would run the program without a
+/// limit.
 fn check(path: &Path) -> anyhow::Result<()> {
     if let Err(error) = supervisor::library::check(path) {
         bail!("{error}. Name libvgpu.so with --library");
@@ -52,8 +53,8 @@ fn check(path: &Path) -> anyhow::Result<()> {
         .any(|byte| b" :\t\n".contains(byte))
     {
         bail!(
-            "the library's path {:?} has a space or a colon in it, and LD_PRELOAD separates paths by \
-             these; copy the library elsewhere and name it with --library",
+            "the library's path {:?} contains a space or a colon, which separate paths in LD_PRELOAD; \
+             copy the library elsewhere and name it with --library",
             path.display()
         );
     }

@@ -1,8 +1,8 @@
-//! The command people type: `vgpu run`, `top`, `set`, `oom`, `sim`, `explain`, `simulate`, `doctor`. Owns what they read and type;
-//! what a daemon needs too stands in `supervisor`.
+//! The `vgpu` command: `run`, `top`, `set`, `oom`, `sim`, `explain`, `simulate`, `doctor`. Owns the command line and
+//! its output; code that the daemons share is in `supervisor`.
 //!
-//! Never needs root, talks to no daemon (but `explain` and `doctor` to a cluster's), and never starts a program under a limit that was
-//! not understood.
+//! Never needs root, talks to no daemon (except that `explain` and `doctor` talk to a cluster's), and never starts a
+//! program under a limit that it did not understand.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +20,7 @@ mod top;
 
 mod board;
 mod child;
+mod clock;
 mod floors;
 mod library;
 mod limits;
@@ -33,18 +34,18 @@ use clap::{CommandFactory, Parser};
 
 use args::{Args, Command};
 
-/// Why the command ends without having done what it was asked.
+/// Why the command failed.
 #[derive(Debug)]
 enum Failure {
-    /// What was typed cannot be meant: exit code 2.
+    /// Invalid arguments: exit code 2.
     Usage(String),
-    /// It was understood and could not be done: exit code 1.
+    /// Valid arguments, but the command failed: exit code 1.
     Failed(anyhow::Error),
-    /// The program could not be started: the code that a shell gives.
+    /// The program could not be started: the exit code that a shell would give.
     NotStarted {
         /// 126 or 127.
         code: u8,
-        /// What was tried and what the system said.
+        /// The attempt and the system's error.
         text: String,
     },
 }
@@ -93,12 +94,12 @@ fn fail(name: &str, failure: &Failure) -> ExitCode {
         Failure::Failed(error) => (1, format!("{error:#}")),
         Failure::NotStarted { code, text } => (*code, text.clone()),
     };
-    // Where nobody can be told, the exit code still says it.
+    // If standard error is closed, the exit code still reports the failure.
     writeln!(std::io::stderr(), "{name}: {text}").ok();
     ExitCode::from(code)
 }
 
-/// `vgpu top | head`: the reader has seen enough.
+/// The reader of our output has closed it, as in `vgpu top | head`.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<std::io::Error>()
@@ -118,7 +119,7 @@ fn completions(shell: args::Shell) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command without the flags that are only there to be refused.
+/// The command without its hidden flags, for completion.
 fn offered(command: &clap::Command) -> clap::Command {
     let about = command.get_about().cloned().unwrap_or_default();
     clap::Command::new(command.get_name().to_owned())

@@ -1,7 +1,7 @@
-//! Where NVIDIA's MPS stands between programs and a GPU, kernels of several programs run side by
-//! side, and a share of its time is a share of its multiprocessors. Owns how a cap becomes one.
+//! Compute caps under NVIDIA's MPS. Under MPS, kernels of several programs run side by side on one GPU, so a
+//! share of its time becomes a share of its multiprocessors. Owns that conversion.
 //!
-//! Never starts or stops MPS, and never gives a program more than its environment says already.
+//! Never starts or stops MPS, and never gives a program more than its environment already does.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -10,19 +10,19 @@ use vgpu_abi::limits::Policy;
 
 use crate::limits::{Shares, cap_of};
 
-/// What MPS reads when a program starts.
+/// The variable that MPS reads when a program starts.
 pub(crate) const VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// Where its control daemon is, if the environment does not say.
+/// The default directory of the control daemon.
 const USUAL: &str = "/tmp/nvidia-mps";
 
-/// Whether a control daemon of MPS is there.
+/// Whether an MPS control daemon is running.
 pub(crate) fn is_there() -> bool {
     let named = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").filter(|dir| !dir.is_empty());
     let dir = named.map_or_else(|| Path::new(USUAL).to_owned(), PathBuf::from);
     dir.join("control").exists()
 }
 
-/// What the command's environment has to say to MPS, if anything.
+/// The value of [`VARIABLE`] for the command, if it has to be set.
 pub(crate) fn variable(shares: &Shares) -> Result<Option<OsString>, String> {
     if !is_there() {
         return Ok(None);
@@ -53,8 +53,8 @@ fn decide(shares: &Shares, already: Option<&OsStr>) -> Result<Option<String>, St
     if shares.policy == Policy::Default {
         return Err(format!(
             "--policy default cannot hold under MPS, which is running here: a program's share of \
-             the GPU is fixed when it starts ({VARIABLE}), whoever else is there. Give --policy \
-             force, {stop}"
+             the GPU is fixed when it starts ({VARIABLE}), whatever other programs run. Give \
+             --policy force, {stop}"
         ));
     }
     if capped.iter().any(|(_, other)| *other != cap) {
@@ -152,7 +152,7 @@ mod tests {
             Policy::Default,
             None,
             expect![
-                "--policy default cannot hold under MPS, which is running here: a program's share of the GPU is fixed when it starts (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), whoever else is there. Give --policy force, or stop MPS (echo quit | nvidia-cuda-mps-control)"
+                "--policy default cannot hold under MPS, which is running here: a program's share of the GPU is fixed when it starts (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), whatever other programs run. Give --policy force, or stop MPS (echo quit | nvidia-cuda-mps-control)"
             ],
         );
         check_floor(

@@ -1,4 +1,4 @@
-//! `vgpu oom`: what was refused, and who held the memory then. Owns the report and its JSON.
+//! `vgpu oom`: refused allocations, and the processes that held the memory then. Owns the report and its JSON.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -60,11 +60,11 @@ struct Record {
     unaccounted_bytes: u64,
     would_fit_bytes: u64,
     reason: &'static str,
-    holders: Vec<Holder>,
+    holders: Vec<HeldMemory>,
 }
 
 #[derive(Debug, Serialize)]
-struct Holder {
+struct HeldMemory {
     pid: Option<u32>,
     name: Option<String>,
     bytes: u64,
@@ -95,7 +95,7 @@ fn document(containers: &[ContainerView], inventory: &Inventory) -> Document {
         holders: oom
             .holders
             .iter()
-            .map(|holder| Holder {
+            .map(|holder| HeldMemory {
                 pid: holder.pid,
                 name: holder_name(container, holder),
                 bytes: holder.bytes,
@@ -144,7 +144,7 @@ fn report(containers: &[ContainerView], inventory: &Inventory) -> String {
     out
 }
 
-/// A program that tries again and again is told of once.
+/// Whether a refusal repeats the one before it: a program that retries is reported once.
 fn is_repeat(one: &OomView, next: &OomView) -> bool {
     let what = |oom: &OomView| {
         (
@@ -181,37 +181,37 @@ fn describe(container: &ContainerView, ooms: &[OomView], inventory: &Inventory, 
     .ok();
     if ooms.len() > 1 {
         let until = utc(last.time_unix_ns / 1_000_000_000);
-        writeln!(out, "  and {} times more until {until}", ooms.len() - 1).ok();
+        writeln!(out, "  and {} more times until {until}", ooms.len() - 1).ok();
     }
     writeln!(out, "  limit {}, used {}", Size(oom.limit), Size(oom.used)).ok();
     if oom.unaccounted > 0 {
         writeln!(
             out,
-            "  unaccounted {}: the driver holds it for this container and its books do not have it",
+            "  unaccounted {}: the driver holds it for this container, and it is not among the container's charges",
             Size(oom.unaccounted)
         )
         .ok();
     }
     let mut heading = "  held by";
     for holder in &oom.holders {
-        let who = match (holder.pid, holder_name(container, holder)) {
+        let owner = match (holder.pid, holder_name(container, holder)) {
             (Some(pid), Some(name)) => format!("process {pid} {name}"),
             (Some(pid), None) => format!("process {pid}"),
             (None, _) => String::from("objects that several processes hold"),
         };
-        writeln!(out, "{heading} {who}: {}", Size(holder.bytes)).ok();
+        writeln!(out, "{heading} {owner}: {}", Size(holder.bytes)).ok();
         heading = "         ";
     }
     describe_fit(container, oom, inventory, out);
     writeln!(out).ok();
 }
 
-/// The smallest limit that would have been enough, and how to give it.
+/// The smallest limit that would have been enough, and the command that sets it.
 fn describe_fit(container: &ContainerView, oom: &OomView, inventory: &Inventory, out: &mut String) {
     let device = container.devices.get(oom.device);
     let physical = device.map_or(0, |device| device.physical_bytes);
     let resident = device.map_or(0, |device| device.resident_bytes);
-    // Past its share of the GPU a container that may be paged needs no more of the GPU.
+    // A container that is oversubscribed needs more managed memory, not more of the GPU.
     let is_paged = resident != 0 && oom.why != Why::NotPageable;
     let (flag, bytes) = match is_paged {
         true => ("--oversubscribe", oom.would_fit().saturating_sub(resident)),
@@ -241,7 +241,7 @@ fn describe_fit(container: &ContainerView, oom: &OomView, inventory: &Inventory,
     .ok();
 }
 
-/// A size that can be typed and is not below the bytes that are needed.
+/// A size for the command line, rounded up.
 fn would_fit_text(bytes: u64) -> String {
     let mib = bytes.div_ceil(1 << 20);
     if mib.is_multiple_of(1024) {
@@ -269,15 +269,15 @@ fn gpu_number(container: &ContainerView, oom: &OomView, inventory: &Inventory) -
         .map(|gpu| gpu.index)
 }
 
-/// For programs, and for people.
+/// The reason as the JSON document has it, and as the report prints it.
 fn reason(why: Why) -> (&'static str, &'static str) {
     match why {
-        Why::Full => ("full", "more than what is left"),
-        Why::TimedOut => ("timed-out", "a wait for another process ran out"),
-        Why::Closed => ("closed", "the accounting was not available"),
+        Why::Full => ("full", "more than is left of the limit"),
+        Why::TimedOut => ("timed-out", "waiting for another process timed out"),
+        Why::Closed => ("closed", "the region could not be used"),
         Why::NotPageable => (
             "not-pageable",
-            "only memory of the device itself would do, and that share is full",
+            "the call needs memory of the GPU itself, and that part of the limit is full",
         ),
     }
 }

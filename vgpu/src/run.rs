@@ -1,7 +1,7 @@
-//! `vgpu run`: a command under a limit. Owns the life of a container: its directory is made before
-//! the command starts, looked after while it runs, and taken away when nothing needs it any more.
+//! `vgpu run`: a command under limits. Owns the life of a container: creates its instance directory before the
+//! command starts, serves it while the command runs, and removes it when no process needs it any more.
 //!
-//! Never starts the command where a part of its limit is missing.
+//! Never starts the command while part of its limits is missing.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -11,7 +11,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::anyhow;
 use nix::errno::Errno;
-use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Uid;
 use supervisor::arbiter::Board;
 use supervisor::gpu::{Gpus, NvmlGpus};
@@ -21,13 +20,14 @@ use vgpu_abi::size::Size;
 
 use crate::args::RunArgs;
 use crate::board::{self, BoardLock, UserDir, UserLock};
-use crate::floors::{Asked, Book};
+use crate::clock::monotonic_ns;
+use crate::floors::{AskedFloor, Floors};
 use crate::limits::{self, Outer, Share, Shares, Wish};
 use crate::values::name_of_command;
 use crate::{Failure, child, library, mps};
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
-    // Said before anything is looked for, so that it is the first thing that a beginner reads.
+    // Checked before anything is searched for, so that a new user sees this error first.
     let wish = Wish::of(&args.gpumem, &args.compute).map_err(Failure::Usage)?;
     wish.check_new().map_err(Failure::Usage)?;
     let library = library::find(args.library.as_deref())?;
@@ -96,9 +96,8 @@ fn outer() -> Result<Option<Outer>, Failure> {
     };
     if outer.as_ref().is_some_and(by_agent) {
         return Err(Failure::Failed(anyhow!(
-            "the limits of this container are the node agent's ({INSIDE_LIMITS}); they hold for \
-             every program in it, and the library takes no others. Start the command without vgpu \
-             run"
+            "the node agent limits this container ({INSIDE_LIMITS}); its limits hold for every \
+             program in it, and the library accepts no others. Start the command without vgpu run"
         )));
     }
     Ok(outer)
@@ -111,13 +110,13 @@ fn no_gpu(error: supervisor::gpu::GpuError) -> Failure {
     ))
 }
 
-/// What the command sees, where GPUs were chosen. CUDA counts them from 0 in this order.
+/// The value of `CUDA_VISIBLE_DEVICES` if the user chose GPUs. CUDA counts them from 0 in this order.
 fn visible_devices(shares: &Shares) -> OsString {
     let list: Vec<_> = shares.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
     OsString::from(list.join(","))
 }
 
-/// The directory of the command, and the lock that says that we live.
+/// The command's instance directory, and the lock that shows that this process is alive.
 struct Container {
     instance: Instance,
     lock: RunnerLock,
@@ -131,7 +130,8 @@ impl Container {
         shares: &mut Shares,
         outer: Option<&Outer>,
     ) -> Result<Self, Failure> {
-        // Between the look at what is promised and our own promise nobody may promise anything.
+        // The lock is held from reading the floors until our own is published, so that no other
+        // command can take the same share meanwhile.
         let has_floor = shares.gpus.iter().any(|share| share.floor_percent > 0);
         let board = match has_floor {
             true => Some(BoardLock::take(user.board())?),
@@ -139,13 +139,13 @@ impl Container {
         };
         let only_one = user.lock()?;
         only_one.clear_ended()?;
-        let book = board.as_ref().map(Book::read).transpose()?;
-        if let Some(book) = &book {
-            promise(book, shares, outer).map_err(Failure::Usage)?;
+        let floors = board.as_ref().map(Floors::read).transpose()?;
+        if let Some(floors) = &floors {
+            guarantee(floors, shares, outer).map_err(Failure::Usage)?;
         }
         let (name, instance, lock) = claim(&only_one, args, outer)?;
-        let made = fill(&instance, shares).and_then(|()| match book {
-            Some(book) => book.publish(Uid::effective().as_raw()),
+        let made = fill(&instance, shares).and_then(|()| match floors {
+            Some(floors) => floors.publish(Uid::effective().as_raw()),
             None => Ok(()),
         });
         match made {
@@ -161,12 +161,12 @@ impl Container {
         }
     }
 
-    /// Takes the directory away, or leaves it to processes that are still there.
+    /// Removes the directory, or leaves it to processes that still run.
     fn end(self, user: &UserDir) {
         use std::io::Write;
         if child::has_descendants() && !self.instance.started_under().is_empty() {
-            // Whoever comes next sees by the missing lock that nobody supervises it, and clears it
-            // when the last process is gone.
+            // The user's next command sees from the missing lock that the container is not
+            // supervised, and removes it when its last process has ended.
             drop(self.lock);
             writeln!(
                 std::io::stderr(),
@@ -182,32 +182,38 @@ impl Container {
             Err(error) => Err(error),
         };
         drop(self.lock);
-        // The next run clears it.
+        // The next run removes it.
         removed.ok();
-        // Read at the end: a floor may have been set meanwhile. A promise whose keeper is gone
-        // counts for nobody, so it is only tidier to take it back.
+        // Read at the end, because vgpu set may have set a floor meanwhile. A published floor whose
+        // runner has ended no longer counts; withdrawing it only keeps the file tidy.
         let had_floor =
             limits.is_ok_and(|limits| limits.devices.iter().any(|device| device.floor_percent > 0));
         if had_floor && let Ok(board) = BoardLock::take_within(user.board(), TIDY_PATIENCE) {
             let owner = Uid::effective().as_raw();
-            Book::read(&board).and_then(|book| book.publish(owner)).ok();
+            Floors::read(&board)
+                .and_then(|floors| floors.publish(owner))
+                .ok();
         }
     }
 }
 
-/// Nobody waits longer than this for the exit code of his command because of a list that is tidied.
+/// How long tidying the list of floors may delay the command's exit code.
 const TIDY_PATIENCE: Duration = Duration::from_millis(200);
 
-/// Sees to it that every floor can be kept. One that nobody asked for here, but the container around
-/// has, becomes what is left of that one's.
-fn promise(book: &Book<'_>, shares: &mut Shares, outer: Option<&Outer>) -> Result<(), String> {
+/// Checks that every floor can be guaranteed. An inherited floor is reduced to what is left of the outer
+/// container's.
+fn guarantee(
+    floors: &Floors<'_>,
+    shares: &mut Shares,
+    outer: Option<&Outer>,
+) -> Result<(), String> {
     let inherited = shares.floors_are_inherited;
     for (index, share) in shares.gpus.iter_mut().enumerate() {
         if share.floor_percent == 0 {
             continue;
         }
         let around = outer.and_then(|outer| outer.around(&share.uuid, index));
-        let asked = Asked {
+        let asked = AskedFloor {
             path: None,
             outer: outer.and_then(|outer| outer.file.as_deref()),
             uuid: &share.uuid,
@@ -216,9 +222,9 @@ fn promise(book: &Book<'_>, shares: &mut Shares, outer: Option<&Outer>) -> Resul
             outer_percent: around.map_or(0, |around| around.floor_percent),
         };
         if inherited {
-            share.floor_percent = share.floor_percent.min(book.left(&asked));
+            share.floor_percent = share.floor_percent.min(floors.left(&asked));
         } else {
-            book.check(&asked)?;
+            floors.check(&asked)?;
         }
     }
     Ok(())
@@ -275,21 +281,21 @@ fn fill(instance: &Instance, shares: &Shares) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Limits that add up to more than the GPU are allowed, and each of them holds; but the last to ask
-/// may find the GPU full. That is worth a word.
+/// Limits may add up to more than the GPU's memory. Each still holds, but the last program to allocate may
+/// find the GPU full, so the user is warned.
 fn warn_of_overbooking(args: &RunArgs, shares: &[Share]) {
     use std::io::Write;
     let Ok(views) = board::read(args.board.board.as_deref()) else {
         return;
     };
     for share in shares {
-        // Ours is among them, unless it is a part of another one's.
+        // The sum includes this container, unless it is inside another one.
         let sum = views.limits_bytes(&share.uuid);
         if sum > share.physical_bytes {
             writeln!(
                 std::io::stderr(),
-                "vgpu run: the limits on GPU {} add up to {} of its {}: whoever comes last may \
-                 find it full",
+                "vgpu run: the limits on GPU {} add up to {}, and it has {}: the last program to \
+                 allocate may find it full",
                 share.index,
                 Size(sum),
                 Size(share.physical_bytes)
@@ -299,17 +305,16 @@ fn warn_of_overbooking(args: &RunArgs, shares: &[Share]) {
     }
 }
 
-/// The thread that looks after the container, and after the whole board where it is the one to do
-/// so.
+/// The thread that serves the container, and the whole board while this process is its arbiter.
 struct Watching {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<()>,
 }
 
 impl Watching {
-    /// Nothing where the container cannot be watched: its limits hold without.
+    /// Returns `None` if the thread cannot start: the container's limits hold without it.
     fn start(instance: &Instance, gpus: Box<dyn Gpus>) -> Option<Self> {
-        // The thread holds its own descriptors: ours go with the directory.
+        // The thread has its own descriptors, because ours are closed with the directory.
         let mut board = Board::join(instance.path()).ok()?;
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
@@ -326,8 +331,8 @@ impl Watching {
         Some(Self { stop, thread })
     }
 
-    /// Waits for a look that is under way, at most a second: a driver that hangs must not keep the
-    /// command's exit code from whoever waits for it.
+    /// Waits at most a second for the present tick: a driver that hangs must not delay the command's
+    /// exit code.
     fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.thread().unpark();
@@ -338,15 +343,4 @@ impl Watching {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-/// The monotonic clock, nanoseconds.
-pub(crate) fn monotonic_ns() -> u64 {
-    let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC) else {
-        return 0;
-    };
-    let seconds = u64::try_from(now.tv_sec()).unwrap_or(0);
-    seconds
-        .saturating_mul(1_000_000_000)
-        .saturating_add(u64::try_from(now.tv_nsec()).unwrap_or(0))
 }

@@ -1,6 +1,6 @@
-//! `vgpu set`: other limits for a container that runs. Owns who may raise what.
+//! `vgpu set`: changes the limits of a running container. Owns the rules for raising them.
 //!
-//! Never takes memory from a process: a limit below what is used refuses what is new.
+//! Never takes memory from a process: under a limit below the present use, only new allocations are refused.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use vgpu_abi::size::Size;
 
 use crate::args::SetArgs;
 use crate::board::{self, BoardLock, Found};
-use crate::floors::{Asked, Book};
+use crate::floors::{AskedFloor, Floors};
 use crate::limits::{self, Given, Outer, Wish};
 use crate::text::asked_text;
 use crate::values::{GpuRef, policy_word};
@@ -34,20 +34,21 @@ pub(crate) fn run(args: &SetArgs) -> Result<ExitCode, Failure> {
     };
     let mut old = read()?;
     let mut new = change(&old, &wish, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
-    // Floors are promised, and taken back, one at a time on the whole board.
+    // Floors change under the lock of the whole board.
     let has_floor = |limits: &Limits| limits.devices.iter().any(|d| d.floor_percent > 0);
     let board = match found.instance.path().ancestors().nth(2) {
         Some(board) if has_floor(&old) || has_floor(&new) => Some(BoardLock::take(board)?),
         _ => None,
     };
-    let book = board.as_ref().map(Book::read).transpose()?;
-    if let Some(book) = &book {
-        // Somebody else may have changed them while we waited.
+    let floors = board.as_ref().map(Floors::read).transpose()?;
+    if let Some(floors) = &floors {
+        // Another command may have changed the limits while this one waited for the lock.
         old = read()?;
         new = change(&old, &wish, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
-        promise(book, &found, &old, &new, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
+        guarantee(floors, &found, &old, &new, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
     }
-    // In one turn: another change that came between counts, and is judged together with this one.
+    // Under the file's lock: a change that another command made meanwhile is kept, and checked together
+    // with this one.
     let mut judged = Ok(());
     file.update(|now| {
         old = now.unwrap_or_else(|| old.clone());
@@ -62,16 +63,16 @@ pub(crate) fn run(args: &SetArgs) -> Result<ExitCode, Failure> {
     })
     .with_context(|| format!("cannot write the limits of {}", args.name))?;
     judged.map_err(Failure::Usage)?;
-    if let Some(book) = book {
-        book.publish(found.instance.owner())?;
+    if let Some(floors) = floors {
+        floors.publish(found.instance.owner())?;
     }
     report(&wish, &found, &old, &new, &gpu_numbers)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sees to it that every floor that grows can be kept.
-fn promise(
-    book: &Book<'_>,
+/// Checks that every raised floor can be guaranteed.
+fn guarantee(
+    floors: &Floors<'_>,
     found: &Found,
     old: &Limits,
     new: &Limits,
@@ -88,7 +89,7 @@ fn promise(
         }
         let uuid = is.uuid.as_str();
         let around = around.and_then(|around| around.around(uuid, index));
-        book.check(&Asked {
+        floors.check(&AskedFloor {
             path: Some(found.instance.path()),
             outer,
             uuid,
@@ -100,7 +101,7 @@ fn promise(
     Ok(())
 }
 
-/// Says what has changed, and what of it does not show yet.
+/// Prints the changes, and which of them have not taken effect yet.
 fn report(
     wish: &Wish,
     found: &Found,
@@ -128,7 +129,7 @@ fn report(
                 let over = Size(used - is.memory_bytes);
                 write!(
                     out,
-                    "; pending-shrink: nothing new until {over} more is free"
+                    "; pending-shrink: new allocations are refused until {over} is freed"
                 )?;
             }
             writeln!(out)?;
@@ -148,15 +149,15 @@ fn report(
     if wish.cores.is_given() && mps::is_there() {
         writeln!(
             std::io::stderr(),
-            "vgpu set: MPS is running here: what has started keeps the share of the multiprocessors \
-             that it started with, and above the new limit it makes no new contexts"
+            "vgpu set: MPS is running here: processes that have started keep their share of the \
+             multiprocessors, and a process whose share is above the new limit gets no new contexts"
         )
         .ok();
     }
     Ok(())
 }
 
-/// The number of a device's GPU, as `nvidia-smi` counts; else as the container does.
+/// A device's GPU by nvidia-smi's number, else the container's number of the device.
 fn number(gpu_numbers: &[Option<u64>], index: usize) -> u64 {
     let known = gpu_numbers.get(index).copied().flatten();
     known.unwrap_or(index as u64)
@@ -170,14 +171,14 @@ fn limit_text(limit: &DeviceLimit) -> String {
     }
 }
 
-/// Limits that this change must stay under: those around us, and those around the container.
+/// The limits that this change must not exceed: this process's outer limits, and the container's.
 fn ceilings(found: &Found) -> Result<Vec<Outer>, Failure> {
     let mut ceilings = Vec::new();
     let labels = found.instance.labels()?;
     if let Some(path) = labels.outer_limits {
-        // Where the outer container has ended, its limits ended with it.
+        // The limits of an outer container end with it.
         if path.exists() {
-            let source = format!("the container around it, {}", path.display());
+            let source = format!("the outer container, {}", path.display());
             ceilings.push(limits::read_outer(&path, &source)?);
         }
     }
@@ -185,7 +186,7 @@ fn ceilings(found: &Found) -> Result<Vec<Outer>, Failure> {
     Ok(ceilings)
 }
 
-/// Numbers of the container's GPUs as `nvidia-smi` counts; nothing where NVML is not there.
+/// nvidia-smi's numbers of the container's GPUs; `None` without NVML.
 fn gpu_numbers(found: &Found) -> Vec<Option<u64>> {
     use supervisor::gpu::{Gpus, NvmlGpus};
     let inventory = NvmlGpus::open()
@@ -202,7 +203,7 @@ fn gpu_numbers(found: &Found) -> Vec<Option<u64>> {
         .collect()
 }
 
-/// One flag's values by device of the container; nothing where it leaves one alone.
+/// One flag's values by device of the container; `None` for a device that it does not change.
 fn by_device(
     given: &Given,
     old: &Limits,
@@ -226,7 +227,7 @@ fn by_device(
                 .map(|(index, device)| format!("{} ({})", number(gpu_numbers, index), device.uuid))
                 .collect();
             return Err(format!(
-                "the container has no GPU {gpu}; it has: {}. A GPU can only be given at the start",
+                "the container has no GPU {gpu}; it has: {}. GPUs can only be chosen at the start",
                 list.join(", ")
             ));
         };
@@ -235,8 +236,8 @@ fn by_device(
     Ok(wanted)
 }
 
-/// The policy after the change. One that guarantees nothing takes the floors with it, and a first
-/// cap means what it means at the start.
+/// The policy after the change. A policy that guarantees nothing removes the floors. The first cap of a
+/// container implies the same policy as at the start.
 fn new_policy(old: &Limits, wish: &Wish) -> Result<Policy, String> {
     let had_cap = old
         .devices
@@ -267,7 +268,7 @@ fn new_policy(old: &Limits, wish: &Wish) -> Result<Policy, String> {
     Ok(policy)
 }
 
-/// The limits with the change in them.
+/// The limits after the change.
 fn change(
     old: &Limits,
     wish: &Wish,

@@ -1,7 +1,7 @@
 //! `vgpu sim`: a command on simulated GPUs. Owns the directory with the driver's two libraries
-//! under the names that programs look for, and the variables that describe the board.
+//! under the names that programs look for, and the variables that describe the simulated board.
 //!
-//! Never links the simulator: it only starts programs on it.
+//! Never links the simulated driver: it only starts programs on it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,26 +27,26 @@ pub(crate) fn run(args: &SimArgs) -> Result<ExitCode, Failure> {
     check_memory(args)?;
     let signals = child::Signals::hold()?;
     child::adopt_orphans();
-    let place = Place::make()?;
-    let started = place
+    let dir = CallDir::make()?;
+    let started = dir
         .variables(args, &cuda, &nvml)
         .map_err(Failure::from)
         .and_then(|variables| child::start(&args.command, &variables, &signals));
     let child = match started {
         Ok(child) => child,
         Err(failure) => {
-            place.end();
+            dir.end();
             return Err(failure);
         }
     };
     let end = child::wait(child, &signals);
     if !child::has_descendants() {
-        place.end();
+        dir.end();
     }
     Ok(child::end_alike(end?))
 }
 
-/// The board would say no in the middle of the command's first call.
+/// Checks `--memory` early: the simulated board would refuse it only during the command's first call.
 fn check_memory(args: &SimArgs) -> Result<(), Failure> {
     let Some(memory) = &args.memory else {
         return Ok(());
@@ -69,17 +69,17 @@ fn check_memory(args: &SimArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A directory of this call's own.
-struct Place {
+/// The directory of one `vgpu sim` call.
+struct CallDir {
     path: PathBuf,
-    /// Says that this call lives.
+    /// Shows that this call is alive.
     _lock: Flock<fs::File>,
 }
 
-/// The file that is locked, in each call's directory.
+/// The lock file in each call's directory.
 const LOCK: &str = "running";
 
-impl Place {
+impl CallDir {
     fn make() -> anyhow::Result<Self> {
         let base = base()?;
         clear_ended(&base);
@@ -156,12 +156,12 @@ impl Place {
     }
 
     fn end(self) {
-        // What cannot be removed the next call removes.
+        // The next call removes what cannot be removed here.
         fs::remove_dir_all(&self.path).ok();
     }
 }
 
-/// Inside another simulation, a call that describes no board of its own means that one.
+/// Whether the call joins the outer `vgpu sim`: it does if it gives no settings of its own.
 fn joins_outer(args: &SimArgs) -> bool {
     let describes = args.gpus.is_some()
         || args.memory.is_some()
@@ -187,7 +187,7 @@ fn base() -> anyhow::Result<PathBuf> {
         .with_context(|| format!("cannot look at {}", path.display()))?;
     if !found.is_dir() || found.uid() != uid.as_raw() || found.mode() & 0o022 != 0 {
         bail!(
-            "{} must be a directory of yours that nobody else may write (it is owned by uid {}, \
+            "{} must be your directory, and no other user may write to it (it belongs to uid {}, \
              mode {:04o}); remove it",
             path.display(),
             found.uid(),
@@ -197,7 +197,7 @@ fn base() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// Takes away what killed calls left behind, unless a program still runs on it.
+/// Removes the directories of killed calls, unless a program still uses them.
 fn clear_ended(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else {
         return;
@@ -209,7 +209,7 @@ fn clear_ended(base: &Path) {
             continue;
         }
         let path = entry.path();
-        // A call that is being made has no lock file yet, or has it locked.
+        // A call that is just starting has no lock file yet, or holds its lock.
         let is_young = entry
             .metadata()
             .and_then(|m| m.modified())

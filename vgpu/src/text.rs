@@ -1,6 +1,6 @@
-//! How values look to a person: sizes, bars, times, tables. Values in, text out.
+//! Text for people: sizes, bars, times, tables.
 //!
-//! Never asks what the terminal can do: the caller knows.
+//! Never asks what the terminal can do: the caller says so.
 
 use std::fmt::Write;
 
@@ -52,7 +52,7 @@ pub(crate) fn used_of(used: u64, limit: u64) -> String {
     }
 }
 
-/// What was asked for of a GPU's time: `30% force`, `20-50% floor`, `none`.
+/// The requested compute limit: `30% force`, `20-50% floor`, `none`.
 pub(crate) fn asked_text(policy: Policy, cap: u32, floor: u32) -> String {
     let cap = if cap == 0 || cap >= 100 {
         None
@@ -66,7 +66,7 @@ pub(crate) fn asked_text(policy: Policy, cap: u32, floor: u32) -> String {
     }
 }
 
-/// Percent, rounded down; more than 100 where more is used than allowed.
+/// Percent, rounded down; more than 100 if the use is above the limit.
 pub(crate) fn percent(used: u64, limit: u64) -> Option<u64> {
     let hundredfold = u128::from(used) * 100;
     let percent = hundredfold.checked_div(u128::from(limit))?;
@@ -79,7 +79,7 @@ pub(crate) fn bar(used: u64, limit: u64, width: usize, paint: Paint) -> String {
         return String::new();
     };
     let share = usize::try_from(percent.min(100)).unwrap_or(100);
-    // Something used is something seen.
+    // Any use shows at least one mark.
     let full = (share * width / 100).max(usize::from(used > 0)).min(width);
     let filled = "#".repeat(full);
     let filled = match percent {
@@ -90,12 +90,12 @@ pub(crate) fn bar(used: u64, limit: u64, width: usize, paint: Paint) -> String {
     format!("[{filled}{}]", paint.dim(&"-".repeat(width - full)))
 }
 
-/// `12%`, or a dash where nobody knows.
+/// `12%`, or a dash if unknown.
 pub(crate) fn percent_text(percent: Option<u32>) -> String {
     percent.map_or_else(|| String::from("–"), |percent| format!("{percent}%"))
 }
 
-/// Thousandths as `29.8%`, without a part that is nothing.
+/// Thousandths as `29.8%`, or `30%` without a fraction.
 pub(crate) fn permille_text(permille: u32) -> String {
     match permille % 10 {
         0 => format!("{}%", permille / 10),

@@ -1,6 +1,6 @@
-//! `vgpu top`: who uses what. Owns the table and the JSON document.
+//! `vgpu top`: what each container uses. Owns the table and the JSON document.
 //!
-//! Never changes anything, except that it clears away what has ended of this user's own.
+//! Never changes anything, except that it removes this user's ended containers.
 
 mod json;
 mod screen;
@@ -17,14 +17,14 @@ use vgpu_abi::host::ComputeSnapshot;
 use vgpu_abi::targets::Seen;
 
 use crate::args::TopArgs;
-use crate::run::monotonic_ns;
+use crate::clock::monotonic_ns;
 use crate::text::Paint;
 use crate::{Failure, board};
 
-/// What the arbiter saw longer ago than this is no longer shown, nanoseconds.
+/// The arbiter's measurements are shown until they are this old, nanoseconds.
 const STALE_NS: u64 = 1_000_000_000;
 
-/// Everything that is shown, read at one moment.
+/// Everything that is shown, read at the same time.
 #[derive(Debug, Default)]
 struct Picture {
     time_unix: u64,
@@ -33,7 +33,7 @@ struct Picture {
     inventory: Inventory,
     held: Vec<GpuProcess>,
     views: Views,
-    /// Why the GPUs themselves are not shown.
+    /// Why the GPUs are not shown.
     gpu_error: Option<String>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
         writeln!(out)?;
         return Ok(ExitCode::SUCCESS);
     }
-    // What is read by a program, or later, has no width.
+    // Output that is not a terminal has no width.
     let columns = || match is_terminal {
         true => terminal_size::terminal_size().map(|(width, _)| usize::from(width.0)),
         false => None,
@@ -97,13 +97,13 @@ fn look(named: Option<&Path>, gpus: &Result<&dyn Gpus, String>) -> anyhow::Resul
     Ok(picture)
 }
 
-/// What a container is doing, in one word.
+/// The container's state, in one word.
 fn state(container: &ContainerView) -> &'static str {
     if container.devices.iter().any(|device| device.pending_shrink) {
         return "pending-shrink";
     }
     match container.runner_alive {
-        // Its runner was killed; its processes, if any, go on under the limit.
+        // Its runner was killed; its processes, if any, keep running under the limit.
         Some(false) => "orphaned",
         _ => "running",
     }
@@ -119,7 +119,7 @@ impl Picture {
             .map(|gpu| gpu.index)
     }
 
-    /// What the arbiter grants and saw, unless it has not looked for a while.
+    /// The arbiter's grant and measurements, unless they are stale.
     fn seen(&self, container: &ContainerView, device: &DeviceView) -> Seen {
         let age = self.now_ns.saturating_sub(container.arbiter_at_ns);
         if container.arbiter_at_ns == 0 || age > STALE_NS {
@@ -128,20 +128,19 @@ impl Picture {
         device.seen
     }
 
-    /// Part of a GPU's time that a container used in the last second, thousandths: as the arbiter
-    /// saw it, else as NVML did; nothing where neither says.
+    /// Share of a GPU's time that a container used in the last second, thousandths, measured by the
+    /// arbiter, else by NVML; `None` if neither knows.
     fn used_permille(&self, container: &ContainerView, device: &DeviceView) -> Option<u32> {
         let by_arbiter = self.seen(container, device).used_permille.map(u32::from);
         let by_nvml = || {
             let percent = self.container_busy(&device.uuid, container)?;
             Some(percent.saturating_mul(10))
         };
-        // Nobody is there to use any.
-        let by_nobody = || container.processes.is_empty().then_some(0);
-        by_arbiter.or_else(by_nvml).or_else(by_nobody)
+        let without_processes = || container.processes.is_empty().then_some(0);
+        by_arbiter.or_else(by_nvml).or_else(without_processes)
     }
 
-    /// How long launches have waited, nanoseconds, the one that waits included.
+    /// How long launches have waited, nanoseconds, including one that waits now.
     fn throttled_ns(&self, compute: &ComputeSnapshot) -> u64 {
         let is_known = (1..=self.now_ns).contains(&compute.waiting_since_ns);
         let waiting_ns = match is_known {
@@ -151,15 +150,15 @@ impl Picture {
         compute.throttled_ns.saturating_add(waiting_ns)
     }
 
-    /// How long ago work was launched, nanoseconds; nothing where it never was.
+    /// Time since the last launch, nanoseconds; `None` if there was none.
     fn since_ns(&self, compute: &ComputeSnapshot) -> Option<u64> {
-        // A clock of another time: a region that outlived a restart of the machine.
+        // Otherwise the value is from before a restart of the machine.
         let is_known = (1..=self.now_ns).contains(&compute.last_launch_ns);
         is_known.then(|| self.now_ns - compute.last_launch_ns)
     }
 
-    /// What is guaranteed of a GPU to all containers together, percent. Runs inside a container
-    /// have a part of what that one has.
+    /// The sum of all floors on a GPU, percent. Runs inside a container share its floor, so they are
+    /// left out.
     fn floors_percent(&self, uuid: &str) -> u32 {
         let containers = self.views.containers.iter();
         containers
@@ -169,7 +168,7 @@ impl Picture {
             .fold(0, |sum, device| sum.saturating_add(device.floor_percent))
     }
 
-    /// Busy part of a GPU by one process, percent; nothing where NVML does not say.
+    /// Share of a GPU's time used by one process, percent; `None` if NVML does not report it.
     fn process_busy(&self, uuid: &str, host_pid: Option<u32>) -> Option<u32> {
         let pid = host_pid?;
         self.held
@@ -178,7 +177,7 @@ impl Picture {
             .utilization_percent
     }
 
-    /// Busy part of a GPU by all processes of a container, percent.
+    /// Share of a GPU's time used by all processes of a container, percent.
     fn container_busy(&self, uuid: &str, container: &ContainerView) -> Option<u32> {
         let parts: Vec<u32> = container
             .processes

@@ -1,6 +1,6 @@
-//! Values that people type, from text. Owns what is accepted, and says so when something is not.
+//! Parsing of flag values. Owns what is accepted; its errors name the accepted forms.
 //!
-//! Never guesses, and never lets a size through without a unit.
+//! Never guesses, and never accepts a size without a unit.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,12 +10,12 @@ use clap::ValueEnum;
 use vgpu_abi::limits::Policy;
 use vgpu_abi::size::{self, Size};
 
-/// A GPU as people name it.
+/// A GPU as the command line names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum GpuRef {
-    /// By number, as `nvidia-smi` counts.
+    /// nvidia-smi's number.
     Index(u32),
-    /// By UUID, or its beginning.
+    /// A UUID, or its beginning.
     Uuid(String),
 }
 
@@ -31,16 +31,16 @@ impl fmt::Display for GpuRef {
 /// One value of a flag that may differ from GPU to GPU: bytes or percent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PerGpu {
-    /// This much of each GPU.
+    /// The same value for each GPU.
     Each(u64),
-    /// So much by GPU.
+    /// Values by GPU.
     By(Vec<(GpuRef, u64)>),
 }
 
 /// Priorities go from 0, the highest, to this one.
 pub(crate) const PRIORITY_MOST: u32 = 1000;
 
-/// When a cap counts, as people name it.
+/// When a cap applies, as the command line names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PolicyName {
     /// The cap always holds
@@ -49,7 +49,7 @@ pub(crate) enum PolicyName {
     Default,
     /// The share of --floor is guaranteed, idle time is lent up to the cap
     Floor,
-    /// The cap does not count
+    /// The cap is not enforced
     Disable,
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn policy_word(policy: Policy) -> &'static str {
     }
 }
 
-/// A name that is safe as a file's name and on a command line.
+/// A container's name, safe as a file name and on a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ContainerName(String);
 
@@ -92,7 +92,7 @@ pub(crate) struct DriverVersion(pub(crate) u32);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SimMemory(pub(crate) String);
 
-/// Longest name of a container.
+/// The longest container name.
 pub(crate) const NAME_MOST: usize = 63;
 
 pub(crate) fn gpu_ref(text: &str) -> Result<GpuRef, String> {
@@ -123,13 +123,13 @@ fn limit(text: &str) -> Result<u64, String> {
     let bytes = size::parse(text).map_err(|error| error.to_string())?;
     if bytes == 0 {
         return Err(format!(
-            "a limit of {text:?} leaves no memory at all; leave the GPU out with --gpu instead"
+            "a limit of {text:?} leaves no memory at all; to exclude the GPU, use --gpu"
         ));
     }
     Ok(bytes)
 }
 
-/// How a flag's values are written, for a person.
+/// The accepted forms of a flag's values, for errors.
 const SIZES: &str = "one SIZE for every GPU (4Gi), or a list of GPU=SIZE (0=4Gi,1=8Gi)";
 const PERCENTS: &str = "one PERCENT for every GPU (30), or a list of GPU=PERCENT (0=30,1=50)";
 
@@ -169,7 +169,7 @@ pub(crate) fn gpu_mem(text: &str) -> Result<PerGpu, String> {
     per_gpu(text, limit, SIZES)
 }
 
-/// What may be managed memory beside the limit. `none` takes it away again.
+/// Managed memory beyond the limit; `none` removes it.
 pub(crate) fn oversubscribe(text: &str) -> Result<PerGpu, String> {
     fn more(text: &str) -> Result<u64, String> {
         if text.trim() == "none" {
@@ -178,8 +178,8 @@ pub(crate) fn oversubscribe(text: &str) -> Result<PerGpu, String> {
         let bytes = size::parse(text).map_err(|error| error.to_string())?;
         if bytes == 0 {
             return Err(format!(
-                "{text:?} adds nothing; give how much more than --gpumem the program may have, \
-                 leave --oversubscribe out, or take it away with: vgpu set NAME --oversubscribe none"
+                "{text:?} adds nothing; give the size beyond --gpumem, leave --oversubscribe out, or \
+                 remove it with: vgpu set NAME --oversubscribe none"
             ));
         }
         Ok(bytes)
@@ -187,7 +187,7 @@ pub(crate) fn oversubscribe(text: &str) -> Result<PerGpu, String> {
     per_gpu(text, more, SIZES)
 }
 
-/// A whole number of percent of a GPU's time. `instead` says what somebody means who types 0.
+/// A whole percentage of a GPU's time. `instead` is the hint for a user who types 0.
 fn percent(text: &str, instead: &str) -> Result<u64, String> {
     let accepted = "accepted: a whole number of percent, 1 to 100, such as 30";
     let number = text.trim();
@@ -205,9 +205,7 @@ fn percent(text: &str, instead: &str) -> Result<u64, String> {
     }
     match number.parse::<u64>() {
         Ok(percent @ 1..=100) => Ok(percent),
-        Ok(0) => Err(format!(
-            "{text:?} is no share at all; {accepted}. {instead}"
-        )),
+        Ok(0) => Err(format!("{text:?} is not a share; {accepted}. {instead}")),
         _ => Err(format!("{text:?} is more than the whole GPU; {accepted}")),
     }
 }
@@ -254,7 +252,7 @@ pub(crate) fn container_name(text: &str) -> Result<ContainerName, String> {
     ))
 }
 
-/// The name of a command, made fit for a container's name.
+/// A container name made from a command's name.
 pub(crate) fn name_of_command(command: &str) -> String {
     let base = command.rsplit('/').next().unwrap_or_default();
     let name: String = base
@@ -335,7 +333,7 @@ pub(crate) fn sim_memory(text: &str) -> Result<SimMemory, String> {
         }
         Ok(bytes)
     }
-    // The board reads whole mebibytes in any dialect; what is typed here may be 1.5Gi or 16G.
+    // The simulated board accepts whole mebibytes only; the flag also accepts 1.5Gi or 16G.
     let mib = |bytes: u64| format!("{}Mi", bytes >> 20);
     if !text.contains('=') && !text.contains(',') {
         return card(text).map(|bytes| SimMemory(mib(bytes)));
@@ -424,7 +422,7 @@ mod tests {
                 "4096" => size "4096" has no unit; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
                 "4GB" => size "4GB" has a unit that is not known; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
                 "0" => size "0" has no unit; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
-                "0Gi" => a limit of "0Gi" leaves no memory at all; leave the GPU out with --gpu instead
+                "0Gi" => a limit of "0Gi" leaves no memory at all; to exclude the GPU, use --gpu
                 "-1Gi" => size "-1Gi" is negative; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
                 "" => size "" is empty; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
                 "4Gi,8Gi" => "4Gi" names no GPU; accepted: one SIZE for every GPU (4Gi), or a list of GPU=SIZE (0=4Gi,1=8Gi)
@@ -467,7 +465,7 @@ mod tests {
                 "all",
             ],
             expect![[r#"
-                "0" => "0" is no share at all; accepted: a whole number of percent, 1 to 100, such as 30. To keep a program off a GPU use --gpu; 100 is no cap
+                "0" => "0" is not a share; accepted: a whole number of percent, 1 to 100, such as 30. To keep a program off a GPU use --gpu; 100 is no cap
                 "101" => "101" is more than the whole GPU; accepted: a whole number of percent, 1 to 100, such as 30
                 "30%" => "30%" has a percent sign; leave it out: 30 (accepted: a whole number of percent, 1 to 100, such as 30)
                 "%" => "%" is not a percentage; accepted: a whole number of percent, 1 to 100, such as 30
@@ -476,7 +474,7 @@ mod tests {
                 "-1" => "-1" is not a percentage; accepted: a whole number of percent, 1 to 100, such as 30
                 "" => a percentage is missing; accepted: a whole number of percent, 1 to 100, such as 30
                 "30,50" => "30" names no GPU; accepted: one PERCENT for every GPU (30), or a list of GPU=PERCENT (0=30,1=50)
-                "0=0" => "0" is no share at all; accepted: a whole number of percent, 1 to 100, such as 30. To keep a program off a GPU use --gpu; 100 is no cap
+                "0=0" => "0" is not a share; accepted: a whole number of percent, 1 to 100, such as 30. To keep a program off a GPU use --gpu; 100 is no cap
                 "0=30,0=40" => GPU 0 is named twice in "0=30,0=40"; name it once
                 "all" => "all" is not a percentage; accepted: a whole number of percent, 1 to 100, such as 30
             "#]],
@@ -486,8 +484,8 @@ mod tests {
             &["20", "0", "1=0"],
             expect![[r#"
             "20" => Each(20)
-            "0" => "0" is no share at all; accepted: a whole number of percent, 1 to 100, such as 30. For no guarantee leave --floor out
-            "1=0" => "0" is no share at all; accepted: a whole number of percent, 1 to 100, such as 30. For no guarantee leave --floor out
+            "0" => "0" is not a share; accepted: a whole number of percent, 1 to 100, such as 30. For no guarantee leave --floor out
+            "1=0" => "0" is not a share; accepted: a whole number of percent, 1 to 100, such as 30. For no guarantee leave --floor out
         "#]],
         );
         check(
@@ -510,7 +508,7 @@ mod tests {
             "4Gi" => Each(4294967296)
             "0=4Gi" => By([(Index(0), 4294967296)])
             "none" => Each(0)
-            "0Gi" => "0Gi" adds nothing; give how much more than --gpumem the program may have, leave --oversubscribe out, or take it away with: vgpu set NAME --oversubscribe none
+            "0Gi" => "0Gi" adds nothing; give the size beyond --gpumem, leave --oversubscribe out, or remove it with: vgpu set NAME --oversubscribe none
             "4" => size "4" has no unit; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
             "" => size "" is empty; accepted: a number and one of Ki Mi Gi Ti (1024-based) or K M G T (1000-based), such as 4Gi, 1.5Gi or 500M
         "#]],

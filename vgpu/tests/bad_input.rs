@@ -459,7 +459,7 @@ fn compute_flags_that_do_not_go_together_start_nothing() {
 fn set_understands_no_more_than_run_does() {
     let machine = Machine::new();
     for (flags, says) in [
-        ("--gpucores 0", "is no share at all"),
+        ("--gpucores 0", "is not a share"),
         ("--gpucores 101", "is more than the whole GPU"),
         ("--gpucores -5", "is not a percentage"),
         ("--floor 30%", "leave it out: 30"),

@@ -124,7 +124,7 @@ fn a_limit_below_what_is_used_shows_as_pending_shrink_until_it_has_shrunk() {
 
     assert_eq!(set.code, Some(0));
     expect![[r#"
-        train GPU 0: limit 4Gi -> 2Gi, used 3Gi; pending-shrink: nothing new until 1Gi more is free
+        train GPU 0: limit 4Gi -> 2Gi, used 3Gi; pending-shrink: new allocations are refused until 1Gi is freed
         train GPU 1: limit 8Gi -> 8Gi, used 0
     "#]]
     .assert_eq(&set.out);
@@ -211,7 +211,11 @@ fn set_inside_a_container_can_only_lower_and_so_can_set_on_a_nested_one() {
     // From outside, too, the inner one stays within the outer one.
     let raised = machine.run(&["set", "inner", "--gpumem", "5Gi"]);
     assert_eq!(raised.code, Some(2));
-    assert!(raised.err.contains("more than the 4Gi"), "{}", raised.err);
+    assert!(
+        raised.err.contains("more than the outer limit of 4Gi"),
+        "{}",
+        raised.err
+    );
     assert_eq!(
         machine.run(&["set", "inner", "--gpumem", "3Gi"]).code,
         Some(0)
@@ -457,13 +461,13 @@ fn oom_says_what_was_refused_who_held_it_and_what_would_fit() {
 
     let report = steady(&one.out);
     expect![[r#"
-        2026-11-21 14:32:03Z  train  cuMemAlloc_v2 of process PID: 2Gi on GPU 1, more than what is left
-          and 2 times more until 2026-11-21 14:32:03Z
+        2026-11-21 14:32:03Z  train  cuMemAlloc_v2 of process PID: 2Gi on GPU 1, more than is left of the limit
+          and 2 more times until 2026-11-21 14:32:03Z
           limit 8Gi, used 7Gi
           held by process PID PROGRAM: 7Gi
           would fit with a limit of at least 9Gi: vgpu set train --gpumem 1=9Gi
 
-        2026-11-21 14:32:03Z  train  cuMemAlloc_v2 of process PID: 20Gi on GPU 1, more than what is left
+        2026-11-21 14:32:03Z  train  cuMemAlloc_v2 of process PID: 20Gi on GPU 1, more than is left of the limit
           limit 8Gi, used 7Gi
           held by process PID PROGRAM: 7Gi
           would fit with a limit of at least 27Gi, which is more than the GPU has (16Gi)
@@ -804,20 +808,11 @@ fn set_inside_a_container_can_only_lower_compute_limits() {
     };
 
     for (flags, says) in [
-        (
-            "--gpucores 51",
-            "more than the 50 % that the limits around allow",
-        ),
-        (
-            "--gpucores 100",
-            "more than the 50 % that the limits around allow",
-        ),
-        (
-            "--policy disable",
-            "lets go of the cap that the limits around hold",
-        ),
-        ("--floor 1", "the limits around guarantee nothing of it"),
-        ("--priority 3", "above the 4 of the limits around"),
+        ("--gpucores 51", "more than the outer limit of 50 %"),
+        ("--gpucores 100", "more than the outer limit of 50 %"),
+        ("--policy disable", "would lift the outer cap"),
+        ("--floor 1", "the outer limits guarantee nothing of it"),
+        ("--priority 3", "above the outer priority of 4"),
     ] {
         let refused = inside(flags);
         assert_eq!(

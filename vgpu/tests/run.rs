@@ -265,7 +265,7 @@ fn a_killed_runner_leaves_its_command_under_the_limit_and_the_next_run_clears_up
     let mut running = running;
     assert!(!running.child.wait().unwrap().success());
 
-    // It lives on, top shows it, its limit can be set, and nobody takes its files away.
+    // It keeps running, top shows it, its limit can be set, and its files stay.
     assert!(lives(&pid));
     let seen = machine.top();
     assert_eq!(seen["containers"][0]["name"], "left");
@@ -394,7 +394,7 @@ fn nested_runs_can_only_lower() {
     assert!(
         higher
             .err
-            .contains("5Gi of GPU 0 is more than the 4Gi that the limits around allow"),
+            .contains("5Gi of GPU 0 is more than the outer limit of 4Gi"),
         "{}",
         higher.err
     );
@@ -450,7 +450,7 @@ fn a_missing_library_says_where_it_was_looked_for() {
 
     assert!(start("/nonexistent/libvgpu.so").contains("looked at /nonexistent/libvgpu.so"));
     assert!(start(text.to_str().unwrap()).contains("not a 64-bit shared library"));
-    assert!(start(spaced.to_str().unwrap()).contains("has a space or a colon"));
+    assert!(start(spaced.to_str().unwrap()).contains("contains a space or a colon"));
     assert!(start("/").contains("cannot read the library"));
     // Without --library: the places are all named.
     let mut command = machine.vgpu(["run", "--gpumem", "4Gi", "--", "true"]);
@@ -497,7 +497,7 @@ fn limits_that_add_up_to_more_than_the_gpu_are_worth_a_word() {
     assert!(
         second
             .err
-            .contains("the limits on GPU 0 add up to 20Gi of its 16Gi"),
+            .contains("the limits on GPU 0 add up to 20Gi, and it has 16Gi"),
         "{}",
         second.err
     );
@@ -533,7 +533,7 @@ fn stopping_and_continuing_vgpu_stops_and_continues_the_command() {
     let machine = Machine::new();
     let script = format!("echo $$; {LOOP}");
     let mut command = machine.vgpu(["run", "--gpumem", "1Gi", "--", "sh", "-c", &script]);
-    // In a group that somebody could continue: in another one, the kernel stops nobody.
+    // In a group with a parent that could continue it: the kernel does not stop an orphaned group.
     let running = Running::start(command.process_group(0));
     let pid = running.said().lines().next().unwrap().to_owned();
     let state = |pid: &str| {
@@ -624,18 +624,18 @@ fn floors_of_a_gpu_are_never_more_than_the_whole_of_it() {
     };
 
     expect![[r#"
-        vgpu run: --floor 11 of GPU 0 cannot be kept: of its 100 %, first has 60 %, second has 30 %. At most --floor 10 fits; to take some back: vgpu set first --floor N
+        vgpu run: --floor 11 of GPU 0 cannot be kept: of its 100 %, first has 60 %, second has 30 %. At most --floor 10 fits; to release some: vgpu set first --floor N
     "#]]
     .assert_eq(&tried("0=11").2);
     expect![[r#"
-        vgpu run: --floor 1 of GPU 1 cannot be kept: of its 100 %, first has 60 %, second has 40 %. Nothing is left to promise; to take some back: vgpu set first --floor N
+        vgpu run: --floor 1 of GPU 1 cannot be kept: of its 100 %, first has 60 %, second has 40 %. Nothing is left to guarantee; to release some: vgpu set first --floor N
     "#]]
     .assert_eq(&tried("1=1").2);
     assert_eq!(tried("11").0, Some(2));
     assert_eq!(machine.names(), ["first", "second"]);
     assert_eq!(tried("0=10").1, "started\n");
 
-    // Who has one may change it within what is left.
+    // A container may change its own floor within what is left.
     let set = |name: &str, floor: &str| machine.run(&["set", name, "--floor", floor]);
     let refused = set("second", "0=41");
     assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""));
@@ -648,7 +648,7 @@ fn floors_of_a_gpu_are_never_more_than_the_whole_of_it() {
     assert_eq!(set("first", "50").code, Some(0));
     assert_eq!(set("first", "1=60").code, Some(0));
 
-    // What has ended is promised to nobody.
+    // The floor of an ended container is free again.
     first.stop();
     assert_eq!(tried("60").1, "started\n");
     second.stop();
@@ -736,32 +736,32 @@ fn compute_limits_of_nested_runs_can_only_be_lowered() {
         (
             "--gpucores 30",
             "--gpucores 31",
-            "--gpucores 31 of GPU 0 is more than the 30 % that the limits around allow",
+            "--gpucores 31 of GPU 0 is more than the outer limit of 30 %",
         ),
         (
             "--gpucores 30",
             "--gpucores 30 --policy disable",
-            "lets go of the cap that the limits around hold",
+            "would lift the outer cap",
         ),
         (
             "--floor 30",
             "--floor 31",
-            "the limits around guarantee 30 %",
+            "the outer limits guarantee 30 %",
         ),
         (
             "--gpumem 1Gi",
             "--floor 1",
-            "the limits around guarantee nothing of it",
+            "the outer limits guarantee nothing of it",
         ),
         (
             "--priority 4",
             "--priority 3",
-            "--priority 3 is above the 4 of the limits around",
+            "--priority 3 is above the outer priority of 4",
         ),
         (
             "--gpumem 1Gi --oversubscribe 1Gi",
             "--gpumem 1Gi --oversubscribe 2Gi",
-            "3Gi of GPU 0 is more than the 2Gi that the limits around allow",
+            "3Gi of GPU 0 is more than the outer limit of 2Gi",
         ),
     ] {
         let error = nested(outer, inner);
@@ -797,10 +797,10 @@ fn floors_inside_a_container_are_together_no_more_than_its_own() {
 
     let refused = ended(&mut inside(&["run", "--floor", "21", "--", "true"]));
     expect![[r#"
-        vgpu run: --floor 21 of GPU 0 cannot be kept: of the 50 % that the container around has, first has 30 %. At most --floor 20 fits; to take some back: vgpu set first --floor N
+        vgpu run: --floor 21 of GPU 0 cannot be kept: of the outer container's 50 %, first has 30 %. At most --floor 20 fits; to release some: vgpu set first --floor N
     "#]]
     .assert_eq(&refused.err);
-    // Who names none has what is left.
+    // A run that names no floor gets what is left.
     let second = Running::start(&mut inside(&[
         "run", "--gpumem", "1Gi", "--name", "second", "--", "sh", "-c", LOOP,
     ]));
@@ -830,7 +830,7 @@ fn where_mps_runs_a_cap_is_told_to_it() {
         let ended = ended(&mut command);
         format!("{}{}", ended.out, ended.err).trim().to_owned()
     };
-    // Nobody has started it.
+    // The command was not started.
     assert_eq!(told(&["--gpucores", "30"], None), "none");
     fs::write(pipe.join("control"), "").unwrap();
 
@@ -857,7 +857,7 @@ fn where_mps_runs_a_cap_is_told_to_it() {
 }
 
 #[test]
-fn whoever_holds_the_board_keeps_nobody_from_running_without_a_floor() {
+fn held_board_lock_delays_only_runs_with_a_floor() {
     let machine = Machine::new();
     let running = machine.start(&["--gpumem", "1Gi"], LOOP);
     let board = fs::File::open(&machine.board).unwrap();

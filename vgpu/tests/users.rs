@@ -1,4 +1,4 @@
-//! The board between users: who may see what, and what is refused where somebody prepared it.
+//! The board shared by several users: what each may see, and which prepared boards are refused.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -154,7 +154,7 @@ fn a_board_that_is_a_link_or_open_to_others_is_refused() {
     let elsewhere = machine.path("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     symlink(&elsewhere, &machine.board).unwrap();
-    refused("is not a directory, or it is a link");
+    refused("is not a directory, or is a link");
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
     fs::remove_file(&machine.board).unwrap();
 
@@ -168,12 +168,12 @@ fn a_board_that_is_a_link_or_open_to_others_is_refused() {
     fs::set_permissions(&machine.board, PermissionsExt::from_mode(0o1777)).unwrap();
 
     symlink(&elsewhere, machine.containers()).unwrap();
-    refused("it is a link");
+    refused("is a link");
     fs::remove_file(machine.containers()).unwrap();
 
     fs::create_dir(machine.containers()).unwrap();
     fs::set_permissions(machine.containers(), PermissionsExt::from_mode(0o777)).unwrap();
-    refused("others may write it");
+    refused("others may write to it");
     fs::set_permissions(machine.containers(), PermissionsExt::from_mode(0o700)).unwrap();
 
     symlink(&elsewhere, machine.containers().join("train")).unwrap();
@@ -218,7 +218,7 @@ fn a_place_that_a_stranger_took_is_refused() {
     let ended = machine.run(&["run", "--gpumem", "1Gi", "--", "echo", "started"]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
     assert!(
-        ended.err.contains("somebody took your place"),
+        ended.err.contains("another user took your place"),
         "{}",
         ended.err
     );
@@ -321,7 +321,7 @@ fn a_full_disk_starts_nothing_and_leaves_nothing() {
 #[test]
 fn floors_of_other_users_count_as_long_as_their_runner_lives() {
     let Some(machine) = shared() else { return };
-    // Both on the same simulated GPUs: whoever comes first makes them.
+    // Both use the same simulated GPUs; the first command creates them.
     machine.top();
     let nobody = |words: &[&str]| {
         let mut command = machine.vgpu(words);
@@ -335,7 +335,7 @@ fn floors_of_other_users_count_as_long_as_their_runner_lives() {
         "run", "--floor", "0=30", "--name", "theirs", "--", "sh", "-c", LOOP,
     ]));
 
-    // They cannot look into my containers, and still hear who has what; root sees both.
+    // They cannot read my containers, but the error still names the holders; root sees both.
     let refused = ended(&mut nobody(&["run", "--floor", "0=11", "--", "true"]));
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(
@@ -378,14 +378,14 @@ fn floors_of_other_users_count_as_long_as_their_runner_lives() {
 }
 
 #[test]
-fn a_list_of_floors_that_somebody_else_made_counts_for_nobody() {
+fn floors_file_of_another_owner_is_ignored() {
     let Some(machine) = shared() else { return };
     machine.top();
     let words = ["run", "--floor", "0=60", "--", "echo", "started"];
     let mut command = machine.vgpu(words);
     command.env("VGPU_SIM_BOARD", machine.path("sim-board"));
     let mut nobody = as_nobody(&command);
-    // Somebody else's list, in the place of a user whose containers cannot be read: root's.
+    // A list that another user wrote in the place of root, whose containers cannot be read.
     let mine = machine.start(&["--gpumem", "1Gi"], LOOP);
     let uuid = machine.top()["gpus"][0]["uuid"]
         .as_str()

@@ -65,7 +65,6 @@ const STILL_IN_CIRCLES: &[(&str, &[&str])] = &[
         &["allocation", "hcs", "node", "request", "vendor"],
     ),
     ("placement", &["card", "fit"]),
-    ("vgpu", &["args", "bench", "doctor", "limits", "mps", "run"]),
 ];
 
 /// A module by its path below the crate's root: `["rules", "nvml", "lists"]`.

@@ -12,54 +12,54 @@ use workload::{BIN_NS, Job, Kind, Report, Simulated};
 
 use super::shares::Curve;
 
-/// How often a simulated board is asked.
+/// How often a simulated board is read.
 const LOOK: Duration = Duration::from_millis(4);
-/// How long a workload may take to be ready, and to end after its time.
+/// How long a workload may take to start, and to end after its time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where and with what cases run.
-pub(crate) struct Place {
+/// The programs and the GPU that all cases use.
+pub(crate) struct Setup {
     /// This program.
     pub(crate) exe: PathBuf,
-    /// The GPU, as nvidia-smi counts.
+    /// The GPU, by nvidia-smi's number.
     pub(crate) gpu: u32,
     pub(crate) library: Option<PathBuf>,
     pub(crate) board: Option<PathBuf>,
-    /// Knows the truth, where the GPU is simulated.
+    /// The simulated board, which reports exact times, if the GPU is simulated.
     pub(crate) simulated: Option<Simulated>,
 }
 
-/// A container and what runs in it.
+/// A container and its job.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Container {
     pub(crate) job: Job,
-    /// Percent; nothing runs it as it is, without `vgpu run`.
+    /// Cap, percent; `None` runs the job without `vgpu run`.
     pub(crate) cap: Option<u32>,
 }
 
-/// What was seen of a container.
+/// The measurements of a container.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Observed {
     pub(crate) curve: Curve,
     pub(crate) reports: Vec<Report>,
 }
 
-/// What was seen of a case.
+/// The measurements of a case.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    pub(crate) seen: Vec<Seen>,
-    /// When each change had been made, nanoseconds since the start.
+    pub(crate) seen: Vec<Observed>,
+    /// When each change took place, nanoseconds since the start.
     pub(crate) changed_ns: Vec<u64>,
 }
 
-impl Place {
-    /// Runs containers side by side; gives the first one other caps at certain moments.
+impl Setup {
+    /// Runs containers side by side, and changes the first one's cap at the given times.
     pub(crate) fn run(
         &self,
         containers: &[Container],
         changes: &[(Duration, u32)],
     ) -> anyhow::Result<Outcome> {
-        // One after another: a real GPU is calibrated by who has it alone.
+        // One after another: calibration needs the GPU to itself.
         let mut running = Vec::new();
         for (index, container) in containers.iter().enumerate() {
             running.push(self.start(index, container)?);
@@ -94,7 +94,7 @@ impl Place {
                 Some(_) => curve,
                 None => curve_of(&reports),
             };
-            seen.push(Seen { curve, reports });
+            seen.push(Observed { curve, reports });
         }
         Ok(Outcome { seen, changed_ns })
     }

@@ -15,7 +15,7 @@ const TABLE_LEFT: f64 = 664.0;
 const LINE: f64 = 19.0;
 const TITLE: f64 = 30.0;
 const GAP: f64 = 40.0;
-/// Distinguishable by those who see colours differently, too (Okabe and Ito), on white.
+/// Colours on white that colour-blind readers can distinguish (Okabe and Ito).
 const COLOURS: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a07a00", "#56a8d9", "#444444", "#7a4fb5",
 ];

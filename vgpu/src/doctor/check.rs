@@ -1,22 +1,22 @@
-//! What a check is, and what it answers. Owns the four verdicts.
+//! A check, its verdict and its evidence.
 //!
-//! Never gathers: a check sees facts, and nothing else.
+//! Never gathers: a check reads only facts.
 
 use serde::Serialize;
 
-use super::args::Place;
+use crate::args::doctor::Scope;
 
-/// What was found.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
     /// It is as it should be.
     Ok,
-    /// It works, and something about it should be known or changed.
+    /// It works, but the user should know about it or change it.
     Warn,
     /// It is broken.
     Fail,
-    /// It could not be looked at, or does not apply here.
+    /// It could not be checked, or does not apply here.
     Skipped,
 }
 
@@ -31,14 +31,14 @@ impl Verdict {
     }
 }
 
-/// A verdict with what was read, and from where.
+/// A verdict with its evidence: what was read, and from where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) verdict: Verdict,
     pub(super) evidence: String,
 }
 
-/// `Err` is a verdict that was clear before the end: the checks are written with `?`.
+/// `Err` is also a verdict: it lets a check return early with `?`.
 pub(super) type Judged = Result<Finding, Finding>;
 
 pub(super) fn ok(evidence: impl Into<String>) -> Finding {
@@ -64,13 +64,13 @@ fn finding(verdict: Verdict, evidence: impl Into<String>) -> Finding {
     }
 }
 
-/// One check of a place with these facts.
+/// One check of facts `F`.
 pub(super) struct Check<F: 'static> {
-    /// Never changes its meaning, and is never used again for another.
+    /// The id. It never changes its meaning and is never reused.
     pub(super) id: &'static str,
-    /// What is as it should be where it is ok.
+    /// What is true if the check is ok.
     pub(super) title: &'static str,
-    /// What to do where it is not, in one line.
+    /// What to do if it is not, in one line.
     pub(super) cure: &'static str,
     pub(super) judge: fn(&F) -> Judged,
 }
@@ -79,13 +79,13 @@ pub(super) struct Check<F: 'static> {
 #[derive(Debug, Serialize)]
 pub(super) struct Listed {
     pub(super) id: &'static str,
-    pub(super) place: Place,
+    pub(super) place: Scope,
     pub(super) title: &'static str,
     pub(super) cure: &'static str,
 }
 
 impl<F> Check<F> {
-    pub(super) fn listed(&self, place: Place) -> Listed {
+    pub(super) fn listed(&self, place: Scope) -> Listed {
         Listed {
             id: self.id,
             place,
@@ -101,13 +101,13 @@ pub(super) struct Row {
     pub(super) id: &'static str,
     pub(super) title: &'static str,
     pub(super) verdict: Verdict,
-    /// What was read, and from where; where it was skipped, why.
+    /// What was read, and from where; for a skipped check the reason.
     pub(super) evidence: String,
-    /// Nothing where there is nothing to do.
+    /// `None` if there is nothing to do.
     pub(super) cure: Option<&'static str>,
 }
 
-/// Asks every check, or those that are named.
+/// Runs every check, or those named in `only`.
 pub(super) fn judge<F>(checks: &[Check<F>], facts: &F, only: &[String]) -> Vec<Row> {
     checks
         .iter()
@@ -125,10 +125,10 @@ pub(super) fn judge<F>(checks: &[Check<F>], facts: &F, only: &[String]) -> Vec<R
         .collect()
 }
 
-/// Most things that one line of evidence names.
+/// The most items that one line of evidence names.
 const MOST_NAMED: usize = 5;
 
-/// Several things in one line: the first few, and how many more there are.
+/// A list in one line: the first few items, and how many more there are.
 pub(super) fn several<T: AsRef<str>>(things: &[T]) -> String {
     let mut text = things
         .iter()

@@ -1,8 +1,8 @@
-//! What an API server says of the cluster: nodes, pods, what was installed, and what it answers to a few questions.
-//! Owns which of it is kept.
+//! Facts of a cluster: its nodes, its pods, the installation, and the API server's answers to a few questions. Owns
+//! which of them are kept.
 //!
-//! Never keeps what is nobody's business: of other people's pods the variables that the checks name, of Secrets the one
-//! certificate.
+//! Never keeps private data: of other tenants' pods it keeps only the variables that the checks name, of Secrets only
+//! one certificate.
 
 mod checks;
 mod control;
@@ -23,7 +23,7 @@ use serde_json::Value;
 pub(super) use checks::CHECKS;
 pub(super) use gather::gather;
 
-/// What was seen of a cluster.
+/// The facts of a cluster.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct ClusterFacts {
@@ -36,7 +36,7 @@ pub(super) struct ClusterFacts {
     version: Value,
     /// Namespace of the parts.
     namespace: Option<String>,
-    /// Name of the scheduler, where it was given or found.
+    /// Name of the scheduler, if given or found.
     scheduler_name: String,
     nodes: Vec<Value>,
     pods: Vec<Value>,
@@ -49,35 +49,35 @@ pub(super) struct ClusterFacts {
     configmaps: Vec<Value>,
     mutating: Vec<Value>,
     validating: Vec<Value>,
-    /// What could not be listed: kind and why.
+    /// Kinds that could not be listed, with the reason.
     unread: BTreeMap<String, String>,
     /// Certificates of the webhook's CA, PEM.
     ca: Option<String>,
     ca_secret: Option<String>,
     ca_error: Option<String>,
     dry_run: Option<DryRun>,
-    /// What the accounts of the parts may do.
+    /// Rights of the parts' accounts.
     access: Vec<Access>,
     access_error: Option<String>,
     /// Answers of the agents.
     metrics: Vec<Answer>,
-    /// Kinds of hcs.io/v1alpha1 that the server has.
+    /// Kinds of hcs.io/v1alpha1 that the server serves.
     hcs_kinds: Vec<String>,
     computenodes: Vec<Value>,
-    /// Whether each pod of the assigner says that it is ready.
+    /// Whether each pod of the assigner reports ready.
     assigners: Vec<Answer>,
 }
 
-/// A pod that was sent as a dry run, and what came back.
+/// A pod that was created as a dry run, and the answer.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct DryRun {
-    /// Namespace that it was for.
+    /// The pod's namespace.
     namespace: String,
-    /// What the server said no with.
+    /// The server's refusal.
     error: Option<String>,
     status: u16,
-    /// The scheduler that the pod came back with.
+    /// The schedulerName of the returned pod.
     scheduler_name: Option<String>,
 }
 
@@ -93,7 +93,7 @@ struct Access {
     allowed: bool,
 }
 
-/// What an agent's port answers.
+/// The answer of an agent's port.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Answer {
@@ -103,6 +103,6 @@ struct Answer {
     error: Option<String>,
     ours: bool,
     sick: Vec<String>,
-    /// Whether the agent sees the driver; nothing where it does not say.
+    /// Whether the agent sees the driver; `None` if it does not report it.
     driver_up: Option<bool>,
 }

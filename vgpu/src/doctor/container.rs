@@ -1,5 +1,4 @@
-//! What a container was given, as one sees it from inside, or from the node through `/proc/PID/root`. Owns what is
-//! looked at.
+//! Facts of a container, gathered from inside, or from the node through `/proc/PID/root`.
 
 mod checks;
 
@@ -12,48 +11,48 @@ use vgpu_abi::host::{SnapshotError, snapshot_at};
 use vgpu_abi::limits;
 use vgpu_abi::targets;
 
-use super::args::DoctorArgs;
 use super::elf::{self, Library};
 use super::proc::{self, Process};
 use super::root::{FileFacts, Mount, Root, mount_of, mounts};
-use crate::run::monotonic_ns;
+use crate::args::doctor::DoctorArgs;
+use crate::clock::monotonic_ns;
 
 pub(super) use checks::CHECKS;
 
-/// Where the node agent puts the limits.
+/// The node agent's limits file.
 const LIMITS: &str = "/etc/vgpu/limits";
 const REGION: &str = "/run/vgpu/region";
 const PRELOAD: &str = "/etc/ld.so.preload";
-/// Libraries are smaller.
+/// The most that is read of a library.
 const MOST_LIBRARY: u64 = 256 << 20;
 
-/// What was seen of a container.
+/// The facts of a container.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct ContainerFacts {
-    /// Process whose container it is; nothing: this command's own.
+    /// A process of the container; `None` for this command's own container.
     pid: Option<u32>,
-    /// Variables of the first process that could be asked.
+    /// Variables of the first process that could be read.
     env: BTreeMap<String, String>,
     limits_path: String,
     limits: FileFacts,
     limits_mount: Option<Mount>,
     limits_error: Option<String>,
     devices: Vec<GivenDevice>,
-    /// How long ago the arbiter wrote the targets; nothing where there are none.
+    /// How long ago the arbiter wrote the targets; `None` if there are none.
     heartbeat_ago_ms: Option<u64>,
     targets_error: Option<String>,
     region_path: String,
     region: FileFacts,
     region_mount: Option<Mount>,
     region_error: Option<String>,
-    /// Version of the region's layout, where it is one.
+    /// Version of the region's layout, if the file is a region.
     region_version: Option<u32>,
     /// Lines of `/etc/ld.so.preload`.
     preload_file: Option<Vec<String>>,
     /// Libraries that the file or `LD_PRELOAD` name, by path.
     libraries: BTreeMap<String, Option<Library>>,
-    /// Libraries that the preloaded one cannot be loaded without, and that the image does not have.
+    /// Libraries that the preloaded one needs and that the image lacks.
     missing: Vec<String>,
     /// Version of the image's glibc.
     glibc: Option<String>,
@@ -64,7 +63,7 @@ pub(super) struct ContainerFacts {
     cards: Vec<u32>,
     /// Release of the kernel's driver.
     kernel_driver: Option<String>,
-    /// Where the user's part of the driver is found, and its release.
+    /// The path of the driver's library, and its release.
     libcuda: Option<(String, Option<String>)>,
     /// `pid:[…]` of the container's first process.
     pid_namespace: Option<String>,
@@ -72,7 +71,7 @@ pub(super) struct ContainerFacts {
     capabilities: Option<u64>,
 }
 
-/// A device as the limits name it.
+/// A device in the limits file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct GivenDevice {
@@ -84,7 +83,7 @@ struct GivenDevice {
 }
 
 pub(super) fn gather(args: &DoctorArgs) -> anyhow::Result<ContainerFacts> {
-    let (root, proc, who) = match (args.pid, &args.root) {
+    let (root, proc, pid_dir) = match (args.pid, &args.root) {
         (Some(pid), _) => (
             PathBuf::from(format!("/proc/{pid}/root")),
             PathBuf::from("/proc"),
@@ -101,24 +100,29 @@ pub(super) fn gather(args: &DoctorArgs) -> anyhow::Result<ContainerFacts> {
     let proc = Root::open(&proc)?;
     let mut facts = ContainerFacts {
         pid: args.pid,
-        env: proc::environment(&proc, &who).unwrap_or_default(),
+        env: proc::environment(&proc, &pid_dir).unwrap_or_default(),
         ..ContainerFacts::default()
     };
-    let table = mounts(&proc.text(&format!("/{who}/mountinfo")).unwrap_or_default());
+    let table = mounts(
+        &proc
+            .text(&format!("/{pid_dir}/mountinfo"))
+            .unwrap_or_default(),
+    );
     facts.read_limits(&root, &table);
     facts.read_region(&root, &table);
     facts.read_libraries(&root);
     facts.read_driver(&root, &proc);
-    facts.pid_namespace = proc::namespace(&proc, &who, "pid");
-    facts.capabilities = capabilities(&proc.text(&format!("/{who}/status")).unwrap_or_default());
-    let mine = proc::namespace(&proc, &who, "mnt");
+    facts.pid_namespace = proc::namespace(&proc, &pid_dir, "pid");
+    facts.capabilities =
+        capabilities(&proc.text(&format!("/{pid_dir}/status")).unwrap_or_default());
+    let mine = proc::namespace(&proc, &pid_dir, "mnt");
     let under = facts.env.get("VGPU_LIMITS").cloned();
     let all = proc::pids(&proc)
         .into_iter()
         .filter_map(|pid| proc::process(&proc, pid));
     facts.processes = all
         .filter(|process| match &under {
-            // Under `vgpu run` everything else of the machine is visible, too.
+            // Under `vgpu run` the rest of the machine is visible, too.
             Some(limits) if facts.limits_path != LIMITS => {
                 process.variable("VGPU_LIMITS") == Some(limits)
             }
@@ -268,7 +272,7 @@ impl ContainerFacts {
             if !root.look(&path).present {
                 continue;
             }
-            // The link names the release; where it is a plain file, one beside it may.
+            // The link's target names the release; for a plain file, a file beside it may.
             let names = root.names(dir);
             let release = root
                 .link(&path)
@@ -285,7 +289,7 @@ impl ContainerFacts {
     }
 }
 
-/// Where images keep libraries.
+/// The directories in which images keep libraries.
 const LIBRARY_DIRECTORIES: [&str; 8] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",

@@ -1,26 +1,26 @@
-//! What a shared library says of itself: whether it is ours, of which layout, and which C library it needs. Values in,
-//! values out.
+//! Reads a shared library's ELF file: whether it is vgpu's, the version of the region it uses, and the C library it
+//! needs.
 
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, ObjectSymbol};
 use serde::{Deserialize, Serialize};
 
-/// The symbol that tells our libraries from others; its value is the version of the region that they read.
+/// The symbol that identifies vgpu's libraries; its value is the version of the region that they use.
 const MARKER: &str = "VGPU_LIBRARY_MARKER";
 
 /// A shared library.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Library {
-    /// Why it is none.
+    /// Why it is not a shared library.
     pub(super) error: Option<String>,
-    /// `x86_64` and the like.
+    /// The architecture, such as `x86_64`.
     pub(super) machine: String,
-    /// Version of the region that it reads, where it is ours.
+    /// Version of the region that it uses, if it is vgpu's.
     pub(super) region_version: Option<u32>,
     /// The newest version of glibc whose functions it calls, as `2.17`.
     pub(super) needs_glibc: Option<String>,
-    /// Libraries that it cannot be loaded without.
+    /// The libraries that it needs.
     pub(super) needs: Vec<String>,
 }
 

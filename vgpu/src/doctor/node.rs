@@ -22,10 +22,10 @@ use vgpu_abi::host::{SnapshotError, snapshot_at};
 use vgpu_abi::layout::REGION_VERSION;
 use vgpu_abi::limits;
 
-use super::args::DoctorArgs;
 use super::elf::{self, Library};
 use super::proc::{self, Process};
 use super::root::{FileFacts, Mount, Root, mount_of, mounts};
+use crate::args::doctor::DoctorArgs;
 use runtime::{CdiSpec, Runtime};
 
 pub(super) use checks::CHECKS;
@@ -78,7 +78,7 @@ pub(super) struct NodeFacts {
     cuda_processes: usize,
     /// How many processes could not be looked into.
     closed_processes: usize,
-    /// Who listens on the agent's ports.
+    /// The processes that listen on the agent's ports.
     listeners: Vec<Listener>,
     /// What the agent's ports answer.
     metrics: BTreeMap<u16, Metrics>,
@@ -443,7 +443,7 @@ fn registered(bytes: &[u8]) -> Option<BTreeMap<String, Vec<String>>> {
     serde_json::from_value(devices.clone()).ok()
 }
 
-/// Who listens on the agent's ports, of the network that this process is in.
+/// The processes that listen on the agent's ports in this process's network namespace.
 fn listeners(proc: &Root) -> Vec<Listener> {
     const LISTENS: &str = "0A";
     let mut found: Vec<Listener> = Vec::new();

@@ -1,12 +1,12 @@
-//! How answers are printed: failures first, each with what was seen and what to do.
+//! How verdicts are printed: failures first, each with evidence and cure.
 
 use std::io::{IsTerminal, Write};
 
 use serde::Serialize;
 
 use super::Facts;
-use super::args::DoctorArgs;
 use super::check::{Listed, Row, Verdict};
+use crate::args::doctor::DoctorArgs;
 use crate::text::Paint;
 
 /// The document that `--json` prints. Fields are added and never renamed.
@@ -21,7 +21,7 @@ struct Document<'a> {
     checks: &'a [Row],
 }
 
-/// How many of each.
+/// Number of checks with each verdict.
 #[derive(Serialize)]
 struct Summary {
     ok: usize,
@@ -30,12 +30,12 @@ struct Summary {
     skipped: usize,
 }
 
-/// The order in which people read them.
+/// The order in which verdicts are printed.
 const ORDER: [Verdict; 4] = [Verdict::Fail, Verdict::Warn, Verdict::Ok, Verdict::Skipped];
 
-/// A line of text is not drawn narrower than this.
+/// The narrowest line of text.
 const NARROWEST: usize = 40;
-/// A list of ids is broken here where nobody says how wide it may be.
+/// The width at which a list of ids is broken if the terminal's width is unknown.
 const USUAL: usize = 100;
 
 pub(super) fn list(checks: &[&Listed], json: bool) -> anyhow::Result<()> {
@@ -66,7 +66,7 @@ pub(super) fn rows(args: &DoctorArgs, facts: &Facts, rows: &[Row]) -> anyhow::Re
     if args.json {
         let document = Document {
             version: 1,
-            place: facts.place().word(),
+            place: facts.scope().word(),
             why: &facts.why,
             vgpu: &facts.vgpu,
             time_unix: facts.at_unix,
@@ -92,7 +92,7 @@ pub(super) fn rows(args: &DoctorArgs, facts: &Facts, rows: &[Row]) -> anyhow::Re
 fn drawn(facts: &Facts, rows: &[Row], all: bool, paint: Paint, columns: Option<usize>) -> String {
     let mut text = format!(
         "looking at: {} ({})\n",
-        facts.place().word(),
+        facts.scope().word(),
         plain(&facts.why)
     );
     for verdict in ORDER {
@@ -132,7 +132,7 @@ fn drawn(facts: &Facts, rows: &[Row], all: bool, paint: Paint, columns: Option<u
             );
             continue;
         }
-        // Many are skipped for one reason: said once.
+        // Checks that are skipped for the same reason share a line.
         let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
         for row in of_it {
             match reasons.iter_mut().find(|(why, _)| *why == row.evidence) {
@@ -176,7 +176,7 @@ fn detail(text: &mut String, word: &str, what: &str, columns: Option<usize>) {
     wrapped(text, &format!("    {word:<5}"), what, columns);
 }
 
-/// `head`, then the words, in lines of so many columns that begin below the first word.
+/// `head`, then the words, wrapped at this width and indented to the first word.
 fn wrapped(text: &mut String, head: &str, words: &str, columns: Option<usize>) {
     let indent = head.chars().count();
     let mut at = indent;
@@ -201,7 +201,7 @@ fn wrapped(text: &mut String, head: &str, words: &str, columns: Option<usize>) {
     text.push('\n');
 }
 
-/// What was read may hold anything; a terminal gets nothing that would move its cursor.
+/// Evidence may contain any character; characters that would move the terminal's cursor are replaced.
 fn plain(text: &str) -> String {
     text.chars()
         .map(|letter| if letter.is_control() { ' ' } else { letter })

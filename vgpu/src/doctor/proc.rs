@@ -1,6 +1,6 @@
-//! Processes as `/proc` shows them, as far as the checks ask. Owns which of their variables are kept.
+//! Processes, read from `/proc`. Owns which of their variables are kept.
 //!
-//! Never keeps a variable that the checks do not name: an environment holds secrets, and facts are handed on.
+//! Never keeps a variable that the checks do not need: an environment contains secrets, and facts are passed on.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::root::Root;
 
-/// Variables that say something about a GPU.
+/// Variables that matter for GPUs.
 const VARIABLES: [&str; 17] = [
     "CUDA_DEVICE_MEMORY_LIMIT",
     "CUDA_DEVICE_MEMORY_SHARED_CACHE",
@@ -29,7 +29,7 @@ const VARIABLES: [&str; 17] = [
     "VGPU_SIM_BOARD",
 ];
 
-/// More processes than this are not looked at.
+/// The most processes that are read.
 const MOST_PROCESSES: usize = 20_000;
 
 /// A process.
@@ -38,13 +38,13 @@ const MOST_PROCESSES: usize = 20_000;
 pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) name: String,
-    /// Its variables, of those that matter; nothing where they may not be read.
+    /// Its relevant variables; `None` if they may not be read.
     pub(super) env: Option<BTreeMap<String, String>>,
-    /// Whether a CUDA driver is in its memory; nothing where that may not be read.
+    /// Whether a CUDA driver is in its memory; `None` if that may not be read.
     pub(super) cuda: Option<bool>,
-    /// Whether our library is.
+    /// Whether vgpu's library is in its memory.
     pub(super) ours: Option<bool>,
-    /// Its words, where it is one that the checks ask about.
+    /// Its arguments, if the checks need them.
     pub(super) command: Vec<String>,
     /// Its namespaces: `pid:[4026531836]`.
     pub(super) pid_namespace: Option<String>,
@@ -75,10 +75,10 @@ pub(super) fn pids(proc: &Root) -> Vec<u32> {
     pids
 }
 
-/// The variables of `/proc/WHO/environ` that are kept.
-pub(super) fn environment(proc: &Root, who: &str) -> Option<BTreeMap<String, String>> {
+/// The variables of `/proc/PID/environ` that are kept.
+pub(super) fn environment(proc: &Root, pid_dir: &str) -> Option<BTreeMap<String, String>> {
     let bytes = proc
-        .bytes(&format!("/{who}/environ"), super::root::MOST_TEXT)
+        .bytes(&format!("/{pid_dir}/environ"), super::root::MOST_TEXT)
         .ok()??;
     let variables = bytes.split(|byte| *byte == 0).filter_map(|variable| {
         let (name, value) = std::str::from_utf8(variable).ok()?.split_once('=')?;
@@ -92,15 +92,18 @@ pub(super) fn environment(proc: &Root, who: &str) -> Option<BTreeMap<String, Str
 }
 
 /// A namespace of a process.
-pub(super) fn namespace(proc: &Root, who: &str, kind: &str) -> Option<String> {
-    proc.link(&format!("/{who}/ns/{kind}"))
+pub(super) fn namespace(proc: &Root, pid_dir: &str, kind: &str) -> Option<String> {
+    proc.link(&format!("/{pid_dir}/ns/{kind}"))
 }
 
-/// What `/proc` says of a process; nothing where it is gone.
+/// Reads a process from `/proc`; `None` if it has ended.
 pub(super) fn process(proc: &Root, pid: u32) -> Option<Process> {
-    let who = pid.to_string();
-    let name = proc.text(&format!("/{who}/comm"))?.trim_end().to_owned();
-    let maps = proc.text(&format!("/{who}/maps"));
+    let pid_dir = pid.to_string();
+    let name = proc
+        .text(&format!("/{pid_dir}/comm"))?
+        .trim_end()
+        .to_owned();
+    let maps = proc.text(&format!("/{pid_dir}/maps"));
     let mapped = |begins: &str| {
         let maps = maps.as_ref()?;
         Some(maps.lines().any(|line| {
@@ -110,19 +113,19 @@ pub(super) fn process(proc: &Root, pid: u32) -> Option<Process> {
         }))
     };
     let command = proc
-        .text(&format!("/{who}/cmdline"))
+        .text(&format!("/{pid_dir}/cmdline"))
         .unwrap_or_default()
         .split('\0')
         .filter(|word| !word.is_empty())
         .map(str::to_owned)
         .collect::<Vec<_>>();
-    // The words of others may hold anything.
+    // Other programs' arguments may contain any bytes.
     let known = ["vgpu-monitor", "vGPUmonitor", "nvidia-device-plugin"];
     let program = command.first().map(String::as_str).unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default();
     Some(Process {
         pid,
-        env: environment(proc, &who),
+        env: environment(proc, &pid_dir),
         cuda: mapped("libcuda.so"),
         ours: mapped("libvgpu"),
         command: if known.contains(&program) {
@@ -130,9 +133,9 @@ pub(super) fn process(proc: &Root, pid: u32) -> Option<Process> {
         } else {
             Vec::new()
         },
-        pid_namespace: namespace(proc, &who, "pid"),
-        mount_namespace: namespace(proc, &who, "mnt"),
-        net_namespace: namespace(proc, &who, "net"),
+        pid_namespace: namespace(proc, &pid_dir, "pid"),
+        mount_namespace: namespace(proc, &pid_dir, "mnt"),
+        net_namespace: namespace(proc, &pid_dir, "net"),
         name,
     })
 }
@@ -143,7 +146,7 @@ pub(super) fn driver_release(text: &str) -> Option<String> {
     line.split_whitespace().find_map(release)
 }
 
-/// The release that a word is, if it looks like one.
+/// The word, if it looks like a release.
 pub(super) fn release(word: &str) -> Option<String> {
     let parts: Vec<&str> = word.split('.').collect();
     let numbers = parts.len() >= 2

@@ -1,8 +1,7 @@
-//! Files below a directory that stands for `/`: this system's, a node's that is mounted elsewhere, or a container's.
-//! Owns how they are read.
+//! Reads files below a root directory: this system's `/`, a node's file system mounted elsewhere, or a container's.
 //!
-//! Never follows a link out of that directory: a container's files are its tenant's to arrange. Never reads more than
-//! it was told, and never waits for a pipe.
+//! Never follows a link out of that directory, because a tenant controls a container's files. Never reads more than the
+//! given size, and never waits for a pipe.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,7 +15,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use serde::{Deserialize, Serialize};
 
-/// Text files that are looked at are smaller.
+/// The most that is read of a text file.
 pub(super) const MOST_TEXT: u64 = 4 << 20;
 
 /// Seconds since 1970.
@@ -26,19 +25,19 @@ pub(super) fn unix_now() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// A directory that stands for `/`.
+/// A root directory.
 pub(super) struct Root {
     path: PathBuf,
     dir: OwnedFd,
 }
 
-/// What a file is.
+/// A file's metadata.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct FileFacts {
-    /// Whether there is something of that name.
+    /// Whether it exists.
     pub(super) present: bool,
-    /// Why it could not be looked at.
+    /// Why it could not be examined.
     pub(super) error: Option<String>,
     pub(super) directory: bool,
     pub(super) regular: bool,
@@ -74,7 +73,7 @@ impl Root {
         // The path of what would be opened from `/`; the kernel keeps links within the directory.
         let path = if path == "/" { "." } else { path };
         match openat2(&self.dir, path, how) {
-            // Before Linux 5.6, or where a sandbox does not know the call. Here it changes nothing.
+            // Linux before 5.6, or a sandbox that lacks the call.
             Err(Errno::ENOSYS | Errno::EPERM) if self.is_here() => {
                 nix::fcntl::open(path, flags | OFlag::O_CLOEXEC, Mode::empty())
             }
@@ -82,7 +81,7 @@ impl Root {
         }
     }
 
-    /// The file, opened for reading; nothing where there is none.
+    /// The file, opened for reading; `None` if there is none.
     pub(super) fn file(&self, path: &str) -> Result<Option<File>, String> {
         match self.open_with(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
             Ok(file) => Ok(Some(File::from(file))),
@@ -91,7 +90,7 @@ impl Root {
         }
     }
 
-    /// The bytes of a file, up to `most`; nothing where there is none.
+    /// The bytes of a file, up to `most`; `None` if there is none.
     pub(super) fn bytes(&self, path: &str, most: u64) -> Result<Option<Vec<u8>>, String> {
         let Some(file) = self.file(path)? else {
             return Ok(None);
@@ -102,18 +101,18 @@ impl Root {
         Ok(Some(bytes))
     }
 
-    /// The text of a file; nothing where there is none, or it cannot be read.
+    /// The text of a file; `None` if it is missing or cannot be read.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         let bytes = self.bytes(path, MOST_TEXT).ok()??;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// A directory to reach files in, however its path is changed meanwhile.
+    /// A handle of a directory, which stays valid if its path changes.
     pub(super) fn directory(&self, path: &str) -> Result<OwnedFd, Errno> {
         self.open_with(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
     }
 
-    /// Names in a directory, in order; none where there is none.
+    /// The sorted names in a directory; empty if there is none.
     pub(super) fn names(&self, path: &str) -> Vec<String> {
         let Ok(dir) = self.directory(path) else {
             return Vec::new();
@@ -129,7 +128,7 @@ impl Root {
         names
     }
 
-    /// What stands there, links followed.
+    /// The metadata of a path, following links.
     pub(super) fn look(&self, path: &str) -> FileFacts {
         match self.stat(path) {
             Ok(Some(stat)) => {
@@ -162,7 +161,7 @@ impl Root {
         }
     }
 
-    /// Where the last part of the path, a link, leads to.
+    /// The target of the link at this path.
     pub(super) fn link(&self, path: &str) -> Option<String> {
         let found = self
             .open_with(path, OFlag::O_PATH | OFlag::O_NOFOLLOW)
@@ -178,7 +177,7 @@ impl Root {
 pub(super) struct Mount {
     /// Where it is mounted.
     pub(super) point: String,
-    /// What of its file system is mounted there.
+    /// The part of its file system that is mounted there.
     pub(super) root: String,
     /// Kind of file system.
     pub(super) kind: String,
@@ -209,14 +208,14 @@ fn mount(line: &str) -> Option<Mount> {
     })
 }
 
-/// Mount tables write blanks as `\040`.
+/// Decodes the escapes of mount tables, such as `\040` for a blank.
 fn unescaped(text: &str) -> String {
     text.replace("\\040", " ")
         .replace("\\011", "\t")
         .replace("\\134", "\\")
 }
 
-/// The mount on which the path lies: the longest point that begins it, the last one of several.
+/// The mount that contains the path: the one with the longest matching mount point, the last of several.
 pub(super) fn mount_of<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
     let covers = |point: &str| {
         point == "/"

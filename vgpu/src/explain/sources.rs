@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::args::ExplainArgs;
+use crate::args::explain::ExplainArgs;
 
 /// How many objects one answer of an API server holds.
 const PAGE: u32 = 500;
@@ -188,7 +188,7 @@ async fn config(args: &ExplainArgs) -> anyhow::Result<Config> {
 fn refused(error: kube::Error, server: &str, what: &str) -> anyhow::Error {
     match &error {
         kube::Error::Api(status) if matches!(status.code, 401 | 403) => anyhow!(
-            "may not {what} ({}); somebody who may has to ask, or the scheduler can be asked: --server URL",
+            "this account may not {what} ({}); use an account with that right, or ask the scheduler: --server URL",
             status.message
         ),
         kube::Error::Api(status) => anyhow!("cannot {what}: {}", status.message),

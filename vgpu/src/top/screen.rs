@@ -1,5 +1,4 @@
-//! The live screen: drawn again and again until somebody wants to leave. Owns the terminal
-//! meanwhile, and gives it back as it was, whatever ends it.
+//! The live screen: redrawn until the user leaves. Owns the terminal while it runs, and restores it however it ends.
 
 use std::io::Write;
 use std::os::fd::AsFd;

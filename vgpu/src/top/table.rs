@@ -1,4 +1,4 @@
-//! What `vgpu top` shows a person. A picture in, text out.
+//! The table of `vgpu top`, as text.
 
 use std::fmt::Write;
 
@@ -12,10 +12,10 @@ use crate::text::{
 };
 
 const BAR: usize = 16;
-/// There are more columns beside this one.
+/// The width of a bar in a row with many columns.
 const SHORT_BAR: usize = 10;
 
-/// The table, for a terminal of so many columns; as wide as it gets where nobody says.
+/// The table for a terminal of this width; as wide as needed if there is no width.
 pub(super) fn draw(picture: &Picture, paint: Paint, columns: Option<usize>) -> String {
     let mut out = String::new();
     let containers = &picture.views.containers;
@@ -226,7 +226,7 @@ fn process_rows(
     }
 }
 
-/// `6Gi / 8Gi`, and what of it is on the host.
+/// `6Gi / 8Gi`, and how much of it is on the host.
 fn memory_text(device: &DeviceView) -> String {
     let text = used_of(device.used_bytes, device.limit_bytes);
     match device.oversubscribed_bytes {
@@ -235,12 +235,12 @@ fn memory_text(device: &DeviceView) -> String {
     }
 }
 
-/// How long ago work was launched. Launches that nobody measures leave no time; but what has used
-/// the GPU in the last second was launched not long before.
+/// Time since the last launch. Launches that are not measured leave no time, but a container that used the
+/// GPU in the last second must have launched recently.
 fn last_text(picture: &Picture, container: &ContainerView, device: &DeviceView) -> String {
     let is_busy = picture.used_permille(container, device) > Some(0);
     match picture.since_ns(&device.compute) {
-        // What NVML says lags behind by about a second.
+        // NVML's values lag by about a second.
         since if is_busy && since.is_none_or(|ns| ns > 3_000_000_000) => String::from("<1s"),
         since => since.map_or_else(unknown, span),
     }

@@ -275,7 +275,7 @@ const FAULTS: &[Fault<Source>] = &[
         let pod = object(source, "pods", "vgpu-scheduler-1");
         pod["status"]["conditions"][0]["status"] = "False".into();
     }),
-    broken("VGPU-K13", "fail", "nobody renews the Lease", |source| {
+    broken("VGPU-K13", "fail", "the Lease is not renewed", |source| {
         object(source, "leases", "hami-scheduler")["spec"]["renewTime"] = time(600).into();
     }),
     broken(
@@ -590,7 +590,7 @@ const FAULTS: &[Fault<Source>] = &[
     broken(
         "VGPU-K41",
         "fail",
-        "a node without CDI, and nobody says which cards",
+        "a node without CDI, and no annotation names the GPUs",
         |source| {
             object(source, "nodes", "gpu-1")["status"]["nodeInfo"]["containerRuntimeVersion"] =
                 "containerd://1.7.27".into();

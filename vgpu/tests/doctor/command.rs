@@ -73,14 +73,14 @@ fn what_cannot_be_meant_is_refused_with_code_2_and_what_cannot_be_read_with_1() 
         (
             &["node", "--root", "/", "--only", "VGPU-C01"],
             2,
-            "this is no check of a node",
+            "is not a check of a node",
         ),
         (&["everything"], 2, "invalid value 'everything'"),
         (&["--from", path, "--root", "/"], 2, "cannot be used with"),
         (
             &["--from", path],
             1,
-            "facts of form 9, and this command reads form 1",
+            "facts of version 9, and this release reads version 1",
         ),
         (
             &["--from", "/nowhere/f.json"],
@@ -116,7 +116,7 @@ fn what_cannot_be_meant_is_refused_with_code_2_and_what_cannot_be_read_with_1() 
     let (ended, said) = code_and_text(&["--from", path]);
     assert_eq!(ended, Some(1), "{said}");
     assert!(
-        said.contains("has no facts of vgpu doctor --facts in it"),
+        said.contains("is not a file that vgpu doctor --facts wrote"),
         "{said}"
     );
 }
@@ -150,7 +150,7 @@ fn warnings_fail_only_where_they_are_asked_to_and_facts_are_of_one_place() {
     let (code, text) = code_and_text(&["node", "--from", path]);
     assert_eq!(code, Some(2), "{text}");
     assert!(
-        text.contains("has the facts of a container, not of a node"),
+        text.contains("contains facts of a container, not of a node"),
         "{text}"
     );
 }

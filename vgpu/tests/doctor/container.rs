@@ -328,7 +328,7 @@ fn the_library_may_come_by_the_variable_as_well() {
 }
 
 #[test]
-fn what_is_nobodys_business_is_not_in_the_facts() {
+fn facts_contain_no_private_data() {
     let files = container();
     let root = files.path().to_str().unwrap();
 

@@ -226,7 +226,7 @@ const FAULTS: &[Fault<Files>] = &[
     seen(
         "VGPU-N12",
         "fail",
-        "the state directory is somebody's",
+        "the state directory belongs to another user",
         |facts| {
             facts["state"]["owner"] = 1000.into();
         },
@@ -343,7 +343,7 @@ const FAULTS: &[Fault<Files>] = &[
     seen(
         "VGPU-N26",
         "fail",
-        "a card is split and nobody offers the parts",
+        "a GPU is split and its parts are not offered",
         |facts| {
             facts["driver"]["cards"][0]["instances"] = 2.into();
         },

@@ -359,7 +359,7 @@ pub(super) fn ca_bundle(facts: &ClusterFacts) -> Judged {
     let pods = facts.need("webhook")?;
     if pods.iter().any(|pod| flag(pod, "--cert_file").is_some()) {
         return Err(skip(
-            "the webhook has a certificate of somebody else's (--cert_file)",
+            "the webhook uses a certificate that vgpu did not make (--cert_file)",
         ));
     }
     let secret = facts.ca_secret.as_deref().unwrap_or_default();

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::objects::{flag, full_name, is_part, items, name, namespace, text};
 use super::rights::{RIGHTS, Right};
 use super::{Access, Answer, ClusterFacts, DryRun};
-use crate::doctor::args::DoctorArgs;
+use crate::args::doctor::DoctorArgs;
 use crate::doctor::node;
 use crate::doctor::root::unix_now;
 
@@ -224,7 +224,7 @@ impl Asker {
         facts.leases = self.keep(facts, "leases", &leases).await;
         let maps = format!("/api/v1/namespaces/{home}/configmaps");
         facts.configmaps = self.keep(facts, "configmaps", &maps).await;
-        // The kube-scheduler's name is its configuration's, where nobody says it.
+        // Without --scheduler-name, the name comes from kube-scheduler's configuration.
         if facts.scheduler_name.is_empty() {
             facts.scheduler_name = String::from("hami-scheduler");
         }
@@ -253,7 +253,7 @@ impl Asker {
         facts.ca_secret = Some(secret);
     }
 
-    /// A pod that asks for a card, for nobody to keep.
+    /// A pod that asks for a GPU, created as a dry run.
     async fn dry_run(&self, facts: &ClusterFacts) -> DryRun {
         let vendors = facts.vendors();
         let nvidia = vendors.iter().find(|row| row.word == "NVIDIA");

@@ -16,7 +16,7 @@ use crate::doctor::check::{Finding, Judged, fail, ok, several, skip, warn};
 
 /// A node may be that far ahead of the server before it is said, seconds.
 const LITTLE_SKEW: u64 = 10;
-/// An agent's Lease that was not renewed for so many of its durations has nobody.
+/// After this many of its durations without renewal, an agent's Lease counts as abandoned.
 const PATIENCE: u64 = 2;
 
 impl ClusterFacts {
@@ -430,7 +430,7 @@ pub(super) fn no_locks(facts: &ClusterFacts) -> Judged {
         .iter()
         .filter_map(|node| {
             let value = annotation(node, keys::NODE_LOCK);
-            let who = match lock::parse(value) {
+            let holder = match lock::parse(value) {
                 _ if value.is_empty() => return None,
                 Ok(lock) => match lock.owner {
                     Some((space, pod)) => format!("{space}/{pod} since {}", lock.time),
@@ -438,7 +438,7 @@ pub(super) fn no_locks(facts: &ClusterFacts) -> Judged {
                 },
                 Err(error) => error.to_string(),
             };
-            Some(format!("{}: {who}", name(node)))
+            Some(format!("{}: {holder}", name(node)))
         })
         .collect();
     if wrong.is_empty() {

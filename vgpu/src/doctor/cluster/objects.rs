@@ -1,4 +1,4 @@
-//! Objects as JSON, and how the checks ask them.
+//! Reads Kubernetes objects as JSON for the checks.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::ClusterFacts;
 use crate::doctor::check::{Finding, skip};
 
-/// A field by its path (`/spec/nodeName`); empty where there is none.
+/// A field by its path (`/spec/nodeName`); empty if there is none.
 pub(super) fn text<'a>(object: &'a Value, path: &str) -> &'a str {
     object
         .pointer(path)
@@ -18,7 +18,7 @@ pub(super) fn text<'a>(object: &'a Value, path: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// The items of a list; none where there is none.
+/// The items of a list; empty if there is none.
 pub(super) fn items<'a>(object: &'a Value, path: &str) -> impl Iterator<Item = &'a Value> {
     object
         .pointer(path)
@@ -62,7 +62,7 @@ fn entry<'a>(object: &'a Value, list: &str, key: &str) -> &'a str {
     entry.unwrap_or_default()
 }
 
-/// A quantity of whole things.
+/// A whole-number quantity.
 pub(super) fn amount(of: Option<&Value>) -> u64 {
     match of {
         Some(Value::Number(number)) => number.as_u64().unwrap_or_default(),
@@ -100,7 +100,7 @@ pub(super) fn is_over(pod: &Value) -> bool {
     matches!(text(pod, "/status/phase"), "Succeeded" | "Failed")
 }
 
-/// Whether somebody has deleted it.
+/// Whether it is being deleted.
 pub(super) fn is_leaving(pod: &Value) -> bool {
     !text(pod, "/metadata/deletionTimestamp").is_empty()
 }
@@ -110,7 +110,7 @@ pub(super) fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
     items(pod, "/spec/initContainers").chain(items(pod, "/spec/containers"))
 }
 
-/// Words of all containers, `--flag=value` among them.
+/// Commands and arguments of all containers.
 pub(super) fn flag<'a>(object: &'a Value, flag: &str) -> Option<&'a str> {
     let words: Vec<&str> = containers(object)
         .flat_map(|container| items(container, "/command").chain(items(container, "/args")))
@@ -126,14 +126,14 @@ pub(super) fn flag<'a>(object: &'a Value, flag: &str) -> Option<&'a str> {
     })
 }
 
-/// Seconds since 1970 of a time as the API server writes it.
+/// An API server's timestamp as seconds since 1970.
 pub(super) fn unix(time: &str) -> Option<u64> {
     let time: jiff::Timestamp = time.parse().ok()?;
     u64::try_from(time.as_second()).ok()
 }
 
 impl ClusterFacts {
-    /// What was listed of this kind, unless that was refused.
+    /// The objects of this kind, unless listing them was refused.
     pub(super) fn read(&self, kinds: &[&str]) -> Result<(), Finding> {
         for kind in kinds {
             if let Some(why) = self.unread.get(*kind) {
@@ -143,7 +143,7 @@ impl ClusterFacts {
         Ok(())
     }
 
-    /// Now, by the server's clock where it is known: what stands in objects is by that.
+    /// Now, by the server's clock if known: times in objects are by that clock.
     pub(super) fn now(&self) -> u64 {
         self.server_unix.unwrap_or(self.asked_unix)
     }
@@ -155,7 +155,7 @@ impl ClusterFacts {
             .collect()
     }
 
-    /// Pods of a part, or why there is nothing to look at.
+    /// The pods of a part, or why there are none to check.
     pub(super) fn need(&self, part: &str) -> Result<Vec<&Value>, Finding> {
         self.read(&["pods"])?;
         let pods = self.pods_of(part);
@@ -165,7 +165,7 @@ impl ClusterFacts {
         Ok(pods)
     }
 
-    /// The objects of the installation: the namespace that it is in.
+    /// The installation's namespace.
     pub(super) fn home(&self) -> Result<&str, Finding> {
         self.namespace
             .as_deref()
@@ -182,7 +182,7 @@ impl ClusterFacts {
             .collect()
     }
 
-    /// The vendors as the scheduler knows them; the standard ones where nobody says.
+    /// The scheduler's vendors; the standard ones without a device configuration.
     pub(super) fn vendors(&self) -> Arc<Vendors> {
         let scheduler = self.pods_of("scheduler");
         let on = |name: &str| {
@@ -207,7 +207,7 @@ impl ClusterFacts {
         Arc::new(written.unwrap_or_else(standard))
     }
 
-    /// The resource that counts NVIDIA's cards.
+    /// The resource that counts NVIDIA GPUs.
     pub(super) fn resource(&self) -> String {
         let vendors = self.vendors();
         let row = vendors.iter().find(|row| row.word == "NVIDIA");

@@ -1,4 +1,4 @@
-//! What the accounts of the parts have to be allowed. Owns the list; whoever gathers asks.
+//! The rights that the accounts of the parts need. [`super::gather`] asks the API server about them.
 
 /// A right that a part needs.
 pub(super) struct Right {
@@ -43,7 +43,8 @@ const fn lease(verb: &'static str) -> Right {
     }
 }
 
-/// What each part cannot do without. Rights that RBAC limits to names are not asked for: a review without a name says no.
+/// The rights that each part needs. Rights that RBAC limits to names are left out, because a review without a name is
+/// denied.
 pub(super) const RIGHTS: [(&str, &[Right]); 3] = [
     (
         "agent",

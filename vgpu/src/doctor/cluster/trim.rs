@@ -1,12 +1,12 @@
-//! What is kept of what an API server says. Never somebody else's secrets: of other people's pods no arguments and no
-//! variables but those that the checks name.
+//! Removes from the API server's objects what the checks do not need. Other tenants' secrets are never kept: of their
+//! pods no arguments, and only the variables that the checks name.
 
 use serde_json::Value;
 
 use super::ClusterFacts;
 use super::objects::{is_ours, text};
 
-/// Variables of other people's containers that are kept.
+/// Variables of other tenants' containers that are kept.
 const VARIABLES: [&str; 4] = [
     "CUDA_DISABLE_CONTROL",
     "LD_AUDIT",
@@ -15,7 +15,7 @@ const VARIABLES: [&str; 4] = [
 ];
 
 impl ClusterFacts {
-    /// Takes out what the checks do not need.
+    /// Removes what the checks do not need.
     pub(super) fn trim(&mut self) {
         for pod in &mut self.pods {
             let ours = is_ours(pod);
@@ -146,7 +146,7 @@ fn slim_containers(containers: Option<&mut Value>, ours: bool) {
     }
 }
 
-/// Keeps these fields of what stands at the path.
+/// Keeps only these fields of the object at the path.
 fn keep(object: &mut Value, path: &str, fields: &[&str]) {
     if let Some(found) = object.pointer_mut(path).and_then(Value::as_object_mut) {
         found.retain(|key, _| fields.contains(&key.as_str()));

@@ -11,31 +11,31 @@ use crate::doctor::elf::glibc_version;
 pub(in crate::doctor) const CHECKS: &[Check<ContainerFacts>] = &[
     Check {
         id: "VGPU-C01",
-        title: "the container was given limits",
-        cure: "ask for nvidia.com/gpu under the container's resources.limits; where the pod does, vgpu doctor cluster says why nothing came (webhook, scheduler, agent)",
+        title: "the container has limits",
+        cure: "ask for nvidia.com/gpu under the container's resources.limits; if the pod already does, vgpu doctor cluster finds out which part failed (webhook, scheduler, agent)",
         judge: limits_given,
     },
     Check {
         id: "VGPU-C02",
         title: "the limits file is intact and of a version known here",
-        cure: "delete the pod, so that the agent writes it anew; if it comes again, the agent and the library are of different releases",
+        cure: "delete the pod, so that the agent writes the file anew; if the fault returns, the agent and the library are of different releases",
         judge: limits_intact,
     },
     Check {
         id: "VGPU-C03",
         title: "the limits cannot be written from inside",
-        cure: "take hostPath volumes over /etc/vgpu out of the pod and delete it: the agent mounts /etc/vgpu read-only",
+        cure: "remove hostPath volumes over /etc/vgpu from the pod and delete it: the agent mounts /etc/vgpu read-only",
         judge: limits_read_only,
     },
     Check {
         id: "VGPU-C04",
         title: "the usage region is there, of the right size, and can be written",
-        cure: "delete the pod, so that the agent makes it anew; vgpu doctor node says whether its disk is full",
+        cure: "delete the pod, so that the agent makes the region anew; vgpu doctor node checks whether the node's disk is full",
         judge: region_usable,
     },
     Check {
         id: "VGPU-C05",
-        title: "the library and the region speak the same version",
+        title: "the library and the region have the same version",
         cure: "delete the pod: a new one gets a library and a region of one release",
         judge: versions_agree,
     },
@@ -48,91 +48,91 @@ pub(in crate::doctor) const CHECKS: &[Check<ContainerFacts>] = &[
     Check {
         id: "VGPU-C07",
         title: "the library is preloaded into every program",
-        cure: "delete the pod, so that the agent mounts /etc/ld.so.preload; take volumes over that file out of the pod",
+        cure: "delete the pod, so that the agent mounts /etc/ld.so.preload; remove volumes over that file from the pod",
         judge: preloaded,
     },
     Check {
         id: "VGPU-C08",
-        title: "the library that is preloaded is there and ours",
-        cure: "delete the pod; if it comes again, look at lib/ in the agent's state directory and restart the agent, which installs the library",
+        title: "the preloaded library exists and is vgpu's",
+        cure: "delete the pod; if the fault returns, look at lib/ in the agent's state directory and restart the agent, which installs the library",
         judge: library_there,
     },
     Check {
         id: "VGPU-C09",
         title: "the image's programs are linked to glibc",
-        cure: "use an image on glibc (debian, ubuntu, ubi): CUDA does not run on musl, and no library is preloaded there",
+        cure: "use an image based on glibc (debian, ubuntu, ubi): CUDA does not run on musl, and the library does nothing there",
         judge: not_musl,
     },
     Check {
         id: "VGPU-C10",
         title: "the image's glibc is new enough for the library",
-        cure: "use a newer image, or the released library, which needs glibc 2.17 only",
+        cure: "use a newer image, or the released library, which needs only glibc 2.17",
         judge: glibc_new_enough,
     },
     Check {
         id: "VGPU-C11",
-        title: "no process runs with another LD_PRELOAD than ours",
-        cure: "where a start script sets LD_PRELOAD, add to it (LD_PRELOAD=mine.so:$LD_PRELOAD) instead of replacing it",
+        title: "no process has an LD_PRELOAD that leaves out the library",
+        cure: "if a start script sets LD_PRELOAD, let it add to the variable (LD_PRELOAD=mine.so:$LD_PRELOAD) instead of replacing it",
         judge: preload_kept,
     },
     Check {
         id: "VGPU-C12",
-        title: "every process with a CUDA driver has the library",
-        cure: "restart the named processes; one that starts without the library is static or clears its environment: take it out of the image, or let the agent evict it (--attest=evict)",
+        title: "every process that loaded the CUDA driver has the library",
+        cure: "restart the named processes; a program that still starts without the library is statically linked or clears its environment: remove it from the image, or let the agent evict it (--attest=evict)",
         judge: no_process_without,
     },
     Check {
         id: "VGPU-C13",
-        title: "nothing asks to switch the limits off",
-        cure: "take CUDA_DISABLE_CONTROL (and LD_AUDIT) out of the image or the start script: the webhook refuses it in a pod, and it switches nothing off here",
+        title: "nothing tries to switch the limits off",
+        cure: "remove CUDA_DISABLE_CONTROL (and LD_AUDIT) from the image or the start script: the webhook refuses them in a pod, and they do not switch the limits off here",
         judge: not_disabled,
     },
     Check {
         id: "VGPU-C14",
-        title: "NVIDIA_VISIBLE_DEVICES does not ask for every card",
-        cure: "ask for nvidia.com/gpu in the pod, so that the agent says which cards; or set NVIDIA_VISIBLE_DEVICES=void in the image",
+        title: "NVIDIA_VISIBLE_DEVICES does not ask for every GPU",
+        cure: "ask for nvidia.com/gpu in the pod, so that the agent chooses the GPUs; or set NVIDIA_VISIBLE_DEVICES=void in the image",
         judge: not_all_visible,
     },
     Check {
         id: "VGPU-C15",
-        title: "no more cards are visible than were given",
-        cure: "make the runtime hand out cards by CDI, or by NVIDIA's runtime for containers that ask: a default runtime with NVIDIA_VISIBLE_DEVICES=all, or a privileged pod, shows them all",
+        title: "the container sees only the GPUs that it was given",
+        cure: "let the runtime hand out GPUs by CDI, or by NVIDIA's runtime only for containers that ask: a default runtime with NVIDIA_VISIBLE_DEVICES=all, or a privileged pod, exposes all of them",
         judge: only_given_cards,
     },
     Check {
         id: "VGPU-C16",
         title: "the container has a process namespace of its own",
-        cure: "take hostPID: true out of the pod",
+        cure: "remove hostPID: true from the pod",
         judge: own_pid_namespace,
     },
     Check {
         id: "VGPU-C17",
-        title: "the CUDA driver in the image is the kernel's",
-        cure: "take libcuda.so.1 and /usr/local/cuda/compat out of the image (and of LD_LIBRARY_PATH): the driver is mounted from the node",
+        title: "the CUDA driver in the container matches the kernel module",
+        cure: "remove libcuda.so.1 and /usr/local/cuda/compat from the image (and from LD_LIBRARY_PATH): the driver is mounted from the node",
         judge: drivers_agree,
     },
     Check {
         id: "VGPU-C18",
         title: "an arbiter serves the container",
-        cure: "look at the agent on this node (kubectl logs, container exporter); caps hold meanwhile, floors and priorities do not",
+        cure: "look at the log of this node's agent (kubectl logs, container exporter); without an arbiter caps still hold, floors and priorities do not",
         judge: served,
     },
     Check {
         id: "VGPU-C19",
         title: "the container is not privileged",
-        cure: "take privileged: true and CAP_SYS_ADMIN out of the container: it can undo what the agent mounted",
+        cure: "remove privileged: true and CAP_SYS_ADMIN from the container: with them it can undo the agent's mounts",
         judge: not_privileged,
     },
     Check {
         id: "VGPU-C20",
         title: "the memory limits leave room for a CUDA context",
-        cure: "ask for more nvidia.com/gpumem: a context alone takes some hundred MiB",
+        cure: "ask for more nvidia.com/gpumem: a CUDA context alone takes a few hundred MiB",
         judge: room_for_a_context,
     },
     Check {
         id: "VGPU-C21",
         title: "the image has what the library needs",
-        cure: "deliver the released library, which needs glibc alone (cargo xtask dist): with a missing one no program of the container starts",
+        cure: "install the released library, which needs only glibc (cargo xtask dist): while a needed library is missing, no program of the container starts",
         judge: nothing_missing,
     },
 ];
@@ -168,7 +168,7 @@ impl ContainerFacts {
         preloads(value).collect()
     }
 
-    /// The preloaded path that names our library, and who names it.
+    /// The preloaded path of vgpu's library, and where it is named.
     fn preload(&self) -> Option<(&str, &'static str)> {
         let is_ours = |path: &&str| {
             path.rsplit('/')
@@ -351,7 +351,7 @@ fn library_there(facts: &ContainerFacts) -> Judged {
         Some(Some(library)) => match (&library.error, library.region_version) {
             (Some(error), _) => Ok(fail(format!("{path}: {error}"))),
             (None, None) => Ok(fail(format!(
-                "{path} is a library of somebody else's: it has no VGPU_LIBRARY_MARKER"
+                "{path} is not vgpu's library: it has no VGPU_LIBRARY_MARKER"
             ))),
             (None, Some(_)) => Ok(ok(format!("{path} ({})", library.machine))),
         },

@@ -165,7 +165,7 @@ pub(super) fn library_installed(facts: &NodeFacts) -> Judged {
                 Some(library) => match &library.error {
                     Some(error) => error.clone(),
                     None if library.region_version.is_none() => {
-                        String::from("is a library of somebody else's")
+                        String::from("is not vgpu's library")
                     }
                     None => return None,
                 },
@@ -210,12 +210,12 @@ pub(super) fn containers_intact(facts: &NodeFacts) -> Judged {
     facts.has_state()?;
     let mut wrong = facts.broken.clone();
     for given in &facts.containers {
-        let who = format!("{} ({})", given.whose, given.path);
+        let owner = format!("{} ({})", given.whose, given.path);
         if let Some(error) = &given.limits_error {
-            wrong.push(format!("{who}: limits: {error}"));
+            wrong.push(format!("{owner}: limits: {error}"));
         }
         if let Some(error) = &given.region_error {
-            wrong.push(format!("{who}: region: {error}"));
+            wrong.push(format!("{owner}: region: {error}"));
         }
     }
     if wrong.is_empty() {

@@ -1,13 +1,11 @@
-//! What can be typed after `vgpu bench`.
-//!
-//! Never decides: see the other files of this folder.
+//! The command line of `vgpu bench`: flags, help and examples.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 
-use crate::args::BoardArg;
+use super::BoardArg;
 use crate::values;
 
 #[derive(Debug, clap::Args)]
@@ -18,9 +16,9 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// Compare the shares that were asked for with those that programs got
+    /// Compare the compute shares that programs asked for with the shares they got
     Accuracy(AccuracyArgs),
-    /// Keep a GPU busy in a known way
+    /// Keep a GPU busy with a known load
     #[command(hide = true)]
     Worker(WorkerArgs),
 }
@@ -28,14 +26,14 @@ pub(crate) enum Bench {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  vgpu bench accuracy                          everything: about 8 minutes
-  vgpu bench accuracy --svg accuracy.svg       with a picture of share over time
+  vgpu bench accuracy                          all cases: about 8 minutes
+  vgpu bench accuracy --svg accuracy.svg       with a chart of share over time
   vgpu bench accuracy --workload graphs,small --caps 10,50 --time 3s
-  vgpu sim -- vgpu bench accuracy              on a simulated GPU, whose own word is the truth
+  vgpu sim -- vgpu bench accuracy              on a simulated GPU, which reports exact times
 
-Each case runs real kernels under vgpu run, and compares --gpucores with the time that they had
-on the GPU: as the kernels themselves wrote it down, or as the simulated board says. Nothing else
-should use the GPU meanwhile.")]
+Each case runs real kernels under vgpu run and compares --gpucores with the GPU time that they
+had. The kernels record this time themselves; a simulated board reports it exactly. Nothing else
+should use the GPU while the benchmark runs.")]
 pub(crate) struct AccuracyArgs {
     /// Workloads [default: all]
     #[arg(long, value_name = "NAME,…", value_enum, value_delimiter = ',')]
@@ -45,11 +43,11 @@ pub(crate) struct AccuracyArgs {
     #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) caps: Vec<u32>,
 
-    /// How long each case runs: 500ms, 2s or seconds
+    /// How long each case runs: 500ms, 2s or a number of seconds
     #[arg(long, default_value = "5s", value_parser = values::interval, allow_hyphen_values = true)]
     pub(crate) time: Duration,
 
-    /// Which GPU, as nvidia-smi counts
+    /// The GPU, by nvidia-smi's number
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpu: u32,
 
@@ -57,7 +55,7 @@ pub(crate) struct AccuracyArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Write a picture of share over time, beside the table
+    /// Also write a chart of share over time to this file
     #[arg(long, value_name = "FILE", value_parser = values::path)]
     pub(crate) svg: Option<PathBuf>,
 
@@ -78,7 +76,7 @@ pub(crate) enum WorkloadName {
     Large,
     /// Kernels of 50 ms
     VeryLarge,
-    /// Kernels of 1 ms, each waited for
+    /// Kernels of 1 ms, with a wait after each
     Synchronising,
     /// Graphs of 10 ms
     Graphs,
@@ -86,13 +84,13 @@ pub(crate) enum WorkloadName {
     Streams,
     /// Kernels of 1 ms in four processes under one cap
     Processes,
-    /// Kernels of 20 µs to 5 ms, graphs, waits and pauses, by chance
+    /// Kernels of 20 µs to 5 ms, graphs, waits and pauses, in random order
     Mixed,
     /// Kernels of 1 ms in two containers: 10/90, 30/70, 50/50
     Pairs,
     /// Kernels of 1 ms, and graphs, while vgpu set changes the cap
     Change,
-    /// Kernels and pauses that ask for less than the cap: how much slower they are
+    /// Kernels and pauses that need less than the cap: measures how much the cap slows them
     Sparse,
 }
 

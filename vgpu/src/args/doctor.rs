@@ -1,4 +1,4 @@
-//! What can be typed after `vgpu doctor`.
+//! The command line of `vgpu doctor`: flags, help and examples.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::values;
 
-/// Where to look.
+/// What `vgpu doctor` checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Place {
-    /// What this container was given, and whether it holds
+pub(crate) enum Scope {
+    /// This container's limits, and whether they hold
     Container,
-    /// Driver, runtime, kubelet, agent and directories of this node
+    /// This node's driver, runtime, kubelet, agent and directories
     Node,
-    /// What was installed on the cluster, its nodes and its pods
+    /// The cluster's installation, nodes and pods
     Cluster,
 }
 
-impl Place {
+impl Scope {
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Container => "container",
@@ -33,58 +33,58 @@ impl Place {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  vgpu doctor                            where it is: a container, a node, else a cluster
+  vgpu doctor                            check where it runs: container, node, else the cluster
   vgpu doctor cluster                    through KUBECONFIG, ~/.kube/config, or the pod's account
   vgpu doctor node                       on the node, or in the agent's pod
-  vgpu doctor container --pid 4711       from the node: the container of that process
-  vgpu doctor --list                     every check, with its cure
-  vgpu doctor --only VGPU-K19,VGPU-K21   two of them
-  vgpu doctor cluster --facts f.json     gather only: for a colleague, or a support case
-  vgpu doctor --from f.json              judge what was gathered elsewhere
+  vgpu doctor container --pid 4711       from the node: check the container of that process
+  vgpu doctor --list                     list every check with its cure
+  vgpu doctor --only VGPU-K19,VGPU-K21   run two checks
+  vgpu doctor cluster --facts f.json     only gather facts, for a colleague or a support case
+  vgpu doctor --from f.json              judge facts that were gathered elsewhere
 
-Nothing is changed by asking. The cluster's checks send one pod as a dry run, which the webhook
-answers and nobody keeps.
+vgpu doctor changes nothing. The cluster checks create one pod as a dry run: the webhook answers,
+and the API server does not store the pod.
 
-Exit code: 0 no failure; 1 a failure, or nothing could be looked at; 2 with --strict, warnings and
-no failure (also what was typed cannot be meant). What is skipped does not count.")]
+Exit code: 0 if no check failed; 1 if a check failed, or nothing could be checked; 2 with --strict
+if there are warnings and no failure, and on invalid arguments. Skipped checks do not count.")]
 pub(crate) struct DoctorArgs {
-    /// Where to look [default: by where it runs, and it says why]
+    /// What to check [default: chosen by where the command runs; it prints the reason]
     #[arg(value_enum, value_name = "PLACE")]
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<Scope>,
 
-    /// Print JSON; docs/doctor.md has the fields
+    /// Print JSON; docs/doctor.md lists the fields
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Show the checks and their cures, and look at nothing
+    /// List the checks and their cures without running them
     #[arg(long, conflicts_with_all = ["facts", "from"])]
     pub(crate) list: bool,
 
-    /// Only these checks
+    /// Run only these checks
     #[arg(long, value_name = "ID,…", value_delimiter = ',')]
     pub(crate) only: Vec<String>,
 
-    /// Warnings make it fail, with exit code 2
+    /// Exit with code 2 if there are warnings
     #[arg(long)]
     pub(crate) strict: bool,
 
-    /// Show those that are well and those that were skipped in full, too
+    /// Also show passed and skipped checks in full
     #[arg(long, short)]
     pub(crate) all: bool,
 
-    /// Write what was seen to this file instead of judging it; - is standard output
+    /// Write the gathered facts to this file instead of judging them; - is standard output
     #[arg(long, value_name = "FILE", value_parser = values::path, conflicts_with_all = ["from", "json"])]
     pub(crate) facts: Option<PathBuf>,
 
-    /// Judge what --facts has written; - is standard input
+    /// Judge the facts in this file, which --facts wrote; - is standard input
     #[arg(long, value_name = "FILE", value_parser = values::path, conflicts_with_all = ["root", "pid", "kubeconfig", "context"])]
     pub(crate) from: Option<PathBuf>,
 
-    /// Look at files below this directory as if it were / (a node's, mounted elsewhere)
+    /// Read files below this directory as if it were / (a node's file system, mounted elsewhere)
     #[arg(long, value_name = "DIR", value_parser = values::path, conflicts_with = "pid")]
     pub(crate) root: Option<PathBuf>,
 
-    /// Look at the container of this process
+    /// Check the container of this process
     #[arg(long, value_name = "PID")]
     pub(crate) pid: Option<u32>,
 
@@ -106,15 +106,15 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) context: Option<String>,
 
-    /// Namespace that vgpu is installed in [default: where its parts are found]
+    /// Namespace of the vgpu installation [default: where its parts are found]
     #[arg(short, long, value_name = "NAMESPACE")]
     pub(crate) namespace: Option<String>,
 
-    /// The name that the scheduler has [default: as its configuration says, else hami-scheduler]
+    /// The scheduler's name [default: from its configuration, else hami-scheduler]
     #[arg(long, value_name = "NAME")]
     pub(crate) scheduler_name: Option<String>,
 
-    /// How long one question may take: 500ms, 2s or seconds
+    /// How long to wait for each answer: 500ms, 2s or a number of seconds
     #[arg(long, default_value = "10s", value_parser = values::interval, allow_hyphen_values = true)]
     pub(crate) timeout: Duration,
 }

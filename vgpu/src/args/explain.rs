@@ -1,6 +1,4 @@
-//! What can be typed after `vgpu explain`.
-//!
-//! Never decides: see the other files of this folder.
+//! The command line of `vgpu explain`: flags, help and examples.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,23 +10,23 @@ use crate::values;
 Examples:
   vgpu explain train                          the pod in the namespace of your kubeconfig
   vgpu explain -n ml train --all              with every node and device
-  vgpu explain ml/train --json | jq .advice   for programs; docs/command.md has the fields
+  vgpu explain ml/train --json | jq .advice   for programs; docs/command.md lists the fields
   vgpu explain ml/train --server http://127.0.0.1:8080
                                               ask the running scheduler
   vgpu explain ml/train --state state.json    nodes, pods and quotas from a file: what
                                               vgpu-scheduler --embedded reads, or
                                               kubectl get nodes,pods,quota -A -o json
 
-It says where the pod is or would be; or, by node and device, why it is nowhere, and the smallest
-change of each kind that would be enough: less memory, another type rule, which pods leave, a
-quota, a card to uncordon. It changes nothing.
+vgpu explain prints where the pod is or would be placed. If the pod fits nowhere, it prints the
+reason for each node and device, and the smallest change of each kind that would be enough: less
+memory, another type rule, pods to delete, a larger quota, a GPU to uncordon. It changes nothing.
 
-Without --server it reads nodes, pods and quotas itself and judges as the scheduler does, with the
-settings given here. What a running scheduler has reserved for pods that are not bound yet, only
-that scheduler knows.
+Without --server it reads nodes, pods and quotas itself and judges them as the scheduler would with
+the settings given here. It cannot see what a running scheduler has reserved for pods that are not
+bound yet.
 
-Exit code: 0 the pod is placed, or fits, or does not concern the scheduler; 1 it does not fit, or
-cannot be understood, or the scheduler has not seen it; 2 an error.")]
+Exit code: 0 if the pod is placed, fits, or does not concern the scheduler; 1 if it does not fit,
+its request cannot be read, or the scheduler has not seen it; 2 on an error.")]
 pub(crate) struct ExplainArgs {
     /// Name of the pod, or NAMESPACE/NAME
     #[arg(value_name = "POD")]
@@ -38,7 +36,7 @@ pub(crate) struct ExplainArgs {
     #[arg(short, long, value_name = "NAMESPACE")]
     pub(crate) namespace: Option<String>,
 
-    /// Show every node, not only those that come nearest
+    /// Show every node, not only the nodes closest to fitting
     #[arg(long)]
     pub(crate) all: bool,
 
@@ -46,7 +44,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Ask the scheduler at this address
+    /// Ask the scheduler at this URL
     #[arg(long, value_name = "URL", conflicts_with_all = ["state", "kubeconfig", "context"])]
     pub(crate) server: Option<String>,
 
@@ -67,7 +65,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "server", value_parser = values::path)]
     pub(crate) device_config: Option<PathBuf>,
 
-    /// The name that the scheduler has
+    /// The scheduler's name in pods' schedulerName
     #[arg(long, value_name = "NAME", default_value = "hami-scheduler")]
     pub(crate) scheduler_name: String,
 
@@ -83,7 +81,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "KEY=VALUE,…", default_value = "")]
     pub(crate) node_label_selector: String,
 
-    /// How long an answer of a server may take: 500ms, 2s or seconds
+    /// How long to wait for a server's answer: 500ms, 2s or a number of seconds
     #[arg(long, default_value = "30s", value_parser = values::interval, allow_hyphen_values = true)]
     pub(crate) timeout: Duration,
 }
