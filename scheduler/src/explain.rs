@@ -568,7 +568,7 @@ fn rules(ask: &Ask) -> Vec<String> {
         rules.push("one NUMA node".to_owned());
     }
     if ask.exclusive || ask.policy == placement::DevicePolicy::Mutex {
-        rules.push("cards that nobody uses".to_owned());
+        rules.push("unused cards".to_owned());
     }
     rules
 }

@@ -64,7 +64,6 @@ const STILL_IN_CIRCLES: &[(&str, &[&str])] = &[
         "kube-api",
         &["allocation", "hcs", "node", "request", "vendor"],
     ),
-    ("placement", &["card", "fit"]),
 ];
 
 /// A module by its path below the crate's root: `["rules", "nvml", "lists"]`.

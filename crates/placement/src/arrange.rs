@@ -1,34 +1,34 @@
-//! How several cards lie to each other: which of the cards that would do are taken, and what they
-//! make a node worth. Never whether a card would do.
+//! Arrangements: which of the suitable cards a request for several takes, and the bonus that they give a node. Never
+//! decides whether a card is suitable.
 
 use crate::request::Arrange;
 
-/// What an arrangement looks at in a card.
+/// The properties of a card that arrangements use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Seat {
+pub(crate) struct CardTraits {
     pub(crate) index: u32,
     pub(crate) group: Option<u32>,
     pub(crate) module: Option<u32>,
-    /// How many cards of the node are in its module.
+    /// Number of the node's cards in its module.
     pub(crate) module_size: usize,
     /// Part of a ring.
     pub(crate) ring: bool,
-    /// Containers on it, before.
+    /// Containers that already use it.
     pub(crate) used: u32,
-    /// Those of the ask's own class.
+    /// Of these, containers of the ask's class.
     pub(crate) own: u32,
-    /// Those of other classes.
+    /// Of these, containers of other classes.
     pub(crate) others: u32,
 }
 
-/// Which cards an arrangement takes.
+/// The cards that an arrangement chooses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Pick {
-    /// The first, as the policy has put them in order.
+    /// The first cards in the policy's order.
     AsOrdered,
-    /// Those at these positions, in this order.
+    /// The cards at these positions, in this order.
     These(Vec<usize>),
-    /// No choice of these cards keeps the rule.
+    /// No choice of these cards satisfies the rule.
     None,
 }
 
@@ -46,7 +46,7 @@ const SQUARES: [[u32; 4]; 6] = [
 ];
 
 impl Arrange {
-    /// Whether only its own choice will do.
+    /// Whether other choices of cards are invalid.
     pub(crate) fn is_strict(self) -> bool {
         matches!(self, Self::Modules { .. } | Self::Wings | Self::Row)
     }
@@ -63,31 +63,34 @@ impl Arrange {
 }
 
 /// Chooses `count` of the cards, which are in the policy's order.
-pub(crate) fn pick(arrange: Arrange, count: usize, seats: &[Seat]) -> Pick {
-    if seats.len() < count {
+pub(crate) fn pick(arrange: Arrange, count: usize, cards: &[CardTraits]) -> Pick {
+    if cards.len() < count {
         return Pick::None;
     }
     match arrange {
         Arrange::Anyhow | Arrange::Appraised => Pick::AsOrdered,
-        Arrange::LargestGroups { .. } => largest_groups(count, seats),
-        Arrange::Modules { .. } => modules(count, seats),
-        Arrange::TightestGroup { .. } => tightest_group(count, seats),
-        Arrange::Wings => wings(count, seats),
-        Arrange::Row => row(count, seats),
+        Arrange::LargestGroups { .. } => largest_groups(count, cards),
+        Arrange::Modules { .. } => modules(count, cards),
+        Arrange::TightestGroup { .. } => tightest_group(count, cards),
+        Arrange::Wings => wings(count, cards),
+        Arrange::Row => row(count, cards),
         Arrange::Apart => {
-            let mut order: Vec<(usize, &Seat)> = seats.iter().enumerate().collect();
+            let mut order: Vec<(usize, &CardTraits)> = cards.iter().enumerate().collect();
             order
-                .sort_by_key(|(_, seat)| (seat.own == 0 && seat.others > 0, seat.own, seat.others));
+                .sort_by_key(|(_, card)| (card.own == 0 && card.others > 0, card.own, card.others));
             Pick::These(order.into_iter().map(|(at, _)| at).take(count).collect())
         }
     }
 }
 
 /// The positions of each group's cards, in the order in which the groups are first met.
-fn by<K: PartialEq>(seats: &[Seat], key: impl Fn(&Seat) -> Option<K>) -> Vec<(K, Vec<usize>)> {
+fn by<K: PartialEq>(
+    cards: &[CardTraits],
+    key: impl Fn(&CardTraits) -> Option<K>,
+) -> Vec<(K, Vec<usize>)> {
     let mut groups: Vec<(K, Vec<usize>)> = Vec::new();
-    for (at, seat) in seats.iter().enumerate() {
-        let Some(key) = key(seat) else {
+    for (at, card) in cards.iter().enumerate() {
+        let Some(key) = key(card) else {
             continue;
         };
         match groups.iter_mut().find(|(known, _)| *known == key) {
@@ -98,11 +101,11 @@ fn by<K: PartialEq>(seats: &[Seat], key: impl Fn(&Seat) -> Option<K>) -> Vec<(K,
     groups
 }
 
-fn largest_groups(count: usize, seats: &[Seat]) -> Pick {
-    if count < 2 || seats.iter().any(|seat| seat.group.is_none()) {
+fn largest_groups(count: usize, cards: &[CardTraits]) -> Pick {
+    if count < 2 || cards.iter().any(|card| card.group.is_none()) {
         return Pick::AsOrdered;
     }
-    let mut groups = by(seats, |seat| seat.group);
+    let mut groups = by(cards, |card| card.group);
     groups.sort_by_key(|(_, positions)| std::cmp::Reverse(positions.len()));
     Pick::These(
         groups
@@ -113,13 +116,13 @@ fn largest_groups(count: usize, seats: &[Seat]) -> Pick {
     )
 }
 
-fn modules(count: usize, seats: &[Seat]) -> Pick {
+fn modules(count: usize, cards: &[CardTraits]) -> Pick {
     let mut chosen = Vec::with_capacity(count);
-    for (_, positions) in by(seats, |seat| seat.module) {
+    for (_, positions) in by(cards, |card| card.module) {
         let size = positions
             .first()
-            .and_then(|&at| seats.get(at))
-            .map_or(0, |seat| seat.module_size);
+            .and_then(|&at| cards.get(at))
+            .map_or(0, |card| card.module_size);
         if positions.len() == size && chosen.len() + size <= count {
             chosen.extend(positions);
         }
@@ -131,8 +134,8 @@ fn modules(count: usize, seats: &[Seat]) -> Pick {
     }
 }
 
-fn tightest_group(count: usize, seats: &[Seat]) -> Pick {
-    let mut groups = by(seats, |seat| seat.group);
+fn tightest_group(count: usize, cards: &[CardTraits]) -> Pick {
+    let mut groups = by(cards, |card| card.group);
     groups.sort_by_key(|(_, positions)| positions.len());
     if let Some((_, positions)) = groups
         .iter()
@@ -140,7 +143,7 @@ fn tightest_group(count: usize, seats: &[Seat]) -> Pick {
     {
         return Pick::These(positions.iter().copied().take(count).collect());
     }
-    let alone = (0..seats.len()).filter(|&at| seats.get(at).is_some_and(|s| s.group.is_none()));
+    let alone = (0..cards.len()).filter(|&at| cards.get(at).is_some_and(|s| s.group.is_none()));
     Pick::These(
         groups
             .into_iter()
@@ -151,8 +154,8 @@ fn tightest_group(count: usize, seats: &[Seat]) -> Pick {
     )
 }
 
-fn wings(count: usize, seats: &[Seat]) -> Pick {
-    let mut order: Vec<(u32, usize)> = (0..).zip(seats).map(|(at, s)| (s.index, at)).collect();
+fn wings(count: usize, cards: &[CardTraits]) -> Pick {
+    let mut order: Vec<(u32, usize)> = (0..).zip(cards).map(|(at, s)| (s.index, at)).collect();
     order.sort_unstable();
     let position = |index: u32| {
         order
@@ -166,7 +169,7 @@ fn wings(count: usize, seats: &[Seat]) -> Pick {
     let take = |wing: &[(u32, usize)]| wing.iter().take(count).map(|(_, at)| *at).collect();
     let split = order.partition_point(|(index, _)| *index < WING);
     let (left, right) = order.split_at(split);
-    // A wing of which just this many are free is broken up already, or is used up.
+    // A wing with exactly this many free cards is already partly used, or is used up completely.
     let fitting: &[usize] = match count {
         1 => &[1, 3, 2, 4],
         2 => &[2, 3, 4],
@@ -216,17 +219,17 @@ fn are_linked(one: u32, other: u32) -> bool {
     one / WING == other / WING || one.abs_diff(other) == WING
 }
 
-fn row(count: usize, seats: &[Seat]) -> Pick {
+fn row(count: usize, cards: &[CardTraits]) -> Pick {
     if count < 2 {
         return Pick::AsOrdered;
     }
     let mut order: Vec<(u32, usize)> = (0..)
-        .zip(seats)
-        .filter(|(_, seat)| seat.used == 0)
-        .map(|(at, seat)| (seat.index, at))
+        .zip(cards)
+        .filter(|(_, card)| card.used == 0)
+        .map(|(at, card)| (card.index, at))
         .collect();
     order.sort_unstable();
-    let ring = seats.iter().all(|seat| seat.ring);
+    let ring = cards.iter().all(|card| card.ring);
     let Ok(length) = u32::try_from(count) else {
         return Pick::None;
     };
@@ -246,15 +249,15 @@ fn row(count: usize, seats: &[Seat]) -> Pick {
         })
 }
 
-/// What the choice makes the node worth: more is better. `taken` are the container's cards, `cards`
-/// all of the vendor's on the node, both as they are before.
-pub(crate) fn worth(arrange: Arrange, taken: &[Seat], cards: &[Seat]) -> f64 {
+/// The node's bonus for the choice; more is better. `taken` are the container's cards, `cards` all of the vendor's
+/// cards on the node, both in their state before the choice.
+pub(crate) fn worth(arrange: Arrange, taken: &[CardTraits], cards: &[CardTraits]) -> f64 {
     match arrange {
         Arrange::LargestGroups { worth } | Arrange::Modules { worth } => {
-            if taken.is_empty() || cards.iter().any(|seat| seat.group.is_none()) {
+            if taken.is_empty() || cards.iter().any(|card| card.group.is_none()) {
                 return 0.0;
             }
-            let largest = by(taken, |seat| seat.group)
+            let largest = by(taken, |card| card.group)
                 .into_iter()
                 .map(|(_, positions)| positions.len())
                 .max()
@@ -262,22 +265,22 @@ pub(crate) fn worth(arrange: Arrange, taken: &[Seat], cards: &[Seat]) -> f64 {
             f64::from(worth) * ratio(largest, taken.len())
         }
         Arrange::TightestGroup { weigh: true } => {
-            let idle: Vec<Seat> = cards.iter().copied().filter(|s| s.used == 0).collect();
-            let rest: Vec<Seat> = idle
+            let idle: Vec<CardTraits> = cards.iter().copied().filter(|s| s.used == 0).collect();
+            let rest: Vec<CardTraits> = idle
                 .iter()
                 .copied()
-                .filter(|seat| !taken.iter().any(|taken| taken.index == seat.index))
+                .filter(|card| !taken.iter().any(|taken| taken.index == card.index))
                 .collect();
             let (before, kept, left) = (pairs(&idle), pairs(taken), pairs(&rest));
-            // Pairs that are taken count ten times those that are torn apart.
+            // A pair that is taken counts ten times as much as a pair that is split.
             10_000.0 * (100.0 * kept - 10.0 * (before - kept - left))
         }
         Arrange::Wings => {
-            let used = |seat: &Seat| seat.used > 0;
-            let before = broken(cards.iter().filter(|seat| used(seat)));
+            let used = |card: &CardTraits| card.used > 0;
+            let before = broken(cards.iter().filter(|card| used(card)));
             let after =
-                broken(cards.iter().filter(|seat| {
-                    used(seat) || taken.iter().any(|taken| taken.index == seat.index)
+                broken(cards.iter().filter(|card| {
+                    used(card) || taken.iter().any(|taken| taken.index == card.index)
                 }));
             match after - before {
                 ..=-1 => 3000.0,
@@ -288,16 +291,16 @@ pub(crate) fn worth(arrange: Arrange, taken: &[Seat], cards: &[Seat]) -> f64 {
         }
         Arrange::Apart => taken
             .iter()
-            .map(|seat| {
-                let (own, others) = (f64::from(seat.own), f64::from(seat.others));
-                if seat.own == 0 {
+            .map(|card| {
+                let (own, others) = (f64::from(card.own), f64::from(card.others));
+                if card.own == 0 {
                     -1_000_000.0 * others
                 } else {
                     -200_000.0 * own - 20_000.0 * others
                 }
             })
             .sum(),
-        // What a node says of itself is asked once for the whole pod.
+        // The node's own appraisal is added once for the whole pod.
         Arrange::Appraised
         | Arrange::Anyhow
         | Arrange::Row
@@ -306,20 +309,20 @@ pub(crate) fn worth(arrange: Arrange, taken: &[Seat], cards: &[Seat]) -> f64 {
 }
 
 /// Pairs of cards of one group.
-fn pairs(seats: &[Seat]) -> f64 {
-    by(seats, |seat| seat.group)
+fn pairs(cards: &[CardTraits]) -> f64 {
+    by(cards, |card| card.group)
         .into_iter()
         .map(|(_, positions)| positions.len())
         .map(|count| ratio(count * count.saturating_sub(1), 2))
         .sum()
 }
 
-/// How much of the wings is broken up: 0 for a wing in use altogether, 2 for one of which one card
-/// is, else 1; and 1 for an idle node.
-fn broken<'a>(used: impl Iterator<Item = &'a Seat>) -> i32 {
+/// How fragmented the wings are: 0 for a wing in full use, 2 for one with a single used card, else 1; and 1 for an
+/// idle node.
+fn broken<'a>(used: impl Iterator<Item = &'a CardTraits>) -> i32 {
     let (mut left, mut right) = (0, 0);
-    for seat in used {
-        if seat.index < WING {
+    for card in used {
+        if card.index < WING {
             left += 1;
         } else {
             right += 1;

@@ -1,18 +1,19 @@
-//! Whether one card can serve one ask beside what is used of it, and what that costs. Never looks at other cards.
+//! Whether one card can serve one ask in addition to its present use, and the share that the ask takes. Never reads other
+//! cards.
 
 use std::sync::Arc;
 
-use crate::fit::Step;
 use crate::inventory::MigProfile;
 use crate::misfit::Reason;
 use crate::node::DeviceState;
+use crate::plan::Step;
 use crate::request::{Ask, Compute, DevicePolicy, Kind, Memory};
 use crate::reservation::{Instance, Load, Phases};
 use crate::score;
 
 const MIB: u64 = 1 << 20;
 
-/// What a pod that is being placed takes of one card so far.
+/// What the pod being placed uses of one card so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pending {
     pub(crate) phases: Phases,
@@ -20,11 +21,11 @@ pub(crate) struct Pending {
     pub(crate) instances: Vec<(usize, Kind, Instance)>,
     /// Classes of its containers.
     pub(crate) classes: Vec<Arc<str>>,
-    /// Which container took it first.
+    /// The container that took the card first.
     pub(crate) container: Option<usize>,
 }
 
-/// What a share of a card costs.
+/// What a share takes of a card.
 #[derive(Debug, Clone)]
 pub(crate) struct Cost {
     pub(crate) load: Load,
@@ -44,7 +45,7 @@ pub(crate) fn score_of(
     score::device(used, device.total, step.ask.weights)
 }
 
-/// Memory in bytes that the step asks of this card.
+/// Memory that the step needs on this card, bytes.
 fn memory_asked(device: &DeviceState, memory: Memory) -> u64 {
     match memory {
         Memory::Bytes(bytes) => bytes,
@@ -71,7 +72,7 @@ fn memory_asked(device: &DeviceState, memory: Memory) -> u64 {
     }
 }
 
-/// Compute that the step asks of this card, in its unit, beside what is used.
+/// Compute that the step needs on this card, in its unit. For lanes, `used` is the mask of used ones.
 fn cores_asked(device: &DeviceState, compute: Compute, used: u32) -> Result<u32, Reason> {
     let total = device.total.cores;
     match compute {
@@ -123,7 +124,7 @@ fn cores_asked(device: &DeviceState, compute: Compute, used: u32) -> Result<u32,
     }
 }
 
-/// Whether the card can serve the step beside what is used and what the pod has taken so far.
+/// Whether the card can serve the step in addition to its present use and to what the pod has taken so far.
 pub(crate) fn check(
     device: &DeviceState,
     pending: &Pending,
@@ -279,7 +280,7 @@ fn check_quota(step: &Step<'_>, quotas: &[(u32, Phases)], load: Load) -> Result<
     Ok(())
 }
 
-/// The smallest profile that will do of a card that is cut into profiles without places.
+/// The smallest sufficient profile of a card that is divided into profiles without placements.
 fn smallest_profile<'a>(device: &'a DeviceState, ask: &Ask) -> Result<&'a MigProfile, Reason> {
     let memory = memory_asked(device, ask.memory);
     let cores = match ask.compute {
@@ -295,8 +296,7 @@ fn smallest_profile<'a>(device: &'a DeviceState, ask: &Ask) -> Result<&'a MigPro
         .ok_or(Reason::NoProfile)
 }
 
-/// What the profile takes of the card. Its slices are what there is to give: compute is counted along, and never in
-/// the way.
+/// What the profile takes of the card. Only slices and memory are limited; compute is counted but never refused.
 fn check_cut(device: &DeviceState, beside: Load, profile: &MigProfile) -> Result<Load, Reason> {
     let total = device.total;
     if beside.slots.saturating_add(profile.slices) > total.slots {
@@ -317,7 +317,7 @@ fn check_cut(device: &DeviceState, beside: Load, profile: &MigProfile) -> Result
     })
 }
 
-/// Whether there is room on the card itself; on a card in MIG mode, which instance.
+/// Whether the card has room; on a card in MIG mode, the MIG instance.
 fn check_room(
     device: &DeviceState,
     pending: &Pending,
@@ -343,7 +343,7 @@ fn check_room(
             total: total.cores,
         });
     }
-    // In percent, all of a card means alone on it.
+    // 100 of 100 percent means that the container is alone on the card.
     if total.cores == 100 && asked_cores == 100 && beside.slots > 0 {
         return Err(Reason::Exclusive {
             containers: beside.slots,
@@ -367,8 +367,8 @@ fn check_room(
         })
 }
 
-/// The smallest profile that is large enough and has a free placement, and where. Those that leave
-/// the larger profiles their places go high (1 and 3 slices), the others low.
+/// The smallest sufficient profile with a free placement, and that placement. Profiles `1g.` and `3g.` take the
+/// highest placement, which leaves the low ones to larger profiles; others take the lowest.
 fn free_instance(
     device: &DeviceState,
     pending: &Pending,
@@ -401,7 +401,7 @@ fn free_instance(
                 .iter()
                 .all(|held| !held.span.overlaps(span))
                 && pending.instances.iter().all(|(container, kind, held)| {
-                    // What an init container leaves can be used again as it is, not cut anew.
+                    // An instance that an init container leaves can be reused as it is, but not resized.
                     let over = *kind == Kind::Init && *container != step.container;
                     !held.span.overlaps(span) || (over && *held == instance)
                 });

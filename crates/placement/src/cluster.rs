@@ -1,15 +1,16 @@
-//! All nodes and all that is taken of them, and the questions that are asked of it. A change touches
-//! one node; a question costs by nodes asked about, never by pods placed.
+//! The cluster: all nodes and all reservations, and how requests are answered from them. A change touches one node. The
+//! cost of an answer grows with the nodes in question, not with the pods placed.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 
-use crate::fit::{self, Plan, Step};
+use crate::fit;
 use crate::inventory::{Device, InvalidNode, Node, Vendor};
 use crate::misfit::{Misfit, NodeMisfit};
 use crate::node::{DeviceState, NodeState, bit};
-use crate::quota::{Ledger, Quota};
+use crate::plan::{Plan, Step};
+use crate::quota::{Quota, Quotas};
 use crate::remember::{Refusals, Remembered};
 use crate::request::{Ask, Kind, NodePolicy, Pod, Request};
 use crate::reservation::{Load, Placement, Reservation};
@@ -17,24 +18,24 @@ use crate::score;
 
 const MOST_DEVICES: usize = 1024;
 
-/// How many choices one question tries where a container's first choice leaves no room for another
-/// container of the pod. What is not found by then counts as a misfit.
+/// How many choices one request tries if a container's first choice leaves no room for another container
+/// of the pod. After that the pod counts as not fitting.
 pub(crate) const MOST_CHOICES: u32 = 20_000;
 
-/// Which nodes come into question.
+/// The nodes in question.
 #[derive(Debug, Clone, Copy)]
 pub enum Among<'a> {
-    /// All that report devices.
+    /// All nodes that report devices.
     All,
-    /// Those with these names. Names that nobody knows get [`Misfit::UnknownNode`].
+    /// The nodes with these names. Unknown names get [`Misfit::UnknownNode`].
     Names(&'a [&'a str]),
 }
 
 /// Where a pod goes, or why it fits nowhere: one entry for each node in question, by name.
 pub type Outcome = Result<Placement, Vec<NodeMisfit>>;
 
-/// All nodes, what is taken of them, and quotas. A clone is independent; nodes that do not change
-/// afterwards are shared between both.
+/// All nodes, reservations and quotas. A clone is independent; nodes that do not change afterwards are
+/// shared between both.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
     nodes: Vec<Option<Arc<NodeState>>>,
@@ -43,7 +44,7 @@ pub struct Cluster {
     reservations: HashMap<Arc<str>, Arc<Reservation>>,
     /// Pods by the node on which they hold something, also where the node is not (yet) known.
     on_node: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
-    quotas: Ledger,
+    quotas: Quotas,
     /// How many changes of nodes there were; the last is that one's version.
     changes: u64,
     symbols: Numbers,

@@ -1,35 +1,39 @@
-//! From "it does not fit" to the smallest change after which it does. Never makes the change.
+//! Finds the smallest change after which a pod fits. Never makes the change.
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::fmt;
 use std::sync::Arc;
 
+use crate::advice::{Advice, Change, Rule, allow_model};
 use crate::cluster::{Among, Cluster, MOST_CHOICES, Question};
-use crate::fit::{self, Plan};
+use crate::fit;
 use crate::inventory::Vendor;
 use crate::misfit::NodeMisfit;
 use crate::node::{DeviceState, NodeState};
-use crate::quota::Quota;
-use crate::request::{Ask, Compute, DevicePolicy, Memory, Pod, Request};
+use crate::plan::Plan;
+use crate::request::{Ask, Compute, Memory, Request};
 use crate::reservation::{Load, Placement, Reservation};
 
-const MIB: u64 = 1 << 20;
+mod trial;
 
-/// How many sets of pods are looked at before a set is taken that is small but perhaps not smallest.
+use trial::{
+    MIB, Relax, Trial, ask_mut, greatest, least, narrow, relax, wants_unused, widened, without,
+};
+
+/// How many sets of pods are tried before a small set is accepted that may not be the smallest.
 const MOST_SETS: u32 = 5_000;
 
-/// What one question may cost: a node looked at is 1, a node changed or tried [`TRIED`]. About a second at most; a pod
-/// of hundreds of containers gets the advice that was found by then.
+/// The cost limit of one search, about a second of work: checking a node costs 1, changing or trying a node costs
+/// [`TRIED`]. A pod of hundreds of containers gets the advice that was found by then.
 const MOST_COST: u64 = 20_000_000;
 
 /// See [`MOST_COST`]: for each container.
 const TRIED: u64 = 20;
 
-/// What a choice costs that was tried and led nowhere. See [`MOST_COST`].
+/// The cost of a choice that led nowhere. See [`MOST_COST`].
 const CHOSEN: u64 = 10;
 
-/// After how much cost the caller is asked whether to go on.
+/// The cost after which the caller is asked whether to continue.
 const ASKED_EVERY: u64 = 10_000;
 
 /// How many changes are tried together.
@@ -38,232 +42,10 @@ const MOST_TOGETHER: usize = 3;
 /// Why a pod fits nowhere, and what would help.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// Each node in question and why the pod does not fit there, by name.
+    /// For each node in question, by name, why the pod does not fit there.
     pub misfits: Vec<NodeMisfit>,
-    /// Ways out, each enough by itself. Empty where nothing that can be changed helps.
+    /// Advice, each enough by itself. Empty if no change helps.
     pub advice: Vec<Advice>,
-}
-
-/// What would make the pod fit: all of these changes together. One, wherever one is enough.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Advice {
-    /// Where the pod would fit then.
-    pub node: Arc<str>,
-    /// What has to change; nothing less of the same kind is enough.
-    pub changes: Vec<Change>,
-}
-
-/// One change of the request or of the cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
-    /// Less memory on each card: the most that fits, to a whole MiB or a whole hundredth.
-    LessMemory {
-        /// Position of the container in the request.
-        container: usize,
-        /// Of which vendor's cards.
-        vendor: Vendor,
-        /// What is asked for.
-        from: Memory,
-        /// What would fit.
-        to: Memory,
-    },
-    /// Less compute on each card, in its unit: the most that fits.
-    LessCores {
-        /// Position of the container in the request.
-        container: usize,
-        /// Of which vendor's cards.
-        vendor: Vendor,
-        /// What is asked for.
-        from: u32,
-        /// What would fit.
-        to: u32,
-    },
-    /// Fewer cards: as many as fit.
-    FewerDevices {
-        /// Position of the container in the request.
-        container: usize,
-        /// Of which vendor's cards.
-        vendor: Vendor,
-        /// What is asked for.
-        from: u32,
-        /// What would fit.
-        to: u32,
-    },
-    /// Type rules that also allow this model.
-    AllowModel {
-        /// Position of the container in the request.
-        container: usize,
-        /// Of which vendor's cards.
-        vendor: Vendor,
-        /// The model.
-        model: String,
-    },
-    /// One rule less.
-    DropRule {
-        /// Position of the container in the request.
-        container: usize,
-        /// Of which vendor's cards.
-        vendor: Vendor,
-        /// The rule.
-        rule: Rule,
-    },
-    /// These pods leave the node: as few as possible, and of several such sets the one that holds
-    /// least.
-    PodsLeave {
-        /// The pods, by namespace and name.
-        pods: Vec<Pod>,
-    },
-    /// The operator opens these cards again.
-    Uncordon {
-        /// Their identifiers.
-        devices: Vec<Arc<str>>,
-    },
-    /// These cards are healthy again.
-    Recover {
-        /// Their identifiers.
-        devices: Vec<Arc<str>>,
-    },
-    /// The namespace may take this much more.
-    MoreQuota {
-        /// Of which vendor's cards.
-        vendor: Vendor,
-        /// More memory in bytes.
-        memory_bytes: u64,
-        /// More compute, in the vendor's unit.
-        cores: u32,
-        /// More shares of cards.
-        devices: u32,
-    },
-}
-
-/// A rule of a request that leaves cards out.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Rule {
-    /// Which identifiers.
-    Ids,
-    /// Which sharing mode.
-    Mode,
-    /// A label that the card must have.
-    Tag(String),
-    /// All cards on one NUMA node.
-    NumaBind,
-    /// Only cards that nobody uses.
-    Unused,
-}
-
-impl Advice {
-    /// The request with those of the changes that are the request's. Changes of the cluster are not
-    /// in it.
-    pub fn applied_to(&self, request: &Request) -> Request {
-        let mut request = request.clone();
-        for change in &self.changes {
-            change.apply(&mut request);
-        }
-        request
-    }
-}
-
-impl Change {
-    fn apply(&self, request: &mut Request) {
-        let (container, vendor) = match self {
-            Self::LessMemory {
-                container, vendor, ..
-            }
-            | Self::LessCores {
-                container, vendor, ..
-            }
-            | Self::FewerDevices {
-                container, vendor, ..
-            }
-            | Self::AllowModel {
-                container, vendor, ..
-            }
-            | Self::DropRule {
-                container, vendor, ..
-            } => (*container, vendor),
-            Self::PodsLeave { .. }
-            | Self::Uncordon { .. }
-            | Self::Recover { .. }
-            | Self::MoreQuota { .. } => return,
-        };
-        let ask = request
-            .containers
-            .get_mut(container)
-            .and_then(|container| container.asks.iter_mut().find(|ask| ask.vendor == *vendor));
-        let Some(ask) = ask else {
-            return;
-        };
-        match self {
-            Self::LessMemory { to, .. } => ask.memory = *to,
-            Self::LessCores { to, .. } => ask.compute = Compute::Units(*to),
-            Self::FewerDevices { to, .. } => ask.count = *to,
-            Self::AllowModel { model, .. } => allow_model(ask, model),
-            Self::DropRule { rule, .. } => drop_rule(ask, rule),
-            _ => {}
-        }
-    }
-}
-
-fn allow_model(ask: &mut Ask, model: &str) {
-    let lower = model.to_lowercase();
-    if !ask
-        .select
-        .use_types
-        .iter()
-        .all(|text| text.trim().is_empty())
-    {
-        ask.select.use_types.push(model.to_owned());
-    }
-    ask.select
-        .nouse_types
-        .retain(|text| !lower.contains(&text.trim().to_lowercase()));
-}
-
-fn drop_rule(ask: &mut Ask, rule: &Rule) {
-    match rule {
-        Rule::Ids => {
-            ask.select.use_ids.clear();
-            ask.select.nouse_ids.clear();
-        }
-        Rule::Mode => ask.select.mode = None,
-        Rule::Tag(tag) => ask.select.tags.retain(|other| other != tag),
-        Rule::NumaBind => ask.numa_bind = false,
-        Rule::Unused => {
-            ask.exclusive = false;
-            if ask.policy == DevicePolicy::Mutex {
-                ask.policy = DevicePolicy::Spread;
-            }
-        }
-    }
-}
-
-/// A kind of change, as far as it can go.
-#[derive(Debug, Clone, PartialEq)]
-enum Relax {
-    Memory(usize, usize),
-    Cores(usize, usize),
-    Count(usize, usize),
-    /// Type rules, of all that have the same: where a pod says them once for all its containers, one word changes them.
-    Types(Vec<(usize, usize)>),
-    /// The same for another rule.
-    Rule(Vec<(usize, usize)>, Rule),
-    Quota(Vendor),
-    Pods,
-    Cordons,
-    Health,
-}
-
-/// What is tried: a request in a cluster that may have changed.
-#[derive(Clone, Default)]
-struct Trial<'a> {
-    /// How much wider quotas are, by vendor.
-    quota: Vec<(Vendor, Load)>,
-    /// All pods leave the node on which it is tried.
-    empty: bool,
-    /// These have left: the node on which it is tried is without them already, their quota is not.
-    left: Vec<&'a Reservation>,
-    uncordoned: bool,
-    healthy: bool,
 }
 
 impl Cluster {
@@ -278,7 +60,7 @@ impl Cluster {
         self.explain_while(request, among, &|| true)
     }
 
-    /// The same, for as long as the caller says: advice that was not found by then is missing.
+    /// The same, while `go_on` returns true. Advice that was not found by then is missing.
     ///
     /// # Errors
     ///
@@ -294,7 +76,7 @@ impl Cluster {
             Err(misfits) => misfits,
         };
         if request.any.is_some() {
-            // Of each vendor's own request the advice is as good as of any.
+            // Advice for one vendor's request is as good as for any vendor's.
             let advice = self
                 .requests_of_any(request)
                 .into_iter()
@@ -330,7 +112,7 @@ struct Search<'a> {
     request: &'a Request,
     /// Without the request's own reservation, by name.
     nodes: Vec<Cow<'a, NodeState>>,
-    /// What it may still cost. At 0 nothing fits any more, so what is half found is no advice.
+    /// The remaining cost. At 0 nothing fits any more, so an unfinished search yields no advice.
     left: Cell<u64>,
     go_on: &'a dyn Fn() -> bool,
 }
@@ -440,7 +222,7 @@ impl<'a> Search<'a> {
         kinds
     }
 
-    /// Where the vendor's asks stand that have the same rule.
+    /// Positions of the vendor's asks that have the same rule.
     fn alike<'s, T: PartialEq>(
         &'s self,
         ask: &'s Ask,
@@ -553,7 +335,7 @@ impl<'a> Search<'a> {
             if changed.is_some() {
                 self.pay(TRIED)?;
             }
-            // Who leaves gives back its part of a quota, too.
+            // Pods that leave also give back their part of a quota.
             let of_node = if trial.empty && has_quota {
                 let leave: Vec<&Reservation> = self.others_on(&node.name, request).collect();
                 Some(self.plan(request, trial, &leave)?)
@@ -942,249 +724,5 @@ impl<'a> Search<'a> {
             cores: more.cores,
             devices: more.slots,
         })
-    }
-}
-
-impl Relax {
-    /// The ask whose amount it changes.
-    fn ask(&self) -> Option<(usize, usize)> {
-        match self {
-            Self::Memory(container, at)
-            | Self::Cores(container, at)
-            | Self::Count(container, at) => Some((*container, *at)),
-            _ => None,
-        }
-    }
-}
-
-impl Trial<'_> {
-    /// The node as it is in the trial, where that differs.
-    fn on<'n>(&self, node: &NodeState) -> Option<Cow<'n, NodeState>> {
-        if !(self.empty || self.uncordoned || self.healthy) {
-            return None;
-        }
-        let mut node = node.repaired(|_| true, self.healthy, self.uncordoned);
-        if self.empty {
-            node.clear();
-        }
-        Some(Cow::Owned(node))
-    }
-}
-
-fn wants_unused(ask: &Ask) -> bool {
-    ask.exclusive || ask.policy == DevicePolicy::Mutex
-}
-
-fn ask_mut(request: &mut Request, container: usize, at: usize) -> Option<&mut Ask> {
-    request.containers.get_mut(container)?.asks.get_mut(at)
-}
-
-/// As far as this kind of change can go.
-fn relax(kind: &Relax, request: &mut Request, trial: &mut Trial<'_>) {
-    match kind {
-        Relax::Quota(vendor) => {
-            let more = Load {
-                slots: 1 << 30,
-                cores: 1 << 30,
-                memory_bytes: u64::MAX >> 8,
-            };
-            trial.quota.push((vendor.clone(), more));
-        }
-        Relax::Pods => trial.empty = true,
-        Relax::Cordons => trial.uncordoned = true,
-        Relax::Health => trial.healthy = true,
-        Relax::Types(alike) => {
-            for (container, at) in alike {
-                if let Some(ask) = ask_mut(request, *container, *at) {
-                    ask.select.use_types.clear();
-                    ask.select.nouse_types.clear();
-                }
-            }
-        }
-        Relax::Rule(alike, rule) => {
-            for (container, at) in alike {
-                if let Some(ask) = ask_mut(request, *container, *at) {
-                    drop_rule(ask, rule);
-                }
-            }
-        }
-        Relax::Memory(..) | Relax::Cores(..) | Relax::Count(..) => {}
-    }
-    let Some(ask) = kind
-        .ask()
-        .and_then(|(container, at)| ask_mut(request, container, at))
-    else {
-        return;
-    };
-    match kind {
-        Relax::Memory(..) => {
-            ask.memory = match (ask.memory, ask.sizes.iter().min()) {
-                (_, Some(least)) => Memory::Bytes(*least),
-                (Memory::Bytes(bytes), None) => Memory::Bytes(bytes.min(MIB)),
-                (Memory::Percent(percent), None) => Memory::Percent(percent.min(1)),
-            };
-        }
-        Relax::Cores(..) => ask.compute = Compute::Units(0),
-        Relax::Count(..) => ask.count = 1,
-        _ => {}
-    }
-}
-
-fn widened(quota: Quota, more: Load) -> Quota {
-    Quota {
-        memory_bytes: quota
-            .memory_bytes
-            .map(|limit| limit.saturating_add(more.memory_bytes)),
-        cores: quota.cores.map(|limit| limit.saturating_add(more.cores)),
-        devices: quota.devices.map(|limit| limit.saturating_add(more.slots)),
-    }
-}
-
-fn without(node: &NodeState, leaving: &[&Reservation]) -> NodeState {
-    let mut after = node.clone();
-    for held in leaving {
-        after.give_back(held);
-    }
-    after
-}
-
-fn narrow(value: u64) -> u32 {
-    u32::try_from(value).unwrap_or(u32::MAX)
-}
-
-/// The greatest value from `low` to `high` that does, if `low` does and none does after one that does
-/// not.
-fn greatest(low: u64, high: u64, mut does: impl FnMut(u64) -> bool) -> Option<u64> {
-    if low > high || !does(low) {
-        return None;
-    }
-    let (mut low, mut high) = (low, high);
-    while low < high {
-        let middle = high - (high - low) / 2;
-        if does(middle) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    Some(low)
-}
-
-/// The least value up to `high` that does, if `high` does and all do after one that does.
-fn least(high: u64, mut does: impl FnMut(u64) -> bool) -> Option<u64> {
-    if !does(high) {
-        return None;
-    }
-    let (mut low, mut high) = (0, high);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if does(middle) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    Some(low)
-}
-
-impl fmt::Display for Advice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "fits on {}", self.node)?;
-        for (position, change) in self.changes.iter().enumerate() {
-            let word = if position == 0 { "if" } else { "and" };
-            write!(f, " {word} {change}")?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for Change {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LessMemory {
-                container,
-                from: Memory::Bytes(from),
-                to: Memory::Bytes(to),
-                ..
-            } => write!(
-                f,
-                "container {container} asks for {} MiB instead of {} MiB of memory ({} MiB less)",
-                to / MIB,
-                from / MIB,
-                from.saturating_sub(*to).div_ceil(MIB)
-            ),
-            Self::LessMemory {
-                container,
-                from,
-                to,
-                ..
-            } => {
-                let percent = |memory: &Memory| match memory {
-                    Memory::Percent(percent) => u64::from(*percent),
-                    Memory::Bytes(bytes) => *bytes,
-                };
-                write!(
-                    f,
-                    "container {container} asks for {} % instead of {} % of memory",
-                    percent(to),
-                    percent(from)
-                )
-            }
-            Self::LessCores {
-                container,
-                from,
-                to,
-                ..
-            } => write!(
-                f,
-                "container {container} asks for {to} instead of {from} cores"
-            ),
-            Self::FewerDevices {
-                container,
-                vendor,
-                from,
-                to,
-            } => write!(
-                f,
-                "container {container} asks for {to} instead of {from} {vendor} devices"
-            ),
-            Self::AllowModel {
-                container, model, ..
-            } => write!(f, "the type rules of container {container} allow {model}"),
-            Self::DropRule {
-                container, rule, ..
-            } => write!(f, "container {container} does without {rule}"),
-            Self::PodsLeave { pods } => {
-                let names: Vec<String> = pods
-                    .iter()
-                    .map(|pod| format!("{}/{}", pod.namespace, pod.name))
-                    .collect();
-                write!(f, "{} leaves", names.join(" and "))
-            }
-            Self::Uncordon { devices } => write!(f, "{} is uncordoned", devices.join(" and ")),
-            Self::Recover { devices } => write!(f, "{} is healthy again", devices.join(" and ")),
-            Self::MoreQuota {
-                memory_bytes,
-                cores,
-                devices,
-                ..
-            } => write!(
-                f,
-                "the quota allows {} MiB, {cores} cores and {devices} devices more",
-                memory_bytes.div_ceil(MIB)
-            ),
-        }
-    }
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ids => f.write_str("the UUID rules"),
-            Self::Mode => f.write_str("the sharing mode"),
-            Self::Tag(tag) => write!(f, "the label {tag}"),
-            Self::NumaBind => f.write_str("one NUMA node for all cards"),
-            Self::Unused => f.write_str("cards that nobody uses"),
-        }
     }
 }

@@ -1,200 +1,32 @@
-//! Whether a request fits on one node, and which cards it gets there. Never looks at other nodes.
+//! Whether a request fits on one node, and which cards it gets there. Never reads other nodes.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use crate::arrange::{self, Pick, Seat};
+use crate::arrange::{self, CardTraits, Pick};
 use crate::card::{Cost, Pending, check, score_of};
-use crate::misfit::{Misfit, Reason, Reasons};
-use crate::node::{DeviceState, NodeState, Summary, bit};
-use crate::quota::Quota;
-use crate::request::{Arrange, Ask, Compute, DevicePolicy, Key, Kind, Memory, NodePolicy, Request};
+use crate::misfit::Reason;
+use crate::node::{DeviceState, NodeState};
+use crate::plan::{Plan, Step};
+use crate::request::{Arrange, DevicePolicy, Key, NodePolicy};
 use crate::reservation::{Grant, Granted, Load, Phases, Placement};
-use crate::score::Sum;
 use crate::topology;
 
-/// A request with its names looked up: the same for all nodes.
-pub(crate) struct Plan<'a> {
-    pub(crate) request: &'a Request,
-    pub(crate) steps: Vec<Step<'a>>,
-    /// What the containers that run beside each other take at least, for each vendor; empty where one look at
-    /// each step says as much.
-    beside: Vec<(Option<u32>, Sum)>,
-}
+mod why;
 
-/// One container's ask, in the order in which containers start.
-pub(crate) struct Step<'a> {
-    pub(crate) container: usize,
-    pub(crate) kind: Kind,
-    /// The container's first.
-    pub(crate) first: bool,
-    pub(crate) ask: &'a Ask,
-    /// `None`: no node has such devices.
-    pub(crate) vendor: Option<u32>,
-    /// For each model's number: whether the type rules allow it; empty where there are none.
-    pub(crate) models: Vec<bool>,
-    /// The bits of the models that are allowed.
-    pub(crate) model_bits: u64,
-    /// Numbers of identifiers.
-    pub(crate) use_ids: Option<Vec<u32>>,
-    pub(crate) nouse_ids: Vec<u32>,
-    /// The namespace's limit and what other pods use of it.
-    pub(crate) quota: Option<(Quota, Load)>,
-}
+pub(crate) use why::misfit;
 
-impl Step<'_> {
-    fn keys(&self) -> &[Key] {
-        match &self.ask.policy {
-            DevicePolicy::Spread | DevicePolicy::TopologyAware => &[Key::Spread, Key::Numa],
-            DevicePolicy::Binpack => &[Key::Binpack, Key::Numa],
-            DevicePolicy::Mutex => &[Key::FewestContainers, Key::Numa],
-            DevicePolicy::Chain(keys) => keys,
-        }
-    }
-
-    /// What it takes at least, whichever cards it gets.
-    fn least(&self) -> Load {
-        let count = self.ask.count;
-        Load {
-            slots: count,
-            cores: match self.ask.compute {
-                Compute::Units(units) => units.saturating_mul(count),
-                _ => 0,
-            },
-            memory_bytes: match self.ask.memory {
-                Memory::Bytes(bytes) => bytes.saturating_mul(u64::from(count)),
-                Memory::Percent(_) => 0,
-            },
-        }
-    }
-
-    fn count(&self) -> usize {
-        usize::try_from(self.ask.count).unwrap_or(usize::MAX)
-    }
-
-    fn class(&self) -> Option<&str> {
-        self.ask.company.as_ref().map(|company| &*company.class)
-    }
-}
-
-impl<'a> Plan<'a> {
-    pub(crate) fn new(request: &'a Request, steps: Vec<Step<'a>>) -> Self {
-        let mut beside: Vec<(Option<u32>, Sum)> = Vec::new();
-        if steps.len() > 1 {
-            for step in steps.iter().filter(|step| step.kind != Kind::Init) {
-                let least = step.least();
-                match beside.iter_mut().find(|(vendor, _)| *vendor == step.vendor) {
-                    Some((_, sum)) => sum.add(least),
-                    None => {
-                        let mut sum = Sum::default();
-                        sum.add(least);
-                        beside.push((step.vendor, sum));
-                    }
-                }
-            }
-        }
-        Self {
-            request,
-            steps,
-            beside,
-        }
-    }
-
-    /// False only if all cards of the node together have less left than the pod takes at least: one look at each
-    /// card instead of a try for each container.
-    fn may_hold(&self, node: &NodeState) -> bool {
-        self.beside.iter().all(|(vendor, least)| {
-            let mut left = Sum::default();
-            let cards = node
-                .devices
-                .iter()
-                .filter(|card| Some(card.vendor) == *vendor);
-            for card in cards {
-                // An instance has its profile's figures, not the card's.
-                if card.mig || card.cut {
-                    return true;
-                }
-                left.add(Load {
-                    slots: card.free_slots(),
-                    cores: card.free_cores(),
-                    memory_bytes: card.free_memory_bytes(),
-                });
-            }
-            least.slots <= left.slots
-                && least.cores <= left.cores
-                && least.memory_bytes <= left.memory_bytes
-        })
-    }
-}
-
-impl Plan<'_> {
-    /// False only if the request cannot fit where this is all that is left.
-    pub(crate) fn may_fit(&self, summary: &Summary) -> bool {
-        self.steps.iter().all(|step| {
-            step.vendor
-                .is_some_and(|vendor| summary.vendors & bit(vendor) != 0)
-                && summary.models & step.model_bits != 0
-                && summary.places >= step.ask.count
-                && match step.ask.memory {
-                    Memory::Bytes(bytes) => bytes <= summary.free_memory_bytes,
-                    Memory::Percent(percent) => percent.min(100) <= summary.free_percent,
-                }
-                && match step.ask.compute {
-                    Compute::Units(units) => units <= summary.free_cores,
-                    _ => true,
-                }
-        })
-    }
-
-    /// The most that an arrangement can make a node worth; 0 where no container asks for one.
-    pub(crate) fn most_worth(&self) -> f64 {
-        self.steps
-            .iter()
-            .map(|step| step.ask.arrange.most_worth())
-            .sum()
-    }
-
-    /// What the request adds to a node's use, as far as it is known before cards are chosen: a
-    /// percentage is one of the node's average card.
-    pub(crate) fn adds(&self, node: &NodeState) -> Sum {
-        let cards = u64::try_from(node.devices.len()).unwrap_or(1).max(1);
-        let mut sum = Sum::default();
-        for step in &self.steps {
-            if step.kind == Kind::Init {
-                continue;
-            }
-            let count = u64::from(step.ask.count);
-            let memory_bytes = match step.ask.memory {
-                Memory::Bytes(bytes) => bytes,
-                Memory::Percent(percent) => {
-                    node.summary.total.memory_bytes / cards / 100 * u64::from(percent.min(100))
-                }
-            };
-            let cores = match step.ask.compute {
-                Compute::Units(units) => u64::from(units),
-                _ => 0,
-            };
-            sum.slots = sum.slots.saturating_add(count);
-            sum.cores = sum.cores.saturating_add(cores.saturating_mul(count));
-            sum.memory_bytes = sum
-                .memory_bytes
-                .saturating_add(memory_bytes.saturating_mul(count));
-        }
-        sum
-    }
-}
-
-/// What a pod that is being placed takes so far.
+/// What the pod uses so far in one branch of the search.
 #[derive(Debug, Clone)]
 struct State {
     cards: Vec<Pending>,
     /// For each vendor with a quota.
     quotas: Vec<(u32, Phases)>,
-    /// The only cards that the step at hand can have.
+    /// The only cards that the current step can get.
     only: Option<Vec<usize>>,
 }
 
-/// A card that would do.
+/// A card that satisfies the step.
 struct Candidate {
     card: usize,
     score: f64,
@@ -209,13 +41,13 @@ struct Fit<'a> {
     node: &'a NodeState,
     plan: &'a Plan<'a>,
     picks: Vec<Vec<Picked>>,
-    /// Where the first choice failed, and what had been taken by then.
+    /// The step at which the first choice failed, and what had been taken by then.
     failed: Option<(usize, State)>,
     budget: &'a mut u32,
 }
 
-/// Places the request on the node. `budget` bounds how many choices and steps are tried where the first one of
-/// some container leaves no room for another; it is what remains for all nodes of one question.
+/// Places the request on the node. If a container's first choice leaves no room for another container, other choices
+/// are tried; `budget` bounds how many, and is what remains for all nodes of one request.
 pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Option<Placement> {
     if !may_serve(node, plan) {
         return None;
@@ -259,36 +91,12 @@ pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Opti
     })
 }
 
-/// Why the request does not fit on the node, as `place` found.
-pub(crate) fn misfit(node: &NodeState, plan: &Plan<'_>) -> Misfit {
-    // Cards are looked at one by one, and in no order, unless one changes what the next can give.
-    let in_turn =
-        |step: &Step<'_>| step.ask.numa_bind || (step.quota.is_some() && step.ask.count > 1);
-    match plan.steps.as_slice() {
-        [step] if !in_turn(step) => return misfit_alone(node, step),
-        steps => {
-            let short = steps.iter().find(|step| !serves_alone(node, step));
-            if let Some(step) = short.filter(|step| !in_turn(step)) {
-                return misfit_alone(node, step);
-            }
-        }
-    }
-    let mut budget = 0;
-    let mut fit = Fit::new(node, plan, &mut budget);
-    let start = fit.start();
-    fit.search(0, &start);
-    match fit.failed.take() {
-        Some((at, state)) => fit.reasons(at, state),
-        None => Misfit::UnknownNode,
-    }
-}
-
-/// False only if the request cannot fit on the node: one look at each card.
+/// False only if the request cannot fit on the node. Checks each card once.
 pub(crate) fn may_serve(node: &NodeState, plan: &Plan<'_>) -> bool {
     plan.may_hold(node) && plan.steps.iter().all(|step| serves_alone(node, step))
 }
 
-/// Whether enough cards would do if the step were the pod's only one.
+/// Whether enough cards satisfy the step if it were the pod's only one.
 fn serves_alone(node: &NodeState, step: &Step<'_>) -> bool {
     let idle = Pending::default();
     let mut shares: u32 = 0;
@@ -303,83 +111,12 @@ fn serves_alone(node: &NodeState, step: &Step<'_>) -> bool {
     shares >= step.ask.count
 }
 
-/// How many shares of a card one ask can take: one, or on a card in MIG mode as many as slots.
+/// How many shares of a card one ask can take: one, or on a card in MIG mode all slots.
 fn shares_of(device: &DeviceState, slots: u32) -> u32 {
     if device.mig { slots } else { 1 }
 }
 
-/// Why the step does not fit where no other step takes anything: one look at each card.
-fn misfit_alone(node: &NodeState, step: &Step<'_>) -> Misfit {
-    let idle = Pending::default();
-    let mut offered: u32 = 0;
-    let mut if_all_left: u32 = 0;
-    let mut reasons = Reasons::new(&node.ids);
-    for (card, device) in node.devices.iter().enumerate() {
-        if Some(device.vendor) != step.vendor {
-            continue;
-        }
-        let shares = shares_of(device, device.total.slots);
-        offered = offered.saturating_add(shares);
-        let reason = match check(device, &idle, step, &[]) {
-            Ok(_) => Reason::TooFew,
-            Err(reason) => reason,
-        };
-        if reason.is_cured_by_leaving() {
-            if_all_left = if_all_left.saturating_add(shares);
-        }
-        reasons.push(card, reason);
-    }
-    if reasons.is_empty() || offered < step.ask.count {
-        return Misfit::TooFewDevices {
-            container: step.container,
-            vendor: step.ask.vendor.clone(),
-            present: reasons.len(),
-            asked: step.ask.count,
-        };
-    }
-    explain_arrangement(node, step, &mut reasons, &mut if_all_left);
-    Misfit::Devices {
-        container: step.container,
-        vendor: step.ask.vendor.clone(),
-        asked: step.ask.count,
-        if_all_left,
-        reasons,
-    }
-}
-
-/// Where enough cards would do, it is how they lie to each other that stands in the way; and where some would, it is in
-/// the words of the reference, for arrangements that it has.
-fn explain_arrangement(
-    node: &NodeState,
-    step: &Step<'_>,
-    reasons: &mut Reasons,
-    if_all_left: &mut u32,
-) {
-    if !step.ask.arrange.is_strict() {
-        return;
-    }
-    let enough = match step.ask.arrange {
-        Arrange::Modules { .. } => step.count(),
-        _ => 1,
-    };
-    if reasons.count(Reason::TooFew) >= enough {
-        reasons.replace(Reason::TooFew, Reason::Arrangement);
-    }
-    let idle: Vec<Seat> = (0..node.devices.len())
-        .filter(|&card| {
-            let device = node.devices.get(card);
-            device.is_some_and(|device| Some(device.vendor) == step.vendor)
-                && reasons.of(card).is_some_and(Reason::is_cured_by_leaving)
-        })
-        .filter_map(|card| node.seat(card, None))
-        .map(|seat| Seat { used: 0, ..seat })
-        .collect();
-    if arrange::pick(step.ask.arrange, step.count(), &idle) == Pick::None {
-        *if_all_left = 0;
-    }
-}
-
-/// What the placement makes the node worth beside how full it is: more is better.
+/// The node's bonus for this placement, besides its score; more is better.
 pub(crate) fn worth(node: &NodeState, plan: &Plan<'_>, placement: &Placement) -> f64 {
     let mut sum = 0.0;
     let mut appraised: Option<(&Step<'_>, u32)> = None;
@@ -388,7 +125,7 @@ pub(crate) fn worth(node: &NodeState, plan: &Plan<'_>, placement: &Placement) ->
         if arrange == Arrange::Anyhow {
             continue;
         }
-        let seats = |taken: bool| -> Vec<Seat> {
+        let traits = |taken: bool| -> Vec<CardTraits> {
             let grants = placement.containers.get(step.container);
             let is_taken = |device: &DeviceState| {
                 grants.is_some_and(|granted| {
@@ -402,14 +139,14 @@ pub(crate) fn worth(node: &NodeState, plan: &Plan<'_>, placement: &Placement) ->
                         Some(device.vendor) == step.vendor && (!taken || is_taken(device))
                     })
                 })
-                .filter_map(|card| node.seat(card, step.class()))
+                .filter_map(|card| node.traits(card, step.class()))
                 .collect()
         };
         if arrange == Arrange::Appraised {
             let before = appraised.map_or(0, |(_, count)| count);
             appraised = Some((step, before.saturating_add(step.ask.count)));
         } else {
-            sum += arrange::worth(arrange, &seats(true), &seats(false));
+            sum += arrange::worth(arrange, &traits(true), &traits(false));
         }
     }
     if let Some((step, count)) = appraised {
@@ -594,7 +331,7 @@ impl<'a> Fit<'a> {
         })
     }
 
-    /// Whether two cards do the same for every step of the plan.
+    /// Whether two cards are interchangeable for every step of the plan.
     fn are_alike(
         &self,
         one: &DeviceState,
@@ -643,7 +380,7 @@ impl<'a> Fit<'a> {
         Some(picks)
     }
 
-    /// Checks the card once more and takes the share.
+    /// Checks the card again and takes the share.
     fn take(&self, step: &Step<'_>, card: usize, state: &mut State) -> Result<Picked, Reason> {
         let device = self.node.devices.get(card).ok_or(Reason::TooFew)?;
         let pending = state.cards.get(card).ok_or(Reason::TooFew)?;
@@ -677,7 +414,7 @@ impl<'a> Fit<'a> {
         Ok(Picked { card, cost })
     }
 
-    /// The cards that would do, in the order of the policy.
+    /// The cards that satisfy the step, in the order of the policy.
     fn candidates(&self, step: &Step<'_>, state: &State) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         for (card, (device, pending)) in self.node.devices.iter().zip(&state.cards).enumerate() {
@@ -730,8 +467,7 @@ impl<'a> Fit<'a> {
         (other.index, &other.id).cmp(&(one.index, &one.id))
     }
 
-    /// Takes the step's shares as its policy says. Where that is not possible, `state` is left in
-    /// between.
+    /// Takes the step's shares by its policy. If that is not possible, `state` is left partly changed.
     fn choose(
         &self,
         step: &Step<'_>,
@@ -777,7 +513,7 @@ impl<'a> Fit<'a> {
                         .collect()
                 })
                 .collect();
-            // The group that has least to spare; the sort keeps the policy's order among equals.
+            // The smallest group first; the sort is stable, so equals stay in the policy's order.
             groups.sort_by_key(Vec::len);
             for group in groups.iter().filter(|group| group.len() >= count) {
                 let mut attempt = state.clone();
@@ -803,11 +539,11 @@ impl<'a> Fit<'a> {
         let count = step.count();
         let mut cards: Vec<usize> = candidates.iter().map(|c| c.card).collect();
         if step.ask.arrange != Arrange::Anyhow {
-            let seats: Vec<Seat> = cards
+            let traits: Vec<CardTraits> = cards
                 .iter()
-                .filter_map(|&card| self.node.seat(card, step.class()))
+                .filter_map(|&card| self.node.traits(card, step.class()))
                 .collect();
-            match arrange::pick(step.ask.arrange, count, &seats) {
+            match arrange::pick(step.ask.arrange, count, &traits) {
                 Pick::AsOrdered => {}
                 Pick::These(positions) => {
                     cards = positions
@@ -859,88 +595,9 @@ impl<'a> Fit<'a> {
         }
         None
     }
-
-    /// Why the step at `at` has no choice when `state` is taken: the same walk, written down.
-    fn reasons(&self, at: usize, mut state: State) -> Misfit {
-        let Some(step) = self.plan.steps.get(at) else {
-            return Misfit::UnknownNode;
-        };
-        let mut cards: Vec<(usize, f64)> = self
-            .node
-            .devices
-            .iter()
-            .zip(&state.cards)
-            .enumerate()
-            .filter(|(_, (device, _))| Some(device.vendor) == step.vendor)
-            .map(|(card, (device, pending))| {
-                let load = check(device, pending, step, &state.quotas)
-                    .map_or_else(|_| Load::default(), |cost| cost.load);
-                (card, score_of(device, pending, step, load))
-            })
-            .collect();
-        let offered: u32 = cards
-            .iter()
-            .filter_map(|(card, _)| self.node.devices.get(*card))
-            .map(|device| shares_of(device, device.total.slots))
-            .fold(0, u32::saturating_add);
-        if cards.is_empty() || offered < step.ask.count {
-            return Misfit::TooFewDevices {
-                container: step.container,
-                vendor: step.ask.vendor.clone(),
-                present: cards.len(),
-                asked: step.ask.count,
-            };
-        }
-        cards.sort_by(|a, b| self.order(step, &state, *a, *b));
-        if step.ask.numa_bind {
-            let order = distinct(cards.iter().map(|(card, _)| self.numa(*card)));
-            cards.sort_by_key(|(card, _)| order.iter().position(|numa| *numa == self.numa(*card)));
-        }
-        let last_numa = cards
-            .iter()
-            .rev()
-            .find(|(card, _)| {
-                let device = self.node.devices.get(*card);
-                let pending = state.cards.get(*card);
-                device.zip(pending).is_some_and(|(device, pending)| {
-                    check(device, pending, step, &state.quotas).is_ok()
-                })
-            })
-            .and_then(|(card, _)| self.numa(*card));
-        let mut if_all_left: u32 = 0;
-        let mut reasons = Reasons::new(&self.node.ids);
-        let before = state.clone();
-        let mut numa = None;
-        for (card, _) in cards {
-            if step.ask.numa_bind && numa != self.numa(card) {
-                numa = self.numa(card);
-                state = before.clone();
-            }
-            let reason = match self.take(step, card, &mut state) {
-                Ok(_) if step.ask.numa_bind && self.numa(card) != last_numa => Reason::Numa,
-                Ok(_) => Reason::TooFew,
-                Err(reason) => reason,
-            };
-            if let Some(device) = self.node.devices.get(card) {
-                if reason.is_cured_by_leaving() {
-                    let shares = shares_of(device, device.total.slots);
-                    if_all_left = if_all_left.saturating_add(shares);
-                }
-                reasons.push(card, reason);
-            }
-        }
-        explain_arrangement(self.node, step, &mut reasons, &mut if_all_left);
-        Misfit::Devices {
-            container: step.container,
-            vendor: step.ask.vendor.clone(),
-            asked: step.ask.count,
-            if_all_left,
-            reasons,
-        }
-    }
 }
 
-/// The next choice of as many positions below `of`, in lexicographic order.
+/// Advances `chosen` to the next combination of positions below `of`, in lexicographic order.
 pub(crate) fn next_combination(chosen: &mut [usize], of: usize) -> bool {
     let count = chosen.len();
     for at in (0..count).rev() {

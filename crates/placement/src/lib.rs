@@ -1,26 +1,25 @@
-//! Which devices of which node a pod gets. Values in, values out: no clock, no cluster, no I/O, so
-//! the scheduler, the webhook, the simulator and the tests all ask the same question and get the
-//! same answer.
+//! Which devices of which node a pod gets. The crate takes values and returns values, without a clock, a cluster or I/O,
+//! so the scheduler, the webhook, the simulator and the tests get the same answer to the same question.
 //!
-//! A [`Cluster`] holds what there is ([`Node`], [`Device`]), what is taken ([`Reservation`]) and what
-//! a namespace may take ([`Quota`]). A [`Request`] says what a pod asks for. [`Cluster::place`]
-//! answers with one [`Placement`] or with a [`Misfit`] for each node; [`Cluster::reserve`] and
-//! [`Cluster::release`] are each other's inverse; [`Cluster::explain`] names the smallest change that
-//! would make a pod fit.
+//! A [`Cluster`] holds nodes and devices ([`Node`], [`Device`]), what pods hold of them ([`Reservation`]) and what a
+//! namespace may hold ([`Quota`]). A [`Request`] is what a pod asks for. [`Cluster::place`] returns one [`Placement`], or
+//! a [`Misfit`] for each node; [`Cluster::reserve`] and [`Cluster::release`] are each other's inverse;
+//! [`Cluster::explain`] names the smallest change that would make a pod fit.
 //!
 //! # Units
 //!
-//! Memory is in bytes. Cores are in the device's own unit: percent of a card for NVIDIA, what the
-//! vendor counts for others. A slot is the right of one container to share a card.
+//! Memory is in bytes. Cores are in the device's own unit: percent of a card for NVIDIA, the vendor's unit for
+//! others. A slot is the right of one container to share a card.
 //!
 //! # Ties
 //!
-//! Nothing is left to chance or to the order in which things were told. Of nodes with equal scores the
-//! one whose name is first in byte order is taken. Of devices with equal scores the one on the higher
-//! NUMA node, then with the higher index, then with the greater identifier.
+//! The choice is deterministic and does not depend on the order of events. Of nodes with equal scores, the first name in
+//! byte order is chosen. Of devices with equal scores, the one on the higher NUMA node, then with the higher index, then
+//! with the greater identifier.
 
 #![forbid(unsafe_code)]
 
+mod advice;
 mod anywhere;
 mod arrange;
 mod card;
@@ -31,6 +30,7 @@ mod fit;
 mod inventory;
 mod misfit;
 mod node;
+mod plan;
 mod quota;
 mod remember;
 mod request;
@@ -38,8 +38,9 @@ mod reservation;
 mod score;
 mod topology;
 
+pub use advice::{Advice, Change, Rule};
 pub use cluster::{Among, Cluster, DeviceView, NodeView, Outcome};
-pub use explain::{Advice, Change, Explanation, Rule};
+pub use explain::Explanation;
 pub use inventory::{Appraisal, Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};
 pub use misfit::{Misfit, NodeMisfit, Reason, Reasons, meaning};
 pub use quota::Quota;

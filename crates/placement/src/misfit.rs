@@ -36,7 +36,7 @@ pub enum Reason {
         /// How many it has.
         slots: u32,
     },
-    /// The request wants a card that nobody uses.
+    /// The request wants an unused card.
     #[error("in use by {containers}, asked for unused")]
     InUse {
         /// How many slots are taken.
@@ -89,7 +89,7 @@ pub enum Reason {
     /// A request in GFLOPS, and the card's speed is not known.
     #[error("speed unknown, asked in FLOPS")]
     UnknownSpeed,
-    /// A whole card is asked for, and somebody uses it.
+    /// The request wants a whole card, and the card is in use.
     #[error("whole card asked for, in use by {containers}")]
     Exclusive {
         /// How many slots are taken.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::arrange::Seat;
+use crate::arrange::CardTraits;
 use crate::inventory::{Device, Node};
 use crate::reservation::{Footprint, Instance, Load, Reservation};
 use crate::score::Sum;
@@ -200,8 +200,8 @@ impl NodeState {
             .map_or(0, i64::from)
     }
 
-    /// What an arrangement looks at in a card; `class` is that of who asks.
-    pub(crate) fn seat(&self, card: usize, class: Option<&str>) -> Option<Seat> {
+    /// The properties of a card that arrangements use; `class` is the ask's class.
+    pub(crate) fn traits(&self, card: usize, class: Option<&str>) -> Option<CardTraits> {
         let state = self.devices.get(card)?;
         let own = (state.classes.iter())
             .filter(|held| Some(&***held) == class)
@@ -213,7 +213,7 @@ impl NodeState {
                 .count()
         });
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        Some(Seat {
+        Some(CardTraits {
             index: state.index,
             group: state.device.group,
             module,

@@ -1,4 +1,4 @@
-//! What a namespace may take of a vendor's devices. Never where.
+//! Quotas: what a namespace may hold of a vendor's devices.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -36,13 +36,13 @@ impl Quota {
 
 /// The quotas of all namespaces and what is used of them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ledger {
+pub(crate) struct Quotas {
     /// By namespace, then by (name of the quota, vendor).
     limits: HashMap<String, BTreeMap<(String, Vendor), Quota>>,
     used: HashMap<String, Vec<(Vendor, Load)>>,
 }
 
-impl Ledger {
+impl Quotas {
     pub(crate) fn set(&mut self, namespace: &str, name: &str, limits: &[(Vendor, Quota)]) {
         self.remove(namespace, name);
         let of_namespace = self.limits.entry(namespace.to_owned()).or_default();

@@ -1,6 +1,6 @@
-//! What is remembered of questions that fitted nowhere, so that the same question, asked again, looks only at nodes
-//! that have changed since: a pod that waits is asked for again and again, and many pods that wait ask for the same.
-//! Never an answer by itself: what is remembered of a node holds for that one state of it.
+//! Remembers requests that fitted nowhere, so that a repeated request checks only nodes that have changed since. A
+//! waiting pod is tried again and again, and many waiting pods have the same request. An entry is valid only for the one
+//! state of a node for which it was made.
 
 use std::collections::VecDeque;
 
@@ -8,10 +8,10 @@ use crate::misfit::Misfit;
 use crate::node::NodeState;
 use crate::request::{Container, Request};
 
-/// How many questions are remembered. Each takes about 400 bytes for a node of eight cards.
+/// How many requests are remembered. Each takes about 400 bytes for a node of eight cards.
 const MOST_QUESTIONS: usize = 8;
 
-/// Why nodes did not fit, for the last questions. It belongs to one [`crate::Cluster`]: with another one, or with a
+/// Why nodes did not fit, for the last requests. It belongs to one [`crate::Cluster`]: with another one, or with a
 /// clone of it, its answers would be wrong.
 #[derive(Debug, Default)]
 pub struct Remembered {
@@ -19,7 +19,7 @@ pub struct Remembered {
 }
 
 impl Remembered {
-    /// What is remembered of this question, which becomes the latest. Who asks does not matter.
+    /// The entry of this request, which becomes the latest. The pod's identity does not matter.
     pub(crate) fn of(&mut self, request: &Request) -> Option<&mut Refusals> {
         let at = self
             .questions
@@ -40,7 +40,7 @@ impl Remembered {
     }
 }
 
-/// Why nodes did not fit one question.
+/// Why nodes did not fit one request.
 #[derive(Debug)]
 pub(crate) struct Refusals {
     containers: Vec<Container>,

@@ -1,16 +1,16 @@
-//! What a pod asks for, in one form for every door. Never where it goes.
+//! Requests: what a pod asks for, in the form that all callers use. Never decides where the pod goes.
 
 use std::sync::Arc;
 
 use crate::exchange::{Maker, Table};
 use crate::inventory::Vendor;
 
-/// Who asks.
+/// The identity of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pod {
     /// Unique for the life of the cluster; reservations are kept under it.
     pub uid: String,
-    /// Whose quota it takes.
+    /// The namespace, whose quota it uses.
     pub namespace: String,
     /// For texts only.
     pub name: String,
@@ -30,7 +30,7 @@ impl Pod {
 /// What a pod asks for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Who asks. An earlier reservation of the same uid does not stand in its way.
+    /// The pod. An earlier reservation of the same uid does not compete with it.
     pub pod: Pod,
     /// Its containers, in the order of the pod's spec: init containers and sidecars, then the others.
     pub containers: Vec<Container>,
@@ -85,7 +85,7 @@ pub struct Ask {
     pub memory: Memory,
     /// Compute on each.
     pub compute: Compute,
-    /// Only cards that nobody uses, taken with all their slots.
+    /// Only unused cards, taken with all their slots.
     pub exclusive: bool,
     /// All of them on one NUMA node.
     pub numa_bind: bool,
@@ -100,7 +100,7 @@ pub struct Ask {
     pub arrange: Arrange,
     /// Only cards that earlier containers of the pod got, where they got any of this vendor.
     pub together: bool,
-    /// Whom the container may share a card with.
+    /// The containers that may share a card with this one.
     pub company: Option<Company>,
     /// Only cards on which all shares have the same memory.
     pub even: bool,
@@ -140,8 +140,7 @@ impl Ask {
     }
 }
 
-/// How several cards of one ask have to lie to each other, and what that makes a node worth beside
-/// how full it is.
+/// How several cards of one ask must be arranged, and the bonus that this gives a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Arrange {
     /// As the device policy has it; every node is worth the same.
@@ -169,8 +168,8 @@ pub enum Arrange {
     /// first to one of the second: one, two, four or all eight, so that no wing is broken up without
     /// need. A node is worth more the less of its wings is broken up afterwards.
     Wings,
-    /// Several: cards that nobody uses and that follow each other by index. They begin anywhere in a
-    /// ring (tag [`crate::Device::RING`]); elsewhere they are 4, 8 or 16 from a multiple of that on.
+    /// Several unused cards with consecutive indices. They begin anywhere in a ring (tag
+    /// [`crate::Device::RING`]); elsewhere they are 4, 8 or 16 cards starting at a multiple of that number.
     Row,
     /// As the device policy has it; a node is worth what it says itself
     /// ([`crate::Device::appraisal`]).
@@ -180,7 +179,7 @@ pub enum Arrange {
     Apart,
 }
 
-/// Whom a container may share a card with.
+/// The containers that may share a card with this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Company {
     /// The container's own class, which its grants carry.
@@ -240,7 +239,7 @@ pub enum DevicePolicy {
     Spread,
     /// The fullest first.
     Binpack,
-    /// Only cards that nobody uses.
+    /// Only unused cards.
     Mutex,
     /// By the first key, then the second, and so on; last by the higher index.
     Chain(Vec<Key>),
@@ -328,7 +327,7 @@ pub struct Wish {
 /// A family of devices that would do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Family {
-    /// Who makes them.
+    /// The maker.
     pub maker: Maker,
     /// The word under which the engine knows them.
     pub vendor: Vendor,

@@ -124,7 +124,7 @@ impl Grant {
 /// What a pod holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
-    /// Who holds it.
+    /// The pod that holds it.
     pub pod: Pod,
     /// What it holds.
     pub placement: Placement,

@@ -61,7 +61,7 @@ fn cluster(names: &[&str]) -> Cluster {
     cluster
 }
 
-/// Class `b` lies beside `a` too, `a` only beside `a`, and `c` beside nobody.
+/// Class `b` may share with `a` and `b`, `a` only with `a`, and `c` with no class.
 fn accepts(class: &str) -> &'static [&'static str] {
     match class {
         "a" => &["a", "b"],

@@ -20,7 +20,7 @@ pub const BASE_MODEL: &str = "A100-80GB";
 /// How far the memory that a device reports may be from its model's, in hundredths: what the driver keeps for itself.
 const MEMORY_TOLERANCE: u64 = 12;
 
-/// Who makes a device.
+/// The maker of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Maker {
     /// NVIDIA.
@@ -78,7 +78,7 @@ impl Sure {
 /// What one device of a model has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
-    /// Who makes it, in lower case.
+    /// The maker, in lower case.
     pub vendor: String,
     /// Name of the model in the table.
     pub model: String,

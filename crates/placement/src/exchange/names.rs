@@ -12,7 +12,7 @@ pub(super) struct Name {
     pub(super) gigabytes: Option<u64>,
 }
 
-/// Words that say who made it and what it is.
+/// Words for the maker and the kind of device.
 const MAKERS: [&str; 14] = [
     "NVIDIA",
     "TESLA",
