@@ -15,7 +15,7 @@ use kube::runtime::watcher::{Config, Event};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube_api::assigner::pod_claim;
 use kube_api::hcs::ComputeQuota;
-use kube_api::hcs::quota::{Charge, Counted, Limit, charge, used};
+use kube_api::hcs_quota::{Charge, Counted, Limit, charge, used};
 use kube_api::object::{Pod, ResourceQuota};
 use kube_api::quota::limits;
 use kube_api::vendor::Vendors;

@@ -61,9 +61,6 @@ const STILL_IN_CIRCLES: &[(&str, &[&str])] = &[
     ),
     ("embedded-cluster", &["http::format", "http::table"]),
     (
-        "kube-api",
-        &["allocation", "hcs", "node", "request", "vendor"],
-    ),
 ];
 
 /// A module by its path below the crate's root: `["rules", "nvml", "lists"]`.

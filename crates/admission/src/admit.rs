@@ -550,7 +550,7 @@ impl Admission {
                 .chain(&resources.requests)
                 .any(|(name, amount)| {
                     let of = self.vendors.of_resource(name);
-                    if kube_api::hcs::request::is_resource(name, &self.vendors) {
+                    if kube_api::hcs_request::is_resource(name, &self.vendors) {
                         return amount.0 != "0";
                     }
                     // A priority alone asks for no device.

@@ -220,7 +220,7 @@ impl Entry<'_> {
 /// A pod that asks for a resource of ours, shows itself devices, or says what only the scheduler says.
 fn concerns_devices(vendors: &Vendors) -> String {
     let ours = vendors.resources().map(|(name, _, _)| name);
-    let resources = list(ours.chain(kube_api::hcs::request::names(vendors)));
+    let resources = list(ours.chain(kube_api::hcs_request::names(vendors)));
     let asks = |kind: &str| {
         format!("has(c.resources.{kind}) && c.resources.{kind}.exists(k, k in {resources})")
     };

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use kube_api::config::ImageRule;
-use kube_api::hcs::request::{self, Asked, Preferences, Rules};
+use kube_api::hcs::rules::{Rules, maker_of};
 use kube_api::hcs::{error, keys};
+use kube_api::hcs_request::{self as request, Asked, Preferences};
 use kube_api::object::{Container, EnvVar, Pod};
 use kube_api::quantity::Quantity;
 use kube_api::vendor::{Role, Row, Vendors};
@@ -65,8 +66,8 @@ pub(crate) fn admit(
             ),
         ));
     };
-    let only = request::maker_of(&first.word)
-        .filter(|maker| (rows.iter()).all(|row| request::maker_of(&row.word) == Some(*maker)));
+    let only = maker_of(&first.word)
+        .filter(|maker| (rows.iter()).all(|row| maker_of(&row.word) == Some(*maker)));
     equalise(vendors, &asking, pod, patch)?;
     add_vendor_limits(&rows, &asking, pod, patch);
     inject(rules, settings, &rows, only, &asking, pod, object, patch)?;
@@ -83,7 +84,7 @@ fn acceptable<'v>(
     vendors
         .iter()
         .filter(|row| {
-            request::maker_of(&row.word).is_some_and(|maker| match only {
+            maker_of(&row.word).is_some_and(|maker| match only {
                 Some(only) => only == maker,
                 None => preferences.tier(maker).is_some(),
             })
@@ -221,7 +222,7 @@ fn inject(
     if driver {
         for (at, _) in asking {
             for (maker, name) in VISIBLE {
-                let of_maker = |row: &&&Row| request::maker_of(&row.word) == Some(maker);
+                let of_maker = |row: &&&Row| maker_of(&row.word) == Some(maker);
                 let Some(row) = rows.iter().find(of_maker) else {
                     continue;
                 };

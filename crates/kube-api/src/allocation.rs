@@ -1,33 +1,19 @@
-//! What a pod holds, as its annotations say it: the seed's keys and the newer ones, for every vendor. Never whether it
-//! may hold it.
-//!
-//! An allocation is `UUID,TYPE,MiB,cores:` for each card and `;` after each container, init containers first. A
-//! container without cards is an empty slot, which is always written: HAMi v2.10 loses it, and with it the place of
-//! all later ones.
+//! A pod's allocation, read from and written to its annotations, for every vendor. Never decides whether the pod may hold it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use placement::{Granted, Instance, NodeView, Placement, Span};
-use serde::{Deserialize, Serialize};
+use placement::{Granted, NodeView, Placement};
 
+use crate::fields::annotation;
 use crate::keys;
 use crate::object::Pod;
-use crate::quantity::shortened;
-use crate::request::annotation;
 use crate::vendor::{Vendors, Writing};
 
-/// Why what a pod's annotations say cannot be read. The pod counts as holding nothing, and is told so.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {key}: {problem}")]
-pub struct AllocationError {
-    /// The annotation.
-    pub key: String,
-    /// What was read, what is accepted.
-    pub problem: String,
-}
+pub use crate::slots::{
+    AllocationError, DecodeError, MigAllocation, MigSpan, Slot, decode, decode_instances, encode,
+};
 
-/// What is written to a pod with its binding.
+/// The annotations and labels that are written with a pod's binding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Written {
     /// Annotations to set.
@@ -36,8 +22,8 @@ pub struct Written {
     pub labels: BTreeMap<String, String>,
 }
 
-/// What the pod holds on the node that it runs on (`spec.nodeName`, and where that is empty the node that the
-/// annotations name); none when the annotations say nothing.
+/// What the pod holds on its node (`spec.nodeName`, or if that is empty the node in its annotations); `None` without
+/// allocation annotations.
 ///
 /// # Errors
 ///
@@ -74,8 +60,8 @@ fn node_of(pod: &Pod) -> Option<&str> {
     }
 }
 
-/// What to write for this placement. `node` is where it lies (some vendors write a card's index or model),
-/// `unix_nanoseconds` is now.
+/// The annotations and labels for this placement. `node` is the pod's node (some vendors write a card's index or
+/// model), `unix_nanoseconds` is the present time.
 pub fn write(
     pod: &Pod,
     placement: &Placement,
@@ -107,7 +93,7 @@ pub fn write(
     let annotations = &mut written.annotations;
     annotations.insert(keys::VGPU_NODE.to_owned(), placement.node.to_string());
     annotations.insert(keys::VGPU_TIME.to_owned(), seconds.to_string());
-    // A label may be shorter than a node's name, and one that is too long would make the API server refuse it all.
+    // A node's name may be too long for a label, and the API server would then refuse the whole request.
     if placement.node.len() <= MOST_LABEL_LETTERS {
         written
             .labels
@@ -118,281 +104,3 @@ pub fn write(
 
 /// Longest value of a label.
 const MOST_LABEL_LETTERS: usize = 63;
-
-/// Most shares of cards that one pod is read to hold. A node has 1,024 cards, and what a pod holds is looked through
-/// card by card.
-const MOST_SLOTS: usize = 4096;
-
-/// A share of a card as an allocation has it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Slot {
-    /// Identifier of the card.
-    pub device: String,
-    /// Word of the vendor, or what the vendor writes in its place.
-    pub kind: String,
-    /// Memory in MiB.
-    pub memory_mib: u64,
-    /// Compute, in the card's unit.
-    pub cores: u32,
-}
-
-/// Why an allocation cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
-    /// Fewer than four fields.
-    #[error("{0:?} has fewer than the four fields uuid,type,memory,cores")]
-    MissingFields(String),
-    /// A field that is no number of 32 bits.
-    #[error("{field} of {device} is {text:?}, and no whole number up to 2147483647")]
-    Number {
-        /// Which field.
-        field: &'static str,
-        /// Of which card.
-        device: String,
-        /// What it says.
-        text: String,
-    },
-    /// More than any pod holds.
-    #[error("names more than {MOST_SLOTS} shares of cards, the most of one pod")]
-    TooMany,
-    /// Some list of MIG instances that is none.
-    #[error("no list of MIG instances: {0}")]
-    Json(String),
-    /// An instance of a card that the container does not hold.
-    #[error(
-        "names an instance of {uuid} for device {device} of container {container}, which holds no such card"
-    )]
-    NoSuchCard {
-        /// Position of the container.
-        container: usize,
-        /// Position among the container's cards.
-        device: usize,
-        /// The card.
-        uuid: String,
-    },
-    /// Two instances for one share.
-    #[error("names two instances for device {device} of container {container}")]
-    Twice {
-        /// Position of the container.
-        container: usize,
-        /// Position among the container's cards.
-        device: usize,
-    },
-    /// Some of what the agent fills in, and not all of it.
-    #[error(
-        "instance {uuid} for device {device} of container {container} has only some of migUUID, gpuInstanceID and computeInstanceID; the agent writes all three or none"
-    )]
-    HalfMade {
-        /// Position of the container.
-        container: usize,
-        /// Position among the container's cards.
-        device: usize,
-        /// The card.
-        uuid: String,
-    },
-}
-
-/// The text of an allocation. Letters that have a meaning in it become `-`.
-pub fn encode(containers: &[Vec<Slot>]) -> String {
-    let plain = |text: &str| text.replace([',', ':', ';'], "-");
-    let mut text = String::new();
-    for slots in containers {
-        for slot in slots {
-            text += &format!(
-                "{},{},{},{}:",
-                plain(&slot.device),
-                plain(&slot.kind),
-                slot.memory_mib,
-                slot.cores
-            );
-        }
-        text.push(';');
-    }
-    text
-}
-
-/// What each container holds. Parts without a comma are passed over, further fields too, and below 0 counts as 0, as
-/// the reference's decoder and its records of negative cores ask for.
-///
-/// # Errors
-///
-/// When a part has too few fields, a field is no number, or there are more parts or containers than any pod has.
-pub fn decode(text: &str) -> Result<Vec<Vec<Slot>>, DecodeError> {
-    let containers = text
-        .split_terminator(';')
-        .map(decode_container)
-        .collect::<Result<Vec<_>, _>>()?;
-    let slots: usize = containers.iter().map(Vec::len).sum();
-    if containers.len().max(slots) > MOST_SLOTS {
-        return Err(DecodeError::TooMany);
-    }
-    Ok(containers)
-}
-
-fn decode_container(text: &str) -> Result<Vec<Slot>, DecodeError> {
-    text.split(':')
-        .filter(|part| part.contains(','))
-        .map(decode_slot)
-        .collect()
-}
-
-fn decode_slot(text: &str) -> Result<Slot, DecodeError> {
-    let mut fields = text.split(',').map(str::trim);
-    let (Some(device), Some(kind), Some(memory), Some(cores)) =
-        (fields.next(), fields.next(), fields.next(), fields.next())
-    else {
-        return Err(DecodeError::MissingFields(shortened(text)));
-    };
-    let number = |field, text: &str| match text.parse::<i32>() {
-        Ok(number) => Ok(u32::try_from(number).unwrap_or(0)),
-        Err(_) => Err(DecodeError::Number {
-            field,
-            device: shortened(device),
-            text: shortened(text),
-        }),
-    };
-    Ok(Slot {
-        device: device.to_owned(),
-        kind: kind.to_owned(),
-        memory_mib: u64::from(number("memory", memory)?),
-        cores: number("cores", cores)?,
-    })
-}
-
-/// A MIG instance as its annotation has it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct MigAllocation {
-    /// Position of the container, init containers first.
-    pub container_index: usize,
-    /// Position among the container's cards.
-    pub device_index: usize,
-    /// The card.
-    #[serde(rename = "gpuUUID")]
-    pub gpu_uuid: String,
-    /// Name of the profile.
-    pub profile: String,
-    /// Where on the card.
-    pub placement: MigSpan,
-    /// Identifier of the instance, once the agent has made it.
-    #[serde(rename = "migUUID", skip_serializing_if = "Option::is_none")]
-    pub mig_uuid: Option<String>,
-    /// Number of the GPU instance, once the agent has made it.
-    #[serde(rename = "gpuInstanceID", skip_serializing_if = "Option::is_none")]
-    pub gpu_instance_id: Option<u32>,
-    /// Number of the compute instance, once the agent has made it.
-    #[serde(rename = "computeInstanceID", skip_serializing_if = "Option::is_none")]
-    pub compute_instance_id: Option<u32>,
-}
-
-/// Where an instance lies on its card.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct MigSpan {
-    /// First slice.
-    pub start: u32,
-    /// Number of slices.
-    pub size: u32,
-}
-
-/// The MIG instances that an annotation names.
-///
-/// # Errors
-///
-/// When it is no such list, names two instances for one share, or an instance that is half made.
-pub fn decode_instances(text: &str) -> Result<Vec<MigAllocation>, DecodeError> {
-    let instances: Option<Vec<MigAllocation>> =
-        serde_json::from_str(text).map_err(|error| DecodeError::Json(error.to_string()))?;
-    let instances = instances.unwrap_or_default();
-    if instances.len() > MOST_SLOTS {
-        return Err(DecodeError::TooMany);
-    }
-    for (at, instance) in instances.iter().enumerate() {
-        let (container, device) = (instance.container_index, instance.device_index);
-        let same = |other: &MigAllocation| {
-            other.container_index == container && other.device_index == device
-        };
-        if instances.iter().take(at).any(same) {
-            return Err(DecodeError::Twice { container, device });
-        }
-        let made = [
-            instance.mig_uuid.is_some(),
-            instance.gpu_instance_id.is_some(),
-            instance.compute_instance_id.is_some(),
-        ];
-        if made.contains(&true) && made.contains(&false) {
-            return Err(DecodeError::HalfMade {
-                container,
-                device,
-                uuid: shortened(&instance.gpu_uuid),
-            });
-        }
-    }
-    Ok(instances)
-}
-
-/// The instances of a placement on this vendor's cards; none where it has none.
-pub(crate) fn encode_instances(vendor: &str, placement: &Placement) -> Option<String> {
-    let mut instances = Vec::new();
-    for (container_index, granted) in placement.containers.iter().enumerate() {
-        let grants = granted.grants.iter();
-        let grants = grants.filter(|grant| grant.vendor.as_str() == vendor);
-        for (device_index, grant) in grants.enumerate() {
-            if let Some(instance) = &grant.instance {
-                instances.push(MigAllocation {
-                    container_index,
-                    device_index,
-                    gpu_uuid: grant.device.as_ref().to_owned(),
-                    profile: instance.profile.as_ref().to_owned(),
-                    placement: MigSpan {
-                        start: instance.span.start,
-                        size: instance.span.size,
-                    },
-                    ..MigAllocation::default()
-                });
-            }
-        }
-    }
-    if instances.is_empty() {
-        return None;
-    }
-    serde_json::to_string(&instances).ok()
-}
-
-/// Adds the instances to what the containers hold. A writer that has lost empty slots also counts containers without
-/// them, so an instance whose container does not hold its card goes to the one that does.
-pub(crate) fn cut(granted: &mut [Granted], instances: &[MigAllocation]) -> Result<(), DecodeError> {
-    for named in instances {
-        let instance = Instance {
-            profile: Arc::from(named.profile.as_str()),
-            span: Span {
-                start: named.placement.start,
-                size: named.placement.size,
-            },
-        };
-        let holds = |granted: &Granted| {
-            granted
-                .grants
-                .get(named.device_index)
-                .is_some_and(|grant| *grant.device == *named.gpu_uuid && grant.instance.is_none())
-        };
-        let at = match granted.get(named.container_index) {
-            Some(container) if holds(container) => Some(named.container_index),
-            _ => granted.iter().position(holds),
-        };
-        let grant = at
-            .and_then(|at| granted.get_mut(at))
-            .and_then(|container| container.grants.get_mut(named.device_index));
-        match grant {
-            Some(grant) => grant.instance = Some(instance),
-            None => {
-                return Err(DecodeError::NoSuchCard {
-                    container: named.container_index,
-                    device: named.device_index,
-                    uuid: shortened(&named.gpu_uuid),
-                });
-            }
-        }
-    }
-    Ok(())
-}

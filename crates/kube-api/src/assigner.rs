@@ -1,5 +1,5 @@
-//! The words of the device assigner: labels and annotations of `fudo.org`, the Lease of a GPU, the body of
-//! `POST /finalize`. Values in, values out. Never decides who gets a GPU.
+//! The wire formats of the device assigner: labels and annotations of `fudo.org`, the Lease of a GPU, the body of
+//! `POST /finalize`. Never decides which pod gets a GPU.
 
 mod lease;
 mod tags;
@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use crate::fields::list;
 use crate::object::Pod;
-use crate::request::list;
 
 pub use lease::{
     ACTIVE_LASTS, BINDING_LASTS, Claim, ClaimError, PROPOSAL_LASTS, State, lease_name,
@@ -98,7 +98,7 @@ pub fn pod_claim(pod: &Pod) -> Option<PodClaim> {
         (!text.is_empty()).then_some(text)
     };
     let reservation = text(RESERVATION_ID)?.to_owned();
-    let identity = crate::request::identity(pod);
+    let identity = crate::fields::identity(pod);
     Some(PodClaim {
         reservation,
         gpus: gpus(text(GPU_UUID).unwrap_or_default()),

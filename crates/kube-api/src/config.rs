@@ -67,7 +67,7 @@ pub enum ConfigError {
         /// What is wrong there.
         problem: String,
     },
-    /// A key that nobody reads.
+    /// An unknown key.
     #[error(
         "line {line}, column {column}: unknown key {key}{}{}",
         hint(nearest),

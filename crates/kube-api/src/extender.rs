@@ -1,8 +1,8 @@
-//! The bodies that kube-scheduler and an extender exchange. Keys in any case are read, upper case is written. Never
-//! what is answered.
+//! The request and response bodies of a kube-scheduler extender. Keys are read in any case and written in upper case.
+//! Never decides an answer.
 //!
-//! The shapes are those of `k8s.io/kube-scheduler/extender/v1`. As Go's decoder does, null is nothing and what nobody
-//! knows is passed over.
+//! The types follow `k8s.io/kube-scheduler/extender/v1`. As in Go's decoder, null means absent and unknown keys are
+//! ignored.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -89,7 +89,7 @@ pub struct ExtenderPreemptionArgs {
     pub victims: BTreeMap<String, Victims>,
 }
 
-/// Who would be evicted from a node.
+/// The pods that would be evicted from a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Victims {
     /// Uids, in the order given.
@@ -102,11 +102,11 @@ pub struct Victims {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderPreemptionResult {
-    /// Who has to go, by node.
+    /// The pods to evict, by node.
     pub node_name_to_meta_victims: BTreeMap<String, MetaVictims>,
 }
 
-/// Who has to go from a node.
+/// The pods to evict from a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct MetaVictims {
     /// The pods.

@@ -1,10 +1,9 @@
-//! Every annotation, label, resource name and wire form of Kubernetes that the product reads or writes has its home
-//! here, and nowhere else. Never decides: which devices a pod gets is `placement`'s, what a pod may not do is
-//! `admission`'s.
+//! All annotations, labels, resource names and wire formats of Kubernetes that vgpu reads or writes; no other crate contains
+//! one. The crate decides nothing: `placement` decides which devices a pod gets, `admission` what a pod may not do.
 //!
-//! The way in: [`config::DeviceConfig`] says which resources there are, [`vendor::Vendors`] is the table made of it.
-//! With it a node becomes an inventory ([`node::report`]), a pod a question ([`request::request`]) or what it holds
-//! ([`allocation::read`]), a quota its limits ([`quota::limits`]). The way out: [`allocation::write`].
+//! Reading: [`config::DeviceConfig`] names the resources, and [`vendor::Vendors`] is the table made from it. With it a
+//! node is read as an inventory ([`node::report`]), a pod as a request ([`request::request`]) or as what it holds
+//! ([`allocation::read`]), a quota as limits ([`quota::limits`]). Writing: [`allocation::write`].
 
 #![forbid(unsafe_code)]
 
@@ -12,13 +11,18 @@ pub mod allocation;
 pub mod assigner;
 pub mod config;
 pub mod extender;
+mod fields;
 pub mod hcs;
+pub mod hcs_quota;
+pub mod hcs_request;
 pub mod keys;
 pub mod lock;
 pub mod node;
 pub mod object;
 pub mod quantity;
 pub mod quota;
+mod register;
 pub mod request;
 pub mod results;
+mod slots;
 pub mod vendor;

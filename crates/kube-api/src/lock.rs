@@ -1,10 +1,10 @@
-//! The node lock of the reference, `hami.io/mutex.lock`. Read only: nothing of ours takes or waits for one.
+//! HAMi's node lock, `hami.io/mutex.lock`. Read only: vgpu neither takes the lock nor waits for it.
 
 use k8s_openapi::jiff::Timestamp;
 
 use crate::quantity::shortened;
 
-/// Who locked a node, and when.
+/// The holder of a node's lock, and the time at which it was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeLock {
     /// When it was taken.

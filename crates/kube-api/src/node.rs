@@ -1,23 +1,22 @@
-//! A node's annotations as the inventory, and back. Never whether a node may be used: that is the engine's.
-
-mod register;
+//! Reads a node's inventory from its annotations. Never decides whether a node may be used.
 
 use std::collections::BTreeSet;
 
 use placement::Device;
 
-use crate::hcs::request::maker_of;
+use crate::hcs::rules::maker_of;
 use crate::keys;
 use crate::object::Node;
 use crate::quantity::shortened;
+use crate::register::annotation;
 use crate::vendor::{Role, Vendors};
 
-pub use register::{
-    RegisterError, RegisterFormat, Registered, RegisteredProfile, RegisteredSpan, decode,
+pub use crate::register::{
+    Problem, RegisterError, RegisterFormat, Registered, RegisteredProfile, RegisteredSpan, decode,
     decode_colon, decode_json, decode_scores, encode, encode_scores,
 };
 
-/// What a node reports, and what of it cannot be read.
+/// A node's inventory, and the annotations that cannot be read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// Its devices, of all vendors that could be read; none when it reports none.
@@ -26,17 +25,7 @@ pub struct Report {
     pub problems: Vec<Problem>,
 }
 
-/// Something on a node that cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {key}: {problem}")]
-pub struct Problem {
-    /// The annotation.
-    pub key: String,
-    /// What was read, what is accepted.
-    pub problem: String,
-}
-
-/// Most devices that are read of one node; the engine takes no more.
+/// The most devices that are read of one node; `placement` accepts no more.
 const MOST_DEVICES: usize = 1024;
 
 /// What the node reports.
@@ -76,7 +65,7 @@ pub fn report(node: &Node, vendors: &Vendors) -> Report {
     }
 }
 
-/// Gives devices of known models the speed that the exchange table has, where requests of hcs.io are read.
+/// Sets the speed of known models from the exchange table, if requests of hcs.io are read.
 fn rate(devices: &mut [Device], word: &str, vendors: &Vendors) {
     let Some((hcs, maker)) = vendors.hcs().zip(maker_of(word)) else {
         return;
@@ -88,7 +77,7 @@ fn rate(devices: &mut [Device], word: &str, vendors: &Vendors) {
     }
 }
 
-/// Refuses what would make the engine refuse the whole node.
+/// Refuses values for which `placement` would refuse the whole node.
 fn judge(
     found: Vec<Device>,
     known: &BTreeSet<String>,
@@ -102,7 +91,7 @@ fn judge(
     }
     let mut seen = BTreeSet::new();
     for device in &found {
-        // It goes into texts, annotations and NVIDIA_VISIBLE_DEVICES.
+        // Identifiers are written into annotations and NVIDIA_VISIBLE_DEVICES.
         let unfit = |c: char| matches!(c, ',' | ':' | ';') || c.is_control();
         if device.id.is_empty() || device.id.contains(unfit) {
             return Err(format!(
@@ -120,7 +109,7 @@ fn judge(
     Ok(found)
 }
 
-/// Whether what [`report`] reads of both is the same, so that a node's heartbeat costs nothing.
+/// Whether [`report`] reads the same from both, so that a node's heartbeat costs nothing.
 pub fn same_report(one: &Node, other: &Node, vendors: &Vendors) -> bool {
     let kind = |node: &Node| {
         node.metadata
@@ -145,10 +134,4 @@ pub fn same_report(one: &Node, other: &Node, vendors: &Vendors) -> bool {
                         && one.status.capacity.get(name) == other.status.capacity.get(name)
                 })
         })
-}
-
-/// The annotation, unless it is empty.
-pub(crate) fn annotation<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
-    let text = node.metadata.annotations.as_ref()?.get(key)?.trim();
-    (!text.is_empty()).then_some(text)
 }

@@ -1,6 +1,6 @@
-//! Pods, nodes and quotas as far as the product reads them. Lenient as Go's decoder is: what is null or absent is
-//! empty, quantities may be numbers, what nobody reads is skipped. Never the whole object: whoever changes one patches
-//! it as it came.
+//! Pods, nodes and quotas, with the fields that vgpu reads. Decoding is as lenient as Go's: null or absent fields are
+//! empty, quantities may be numbers, unknown fields are skipped. These types never hold the whole object, so a change is
+//! a patch of the original.
 
 mod metadata;
 
@@ -33,7 +33,7 @@ pub struct Pod {
     /// What it asks for.
     #[serde(deserialize_with = "or_default")]
     pub spec: PodSpec,
-    /// What became of it.
+    /// Its status.
     #[serde(deserialize_with = "or_default")]
     pub status: PodStatus,
 }
@@ -45,7 +45,7 @@ pub struct PodSpec {
     /// The node that it runs on; empty while it has none.
     #[serde(deserialize_with = "or_default")]
     pub node_name: String,
-    /// Who places it.
+    /// The scheduler that places it.
     #[serde(deserialize_with = "or_default")]
     pub scheduler_name: String,
     /// Its service account; empty for the namespace's own.
@@ -54,15 +54,15 @@ pub struct PodSpec {
     /// The containers that run beside each other.
     #[serde(deserialize_with = "or_default")]
     pub containers: Vec<Container>,
-    /// Those that run before, one after the other, and sidecars.
+    /// Init containers, which run before in order, and sidecars.
     #[serde(deserialize_with = "or_default")]
     pub init_containers: Vec<Container>,
-    /// Those that somebody attached to look at it.
+    /// Ephemeral containers, attached for debugging.
     #[serde(deserialize_with = "or_default")]
     pub ephemeral_containers: Vec<Container>,
     /// How its containers are started.
     pub runtime_class_name: Option<String>,
-    /// Who may evict whom.
+    /// Its priority for eviction.
     pub priority: Option<i32>,
     /// Name of its priority class; empty for none.
     #[serde(deserialize_with = "or_default")]

@@ -6,6 +6,9 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
+/// Bytes of a MiB.
+pub(crate) const MIB: u64 = 1 << 20;
+
 /// An amount as it was written. JSON may have it as a text or as a number; null is 0, as in Go.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]

@@ -6,8 +6,8 @@
 use placement::{Quota, Vendor};
 
 use crate::object::ResourceQuota;
+use crate::quantity::MIB;
 use crate::quantity::{Amount, Form, Quantity};
-use crate::vendor::general::MIB;
 use crate::vendor::{Role, Row, Vendors};
 
 /// Why a quota's line cannot be read.

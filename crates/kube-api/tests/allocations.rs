@@ -227,7 +227,7 @@ fn what_runs_is_read_by_container_whoever_wrote_it() {
         &format!("{one};{two};"),
         "Init G1=100,5 | App | App G2=200,0",
     );
-    // Nobody can tell whose these are.
+    // The containers of these shares cannot be determined.
     check("a+ b+", &format!("{one};"), "App G1=100,5 | App");
     check(
         "a",

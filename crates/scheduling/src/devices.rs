@@ -40,7 +40,7 @@ impl Devices {
         let vendors = self.vendors.as_deref().into_iter();
         vendors.flat_map(|vendors| {
             let ours = vendors.resources().map(|(name, _, _)| name);
-            ours.chain(kube_api::hcs::request::names(vendors))
+            ours.chain(kube_api::hcs_request::names(vendors))
         })
     }
 

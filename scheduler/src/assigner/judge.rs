@@ -102,7 +102,7 @@ pub fn used(claims: &[&Claim], bound: &[Pod], vendors: &Vendors) -> BTreeSet<Str
 #[cfg(test)]
 mod tests {
     use k8s_openapi::jiff::Timestamp;
-    use kube_api::hcs::quota::Counted;
+    use kube_api::hcs_quota::Counted;
 
     use super::*;
 

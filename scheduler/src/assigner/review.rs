@@ -12,7 +12,7 @@ use kube_api::assigner::{
     CDI_ASSIGNMENT, Claim, Finalize, GPU_NODE, GPU_UUID, LABELLED, NotUsing, RESERVATION_ID, State,
     cdi_assignment, count, pod_claim, wanted,
 };
-use kube_api::hcs::quota::{Charge, Counted};
+use kube_api::hcs_quota::{Charge, Counted};
 use kube_api::object::Pod;
 use kube_api::request::list;
 use kube_api::vendor::Role;

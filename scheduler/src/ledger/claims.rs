@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube_api::assigner::{Claim, PodClaim, State, lease_name, pod_claim};
-use kube_api::hcs::quota::{Charge, Counted};
+use kube_api::hcs_quota::{Charge, Counted};
 use kube_api::object::Pod;
 use placement::{Cluster, DeviceView, Grant, Granted, Load, Placement};
 

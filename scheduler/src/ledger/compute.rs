@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use kube_api::assigner::pod_claim;
-use kube_api::hcs::quota::{Charge, Counted, Limit, charge, share};
 use kube_api::hcs::{ComputeQuota, ComputeQuotaStatus};
+use kube_api::hcs_quota::{Charge, Counted, Limit, charge, share};
 use kube_api::object::Pod;
 use kube_api::vendor::Vendors;
 use placement::{Cluster, Grant, Placement};

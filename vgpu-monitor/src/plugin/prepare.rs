@@ -198,7 +198,11 @@ impl<'a> Call<'a> {
     }
 
     /// The pod cannot be read. What was given to exactly these slots, and to a pod of this name, is given again.
-    async fn give_remembered(&self, holders: Option<&[PodSlots]>, why: &str) -> Result<(), Refusal> {
+    async fn give_remembered(
+        &self,
+        holders: Option<&[PodSlots]>,
+        why: &str,
+    ) -> Result<(), Refusal> {
         let plugin = self.plugin;
         let away = |more: &str| Refusal(format!("the API server does not answer ({why}), {more}"));
         let all = plugin.0.store.all();

@@ -55,7 +55,7 @@ pub enum LabelProblem {
 /// no labels and no problem.
 pub fn device_labels(node: &Node) -> DeviceLabels {
     let mut read = DeviceLabels::default();
-    let Some(text) = crate::node::annotation(node, DEVICE_LABELS) else {
+    let Some(text) = crate::register::annotation(node, DEVICE_LABELS) else {
         return read;
     };
     // The command line's base64 breaks its lines.

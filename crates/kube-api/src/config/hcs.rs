@@ -62,7 +62,7 @@ pub const ANY: &str = "any";
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HcsProfile {
-    /// Who makes it, in lower case.
+    /// The maker, in lower case.
     pub vendor: String,
     /// Name of the model.
     pub model: String,

@@ -11,9 +11,8 @@ mod compute_topology;
 pub mod crd;
 pub mod keys;
 pub mod observed;
-pub mod quota;
-pub mod request;
 pub mod results;
+pub mod rules;
 mod schema;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

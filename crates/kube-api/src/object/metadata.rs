@@ -1,4 +1,4 @@
-//! An object's metadata without the record of who set which field: nobody here reads it, and it is most of the object.
+//! An object's metadata without `managedFields`: vgpu does not read it, and it is most of the object.
 
 use std::collections::BTreeMap;
 

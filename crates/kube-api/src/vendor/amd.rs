@@ -4,9 +4,9 @@ use placement::{Ask, Compute, Device, Grant, NodeView};
 
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, capacity, general};
 use crate::config::{ConfigError, DeviceConfig};
-use crate::node::Problem;
+use crate::fields::{self, PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
-use crate::request::{self, PodRules, RequestError};
+use crate::register::Problem;
 
 /// All compute units of a card, in hundredths.
 const ALL: u32 = 100;
@@ -49,7 +49,7 @@ impl Cards {
     /// Hundredths of a card's compute units.
     fn percent(row: &Row, container: &Container) -> Result<u32, RequestError> {
         let resource = row.resource(Role::Cores);
-        let Some(percent) = request::whole(container, resource)? else {
+        let Some(percent) = fields::whole(container, resource)? else {
             return Ok(row.defaults.cores);
         };
         match u32::try_from(percent) {
@@ -59,7 +59,7 @@ impl Cards {
                 let problem = format!(
                     "{name} must be an integer percentage between 1 and 100, got {percent}"
                 );
-                Err(request::wrong_amount(container, name, problem))
+                Err(fields::wrong_amount(container, name, problem))
             }
         }
     }

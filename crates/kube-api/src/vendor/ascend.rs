@@ -7,12 +7,12 @@ use placement::{Arrange, Ask, Device, Memory};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::general::MIB;
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, Writing, capacity, general};
 use crate::config::{Ascend, ConfigError, DeviceConfig};
-use crate::node::{self, Problem, Registered};
+use crate::fields::{self, PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
-use crate::request::{self, PodRules, RequestError};
+use crate::quantity::MIB;
+use crate::register::{self, Problem, Registered};
 
 /// On the pod, by the user: how the card is shared.
 const MODE: &str = "huawei.com/vnpu-mode";
@@ -131,7 +131,7 @@ impl Chip {
 
     /// Whether the pod shares the card in software.
     fn is_soft(pod: &Pod) -> bool {
-        request::annotation(pod, MODE) == Some(SOFT)
+        fields::annotation(pod, MODE) == Some(SOFT)
     }
 
     /// Whether cards of the container are whole modules of two dies.
@@ -147,7 +147,7 @@ impl Chip {
         soft: bool,
     ) -> Result<Option<u64>, RequestError> {
         let resource = row.resource(Role::Memory);
-        let mib = request::mebibytes(container, resource, row.memory_unit_mib)?;
+        let mib = fields::mebibytes(container, resource, row.memory_unit_mib)?;
         let Some(mib) = mib.filter(|mib| *mib > 0) else {
             return Ok(None);
         };
@@ -160,7 +160,7 @@ impl Chip {
                 let name = resource.unwrap_or_default();
                 let most = self.config.memory_capacity;
                 let problem = format!("{name} {mib} is invalid: a card has {most} MiB");
-                Err(request::wrong_amount(container, name, problem))
+                Err(fields::wrong_amount(container, name, problem))
             }
         }
     }
@@ -180,7 +180,7 @@ impl Chip {
             "{} device request must be 1 or {MODULE}*n, got {count}",
             row.word
         );
-        Err(request::wrong_amount(container, resource, problem))
+        Err(fields::wrong_amount(container, resource, problem))
     }
 }
 
@@ -206,7 +206,7 @@ impl Family for Chip {
             let templates = self.config.templates.iter();
             ask.sizes = templates.map(|template| template.memory * MIB).collect();
         }
-        ask.select.mode = match request::annotation(pod, MODE) {
+        ask.select.mode = match fields::annotation(pod, MODE) {
             Some(HARD) => Some(HARD.to_owned()),
             _ => soft.then(|| SOFT.to_owned()),
         };
@@ -225,8 +225,8 @@ impl Family for Chip {
 
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         let registered = general::registered(row, node)?;
-        let soft =
-            node::annotation(node, NODE_SOFT).map_or(self.soft_by_default, |text| text == "true");
+        let soft = register::annotation(node, NODE_SOFT)
+            .map_or(self.soft_by_default, |text| text == "true");
         Ok(registered
             .iter()
             .map(|registered| {

@@ -7,10 +7,10 @@ use placement::{Arrange, Ask, Compute, Device, Memory};
 
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, Writing, capacity, general};
 use crate::config::{ConfigError, DeviceConfig};
+use crate::fields::{self, PodRules, RequestError};
 use crate::keys::INSTANCE_TYPE;
-use crate::node::Problem;
 use crate::object::{Container, Node, Pod};
-use crate::request::{self, PodRules, RequestError};
+use crate::register::Problem;
 
 /// Cores of one device that a container which asks for cores gets.
 const CORES_OF_ONE: u32 = 2;
@@ -67,7 +67,7 @@ impl Devices {
             return Ok(count.map(|count| (count, u32::MAX)));
         }
         let resource = row.resource(Role::Cores);
-        match request::whole(container, resource)? {
+        match fields::whole(container, resource)? {
             None | Some(..=0) => Ok(None),
             Some(1) => Ok(Some((1, 1))),
             Some(cores) if cores % i64::from(CORES_OF_ONE) == 0 => {
@@ -78,7 +78,7 @@ impl Devices {
                 let name = resource.unwrap_or_default();
                 let problem =
                     format!("{name} must be 1 or a multiple of {CORES_OF_ONE}, got {cores}");
-                Err(request::wrong_amount(container, name, problem))
+                Err(fields::wrong_amount(container, name, problem))
             }
         }
     }
@@ -87,7 +87,7 @@ impl Devices {
     fn numbers(row: &Row, writing: &Writing<'_>) -> (Vec<u32>, bool) {
         let mut numbers = Vec::new();
         let mut of_cores = false;
-        let containers = request::in_order(writing.pod);
+        let containers = fields::in_order(writing.pod);
         for (grants, (container, _)) in capacity::grants(row, writing).zip(containers) {
             let whole = row
                 .resource(Role::Count)

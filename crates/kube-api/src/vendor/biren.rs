@@ -4,9 +4,9 @@ use placement::{Ask, Device};
 
 use super::{Family, Keys, Role, Row, RowDefaults, general, vastai};
 use crate::config::{ConfigError, DeviceConfig};
-use crate::node::Problem;
+use crate::fields::{PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
-use crate::request::{PodRules, RequestError};
+use crate::register::Problem;
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
     let Some(biren) = &config.biren else {

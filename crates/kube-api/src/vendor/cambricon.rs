@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use placement::Device;
 
-use super::general::MIB;
 use super::{Family, Keys, Role, Row, RowDefaults, Writing, capacity, general};
 use crate::config::{ConfigError, DeviceConfig};
-use crate::node::Problem;
 use crate::object::Node;
+use crate::quantity::MIB;
+use crate::register::Problem;
 
 /// MiB in one unit of the memory resource.
 const UNIT_MIB: u64 = 256;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use placement::{Device, Grant, NodeView};
 
-use super::general::MIB;
 use super::{Row, Writing};
 use crate::object::Node;
+use crate::quantity::MIB;
 
 /// More than the engine reads of one node, so that a figure out of all proportion is refused there, with its number.
 const MOST_CARDS: u64 = 1025;

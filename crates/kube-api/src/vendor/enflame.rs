@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use placement::{Ask, Compute, Device, Grant, Granted, Memory, MigProfile, NodeView};
 use serde::{Deserialize, Serialize};
 
-use super::general::MIB;
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, Writing, capacity, general};
-use crate::allocation::AllocationError;
 use crate::config::{ConfigError, DeviceConfig};
-use crate::node::{self, Problem};
+use crate::fields::{self, PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
+use crate::quantity::MIB;
 use crate::quantity::shortened;
-use crate::request::{self, PodRules, RequestError};
+use crate::register::{self, Problem};
+use crate::slots::AllocationError;
 
 /// Memory of a whole card as the reference counts it, in MiB: hundredths, not what it has.
 const WHOLE_MIB: u64 = 100;
@@ -206,14 +206,14 @@ impl Slices {
     fn share(row: &Row, container: &Container) -> Result<Option<Share>, RequestError> {
         let refused = |role, problem: &str| {
             let name = row.resource(role).unwrap_or_default();
-            Err(request::wrong_amount(
+            Err(fields::wrong_amount(
                 container,
                 name,
                 format!("{name} {problem}"),
             ))
         };
         let memory = row.resource(Role::Memory);
-        let memory_mib = match request::amount(container, memory)? {
+        let memory_mib = match fields::amount(container, memory)? {
             None => None,
             Some(amount) => {
                 let plain = amount.form == crate::quantity::Form::Decimal;
@@ -223,13 +223,13 @@ impl Slices {
                 } else {
                     1
                 };
-                match request::mebibytes(container, memory, unit)? {
+                match fields::mebibytes(container, memory, unit)? {
                     Some(mib) if mib > 0 => Some(mib),
                     _ => return refused(Role::Memory, "must be greater than 0"),
                 }
             }
         };
-        let cores = match request::whole(container, row.resource(Role::Cores))? {
+        let cores = match fields::whole(container, row.resource(Role::Cores))? {
             None => None,
             Some(cores @ 1..=100) => u32::try_from(cores).ok(),
             Some(_) => return refused(Role::Cores, "must be in range (0,100]"),
@@ -323,7 +323,7 @@ impl Family for Slices {
     }
 
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
-        match node::annotation(node, CAPACITY) {
+        match register::annotation(node, CAPACITY) {
             Some(text) if !general::is_gone(row, node) => {
                 Self::read(row, node, text).map_err(|problem| Problem {
                     key: CAPACITY.to_owned(),
@@ -339,7 +339,7 @@ impl Family for Slices {
         into.insert(ASSIGNED.to_owned(), "false".to_owned());
         capacity::stamp(writing, TIME, into);
         let mut assigned = BTreeMap::new();
-        let containers = request::in_order(writing.pod);
+        let containers = fields::in_order(writing.pod);
         for (grants, (container, _)) in capacity::grants(row, writing).zip(containers) {
             let Some(grant) = grants.first() else {
                 continue;
@@ -379,15 +379,15 @@ impl Family for Slices {
         let Some(mut granted) = general::granted(row, pod)? else {
             return Ok(None);
         };
-        let assigned: BTreeMap<String, Assigned> = match request::annotation(pod, CONTAINERS) {
+        let assigned: BTreeMap<String, Assigned> = match fields::annotation(pod, CONTAINERS) {
             None => BTreeMap::new(),
             Some(text) => serde_json::from_str(text).map_err(|error| AllocationError {
                 key: CONTAINERS.to_owned(),
                 problem: format!("no map of containers: {error}"),
             })?,
         };
-        let size = request::annotation(pod, SIZE).and_then(|size| size.parse().ok());
-        for (granted, (container, _)) in granted.iter_mut().zip(request::in_order(pod)) {
+        let size = fields::annotation(pod, SIZE).and_then(|size| size.parse().ok());
+        for (granted, (container, _)) in granted.iter_mut().zip(fields::in_order(pod)) {
             let slices = assigned
                 .get(&container.name)
                 .map(|assigned| assigned.request);
@@ -401,11 +401,11 @@ impl Family for Slices {
     fn admit(&self, row: &Row, container: &Container, _pod: &Pod) -> Result<Edits, Rejection> {
         let mut edits = general::admit(row, container)?;
         let count = row.resource(Role::Count);
-        let named: Vec<&str> = match request::whole(container, count)? {
+        let named: Vec<&str> = match fields::whole(container, count)? {
             Some(..=0) => {
                 let name = count.unwrap_or_default();
                 let problem = format!("{name} must be greater than 0");
-                return Err(request::wrong_amount(container, name, problem).into());
+                return Err(fields::wrong_amount(container, name, problem).into());
             }
             Some(_) => count.into_iter().collect(),
             None => {

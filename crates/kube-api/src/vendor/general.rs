@@ -6,21 +6,19 @@ use k8s_openapi::jiff::civil::DateTime;
 use placement::{Ask, Compute, Device, Grant, Granted, Kind, Memory, PairScore, Selection, Vendor};
 
 use super::{Edits, Rejection, Role, Row, Writing};
-use crate::allocation::{self, AllocationError, Slot};
-use crate::node::{self, Problem};
+use crate::fields::{self, PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
-use crate::request::{self, PodRules, RequestError};
-
-/// Bytes of a MiB.
-pub(crate) const MIB: u64 = 1 << 20;
+use crate::quantity::MIB;
+use crate::register::{self, Problem};
+use crate::slots::{self, AllocationError, Slot};
 
 /// How many cards the container asks for; none when it asks for none. 0 and less ask for none, as in the reference.
 pub(crate) fn count(row: &Row, container: &Container) -> Result<Option<u32>, RequestError> {
     let resource = row.resource(Role::Count);
-    match request::whole(container, resource)? {
+    match fields::whole(container, resource)? {
         Some(count) if count > 0 => match u32::try_from(count) {
             Ok(count) => Ok(Some(count)),
-            Err(_) => Err(request::wrong_amount(
+            Err(_) => Err(fields::wrong_amount(
                 container,
                 resource.unwrap_or_default(),
                 format!("{count} cards are more than any node has"),
@@ -50,13 +48,13 @@ pub(crate) fn ask(
 
 /// Memory on each card: an amount goes before a percentage, and 0 says nothing.
 pub(crate) fn memory(row: &Row, container: &Container) -> Result<Memory, RequestError> {
-    let mib = request::mebibytes(container, row.resource(Role::Memory), row.memory_unit_mib)?;
+    let mib = fields::mebibytes(container, row.resource(Role::Memory), row.memory_unit_mib)?;
     if let Some(mib) = mib
         && mib > 0
     {
         return Ok(Memory::Bytes(mib * MIB));
     }
-    let percent = request::whole(container, row.resource(Role::MemoryPercent))?;
+    let percent = fields::whole(container, row.resource(Role::MemoryPercent))?;
     if let Some(percent) = percent
         && percent > 0
     {
@@ -72,7 +70,7 @@ pub(crate) fn memory(row: &Row, container: &Container) -> Result<Memory, Request
 
 /// Compute on each card; below 0 is 0.
 pub(crate) fn cores(row: &Row, container: &Container) -> Result<u32, RequestError> {
-    let cores = match request::whole(container, row.resource(Role::Cores))? {
+    let cores = match fields::whole(container, row.resource(Role::Cores))? {
         Some(cores) => u32::try_from(cores.clamp(0, i64::from(u32::MAX))).unwrap_or(u32::MAX),
         None => row.defaults.cores,
     };
@@ -85,10 +83,10 @@ pub(crate) fn cores(row: &Row, container: &Container) -> Result<u32, RequestErro
 /// Which cards the pod's annotations let through.
 pub(crate) fn select(row: &Row, pod: &Pod) -> Selection {
     Selection {
-        use_types: request::listed(pod, &row.keys.use_types),
-        nouse_types: request::listed(pod, &row.keys.nouse_types),
-        use_ids: request::listed(pod, &row.keys.use_ids),
-        nouse_ids: request::listed(pod, &row.keys.nouse_ids),
+        use_types: fields::listed(pod, &row.keys.use_types),
+        nouse_types: fields::listed(pod, &row.keys.nouse_types),
+        use_ids: fields::listed(pod, &row.keys.use_ids),
+        nouse_ids: fields::listed(pod, &row.keys.nouse_ids),
         ..Selection::default()
     }
 }
@@ -100,18 +98,18 @@ pub(crate) fn is_gone(row: &Row, node: &Node) -> bool {
         .and_then(|resource| node.status.allocatable.get(resource));
     match allocatable {
         Some(quantity) => quantity.parse().is_ok_and(|amount| amount.is_zero()),
-        // The reference stamps a node, and gives it up when nobody answers and the kubelet offers nothing.
+        // HAMi stamps a node, and gives it up if no agent answers and the kubelet offers nothing.
         None => row
             .keys
             .handshake
             .as_deref()
-            .and_then(|key| node::annotation(node, key))
+            .and_then(|key| register::annotation(node, key))
             .is_some_and(is_stamp),
     }
 }
 
-/// What the reference's scheduler writes to a node to see whether somebody answers. The time is that of its own clock and
-/// zone, so only whether it is one is looked at; a text that is none counts as an answer there.
+/// Whether the text is the stamp that HAMi's scheduler writes to a node to see whether an agent answers. The time is in its
+/// own clock and zone, so it only has to parse; any other text counts as an answer in HAMi.
 fn is_stamp(text: &str) -> bool {
     text.strip_prefix("Requesting_")
         .is_some_and(|time| DateTime::strptime("%Y-%m-%d %H:%M:%S", time).is_ok())
@@ -126,17 +124,17 @@ pub(crate) fn devices(row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
 }
 
 /// The lines of the row's register annotation; none where the vendor's agent is gone.
-pub(crate) fn registered(row: &Row, node: &Node) -> Result<Vec<node::Registered>, Problem> {
+pub(crate) fn registered(row: &Row, node: &Node) -> Result<Vec<register::Registered>, Problem> {
     let Some(key) = row.keys.register.as_deref() else {
         return Ok(Vec::new());
     };
-    let Some(text) = node::annotation(node, key) else {
+    let Some(text) = register::annotation(node, key) else {
         return Ok(Vec::new());
     };
     if is_gone(row, node) {
         return Ok(Vec::new());
     }
-    node::decode(text).map_err(|error| Problem {
+    register::decode(text).map_err(|error| Problem {
         key: key.to_owned(),
         problem: error.to_string(),
     })
@@ -147,9 +145,9 @@ pub(crate) fn pairs(row: &Row, node: &Node) -> Result<Vec<PairScore>, Problem> {
     let Some(key) = row.keys.score.as_deref() else {
         return Ok(Vec::new());
     };
-    match node::annotation(node, key) {
+    match register::annotation(node, key) {
         None => Ok(Vec::new()),
-        Some(text) => node::decode_scores(text).map_err(|error| Problem {
+        Some(text) => register::decode_scores(text).map_err(|error| Problem {
             key: key.to_owned(),
             problem: error.to_string(),
         }),
@@ -160,7 +158,7 @@ pub(crate) fn pairs(row: &Row, node: &Node) -> Result<Vec<PairScore>, Problem> {
 pub(crate) fn annotate(row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
     let keys = &row.keys;
     let all = keys.to_allocate.iter().chain(&keys.allocated);
-    let text = allocation::encode(&slots(row, writing));
+    let text = slots::encode(&slots(row, writing));
     for key in all.chain(&keys.copies) {
         into.insert(key.clone(), text.clone());
     }
@@ -204,7 +202,7 @@ pub(crate) fn granted(row: &Row, pod: &Pod) -> Result<Option<Vec<Granted>>, Allo
     let Some((key, text)) = allocation_text(row, pod) else {
         return Ok(None);
     };
-    let slots = allocation::decode(text).map_err(|error| AllocationError {
+    let slots = slots::decode(text).map_err(|error| AllocationError {
         key: key.to_owned(),
         problem: error.to_string(),
     })?;
@@ -214,7 +212,7 @@ pub(crate) fn granted(row: &Row, pod: &Pod) -> Result<Option<Vec<Granted>>, Allo
 /// Gives each list of slots its container. Where there are fewer than containers, but as many as containers that ask
 /// for this vendor, the writer has lost the empty ones (HAMi v2.10 does), and they belong to those that ask.
 pub(crate) fn by_container(row: &Row, pod: &Pod, slots: &[Vec<Slot>]) -> Vec<Granted> {
-    let containers: Vec<(&Container, Kind)> = request::in_order(pod).collect();
+    let containers: Vec<(&Container, Kind)> = fields::in_order(pod).collect();
     let places = places(row, &containers, slots.len());
     let vendor = Vendor::new(&row.word);
     let mut granted: Vec<Granted> = containers
@@ -273,10 +271,10 @@ pub(crate) fn admit(row: &Row, container: &Container) -> Result<Edits, Rejection
         }
         match role {
             Role::Memory => {
-                request::mebibytes(container, Some(name), row.memory_unit_mib)?;
+                fields::mebibytes(container, Some(name), row.memory_unit_mib)?;
             }
             _ => {
-                if let Some(amount) = request::whole(container, Some(name))?
+                if let Some(amount) = fields::whole(container, Some(name))?
                     && amount < 0
                 {
                     return Err(Rejection {

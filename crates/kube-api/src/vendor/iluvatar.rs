@@ -2,8 +2,8 @@
 
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, general};
 use crate::config::{ConfigError, DeviceConfig};
+use crate::fields;
 use crate::object::{Container, Pod};
-use crate::request;
 
 /// MiB in one unit of the memory resource.
 const UNIT_MIB: u64 = 256;
@@ -52,7 +52,7 @@ struct Cards;
 impl Family for Cards {
     fn admit(&self, row: &Row, container: &Container, _pod: &Pod) -> Result<Edits, Rejection> {
         let mut edits = general::admit(row, container)?;
-        let Some(count) = request::whole(container, row.resource(Role::Count))? else {
+        let Some(count) = fields::whole(container, row.resource(Role::Count))? else {
             return Ok(edits);
         };
         // The plugin takes several cards for whole ones.

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use placement::{Arrange, Ask, Compute, Device, Memory};
 
-use super::general::MIB;
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, Writing, capacity, general};
 use crate::config::{ConfigError, DeviceConfig};
-use crate::node::Problem;
+use crate::fields::{self, PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
-use crate::request::{self, PodRules, RequestError};
+use crate::quantity::MIB;
+use crate::register::Problem;
 
 /// Memory of a card, in MiB.
 const CARD_MIB: u64 = 98_304;
@@ -143,7 +143,7 @@ impl Family for Shares {
         let memory = row.resource(Role::Memory);
         if general::count(row, container)?.is_some()
             && let Some(name) = memory
-            && let Some(mib) = request::mebibytes(container, memory, row.memory_unit_mib)?
+            && let Some(mib) = fields::mebibytes(container, memory, row.memory_unit_mib)?
         {
             let share = Self::rounded(mib).to_string();
             edits.limits.insert(name.to_owned(), share.clone());

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use placement::{Appraisal, Arrange, Ask, Company, Compute, Device, Granted, Memory};
 use serde::{Deserialize, Serialize};
 
-use super::general::MIB;
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, Writing, capacity, general};
-use crate::allocation::AllocationError;
 use crate::config::{ConfigError, DeviceConfig};
-use crate::node::{self, Problem};
+use crate::fields::{self, PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
 use crate::quantity::Form;
-use crate::request::{self, PodRules, RequestError};
+use crate::quantity::MIB;
+use crate::register::{self, Problem};
+use crate::slots::AllocationError;
 
 /// Memory of a whole card as the reference counts it, in MiB.
 const WHOLE_MIB: u64 = 65_536;
@@ -131,7 +131,7 @@ impl Family for Whole {
 /// choose between nodes.
 fn appraisal(node: &Node) -> Option<Appraisal> {
     let figures = |key: &str| -> BTreeMap<u32, i32> {
-        node::annotation(node, key)
+        register::annotation(node, key)
             .and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default()
     };
@@ -183,10 +183,9 @@ impl Shares {
     /// Of which class a container with so much compute is. Online pods lie with online and offline ones, offline pods
     /// with those of their policy, all others with those of their policy.
     fn company(pod: &Pod, cores: u32) -> Company {
-        let policy = request::annotation(pod, QOS).unwrap_or(BEST_EFFORT);
+        let policy = fields::annotation(pod, QOS).unwrap_or(BEST_EFFORT);
         let offline = |policy: &str| -> Arc<str> { format!("{OFFLINE} {policy}").into() };
-        let (class, accepts): (Arc<str>, Vec<Arc<str>>) = match request::annotation(pod, APP_CLASS)
-        {
+        let (class, accepts): (Arc<str>, Vec<Arc<str>>) = match fields::annotation(pod, APP_CLASS) {
             Some(ONLINE) => {
                 let mut accepts: Vec<Arc<str>> = POLICIES.iter().map(|it| offline(it)).collect();
                 accepts.push(ONLINE.into());
@@ -200,13 +199,13 @@ impl Shares {
     }
 
     fn is_online(pod: &Pod) -> bool {
-        request::annotation(pod, APP_CLASS) == Some(ONLINE)
+        fields::annotation(pod, APP_CLASS) == Some(ONLINE)
     }
 
     /// Memory on each card: a number counts GiB, one with letters bytes.
     fn memory(row: &Row, container: &Container) -> Result<Memory, RequestError> {
         let resource = row.resource(Role::Memory);
-        let amount = request::amount(container, resource)?;
+        let amount = fields::amount(container, resource)?;
         let letters = resource
             .and_then(|resource| container.amount(resource))
             .is_some_and(|written| written.0.contains(['M', 'G', 'T', 'P', 'E']));
@@ -236,13 +235,13 @@ impl Family for Shares {
         };
         let mut ask = Ask::new(&row.word, count, Self::memory(row, container)?);
         let cores = general::cores(row, container)?;
-        let by_user = request::annotation(pod, TOPOLOGY).and_then(request::truth);
+        let by_user = fields::annotation(pod, TOPOLOGY).and_then(fields::truth);
         ask.compute = Compute::Units(cores);
         if Self::is_online(pod) {
             // What runs there gives way, so nothing has to be free.
             ask.compute = Compute::Unchecked;
             ask.arrange = Arrange::Apart;
-        } else if cores >= CARD_CORES && request::annotation(pod, APP_CLASS).is_none() {
+        } else if cores >= CARD_CORES && fields::annotation(pod, APP_CLASS).is_none() {
             ask.arrange = Arrange::TightestGroup {
                 weigh: by_user.unwrap_or(self.weigh),
             };
@@ -255,7 +254,7 @@ impl Family for Shares {
     }
 
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
-        let Some(text) = node::annotation(node, REGISTER) else {
+        let Some(text) = register::annotation(node, REGISTER) else {
             return Ok(Vec::new());
         };
         if general::is_gone(row, node) {
@@ -321,7 +320,7 @@ impl Family for Shares {
             field: format!("metadata.annotations[{key}]"),
             problem,
         };
-        let class = request::annotation(pod, APP_CLASS);
+        let class = fields::annotation(pod, APP_CLASS);
         if let Some(class) = class {
             if ![ONLINE, OFFLINE].contains(&class) {
                 return Err(refused(
@@ -337,7 +336,7 @@ impl Family for Shares {
             }
         }
         if class != Some(ONLINE) {
-            match request::annotation(pod, QOS) {
+            match fields::annotation(pod, QOS) {
                 None => {
                     edits
                         .annotations

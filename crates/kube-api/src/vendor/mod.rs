@@ -23,15 +23,15 @@ use std::sync::Arc;
 
 use placement::{Ask, Device, Grant, Granted, NodeView, PairScore, Placement};
 
-use crate::allocation::AllocationError;
 use crate::config::{ConfigError, DeviceConfig};
+use crate::fields::{PodRules, RequestError};
 use crate::hcs::keys::RESULTS;
-use crate::hcs::request as hcs;
+use crate::hcs::rules::Rules;
 use crate::keys;
-use crate::node::Problem;
 use crate::object::{Container, Node, Pod};
 use crate::quantity::shortened;
-use crate::request::{PodRules, RequestError};
+use crate::register::Problem;
+use crate::slots::AllocationError;
 
 /// Which vendors are looked at besides those that always are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct Vendors {
     /// See [`Vendors::allocation_keys`].
     allocation_keys: Vec<String>,
     /// How requests of hcs.io are read, where they are.
-    hcs: Option<hcs::Rules>,
+    hcs: Option<Rules>,
 }
 
 /// What a resource of a vendor says.
@@ -326,7 +326,7 @@ impl Vendors {
         let hcs = match &config.hcs {
             Some(section) => {
                 allocation_keys.extend(RESULTS.iter().map(|key| (*key).to_owned()));
-                Some(hcs::Rules {
+                Some(Rules {
                     table: Arc::new(section.table()?),
                     config: section.clone(),
                 })
@@ -350,7 +350,7 @@ impl Vendors {
     }
 
     /// How requests of hcs.io are read; none where they are not.
-    pub fn hcs(&self) -> Option<&hcs::Rules> {
+    pub fn hcs(&self) -> Option<&Rules> {
         self.hcs.as_ref()
     }
 

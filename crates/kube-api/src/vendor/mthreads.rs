@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use placement::{Ask, Compute, Device, Memory};
 
-use super::general::MIB;
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, Writing, capacity, general};
 use crate::config::{ConfigError, DeviceConfig};
-use crate::node::Problem;
+use crate::fields::{self, PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
 use crate::quantity::Form;
-use crate::request::{self, PodRules, RequestError};
+use crate::quantity::MIB;
+use crate::register::Problem;
 
 /// MiB in one unit of the memory resource.
 const UNIT_MIB: u64 = 512;
@@ -122,7 +122,7 @@ impl Family for Cards {
         };
         let count = i64::from(count);
         let memory = row.resource(Role::Memory);
-        let mib = request::mebibytes(container, memory, UNIT_MIB)?;
+        let mib = fields::mebibytes(container, memory, UNIT_MIB)?;
         if count > 1 {
             edits
                 .annotations
@@ -154,7 +154,7 @@ impl Family for Cards {
                 ),
             });
         }
-        if request::amount(container, memory)?.is_some_and(|it| it.form == Form::Binary) {
+        if fields::amount(container, memory)?.is_some_and(|it| it.form == Form::Binary) {
             edits.limits.insert(name.to_owned(), units.to_string());
         }
         Ok(edits)

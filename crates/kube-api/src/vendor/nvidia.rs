@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use placement::{Ask, Device, Granted};
 
 use super::{Edits, Family, Keys, Rejection, Role, Row, RowDefaults, Writing, general};
-use crate::allocation::{self, AllocationError};
 use crate::config::{ConfigError, CorePolicy, DeviceConfig, Nvidia};
+use crate::fields::{self, PodRules, RequestError};
 use crate::keys;
-use crate::node::{self, Problem};
 use crate::object::{Container, EnvVar, Node, Pod};
-use crate::request::{self, PodRules, RequestError};
+use crate::register::{self, Problem};
+use crate::slots::{self, AllocationError};
 
 /// A percentage above this is cut to it.
 const MOST_CORES: u32 = 100;
@@ -83,15 +83,15 @@ impl Family for Cards {
         };
         // A word that is no truth value is false, as in the reference.
         ask.numa_bind =
-            request::annotation(pod, keys::NUMA_BIND).and_then(request::truth) == Some(true);
-        ask.select.mode = request::annotation(pod, keys::VGPU_MODE).map(str::to_owned);
+            fields::annotation(pod, keys::NUMA_BIND).and_then(fields::truth) == Some(true);
+        ask.select.mode = fields::annotation(pod, keys::VGPU_MODE).map(str::to_owned);
         Ok(Some(ask))
     }
 
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         let mut devices = general::devices(row, node)?;
-        if let Some(cordoned) = node::annotation(node, keys::CORDON) {
-            for id in request::list(cordoned) {
+        if let Some(cordoned) = register::annotation(node, keys::CORDON) {
+            for id in fields::list(cordoned) {
                 for device in devices.iter_mut().filter(|device| device.id == id) {
                     device.cordoned = true;
                 }
@@ -102,9 +102,9 @@ impl Family for Cards {
 
     fn annotate(&self, row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
         general::annotate(row, writing, into);
-        let instances = allocation::encode_instances(&row.word, writing.placement);
+        let instances = slots::encode_instances(&row.word, writing.placement);
         // A list from an earlier choice must not outlive it.
-        let stale = request::annotation(writing.pod, keys::MIG_ALLOCATIONS).is_some();
+        let stale = fields::annotation(writing.pod, keys::MIG_ALLOCATIONS).is_some();
         if instances.is_some() || stale {
             into.insert(
                 keys::MIG_ALLOCATIONS.to_owned(),
@@ -118,9 +118,9 @@ impl Family for Cards {
         let Some(mut granted) = general::granted(row, pod)? else {
             return Ok(None);
         };
-        if let Some(text) = request::annotation(pod, keys::MIG_ALLOCATIONS) {
-            allocation::decode_instances(text)
-                .and_then(|instances| allocation::cut(&mut granted, &instances))
+        if let Some(text) = fields::annotation(pod, keys::MIG_ALLOCATIONS) {
+            slots::decode_instances(text)
+                .and_then(|instances| slots::cut(&mut granted, &instances))
                 .map_err(|error| AllocationError {
                     key: keys::MIG_ALLOCATIONS.to_owned(),
                     problem: error.to_string(),
@@ -131,7 +131,7 @@ impl Family for Cards {
 
     fn admit(&self, row: &Row, container: &Container, pod: &Pod) -> Result<Edits, Rejection> {
         let mut edits = general::admit(row, container)?;
-        let amount = |role| request::whole(container, row.resource(role));
+        let amount = |role| fields::whole(container, row.resource(role));
         let percent = amount(Role::MemoryPercent)?;
         if let Some(percent) = percent
             && !(0..=100).contains(&percent)
@@ -206,7 +206,7 @@ impl Family for Cards {
 /// Tells each container that looks for it which cards it sees: admission puts the look into pods for nodes whose
 /// runtime has no CDI. An instance that is not made yet has no name to tell.
 fn show(row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
-    let containers = request::in_order(writing.pod).zip(&writing.placement.containers);
+    let containers = fields::in_order(writing.pod).zip(&writing.placement.containers);
     for ((container, _), granted) in containers {
         let key = keys::visible_devices(&container.name);
         if !container
@@ -247,13 +247,13 @@ impl Cards {
         container: &Container,
         name: &str,
     ) -> Result<Option<String>, RequestError> {
-        let Some(amount) = request::amount(container, Some(name))? else {
+        let Some(amount) = fields::amount(container, Some(name))? else {
             return Ok(None);
         };
         if amount.form == crate::quantity::Form::Decimal {
             return Ok(None);
         }
-        let mib = request::mebibytes(container, Some(name), row.memory_unit_mib)?;
+        let mib = fields::mebibytes(container, Some(name), row.memory_unit_mib)?;
         Ok(mib
             .filter(|mib| mib.is_multiple_of(row.memory_unit_mib))
             .map(|mib| (mib / row.memory_unit_mib).to_string()))

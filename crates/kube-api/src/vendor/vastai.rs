@@ -4,9 +4,9 @@ use placement::{Arrange, Ask, Device, Memory};
 
 use super::{Family, Keys, Role, Row, RowDefaults, general};
 use crate::config::{ConfigError, DeviceConfig};
-use crate::node::{Problem, Registered};
+use crate::fields::{PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
-use crate::request::{PodRules, RequestError};
+use crate::register::{Problem, Registered};
 
 /// What dies of one accelerator make a node worth, as 10 is one resource of the node full.
 const WORTH: u32 = 1;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube_api::assigner::{Claim, LABELLED};
-use kube_api::hcs::quota::Counted;
+use kube_api::hcs_quota::Counted;
 use placement::{Among, Ask, Container, DeviceView, Memory, Placement, Request};
 
 use super::{CLAIM_UID, Held, Past};

@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
-use placement::exchange::{Maker, Table};
+use placement::exchange::Maker;
 use placement::{
     AnyVendor, Ask, Compute, Demand, DevicePolicy, Family, Memory, Vendor as Word, Wish,
 };
 
-use super::{error, keys};
 use crate::config::{ANY, Hcs};
+use crate::fields::{PodRules, RequestError, annotation, wrong_amount};
+use crate::hcs::rules::{Rules, maker_of};
+use crate::hcs::{error, keys};
 use crate::object::{Container, Pod, ResourceNeeds};
-use crate::quantity::{Quantity, shortened};
-use crate::request::{PodRules, RequestError, annotation, wrong_amount};
+use crate::quantity::{MIB, Quantity, shortened};
 use crate::vendor::{Role, Row, Vendors};
 
 /// Most devices of one container.
@@ -23,29 +24,6 @@ const MOST_CHOSEN: u32 = 16;
 const MOST_BYTES: i128 = 1 << 46;
 /// Most compute of one container, in GFLOPS.
 const MOST_GFLOPS: i128 = 1_000_000_000;
-
-const MIB: u64 = 1 << 20;
-
-/// How requests of hcs.io are read: its configuration, the exchange table, and the vendor of each family of
-/// devices.
-#[derive(Debug)]
-pub struct Rules {
-    /// The configuration.
-    pub config: Hcs,
-    /// Figures of models.
-    pub table: Arc<Table>,
-}
-
-/// Who makes the devices of this word; none for vendors that the API does not name.
-pub fn maker_of(word: &str) -> Option<Maker> {
-    match word {
-        "NVIDIA" => Some(Maker::Nvidia),
-        "DCU" => Some(Maker::Hygon),
-        "MLU" => Some(Maker::Cambricon),
-        word if word.starts_with("Ascend") => Some(Maker::Huawei),
-        _ => None,
-    }
-}
 
 /// What a pod's annotations say of vendors and connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,16 +1,32 @@
-//! What a node's annotations say of its cards: register and scores, read and written. Never which vendor's they are.
+//! A node's register and score annotations, read and written. Knows no vendor.
 //!
-//! Two forms, both read for every vendor: a JSON list, as HAMi since 2.7 writes it, and fields between commas, each
-//! device ended by a colon, as the seed and older releases have it.
+//! Two forms are read for every vendor: a JSON list, as HAMi writes it since 2.7, and comma-separated fields with a colon
+//! after each device, as older releases write it.
 
 use std::collections::BTreeMap;
 
 use placement::{Device, MigProfile, PairScore, Span};
 use serde::{Deserialize, Serialize};
 
-use crate::quantity::shortened;
-use crate::request::truth;
-use crate::vendor::general::MIB;
+use crate::fields::truth;
+use crate::object::Node;
+use crate::quantity::{MIB, shortened};
+
+/// An annotation of a node that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("annotation {key}: {problem}")]
+pub struct Problem {
+    /// The annotation.
+    pub key: String,
+    /// What was read, what is accepted.
+    pub problem: String,
+}
+
+/// The annotation, unless it is empty.
+pub(crate) fn annotation<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
+    let text = node.metadata.annotations.as_ref()?.get(key)?.trim();
+    (!text.is_empty()).then_some(text)
+}
 
 /// A device as a register annotation has it. In the JSON form, zero values are left out, as Go does.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

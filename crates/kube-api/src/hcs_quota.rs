@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use placement::{Device, Grant, Granted, Kind, Placement};
 
-use super::request::asked;
-use super::{Amounts, ComputeQuota, ComputeQuotaStatus, NamedScope, Scope};
+use crate::fields::in_order;
+use crate::hcs::{Amounts, ComputeQuota, ComputeQuotaStatus, NamedScope, Scope};
+use crate::hcs_request::asked;
 use crate::object::Pod;
 use crate::quantity::Quantity;
-use crate::request::in_order;
 use crate::vendor::Vendors;
 
 /// Amounts that a quota counts.
