@@ -47,20 +47,6 @@ const STILL_IN_CIRCLES: &[(&str, &[&str])] = &[
             "vmm",
         ],
     ),
-    (
-        "embedded-cluster",
-        &[
-            "admission",
-            "cluster",
-            "crd",
-            "kinds",
-            "pod",
-            "watch",
-            "webhooks",
-        ],
-    ),
-    ("embedded-cluster", &["http::format", "http::table"]),
-    (
 ];
 
 /// A module by its path below the crate's root: `["rules", "nvml", "lists"]`.

@@ -62,8 +62,8 @@ impl Cluster {
     }
 }
 
-/// Writes down who owns what a write changed, compact annotations included. They are rendered only where some stood
-/// there before: of new ones it is enough that they are there.
+/// Records the owners of the fields that a write changed, including compact annotations. These are rendered only if some
+/// existed before; of new ones only their presence matters.
 fn follow_owners(
     target: &Target,
     current: &Stored,

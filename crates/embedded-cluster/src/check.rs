@@ -149,3 +149,21 @@ pub(crate) fn check_same_object(
     }
     Ok(())
 }
+
+/// Refuses an object in which one of these fields is present and not an object.
+pub(crate) fn must_be_objects(
+    target: &Target,
+    object: &Value,
+    names: &[&str],
+) -> Result<(), Status> {
+    match names
+        .iter()
+        .find(|name| !(object[**name].is_null() || object[**name].is_object()))
+    {
+        Some(name) => Err(Status::bad_request(format!(
+            "{}: {name} is not an object",
+            target.resource.kind
+        ))),
+        None => Ok(()),
+    }
+}

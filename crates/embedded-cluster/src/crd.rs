@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::kinds::set_condition;
-use crate::object::{default_to, set, unset};
+use crate::object::{default_to, set, set_condition, unset};
 use crate::resource::{Resource, Version};
 use crate::schema;
 use crate::status::Status;

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use self::format::{Form, Printer};
 pub use self::guard::{TokenNeeded, guard};
-use self::path::{Place, Route};
+use self::path::{ApiPath, Route};
 use crate::cluster::Cluster;
 use crate::object::{Stored, meta, to_json};
 use crate::patch::Patch;
@@ -237,7 +237,7 @@ impl Asked {
         if !manager.is_empty() {
             write.field_manager = manager.chars().take(128).collect();
         }
-        // Nobody proves who he is here: who asks to be somebody else is.
+        // Users are not authenticated here, so every request may impersonate any user.
         let user = header(&self.headers, "impersonate-user");
         if !user.is_empty() {
             write.user = user.to_owned();
@@ -338,7 +338,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-async fn objects(cluster: &Cluster, place: Place, request: Request) -> Result<Response, Status> {
+async fn objects(cluster: &Cluster, place: ApiPath, request: Request) -> Result<Response, Status> {
     let method = request.method().clone();
     if let Some(kind) = review_kind(&place) {
         let asked = Asked::read(cluster, request).await?;
@@ -351,7 +351,7 @@ async fn objects(cluster: &Cluster, place: Place, request: Request) -> Result<Re
     if place.group.is_empty() && place.plural == "bindings" && method == Method::POST {
         return bind(
             cluster,
-            Place {
+            ApiPath {
                 plural: "pods".into(),
                 ..place
             },
@@ -568,7 +568,7 @@ fn success(details: &Value) -> Value {
     json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details })
 }
 
-async fn bind(cluster: &Cluster, place: Place, request: Request) -> Result<Response, Status> {
+async fn bind(cluster: &Cluster, place: ApiPath, request: Request) -> Result<Response, Status> {
     let asked = Asked::read(cluster, request).await?;
     let binding = asked.object()?;
     if !binding.is_object() {
@@ -615,8 +615,8 @@ async fn scaled(cluster: &Cluster, target: &Target, request: Request) -> Result<
     Ok(json_answer(StatusCode::OK, &scale))
 }
 
-/// Questions that nobody needs to ask where everybody may do everything; clients ask them all the same.
-fn review_kind(place: &Place) -> Option<&'static str> {
+/// Access reviews. Every user may do everything here, but clients ask anyway.
+fn review_kind(place: &ApiPath) -> Option<&'static str> {
     match (place.group.as_str(), place.plural.as_str()) {
         ("authorization.k8s.io", "selfsubjectaccessreviews") => Some("SelfSubjectAccessReview"),
         ("authorization.k8s.io", "subjectaccessreviews") => Some("SubjectAccessReview"),

@@ -1,15 +1,16 @@
-//! What the API server itself fills in, keeps and refuses, kind by kind: defaults, which part of an object a write may
-//! touch, generations, and the few rules that clients rely on.
+//! The API server's own rules, by kind: defaults, the parts of an object that a write may change, generations, and the few
+//! validations that clients rely on.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use crate::check::must_be_objects;
 use crate::cluster::Cluster;
-use crate::object::{default_to, meta, now, set, unset};
+use crate::object::{default_to, meta, set, unset};
 use crate::status::Status;
 use crate::target::{Part, Target};
 use crate::{crd, pod};
 
-/// A new object as the server takes it, before any hook has seen it.
+/// Prepares a new object, before any hook sees it.
 pub(crate) fn prepare_create(
     cluster: &Cluster,
     target: &Target,
@@ -18,7 +19,7 @@ pub(crate) fn prepare_create(
     let resource = &target.resource;
     Cluster::stamp(target, object);
     let has_status = target.served()?.status;
-    // A node says at once what it has; everybody else's status is somebody else's to write.
+    // A node may be created with its status; the status of other kinds is written later by a controller.
     if has_status && !resource.is_core("nodes") {
         unset(object, &["status"]);
     }
@@ -59,7 +60,7 @@ pub(crate) fn prepare_create(
     Ok(())
 }
 
-/// An object that was there before the cluster: what it says of itself stands, what it leaves out is filled in.
+/// Prepares an imported object: its own values are kept, and missing ones are filled in.
 pub(crate) fn prepare_planted(
     cluster: &Cluster,
     target: &Target,
@@ -95,7 +96,7 @@ pub(crate) fn prepare_planted(
     Ok(())
 }
 
-/// The same object after the hooks: what they left out is filled in again, what they may not touch is as it was.
+/// Prepares the object after the hooks: fills in what they removed, and restores what they may not change.
 pub(crate) fn prepare_admitted(
     cluster: &Cluster,
     target: &Target,
@@ -110,7 +111,7 @@ pub(crate) fn prepare_admitted(
     Ok(())
 }
 
-/// An object's next version: the parts that this write may not touch are as they were, and generations count.
+/// Prepares an object's next version: restores the parts that this write may not change, and counts generations.
 pub(crate) fn prepare_update(target: &Target, old: &Value, new: &mut Value) -> Result<(), Status> {
     let resource = &target.resource;
     let has_status = target.served()?.status;
@@ -201,7 +202,7 @@ pub(crate) fn prepare_update(target: &Target, old: &Value, new: &mut Value) -> R
     Ok(())
 }
 
-/// What must hold of any version of an object.
+/// Validates a version of an object.
 pub(crate) fn validate(target: &Target, object: &Value) -> Result<(), Status> {
     if target.resource.custom {
         return crd::validate(target, object);
@@ -227,7 +228,7 @@ pub(crate) fn validate(target: &Target, object: &Value) -> Result<(), Status> {
     }
 }
 
-/// What must hold between an object's last version and its next.
+/// Validates the change from an object's last version to its next.
 pub(crate) fn validate_update(target: &Target, old: &Value, new: &Value) -> Result<(), Status> {
     let resource = &target.resource;
     if resource.is_core("pods") {
@@ -254,7 +255,7 @@ pub(crate) fn validate_update(target: &Target, old: &Value, new: &Value) -> Resu
     Ok(())
 }
 
-/// The few objects that every cluster keeps.
+/// Refuses to delete the few objects that every cluster keeps.
 pub(crate) fn check_deletable(target: &Target) -> Result<(), Status> {
     let kept = (target.resource.is_core("namespaces")
         && matches!(
@@ -281,7 +282,7 @@ pub(crate) fn is_released(cluster: &Cluster, target: &Target, object: &Value) ->
         return false;
     }
     if target.resource.is_core("namespaces") {
-        // Being marked is not being done: the one who empties it removes it.
+        // Marking a namespace does not remove it: the write that empties it does.
         return object["status"]["phase"] == "Terminating" && !target.name.is_empty() && {
             let marked_before = cluster
                 .find(target)
@@ -293,59 +294,6 @@ pub(crate) fn is_released(cluster: &Cluster, target: &Target, object: &Value) ->
         .as_i64()
         .unwrap_or(0)
         == 0
-}
-
-/// Sets a condition, with the time when its status last changed.
-pub(crate) fn set_condition(
-    object: &mut Value,
-    kind: &str,
-    status: &str,
-    reason: &str,
-    message: &str,
-) {
-    default_to(object, &["status", "conditions"], || json!([]));
-    let Some(conditions) = object
-        .pointer_mut("/status/conditions")
-        .and_then(Value::as_array_mut)
-    else {
-        return;
-    };
-    let mut condition = Map::new();
-    condition.insert("type".into(), kind.into());
-    condition.insert("status".into(), status.into());
-    if !reason.is_empty() {
-        condition.insert("reason".into(), reason.into());
-        condition.insert("message".into(), message.into());
-    }
-    let before = conditions
-        .iter_mut()
-        .find(|condition| condition["type"] == kind);
-    let since = match &before {
-        Some(before) if before["status"] == status => before["lastTransitionTime"].clone(),
-        _ => now().into(),
-    };
-    condition.insert("lastTransitionTime".into(), since);
-    match before {
-        Some(before) => *before = Value::Object(condition),
-        None => conditions.push(Value::Object(condition)),
-    }
-}
-
-pub(crate) fn must_be_objects(
-    target: &Target,
-    object: &Value,
-    names: &[&str],
-) -> Result<(), Status> {
-    match names
-        .iter()
-        .find(|name| !(object[**name].is_null() || object[**name].is_object()))
-    {
-        Some(name) => Err(Status::bad_request(format!(
-            "{}: {name} is not an object",
-            target.resource.kind
-        ))),
-        None => Ok(()),
-    }
 }
 
 fn must_be_array(object: &Value, name: &str) -> Result<(), Status> {

@@ -29,6 +29,7 @@ mod compact;
 mod crd;
 mod events;
 mod fork;
+mod hooks;
 mod http;
 mod kinds;
 mod managed;
@@ -50,6 +51,7 @@ mod strategic;
 mod target;
 mod watch;
 mod webhooks;
+mod writes;
 
 pub use admission::{Admission, BoxFuture, Operation, Review, WebhookClient};
 pub use cluster::Cluster;

@@ -1,12 +1,12 @@
-//! An object as it is kept: its JSON text, and the few values that lists and watches ask about.
+//! A stored object: its JSON text, and the few values that lists and watches need.
 //!
-//! The text, not a tree of values: fifty thousand pods take a tenth of the memory, and a list is the texts one after
-//! another. Whoever changes an object parses that one.
+//! Text instead of a tree of values lets fifty thousand pods take a tenth of the memory, and a list is the concatenated
+//! texts. A write parses only the object that it changes.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::compact::{self, Beside, Compact, render_into};
 use crate::resource::Resource;
@@ -160,7 +160,7 @@ impl Stored {
 /// What a field selector sees at a path.
 fn field(object: &Value, path: &str) -> String {
     match path {
-        // Where events name their reporter depends on who wrote them.
+        // The field that names an event's reporter depends on the writer.
         "source" => field(object, "source.component"),
         _ => match path.split('.').fold(object, |value, name| &value[name]) {
             Value::String(text) => text.clone(),
@@ -294,4 +294,40 @@ pub(crate) fn check_name(resource: &Resource, name: &str) -> Result<(), Status> 
         "metadata.name",
         why,
     ))
+}
+
+/// Sets a condition, with the time when its status last changed.
+pub(crate) fn set_condition(
+    object: &mut Value,
+    kind: &str,
+    status: &str,
+    reason: &str,
+    message: &str,
+) {
+    default_to(object, &["status", "conditions"], || json!([]));
+    let Some(conditions) = object
+        .pointer_mut("/status/conditions")
+        .and_then(Value::as_array_mut)
+    else {
+        return;
+    };
+    let mut condition = Map::new();
+    condition.insert("type".into(), kind.into());
+    condition.insert("status".into(), status.into());
+    if !reason.is_empty() {
+        condition.insert("reason".into(), reason.into());
+        condition.insert("message".into(), message.into());
+    }
+    let before = conditions
+        .iter_mut()
+        .find(|condition| condition["type"] == kind);
+    let since = match &before {
+        Some(before) if before["status"] == status => before["lastTransitionTime"].clone(),
+        _ => now().into(),
+    };
+    condition.insert("lastTransitionTime".into(), since);
+    match before {
+        Some(before) => *before = Value::Object(condition),
+        None => conditions.push(Value::Object(condition)),
+    }
 }

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
+use crate::check::must_be_objects;
 use crate::cluster::Cluster;
 use crate::compact::Compact;
-use crate::kinds::{must_be_objects, set_condition};
 use crate::managed::How;
-use crate::object::{Stored, default_to, meta, set, unset};
+use crate::object::{Stored, default_to, meta, set, set_condition, unset};
 use crate::selector::Selector;
 use crate::status::Status;
 use crate::target::{DeleteOptions, Deleted, ListOptions, Part, Target, Write};

@@ -1,8 +1,7 @@
-//! Objects, their versions and what happened to them. Values in, values out: no clock, no network, no rule about any
-//! kind of object.
+//! Objects, their versions and their changes. The store has no clock, no network and no rule about any kind of object.
 //!
-//! One counter numbers every change of every table, as etcd's does. Each table remembers its last changes: a watch
-//! reads on from where it was, a list can be taken as of a version, and who is too far behind is told so.
+//! One counter numbers every change of every table, as in etcd. Each table remembers its last changes: a watch continues
+//! from its last version, a list can be read at an earlier version, and a reader that is too far behind gets an error.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
@@ -43,7 +42,7 @@ pub(crate) enum Expect {
     Version(u64),
 }
 
-/// Somebody else was faster.
+/// Another write came first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Clash;
 

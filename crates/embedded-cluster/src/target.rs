@@ -153,7 +153,7 @@ impl Target {
     }
 }
 
-/// Who writes, and how.
+/// The author and the options of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
     /// Everything happens but the write.

@@ -1,17 +1,19 @@
-//! A watch: what happens to the objects of a collection, from a version on. It reads the table's own memory of its
-//! last changes, so a slow reader costs nothing, and one that is too far behind is told so.
+//! A watch: the changes of a collection's objects from a version on. It reads the table's memory of its last changes, so
+//! a slow reader costs nothing, and a reader that is too far behind gets an error.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::check::check_fields;
 use crate::cluster::Cluster;
 use crate::object::Stored;
 use crate::resource::Resource;
 use crate::selector::Selector;
 use crate::status::Status;
 use crate::store::{Change, Happened, TooOld};
+use crate::target::Target;
 
 /// How many changes are taken from the store at once.
 const BATCH: usize = 256;
@@ -139,7 +141,7 @@ impl Watch {
         Ok(any)
     }
 
-    /// What a change is to somebody who sees only what is selected.
+    /// A change as an event of a watch that sees only selected objects.
     fn event(&self, change: Change) -> Option<Event> {
         if !change.object.key.starts_with(&self.prefix) {
             return None;
@@ -166,5 +168,24 @@ impl Watch {
             }),
             (false, false) => None,
         }
+    }
+}
+
+impl Cluster {
+    /// Watches the objects of a collection, from `start` on.
+    pub fn watch(
+        &self,
+        target: &Target,
+        selector: Selector,
+        start: Start,
+    ) -> Result<Watch, Status> {
+        check_fields(&target.resource, &selector)?;
+        Ok(Watch::new(
+            self.clone(),
+            target.resource.clone(),
+            target.prefix(),
+            selector,
+            start,
+        ))
     }
 }

@@ -176,7 +176,7 @@ async fn an_annotation_that_is_changed_counts_as_it_was_written() {
     assert_eq!(annotations(&bound.unwrap()), json!({ "result/0": "bound" }));
 }
 
-/// Who owns what, after two writes of results: beside the object, or as text.
+/// The owners of fields after two writes of results, stored compactly or as text.
 async fn owners(beside: bool, old: Value) -> Value {
     let cluster = with_pod(old).await;
     let applied = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p", "labels": { "a": "b" } } });

@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::{Value, json};
 
-use super::table;
+use super::table::{self, Include, metadata_only};
 use crate::object::{Stored, set, to_json};
 use crate::resource::Resource;
 use crate::status::Status;
@@ -15,15 +15,6 @@ pub(crate) enum Form {
     Whole,
     Metadata,
     Table(Include),
-}
-
-/// What stands in `object` of a table's row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Include {
-    #[default]
-    Metadata,
-    Object,
-    Nothing,
 }
 
 impl Form {
@@ -210,11 +201,6 @@ impl Iterator for Pieces {
 
 fn find(text: &[u8], what: &[u8]) -> Option<usize> {
     text.windows(what.len()).rposition(|window| window == what)
-}
-
-/// A `PartialObjectMetadata`.
-pub(crate) fn metadata_only(object: &Value) -> Value {
-    json!({ "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"] })
 }
 
 #[cfg(test)]

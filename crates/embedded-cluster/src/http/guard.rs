@@ -1,4 +1,4 @@
-//! Who may speak to the server: anybody on this machine, else only who has the token.
+//! Access to the server: from this machine without a token, otherwise only with the token.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use crate::status::Status;
 )]
 pub struct TokenNeeded(pub SocketAddr);
 
-/// The same routes, for those who may. Without a token only a loopback address is served; with one, it is asked for on
-/// every address: as a bearer token, or as the password of a browser's prompt.
+/// The same routes, behind an access check. Without a token only a loopback address is allowed. With a token, every
+/// request needs it, as a bearer token or as the password of a browser's prompt.
 pub fn guard(
     router: Router,
     address: SocketAddr,

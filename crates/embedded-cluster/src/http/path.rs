@@ -12,12 +12,12 @@ pub(crate) enum Route {
     /// `/api/v1`, `/apis/apps/v1`
     Resources { group: String, version: String },
     /// Everything below.
-    Objects(Place),
+    Objects(ApiPath),
 }
 
 /// A collection, an object or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Place {
+pub(crate) struct ApiPath {
     pub(crate) group: String,
     pub(crate) version: String,
     pub(crate) namespace: String,
@@ -44,12 +44,12 @@ pub(crate) fn route(path: &str) -> Option<Route> {
     let (namespace, rest) = match rest {
         // A namespace's own parts are not what lives in it.
         ["namespaces", name, part @ ("status" | "finalize")] => {
-            let place = Place {
+            let place = ApiPath {
                 name: own(name),
                 subresource: own(part),
-                ..Place::default()
+                ..ApiPath::default()
             };
-            return Some(Route::Objects(Place {
+            return Some(Route::Objects(ApiPath {
                 version: own(version),
                 plural: "namespaces".into(),
                 ..place
@@ -69,7 +69,7 @@ pub(crate) fn route(path: &str) -> Option<Route> {
         [plural, name] => (*plural, *name, String::new()),
         [plural, name, subresource @ ..] => (*plural, *name, subresource.join("/")),
     };
-    Some(Route::Objects(Place {
+    Some(Route::Objects(ApiPath {
         group: own(group),
         version: own(version),
         namespace: own(namespace),

@@ -2,8 +2,21 @@
 
 use serde_json::{Value, json};
 
-use super::format::{Include, metadata_only};
 use crate::resource::Resource;
+
+/// What stands in `object` of a table's row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Include {
+    #[default]
+    Metadata,
+    Object,
+    Nothing,
+}
+
+/// A `PartialObjectMetadata`.
+pub(crate) fn metadata_only(object: &Value) -> Value {
+    json!({ "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"] })
+}
 
 /// A column: its name, its type, and whether it is shown only by `-o wide`.
 struct Column {
