@@ -126,6 +126,13 @@ async fn whole_nodes_are_looked_at_with_what_is_held_and_nothing_is_held_for_the
     assert_eq!(served.held(), ["a@n1"]);
 }
 
+/// Whether the answer has an error text. A missing `Error` is not one.
+fn names_an_error(answer: &Value) -> bool {
+    answer["Error"]
+        .as_str()
+        .is_some_and(|text| !text.is_empty())
+}
+
 #[tokio::test]
 async fn what_cannot_be_read_is_answered_in_the_shape_of_the_verb() {
     let served = Served::start(state(&[node("n1", 1, 1, 1000)])).await;
@@ -150,7 +157,7 @@ async fn what_cannot_be_read_is_answered_in_the_shape_of_the_verb() {
             if !fits_bind {
                 assert_eq!(status, 400, "{path} {body}: {answer}");
             }
-            assert_ne!(answer["Error"], "", "{path} {body}");
+            assert!(names_an_error(&answer), "{path} {body}: {answer}");
             if path == "/filter" {
                 for key in keys {
                     assert!(answer.get(key).is_some(), "{body}: {answer}");
@@ -171,7 +178,7 @@ async fn what_cannot_be_read_is_answered_in_the_shape_of_the_verb() {
         .send("POST", "/filter", vec![b' '; (64 << 20) + 1])
         .await;
     assert_eq!(status, 413);
-    assert_ne!(answer["Error"], "");
+    assert!(names_an_error(&answer), "{answer}");
     assert_eq!(served.send("GET", "/filter", "").await.0, 405);
     assert_eq!(served.send("GET", "/nothing", "").await.0, 404);
 }
