@@ -128,6 +128,25 @@ async fn a_pod_that_asks_for_vram_lands_on_the_right_vendor() {
 }
 
 #[tokio::test]
+async fn prioritize_spreads_the_nodes_scores_over_ten_points() {
+    let served = Served::of(three_vendors(), vendors(|_| ())).await;
+    let wants = json!({ "limits": { "ai.compute/vram": "32Gi" } });
+    let made = create(&served, &pod("a", json!({}), wants)).await.unwrap();
+
+    let answer = served
+        .post("/prioritize", &json!({ "Pod": made, "NodeNames": NODES }))
+        .await;
+
+    let score = |node: &str| {
+        let mut all = answer.as_array().unwrap().iter();
+        let of = all.find(|of| of["Host"] == node).unwrap();
+        of["Score"].as_i64().unwrap()
+    };
+    // Two A100 and two 910B3 have the highest score, two K100 the lowest.
+    assert_eq!(NODES.map(score), [10, 0, 10, 1], "{answer}");
+}
+
+#[tokio::test]
 async fn tflops_become_the_share_of_the_device_that_gives_them() {
     let served = Served::of(three_vendors(), vendors(|_| ())).await;
     let wants = json!({
