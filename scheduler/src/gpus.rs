@@ -186,6 +186,7 @@ impl Gpus {
                 return before;
             }
             made.version += 1;
+            made.prepare();
             Arc::new(made)
         });
         match made.await {

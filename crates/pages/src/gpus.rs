@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use crate::source::{Future, Why};
 
+pub use view::Index;
 pub use web::router;
 
 /// Gives what the page shows, and tells when it changed.
@@ -54,6 +55,8 @@ pub struct Picture {
     pub monitors: Monitors,
     /// What a reader should know, such as that another replica answers kube-scheduler.
     pub notes: Vec<String>,
+    /// What lists look up; nothing to fill in.
+    pub index: Index,
 }
 
 /// A GPU, or another device that pods share.

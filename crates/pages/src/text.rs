@@ -61,6 +61,12 @@ pub(crate) fn count(number: usize, one: &str) -> String {
     format!("{number} {one}{end}")
 }
 
+/// A model as it is said, without the vendor's name, which a driver and HAMi's registration each put in front.
+pub(crate) fn model(name: &str) -> &str {
+    let name = name.strip_prefix("NVIDIA-").unwrap_or(name);
+    name.strip_prefix("NVIDIA ").unwrap_or(name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,5 +85,20 @@ mod tests {
         assert_eq!(percent(1, 3), 33);
         assert_eq!(percent(1, 0), 0);
         assert_eq!(percent(u128::MAX, 1), 999);
+    }
+
+    #[test]
+    fn a_model_is_said_without_its_vendor() {
+        let said = [
+            "NVIDIA-NVIDIA A100-SXM4-80GB",
+            "NVIDIA A100",
+            "NVIDIA-Tesla T4",
+            "K100-64GB",
+        ];
+
+        assert_eq!(
+            said.map(model),
+            ["A100-SXM4-80GB", "A100", "Tesla T4", "K100-64GB"]
+        );
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use pages::gpus::{Gpu, Holder, Monitors, Pending, Picture, Share, Total};
+use pages::gpus::{Gpu, Holder, Index, Monitors, Pending, Picture, Share, Total};
 use placement::{Cluster, Reservation};
 
 use super::history::{History, Key, Now, STEPS};
@@ -212,6 +212,7 @@ pub(crate) fn picture(
         steps: u32::try_from(STEPS).unwrap_or(u32::MAX),
         monitors: monitors.clone(),
         notes,
+        index: Index::default(),
     }
 }
 

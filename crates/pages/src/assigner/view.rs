@@ -208,10 +208,7 @@ fn class(state: DeviceState) -> &'static str {
 }
 
 fn line(device: &DeviceRow) -> DeviceLine {
-    let model = device
-        .model
-        .strip_prefix("NVIDIA ")
-        .unwrap_or(&device.model);
+    let model = text::model(&device.model);
     DeviceLine {
         uuid: device.uuid.clone(),
         href: address(&device.uuid),

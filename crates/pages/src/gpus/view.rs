@@ -8,6 +8,8 @@ pub mod overview;
 pub mod pods;
 
 use std::collections::HashMap;
+use std::fmt;
+use std::sync::OnceLock;
 
 use super::{Holder, Picture, Share};
 use crate::view::address::segment;
@@ -59,20 +61,99 @@ pub fn compute(thousandths: u64) -> String {
     format!("{number} GPU{end}")
 }
 
-/// The pods on each GPU, by node and identifier.
-pub(crate) type OnGpu<'a> = HashMap<(&'a str, &'a str), Vec<(&'a Holder, &'a Share)>>;
+/// What lists look up of a [`Picture`], by the position of each GPU. It is made once for each picture: a list of thousands
+/// costs a look at each, not a copy.
+#[derive(Default)]
+pub struct Index(OnceLock<Vec<Indexed>>);
 
-/// The pods on each GPU.
-pub(crate) fn on_gpus(picture: &Picture) -> OnGpu<'_> {
-    let mut on = OnGpu::with_capacity(picture.gpus.len());
-    for holder in &picture.holders {
-        for share in &holder.shares {
-            on.entry((&holder.node, &share.gpu))
-                .or_default()
-                .push((holder, share));
-        }
+/// A GPU, as lists look for it.
+pub(crate) struct Indexed {
+    /// All that a search finds it by, in lower case and one to a line.
+    pub(crate) text: String,
+    /// The pods on it: positions of the holder and of its share.
+    pods: Vec<(usize, usize)>,
+    /// What they hold and use together.
+    pub(crate) sum: Sum,
+}
+
+impl Clone for Index {
+    fn clone(&self) -> Self {
+        Self::default()
     }
-    on
+}
+
+/// It follows from the rest of the picture.
+impl PartialEq for Index {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl fmt::Debug for Index {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Index").finish_non_exhaustive()
+    }
+}
+
+impl Picture {
+    /// Makes what lists look up, so that the first list does not wait for it.
+    pub fn prepare(&self) {
+        self.indexed();
+    }
+
+    /// What lists look up of each GPU.
+    pub(crate) fn indexed(&self) -> &[Indexed] {
+        self.index.0.get_or_init(|| {
+            let mut positions = HashMap::with_capacity(self.gpus.len());
+            for (at, gpu) in self.gpus.iter().enumerate() {
+                positions.insert((&*gpu.node, &*gpu.id), at);
+            }
+            let mut pods = vec![Vec::new(); self.gpus.len()];
+            for (holder_at, holder) in self.holders.iter().enumerate() {
+                for (share_at, share) in holder.shares.iter().enumerate() {
+                    let at = positions.get(&(&*holder.node, &*share.gpu));
+                    if let Some(on) = at.and_then(|at| pods.get_mut(*at)) {
+                        on.push((holder_at, share_at));
+                    }
+                }
+            }
+            let gpus = self.gpus.iter().zip(pods);
+            gpus.map(|(gpu, pods)| {
+                let mut text = format!("{}\n{}\n{}", gpu.node, gpu.id, gpu.model);
+                for (holder, _) in self.at(&pods) {
+                    text.push('\n');
+                    text.push_str(&holder.namespace);
+                    text.push('\n');
+                    text.push_str(&holder.pod);
+                }
+                Indexed {
+                    text: text.to_lowercase(),
+                    sum: Sum::of(self.at(&pods).map(|(_, share)| share)),
+                    pods,
+                }
+            })
+            .collect()
+        })
+    }
+
+    /// The pods on a GPU.
+    pub(crate) fn pods_on<'a>(
+        &'a self,
+        gpu: &'a Indexed,
+    ) -> impl ExactSizeIterator<Item = (&'a Holder, &'a Share)> {
+        let pods: Vec<(&Holder, &Share)> = self.at(&gpu.pods).collect();
+        pods.into_iter()
+    }
+
+    fn at<'a>(
+        &'a self,
+        pods: &'a [(usize, usize)],
+    ) -> impl Iterator<Item = (&'a Holder, &'a Share)> {
+        pods.iter().filter_map(|(holder, share)| {
+            let holder = self.holders.get(*holder)?;
+            Some((holder, holder.shares.get(*share)?))
+        })
+    }
 }
 
 /// What pods hold and use together.

@@ -51,8 +51,10 @@ impl Query {
 pub fn has_all(words: &[String], texts: &[&str]) -> bool {
     let has = |word: &String| {
         texts.iter().any(|text| {
-            // Names in Kubernetes are in lower case already: no copy for most of them.
-            text.contains(word.as_str()) || text.to_lowercase().contains(word.as_str())
+            // Names in Kubernetes are in lower case already: no copy of those, and no second look.
+            let is_lower = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
+            text.contains(word.as_str())
+                || (!text.bytes().all(is_lower) && text.to_lowercase().contains(word.as_str()))
         })
     };
     words.iter().all(has)

@@ -1,10 +1,10 @@
 //! One pod, and one GPU: who holds what of it and uses how much, over time.
 
 use super::super::{Holder, OfGpu, Picture, Share};
-use super::gpus::{state, sum, title};
+use super::gpus::{state, title};
 use super::meter::{self, Meter};
 use super::pods::gpu_of;
-use super::{Sum, at, on_gpus};
+use super::{Sum, at};
 use crate::text;
 use crate::view::line::{Lines, Values, lines};
 
@@ -129,11 +129,10 @@ pub fn gpu_detail(
     id: &str,
     history: impl Fn(&Holder) -> Vec<OfGpu>,
 ) -> Option<GpuDetail> {
-    let gpu = gpu_of(picture, node, id)?;
-    let on = on_gpus(picture);
-    let held = sum(gpu, &on);
-    let pods = on.get(&(node, id)).into_iter().flatten();
-    let pods = pods.map(|(holder, share)| {
+    let mut gpus = picture.gpus.iter().zip(picture.indexed());
+    let (gpu, indexed) = gpus.find(|(gpu, _)| *gpu.node == *node && *gpu.id == *id)?;
+    let held = indexed.sum;
+    let pods = picture.pods_on(indexed).map(|(holder, share)| {
         let past = history(holder);
         let past = past.iter().find(|past| past.gpu == id);
         OfOne {

@@ -2,10 +2,10 @@
 
 use super::super::{Gpu, Picture};
 use super::meter::{self, Meter};
-use super::{OnGpu, Sum, at, on_gpus};
+use super::{Indexed, at};
 use crate::text;
 use crate::view::Slice;
-use crate::view::query::{Filter, Query, Select, has_all};
+use crate::view::query::{Filter, Query, Select};
 
 /// GPUs on a page.
 const ROWS: usize = 25;
@@ -64,8 +64,7 @@ pub struct Link {
 
 /// The position and model of a GPU.
 pub fn title(gpu: &Gpu) -> String {
-    let model = gpu.model.strip_prefix("NVIDIA ").unwrap_or(&gpu.model);
-    format!("GPU {} · {model}", gpu.index)
+    format!("GPU {} · {}", gpu.index, text::model(&gpu.model))
 }
 
 /// What is unusual about a GPU; empty for nothing.
@@ -80,31 +79,34 @@ pub fn state(gpu: &Gpu) -> &'static str {
 /// The GPUs that are asked for. `show`: `held`, `free`, `unused` (held, and no pod on it uses memory), `out` (sick or
 /// cordoned). `sort`: `full` (most memory held first), `used`, `unused`; else by node.
 pub fn gpu_list(picture: &Picture, query: &Query) -> GpuList {
-    let on = on_gpus(picture);
     let words = query.words();
-    let mut rows: Vec<(&Gpu, Sum)> = picture
+    let mut rows: Vec<(&Gpu, &Indexed)> = picture
         .gpus
         .iter()
-        .filter(|gpu| takes(gpu, &on, &words))
-        .map(|gpu| (gpu, sum(gpu, &on)))
-        .filter(|(gpu, sum)| match query.show.as_str() {
+        .zip(picture.indexed())
+        .filter(|(gpu, indexed)| match query.show.as_str() {
             "held" => gpu.slots_taken > 0,
             "free" => gpu.slots_taken == 0 && state(gpu).is_empty(),
-            "unused" => sum.is_measured() && sum.used == 0,
+            "unused" => indexed.sum.is_measured() && indexed.sum.used == 0,
             "out" => !state(gpu).is_empty(),
             _ => true,
+        })
+        .filter(|(_, indexed)| {
+            words
+                .iter()
+                .all(|word| indexed.text.contains(word.as_str()))
         })
         .collect();
     match query.sort.as_str() {
         "full" => rows.sort_by_key(|(gpu, _)| std::cmp::Reverse(percent(gpu, gpu.given_bytes))),
-        "used" => rows.sort_by_key(|(gpu, sum)| std::cmp::Reverse(percent(gpu, sum.used))),
-        "unused" => rows.sort_by_key(|(_, sum)| std::cmp::Reverse(sum.unused)),
+        "used" => rows.sort_by_key(|(gpu, one)| std::cmp::Reverse(percent(gpu, one.sum.used))),
+        "unused" => rows.sort_by_key(|(_, one)| std::cmp::Reverse(one.sum.unused)),
         _ => {}
     }
     let slice = query.slice(at::GPUS, rows.len(), ROWS);
     let shown = rows.iter().skip(slice.skipped()).take(slice.len());
     GpuList {
-        rows: shown.map(|(gpu, sum)| row(gpu, sum, &on)).collect(),
+        rows: shown.map(|(gpu, one)| row(picture, gpu, one)).collect(),
         part: query.at(&at::part(at::GPUS), slice.page),
         slice,
         all: picture.gpus.len(),
@@ -148,27 +150,10 @@ fn percent(gpu: &Gpu, part: u64) -> u16 {
     text::percent(part.into(), gpu.memory_bytes.into())
 }
 
-fn takes(gpu: &Gpu, on: &OnGpu<'_>, words: &[String]) -> bool {
-    if words.is_empty() {
-        return true;
-    }
-    let mut texts: Vec<&str> = vec![&gpu.node, &gpu.id, &gpu.model];
-    for (holder, _) in on.get(&(&*gpu.node, &*gpu.id)).into_iter().flatten() {
-        texts.push(&holder.namespace);
-        texts.push(&holder.pod);
-    }
-    has_all(words, &texts)
-}
-
-/// What the pods on a GPU hold and use of it.
-pub(super) fn sum(gpu: &Gpu, on: &OnGpu<'_>) -> Sum {
-    let shares = on.get(&(&*gpu.node, &*gpu.id)).into_iter().flatten();
-    Sum::of(shares.map(|(_, share)| *share))
-}
-
-fn row(gpu: &Gpu, sum: &Sum, on: &OnGpu<'_>) -> GpuRow {
-    let pods = on.get(&(&*gpu.node, &*gpu.id));
-    let link = |(holder, _): &(&super::Holder, &super::Share)| Link {
+fn row(picture: &Picture, gpu: &Gpu, indexed: &Indexed) -> GpuRow {
+    let pods = picture.pods_on(indexed);
+    let more = pods.len().saturating_sub(PODS);
+    let link = |(holder, _): (&super::Holder, &super::Share)| Link {
         text: format!("{}/{}", holder.namespace, holder.pod),
         href: at::pod(&holder.namespace, &holder.pod),
     };
@@ -177,11 +162,11 @@ fn row(gpu: &Gpu, sum: &Sum, on: &OnGpu<'_>) -> GpuRow {
         id: gpu.id.to_string(),
         href: at::gpu(&gpu.node, &gpu.id),
         node: gpu.node.to_string(),
-        memory: meter::memory(gpu.memory_bytes, sum),
-        compute: gpu.given_compute.map(|_| meter::compute_of_one(sum)),
+        memory: meter::memory(gpu.memory_bytes, &indexed.sum),
+        compute: (gpu.given_compute).map(|_| meter::compute_of_one(&indexed.sum)),
         slots: format!("{} of {}", gpu.slots_taken, gpu.slots),
-        pods: pods.into_iter().flatten().take(PODS).map(link).collect(),
-        more: pods.map_or(0, |pods| pods.len().saturating_sub(PODS)),
+        pods: pods.take(PODS).map(link).collect(),
+        more,
         state: state(gpu),
     }
 }

@@ -69,6 +69,8 @@ pub fn meter(
     }
     let held_text = if whole == 0 {
         format!("{} held", words(held))
+    } else if held == 0 {
+        format!("{} free", words(whole))
     } else {
         format!("{} of {} held", words(held), words(whole))
     };
@@ -137,6 +139,14 @@ mod tests {
         parts
             .map(|part| (part.class, &*part.from, &*part.width))
             .collect()
+    }
+
+    #[test]
+    fn a_gpu_that_no_pod_holds_is_free() {
+        let meter = memory(80 << 30, &Sum::default());
+
+        assert_eq!(meter.held, "80 GiB free");
+        assert_eq!(meter.spoken, "Memory: 80 GiB free");
     }
 
     #[test]
