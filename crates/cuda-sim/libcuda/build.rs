@@ -2,7 +2,7 @@
 //! module of src/ implements, and an answer "not supported" for every other name of the driver.
 //!
 //! A module implements a driver function by writing it under its own name, as plain Rust:
-//! `pub(crate) unsafe fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> CuResult`. The export
+//! `pub(crate) fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> Done`. The export
 //! around it takes its types from the row, so another signature does not compile. A `_ptsz` or `_ptds`
 //! form that no module writes is the plain form with per-thread default streams.
 //! It also links the library as the real one is: its SONAME, and its own symbols bound to itself.
@@ -90,7 +90,7 @@ fn collect(file: &Path, below: &Path, module: &str, found: &mut BTreeMap<String,
                 found,
             );
         }
-        let Some(rest) = line.strip_prefix("pub(crate) unsafe fn cu") else {
+        let Some(rest) = line.strip_prefix("pub(crate) fn cu") else {
             continue;
         };
         let name: String = rest
@@ -141,8 +141,7 @@ fn exports(written: &BTreeMap<String, String>) -> String {
             writeln!(
                 out,
                 "{attribute}\npub(crate) unsafe extern \"C-unwind\" fn {name}({}) -> CuResult {{\n    \
-                 // SAFETY: the caller keeps to the driver's contract for this function.\n    \
-                 border::call({name:?}, {needs_init}, {per_thread}, || unsafe {{ {body}({}) }})\n}}",
+                 entry::call({name:?}, {needs_init}, {per_thread}, || {body}({}))\n}}",
                 declared.join(", "),
                 passed.join(", "),
             )

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_api::driver::*;
 
+use crate::border::{Done, check_out, read, write};
 use crate::context::{self, Context};
 use crate::memory::{self, Kind, PITCH};
-use crate::{border, driver, sparse};
+use crate::{driver, sparse};
 
 /// An array, or a level of a mipmapped one.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ const DEFERRED: u32 = 0x80;
 const KNOWN_FLAGS: u32 = 0xff;
 
 impl Shape {
-    fn checked(self) -> Result<Self, CuResult> {
+    fn checked(self) -> Done<Self> {
         let sides = [self.width, self.height, self.depth];
         let is_cube = self.flags & CUBEMAP != 0;
         let bad_cube = is_cube
@@ -107,7 +108,7 @@ impl Shape {
         }
     }
 
-    fn bytes(&self) -> Result<u64, CuResult> {
+    fn bytes(&self) -> Done<u64> {
         self.pitch()
             .checked_mul(self.height.max(1))
             .and_then(|slice| slice.checked_mul(self.depth.max(1)))
@@ -156,11 +157,11 @@ fn picture_bytes(format: u32) -> Option<u64> {
     })
 }
 
-fn find(handle: CuArray) -> Result<Arc<Array>, CuResult> {
+fn find(handle: CuArray) -> Done<Arc<Array>> {
     with(|arrays| arrays.arrays.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
 }
 
-fn find_mipmap(handle: CuMipmappedArray) -> Result<Arc<Mipmap>, CuResult> {
+fn find_mipmap(handle: CuMipmappedArray) -> Done<Arc<Mipmap>> {
     with(|arrays| arrays.mipmaps.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
 }
 
@@ -168,7 +169,7 @@ fn find_mipmap(handle: CuMipmappedArray) -> Result<Arc<Mipmap>, CuResult> {
 ///
 /// # Errors
 /// When the handle is none.
-pub(crate) fn layout(handle: CuArray) -> Result<(u64, u64, u64), CuResult> {
+pub(crate) fn layout(handle: CuArray) -> Done<(u64, u64, u64)> {
     let array = find(handle)?;
     Ok((array.base, array.desc.pitch(), array.desc.height.max(1)))
 }
@@ -177,7 +178,7 @@ pub(crate) fn layout(handle: CuArray) -> Result<(u64, u64, u64), CuResult> {
 ///
 /// # Errors
 /// When the handle is none, or the stretch is not inside.
-pub(crate) fn place(handle: CuArray, offset: u64, bytes: u64) -> Result<u64, CuResult> {
+pub(crate) fn place(handle: CuArray, offset: u64, bytes: u64) -> Done<u64> {
     let array = find(handle)?;
     let inside = offset
         .checked_add(bytes)
@@ -189,7 +190,7 @@ pub(crate) fn place(handle: CuArray, offset: u64, bytes: u64) -> Result<u64, CuR
     }
 }
 
-fn create(shape: Shape) -> Result<CuArray, CuResult> {
+fn create(shape: Shape) -> Done<CuArray> {
     let context = context::current()?.home();
     let desc = shape.checked()?;
     let bytes = desc.bytes()?;
@@ -230,46 +231,32 @@ pub(crate) fn context_gone(context: &'static Context) {
 
 // --- arrays -----------------------------------------------------------------------------------------
 
-pub(crate) unsafe fn cuArrayCreate_v2(
-    handle: *mut CuArray,
-    desc: *const CuArrayDescriptor,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(handle)?;
-        // SAFETY: the caller's pointer.
-        let desc = unsafe { border::get(desc) }?;
-        let shape = Shape {
-            width: desc.width as u64,
-            height: desc.height as u64,
-            depth: 0,
-            format: desc.format,
-            channels: desc.num_channels,
-            flags: 0,
-        };
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(handle, create(shape)?) }
-    })
+pub(crate) fn cuArrayCreate_v2(handle: *mut CuArray, desc: *const CuArrayDescriptor) -> Done {
+    check_out(handle)?;
+    let desc = read(desc)?;
+    let shape = Shape {
+        width: desc.width as u64,
+        height: desc.height as u64,
+        depth: 0,
+        format: desc.format,
+        channels: desc.num_channels,
+        flags: 0,
+    };
+    write(handle, create(shape)?)
 }
 
-pub(crate) unsafe fn cuArrayCreate(
-    handle: *mut CuArray,
-    desc: *const CuArrayDescriptorV1,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(handle)?;
-        // SAFETY: the caller's pointer.
-        let desc = unsafe { border::get(desc) }?;
-        let shape = Shape {
-            width: desc.width.into(),
-            height: desc.height.into(),
-            depth: 0,
-            format: desc.format,
-            channels: desc.num_channels,
-            flags: 0,
-        };
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(handle, create(shape)?) }
-    })
+pub(crate) fn cuArrayCreate(handle: *mut CuArray, desc: *const CuArrayDescriptorV1) -> Done {
+    check_out(handle)?;
+    let desc = read(desc)?;
+    let shape = Shape {
+        width: desc.width.into(),
+        height: desc.height.into(),
+        depth: 0,
+        format: desc.format,
+        channels: desc.num_channels,
+        flags: 0,
+    };
+    write(handle, create(shape)?)
 }
 
 fn shape_3d(desc: &CuArray3DDescriptor) -> Shape {
@@ -283,131 +270,90 @@ fn shape_3d(desc: &CuArray3DDescriptor) -> Shape {
     }
 }
 
-pub(crate) unsafe fn cuArray3DCreate_v2(
-    handle: *mut CuArray,
-    desc: *const CuArray3DDescriptor,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(handle)?;
-        // SAFETY: the caller's pointer.
-        let desc = unsafe { border::get(desc) }?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(handle, create(shape_3d(&desc))?) }
-    })
+pub(crate) fn cuArray3DCreate_v2(handle: *mut CuArray, desc: *const CuArray3DDescriptor) -> Done {
+    check_out(handle)?;
+    let desc = read(desc)?;
+    write(handle, create(shape_3d(&desc))?)
 }
 
-pub(crate) unsafe fn cuArray3DCreate(
-    handle: *mut CuArray,
-    desc: *const CuArray3DDescriptorV1,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(handle)?;
-        // SAFETY: the caller's pointer.
-        let desc = unsafe { border::get(desc) }?;
-        let shape = Shape {
-            width: desc.width.into(),
-            height: desc.height.into(),
-            depth: desc.depth.into(),
-            format: desc.format,
-            channels: desc.num_channels,
-            flags: desc.flags,
-        };
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(handle, create(shape)?) }
-    })
+pub(crate) fn cuArray3DCreate(handle: *mut CuArray, desc: *const CuArray3DDescriptorV1) -> Done {
+    check_out(handle)?;
+    let desc = read(desc)?;
+    let shape = Shape {
+        width: desc.width.into(),
+        height: desc.height.into(),
+        depth: desc.depth.into(),
+        format: desc.format,
+        channels: desc.num_channels,
+        flags: desc.flags,
+    };
+    write(handle, create(shape)?)
 }
 
-pub(crate) unsafe fn cuArrayDestroy(array: CuArray) -> CuResult {
-    border::answer(|| {
-        context::current()?;
-        let found = find(array)?;
-        if found.is_level {
-            return Err(CuResult::INVALID_HANDLE);
-        }
-        with(|arrays| arrays.arrays.remove(&array.addr()));
-        sparse::forget(array.addr());
-        end_block(found.base);
-        Ok(())
-    })
+pub(crate) fn cuArrayDestroy(array: CuArray) -> Done {
+    context::current()?;
+    let found = find(array)?;
+    if found.is_level {
+        return Err(CuResult::INVALID_HANDLE);
+    }
+    with(|arrays| arrays.arrays.remove(&array.addr()));
+    sparse::forget(array.addr());
+    end_block(found.base);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuArrayGetDescriptor_v2(
-    desc: *mut CuArrayDescriptor,
-    array: CuArray,
-) -> CuResult {
-    border::answer(|| {
-        let told = find(array)?.desc.told();
-        let told = CuArrayDescriptor {
-            width: told.width,
-            height: told.height,
-            format: told.format,
-            num_channels: told.num_channels,
-        };
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(desc, told) }
-    })
+pub(crate) fn cuArrayGetDescriptor_v2(desc: *mut CuArrayDescriptor, array: CuArray) -> Done {
+    let told = find(array)?.desc.told();
+    let told = CuArrayDescriptor {
+        width: told.width,
+        height: told.height,
+        format: told.format,
+        num_channels: told.num_channels,
+    };
+    write(desc, told)
 }
 
-pub(crate) unsafe fn cuArrayGetDescriptor(
-    desc: *mut CuArrayDescriptorV1,
-    array: CuArray,
-) -> CuResult {
-    border::answer(|| {
-        let told = find(array)?.desc.told();
-        let told = CuArrayDescriptorV1 {
-            width: told.width as u32,
-            height: told.height as u32,
-            format: told.format,
-            num_channels: told.num_channels,
-        };
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(desc, told) }
-    })
+pub(crate) fn cuArrayGetDescriptor(desc: *mut CuArrayDescriptorV1, array: CuArray) -> Done {
+    let told = find(array)?.desc.told();
+    let told = CuArrayDescriptorV1 {
+        width: told.width as u32,
+        height: told.height as u32,
+        format: told.format,
+        num_channels: told.num_channels,
+    };
+    write(desc, told)
 }
 
-pub(crate) unsafe fn cuArray3DGetDescriptor_v2(
-    desc: *mut CuArray3DDescriptor,
-    array: CuArray,
-) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(desc, find(array)?.desc.told()) })
+pub(crate) fn cuArray3DGetDescriptor_v2(desc: *mut CuArray3DDescriptor, array: CuArray) -> Done {
+    write(desc, find(array)?.desc.told())
 }
 
-pub(crate) unsafe fn cuArray3DGetDescriptor(
-    desc: *mut CuArray3DDescriptorV1,
-    array: CuArray,
-) -> CuResult {
-    border::answer(|| {
-        let told = find(array)?.desc.told();
-        let told = CuArray3DDescriptorV1 {
-            width: told.width as u32,
-            height: told.height as u32,
-            depth: told.depth as u32,
-            format: told.format,
-            num_channels: told.num_channels,
-            flags: told.flags,
-        };
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(desc, told) }
-    })
+pub(crate) fn cuArray3DGetDescriptor(desc: *mut CuArray3DDescriptorV1, array: CuArray) -> Done {
+    let told = find(array)?.desc.told();
+    let told = CuArray3DDescriptorV1 {
+        width: told.width as u32,
+        height: told.height as u32,
+        depth: told.depth as u32,
+        format: told.format,
+        num_channels: told.num_channels,
+        flags: told.flags,
+    };
+    write(desc, told)
 }
 
 /// How much memory an array wants that was made without memory (`cuArrayGetMemoryRequirements`).
-pub(crate) unsafe fn cuArrayGetMemoryRequirements(
+pub(crate) fn cuArrayGetMemoryRequirements(
     memory_requirements: *mut CuArrayMemoryRequirements,
     array: CuArray,
     device: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        driver::the()?.gpu(device)?;
-        let desc = find(array)?.desc;
-        let told = requirements(desc.flags, desc.bytes()?)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(memory_requirements, told) }
-    })
+) -> Done {
+    driver::the()?.gpu(device)?;
+    let desc = find(array)?.desc;
+    let told = requirements(desc.flags, desc.bytes()?)?;
+    write(memory_requirements, told)
 }
 
-fn requirements(flags: u32, bytes: u64) -> Result<CuArrayMemoryRequirements, CuResult> {
+fn requirements(flags: u32, bytes: u64) -> Done<CuArrayMemoryRequirements> {
     if flags & DEFERRED == 0 {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -418,7 +364,7 @@ fn requirements(flags: u32, bytes: u64) -> Result<CuArrayMemoryRequirements, CuR
     })
 }
 
-fn sparse_properties(shape: &Shape) -> Result<CuArraySparseProperties, CuResult> {
+fn sparse_properties(shape: &Shape) -> Done<CuArraySparseProperties> {
     if shape.flags & SPARSE == 0 {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -457,56 +403,43 @@ pub(crate) fn waits_for_memory(handle: usize) -> bool {
     })
 }
 
-pub(crate) unsafe fn cuArrayGetSparseProperties(
+pub(crate) fn cuArrayGetSparseProperties(
     out: *mut CuArraySparseProperties,
     array: CuArray,
-) -> CuResult {
-    border::answer(|| {
-        let told = sparse_properties(&find(array)?.desc)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(out, told) }
-    })
+) -> Done {
+    let told = sparse_properties(&find(array)?.desc)?;
+    write(out, told)
 }
 
 /// Planes are for video formats of several.
-pub(crate) unsafe fn cuArrayGetPlane(
-    _plane_array: *mut CuArray,
-    array: CuArray,
-    _plane_idx: u32,
-) -> CuResult {
-    border::answer(|| {
-        find(array)?;
-        Err(CuResult::INVALID_VALUE)
-    })
+pub(crate) fn cuArrayGetPlane(_plane_array: *mut CuArray, array: CuArray, _plane_idx: u32) -> Done {
+    find(array)?;
+    Err(CuResult::INVALID_VALUE)
 }
 
 // --- mipmaps ----------------------------------------------------------------------------------------
 
-pub(crate) unsafe fn cuMipmappedArrayCreate(
+pub(crate) fn cuMipmappedArrayCreate(
     handle: *mut CuMipmappedArray,
     desc: *const CuArray3DDescriptor,
     count_mipmap_levels: u32,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(handle)?;
-        // SAFETY: the caller's pointer.
-        let shape = shape_3d(&unsafe { border::get(desc) }?).checked()?;
-        let context = context::current()?.home();
-        let longest = shape.width.max(shape.height).max(shape.depth).max(1);
-        let most = longest.ilog2() + 1;
-        if count_mipmap_levels == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let levels = count_mipmap_levels.min(most);
-        let mut bytes = 0;
-        for level in 0..levels {
-            bytes += shape.level(level).bytes()?;
-        }
-        let base = memory::make(context, bytes, shape.taken(bytes), Kind::Array, false)?;
-        let made = keep_mipmap(base, bytes, context, shape, levels);
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(handle, made) }
-    })
+) -> Done {
+    check_out(handle)?;
+    let shape = shape_3d(&read(desc)?).checked()?;
+    let context = context::current()?.home();
+    let longest = shape.width.max(shape.height).max(shape.depth).max(1);
+    let most = longest.ilog2() + 1;
+    if count_mipmap_levels == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let levels = count_mipmap_levels.min(most);
+    let mut bytes = 0;
+    for level in 0..levels {
+        bytes += shape.level(level).bytes()?;
+    }
+    let base = memory::make(context, bytes, shape.taken(bytes), Kind::Array, false)?;
+    let made = keep_mipmap(base, bytes, context, shape, levels);
+    write(handle, made)
 }
 
 fn keep_mipmap(
@@ -550,44 +483,39 @@ pub(crate) fn mipmap_over(
     base: u64,
     desc: &CuArray3DDescriptor,
     levels: u32,
-) -> Result<CuMipmappedArray, CuResult> {
+) -> Done<CuMipmappedArray> {
     let context = context::current()?.home();
     let shape = shape_3d(desc).checked()?;
     Ok(keep_mipmap(base, 0, context, shape, levels.max(1)))
 }
 
-pub(crate) unsafe fn cuMipmappedArrayDestroy(mipmapped_array: CuMipmappedArray) -> CuResult {
-    border::answer(|| {
-        context::current()?;
-        let found = find_mipmap(mipmapped_array)?;
-        with(|arrays| {
-            arrays.mipmaps.remove(&mipmapped_array.addr());
-            for level in &found.levels {
-                arrays.arrays.remove(level);
-            }
-        });
-        sparse::forget(mipmapped_array.addr());
-        if found.bytes > 0 {
-            end_block(found.base);
+pub(crate) fn cuMipmappedArrayDestroy(mipmapped_array: CuMipmappedArray) -> Done {
+    context::current()?;
+    let found = find_mipmap(mipmapped_array)?;
+    with(|arrays| {
+        arrays.mipmaps.remove(&mipmapped_array.addr());
+        for level in &found.levels {
+            arrays.arrays.remove(level);
         }
-        Ok(())
-    })
+    });
+    sparse::forget(mipmapped_array.addr());
+    if found.bytes > 0 {
+        end_block(found.base);
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuMipmappedArrayGetLevel(
+pub(crate) fn cuMipmappedArrayGetLevel(
     level_array: *mut CuArray,
     mipmapped_array: CuMipmappedArray,
     level: u32,
-) -> CuResult {
-    border::answer(|| {
-        let found = find_mipmap(mipmapped_array)?;
-        let handle = *found
-            .levels
-            .get(level as usize)
-            .ok_or(CuResult::INVALID_VALUE)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(level_array, std::ptr::without_provenance_mut(handle)) }
-    })
+) -> Done {
+    let found = find_mipmap(mipmapped_array)?;
+    let handle = *found
+        .levels
+        .get(level as usize)
+        .ok_or(CuResult::INVALID_VALUE)?;
+    write(level_array, std::ptr::without_provenance_mut(handle))
 }
 
 /// Whether a number is a mipmap's handle.
@@ -595,7 +523,7 @@ pub(crate) fn is_mipmap(handle: usize) -> bool {
     with(|arrays| arrays.mipmaps.contains_key(&handle))
 }
 
-fn first_level(mipmap: CuMipmappedArray) -> Result<(u64, Shape), CuResult> {
+fn first_level(mipmap: CuMipmappedArray) -> Done<(u64, Shape)> {
     let found = find_mipmap(mipmap)?;
     let level = found.levels.first().copied().unwrap_or(0);
     Ok((
@@ -605,27 +533,21 @@ fn first_level(mipmap: CuMipmappedArray) -> Result<(u64, Shape), CuResult> {
 }
 
 /// How much memory a mipmapped array wants that was made without memory (`cuMipmappedArrayGetMemoryRequirements`).
-pub(crate) unsafe fn cuMipmappedArrayGetMemoryRequirements(
+pub(crate) fn cuMipmappedArrayGetMemoryRequirements(
     memory_requirements: *mut CuArrayMemoryRequirements,
     mipmap: CuMipmappedArray,
     device: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        driver::the()?.gpu(device)?;
-        let (bytes, shape) = first_level(mipmap)?;
-        let told = requirements(shape.flags, bytes)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(memory_requirements, told) }
-    })
+) -> Done {
+    driver::the()?.gpu(device)?;
+    let (bytes, shape) = first_level(mipmap)?;
+    let told = requirements(shape.flags, bytes)?;
+    write(memory_requirements, told)
 }
 
-pub(crate) unsafe fn cuMipmappedArrayGetSparseProperties(
+pub(crate) fn cuMipmappedArrayGetSparseProperties(
     out: *mut CuArraySparseProperties,
     mipmap: CuMipmappedArray,
-) -> CuResult {
-    border::answer(|| {
-        let told = sparse_properties(&first_level(mipmap)?.1)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(out, told) }
-    })
+) -> Done {
+    let told = sparse_properties(&first_level(mipmap)?.1)?;
+    write(out, told)
 }

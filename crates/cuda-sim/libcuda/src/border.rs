@@ -1,103 +1,91 @@
-//! The way in: what happens around every driver call before its module sees it. Whether the driver is
-//! there at all, whose default stream is meant, what the call costs, which call is to fail.
+//! The border to C: the pointers that a program passes, handles, and a call's outcome.
+//!
+//! What reads and writes here takes the arguments of driver functions, and nothing else. The program
+//! keeps to the driver's contract, which makes such a pointer null or good for one value (or for as
+//! many as the call says).
 
-use std::cell::Cell;
+use std::ffi::CStr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cuda_api::driver::CuResult;
+use cuda_api::driver::*;
 
-use crate::driver;
+/// A driver function's outcome before it becomes a code.
+pub(crate) type Done<T = ()> = Result<T, CuResult>;
 
-thread_local! {
-    static PER_THREAD: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether stream 0 of the call that runs means the thread's own stream (`_ptsz`, `_ptds`) rather
-/// than the legacy one.
-#[must_use]
-pub(crate) fn default_stream_is_per_thread() -> bool {
-    PER_THREAD.with(Cell::get)
-}
-
-/// Runs one driver call.
-#[inline]
-pub(crate) fn call(
-    name: &'static str,
-    needs_init: bool,
-    per_thread: bool,
-    body: impl FnOnce() -> CuResult,
-) -> CuResult {
-    if needs_init {
-        // A forked child of an initialised process cannot use the driver, as with the real one.
-        let Some(driver) = driver::get() else {
-            return CuResult::NOT_INITIALIZED;
-        };
-        driver.wait_while_locked();
-        if let Err(refused) = driver.toll(name) {
-            return refused;
-        }
-        crate::launch::call_costs(name);
-        if let Err(refused) = crate::capture::admits(name) {
-            return refused;
-        }
-    }
-    let outer = PER_THREAD.replace(per_thread);
-    let result = body();
-    PER_THREAD.set(outer);
-    result
-}
-
-/// Writes through a pointer that a caller gave, or says that it gave none.
-///
-/// # Safety
-/// `out` is null or valid for a write.
-pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<(), CuResult> {
-    if out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    // SAFETY: the caller vouches for it.
-    unsafe { out.write_unaligned(value) };
-    Ok(())
-}
-
-/// The same where a null pointer means that the caller does not want to know.
-///
-/// # Safety
-/// `out` is null or valid for a write.
-pub(crate) unsafe fn put_if<T>(out: *mut T, value: T) {
-    if !out.is_null() {
-        // SAFETY: the caller vouches for it.
-        unsafe { out.write_unaligned(value) };
-    }
-}
-
-/// Reads a structure that a caller gave.
-///
-/// # Safety
-/// `from` is null or valid for a read.
-pub(crate) unsafe fn get<T: Copy>(from: *const T) -> Result<T, CuResult> {
-    if from.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    // SAFETY: the caller vouches for it.
-    Ok(unsafe { from.read_unaligned() })
-}
-
-/// A body that ends early with `?`, as the code that a C caller gets.
-pub(crate) fn answer(body: impl FnOnce() -> Result<(), CuResult>) -> CuResult {
+/// The code that a C caller gets.
+pub(crate) fn answer(body: impl FnOnce() -> Done) -> CuResult {
     match body() {
         Ok(()) => CuResult::SUCCESS,
         Err(code) => code,
     }
 }
 
-/// Says no to a null pointer before anything is done.
-///
-/// # Errors
-/// When the pointer is null.
-pub(crate) fn check_out<T>(out: *const T) -> Result<(), CuResult> {
+/// Refuses a null pointer before anything is done.
+pub(crate) fn check_out<T>(out: *const T) -> Done {
     if out.is_null() {
         Err(CuResult::INVALID_VALUE)
     } else {
         Ok(())
     }
 }
+
+/// Writes an answer; null is refused.
+pub(crate) fn write<T>(out: *mut T, value: T) -> Done {
+    check_out(out)?;
+    // SAFETY: an out argument of a driver function, not null.
+    unsafe { out.write_unaligned(value) };
+    Ok(())
+}
+
+/// Writes an answer that the caller may not want.
+pub(crate) fn write_if<T>(out: *mut T, value: T) {
+    if !out.is_null() {
+        // SAFETY: an out argument of a driver function, not null.
+        unsafe { out.write_unaligned(value) };
+    }
+}
+
+/// Reads a structure; null is refused.
+pub(crate) fn read<T: Copy>(from: *const T) -> Done<T> {
+    check_out(from)?;
+    // SAFETY: an in argument of a driver function, not null.
+    Ok(unsafe { from.read_unaligned() })
+}
+
+/// Reads an array; null is refused unless it is empty.
+pub(crate) fn read_all<T: Copy>(from: *const T, count: usize) -> Done<Vec<T>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    check_out(from)?;
+    // SAFETY: an array argument of a driver function, with the length that its caller states.
+    let read = |index| unsafe { from.add(index).read_unaligned() };
+    Ok((0..count).map(read).collect())
+}
+
+/// Reads a name; null is refused.
+pub(crate) fn text(from: *const c_char) -> Done<String> {
+    check_out(from)?;
+    // SAFETY: a string argument of a driver function, not null.
+    let text = unsafe { CStr::from_ptr(from) };
+    Ok(text.to_string_lossy().into_owned())
+}
+
+/// A number as the handle that a program holds.
+pub(crate) fn handle<T>(number: usize) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(number)
+}
+
+/// Locks what no panic leaves half changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A pointer of the program's that travels to the helper thread and comes back unread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Opaque(pub(crate) *mut c_void);
+
+// SAFETY: nothing here reads through it; the program's function gets it as it came.
+unsafe impl Send for Opaque {}
+// SAFETY: as above.
+unsafe impl Sync for Opaque {}

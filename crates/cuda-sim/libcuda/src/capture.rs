@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
 
-use crate::border::answer;
-use crate::gpu::{Ctx, Done, handle, lock, read, read_all, write, write_if};
+use crate::border::{Done, handle, lock, read, read_all, write, write_if};
+use crate::context::Ctx;
 use crate::graph::{self, Body, Graph};
 use crate::stream::{self, Kind, Stream};
 
@@ -570,80 +570,73 @@ fn update_dependencies(
     Ok(())
 }
 
-pub(crate) unsafe fn cuStreamBeginCapture(stream: CuStream) -> CuResult {
-    answer(|| begin(stream, GLOBAL, None))
+pub(crate) fn cuStreamBeginCapture(stream: CuStream) -> Done {
+    begin(stream, GLOBAL, None)
 }
 
-pub(crate) unsafe fn cuStreamBeginCapture_v2(
-    stream: CuStream,
-    mode: CuStreamCaptureMode,
-) -> CuResult {
-    answer(|| begin(stream, mode, None))
+pub(crate) fn cuStreamBeginCapture_v2(stream: CuStream, mode: CuStreamCaptureMode) -> Done {
+    begin(stream, mode, None)
 }
 
-pub(crate) unsafe fn cuStreamBeginCaptureToGraph(
+pub(crate) fn cuStreamBeginCaptureToGraph(
     stream: CuStream,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     _dependency_data: *const CuGraphEdgeData,
     count: usize,
     mode: CuStreamCaptureMode,
-) -> CuResult {
-    answer(|| {
-        let graph = graph::find(graph)?;
-        let after: Vec<usize> = read_all(dependencies, count)?
-            .iter()
-            .map(|node| node.addr())
-            .collect();
-        if !after.iter().all(|&node| graph.has(node)) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        begin(stream, mode, Some((graph, after)))
-    })
+) -> Done {
+    let graph = graph::find(graph)?;
+    let after: Vec<usize> = read_all(dependencies, count)?
+        .iter()
+        .map(|node| node.addr())
+        .collect();
+    if !after.iter().all(|&node| graph.has(node)) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    begin(stream, mode, Some((graph, after)))
 }
 
-pub(crate) unsafe fn cuStreamEndCapture(stream: CuStream, out: *mut CuGraph) -> CuResult {
-    answer(|| end(stream, out))
+pub(crate) fn cuStreamEndCapture(stream: CuStream, out: *mut CuGraph) -> Done {
+    end(stream, out)
 }
 
-pub(crate) unsafe fn cuStreamIsCapturing(
+pub(crate) fn cuStreamIsCapturing(
     stream: CuStream,
     capture_status: *mut CuStreamCaptureStatus,
-) -> CuResult {
-    answer(|| write(capture_status, status(&*ask(stream)?)))
+) -> Done {
+    write(capture_status, status(&*ask(stream)?))
 }
 
-pub(crate) unsafe fn cuStreamGetCaptureInfo(
+pub(crate) fn cuStreamGetCaptureInfo(
     stream: CuStream,
     capture_status_out: *mut CuStreamCaptureStatus,
     id_out: *mut u64,
-) -> CuResult {
+) -> Done {
     let null = std::ptr::null_mut();
     let (graph, nodes, count) = (null, std::ptr::null_mut(), std::ptr::null_mut());
-    answer(|| info(stream, capture_status_out, id_out, graph, nodes, count))
+    info(stream, capture_status_out, id_out, graph, nodes, count)
 }
 
-pub(crate) unsafe fn cuStreamGetCaptureInfo_v2(
+pub(crate) fn cuStreamGetCaptureInfo_v2(
     stream: CuStream,
     capture_status_out: *mut CuStreamCaptureStatus,
     id_out: *mut u64,
     graph_out: *mut CuGraph,
     dependencies_out: *mut *const CuGraphNode,
     count_out: *mut usize,
-) -> CuResult {
-    answer(|| {
-        info(
-            stream,
-            capture_status_out,
-            id_out,
-            graph_out,
-            dependencies_out,
-            count_out,
-        )
-    })
+) -> Done {
+    info(
+        stream,
+        capture_status_out,
+        id_out,
+        graph_out,
+        dependencies_out,
+        count_out,
+    )
 }
 
-pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
+pub(crate) fn cuStreamGetCaptureInfo_v3(
     stream: CuStream,
     capture_status_out: *mut CuStreamCaptureStatus,
     id_out: *mut u64,
@@ -651,47 +644,43 @@ pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
     dependencies_out: *mut *const CuGraphNode,
     edge_data_out: *mut *const CuGraphEdgeData,
     count_out: *mut usize,
-) -> CuResult {
+) -> Done {
     write_if(edge_data_out, std::ptr::null());
-    answer(|| {
-        info(
-            stream,
-            capture_status_out,
-            id_out,
-            graph_out,
-            dependencies_out,
-            count_out,
-        )
-    })
+    info(
+        stream,
+        capture_status_out,
+        id_out,
+        graph_out,
+        dependencies_out,
+        count_out,
+    )
 }
 
-pub(crate) unsafe fn cuStreamUpdateCaptureDependencies(
+pub(crate) fn cuStreamUpdateCaptureDependencies(
     stream: CuStream,
     dependencies: *mut CuGraphNode,
     count: usize,
     flags: u32,
-) -> CuResult {
-    answer(|| update_dependencies(stream, dependencies, count, flags))
+) -> Done {
+    update_dependencies(stream, dependencies, count, flags)
 }
 
-pub(crate) unsafe fn cuStreamUpdateCaptureDependencies_v2(
+pub(crate) fn cuStreamUpdateCaptureDependencies_v2(
     stream: CuStream,
     dependencies: *mut CuGraphNode,
     _dependency_data: *const CuGraphEdgeData,
     count: usize,
     flags: u32,
-) -> CuResult {
-    answer(|| update_dependencies(stream, dependencies, count, flags))
+) -> Done {
+    update_dependencies(stream, dependencies, count, flags)
 }
 
-pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut CuStreamCaptureMode) -> CuResult {
-    answer(|| {
-        let wanted = read(mode)?;
-        if wanted > THREAD_LOCAL.max(RELAXED) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        write(mode, MODE.replace(wanted))
-    })
+pub(crate) fn cuThreadExchangeStreamCaptureMode(mode: *mut CuStreamCaptureMode) -> Done {
+    let wanted = read(mode)?;
+    if wanted > THREAD_LOCAL.max(RELAXED) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(mode, MODE.replace(wanted))
 }
 
 #[cfg(test)]

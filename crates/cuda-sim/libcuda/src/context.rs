@@ -9,12 +9,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board::Kind;
 
-use crate::{border, choices, driver};
+use crate::border::{Done, read, write, write_if};
+use crate::{choices, driver};
 
 /// Called with each context that ends, in this order, while its memory is still there.
 const AT_END: &[fn(Ctx)] = crate::AT_CONTEXT_END;
 
-type Ctx = &'static Context;
+pub(crate) type Ctx = &'static Context;
 
 /// A context. Never freed: a handle that outlives it still says what became of it.
 #[derive(Debug)]
@@ -108,7 +109,7 @@ impl Context {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn checked(&'static self) -> Result<Ctx, CuResult> {
+    fn checked(&'static self) -> Done<Ctx> {
         if self.is_alive() && self.home().is_alive() {
             Ok(self)
         } else {
@@ -136,7 +137,7 @@ fn top() -> Option<Ctx> {
 /// # Errors
 /// When it has none, or it was destroyed.
 #[inline]
-pub(crate) fn current() -> Result<Ctx, CuResult> {
+pub(crate) fn current() -> Done<Ctx> {
     top().ok_or(CuResult::INVALID_CONTEXT)?.checked()
 }
 
@@ -144,7 +145,7 @@ pub(crate) fn current() -> Result<Ctx, CuResult> {
 ///
 /// # Errors
 /// When the handle is none, or its context was destroyed.
-pub(crate) fn find(handle: CuContext) -> Result<Ctx, CuResult> {
+pub(crate) fn find(handle: CuContext) -> Done<Ctx> {
     known(handle)?.checked()
 }
 
@@ -152,7 +153,7 @@ pub(crate) fn find(handle: CuContext) -> Result<Ctx, CuResult> {
 ///
 /// # Errors
 /// As for [`find`] and [`current`].
-pub(crate) fn find_or_current(handle: CuContext) -> Result<Ctx, CuResult> {
+pub(crate) fn find_or_current(handle: CuContext) -> Done<Ctx> {
     if handle.is_null() {
         current()
     } else {
@@ -160,7 +161,7 @@ pub(crate) fn find_or_current(handle: CuContext) -> Result<Ctx, CuResult> {
     }
 }
 
-fn known(handle: CuContext) -> Result<Ctx, CuResult> {
+fn known(handle: CuContext) -> Done<Ctx> {
     with(|contexts| contexts.all.get(&handle.addr()).copied()).ok_or(CuResult::INVALID_CONTEXT)
 }
 
@@ -189,7 +190,7 @@ pub(crate) fn any_on(gpu: usize) -> Option<Ctx> {
     })
 }
 
-fn push(context: Option<Ctx>) -> Result<(), CuResult> {
+fn push(context: Option<Ctx>) -> Done {
     STACK.with(|stack| {
         let depth = stack.depth.get();
         let slot = stack.contexts.get(depth).ok_or(CuResult::OUT_OF_MEMORY)?;
@@ -215,7 +216,7 @@ fn make(
     version: u32,
     is_primary: bool,
     primary: Option<Ctx>,
-) -> Result<Ctx, CuResult> {
+) -> Done<Ctx> {
     let gpu = driver::the()?.gpu(device)?;
     let taken = charge(gpu, primary.is_some())?;
     let context = Box::leak(Box::new(Context {
@@ -251,7 +252,7 @@ fn fresh_settings() -> Settings {
 }
 
 /// Takes what a context takes of its GPU, and says how much that is.
-fn charge(gpu: usize, is_green: bool) -> Result<u64, CuResult> {
+fn charge(gpu: usize, is_green: bool) -> Done<u64> {
     let driver = driver::the()?;
     if driver.board.is_lost(gpu) {
         return Err(CuResult::DEVICE_UNAVAILABLE);
@@ -290,7 +291,7 @@ fn end(context: Ctx) {
 ///
 /// # Errors
 /// When the device has no room for it.
-pub(crate) fn make_green(device: CuDevice, multiprocessors: u32) -> Result<Ctx, CuResult> {
+pub(crate) fn make_green(device: CuDevice, multiprocessors: u32) -> Done<Ctx> {
     let primary = retain_primary(device)?;
     let context = make(device, 0, 3020, false, Some(primary)).inspect_err(|_| {
         release_primary(device).ok();
@@ -307,16 +308,13 @@ pub(crate) fn destroy_green(context: Ctx) {
     end(context);
 }
 
-fn create(out: *mut CuContext, flags: u32, device: CuDevice, version: u32) -> CuResult {
-    border::answer(|| {
-        if out.is_null() || flags & !FLAGS != 0 || flags & SCHEDULING > BLOCKING {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let context = make(device, flags & FLAGS, version, false, None)?;
-        push(Some(context))?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(out, context.as_handle()) }
-    })
+fn create(out: *mut CuContext, flags: u32, device: CuDevice, version: u32) -> Done {
+    if out.is_null() || flags & !FLAGS != 0 || flags & SCHEDULING > BLOCKING {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let context = make(device, flags & FLAGS, version, false, None)?;
+    push(Some(context))?;
+    write(out, context.as_handle())
 }
 
 /// Scheduling, mapped host memory, local memory kept, core dumps, memory synchronised.
@@ -324,334 +322,292 @@ const FLAGS: u32 = 0xff;
 const SCHEDULING: u32 = 7;
 const BLOCKING: u32 = 4;
 
-pub(crate) unsafe fn cuCtxCreate(out: *mut CuContext, flags: u32, device: CuDevice) -> CuResult {
+pub(crate) fn cuCtxCreate(out: *mut CuContext, flags: u32, device: CuDevice) -> Done {
     create(out, flags, device, 3010)
 }
 
-pub(crate) unsafe fn cuCtxCreate_v2(out: *mut CuContext, flags: u32, device: CuDevice) -> CuResult {
+pub(crate) fn cuCtxCreate_v2(out: *mut CuContext, flags: u32, device: CuDevice) -> Done {
     create(out, flags, device, 3020)
 }
 
-pub(crate) unsafe fn cuCtxCreate_v3(
+pub(crate) fn cuCtxCreate_v3(
     out: *mut CuContext,
     _params_array: *mut CuExecAffinityParam,
     count_params: i32,
     flags: u32,
     device: CuDevice,
-) -> CuResult {
+) -> Done {
     if count_params > 0 {
         // Limits by MPS; there is none.
-        return CuResult::UNSUPPORTED_EXEC_AFFINITY;
+        return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
     }
     create(out, flags, device, 3020)
 }
 
-pub(crate) unsafe fn cuCtxCreate_v4(
+pub(crate) fn cuCtxCreate_v4(
     out: *mut CuContext,
     params: *mut CuCtxCreateParams,
     flags: u32,
     device: CuDevice,
-) -> CuResult {
+) -> Done {
     if !params.is_null() {
-        // SAFETY: the caller's structure.
-        let params = unsafe { params.read_unaligned() };
+        let params = read(params.cast_const())?;
         if params.num_affinity > 0 {
-            return CuResult::UNSUPPORTED_EXEC_AFFINITY;
+            return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
         }
         if !params.cig.is_null() {
-            return CuResult::NOT_SUPPORTED;
+            return Err(CuResult::NOT_SUPPORTED);
         }
     }
     create(out, flags, device, 3020)
 }
 
-fn destroy(handle: CuContext) -> CuResult {
-    border::answer(|| {
-        let context = known(handle)?;
-        if context.is_primary {
-            return Err(CuResult::INVALID_CONTEXT);
-        }
-        let context = context.checked()?;
-        if top().is_some_and(|current| std::ptr::eq(current, context)) {
-            pop();
-        }
-        end(context);
-        Ok(())
-    })
+fn destroy(handle: CuContext) -> Done {
+    let context = known(handle)?;
+    if context.is_primary {
+        return Err(CuResult::INVALID_CONTEXT);
+    }
+    let context = context.checked()?;
+    if top().is_some_and(|current| std::ptr::eq(current, context)) {
+        pop();
+    }
+    end(context);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuCtxDestroy(context: CuContext) -> CuResult {
+pub(crate) fn cuCtxDestroy(context: CuContext) -> Done {
     destroy(context)
 }
 
-pub(crate) unsafe fn cuCtxDestroy_v2(context: CuContext) -> CuResult {
+pub(crate) fn cuCtxDestroy_v2(context: CuContext) -> Done {
     destroy(context)
 }
 
-pub(crate) unsafe fn cuCtxAttach(out: *mut CuContext, flags: u32) -> CuResult {
-    border::answer(|| {
-        let context = current()?;
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(out, context.as_handle()) }?;
-        // Relaxed: a count.
-        context.attached.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    })
+pub(crate) fn cuCtxAttach(out: *mut CuContext, flags: u32) -> Done {
+    let context = current()?;
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, context.as_handle())?;
+    // Relaxed: a count.
+    context.attached.fetch_add(1, Ordering::Relaxed);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuCtxDetach(context: CuContext) -> CuResult {
+pub(crate) fn cuCtxDetach(context: CuContext) -> Done {
     match find(context) {
         // AcqRel: the last one ends it, after the others.
         Ok(found) if found.attached.fetch_sub(1, Ordering::AcqRel) == 1 => destroy(context),
-        Ok(_) => CuResult::SUCCESS,
-        Err(code) => code,
+        Ok(_) => Ok(()),
+        Err(code) => Err(code),
     }
 }
 
 // --- the stack --------------------------------------------------------------------------------
 
-fn push_current(context: CuContext) -> CuResult {
-    border::answer(|| push(Some(find(context)?)))
+fn push_current(context: CuContext) -> Done {
+    push(Some(find(context)?))
 }
 
-pub(crate) unsafe fn cuCtxPushCurrent(context: CuContext) -> CuResult {
+pub(crate) fn cuCtxPushCurrent(context: CuContext) -> Done {
     push_current(context)
 }
 
-pub(crate) unsafe fn cuCtxPushCurrent_v2(context: CuContext) -> CuResult {
+pub(crate) fn cuCtxPushCurrent_v2(context: CuContext) -> Done {
     push_current(context)
 }
 
-fn pop_current(out: *mut CuContext) -> CuResult {
-    border::answer(|| {
-        let context = pop().ok_or(CuResult::INVALID_CONTEXT)?;
-        // SAFETY: null, or the caller's pointer.
-        unsafe { border::put_if(out, context.as_handle()) };
-        Ok(())
-    })
+fn pop_current(out: *mut CuContext) -> Done {
+    let context = pop().ok_or(CuResult::INVALID_CONTEXT)?;
+    write_if(out, context.as_handle());
+    Ok(())
 }
 
-pub(crate) unsafe fn cuCtxPopCurrent(out: *mut CuContext) -> CuResult {
+pub(crate) fn cuCtxPopCurrent(out: *mut CuContext) -> Done {
     pop_current(out)
 }
 
-pub(crate) unsafe fn cuCtxPopCurrent_v2(out: *mut CuContext) -> CuResult {
+pub(crate) fn cuCtxPopCurrent_v2(out: *mut CuContext) -> Done {
     pop_current(out)
 }
 
-pub(crate) unsafe fn cuCtxSetCurrent(context: CuContext) -> CuResult {
-    border::answer(|| {
-        if context.is_null() {
-            pop();
-            return Ok(());
-        }
-        let found = find(context)?;
+pub(crate) fn cuCtxSetCurrent(context: CuContext) -> Done {
+    if context.is_null() {
         pop();
-        push(Some(found))
-    })
+        return Ok(());
+    }
+    let found = find(context)?;
+    pop();
+    push(Some(found))
 }
 
-pub(crate) unsafe fn cuCtxGetCurrent(out: *mut CuContext) -> CuResult {
+pub(crate) fn cuCtxGetCurrent(out: *mut CuContext) -> Done {
     let handle = top().map_or(std::ptr::null_mut(), Context::as_handle);
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(out, handle) })
+    write(out, handle)
 }
 
-pub(crate) unsafe fn cuCtxGetDevice(device: *mut CuDevice) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(device, current()?.device) })
+pub(crate) fn cuCtxGetDevice(device: *mut CuDevice) -> Done {
+    write(device, current()?.device)
 }
 
-pub(crate) unsafe fn cuCtxGetDevice_v2(device: *mut CuDevice, context: CuContext) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(device, find_or_current(context)?.device) })
+pub(crate) fn cuCtxGetDevice_v2(device: *mut CuDevice, context: CuContext) -> Done {
+    write(device, find_or_current(context)?.device)
 }
 
 // --- what a context says of itself --------------------------------------------------------------
 
-pub(crate) unsafe fn cuCtxGetFlags(flags: *mut u32) -> CuResult {
-    // SAFETY: the caller's pointer. Relaxed: one number.
-    border::answer(|| unsafe { border::put(flags, current()?.flags.load(Ordering::Relaxed)) })
+pub(crate) fn cuCtxGetFlags(flags: *mut u32) -> Done {
+    // Relaxed: one number.
+    write(flags, current()?.flags.load(Ordering::Relaxed))
 }
 
-pub(crate) unsafe fn cuCtxSetFlags(flags: u32) -> CuResult {
-    border::answer(|| {
-        if flags & !FLAGS != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // Relaxed: one number.
-        current()?.flags.store(flags, Ordering::Relaxed);
-        Ok(())
-    })
+pub(crate) fn cuCtxSetFlags(flags: u32) -> Done {
+    if flags & !FLAGS != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // Relaxed: one number.
+    current()?.flags.store(flags, Ordering::Relaxed);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuCtxGetId(context: CuContext, ctx_id: *mut u64) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(ctx_id, find_or_current(context)?.id) })
+pub(crate) fn cuCtxGetId(context: CuContext, ctx_id: *mut u64) -> Done {
+    write(ctx_id, find_or_current(context)?.id)
 }
 
-pub(crate) unsafe fn cuCtxGetApiVersion(context: CuContext, version: *mut u32) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(version, find_or_current(context)?.version) })
+pub(crate) fn cuCtxGetApiVersion(context: CuContext, version: *mut u32) -> Done {
+    write(version, find_or_current(context)?.version)
 }
 
-pub(crate) unsafe fn cuCtxGetCacheConfig(config: *mut CuFuncCache) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(config, current()?.settings().cache) })
+pub(crate) fn cuCtxGetCacheConfig(config: *mut CuFuncCache) -> Done {
+    write(config, current()?.settings().cache)
 }
 
-pub(crate) unsafe fn cuCtxSetCacheConfig(config: CuFuncCache) -> CuResult {
-    border::answer(|| {
-        if config > 3 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        current()?.settings().cache = config;
-        Ok(())
-    })
+pub(crate) fn cuCtxSetCacheConfig(config: CuFuncCache) -> Done {
+    if config > 3 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    current()?.settings().cache = config;
+    Ok(())
 }
 
-pub(crate) unsafe fn cuCtxGetSharedMemConfig(config: *mut CuSharedconfig) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(config, current()?.settings().shared) })
+pub(crate) fn cuCtxGetSharedMemConfig(config: *mut CuSharedconfig) -> Done {
+    write(config, current()?.settings().shared)
 }
 
-pub(crate) unsafe fn cuCtxSetSharedMemConfig(config: CuSharedconfig) -> CuResult {
-    border::answer(|| {
-        if config > 2 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        current()?.settings().shared = config;
-        Ok(())
-    })
+pub(crate) fn cuCtxSetSharedMemConfig(config: CuSharedconfig) -> Done {
+    if config > 2 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    current()?.settings().shared = config;
+    Ok(())
 }
 
-pub(crate) unsafe fn cuCtxResetPersistingL2Cache() -> CuResult {
-    border::answer(|| current().map(drop))
+pub(crate) fn cuCtxResetPersistingL2Cache() -> Done {
+    current().map(drop)
 }
 
-pub(crate) unsafe fn cuCtxGetStreamPriorityRange(
+pub(crate) fn cuCtxGetStreamPriorityRange(
     least_priority: *mut i32,
     greatest_priority: *mut i32,
-) -> CuResult {
-    border::answer(|| {
-        current()?;
-        // SAFETY: null, or the caller's pointer.
-        unsafe { border::put_if(least_priority, 0) };
-        // SAFETY: null, or the caller's pointer.
-        unsafe { border::put_if(greatest_priority, -5) };
-        Ok(())
-    })
+) -> Done {
+    current()?;
+    write_if(least_priority, 0);
+    write_if(greatest_priority, -5);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuCtxGetExecAffinity(
+pub(crate) fn cuCtxGetExecAffinity(
     exec_affinity: *mut CuExecAffinityParam,
     kind: CuExecAffinityType,
-) -> CuResult {
-    border::answer(|| {
-        current()?;
-        let _nobody_sets_one = (exec_affinity, kind);
-        Err(CuResult::UNSUPPORTED_EXEC_AFFINITY)
-    })
+) -> Done {
+    current()?;
+    let _nobody_sets_one = (exec_affinity, kind);
+    Err(CuResult::UNSUPPORTED_EXEC_AFFINITY)
 }
 
-pub(crate) unsafe fn cuCtxGetLimit(value: *mut usize, limit: CuLimit) -> CuResult {
-    border::answer(|| {
-        let limits = current()?.settings().limits;
-        let found = *limits
-            .get(limit as usize)
-            .ok_or(CuResult::UNSUPPORTED_LIMIT)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(value, found) }
-    })
+pub(crate) fn cuCtxGetLimit(value: *mut usize, limit: CuLimit) -> Done {
+    let limits = current()?.settings().limits;
+    let found = *limits
+        .get(limit as usize)
+        .ok_or(CuResult::UNSUPPORTED_LIMIT)?;
+    write(value, found)
 }
 
 /// Threads that a GPU runs at once, each with a stack.
 const RESIDENT_THREADS: u64 = crate::device::MULTIPROCESSORS as u64 * 2048;
 
 /// Bigger stacks, a bigger heap or printf buffer are taken of the GPU at once; a smaller one gives it back.
-pub(crate) unsafe fn cuCtxSetLimit(limit: CuLimit, value: usize) -> CuResult {
-    border::answer(|| {
-        let context = current()?;
-        let driver = driver::the()?;
-        let mut settings = context.settings();
-        let index = limit as usize;
-        if index >= LIMITS {
-            return Err(CuResult::UNSUPPORTED_LIMIT);
+pub(crate) fn cuCtxSetLimit(limit: CuLimit, value: usize) -> Done {
+    let context = current()?;
+    let driver = driver::the()?;
+    let mut settings = context.settings();
+    let index = limit as usize;
+    if index >= LIMITS {
+        return Err(CuResult::UNSUPPORTED_LIMIT);
+    }
+    let mut limits = settings.limits;
+    limits[index] = value;
+    let over = |index: usize| limits[index].saturating_sub(LIMIT_DEFAULTS[index]) as u64;
+    let stacks = over(STACK_LIMIT).saturating_mul(RESIDENT_THREADS);
+    let heap_bytes = over(PRINTF_LIMIT)
+        .saturating_add(over(HEAP_LIMIT))
+        .saturating_add(stacks)
+        .checked_next_multiple_of(2 << 20)
+        .ok_or(CuResult::OUT_OF_MEMORY)?;
+    match heap_bytes.checked_sub(settings.heap_bytes) {
+        Some(more) => driver.take(context.gpu, more, Kind::Overhead)?,
+        None => {
+            driver.give(
+                context.gpu,
+                settings.heap_bytes - heap_bytes,
+                Kind::Overhead,
+            );
         }
-        let mut limits = settings.limits;
-        limits[index] = value;
-        let over = |index: usize| limits[index].saturating_sub(LIMIT_DEFAULTS[index]) as u64;
-        let stacks = over(STACK_LIMIT).saturating_mul(RESIDENT_THREADS);
-        let heap_bytes = over(PRINTF_LIMIT)
-            .saturating_add(over(HEAP_LIMIT))
-            .saturating_add(stacks)
-            .checked_next_multiple_of(2 << 20)
-            .ok_or(CuResult::OUT_OF_MEMORY)?;
-        match heap_bytes.checked_sub(settings.heap_bytes) {
-            Some(more) => driver.take(context.gpu, more, Kind::Overhead)?,
-            None => {
-                driver.give(
-                    context.gpu,
-                    settings.heap_bytes - heap_bytes,
-                    Kind::Overhead,
-                );
-            }
-        }
-        settings.heap_bytes = heap_bytes;
-        settings.limits = limits;
-        Ok(())
-    })
+    }
+    settings.heap_bytes = heap_bytes;
+    settings.limits = limits;
+    Ok(())
 }
 
-pub(crate) unsafe fn cuCtxEnablePeerAccess(peer_context: CuContext, flags: u32) -> CuResult {
-    border::answer(|| {
-        let context = current()?;
-        let peer = find(peer_context)?;
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        if peer.gpu == context.gpu {
-            return Err(CuResult::INVALID_CONTEXT);
-        }
-        let mut settings = context.settings();
-        if settings.peers.contains(&peer.gpu) {
-            return Err(CuResult::PEER_ACCESS_ALREADY_ENABLED);
-        }
-        settings.peers.push(peer.gpu);
-        Ok(())
-    })
+pub(crate) fn cuCtxEnablePeerAccess(peer_context: CuContext, flags: u32) -> Done {
+    let context = current()?;
+    let peer = find(peer_context)?;
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if peer.gpu == context.gpu {
+        return Err(CuResult::INVALID_CONTEXT);
+    }
+    let mut settings = context.settings();
+    if settings.peers.contains(&peer.gpu) {
+        return Err(CuResult::PEER_ACCESS_ALREADY_ENABLED);
+    }
+    settings.peers.push(peer.gpu);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuCtxDisablePeerAccess(peer_context: CuContext) -> CuResult {
-    border::answer(|| {
-        let peer = find(peer_context)?;
-        let mut settings = current()?.settings();
-        let found = settings.peers.iter().position(|&gpu| gpu == peer.gpu);
-        settings
-            .peers
-            .swap_remove(found.ok_or(CuResult::PEER_ACCESS_NOT_ENABLED)?);
-        Ok(())
-    })
+pub(crate) fn cuCtxDisablePeerAccess(peer_context: CuContext) -> Done {
+    let peer = find(peer_context)?;
+    let mut settings = current()?.settings();
+    let found = settings.peers.iter().position(|&gpu| gpu == peer.gpu);
+    settings
+        .peers
+        .swap_remove(found.ok_or(CuResult::PEER_ACCESS_NOT_ENABLED)?);
+    Ok(())
 }
 
 // --- primary contexts -----------------------------------------------------------------------------
 
-pub(crate) unsafe fn cuDevicePrimaryCtxRetain(out: *mut CuContext, device: CuDevice) -> CuResult {
-    border::answer(|| {
-        if out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let context = retain_primary(device)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(out, context.as_handle()) }
-    })
+pub(crate) fn cuDevicePrimaryCtxRetain(out: *mut CuContext, device: CuDevice) -> Done {
+    if out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let context = retain_primary(device)?;
+    write(out, context.as_handle())
 }
 
 /// Retains a device's primary context, making or reviving it: its handle stays the same.
-pub(crate) fn retain_primary(device: CuDevice) -> Result<Ctx, CuResult> {
+pub(crate) fn retain_primary(device: CuDevice) -> Done<Ctx> {
     let gpu = driver::the()?.gpu(device)?;
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -688,7 +644,7 @@ fn primary_of(contexts: &mut Contexts, gpu: usize) -> &mut Primary {
 }
 
 /// Releases a device's primary context; with the last holder it ends.
-pub(crate) fn release_primary(device: CuDevice) -> Result<(), CuResult> {
+pub(crate) fn release_primary(device: CuDevice) -> Done {
     let gpu = driver::the()?.gpu(device)?;
     let last = with(|contexts| {
         let primary = primary_of(contexts, gpu);
@@ -706,7 +662,7 @@ pub(crate) fn release_primary(device: CuDevice) -> Result<(), CuResult> {
 
 /// Ends a device's primary context, however often it is held, and the green ones over it: a reset cleans up all resources of the
 /// device in this process.
-fn reset_primary(device: CuDevice) -> Result<(), CuResult> {
+fn reset_primary(device: CuDevice) -> Done {
     let gpu = driver::the()?.gpu(device)?;
     let over_it: Vec<_> = with(|contexts| {
         let all = contexts.all.values().copied();
@@ -727,7 +683,7 @@ fn reset_primary(device: CuDevice) -> Result<(), CuResult> {
     Ok(())
 }
 
-fn set_primary_flags(device: CuDevice, flags: u32) -> Result<(), CuResult> {
+fn set_primary_flags(device: CuDevice, flags: u32) -> Done {
     let gpu = driver::the()?.gpu(device)?;
     if flags & !FLAGS != 0 {
         return Err(CuResult::INVALID_VALUE);
@@ -743,56 +699,49 @@ fn set_primary_flags(device: CuDevice, flags: u32) -> Result<(), CuResult> {
     Ok(())
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxRelease(device: CuDevice) -> CuResult {
-    border::answer(|| release_primary(device))
+pub(crate) fn cuDevicePrimaryCtxRelease(device: CuDevice) -> Done {
+    release_primary(device)
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) -> CuResult {
-    border::answer(|| release_primary(device))
+pub(crate) fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) -> Done {
+    release_primary(device)
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxReset(device: CuDevice) -> CuResult {
-    border::answer(|| reset_primary(device))
+pub(crate) fn cuDevicePrimaryCtxReset(device: CuDevice) -> Done {
+    reset_primary(device)
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(device: CuDevice) -> CuResult {
-    border::answer(|| reset_primary(device))
+pub(crate) fn cuDevicePrimaryCtxReset_v2(device: CuDevice) -> Done {
+    reset_primary(device)
 }
 
 /// The first form refuses to change the flags of a context that is there.
-pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags(device: CuDevice, flags: u32) -> CuResult {
-    border::answer(|| {
-        let gpu = driver::the()?.gpu(device)?;
-        let active =
-            with(|contexts| primary_of(contexts, gpu).context).is_some_and(Context::is_alive);
-        if active {
-            return Err(CuResult::PRIMARY_CONTEXT_ACTIVE);
-        }
-        set_primary_flags(device, flags)
-    })
+pub(crate) fn cuDevicePrimaryCtxSetFlags(device: CuDevice, flags: u32) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    let active = with(|contexts| primary_of(contexts, gpu).context).is_some_and(Context::is_alive);
+    if active {
+        return Err(CuResult::PRIMARY_CONTEXT_ACTIVE);
+    }
+    set_primary_flags(device, flags)
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags_v2(device: CuDevice, flags: u32) -> CuResult {
-    border::answer(|| set_primary_flags(device, flags))
+pub(crate) fn cuDevicePrimaryCtxSetFlags_v2(device: CuDevice, flags: u32) -> Done {
+    set_primary_flags(device, flags)
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxGetState(
+pub(crate) fn cuDevicePrimaryCtxGetState(
     device: CuDevice,
     flags: *mut u32,
     active: *mut i32,
-) -> CuResult {
-    border::answer(|| {
-        let gpu = driver::the()?.gpu(device)?;
-        let (set, alive) = with(|contexts| {
-            let primary = primary_of(contexts, gpu);
-            (
-                primary.flags,
-                primary.context.is_some_and(Context::is_alive),
-            )
-        });
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(flags, set) }?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(active, i32::from(alive)) }
-    })
+) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    let (set, alive) = with(|contexts| {
+        let primary = primary_of(contexts, gpu);
+        (
+            primary.flags,
+            primary.context.is_some_and(Context::is_alive),
+        )
+    });
+    write(flags, set)?;
+    write(active, i32::from(alive))
 }

@@ -3,9 +3,10 @@
 
 use cuda_api::driver::*;
 
+use crate::border::{Done, read, write_if};
 use crate::memory;
 use crate::space::address;
-use crate::{array, border, context, stream};
+use crate::{array, context, stream};
 
 /// How a call waits: not at all, or until the bytes are there.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -15,7 +16,7 @@ enum Wait {
 }
 
 /// Moves bytes in stream order.
-fn run(wait: Wait, bytes: u64, act: impl Fn() + Send + Sync + 'static) -> Result<(), CuResult> {
+fn run(wait: Wait, bytes: u64, act: impl Fn() + Send + Sync + 'static) -> Done {
     match wait {
         Wait::Until => {
             let default = stream::find(std::ptr::null_mut())?;
@@ -25,7 +26,7 @@ fn run(wait: Wait, bytes: u64, act: impl Fn() + Send + Sync + 'static) -> Result
     }
 }
 
-fn device(at: u64, bytes: u64) -> Result<u64, CuResult> {
+fn device(at: u64, bytes: u64) -> Done<u64> {
     if memory::is_reachable(at, bytes) {
         Ok(at)
     } else {
@@ -34,7 +35,7 @@ fn device(at: u64, bytes: u64) -> Result<u64, CuResult> {
 }
 
 /// An address of which a call does not say where it lies: known ones are checked.
-fn either(at: u64, bytes: u64) -> Result<u64, CuResult> {
+fn either(at: u64, bytes: u64) -> Done<u64> {
     let known = memory::find(at).is_some();
     if at == 0 || known && !memory::is_reachable(at, bytes) {
         return Err(CuResult::INVALID_VALUE);
@@ -42,7 +43,7 @@ fn either(at: u64, bytes: u64) -> Result<u64, CuResult> {
     Ok(at)
 }
 
-fn host<T>(at: *const T) -> Result<u64, CuResult> {
+fn host<T>(at: *const T) -> Done<u64> {
     if at.is_null() {
         Err(CuResult::INVALID_VALUE)
     } else {
@@ -50,23 +51,16 @@ fn host<T>(at: *const T) -> Result<u64, CuResult> {
     }
 }
 
-fn straight(
-    dst: Result<u64, CuResult>,
-    src: Result<u64, CuResult>,
-    bytes: u64,
-    wait: Wait,
-) -> CuResult {
-    border::answer(|| {
-        context::current()?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let (dst, src) = (dst?, src?);
-        run(wait, bytes, move || {
-            // SAFETY: device addresses were checked against the blocks; host addresses are good for
-            // that many bytes, as the caller vouches, until the copy is done.
-            unsafe { std::ptr::copy(address::<u8>(src), address::<u8>(dst), bytes as usize) };
-        })
+fn straight(dst: Done<u64>, src: Done<u64>, bytes: u64, wait: Wait) -> Done {
+    context::current()?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let (dst, src) = (dst?, src?);
+    run(wait, bytes, move || {
+        // SAFETY: device addresses were checked against the blocks; host addresses are good for
+        // that many bytes, as the caller vouches, until the copy is done.
+        unsafe { std::ptr::copy(address::<u8>(src), address::<u8>(dst), bytes as usize) };
     })
 }
 
@@ -78,34 +72,32 @@ fn fill<T: Copy + Send + Sync + 'static>(
     width: u64,
     height: u64,
     wait: Wait,
-) -> CuResult {
-    border::answer(|| {
-        context::current()?;
-        let size = size_of::<T>() as u64;
-        let row = width.checked_mul(size).ok_or(CuResult::INVALID_VALUE)?;
-        if row == 0 || height == 0 {
-            return Ok(());
-        }
-        let aligned = dst.is_multiple_of(size) && (height == 1 || pitch.is_multiple_of(size));
-        if !aligned || (height > 1 && pitch < row) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let between = pitch
-            .checked_mul(height - 1)
-            .ok_or(CuResult::INVALID_VALUE)?;
-        device(
-            dst,
-            between.checked_add(row).ok_or(CuResult::INVALID_VALUE)?,
-        )?;
-        run(wait, row * height, move || {
-            for line in 0..height {
-                for column in 0..width {
-                    let at = dst + line * pitch + column * size;
-                    // SAFETY: checked against the blocks, and aligned.
-                    unsafe { address::<T>(at).write(value) };
-                }
+) -> Done {
+    context::current()?;
+    let size = size_of::<T>() as u64;
+    let row = width.checked_mul(size).ok_or(CuResult::INVALID_VALUE)?;
+    if row == 0 || height == 0 {
+        return Ok(());
+    }
+    let aligned = dst.is_multiple_of(size) && (height == 1 || pitch.is_multiple_of(size));
+    if !aligned || (height > 1 && pitch < row) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let between = pitch
+        .checked_mul(height - 1)
+        .ok_or(CuResult::INVALID_VALUE)?;
+    device(
+        dst,
+        between.checked_add(row).ok_or(CuResult::INVALID_VALUE)?,
+    )?;
+    run(wait, row * height, move || {
+        for line in 0..height {
+            for column in 0..width {
+                let at = dst + line * pitch + column * size;
+                // SAFETY: checked against the blocks, and aligned.
+                unsafe { address::<T>(at).write(value) };
             }
-        })
+        }
     })
 }
 
@@ -142,7 +134,7 @@ struct Place {
 }
 
 impl Side {
-    fn place(&self, width: u64, height: u64, depth: u64) -> Result<Place, CuResult> {
+    fn place(&self, width: u64, height: u64, depth: u64) -> Done<Place> {
         let small = |at: u64| at < 1 << 40;
         if ![self.x, self.y, self.z, self.pitch, self.rows]
             .into_iter()
@@ -186,7 +178,7 @@ impl Side {
     }
 }
 
-fn boxed(copy: &Box3, wait: Wait) -> Result<(), CuResult> {
+fn boxed(copy: &Box3, wait: Wait) -> Done {
     context::current()?;
     let Some((from, to)) = ends(copy)? else {
         return Ok(());
@@ -198,15 +190,14 @@ fn boxed(copy: &Box3, wait: Wait) -> Result<(), CuResult> {
 }
 
 /// The same for a description that the caller passes.
-unsafe fn boxed_from<T: Copy>(copy: *const T, wait: Wait) -> Result<(), CuResult>
+fn boxed_from<T: Copy>(copy: *const T, wait: Wait) -> Done
 where
     Box3: From<T>,
 {
-    // SAFETY: the caller's pointer.
-    boxed(&Box3::from(unsafe { border::get(copy) }?), wait)
+    boxed(&Box3::from(read(copy)?), wait)
 }
 
-fn ends(copy: &Box3) -> Result<Option<(Place, Place)>, CuResult> {
+fn ends(copy: &Box3) -> Done<Option<(Place, Place)>> {
     let (width, height, depth) = (copy.width, copy.height, copy.depth);
     if width == 0 || height == 0 || depth == 0 {
         return Ok(None);
@@ -239,7 +230,7 @@ fn move_rows(from: Place, to: Place, width: u64, height: u64, depth: u64) {
 ///
 /// # Errors
 /// When its addresses are none.
-pub(crate) fn perform_3d(copy: &CuMemcpy3D) -> Result<(), CuResult> {
+pub(crate) fn perform_3d(copy: &CuMemcpy3D) -> Done {
     let copy = Box3::from(*copy);
     if let Some((from, to)) = ends(&copy)? {
         move_rows(from, to, copy.width, copy.height, copy.depth);
@@ -322,17 +313,17 @@ boxes! {
 
 // --- the driver's functions -----------------------------------------------------------------------
 
-pub(crate) unsafe fn cuMemcpyHtoD(dst: u32, src: *const c_void, bytes: u32) -> CuResult {
+pub(crate) fn cuMemcpyHtoD(dst: u32, src: *const c_void, bytes: u32) -> Done {
     let bytes = u64::from(bytes);
     straight(device(dst.into(), bytes), host(src), bytes, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemcpyHtoDAsync(
+pub(crate) fn cuMemcpyHtoDAsync(
     dst: u32,
     src: *const c_void,
     bytes: u32,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = u64::from(bytes);
     straight(
         device(dst.into(), bytes),
@@ -342,26 +333,22 @@ pub(crate) unsafe fn cuMemcpyHtoDAsync(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyHtoD_v2(
-    dst: CuDevicePtr,
-    src: *const c_void,
-    bytes: usize,
-) -> CuResult {
+pub(crate) fn cuMemcpyHtoD_v2(dst: CuDevicePtr, src: *const c_void, bytes: usize) -> Done {
     let bytes = bytes as u64;
     straight(device(dst.0, bytes), host(src), bytes, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
+pub(crate) fn cuMemcpyHtoDAsync_v2(
     dst: CuDevicePtr,
     src: *const c_void,
     bytes: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(device(dst.0, bytes), host(src), bytes, Wait::Not(stream))
 }
 
-pub(crate) unsafe fn cuMemcpyDtoH(dst: *mut c_void, src: u32, bytes: u32) -> CuResult {
+pub(crate) fn cuMemcpyDtoH(dst: *mut c_void, src: u32, bytes: u32) -> Done {
     let bytes = u64::from(bytes);
     straight(
         host(dst.cast_const()),
@@ -371,12 +358,7 @@ pub(crate) unsafe fn cuMemcpyDtoH(dst: *mut c_void, src: u32, bytes: u32) -> CuR
     )
 }
 
-pub(crate) unsafe fn cuMemcpyDtoHAsync(
-    dst: *mut c_void,
-    src: u32,
-    bytes: u32,
-    stream: CuStream,
-) -> CuResult {
+pub(crate) fn cuMemcpyDtoHAsync(dst: *mut c_void, src: u32, bytes: u32, stream: CuStream) -> Done {
     let bytes = u64::from(bytes);
     straight(
         host(dst.cast_const()),
@@ -386,7 +368,7 @@ pub(crate) unsafe fn cuMemcpyDtoHAsync(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CuDevicePtr, bytes: usize) -> CuResult {
+pub(crate) fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CuDevicePtr, bytes: usize) -> Done {
     let bytes = bytes as u64;
     straight(
         host(dst.cast_const()),
@@ -396,12 +378,12 @@ pub(crate) unsafe fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CuDevicePtr, bytes: 
     )
 }
 
-pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
+pub(crate) fn cuMemcpyDtoHAsync_v2(
     dst: *mut c_void,
     src: CuDevicePtr,
     bytes: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(
         host(dst.cast_const()),
@@ -411,7 +393,7 @@ pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyDtoD(dst: u32, src: u32, bytes: u32) -> CuResult {
+pub(crate) fn cuMemcpyDtoD(dst: u32, src: u32, bytes: u32) -> Done {
     let bytes = u64::from(bytes);
     straight(
         device(dst.into(), bytes),
@@ -421,12 +403,7 @@ pub(crate) unsafe fn cuMemcpyDtoD(dst: u32, src: u32, bytes: u32) -> CuResult {
     )
 }
 
-pub(crate) unsafe fn cuMemcpyDtoDAsync(
-    dst: u32,
-    src: u32,
-    bytes: u32,
-    stream: CuStream,
-) -> CuResult {
+pub(crate) fn cuMemcpyDtoDAsync(dst: u32, src: u32, bytes: u32, stream: CuStream) -> Done {
     let bytes = u64::from(bytes);
     straight(
         device(dst.into(), bytes),
@@ -436,7 +413,7 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyDtoD_v2(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize) -> CuResult {
+pub(crate) fn cuMemcpyDtoD_v2(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize) -> Done {
     let bytes = bytes as u64;
     straight(
         device(dst.0, bytes),
@@ -446,12 +423,12 @@ pub(crate) unsafe fn cuMemcpyDtoD_v2(dst: CuDevicePtr, src: CuDevicePtr, bytes: 
     )
 }
 
-pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
+pub(crate) fn cuMemcpyDtoDAsync_v2(
     dst: CuDevicePtr,
     src: CuDevicePtr,
     bytes: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(
         device(dst.0, bytes),
@@ -461,7 +438,7 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemcpy(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize) -> CuResult {
+pub(crate) fn cuMemcpy(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize) -> Done {
     let bytes = bytes as u64;
     straight(
         either(dst.0, bytes),
@@ -471,16 +448,16 @@ pub(crate) unsafe fn cuMemcpy(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize) 
     )
 }
 
-pub(crate) unsafe fn cuMemcpyPeer(
+pub(crate) fn cuMemcpyPeer(
     dst: CuDevicePtr,
     dst_context: CuContext,
     src: CuDevicePtr,
     src_context: CuContext,
     bytes: usize,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     if let Err(code) = context::find(dst_context).and_then(|_| context::find(src_context)) {
-        return code;
+        return Err(code);
     }
     straight(
         device(dst.0, bytes),
@@ -490,12 +467,12 @@ pub(crate) unsafe fn cuMemcpyPeer(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyAsync(
+pub(crate) fn cuMemcpyAsync(
     dst: CuDevicePtr,
     src: CuDevicePtr,
     bytes: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(
         either(dst.0, bytes),
@@ -505,17 +482,17 @@ pub(crate) unsafe fn cuMemcpyAsync(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyPeerAsync(
+pub(crate) fn cuMemcpyPeerAsync(
     dst: CuDevicePtr,
     dst_context: CuContext,
     src: CuDevicePtr,
     src_context: CuContext,
     bytes: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     if let Err(code) = context::find(dst_context).and_then(|_| context::find(src_context)) {
-        return code;
+        return Err(code);
     }
     straight(
         device(dst.0, bytes),
@@ -525,13 +502,13 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyWithAttributesAsync(
+pub(crate) fn cuMemcpyWithAttributesAsync(
     dst: CuDevicePtr,
     src: CuDevicePtr,
     size: usize,
     _attribute: *mut CuMemcpyAttributes,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = size as u64;
     straight(
         either(dst.0, bytes),
@@ -541,12 +518,7 @@ pub(crate) unsafe fn cuMemcpyWithAttributesAsync(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyHtoA(
-    dst: CuArray,
-    dst_offset: u32,
-    src: *const c_void,
-    bytes: u32,
-) -> CuResult {
+pub(crate) fn cuMemcpyHtoA(dst: CuArray, dst_offset: u32, src: *const c_void, bytes: u32) -> Done {
     let bytes = u64::from(bytes);
     straight(
         array::place(dst, u64::from(dst_offset), bytes),
@@ -556,13 +528,13 @@ pub(crate) unsafe fn cuMemcpyHtoA(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyHtoAAsync(
+pub(crate) fn cuMemcpyHtoAAsync(
     dst: CuArray,
     dst_offset: u32,
     src: *const c_void,
     bytes: u32,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = u64::from(bytes);
     straight(
         array::place(dst, u64::from(dst_offset), bytes),
@@ -572,12 +544,7 @@ pub(crate) unsafe fn cuMemcpyHtoAAsync(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyAtoH(
-    dst: *mut c_void,
-    src: CuArray,
-    src_offset: u32,
-    bytes: u32,
-) -> CuResult {
+pub(crate) fn cuMemcpyAtoH(dst: *mut c_void, src: CuArray, src_offset: u32, bytes: u32) -> Done {
     let bytes = u64::from(bytes);
     straight(
         host(dst.cast_const()),
@@ -587,13 +554,13 @@ pub(crate) unsafe fn cuMemcpyAtoH(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyAtoHAsync(
+pub(crate) fn cuMemcpyAtoHAsync(
     dst: *mut c_void,
     src: CuArray,
     src_offset: u32,
     bytes: u32,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = u64::from(bytes);
     straight(
         host(dst.cast_const()),
@@ -603,7 +570,7 @@ pub(crate) unsafe fn cuMemcpyAtoHAsync(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyDtoA(dst: CuArray, dst_offset: u32, src: u32, bytes: u32) -> CuResult {
+pub(crate) fn cuMemcpyDtoA(dst: CuArray, dst_offset: u32, src: u32, bytes: u32) -> Done {
     let bytes = u64::from(bytes);
     straight(
         array::place(dst, u64::from(dst_offset), bytes),
@@ -613,7 +580,7 @@ pub(crate) unsafe fn cuMemcpyDtoA(dst: CuArray, dst_offset: u32, src: u32, bytes
     )
 }
 
-pub(crate) unsafe fn cuMemcpyAtoD(dst: u32, src: CuArray, src_offset: u32, bytes: u32) -> CuResult {
+pub(crate) fn cuMemcpyAtoD(dst: u32, src: CuArray, src_offset: u32, bytes: u32) -> Done {
     let bytes = u64::from(bytes);
     straight(
         device(dst.into(), bytes),
@@ -623,13 +590,13 @@ pub(crate) unsafe fn cuMemcpyAtoD(dst: u32, src: CuArray, src_offset: u32, bytes
     )
 }
 
-pub(crate) unsafe fn cuMemcpyAtoA(
+pub(crate) fn cuMemcpyAtoA(
     dst: CuArray,
     dst_offset: u32,
     src: CuArray,
     src_offset: u32,
     bytes: u32,
-) -> CuResult {
+) -> Done {
     let bytes = u64::from(bytes);
     straight(
         array::place(dst, u64::from(dst_offset), bytes),
@@ -639,12 +606,12 @@ pub(crate) unsafe fn cuMemcpyAtoA(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyHtoA_v2(
+pub(crate) fn cuMemcpyHtoA_v2(
     dst: CuArray,
     dst_offset: usize,
     src: *const c_void,
     bytes: usize,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(
         array::place(dst, dst_offset as u64, bytes),
@@ -654,13 +621,13 @@ pub(crate) unsafe fn cuMemcpyHtoA_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyHtoAAsync_v2(
+pub(crate) fn cuMemcpyHtoAAsync_v2(
     dst: CuArray,
     dst_offset: usize,
     src: *const c_void,
     bytes: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(
         array::place(dst, dst_offset as u64, bytes),
@@ -670,12 +637,12 @@ pub(crate) unsafe fn cuMemcpyHtoAAsync_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyAtoH_v2(
+pub(crate) fn cuMemcpyAtoH_v2(
     dst: *mut c_void,
     src: CuArray,
     src_offset: usize,
     bytes: usize,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(
         host(dst.cast_const()),
@@ -685,13 +652,13 @@ pub(crate) unsafe fn cuMemcpyAtoH_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyAtoHAsync_v2(
+pub(crate) fn cuMemcpyAtoHAsync_v2(
     dst: *mut c_void,
     src: CuArray,
     src_offset: usize,
     bytes: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(
         host(dst.cast_const()),
@@ -701,12 +668,12 @@ pub(crate) unsafe fn cuMemcpyAtoHAsync_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyDtoA_v2(
+pub(crate) fn cuMemcpyDtoA_v2(
     dst: CuArray,
     dst_offset: usize,
     src: CuDevicePtr,
     bytes: usize,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(
         array::place(dst, dst_offset as u64, bytes),
@@ -716,12 +683,12 @@ pub(crate) unsafe fn cuMemcpyDtoA_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyAtoD_v2(
+pub(crate) fn cuMemcpyAtoD_v2(
     dst: CuDevicePtr,
     src: CuArray,
     src_offset: usize,
     bytes: usize,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(
         device(dst.0, bytes),
@@ -731,13 +698,13 @@ pub(crate) unsafe fn cuMemcpyAtoD_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemcpyAtoA_v2(
+pub(crate) fn cuMemcpyAtoA_v2(
     dst: CuArray,
     dst_offset: usize,
     src: CuArray,
     src_offset: usize,
     bytes: usize,
-) -> CuResult {
+) -> Done {
     let bytes = bytes as u64;
     straight(
         array::place(dst, dst_offset as u64, bytes),
@@ -747,17 +714,11 @@ pub(crate) unsafe fn cuMemcpyAtoA_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemsetD8(dst: u32, value: u8, count: u32) -> CuResult {
+pub(crate) fn cuMemsetD8(dst: u32, value: u8, count: u32) -> Done {
     fill(dst.into(), 0, value, count.into(), 1, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemsetD2D8(
-    dst: u32,
-    dst_pitch: u32,
-    value: u8,
-    width: u32,
-    height: u32,
-) -> CuResult {
+pub(crate) fn cuMemsetD2D8(dst: u32, dst_pitch: u32, value: u8, width: u32, height: u32) -> Done {
     fill(
         dst.into(),
         dst_pitch.into(),
@@ -768,17 +729,17 @@ pub(crate) unsafe fn cuMemsetD2D8(
     )
 }
 
-pub(crate) unsafe fn cuMemsetD8_v2(dst: CuDevicePtr, value: u8, count: usize) -> CuResult {
+pub(crate) fn cuMemsetD8_v2(dst: CuDevicePtr, value: u8, count: usize) -> Done {
     fill(dst.0, 0, value, count as u64, 1, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemsetD2D8_v2(
+pub(crate) fn cuMemsetD2D8_v2(
     dst: CuDevicePtr,
     dst_pitch: usize,
     value: u8,
     width: usize,
     height: usize,
-) -> CuResult {
+) -> Done {
     fill(
         dst.0,
         dst_pitch as u64,
@@ -789,23 +750,18 @@ pub(crate) unsafe fn cuMemsetD2D8_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemsetD8Async(
-    dst: CuDevicePtr,
-    value: u8,
-    count: usize,
-    stream: CuStream,
-) -> CuResult {
+pub(crate) fn cuMemsetD8Async(dst: CuDevicePtr, value: u8, count: usize, stream: CuStream) -> Done {
     fill(dst.0, 0, value, count as u64, 1, Wait::Not(stream))
 }
 
-pub(crate) unsafe fn cuMemsetD2D8Async(
+pub(crate) fn cuMemsetD2D8Async(
     dst: CuDevicePtr,
     dst_pitch: usize,
     value: u8,
     width: usize,
     height: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     fill(
         dst.0,
         dst_pitch as u64,
@@ -816,17 +772,11 @@ pub(crate) unsafe fn cuMemsetD2D8Async(
     )
 }
 
-pub(crate) unsafe fn cuMemsetD16(dst: u32, value: u16, count: u32) -> CuResult {
+pub(crate) fn cuMemsetD16(dst: u32, value: u16, count: u32) -> Done {
     fill(dst.into(), 0, value, count.into(), 1, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemsetD2D16(
-    dst: u32,
-    dst_pitch: u32,
-    value: u16,
-    width: u32,
-    height: u32,
-) -> CuResult {
+pub(crate) fn cuMemsetD2D16(dst: u32, dst_pitch: u32, value: u16, width: u32, height: u32) -> Done {
     fill(
         dst.into(),
         dst_pitch.into(),
@@ -837,17 +787,17 @@ pub(crate) unsafe fn cuMemsetD2D16(
     )
 }
 
-pub(crate) unsafe fn cuMemsetD16_v2(dst: CuDevicePtr, value: u16, count: usize) -> CuResult {
+pub(crate) fn cuMemsetD16_v2(dst: CuDevicePtr, value: u16, count: usize) -> Done {
     fill(dst.0, 0, value, count as u64, 1, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemsetD2D16_v2(
+pub(crate) fn cuMemsetD2D16_v2(
     dst: CuDevicePtr,
     dst_pitch: usize,
     value: u16,
     width: usize,
     height: usize,
-) -> CuResult {
+) -> Done {
     fill(
         dst.0,
         dst_pitch as u64,
@@ -858,23 +808,23 @@ pub(crate) unsafe fn cuMemsetD2D16_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemsetD16Async(
+pub(crate) fn cuMemsetD16Async(
     dst: CuDevicePtr,
     value: u16,
     count: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     fill(dst.0, 0, value, count as u64, 1, Wait::Not(stream))
 }
 
-pub(crate) unsafe fn cuMemsetD2D16Async(
+pub(crate) fn cuMemsetD2D16Async(
     dst: CuDevicePtr,
     dst_pitch: usize,
     value: u16,
     width: usize,
     height: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     fill(
         dst.0,
         dst_pitch as u64,
@@ -885,17 +835,11 @@ pub(crate) unsafe fn cuMemsetD2D16Async(
     )
 }
 
-pub(crate) unsafe fn cuMemsetD32(dst: u32, value: u32, count: u32) -> CuResult {
+pub(crate) fn cuMemsetD32(dst: u32, value: u32, count: u32) -> Done {
     fill(dst.into(), 0, value, count.into(), 1, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemsetD2D32(
-    dst: u32,
-    dst_pitch: u32,
-    value: u32,
-    width: u32,
-    height: u32,
-) -> CuResult {
+pub(crate) fn cuMemsetD2D32(dst: u32, dst_pitch: u32, value: u32, width: u32, height: u32) -> Done {
     fill(
         dst.into(),
         dst_pitch.into(),
@@ -906,17 +850,17 @@ pub(crate) unsafe fn cuMemsetD2D32(
     )
 }
 
-pub(crate) unsafe fn cuMemsetD32_v2(dst: CuDevicePtr, value: u32, count: usize) -> CuResult {
+pub(crate) fn cuMemsetD32_v2(dst: CuDevicePtr, value: u32, count: usize) -> Done {
     fill(dst.0, 0, value, count as u64, 1, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemsetD2D32_v2(
+pub(crate) fn cuMemsetD2D32_v2(
     dst: CuDevicePtr,
     dst_pitch: usize,
     value: u32,
     width: usize,
     height: usize,
-) -> CuResult {
+) -> Done {
     fill(
         dst.0,
         dst_pitch as u64,
@@ -927,23 +871,23 @@ pub(crate) unsafe fn cuMemsetD2D32_v2(
     )
 }
 
-pub(crate) unsafe fn cuMemsetD32Async(
+pub(crate) fn cuMemsetD32Async(
     dst: CuDevicePtr,
     value: u32,
     count: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     fill(dst.0, 0, value, count as u64, 1, Wait::Not(stream))
 }
 
-pub(crate) unsafe fn cuMemsetD2D32Async(
+pub(crate) fn cuMemsetD2D32Async(
     dst: CuDevicePtr,
     dst_pitch: usize,
     value: u32,
     width: usize,
     height: usize,
     stream: CuStream,
-) -> CuResult {
+) -> Done {
     fill(
         dst.0,
         dst_pitch as u64,
@@ -954,113 +898,87 @@ pub(crate) unsafe fn cuMemsetD2D32Async(
     )
 }
 
-pub(crate) unsafe fn cuMemcpy2D(copy: *const CuMemcpy2DV1) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
+pub(crate) fn cuMemcpy2D(copy: *const CuMemcpy2DV1) -> Done {
+    boxed_from(copy, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemcpy2DAsync(copy: *const CuMemcpy2DV1, stream: CuStream) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Not(stream)) })
+pub(crate) fn cuMemcpy2DAsync(copy: *const CuMemcpy2DV1, stream: CuStream) -> Done {
+    boxed_from(copy, Wait::Not(stream))
 }
 
-pub(crate) unsafe fn cuMemcpy2DUnaligned(copy: *const CuMemcpy2DV1) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
+pub(crate) fn cuMemcpy2DUnaligned(copy: *const CuMemcpy2DV1) -> Done {
+    boxed_from(copy, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemcpy2D_v2(copy: *const CuMemcpy2D) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
+pub(crate) fn cuMemcpy2D_v2(copy: *const CuMemcpy2D) -> Done {
+    boxed_from(copy, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemcpy2DAsync_v2(copy: *const CuMemcpy2D, stream: CuStream) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Not(stream)) })
+pub(crate) fn cuMemcpy2DAsync_v2(copy: *const CuMemcpy2D, stream: CuStream) -> Done {
+    boxed_from(copy, Wait::Not(stream))
 }
 
-pub(crate) unsafe fn cuMemcpy2DUnaligned_v2(copy: *const CuMemcpy2D) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
+pub(crate) fn cuMemcpy2DUnaligned_v2(copy: *const CuMemcpy2D) -> Done {
+    boxed_from(copy, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemcpy3D(copy: *const CuMemcpy3DV1) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
+pub(crate) fn cuMemcpy3D(copy: *const CuMemcpy3DV1) -> Done {
+    boxed_from(copy, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemcpy3DAsync(copy: *const CuMemcpy3DV1, stream: CuStream) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Not(stream)) })
+pub(crate) fn cuMemcpy3DAsync(copy: *const CuMemcpy3DV1, stream: CuStream) -> Done {
+    boxed_from(copy, Wait::Not(stream))
 }
 
-pub(crate) unsafe fn cuMemcpy3D_v2(copy: *const CuMemcpy3D) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
+pub(crate) fn cuMemcpy3D_v2(copy: *const CuMemcpy3D) -> Done {
+    boxed_from(copy, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemcpy3DAsync_v2(copy: *const CuMemcpy3D, stream: CuStream) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Not(stream)) })
+pub(crate) fn cuMemcpy3DAsync_v2(copy: *const CuMemcpy3D, stream: CuStream) -> Done {
+    boxed_from(copy, Wait::Not(stream))
 }
 
-pub(crate) unsafe fn cuMemcpy3DPeer(copy: *const CuMemcpy3DPeer) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Until) })
+pub(crate) fn cuMemcpy3DPeer(copy: *const CuMemcpy3DPeer) -> Done {
+    boxed_from(copy, Wait::Until)
 }
 
-pub(crate) unsafe fn cuMemcpy3DPeerAsync(
-    copy: *const CuMemcpy3DPeer,
-    stream: CuStream,
-) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { boxed_from(copy, Wait::Not(stream)) })
+pub(crate) fn cuMemcpy3DPeerAsync(copy: *const CuMemcpy3DPeer, stream: CuStream) -> Done {
+    boxed_from(copy, Wait::Not(stream))
 }
 
 /// Each copy of a batch in stream order; the hints of where memory lies change nothing here.
-unsafe fn batch(
+fn batch(
     dsts: *mut CuDevicePtr,
     srcs: *mut CuDevicePtr,
     sizes: *mut usize,
     count: usize,
     fail_idx: *mut usize,
     stream: CuStream,
-) -> CuResult {
-    border::answer(|| {
-        if count == 0 || stream.is_null() {
-            return Err(CuResult::INVALID_VALUE);
+) -> Done {
+    if count == 0 || stream.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    for index in 0..count {
+        let one = || {
+            let dst = read(dsts.wrapping_add(index))?.0;
+            let src = read(srcs.wrapping_add(index))?.0;
+            let bytes = read(sizes.wrapping_add(index))? as u64;
+            straight(
+                either(dst, bytes),
+                either(src, bytes),
+                bytes,
+                Wait::Not(stream),
+            )
+        };
+        if let Err(code) = one() {
+            write_if(fail_idx, index);
+            return Err(code);
         }
-        for index in 0..count {
-            let one = || {
-                // SAFETY: the caller's arrays have that many entries.
-                let (dst, src, bytes) = unsafe {
-                    (
-                        border::get(dsts.wrapping_add(index))?,
-                        border::get(srcs.wrapping_add(index))?,
-                        border::get(sizes.wrapping_add(index))? as u64,
-                    )
-                };
-                match straight(
-                    either(dst.0, bytes),
-                    either(src.0, bytes),
-                    bytes,
-                    Wait::Not(stream),
-                ) {
-                    CuResult::SUCCESS => Ok(()),
-                    code => Err(code),
-                }
-            };
-            if let Err(code) = one() {
-                // SAFETY: null, or the caller's pointer.
-                unsafe { border::put_if(fail_idx, index) };
-                return Err(code);
-            }
-        }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuMemcpyBatchAsync(
+pub(crate) fn cuMemcpyBatchAsync(
     dsts: *mut CuDevicePtr,
     srcs: *mut CuDevicePtr,
     sizes: *mut usize,
@@ -1070,12 +988,11 @@ pub(crate) unsafe fn cuMemcpyBatchAsync(
     _count_attrs: usize,
     fail_idx: *mut usize,
     stream: CuStream,
-) -> CuResult {
-    // SAFETY: the caller's arrays.
-    unsafe { batch(dsts, srcs, sizes, count, fail_idx, stream) }
+) -> Done {
+    batch(dsts, srcs, sizes, count, fail_idx, stream)
 }
 
-pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
+pub(crate) fn cuMemcpyBatchAsync_v2(
     dsts: *mut CuDevicePtr,
     srcs: *mut CuDevicePtr,
     sizes: *mut usize,
@@ -1084,7 +1001,6 @@ pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
     _attrs_idxs: *mut usize,
     _count_attrs: usize,
     stream: CuStream,
-) -> CuResult {
-    // SAFETY: the caller's arrays.
-    unsafe { batch(dsts, srcs, sizes, count, std::ptr::null_mut(), stream) }
+) -> Done {
+    batch(dsts, srcs, sizes, count, std::ptr::null_mut(), stream)
 }

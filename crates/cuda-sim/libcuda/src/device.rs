@@ -7,8 +7,9 @@ use cuda_api::driver::*;
 use cuda_sim::mig::Instance;
 use cuda_sim::pci::Address;
 
+use crate::border::{Done, write};
+use crate::context;
 use crate::driver::{self, Driver};
-use crate::{border, context};
 
 /// What every simulated GPU is called.
 const NAME: &CStr = c"Simulated GPU";
@@ -17,40 +18,31 @@ const CAPABILITY: (i32, i32) = (9, 0);
 /// File descriptors: what VMM and pools can be exported as.
 const HANDLE_FILE_DESCRIPTOR: i32 = 1;
 
-fn driver_of(device: CuDevice) -> Result<(&'static Driver, usize), CuResult> {
+fn driver_of(device: CuDevice) -> Done<(&'static Driver, usize)> {
     let driver = driver::the()?;
     Ok((driver, driver.gpu(device)?))
 }
 
-pub(crate) unsafe fn cuDeviceGetCount(count: *mut i32) -> CuResult {
-    border::answer(|| {
-        let devices = driver::the()?.device_count() as i32;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(count, devices) }
-    })
+pub(crate) fn cuDeviceGetCount(count: *mut i32) -> Done {
+    let devices = driver::the()?.device_count() as i32;
+    write(count, devices)
 }
 
-pub(crate) unsafe fn cuDeviceGet(device: *mut CuDevice, ordinal: i32) -> CuResult {
-    border::answer(|| {
-        if device.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        driver_of(CuDevice(ordinal))?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(device, CuDevice(ordinal)) }
-    })
+pub(crate) fn cuDeviceGet(device: *mut CuDevice, ordinal: i32) -> Done {
+    if device.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    driver_of(CuDevice(ordinal))?;
+    write(device, CuDevice(ordinal))
 }
 
-pub(crate) unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, device: CuDevice) -> CuResult {
-    border::answer(|| {
-        driver_of(device)?;
-        // SAFETY: the caller's buffer has that length.
-        unsafe { put_text(name, len, NAME.to_bytes()) }
-    })
+pub(crate) fn cuDeviceGetName(name: *mut c_char, len: i32, device: CuDevice) -> Done {
+    driver_of(device)?;
+    put_text(name, len, NAME.to_bytes())
 }
 
 /// Writes what fits of a text, and its end.
-unsafe fn put_text(out: *mut c_char, len: i32, text: &[u8]) -> Result<(), CuResult> {
+fn put_text(out: *mut c_char, len: i32, text: &[u8]) -> Done {
     let room = usize::try_from(len).unwrap_or(0);
     if out.is_null() || room == 0 {
         return Err(CuResult::INVALID_VALUE);
@@ -63,7 +55,7 @@ unsafe fn put_text(out: *mut c_char, len: i32, text: &[u8]) -> Result<(), CuResu
     Ok(())
 }
 
-fn uuid_of(device: CuDevice) -> Result<CuUuid, CuResult> {
+fn uuid_of(device: CuDevice) -> Done<CuUuid> {
     let (driver, gpu) = driver_of(device)?;
     Ok(CuUuid {
         bytes: driver.board.uuid_bytes(gpu),
@@ -71,140 +63,107 @@ fn uuid_of(device: CuDevice) -> Result<CuUuid, CuResult> {
 }
 
 /// The GPU's; from CUDA 13.0 on the MIG device's, where the process works on one.
-pub(crate) unsafe fn cuDeviceGetUuid(uuid: *mut CuUuid, device: CuDevice) -> CuResult {
+pub(crate) fn cuDeviceGetUuid(uuid: *mut CuUuid, device: CuDevice) -> Done {
     if crate::init::driver_version() >= 13_000 {
-        // SAFETY: the caller's arguments.
-        return unsafe { cuDeviceGetUuid_v2(uuid, device) };
+        return cuDeviceGetUuid_v2(uuid, device);
     }
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(uuid, uuid_of(device)?) })
+    write(uuid, uuid_of(device)?)
 }
 
 /// The MIG device's, where the process works on one.
-pub(crate) unsafe fn cuDeviceGetUuid_v2(uuid: *mut CuUuid, device: CuDevice) -> CuResult {
-    border::answer(|| {
-        let (driver, gpu) = driver_of(device)?;
-        let of_part = |part: Instance| driver.board.instance_uuid_bytes(gpu, part.index);
-        let bytes = driver
-            .instance
-            .map_or_else(|| driver.board.uuid_bytes(gpu), of_part);
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(uuid, CuUuid { bytes }) }
-    })
+pub(crate) fn cuDeviceGetUuid_v2(uuid: *mut CuUuid, device: CuDevice) -> Done {
+    let (driver, gpu) = driver_of(device)?;
+    let of_part = |part: Instance| driver.board.instance_uuid_bytes(gpu, part.index);
+    let bytes = driver
+        .instance
+        .map_or_else(|| driver.board.uuid_bytes(gpu), of_part);
+    write(uuid, CuUuid { bytes })
 }
 
-fn total_of(device: CuDevice) -> Result<u64, CuResult> {
+fn total_of(device: CuDevice) -> Done<u64> {
     let (driver, gpu) = driver_of(device)?;
     Ok(driver
         .instance
         .map_or_else(|| driver.board.total_bytes(gpu), |part| part.bytes))
 }
 
-pub(crate) unsafe fn cuDeviceTotalMem(bytes: *mut u32, device: CuDevice) -> CuResult {
-    border::answer(|| {
-        let total = u32::try_from(total_of(device)?).unwrap_or(u32::MAX);
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(bytes, total) }
-    })
+pub(crate) fn cuDeviceTotalMem(bytes: *mut u32, device: CuDevice) -> Done {
+    let total = u32::try_from(total_of(device)?).unwrap_or(u32::MAX);
+    write(bytes, total)
 }
 
-pub(crate) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CuDevice) -> CuResult {
-    // SAFETY: the caller's pointer.
-    border::answer(|| unsafe { border::put(bytes, total_of(device)? as usize) })
+pub(crate) fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CuDevice) -> Done {
+    write(bytes, total_of(device)? as usize)
 }
 
-pub(crate) unsafe fn cuDeviceComputeCapability(
+pub(crate) fn cuDeviceComputeCapability(
     major: *mut i32,
     minor: *mut i32,
     device: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        driver_of(device)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(major, CAPABILITY.0) }?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(minor, CAPABILITY.1) }
-    })
+) -> Done {
+    driver_of(device)?;
+    write(major, CAPABILITY.0)?;
+    write(minor, CAPABILITY.1)
 }
 
-pub(crate) unsafe fn cuDeviceGetPCIBusId(
-    pci_bus_id: *mut c_char,
-    len: i32,
-    device: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        let (driver, gpu) = driver_of(device)?;
-        let text = driver.board.pci(gpu).to_string();
-        if usize::try_from(len).unwrap_or(0) <= text.len() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // SAFETY: the caller's buffer has that length.
-        unsafe { put_text(pci_bus_id, len, text.as_bytes()) }
-    })
+pub(crate) fn cuDeviceGetPCIBusId(pci_bus_id: *mut c_char, len: i32, device: CuDevice) -> Done {
+    let (driver, gpu) = driver_of(device)?;
+    let text = driver.board.pci(gpu).to_string();
+    if usize::try_from(len).unwrap_or(0) <= text.len() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    put_text(pci_bus_id, len, text.as_bytes())
 }
 
-pub(crate) unsafe fn cuDeviceGetByPCIBusId(
-    device: *mut CuDevice,
-    pci_bus_id: *const c_char,
-) -> CuResult {
-    border::answer(|| {
-        let driver = driver::the()?;
-        if pci_bus_id.is_null() || device.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // SAFETY: the caller passes a string.
-        let text = unsafe { CStr::from_ptr(pci_bus_id) }
-            .to_str()
-            .unwrap_or_default();
-        let place = Address::parse(text).ok_or(CuResult::INVALID_VALUE)?;
-        let stands = |gpu| driver.board.pci(gpu) == place;
-        let found = (0..driver.device_count() as i32)
-            .map(CuDevice)
-            .find(|&device| driver.gpu(device).is_ok_and(stands))
-            .ok_or(CuResult::INVALID_DEVICE)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(device, found) }
-    })
+pub(crate) fn cuDeviceGetByPCIBusId(device: *mut CuDevice, pci_bus_id: *const c_char) -> Done {
+    let driver = driver::the()?;
+    if pci_bus_id.is_null() || device.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // SAFETY: the caller passes a string.
+    let text = unsafe { CStr::from_ptr(pci_bus_id) }
+        .to_str()
+        .unwrap_or_default();
+    let place = Address::parse(text).ok_or(CuResult::INVALID_VALUE)?;
+    let stands = |gpu| driver.board.pci(gpu) == place;
+    let found = (0..driver.device_count() as i32)
+        .map(CuDevice)
+        .find(|&device| driver.gpu(device).is_ok_and(stands))
+        .ok_or(CuResult::INVALID_DEVICE)?;
+    write(device, found)
 }
 
-pub(crate) unsafe fn cuDeviceGetProperties(prop: *mut CuDevprop, device: CuDevice) -> CuResult {
-    border::answer(|| {
-        driver_of(device)?;
-        let properties = CuDevprop {
-            max_threads_per_block: 1024,
-            max_threads_dim: [1024, 1024, 64],
-            max_grid_size: [i32::MAX, 65_535, 65_535],
-            shared_mem_per_block: 48 << 10,
-            total_constant_memory: 64 << 10,
-            simd_width: 32,
-            mem_pitch: i32::MAX,
-            regs_per_block: 65_536,
-            clock_rate: 1_980_000,
-            texture_align: 512,
-        };
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(prop, properties) }
-    })
+pub(crate) fn cuDeviceGetProperties(prop: *mut CuDevprop, device: CuDevice) -> Done {
+    driver_of(device)?;
+    let properties = CuDevprop {
+        max_threads_per_block: 1024,
+        max_threads_dim: [1024, 1024, 64],
+        max_grid_size: [i32::MAX, 65_535, 65_535],
+        shared_mem_per_block: 48 << 10,
+        total_constant_memory: 64 << 10,
+        simd_width: 32,
+        mem_pitch: i32::MAX,
+        regs_per_block: 65_536,
+        clock_rate: 1_980_000,
+        texture_align: 512,
+    };
+    write(prop, properties)
 }
 
-pub(crate) unsafe fn cuDeviceGetAttribute(
+pub(crate) fn cuDeviceGetAttribute(
     out: *mut i32,
     attribute: CuDeviceAttribute,
     device: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        let (driver, gpu) = driver_of(device)?;
-        let value = match attribute {
-            MPS_ENABLED => i32::from(crate::gpu::exec()?.is_mps()),
-            PCI_BUS => driver.board.pci(gpu).bus as i32,
-            PCI_DEVICE => driver.board.pci(gpu).device as i32,
-            PCI_DOMAIN => driver.board.pci(gpu).domain as i32,
-            _ => attribute_of(attribute, gpu, driver.device_count())
-                .ok_or(CuResult::INVALID_VALUE)?,
-        };
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(out, value) }
-    })
+) -> Done {
+    let (driver, gpu) = driver_of(device)?;
+    let value = match attribute {
+        MPS_ENABLED => i32::from(crate::gpu::exec()?.is_mps()),
+        PCI_BUS => driver.board.pci(gpu).bus as i32,
+        PCI_DEVICE => driver.board.pci(gpu).device as i32,
+        PCI_DOMAIN => driver.board.pci(gpu).domain as i32,
+        _ => attribute_of(attribute, gpu, driver.device_count()).ok_or(CuResult::INVALID_VALUE)?,
+    };
+    write(out, value)
 }
 
 const MPS_ENABLED: u32 = 133;
@@ -302,84 +261,72 @@ fn attribute_of(attribute: u32, gpu: usize, devices: usize) -> Option<i32> {
     })
 }
 
-pub(crate) unsafe fn cuDeviceCanAccessPeer(
+pub(crate) fn cuDeviceCanAccessPeer(
     can_access_peer: *mut i32,
     device: CuDevice,
     peer_dev: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        let (_, one) = driver_of(device)?;
-        let (_, other) = driver_of(peer_dev)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(can_access_peer, i32::from(one != other)) }
-    })
+) -> Done {
+    let (_, one) = driver_of(device)?;
+    let (_, other) = driver_of(peer_dev)?;
+    write(can_access_peer, i32::from(one != other))
 }
 
-pub(crate) unsafe fn cuDeviceGetP2PAttribute(
+pub(crate) fn cuDeviceGetP2PAttribute(
     value: *mut i32,
     attribute: CuDeviceP2PAttribute,
     src: CuDevice,
     dst: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        let (_, one) = driver_of(src)?;
-        let (_, other) = driver_of(dst)?;
-        if one == other || !(1..=4).contains(&attribute) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // Performance rank 0, the best; access, atomics and arrays all work.
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(value, i32::from(attribute != 1)) }
-    })
+) -> Done {
+    let (_, one) = driver_of(src)?;
+    let (_, other) = driver_of(dst)?;
+    if one == other || !(1..=4).contains(&attribute) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // Performance rank 0, the best; access, atomics and arrays all work.
+    write(value, i32::from(attribute != 1))
 }
 
-pub(crate) unsafe fn cuDeviceGetExecAffinitySupport(
+pub(crate) fn cuDeviceGetExecAffinitySupport(
     out: *mut i32,
     kind: CuExecAffinityType,
     device: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        driver_of(device)?;
-        if kind != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(out, 0) }
-    })
+) -> Done {
+    driver_of(device)?;
+    if kind != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, 0)
 }
 
-pub(crate) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
+pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(
     max_width_in_elements: *mut usize,
     _format: CuArrayFormat,
     _count_channels: u32,
     device: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        driver_of(device)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(max_width_in_elements, 268_435_456) }
-    })
+) -> Done {
+    driver_of(device)?;
+    write(max_width_in_elements, 268_435_456)
 }
 
-pub(crate) unsafe fn cuFlushGPUDirectRDMAWrites(
+pub(crate) fn cuFlushGPUDirectRDMAWrites(
     _target: CuFlushGPUDirectRDMAWritesTarget,
     _scope: CuFlushGPUDirectRDMAWritesScope,
-) -> CuResult {
-    border::answer(|| context::current().map(drop))
+) -> Done {
+    context::current().map(drop)
 }
 
-pub(crate) unsafe fn cuProfilerInitialize(
+pub(crate) fn cuProfilerInitialize(
     _config: *const c_char,
     _output: *const c_char,
     _mode: u32,
-) -> CuResult {
-    CuResult::PROFILER_DISABLED
+) -> Done {
+    Err(CuResult::PROFILER_DISABLED)
 }
 
-pub(crate) unsafe fn cuProfilerStart() -> CuResult {
-    border::answer(|| context::current().map(drop))
+pub(crate) fn cuProfilerStart() -> Done {
+    context::current().map(drop)
 }
 
-pub(crate) unsafe fn cuProfilerStop() -> CuResult {
-    border::answer(|| context::current().map(drop))
+pub(crate) fn cuProfilerStop() -> Done {
+    context::current().map(drop)
 }

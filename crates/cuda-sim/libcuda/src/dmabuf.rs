@@ -8,40 +8,38 @@ use std::os::unix::fs::OpenOptionsExt;
 use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
 
+use crate::border::{Done, check_out, write};
 use crate::memory::{self, Kind};
 use crate::space::PAGE;
-use crate::{border, driver, ipc};
+use crate::{driver, ipc};
 
 const DMA_BUF: u32 = 1;
 /// The range as the PCIe bus shows it.
 const OVER_PCIE: u64 = 1;
 
-pub(crate) unsafe fn cuMemGetHandleForAddressRange(
+pub(crate) fn cuMemGetHandleForAddressRange(
     handle: *mut c_void,
     ptr: CuDevicePtr,
     size: usize,
     handle_type: CuMemRangeHandleType,
     flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(handle)?;
-        let (address, bytes) = (ptr.0, size as u64);
-        let whole = address.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE) && bytes > 0;
-        if !whole || handle_type != DMA_BUF || flags & !OVER_PCIE != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let id = shared(address, bytes)?;
-        let file = driver::the()?
-            .board
-            .export(id)
-            .map_err(|_| CuResult::OPERATING_SYSTEM)?;
-        // SAFETY: the caller's pointer; the descriptor is its own from now on.
-        unsafe { border::put(handle.cast::<i32>(), file.into_raw_fd()) }
-    })
+) -> Done {
+    check_out(handle)?;
+    let (address, bytes) = (ptr.0, size as u64);
+    let whole = address.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE) && bytes > 0;
+    if !whole || handle_type != DMA_BUF || flags & !OVER_PCIE != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let id = shared(address, bytes)?;
+    let file = driver::the()?
+        .board
+        .export(id)
+        .map_err(|_| CuResult::OPERATING_SYSTEM)?;
+    write(handle.cast::<i32>(), file.into_raw_fd())
 }
 
 /// The memory that a range lies in, as the board knows it, with a file of its own.
-fn shared(address: u64, bytes: u64) -> Result<SharedId, CuResult> {
+fn shared(address: u64, bytes: u64) -> Done<SharedId> {
     let (base, block) = memory::find(address).ok_or(CuResult::INVALID_VALUE)?;
     let end = address.checked_add(bytes);
     if end.is_none_or(|end| end > base + block.bytes.next_multiple_of(PAGE)) {

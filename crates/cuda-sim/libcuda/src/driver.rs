@@ -10,6 +10,7 @@ use cuda_sim::faults::Faults;
 use cuda_sim::mig::Instance;
 use cuda_sim::nodes::Nodes;
 
+use crate::border::Done;
 use crate::visible::Visible;
 
 /// An initialised driver.
@@ -49,7 +50,7 @@ pub(crate) fn get() -> Option<&'static Driver> {
 /// # Errors
 /// When the driver is not initialised.
 #[inline]
-pub(crate) fn the() -> Result<&'static Driver, CuResult> {
+pub(crate) fn the() -> Done<&'static Driver> {
     get().ok_or(CuResult::NOT_INITIALIZED)
 }
 
@@ -57,7 +58,7 @@ pub(crate) fn the() -> Result<&'static Driver, CuResult> {
 ///
 /// # Errors
 /// When no device is visible, or the board cannot be joined.
-pub(crate) fn init() -> Result<(), CuResult> {
+pub(crate) fn init() -> Done {
     // Relaxed, here and below: the flags guard no other memory.
     if FORKED.load(Ordering::Relaxed) {
         return Err(CuResult::NOT_INITIALIZED);
@@ -85,7 +86,7 @@ pub(crate) fn init() -> Result<(), CuResult> {
     made
 }
 
-fn make() -> Result<(), CuResult> {
+fn make() -> Done {
     let board = Board::from_env().map_err(|error| {
         // The real driver says nothing either; a test that wonders sets the variable.
         if let Some(path) = std::env::var_os("VGPU_SIM_LOG") {
@@ -140,7 +141,7 @@ impl Driver {
     ///
     /// # Errors
     /// When there is no such device.
-    pub(crate) fn gpu(&self, device: CuDevice) -> Result<usize, CuResult> {
+    pub(crate) fn gpu(&self, device: CuDevice) -> Done<usize> {
         usize::try_from(device.0)
             .ok()
             .and_then(|ordinal| self.visible.get(ordinal).copied())
@@ -160,7 +161,7 @@ impl Driver {
     ///
     /// # Errors
     /// When there is no room.
-    pub(crate) fn take(&self, gpu: usize, bytes: u64, kind: Kind) -> Result<(), CuResult> {
+    pub(crate) fn take(&self, gpu: usize, bytes: u64, kind: Kind) -> Done {
         self.board
             .take(self.member, gpu, bytes, kind)
             .map_err(refusal)
@@ -184,7 +185,7 @@ impl Driver {
     /// # Errors
     /// With the code that a fault makes the call answer.
     #[inline]
-    pub(crate) fn toll(&self, name: &str) -> Result<(), CuResult> {
+    pub(crate) fn toll(&self, name: &str) -> Done {
         if self.faults.is_empty() {
             Ok(())
         } else {

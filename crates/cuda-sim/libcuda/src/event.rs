@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 use cuda_api::driver::*;
 use cuda_sim::exec::{EventId, Record};
 
-use crate::border::answer;
+use crate::border::{Done, handle, lock, read, write};
 use crate::capture::{self, Capture};
 use crate::context;
-use crate::gpu::{Ctx, Done, exec, handle, lock, process, read, refused, write};
+use crate::context::Ctx;
+use crate::gpu::{exec, process, refused};
 use crate::graph::Body;
 use crate::stream::{self, Stream};
 use crate::table::Table;
@@ -190,84 +191,64 @@ fn elapsed(out: *mut f32, start: CuEvent, end: CuEvent) -> Done {
     write(out, ((end as f64 - start as f64) / 1e6) as f32)
 }
 
-pub(crate) unsafe fn cuEventCreate(out: *mut CuEvent, flags: u32) -> CuResult {
-    answer(|| create(flags, out))
+pub(crate) fn cuEventCreate(out: *mut CuEvent, flags: u32) -> Done {
+    create(flags, out)
 }
 
-pub(crate) unsafe fn cuEventDestroy(event: CuEvent) -> CuResult {
-    answer(|| destroy(event))
+pub(crate) fn cuEventDestroy(event: CuEvent) -> Done {
+    destroy(event)
 }
 
-pub(crate) unsafe fn cuEventDestroy_v2(event: CuEvent) -> CuResult {
-    answer(|| destroy(event))
+pub(crate) fn cuEventDestroy_v2(event: CuEvent) -> Done {
+    destroy(event)
 }
 
-pub(crate) unsafe fn cuEventRecord(event: CuEvent, stream: CuStream) -> CuResult {
-    answer(|| record(&*stream::find(stream)?, event, 0))
+pub(crate) fn cuEventRecord(event: CuEvent, stream: CuStream) -> Done {
+    record(&*stream::find(stream)?, event, 0)
 }
 
-pub(crate) unsafe fn cuEventRecordWithFlags(
-    event: CuEvent,
-    stream: CuStream,
-    flags: u32,
-) -> CuResult {
-    answer(|| record(&*stream::find(stream)?, event, flags))
+pub(crate) fn cuEventRecordWithFlags(event: CuEvent, stream: CuStream, flags: u32) -> Done {
+    record(&*stream::find(stream)?, event, flags)
 }
 
-pub(crate) unsafe fn cuEventQuery(event: CuEvent) -> CuResult {
-    answer(|| {
-        let record = find(event)?.record_to_query()?;
-        capture::unsafe_call()?;
-        if record.number == 0 || exec()?.record_time_ns(record).is_some() {
-            Ok(())
-        } else {
-            Err(CuResult::NOT_READY)
-        }
-    })
-}
-
-pub(crate) unsafe fn cuEventSynchronize(event: CuEvent) -> CuResult {
-    answer(|| {
-        let record = find(event)?.record_to_query()?;
-        capture::unsafe_call()?;
-        if record.number != 0 {
-            exec()?.wait_record(record);
-        }
+pub(crate) fn cuEventQuery(event: CuEvent) -> Done {
+    let record = find(event)?.record_to_query()?;
+    capture::unsafe_call()?;
+    if record.number == 0 || exec()?.record_time_ns(record).is_some() {
         Ok(())
-    })
+    } else {
+        Err(CuResult::NOT_READY)
+    }
 }
 
-pub(crate) unsafe fn cuEventElapsedTime(
-    milliseconds: *mut f32,
-    start: CuEvent,
-    end: CuEvent,
-) -> CuResult {
-    answer(|| elapsed(milliseconds, start, end))
+pub(crate) fn cuEventSynchronize(event: CuEvent) -> Done {
+    let record = find(event)?.record_to_query()?;
+    capture::unsafe_call()?;
+    if record.number != 0 {
+        exec()?.wait_record(record);
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuEventElapsedTime_v2(
-    milliseconds: *mut f32,
-    start: CuEvent,
-    end: CuEvent,
-) -> CuResult {
-    answer(|| elapsed(milliseconds, start, end))
+pub(crate) fn cuEventElapsedTime(milliseconds: *mut f32, start: CuEvent, end: CuEvent) -> Done {
+    elapsed(milliseconds, start, end)
 }
 
-pub(crate) unsafe fn cuCtxRecordEvent(ctx: CuContext, event: CuEvent) -> CuResult {
-    answer(|| {
-        // In the context's default stream, which comes after all its others.
-        let context = context::find_or_current(ctx)?;
-        record(&*stream::legacy(context)?, event, 0)
-    })
+pub(crate) fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CuEvent, end: CuEvent) -> Done {
+    elapsed(milliseconds, start, end)
 }
 
-pub(crate) unsafe fn cuCtxWaitEvent(ctx: CuContext, event: CuEvent) -> CuResult {
-    answer(|| {
-        for stream in stream::of_context(context::find_or_current(ctx)?) {
-            wait(&stream, event, 0)?;
-        }
-        Ok(())
-    })
+pub(crate) fn cuCtxRecordEvent(ctx: CuContext, event: CuEvent) -> Done {
+    // In the context's default stream, which comes after all its others.
+    let context = context::find_or_current(ctx)?;
+    record(&*stream::legacy(context)?, event, 0)
+}
+
+pub(crate) fn cuCtxWaitEvent(ctx: CuContext, event: CuEvent) -> Done {
+    for stream in stream::of_context(context::find_or_current(ctx)?) {
+        wait(&stream, event, 0)?;
+    }
+    Ok(())
 }
 
 /// What stands in an event's handle for other processes.
@@ -283,49 +264,42 @@ struct Shared {
 
 const SHARED: u64 = u64::from_le_bytes(*b"simevent");
 
-pub(crate) unsafe fn cuIpcGetEventHandle(out: *mut CuIpcEventHandle, event: CuEvent) -> CuResult {
-    answer(|| {
-        let event = find(event)?;
-        if event.flags & INTERPROCESS == 0 || event.opened {
-            return Err(CuResult::INVALID_HANDLE);
-        }
-        let EventId { index, generation } = event.id;
-        let shared = Shared {
-            magic: SHARED,
-            index,
-            generation,
-            flags: event.flags,
-            rest: [0; 11],
-        };
-        write(out.cast::<Shared>(), shared)
-    })
+pub(crate) fn cuIpcGetEventHandle(out: *mut CuIpcEventHandle, event: CuEvent) -> Done {
+    let event = find(event)?;
+    if event.flags & INTERPROCESS == 0 || event.opened {
+        return Err(CuResult::INVALID_HANDLE);
+    }
+    let EventId { index, generation } = event.id;
+    let shared = Shared {
+        magic: SHARED,
+        index,
+        generation,
+        flags: event.flags,
+        rest: [0; 11],
+    };
+    write(out.cast::<Shared>(), shared)
 }
 
-pub(crate) unsafe fn cuIpcOpenEventHandle(
-    out: *mut CuEvent,
-    event_handle: CuIpcEventHandle,
-) -> CuResult {
-    answer(|| {
-        let shared = read((&raw const event_handle).cast::<Shared>())?;
-        if shared.magic != SHARED {
-            return Err(CuResult::INVALID_HANDLE);
-        }
-        let id = EventId {
-            index: shared.index,
-            generation: shared.generation,
-        };
-        exec()?
-            .last_record(id)
-            .map_err(|_| CuResult::INVALID_HANDLE)?;
-        let context = context::current()?;
-        let last = Mutex::new(Last::Board);
-        let event = Event {
-            id,
-            context,
-            flags: shared.flags,
-            opened: true,
-            last,
-        };
-        write(out, handle(EVENTS.insert(Arc::new(event))))
-    })
+pub(crate) fn cuIpcOpenEventHandle(out: *mut CuEvent, event_handle: CuIpcEventHandle) -> Done {
+    let shared = read((&raw const event_handle).cast::<Shared>())?;
+    if shared.magic != SHARED {
+        return Err(CuResult::INVALID_HANDLE);
+    }
+    let id = EventId {
+        index: shared.index,
+        generation: shared.generation,
+    };
+    exec()?
+        .last_record(id)
+        .map_err(|_| CuResult::INVALID_HANDLE)?;
+    let context = context::current()?;
+    let last = Mutex::new(Last::Board);
+    let event = Event {
+        id,
+        context,
+        flags: shared.flags,
+        opened: true,
+        last,
+    };
+    write(out, handle(EVENTS.insert(Arc::new(event))))
 }

@@ -9,9 +9,9 @@ use std::sync::Mutex;
 
 use cuda_api::driver::*;
 
-use crate::border::answer;
+use crate::border::{Done, answer, handle, lock, read, write};
 use crate::context;
-use crate::gpu::{Ctx, handle, lock, read, write};
+use crate::context::Ctx;
 use crate::module;
 
 /// An entry: a function, a size in bytes, or nothing.
@@ -99,16 +99,11 @@ const TABLES: [([u8; 16], &[Entry]); 4] = [
     ),
 ];
 
-pub(crate) unsafe fn cuGetExportTable(
-    out: *mut *const c_void,
-    export_table_id: *const CuUuid,
-) -> CuResult {
-    answer(|| {
-        let wanted = read(export_table_id)?.bytes;
-        let found = TABLES.iter().find(|(id, _)| *id == wanted);
-        let (_, table) = found.ok_or(CuResult::NOT_FOUND)?;
-        write(out, table.as_ptr().cast())
-    })
+pub(crate) fn cuGetExportTable(out: *mut *const c_void, export_table_id: *const CuUuid) -> Done {
+    let wanted = read(export_table_id)?.bytes;
+    let found = TABLES.iter().find(|(id, _)| *id == wanted);
+    let (_, table) = found.ok_or(CuResult::NOT_FOUND)?;
+    write(out, table.as_ptr().cast())
 }
 
 // --- the runtime's interface ----------------------------------------------------------------

@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board;
 
-use crate::gpu::Ctx;
+use crate::border::{Done, check_out, read, write};
+use crate::context::Ctx;
 use crate::memory::{self, Kind};
 use crate::space::PAGE;
-use crate::{array, border, context, driver, ipc, stream};
+use crate::{array, context, driver, ipc, stream};
 
 #[derive(Debug)]
 struct Memory {
@@ -69,58 +70,54 @@ fn number(imports: &mut Imports) -> usize {
 }
 
 /// The driver owns an imported descriptor from then on, and closes it.
-fn take_over(fd: i32) -> Result<File, CuResult> {
+fn take_over(fd: i32) -> Done<File> {
     let file = ipc::from_program(fd)?;
     // SAFETY: the program has handed this descriptor over.
     unsafe { libc::close(fd) };
     Ok(file)
 }
 
-pub(crate) unsafe fn cuImportExternalMemory(
+pub(crate) fn cuImportExternalMemory(
     ext_mem_out: *mut CuExternalMemory,
     mem_handle_desc: *const CuExternalMemoryHandleDesc,
-) -> CuResult {
-    border::answer(|| {
-        let context = context::current()?.home();
-        border::check_out(ext_mem_out)?;
-        // SAFETY: the caller's pointer.
-        let desc = unsafe { border::get(mem_handle_desc) }?;
-        if desc.kind != OPAQUE_FD {
-            return Err(CuResult::NOT_SUPPORTED);
-        }
-        if desc.size == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // SAFETY: the kind says that it is a descriptor.
-        let file = take_over(unsafe { desc.handle.fd })?;
-        let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
-        if length < desc.size {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let taken = memory::rounded(desc.size);
-        driver::the()?.take(context.gpu, taken, board::Kind::Alloc)?;
-        let memory = Memory {
-            context,
-            file,
-            bytes: desc.size,
-            gpu: context.gpu,
-            taken,
-        };
-        let handle = with(|imports| {
-            let handle = number(imports);
-            imports.memories.insert(handle, Arc::new(memory));
-            handle
-        });
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(ext_mem_out, std::ptr::without_provenance_mut(handle)) }
-    })
+) -> Done {
+    let context = context::current()?.home();
+    check_out(ext_mem_out)?;
+    let desc = read(mem_handle_desc)?;
+    if desc.kind != OPAQUE_FD {
+        return Err(CuResult::NOT_SUPPORTED);
+    }
+    if desc.size == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // SAFETY: the kind says that it is a descriptor.
+    let file = take_over(unsafe { desc.handle.fd })?;
+    let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
+    if length < desc.size {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let taken = memory::rounded(desc.size);
+    driver::the()?.take(context.gpu, taken, board::Kind::Alloc)?;
+    let memory = Memory {
+        context,
+        file,
+        bytes: desc.size,
+        gpu: context.gpu,
+        taken,
+    };
+    let handle = with(|imports| {
+        let handle = number(imports);
+        imports.memories.insert(handle, Arc::new(memory));
+        handle
+    });
+    write(ext_mem_out, std::ptr::without_provenance_mut(handle))
 }
 
-fn find(handle: CuExternalMemory) -> Result<Arc<Memory>, CuResult> {
+fn find(handle: CuExternalMemory) -> Done<Arc<Memory>> {
     with(|imports| imports.memories.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
 }
 
-fn map(memory: &Memory, offset: u64, bytes: u64) -> Result<u64, CuResult> {
+fn map(memory: &Memory, offset: u64, bytes: u64) -> Done<u64> {
     let context = context::current()?.home();
     let inside = offset
         .checked_add(bytes)
@@ -141,120 +138,99 @@ fn map(memory: &Memory, offset: u64, bytes: u64) -> Result<u64, CuResult> {
     Ok(base)
 }
 
-pub(crate) unsafe fn cuExternalMemoryGetMappedBuffer(
+pub(crate) fn cuExternalMemoryGetMappedBuffer(
     dev_ptr: *mut CuDevicePtr,
     ext_mem: CuExternalMemory,
     buffer_desc: *const CuExternalMemoryBufferDesc,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(dev_ptr)?;
-        // SAFETY: the caller's pointer.
-        let desc = unsafe { border::get(buffer_desc) }?;
-        if desc.flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let base = map(&*find(ext_mem)?, desc.offset, desc.size)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(dev_ptr, CuDevicePtr(base)) }
-    })
+) -> Done {
+    check_out(dev_ptr)?;
+    let desc = read(buffer_desc)?;
+    if desc.flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let base = map(&*find(ext_mem)?, desc.offset, desc.size)?;
+    write(dev_ptr, CuDevicePtr(base))
 }
 
-pub(crate) unsafe fn cuExternalMemoryGetMappedMipmappedArray(
+pub(crate) fn cuExternalMemoryGetMappedMipmappedArray(
     mipmap: *mut CuMipmappedArray,
     ext_mem: CuExternalMemory,
     mipmap_desc: *const CuExternalMemoryMipmappedArrayDesc,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(mipmap)?;
-        // SAFETY: the caller's pointer.
-        let desc = unsafe { border::get(mipmap_desc) }?;
-        let memory = find(ext_mem)?;
-        let bytes = memory.bytes.saturating_sub(desc.offset);
-        let base = map(&memory, desc.offset, bytes)?;
-        let made = array::mipmap_over(base, &desc.array, desc.num_levels)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(mipmap, made) }
-    })
+) -> Done {
+    check_out(mipmap)?;
+    let desc = read(mipmap_desc)?;
+    let memory = find(ext_mem)?;
+    let bytes = memory.bytes.saturating_sub(desc.offset);
+    let base = map(&memory, desc.offset, bytes)?;
+    let made = array::mipmap_over(base, &desc.array, desc.num_levels)?;
+    write(mipmap, made)
 }
 
-pub(crate) unsafe fn cuDestroyExternalMemory(ext_mem: CuExternalMemory) -> CuResult {
+pub(crate) fn cuDestroyExternalMemory(ext_mem: CuExternalMemory) -> Done {
     let gone = with(|imports| imports.memories.remove(&ext_mem.addr()));
     if gone.is_some() {
-        CuResult::SUCCESS
+        Ok(())
     } else {
-        CuResult::INVALID_HANDLE
+        Err(CuResult::INVALID_HANDLE)
     }
 }
 
 // --- semaphores: signalled and waited for at once, since nothing else runs on their other side ------
 
-pub(crate) unsafe fn cuImportExternalSemaphore(
+pub(crate) fn cuImportExternalSemaphore(
     ext_sem_out: *mut CuExternalSemaphore,
     sem_handle_desc: *const CuExternalSemaphoreHandleDesc,
-) -> CuResult {
-    border::answer(|| {
-        let context = context::current()?.home();
-        border::check_out(ext_sem_out)?;
-        // SAFETY: the caller's pointer.
-        let desc = unsafe { border::get(sem_handle_desc) }?;
-        if desc.kind != OPAQUE_FD && desc.kind != TIMELINE_FD {
-            return Err(CuResult::NOT_SUPPORTED);
-        }
-        // SAFETY: the kind says that it is a descriptor.
-        let file = take_over(unsafe { desc.handle.fd })?;
-        let handle = with(|imports| {
-            let handle = number(imports);
-            imports.semaphores.insert(handle, (context, file));
-            handle
-        });
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(ext_sem_out, std::ptr::without_provenance_mut(handle)) }
-    })
+) -> Done {
+    let context = context::current()?.home();
+    check_out(ext_sem_out)?;
+    let desc = read(sem_handle_desc)?;
+    if desc.kind != OPAQUE_FD && desc.kind != TIMELINE_FD {
+        return Err(CuResult::NOT_SUPPORTED);
+    }
+    // SAFETY: the kind says that it is a descriptor.
+    let file = take_over(unsafe { desc.handle.fd })?;
+    let handle = with(|imports| {
+        let handle = number(imports);
+        imports.semaphores.insert(handle, (context, file));
+        handle
+    });
+    write(ext_sem_out, std::ptr::without_provenance_mut(handle))
 }
 
-pub(crate) unsafe fn cuDestroyExternalSemaphore(ext_sem: CuExternalSemaphore) -> CuResult {
+pub(crate) fn cuDestroyExternalSemaphore(ext_sem: CuExternalSemaphore) -> Done {
     let gone = with(|imports| imports.semaphores.remove(&ext_sem.addr()));
     if gone.is_some() {
-        CuResult::SUCCESS
+        Ok(())
     } else {
-        CuResult::INVALID_HANDLE
+        Err(CuResult::INVALID_HANDLE)
     }
 }
 
-unsafe fn all_known(
-    semaphores: *const CuExternalSemaphore,
-    count: u32,
-    stream: CuStream,
-) -> CuResult {
-    border::answer(|| {
-        stream::find(stream)?;
-        for index in 0..count as usize {
-            // SAFETY: the caller's array has that many entries.
-            let semaphore = unsafe { border::get(semaphores.wrapping_add(index)) }?;
-            if !with(|imports| imports.semaphores.contains_key(&semaphore.addr())) {
-                return Err(CuResult::INVALID_HANDLE);
-            }
+fn all_known(semaphores: *const CuExternalSemaphore, count: u32, stream: CuStream) -> Done {
+    stream::find(stream)?;
+    for index in 0..count as usize {
+        let semaphore = read(semaphores.wrapping_add(index))?;
+        if !with(|imports| imports.semaphores.contains_key(&semaphore.addr())) {
+            return Err(CuResult::INVALID_HANDLE);
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuSignalExternalSemaphoresAsync(
+pub(crate) fn cuSignalExternalSemaphoresAsync(
     ext_sem_array: *const CuExternalSemaphore,
     _params_array: *const c_void,
     count_ext_sems: u32,
     stream: CuStream,
-) -> CuResult {
-    // SAFETY: the caller's array.
-    unsafe { all_known(ext_sem_array, count_ext_sems, stream) }
+) -> Done {
+    all_known(ext_sem_array, count_ext_sems, stream)
 }
 
-pub(crate) unsafe fn cuWaitExternalSemaphoresAsync(
+pub(crate) fn cuWaitExternalSemaphoresAsync(
     ext_sem_array: *const CuExternalSemaphore,
     _params_array: *const c_void,
     count_ext_sems: u32,
     stream: CuStream,
-) -> CuResult {
-    // SAFETY: the caller's array.
-    unsafe { all_known(ext_sem_array, count_ext_sems, stream) }
+) -> Done {
+    all_known(ext_sem_array, count_ext_sems, stream)
 }

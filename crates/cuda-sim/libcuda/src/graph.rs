@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use cuda_api::driver::*;
 
-use crate::border::answer;
+use crate::border::{Done, Opaque, handle, lock, read, read_all, text, write};
 use crate::event::{self, Event};
-use crate::gpu::{Done, Opaque, handle, lock, read, read_all, text, write};
 use crate::launch::Launch;
 use crate::memory_node;
 use crate::stream::{self, ValueOp};
@@ -697,702 +696,602 @@ fn release_user_object(object: usize, count: u32) {
 
 // --- the C border ---------------------------------------------------------------------------
 
-pub(crate) unsafe fn cuGraphCreate(out: *mut CuGraph, flags: u32) -> CuResult {
-    answer(|| {
-        if flags != 0 || out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        write(out, handle(create().handle()))
-    })
+pub(crate) fn cuGraphCreate(out: *mut CuGraph, flags: u32) -> Done {
+    if flags != 0 || out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, handle(create().handle()))
 }
 
-pub(crate) unsafe fn cuGraphDestroy(graph: CuGraph) -> CuResult {
-    answer(|| {
-        GRAPHS
-            .remove(graph.addr())
-            .map(drop)
-            .ok_or(CuResult::INVALID_VALUE)
-    })
+pub(crate) fn cuGraphDestroy(graph: CuGraph) -> Done {
+    GRAPHS
+        .remove(graph.addr())
+        .map(drop)
+        .ok_or(CuResult::INVALID_VALUE)
 }
 
-pub(crate) unsafe fn cuGraphClone(out: *mut CuGraph, original_graph: CuGraph) -> CuResult {
-    answer(|| {
-        if out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let copy = find(original_graph)?.copy()?;
-        GRAPHS.insert(Arc::clone(&copy));
-        write(out, handle(copy.handle()))
-    })
+pub(crate) fn cuGraphClone(out: *mut CuGraph, original_graph: CuGraph) -> Done {
+    if out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let copy = find(original_graph)?.copy()?;
+    GRAPHS.insert(Arc::clone(&copy));
+    write(out, handle(copy.handle()))
 }
 
-pub(crate) unsafe fn cuGraphNodeFindInClone(
+pub(crate) fn cuGraphNodeFindInClone(
     node_out: *mut CuGraphNode,
     original_node: CuGraphNode,
     cloned_graph: CuGraph,
-) -> CuResult {
-    answer(|| {
-        let graph = find(cloned_graph)?;
-        let nodes = graph.nodes();
-        let twin = nodes
-            .iter()
-            .find(|node| node.original == original_node.addr());
-        write(
-            node_out,
-            handle(twin.ok_or(CuResult::INVALID_VALUE)?.handle()),
-        )
-    })
+) -> Done {
+    let graph = find(cloned_graph)?;
+    let nodes = graph.nodes();
+    let twin = nodes
+        .iter()
+        .find(|node| node.original == original_node.addr());
+    write(
+        node_out,
+        handle(twin.ok_or(CuResult::INVALID_VALUE)?.handle()),
+    )
 }
 
-pub(crate) unsafe fn cuGraphAddKernelNode(
+pub(crate) fn cuGraphAddKernelNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     params: *const CuKernelNodeParamsV1,
-) -> CuResult {
-    answer(|| add(out, graph, dependencies, count, || kernel_v1(params)))
+) -> Done {
+    add(out, graph, dependencies, count, || kernel_v1(params))
 }
 
-pub(crate) unsafe fn cuGraphAddKernelNode_v2(
+pub(crate) fn cuGraphAddKernelNode_v2(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     params: *const CuKernelNodeParams,
-) -> CuResult {
-    answer(|| add(out, graph, dependencies, count, || kernel(&read(params)?)))
+) -> Done {
+    add(out, graph, dependencies, count, || kernel(&read(params)?))
 }
 
-pub(crate) unsafe fn cuGraphAddMemcpyNode(
+pub(crate) fn cuGraphAddMemcpyNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     copy_params: *const CuMemcpy3D,
     _context: CuContext,
-) -> CuResult {
-    answer(|| add(out, graph, dependencies, count, || memcpy(copy_params)))
+) -> Done {
+    add(out, graph, dependencies, count, || memcpy(copy_params))
 }
 
-pub(crate) unsafe fn cuGraphAddMemsetNode(
+pub(crate) fn cuGraphAddMemsetNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     memset_params: *const CuMemsetNodeParams,
     _context: CuContext,
-) -> CuResult {
-    answer(|| {
-        add(out, graph, dependencies, count, || {
-            memset(&read(memset_params)?)
-        })
+) -> Done {
+    add(out, graph, dependencies, count, || {
+        memset(&read(memset_params)?)
     })
 }
 
-pub(crate) unsafe fn cuGraphAddHostNode(
+pub(crate) fn cuGraphAddHostNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     params: *const CuHostNodeParams,
-) -> CuResult {
-    answer(|| add(out, graph, dependencies, count, || host(params)))
+) -> Done {
+    add(out, graph, dependencies, count, || host(params))
 }
 
-pub(crate) unsafe fn cuGraphAddChildGraphNode(
+pub(crate) fn cuGraphAddChildGraphNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     child_graph: CuGraph,
-) -> CuResult {
-    answer(|| add(out, graph, dependencies, count, || child(child_graph)))
+) -> Done {
+    add(out, graph, dependencies, count, || child(child_graph))
 }
 
-pub(crate) unsafe fn cuGraphAddEmptyNode(
+pub(crate) fn cuGraphAddEmptyNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
-) -> CuResult {
-    answer(|| add(out, graph, dependencies, count, || Ok(Body::Empty)))
+) -> Done {
+    add(out, graph, dependencies, count, || Ok(Body::Empty))
 }
 
-pub(crate) unsafe fn cuGraphAddEventRecordNode(
+pub(crate) fn cuGraphAddEventRecordNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     event: CuEvent,
-) -> CuResult {
+) -> Done {
     let make = || event::find(event).map(Body::EventRecord);
-    answer(|| add(out, graph, dependencies, count, make))
+    add(out, graph, dependencies, count, make)
 }
 
-pub(crate) unsafe fn cuGraphAddEventWaitNode(
+pub(crate) fn cuGraphAddEventWaitNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     event: CuEvent,
-) -> CuResult {
+) -> Done {
     let make = || event::find(event).map(Body::EventWait);
-    answer(|| add(out, graph, dependencies, count, make))
+    add(out, graph, dependencies, count, make)
 }
 
-pub(crate) unsafe fn cuGraphAddMemAllocNode(
+pub(crate) fn cuGraphAddMemAllocNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     params: *mut CuMemAllocNodeParams,
-) -> CuResult {
+) -> Done {
     let make = || memory_node::make(params).map(Body::MemAlloc);
-    answer(|| add(out, graph, dependencies, count, make))
+    add(out, graph, dependencies, count, make)
 }
 
-pub(crate) unsafe fn cuGraphAddMemFreeNode(
+pub(crate) fn cuGraphAddMemFreeNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     ptr: CuDevicePtr,
-) -> CuResult {
+) -> Done {
     let make = || memory_node::make_free(ptr.0).map(Body::MemFree);
-    answer(|| add(out, graph, dependencies, count, make))
+    add(out, graph, dependencies, count, make)
 }
 
-pub(crate) unsafe fn cuGraphAddBatchMemOpNode(
+pub(crate) fn cuGraphAddBatchMemOpNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     params: *const CuBatchMemOpNodeParams,
-) -> CuResult {
-    answer(|| add(out, graph, dependencies, count, || batch(&read(params)?)))
+) -> Done {
+    add(out, graph, dependencies, count, || batch(&read(params)?))
 }
 
-pub(crate) unsafe fn cuGraphAddNode(
+pub(crate) fn cuGraphAddNode(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     count: usize,
     params: *mut CuGraphNodeParams,
-) -> CuResult {
-    answer(|| add(out, graph, dependencies, count, || any(params)))
+) -> Done {
+    add(out, graph, dependencies, count, || any(params))
 }
 
-pub(crate) unsafe fn cuGraphAddNode_v2(
+pub(crate) fn cuGraphAddNode_v2(
     out: *mut CuGraphNode,
     graph: CuGraph,
     dependencies: *const CuGraphNode,
     _dependency_data: *const CuGraphEdgeData,
     count: usize,
     params: *mut CuGraphNodeParams,
-) -> CuResult {
-    answer(|| add(out, graph, dependencies, count, || any(params)))
+) -> Done {
+    add(out, graph, dependencies, count, || any(params))
 }
 
-pub(crate) unsafe fn cuGraphConditionalHandleCreate(
+pub(crate) fn cuGraphConditionalHandleCreate(
     handle_out: *mut u64,
     graph: CuGraph,
     _context: CuContext,
     default_launch_value: u32,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        if flags > 1 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        find(graph)?;
-        // Relaxed: only has to differ from every other.
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let value = if flags == 1 { default_launch_value } else { 0 };
-        lock(&CONDITIONS)
-            .get_or_insert_with(HashMap::new)
-            .insert(id, value);
-        write(handle_out, id)
-    })
+) -> Done {
+    if flags > 1 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    find(graph)?;
+    // Relaxed: only has to differ from every other.
+    let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+    let value = if flags == 1 { default_launch_value } else { 0 };
+    lock(&CONDITIONS)
+        .get_or_insert_with(HashMap::new)
+        .insert(id, value);
+    write(handle_out, id)
 }
 
-pub(crate) unsafe fn cuGraphNodeGetType(node: CuGraphNode, kind: *mut CuGraphNodeType) -> CuResult {
-    answer(|| get(node, kind, |body| Some(body.kind())))
+pub(crate) fn cuGraphNodeGetType(node: CuGraphNode, kind: *mut CuGraphNodeType) -> Done {
+    get(node, kind, |body| Some(body.kind()))
 }
 
-pub(crate) unsafe fn cuGraphGetNodes(
+pub(crate) fn cuGraphGetNodes(
     graph: CuGraph,
     nodes: *mut CuGraphNode,
     count_nodes: *mut usize,
-) -> CuResult {
-    answer(|| {
-        let handles: Vec<usize> = find(graph)?.nodes().iter().map(Node::handle).collect();
-        list(&handles, nodes, count_nodes)
-    })
+) -> Done {
+    let handles: Vec<usize> = find(graph)?.nodes().iter().map(Node::handle).collect();
+    list(&handles, nodes, count_nodes)
 }
 
-pub(crate) unsafe fn cuGraphGetRootNodes(
+pub(crate) fn cuGraphGetRootNodes(
     graph: CuGraph,
     root_nodes: *mut CuGraphNode,
     count_root_nodes: *mut usize,
-) -> CuResult {
-    answer(|| {
-        let graph = find(graph)?;
-        let mut roots: Vec<usize> = graph.nodes().iter().map(Node::handle).collect();
-        roots.retain(|&node| graph.after(node).is_empty());
-        list(&roots, root_nodes, count_root_nodes)
-    })
+) -> Done {
+    let graph = find(graph)?;
+    let mut roots: Vec<usize> = graph.nodes().iter().map(Node::handle).collect();
+    roots.retain(|&node| graph.after(node).is_empty());
+    list(&roots, root_nodes, count_root_nodes)
 }
 
-pub(crate) unsafe fn cuGraphGetEdges(
+pub(crate) fn cuGraphGetEdges(
     graph: CuGraph,
     from: *mut CuGraphNode,
     to: *mut CuGraphNode,
     count_edges: *mut usize,
-) -> CuResult {
-    answer(|| edges(graph, from, to, count_edges))
+) -> Done {
+    edges(graph, from, to, count_edges)
 }
 
-pub(crate) unsafe fn cuGraphGetEdges_v2(
+pub(crate) fn cuGraphGetEdges_v2(
     graph: CuGraph,
     from: *mut CuGraphNode,
     to: *mut CuGraphNode,
     _edge_data: *mut CuGraphEdgeData,
     count_edges: *mut usize,
-) -> CuResult {
-    answer(|| edges(graph, from, to, count_edges))
+) -> Done {
+    edges(graph, from, to, count_edges)
 }
 
-pub(crate) unsafe fn cuGraphNodeGetDependencies(
+pub(crate) fn cuGraphNodeGetDependencies(
     node: CuGraphNode,
     out: *mut CuGraphNode,
     count: *mut usize,
-) -> CuResult {
-    answer(|| dependencies(node, out, count))
+) -> Done {
+    dependencies(node, out, count)
 }
 
-pub(crate) unsafe fn cuGraphNodeGetDependencies_v2(
-    node: CuGraphNode,
-    out: *mut CuGraphNode,
-    _edge_data: *mut CuGraphEdgeData,
-    count: *mut usize,
-) -> CuResult {
-    answer(|| dependencies(node, out, count))
-}
-
-pub(crate) unsafe fn cuGraphNodeGetDependentNodes(
-    node: CuGraphNode,
-    out: *mut CuGraphNode,
-    count: *mut usize,
-) -> CuResult {
-    answer(|| dependents(node, out, count))
-}
-
-pub(crate) unsafe fn cuGraphNodeGetDependentNodes_v2(
+pub(crate) fn cuGraphNodeGetDependencies_v2(
     node: CuGraphNode,
     out: *mut CuGraphNode,
     _edge_data: *mut CuGraphEdgeData,
     count: *mut usize,
-) -> CuResult {
-    answer(|| dependents(node, out, count))
+) -> Done {
+    dependencies(node, out, count)
 }
 
-pub(crate) unsafe fn cuGraphAddDependencies(
+pub(crate) fn cuGraphNodeGetDependentNodes(
+    node: CuGraphNode,
+    out: *mut CuGraphNode,
+    count: *mut usize,
+) -> Done {
+    dependents(node, out, count)
+}
+
+pub(crate) fn cuGraphNodeGetDependentNodes_v2(
+    node: CuGraphNode,
+    out: *mut CuGraphNode,
+    _edge_data: *mut CuGraphEdgeData,
+    count: *mut usize,
+) -> Done {
+    dependents(node, out, count)
+}
+
+pub(crate) fn cuGraphAddDependencies(
     graph: CuGraph,
     from: *const CuGraphNode,
     to: *const CuGraphNode,
     count: usize,
-) -> CuResult {
-    answer(|| relink(graph, from, to, count, Graph::link))
+) -> Done {
+    relink(graph, from, to, count, Graph::link)
 }
 
-pub(crate) unsafe fn cuGraphAddDependencies_v2(
+pub(crate) fn cuGraphAddDependencies_v2(
     graph: CuGraph,
     from: *const CuGraphNode,
     to: *const CuGraphNode,
     _edge_data: *const CuGraphEdgeData,
     count: usize,
-) -> CuResult {
-    answer(|| relink(graph, from, to, count, Graph::link))
+) -> Done {
+    relink(graph, from, to, count, Graph::link)
 }
 
-pub(crate) unsafe fn cuGraphRemoveDependencies(
+pub(crate) fn cuGraphRemoveDependencies(
     graph: CuGraph,
     from: *const CuGraphNode,
     to: *const CuGraphNode,
     count: usize,
-) -> CuResult {
-    answer(|| relink(graph, from, to, count, Graph::unlink))
+) -> Done {
+    relink(graph, from, to, count, Graph::unlink)
 }
 
-pub(crate) unsafe fn cuGraphRemoveDependencies_v2(
+pub(crate) fn cuGraphRemoveDependencies_v2(
     graph: CuGraph,
     from: *const CuGraphNode,
     to: *const CuGraphNode,
     _edge_data: *const CuGraphEdgeData,
     count: usize,
-) -> CuResult {
-    answer(|| relink(graph, from, to, count, Graph::unlink))
+) -> Done {
+    relink(graph, from, to, count, Graph::unlink)
 }
 
-pub(crate) unsafe fn cuGraphDestroyNode(node: CuGraphNode) -> CuResult {
-    answer(|| {
-        let (node, graph) = graph_of(node)?;
-        graph.remove_node(node.handle())
-    })
+pub(crate) fn cuGraphDestroyNode(node: CuGraphNode) -> Done {
+    let (node, graph) = graph_of(node)?;
+    graph.remove_node(node.handle())
 }
 
-pub(crate) unsafe fn cuGraphKernelNodeGetParams(
+pub(crate) fn cuGraphKernelNodeGetParams(
     node: CuGraphNode,
     params: *mut CuKernelNodeParamsV1,
-) -> CuResult {
-    answer(|| {
-        get(node, params, |body| match body {
-            Body::Kernel(launch) => Some(launch.as_params_v1()),
-            _ => None,
-        })
+) -> Done {
+    get(node, params, |body| match body {
+        Body::Kernel(launch) => Some(launch.as_params_v1()),
+        _ => None,
     })
 }
 
-pub(crate) unsafe fn cuGraphKernelNodeGetParams_v2(
+pub(crate) fn cuGraphKernelNodeGetParams_v2(
     node: CuGraphNode,
     params: *mut CuKernelNodeParams,
-) -> CuResult {
-    answer(|| {
-        get(node, params, |body| match body {
-            Body::Kernel(launch) => Some(launch.as_params()),
-            _ => None,
-        })
+) -> Done {
+    get(node, params, |body| match body {
+        Body::Kernel(launch) => Some(launch.as_params()),
+        _ => None,
     })
 }
 
-pub(crate) unsafe fn cuGraphKernelNodeSetParams(
+pub(crate) fn cuGraphKernelNodeSetParams(
     node: CuGraphNode,
     params: *const CuKernelNodeParamsV1,
-) -> CuResult {
-    answer(|| set(node, || kernel_v1(params)))
+) -> Done {
+    set(node, || kernel_v1(params))
 }
 
-pub(crate) unsafe fn cuGraphKernelNodeSetParams_v2(
+pub(crate) fn cuGraphKernelNodeSetParams_v2(
     node: CuGraphNode,
     params: *const CuKernelNodeParams,
-) -> CuResult {
-    answer(|| set(node, || kernel(&read(params)?)))
+) -> Done {
+    set(node, || kernel(&read(params)?))
 }
 
-pub(crate) unsafe fn cuGraphKernelNodeSetAttribute(
+pub(crate) fn cuGraphKernelNodeSetAttribute(
     node: CuGraphNode,
     attribute: CuLaunchAttributeId,
     value: *const CuLaunchAttributeValue,
-) -> CuResult {
-    answer(|| {
-        let words = read(value)?.words;
-        match &mut *lock(&find_node(node)?.body) {
-            Body::Kernel(launch) => {
-                launch.set_attribute(attribute, words);
-                Ok(())
-            }
-            _ => Err(CuResult::INVALID_VALUE),
+) -> Done {
+    let words = read(value)?.words;
+    match &mut *lock(&find_node(node)?.body) {
+        Body::Kernel(launch) => {
+            launch.set_attribute(attribute, words);
+            Ok(())
         }
-    })
+        _ => Err(CuResult::INVALID_VALUE),
+    }
 }
 
-pub(crate) unsafe fn cuGraphKernelNodeGetAttribute(
+pub(crate) fn cuGraphKernelNodeGetAttribute(
     node: CuGraphNode,
     attribute: CuLaunchAttributeId,
     value_out: *mut CuLaunchAttributeValue,
-) -> CuResult {
-    answer(|| {
-        get(node, value_out, |body| match body {
-            Body::Kernel(launch) => Some(CuLaunchAttributeValue {
-                words: launch.attribute(attribute).unwrap_or([0; 8]),
-            }),
-            _ => None,
-        })
+) -> Done {
+    get(node, value_out, |body| match body {
+        Body::Kernel(launch) => Some(CuLaunchAttributeValue {
+            words: launch.attribute(attribute).unwrap_or([0; 8]),
+        }),
+        _ => None,
     })
 }
 
-pub(crate) unsafe fn cuGraphKernelNodeCopyAttributes(
-    dst: CuGraphNode,
-    src: CuGraphNode,
-) -> CuResult {
-    answer(|| {
-        let attributes = match &*lock(&find_node(src)?.body) {
-            Body::Kernel(launch) => launch.attributes.clone(),
-            _ => return Err(CuResult::INVALID_VALUE),
-        };
-        match &mut *lock(&find_node(dst)?.body) {
-            Body::Kernel(launch) => launch.attributes = attributes,
-            _ => return Err(CuResult::INVALID_VALUE),
-        }
-        Ok(())
+pub(crate) fn cuGraphKernelNodeCopyAttributes(dst: CuGraphNode, src: CuGraphNode) -> Done {
+    let attributes = match &*lock(&find_node(src)?.body) {
+        Body::Kernel(launch) => launch.attributes.clone(),
+        _ => return Err(CuResult::INVALID_VALUE),
+    };
+    match &mut *lock(&find_node(dst)?.body) {
+        Body::Kernel(launch) => launch.attributes = attributes,
+        _ => return Err(CuResult::INVALID_VALUE),
+    }
+    Ok(())
+}
+
+pub(crate) fn cuGraphMemcpyNodeGetParams(node: CuGraphNode, params: *mut CuMemcpy3D) -> Done {
+    get(node, params, |body| match body {
+        Body::Memcpy(copy) => Some(copy.0),
+        Body::Copy { .. } => Some(CuMemcpy3D::zeroed()),
+        _ => None,
     })
 }
 
-pub(crate) unsafe fn cuGraphMemcpyNodeGetParams(
-    node: CuGraphNode,
-    params: *mut CuMemcpy3D,
-) -> CuResult {
-    answer(|| {
-        get(node, params, |body| match body {
-            Body::Memcpy(copy) => Some(copy.0),
-            Body::Copy { .. } => Some(CuMemcpy3D::zeroed()),
-            _ => None,
-        })
-    })
+pub(crate) fn cuGraphMemcpyNodeSetParams(node: CuGraphNode, params: *const CuMemcpy3D) -> Done {
+    set(node, || memcpy(params))
 }
 
-pub(crate) unsafe fn cuGraphMemcpyNodeSetParams(
-    node: CuGraphNode,
-    params: *const CuMemcpy3D,
-) -> CuResult {
-    answer(|| set(node, || memcpy(params)))
-}
-
-pub(crate) unsafe fn cuGraphMemsetNodeGetParams(
+pub(crate) fn cuGraphMemsetNodeGetParams(
     node: CuGraphNode,
     params: *mut CuMemsetNodeParams,
-) -> CuResult {
-    answer(|| {
-        get(node, params, |body| match *body {
-            Body::Memset(set) => Some(set.as_params()),
-            _ => None,
-        })
+) -> Done {
+    get(node, params, |body| match *body {
+        Body::Memset(set) => Some(set.as_params()),
+        _ => None,
     })
 }
 
-pub(crate) unsafe fn cuGraphMemsetNodeSetParams(
+pub(crate) fn cuGraphMemsetNodeSetParams(
     node: CuGraphNode,
     params: *const CuMemsetNodeParams,
-) -> CuResult {
-    answer(|| set(node, || memset(&read(params)?)))
+) -> Done {
+    set(node, || memset(&read(params)?))
 }
 
-pub(crate) unsafe fn cuGraphHostNodeGetParams(
-    node: CuGraphNode,
-    params: *mut CuHostNodeParams,
-) -> CuResult {
-    answer(|| {
-        get(node, params, |body| match *body {
-            Body::Host { function, data } => Some(CuHostNodeParams {
-                callback: Some(function),
-                data: data.0,
-            }),
-            _ => None,
-        })
+pub(crate) fn cuGraphHostNodeGetParams(node: CuGraphNode, params: *mut CuHostNodeParams) -> Done {
+    get(node, params, |body| match *body {
+        Body::Host { function, data } => Some(CuHostNodeParams {
+            callback: Some(function),
+            data: data.0,
+        }),
+        _ => None,
     })
 }
 
-pub(crate) unsafe fn cuGraphHostNodeSetParams(
-    node: CuGraphNode,
-    params: *const CuHostNodeParams,
-) -> CuResult {
-    answer(|| set(node, || host(params)))
+pub(crate) fn cuGraphHostNodeSetParams(node: CuGraphNode, params: *const CuHostNodeParams) -> Done {
+    set(node, || host(params))
 }
 
-pub(crate) unsafe fn cuGraphChildGraphNodeGetGraph(
-    node: CuGraphNode,
-    out: *mut CuGraph,
-) -> CuResult {
-    answer(|| {
-        let node = find_node(node)?;
-        let Body::Child(child) = lock(&node.body).clone() else {
-            return Err(CuResult::INVALID_VALUE);
-        };
-        write(out, handle(show(&child)))
+pub(crate) fn cuGraphChildGraphNodeGetGraph(node: CuGraphNode, out: *mut CuGraph) -> Done {
+    let node = find_node(node)?;
+    let Body::Child(child) = lock(&node.body).clone() else {
+        return Err(CuResult::INVALID_VALUE);
+    };
+    write(out, handle(show(&child)))
+}
+
+pub(crate) fn cuGraphEventRecordNodeGetEvent(node: CuGraphNode, event_out: *mut CuEvent) -> Done {
+    get(node, event_out, |body| match body {
+        Body::EventRecord(event) => Some(handle(Arc::as_ptr(event).addr())),
+        _ => None,
     })
 }
 
-pub(crate) unsafe fn cuGraphEventRecordNodeGetEvent(
-    node: CuGraphNode,
-    event_out: *mut CuEvent,
-) -> CuResult {
-    answer(|| {
-        get(node, event_out, |body| match body {
-            Body::EventRecord(event) => Some(handle(Arc::as_ptr(event).addr())),
-            _ => None,
-        })
+pub(crate) fn cuGraphEventWaitNodeGetEvent(node: CuGraphNode, event_out: *mut CuEvent) -> Done {
+    get(node, event_out, |body| match body {
+        Body::EventWait(event) => Some(handle(Arc::as_ptr(event).addr())),
+        _ => None,
     })
 }
 
-pub(crate) unsafe fn cuGraphEventWaitNodeGetEvent(
-    node: CuGraphNode,
-    event_out: *mut CuEvent,
-) -> CuResult {
-    answer(|| {
-        get(node, event_out, |body| match body {
-            Body::EventWait(event) => Some(handle(Arc::as_ptr(event).addr())),
-            _ => None,
-        })
-    })
+pub(crate) fn cuGraphEventRecordNodeSetEvent(node: CuGraphNode, event: CuEvent) -> Done {
+    set(node, || event::find(event).map(Body::EventRecord))
 }
 
-pub(crate) unsafe fn cuGraphEventRecordNodeSetEvent(node: CuGraphNode, event: CuEvent) -> CuResult {
-    answer(|| set(node, || event::find(event).map(Body::EventRecord)))
+pub(crate) fn cuGraphEventWaitNodeSetEvent(node: CuGraphNode, event: CuEvent) -> Done {
+    set(node, || event::find(event).map(Body::EventWait))
 }
 
-pub(crate) unsafe fn cuGraphEventWaitNodeSetEvent(node: CuGraphNode, event: CuEvent) -> CuResult {
-    answer(|| set(node, || event::find(event).map(Body::EventWait)))
-}
-
-pub(crate) unsafe fn cuGraphBatchMemOpNodeSetParams(
+pub(crate) fn cuGraphBatchMemOpNodeSetParams(
     node: CuGraphNode,
     params: *const CuBatchMemOpNodeParams,
-) -> CuResult {
-    answer(|| set(node, || batch(&read(params)?)))
+) -> Done {
+    set(node, || batch(&read(params)?))
 }
 
-pub(crate) unsafe fn cuGraphMemAllocNodeGetParams(
+pub(crate) fn cuGraphMemAllocNodeGetParams(
     node: CuGraphNode,
     params_out: *mut CuMemAllocNodeParams,
-) -> CuResult {
-    answer(|| {
-        get(node, params_out, |body| match body {
-            Body::MemAlloc(allocation) => Some(allocation.as_params()),
-            _ => None,
-        })
+) -> Done {
+    get(node, params_out, |body| match body {
+        Body::MemAlloc(allocation) => Some(allocation.as_params()),
+        _ => None,
     })
 }
 
-pub(crate) unsafe fn cuGraphMemFreeNodeGetParams(
-    node: CuGraphNode,
-    dptr_out: *mut CuDevicePtr,
-) -> CuResult {
-    answer(|| {
-        get(node, dptr_out, |body| match *body {
-            Body::MemFree(address) => Some(CuDevicePtr(address)),
-            _ => None,
-        })
+pub(crate) fn cuGraphMemFreeNodeGetParams(node: CuGraphNode, dptr_out: *mut CuDevicePtr) -> Done {
+    get(node, dptr_out, |body| match *body {
+        Body::MemFree(address) => Some(CuDevicePtr(address)),
+        _ => None,
     })
 }
 
-pub(crate) unsafe fn cuGraphNodeGetParams(
-    node: CuGraphNode,
-    params: *mut CuGraphNodeParams,
-) -> CuResult {
-    answer(|| get_any(node, params))
+pub(crate) fn cuGraphNodeGetParams(node: CuGraphNode, params: *mut CuGraphNodeParams) -> Done {
+    get_any(node, params)
 }
 
-pub(crate) unsafe fn cuGraphNodeSetParams(
-    node: CuGraphNode,
-    params: *mut CuGraphNodeParams,
-) -> CuResult {
-    answer(|| set(node, || any(params)))
+pub(crate) fn cuGraphNodeSetParams(node: CuGraphNode, params: *mut CuGraphNodeParams) -> Done {
+    set(node, || any(params))
 }
 
-pub(crate) unsafe fn cuGraphNodeGetLocalId(node: CuGraphNode, node_id: *mut u32) -> CuResult {
-    answer(|| write(node_id, find_node(node)?.id as u32))
+pub(crate) fn cuGraphNodeGetLocalId(node: CuGraphNode, node_id: *mut u32) -> Done {
+    write(node_id, find_node(node)?.id as u32)
 }
 
-pub(crate) unsafe fn cuGraphNodeGetToolsId(node: CuGraphNode, tools_node_id: *mut u64) -> CuResult {
-    answer(|| write(tools_node_id, find_node(node)?.id))
+pub(crate) fn cuGraphNodeGetToolsId(node: CuGraphNode, tools_node_id: *mut u64) -> Done {
+    write(tools_node_id, find_node(node)?.id)
 }
 
-pub(crate) unsafe fn cuGraphNodeGetContainingGraph(
-    node: CuGraphNode,
-    out: *mut CuGraph,
-) -> CuResult {
-    answer(|| write(out, handle(graph_of(node)?.1.handle())))
+pub(crate) fn cuGraphNodeGetContainingGraph(node: CuGraphNode, out: *mut CuGraph) -> Done {
+    write(out, handle(graph_of(node)?.1.handle()))
 }
 
-pub(crate) unsafe fn cuGraphGetId(graph: CuGraph, graph_id: *mut u32) -> CuResult {
-    answer(|| write(graph_id, find(graph)?.id as u32))
+pub(crate) fn cuGraphGetId(graph: CuGraph, graph_id: *mut u32) -> Done {
+    write(graph_id, find(graph)?.id as u32)
 }
 
 /// Writes the graph in the language of `dot`.
-pub(crate) unsafe fn cuGraphDebugDotPrint(
-    graph: CuGraph,
-    path: *const c_char,
-    _flags: u32,
-) -> CuResult {
-    answer(|| {
-        let mut dot = "digraph dot {\n".to_owned();
-        for (place, (node, after)) in find(graph)?.in_order()?.iter().enumerate() {
-            let kind = lock(&node.body).kind();
-            dot.push_str(&format!("n{place} [label=\"{place}: type {kind}\"];\n"));
-            for before in after {
-                dot.push_str(&format!("n{before} -> n{place};\n"));
-            }
+pub(crate) fn cuGraphDebugDotPrint(graph: CuGraph, path: *const c_char, _flags: u32) -> Done {
+    let mut dot = "digraph dot {\n".to_owned();
+    for (place, (node, after)) in find(graph)?.in_order()?.iter().enumerate() {
+        let kind = lock(&node.body).kind();
+        dot.push_str(&format!("n{place} [label=\"{place}: type {kind}\"];\n"));
+        for before in after {
+            dot.push_str(&format!("n{before} -> n{place};\n"));
         }
-        dot.push_str("}\n");
-        std::fs::write(text(path)?, dot).map_err(|_| CuResult::OPERATING_SYSTEM)
-    })
+    }
+    dot.push_str("}\n");
+    std::fs::write(text(path)?, dot).map_err(|_| CuResult::OPERATING_SYSTEM)
 }
 
-pub(crate) unsafe fn cuUserObjectCreate(
+pub(crate) fn cuUserObjectCreate(
     object_out: *mut CuUserObject,
     ptr: *mut c_void,
     destroy: CuHostFn,
     initial_refcount: u32,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        let destroy = destroy.ok_or(CuResult::INVALID_VALUE)?;
-        if initial_refcount == 0 || flags != 1 || object_out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let count = Mutex::new(initial_refcount);
-        let object = Arc::new(UserObject {
-            data: Opaque(ptr),
-            destroy,
-            count,
-        });
-        write(object_out, handle(USER_OBJECTS.insert(object)))
-    })
+) -> Done {
+    let destroy = destroy.ok_or(CuResult::INVALID_VALUE)?;
+    if initial_refcount == 0 || flags != 1 || object_out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let count = Mutex::new(initial_refcount);
+    let object = Arc::new(UserObject {
+        data: Opaque(ptr),
+        destroy,
+        count,
+    });
+    write(object_out, handle(USER_OBJECTS.insert(object)))
 }
 
-pub(crate) unsafe fn cuUserObjectRetain(object: CuUserObject, count: u32) -> CuResult {
-    answer(|| {
-        let found = USER_OBJECTS
-            .get(object.addr())
-            .ok_or(CuResult::INVALID_VALUE)?;
-        *lock(&found.count) += count;
-        Ok(())
-    })
+pub(crate) fn cuUserObjectRetain(object: CuUserObject, count: u32) -> Done {
+    let found = USER_OBJECTS
+        .get(object.addr())
+        .ok_or(CuResult::INVALID_VALUE)?;
+    *lock(&found.count) += count;
+    Ok(())
 }
 
-pub(crate) unsafe fn cuUserObjectRelease(object: CuUserObject, count: u32) -> CuResult {
-    answer(|| {
-        USER_OBJECTS
-            .get(object.addr())
-            .ok_or(CuResult::INVALID_VALUE)?;
-        release_user_object(object.addr(), count);
-        Ok(())
-    })
+pub(crate) fn cuUserObjectRelease(object: CuUserObject, count: u32) -> Done {
+    USER_OBJECTS
+        .get(object.addr())
+        .ok_or(CuResult::INVALID_VALUE)?;
+    release_user_object(object.addr(), count);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuGraphRetainUserObject(
+pub(crate) fn cuGraphRetainUserObject(
     graph: CuGraph,
     object: CuUserObject,
     count: u32,
     flags: u32,
-) -> CuResult {
+) -> Done {
     const MOVE: u32 = 1;
-    answer(|| {
-        let graph = find(graph)?;
-        let found = USER_OBJECTS
-            .get(object.addr())
-            .ok_or(CuResult::INVALID_VALUE)?;
-        if flags & MOVE == 0 {
-            *lock(&found.count) += count;
-        }
-        *lock(&graph.users).entry(object.addr()).or_insert(0) += count;
-        Ok(())
-    })
+    let graph = find(graph)?;
+    let found = USER_OBJECTS
+        .get(object.addr())
+        .ok_or(CuResult::INVALID_VALUE)?;
+    if flags & MOVE == 0 {
+        *lock(&found.count) += count;
+    }
+    *lock(&graph.users).entry(object.addr()).or_insert(0) += count;
+    Ok(())
 }
 
-pub(crate) unsafe fn cuGraphReleaseUserObject(
-    graph: CuGraph,
-    object: CuUserObject,
-    count: u32,
-) -> CuResult {
-    answer(|| {
-        let graph = find(graph)?;
-        let mut users = lock(&graph.users);
-        let held = users.get_mut(&object.addr()).filter(|held| **held >= count);
-        *held.ok_or(CuResult::INVALID_VALUE)? -= count;
-        drop(users);
-        release_user_object(object.addr(), count);
-        Ok(())
-    })
+pub(crate) fn cuGraphReleaseUserObject(graph: CuGraph, object: CuUserObject, count: u32) -> Done {
+    let graph = find(graph)?;
+    let mut users = lock(&graph.users);
+    let held = users.get_mut(&object.addr()).filter(|held| **held >= count);
+    *held.ok_or(CuResult::INVALID_VALUE)? -= count;
+    drop(users);
+    release_user_object(object.addr(), count);
+    Ok(())
 }

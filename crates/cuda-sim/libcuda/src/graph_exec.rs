@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex};
 use cuda_api::driver::*;
 use cuda_sim::exec::{Place, Work};
 
-use crate::border::answer;
+use crate::border::{Done, handle, lock, read, write, write_if};
 use crate::capture;
 use crate::choices;
 use crate::context;
 use crate::event;
-use crate::gpu::{Done, exec, handle, lock, read, write, write_if};
+use crate::gpu::exec;
 use crate::graph::{self, Body, Conditional, CopyParams, Graph, Memset};
 use crate::helper;
 use crate::memory;
@@ -427,248 +427,232 @@ fn update(graph_exec: CuGraphExec, graph: CuGraph) -> Done<(u32, usize)> {
 
 // --- the C border -----------------------------------------------------------------------------
 
-pub(crate) unsafe fn cuGraphInstantiate(
+pub(crate) fn cuGraphInstantiate(
     out: *mut CuGraphExec,
     graph: CuGraph,
     error_node_out: *mut CuGraphNode,
     _log_buffer: *mut c_char,
     _buffer_size: usize,
-) -> CuResult {
+) -> Done {
     write_if(error_node_out, std::ptr::null_mut());
-    answer(|| instantiate(out, graph, 0).map(drop))
+    instantiate(out, graph, 0).map(drop)
 }
 
-pub(crate) unsafe fn cuGraphInstantiate_v2(
+pub(crate) fn cuGraphInstantiate_v2(
     out: *mut CuGraphExec,
     graph: CuGraph,
     error_node_out: *mut CuGraphNode,
     _log_buffer: *mut c_char,
     _buffer_size: usize,
-) -> CuResult {
+) -> Done {
     write_if(error_node_out, std::ptr::null_mut());
-    answer(|| instantiate(out, graph, 0).map(drop))
+    instantiate(out, graph, 0).map(drop)
 }
 
-pub(crate) unsafe fn cuGraphInstantiateWithFlags(
+pub(crate) fn cuGraphInstantiateWithFlags(
     out: *mut CuGraphExec,
     graph: CuGraph,
     flags: u64,
-) -> CuResult {
-    answer(|| instantiate(out, graph, flags).map(drop))
+) -> Done {
+    instantiate(out, graph, flags).map(drop)
 }
 
-pub(crate) unsafe fn cuGraphInstantiateWithParams(
+pub(crate) fn cuGraphInstantiateWithParams(
     out: *mut CuGraphExec,
     graph: CuGraph,
     instantiate_params: *mut CuGraphInstantiateParams,
-) -> CuResult {
-    answer(|| {
-        const SUCCESS: u32 = 0;
-        const ERROR: u32 = 1;
-        let mut params = read(instantiate_params.cast_const())?;
-        let made = instantiate(out, graph, params.flags).and_then(|made| {
-            if params.flags & UPLOAD != 0 {
-                upload(&made).inspect_err(|_| {
-                    EXECS.remove(Arc::as_ptr(&made).addr());
-                })?;
-            }
-            Ok(made)
-        });
-        params.error_node = std::ptr::null_mut();
-        params.result = if made.is_ok() { SUCCESS } else { ERROR };
-        write(instantiate_params, params)?;
-        made.map(drop)
-    })
+) -> Done {
+    const SUCCESS: u32 = 0;
+    const ERROR: u32 = 1;
+    let mut params = read(instantiate_params.cast_const())?;
+    let made = instantiate(out, graph, params.flags).and_then(|made| {
+        if params.flags & UPLOAD != 0 {
+            upload(&made).inspect_err(|_| {
+                EXECS.remove(Arc::as_ptr(&made).addr());
+            })?;
+        }
+        Ok(made)
+    });
+    params.error_node = std::ptr::null_mut();
+    params.result = if made.is_ok() { SUCCESS } else { ERROR };
+    write(instantiate_params, params)?;
+    made.map(drop)
 }
 
-pub(crate) unsafe fn cuGraphLaunch(graph: CuGraphExec, stream: CuStream) -> CuResult {
-    answer(|| launch(graph, stream))
+pub(crate) fn cuGraphLaunch(graph: CuGraphExec, stream: CuStream) -> Done {
+    launch(graph, stream)
 }
 
-pub(crate) unsafe fn cuGraphUpload(graph: CuGraphExec, stream: CuStream) -> CuResult {
-    answer(|| {
-        let made = find(graph)?;
-        capture::forbidden(&*stream::find(stream)?)?;
-        upload(&made)
-    })
+pub(crate) fn cuGraphUpload(graph: CuGraphExec, stream: CuStream) -> Done {
+    let made = find(graph)?;
+    capture::forbidden(&*stream::find(stream)?)?;
+    upload(&made)
 }
 
-pub(crate) unsafe fn cuGraphExecDestroy(graph_exec: CuGraphExec) -> CuResult {
-    answer(|| {
-        EXECS
-            .remove(graph_exec.addr())
-            .map(drop)
-            .ok_or(CuResult::INVALID_VALUE)
-    })
+pub(crate) fn cuGraphExecDestroy(graph_exec: CuGraphExec) -> Done {
+    EXECS
+        .remove(graph_exec.addr())
+        .map(drop)
+        .ok_or(CuResult::INVALID_VALUE)
 }
 
-pub(crate) unsafe fn cuGraphExecGetFlags(graph_exec: CuGraphExec, flags: *mut u64) -> CuResult {
-    answer(|| write(flags, find(graph_exec)?.flags))
+pub(crate) fn cuGraphExecGetFlags(graph_exec: CuGraphExec, flags: *mut u64) -> Done {
+    write(flags, find(graph_exec)?.flags)
 }
 
-pub(crate) unsafe fn cuGraphExecGetId(graph_exec: CuGraphExec, graph_id: *mut u32) -> CuResult {
-    answer(|| write(graph_id, find(graph_exec)?.id as u32))
+pub(crate) fn cuGraphExecGetId(graph_exec: CuGraphExec, graph_id: *mut u32) -> Done {
+    write(graph_id, find(graph_exec)?.id as u32)
 }
 
-pub(crate) unsafe fn cuGraphExecUpdate(
+pub(crate) fn cuGraphExecUpdate(
     graph_exec: CuGraphExec,
     graph: CuGraph,
     error_node_out: *mut CuGraphNode,
     update_result_out: *mut CuGraphExecUpdateResult,
-) -> CuResult {
-    answer(|| {
-        let (result, node) = update(graph_exec, graph)?;
-        write_if(error_node_out, handle(node));
-        write(update_result_out, result)?;
-        if result == UPDATE_SUCCESS {
-            Ok(())
-        } else {
-            Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
-        }
-    })
+) -> Done {
+    let (result, node) = update(graph_exec, graph)?;
+    write_if(error_node_out, handle(node));
+    write(update_result_out, result)?;
+    if result == UPDATE_SUCCESS {
+        Ok(())
+    } else {
+        Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
+    }
 }
 
-pub(crate) unsafe fn cuGraphExecUpdate_v2(
+pub(crate) fn cuGraphExecUpdate_v2(
     graph_exec: CuGraphExec,
     graph: CuGraph,
     result_info: *mut CuGraphExecUpdateResultInfo,
-) -> CuResult {
-    answer(|| {
-        let (result, node) = update(graph_exec, graph)?;
-        let error_from_node = std::ptr::null_mut();
-        let info = CuGraphExecUpdateResultInfo {
-            result,
-            error_node: handle(node),
-            error_from_node,
-        };
-        write(result_info, info)?;
-        if result == UPDATE_SUCCESS {
-            Ok(())
-        } else {
-            Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
-        }
-    })
+) -> Done {
+    let (result, node) = update(graph_exec, graph)?;
+    let error_from_node = std::ptr::null_mut();
+    let info = CuGraphExecUpdateResultInfo {
+        result,
+        error_node: handle(node),
+        error_from_node,
+    };
+    write(result_info, info)?;
+    if result == UPDATE_SUCCESS {
+        Ok(())
+    } else {
+        Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
+    }
 }
 
-pub(crate) unsafe fn cuGraphExecKernelNodeSetParams(
+pub(crate) fn cuGraphExecKernelNodeSetParams(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     params: *const CuKernelNodeParamsV1,
-) -> CuResult {
-    answer(|| set(graph_exec, node, || graph::kernel_v1(params)))
+) -> Done {
+    set(graph_exec, node, || graph::kernel_v1(params))
 }
 
-pub(crate) unsafe fn cuGraphExecKernelNodeSetParams_v2(
+pub(crate) fn cuGraphExecKernelNodeSetParams_v2(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     params: *const CuKernelNodeParams,
-) -> CuResult {
-    answer(|| set(graph_exec, node, || graph::kernel(&read(params)?)))
+) -> Done {
+    set(graph_exec, node, || graph::kernel(&read(params)?))
 }
 
-pub(crate) unsafe fn cuGraphExecMemcpyNodeSetParams(
+pub(crate) fn cuGraphExecMemcpyNodeSetParams(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     copy_params: *const CuMemcpy3D,
     _context: CuContext,
-) -> CuResult {
-    answer(|| set(graph_exec, node, || graph::memcpy(copy_params)))
+) -> Done {
+    set(graph_exec, node, || graph::memcpy(copy_params))
 }
 
-pub(crate) unsafe fn cuGraphExecMemsetNodeSetParams(
+pub(crate) fn cuGraphExecMemsetNodeSetParams(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     memset_params: *const CuMemsetNodeParams,
     _context: CuContext,
-) -> CuResult {
-    answer(|| set(graph_exec, node, || graph::memset(&read(memset_params)?)))
+) -> Done {
+    set(graph_exec, node, || graph::memset(&read(memset_params)?))
 }
 
-pub(crate) unsafe fn cuGraphExecHostNodeSetParams(
+pub(crate) fn cuGraphExecHostNodeSetParams(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     params: *const CuHostNodeParams,
-) -> CuResult {
-    answer(|| set(graph_exec, node, || graph::host(params)))
+) -> Done {
+    set(graph_exec, node, || graph::host(params))
 }
 
-pub(crate) unsafe fn cuGraphExecChildGraphNodeSetParams(
+pub(crate) fn cuGraphExecChildGraphNodeSetParams(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     child_graph: CuGraph,
-) -> CuResult {
-    answer(|| set(graph_exec, node, || graph::child(child_graph)))
+) -> Done {
+    set(graph_exec, node, || graph::child(child_graph))
 }
 
-pub(crate) unsafe fn cuGraphExecEventRecordNodeSetEvent(
+pub(crate) fn cuGraphExecEventRecordNodeSetEvent(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     event: CuEvent,
-) -> CuResult {
-    answer(|| {
-        set(graph_exec, node, || {
-            event::find(event).map(Body::EventRecord)
-        })
+) -> Done {
+    set(graph_exec, node, || {
+        event::find(event).map(Body::EventRecord)
     })
 }
 
-pub(crate) unsafe fn cuGraphExecEventWaitNodeSetEvent(
+pub(crate) fn cuGraphExecEventWaitNodeSetEvent(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     event: CuEvent,
-) -> CuResult {
-    answer(|| set(graph_exec, node, || event::find(event).map(Body::EventWait)))
+) -> Done {
+    set(graph_exec, node, || event::find(event).map(Body::EventWait))
 }
 
-pub(crate) unsafe fn cuGraphExecBatchMemOpNodeSetParams(
+pub(crate) fn cuGraphExecBatchMemOpNodeSetParams(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     params: *const CuBatchMemOpNodeParams,
-) -> CuResult {
-    answer(|| set(graph_exec, node, || graph::batch(&read(params)?)))
+) -> Done {
+    set(graph_exec, node, || graph::batch(&read(params)?))
 }
 
-pub(crate) unsafe fn cuGraphExecNodeSetParams(
+pub(crate) fn cuGraphExecNodeSetParams(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     params: *mut CuGraphNodeParams,
-) -> CuResult {
-    answer(|| set(graph_exec, node, || graph::any(params)))
+) -> Done {
+    set(graph_exec, node, || graph::any(params))
 }
 
-pub(crate) unsafe fn cuGraphNodeSetEnabled(
+pub(crate) fn cuGraphNodeSetEnabled(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     is_enabled: u32,
-) -> CuResult {
-    answer(|| {
-        let made = find(graph_exec)?;
-        let mut nodes = lock(&made.nodes);
-        let found = nodes.iter_mut().find(|known| known.origin == node.addr());
-        let found = found.ok_or(CuResult::INVALID_VALUE)?;
-        // Kernels, copies and fills only.
-        if found.body.kind() > 2 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        found.is_enabled = is_enabled != 0;
-        Ok(())
-    })
+) -> Done {
+    let made = find(graph_exec)?;
+    let mut nodes = lock(&made.nodes);
+    let found = nodes.iter_mut().find(|known| known.origin == node.addr());
+    let found = found.ok_or(CuResult::INVALID_VALUE)?;
+    // Kernels, copies and fills only.
+    if found.body.kind() > 2 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    found.is_enabled = is_enabled != 0;
+    Ok(())
 }
 
-pub(crate) unsafe fn cuGraphNodeGetEnabled(
+pub(crate) fn cuGraphNodeGetEnabled(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
     is_enabled: *mut u32,
-) -> CuResult {
-    answer(|| {
-        let made = find(graph_exec)?;
-        let nodes = lock(&made.nodes);
-        let found = nodes.iter().find(|known| known.origin == node.addr());
-        write(
-            is_enabled,
-            u32::from(found.ok_or(CuResult::INVALID_VALUE)?.is_enabled),
-        )
-    })
+) -> Done {
+    let made = find(graph_exec)?;
+    let nodes = lock(&made.nodes);
+    let found = nodes.iter().find(|known| known.origin == node.addr());
+    write(
+        is_enabled,
+        u32::from(found.ok_or(CuResult::INVALID_VALUE)?.is_enabled),
+    )
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cuda_api::driver::*;
 
-use crate::border::answer;
+use crate::border::{Done, handle, read, read_all, write, write_if};
+use crate::context::Ctx;
 use crate::device::MULTIPROCESSORS;
 use crate::event;
-use crate::gpu::{Ctx, Done, handle, read, read_all, write, write_if};
 use crate::stream;
 use crate::table::Table;
 use crate::{context, driver};
@@ -106,8 +106,7 @@ fn split_by_count(
     }
     let made = wanted.min(possible);
     for index in 0..made as usize {
-        // SAFETY: the caller's array has as much room as it says.
-        write(unsafe { result.add(index) }, resource(each))?;
+        write(result.wrapping_add(index), resource(each))?;
     }
     write_if(remainder, resource(total - made * each));
     write(groups, made)
@@ -133,8 +132,7 @@ fn split(
             .checked_sub(wanted)
             .ok_or(CuResult::INVALID_RESOURCE_CONFIGURATION)?;
         if !result.is_null() {
-            // SAFETY: the caller's array has as much room as it says.
-            write(unsafe { result.add(index) }, resource(wanted))?;
+            write(result.wrapping_add(index), resource(wanted))?;
         }
     }
     write_if(remainder, resource(left));
@@ -158,156 +156,144 @@ pub(crate) fn context_gone(context: Ctx) {
     GREENS.take(|green| green.context.handle == context.handle);
 }
 
-pub(crate) unsafe fn cuDeviceGetDevResource(
+pub(crate) fn cuDeviceGetDevResource(
     device: CuDevice,
     out: *mut CuDevResource,
     kind: CuDevResourceType,
-) -> CuResult {
-    answer(|| {
-        driver::the()?.gpu(device)?;
-        put_resource(out, kind, MULTIPROCESSORS as u32)
-    })
+) -> Done {
+    driver::the()?.gpu(device)?;
+    put_resource(out, kind, MULTIPROCESSORS as u32)
 }
 
-pub(crate) unsafe fn cuCtxGetDevResource(
+pub(crate) fn cuCtxGetDevResource(
     ctx: CuContext,
     out: *mut CuDevResource,
     kind: CuDevResourceType,
-) -> CuResult {
-    answer(|| put_resource(out, kind, share_of(context::find_or_current(ctx)?)))
+) -> Done {
+    put_resource(out, kind, share_of(context::find_or_current(ctx)?))
 }
 
-pub(crate) unsafe fn cuGreenCtxGetDevResource(
+pub(crate) fn cuGreenCtxGetDevResource(
     ctx: CuGreenCtx,
     out: *mut CuDevResource,
     kind: CuDevResourceType,
-) -> CuResult {
-    answer(|| put_resource(out, kind, find(ctx)?.multiprocessors))
+) -> Done {
+    put_resource(out, kind, find(ctx)?.multiprocessors)
 }
 
-pub(crate) unsafe fn cuStreamGetDevResource(
+pub(crate) fn cuStreamGetDevResource(
     stream: CuStream,
     out: *mut CuDevResource,
     kind: CuDevResourceType,
-) -> CuResult {
-    answer(|| put_resource(out, kind, share_of(stream::find(stream)?.context)))
+) -> Done {
+    put_resource(out, kind, share_of(stream::find(stream)?.context))
 }
 
-pub(crate) unsafe fn cuDevSmResourceSplitByCount(
+pub(crate) fn cuDevSmResourceSplitByCount(
     result: *mut CuDevResource,
     groups: *mut u32,
     input: *const CuDevResource,
     remainder: *mut CuDevResource,
     _flags: u32,
     min_count: u32,
-) -> CuResult {
-    answer(|| split_by_count(result, groups, input, remainder, min_count))
+) -> Done {
+    split_by_count(result, groups, input, remainder, min_count)
 }
 
-pub(crate) unsafe fn cuDevSmResourceSplit(
+pub(crate) fn cuDevSmResourceSplit(
     result: *mut CuDevResource,
     groups: u32,
     input: *const CuDevResource,
     remainder: *mut CuDevResource,
     _flags: u32,
     params: *mut CuDevSmResourceGroupParams,
-) -> CuResult {
-    answer(|| split(result, groups, input, remainder, params))
+) -> Done {
+    split(result, groups, input, remainder, params)
 }
 
-pub(crate) unsafe fn cuDevResourceGenerateDesc(
+pub(crate) fn cuDevResourceGenerateDesc(
     out: *mut CuDevResourceDesc,
     resources: *mut CuDevResource,
     count: u32,
-) -> CuResult {
-    answer(|| {
-        let mut total = 0;
-        for part in read_all(resources.cast_const(), count as usize)? {
-            if part.kind != SM {
-                return Err(CuResult::INVALID_RESOURCE_TYPE);
-            }
-            total += part.sm.sm_count;
+) -> Done {
+    let mut total = 0;
+    for part in read_all(resources.cast_const(), count as usize)? {
+        if part.kind != SM {
+            return Err(CuResult::INVALID_RESOURCE_TYPE);
         }
-        if total == 0 || total > MULTIPROCESSORS as u32 {
-            return Err(CuResult::INVALID_RESOURCE_CONFIGURATION);
-        }
-        write(
-            out,
-            handle(DESCRIPTIONS.insert(Arc::new(Description(total)))),
-        )
-    })
+        total += part.sm.sm_count;
+    }
+    if total == 0 || total > MULTIPROCESSORS as u32 {
+        return Err(CuResult::INVALID_RESOURCE_CONFIGURATION);
+    }
+    write(
+        out,
+        handle(DESCRIPTIONS.insert(Arc::new(Description(total)))),
+    )
 }
 
-pub(crate) unsafe fn cuGreenCtxCreate(
+pub(crate) fn cuGreenCtxCreate(
     out: *mut CuGreenCtx,
     desc: CuDevResourceDesc,
     device: CuDevice,
     flags: u32,
-) -> CuResult {
+) -> Done {
     const DEFAULT_STREAM: u32 = 1;
-    answer(|| {
-        let Description(share) = *DESCRIPTIONS
-            .get(desc.addr())
-            .ok_or(CuResult::INVALID_HANDLE)?;
-        if flags != DEFAULT_STREAM || out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let green = Green {
-            context: context::make_green(device, share)?,
-            multiprocessors: share,
-            // Relaxed: only has to differ from every other.
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            is_gone: AtomicBool::new(false),
-        };
-        write(out, handle(GREENS.insert(Arc::new(green))))
-    })
+    let Description(share) = *DESCRIPTIONS
+        .get(desc.addr())
+        .ok_or(CuResult::INVALID_HANDLE)?;
+    if flags != DEFAULT_STREAM || out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let green = Green {
+        context: context::make_green(device, share)?,
+        multiprocessors: share,
+        // Relaxed: only has to differ from every other.
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        is_gone: AtomicBool::new(false),
+    };
+    write(out, handle(GREENS.insert(Arc::new(green))))
 }
 
-pub(crate) unsafe fn cuGreenCtxDestroy(ctx: CuGreenCtx) -> CuResult {
-    answer(|| {
-        let green = find(ctx)?;
-        if !green.is_gone.swap(true, Ordering::SeqCst) {
-            context::destroy_green(green.context);
-        }
-        Ok(())
-    })
+pub(crate) fn cuGreenCtxDestroy(ctx: CuGreenCtx) -> Done {
+    let green = find(ctx)?;
+    if !green.is_gone.swap(true, Ordering::SeqCst) {
+        context::destroy_green(green.context);
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuCtxFromGreenCtx(out: *mut CuContext, ctx: CuGreenCtx) -> CuResult {
-    answer(|| write(out, find(ctx)?.context.as_handle()))
+pub(crate) fn cuCtxFromGreenCtx(out: *mut CuContext, ctx: CuGreenCtx) -> Done {
+    write(out, find(ctx)?.context.as_handle())
 }
 
-pub(crate) unsafe fn cuGreenCtxGetId(green_ctx: CuGreenCtx, id: *mut u64) -> CuResult {
-    answer(|| write(id, find(green_ctx)?.id))
+pub(crate) fn cuGreenCtxGetId(green_ctx: CuGreenCtx, id: *mut u64) -> Done {
+    write(id, find(green_ctx)?.id)
 }
 
-pub(crate) unsafe fn cuGreenCtxStreamCreate(
+pub(crate) fn cuGreenCtxStreamCreate(
     out: *mut CuStream,
     green_ctx: CuGreenCtx,
     flags: u32,
     priority: i32,
-) -> CuResult {
+) -> Done {
     const NON_BLOCKING: u32 = 1;
-    answer(|| {
-        let green = find(green_ctx)?;
-        // The default stream of another context is none of its business.
-        if flags & NON_BLOCKING == 0 || out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let made = stream::create(green.context, flags, priority)?;
-        write(out, handle(Arc::as_ptr(&made).expose_provenance()))
-    })
+    let green = find(green_ctx)?;
+    // The default stream of another context is none of its business.
+    if flags & NON_BLOCKING == 0 || out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let made = stream::create(green.context, flags, priority)?;
+    write(out, handle(Arc::as_ptr(&made).expose_provenance()))
 }
 
-pub(crate) unsafe fn cuGreenCtxRecordEvent(ctx: CuGreenCtx, event: CuEvent) -> CuResult {
-    answer(|| event::record(&*stream::legacy(find(ctx)?.context)?, event, 0))
+pub(crate) fn cuGreenCtxRecordEvent(ctx: CuGreenCtx, event: CuEvent) -> Done {
+    event::record(&*stream::legacy(find(ctx)?.context)?, event, 0)
 }
 
-pub(crate) unsafe fn cuGreenCtxWaitEvent(ctx: CuGreenCtx, event: CuEvent) -> CuResult {
-    answer(|| {
-        for stream in stream::of_context(find(ctx)?.context) {
-            event::wait(&stream, event, 0)?;
-        }
-        Ok(())
-    })
+pub(crate) fn cuGreenCtxWaitEvent(ctx: CuGreenCtx, event: CuEvent) -> Done {
+    for stream in stream::of_context(find(ctx)?.context) {
+        event::wait(&stream, event, 0)?;
+    }
+    Ok(())
 }

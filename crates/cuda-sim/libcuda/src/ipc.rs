@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
 
+use crate::border::{Done, check_out, write};
+use crate::choices;
 use crate::context::{self, Context};
 use crate::driver::{self, Driver};
 use crate::memory::{self, Block, Kind};
 use crate::space::{PAGE, address};
-use crate::{border, choices};
 
 /// Descriptors of ours stand high, out of the way of programs that count on low numbers.
 const LEAST_DESCRIPTOR: i32 = 512;
@@ -79,7 +80,7 @@ impl Name {
 ///
 /// # Errors
 /// When the process has no descriptor left, or the machine no memory.
-pub(crate) fn memory_file(name: &CStr, bytes: u64) -> Result<File, CuResult> {
+pub(crate) fn memory_file(name: &CStr, bytes: u64) -> Done<File> {
     // SAFETY: makes a descriptor of ours.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
@@ -93,7 +94,7 @@ pub(crate) fn memory_file(name: &CStr, bytes: u64) -> Result<File, CuResult> {
 
 /// The same file under a high descriptor, closed on exec; under any, where a process allows itself
 /// fewer descriptors than that.
-fn moved_up(file: &File) -> Result<File, CuResult> {
+fn moved_up(file: &File) -> Done<File> {
     let copied = |least: i32| {
         // SAFETY: a copy of an open descriptor.
         let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
@@ -110,7 +111,7 @@ fn moved_up(file: &File) -> Result<File, CuResult> {
 ///
 /// # Errors
 /// When the process has none left.
-pub(crate) fn for_program(file: &File) -> Result<i32, CuResult> {
+pub(crate) fn for_program(file: &File) -> Done<i32> {
     Ok(file
         .try_clone()
         .map_err(|_| CuResult::OPERATING_SYSTEM)?
@@ -121,7 +122,7 @@ pub(crate) fn for_program(file: &File) -> Result<i32, CuResult> {
 ///
 /// # Errors
 /// When it is none.
-pub(crate) fn from_program(fd: i32) -> Result<File, CuResult> {
+pub(crate) fn from_program(fd: i32) -> Done<File> {
     // SAFETY: the program's descriptor, copied and left open; a number that is none fails.
     let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd.max(0)) });
     if fd < 0 {
@@ -134,7 +135,7 @@ pub(crate) fn from_program(fd: i32) -> Result<File, CuResult> {
 ///
 /// # Errors
 /// When the file cannot be written.
-pub(crate) fn write_record<T: Copy>(file: &File, offset: u64, record: &T) -> Result<(), CuResult> {
+pub(crate) fn write_record<T: Copy>(file: &File, offset: u64, record: &T) -> Done {
     // SAFETY: the record's own bytes; it is plain numbers without padding, as its callers' types are.
     let bytes = unsafe {
         std::slice::from_raw_parts(std::ptr::from_ref(record).cast::<u8>(), size_of::<T>())
@@ -147,7 +148,7 @@ pub(crate) fn write_record<T: Copy>(file: &File, offset: u64, record: &T) -> Res
 ///
 /// # Errors
 /// When the file is too short.
-pub(crate) fn read_record<T: Copy>(file: &File, offset: u64) -> Result<T, CuResult> {
+pub(crate) fn read_record<T: Copy>(file: &File, offset: u64) -> Done<T> {
     let mut record = std::mem::MaybeUninit::<T>::zeroed();
     // SAFETY: the record's own bytes, zeroed above; any bytes are a value of its callers' types.
     let bytes =
@@ -158,7 +159,7 @@ pub(crate) fn read_record<T: Copy>(file: &File, offset: u64) -> Result<T, CuResu
     Ok(unsafe { record.assume_init() })
 }
 
-fn path_of(driver: &Driver, id: u64) -> Result<PathBuf, CuResult> {
+fn path_of(driver: &Driver, id: u64) -> Done<PathBuf> {
     driver
         .board
         .shared_dir()
@@ -168,7 +169,7 @@ fn path_of(driver: &Driver, id: u64) -> Result<PathBuf, CuResult> {
 
 // --- descriptors that programs pass on ------------------------------------------------------------
 
-fn token_path(driver: &Driver, token: u64) -> Result<PathBuf, CuResult> {
+fn token_path(driver: &Driver, token: u64) -> Done<PathBuf> {
     let directory = driver.board.shared_dir();
     let directory = directory.map_err(|_| CuResult::OPERATING_SYSTEM)?;
     Ok(directory.join(format!("shareable-{token}")))
@@ -179,7 +180,7 @@ fn token_path(driver: &Driver, token: u64) -> Result<PathBuf, CuResult> {
 ///
 /// # Errors
 /// When the process has no descriptor left, or the machine no memory.
-pub(crate) fn shareable_file(name: &CStr, bytes: u64) -> Result<(File, Option<u64>), CuResult> {
+pub(crate) fn shareable_file(name: &CStr, bytes: u64) -> Done<(File, Option<u64>)> {
     if !choices::descriptors_alike() {
         return Ok((memory_file(name, bytes)?, None));
     }
@@ -200,7 +201,7 @@ pub(crate) fn shareable_file(name: &CStr, bytes: u64) -> Result<(File, Option<u6
 ///
 /// # Errors
 /// When the process has none left.
-pub(crate) fn exported(file: &File, token: Option<u64>) -> Result<i32, CuResult> {
+pub(crate) fn exported(file: &File, token: Option<u64>) -> Done<i32> {
     match token {
         None => for_program(file),
         Some(token) => {
@@ -214,7 +215,7 @@ pub(crate) fn exported(file: &File, token: Option<u64>) -> Result<i32, CuResult>
 ///
 /// # Errors
 /// When it is none.
-pub(crate) fn imported(fd: i32) -> Result<(File, Option<u64>), CuResult> {
+pub(crate) fn imported(fd: i32) -> Done<(File, Option<u64>)> {
     if !choices::descriptors_alike() {
         return Ok((from_program(fd)?, None));
     }
@@ -267,11 +268,7 @@ fn sweep(driver: &Driver) {
 ///
 /// # Errors
 /// When the board or the file system has no room.
-pub(crate) fn share(
-    base: u64,
-    block: &Block,
-    carried: impl FnOnce() -> Option<u64>,
-) -> Result<Name, CuResult> {
+pub(crate) fn share(base: u64, block: &Block, carried: impl FnOnce() -> Option<u64>) -> Done<Name> {
     let driver = driver::the()?;
     let name = |id: SharedId| Name {
         magic: MAGIC,
@@ -306,7 +303,7 @@ pub(crate) fn share(
 }
 
 /// Copies the pages of a block that were ever touched; the others are empty in the file too.
-fn copy_touched(base: u64, length: u64, file: &File) -> Result<(), CuResult> {
+fn copy_touched(base: u64, length: u64, file: &File) -> Done {
     let pages = (length / PAGE) as usize;
     let mut touched = vec![0_u8; pages];
     // SAFETY: a block of ours, and one byte for each of its pages.
@@ -326,13 +323,7 @@ fn copy_touched(base: u64, length: u64, file: &File) -> Result<(), CuResult> {
 ///
 /// # Errors
 /// When the machine does not do it.
-pub(crate) fn map_over(
-    base: u64,
-    length: u64,
-    file: &File,
-    offset: u64,
-    readable: bool,
-) -> Result<(), CuResult> {
+pub(crate) fn map_over(base: u64, length: u64, file: &File, offset: u64, readable: bool) -> Done {
     let protection = if readable {
         libc::PROT_READ | libc::PROT_WRITE
     } else {
@@ -360,11 +351,7 @@ pub(crate) fn map_over(
 ///
 /// # Errors
 /// When it is gone, its GPU is not visible here, or there are no addresses.
-pub(crate) fn open(
-    name: &Name,
-    kind: Kind,
-    context: Option<&'static Context>,
-) -> Result<u64, CuResult> {
+pub(crate) fn open(name: &Name, kind: Kind, context: Option<&'static Context>) -> Done<u64> {
     let driver = driver::the()?;
     let gpu = name.gpu as usize;
     if driver.ordinal(gpu).is_none() {
@@ -395,90 +382,80 @@ pub(crate) fn open(
 
 // --- the driver's functions -----------------------------------------------------------------------
 
-pub(crate) unsafe fn cuIpcGetMemHandle(handle: *mut CuIpcMemHandle, ptr: CuDevicePtr) -> CuResult {
-    border::answer(|| {
-        border::check_out(handle)?;
-        let (base, block) = memory::find(ptr.0)
-            .filter(|(_, block)| matches!(block.kind, Kind::Device))
-            .ok_or(CuResult::INVALID_VALUE)?;
-        let name = share(base, &block, || Some(block.taken))?;
-        let mut made = CuIpcMemHandle { reserved: [0; 64] };
-        name.write(&mut made.reserved);
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(handle, made) }
-    })
+pub(crate) fn cuIpcGetMemHandle(handle: *mut CuIpcMemHandle, ptr: CuDevicePtr) -> Done {
+    check_out(handle)?;
+    let (base, block) = memory::find(ptr.0)
+        .filter(|(_, block)| matches!(block.kind, Kind::Device))
+        .ok_or(CuResult::INVALID_VALUE)?;
+    let name = share(base, &block, || Some(block.taken))?;
+    let mut made = CuIpcMemHandle { reserved: [0; 64] };
+    name.write(&mut made.reserved);
+    write(handle, made)
 }
 
-unsafe fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32) -> CuResult {
-    border::answer(|| {
-        const LAZY_PEER_ACCESS: u32 = 1;
-        border::check_out(out)?;
-        let context = context::current()?.home();
-        if flags != LAZY_PEER_ACCESS {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let name = Name::read(&handle.reserved).ok_or(CuResult::INVALID_VALUE)?;
-        if name.pid == u64::from(std::process::id()) {
-            // Its own memory; the real driver does not open it either.
-            return Err(CuResult::INVALID_CONTEXT);
-        }
-        let same = |block: &Block| {
-            matches!(block.kind, Kind::Opened { .. }) && block.shared == Some(SharedId(name.id))
-        };
-        let base = match memory::select(0..u64::MAX, same).first() {
-            Some((base, _)) => {
-                memory::change(*base, |block| {
-                    if let Kind::Opened { times } = &mut block.kind {
-                        *times += 1;
-                    }
-                });
-                *base
-            }
-            None => open(&name, Kind::Opened { times: 1 }, Some(context))?,
-        };
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(out, CuDevicePtr(base)) }
-    })
-}
-
-pub(crate) unsafe fn cuIpcOpenMemHandle(
-    out: *mut CuDevicePtr,
-    handle: CuIpcMemHandle,
-    flags: u32,
-) -> CuResult {
-    // SAFETY: the caller's pointer.
-    unsafe { open_handle(out, handle, flags) }
-}
-
-pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
-    out: *mut CuDevicePtr,
-    handle: CuIpcMemHandle,
-    flags: u32,
-) -> CuResult {
-    // SAFETY: the caller's pointer.
-    unsafe { open_handle(out, handle, flags) }
-}
-
-pub(crate) unsafe fn cuIpcCloseMemHandle(ptr: CuDevicePtr) -> CuResult {
-    border::answer(|| {
-        let left = memory::change(ptr.0, |block| match &mut block.kind {
-            Kind::Opened { times } => {
-                *times -= 1;
-                Some(*times)
-            }
-            _ => None,
-        });
-        match left.flatten() {
-            None => Err(CuResult::INVALID_VALUE),
-            Some(0) => {
-                if let Some(block) = memory::remove(ptr.0, |_| true) {
-                    memory::end(ptr.0, &block);
+fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32) -> Done {
+    const LAZY_PEER_ACCESS: u32 = 1;
+    check_out(out)?;
+    let context = context::current()?.home();
+    if flags != LAZY_PEER_ACCESS {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let name = Name::read(&handle.reserved).ok_or(CuResult::INVALID_VALUE)?;
+    if name.pid == u64::from(std::process::id()) {
+        // Its own memory; the real driver does not open it either.
+        return Err(CuResult::INVALID_CONTEXT);
+    }
+    let same = |block: &Block| {
+        matches!(block.kind, Kind::Opened { .. }) && block.shared == Some(SharedId(name.id))
+    };
+    let base = match memory::select(0..u64::MAX, same).first() {
+        Some((base, _)) => {
+            memory::change(*base, |block| {
+                if let Kind::Opened { times } = &mut block.kind {
+                    *times += 1;
                 }
-                Ok(())
-            }
-            Some(_) => Ok(()),
+            });
+            *base
         }
-    })
+        None => open(&name, Kind::Opened { times: 1 }, Some(context))?,
+    };
+    write(out, CuDevicePtr(base))
+}
+
+pub(crate) fn cuIpcOpenMemHandle(
+    out: *mut CuDevicePtr,
+    handle: CuIpcMemHandle,
+    flags: u32,
+) -> Done {
+    open_handle(out, handle, flags)
+}
+
+pub(crate) fn cuIpcOpenMemHandle_v2(
+    out: *mut CuDevicePtr,
+    handle: CuIpcMemHandle,
+    flags: u32,
+) -> Done {
+    open_handle(out, handle, flags)
+}
+
+pub(crate) fn cuIpcCloseMemHandle(ptr: CuDevicePtr) -> Done {
+    let left = memory::change(ptr.0, |block| match &mut block.kind {
+        Kind::Opened { times } => {
+            *times -= 1;
+            Some(*times)
+        }
+        _ => None,
+    });
+    match left.flatten() {
+        None => Err(CuResult::INVALID_VALUE),
+        Some(0) => {
+            if let Some(block) = memory::remove(ptr.0, |_| true) {
+                memory::end(ptr.0, &block);
+            }
+            Ok(())
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -10,10 +10,11 @@ use cuda_sim::clock::ClockKind;
 use cuda_sim::exec::Work;
 use cuda_sim::script::{Duration, LAUNCH_ATTRIBUTE_NS};
 
-use crate::border::answer;
+use crate::border::{Done, handle, lock, read, read_all, write};
 use crate::capture;
 use crate::context;
-use crate::gpu::{Ctx, Done, exec, handle, lock, process, read, read_all, write};
+use crate::context::Ctx;
+use crate::gpu::{exec, process};
 use crate::graph::Body;
 use crate::module::{self, Function};
 use crate::stream::{self, Stream};
@@ -517,7 +518,7 @@ fn best_block(
 
 // --- the C border -----------------------------------------------------------------------------
 
-pub(crate) unsafe fn cuLaunchKernel(
+pub(crate) fn cuLaunchKernel(
     function: CuFunction,
     grid_x: u32,
     grid_y: u32,
@@ -529,44 +530,40 @@ pub(crate) unsafe fn cuLaunchKernel(
     stream: CuStream,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
-) -> CuResult {
+) -> Done {
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-    answer(|| {
-        launch(&Call {
-            function,
-            grid,
-            block,
-            shared,
-            stream,
-            params,
-            extra,
-            attributes: &[],
-        })
+    launch(&Call {
+        function,
+        grid,
+        block,
+        shared,
+        stream,
+        params,
+        extra,
+        attributes: &[],
     })
 }
 
-pub(crate) unsafe fn cuLaunchKernelEx(
+pub(crate) fn cuLaunchKernelEx(
     config: *const CuLaunchConfig,
     function: CuFunction,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
-) -> CuResult {
-    answer(|| {
-        let config = read(config)?;
-        let attributes = read_all(
-            config.attributes.cast_const(),
-            config.num_attributes as usize,
-        )?;
-        launch(&Call {
-            function,
-            grid: [config.grid_x, config.grid_y, config.grid_z],
-            block: [config.block_x, config.block_y, config.block_z],
-            shared: config.shared_bytes,
-            stream: config.stream,
-            params,
-            extra,
-            attributes: &attributes,
-        })
+) -> Done {
+    let config = read(config)?;
+    let attributes = read_all(
+        config.attributes.cast_const(),
+        config.num_attributes as usize,
+    )?;
+    launch(&Call {
+        function,
+        grid: [config.grid_x, config.grid_y, config.grid_z],
+        block: [config.block_x, config.block_y, config.block_z],
+        shared: config.shared_bytes,
+        stream: config.stream,
+        params,
+        extra,
+        attributes: &attributes,
     })
 }
 
@@ -581,7 +578,7 @@ fn cooperative(call: &Call<'_>) -> Done {
     launch(call)
 }
 
-pub(crate) unsafe fn cuLaunchCooperativeKernel(
+pub(crate) fn cuLaunchCooperativeKernel(
     function: CuFunction,
     grid_x: u32,
     grid_y: u32,
@@ -592,49 +589,45 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
     shared: u32,
     stream: CuStream,
     params: *mut *mut c_void,
-) -> CuResult {
+) -> Done {
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
     let extra = std::ptr::null_mut();
-    answer(|| {
-        cooperative(&Call {
-            function,
-            grid,
-            block,
-            shared,
-            stream,
-            params,
-            extra,
-            attributes: &[],
-        })
+    cooperative(&Call {
+        function,
+        grid,
+        block,
+        shared,
+        stream,
+        params,
+        extra,
+        attributes: &[],
     })
 }
 
-pub(crate) unsafe fn cuLaunchCooperativeKernelMultiDevice(
+pub(crate) fn cuLaunchCooperativeKernelMultiDevice(
     launch_params_list: *mut CuLaunchParams,
     count_devices: u32,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        if count_devices == 0 || flags > 3 {
+) -> Done {
+    if count_devices == 0 || flags > 3 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    for p in read_all(launch_params_list.cast_const(), count_devices as usize)? {
+        if stream::find(p.stream)?.kind == stream::Kind::Legacy {
             return Err(CuResult::INVALID_VALUE);
         }
-        for p in read_all(launch_params_list.cast_const(), count_devices as usize)? {
-            if stream::find(p.stream)?.kind == stream::Kind::Legacy {
-                return Err(CuResult::INVALID_VALUE);
-            }
-            cooperative(&Call {
-                function: p.function,
-                grid: [p.grid_x, p.grid_y, p.grid_z],
-                block: [p.block_x, p.block_y, p.block_z],
-                shared: p.shared_bytes,
-                stream: p.stream,
-                params: p.params,
-                extra: std::ptr::null_mut(),
-                attributes: &[],
-            })?;
-        }
-        Ok(())
-    })
+        cooperative(&Call {
+            function: p.function,
+            grid: [p.grid_x, p.grid_y, p.grid_z],
+            block: [p.block_x, p.block_y, p.block_z],
+            shared: p.shared_bytes,
+            stream: p.stream,
+            params: p.params,
+            extra: std::ptr::null_mut(),
+            attributes: &[],
+        })?;
+    }
+    Ok(())
 }
 
 /// A launch of the old kind: block, shared memory and parameters were set on the function before.
@@ -664,51 +657,41 @@ fn old_launch(function: CuFunction, width: i32, height: i32, stream: CuStream) -
     })
 }
 
-pub(crate) unsafe fn cuLaunch(function: CuFunction) -> CuResult {
-    answer(|| old_launch(function, 1, 1, std::ptr::null_mut()))
+pub(crate) fn cuLaunch(function: CuFunction) -> Done {
+    old_launch(function, 1, 1, std::ptr::null_mut())
 }
 
-pub(crate) unsafe fn cuLaunchGrid(
-    function: CuFunction,
-    grid_width: i32,
-    grid_height: i32,
-) -> CuResult {
-    answer(|| old_launch(function, grid_width, grid_height, std::ptr::null_mut()))
+pub(crate) fn cuLaunchGrid(function: CuFunction, grid_width: i32, grid_height: i32) -> Done {
+    old_launch(function, grid_width, grid_height, std::ptr::null_mut())
 }
 
-pub(crate) unsafe fn cuLaunchGridAsync(
+pub(crate) fn cuLaunchGridAsync(
     function: CuFunction,
     grid_width: i32,
     grid_height: i32,
     stream: CuStream,
-) -> CuResult {
-    answer(|| old_launch(function, grid_width, grid_height, stream))
+) -> Done {
+    old_launch(function, grid_width, grid_height, stream)
 }
 
-pub(crate) unsafe fn cuFuncSetBlockShape(function: CuFunction, x: i32, y: i32, z: i32) -> CuResult {
-    answer(|| {
-        if x <= 0 || y <= 0 || z <= 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        lock(&module::function(function)?.old_style).block = [x as u32, y as u32, z as u32];
-        Ok(())
-    })
+pub(crate) fn cuFuncSetBlockShape(function: CuFunction, x: i32, y: i32, z: i32) -> Done {
+    if x <= 0 || y <= 0 || z <= 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    lock(&module::function(function)?.old_style).block = [x as u32, y as u32, z as u32];
+    Ok(())
 }
 
-pub(crate) unsafe fn cuFuncSetSharedSize(function: CuFunction, bytes: u32) -> CuResult {
-    answer(|| {
-        lock(&module::function(function)?.old_style).shared = bytes;
-        Ok(())
-    })
+pub(crate) fn cuFuncSetSharedSize(function: CuFunction, bytes: u32) -> Done {
+    lock(&module::function(function)?.old_style).shared = bytes;
+    Ok(())
 }
 
-pub(crate) unsafe fn cuParamSetSize(function: CuFunction, numbytes: u32) -> CuResult {
-    answer(|| {
-        lock(&module::function(function)?.old_style)
-            .parameters
-            .resize(numbytes as usize, 0);
-        Ok(())
-    })
+pub(crate) fn cuParamSetSize(function: CuFunction, numbytes: u32) -> Done {
+    lock(&module::function(function)?.old_style)
+        .parameters
+        .resize(numbytes as usize, 0);
+    Ok(())
 }
 
 fn set_parameter(function: CuFunction, offset: i32, bytes: &[u8]) -> Done {
@@ -726,74 +709,66 @@ fn set_parameter(function: CuFunction, offset: i32, bytes: &[u8]) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuParamSeti(function: CuFunction, offset: i32, value: u32) -> CuResult {
-    answer(|| set_parameter(function, offset, &value.to_le_bytes()))
+pub(crate) fn cuParamSeti(function: CuFunction, offset: i32, value: u32) -> Done {
+    set_parameter(function, offset, &value.to_le_bytes())
 }
 
-pub(crate) unsafe fn cuParamSetf(function: CuFunction, offset: i32, value: f32) -> CuResult {
-    answer(|| set_parameter(function, offset, &value.to_le_bytes()))
+pub(crate) fn cuParamSetf(function: CuFunction, offset: i32, value: f32) -> Done {
+    set_parameter(function, offset, &value.to_le_bytes())
 }
 
-pub(crate) unsafe fn cuParamSetv(
+pub(crate) fn cuParamSetv(
     function: CuFunction,
     offset: i32,
     ptr: *mut c_void,
     numbytes: u32,
-) -> CuResult {
-    answer(|| {
-        let bytes = read_all(ptr.cast::<u8>().cast_const(), numbytes as usize)?;
-        set_parameter(function, offset, &bytes)
-    })
+) -> Done {
+    let bytes = read_all(ptr.cast::<u8>().cast_const(), numbytes as usize)?;
+    set_parameter(function, offset, &bytes)
 }
 
-pub(crate) unsafe fn cuParamSetTexRef(
-    function: CuFunction,
-    _texunit: i32,
-    _tex_ref: CuTexref,
-) -> CuResult {
-    answer(|| module::function(function).map(drop))
+pub(crate) fn cuParamSetTexRef(function: CuFunction, _texunit: i32, _tex_ref: CuTexref) -> Done {
+    module::function(function).map(drop)
 }
 
-pub(crate) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     count_blocks: *mut i32,
     function: CuFunction,
     block_size: i32,
     dynamic: usize,
-) -> CuResult {
-    answer(|| occupancy(count_blocks, function, block_size, dynamic))
+) -> Done {
+    occupancy(count_blocks, function, block_size, dynamic)
 }
 
-pub(crate) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     count_blocks: *mut i32,
     function: CuFunction,
     block_size: i32,
     dynamic: usize,
     _flags: u32,
-) -> CuResult {
-    answer(|| occupancy(count_blocks, function, block_size, dynamic))
+) -> Done {
+    occupancy(count_blocks, function, block_size, dynamic)
 }
 
-pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSize(
+pub(crate) fn cuOccupancyMaxPotentialBlockSize(
     min_grid_size: *mut i32,
     block_size: *mut i32,
     function: CuFunction,
     dynamic_of: CuOccupancyB2DSize,
     dynamic: usize,
     limit: i32,
-) -> CuResult {
-    answer(|| {
-        best_block(
-            min_grid_size,
-            block_size,
-            function,
-            dynamic_of,
-            dynamic,
-            limit,
-        )
-    })
+) -> Done {
+    best_block(
+        min_grid_size,
+        block_size,
+        function,
+        dynamic_of,
+        dynamic,
+        limit,
+    )
 }
 
-pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+pub(crate) fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     min_grid_size: *mut i32,
     block_size: *mut i32,
     function: CuFunction,
@@ -801,62 +776,54 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     dynamic: usize,
     limit: i32,
     _flags: u32,
-) -> CuResult {
-    answer(|| {
-        best_block(
-            min_grid_size,
-            block_size,
-            function,
-            dynamic_of,
-            dynamic,
-            limit,
-        )
-    })
+) -> Done {
+    best_block(
+        min_grid_size,
+        block_size,
+        function,
+        dynamic_of,
+        dynamic,
+        limit,
+    )
 }
 
-pub(crate) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
+pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
     out: *mut usize,
     function: CuFunction,
     count_blocks: i32,
     block_size: i32,
-) -> CuResult {
-    answer(|| {
-        let function = module::function(function)?;
-        if count_blocks <= 0 || block_size <= 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let each = SHARED_PER_MULTIPROCESSOR / count_blocks as u32;
-        let most = each.min(SHARED_BYTES_OPT_IN) as usize;
-        write(
-            out,
-            most.saturating_sub(function.kernel.shared_bytes as usize),
-        )
-    })
+) -> Done {
+    let function = module::function(function)?;
+    if count_blocks <= 0 || block_size <= 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let each = SHARED_PER_MULTIPROCESSOR / count_blocks as u32;
+    let most = each.min(SHARED_BYTES_OPT_IN) as usize;
+    write(
+        out,
+        most.saturating_sub(function.kernel.shared_bytes as usize),
+    )
 }
 
-pub(crate) unsafe fn cuOccupancyMaxPotentialClusterSize(
+pub(crate) fn cuOccupancyMaxPotentialClusterSize(
     cluster_size: *mut i32,
     function: CuFunction,
     config: *const CuLaunchConfig,
-) -> CuResult {
-    answer(|| {
-        module::function(function)?;
-        read(config)?;
-        write(cluster_size, 8)
-    })
+) -> Done {
+    module::function(function)?;
+    read(config)?;
+    write(cluster_size, 8)
 }
 
-pub(crate) unsafe fn cuOccupancyMaxActiveClusters(
+pub(crate) fn cuOccupancyMaxActiveClusters(
     count_clusters: *mut i32,
     function: CuFunction,
     config: *const CuLaunchConfig,
-) -> CuResult {
-    answer(|| {
-        let function = module::function(function)?;
-        let config = read(config)?;
-        let threads = config.block_x * config.block_y * config.block_z;
-        let shared = config.shared_bytes as usize;
-        let each = blocks_per_multiprocessor(&function, threads as i32, shared)?;
-        write(count_clusters, (each * MULTIPROCESSORS / 8) as i32)
-    })
+) -> Done {
+    let function = module::function(function)?;
+    let config = read(config)?;
+    let threads = config.block_x * config.block_y * config.block_z;
+    let shared = config.shared_bytes as usize;
+    let each = blocks_per_multiprocessor(&function, threads as i32, shared)?;
+    write(count_clusters, (each * MULTIPROCESSORS / 8) as i32)
 }

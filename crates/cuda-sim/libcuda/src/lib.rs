@@ -2,7 +2,7 @@
 //! real library exports. What no module writes answers `CUDA_ERROR_NOT_SUPPORTED`.
 //!
 //! A module writes a driver function under the driver's own name, as plain Rust, beginning its line
-//! with `pub(crate) unsafe fn cu…`; build.rs finds it there and makes the export around it.
+//! with `pub(crate) fn cu…`; build.rs finds it there and makes the export around it.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
@@ -21,6 +21,7 @@
 
 mod border;
 mod driver;
+mod entry;
 mod visible;
 
 mod array;
@@ -100,7 +101,7 @@ mod exports {
     )]
     use cuda_api::driver::*;
 
-    use crate::{Address, border};
+    use crate::{Address, entry};
 
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 }

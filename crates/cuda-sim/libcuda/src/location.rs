@@ -2,6 +2,7 @@
 
 use cuda_api::driver::*;
 
+use crate::border::Done;
 use crate::driver;
 
 const DEVICE: u32 = 1;
@@ -21,7 +22,7 @@ pub(crate) enum Place {
 ///
 /// # Errors
 /// When it is none that this driver knows, or names no device of the process.
-pub(crate) fn of(location: CuMemLocation) -> Result<Place, CuResult> {
+pub(crate) fn of(location: CuMemLocation) -> Done<Place> {
     let driver = driver::the()?;
     match location.kind {
         DEVICE => driver.gpu(CuDevice(location.id)).map(Place::Gpu),
@@ -37,7 +38,7 @@ pub(crate) fn of(location: CuMemLocation) -> Result<Place, CuResult> {
 ///
 /// # Errors
 /// As for [`of`], and on the host.
-pub(crate) fn gpu_of(location: CuMemLocation) -> Result<usize, CuResult> {
+pub(crate) fn gpu_of(location: CuMemLocation) -> Done<usize> {
     match of(location)? {
         Place::Gpu(gpu) => Ok(gpu),
         Place::Host => Err(CuResult::INVALID_VALUE),

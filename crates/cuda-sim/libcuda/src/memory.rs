@@ -11,12 +11,13 @@ use std::sync::{Mutex, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board;
 
+use crate::border::{Done, check_out, read, write, write_if};
 use crate::context::{self, Context};
 use crate::driver::{self, Driver};
 use crate::location::{self, Place};
 use crate::pool::Pool;
 use crate::space::{self, PAGE, Space};
-use crate::{border, choices, ipc, memory_node, stream, vmm};
+use crate::{choices, ipc, memory_node, stream, vmm};
 
 const SMALL_STEP: u64 = 512;
 
@@ -152,7 +153,7 @@ pub(crate) fn make(
     taken: u64,
     kind: Kind,
     low: bool,
-) -> Result<u64, CuResult> {
+) -> Done<u64> {
     let driver = driver::the()?;
     let taken = take(driver, context.gpu, taken, &kind)?;
     let block = Block {
@@ -170,7 +171,7 @@ pub(crate) fn make(
 
 /// What a block takes of its GPU, once it has. Managed memory that finds no room there lies on the
 /// host; other memory drives managed memory of this process out.
-fn take(driver: &Driver, gpu: usize, bytes: u64, kind: &Kind) -> Result<u64, CuResult> {
+fn take(driver: &Driver, gpu: usize, bytes: u64, kind: &Kind) -> Done<u64> {
     if bytes == 0 {
         return Ok(0);
     }
@@ -201,7 +202,7 @@ fn page_out(driver: &Driver, gpu: usize) {
 ///
 /// # Errors
 /// When there are no addresses left.
-pub(crate) fn place(block: Block, low: bool) -> Result<u64, CuResult> {
+pub(crate) fn place(block: Block, low: bool) -> Done<u64> {
     with(|blocks| {
         let base = blocks
             .addresses(block.bytes, low)
@@ -215,7 +216,7 @@ pub(crate) fn place(block: Block, low: bool) -> Result<u64, CuResult> {
 ///
 /// # Errors
 /// When something is there already.
-pub(crate) fn place_at(base: u64, block: Block) -> Result<(), CuResult> {
+pub(crate) fn place_at(base: u64, block: Block) -> Done {
     with(|blocks| {
         let last = base
             .checked_add(block.bytes)
@@ -347,7 +348,7 @@ pub(crate) fn context_gone(context: &'static Context) {
 ///
 /// # Errors
 /// When there are no addresses left.
-pub(crate) fn make_variables(context: &'static Context, bytes: u64) -> Result<u64, CuResult> {
+pub(crate) fn make_variables(context: &'static Context, bytes: u64) -> Done<u64> {
     make(context, bytes, 0, Kind::Module, false)
 }
 
@@ -360,7 +361,7 @@ pub(crate) fn drop_variables(base: u64) {
 
 // --- device memory ------------------------------------------------------------------------------
 
-fn alloc(bytes: u64, kind: Kind, low: bool) -> Result<u64, CuResult> {
+fn alloc(bytes: u64, kind: Kind, low: bool) -> Done<u64> {
     let context = context::current()?;
     if bytes == 0 {
         return Err(CuResult::INVALID_VALUE);
@@ -368,28 +369,22 @@ fn alloc(bytes: u64, kind: Kind, low: bool) -> Result<u64, CuResult> {
     make(context, bytes, rounded(bytes), kind, low)
 }
 
-pub(crate) unsafe fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> CuResult {
-    border::answer(|| {
-        border::check_out(out)?;
-        let base = alloc(bytes as u64, Kind::Device, false)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(out, CuDevicePtr(base)) }
-    })
+pub(crate) fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> Done {
+    check_out(out)?;
+    let base = alloc(bytes as u64, Kind::Device, false)?;
+    write(out, CuDevicePtr(base))
 }
 
-pub(crate) unsafe fn cuMemAlloc(ptr: *mut u32, bytes: u32) -> CuResult {
-    border::answer(|| {
-        border::check_out(ptr)?;
-        let base = alloc(u64::from(bytes), Kind::Device, true)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(ptr, base as u32) }
-    })
+pub(crate) fn cuMemAlloc(ptr: *mut u32, bytes: u32) -> Done {
+    check_out(ptr)?;
+    let base = alloc(u64::from(bytes), Kind::Device, true)?;
+    write(ptr, base as u32)
 }
 
 /// Rows of a pitched block begin at multiples of this.
 pub(crate) const PITCH: u64 = 512;
 
-fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Result<(u64, u64), CuResult> {
+fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Done<(u64, u64)> {
     if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -400,62 +395,47 @@ fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Result<(u64,
     Ok((alloc(bytes, Kind::Device, low)?, pitch))
 }
 
-pub(crate) unsafe fn cuMemAllocPitch_v2(
+pub(crate) fn cuMemAllocPitch_v2(
     out: *mut CuDevicePtr,
     pitch: *mut usize,
     width_bytes: usize,
     height: usize,
     element_bytes: u32,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(out)?;
-        border::check_out(pitch)?;
-        let (base, row) = alloc_pitch(width_bytes as u64, height as u64, element_bytes, false)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(pitch, row as usize) }?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(out, CuDevicePtr(base)) }
-    })
+) -> Done {
+    check_out(out)?;
+    check_out(pitch)?;
+    let (base, row) = alloc_pitch(width_bytes as u64, height as u64, element_bytes, false)?;
+    write(pitch, row as usize)?;
+    write(out, CuDevicePtr(base))
 }
 
-pub(crate) unsafe fn cuMemAllocPitch(
+pub(crate) fn cuMemAllocPitch(
     ptr: *mut u32,
     pitch: *mut u32,
     width_bytes: u32,
     height: u32,
     element_bytes: u32,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(ptr)?;
-        border::check_out(pitch)?;
-        let (base, row) = alloc_pitch(width_bytes.into(), height.into(), element_bytes, true)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(pitch, row as u32) }?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(ptr, base as u32) }
-    })
+) -> Done {
+    check_out(ptr)?;
+    check_out(pitch)?;
+    let (base, row) = alloc_pitch(width_bytes.into(), height.into(), element_bytes, true)?;
+    write(pitch, row as u32)?;
+    write(ptr, base as u32)
 }
 
 const ATTACH_GLOBAL: u32 = 1;
 const ATTACH_HOST: u32 = 2;
 
-pub(crate) unsafe fn cuMemAllocManaged(
-    out: *mut CuDevicePtr,
-    bytes: usize,
-    flags: u32,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(out)?;
-        if flags != ATTACH_GLOBAL && flags != ATTACH_HOST {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let base = alloc(bytes as u64, Kind::Managed, false)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(out, CuDevicePtr(base)) }
-    })
+pub(crate) fn cuMemAllocManaged(out: *mut CuDevicePtr, bytes: usize, flags: u32) -> Done {
+    check_out(out)?;
+    if flags != ATTACH_GLOBAL && flags != ATTACH_HOST {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let base = alloc(bytes as u64, Kind::Managed, false)?;
+    write(out, CuDevicePtr(base))
 }
 
-fn free(base: u64) -> Result<(), CuResult> {
+fn free(base: u64) -> Done {
     let context = context::current()?;
     if base == 0 {
         return Ok(());
@@ -479,15 +459,15 @@ fn free(base: u64) -> Result<(), CuResult> {
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemFree_v2(ptr: CuDevicePtr) -> CuResult {
-    border::answer(|| free(ptr.0))
+pub(crate) fn cuMemFree_v2(ptr: CuDevicePtr) -> Done {
+    free(ptr.0)
 }
 
-pub(crate) unsafe fn cuMemFree(ptr: u32) -> CuResult {
-    border::answer(|| free(ptr.into()))
+pub(crate) fn cuMemFree(ptr: u32) -> Done {
+    free(ptr.into())
 }
 
-fn range_of(address: u64) -> Result<(u64, u64), CuResult> {
+fn range_of(address: u64) -> Done<(u64, u64)> {
     context::current()?;
     let (base, block) = find(address)
         .filter(|(_, block)| !matches!(block.kind, Kind::Array | Kind::Registered))
@@ -495,37 +475,25 @@ fn range_of(address: u64) -> Result<(u64, u64), CuResult> {
     Ok((base, block.bytes))
 }
 
-pub(crate) unsafe fn cuMemGetAddressRange_v2(
+pub(crate) fn cuMemGetAddressRange_v2(
     base_out: *mut CuDevicePtr,
     size_out: *mut usize,
     ptr: CuDevicePtr,
-) -> CuResult {
-    border::answer(|| {
-        let (base, bytes) = range_of(ptr.0)?;
-        // SAFETY: null, or the caller's pointer.
-        unsafe { border::put_if(base_out, CuDevicePtr(base)) };
-        // SAFETY: null, or the caller's pointer.
-        unsafe { border::put_if(size_out, bytes as usize) };
-        Ok(())
-    })
+) -> Done {
+    let (base, bytes) = range_of(ptr.0)?;
+    write_if(base_out, CuDevicePtr(base));
+    write_if(size_out, bytes as usize);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuMemGetAddressRange(
-    base_out: *mut u32,
-    size_out: *mut u32,
-    ptr: u32,
-) -> CuResult {
-    border::answer(|| {
-        let (base, bytes) = range_of(ptr.into())?;
-        // SAFETY: null, or the caller's pointer.
-        unsafe { border::put_if(base_out, base as u32) };
-        // SAFETY: null, or the caller's pointer.
-        unsafe { border::put_if(size_out, bytes as u32) };
-        Ok(())
-    })
+pub(crate) fn cuMemGetAddressRange(base_out: *mut u32, size_out: *mut u32, ptr: u32) -> Done {
+    let (base, bytes) = range_of(ptr.into())?;
+    write_if(base_out, base as u32);
+    write_if(size_out, bytes as u32);
+    Ok(())
 }
 
-fn info() -> Result<(u64, u64), CuResult> {
+fn info() -> Done<(u64, u64)> {
     let context = context::current()?;
     let driver = driver::the()?;
     let board = &driver.board;
@@ -543,24 +511,16 @@ fn info() -> Result<(u64, u64), CuResult> {
     Ok((total.saturating_sub(board.used_bytes(context.gpu)), total))
 }
 
-pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CuResult {
-    border::answer(|| {
-        let (left, all) = info()?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(free, left as usize) }?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(total, all as usize) }
-    })
+pub(crate) fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Done {
+    let (left, all) = info()?;
+    write(free, left as usize)?;
+    write(total, all as usize)
 }
 
-pub(crate) unsafe fn cuMemGetInfo(free: *mut u32, total: *mut u32) -> CuResult {
-    border::answer(|| {
-        let (left, all) = info()?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(free, u32::try_from(left).unwrap_or(u32::MAX)) }?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(total, u32::try_from(all).unwrap_or(u32::MAX)) }
-    })
+pub(crate) fn cuMemGetInfo(free: *mut u32, total: *mut u32) -> Done {
+    let (left, all) = info()?;
+    write(free, u32::try_from(left).unwrap_or(u32::MAX))?;
+    write(total, u32::try_from(all).unwrap_or(u32::MAX))
 }
 
 // --- host memory --------------------------------------------------------------------------------
@@ -570,130 +530,107 @@ const HOST_FLAGS: u32 = 7;
 /// Portable, device map, I/O memory, read only.
 const REGISTER_FLAGS: u32 = 15;
 
-fn alloc_host(out: *mut *mut c_void, bytes: usize, flags: u32) -> CuResult {
-    border::answer(|| {
-        border::check_out(out)?;
-        let context = context::current()?;
-        if bytes == 0 || flags & !HOST_FLAGS != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let base = make(context, bytes as u64, 0, Kind::Host { flags }, false)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(out, space::address(base)) }
-    })
+fn alloc_host(out: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
+    check_out(out)?;
+    let context = context::current()?;
+    if bytes == 0 || flags & !HOST_FLAGS != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let base = make(context, bytes as u64, 0, Kind::Host { flags }, false)?;
+    write(out, space::address(base))
 }
 
-pub(crate) unsafe fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) -> CuResult {
+pub(crate) fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
     alloc_host(out, bytes, flags)
 }
 
-pub(crate) unsafe fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) -> CuResult {
+pub(crate) fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) -> Done {
     alloc_host(out, bytes, 0)
 }
 
-pub(crate) unsafe fn cuMemAllocHost(out: *mut *mut c_void, bytes: u32) -> CuResult {
+pub(crate) fn cuMemAllocHost(out: *mut *mut c_void, bytes: u32) -> Done {
     alloc_host(out, bytes as usize, 0)
 }
 
-pub(crate) unsafe fn cuMemFreeHost(p: *mut c_void) -> CuResult {
-    border::answer(|| {
-        context::current()?;
-        if p.is_null() {
-            return Ok(());
-        }
-        let base = p.addr() as u64;
-        let block = remove(base, |block| matches!(block.kind, Kind::Host { .. }))
-            .ok_or(CuResult::INVALID_VALUE)?;
-        end(base, &block);
-        Ok(())
-    })
+pub(crate) fn cuMemFreeHost(p: *mut c_void) -> Done {
+    context::current()?;
+    if p.is_null() {
+        return Ok(());
+    }
+    let base = p.addr() as u64;
+    let block = remove(base, |block| matches!(block.kind, Kind::Host { .. }))
+        .ok_or(CuResult::INVALID_VALUE)?;
+    end(base, &block);
+    Ok(())
 }
 
-fn register(p: *mut c_void, bytes: usize, flags: u32) -> CuResult {
-    border::answer(|| {
-        let context = context::current()?;
-        if p.is_null() || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let mut block = block(bytes as u64, context.gpu, Kind::Registered);
-        block.context = Some(context);
-        place_at(p.addr() as u64, block).map_err(|_| CuResult::HOST_MEMORY_ALREADY_REGISTERED)
-    })
+fn register(p: *mut c_void, bytes: usize, flags: u32) -> Done {
+    let context = context::current()?;
+    if p.is_null() || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let mut block = block(bytes as u64, context.gpu, Kind::Registered);
+    block.context = Some(context);
+    place_at(p.addr() as u64, block).map_err(|_| CuResult::HOST_MEMORY_ALREADY_REGISTERED)
 }
 
-pub(crate) unsafe fn cuMemHostRegister_v2(p: *mut c_void, bytes: usize, flags: u32) -> CuResult {
+pub(crate) fn cuMemHostRegister_v2(p: *mut c_void, bytes: usize, flags: u32) -> Done {
     register(p, bytes, flags)
 }
 
-pub(crate) unsafe fn cuMemHostRegister(p: *mut c_void, bytes: usize, flags: u32) -> CuResult {
+pub(crate) fn cuMemHostRegister(p: *mut c_void, bytes: usize, flags: u32) -> Done {
     register(p, bytes, flags)
 }
 
-pub(crate) unsafe fn cuMemHostUnregister(p: *mut c_void) -> CuResult {
-    border::answer(|| {
-        context::current()?;
-        let registered = |block: &Block| matches!(block.kind, Kind::Registered);
-        let block =
-            remove(p.addr() as u64, registered).ok_or(CuResult::HOST_MEMORY_NOT_REGISTERED)?;
-        end(p.addr() as u64, &block);
-        Ok(())
-    })
+pub(crate) fn cuMemHostUnregister(p: *mut c_void) -> Done {
+    context::current()?;
+    let registered = |block: &Block| matches!(block.kind, Kind::Registered);
+    let block = remove(p.addr() as u64, registered).ok_or(CuResult::HOST_MEMORY_NOT_REGISTERED)?;
+    end(p.addr() as u64, &block);
+    Ok(())
 }
 
-fn host_block(p: *mut c_void) -> Result<(u64, Block), CuResult> {
+fn host_block(p: *mut c_void) -> Done<(u64, Block)> {
     context::current()?;
     find(p.addr() as u64)
         .filter(|(_, block)| block.kind.is_host())
         .ok_or(CuResult::INVALID_VALUE)
 }
 
-pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
+pub(crate) fn cuMemHostGetDevicePointer_v2(
     out: *mut CuDevicePtr,
     p: *mut c_void,
     flags: u32,
-) -> CuResult {
-    border::answer(|| {
-        host_block(p)?;
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(out, CuDevicePtr(p.addr() as u64)) }
-    })
+) -> Done {
+    host_block(p)?;
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, CuDevicePtr(p.addr() as u64))
 }
 
-pub(crate) unsafe fn cuMemHostGetDevicePointer(
-    out: *mut u32,
-    p: *mut c_void,
-    flags: u32,
-) -> CuResult {
-    border::answer(|| {
-        host_block(p)?;
-        let address = u32::try_from(p.addr()).map_err(|_| CuResult::INVALID_VALUE)?;
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(out, address) }
-    })
+pub(crate) fn cuMemHostGetDevicePointer(out: *mut u32, p: *mut c_void, flags: u32) -> Done {
+    host_block(p)?;
+    let address = u32::try_from(p.addr()).map_err(|_| CuResult::INVALID_VALUE)?;
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, address)
 }
 
-pub(crate) unsafe fn cuMemHostGetFlags(flags: *mut u32, p: *mut c_void) -> CuResult {
-    border::answer(|| {
-        let (_, block) = host_block(p)?;
-        let Kind::Host { flags: own } = block.kind else {
-            return Err(CuResult::INVALID_VALUE);
-        };
-        // Everything is mapped where there is one address space.
-        const DEVICE_MAP: u32 = 2;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(flags, own | DEVICE_MAP) }
-    })
+pub(crate) fn cuMemHostGetFlags(flags: *mut u32, p: *mut c_void) -> Done {
+    let (_, block) = host_block(p)?;
+    let Kind::Host { flags: own } = block.kind else {
+        return Err(CuResult::INVALID_VALUE);
+    };
+    // Everything is mapped where there is one address space.
+    const DEVICE_MAP: u32 = 2;
+    write(flags, own | DEVICE_MAP)
 }
 
 // --- managed memory: hints ------------------------------------------------------------------------
 
-fn managed(address: u64, bytes: usize) -> Result<(), CuResult> {
+fn managed(address: u64, bytes: usize) -> Done {
     let (base, block) = find(address).ok_or(CuResult::INVALID_VALUE)?;
     let inside = bytes > 0 && address - base + bytes as u64 <= block.bytes.next_multiple_of(PAGE);
     if matches!(block.kind, Kind::Managed) && inside {
@@ -703,7 +640,7 @@ fn managed(address: u64, bytes: usize) -> Result<(), CuResult> {
     }
 }
 
-fn advise(address: CuDevicePtr, bytes: usize, advice: u32, device: i32) -> Result<(), CuResult> {
+fn advise(address: CuDevicePtr, bytes: usize, advice: u32, device: i32) -> Done {
     const HOST: i32 = -1;
     managed(address.0, bytes)?;
     if !(1..=6).contains(&advice) {
@@ -715,26 +652,26 @@ fn advise(address: CuDevicePtr, bytes: usize, advice: u32, device: i32) -> Resul
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemAdvise(
+pub(crate) fn cuMemAdvise(
     dev_ptr: CuDevicePtr,
     count: usize,
     advice: CuMemAdvise,
     device: CuDevice,
-) -> CuResult {
-    border::answer(|| advise(dev_ptr, count, advice, device.0))
+) -> Done {
+    advise(dev_ptr, count, advice, device.0)
 }
 
-pub(crate) unsafe fn cuMemAdvise_v2(
+pub(crate) fn cuMemAdvise_v2(
     dev_ptr: CuDevicePtr,
     count: usize,
     advice: CuMemAdvise,
     location: CuMemLocation,
-) -> CuResult {
-    border::answer(|| advise(dev_ptr, count, advice, location_device(location)?))
+) -> Done {
+    advise(dev_ptr, count, advice, location_device(location)?)
 }
 
 /// The device of a location, -1 for the host.
-fn location_device(location: CuMemLocation) -> Result<i32, CuResult> {
+fn location_device(location: CuMemLocation) -> Done<i32> {
     const NOWHERE: u32 = 0;
     if location.kind == NOWHERE {
         return Ok(-1);
@@ -745,7 +682,7 @@ fn location_device(location: CuMemLocation) -> Result<i32, CuResult> {
     })
 }
 
-fn prefetch(address: CuDevicePtr, bytes: usize, device: i32) -> Result<(), CuResult> {
+fn prefetch(address: CuDevicePtr, bytes: usize, device: i32) -> Done {
     context::current()?;
     managed(address.0, bytes)?;
     if device != -1 {
@@ -754,48 +691,42 @@ fn prefetch(address: CuDevicePtr, bytes: usize, device: i32) -> Result<(), CuRes
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemPrefetchAsync(
+pub(crate) fn cuMemPrefetchAsync(
     dev_ptr: CuDevicePtr,
     count: usize,
     dst: CuDevice,
     _stream: CuStream,
-) -> CuResult {
-    border::answer(|| prefetch(dev_ptr, count, dst.0))
+) -> Done {
+    prefetch(dev_ptr, count, dst.0)
 }
 
-pub(crate) unsafe fn cuMemPrefetchAsync_v2(
+pub(crate) fn cuMemPrefetchAsync_v2(
     dev_ptr: CuDevicePtr,
     count: usize,
     location: CuMemLocation,
     flags: u32,
     _stream: CuStream,
-) -> CuResult {
-    border::answer(|| {
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        prefetch(dev_ptr, count, location_device(location)?)
-    })
+) -> Done {
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    prefetch(dev_ptr, count, location_device(location)?)
 }
 
 /// Every range of a batch, checked: where managed memory lies costs nothing here.
-unsafe fn batch(ptrs: *mut CuDevicePtr, sizes: *mut usize, count: usize, flags: u64) -> CuResult {
-    border::answer(|| {
-        context::current()?;
-        if count == 0 || flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        for index in 0..count {
-            // SAFETY: the caller's arrays have that many entries.
-            let ptr = unsafe { border::get(ptrs.wrapping_add(index)) }?;
-            // SAFETY: the caller's arrays have that many entries.
-            managed(ptr.0, unsafe { border::get(sizes.wrapping_add(index)) }?)?;
-        }
-        Ok(())
-    })
+fn batch(ptrs: *mut CuDevicePtr, sizes: *mut usize, count: usize, flags: u64) -> Done {
+    context::current()?;
+    if count == 0 || flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    for index in 0..count {
+        let ptr = read(ptrs.wrapping_add(index))?;
+        managed(ptr.0, read(sizes.wrapping_add(index))?)?;
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuMemPrefetchBatchAsync(
+pub(crate) fn cuMemPrefetchBatchAsync(
     dptrs: *mut CuDevicePtr,
     sizes: *mut usize,
     count: usize,
@@ -804,23 +735,21 @@ pub(crate) unsafe fn cuMemPrefetchBatchAsync(
     _count_prefetch_locs: usize,
     flags: u64,
     _stream: CuStream,
-) -> CuResult {
-    // SAFETY: the caller's arrays.
-    unsafe { batch(dptrs, sizes, count, flags) }
+) -> Done {
+    batch(dptrs, sizes, count, flags)
 }
 
-pub(crate) unsafe fn cuMemDiscardBatchAsync(
+pub(crate) fn cuMemDiscardBatchAsync(
     dptrs: *mut CuDevicePtr,
     sizes: *mut usize,
     count: usize,
     flags: u64,
     _stream: CuStream,
-) -> CuResult {
-    // SAFETY: the caller's arrays.
-    unsafe { batch(dptrs, sizes, count, flags) }
+) -> Done {
+    batch(dptrs, sizes, count, flags)
 }
 
-pub(crate) unsafe fn cuMemDiscardAndPrefetchBatchAsync(
+pub(crate) fn cuMemDiscardAndPrefetchBatchAsync(
     dptrs: *mut CuDevicePtr,
     sizes: *mut usize,
     count: usize,
@@ -829,21 +758,20 @@ pub(crate) unsafe fn cuMemDiscardAndPrefetchBatchAsync(
     _count_prefetch_locs: usize,
     flags: u64,
     _stream: CuStream,
-) -> CuResult {
-    // SAFETY: the caller's arrays.
-    unsafe { batch(dptrs, sizes, count, flags) }
+) -> Done {
+    batch(dptrs, sizes, count, flags)
 }
 
-unsafe fn range_attribute(
+fn range_attribute(
     data: *mut c_void,
     bytes: usize,
     attribute: u32,
     address: CuDevicePtr,
     count: usize,
-) -> Result<(), CuResult> {
+) -> Done {
     const NOWHERE: i32 = -2;
     managed(address.0, count)?;
-    border::check_out(data)?;
+    check_out(data)?;
     let value = match attribute {
         // Read mostly: nobody set it.
         1 => 0,
@@ -856,46 +784,36 @@ unsafe fn range_attribute(
         return Err(CuResult::INVALID_VALUE);
     }
     for index in 0..bytes / 4 {
-        // SAFETY: the caller's array has that many bytes.
-        unsafe { data.cast::<i32>().add(index).write_unaligned(value) };
+        write(data.cast::<i32>().wrapping_add(index), value)?;
     }
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemRangeGetAttribute(
+pub(crate) fn cuMemRangeGetAttribute(
     data: *mut c_void,
     data_size: usize,
     attribute: CuMemRangeAttribute,
     dev_ptr: CuDevicePtr,
     count: usize,
-) -> CuResult {
-    // SAFETY: the caller's array.
-    border::answer(|| unsafe { range_attribute(data, data_size, attribute, dev_ptr, count) })
+) -> Done {
+    range_attribute(data, data_size, attribute, dev_ptr, count)
 }
 
-pub(crate) unsafe fn cuMemRangeGetAttributes(
+pub(crate) fn cuMemRangeGetAttributes(
     data: *mut *mut c_void,
     data_sizes: *mut usize,
     attributes: *mut CuMemRangeAttribute,
     count_attributes: usize,
     dev_ptr: CuDevicePtr,
     count: usize,
-) -> CuResult {
-    border::answer(|| {
-        for index in 0..count_attributes {
-            // SAFETY: the caller's arrays have that many entries.
-            let (data, bytes, attribute) = unsafe {
-                (
-                    border::get(data.wrapping_add(index))?,
-                    border::get(data_sizes.wrapping_add(index))?,
-                    border::get(attributes.wrapping_add(index))?,
-                )
-            };
-            // SAFETY: the caller's array.
-            unsafe { range_attribute(data, bytes, attribute, dev_ptr, count) }?;
-        }
-        Ok(())
-    })
+) -> Done {
+    for index in 0..count_attributes {
+        let data = read(data.wrapping_add(index))?;
+        let bytes = read(data_sizes.wrapping_add(index))?;
+        let attribute = read(attributes.wrapping_add(index))?;
+        range_attribute(data, bytes, attribute, dev_ptr, count)?;
+    }
+    Ok(())
 }
 
 // --- what a pointer is ------------------------------------------------------------------------------
@@ -906,7 +824,7 @@ enum Value {
     Long(u64),
 }
 
-fn pointer_attribute(attribute: u32, address: u64) -> Result<Value, CuResult> {
+fn pointer_attribute(attribute: u32, address: u64) -> Done<Value> {
     const HOST: i32 = 1;
     const DEVICE: i32 = 2;
     let driver = driver::the()?;
@@ -954,63 +872,51 @@ fn ordinal(driver: &Driver, block: &Block) -> i32 {
     driver.ordinal(block.gpu).map_or(-1, |device| device.0)
 }
 
-unsafe fn put_value(data: *mut c_void, value: &Value) -> Result<(), CuResult> {
+fn put_value(data: *mut c_void, value: &Value) -> Done {
     match *value {
-        // SAFETY: the caller's pointer, of the attribute's type.
-        Value::Int(value) => unsafe { border::put(data.cast::<i32>(), value) },
-        // SAFETY: the caller's pointer, of the attribute's type.
-        Value::Long(value) => unsafe { border::put(data.cast::<u64>(), value) },
+        Value::Int(value) => write(data.cast::<i32>(), value),
+        Value::Long(value) => write(data.cast::<u64>(), value),
     }
 }
 
-pub(crate) unsafe fn cuPointerGetAttribute(
+pub(crate) fn cuPointerGetAttribute(
     data: *mut c_void,
     attribute: CuPointerAttribute,
     ptr: CuDevicePtr,
-) -> CuResult {
-    border::answer(|| {
-        let value = pointer_attribute(attribute, ptr.0)?;
-        // SAFETY: the caller's pointer.
-        unsafe { put_value(data, &value) }
-    })
+) -> Done {
+    let value = pointer_attribute(attribute, ptr.0)?;
+    put_value(data, &value)
 }
 
 /// A pointer that the driver does not know is no error here: its attributes are all zero.
-pub(crate) unsafe fn cuPointerGetAttributes(
+pub(crate) fn cuPointerGetAttributes(
     count_attributes: u32,
     attributes: *mut CuPointerAttribute,
     data: *mut *mut c_void,
     ptr: CuDevicePtr,
-) -> CuResult {
-    border::answer(|| {
-        for index in 0..count_attributes as usize {
-            // SAFETY: the caller's array has that many entries.
-            let attribute = unsafe { border::get(attributes.wrapping_add(index)) }?;
-            // SAFETY: the caller's array has that many entries.
-            let data = unsafe { border::get(data.wrapping_add(index)) }?;
-            let nothing = match attribute {
-                2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => Value::Int(0),
-                9 => Value::Int(-2),
-                _ => Value::Long(0),
-            };
-            let value = pointer_attribute(attribute, ptr.0).unwrap_or(nothing);
-            // SAFETY: the caller's pointer.
-            unsafe { put_value(data, &value) }?;
-        }
-        Ok(())
-    })
+) -> Done {
+    for index in 0..count_attributes as usize {
+        let attribute = read(attributes.wrapping_add(index))?;
+        let data = read(data.wrapping_add(index))?;
+        let nothing = match attribute {
+            2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => Value::Int(0),
+            9 => Value::Int(-2),
+            _ => Value::Long(0),
+        };
+        let value = pointer_attribute(attribute, ptr.0).unwrap_or(nothing);
+        put_value(data, &value)?;
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuPointerSetAttribute(
+pub(crate) fn cuPointerSetAttribute(
     value: *const c_void,
     attribute: CuPointerAttribute,
     ptr: CuDevicePtr,
-) -> CuResult {
-    border::answer(|| {
-        const SYNC_MEMOPS: u32 = 6;
-        if value.is_null() || attribute != SYNC_MEMOPS || find(ptr.0).is_none() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        Ok(())
-    })
+) -> Done {
+    const SYNC_MEMOPS: u32 = 6;
+    if value.is_null() || attribute != SYNC_MEMOPS || find(ptr.0).is_none() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    Ok(())
 }

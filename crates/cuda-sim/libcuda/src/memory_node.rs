@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, Weak};
 use cuda_api::driver::*;
 use cuda_sim::board::Kind as Taken;
 
-use crate::border::answer;
+use crate::border::{Done, lock, read, write};
 use crate::choices;
-use crate::gpu::{Ctx, Done, lock, read, write};
+use crate::context::Ctx;
 use crate::memory::{self, Kind};
 use crate::{context, driver, location};
 
@@ -290,50 +290,46 @@ const USED_HIGH: u32 = 1;
 const RESERVED: u32 = 2;
 const RESERVED_HIGH: u32 = 3;
 
-pub(crate) unsafe fn cuDeviceGetGraphMemAttribute(
+pub(crate) fn cuDeviceGetGraphMemAttribute(
     device: CuDevice,
     attribute: CuGraphMemAttribute,
     value: *mut c_void,
-) -> CuResult {
-    answer(|| {
-        let gpu = driver::the()?.gpu(device)?;
-        let mapped = mapped_bytes(gpu);
-        let kept = with_kept(gpu, |kept| *kept);
-        let used = if choices::graph_figure_is_mapped() {
-            kept.used.max(mapped).min(kept.reserved)
-        } else {
-            kept.used
-        };
-        let found = match attribute {
-            USED => used,
-            USED_HIGH => kept.used_high.max(used),
-            RESERVED => kept.reserved,
-            RESERVED_HIGH => kept.reserved_high,
-            _ => return Err(CuResult::INVALID_VALUE),
-        };
-        write(value.cast::<u64>(), found)
-    })
+) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    let mapped = mapped_bytes(gpu);
+    let kept = with_kept(gpu, |kept| *kept);
+    let used = if choices::graph_figure_is_mapped() {
+        kept.used.max(mapped).min(kept.reserved)
+    } else {
+        kept.used
+    };
+    let found = match attribute {
+        USED => used,
+        USED_HIGH => kept.used_high.max(used),
+        RESERVED => kept.reserved,
+        RESERVED_HIGH => kept.reserved_high,
+        _ => return Err(CuResult::INVALID_VALUE),
+    };
+    write(value.cast::<u64>(), found)
 }
 
 /// High-water marks can be set back, to zero only.
-pub(crate) unsafe fn cuDeviceSetGraphMemAttribute(
+pub(crate) fn cuDeviceSetGraphMemAttribute(
     device: CuDevice,
     attribute: CuGraphMemAttribute,
     value: *mut c_void,
-) -> CuResult {
-    answer(|| {
-        let gpu = driver::the()?.gpu(device)?;
-        if read(value.cast::<u64>().cast_const())? != 0 {
-            return Err(CuResult::INVALID_VALUE);
+) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    if read(value.cast::<u64>().cast_const())? != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    with_kept(gpu, |kept| {
+        match attribute {
+            USED_HIGH => kept.used_high = kept.used,
+            RESERVED_HIGH => kept.reserved_high = kept.reserved,
+            _ => return Err(CuResult::INVALID_VALUE),
         }
-        with_kept(gpu, |kept| {
-            match attribute {
-                USED_HIGH => kept.used_high = kept.used,
-                RESERVED_HIGH => kept.reserved_high = kept.reserved,
-                _ => return Err(CuResult::INVALID_VALUE),
-            }
-            Ok(())
-        })
+        Ok(())
     })
 }
 
@@ -385,8 +381,8 @@ fn trim(gpu: usize) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuDeviceGraphMemTrim(device: CuDevice) -> CuResult {
-    answer(|| trim(driver::the()?.gpu(device)?))
+pub(crate) fn cuDeviceGraphMemTrim(device: CuDevice) -> Done {
+    trim(driver::the()?.gpu(device)?)
 }
 
 /// The last context of a GPU ends: what graphs held there is gone.

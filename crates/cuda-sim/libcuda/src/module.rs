@@ -11,8 +11,9 @@ use cuda_api::driver::*;
 use cuda_sim::board::Kind as Taken;
 use cuda_sim::script::Duration;
 
-use crate::border::answer;
-use crate::gpu::{Ctx, Done, exec, handle, lock, read_all, text, write, write_if};
+use crate::border::{Done, handle, lock, read_all, text, write, write_if};
+use crate::context::Ctx;
+use crate::gpu::exec;
 use crate::image::{self, Image, Unreadable, Variable};
 use crate::launch::{MAX_THREADS, SHARED_BYTES_OPT_IN};
 use crate::room::Room;
@@ -470,45 +471,38 @@ fn unload_library(library: usize) {
     }
 }
 
-pub(crate) unsafe fn cuModuleLoad(module: *mut CuModule, fname: *const c_char) -> CuResult {
-    answer(|| load_current(module, || image_in(fname)))
+pub(crate) fn cuModuleLoad(module: *mut CuModule, fname: *const c_char) -> Done {
+    load_current(module, || image_in(fname))
 }
 
-pub(crate) unsafe fn cuModuleLoadData(module: *mut CuModule, image: *const c_void) -> CuResult {
-    answer(|| load_current(module, || image_at(image)))
+pub(crate) fn cuModuleLoadData(module: *mut CuModule, image: *const c_void) -> Done {
+    load_current(module, || image_at(image))
 }
 
-pub(crate) unsafe fn cuModuleLoadDataEx(
+pub(crate) fn cuModuleLoadDataEx(
     module: *mut CuModule,
     image: *const c_void,
     count_options: u32,
     options: *mut CuJitOption,
     option_values: *mut *mut c_void,
-) -> CuResult {
-    answer(|| {
-        answer_options(count_options, options, option_values)?;
-        load_current(module, || image_at(image))
-    })
+) -> Done {
+    answer_options(count_options, options, option_values)?;
+    load_current(module, || image_at(image))
 }
 
-pub(crate) unsafe fn cuModuleLoadFatBinary(
-    module: *mut CuModule,
-    fat_cubin: *const c_void,
-) -> CuResult {
-    answer(|| load_current(module, || image_at(fat_cubin)))
+pub(crate) fn cuModuleLoadFatBinary(module: *mut CuModule, fat_cubin: *const c_void) -> Done {
+    load_current(module, || image_at(fat_cubin))
 }
 
-pub(crate) unsafe fn cuModuleUnload(module: CuModule) -> CuResult {
-    answer(|| {
-        let found = find_module(module)?;
-        if found.library != 0 {
-            return Err(CuResult::NOT_PERMITTED);
-        }
-        if let Some(module) = MODULES.remove(module.addr()) {
-            module.unload();
-        }
-        Ok(())
-    })
+pub(crate) fn cuModuleUnload(module: CuModule) -> Done {
+    let found = find_module(module)?;
+    if found.library != 0 {
+        return Err(CuResult::NOT_PERMITTED);
+    }
+    if let Some(module) = MODULES.remove(module.addr()) {
+        module.unload();
+    }
+    Ok(())
 }
 
 /// Answers the options that ask something: the logs of a compiler that did not run are empty.
@@ -527,78 +521,72 @@ fn answer_options(count: u32, options: *mut CuJitOption, values: *mut *mut c_voi
     Ok(())
 }
 
-pub(crate) unsafe fn cuModuleGetLoadingMode(mode: *mut CuModuleLoadingMode) -> CuResult {
+pub(crate) fn cuModuleGetLoadingMode(mode: *mut CuModuleLoadingMode) -> Done {
     const EAGER: u32 = 1;
     const LAZY: u32 = 2;
     let eager = !choices::says_lazy();
-    answer(|| write(mode, if eager { EAGER } else { LAZY }))
+    write(mode, if eager { EAGER } else { LAZY })
 }
 
-pub(crate) unsafe fn cuModuleGetFunction(
+pub(crate) fn cuModuleGetFunction(
     function: *mut CuFunction,
     module: CuModule,
     name: *const c_char,
-) -> CuResult {
-    answer(|| {
-        let name = text(name)?;
-        find_module(module)?;
-        write(function, handle(module_function(module.addr(), &name)?))
-    })
+) -> Done {
+    let name = text(name)?;
+    find_module(module)?;
+    write(function, handle(module_function(module.addr(), &name)?))
 }
 
-pub(crate) unsafe fn cuModuleGetFunctionCount(count: *mut u32, module: CuModule) -> CuResult {
-    answer(|| write(count, find_module(module)?.image.kernels.len() as u32))
+pub(crate) fn cuModuleGetFunctionCount(count: *mut u32, module: CuModule) -> Done {
+    write(count, find_module(module)?.image.kernels.len() as u32)
 }
 
-pub(crate) unsafe fn cuModuleEnumerateFunctions(
+pub(crate) fn cuModuleEnumerateFunctions(
     functions: *mut CuFunction,
     count_functions: u32,
     module: CuModule,
-) -> CuResult {
-    answer(|| {
-        let image = Arc::clone(&find_module(module)?.image);
-        for (index, name) in image
-            .kernels
-            .keys()
-            .take(count_functions as usize)
-            .enumerate()
-        {
-            let found = module_function(module.addr(), name)?;
-            // SAFETY: the program's array has as much room as it says.
-            write(unsafe { functions.add(index) }, handle(found))?;
-        }
-        Ok(())
-    })
+) -> Done {
+    let image = Arc::clone(&find_module(module)?.image);
+    for (index, name) in image
+        .kernels
+        .keys()
+        .take(count_functions as usize)
+        .enumerate()
+    {
+        let found = module_function(module.addr(), name)?;
+        // SAFETY: the program's array has as much room as it says.
+        write(unsafe { functions.add(index) }, handle(found))?;
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuModuleGetGlobal_v2(
+pub(crate) fn cuModuleGetGlobal_v2(
     ptr: *mut CuDevicePtr,
     bytes: *mut usize,
     module: CuModule,
     name: *const c_char,
-) -> CuResult {
-    answer(|| {
-        let (address, size) = variable_of(module, name)?;
-        write_if(ptr, CuDevicePtr(address));
-        write_if(bytes, size);
-        Ok(())
-    })
+) -> Done {
+    let (address, size) = variable_of(module, name)?;
+    write_if(ptr, CuDevicePtr(address));
+    write_if(bytes, size);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuModuleGetTexRef(
+pub(crate) fn cuModuleGetTexRef(
     tex_ref: *mut CuTexref,
     module: CuModule,
     name: *const c_char,
-) -> CuResult {
-    answer(|| write(tex_ref, handle(reference(module, name)?)))
+) -> Done {
+    write(tex_ref, handle(reference(module, name)?))
 }
 
-pub(crate) unsafe fn cuModuleGetSurfRef(
+pub(crate) fn cuModuleGetSurfRef(
     surf_ref: *mut CuSurfref,
     module: CuModule,
     name: *const c_char,
-) -> CuResult {
-    answer(|| write(surf_ref, handle(reference(module, name)?)))
+) -> Done {
+    write(surf_ref, handle(reference(module, name)?))
 }
 
 /// A reference is a name that nobody reads through: the module's address stands for it.
@@ -659,95 +647,81 @@ fn parameter(function: &Function, index: usize, offset: *mut usize, size: *mut u
     Ok(())
 }
 
-pub(crate) unsafe fn cuFuncGetAttribute(
+pub(crate) fn cuFuncGetAttribute(
     out: *mut i32,
     attribute: CuFunctionAttribute,
     func: CuFunction,
-) -> CuResult {
-    answer(|| write(out, attribute_of(&*function(func)?, attribute)?))
+) -> Done {
+    write(out, attribute_of(&*function(func)?, attribute)?)
 }
 
-pub(crate) unsafe fn cuFuncSetAttribute(
+pub(crate) fn cuFuncSetAttribute(
     func: CuFunction,
     attribute: CuFunctionAttribute,
     value: i32,
-) -> CuResult {
-    answer(|| set_attribute(&*function(func)?, attribute, value))
+) -> Done {
+    set_attribute(&*function(func)?, attribute, value)
 }
 
-pub(crate) unsafe fn cuFuncSetCacheConfig(func: CuFunction, config: CuFuncCache) -> CuResult {
-    answer(|| {
-        if config > 3 {
-            Err(CuResult::INVALID_VALUE)
-        } else {
-            function(func).map(drop)
-        }
-    })
+pub(crate) fn cuFuncSetCacheConfig(func: CuFunction, config: CuFuncCache) -> Done {
+    if config > 3 {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        function(func).map(drop)
+    }
 }
 
-pub(crate) unsafe fn cuFuncSetSharedMemConfig(
-    func: CuFunction,
-    config: CuSharedconfig,
-) -> CuResult {
-    answer(|| {
-        if config > 2 {
-            Err(CuResult::INVALID_VALUE)
-        } else {
-            function(func).map(drop)
-        }
-    })
+pub(crate) fn cuFuncSetSharedMemConfig(func: CuFunction, config: CuSharedconfig) -> Done {
+    if config > 2 {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        function(func).map(drop)
+    }
 }
 
-pub(crate) unsafe fn cuFuncGetModule(module: *mut CuModule, func: CuFunction) -> CuResult {
-    answer(|| {
-        let number = match function(func)?.owner {
-            Owner::Module(module) => module,
-            Owner::Library(library) => module_of(library, context::current()?)?,
-        };
-        write(module, handle(number))
-    })
+pub(crate) fn cuFuncGetModule(module: *mut CuModule, func: CuFunction) -> Done {
+    let number = match function(func)?.owner {
+        Owner::Module(module) => module,
+        Owner::Library(library) => module_of(library, context::current()?)?,
+    };
+    write(module, handle(number))
 }
 
-pub(crate) unsafe fn cuFuncGetName(name: *mut *const c_char, func: CuFunction) -> CuResult {
-    answer(|| write(name, function(func)?.name.as_ptr()))
+pub(crate) fn cuFuncGetName(name: *mut *const c_char, func: CuFunction) -> Done {
+    write(name, function(func)?.name.as_ptr())
 }
 
-pub(crate) unsafe fn cuFuncGetParamCount(func: CuFunction, param_count: *mut usize) -> CuResult {
-    answer(|| write(param_count, function(func)?.kernel.parameters.len()))
+pub(crate) fn cuFuncGetParamCount(func: CuFunction, param_count: *mut usize) -> Done {
+    write(param_count, function(func)?.kernel.parameters.len())
 }
 
-pub(crate) unsafe fn cuFuncGetParamInfo(
+pub(crate) fn cuFuncGetParamInfo(
     func: CuFunction,
     param_index: usize,
     param_offset: *mut usize,
     param_size: *mut usize,
-) -> CuResult {
-    answer(|| parameter(&*function(func)?, param_index, param_offset, param_size))
+) -> Done {
+    parameter(&*function(func)?, param_index, param_offset, param_size)
 }
 
-pub(crate) unsafe fn cuFuncIsLoaded(
-    state: *mut CuFunctionLoadingState,
-    func: CuFunction,
-) -> CuResult {
-    answer(|| {
-        let module = match function(func)?.owner {
-            Owner::Module(module) => Some(module),
-            // A question loads nothing.
-            Owner::Library(library) => loaded_in(library, context::current()?)?,
-        };
-        let module = module.and_then(|module| MODULES.get(module));
-        let loaded = module.is_some_and(|module| module.room.is_full());
-        write(state, u32::from(loaded))
-    })
+pub(crate) fn cuFuncIsLoaded(state: *mut CuFunctionLoadingState, func: CuFunction) -> Done {
+    let module = match function(func)?.owner {
+        Owner::Module(module) => Some(module),
+        // A question loads nothing.
+        Owner::Library(library) => loaded_in(library, context::current()?)?,
+    };
+    let module = module.and_then(|module| MODULES.get(module));
+    let loaded = module.is_some_and(|module| module.room.is_full());
+    write(state, u32::from(loaded))
 }
 
-pub(crate) unsafe fn cuFuncLoad(func: CuFunction) -> CuResult {
-    answer(|| load_for(&*function(func)?, context::current()?))
+pub(crate) fn cuFuncLoad(func: CuFunction) -> Done {
+    load_for(&*function(func)?, context::current()?)
 }
 
 // --- libraries ----------------------------------------------------------------------------------
 
-pub(crate) unsafe fn cuLibraryLoadData(
+pub(crate) fn cuLibraryLoadData(
     library: *mut CuLibrary,
     code: *const c_void,
     jit_options: *mut CuJitOption,
@@ -756,14 +730,12 @@ pub(crate) unsafe fn cuLibraryLoadData(
     _library_options: *mut CuLibraryOption,
     _library_option_values: *mut *mut c_void,
     _count_library_options: u32,
-) -> CuResult {
-    answer(|| {
-        answer_options(count_jit_options, jit_options, jit_options_values)?;
-        load_library(library, || image_at(code))
-    })
+) -> Done {
+    answer_options(count_jit_options, jit_options, jit_options_values)?;
+    load_library(library, || image_at(code))
 }
 
-pub(crate) unsafe fn cuLibraryLoadFromFile(
+pub(crate) fn cuLibraryLoadFromFile(
     library: *mut CuLibrary,
     file_name: *const c_char,
     jit_options: *mut CuJitOption,
@@ -772,19 +744,15 @@ pub(crate) unsafe fn cuLibraryLoadFromFile(
     _library_options: *mut CuLibraryOption,
     _library_option_values: *mut *mut c_void,
     _count_library_options: u32,
-) -> CuResult {
-    answer(|| {
-        answer_options(count_jit_options, jit_options, jit_options_values)?;
-        load_library(library, || image_in(file_name))
-    })
+) -> Done {
+    answer_options(count_jit_options, jit_options, jit_options_values)?;
+    load_library(library, || image_in(file_name))
 }
 
-pub(crate) unsafe fn cuLibraryUnload(library: CuLibrary) -> CuResult {
-    answer(|| {
-        find_library(library)?;
-        unload_library(library.addr());
-        Ok(())
-    })
+pub(crate) fn cuLibraryUnload(library: CuLibrary) -> Done {
+    find_library(library)?;
+    unload_library(library.addr());
+    Ok(())
 }
 
 fn kernel_of(library: CuLibrary, name: &str) -> Done<usize> {
@@ -797,174 +765,152 @@ fn kernel_of(library: CuLibrary, name: &str) -> Done<usize> {
     )
 }
 
-pub(crate) unsafe fn cuLibraryGetKernel(
+pub(crate) fn cuLibraryGetKernel(
     kernel: *mut CuKernel,
     library: CuLibrary,
     name: *const c_char,
-) -> CuResult {
-    answer(|| write(kernel, handle(kernel_of(library, &text(name)?)?)))
+) -> Done {
+    write(kernel, handle(kernel_of(library, &text(name)?)?))
 }
 
-pub(crate) unsafe fn cuLibraryGetKernelCount(count: *mut u32, lib: CuLibrary) -> CuResult {
-    answer(|| write(count, find_library(lib)?.image.kernels.len() as u32))
+pub(crate) fn cuLibraryGetKernelCount(count: *mut u32, lib: CuLibrary) -> Done {
+    write(count, find_library(lib)?.image.kernels.len() as u32)
 }
 
-pub(crate) unsafe fn cuLibraryEnumerateKernels(
+pub(crate) fn cuLibraryEnumerateKernels(
     kernels: *mut CuKernel,
     count_kernels: u32,
     lib: CuLibrary,
-) -> CuResult {
-    answer(|| {
-        let image = Arc::clone(&find_library(lib)?.image);
-        for (index, name) in image
-            .kernels
-            .keys()
-            .take(count_kernels as usize)
-            .enumerate()
-        {
-            let found = kernel_of(lib, name)?;
-            // SAFETY: the program's array has as much room as it says.
-            write(unsafe { kernels.add(index) }, handle(found))?;
-        }
-        Ok(())
-    })
+) -> Done {
+    let image = Arc::clone(&find_library(lib)?.image);
+    for (index, name) in image
+        .kernels
+        .keys()
+        .take(count_kernels as usize)
+        .enumerate()
+    {
+        let found = kernel_of(lib, name)?;
+        // SAFETY: the program's array has as much room as it says.
+        write(unsafe { kernels.add(index) }, handle(found))?;
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) -> CuResult {
-    answer(|| {
-        write(
-            module,
-            handle(module_of(library.addr(), context::current()?)?),
-        )
-    })
+pub(crate) fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) -> Done {
+    write(
+        module,
+        handle(module_of(library.addr(), context::current()?)?),
+    )
 }
 
-pub(crate) unsafe fn cuLibraryGetGlobal(
+pub(crate) fn cuLibraryGetGlobal(
     ptr: *mut CuDevicePtr,
     bytes: *mut usize,
     library: CuLibrary,
     name: *const c_char,
-) -> CuResult {
-    answer(|| {
-        let module = module_of(library.addr(), context::current()?)?;
-        let (address, size) = variable_of(handle(module), name)?;
-        write_if(ptr, CuDevicePtr(address));
-        write_if(bytes, size);
-        Ok(())
-    })
+) -> Done {
+    let module = module_of(library.addr(), context::current()?)?;
+    let (address, size) = variable_of(handle(module), name)?;
+    write_if(ptr, CuDevicePtr(address));
+    write_if(bytes, size);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuLibraryGetManaged(
+pub(crate) fn cuLibraryGetManaged(
     ptr: *mut CuDevicePtr,
     bytes: *mut usize,
     library: CuLibrary,
     name: *const c_char,
-) -> CuResult {
-    answer(|| {
-        let (address, size) = managed_variable(&*find_library(library)?, &text(name)?)?;
-        write_if(ptr, CuDevicePtr(address));
-        write_if(bytes, size);
-        Ok(())
-    })
+) -> Done {
+    let (address, size) = managed_variable(&*find_library(library)?, &text(name)?)?;
+    write_if(ptr, CuDevicePtr(address));
+    write_if(bytes, size);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuLibraryGetUnifiedFunction(
+pub(crate) fn cuLibraryGetUnifiedFunction(
     fptr: *mut *mut c_void,
     library: CuLibrary,
     symbol: *const c_char,
-) -> CuResult {
-    answer(|| {
-        let _no_device_symbols = (fptr, text(symbol)?);
-        find_library(library)?;
-        Err(CuResult::NOT_FOUND)
-    })
+) -> Done {
+    let _no_device_symbols = (fptr, text(symbol)?);
+    find_library(library)?;
+    Err(CuResult::NOT_FOUND)
 }
 
-pub(crate) unsafe fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) -> CuResult {
-    answer(|| {
-        let found = function(kernel.cast())?;
-        let Owner::Library(library) = found.owner else {
-            return Err(CuResult::INVALID_HANDLE);
-        };
-        let module = module_of(library, context::current()?)?;
-        let name = found.name.to_string_lossy();
-        write(func, handle(module_function(module, &name)?))
-    })
+pub(crate) fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) -> Done {
+    let found = function(kernel.cast())?;
+    let Owner::Library(library) = found.owner else {
+        return Err(CuResult::INVALID_HANDLE);
+    };
+    let module = module_of(library, context::current()?)?;
+    let name = found.name.to_string_lossy();
+    write(func, handle(module_function(module, &name)?))
 }
 
-pub(crate) unsafe fn cuKernelGetLibrary(lib: *mut CuLibrary, kernel: CuKernel) -> CuResult {
-    answer(|| match function(kernel.cast())?.owner {
+pub(crate) fn cuKernelGetLibrary(lib: *mut CuLibrary, kernel: CuKernel) -> Done {
+    match function(kernel.cast())?.owner {
         Owner::Library(library) => write(lib, handle(library)),
         Owner::Module(_) => Err(CuResult::INVALID_HANDLE),
-    })
+    }
 }
 
-pub(crate) unsafe fn cuKernelGetName(name: *mut *const c_char, kernel: CuKernel) -> CuResult {
-    answer(|| write(name, function(kernel.cast())?.name.as_ptr()))
+pub(crate) fn cuKernelGetName(name: *mut *const c_char, kernel: CuKernel) -> Done {
+    write(name, function(kernel.cast())?.name.as_ptr())
 }
 
-pub(crate) unsafe fn cuKernelGetAttribute(
+pub(crate) fn cuKernelGetAttribute(
     out: *mut i32,
     attribute: CuFunctionAttribute,
     kernel: CuKernel,
     device: CuDevice,
-) -> CuResult {
-    answer(|| {
-        driver::the()?.gpu(device)?;
-        write(out, attribute_of(&*function(kernel.cast())?, attribute)?)
-    })
+) -> Done {
+    driver::the()?.gpu(device)?;
+    write(out, attribute_of(&*function(kernel.cast())?, attribute)?)
 }
 
-pub(crate) unsafe fn cuKernelSetAttribute(
+pub(crate) fn cuKernelSetAttribute(
     attribute: CuFunctionAttribute,
     val: i32,
     kernel: CuKernel,
     device: CuDevice,
-) -> CuResult {
-    answer(|| {
-        driver::the()?.gpu(device)?;
-        set_attribute(&*function(kernel.cast())?, attribute, val)
-    })
+) -> Done {
+    driver::the()?.gpu(device)?;
+    set_attribute(&*function(kernel.cast())?, attribute, val)
 }
 
-pub(crate) unsafe fn cuKernelSetCacheConfig(
+pub(crate) fn cuKernelSetCacheConfig(
     kernel: CuKernel,
     config: CuFuncCache,
     device: CuDevice,
-) -> CuResult {
-    answer(|| {
-        driver::the()?.gpu(device)?;
-        if config > 3 {
-            Err(CuResult::INVALID_VALUE)
-        } else {
-            function(kernel.cast()).map(drop)
-        }
-    })
+) -> Done {
+    driver::the()?.gpu(device)?;
+    if config > 3 {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        function(kernel.cast()).map(drop)
+    }
 }
 
-pub(crate) unsafe fn cuKernelGetParamCount(kernel: CuKernel, param_count: *mut usize) -> CuResult {
-    answer(|| {
-        write(
-            param_count,
-            function(kernel.cast())?.kernel.parameters.len(),
-        )
-    })
+pub(crate) fn cuKernelGetParamCount(kernel: CuKernel, param_count: *mut usize) -> Done {
+    write(
+        param_count,
+        function(kernel.cast())?.kernel.parameters.len(),
+    )
 }
 
-pub(crate) unsafe fn cuKernelGetParamInfo(
+pub(crate) fn cuKernelGetParamInfo(
     kernel: CuKernel,
     param_index: usize,
     param_offset: *mut usize,
     param_size: *mut usize,
-) -> CuResult {
-    answer(|| {
-        parameter(
-            &*function(kernel.cast())?,
-            param_index,
-            param_offset,
-            param_size,
-        )
-    })
+) -> Done {
+    parameter(
+        &*function(kernel.cast())?,
+        param_index,
+        param_offset,
+        param_size,
+    )
 }
 
 // --- linking ------------------------------------------------------------------------------------
@@ -1027,25 +973,25 @@ fn link_create(
     write(state_out, handle(LINKS.insert(Arc::new(Link::default()))))
 }
 
-pub(crate) unsafe fn cuLinkCreate(
+pub(crate) fn cuLinkCreate(
     count_options: u32,
     options: *mut CuJitOption,
     option_values: *mut *mut c_void,
     state_out: *mut CuLinkState,
-) -> CuResult {
-    answer(|| link_create(count_options, options, option_values, state_out))
+) -> Done {
+    link_create(count_options, options, option_values, state_out)
 }
 
-pub(crate) unsafe fn cuLinkCreate_v2(
+pub(crate) fn cuLinkCreate_v2(
     count_options: u32,
     options: *mut CuJitOption,
     option_values: *mut *mut c_void,
     state_out: *mut CuLinkState,
-) -> CuResult {
-    answer(|| link_create(count_options, options, option_values, state_out))
+) -> Done {
+    link_create(count_options, options, option_values, state_out)
 }
 
-pub(crate) unsafe fn cuLinkAddData(
+pub(crate) fn cuLinkAddData(
     state: CuLinkState,
     kind: CuJitInputType,
     data: *mut c_void,
@@ -1054,11 +1000,11 @@ pub(crate) unsafe fn cuLinkAddData(
     _count_options: u32,
     _options: *mut CuJitOption,
     _option_values: *mut *mut c_void,
-) -> CuResult {
-    answer(|| link_data(state, kind, data, size))
+) -> Done {
+    link_data(state, kind, data, size)
 }
 
-pub(crate) unsafe fn cuLinkAddData_v2(
+pub(crate) fn cuLinkAddData_v2(
     state: CuLinkState,
     kind: CuJitInputType,
     data: *mut c_void,
@@ -1067,51 +1013,47 @@ pub(crate) unsafe fn cuLinkAddData_v2(
     _count_options: u32,
     _options: *mut CuJitOption,
     _option_values: *mut *mut c_void,
-) -> CuResult {
-    answer(|| link_data(state, kind, data, size))
+) -> Done {
+    link_data(state, kind, data, size)
 }
 
-pub(crate) unsafe fn cuLinkAddFile(
+pub(crate) fn cuLinkAddFile(
     state: CuLinkState,
     kind: CuJitInputType,
     path: *const c_char,
     _count_options: u32,
     _options: *mut CuJitOption,
     _option_values: *mut *mut c_void,
-) -> CuResult {
-    answer(|| link_file(state, kind, path))
+) -> Done {
+    link_file(state, kind, path)
 }
 
-pub(crate) unsafe fn cuLinkAddFile_v2(
+pub(crate) fn cuLinkAddFile_v2(
     state: CuLinkState,
     kind: CuJitInputType,
     path: *const c_char,
     _count_options: u32,
     _options: *mut CuJitOption,
     _option_values: *mut *mut c_void,
-) -> CuResult {
-    answer(|| link_file(state, kind, path))
+) -> Done {
+    link_file(state, kind, path)
 }
 
-pub(crate) unsafe fn cuLinkComplete(
+pub(crate) fn cuLinkComplete(
     state: CuLinkState,
     cubin_out: *mut *mut c_void,
     size_out: *mut usize,
-) -> CuResult {
-    answer(|| {
-        let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
-        let image = link.image.get_or_init(|| linked(&lock(&link.pieces)));
-        write(cubin_out, image.as_ptr().cast_mut().cast())?;
-        write_if(size_out, image.len());
-        Ok(())
-    })
+) -> Done {
+    let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+    let image = link.image.get_or_init(|| linked(&lock(&link.pieces)));
+    write(cubin_out, image.as_ptr().cast_mut().cast())?;
+    write_if(size_out, image.len());
+    Ok(())
 }
 
-pub(crate) unsafe fn cuLinkDestroy(state: CuLinkState) -> CuResult {
-    answer(|| {
-        LINKS
-            .remove(state.addr())
-            .map(drop)
-            .ok_or(CuResult::INVALID_HANDLE)
-    })
+pub(crate) fn cuLinkDestroy(state: CuLinkState) -> Done {
+    LINKS
+        .remove(state.addr())
+        .map(drop)
+        .ok_or(CuResult::INVALID_HANDLE)
 }

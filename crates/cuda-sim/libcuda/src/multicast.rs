@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_api::driver::*;
 
+use crate::border::{Done, check_out, lock, read, write};
 use crate::choices::granularity;
-use crate::gpu::lock;
+use crate::driver;
 use crate::memory::{self, Kind};
 use crate::vmm::{self, Physical, held};
-use crate::{border, driver};
 
 /// What a multicast object knows beside its size.
 #[derive(Debug)]
@@ -34,80 +34,67 @@ struct Binding {
 
 const FILE_DESCRIPTOR: u64 = 1;
 
-pub(crate) unsafe fn cuMulticastGetGranularity(
+pub(crate) fn cuMulticastGetGranularity(
     out: *mut usize,
     prop: *const CuMulticastObjectProp,
     option: CuMulticastGranularityFlags,
-) -> CuResult {
-    border::answer(|| {
-        // SAFETY: the caller's pointer.
-        let prop = unsafe { border::get(prop) }?;
-        if option > 1 || prop.num_devices == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(out, granularity() as usize) }
-    })
+) -> Done {
+    let prop = read(prop)?;
+    if option > 1 || prop.num_devices == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, granularity() as usize)
 }
 
 /// A multicast object: addresses without memory of their own.
-pub(crate) unsafe fn cuMulticastCreate(
+pub(crate) fn cuMulticastCreate(
     mc_handle: *mut CuMemAllocationHandle,
     prop: *const CuMulticastObjectProp,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(mc_handle)?;
-        // SAFETY: the caller's pointer.
-        let prop = unsafe { border::get(prop) }?;
-        let bytes = prop.size as u64;
-        let shareable = prop.handle_types & FILE_DESCRIPTOR != 0;
-        let whole = bytes > 0 && bytes.is_multiple_of(granularity());
-        if prop.num_devices == 0 || !whole || prop.flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let object = Multicast {
-            count: prop.num_devices,
-            devices: AtomicU32::new(0),
-            bound: Mutex::default(),
-        };
-        let made = vmm::make_multicast(bytes, shareable, object)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(mc_handle, made) }
-    })
+) -> Done {
+    check_out(mc_handle)?;
+    let prop = read(prop)?;
+    let bytes = prop.size as u64;
+    let shareable = prop.handle_types & FILE_DESCRIPTOR != 0;
+    let whole = bytes > 0 && bytes.is_multiple_of(granularity());
+    if prop.num_devices == 0 || !whole || prop.flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let object = Multicast {
+        count: prop.num_devices,
+        devices: AtomicU32::new(0),
+        bound: Mutex::default(),
+    };
+    let made = vmm::make_multicast(bytes, shareable, object)?;
+    write(mc_handle, made)
 }
 
-fn found(handle: CuMemAllocationHandle) -> Result<Arc<Physical>, CuResult> {
+fn found(handle: CuMemAllocationHandle) -> Done<Arc<Physical>> {
     held(handle).and_then(|physical| match physical.multicast {
         Some(_) => Ok(physical),
         None => Err(CuResult::INVALID_VALUE),
     })
 }
 
-fn of(object: &Physical) -> Result<&Multicast, CuResult> {
+fn of(object: &Physical) -> Done<&Multicast> {
     object.multicast.as_ref().ok_or(CuResult::INVALID_VALUE)
 }
 
-pub(crate) unsafe fn cuMulticastAddDevice(
-    mc_handle: CuMemAllocationHandle,
-    device: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        let object = found(mc_handle)?;
-        let object = of(&object)?;
-        let bit = 1 << driver::the()?.gpu(device)?;
-        // Relaxed: a mask, and nothing else.
-        let joined = object.devices.load(Ordering::Relaxed);
-        let room = joined.count_ones() < object.count;
-        if joined & bit != 0 || !room {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        object.devices.fetch_or(bit, Ordering::Relaxed);
-        Ok(())
-    })
+pub(crate) fn cuMulticastAddDevice(mc_handle: CuMemAllocationHandle, device: CuDevice) -> Done {
+    let object = found(mc_handle)?;
+    let object = of(&object)?;
+    let bit = 1 << driver::the()?.gpu(device)?;
+    // Relaxed: a mask, and nothing else.
+    let joined = object.devices.load(Ordering::Relaxed);
+    let room = joined.count_ones() < object.count;
+    if joined & bit != 0 || !room {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    object.devices.fetch_or(bit, Ordering::Relaxed);
+    Ok(())
 }
 
 /// A part of an object, if it is one.
-fn part(object: &Physical, offset: usize, bytes: usize) -> Result<(u64, u64), CuResult> {
+fn part(object: &Physical, offset: usize, bytes: usize) -> Done<(u64, u64)> {
     let (offset, bytes) = (offset as u64, bytes as u64);
     let whole = bytes.is_multiple_of(granularity()) && offset.is_multiple_of(granularity());
     let inside = offset
@@ -126,7 +113,7 @@ fn bind(
     bytes: usize,
     gpu: usize,
     memory: Option<Arc<Physical>>,
-) -> Result<(), CuResult> {
+) -> Done {
     let object = found(handle)?;
     let (offset, bytes) = part(&object, offset, bytes)?;
     lock(&of(&object)?.bound).push(Binding {
@@ -146,7 +133,7 @@ fn bind_memory(
     mem_offset: usize,
     size: usize,
     flags: u64,
-) -> Result<(), CuResult> {
+) -> Done {
     let memory = held(mem_handle)?;
     let inside = mem_offset
         .checked_add(size)
@@ -168,7 +155,7 @@ fn bind_address(
     address: u64,
     size: usize,
     flags: u64,
-) -> Result<(), CuResult> {
+) -> Done {
     if flags != 0 || !memory::is_reachable(address, size as u64) {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -184,22 +171,20 @@ fn bind_address(
     bind(mc_handle, mc_offset, size, gpu, memory)
 }
 
-pub(crate) unsafe fn cuMulticastBindMem(
+pub(crate) fn cuMulticastBindMem(
     mc_handle: CuMemAllocationHandle,
     mc_offset: usize,
     mem_handle: CuMemAllocationHandle,
     mem_offset: usize,
     size: usize,
     flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        bind_memory(
-            mc_handle, None, mc_offset, mem_handle, mem_offset, size, flags,
-        )
-    })
+) -> Done {
+    bind_memory(
+        mc_handle, None, mc_offset, mem_handle, mem_offset, size, flags,
+    )
 }
 
-pub(crate) unsafe fn cuMulticastBindMem_v2(
+pub(crate) fn cuMulticastBindMem_v2(
     mc_handle: CuMemAllocationHandle,
     device: CuDevice,
     mc_offset: usize,
@@ -207,57 +192,53 @@ pub(crate) unsafe fn cuMulticastBindMem_v2(
     mem_offset: usize,
     size: usize,
     flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        let device = Some(device);
-        bind_memory(
-            mc_handle, device, mc_offset, mem_handle, mem_offset, size, flags,
-        )
-    })
+) -> Done {
+    let device = Some(device);
+    bind_memory(
+        mc_handle, device, mc_offset, mem_handle, mem_offset, size, flags,
+    )
 }
 
-pub(crate) unsafe fn cuMulticastBindAddr(
+pub(crate) fn cuMulticastBindAddr(
     mc_handle: CuMemAllocationHandle,
     mc_offset: usize,
     memptr: CuDevicePtr,
     size: usize,
     flags: u64,
-) -> CuResult {
-    border::answer(|| bind_address(mc_handle, None, mc_offset, memptr.0, size, flags))
+) -> Done {
+    bind_address(mc_handle, None, mc_offset, memptr.0, size, flags)
 }
 
-pub(crate) unsafe fn cuMulticastBindAddr_v2(
+pub(crate) fn cuMulticastBindAddr_v2(
     mc_handle: CuMemAllocationHandle,
     device: CuDevice,
     mc_offset: usize,
     memptr: CuDevicePtr,
     size: usize,
     flags: u64,
-) -> CuResult {
-    border::answer(|| bind_address(mc_handle, Some(device), mc_offset, memptr.0, size, flags))
+) -> Done {
+    bind_address(mc_handle, Some(device), mc_offset, memptr.0, size, flags)
 }
 
-pub(crate) unsafe fn cuMulticastUnbind(
+pub(crate) fn cuMulticastUnbind(
     mc_handle: CuMemAllocationHandle,
     device: CuDevice,
     mc_offset: usize,
     size: usize,
-) -> CuResult {
-    border::answer(|| {
-        let gpu = driver::the()?.gpu(device)?;
-        let object = found(mc_handle)?;
-        let (offset, bytes) = part(&object, mc_offset, size)?;
-        let gone: Vec<Binding> = lock(&of(&object)?.bound)
-            .extract_if(.., |binding| {
-                let inside =
-                    binding.offset >= offset && binding.offset + binding.bytes <= offset + bytes;
-                binding.gpu == gpu && inside
-            })
-            .collect();
-        // May be the last that held the memory; nothing is locked here.
-        for binding in gone {
-            drop(binding.memory);
-        }
-        Ok(())
-    })
+) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    let object = found(mc_handle)?;
+    let (offset, bytes) = part(&object, mc_offset, size)?;
+    let gone: Vec<Binding> = lock(&of(&object)?.bound)
+        .extract_if(.., |binding| {
+            let inside =
+                binding.offset >= offset && binding.offset + binding.bytes <= offset + bytes;
+            binding.gpu == gpu && inside
+        })
+        .collect();
+    // May be the last that held the memory; nothing is locked here.
+    for binding in gone {
+        drop(binding.memory);
+    }
+    Ok(())
 }

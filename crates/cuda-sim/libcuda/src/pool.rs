@@ -8,11 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board;
 
+use crate::border::{Done, check_out, read, write};
 use crate::choices;
 use crate::context::{self, Context};
 use crate::location::{self, Place};
 use crate::memory::{self, Kind};
-use crate::{border, driver, ipc};
+use crate::{driver, ipc};
 
 const PIECE_STEP: u64 = 512;
 pub(crate) const HANDLE_NONE: u64 = 0;
@@ -141,7 +142,7 @@ fn current_at(gpu: usize, sort: Sort) -> &'static Pool {
 ///
 /// # Errors
 /// When it is none, or was destroyed.
-pub(crate) fn find(handle: CuMemoryPool) -> Result<&'static Pool, CuResult> {
+pub(crate) fn find(handle: CuMemoryPool) -> Done<&'static Pool> {
     let wanted = handle.addr();
     with(|pools| {
         pools
@@ -202,7 +203,7 @@ impl Pool {
     ///
     /// # Errors
     /// When the GPU, or the pool's greatest size, has no room.
-    pub(crate) fn take(&self, bytes: u64) -> Result<Piece, CuResult> {
+    pub(crate) fn take(&self, bytes: u64) -> Done<Piece> {
         let bytes = bytes
             .checked_next_multiple_of(PIECE_STEP)
             .ok_or(CuResult::OUT_OF_MEMORY)?;
@@ -252,7 +253,7 @@ impl Pool {
 
     /// Takes memory of the GPU; when there is none, what this process's pools keep empty first. Says how much of the
     /// GPU it is.
-    fn grow(&self, bytes: u64) -> Result<u64, CuResult> {
+    fn grow(&self, bytes: u64) -> Done<u64> {
         if self.sort == Sort::Host {
             return Ok(0);
         }
@@ -318,7 +319,7 @@ impl Pool {
     ///
     /// # Errors
     /// When there is no room.
-    pub(crate) fn allocate(&'static self, bytes: u64) -> Result<u64, CuResult> {
+    pub(crate) fn allocate(&'static self, bytes: u64) -> Done<u64> {
         if bytes == 0 || self.sort == Sort::Imported {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -378,7 +379,7 @@ const PINNED: u32 = 1;
 const MANAGED: u32 = 2;
 
 /// The GPU and the sort that a location and a kind of memory mean.
-fn sort_of(location: CuMemLocation, kind: u32) -> Result<(usize, Sort), CuResult> {
+fn sort_of(location: CuMemLocation, kind: u32) -> Done<(usize, Sort)> {
     const NOWHERE: u32 = 0;
     match kind {
         PINNED => Ok(match location::of(location)? {
@@ -397,170 +398,135 @@ fn sort_of(location: CuMemLocation, kind: u32) -> Result<(usize, Sort), CuResult
     }
 }
 
-pub(crate) unsafe fn cuMemPoolCreate(
-    pool: *mut CuMemoryPool,
-    pool_props: *const CuMemPoolProps,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(pool)?;
-        // SAFETY: the caller's pointer.
-        let props = unsafe { border::get(pool_props) }?;
-        if u64::from(props.handle_types) & !HANDLE_FILE_DESCRIPTOR != 0 {
-            return Err(CuResult::NOT_SUPPORTED);
-        }
-        let (gpu, sort) = sort_of(props.location, props.kind)?;
-        let types = props.handle_types.into();
-        let made = new(gpu, sort, false, types, props.max_size as u64);
-        with(|pools| pools.all.push(made));
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(pool, made.as_handle()) }
-    })
+pub(crate) fn cuMemPoolCreate(pool: *mut CuMemoryPool, pool_props: *const CuMemPoolProps) -> Done {
+    check_out(pool)?;
+    let props = read(pool_props)?;
+    if u64::from(props.handle_types) & !HANDLE_FILE_DESCRIPTOR != 0 {
+        return Err(CuResult::NOT_SUPPORTED);
+    }
+    let (gpu, sort) = sort_of(props.location, props.kind)?;
+    let types = props.handle_types.into();
+    let made = new(gpu, sort, false, types, props.max_size as u64);
+    with(|pools| pools.all.push(made));
+    write(pool, made.as_handle())
 }
 
-pub(crate) unsafe fn cuMemPoolDestroy(pool: CuMemoryPool) -> CuResult {
-    border::answer(|| {
-        let found = find(pool)?;
-        if found.is_default {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        with(|pools| {
-            pools.all.retain(|other| !std::ptr::eq(*other, found));
-            pools
-                .current
-                .retain(|_, other| !std::ptr::eq(*other, found));
-        });
-        found.state().is_destroyed = true;
-        found.trim(0);
-        Ok(())
-    })
+pub(crate) fn cuMemPoolDestroy(pool: CuMemoryPool) -> Done {
+    let found = find(pool)?;
+    if found.is_default {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    with(|pools| {
+        pools.all.retain(|other| !std::ptr::eq(*other, found));
+        pools
+            .current
+            .retain(|_, other| !std::ptr::eq(*other, found));
+    });
+    found.state().is_destroyed = true;
+    found.trim(0);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuMemPoolTrimTo(pool: CuMemoryPool, min_bytes_to_keep: usize) -> CuResult {
-    border::answer(|| {
-        find(pool)?.trim(min_bytes_to_keep as u64);
-        Ok(())
-    })
+pub(crate) fn cuMemPoolTrimTo(pool: CuMemoryPool, min_bytes_to_keep: usize) -> Done {
+    find(pool)?.trim(min_bytes_to_keep as u64);
+    Ok(())
 }
 
 /// An attribute is a 32-bit or a 64-bit number, as CUDA says for each.
-pub(crate) unsafe fn cuMemPoolGetAttribute(
+pub(crate) fn cuMemPoolGetAttribute(
     pool: CuMemoryPool,
     attribute: CuMemPoolAttribute,
     value: *mut c_void,
-) -> CuResult {
-    border::answer(|| {
-        let pool = find(pool)?;
-        let [used, used_high, reserved, reserved_high] = pool.figures();
-        let state = pool.state();
-        let number = match attribute {
-            1..=3 => {
-                let set = state.reuse[attribute as usize - 1];
-                // SAFETY: the caller's pointer, of the attribute's type.
-                return unsafe { border::put(value.cast::<i32>(), set) };
-            }
-            4 => state.threshold,
-            5 => reserved,
-            6 => reserved_high,
-            7 => used,
-            8 => used_high,
-            _ => return Err(CuResult::INVALID_VALUE),
-        };
-        // SAFETY: the caller's pointer, of the attribute's type.
-        unsafe { border::put(value.cast::<u64>(), number) }
-    })
+) -> Done {
+    let pool = find(pool)?;
+    let [used, used_high, reserved, reserved_high] = pool.figures();
+    let state = pool.state();
+    let number = match attribute {
+        1..=3 => {
+            let set = state.reuse[attribute as usize - 1];
+            return write(value.cast::<i32>(), set);
+        }
+        4 => state.threshold,
+        5 => reserved,
+        6 => reserved_high,
+        7 => used,
+        8 => used_high,
+        _ => return Err(CuResult::INVALID_VALUE),
+    };
+    write(value.cast::<u64>(), number)
 }
 
-pub(crate) unsafe fn cuMemPoolSetAttribute(
+pub(crate) fn cuMemPoolSetAttribute(
     pool: CuMemoryPool,
     attribute: CuMemPoolAttribute,
     value: *mut c_void,
-) -> CuResult {
-    border::answer(|| {
-        let pool = find(pool)?;
-        if let 1..=3 = attribute {
-            // SAFETY: the caller's pointer, of the attribute's type.
-            pool.state().reuse[attribute as usize - 1] =
-                unsafe { border::get(value.cast::<i32>()) }?;
-            return Ok(());
-        }
+) -> Done {
+    let pool = find(pool)?;
+    if let 1..=3 = attribute {
         // SAFETY: the caller's pointer, of the attribute's type.
-        let number = unsafe { border::get(value.cast::<u64>()) }?;
-        match attribute {
-            4 => pool.state().threshold = number,
-            6 | 8 if number == 0 => pool.reset_marks(attribute == 8, attribute == 6),
-            _ => return Err(CuResult::INVALID_VALUE),
-        }
-        Ok(())
-    })
+        pool.state().reuse[attribute as usize - 1] = read(value.cast::<i32>())?;
+        return Ok(());
+    }
+    let number = read(value.cast::<u64>())?;
+    match attribute {
+        4 => pool.state().threshold = number,
+        6 | 8 if number == 0 => pool.reset_marks(attribute == 8, attribute == 6),
+        _ => return Err(CuResult::INVALID_VALUE),
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuMemPoolSetAccess(
+pub(crate) fn cuMemPoolSetAccess(
     pool: CuMemoryPool,
     map: *const CuMemAccessDesc,
     count: usize,
-) -> CuResult {
-    border::answer(|| {
-        let pool = find(pool)?;
-        for index in 0..count {
-            // SAFETY: the caller's array has that many entries.
-            let desc = unsafe { border::get(map.wrapping_add(index)) }?;
-            let gpu = location::gpu_of(desc.location)?;
-            if desc.flags == 0 && gpu == pool.gpu {
-                return Err(CuResult::INVALID_VALUE);
-            }
-            let mut state = pool.state();
-            state
-                .access
-                .retain(|(device, _)| *device != desc.location.id);
-            state.access.push((desc.location.id, desc.flags));
+) -> Done {
+    let pool = find(pool)?;
+    for index in 0..count {
+        let desc = read(map.wrapping_add(index))?;
+        let gpu = location::gpu_of(desc.location)?;
+        if desc.flags == 0 && gpu == pool.gpu {
+            return Err(CuResult::INVALID_VALUE);
         }
-        Ok(())
-    })
+        let mut state = pool.state();
+        state
+            .access
+            .retain(|(device, _)| *device != desc.location.id);
+        state.access.push((desc.location.id, desc.flags));
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuMemPoolGetAccess(
+pub(crate) fn cuMemPoolGetAccess(
     flags: *mut CuMemAccessFlags,
     pool: CuMemoryPool,
     location: *mut CuMemLocation,
-) -> CuResult {
-    border::answer(|| {
-        const READ_WRITE: u32 = 3;
-        let pool = find(pool)?;
-        // SAFETY: the caller's pointer.
-        let location = unsafe { border::get(location) }?;
-        let gpu = driver::the()?.gpu(CuDevice(location.id))?;
-        let set = pool
-            .state()
-            .access
-            .iter()
-            .find(|(device, _)| *device == location.id)
-            .map(|(_, f)| *f);
-        let own = if gpu == pool.gpu { READ_WRITE } else { 0 };
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(flags, set.unwrap_or(own)) }
-    })
+) -> Done {
+    const READ_WRITE: u32 = 3;
+    let pool = find(pool)?;
+    let location = read(location)?;
+    let gpu = driver::the()?.gpu(CuDevice(location.id))?;
+    let set = pool
+        .state()
+        .access
+        .iter()
+        .find(|(device, _)| *device == location.id)
+        .map(|(_, f)| *f);
+    let own = if gpu == pool.gpu { READ_WRITE } else { 0 };
+    write(flags, set.unwrap_or(own))
 }
 
-pub(crate) unsafe fn cuDeviceGetDefaultMemPool(
-    pool_out: *mut CuMemoryPool,
-    device: CuDevice,
-) -> CuResult {
-    border::answer(|| {
-        let gpu = driver::the()?.gpu(device)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(pool_out, default_of(gpu).as_handle()) }
-    })
+pub(crate) fn cuDeviceGetDefaultMemPool(pool_out: *mut CuMemoryPool, device: CuDevice) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    write(pool_out, default_of(gpu).as_handle())
 }
 
-pub(crate) unsafe fn cuDeviceGetMemPool(pool: *mut CuMemoryPool, device: CuDevice) -> CuResult {
-    border::answer(|| {
-        let gpu = driver::the()?.gpu(device)?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(pool, current_of(gpu).as_handle()) }
-    })
+pub(crate) fn cuDeviceGetMemPool(pool: *mut CuMemoryPool, device: CuDevice) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    write(pool, current_of(gpu).as_handle())
 }
 
-fn set_current(gpu: usize, sort: Sort, pool: CuMemoryPool) -> Result<(), CuResult> {
+fn set_current(gpu: usize, sort: Sort, pool: CuMemoryPool) -> Done {
     let pool = find(pool)?;
     if pool.gpu != gpu || pool.sort != sort {
         return Err(CuResult::INVALID_VALUE);
@@ -569,52 +535,40 @@ fn set_current(gpu: usize, sort: Sort, pool: CuMemoryPool) -> Result<(), CuResul
     Ok(())
 }
 
-pub(crate) unsafe fn cuDeviceSetMemPool(device: CuDevice, pool: CuMemoryPool) -> CuResult {
-    border::answer(|| set_current(driver::the()?.gpu(device)?, Sort::Device, pool))
+pub(crate) fn cuDeviceSetMemPool(device: CuDevice, pool: CuMemoryPool) -> Done {
+    set_current(driver::the()?.gpu(device)?, Sort::Device, pool)
 }
 
 /// The same in the forms of CUDA 13.
-unsafe fn sort_at(location: *mut CuMemLocation, kind: u32) -> Result<(usize, Sort), CuResult> {
-    // SAFETY: the caller's pointer.
-    sort_of(unsafe { border::get(location) }?, kind)
+fn sort_at(location: *mut CuMemLocation, kind: u32) -> Done<(usize, Sort)> {
+    sort_of(read(location)?, kind)
 }
 
-pub(crate) unsafe fn cuMemGetDefaultMemPool(
+pub(crate) fn cuMemGetDefaultMemPool(
     pool_out: *mut CuMemoryPool,
     location: *mut CuMemLocation,
     kind: CuMemAllocationType,
-) -> CuResult {
-    border::answer(|| {
-        // SAFETY: the caller's pointer.
-        let (gpu, sort) = unsafe { sort_at(location, kind) }?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(pool_out, default_at(gpu, sort).as_handle()) }
-    })
+) -> Done {
+    let (gpu, sort) = sort_at(location, kind)?;
+    write(pool_out, default_at(gpu, sort).as_handle())
 }
 
-pub(crate) unsafe fn cuMemGetMemPool(
+pub(crate) fn cuMemGetMemPool(
     pool: *mut CuMemoryPool,
     location: *mut CuMemLocation,
     kind: CuMemAllocationType,
-) -> CuResult {
-    border::answer(|| {
-        // SAFETY: the caller's pointer.
-        let (gpu, sort) = unsafe { sort_at(location, kind) }?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(pool, current_at(gpu, sort).as_handle()) }
-    })
+) -> Done {
+    let (gpu, sort) = sort_at(location, kind)?;
+    write(pool, current_at(gpu, sort).as_handle())
 }
 
-pub(crate) unsafe fn cuMemSetMemPool(
+pub(crate) fn cuMemSetMemPool(
     location: *mut CuMemLocation,
     kind: CuMemAllocationType,
     pool: CuMemoryPool,
-) -> CuResult {
-    border::answer(|| {
-        // SAFETY: the caller's pointer.
-        let (gpu, sort) = unsafe { sort_at(location, kind) }?;
-        set_current(gpu, sort, pool)
-    })
+) -> Done {
+    let (gpu, sort) = sort_at(location, kind)?;
+    set_current(gpu, sort, pool)
 }
 
 // --- pools that processes share -------------------------------------------------------------------
@@ -630,95 +584,82 @@ struct PoolToken {
 
 const POOL_MAGIC: u64 = u64::from_le_bytes(*b"vgpupool");
 
-pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
+pub(crate) fn cuMemPoolExportToShareableHandle(
     handle_out: *mut c_void,
     pool: CuMemoryPool,
     handle_type: CuMemAllocationHandleType,
     flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        let pool = find(pool)?;
-        let wanted = u64::from(handle_type);
-        if flags != 0 || wanted != HANDLE_FILE_DESCRIPTOR || pool.handle_types & wanted == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        border::check_out(handle_out)?;
-        let token = PoolToken {
-            magic: POOL_MAGIC,
-            gpu: pool.gpu as u64,
-            handle_types: pool.handle_types,
-        };
-        let length = size_of::<PoolToken>() as u64;
-        let (file, number) = ipc::shareable_file(c"vgpu-sim-pool", length)?;
-        ipc::write_record(&file, 0, &token)?;
-        let fd = ipc::exported(&file, number)?;
-        // SAFETY: the caller's pointer; the descriptor is its own from now on.
-        unsafe { border::put(handle_out.cast::<i32>(), fd) }
-    })
+) -> Done {
+    let pool = find(pool)?;
+    let wanted = u64::from(handle_type);
+    if flags != 0 || wanted != HANDLE_FILE_DESCRIPTOR || pool.handle_types & wanted == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    check_out(handle_out)?;
+    let token = PoolToken {
+        magic: POOL_MAGIC,
+        gpu: pool.gpu as u64,
+        handle_types: pool.handle_types,
+    };
+    let length = size_of::<PoolToken>() as u64;
+    let (file, number) = ipc::shareable_file(c"vgpu-sim-pool", length)?;
+    ipc::write_record(&file, 0, &token)?;
+    let fd = ipc::exported(&file, number)?;
+    write(handle_out.cast::<i32>(), fd)
 }
 
-pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
+pub(crate) fn cuMemPoolImportFromShareableHandle(
     pool_out: *mut CuMemoryPool,
     handle: *mut c_void,
     handle_type: CuMemAllocationHandleType,
     flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(pool_out)?;
-        if flags != 0 || u64::from(handle_type) != HANDLE_FILE_DESCRIPTOR {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let (file, _) = ipc::imported(handle.addr() as i32)?;
-        let token: PoolToken = ipc::read_record(&file, 0)?;
-        let driver = driver::the()?;
-        let gpu = token.gpu as usize;
-        if token.magic != POOL_MAGIC || driver.ordinal(gpu).is_none() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let pool = new(gpu, Sort::Imported, false, token.handle_types, 0);
-        with(|pools| pools.all.push(pool));
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(pool_out, pool.as_handle()) }
-    })
+) -> Done {
+    check_out(pool_out)?;
+    if flags != 0 || u64::from(handle_type) != HANDLE_FILE_DESCRIPTOR {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let (file, _) = ipc::imported(handle.addr() as i32)?;
+    let token: PoolToken = ipc::read_record(&file, 0)?;
+    let driver = driver::the()?;
+    let gpu = token.gpu as usize;
+    if token.magic != POOL_MAGIC || driver.ordinal(gpu).is_none() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let pool = new(gpu, Sort::Imported, false, token.handle_types, 0);
+    with(|pools| pools.all.push(pool));
+    write(pool_out, pool.as_handle())
 }
 
-pub(crate) unsafe fn cuMemPoolExportPointer(
+pub(crate) fn cuMemPoolExportPointer(
     share_data_out: *mut CuMemPoolPtrExportData,
     ptr: CuDevicePtr,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(share_data_out)?;
-        let (base, block) = memory::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
-        let Kind::Pool(pool) = block.kind else {
-            return Err(CuResult::INVALID_VALUE);
-        };
-        if base != ptr.0 || pool.handle_types & HANDLE_FILE_DESCRIPTOR == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let name = ipc::share(base, &block, || pool.detach(base))?;
-        let mut data = CuMemPoolPtrExportData { reserved: [0; 64] };
-        name.write(&mut data.reserved);
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(share_data_out, data) }
-    })
+) -> Done {
+    check_out(share_data_out)?;
+    let (base, block) = memory::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
+    let Kind::Pool(pool) = block.kind else {
+        return Err(CuResult::INVALID_VALUE);
+    };
+    if base != ptr.0 || pool.handle_types & HANDLE_FILE_DESCRIPTOR == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let name = ipc::share(base, &block, || pool.detach(base))?;
+    let mut data = CuMemPoolPtrExportData { reserved: [0; 64] };
+    name.write(&mut data.reserved);
+    write(share_data_out, data)
 }
 
-pub(crate) unsafe fn cuMemPoolImportPointer(
+pub(crate) fn cuMemPoolImportPointer(
     ptr_out: *mut CuDevicePtr,
     pool: CuMemoryPool,
     share_data: *mut CuMemPoolPtrExportData,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(ptr_out)?;
-        let pool = find(pool)?;
-        // SAFETY: the caller's pointer.
-        let data = unsafe { border::get(share_data) }?;
-        let name = ipc::Name::read(&data.reserved).ok_or(CuResult::INVALID_VALUE)?;
-        if pool.sort != Sort::Imported || name.gpu != pool.gpu as u64 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let base = ipc::open(&name, Kind::Pool(pool), None)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(ptr_out, CuDevicePtr(base)) }
-    })
+) -> Done {
+    check_out(ptr_out)?;
+    let pool = find(pool)?;
+    let data = read(share_data)?;
+    let name = ipc::Name::read(&data.reserved).ok_or(CuResult::INVALID_VALUE)?;
+    if pool.sort != Sort::Imported || name.gpu != pool.gpu as u64 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let base = ipc::open(&name, Kind::Pool(pool), None)?;
+    write(ptr_out, CuDevicePtr(base))
 }

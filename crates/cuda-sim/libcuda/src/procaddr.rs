@@ -6,7 +6,8 @@ use core::ffi::{CStr, c_char, c_void};
 use cuda_api::driver::*;
 use cuda_api::{PROC_ADDRESSES, ProcAddress};
 
-use crate::{ADDRESSES, border, choices, exported, init};
+use crate::border::{Done, write, write_if};
+use crate::{ADDRESSES, choices, exported, init};
 
 const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 
@@ -14,46 +15,39 @@ const FOUND: CuDriverProcAddressQueryResult = 0;
 const NO_SUCH_SYMBOL: CuDriverProcAddressQueryResult = 1;
 const VERSION_NOT_SUFFICIENT: CuDriverProcAddressQueryResult = 2;
 
-pub(crate) unsafe fn cuGetProcAddress(
+pub(crate) fn cuGetProcAddress(
     symbol: *const c_char,
     out: *mut *mut c_void,
     cuda_version: i32,
     flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        // SAFETY: the caller's pointers.
-        let found = unsafe { look_up(symbol, out, cuda_version, flags) }?;
-        // The first form, of CUDA 11, has no other way to say it.
-        if found == FOUND {
-            Ok(())
-        } else {
-            Err(CuResult::NOT_FOUND)
-        }
-    })
+) -> Done {
+    let found = look_up(symbol, out, cuda_version, flags)?;
+    // The first form, of CUDA 11, has no other way to say it.
+    if found == FOUND {
+        Ok(())
+    } else {
+        Err(CuResult::NOT_FOUND)
+    }
 }
 
-pub(crate) unsafe fn cuGetProcAddress_v2(
+pub(crate) fn cuGetProcAddress_v2(
     symbol: *const c_char,
     out: *mut *mut c_void,
     cuda_version: i32,
     flags: u64,
     symbol_status: *mut CuDriverProcAddressQueryResult,
-) -> CuResult {
-    border::answer(|| {
-        // SAFETY: the caller's pointers.
-        let found = unsafe { look_up(symbol, out, cuda_version, flags) }?;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put_if(symbol_status, found) };
-        Ok(())
-    })
+) -> Done {
+    let found = look_up(symbol, out, cuda_version, flags)?;
+    write_if(symbol_status, found);
+    Ok(())
 }
 
-unsafe fn look_up(
+fn look_up(
     symbol: *const c_char,
     out: *mut *mut c_void,
     version: i32,
     flags: u64,
-) -> Result<CuDriverProcAddressQueryResult, CuResult> {
+) -> Done<CuDriverProcAddressQueryResult> {
     if symbol.is_null() || flags > PER_THREAD_DEFAULT_STREAM {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -71,8 +65,7 @@ unsafe fn look_up(
         .ok()
         .filter(|row| exported::has(row.symbol))
         .map_or(std::ptr::null(), |row| handed_out(row.symbol));
-    // SAFETY: the caller's pointer.
-    unsafe { border::put(out, address.cast_mut().cast::<c_void>()) }?;
+    write(out, address.cast_mut().cast::<c_void>())?;
     Ok(match answer {
         Ok(_) if !address.is_null() => FOUND,
         Err(Absent::TooOld) => VERSION_NOT_SUFFICIENT,

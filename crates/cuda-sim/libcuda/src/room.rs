@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use cuda_api::driver::CuResult;
 use cuda_sim::board::Kind;
 
-use crate::gpu::{Ctx, Done, lock};
+use crate::border::{Done, lock};
+use crate::context::Ctx;
 use crate::{choices, driver};
 
 /// A module's memory.

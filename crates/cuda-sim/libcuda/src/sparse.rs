@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
 
+use crate::border::{Done, lock, read_all};
 use crate::context::Context;
-use crate::gpu::{Done, lock, read_all};
 use crate::vmm::{self, Physical};
-use crate::{array, border, stream};
+use crate::{array, stream};
 
 /// What memory is mapped in.
 pub(crate) const TILE_BYTES: u64 = 64 << 10;
@@ -111,43 +111,37 @@ impl MapInfo {
     }
 }
 
-pub(crate) unsafe fn cuMemMapArrayAsync(
-    map_info_list: *mut c_void,
-    count: u32,
-    stream: CuStream,
-) -> CuResult {
+pub(crate) fn cuMemMapArrayAsync(map_info_list: *mut c_void, count: u32, stream: CuStream) -> Done {
     const MAP: u32 = 1;
     const UNMAP: u32 = 2;
-    border::answer(|| {
-        let found = stream::find(stream)?;
-        crate::capture::forbidden(&found)?;
-        let list = read_all(map_info_list.cast_const().cast::<MapInfo>(), count as usize)?;
-        let mut planned = Vec::new();
-        for info in list {
-            info.checked()?;
-            let memory = match info.operation {
-                MAP => Some(vmm::held(CuMemAllocationHandle(info.handle))?),
-                UNMAP => None,
-                _ => return Err(CuResult::INVALID_VALUE),
-            };
-            planned.extend(info.parts().into_iter().map(|part| (part, memory.clone())));
+    let found = stream::find(stream)?;
+    crate::capture::forbidden(&found)?;
+    let list = read_all(map_info_list.cast_const().cast::<MapInfo>(), count as usize)?;
+    let mut planned = Vec::new();
+    for info in list {
+        info.checked()?;
+        let memory = match info.operation {
+            MAP => Some(vmm::held(CuMemAllocationHandle(info.handle))?),
+            UNMAP => None,
+            _ => return Err(CuResult::INVALID_VALUE),
+        };
+        planned.extend(info.parts().into_iter().map(|part| (part, memory.clone())));
+    }
+    let context = found.context.home();
+    stream::free_in_order(&found, move || {
+        for (part, memory) in planned {
+            let before = with(|mapped| match memory {
+                Some(memory) => {
+                    let under = Under {
+                        _memory: memory,
+                        context,
+                    };
+                    mapped.insert(part, under)
+                }
+                None => mapped.remove(&part),
+            });
+            // May be the last that held it; nothing is locked here.
+            drop(before);
         }
-        let context = found.context.home();
-        stream::free_in_order(&found, move || {
-            for (part, memory) in planned {
-                let before = with(|mapped| match memory {
-                    Some(memory) => {
-                        let under = Under {
-                            _memory: memory,
-                            context,
-                        };
-                        mapped.insert(part, under)
-                    }
-                    None => mapped.remove(&part),
-                });
-                // May be the last that held it; nothing is locked here.
-                drop(before);
-            }
-        })
     })
 }

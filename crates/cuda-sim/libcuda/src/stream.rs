@@ -6,7 +6,7 @@
 //! Time is the board's (`cuda_sim::exec`); memory belongs to the memory modules, which hand their
 //! copies to [`copy_async`] and [`copy`].
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,11 +14,12 @@ use std::sync::{Arc, Mutex};
 use cuda_api::driver::*;
 use cuda_sim::exec::{ChannelId, Place, Work};
 
-use crate::border::{self, answer};
+use crate::border::{Done, Opaque, lock, read, write};
 use crate::capture::{self, Capture};
 use crate::context;
+use crate::context::Ctx;
 use crate::event;
-use crate::gpu::{Ctx, Done, Opaque, exec, lock, process, read, refused, write};
+use crate::gpu::{exec, process, refused};
 use crate::graph::{BatchOp, Body};
 use crate::helper::{self, Action};
 use crate::table::Table;
@@ -107,6 +108,22 @@ thread_local! {
     static THREAD: RefCell<Option<Thread>> = const { RefCell::new(None) };
 }
 
+thread_local! {
+    static DEFAULT_IS_PER_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a driver call in which stream 0 means the thread's own stream (`_ptsz`, `_ptds`), or the legacy one.
+pub(crate) fn with_default<T>(per_thread: bool, body: impl FnOnce() -> T) -> T {
+    let outer = DEFAULT_IS_PER_THREAD.replace(per_thread);
+    let result = body();
+    DEFAULT_IS_PER_THREAD.set(outer);
+    result
+}
+
+fn default_is_per_thread() -> bool {
+    DEFAULT_IS_PER_THREAD.get()
+}
+
 /// This thread's number, which no other has had.
 pub(crate) fn thread_number() -> u64 {
     // Relaxed: only has to differ from every other.
@@ -157,7 +174,7 @@ pub(crate) fn create(context: Ctx, flags: u32, priority: i32) -> Done<Arc<Stream
 /// The stream that a program means.
 pub(crate) fn find(handle: CuStream) -> Done<Arc<Stream>> {
     let handle = match handle.addr() {
-        0 if border::default_stream_is_per_thread() => PER_THREAD,
+        0 if default_is_per_thread() => PER_THREAD,
         0 => LEGACY,
         handle => handle,
     };
@@ -568,46 +585,38 @@ fn destroy(handle: CuStream) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuStreamCreate(out: *mut CuStream, flags: u32) -> CuResult {
-    answer(|| make(out, flags, 0))
+pub(crate) fn cuStreamCreate(out: *mut CuStream, flags: u32) -> Done {
+    make(out, flags, 0)
 }
 
-pub(crate) unsafe fn cuStreamCreateWithPriority(
-    out: *mut CuStream,
-    flags: u32,
-    priority: i32,
-) -> CuResult {
-    answer(|| make(out, flags, priority))
+pub(crate) fn cuStreamCreateWithPriority(out: *mut CuStream, flags: u32, priority: i32) -> Done {
+    make(out, flags, priority)
 }
 
-pub(crate) unsafe fn cuStreamDestroy(stream: CuStream) -> CuResult {
-    answer(|| destroy(stream))
+pub(crate) fn cuStreamDestroy(stream: CuStream) -> Done {
+    destroy(stream)
 }
 
-pub(crate) unsafe fn cuStreamDestroy_v2(stream: CuStream) -> CuResult {
-    answer(|| destroy(stream))
+pub(crate) fn cuStreamDestroy_v2(stream: CuStream) -> Done {
+    destroy(stream)
 }
 
-pub(crate) unsafe fn cuStreamQuery(stream: CuStream) -> CuResult {
-    answer(|| {
-        let stream = find(stream)?;
-        capture::query_of_stream(&stream)?;
-        if ordered_idle(&stream)? {
-            Ok(())
-        } else {
-            Err(CuResult::NOT_READY)
-        }
-    })
-}
-
-pub(crate) unsafe fn cuStreamSynchronize(stream: CuStream) -> CuResult {
-    answer(|| {
-        let stream = find(stream)?;
-        capture::query_of_stream(&stream)?;
-        synchronize(&stream)?;
-        crate::pool::synchronized(stream.context.gpu);
+pub(crate) fn cuStreamQuery(stream: CuStream) -> Done {
+    let stream = find(stream)?;
+    capture::query_of_stream(&stream)?;
+    if ordered_idle(&stream)? {
         Ok(())
-    })
+    } else {
+        Err(CuResult::NOT_READY)
+    }
+}
+
+pub(crate) fn cuStreamSynchronize(stream: CuStream) -> Done {
+    let stream = find(stream)?;
+    capture::query_of_stream(&stream)?;
+    synchronize(&stream)?;
+    crate::pool::synchronized(stream.context.gpu);
+    Ok(())
 }
 
 fn synchronize_context(context: Ctx) -> Done {
@@ -617,40 +626,36 @@ fn synchronize_context(context: Ctx) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuCtxSynchronize() -> CuResult {
-    answer(|| synchronize_context(context::current()?))
+pub(crate) fn cuCtxSynchronize() -> Done {
+    synchronize_context(context::current()?)
 }
 
-pub(crate) unsafe fn cuCtxSynchronize_v2(context: CuContext) -> CuResult {
-    answer(|| synchronize_context(context::find_or_current(context)?))
+pub(crate) fn cuCtxSynchronize_v2(context: CuContext) -> Done {
+    synchronize_context(context::find_or_current(context)?)
 }
 
-pub(crate) unsafe fn cuStreamWaitEvent(stream: CuStream, event: CuEvent, flags: u32) -> CuResult {
-    answer(|| {
-        let stream = find(stream)?;
-        event::wait(&stream, event, flags)
-    })
+pub(crate) fn cuStreamWaitEvent(stream: CuStream, event: CuEvent, flags: u32) -> Done {
+    let stream = find(stream)?;
+    event::wait(&stream, event, flags)
 }
 
-pub(crate) unsafe fn cuStreamAddCallback(
+pub(crate) fn cuStreamAddCallback(
     stream: CuStream,
     callback: CuStreamCallback,
     data: *mut c_void,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        let callback = callback.ok_or(CuResult::INVALID_VALUE)?;
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let found = find(stream)?;
-        capture::forbidden(&found)?;
-        let (handle, data) = (Handle(stream), Opaque(data));
-        submit_call(&found, move || {
-            let (handle, data) = (handle, data);
-            // SAFETY: the program vouches for its callback and its data until it has run.
-            unsafe { callback(handle.0, CuResult::SUCCESS, data.0) };
-        })
+) -> Done {
+    let callback = callback.ok_or(CuResult::INVALID_VALUE)?;
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let found = find(stream)?;
+    capture::forbidden(&found)?;
+    let (handle, data) = (Handle(stream), Opaque(data));
+    submit_call(&found, move || {
+        let (handle, data) = (handle, data);
+        // SAFETY: the program vouches for its callback and its data until it has run.
+        unsafe { callback(handle.0, CuResult::SUCCESS, data.0) };
     })
 }
 
@@ -664,289 +669,255 @@ fn launch_host(stream: CuStream, function: CuHostFn, data: *mut c_void) -> Done 
     submit_call(&stream, move || call_host(function, data))
 }
 
-pub(crate) unsafe fn cuLaunchHostFunc(
-    stream: CuStream,
-    function: CuHostFn,
-    data: *mut c_void,
-) -> CuResult {
-    answer(|| launch_host(stream, function, data))
+pub(crate) fn cuLaunchHostFunc(stream: CuStream, function: CuHostFn, data: *mut c_void) -> Done {
+    launch_host(stream, function, data)
 }
 
-pub(crate) unsafe fn cuLaunchHostFunc_v2(
+pub(crate) fn cuLaunchHostFunc_v2(
     stream: CuStream,
     function: CuHostFn,
     data: *mut c_void,
     _sync_mode: u32,
-) -> CuResult {
-    answer(|| launch_host(stream, function, data))
+) -> Done {
+    launch_host(stream, function, data)
 }
 
-pub(crate) unsafe fn cuStreamGetPriority(stream: CuStream, priority: *mut i32) -> CuResult {
-    answer(|| write(priority, find(stream)?.priority))
+pub(crate) fn cuStreamGetPriority(stream: CuStream, priority: *mut i32) -> Done {
+    write(priority, find(stream)?.priority)
 }
 
-pub(crate) unsafe fn cuStreamGetFlags(stream: CuStream, flags: *mut u32) -> CuResult {
-    answer(|| write(flags, find(stream)?.flags))
+pub(crate) fn cuStreamGetFlags(stream: CuStream, flags: *mut u32) -> Done {
+    write(flags, find(stream)?.flags)
 }
 
-pub(crate) unsafe fn cuStreamGetId(stream: CuStream, stream_id: *mut u64) -> CuResult {
-    answer(|| write(stream_id, find(stream)?.id))
+pub(crate) fn cuStreamGetId(stream: CuStream, stream_id: *mut u64) -> Done {
+    write(stream_id, find(stream)?.id)
 }
 
-pub(crate) unsafe fn cuStreamGetCtx(stream: CuStream, out: *mut CuContext) -> CuResult {
-    answer(|| {
-        let stream = find(stream)?;
-        capture::still_good(&stream)?;
-        write(out, stream.context.as_handle())
-    })
+pub(crate) fn cuStreamGetCtx(stream: CuStream, out: *mut CuContext) -> Done {
+    let stream = find(stream)?;
+    capture::still_good(&stream)?;
+    write(out, stream.context.as_handle())
 }
 
-pub(crate) unsafe fn cuStreamGetCtx_v2(
+pub(crate) fn cuStreamGetCtx_v2(
     stream: CuStream,
     out: *mut CuContext,
     green_ctx: *mut CuGreenCtx,
-) -> CuResult {
-    answer(|| {
-        let stream = find(stream)?;
-        let green = crate::green::of_context(stream.context);
-        write(green_ctx, std::ptr::with_exposed_provenance_mut(green))?;
-        if green == 0 {
-            write(out, stream.context.as_handle())
-        } else {
-            write(out, std::ptr::null_mut())
-        }
-    })
+) -> Done {
+    let stream = find(stream)?;
+    let green = crate::green::of_context(stream.context);
+    write(green_ctx, std::ptr::with_exposed_provenance_mut(green))?;
+    if green == 0 {
+        write(out, stream.context.as_handle())
+    } else {
+        write(out, std::ptr::null_mut())
+    }
 }
 
-pub(crate) unsafe fn cuStreamGetGreenCtx(stream: CuStream, ctx_out: *mut CuGreenCtx) -> CuResult {
-    answer(|| {
-        let green = crate::green::of_context(find(stream)?.context);
-        write(ctx_out, std::ptr::with_exposed_provenance_mut(green))
-    })
+pub(crate) fn cuStreamGetGreenCtx(stream: CuStream, ctx_out: *mut CuGreenCtx) -> Done {
+    let green = crate::green::of_context(find(stream)?.context);
+    write(ctx_out, std::ptr::with_exposed_provenance_mut(green))
 }
 
-pub(crate) unsafe fn cuStreamGetDevice(stream: CuStream, device: *mut CuDevice) -> CuResult {
-    answer(|| write(device, find(stream)?.context.device))
+pub(crate) fn cuStreamGetDevice(stream: CuStream, device: *mut CuDevice) -> Done {
+    write(device, find(stream)?.context.device)
 }
 
-pub(crate) unsafe fn cuStreamGetAttribute(
+pub(crate) fn cuStreamGetAttribute(
     stream: CuStream,
     attribute: CuLaunchAttributeId,
     value: *mut CuLaunchAttributeValue,
-) -> CuResult {
-    answer(|| {
-        let stream = find(stream)?;
-        let words = lock(&stream.attributes)
-            .get(&attribute)
-            .copied()
-            .unwrap_or([0; 8]);
-        write(value, CuLaunchAttributeValue { words })
-    })
+) -> Done {
+    let stream = find(stream)?;
+    let words = lock(&stream.attributes)
+        .get(&attribute)
+        .copied()
+        .unwrap_or([0; 8]);
+    write(value, CuLaunchAttributeValue { words })
 }
 
-pub(crate) unsafe fn cuStreamSetAttribute(
+pub(crate) fn cuStreamSetAttribute(
     stream: CuStream,
     attribute: CuLaunchAttributeId,
     value: *const CuLaunchAttributeValue,
-) -> CuResult {
-    answer(|| {
-        let value = read(value)?;
-        lock(&find(stream)?.attributes).insert(attribute, value.words);
-        Ok(())
-    })
+) -> Done {
+    let value = read(value)?;
+    lock(&find(stream)?.attributes).insert(attribute, value.words);
+    Ok(())
 }
 
-pub(crate) unsafe fn cuStreamCopyAttributes(dst: CuStream, src: CuStream) -> CuResult {
-    answer(|| {
-        let attributes = lock(&find(src)?.attributes).clone();
-        *lock(&find(dst)?.attributes) = attributes;
-        Ok(())
-    })
+pub(crate) fn cuStreamCopyAttributes(dst: CuStream, src: CuStream) -> Done {
+    let attributes = lock(&find(src)?.attributes).clone();
+    *lock(&find(dst)?.attributes) = attributes;
+    Ok(())
 }
 
-pub(crate) unsafe fn cuStreamAttachMemAsync(
+pub(crate) fn cuStreamAttachMemAsync(
     stream: CuStream,
     ptr: CuDevicePtr,
     length: usize,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        let _unused = (ptr, length);
-        if !matches!(flags, 1 | 2 | 4) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        find(stream).map(drop)
-    })
+) -> Done {
+    let _unused = (ptr, length);
+    if !matches!(flags, 1 | 2 | 4) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    find(stream).map(drop)
 }
 
-pub(crate) unsafe fn cuStreamBatchMemOp(
+pub(crate) fn cuStreamBatchMemOp(
     stream: CuStream,
     count: u32,
     param_array: *mut CuStreamBatchMemOpParams,
     flags: u32,
-) -> CuResult {
-    answer(|| batch(stream, count, param_array, flags))
+) -> Done {
+    batch(stream, count, param_array, flags)
 }
 
-pub(crate) unsafe fn cuStreamBatchMemOp_v2(
+pub(crate) fn cuStreamBatchMemOp_v2(
     stream: CuStream,
     count: u32,
     param_array: *mut CuStreamBatchMemOpParams,
     flags: u32,
-) -> CuResult {
-    answer(|| batch(stream, count, param_array, flags))
+) -> Done {
+    batch(stream, count, param_array, flags)
 }
 
-pub(crate) unsafe fn cuStreamWaitValue32(
+pub(crate) fn cuStreamWaitValue32(
     stream: CuStream,
     addr: CuDevicePtr,
     value: u32,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        value_op(
-            stream,
-            ValueOp::Wait {
-                address: addr.0,
-                value: value.into(),
-                bits: 32,
-                how: flags,
-            },
-        )
-    })
+) -> Done {
+    value_op(
+        stream,
+        ValueOp::Wait {
+            address: addr.0,
+            value: value.into(),
+            bits: 32,
+            how: flags,
+        },
+    )
 }
 
-pub(crate) unsafe fn cuStreamWaitValue32_v2(
+pub(crate) fn cuStreamWaitValue32_v2(
     stream: CuStream,
     addr: CuDevicePtr,
     value: u32,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        value_op(
-            stream,
-            ValueOp::Wait {
-                address: addr.0,
-                value: value.into(),
-                bits: 32,
-                how: flags,
-            },
-        )
-    })
+) -> Done {
+    value_op(
+        stream,
+        ValueOp::Wait {
+            address: addr.0,
+            value: value.into(),
+            bits: 32,
+            how: flags,
+        },
+    )
 }
 
-pub(crate) unsafe fn cuStreamWaitValue64(
+pub(crate) fn cuStreamWaitValue64(
     stream: CuStream,
     addr: CuDevicePtr,
     value: u64,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        value_op(
-            stream,
-            ValueOp::Wait {
-                address: addr.0,
-                value,
-                bits: 64,
-                how: flags,
-            },
-        )
-    })
+) -> Done {
+    value_op(
+        stream,
+        ValueOp::Wait {
+            address: addr.0,
+            value,
+            bits: 64,
+            how: flags,
+        },
+    )
 }
 
-pub(crate) unsafe fn cuStreamWaitValue64_v2(
+pub(crate) fn cuStreamWaitValue64_v2(
     stream: CuStream,
     addr: CuDevicePtr,
     value: u64,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        value_op(
-            stream,
-            ValueOp::Wait {
-                address: addr.0,
-                value,
-                bits: 64,
-                how: flags,
-            },
-        )
-    })
+) -> Done {
+    value_op(
+        stream,
+        ValueOp::Wait {
+            address: addr.0,
+            value,
+            bits: 64,
+            how: flags,
+        },
+    )
 }
 
-pub(crate) unsafe fn cuStreamWriteValue32(
+pub(crate) fn cuStreamWriteValue32(
     stream: CuStream,
     addr: CuDevicePtr,
     value: u32,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        let _default_or_no_barrier = flags;
-        value_op(
-            stream,
-            ValueOp::Write {
-                address: addr.0,
-                value: value.into(),
-                bits: 32,
-            },
-        )
-    })
+) -> Done {
+    let _default_or_no_barrier = flags;
+    value_op(
+        stream,
+        ValueOp::Write {
+            address: addr.0,
+            value: value.into(),
+            bits: 32,
+        },
+    )
 }
 
-pub(crate) unsafe fn cuStreamWriteValue32_v2(
+pub(crate) fn cuStreamWriteValue32_v2(
     stream: CuStream,
     addr: CuDevicePtr,
     value: u32,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        let _default_or_no_barrier = flags;
-        value_op(
-            stream,
-            ValueOp::Write {
-                address: addr.0,
-                value: value.into(),
-                bits: 32,
-            },
-        )
-    })
+) -> Done {
+    let _default_or_no_barrier = flags;
+    value_op(
+        stream,
+        ValueOp::Write {
+            address: addr.0,
+            value: value.into(),
+            bits: 32,
+        },
+    )
 }
 
-pub(crate) unsafe fn cuStreamWriteValue64(
+pub(crate) fn cuStreamWriteValue64(
     stream: CuStream,
     addr: CuDevicePtr,
     value: u64,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        let _default_or_no_barrier = flags;
-        value_op(
-            stream,
-            ValueOp::Write {
-                address: addr.0,
-                value,
-                bits: 64,
-            },
-        )
-    })
+) -> Done {
+    let _default_or_no_barrier = flags;
+    value_op(
+        stream,
+        ValueOp::Write {
+            address: addr.0,
+            value,
+            bits: 64,
+        },
+    )
 }
 
-pub(crate) unsafe fn cuStreamWriteValue64_v2(
+pub(crate) fn cuStreamWriteValue64_v2(
     stream: CuStream,
     addr: CuDevicePtr,
     value: u64,
     flags: u32,
-) -> CuResult {
-    answer(|| {
-        let _default_or_no_barrier = flags;
-        value_op(
-            stream,
-            ValueOp::Write {
-                address: addr.0,
-                value,
-                bits: 64,
-            },
-        )
-    })
+) -> Done {
+    let _default_or_no_barrier = flags;
+    value_op(
+        stream,
+        ValueOp::Write {
+            address: addr.0,
+            value,
+            bits: 64,
+        },
+    )
 }
 
 #[allow(non_snake_case, reason = "the part that two exported functions share")]

@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_api::driver::*;
 
-use crate::{array, border, context, memory};
+use crate::border::{Done, check_out, read, write, write_if};
+use crate::{array, context, memory};
 
 /// A description of a resource, a texture, a view: CUDA's bytes, of which only the first is read.
 #[derive(Clone, Copy)]
@@ -82,9 +83,8 @@ fn number(textures: &mut Textures) -> u64 {
 }
 
 /// Reads a resource's description, and checks that what it names is there.
-unsafe fn resource(from: *const c_void) -> Result<Resource, CuResult> {
-    // SAFETY: the caller's structure.
-    let bytes = unsafe { border::get(from.cast::<Resource>()) }?;
+fn resource(from: *const c_void) -> Done<Resource> {
+    let bytes = read(from.cast::<Resource>())?;
     let word = |at: usize| {
         let mut word = [0; 8];
         word.copy_from_slice(&bytes.0[at..at + 8]);
@@ -108,205 +108,163 @@ unsafe fn resource(from: *const c_void) -> Result<Resource, CuResult> {
 
 // --- objects ----------------------------------------------------------------------------------------
 
-pub(crate) unsafe fn cuTexObjectCreate(
+pub(crate) fn cuTexObjectCreate(
     tex_object: *mut u64,
     res_desc: *const c_void,
     tex_desc: *const c_void,
     res_view_desc: *const c_void,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(tex_object)?;
-        context::current()?;
-        // SAFETY: the caller's structure.
-        let resource = unsafe { resource(res_desc) }?;
-        // SAFETY: the caller's structure.
-        let texture = Some(unsafe { border::get(tex_desc.cast::<Texture>()) }?);
-        // SAFETY: null, or the caller's structure.
-        let view = unsafe { border::get(res_view_desc.cast::<View>()) }.ok();
-        let made = with(|textures| {
-            let made = number(textures);
-            textures.textures.insert(
-                made,
-                Object {
-                    resource,
-                    texture,
-                    view,
-                },
-            );
-            made
-        });
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(tex_object, made) }
-    })
+) -> Done {
+    check_out(tex_object)?;
+    context::current()?;
+    let resource = resource(res_desc)?;
+    let texture = Some(read(tex_desc.cast::<Texture>())?);
+    let view = read(res_view_desc.cast::<View>()).ok();
+    let made = with(|textures| {
+        let made = number(textures);
+        textures.textures.insert(
+            made,
+            Object {
+                resource,
+                texture,
+                view,
+            },
+        );
+        made
+    });
+    write(tex_object, made)
 }
 
-fn texture(object: u64) -> Result<Object, CuResult> {
+fn texture(object: u64) -> Done<Object> {
     with(|textures| textures.textures.get(&object).copied()).ok_or(CuResult::INVALID_VALUE)
 }
 
-pub(crate) unsafe fn cuTexObjectDestroy(tex_object: u64) -> CuResult {
+pub(crate) fn cuTexObjectDestroy(tex_object: u64) -> Done {
     match with(|textures| textures.textures.remove(&tex_object)) {
-        Some(_) => CuResult::SUCCESS,
-        None => CuResult::INVALID_VALUE,
+        Some(_) => Ok(()),
+        None => Err(CuResult::INVALID_VALUE),
     }
 }
 
-pub(crate) unsafe fn cuTexObjectGetResourceDesc(
-    res_desc: *mut c_void,
-    tex_object: u64,
-) -> CuResult {
-    // SAFETY: the caller's structure.
-    border::answer(|| unsafe { border::put(res_desc.cast(), texture(tex_object)?.resource) })
+pub(crate) fn cuTexObjectGetResourceDesc(res_desc: *mut c_void, tex_object: u64) -> Done {
+    write(res_desc.cast(), texture(tex_object)?.resource)
 }
 
-pub(crate) unsafe fn cuTexObjectGetTextureDesc(tex_desc: *mut c_void, tex_object: u64) -> CuResult {
-    border::answer(|| {
-        let told = texture(tex_object)?
-            .texture
-            .ok_or(CuResult::INVALID_VALUE)?;
-        // SAFETY: the caller's structure.
-        unsafe { border::put(tex_desc.cast(), told) }
-    })
+pub(crate) fn cuTexObjectGetTextureDesc(tex_desc: *mut c_void, tex_object: u64) -> Done {
+    let told = texture(tex_object)?
+        .texture
+        .ok_or(CuResult::INVALID_VALUE)?;
+    write(tex_desc.cast(), told)
 }
 
-pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(
-    res_view_desc: *mut c_void,
-    tex_object: u64,
-) -> CuResult {
-    border::answer(|| {
-        let told = texture(tex_object)?.view.ok_or(CuResult::INVALID_VALUE)?;
-        // SAFETY: the caller's structure.
-        unsafe { border::put(res_view_desc.cast(), told) }
-    })
+pub(crate) fn cuTexObjectGetResourceViewDesc(res_view_desc: *mut c_void, tex_object: u64) -> Done {
+    let told = texture(tex_object)?.view.ok_or(CuResult::INVALID_VALUE)?;
+    write(res_view_desc.cast(), told)
 }
 
-pub(crate) unsafe fn cuSurfObjectCreate(
-    surf_object: *mut u64,
-    res_desc: *const c_void,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(surf_object)?;
-        context::current()?;
-        // SAFETY: the caller's structure.
-        let resource = unsafe { resource(res_desc) }?;
-        if resource.0[0] != 0 {
-            // A surface is of an array only.
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let made = with(|textures| {
-            let made = number(textures);
-            textures.surfaces.insert(
-                made,
-                Object {
-                    resource,
-                    texture: None,
-                    view: None,
-                },
-            );
-            made
-        });
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(surf_object, made) }
-    })
+pub(crate) fn cuSurfObjectCreate(surf_object: *mut u64, res_desc: *const c_void) -> Done {
+    check_out(surf_object)?;
+    context::current()?;
+    let resource = resource(res_desc)?;
+    if resource.0[0] != 0 {
+        // A surface is of an array only.
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let made = with(|textures| {
+        let made = number(textures);
+        textures.surfaces.insert(
+            made,
+            Object {
+                resource,
+                texture: None,
+                view: None,
+            },
+        );
+        made
+    });
+    write(surf_object, made)
 }
 
-pub(crate) unsafe fn cuSurfObjectDestroy(surf_object: u64) -> CuResult {
+pub(crate) fn cuSurfObjectDestroy(surf_object: u64) -> Done {
     match with(|textures| textures.surfaces.remove(&surf_object)) {
-        Some(_) => CuResult::SUCCESS,
-        None => CuResult::INVALID_VALUE,
+        Some(_) => Ok(()),
+        None => Err(CuResult::INVALID_VALUE),
     }
 }
 
-pub(crate) unsafe fn cuSurfObjectGetResourceDesc(
-    res_desc: *mut c_void,
-    surf_object: u64,
-) -> CuResult {
-    border::answer(|| {
-        let found = with(|textures| textures.surfaces.get(&surf_object).copied());
-        // SAFETY: the caller's structure.
-        unsafe {
-            border::put(
-                res_desc.cast(),
-                found.ok_or(CuResult::INVALID_VALUE)?.resource,
-            )
-        }
-    })
+pub(crate) fn cuSurfObjectGetResourceDesc(res_desc: *mut c_void, surf_object: u64) -> Done {
+    let found = with(|textures| textures.surfaces.get(&surf_object).copied());
+    write(
+        res_desc.cast(),
+        found.ok_or(CuResult::INVALID_VALUE)?.resource,
+    )
 }
 
 // --- references -------------------------------------------------------------------------------------
 
 /// Changes a reference; a module's own begins unset.
-fn change(handle: usize, body: impl FnOnce(&mut Reference)) -> CuResult {
+fn change(handle: usize, body: impl FnOnce(&mut Reference)) -> Done {
     if handle == 0 {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     }
     with(|textures| body(textures.references.entry(handle).or_insert(UNSET)));
-    CuResult::SUCCESS
+    Ok(())
 }
 
-unsafe fn tell<T>(handle: usize, out: *mut T, body: impl FnOnce(&Reference) -> T) -> CuResult {
-    border::answer(|| {
-        if handle == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let told = with(|textures| body(textures.references.get(&handle).unwrap_or(&UNSET)));
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(out, told) }
-    })
+fn tell<T>(handle: usize, out: *mut T, body: impl FnOnce(&Reference) -> T) -> Done {
+    if handle == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let told = with(|textures| body(textures.references.get(&handle).unwrap_or(&UNSET)));
+    write(out, told)
 }
 
-pub(crate) unsafe fn cuTexRefCreate(tex_ref: *mut CuTexref) -> CuResult {
-    border::answer(|| {
-        border::check_out(tex_ref)?;
-        let made = with(|textures| {
-            // Numbers that no module's address is.
-            let made = number(textures) as usize;
-            textures.references.insert(made, UNSET);
-            made
-        });
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(tex_ref, std::ptr::without_provenance_mut(made)) }
-    })
+pub(crate) fn cuTexRefCreate(tex_ref: *mut CuTexref) -> Done {
+    check_out(tex_ref)?;
+    let made = with(|textures| {
+        // Numbers that no module's address is.
+        let made = number(textures) as usize;
+        textures.references.insert(made, UNSET);
+        made
+    });
+    write(tex_ref, std::ptr::without_provenance_mut(made))
 }
 
-pub(crate) unsafe fn cuTexRefDestroy(tex_ref: CuTexref) -> CuResult {
+pub(crate) fn cuTexRefDestroy(tex_ref: CuTexref) -> Done {
     match with(|textures| textures.references.remove(&tex_ref.addr())) {
-        Some(_) => CuResult::SUCCESS,
-        None => CuResult::INVALID_VALUE,
+        Some(_) => Ok(()),
+        None => Err(CuResult::INVALID_VALUE),
     }
 }
 
-pub(crate) unsafe fn cuTexRefSetAddress_v2(
+pub(crate) fn cuTexRefSetAddress_v2(
     byte_offset: *mut usize,
     tex_ref: CuTexref,
     ptr: CuDevicePtr,
     bytes: usize,
-) -> CuResult {
+) -> Done {
     if ptr.0 != 0 && !memory::is_reachable(ptr.0, bytes as u64) {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     }
-    // SAFETY: null, or the caller's pointer.
-    unsafe { border::put_if(byte_offset, 0) };
+    write_if(byte_offset, 0);
     change(tex_ref.addr(), |reference| reference.address = ptr.0)
 }
 
-pub(crate) unsafe fn cuTexRefSetAddress(
+pub(crate) fn cuTexRefSetAddress(
     byte_offset: *mut u32,
     tex_ref: CuTexref,
     ptr: u32,
     bytes: u32,
-) -> CuResult {
+) -> Done {
     if ptr != 0 && !memory::is_reachable(ptr.into(), bytes.into()) {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     }
-    // SAFETY: null, or the caller's pointer.
-    unsafe { border::put_if(byte_offset, 0) };
+    write_if(byte_offset, 0);
     change(tex_ref.addr(), |reference| reference.address = ptr.into())
 }
 
-fn set_2d(tex_ref: CuTexref, format: u32, channels: u32, address: u64) -> CuResult {
+fn set_2d(tex_ref: CuTexref, format: u32, channels: u32, address: u64) -> Done {
     if !memory::is_reachable(address, 1) {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     }
     change(tex_ref.addr(), |reference| {
         (reference.format, reference.channels) = (format, channels as i32);
@@ -314,287 +272,224 @@ fn set_2d(tex_ref: CuTexref, format: u32, channels: u32, address: u64) -> CuResu
     })
 }
 
-unsafe fn set_2d_wide(
-    tex_ref: CuTexref,
-    desc: *const CuArrayDescriptor,
-    ptr: CuDevicePtr,
-) -> CuResult {
-    // SAFETY: the caller's structure.
-    match unsafe { border::get(desc) } {
-        Ok(desc) => set_2d(tex_ref, desc.format, desc.num_channels, ptr.0),
-        Err(code) => code,
-    }
+fn set_2d_wide(tex_ref: CuTexref, desc: *const CuArrayDescriptor, ptr: CuDevicePtr) -> Done {
+    let desc = read(desc)?;
+    set_2d(tex_ref, desc.format, desc.num_channels, ptr.0)
 }
 
-pub(crate) unsafe fn cuTexRefSetAddress2D(
+pub(crate) fn cuTexRefSetAddress2D(
     tex_ref: CuTexref,
     desc: *const CuArrayDescriptorV1,
     ptr: u32,
     _pitch: u32,
-) -> CuResult {
-    // SAFETY: the caller's structure.
-    match unsafe { border::get(desc) } {
-        Ok(desc) => set_2d(tex_ref, desc.format, desc.num_channels, ptr.into()),
-        Err(code) => code,
-    }
+) -> Done {
+    let desc = read(desc)?;
+    set_2d(tex_ref, desc.format, desc.num_channels, ptr.into())
 }
 
-pub(crate) unsafe fn cuTexRefSetAddress2D_v2(
+pub(crate) fn cuTexRefSetAddress2D_v2(
     tex_ref: CuTexref,
     desc: *const CuArrayDescriptor,
     ptr: CuDevicePtr,
     _pitch: usize,
-) -> CuResult {
-    // SAFETY: the caller's structure.
-    unsafe { set_2d_wide(tex_ref, desc, ptr) }
+) -> Done {
+    set_2d_wide(tex_ref, desc, ptr)
 }
 
-pub(crate) unsafe fn cuTexRefSetAddress2D_v3(
+pub(crate) fn cuTexRefSetAddress2D_v3(
     tex_ref: CuTexref,
     desc: *const CuArrayDescriptor,
     ptr: CuDevicePtr,
     _pitch: usize,
-) -> CuResult {
-    // SAFETY: the caller's structure.
-    unsafe { set_2d_wide(tex_ref, desc, ptr) }
+) -> Done {
+    set_2d_wide(tex_ref, desc, ptr)
 }
 
-pub(crate) unsafe fn cuTexRefSetArray(tex_ref: CuTexref, array: CuArray, _flags: u32) -> CuResult {
+pub(crate) fn cuTexRefSetArray(tex_ref: CuTexref, array: CuArray, _flags: u32) -> Done {
     if array::layout(array).is_err() {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     }
     change(tex_ref.addr(), |reference| reference.array = array.addr())
 }
 
-pub(crate) unsafe fn cuTexRefSetMipmappedArray(
+pub(crate) fn cuTexRefSetMipmappedArray(
     tex_ref: CuTexref,
     mipmapped_array: CuMipmappedArray,
     _flags: u32,
-) -> CuResult {
+) -> Done {
     if !array::is_mipmap(mipmapped_array.addr()) {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     }
     change(tex_ref.addr(), |reference| {
         reference.mipmap = mipmapped_array.addr()
     })
 }
 
-pub(crate) unsafe fn cuTexRefSetFormat(
+pub(crate) fn cuTexRefSetFormat(
     tex_ref: CuTexref,
     fmt: CuArrayFormat,
     count_packed_components: i32,
-) -> CuResult {
+) -> Done {
     change(tex_ref.addr(), |reference| {
         (reference.format, reference.channels) = (fmt, count_packed_components);
     })
 }
 
-pub(crate) unsafe fn cuTexRefSetAddressMode(
-    tex_ref: CuTexref,
-    dim: i32,
-    am: CuAddressMode,
-) -> CuResult {
+pub(crate) fn cuTexRefSetAddressMode(tex_ref: CuTexref, dim: i32, am: CuAddressMode) -> Done {
     let Ok(dim) = usize::try_from(dim) else {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     };
     if dim > 2 || am > 3 {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     }
     change(tex_ref.addr(), |reference| {
         reference.address_modes[dim] = am
     })
 }
 
-pub(crate) unsafe fn cuTexRefSetFilterMode(tex_ref: CuTexref, fm: CuFilterMode) -> CuResult {
+pub(crate) fn cuTexRefSetFilterMode(tex_ref: CuTexref, fm: CuFilterMode) -> Done {
     change(tex_ref.addr(), |reference| reference.filter = fm)
 }
 
-pub(crate) unsafe fn cuTexRefSetMipmapFilterMode(tex_ref: CuTexref, fm: CuFilterMode) -> CuResult {
+pub(crate) fn cuTexRefSetMipmapFilterMode(tex_ref: CuTexref, fm: CuFilterMode) -> Done {
     change(tex_ref.addr(), |reference| reference.mipmap_filter = fm)
 }
 
-pub(crate) unsafe fn cuTexRefSetMipmapLevelBias(tex_ref: CuTexref, bias: f32) -> CuResult {
+pub(crate) fn cuTexRefSetMipmapLevelBias(tex_ref: CuTexref, bias: f32) -> Done {
     change(tex_ref.addr(), |reference| reference.bias = bias)
 }
 
-pub(crate) unsafe fn cuTexRefSetMipmapLevelClamp(
+pub(crate) fn cuTexRefSetMipmapLevelClamp(
     tex_ref: CuTexref,
     min_mipmap_level_clamp: f32,
     max_mipmap_level_clamp: f32,
-) -> CuResult {
+) -> Done {
     let clamp = (min_mipmap_level_clamp, max_mipmap_level_clamp);
     change(tex_ref.addr(), |reference| reference.clamp = clamp)
 }
 
-pub(crate) unsafe fn cuTexRefSetMaxAnisotropy(tex_ref: CuTexref, max_aniso: u32) -> CuResult {
+pub(crate) fn cuTexRefSetMaxAnisotropy(tex_ref: CuTexref, max_aniso: u32) -> Done {
     change(tex_ref.addr(), |reference| {
         reference.anisotropy = max_aniso as i32
     })
 }
 
-pub(crate) unsafe fn cuTexRefSetBorderColor(tex_ref: CuTexref, border_color: *mut f32) -> CuResult {
-    // SAFETY: the caller's four numbers.
-    match unsafe { border::get(border_color.cast::<[f32; 4]>()) } {
-        Ok(border) => change(tex_ref.addr(), |reference| reference.border = border),
-        Err(code) => code,
-    }
+pub(crate) fn cuTexRefSetBorderColor(tex_ref: CuTexref, border_color: *mut f32) -> Done {
+    let border = read(border_color.cast::<[f32; 4]>())?;
+    change(tex_ref.addr(), |reference| reference.border = border)
 }
 
-pub(crate) unsafe fn cuTexRefSetFlags(tex_ref: CuTexref, flags: u32) -> CuResult {
+pub(crate) fn cuTexRefSetFlags(tex_ref: CuTexref, flags: u32) -> Done {
     change(tex_ref.addr(), |reference| reference.flags = flags)
 }
 
-pub(crate) unsafe fn cuTexRefGetAddress_v2(out: *mut CuDevicePtr, tex_ref: CuTexref) -> CuResult {
-    // SAFETY: the caller's pointer.
-    unsafe {
-        tell(tex_ref.addr(), out, |reference| {
-            CuDevicePtr(reference.address)
-        })
-    }
+pub(crate) fn cuTexRefGetAddress_v2(out: *mut CuDevicePtr, tex_ref: CuTexref) -> Done {
+    tell(tex_ref.addr(), out, |reference| {
+        CuDevicePtr(reference.address)
+    })
 }
 
-pub(crate) unsafe fn cuTexRefGetAddress(out: *mut u32, tex_ref: CuTexref) -> CuResult {
-    // SAFETY: the caller's pointer.
-    unsafe { tell(tex_ref.addr(), out, |reference| reference.address as u32) }
+pub(crate) fn cuTexRefGetAddress(out: *mut u32, tex_ref: CuTexref) -> Done {
+    tell(tex_ref.addr(), out, |reference| reference.address as u32)
 }
 
-pub(crate) unsafe fn cuTexRefGetArray(array_out: *mut CuArray, tex_ref: CuTexref) -> CuResult {
+pub(crate) fn cuTexRefGetArray(array_out: *mut CuArray, tex_ref: CuTexref) -> Done {
     let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.array);
-    // SAFETY: the caller's pointer.
-    unsafe { tell(tex_ref.addr(), array_out, handle) }
+    tell(tex_ref.addr(), array_out, handle)
 }
 
-pub(crate) unsafe fn cuTexRefGetMipmappedArray(
+pub(crate) fn cuTexRefGetMipmappedArray(
     mipmapped_array_out: *mut CuMipmappedArray,
     tex_ref: CuTexref,
-) -> CuResult {
+) -> Done {
     let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.mipmap);
-    // SAFETY: the caller's pointer.
-    unsafe { tell(tex_ref.addr(), mipmapped_array_out, handle) }
+    tell(tex_ref.addr(), mipmapped_array_out, handle)
 }
 
-pub(crate) unsafe fn cuTexRefGetAddressMode(
-    pam: *mut CuAddressMode,
-    tex_ref: CuTexref,
-    dim: i32,
-) -> CuResult {
+pub(crate) fn cuTexRefGetAddressMode(pam: *mut CuAddressMode, tex_ref: CuTexref, dim: i32) -> Done {
     let Some(dim) = usize::try_from(dim).ok().filter(|dim| *dim <= 2) else {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     };
-    // SAFETY: the caller's pointer.
-    unsafe {
-        tell(tex_ref.addr(), pam, |reference| {
-            reference.address_modes[dim]
-        })
-    }
+    tell(tex_ref.addr(), pam, |reference| {
+        reference.address_modes[dim]
+    })
 }
 
-pub(crate) unsafe fn cuTexRefGetFilterMode(pfm: *mut CuFilterMode, tex_ref: CuTexref) -> CuResult {
-    // SAFETY: the caller's pointer.
-    unsafe { tell(tex_ref.addr(), pfm, |reference| reference.filter) }
+pub(crate) fn cuTexRefGetFilterMode(pfm: *mut CuFilterMode, tex_ref: CuTexref) -> Done {
+    tell(tex_ref.addr(), pfm, |reference| reference.filter)
 }
 
-pub(crate) unsafe fn cuTexRefGetMipmapFilterMode(
-    pfm: *mut CuFilterMode,
-    tex_ref: CuTexref,
-) -> CuResult {
-    // SAFETY: the caller's pointer.
-    unsafe { tell(tex_ref.addr(), pfm, |reference| reference.mipmap_filter) }
+pub(crate) fn cuTexRefGetMipmapFilterMode(pfm: *mut CuFilterMode, tex_ref: CuTexref) -> Done {
+    tell(tex_ref.addr(), pfm, |reference| reference.mipmap_filter)
 }
 
-pub(crate) unsafe fn cuTexRefGetMipmapLevelBias(pbias: *mut f32, tex_ref: CuTexref) -> CuResult {
-    // SAFETY: the caller's pointer.
-    unsafe { tell(tex_ref.addr(), pbias, |reference| reference.bias) }
+pub(crate) fn cuTexRefGetMipmapLevelBias(pbias: *mut f32, tex_ref: CuTexref) -> Done {
+    tell(tex_ref.addr(), pbias, |reference| reference.bias)
 }
 
-pub(crate) unsafe fn cuTexRefGetMipmapLevelClamp(
+pub(crate) fn cuTexRefGetMipmapLevelClamp(
     pmin_mipmap_level_clamp: *mut f32,
     pmax_mipmap_level_clamp: *mut f32,
     tex_ref: CuTexref,
-) -> CuResult {
-    // SAFETY: the caller's pointer.
-    match unsafe { tell(tex_ref.addr(), pmin_mipmap_level_clamp, |r| r.clamp.0) } {
-        // SAFETY: the caller's pointer.
-        CuResult::SUCCESS => unsafe {
-            tell(tex_ref.addr(), pmax_mipmap_level_clamp, |r| r.clamp.1)
-        },
-        code => code,
-    }
+) -> Done {
+    tell(tex_ref.addr(), pmin_mipmap_level_clamp, |r| r.clamp.0)?;
+    tell(tex_ref.addr(), pmax_mipmap_level_clamp, |r| r.clamp.1)
 }
 
-pub(crate) unsafe fn cuTexRefGetMaxAnisotropy(pmax_aniso: *mut i32, tex_ref: CuTexref) -> CuResult {
-    // SAFETY: the caller's pointer.
-    unsafe { tell(tex_ref.addr(), pmax_aniso, |reference| reference.anisotropy) }
+pub(crate) fn cuTexRefGetMaxAnisotropy(pmax_aniso: *mut i32, tex_ref: CuTexref) -> Done {
+    tell(tex_ref.addr(), pmax_aniso, |reference| reference.anisotropy)
 }
 
-pub(crate) unsafe fn cuTexRefGetBorderColor(border_color: *mut f32, tex_ref: CuTexref) -> CuResult {
-    // SAFETY: room for four numbers.
-    unsafe {
-        tell(
-            tex_ref.addr(),
-            border_color.cast::<[f32; 4]>(),
-            |reference| reference.border,
-        )
-    }
+pub(crate) fn cuTexRefGetBorderColor(border_color: *mut f32, tex_ref: CuTexref) -> Done {
+    tell(
+        tex_ref.addr(),
+        border_color.cast::<[f32; 4]>(),
+        |reference| reference.border,
+    )
 }
 
-pub(crate) unsafe fn cuTexRefGetFlags(flags: *mut u32, tex_ref: CuTexref) -> CuResult {
-    // SAFETY: the caller's pointer.
-    unsafe { tell(tex_ref.addr(), flags, |reference| reference.flags) }
+pub(crate) fn cuTexRefGetFlags(flags: *mut u32, tex_ref: CuTexref) -> Done {
+    tell(tex_ref.addr(), flags, |reference| reference.flags)
 }
 
-pub(crate) unsafe fn cuTexRefGetFormat(
+pub(crate) fn cuTexRefGetFormat(
     format: *mut CuArrayFormat,
     count_channels: *mut i32,
     tex_ref: CuTexref,
-) -> CuResult {
-    // SAFETY: the caller's pointer.
-    match unsafe { tell(tex_ref.addr(), format, |reference| reference.format) } {
-        // SAFETY: the caller's pointer.
-        CuResult::SUCCESS => unsafe {
-            tell(tex_ref.addr(), count_channels, |reference| {
-                reference.channels
-            })
-        },
-        code => code,
-    }
+) -> Done {
+    tell(tex_ref.addr(), format, |reference| reference.format)?;
+    tell(tex_ref.addr(), count_channels, |reference| {
+        reference.channels
+    })
 }
 
-pub(crate) unsafe fn cuSurfRefSetArray(
-    surf_ref: CuSurfref,
-    array: CuArray,
-    flags: u32,
-) -> CuResult {
+pub(crate) fn cuSurfRefSetArray(surf_ref: CuSurfref, array: CuArray, flags: u32) -> Done {
     if array::layout(array).is_err() || flags != 0 {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     }
     change(surf_ref.addr(), |reference| reference.array = array.addr())
 }
 
-pub(crate) unsafe fn cuSurfRefGetArray(array_out: *mut CuArray, surf_ref: CuSurfref) -> CuResult {
+pub(crate) fn cuSurfRefGetArray(array_out: *mut CuArray, surf_ref: CuSurfref) -> Done {
     let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.array);
-    // SAFETY: the caller's pointer.
-    unsafe { tell(surf_ref.addr(), array_out, handle) }
+    tell(surf_ref.addr(), array_out, handle)
 }
 
 // --- tensor maps ------------------------------------------------------------------------------------
 
 /// The driver's 128 bytes, opaque to programs: ours hold the address, for `ReplaceAddress`.
-fn encode(map: *mut c_void, rank: u32, address: *mut c_void) -> CuResult {
-    border::answer(|| {
-        const ALIGNMENT: usize = 16;
-        let known = memory::is_reachable(address.addr() as u64, 1);
-        if !(1..=5).contains(&rank) || !address.addr().is_multiple_of(ALIGNMENT) || !known {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let mut words = [0_u64; 16];
-        (words[0], words[1]) = (address.addr() as u64, rank.into());
-        // SAFETY: the caller's 128 bytes.
-        unsafe { border::put(map.cast(), words) }
-    })
+fn encode(map: *mut c_void, rank: u32, address: *mut c_void) -> Done {
+    const ALIGNMENT: usize = 16;
+    let known = memory::is_reachable(address.addr() as u64, 1);
+    if !(1..=5).contains(&rank) || !address.addr().is_multiple_of(ALIGNMENT) || !known {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let mut words = [0_u64; 16];
+    (words[0], words[1]) = (address.addr() as u64, rank.into());
+    write(map.cast(), words)
 }
 
-pub(crate) unsafe fn cuTensorMapEncodeTiled(
+pub(crate) fn cuTensorMapEncodeTiled(
     tensor_map: *mut c_void,
     _tensor_data_type: CuTensorMapDataType,
     tensor_rank: u32,
@@ -607,11 +502,11 @@ pub(crate) unsafe fn cuTensorMapEncodeTiled(
     _swizzle: CuTensorMapSwizzle,
     _l2_promotion: CuTensorMapL2promotion,
     _oob_fill: CuTensorMapFloatOOBfill,
-) -> CuResult {
+) -> Done {
     encode(tensor_map, tensor_rank, global_address)
 }
 
-pub(crate) unsafe fn cuTensorMapEncodeIm2col(
+pub(crate) fn cuTensorMapEncodeIm2col(
     tensor_map: *mut c_void,
     _tensor_data_type: CuTensorMapDataType,
     tensor_rank: u32,
@@ -627,20 +522,17 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2col(
     _swizzle: CuTensorMapSwizzle,
     _l2_promotion: CuTensorMapL2promotion,
     _oob_fill: CuTensorMapFloatOOBfill,
-) -> CuResult {
+) -> Done {
     if tensor_rank < 3 {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     }
     encode(tensor_map, tensor_rank, global_address)
 }
 
-pub(crate) unsafe fn cuTensorMapReplaceAddress(
+pub(crate) fn cuTensorMapReplaceAddress(
     tensor_map: *mut c_void,
     global_address: *mut c_void,
-) -> CuResult {
-    // SAFETY: the caller's 128 bytes.
-    match unsafe { border::get(tensor_map.cast::<[u64; 16]>()) } {
-        Ok(words) => encode(tensor_map, words[1] as u32, global_address),
-        Err(code) => code,
-    }
+) -> Done {
+    let words = read(tensor_map.cast::<[u64; 16]>())?;
+    encode(tensor_map, words[1] as u32, global_address)
 }

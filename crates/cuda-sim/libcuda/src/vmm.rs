@@ -11,12 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board::{self, SharedId};
 
+use crate::border::{Done, check_out, read, write};
 use crate::choices::{self, granularity};
 use crate::location::{self, Place};
 use crate::memory::{self, Block, Kind};
 use crate::multicast::Multicast;
 use crate::space::address;
-use crate::{border, driver, ipc};
+use crate::{driver, ipc};
 
 const PINNED: u32 = 1;
 const DEVICE: u32 = 1;
@@ -109,7 +110,7 @@ impl Physical {
     }
 
     /// The board's number of it, from which on processes can hold it together; none where it takes nothing of a GPU.
-    pub(crate) fn share(&self) -> Result<Option<SharedId>, CuResult> {
+    pub(crate) fn share(&self) -> Done<Option<SharedId>> {
         let driver = driver::the()?;
         let mut shared = lock(&self.shared);
         if shared.is_none() && self.takes_memory() {
@@ -179,7 +180,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(crate) fn held(handle: CuMemAllocationHandle) -> Result<Arc<Physical>, CuResult> {
+pub(crate) fn held(handle: CuMemAllocationHandle) -> Done<Arc<Physical>> {
     let handles = lock(&HANDLES);
     handles
         .get(&handle.0)
@@ -210,28 +211,25 @@ pub(crate) fn blank(base: u64, bytes: u64, usable: bool) {
     };
 }
 
-pub(crate) unsafe fn cuMemAddressReserve(
+pub(crate) fn cuMemAddressReserve(
     ptr: *mut CuDevicePtr,
     size: usize,
     alignment: usize,
     addr: CuDevicePtr,
     flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(ptr)?;
-        let bytes = size as u64;
-        let aligned = alignment == 0 || alignment.is_power_of_two();
-        if bytes == 0 || !bytes.is_multiple_of(granularity()) || !aligned || flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let base = reserve(bytes, (alignment as u64).max(granularity()), addr.0)?;
-        lock(&RESERVED).insert(base, bytes);
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(ptr, CuDevicePtr(base)) }
-    })
+) -> Done {
+    check_out(ptr)?;
+    let bytes = size as u64;
+    let aligned = alignment == 0 || alignment.is_power_of_two();
+    if bytes == 0 || !bytes.is_multiple_of(granularity()) || !aligned || flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let base = reserve(bytes, (alignment as u64).max(granularity()), addr.0)?;
+    lock(&RESERVED).insert(base, bytes);
+    write(ptr, CuDevicePtr(base))
 }
 
-fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Result<u64, CuResult> {
+fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Done<u64> {
     const NOBODY: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let map = |hint: u64, length: u64, flags: i32| {
         // SAFETY: a new mapping that replaces none.
@@ -273,21 +271,19 @@ fn is_mapping(block: &Block) -> bool {
     matches!(block.kind, Kind::Mapped(_))
 }
 
-pub(crate) unsafe fn cuMemAddressFree(ptr: CuDevicePtr, size: usize) -> CuResult {
-    border::answer(|| {
-        let (base, bytes) = (ptr.0, size as u64);
-        let mut reserved = lock(&RESERVED);
-        if reserved.get(&base) != Some(&bytes) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        if !memory::select(base..base + bytes, is_mapping).is_empty() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        reserved.remove(&base);
-        // SAFETY: our own reservation, in which nothing is mapped.
-        unsafe { libc::munmap(address(base), size) };
-        Ok(())
-    })
+pub(crate) fn cuMemAddressFree(ptr: CuDevicePtr, size: usize) -> Done {
+    let (base, bytes) = (ptr.0, size as u64);
+    let mut reserved = lock(&RESERVED);
+    if reserved.get(&base) != Some(&bytes) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if !memory::select(base..base + bytes, is_mapping).is_empty() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    reserved.remove(&base);
+    // SAFETY: our own reservation, in which nothing is mapped.
+    unsafe { libc::munmap(address(base), size) };
+    Ok(())
 }
 
 fn is_reserved(base: u64, bytes: u64) -> bool {
@@ -298,7 +294,7 @@ fn is_reserved(base: u64, bytes: u64) -> bool {
 
 // --- physical memory --------------------------------------------------------------------------------
 
-fn checked(prop: &CuMemAllocationProp) -> Result<(usize, bool), CuResult> {
+fn checked(prop: &CuMemAllocationProp) -> Done<(usize, bool)> {
     if prop.kind != PINNED {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -311,25 +307,21 @@ fn checked(prop: &CuMemAllocationProp) -> Result<(usize, bool), CuResult> {
     })
 }
 
-pub(crate) unsafe fn cuMemGetAllocationGranularity(
+pub(crate) fn cuMemGetAllocationGranularity(
     out: *mut usize,
     prop: *const CuMemAllocationProp,
     option: CuMemAllocationGranularityFlags,
-) -> CuResult {
-    border::answer(|| {
-        // SAFETY: the caller's pointer.
-        checked(&unsafe { border::get(prop) }?)?;
-        if option > 1 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(out, granularity() as usize) }
-    })
+) -> Done {
+    checked(&read(prop)?)?;
+    if option > 1 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, granularity() as usize)
 }
 
 /// The file that all unshareable physical memory of this process stands in, so that each piece does
 /// not take a descriptor.
-fn common() -> Result<Arc<Contents>, CuResult> {
+fn common() -> Done<Arc<Contents>> {
     let mut common = lock(&COMMON);
     if let Some(contents) = &*common {
         return Ok(Arc::clone(contents));
@@ -345,7 +337,7 @@ fn common() -> Result<Arc<Contents>, CuResult> {
 
 /// A place for contents: a piece of the common file, or a file of its own that can be passed on, and the number by
 /// which that is done, if by one.
-fn contents(bytes: u64, shareable: bool) -> Result<(Arc<Contents>, u64, Option<u64>), CuResult> {
+fn contents(bytes: u64, shareable: bool) -> Done<(Arc<Contents>, u64, Option<u64>)> {
     if shareable {
         let length = bytes
             .checked_add(size_of::<Label>() as u64)
@@ -394,150 +386,138 @@ fn keep(make: impl FnOnce(u64) -> Physical) -> CuMemAllocationHandle {
     CuMemAllocationHandle(handle)
 }
 
-pub(crate) unsafe fn cuMemCreate(
+pub(crate) fn cuMemCreate(
     handle: *mut CuMemAllocationHandle,
     size: usize,
     prop: *const CuMemAllocationProp,
     flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(handle)?;
-        // SAFETY: the caller's pointer.
-        let prop = unsafe { border::get(prop) }?;
-        let (gpu, on_host) = checked(&prop)?;
-        let bytes = size as u64;
-        if bytes == 0 || !bytes.is_multiple_of(granularity()) || flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let driver = driver::the()?;
-        if !on_host {
-            driver.take(gpu, bytes, board::Kind::Alloc)?;
-        }
-        let (file, offset, token) =
-            contents(bytes, prop.requested_handle_types != 0).inspect_err(|_| {
-                if !on_host {
-                    driver.give(gpu, bytes, board::Kind::Alloc);
-                }
-            })?;
-        let made = keep(|handle| Physical {
-            handle,
-            gpu,
-            bytes,
-            on_host,
-            prop: Prop {
-                handle_types: prop.requested_handle_types,
-                location: (prop.location.kind, prop.location.id),
-                usage: prop.usage,
-                compression: prop.compression_type,
-                rdma: prop.gpu_direct_rdma_capable,
-            },
-            file,
-            offset,
-            token,
-            shared: Mutex::new(None),
-            multicast: None,
-        });
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(handle, made) }
-    })
+) -> Done {
+    check_out(handle)?;
+    let prop = read(prop)?;
+    let (gpu, on_host) = checked(&prop)?;
+    let bytes = size as u64;
+    if bytes == 0 || !bytes.is_multiple_of(granularity()) || flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let driver = driver::the()?;
+    if !on_host {
+        driver.take(gpu, bytes, board::Kind::Alloc)?;
+    }
+    let (file, offset, token) =
+        contents(bytes, prop.requested_handle_types != 0).inspect_err(|_| {
+            if !on_host {
+                driver.give(gpu, bytes, board::Kind::Alloc);
+            }
+        })?;
+    let made = keep(|handle| Physical {
+        handle,
+        gpu,
+        bytes,
+        on_host,
+        prop: Prop {
+            handle_types: prop.requested_handle_types,
+            location: (prop.location.kind, prop.location.id),
+            usage: prop.usage,
+            compression: prop.compression_type,
+            rdma: prop.gpu_direct_rdma_capable,
+        },
+        file,
+        offset,
+        token,
+        shared: Mutex::new(None),
+        multicast: None,
+    });
+    write(handle, made)
 }
 
-pub(crate) unsafe fn cuMemRelease(handle: CuMemAllocationHandle) -> CuResult {
+pub(crate) fn cuMemRelease(handle: CuMemAllocationHandle) -> Done {
     let mut handles = lock(&HANDLES);
     let Some(held) = handles.get_mut(&handle.0) else {
-        return CuResult::INVALID_VALUE;
+        return Err(CuResult::INVALID_VALUE);
     };
     held.times -= 1;
     if held.times > 0 {
-        return CuResult::SUCCESS;
+        return Err(CuResult::SUCCESS);
     }
     let gone = handles.remove(&handle.0);
     drop(handles);
     // Gives the memory back, unless it is still mapped.
     drop(gone);
-    CuResult::SUCCESS
+    Ok(())
 }
 
-pub(crate) unsafe fn cuMemRetainAllocationHandle(
+pub(crate) fn cuMemRetainAllocationHandle(
     handle: *mut CuMemAllocationHandle,
     addr: *mut c_void,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(handle)?;
-        let (_, block) = memory::find(addr.addr() as u64).ok_or(CuResult::INVALID_VALUE)?;
-        let Kind::Mapped(mapping) = block.kind else {
-            return Err(CuResult::INVALID_VALUE);
-        };
-        let physical = mapping.physical;
-        let number = physical.handle;
-        lock(&HANDLES)
-            .entry(number)
-            .or_insert(Held { physical, times: 0 })
-            .times += 1;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(handle, CuMemAllocationHandle(number)) }
-    })
+) -> Done {
+    check_out(handle)?;
+    let (_, block) = memory::find(addr.addr() as u64).ok_or(CuResult::INVALID_VALUE)?;
+    let Kind::Mapped(mapping) = block.kind else {
+        return Err(CuResult::INVALID_VALUE);
+    };
+    let physical = mapping.physical;
+    let number = physical.handle;
+    lock(&HANDLES)
+        .entry(number)
+        .or_insert(Held { physical, times: 0 })
+        .times += 1;
+    write(handle, CuMemAllocationHandle(number))
 }
 
-pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
+pub(crate) fn cuMemGetAllocationPropertiesFromHandle(
     prop: *mut CuMemAllocationProp,
     handle: CuMemAllocationHandle,
-) -> CuResult {
-    border::answer(|| {
-        let physical = held(handle)?;
-        let own = &physical.prop;
-        let mut told = CuMemAllocationProp::zeroed();
-        told.kind = PINNED;
-        told.requested_handle_types = own.handle_types;
-        told.location = CuMemLocation {
-            kind: own.location.0,
-            id: own.location.1,
-        };
-        told.usage = own.usage;
-        told.compression_type = own.compression;
-        told.gpu_direct_rdma_capable = own.rdma;
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(prop, told) }
-    })
+) -> Done {
+    let physical = held(handle)?;
+    let own = &physical.prop;
+    let mut told = CuMemAllocationProp::zeroed();
+    told.kind = PINNED;
+    told.requested_handle_types = own.handle_types;
+    told.location = CuMemLocation {
+        kind: own.location.0,
+        id: own.location.1,
+    };
+    told.usage = own.usage;
+    told.compression_type = own.compression;
+    told.gpu_direct_rdma_capable = own.rdma;
+    write(prop, told)
 }
 
 // --- mapping ----------------------------------------------------------------------------------------
 
-pub(crate) unsafe fn cuMemMap(
+pub(crate) fn cuMemMap(
     ptr: CuDevicePtr,
     size: usize,
     offset: usize,
     handle: CuMemAllocationHandle,
     flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        let (base, bytes, offset) = (ptr.0, size as u64, offset as u64);
-        let physical = held(handle)?;
-        let whole = base.is_multiple_of(granularity())
-            && bytes.is_multiple_of(granularity())
-            && offset.is_multiple_of(granularity());
-        let inside = offset
-            .checked_add(bytes)
-            .is_some_and(|end| end <= physical.bytes);
-        if bytes == 0 || !whole || !inside || flags != 0 || !is_reserved(base, bytes) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let (gpu, file) = (physical.gpu, Arc::clone(&physical.file));
-        let start = physical.offset + offset;
-        let mapping = Mapping {
-            physical,
-            access: Arc::default(),
-        };
-        memory::place_at(base, memory::block(bytes, gpu, Kind::Mapped(mapping)))
-            .map_err(|_| CuResult::INVALID_VALUE)?;
-        ipc::map_over(base, bytes, &file.file, start, false).inspect_err(|_| {
-            drop(memory::remove(base, is_mapping));
-        })
+) -> Done {
+    let (base, bytes, offset) = (ptr.0, size as u64, offset as u64);
+    let physical = held(handle)?;
+    let whole = base.is_multiple_of(granularity())
+        && bytes.is_multiple_of(granularity())
+        && offset.is_multiple_of(granularity());
+    let inside = offset
+        .checked_add(bytes)
+        .is_some_and(|end| end <= physical.bytes);
+    if bytes == 0 || !whole || !inside || flags != 0 || !is_reserved(base, bytes) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let (gpu, file) = (physical.gpu, Arc::clone(&physical.file));
+    let start = physical.offset + offset;
+    let mapping = Mapping {
+        physical,
+        access: Arc::default(),
+    };
+    memory::place_at(base, memory::block(bytes, gpu, Kind::Mapped(mapping)))
+        .map_err(|_| CuResult::INVALID_VALUE)?;
+    ipc::map_over(base, bytes, &file.file, start, false).inspect_err(|_| {
+        drop(memory::remove(base, is_mapping));
     })
 }
 
 /// The mappings of a range, which must be whole and leave no gap.
-fn mappings(base: u64, bytes: u64) -> Result<Vec<(u64, Block)>, CuResult> {
+fn mappings(base: u64, bytes: u64) -> Done<Vec<(u64, Block)>> {
     let end = base
         .checked_add(bytes)
         .filter(|_| bytes > 0)
@@ -557,64 +537,59 @@ fn mappings(base: u64, bytes: u64) -> Result<Vec<(u64, Block)>, CuResult> {
     }
 }
 
-pub(crate) unsafe fn cuMemUnmap(ptr: CuDevicePtr, size: usize) -> CuResult {
-    border::answer(|| {
-        for (base, block) in mappings(ptr.0, size as u64)? {
-            blank(base, block.bytes, false);
-            // Gives the memory back, if its handle was released before.
-            drop(memory::remove(base, is_mapping));
-        }
-        Ok(())
-    })
+pub(crate) fn cuMemUnmap(ptr: CuDevicePtr, size: usize) -> Done {
+    for (base, block) in mappings(ptr.0, size as u64)? {
+        blank(base, block.bytes, false);
+        // Gives the memory back, if its handle was released before.
+        drop(memory::remove(base, is_mapping));
+    }
+    Ok(())
 }
 
-pub(crate) unsafe fn cuMemSetAccess(
+pub(crate) fn cuMemSetAccess(
     ptr: CuDevicePtr,
     size: usize,
     desc: *const CuMemAccessDesc,
     count: usize,
-) -> CuResult {
-    border::answer(|| {
-        if count == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let found = mappings(ptr.0, size as u64)?;
-        for index in 0..count {
-            // SAFETY: the caller's array has that many entries.
-            let desc = unsafe { border::get(desc.wrapping_add(index)) }?;
-            let bit = match location::of(desc.location)? {
-                Place::Gpu(gpu) => 1 << gpu,
-                Place::Host => 1 << 31,
-            };
-            let (read, write) = match desc.flags {
-                0 => (false, false),
-                1 => (true, false),
-                3 => (true, true),
-                _ => return Err(CuResult::INVALID_VALUE),
-            };
-            for (_, block) in &found {
-                if let Kind::Mapped(mapping) = &block.kind {
-                    set(&mapping.access.read, bit, read);
-                    set(&mapping.access.write, bit, write);
-                }
+) -> Done {
+    if count == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let found = mappings(ptr.0, size as u64)?;
+    for index in 0..count {
+        let desc = read(desc.wrapping_add(index))?;
+        let bit = match location::of(desc.location)? {
+            Place::Gpu(gpu) => 1 << gpu,
+            Place::Host => 1 << 31,
+        };
+        let (read, write) = match desc.flags {
+            0 => (false, false),
+            1 => (true, false),
+            3 => (true, true),
+            _ => return Err(CuResult::INVALID_VALUE),
+        };
+        for (_, block) in &found {
+            if let Kind::Mapped(mapping) = &block.kind {
+                set(&mapping.access.read, bit, read);
+                set(&mapping.access.write, bit, write);
             }
         }
-        for (base, block) in &found {
-            let Kind::Mapped(mapping) = &block.kind else {
-                continue;
-            };
-            let any = mapping.access.read.load(Ordering::Relaxed) != 0;
-            mapping.access.any.store(any, Ordering::Relaxed);
-            let protection = if any {
-                libc::PROT_READ | libc::PROT_WRITE
-            } else {
-                libc::PROT_NONE
-            };
-            // SAFETY: a mapping of ours.
-            unsafe { libc::mprotect(address(*base), block.bytes as usize, protection) };
-        }
-        Ok(())
-    })
+    }
+    for (base, block) in &found {
+        let Kind::Mapped(mapping) = &block.kind else {
+            continue;
+        };
+        let any = mapping.access.read.load(Ordering::Relaxed) != 0;
+        mapping.access.any.store(any, Ordering::Relaxed);
+        let protection = if any {
+            libc::PROT_READ | libc::PROT_WRITE
+        } else {
+            libc::PROT_NONE
+        };
+        // SAFETY: a mapping of ours.
+        unsafe { libc::mprotect(address(*base), block.bytes as usize, protection) };
+    }
+    Ok(())
 }
 
 fn set(mask: &AtomicU32, bit: u32, on: bool) {
@@ -625,25 +600,21 @@ fn set(mask: &AtomicU32, bit: u32, on: bool) {
     }
 }
 
-pub(crate) unsafe fn cuMemGetAccess(
+pub(crate) fn cuMemGetAccess(
     flags: *mut u64,
     location: *const CuMemLocation,
     ptr: CuDevicePtr,
-) -> CuResult {
-    border::answer(|| {
-        // SAFETY: the caller's pointer.
-        let location = unsafe { border::get(location) }?;
-        let (_, block) = memory::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
-        let Kind::Mapped(mapping) = block.kind else {
-            return Err(CuResult::INVALID_VALUE);
-        };
-        let gpu = match location::of(location)? {
-            Place::Gpu(gpu) => gpu,
-            Place::Host => 31,
-        };
-        // SAFETY: the caller's pointer.
-        unsafe { border::put(flags, mapping.access_of(gpu).into()) }
-    })
+) -> Done {
+    let location = read(location)?;
+    let (_, block) = memory::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
+    let Kind::Mapped(mapping) = block.kind else {
+        return Err(CuResult::INVALID_VALUE);
+    };
+    let gpu = match location::of(location)? {
+        Place::Gpu(gpu) => gpu,
+        Place::Host => 31,
+    };
+    write(flags, mapping.access_of(gpu).into())
 }
 
 // --- between processes ------------------------------------------------------------------------------
@@ -662,36 +633,32 @@ struct Label {
 
 const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"vgpu-vmm");
 
-pub(crate) unsafe fn cuMemExportToShareableHandle(
+pub(crate) fn cuMemExportToShareableHandle(
     shareable_handle: *mut c_void,
     handle: CuMemAllocationHandle,
     handle_type: CuMemAllocationHandleType,
     flags: u64,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(shareable_handle)?;
-        let physical = held(handle)?;
-        let allowed =
-            handle_type == FILE_DESCRIPTOR && physical.prop.handle_types & handle_type != 0;
-        if !allowed || flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let is_new = lock(&physical.shared).is_none();
-        let id = physical.share()?.map_or(0, |id| id.0);
-        if is_new {
-            let label = Label {
-                magic: LABEL_MAGIC,
-                id,
-                gpu: physical.gpu as u64,
-                bytes: physical.bytes,
-                location: [physical.prop.location.0, physical.prop.location.1 as u32],
-            };
-            ipc::write_record(&physical.file.file, physical.bytes, &label)?;
-        }
-        let fd = ipc::exported(&physical.file.file, physical.token)?;
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(shareable_handle.cast::<i32>(), fd) }
-    })
+) -> Done {
+    check_out(shareable_handle)?;
+    let physical = held(handle)?;
+    let allowed = handle_type == FILE_DESCRIPTOR && physical.prop.handle_types & handle_type != 0;
+    if !allowed || flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let is_new = lock(&physical.shared).is_none();
+    let id = physical.share()?.map_or(0, |id| id.0);
+    if is_new {
+        let label = Label {
+            magic: LABEL_MAGIC,
+            id,
+            gpu: physical.gpu as u64,
+            bytes: physical.bytes,
+            location: [physical.prop.location.0, physical.prop.location.1 as u32],
+        };
+        ipc::write_record(&physical.file.file, physical.bytes, &label)?;
+    }
+    let fd = ipc::exported(&physical.file.file, physical.token)?;
+    write(shareable_handle.cast::<i32>(), fd)
 }
 
 /// The handle of memory that this process has already, held once more, where the driver gives that one.
@@ -706,66 +673,62 @@ fn own_handle(id: SharedId) -> Option<CuMemAllocationHandle> {
     Some(CuMemAllocationHandle(held.physical.handle))
 }
 
-pub(crate) unsafe fn cuMemImportFromShareableHandle(
+pub(crate) fn cuMemImportFromShareableHandle(
     handle: *mut CuMemAllocationHandle,
     os_handle: *mut c_void,
     sh_handle_type: CuMemAllocationHandleType,
-) -> CuResult {
-    border::answer(|| {
-        border::check_out(handle)?;
-        if sh_handle_type != FILE_DESCRIPTOR {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let (file, token) = ipc::imported(os_handle.addr() as i32)?;
-        let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
-        let at = length
-            .checked_sub(size_of::<Label>() as u64)
-            .ok_or(CuResult::INVALID_VALUE)?;
-        let label: Label = ipc::read_record(&file, at)?;
-        let driver = driver::the()?;
-        let gpu = label.gpu as usize;
-        let on_host = HOST.contains(&label.location[0]);
-        if label.magic != LABEL_MAGIC || label.bytes != at {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let ordinal = driver.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)?;
-        let shared = (label.id != 0).then_some(SharedId(label.id));
-        if let Some(number) = shared.and_then(own_handle) {
-            // SAFETY: not null, and the caller's.
-            return unsafe { border::put(handle, number) };
-        }
-        if let Some(id) = shared {
-            driver
-                .board
-                .hold(driver.member, id)
-                .map_err(|_| CuResult::INVALID_VALUE)?;
-        }
-        let id = if on_host {
-            label.location[1] as i32
-        } else {
-            ordinal.0
-        };
-        let made = keep(|handle| Physical {
-            handle,
-            gpu,
-            bytes: label.bytes,
-            on_host,
-            prop: Prop {
-                handle_types: FILE_DESCRIPTOR,
-                location: (label.location[0], id),
-                usage: 0,
-                compression: 0,
-                rdma: 0,
-            },
-            file: Arc::new(Contents { file, free: None }),
-            offset: 0,
-            token,
-            shared: Mutex::new(shared),
-            multicast: None,
-        });
-        // SAFETY: not null, and the caller's.
-        unsafe { border::put(handle, made) }
-    })
+) -> Done {
+    check_out(handle)?;
+    if sh_handle_type != FILE_DESCRIPTOR {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let (file, token) = ipc::imported(os_handle.addr() as i32)?;
+    let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
+    let at = length
+        .checked_sub(size_of::<Label>() as u64)
+        .ok_or(CuResult::INVALID_VALUE)?;
+    let label: Label = ipc::read_record(&file, at)?;
+    let driver = driver::the()?;
+    let gpu = label.gpu as usize;
+    let on_host = HOST.contains(&label.location[0]);
+    if label.magic != LABEL_MAGIC || label.bytes != at {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let ordinal = driver.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)?;
+    let shared = (label.id != 0).then_some(SharedId(label.id));
+    if let Some(number) = shared.and_then(own_handle) {
+        return write(handle, number);
+    }
+    if let Some(id) = shared {
+        driver
+            .board
+            .hold(driver.member, id)
+            .map_err(|_| CuResult::INVALID_VALUE)?;
+    }
+    let id = if on_host {
+        label.location[1] as i32
+    } else {
+        ordinal.0
+    };
+    let made = keep(|handle| Physical {
+        handle,
+        gpu,
+        bytes: label.bytes,
+        on_host,
+        prop: Prop {
+            handle_types: FILE_DESCRIPTOR,
+            location: (label.location[0], id),
+            usage: 0,
+            compression: 0,
+            rdma: 0,
+        },
+        file: Arc::new(Contents { file, free: None }),
+        offset: 0,
+        token,
+        shared: Mutex::new(shared),
+        multicast: None,
+    });
+    write(handle, made)
 }
 
 /// Addresses without memory of their own, for a multicast object.
@@ -776,7 +739,7 @@ pub(crate) fn make_multicast(
     bytes: u64,
     shareable: bool,
     multicast: Multicast,
-) -> Result<CuMemAllocationHandle, CuResult> {
+) -> Done<CuMemAllocationHandle> {
     let (file, offset, token) = contents(bytes, shareable)?;
     Ok(keep(|handle| Physical {
         handle,
