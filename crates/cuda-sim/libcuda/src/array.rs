@@ -218,7 +218,6 @@ fn end_block(base: u64) {
 
 /// A context ends: its arrays end with it (their memory is a block of the context's).
 pub(crate) fn context_gone(context: &'static Context) {
-    sparse::context_gone(context);
     with(|arrays| {
         arrays
             .arrays

@@ -28,7 +28,7 @@ const STATUS_INVALIDATED: u32 = 2;
 /// A capture that goes on.
 #[derive(Debug)]
 pub(crate) struct Capture {
-    id: u64,
+    pub(crate) id: u64,
     mode: u32,
     /// The stream in which it began.
     origin: u64,
@@ -66,6 +66,12 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
+}
+
+/// The capture of a number, while it goes on.
+pub(crate) fn numbered(id: u64) -> Option<Arc<Capture>> {
+    let captures = lock(&CAPTURES);
+    captures.iter().find(|capture| capture.id == id).cloned()
 }
 
 fn anything_captures() -> bool {
@@ -313,13 +319,8 @@ pub(crate) fn place(stream: &Stream) -> Done<Option<(Arc<Capture>, Vec<usize>)>>
 /// # Errors
 /// When the capture is over or spoilt, when the stream is in another one (both are spoilt then), or
 /// is the legacy stream.
-pub(crate) fn join(stream: &Stream, capture: &Arc<Capture>, nodes: &[usize]) -> Done {
-    let goes_on = lock(&CAPTURES)
-        .iter()
-        .any(|other| Arc::ptr_eq(other, capture));
-    if !goes_on {
-        return Err(CuResult::CAPTURED_EVENT);
-    }
+pub(crate) fn join(stream: &Stream, capture: u64, nodes: &[usize]) -> Done {
+    let capture = &numbered(capture).ok_or(CuResult::CAPTURED_EVENT)?;
     if capture.is_invalid() {
         return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
     }

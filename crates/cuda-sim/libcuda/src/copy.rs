@@ -456,9 +456,7 @@ pub(crate) fn cuMemcpyPeer(
     bytes: usize,
 ) -> Done {
     let bytes = bytes as u64;
-    if let Err(code) = context::find(dst_context).and_then(|_| context::find(src_context)) {
-        return Err(code);
-    }
+    context::find(dst_context).and_then(|_| context::find(src_context))?;
     straight(
         device(dst.0, bytes),
         device(src.0, bytes),
@@ -491,9 +489,7 @@ pub(crate) fn cuMemcpyPeerAsync(
     stream: CuStream,
 ) -> Done {
     let bytes = bytes as u64;
-    if let Err(code) = context::find(dst_context).and_then(|_| context::find(src_context)) {
-        return Err(code);
-    }
+    context::find(dst_context).and_then(|_| context::find(src_context))?;
     straight(
         device(dst.0, bytes),
         device(src.0, bytes),

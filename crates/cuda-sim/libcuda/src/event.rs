@@ -7,7 +7,7 @@ use cuda_api::driver::*;
 use cuda_sim::exec::{EventId, Record};
 
 use crate::border::{Done, handle, lock, read, write};
-use crate::capture::{self, Capture};
+use crate::capture;
 use crate::context;
 use crate::context::Ctx;
 use crate::gpu::{exec, process, refused};
@@ -39,11 +39,8 @@ enum Last {
     Board,
     /// In a stream of this process.
     Recorded(Record),
-    /// In a stream that captured: after these nodes.
-    Captured {
-        capture: Arc<Capture>,
-        nodes: Vec<usize>,
-    },
+    /// In a stream that captured: in the capture of this number, after these nodes.
+    Captured { capture: u64, nodes: Vec<usize> },
 }
 
 static EVENTS: Table<Event> = Table::new();
@@ -78,10 +75,15 @@ impl Event {
         }
     }
 
+}
+
+impl Event {
     /// The same for a call that asks how far the GPU is: asking that of a captured event spoils the
     /// capture.
     fn record_to_query(&self) -> Done<Record> {
-        if let Last::Captured { capture, .. } = &*lock(&self.last) {
+        if let Last::Captured { capture, .. } = &*lock(&self.last)
+            && let Some(capture) = capture::numbered(*capture)
+        {
             capture.invalidate();
         }
         self.record()
@@ -140,6 +142,7 @@ pub(crate) fn record(stream: &Stream, event: CuEvent, flags: u32) -> Done {
         };
     }
     if let Some((capture, nodes)) = capture::place(stream)? {
+        let capture = capture.id;
         *lock(&event.last) = Last::Captured { capture, nodes };
         return Ok(());
     }
@@ -158,7 +161,7 @@ pub(crate) fn wait(stream: &Stream, event: CuEvent, flags: u32) -> Done {
     }
     let last = lock(&event.last).clone();
     match last {
-        Last::Captured { capture, nodes } => capture::join(stream, &capture, &nodes),
+        Last::Captured { capture, nodes } => capture::join(stream, capture, &nodes),
         Last::Board | Last::Recorded(_) => {
             capture::waits_outside(stream)?;
             event.wait_in(stream)

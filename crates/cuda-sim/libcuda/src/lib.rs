@@ -72,6 +72,7 @@ const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[
     event::context_gone,
     module::context_gone,
     memory_node::context_gone,
+    sparse::context_gone,
     array::context_gone,
     external::context_gone,
     memory::context_gone,
@@ -96,6 +97,7 @@ mod exports {
         clippy::zero_ptr,
         unreachable_pub,
         dead_code,
+        clippy::redundant_closure,
         unused_qualifications,
         reason = "made by build.rs from the table of signatures"
     )]

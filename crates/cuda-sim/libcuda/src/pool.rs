@@ -315,21 +315,6 @@ impl Pool {
         }
     }
 
-    /// Allocates: a block of addresses over a part of the pool.
-    ///
-    /// # Errors
-    /// When there is no room.
-    pub(crate) fn allocate(&'static self, bytes: u64) -> Done<u64> {
-        if bytes == 0 || self.sort == Sort::Imported {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let piece = self.take(bytes)?;
-        let block = memory::block(bytes, self.gpu, Kind::Pool(self));
-        let base = memory::place(block, false).inspect_err(|_| self.give(piece))?;
-        self.state().pieces.insert(base, piece);
-        Ok(base)
-    }
-
     /// One of its blocks has ended.
     pub(crate) fn freed(&self, base: u64) {
         let piece = self.state().pieces.remove(&base);
@@ -370,6 +355,23 @@ impl Pool {
         if reserved {
             state.reserved_high = state.reserved;
         }
+    }
+}
+
+impl Pool {
+    /// Allocates: a block of addresses over a part of the pool.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub(crate) fn allocate(&'static self, bytes: u64) -> Done<u64> {
+        if bytes == 0 || self.sort == Sort::Imported {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let piece = self.take(bytes)?;
+        let block = memory::block(bytes, self.gpu, Kind::Pool(self));
+        let base = memory::place(block, false).inspect_err(|_| self.give(piece))?;
+        self.state().pieces.insert(base, piece);
+        Ok(base)
     }
 }
 
