@@ -34,16 +34,12 @@ use vgpu_monitor::attest::{Attestation, Settings};
 use vgpu_monitor::gpu::Asker;
 use vgpu_monitor::reconcile;
 
+use crate::harness::built;
+
 const GIB: u64 = 1 << 30;
 const POD: &str = "0a1b2c3d-1111-2222-3333-444455556666";
 const OTHER: &str = "ffffffff-1111-2222-3333-444455556666";
 const CONTAINER: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-
-fn built(file: &str) -> PathBuf {
-    let file = std::env::current_exe().unwrap().with_file_name(file);
-    assert!(file.exists(), "{} was not built", file.display());
-    file
-}
 
 /// A node with one container of one pod.
 struct World {

@@ -11,10 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use axum::extract::Request;
-use axum::http::{Method, StatusCode};
-use axum::middleware::{Next, from_fn};
-use axum::response::IntoResponse as _;
+use axum::http::Method;
 use embedded_cluster::Cluster;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
@@ -26,6 +23,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use vgpu_monitor::card::{Card, Health, Inventory, Nic, Scores, Sick, Wires};
 use vgpu_monitor::hcs::{self, Series, Settings, Sources, compose::Speed};
+
+use crate::harness::Server;
 
 const GIB: u64 = 1 << 30;
 /// So long a test waits for what must come.
@@ -121,22 +120,14 @@ impl World {
         let cluster = Cluster::default();
         let namespaces = json!({ "namespaces": [{ "metadata": { "name": "default" } }] });
         cluster.import(&namespaces).unwrap();
-        let (away, writes) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (is_away, counted) = (Arc::clone(&away), Arc::clone(&writes));
-        let door = move |request: Request, next: Next| {
-            let (is_away, counted) = (Arc::clone(&is_away), Arc::clone(&counted));
-            async move {
-                let path = request.uri().path();
-                if is_away.load(Ordering::Relaxed) {
-                    return StatusCode::SERVICE_UNAVAILABLE.into_response();
-                }
-                if request.method() != Method::GET && path.starts_with("/apis/hcs.io/") {
-                    counted.fetch_add(1, Ordering::Relaxed);
-                }
-                next.run(request).await
-            }
-        };
-        let client = kube::Client::new(cluster.router().layer(from_fn(door)), "default");
+        let Server {
+            client,
+            away,
+            writes,
+        } = Server::start(&cluster, |request| {
+            let path = request.uri().path();
+            request.method() != Method::GET && path.starts_with("/apis/hcs.io/")
+        });
         let (cards, inventories) = watch::channel(None);
         let (health, healths) = watch::channel(Arc::default());
         let (scores, scored) = watch::channel(Arc::default());

@@ -7,7 +7,6 @@
 )]
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,23 +24,7 @@ use vgpu_monitor::health::judge::Patience;
 use vgpu_monitor::health::xid::{Checks, TABLE, Until};
 use vgpu_monitor::health::{self, Settings, Started};
 
-const BOARD: &str = "VGPU_SIM_BOARD";
-
-/// Runs the test of this name in a process of its own, on a board of two cards; true in that process.
-fn on_a_board(test: &str) -> bool {
-    if std::env::var_os("VGPU_HEALTH_TEST").is_some() {
-        return true;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("health::{test}"), "--nocapture"])
-        .env("VGPU_HEALTH_TEST", directory.path())
-        .env(BOARD, directory.path().join("board"))
-        .status()
-        .unwrap();
-    assert!(status.success(), "{test}: {status}");
-    false
-}
+use crate::harness::{alone, built};
 
 struct World {
     board: Board,
@@ -52,17 +35,9 @@ struct World {
     _inventories: watch::Sender<Option<Arc<Inventory>>>,
 }
 
-fn library() -> PathBuf {
-    let library = std::env::current_exe().unwrap();
-    let library = library.with_file_name("libnvidia_ml.so");
-    assert!(library.exists(), "{} is not built", library.display());
-    library
-}
-
 impl World {
     /// The agent's health check with hardly any patience, and a pod on the first card.
-    fn new(checks: Checks) -> Self {
-        let home = PathBuf::from(std::env::var_os("VGPU_HEALTH_TEST").unwrap());
+    fn new(home: &Path, checks: Checks) -> Self {
         let board = Board::create(&home.join("board"), &Config::default()).unwrap();
         let root = home.join("containers");
         pod(&root, "train", &board.uuid(0));
@@ -97,7 +72,7 @@ impl World {
                     probe: Duration::from_millis(30),
                     retry: Duration::from_millis(50),
                 },
-                library: Some(library().into_os_string()),
+                library: Some(built("libnvidia_ml.so").into_os_string()),
             };
             (api, health::start(settings, inventory, events).unwrap())
         };
@@ -202,10 +177,10 @@ fn pod(root: &Path, name: &str, uuid: &str) {
 
 #[test]
 fn each_xid_reaches_its_verdict_and_the_gpu_recovers() {
-    if !on_a_board("each_xid_reaches_its_verdict_and_the_gpu_recovers") {
+    let Some(home) = alone("health::each_xid_reaches_its_verdict_and_the_gpu_recovers") else {
         return;
-    }
-    let world = World::new(Checks::default());
+    };
+    let world = World::new(&home, Checks::default());
     let mut recovered = 0;
     for xid in TABLE {
         let number = xid.number;
@@ -251,10 +226,10 @@ fn each_xid_reaches_its_verdict_and_the_gpu_recovers() {
 
 #[test]
 fn only_pods_of_the_gpu_get_events() {
-    if !on_a_board("only_pods_of_the_gpu_get_events") {
+    let Some(home) = alone("health::only_pods_of_the_gpu_get_events") else {
         return;
-    }
-    let world = World::new(Checks::default());
+    };
+    let world = World::new(&home, Checks::default());
 
     world.board.fault(0, 31);
     wait("the pod is told", || {
@@ -292,10 +267,10 @@ fn only_pods_of_the_gpu_get_events() {
 
 #[test]
 fn lost_gpu_is_out_until_it_is_back() {
-    if !on_a_board("lost_gpu_is_out_until_it_is_back") {
+    let Some(home) = alone("health::lost_gpu_is_out_until_it_is_back") else {
         return;
-    }
-    let world = World::new(Checks::default());
+    };
+    let world = World::new(&home, Checks::default());
 
     // Without an XID: the agent may have been away when it came.
     world.board.lose(1, true);
@@ -317,10 +292,10 @@ fn lost_gpu_is_out_until_it_is_back() {
 
 #[test]
 fn driver_failures_take_all_gpus_out_until_it_recovers() {
-    if !on_a_board("driver_failures_take_all_gpus_out_until_it_recovers") {
+    let Some(home) = alone("health::driver_failures_take_all_gpus_out_until_it_recovers") else {
         return;
-    }
-    let world = World::new(Checks::default());
+    };
+    let world = World::new(&home, Checks::default());
     for (trouble, reason) in [
         ("driver=hangs", "does not answer"),
         ("driver=replaced", "was replaced"),
@@ -344,10 +319,10 @@ fn driver_failures_take_all_gpus_out_until_it_recovers() {
 
 #[test]
 fn pending_rows_warn_and_a_failed_row_takes_the_gpu_out() {
-    if !on_a_board("pending_rows_warn_and_a_failed_row_takes_the_gpu_out") {
+    let Some(home) = alone("health::pending_rows_warn_and_a_failed_row_takes_the_gpu_out") else {
         return;
-    }
-    let world = World::new(Checks::default());
+    };
+    let world = World::new(&home, Checks::default());
     world.board.trouble("remap:0=pending").unwrap();
     world.until("the warning is shown", |series| {
         series.contains("kind=\"remap_pending\"} 1")
@@ -361,10 +336,10 @@ fn pending_rows_warn_and_a_failed_row_takes_the_gpu_out() {
 
 #[test]
 fn reference_health_variables_are_respected() {
-    if !on_a_board("reference_health_variables_are_respected") {
+    let Some(home) = alone("health::reference_health_variables_are_respected") else {
         return;
-    }
-    let world = World::new(Checks::parse("xids", "31"));
+    };
+    let world = World::new(&home, Checks::parse("xids", "31"));
     world.board.fault(0, 48);
     world.until("XID 48 is counted", |series| series.contains("xid=\"48\""));
     assert_eq!(world.sick(0), None);

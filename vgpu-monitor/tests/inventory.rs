@@ -8,8 +8,7 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,30 +19,7 @@ use vgpu_monitor::card::Inventory;
 use vgpu_monitor::inventory::mig::{Mig, MigError};
 use vgpu_monitor::inventory::{self, MigStrategy, Settings, Watcher};
 
-const HOME: &str = "VGPU_INVENTORY_TEST";
-
-/// Runs the test of this name in a process of its own, with a folder of its own; the folder in that process.
-fn alone(test: &str) -> Option<PathBuf> {
-    if let Some(home) = std::env::var_os(HOME) {
-        return Some(PathBuf::from(home));
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("inventory::{test}"), "--nocapture"])
-        .env(HOME, directory.path())
-        .env("VGPU_SIM_BOARD", directory.path().join("board"))
-        .status()
-        .unwrap();
-    assert!(status.success(), "{test}: {status}");
-    None
-}
-
-fn library() -> PathBuf {
-    let library = std::env::current_exe().unwrap();
-    let library = library.with_file_name("libnvidia_ml.so");
-    assert!(library.exists(), "{} is not built", library.display());
-    library
-}
+use crate::harness::{alone, built};
 
 fn board(home: &Path, mig: &str, topology: &str) -> Board {
     let config = Config {
@@ -59,7 +35,7 @@ fn board(home: &Path, mig: &str, topology: &str) -> Board {
 /// With hardly any patience.
 fn settings(home: &Path) -> Settings {
     Settings {
-        library: Some(library()),
+        library: Some(built("libnvidia_ml.so")),
         sysfs: home.join("sys"),
         rescan: Duration::from_millis(50),
         patience: Duration::from_millis(200),
@@ -97,7 +73,7 @@ fn says(inventory: &Inventory, part: &str) -> bool {
 
 #[test]
 fn inventory_matches_driver_kernel_and_board() {
-    let Some(home) = alone("inventory_matches_driver_kernel_and_board") else {
+    let Some(home) = alone("inventory::inventory_matches_driver_kernel_and_board") else {
         return;
     };
     let board = board(&home, "2=on", "0-1=PIX+NV4,0-2=SYS");
@@ -213,7 +189,8 @@ fn inventory_matches_driver_kernel_and_board() {
 
 #[test]
 fn changed_configuration_applies_and_a_bad_one_is_ignored() {
-    let Some(home) = alone("changed_configuration_applies_and_a_bad_one_is_ignored") else {
+    let Some(home) = alone("inventory::changed_configuration_applies_and_a_bad_one_is_ignored")
+    else {
         return;
     };
     board(&home, "", "");
@@ -277,7 +254,7 @@ fn changed_configuration_applies_and_a_bad_one_is_ignored() {
 
 #[test]
 fn last_inventory_survives_driver_outage_and_restart() {
-    let Some(home) = alone("last_inventory_survives_driver_outage_and_restart") else {
+    let Some(home) = alone("inventory::last_inventory_survives_driver_outage_and_restart") else {
         return;
     };
     let board = board(&home, "", "0-1=NV2");
@@ -333,12 +310,13 @@ fn span(start: u32, size: u32) -> Span {
 }
 
 fn start(home: &Path) -> Mig {
-    Mig::start(&home.join("state"), Some(library())).unwrap()
+    Mig::start(&home.join("state"), Some(built("libnvidia_ml.so"))).unwrap()
 }
 
 #[test]
 fn instances_are_created_in_place_and_removed_when_idle() {
-    let Some(home) = alone("instances_are_created_in_place_and_removed_when_idle") else {
+    let Some(home) = alone("inventory::instances_are_created_in_place_and_removed_when_idle")
+    else {
         return;
     };
     let board = board(&home, "0=on", "");
@@ -393,7 +371,7 @@ fn instances_are_created_in_place_and_removed_when_idle() {
 
 #[test]
 fn foreign_instances_are_used_and_never_removed() {
-    let Some(home) = alone("foreign_instances_are_used_and_never_removed") else {
+    let Some(home) = alone("inventory::foreign_instances_are_used_and_never_removed") else {
         return;
     };
     let board = board(&home, "0=3g,1g", "");
@@ -418,7 +396,8 @@ fn foreign_instances_are_used_and_never_removed() {
 
 #[test]
 fn restart_keeps_held_instances_and_clears_half_made_ones() {
-    let Some(home) = alone("restart_keeps_held_instances_and_clears_half_made_ones") else {
+    let Some(home) = alone("inventory::restart_keeps_held_instances_and_clears_half_made_ones")
+    else {
         return;
     };
     let board = board(&home, "0=on;1=on", "");
@@ -493,7 +472,7 @@ fn restart_keeps_held_instances_and_clears_half_made_ones() {
 
 #[test]
 fn failed_instance_creation_leaves_nothing_behind() {
-    let Some(home) = alone("failed_instance_creation_leaves_nothing_behind") else {
+    let Some(home) = alone("inventory::failed_instance_creation_leaves_nothing_behind") else {
         return;
     };
     let config = Config {

@@ -9,6 +9,7 @@ mod attest;
 mod common;
 mod exposition;
 mod first_kernel;
+mod harness;
 mod hcs;
 mod health;
 mod hostile;

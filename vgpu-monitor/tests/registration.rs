@@ -7,13 +7,10 @@
 )]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use axum::extract::Request;
-use axum::http::{Method, StatusCode};
-use axum::middleware::{Next, from_fn};
-use axum::response::IntoResponse as _;
+use axum::http::Method;
 use embedded_cluster::Cluster;
 use events::Events;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -29,6 +26,8 @@ use tokio::sync::watch;
 use vgpu_monitor::card::{Card, Health, Inventory, Sick};
 use vgpu_monitor::inventory::{self, RegisterSettings, lease};
 
+use crate::harness::Server;
+
 /// An API server, and an agent that registers with it.
 struct World {
     client: kube::Client,
@@ -36,7 +35,7 @@ struct World {
     /// The server answers 503.
     away: Arc<AtomicBool>,
     /// Writes to nodes by any client.
-    writes: Arc<AtomicUsize>,
+    writes: Arc<AtomicU64>,
     cards: watch::Sender<Option<Arc<Inventory>>>,
     health: watch::Sender<Arc<Health>>,
     agent: tokio::task::JoinHandle<()>,
@@ -83,25 +82,14 @@ impl World {
         let cluster = Cluster::default();
         let namespaces = json!({ "namespaces": [{ "metadata": { "name": "vgpu" } }, { "metadata": { "name": "default" } }] });
         cluster.import(&namespaces).unwrap();
-        let (away, writes) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicUsize::new(0)),
-        );
-        let (is_away, counted) = (Arc::clone(&away), Arc::clone(&writes));
-        let door = move |request: Request, next: Next| {
-            let (is_away, counted) = (Arc::clone(&is_away), Arc::clone(&counted));
-            async move {
-                let path = request.uri().path();
-                if request.method() == Method::PATCH && path.starts_with("/api/v1/nodes/") {
-                    counted.fetch_add(1, Ordering::Relaxed);
-                }
-                if is_away.load(Ordering::Relaxed) {
-                    return StatusCode::SERVICE_UNAVAILABLE.into_response();
-                }
-                next.run(request).await
-            }
-        };
-        let client = kube::Client::new(cluster.router().layer(from_fn(door)), "default");
+        let Server {
+            client,
+            away,
+            writes,
+        } = Server::start(&cluster, |request| {
+            let path = request.uri().path();
+            request.method() == Method::PATCH && path.starts_with("/api/v1/nodes/")
+        });
         let nodes: Api<Node> = Api::all(client.clone());
         nodes.create(&PostParams::default(), &node()).await.unwrap();
         let (cards, inventories) = watch::channel(None);
