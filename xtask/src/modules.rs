@@ -9,12 +9,20 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The layers of `vgpu-core`, the lowest one first. A layer is a folder; it imports itself and those before it.
-const LAYERS: [&str; 8] = [
-    "base", "figures", "guest", "driver", "state", "holdings", "rules", "hooks",
+/// Crates whose modules stand in layers: each with the folder of the crate and its layers, the lowest one first. A layer is a
+/// folder; it imports itself and those before it.
+const LAYERED: &[(&str, &[&str])] = &[
+    (
+        "vgpu-core",
+        &[
+            "base", "figures", "guest", "driver", "state", "holdings", "rules", "hooks",
+        ],
+    ),
+    (
+        "crates/cuda-sim/libcuda",
+        &["base", "process", "memory", "streams", "calls"],
+    ),
 ];
-/// The crate that has them.
-const LAYERED: &str = "vgpu-core";
 
 /// Circles that there still are, each with all of its modules: one that shrinks, grows or goes away is to be
 /// changed here, too.
@@ -22,31 +30,6 @@ const STILL_IN_CIRCLES: &[(&str, &[&str])] = &[
     ("cuda-api", &["driver", "driver_structs"]),
     ("cuda-api", &["nvml", "nvml_structs"]),
     ("cuda-sim", &["clock", "exec"]),
-    ("libcuda", &["array", "sparse"]),
-    (
-        "libcuda",
-        &[
-            "border",
-            "capture",
-            "context",
-            "device",
-            "event",
-            "gpu",
-            "graph",
-            "green",
-            "init",
-            "ipc",
-            "launch",
-            "memory",
-            "memory_node",
-            "module",
-            "multicast",
-            "pool",
-            "room",
-            "stream",
-            "vmm",
-        ],
-    ),
 ];
 
 /// A module by its path below the crate's root: `["rules", "nvml", "lists"]`.
@@ -88,21 +71,22 @@ pub(crate) fn complaints(root: &Path) -> anyhow::Result<Vec<String>> {
                 circle.join(", ")
             ));
         }
-        if name == LAYERED {
-            found.extend(imports.upward(&LAYERS));
+        for (folder, layers) in LAYERED {
+            if source == root.join(folder).join("src") {
+                found.extend(imports.upward(&name, layers));
+            }
         }
     }
     Ok(found)
 }
 
-/// The layers of the library as docs/architecture.md shows them: made from the folders' own first words.
+/// The layers of a crate as docs/architecture.md shows them: made from the folders' own first words.
 ///
 /// # Errors
 /// When a folder's file cannot be read or has no words.
-fn picture(root: &Path) -> anyhow::Result<String> {
-    let source = root.join(LAYERED).join("src");
+fn picture(source: &Path, layers: &[&str]) -> anyhow::Result<String> {
     let mut text = String::new();
-    for layer in LAYERS.iter().rev() {
+    for layer in layers.iter().rev() {
         let file = source.join(layer).with_extension("rs");
         let code = std::fs::read_to_string(&file)
             .with_context(|| format!("cannot read {}", file.display()))?;
@@ -116,7 +100,13 @@ fn picture(root: &Path) -> anyhow::Result<String> {
         }
         let mut modules: Vec<&str> = code
             .lines()
-            .filter_map(|line| line.trim_start_matches("pub(crate) ").strip_prefix("mod "))
+            .filter_map(|line| {
+                let line = line
+                    .strip_prefix("pub(crate) ")
+                    .or(line.strip_prefix("pub "))
+                    .unwrap_or(line);
+                line.strip_prefix("mod ")
+            })
             .filter_map(|line| line.strip_suffix(';'))
             .collect();
         modules.sort_unstable();
@@ -129,23 +119,28 @@ fn picture(root: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Writes the picture between its marks in docs/architecture.md, or fails when it is stale.
+/// Writes each crate's picture between its marks in docs/architecture.md, or fails when one is stale.
 ///
 /// # Errors
-/// When the document or the source cannot be read, or when the picture is stale.
+/// When the document or the source cannot be read, or when a picture is stale.
 pub(crate) fn run(check: bool) -> anyhow::Result<()> {
-    const BEGIN: &str = "<!-- layers: cargo xtask layers -->\n";
     const END: &str = "<!-- layers end -->";
-    let file = crate::root().join("docs/architecture.md");
+    let root = crate::root();
+    let file = root.join("docs/architecture.md");
     let text = std::fs::read_to_string(&file)
         .with_context(|| format!("cannot read {}", file.display()))?;
-    let (before, rest) = text
-        .split_once(BEGIN)
-        .with_context(|| format!("{} has no line {BEGIN}", file.display()))?;
-    let (_, after) = rest
-        .split_once(END)
-        .with_context(|| format!("{} has no line {END}", file.display()))?;
-    let fresh = format!("{before}{BEGIN}{}{END}{after}", picture(&crate::root())?);
+    let mut fresh = text.clone();
+    for (folder, layers) in LAYERED {
+        let begin = format!("<!-- layers of {folder}: cargo xtask layers -->\n");
+        let (before, rest) = fresh
+            .split_once(&begin)
+            .with_context(|| format!("{} has no line {begin}", file.display()))?;
+        let (_, after) = rest
+            .split_once(END)
+            .with_context(|| format!("{} has no line {END}", file.display()))?;
+        let picture = picture(&root.join(folder).join("src"), layers)?;
+        fresh = format!("{before}{begin}{picture}{END}{after}");
+    }
     if fresh == text {
         return Ok(());
     }
@@ -230,7 +225,7 @@ impl Imports {
     }
 
     /// Imports from a layer to a higher one, and modules that are in no layer.
-    fn upward(&self, layers: &[&str]) -> Vec<String> {
+    fn upward(&self, name: &str, layers: &[&str]) -> Vec<String> {
         let place = |module: &Module| {
             let first = module.first()?;
             layers.iter().position(|layer| layer == first)
@@ -238,14 +233,14 @@ impl Imports {
         let mut found = BTreeSet::new();
         for (from, targets) in &self.0 {
             if !from.is_empty() && place(from).is_none() {
-                found.insert(format!("{LAYERED}: {} stands in no layer", from.join("::")));
+                found.insert(format!("{name}: {} stands in no layer", from.join("::")));
             }
             for to in targets {
                 if let (Some(a), Some(b)) = (place(from), place(to))
                     && b > a
                 {
                     found.insert(format!(
-                        "{LAYERED}: {} imports {}, which is a layer above it",
+                        "{name}: {} imports {}, which is a layer above it",
                         from.join("::"),
                         to.join("::")
                     ));
@@ -551,7 +546,7 @@ mod tests {
         let found = imports(&[("low::x", "high::y"), ("high::y", "low::x"), ("z", "low")]);
 
         assert_eq!(
-            found.upward(&["low", "high"]),
+            found.upward("vgpu-core", &["low", "high"]),
             [
                 "vgpu-core: low::x imports high::y, which is a layer above it",
                 "vgpu-core: z stands in no layer",

@@ -19,64 +19,30 @@
     reason = "the exports are the driver's own, documented by its maker"
 )]
 
-mod border;
-mod driver;
-mod entry;
-mod visible;
-
-mod array;
-mod capture;
-mod checkpoint;
-mod choices;
-mod context;
-mod copy;
-mod device;
-mod dmabuf;
-mod event;
-mod export_table;
-mod exported;
-mod external;
-mod gpu;
-mod graph;
-mod graph_exec;
-mod green;
-mod helper;
-mod image;
-mod init;
-mod ipc;
-mod launch;
-mod location;
+mod base;
+mod calls;
 mod memory;
-mod memory_node;
-mod module;
-mod multicast;
-mod newer;
-mod ordered;
-pub mod ours;
-mod pool;
-mod procaddr;
-mod room;
-mod space;
-mod sparse;
-mod stream;
-mod table;
-mod texture;
-mod vmm;
+pub mod process;
+mod streams;
+
+use crate::calls::{export_table, external, green};
+use crate::memory::{array, blocks, context, graph_memory, pool_blocks, sparse};
+use crate::streams::{capturing, event, module, stream};
 
 /// What ends with a context, in this order; its memory is the last.
 const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[
-    capture::context_gone,
+    capturing::context_gone,
     green::context_gone,
     export_table::context_gone,
     stream::context_gone,
     event::context_gone,
     module::context_gone,
-    memory_node::context_gone,
+    graph_memory::context_gone,
     sparse::context_gone,
     array::context_gone,
     external::context_gone,
-    memory::context_gone,
-    pool::context_gone,
+    blocks::context_gone,
+    pool_blocks::context_gone,
 ];
 
 /// A driver function and where it is.
@@ -103,7 +69,8 @@ mod exports {
     )]
     use cuda_api::driver::*;
 
-    use crate::{Address, entry};
+    use crate::Address;
+    use crate::calls::entry;
 
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 }

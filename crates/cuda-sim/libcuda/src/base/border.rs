@@ -1,0 +1,98 @@
+//! The border to C: the pointers that a program passes, handles, and a call's outcome.
+//!
+//! What reads and writes here takes the arguments of driver functions, and nothing else. The program
+//! keeps to the driver's contract, which makes such a pointer null or good for one value (or for as
+//! many as the call says).
+
+use cuda_api::driver::*;
+use std::ffi::CStr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A driver function's outcome before it becomes a code.
+pub(crate) type Done<T = ()> = Result<T, CuResult>;
+
+/// The code that a C caller gets.
+pub(crate) fn answer(body: impl FnOnce() -> Done) -> CuResult {
+    match body() {
+        Ok(()) => CuResult::SUCCESS,
+        Err(code) => code,
+    }
+}
+
+/// Refuses a null pointer before anything is done.
+pub(crate) fn check_out<T>(out: *const T) -> Done {
+    if out.is_null() {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        Ok(())
+    }
+}
+
+/// Writes an answer; null is refused.
+pub(crate) fn write<T>(out: *mut T, value: T) -> Done {
+    check_out(out)?;
+    // SAFETY: an out argument of a driver function, not null.
+    unsafe { out.write_unaligned(value) };
+    Ok(())
+}
+
+/// Writes an answer that the caller may not want.
+pub(crate) fn write_if<T>(out: *mut T, value: T) {
+    if !out.is_null() {
+        // SAFETY: an out argument of a driver function, not null.
+        unsafe { out.write_unaligned(value) };
+    }
+}
+
+/// Reads a structure; null is refused.
+pub(crate) fn read<T: Copy>(from: *const T) -> Done<T> {
+    check_out(from)?;
+    // SAFETY: an in argument of a driver function, not null.
+    Ok(unsafe { from.read_unaligned() })
+}
+
+/// Reads an array; null is refused unless it is empty.
+pub(crate) fn read_all<T: Copy>(from: *const T, count: usize) -> Done<Vec<T>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    check_out(from)?;
+    // SAFETY: an array argument of a driver function, with the length that its caller states.
+    let read = |index| unsafe { from.add(index).read_unaligned() };
+    Ok((0..count).map(read).collect())
+}
+
+/// Reads a name; null is refused.
+pub(crate) fn text(from: *const c_char) -> Done<String> {
+    check_out(from)?;
+    // SAFETY: a string argument of a driver function, not null.
+    let text = unsafe { CStr::from_ptr(from) };
+    Ok(text.to_string_lossy().into_owned())
+}
+
+/// A number as the handle that a program holds.
+pub(crate) fn handle<T>(number: usize) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(number)
+}
+
+/// Locks what no panic leaves half changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A pointer of the program's that travels to the helper thread and comes back unread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Opaque(pub(crate) *mut c_void);
+
+// SAFETY: nothing here reads through it; the program's function gets it as it came.
+unsafe impl Send for Opaque {}
+
+// SAFETY: as above.
+unsafe impl Sync for Opaque {}
+
+
+/// Calls a program's host function, on the helper thread.
+pub(crate) fn call_host(function: unsafe extern "C-unwind" fn(*mut c_void), data: Opaque) {
+    // SAFETY: the program vouches for its function and its data until it has run.
+    unsafe { function(data.0) };
+}

@@ -1,0 +1,8 @@
+//! The figures of the simulated GPU that more than one module needs.
+
+use core::ffi::CStr;
+
+/// What every simulated GPU is called.
+pub(crate) const NAME: &CStr = c"Simulated GPU";
+
+pub(crate) const MULTIPROCESSORS: i32 = 132;

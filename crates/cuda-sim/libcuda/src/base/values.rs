@@ -1,0 +1,107 @@
+//! Words of memory that a stream waits for or writes.
+
+use cuda_api::driver::*;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::border::Done;
+
+
+/// What a stream does to a word of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ValueOp {
+    Wait {
+        address: u64,
+        value: u64,
+        bits: u32,
+        how: u32,
+    },
+    Write {
+        address: u64,
+        value: u64,
+        bits: u32,
+    },
+}
+
+impl ValueOp {
+    pub(crate) fn check(self) -> Done {
+        let (Self::Wait { address, bits, .. } | Self::Write { address, bits, .. }) = self;
+        if address == 0 || !address.is_multiple_of(u64::from(bits / 8)) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        Ok(())
+    }
+}
+
+/// Reads a word that other threads, processes or streams write.
+pub(crate) fn load(address: u64, bits: u32) -> u64 {
+    let address = address as usize;
+    if bits == 32 {
+        // SAFETY: the program vouches for the address, which it has given to the driver; it is
+        // aligned (checked), and read as an atomic since others write it.
+        let word = unsafe {
+            std::sync::atomic::AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(address))
+        };
+        return word.load(Ordering::SeqCst).into();
+    }
+    // SAFETY: as above.
+    let word = unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address)) };
+    word.load(Ordering::SeqCst)
+}
+
+pub(crate) fn store(address: u64, value: u64, bits: u32) {
+    let address = address as usize;
+    if bits == 32 {
+        // SAFETY: as for `load`.
+        let word = unsafe {
+            std::sync::atomic::AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(address))
+        };
+        word.store(value as u32, Ordering::SeqCst);
+        return;
+    }
+    // SAFETY: as for `load`.
+    let word = unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address)) };
+    word.store(value, Ordering::SeqCst);
+}
+
+/// Reads a batch as a program passes it.
+pub(crate) fn value_ops(ops: *mut CuStreamBatchMemOpParams, count: u32) -> Done<Vec<ValueOp>> {
+    let mut read_ops = Vec::new();
+    for index in 0..count as usize {
+        if ops.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the program passes `count` operations.
+        let op = unsafe { ops.add(index).read() };
+        let (address, value, how) = (op.address.0, op.value, op.flags);
+        let op = match op.operation {
+            1 => ValueOp::Wait {
+                address,
+                value,
+                bits: 32,
+                how,
+            },
+            2 => ValueOp::Write {
+                address,
+                value,
+                bits: 32,
+            },
+            4 => ValueOp::Wait {
+                address,
+                value,
+                bits: 64,
+                how,
+            },
+            5 => ValueOp::Write {
+                address,
+                value,
+                bits: 64,
+            },
+            // Flush of remote writes, memory barrier: nothing to order here.
+            3 | 6 => continue,
+            _ => return Err(CuResult::INVALID_VALUE),
+        };
+        op.check()?;
+        read_ops.push(op);
+    }
+    Ok(read_ops)
+}

@@ -1,0 +1,32 @@
+//! The driver's functions, a file for each topic: they check what the program passes and call the
+//! layers below. `entry` stands around each of them.
+
+pub(crate) mod array;
+pub(crate) mod capture;
+pub(crate) mod checkpoint;
+pub(crate) mod context;
+pub(crate) mod copy;
+pub(crate) mod device;
+pub(crate) mod dmabuf;
+pub(crate) mod entry;
+pub(crate) mod event;
+pub(crate) mod export_table;
+pub(crate) mod external;
+pub(crate) mod graph;
+pub(crate) mod graph_exec;
+pub(crate) mod graph_memory;
+pub(crate) mod green;
+pub(crate) mod init;
+pub(crate) mod ipc;
+pub(crate) mod launch;
+pub(crate) mod memory;
+pub(crate) mod module;
+pub(crate) mod multicast;
+pub(crate) mod newer;
+pub(crate) mod ordered;
+pub(crate) mod pool;
+pub(crate) mod procaddr;
+pub(crate) mod sparse;
+pub(crate) mod stream;
+pub(crate) mod texture;
+pub(crate) mod vmm;

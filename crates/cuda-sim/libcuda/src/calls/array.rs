@@ -1,0 +1,259 @@
+//! The functions of arrays and mipmaps.
+
+use cuda_api::driver::*;
+use std::sync::Arc;
+
+use crate::base::border::{Done, check_out, read, write};
+use crate::memory::array;
+use crate::memory::array::{
+    Array, DEFERRED, Mipmap, Shape, find, keep, keep_mipmap, shape_3d, sparse_properties, with,
+};
+use crate::memory::blocks;
+use crate::memory::blocks::Kind;
+use crate::memory::context;
+use crate::memory::sparse;
+use crate::process::driver;
+
+fn find_mipmap(handle: CuMipmappedArray) -> Done<Arc<Mipmap>> {
+    with(|arrays| arrays.mipmaps.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
+}
+
+fn create(shape: Shape) -> Done<CuArray> {
+    let context = context::current()?.home();
+    let desc = shape.checked()?;
+    let bytes = desc.bytes()?;
+    let base = blocks::make(context, bytes, desc.taken(bytes), Kind::Array, false)?;
+    Ok(keep(Array {
+        desc,
+        base,
+        context,
+        is_level: false,
+    }))
+}
+
+fn end_block(base: u64) {
+    if let Some(block) = blocks::remove(base, |block| matches!(block.kind, Kind::Array)) {
+        blocks::end(base, &block);
+    }
+}
+
+// --- arrays -----------------------------------------------------------------------------------------
+
+pub(crate) fn cuArrayCreate_v2(handle: *mut CuArray, desc: *const CuArrayDescriptor) -> Done {
+    check_out(handle)?;
+    let desc = read(desc)?;
+    let shape = Shape {
+        width: desc.width as u64,
+        height: desc.height as u64,
+        depth: 0,
+        format: desc.format,
+        channels: desc.num_channels,
+        flags: 0,
+    };
+    write(handle, create(shape)?)
+}
+
+pub(crate) fn cuArrayCreate(handle: *mut CuArray, desc: *const CuArrayDescriptorV1) -> Done {
+    check_out(handle)?;
+    let desc = read(desc)?;
+    let shape = Shape {
+        width: desc.width.into(),
+        height: desc.height.into(),
+        depth: 0,
+        format: desc.format,
+        channels: desc.num_channels,
+        flags: 0,
+    };
+    write(handle, create(shape)?)
+}
+
+pub(crate) fn cuArray3DCreate_v2(handle: *mut CuArray, desc: *const CuArray3DDescriptor) -> Done {
+    check_out(handle)?;
+    let desc = read(desc)?;
+    write(handle, create(shape_3d(&desc))?)
+}
+
+pub(crate) fn cuArray3DCreate(handle: *mut CuArray, desc: *const CuArray3DDescriptorV1) -> Done {
+    check_out(handle)?;
+    let desc = read(desc)?;
+    let shape = Shape {
+        width: desc.width.into(),
+        height: desc.height.into(),
+        depth: desc.depth.into(),
+        format: desc.format,
+        channels: desc.num_channels,
+        flags: desc.flags,
+    };
+    write(handle, create(shape)?)
+}
+
+pub(crate) fn cuArrayDestroy(array: CuArray) -> Done {
+    context::current()?;
+    let found = find(array)?;
+    if found.is_level {
+        return Err(CuResult::INVALID_HANDLE);
+    }
+    with(|arrays| arrays.arrays.remove(&array.addr()));
+    sparse::forget(array.addr());
+    end_block(found.base);
+    Ok(())
+}
+
+pub(crate) fn cuArrayGetDescriptor_v2(desc: *mut CuArrayDescriptor, array: CuArray) -> Done {
+    let told = find(array)?.desc.told();
+    let told = CuArrayDescriptor {
+        width: told.width,
+        height: told.height,
+        format: told.format,
+        num_channels: told.num_channels,
+    };
+    write(desc, told)
+}
+
+pub(crate) fn cuArrayGetDescriptor(desc: *mut CuArrayDescriptorV1, array: CuArray) -> Done {
+    let told = find(array)?.desc.told();
+    let told = CuArrayDescriptorV1 {
+        width: told.width as u32,
+        height: told.height as u32,
+        format: told.format,
+        num_channels: told.num_channels,
+    };
+    write(desc, told)
+}
+
+pub(crate) fn cuArray3DGetDescriptor_v2(desc: *mut CuArray3DDescriptor, array: CuArray) -> Done {
+    write(desc, find(array)?.desc.told())
+}
+
+pub(crate) fn cuArray3DGetDescriptor(desc: *mut CuArray3DDescriptorV1, array: CuArray) -> Done {
+    let told = find(array)?.desc.told();
+    let told = CuArray3DDescriptorV1 {
+        width: told.width as u32,
+        height: told.height as u32,
+        depth: told.depth as u32,
+        format: told.format,
+        num_channels: told.num_channels,
+        flags: told.flags,
+    };
+    write(desc, told)
+}
+
+/// How much memory an array wants that was made without memory (`cuArrayGetMemoryRequirements`).
+pub(crate) fn cuArrayGetMemoryRequirements(
+    memory_requirements: *mut CuArrayMemoryRequirements,
+    array: CuArray,
+    device: CuDevice,
+) -> Done {
+    driver::the()?.gpu(device)?;
+    let desc = find(array)?.desc;
+    let told = requirements(desc.flags, desc.bytes()?)?;
+    write(memory_requirements, told)
+}
+
+fn requirements(flags: u32, bytes: u64) -> Done<CuArrayMemoryRequirements> {
+    if flags & DEFERRED == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    Ok(CuArrayMemoryRequirements {
+        size: bytes.next_multiple_of(array::TILE_BYTES) as usize,
+        alignment: array::TILE_BYTES as usize,
+        reserved: [0; 4],
+    })
+}
+
+pub(crate) fn cuArrayGetSparseProperties(
+    out: *mut CuArraySparseProperties,
+    array: CuArray,
+) -> Done {
+    let told = sparse_properties(&find(array)?.desc)?;
+    write(out, told)
+}
+
+/// Planes are for video formats of several.
+pub(crate) fn cuArrayGetPlane(_plane_array: *mut CuArray, array: CuArray, _plane_idx: u32) -> Done {
+    find(array)?;
+    Err(CuResult::INVALID_VALUE)
+}
+
+// --- mipmaps ----------------------------------------------------------------------------------------
+
+pub(crate) fn cuMipmappedArrayCreate(
+    handle: *mut CuMipmappedArray,
+    desc: *const CuArray3DDescriptor,
+    count_mipmap_levels: u32,
+) -> Done {
+    check_out(handle)?;
+    let shape = shape_3d(&read(desc)?).checked()?;
+    let context = context::current()?.home();
+    let longest = shape.width.max(shape.height).max(shape.depth).max(1);
+    let most = longest.ilog2() + 1;
+    if count_mipmap_levels == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let levels = count_mipmap_levels.min(most);
+    let mut bytes = 0;
+    for level in 0..levels {
+        bytes += shape.level(level).bytes()?;
+    }
+    let base = blocks::make(context, bytes, shape.taken(bytes), Kind::Array, false)?;
+    let made = keep_mipmap(base, bytes, context, shape, levels);
+    write(handle, made)
+}
+
+pub(crate) fn cuMipmappedArrayDestroy(mipmapped_array: CuMipmappedArray) -> Done {
+    context::current()?;
+    let found = find_mipmap(mipmapped_array)?;
+    with(|arrays| {
+        arrays.mipmaps.remove(&mipmapped_array.addr());
+        for level in &found.levels {
+            arrays.arrays.remove(level);
+        }
+    });
+    sparse::forget(mipmapped_array.addr());
+    if found.bytes > 0 {
+        end_block(found.base);
+    }
+    Ok(())
+}
+
+pub(crate) fn cuMipmappedArrayGetLevel(
+    level_array: *mut CuArray,
+    mipmapped_array: CuMipmappedArray,
+    level: u32,
+) -> Done {
+    let found = find_mipmap(mipmapped_array)?;
+    let handle = *found
+        .levels
+        .get(level as usize)
+        .ok_or(CuResult::INVALID_VALUE)?;
+    write(level_array, std::ptr::without_provenance_mut(handle))
+}
+
+fn first_level(mipmap: CuMipmappedArray) -> Done<(u64, Shape)> {
+    let found = find_mipmap(mipmap)?;
+    let level = found.levels.first().copied().unwrap_or(0);
+    Ok((
+        found.bytes,
+        find(std::ptr::without_provenance_mut(level))?.desc,
+    ))
+}
+
+/// How much memory a mipmapped array wants that was made without memory (`cuMipmappedArrayGetMemoryRequirements`).
+pub(crate) fn cuMipmappedArrayGetMemoryRequirements(
+    memory_requirements: *mut CuArrayMemoryRequirements,
+    mipmap: CuMipmappedArray,
+    device: CuDevice,
+) -> Done {
+    driver::the()?.gpu(device)?;
+    let (bytes, shape) = first_level(mipmap)?;
+    let told = requirements(shape.flags, bytes)?;
+    write(memory_requirements, told)
+}
+
+pub(crate) fn cuMipmappedArrayGetSparseProperties(
+    out: *mut CuArraySparseProperties,
+    mipmap: CuMipmappedArray,
+) -> Done {
+    let told = sparse_properties(&first_level(mipmap)?.1)?;
+    write(out, told)
+}

@@ -1,0 +1,314 @@
+//! The functions of stream capture: begin, end, ask, change the dependencies.
+
+use cuda_api::driver::*;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::base::border::{Done, handle, lock, read, read_all, write, write_if};
+use crate::streams::capture::{CAPTURES, Capture, GLOBAL, Membership, RELAXED};
+use crate::streams::capturing::{ACTIVE, MODE, finish};
+use crate::streams::graph;
+use crate::streams::graph::Graph;
+use crate::streams::stream;
+use crate::streams::stream::{Kind, Stream};
+
+const THREAD_LOCAL: u32 = 1;
+
+const STATUS_NONE: u32 = 0;
+
+const STATUS_ACTIVE: u32 = 1;
+
+const STATUS_INVALIDATED: u32 = 2;
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+// --- beginning and ending -------------------------------------------------------------------
+
+fn begin(stream: CuStream, mode: u32, graph: Option<(Arc<Graph>, Vec<usize>)>) -> Done {
+    if mode > RELAXED {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let stream = stream::find(stream)?;
+    if stream.kind == Kind::Legacy {
+        return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let mut own = lock(&stream.capture);
+    if own.is_some() {
+        return Err(CuResult::ILLEGAL_STATE);
+    }
+    let (graph, after) = graph.unwrap_or_else(|| (graph::create(), Vec::new()));
+    let capture = Arc::new(Capture {
+        // Relaxed: only has to differ from every other.
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        mode,
+        origin: stream.id,
+        thread: stream::thread_number(),
+        context: stream.context.handle,
+        invalidated: AtomicBool::new(false),
+        graph,
+        left_behind: Mutex::new(Vec::new()),
+    });
+    lock(&CAPTURES).push(Arc::clone(&capture));
+    ACTIVE.fetch_add(1, Ordering::SeqCst);
+    *own = Some(Membership { capture, after });
+    Ok(())
+}
+
+fn end(stream: CuStream, out: *mut CuGraph) -> Done {
+    let stream = stream::find(stream)?;
+    let capture = stream.capture().ok_or(CuResult::ILLEGAL_STATE)?;
+    write(out, std::ptr::null_mut())?;
+    if capture.origin != stream.id {
+        capture.invalidate();
+        return Err(CuResult::STREAM_CAPTURE_UNMATCHED);
+    }
+    if capture.mode != RELAXED && capture.thread != stream::thread_number() {
+        return Err(CuResult::STREAM_CAPTURE_WRONG_THREAD);
+    }
+    let joined = all_joined(&capture, &stream);
+    finish(&capture);
+    if capture.is_invalid() {
+        return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
+    }
+    if !joined {
+        return Err(CuResult::STREAM_CAPTURE_UNJOINED);
+    }
+    write(out, handle(capture.graph.handle()))
+}
+
+/// Whether everything that other streams added comes before where the first stream stands.
+fn all_joined(capture: &Arc<Capture>, origin: &Stream) -> bool {
+    let ends = lock(&origin.capture)
+        .as_ref()
+        .map(|m| m.after.clone())
+        .unwrap_or_default();
+    let before = capture.graph.ancestors(&ends);
+    if !lock(&capture.left_behind)
+        .iter()
+        .all(|node| before.contains(node))
+    {
+        return false;
+    }
+    stream::all().iter().all(|stream| {
+        let membership = lock(&stream.capture);
+        membership.as_ref().is_none_or(|membership| {
+            !Arc::ptr_eq(&membership.capture, capture)
+                || membership.after.iter().all(|node| before.contains(node))
+        })
+    })
+}
+
+fn status(stream: &Stream) -> u32 {
+    match stream.capture() {
+        None => STATUS_NONE,
+        Some(capture) if capture.is_invalid() => STATUS_INVALIDATED,
+        Some(_) => STATUS_ACTIVE,
+    }
+}
+
+fn ask(stream: CuStream) -> Done<Arc<Stream>> {
+    let stream = stream::find(stream)?;
+    if stream.kind == Kind::Legacy
+        && stream::of_context(stream.context)
+            .iter()
+            .any(|o| o.is_blocking() && o.capture().is_some())
+    {
+        return Err(CuResult::STREAM_CAPTURE_IMPLICIT);
+    }
+    Ok(stream)
+}
+
+thread_local! {
+    // What cuStreamGetCaptureInfo points to: good until the next call about a capture.
+    static SHOWN: Cell<*mut Vec<usize>> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// An array that a program may read until its thread asks again.
+fn shown(nodes: Vec<usize>) -> *const CuGraphNode {
+    let kept = SHOWN.get();
+    let kept = if kept.is_null() {
+        Box::leak(Box::default())
+    } else {
+        kept
+    };
+    SHOWN.set(kept);
+    // SAFETY: made above in this thread, never freed, and reached from this thread only.
+    let kept = unsafe { &mut *kept };
+    *kept = nodes;
+    kept.as_ptr().cast()
+}
+
+fn info(
+    stream: CuStream,
+    status_out: *mut u32,
+    id_out: *mut u64,
+    graph_out: *mut CuGraph,
+    nodes_out: *mut *const CuGraphNode,
+    count_out: *mut usize,
+) -> Done {
+    let stream = ask(stream)?;
+    let status = status(&stream);
+    write(status_out, status)?;
+    if status != STATUS_ACTIVE {
+        return Ok(());
+    }
+    let membership = lock(&stream.capture);
+    let Some(membership) = membership.as_ref() else {
+        return Ok(());
+    };
+    write_if(id_out, membership.capture.id);
+    write_if(graph_out, handle(membership.capture.graph.handle()));
+    write_if(count_out, membership.after.len());
+    if !nodes_out.is_null() {
+        write_if(nodes_out, shown(membership.after.clone()));
+    }
+    Ok(())
+}
+
+fn update_dependencies(
+    stream: CuStream,
+    nodes: *mut CuGraphNode,
+    count: usize,
+    flags: u32,
+) -> Done {
+    const SET: u32 = 1;
+    if flags > SET {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let nodes: Vec<usize> = read_all(nodes, count)?
+        .iter()
+        .map(|node| node.addr())
+        .collect();
+    let stream = stream::find(stream)?;
+    let mut membership = lock(&stream.capture);
+    let membership = membership.as_mut().ok_or(CuResult::ILLEGAL_STATE)?;
+    if membership.capture.is_invalid() {
+        return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
+    }
+    if !nodes.iter().all(|&node| membership.capture.graph.has(node)) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if flags == SET {
+        membership.after.clear();
+    }
+    for node in nodes {
+        if !membership.after.contains(&node) {
+            membership.after.push(node);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn cuStreamBeginCapture(stream: CuStream) -> Done {
+    begin(stream, GLOBAL, None)
+}
+
+pub(crate) fn cuStreamBeginCapture_v2(stream: CuStream, mode: CuStreamCaptureMode) -> Done {
+    begin(stream, mode, None)
+}
+
+pub(crate) fn cuStreamBeginCaptureToGraph(
+    stream: CuStream,
+    graph: CuGraph,
+    dependencies: *const CuGraphNode,
+    _dependency_data: *const CuGraphEdgeData,
+    count: usize,
+    mode: CuStreamCaptureMode,
+) -> Done {
+    let graph = graph::find(graph)?;
+    let after: Vec<usize> = read_all(dependencies, count)?
+        .iter()
+        .map(|node| node.addr())
+        .collect();
+    if !after.iter().all(|&node| graph.has(node)) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    begin(stream, mode, Some((graph, after)))
+}
+
+pub(crate) fn cuStreamEndCapture(stream: CuStream, out: *mut CuGraph) -> Done {
+    end(stream, out)
+}
+
+pub(crate) fn cuStreamIsCapturing(
+    stream: CuStream,
+    capture_status: *mut CuStreamCaptureStatus,
+) -> Done {
+    write(capture_status, status(&*ask(stream)?))
+}
+
+pub(crate) fn cuStreamGetCaptureInfo(
+    stream: CuStream,
+    capture_status_out: *mut CuStreamCaptureStatus,
+    id_out: *mut u64,
+) -> Done {
+    let null = std::ptr::null_mut();
+    let (graph, nodes, count) = (null, std::ptr::null_mut(), std::ptr::null_mut());
+    info(stream, capture_status_out, id_out, graph, nodes, count)
+}
+
+pub(crate) fn cuStreamGetCaptureInfo_v2(
+    stream: CuStream,
+    capture_status_out: *mut CuStreamCaptureStatus,
+    id_out: *mut u64,
+    graph_out: *mut CuGraph,
+    dependencies_out: *mut *const CuGraphNode,
+    count_out: *mut usize,
+) -> Done {
+    info(
+        stream,
+        capture_status_out,
+        id_out,
+        graph_out,
+        dependencies_out,
+        count_out,
+    )
+}
+
+pub(crate) fn cuStreamGetCaptureInfo_v3(
+    stream: CuStream,
+    capture_status_out: *mut CuStreamCaptureStatus,
+    id_out: *mut u64,
+    graph_out: *mut CuGraph,
+    dependencies_out: *mut *const CuGraphNode,
+    edge_data_out: *mut *const CuGraphEdgeData,
+    count_out: *mut usize,
+) -> Done {
+    write_if(edge_data_out, std::ptr::null());
+    info(
+        stream,
+        capture_status_out,
+        id_out,
+        graph_out,
+        dependencies_out,
+        count_out,
+    )
+}
+
+pub(crate) fn cuStreamUpdateCaptureDependencies(
+    stream: CuStream,
+    dependencies: *mut CuGraphNode,
+    count: usize,
+    flags: u32,
+) -> Done {
+    update_dependencies(stream, dependencies, count, flags)
+}
+
+pub(crate) fn cuStreamUpdateCaptureDependencies_v2(
+    stream: CuStream,
+    dependencies: *mut CuGraphNode,
+    _dependency_data: *const CuGraphEdgeData,
+    count: usize,
+    flags: u32,
+) -> Done {
+    update_dependencies(stream, dependencies, count, flags)
+}
+
+pub(crate) fn cuThreadExchangeStreamCaptureMode(mode: *mut CuStreamCaptureMode) -> Done {
+    let wanted = read(mode)?;
+    if wanted > THREAD_LOCAL.max(RELAXED) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(mode, MODE.replace(wanted))
+}

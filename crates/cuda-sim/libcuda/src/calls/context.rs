@@ -1,0 +1,408 @@
+//! The functions of contexts: create, destroy, push and pop, limits, peers, primary contexts.
+
+use cuda_api::driver::*;
+use cuda_sim::board::Kind;
+use std::sync::atomic::Ordering;
+
+use crate::base::border::{Done, read, write, write_if};
+use crate::memory::context::{
+    Context, LIMIT_DEFAULTS, LIMITS, current, end, find, find_or_current, known, make, pop,
+    primary_of, push, release_primary, retain_primary, top, with,
+};
+use crate::process::driver;
+
+const STACK_LIMIT: usize = 0;
+
+const PRINTF_LIMIT: usize = 1;
+
+const HEAP_LIMIT: usize = 2;
+
+// --- the calling thread's context -----------------------------------------------------------
+
+// --- making and ending ------------------------------------------------------------------------
+
+fn create(out: *mut CuContext, flags: u32, device: CuDevice, version: u32) -> Done {
+    if out.is_null() || flags & !FLAGS != 0 || flags & SCHEDULING > BLOCKING {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let context = make(device, flags & FLAGS, version, false, None)?;
+    push(Some(context))?;
+    write(out, context.as_handle())
+}
+
+/// Scheduling, mapped host memory, local memory kept, core dumps, memory synchronised.
+const FLAGS: u32 = 0xff;
+
+const SCHEDULING: u32 = 7;
+
+const BLOCKING: u32 = 4;
+
+pub(crate) fn cuCtxCreate(out: *mut CuContext, flags: u32, device: CuDevice) -> Done {
+    create(out, flags, device, 3010)
+}
+
+pub(crate) fn cuCtxCreate_v2(out: *mut CuContext, flags: u32, device: CuDevice) -> Done {
+    create(out, flags, device, 3020)
+}
+
+pub(crate) fn cuCtxCreate_v3(
+    out: *mut CuContext,
+    _params_array: *mut CuExecAffinityParam,
+    count_params: i32,
+    flags: u32,
+    device: CuDevice,
+) -> Done {
+    if count_params > 0 {
+        // Limits by MPS; there is none.
+        return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
+    }
+    create(out, flags, device, 3020)
+}
+
+pub(crate) fn cuCtxCreate_v4(
+    out: *mut CuContext,
+    params: *mut CuCtxCreateParams,
+    flags: u32,
+    device: CuDevice,
+) -> Done {
+    if !params.is_null() {
+        let params = read(params.cast_const())?;
+        if params.num_affinity > 0 {
+            return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
+        }
+        if !params.cig.is_null() {
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+    }
+    create(out, flags, device, 3020)
+}
+
+fn destroy(handle: CuContext) -> Done {
+    let context = known(handle)?;
+    if context.is_primary {
+        return Err(CuResult::INVALID_CONTEXT);
+    }
+    let context = context.checked()?;
+    if top().is_some_and(|current| std::ptr::eq(current, context)) {
+        pop();
+    }
+    end(context);
+    Ok(())
+}
+
+pub(crate) fn cuCtxDestroy(context: CuContext) -> Done {
+    destroy(context)
+}
+
+pub(crate) fn cuCtxDestroy_v2(context: CuContext) -> Done {
+    destroy(context)
+}
+
+pub(crate) fn cuCtxAttach(out: *mut CuContext, flags: u32) -> Done {
+    let context = current()?;
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, context.as_handle())?;
+    // Relaxed: a count.
+    context.attached.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+pub(crate) fn cuCtxDetach(context: CuContext) -> Done {
+    match find(context) {
+        // AcqRel: the last one ends it, after the others.
+        Ok(found) if found.attached.fetch_sub(1, Ordering::AcqRel) == 1 => destroy(context),
+        Ok(_) => Ok(()),
+        Err(code) => Err(code),
+    }
+}
+
+// --- the stack --------------------------------------------------------------------------------
+
+fn push_current(context: CuContext) -> Done {
+    push(Some(find(context)?))
+}
+
+pub(crate) fn cuCtxPushCurrent(context: CuContext) -> Done {
+    push_current(context)
+}
+
+pub(crate) fn cuCtxPushCurrent_v2(context: CuContext) -> Done {
+    push_current(context)
+}
+
+fn pop_current(out: *mut CuContext) -> Done {
+    let context = pop().ok_or(CuResult::INVALID_CONTEXT)?;
+    write_if(out, context.as_handle());
+    Ok(())
+}
+
+pub(crate) fn cuCtxPopCurrent(out: *mut CuContext) -> Done {
+    pop_current(out)
+}
+
+pub(crate) fn cuCtxPopCurrent_v2(out: *mut CuContext) -> Done {
+    pop_current(out)
+}
+
+pub(crate) fn cuCtxSetCurrent(context: CuContext) -> Done {
+    if context.is_null() {
+        pop();
+        return Ok(());
+    }
+    let found = find(context)?;
+    pop();
+    push(Some(found))
+}
+
+pub(crate) fn cuCtxGetCurrent(out: *mut CuContext) -> Done {
+    let handle = top().map_or(std::ptr::null_mut(), Context::as_handle);
+    write(out, handle)
+}
+
+pub(crate) fn cuCtxGetDevice(device: *mut CuDevice) -> Done {
+    write(device, current()?.device)
+}
+
+pub(crate) fn cuCtxGetDevice_v2(device: *mut CuDevice, context: CuContext) -> Done {
+    write(device, find_or_current(context)?.device)
+}
+
+// --- what a context says of itself --------------------------------------------------------------
+
+pub(crate) fn cuCtxGetFlags(flags: *mut u32) -> Done {
+    // Relaxed: one number.
+    write(flags, current()?.flags.load(Ordering::Relaxed))
+}
+
+pub(crate) fn cuCtxSetFlags(flags: u32) -> Done {
+    if flags & !FLAGS != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // Relaxed: one number.
+    current()?.flags.store(flags, Ordering::Relaxed);
+    Ok(())
+}
+
+pub(crate) fn cuCtxGetId(context: CuContext, ctx_id: *mut u64) -> Done {
+    write(ctx_id, find_or_current(context)?.id)
+}
+
+pub(crate) fn cuCtxGetApiVersion(context: CuContext, version: *mut u32) -> Done {
+    write(version, find_or_current(context)?.version)
+}
+
+pub(crate) fn cuCtxGetCacheConfig(config: *mut CuFuncCache) -> Done {
+    write(config, current()?.settings().cache)
+}
+
+pub(crate) fn cuCtxSetCacheConfig(config: CuFuncCache) -> Done {
+    if config > 3 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    current()?.settings().cache = config;
+    Ok(())
+}
+
+pub(crate) fn cuCtxGetSharedMemConfig(config: *mut CuSharedconfig) -> Done {
+    write(config, current()?.settings().shared)
+}
+
+pub(crate) fn cuCtxSetSharedMemConfig(config: CuSharedconfig) -> Done {
+    if config > 2 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    current()?.settings().shared = config;
+    Ok(())
+}
+
+pub(crate) fn cuCtxResetPersistingL2Cache() -> Done {
+    current().map(drop)
+}
+
+pub(crate) fn cuCtxGetStreamPriorityRange(
+    least_priority: *mut i32,
+    greatest_priority: *mut i32,
+) -> Done {
+    current()?;
+    write_if(least_priority, 0);
+    write_if(greatest_priority, -5);
+    Ok(())
+}
+
+pub(crate) fn cuCtxGetExecAffinity(
+    exec_affinity: *mut CuExecAffinityParam,
+    kind: CuExecAffinityType,
+) -> Done {
+    current()?;
+    let _nobody_sets_one = (exec_affinity, kind);
+    Err(CuResult::UNSUPPORTED_EXEC_AFFINITY)
+}
+
+pub(crate) fn cuCtxGetLimit(value: *mut usize, limit: CuLimit) -> Done {
+    let limits = current()?.settings().limits;
+    let found = *limits
+        .get(limit as usize)
+        .ok_or(CuResult::UNSUPPORTED_LIMIT)?;
+    write(value, found)
+}
+
+/// Threads that a GPU runs at once, each with a stack.
+const RESIDENT_THREADS: u64 = crate::base::model::MULTIPROCESSORS as u64 * 2048;
+
+/// Bigger stacks, a bigger heap or printf buffer are taken of the GPU at once; a smaller one gives it back.
+pub(crate) fn cuCtxSetLimit(limit: CuLimit, value: usize) -> Done {
+    let context = current()?;
+    let driver = driver::the()?;
+    let mut settings = context.settings();
+    let index = limit as usize;
+    if index >= LIMITS {
+        return Err(CuResult::UNSUPPORTED_LIMIT);
+    }
+    let mut limits = settings.limits;
+    limits[index] = value;
+    let over = |index: usize| limits[index].saturating_sub(LIMIT_DEFAULTS[index]) as u64;
+    let stacks = over(STACK_LIMIT).saturating_mul(RESIDENT_THREADS);
+    let heap_bytes = over(PRINTF_LIMIT)
+        .saturating_add(over(HEAP_LIMIT))
+        .saturating_add(stacks)
+        .checked_next_multiple_of(2 << 20)
+        .ok_or(CuResult::OUT_OF_MEMORY)?;
+    match heap_bytes.checked_sub(settings.heap_bytes) {
+        Some(more) => driver.take(context.gpu, more, Kind::Overhead)?,
+        None => {
+            driver.give(
+                context.gpu,
+                settings.heap_bytes - heap_bytes,
+                Kind::Overhead,
+            );
+        }
+    }
+    settings.heap_bytes = heap_bytes;
+    settings.limits = limits;
+    Ok(())
+}
+
+pub(crate) fn cuCtxEnablePeerAccess(peer_context: CuContext, flags: u32) -> Done {
+    let context = current()?;
+    let peer = find(peer_context)?;
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if peer.gpu == context.gpu {
+        return Err(CuResult::INVALID_CONTEXT);
+    }
+    let mut settings = context.settings();
+    if settings.peers.contains(&peer.gpu) {
+        return Err(CuResult::PEER_ACCESS_ALREADY_ENABLED);
+    }
+    settings.peers.push(peer.gpu);
+    Ok(())
+}
+
+pub(crate) fn cuCtxDisablePeerAccess(peer_context: CuContext) -> Done {
+    let peer = find(peer_context)?;
+    let mut settings = current()?.settings();
+    let found = settings.peers.iter().position(|&gpu| gpu == peer.gpu);
+    settings
+        .peers
+        .swap_remove(found.ok_or(CuResult::PEER_ACCESS_NOT_ENABLED)?);
+    Ok(())
+}
+
+// --- primary contexts -----------------------------------------------------------------------------
+
+pub(crate) fn cuDevicePrimaryCtxRetain(out: *mut CuContext, device: CuDevice) -> Done {
+    if out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let context = retain_primary(device)?;
+    write(out, context.as_handle())
+}
+
+/// Ends a device's primary context, however often it is held, and the green ones over it: a reset cleans up all resources of the
+/// device in this process.
+fn reset_primary(device: CuDevice) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    let over_it: Vec<_> = with(|contexts| {
+        let all = contexts.all.values().copied();
+        all.filter(|context| context.gpu == gpu && context.primary.is_some())
+            .collect()
+    });
+    for green in over_it {
+        end(green);
+    }
+    let context = with(|contexts| {
+        let primary = primary_of(contexts, gpu);
+        primary.retained = 0;
+        primary.context
+    });
+    if let Some(context) = context {
+        end(context);
+    }
+    Ok(())
+}
+
+fn set_primary_flags(device: CuDevice, flags: u32) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    if flags & !FLAGS != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    with(|contexts| {
+        let primary = primary_of(contexts, gpu);
+        primary.flags = flags;
+        if let Some(context) = primary.context {
+            // Relaxed: one number.
+            context.flags.store(flags, Ordering::Relaxed);
+        }
+    });
+    Ok(())
+}
+
+pub(crate) fn cuDevicePrimaryCtxRelease(device: CuDevice) -> Done {
+    release_primary(device)
+}
+
+pub(crate) fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) -> Done {
+    release_primary(device)
+}
+
+pub(crate) fn cuDevicePrimaryCtxReset(device: CuDevice) -> Done {
+    reset_primary(device)
+}
+
+pub(crate) fn cuDevicePrimaryCtxReset_v2(device: CuDevice) -> Done {
+    reset_primary(device)
+}
+
+/// The first form refuses to change the flags of a context that is there.
+pub(crate) fn cuDevicePrimaryCtxSetFlags(device: CuDevice, flags: u32) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    let active = with(|contexts| primary_of(contexts, gpu).context).is_some_and(Context::is_alive);
+    if active {
+        return Err(CuResult::PRIMARY_CONTEXT_ACTIVE);
+    }
+    set_primary_flags(device, flags)
+}
+
+pub(crate) fn cuDevicePrimaryCtxSetFlags_v2(device: CuDevice, flags: u32) -> Done {
+    set_primary_flags(device, flags)
+}
+
+pub(crate) fn cuDevicePrimaryCtxGetState(
+    device: CuDevice,
+    flags: *mut u32,
+    active: *mut i32,
+) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    let (set, alive) = with(|contexts| {
+        let primary = primary_of(contexts, gpu);
+        (
+            primary.flags,
+            primary.context.is_some_and(Context::is_alive),
+        )
+    });
+    write(flags, set)?;
+    write(active, i32::from(alive))
+}

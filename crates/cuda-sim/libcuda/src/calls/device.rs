@@ -1,0 +1,334 @@
+//! The devices that this process sees, and what they say of themselves. All GPUs of a board are alike
+//! but for their memory; the numbers are those of a data centre GPU of compute capability 9.0.
+
+use core::ffi::{CStr, c_char};
+use cuda_api::driver::*;
+use cuda_sim::mig::Instance;
+use cuda_sim::pci::Address;
+
+use crate::base::border::{Done, write};
+use crate::base::model::{MULTIPROCESSORS, NAME};
+use crate::memory::context;
+use crate::process::driver;
+use crate::process::driver::Driver;
+
+const CAPABILITY: (i32, i32) = (9, 0);
+
+/// File descriptors: what VMM and pools can be exported as.
+const HANDLE_FILE_DESCRIPTOR: i32 = 1;
+
+fn driver_of(device: CuDevice) -> Done<(&'static Driver, usize)> {
+    let driver = driver::the()?;
+    Ok((driver, driver.gpu(device)?))
+}
+
+pub(crate) fn cuDeviceGetCount(count: *mut i32) -> Done {
+    let devices = driver::the()?.device_count() as i32;
+    write(count, devices)
+}
+
+pub(crate) fn cuDeviceGet(device: *mut CuDevice, ordinal: i32) -> Done {
+    if device.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    driver_of(CuDevice(ordinal))?;
+    write(device, CuDevice(ordinal))
+}
+
+pub(crate) fn cuDeviceGetName(name: *mut c_char, len: i32, device: CuDevice) -> Done {
+    driver_of(device)?;
+    put_text(name, len, NAME.to_bytes())
+}
+
+/// Writes what fits of a text, and its end.
+fn put_text(out: *mut c_char, len: i32, text: &[u8]) -> Done {
+    let room = usize::try_from(len).unwrap_or(0);
+    if out.is_null() || room == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let fitting = text.len().min(room - 1);
+    // SAFETY: the caller's buffer has `room` bytes.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), out.cast::<u8>(), fitting) };
+    // SAFETY: as above.
+    unsafe { out.cast::<u8>().add(fitting).write(0) };
+    Ok(())
+}
+
+fn uuid_of(device: CuDevice) -> Done<CuUuid> {
+    let (driver, gpu) = driver_of(device)?;
+    Ok(CuUuid {
+        bytes: driver.board.uuid_bytes(gpu),
+    })
+}
+
+/// The GPU's; from CUDA 13.0 on the MIG device's, where the process works on one.
+pub(crate) fn cuDeviceGetUuid(uuid: *mut CuUuid, device: CuDevice) -> Done {
+    if crate::calls::init::driver_version() >= 13_000 {
+        return cuDeviceGetUuid_v2(uuid, device);
+    }
+    write(uuid, uuid_of(device)?)
+}
+
+/// The MIG device's, where the process works on one.
+pub(crate) fn cuDeviceGetUuid_v2(uuid: *mut CuUuid, device: CuDevice) -> Done {
+    let (driver, gpu) = driver_of(device)?;
+    let of_part = |part: Instance| driver.board.instance_uuid_bytes(gpu, part.index);
+    let bytes = driver
+        .instance
+        .map_or_else(|| driver.board.uuid_bytes(gpu), of_part);
+    write(uuid, CuUuid { bytes })
+}
+
+fn total_of(device: CuDevice) -> Done<u64> {
+    let (driver, gpu) = driver_of(device)?;
+    Ok(driver
+        .instance
+        .map_or_else(|| driver.board.total_bytes(gpu), |part| part.bytes))
+}
+
+pub(crate) fn cuDeviceTotalMem(bytes: *mut u32, device: CuDevice) -> Done {
+    let total = u32::try_from(total_of(device)?).unwrap_or(u32::MAX);
+    write(bytes, total)
+}
+
+pub(crate) fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CuDevice) -> Done {
+    write(bytes, total_of(device)? as usize)
+}
+
+pub(crate) fn cuDeviceComputeCapability(
+    major: *mut i32,
+    minor: *mut i32,
+    device: CuDevice,
+) -> Done {
+    driver_of(device)?;
+    write(major, CAPABILITY.0)?;
+    write(minor, CAPABILITY.1)
+}
+
+pub(crate) fn cuDeviceGetPCIBusId(pci_bus_id: *mut c_char, len: i32, device: CuDevice) -> Done {
+    let (driver, gpu) = driver_of(device)?;
+    let text = driver.board.pci(gpu).to_string();
+    if usize::try_from(len).unwrap_or(0) <= text.len() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    put_text(pci_bus_id, len, text.as_bytes())
+}
+
+pub(crate) fn cuDeviceGetByPCIBusId(device: *mut CuDevice, pci_bus_id: *const c_char) -> Done {
+    let driver = driver::the()?;
+    if pci_bus_id.is_null() || device.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // SAFETY: the caller passes a string.
+    let text = unsafe { CStr::from_ptr(pci_bus_id) }
+        .to_str()
+        .unwrap_or_default();
+    let place = Address::parse(text).ok_or(CuResult::INVALID_VALUE)?;
+    let stands = |gpu| driver.board.pci(gpu) == place;
+    let found = (0..driver.device_count() as i32)
+        .map(CuDevice)
+        .find(|&device| driver.gpu(device).is_ok_and(stands))
+        .ok_or(CuResult::INVALID_DEVICE)?;
+    write(device, found)
+}
+
+pub(crate) fn cuDeviceGetProperties(prop: *mut CuDevprop, device: CuDevice) -> Done {
+    driver_of(device)?;
+    let properties = CuDevprop {
+        max_threads_per_block: 1024,
+        max_threads_dim: [1024, 1024, 64],
+        max_grid_size: [i32::MAX, 65_535, 65_535],
+        shared_mem_per_block: 48 << 10,
+        total_constant_memory: 64 << 10,
+        simd_width: 32,
+        mem_pitch: i32::MAX,
+        regs_per_block: 65_536,
+        clock_rate: 1_980_000,
+        texture_align: 512,
+    };
+    write(prop, properties)
+}
+
+pub(crate) fn cuDeviceGetAttribute(
+    out: *mut i32,
+    attribute: CuDeviceAttribute,
+    device: CuDevice,
+) -> Done {
+    let (driver, gpu) = driver_of(device)?;
+    let value = match attribute {
+        MPS_ENABLED => i32::from(crate::process::work::exec()?.is_mps()),
+        PCI_BUS => driver.board.pci(gpu).bus as i32,
+        PCI_DEVICE => driver.board.pci(gpu).device as i32,
+        PCI_DOMAIN => driver.board.pci(gpu).domain as i32,
+        _ => attribute_of(attribute, gpu, driver.device_count()).ok_or(CuResult::INVALID_VALUE)?,
+    };
+    write(out, value)
+}
+
+const MPS_ENABLED: u32 = 133;
+
+const PCI_BUS: u32 = 33;
+
+const PCI_DEVICE: u32 = 34;
+
+const PCI_DOMAIN: u32 = 50;
+
+/// The last attribute that CUDA 13.5 knows.
+const LAST_ATTRIBUTE: u32 = 161;
+
+fn attribute_of(attribute: u32, gpu: usize, devices: usize) -> Option<i32> {
+    Some(match attribute {
+        // Threads of a block, block and grid dimensions.
+        1..=3 => 1024,
+        4 => 64,
+        5 => i32::MAX,
+        6 | 7 => 65_535,
+        // Shared and constant memory, warp size, pitch, registers.
+        8 => 48 << 10,
+        9 => 64 << 10,
+        10 => 32,
+        11 => i32::MAX,
+        12 | 82 => 65_536,
+        // Clock in kHz, texture alignment, overlap, multiprocessors.
+        13 => 1_980_000,
+        14 | 30 => 512,
+        15 => 1,
+        16 => MULTIPROCESSORS,
+        19 => 1,
+        // Textures and surfaces, in elements.
+        21 | 22 | 73 => {
+            if attribute == 73 {
+                32_768
+            } else {
+                131_072
+            }
+        }
+        23 => 65_536,
+        24..=26 => 16_384,
+        27 | 28 | 42 | 45 | 46 | 52 | 53 | 57..=61 | 67 => 32_768,
+        29 | 43 | 62 | 65 => 2048,
+        55 | 56 => 131_072,
+        54 | 68 => 2046,
+        63 | 64 | 66 | 74 | 77 => 32_768,
+        44 => 1,
+        47 | 48 => 8192,
+        49 => 32_768,
+        51 => 32,
+        69 => 268_435_456,
+        70 => 131_072,
+        71 => 65_000,
+        72 => 2_097_120,
+        // Concurrent kernels, ECC, bus, TCC, memory clock in kHz and width in bits, L2.
+        31 | 32 => 1,
+        36 => 2_619_000,
+        37 => 5120,
+        38 => 50 << 20,
+        39 => 2048,
+        40 => 3,
+        41 => 1,
+        75 => CAPABILITY.0,
+        76 => CAPABILITY.1,
+        78..=80 => 1,
+        81 => 228 << 10,
+        // Managed memory, board group, precision ratio.
+        83 => 1,
+        85 => gpu as i32,
+        87 => 2,
+        // Host memory as the device sees it: as of a discrete GPU without HMM.
+        89..=96 => 1,
+        97 => 227 << 10,
+        98 | 99 => 1,
+        // VMM, its handles, blocks, compression, persisting L2, access window.
+        102 | 103 => 1,
+        106 => 32,
+        107 => 1,
+        108 => 31 << 20,
+        109 => 128 << 20,
+        111 => 1024,
+        // Sparse arrays and timeline semaphores are not simulated.
+        113 | 115 => 1,
+        119 => HANDLE_FILE_DESCRIPTOR,
+        120 => 1,
+        122..=125 => 1,
+        126 => 4,
+        127 | 129 => 1,
+        131 | 134 => -1,
+        132 => i32::from(devices > 1),
+        139 => 0x2330_10de_u32 as i32,
+        140 => 0x16c1_10de,
+        149 => 1,
+        157 => MULTIPROCESSORS,
+        known if known != 0 && known <= LAST_ATTRIBUTE => 0,
+        _ => return None,
+    })
+}
+
+pub(crate) fn cuDeviceCanAccessPeer(
+    can_access_peer: *mut i32,
+    device: CuDevice,
+    peer_dev: CuDevice,
+) -> Done {
+    let (_, one) = driver_of(device)?;
+    let (_, other) = driver_of(peer_dev)?;
+    write(can_access_peer, i32::from(one != other))
+}
+
+pub(crate) fn cuDeviceGetP2PAttribute(
+    value: *mut i32,
+    attribute: CuDeviceP2PAttribute,
+    src: CuDevice,
+    dst: CuDevice,
+) -> Done {
+    let (_, one) = driver_of(src)?;
+    let (_, other) = driver_of(dst)?;
+    if one == other || !(1..=4).contains(&attribute) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // Performance rank 0, the best; access, atomics and arrays all work.
+    write(value, i32::from(attribute != 1))
+}
+
+pub(crate) fn cuDeviceGetExecAffinitySupport(
+    out: *mut i32,
+    kind: CuExecAffinityType,
+    device: CuDevice,
+) -> Done {
+    driver_of(device)?;
+    if kind != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, 0)
+}
+
+pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(
+    max_width_in_elements: *mut usize,
+    _format: CuArrayFormat,
+    _count_channels: u32,
+    device: CuDevice,
+) -> Done {
+    driver_of(device)?;
+    write(max_width_in_elements, 268_435_456)
+}
+
+pub(crate) fn cuFlushGPUDirectRDMAWrites(
+    _target: CuFlushGPUDirectRDMAWritesTarget,
+    _scope: CuFlushGPUDirectRDMAWritesScope,
+) -> Done {
+    context::current().map(drop)
+}
+
+pub(crate) fn cuProfilerInitialize(
+    _config: *const c_char,
+    _output: *const c_char,
+    _mode: u32,
+) -> Done {
+    Err(CuResult::PROFILER_DISABLED)
+}
+
+pub(crate) fn cuProfilerStart() -> Done {
+    context::current().map(drop)
+}
+
+pub(crate) fn cuProfilerStop() -> Done {
+    context::current().map(drop)
+}

@@ -1,0 +1,72 @@
+//! Handles of address ranges: descriptors (dma-bufs) for other devices. What one was made of stays taken until its
+//! last copy is closed, whatever becomes of the allocation and of the process.
+
+use cuda_api::driver::*;
+use cuda_sim::board::SharedId;
+use std::fs::OpenOptions;
+use std::os::fd::IntoRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+
+use crate::base::border::{Done, check_out, write};
+use crate::base::space::PAGE;
+use crate::memory::blocks;
+use crate::memory::blocks::Kind;
+use crate::memory::shared;
+use crate::process::driver;
+
+const DMA_BUF: u32 = 1;
+
+/// The range as the PCIe bus shows it.
+const OVER_PCIE: u64 = 1;
+
+pub(crate) fn cuMemGetHandleForAddressRange(
+    handle: *mut c_void,
+    ptr: CuDevicePtr,
+    size: usize,
+    handle_type: CuMemRangeHandleType,
+    flags: u64,
+) -> Done {
+    check_out(handle)?;
+    let (address, bytes) = (ptr.0, size as u64);
+    let whole = address.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE) && bytes > 0;
+    if !whole || handle_type != DMA_BUF || flags & !OVER_PCIE != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let id = shared(address, bytes)?;
+    let file = driver::the()?
+        .board
+        .export(id)
+        .map_err(|_| CuResult::OPERATING_SYSTEM)?;
+    write(handle.cast::<i32>(), file.into_raw_fd())
+}
+
+/// The memory that a range lies in, as the board knows it, with a file of its own.
+fn shared(address: u64, bytes: u64) -> Done<SharedId> {
+    let (base, block) = blocks::find(address).ok_or(CuResult::INVALID_VALUE)?;
+    let end = address.checked_add(bytes);
+    if end.is_none_or(|end| end > base + block.bytes.next_multiple_of(PAGE)) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    match &block.kind {
+        Kind::Device => {
+            let name = shared::share(base, &block, || Some(block.taken))?;
+            Ok(SharedId(name.id))
+        }
+        Kind::Mapped(mapping) => {
+            let id = mapping.physical().share()?.ok_or(CuResult::NOT_SUPPORTED)?;
+            // Its contents lie elsewhere: the file stands for it.
+            let driver = driver::the()?;
+            let made = driver.board.shared_dir().and_then(|_| {
+                OpenOptions::new()
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .mode(0o666)
+                    .open(driver.board.shared_file(id))
+            });
+            made.map_err(|_| CuResult::OPERATING_SYSTEM)?;
+            Ok(id)
+        }
+        _ => Err(CuResult::INVALID_VALUE),
+    }
+}

@@ -1,0 +1,31 @@
+//! The way in: what happens around every driver call before its function sees it. Whether the driver
+//! is there at all, whose default stream is meant, what the call costs, which call is to fail.
+
+use cuda_api::driver::CuResult;
+
+use crate::base::border::{Done, answer};
+use crate::process::driver;
+use crate::streams::capturing;
+use crate::streams::launching;
+use crate::streams::stream;
+
+/// Runs one driver call.
+#[inline]
+pub(crate) fn call(
+    name: &'static str,
+    needs_init: bool,
+    per_thread: bool,
+    body: impl FnOnce() -> Done,
+) -> CuResult {
+    answer(|| {
+        if needs_init {
+            // A forked child of an initialised process cannot use the driver, as with the real one.
+            let driver = driver::get().ok_or(CuResult::NOT_INITIALIZED)?;
+            driver.wait_while_locked();
+            driver.toll(name)?;
+            launching::call_costs(name);
+            capturing::admits(name)?;
+        }
+        stream::with_default(per_thread, body)
+    })
+}

@@ -1,0 +1,177 @@
+//! The functions of events. An event can be handed to another process, which sees the same one.
+
+use cuda_api::driver::*;
+use cuda_sim::exec::EventId;
+use std::sync::{Arc, Mutex};
+
+use crate::base::border::{Done, handle, read, write};
+use crate::memory::context;
+use crate::process::work::{exec, process, refused};
+use crate::streams::capturing;
+use crate::streams::event::{EVENTS, Event, Last, find};
+use crate::streams::recording::{record, wait};
+use crate::streams::stream;
+
+const BLOCKING_SYNC: u32 = 1;
+
+const DISABLE_TIMING: u32 = 2;
+
+const INTERPROCESS: u32 = 4;
+
+fn create(flags: u32, out: *mut CuEvent) -> Done {
+    if flags & !(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) != 0
+        || (flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0)
+        || out.is_null()
+    {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let context = context::current()?;
+    let id = exec()?.open_event(process()?).map_err(refused)?;
+    let last = Mutex::new(Last::Board);
+    let event = Event {
+        id,
+        context,
+        flags,
+        opened: false,
+        last,
+    };
+    write(out, handle(EVENTS.insert(Arc::new(event))))
+}
+
+fn destroy(event: CuEvent) -> Done {
+    EVENTS
+        .remove(event.addr())
+        .map(drop)
+        .ok_or(CuResult::INVALID_HANDLE)
+}
+
+fn elapsed(out: *mut f32, start: CuEvent, end: CuEvent) -> Done {
+    let (start, end) = (find(start)?, find(end)?);
+    if (start.flags | end.flags) & DISABLE_TIMING != 0 {
+        return Err(CuResult::INVALID_HANDLE);
+    }
+    let mut times = [0; 2];
+    for (time, event) in times.iter_mut().zip([&start, &end]) {
+        let record = event.record_to_query()?;
+        if record.number == 0 {
+            return Err(CuResult::INVALID_HANDLE);
+        }
+        *time = exec()?.record_time_ns(record).ok_or(CuResult::NOT_READY)?;
+    }
+    let step = crate::process::choices::event_step_ns();
+    let [start, end] = times.map(|time| time / step * step);
+    write(out, ((end as f64 - start as f64) / 1e6) as f32)
+}
+
+pub(crate) fn cuEventCreate(out: *mut CuEvent, flags: u32) -> Done {
+    create(flags, out)
+}
+
+pub(crate) fn cuEventDestroy(event: CuEvent) -> Done {
+    destroy(event)
+}
+
+pub(crate) fn cuEventDestroy_v2(event: CuEvent) -> Done {
+    destroy(event)
+}
+
+pub(crate) fn cuEventRecord(event: CuEvent, stream: CuStream) -> Done {
+    record(&*stream::find(stream)?, event, 0)
+}
+
+pub(crate) fn cuEventRecordWithFlags(event: CuEvent, stream: CuStream, flags: u32) -> Done {
+    record(&*stream::find(stream)?, event, flags)
+}
+
+pub(crate) fn cuEventQuery(event: CuEvent) -> Done {
+    let record = find(event)?.record_to_query()?;
+    capturing::unsafe_call()?;
+    if record.number == 0 || exec()?.record_time_ns(record).is_some() {
+        Ok(())
+    } else {
+        Err(CuResult::NOT_READY)
+    }
+}
+
+pub(crate) fn cuEventSynchronize(event: CuEvent) -> Done {
+    let record = find(event)?.record_to_query()?;
+    capturing::unsafe_call()?;
+    if record.number != 0 {
+        exec()?.wait_record(record);
+    }
+    Ok(())
+}
+
+pub(crate) fn cuEventElapsedTime(milliseconds: *mut f32, start: CuEvent, end: CuEvent) -> Done {
+    elapsed(milliseconds, start, end)
+}
+
+pub(crate) fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CuEvent, end: CuEvent) -> Done {
+    elapsed(milliseconds, start, end)
+}
+
+pub(crate) fn cuCtxRecordEvent(ctx: CuContext, event: CuEvent) -> Done {
+    // In the context's default stream, which comes after all its others.
+    let context = context::find_or_current(ctx)?;
+    record(&*stream::legacy(context)?, event, 0)
+}
+
+pub(crate) fn cuCtxWaitEvent(ctx: CuContext, event: CuEvent) -> Done {
+    for stream in stream::of_context(context::find_or_current(ctx)?) {
+        wait(&stream, event, 0)?;
+    }
+    Ok(())
+}
+
+/// What stands in an event's handle for other processes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Shared {
+    magic: u64,
+    index: u32,
+    generation: u32,
+    flags: u32,
+    rest: [u32; 11],
+}
+
+const SHARED: u64 = u64::from_le_bytes(*b"simevent");
+
+pub(crate) fn cuIpcGetEventHandle(out: *mut CuIpcEventHandle, event: CuEvent) -> Done {
+    let event = find(event)?;
+    if event.flags & INTERPROCESS == 0 || event.opened {
+        return Err(CuResult::INVALID_HANDLE);
+    }
+    let EventId { index, generation } = event.id;
+    let shared = Shared {
+        magic: SHARED,
+        index,
+        generation,
+        flags: event.flags,
+        rest: [0; 11],
+    };
+    write(out.cast::<Shared>(), shared)
+}
+
+pub(crate) fn cuIpcOpenEventHandle(out: *mut CuEvent, event_handle: CuIpcEventHandle) -> Done {
+    let shared = read((&raw const event_handle).cast::<Shared>())?;
+    if shared.magic != SHARED {
+        return Err(CuResult::INVALID_HANDLE);
+    }
+    let id = EventId {
+        index: shared.index,
+        generation: shared.generation,
+    };
+    exec()?
+        .last_record(id)
+        .map_err(|_| CuResult::INVALID_HANDLE)?;
+    let context = context::current()?;
+    let last = Mutex::new(Last::Board);
+    let event = Event {
+        id,
+        context,
+        flags: shared.flags,
+        opened: true,
+        last,
+    };
+    write(out, handle(EVENTS.insert(Arc::new(event))))
+}

@@ -1,0 +1,315 @@
+//! The functions of graphs that can be launched: instantiate, upload, launch, update, set the
+//! parameters of a node.
+
+use cuda_api::driver::*;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::base::border::{Done, handle, lock, read, write, write_if};
+use crate::memory::graph_memory;
+use crate::process::choices;
+use crate::streams::capturing;
+use crate::streams::event;
+use crate::streams::execs::{AUTO_FREE, EXECS, Exec, allocations, find, launch, nodes_of, set};
+use crate::streams::graph;
+use crate::streams::graph::Body;
+use crate::streams::stream;
+
+const UPLOAD: u64 = 2;
+
+const DEVICE_LAUNCH: u64 = 4;
+
+const NODE_PRIORITY: u64 = 8;
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+fn instantiate(out: *mut CuGraphExec, graph: CuGraph, flags: u64) -> Done<Arc<Exec>> {
+    if out.is_null() || flags & !(AUTO_FREE | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY) != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let graph = graph::find(graph)?;
+    let made = Arc::new(Exec {
+        nodes: Mutex::new(nodes_of(&graph)?),
+        flags,
+        // Relaxed: only has to differ from every other.
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        last: Mutex::new(None),
+        template: Mutex::new(graph.copy().ok()),
+    });
+    write(out, handle(EXECS.insert(Arc::clone(&made))))?;
+    Ok(made)
+}
+
+// --- a launch -------------------------------------------------------------------------------
+
+/// Takes the memory that a graph's first launch needs, without launching it.
+fn upload(made: &Exec) -> Done {
+    let nodes = lock(&made.nodes).clone();
+    graph_memory::upload(&allocations(&nodes)?)
+}
+
+// --- updates ----------------------------------------------------------------------------------
+
+const UPDATE_SUCCESS: u32 = 0;
+
+const UPDATE_TOPOLOGY_CHANGED: u32 = 2;
+
+const UPDATE_TYPE_CHANGED: u32 = 3;
+
+const UPDATE_NOT_SUPPORTED: u32 = 6;
+
+/// Takes the parameters of a graph of the same shape; answers why not, and at which node.
+fn update(graph_exec: CuGraphExec, graph: CuGraph) -> Done<(u32, usize)> {
+    let made = find(graph_exec)?;
+    let new = nodes_of(&*graph::find(graph)?)?;
+    let mut nodes = lock(&made.nodes);
+    if nodes.len() != new.len() {
+        return Ok((UPDATE_TOPOLOGY_CHANGED, 0));
+    }
+    for (old, new) in nodes.iter().zip(&new) {
+        if old.after != new.after {
+            return Ok((UPDATE_TOPOLOGY_CHANGED, new.origin));
+        }
+        if old.body.kind() != new.body.kind() {
+            return Ok((UPDATE_TYPE_CHANGED, new.origin));
+        }
+        let has_memory = matches!(new.body, Body::MemAlloc(_) | Body::MemFree(_));
+        if has_memory && !choices::updates_memory_nodes() {
+            return Ok((UPDATE_NOT_SUPPORTED, new.origin));
+        }
+    }
+    for (old, new) in nodes.iter_mut().zip(new) {
+        old.body = new.body;
+    }
+    *lock(&made.template) = graph::find(graph)?.copy().ok();
+    Ok((UPDATE_SUCCESS, 0))
+}
+
+
+pub(crate) fn cuGraphInstantiate(
+    out: *mut CuGraphExec,
+    graph: CuGraph,
+    error_node_out: *mut CuGraphNode,
+    _log_buffer: *mut c_char,
+    _buffer_size: usize,
+) -> Done {
+    write_if(error_node_out, std::ptr::null_mut());
+    instantiate(out, graph, 0).map(drop)
+}
+
+pub(crate) fn cuGraphInstantiate_v2(
+    out: *mut CuGraphExec,
+    graph: CuGraph,
+    error_node_out: *mut CuGraphNode,
+    _log_buffer: *mut c_char,
+    _buffer_size: usize,
+) -> Done {
+    write_if(error_node_out, std::ptr::null_mut());
+    instantiate(out, graph, 0).map(drop)
+}
+
+pub(crate) fn cuGraphInstantiateWithFlags(
+    out: *mut CuGraphExec,
+    graph: CuGraph,
+    flags: u64,
+) -> Done {
+    instantiate(out, graph, flags).map(drop)
+}
+
+pub(crate) fn cuGraphInstantiateWithParams(
+    out: *mut CuGraphExec,
+    graph: CuGraph,
+    instantiate_params: *mut CuGraphInstantiateParams,
+) -> Done {
+    const SUCCESS: u32 = 0;
+    const ERROR: u32 = 1;
+    let mut params = read(instantiate_params.cast_const())?;
+    let made = instantiate(out, graph, params.flags).and_then(|made| {
+        if params.flags & UPLOAD != 0 {
+            upload(&made).inspect_err(|_| {
+                EXECS.remove(Arc::as_ptr(&made).addr());
+            })?;
+        }
+        Ok(made)
+    });
+    params.error_node = std::ptr::null_mut();
+    params.result = if made.is_ok() { SUCCESS } else { ERROR };
+    write(instantiate_params, params)?;
+    made.map(drop)
+}
+
+pub(crate) fn cuGraphLaunch(graph: CuGraphExec, stream: CuStream) -> Done {
+    launch(graph, stream)
+}
+
+pub(crate) fn cuGraphUpload(graph: CuGraphExec, stream: CuStream) -> Done {
+    let made = find(graph)?;
+    capturing::forbidden(&*stream::find(stream)?)?;
+    upload(&made)
+}
+
+pub(crate) fn cuGraphExecDestroy(graph_exec: CuGraphExec) -> Done {
+    EXECS
+        .remove(graph_exec.addr())
+        .map(drop)
+        .ok_or(CuResult::INVALID_VALUE)
+}
+
+pub(crate) fn cuGraphExecGetFlags(graph_exec: CuGraphExec, flags: *mut u64) -> Done {
+    write(flags, find(graph_exec)?.flags)
+}
+
+pub(crate) fn cuGraphExecGetId(graph_exec: CuGraphExec, graph_id: *mut u32) -> Done {
+    write(graph_id, find(graph_exec)?.id as u32)
+}
+
+pub(crate) fn cuGraphExecUpdate(
+    graph_exec: CuGraphExec,
+    graph: CuGraph,
+    error_node_out: *mut CuGraphNode,
+    update_result_out: *mut CuGraphExecUpdateResult,
+) -> Done {
+    let (result, node) = update(graph_exec, graph)?;
+    write_if(error_node_out, handle(node));
+    write(update_result_out, result)?;
+    if result == UPDATE_SUCCESS {
+        Ok(())
+    } else {
+        Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
+    }
+}
+
+pub(crate) fn cuGraphExecUpdate_v2(
+    graph_exec: CuGraphExec,
+    graph: CuGraph,
+    result_info: *mut CuGraphExecUpdateResultInfo,
+) -> Done {
+    let (result, node) = update(graph_exec, graph)?;
+    let error_from_node = std::ptr::null_mut();
+    let info = CuGraphExecUpdateResultInfo {
+        result,
+        error_node: handle(node),
+        error_from_node,
+    };
+    write(result_info, info)?;
+    if result == UPDATE_SUCCESS {
+        Ok(())
+    } else {
+        Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
+    }
+}
+
+pub(crate) fn cuGraphExecKernelNodeSetParams(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    params: *const CuKernelNodeParamsV1,
+) -> Done {
+    set(graph_exec, node, || graph::kernel_v1(params))
+}
+
+pub(crate) fn cuGraphExecKernelNodeSetParams_v2(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    params: *const CuKernelNodeParams,
+) -> Done {
+    set(graph_exec, node, || graph::kernel(&read(params)?))
+}
+
+pub(crate) fn cuGraphExecMemcpyNodeSetParams(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    copy_params: *const CuMemcpy3D,
+    _context: CuContext,
+) -> Done {
+    set(graph_exec, node, || graph::memcpy(copy_params))
+}
+
+pub(crate) fn cuGraphExecMemsetNodeSetParams(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    memset_params: *const CuMemsetNodeParams,
+    _context: CuContext,
+) -> Done {
+    set(graph_exec, node, || graph::memset(&read(memset_params)?))
+}
+
+pub(crate) fn cuGraphExecHostNodeSetParams(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    params: *const CuHostNodeParams,
+) -> Done {
+    set(graph_exec, node, || graph::host(params))
+}
+
+pub(crate) fn cuGraphExecChildGraphNodeSetParams(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    child_graph: CuGraph,
+) -> Done {
+    set(graph_exec, node, || graph::child(child_graph))
+}
+
+pub(crate) fn cuGraphExecEventRecordNodeSetEvent(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    event: CuEvent,
+) -> Done {
+    set(graph_exec, node, || {
+        event::find(event).map(Body::EventRecord)
+    })
+}
+
+pub(crate) fn cuGraphExecEventWaitNodeSetEvent(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    event: CuEvent,
+) -> Done {
+    set(graph_exec, node, || event::find(event).map(Body::EventWait))
+}
+
+pub(crate) fn cuGraphExecBatchMemOpNodeSetParams(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    params: *const CuBatchMemOpNodeParams,
+) -> Done {
+    set(graph_exec, node, || graph::batch(&read(params)?))
+}
+
+pub(crate) fn cuGraphExecNodeSetParams(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    params: *mut CuGraphNodeParams,
+) -> Done {
+    set(graph_exec, node, || graph::any(params))
+}
+
+pub(crate) fn cuGraphNodeSetEnabled(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    is_enabled: u32,
+) -> Done {
+    let made = find(graph_exec)?;
+    let mut nodes = lock(&made.nodes);
+    let found = nodes.iter_mut().find(|known| known.origin == node.addr());
+    let found = found.ok_or(CuResult::INVALID_VALUE)?;
+    // Kernels, copies and fills only.
+    if found.body.kind() > 2 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    found.is_enabled = is_enabled != 0;
+    Ok(())
+}
+
+pub(crate) fn cuGraphNodeGetEnabled(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    is_enabled: *mut u32,
+) -> Done {
+    let made = find(graph_exec)?;
+    let nodes = lock(&made.nodes);
+    let found = nodes.iter().find(|known| known.origin == node.addr());
+    write(
+        is_enabled,
+        u32::from(found.ok_or(CuResult::INVALID_VALUE)?.is_enabled),
+    )
+}

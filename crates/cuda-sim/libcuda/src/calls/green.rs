@@ -1,0 +1,293 @@
+//! Green contexts: a share of a device's multiprocessors with streams of its own. A kernel takes as
+//! much longer there as the share is smaller than the whole; nobody is kept off another one's share.
+
+use cuda_api::driver::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::base::border::{Done, handle, read, read_all, write, write_if};
+use crate::base::model::MULTIPROCESSORS;
+use crate::base::table::Table;
+use crate::memory::context;
+use crate::memory::context::{Ctx, share_of};
+use crate::process::driver;
+use crate::streams::recording;
+use crate::streams::stream;
+
+const SM: u32 = 1;
+
+/// The smallest share, and what shares are multiples of.
+const ALIGNMENT: u32 = 8;
+
+/// What resources were generated into: how many multiprocessors.
+#[derive(Debug)]
+struct Description(u32);
+
+#[derive(Debug)]
+struct Green {
+    context: Ctx,
+    multiprocessors: u32,
+    id: u64,
+    is_gone: AtomicBool,
+}
+
+static DESCRIPTIONS: Table<Description> = Table::new();
+
+static GREENS: Table<Green> = Table::new();
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+fn resource(multiprocessors: u32) -> CuDevResource {
+    CuDevResource {
+        kind: SM,
+        internal: [0; 92],
+        sm: CuDevSmResource {
+            sm_count: multiprocessors,
+            min_partition: ALIGNMENT,
+            alignment: ALIGNMENT,
+            flags: 0,
+            locality_domain: 0,
+        },
+        pad: [0; 20],
+        next: std::ptr::null_mut(),
+    }
+}
+
+fn put_resource(out: *mut CuDevResource, kind: u32, multiprocessors: u32) -> Done {
+    if kind != SM {
+        return Err(CuResult::INVALID_RESOURCE_TYPE);
+    }
+    write(out, resource(multiprocessors))
+}
+
+fn find(green: CuGreenCtx) -> Done<Arc<Green>> {
+    let found = GREENS.get(green.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+    // SeqCst: destroyed once, by whoever comes first.
+    if found.is_gone.load(Ordering::SeqCst) {
+        Err(CuResult::INVALID_HANDLE)
+    } else {
+        Ok(found)
+    }
+}
+
+fn sm_input(input: *const CuDevResource) -> Done<u32> {
+    let input = read(input)?;
+    if input.kind == SM {
+        Ok(input.sm.sm_count)
+    } else {
+        Err(CuResult::INVALID_RESOURCE_TYPE)
+    }
+}
+
+/// Splits into groups of the same size.
+fn split_by_count(
+    result: *mut CuDevResource,
+    groups: *mut u32,
+    input: *const CuDevResource,
+    remainder: *mut CuDevResource,
+    min_count: u32,
+) -> Done {
+    let total = sm_input(input)?;
+    let each = min_count.max(1).next_multiple_of(ALIGNMENT);
+    let possible = total / each;
+    let wanted = read(groups.cast_const())?;
+    if possible == 0 {
+        return Err(CuResult::INVALID_RESOURCE_CONFIGURATION);
+    }
+    // Without room for results it is asked how many there would be.
+    if result.is_null() {
+        return write(groups, possible);
+    }
+    let made = wanted.min(possible);
+    for index in 0..made as usize {
+        write(result.wrapping_add(index), resource(each))?;
+    }
+    write_if(remainder, resource(total - made * each));
+    write(groups, made)
+}
+
+fn split(
+    result: *mut CuDevResource,
+    groups: u32,
+    input: *const CuDevResource,
+    remainder: *mut CuDevResource,
+    params: *mut CuDevSmResourceGroupParams,
+) -> Done {
+    let mut left = sm_input(input)?;
+    for (index, group) in read_all(params.cast_const(), groups as usize)?
+        .into_iter()
+        .enumerate()
+    {
+        let wanted = match group.sm_count {
+            0 => left / ALIGNMENT * ALIGNMENT,
+            count => count.next_multiple_of(ALIGNMENT),
+        };
+        left = left
+            .checked_sub(wanted)
+            .ok_or(CuResult::INVALID_RESOURCE_CONFIGURATION)?;
+        if !result.is_null() {
+            write(result.wrapping_add(index), resource(wanted))?;
+        }
+    }
+    write_if(remainder, resource(left));
+    Ok(())
+}
+
+/// The green context whose context this is, as programs hold it; 0 when it is none.
+pub(crate) fn of_context(context: Ctx) -> usize {
+    // Relaxed: written before the program had the context.
+    if context.multiprocessors.load(Ordering::Relaxed) == 0 {
+        return 0;
+    }
+    let found = GREENS.select(|green| green.context.handle == context.handle);
+    found
+        .first()
+        .map_or(0, |green| Arc::as_ptr(green).expose_provenance())
+}
+
+/// A context is gone: a green one whose context it was is none any more.
+pub(crate) fn context_gone(context: Ctx) {
+    GREENS.take(|green| green.context.handle == context.handle);
+}
+
+pub(crate) fn cuDeviceGetDevResource(
+    device: CuDevice,
+    out: *mut CuDevResource,
+    kind: CuDevResourceType,
+) -> Done {
+    driver::the()?.gpu(device)?;
+    put_resource(out, kind, MULTIPROCESSORS as u32)
+}
+
+pub(crate) fn cuCtxGetDevResource(
+    ctx: CuContext,
+    out: *mut CuDevResource,
+    kind: CuDevResourceType,
+) -> Done {
+    put_resource(out, kind, share_of(context::find_or_current(ctx)?))
+}
+
+pub(crate) fn cuGreenCtxGetDevResource(
+    ctx: CuGreenCtx,
+    out: *mut CuDevResource,
+    kind: CuDevResourceType,
+) -> Done {
+    put_resource(out, kind, find(ctx)?.multiprocessors)
+}
+
+pub(crate) fn cuStreamGetDevResource(
+    stream: CuStream,
+    out: *mut CuDevResource,
+    kind: CuDevResourceType,
+) -> Done {
+    put_resource(out, kind, share_of(stream::find(stream)?.context))
+}
+
+pub(crate) fn cuDevSmResourceSplitByCount(
+    result: *mut CuDevResource,
+    groups: *mut u32,
+    input: *const CuDevResource,
+    remainder: *mut CuDevResource,
+    _flags: u32,
+    min_count: u32,
+) -> Done {
+    split_by_count(result, groups, input, remainder, min_count)
+}
+
+pub(crate) fn cuDevSmResourceSplit(
+    result: *mut CuDevResource,
+    groups: u32,
+    input: *const CuDevResource,
+    remainder: *mut CuDevResource,
+    _flags: u32,
+    params: *mut CuDevSmResourceGroupParams,
+) -> Done {
+    split(result, groups, input, remainder, params)
+}
+
+pub(crate) fn cuDevResourceGenerateDesc(
+    out: *mut CuDevResourceDesc,
+    resources: *mut CuDevResource,
+    count: u32,
+) -> Done {
+    let mut total = 0;
+    for part in read_all(resources.cast_const(), count as usize)? {
+        if part.kind != SM {
+            return Err(CuResult::INVALID_RESOURCE_TYPE);
+        }
+        total += part.sm.sm_count;
+    }
+    if total == 0 || total > MULTIPROCESSORS as u32 {
+        return Err(CuResult::INVALID_RESOURCE_CONFIGURATION);
+    }
+    write(
+        out,
+        handle(DESCRIPTIONS.insert(Arc::new(Description(total)))),
+    )
+}
+
+pub(crate) fn cuGreenCtxCreate(
+    out: *mut CuGreenCtx,
+    desc: CuDevResourceDesc,
+    device: CuDevice,
+    flags: u32,
+) -> Done {
+    const DEFAULT_STREAM: u32 = 1;
+    let Description(share) = *DESCRIPTIONS
+        .get(desc.addr())
+        .ok_or(CuResult::INVALID_HANDLE)?;
+    if flags != DEFAULT_STREAM || out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let green = Green {
+        context: context::make_green(device, share)?,
+        multiprocessors: share,
+        // Relaxed: only has to differ from every other.
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        is_gone: AtomicBool::new(false),
+    };
+    write(out, handle(GREENS.insert(Arc::new(green))))
+}
+
+pub(crate) fn cuGreenCtxDestroy(ctx: CuGreenCtx) -> Done {
+    let green = find(ctx)?;
+    if !green.is_gone.swap(true, Ordering::SeqCst) {
+        context::destroy_green(green.context);
+    }
+    Ok(())
+}
+
+pub(crate) fn cuCtxFromGreenCtx(out: *mut CuContext, ctx: CuGreenCtx) -> Done {
+    write(out, find(ctx)?.context.as_handle())
+}
+
+pub(crate) fn cuGreenCtxGetId(green_ctx: CuGreenCtx, id: *mut u64) -> Done {
+    write(id, find(green_ctx)?.id)
+}
+
+pub(crate) fn cuGreenCtxStreamCreate(
+    out: *mut CuStream,
+    green_ctx: CuGreenCtx,
+    flags: u32,
+    priority: i32,
+) -> Done {
+    const NON_BLOCKING: u32 = 1;
+    let green = find(green_ctx)?;
+    // The default stream of another context is none of its business.
+    if flags & NON_BLOCKING == 0 || out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let made = stream::create(green.context, flags, priority)?;
+    write(out, handle(Arc::as_ptr(&made).expose_provenance()))
+}
+
+pub(crate) fn cuGreenCtxRecordEvent(ctx: CuGreenCtx, event: CuEvent) -> Done {
+    recording::record(&*stream::legacy(find(ctx)?.context)?, event, 0)
+}
+
+pub(crate) fn cuGreenCtxWaitEvent(ctx: CuGreenCtx, event: CuEvent) -> Done {
+    for stream in stream::of_context(find(ctx)?.context) {
+        recording::wait(&stream, event, 0)?;
+    }
+    Ok(())
+}

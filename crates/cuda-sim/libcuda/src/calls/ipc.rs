@@ -1,0 +1,88 @@
+//! `cuIpc*`: memory handles for other processes.
+
+use cuda_api::driver::*;
+use cuda_sim::board::SharedId;
+
+use crate::base::border::{Done, check_out, write};
+use crate::memory::blocks;
+use crate::memory::blocks::{Block, Kind};
+use crate::memory::context;
+use crate::memory::shared::{open, share};
+use crate::process::files::Name;
+
+
+pub(crate) fn cuIpcGetMemHandle(handle: *mut CuIpcMemHandle, ptr: CuDevicePtr) -> Done {
+    check_out(handle)?;
+    let (base, block) = blocks::find(ptr.0)
+        .filter(|(_, block)| matches!(block.kind, Kind::Device))
+        .ok_or(CuResult::INVALID_VALUE)?;
+    let name = share(base, &block, || Some(block.taken))?;
+    let mut made = CuIpcMemHandle { reserved: [0; 64] };
+    name.write(&mut made.reserved);
+    write(handle, made)
+}
+
+fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32) -> Done {
+    const LAZY_PEER_ACCESS: u32 = 1;
+    check_out(out)?;
+    let context = context::current()?.home();
+    if flags != LAZY_PEER_ACCESS {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let name = Name::read(&handle.reserved).ok_or(CuResult::INVALID_VALUE)?;
+    if name.pid == u64::from(std::process::id()) {
+        // Its own memory; the real driver does not open it either.
+        return Err(CuResult::INVALID_CONTEXT);
+    }
+    let same = |block: &Block| {
+        matches!(block.kind, Kind::Opened { .. }) && block.shared == Some(SharedId(name.id))
+    };
+    let base = match blocks::select(0..u64::MAX, same).first() {
+        Some((base, _)) => {
+            blocks::change(*base, |block| {
+                if let Kind::Opened { times } = &mut block.kind {
+                    *times += 1;
+                }
+            });
+            *base
+        }
+        None => open(&name, Kind::Opened { times: 1 }, Some(context))?,
+    };
+    write(out, CuDevicePtr(base))
+}
+
+pub(crate) fn cuIpcOpenMemHandle(
+    out: *mut CuDevicePtr,
+    handle: CuIpcMemHandle,
+    flags: u32,
+) -> Done {
+    open_handle(out, handle, flags)
+}
+
+pub(crate) fn cuIpcOpenMemHandle_v2(
+    out: *mut CuDevicePtr,
+    handle: CuIpcMemHandle,
+    flags: u32,
+) -> Done {
+    open_handle(out, handle, flags)
+}
+
+pub(crate) fn cuIpcCloseMemHandle(ptr: CuDevicePtr) -> Done {
+    let left = blocks::change(ptr.0, |block| match &mut block.kind {
+        Kind::Opened { times } => {
+            *times -= 1;
+            Some(*times)
+        }
+        _ => None,
+    });
+    match left.flatten() {
+        None => Err(CuResult::INVALID_VALUE),
+        Some(0) => {
+            if let Some(block) = blocks::remove(ptr.0, |_| true) {
+                blocks::end(ptr.0, &block);
+            }
+            Ok(())
+        }
+        Some(_) => Ok(()),
+    }
+}

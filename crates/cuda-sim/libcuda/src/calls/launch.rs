@@ -1,0 +1,474 @@
+//! The functions of launches: every form of `cuLaunch*`, occupancy, cooperative launches, the
+//! functions of CUDA 3.
+
+use cuda_api::driver::*;
+use cuda_sim::script::LAUNCH_ATTRIBUTE_NS;
+use std::sync::OnceLock;
+
+use crate::base::border::{Done, lock, read, read_all, write};
+use crate::memory::context;
+use crate::streams::capturing;
+use crate::streams::graph::Body;
+use crate::streams::launch::{
+    Launch, MAX_THREADS, MULTIPROCESSORS, SHARED_BYTES_OPT_IN, check, packed, plan,
+};
+use crate::streams::module;
+use crate::streams::module::Function;
+use crate::streams::stream;
+
+const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
+
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
+
+const REGISTERS: u32 = 65_536;
+
+const SHARED_PER_MULTIPROCESSOR: u32 = 228 << 10;
+
+/// The first eight bytes of a kernel's arguments.
+fn first_argument(
+    function: &Function,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Option<u64> {
+    let size = function
+        .kernel
+        .parameters
+        .first()
+        .map_or(8, |(_, size)| *size)
+        .min(8);
+    let source = match packed(extra).ok()? {
+        Some((buffer, _)) => buffer,
+        None => read(params.cast_const()).ok()?.cast::<u8>().cast_const(),
+    };
+    let mut bytes = [0; 8];
+    bytes[..size].copy_from_slice(&read_all(source, size).ok()?);
+    Some(u64::from_le_bytes(bytes))
+}
+
+/// Everything that a launch is passed.
+struct Call<'a> {
+    function: CuFunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: CuStream,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+    attributes: &'a [CuLaunchAttribute],
+}
+
+fn launch(call: &Call<'_>) -> Done {
+    if crate::process::helper::is_helper() {
+        return Err(CuResult::NOT_PERMITTED);
+    }
+    let function = module::function(call.function)?;
+    context::current()?;
+    let stream = stream::find(call.stream)?;
+    check(&function, call.grid, call.block, call.shared)?;
+    let captured = capturing::takes(&stream, || {
+        let Call {
+            function,
+            grid,
+            block,
+            shared,
+            params,
+            extra,
+            ..
+        } = *call;
+        let mut launch = Launch::read(function, grid, block, shared, params, extra)?;
+        for attribute in call.attributes {
+            launch.set_attribute(attribute.id, attribute.value.words);
+        }
+        Ok(Body::Kernel(launch))
+    })?;
+    if captured {
+        return Ok(());
+    }
+    let own = call
+        .attributes
+        .iter()
+        .find(|attribute| attribute.id == LAUNCH_ATTRIBUTE_NS);
+    let own_ns = own.map(|attribute| attribute.value.words[0]);
+    let first = || first_argument(&function, call.params, call.extra);
+    module::load_for(&function, stream.context)?;
+    plan(&function, call.grid, own_ns, first)?.submit(&stream)?;
+    if is_blocking() {
+        stream::synchronize(&stream)?;
+    }
+    Ok(())
+}
+
+/// Does every launch of a kernel wait for its end? Read once, as the driver does.
+fn is_blocking() -> bool {
+    static BLOCKING: OnceLock<bool> = OnceLock::new();
+    *BLOCKING.get_or_init(|| std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|value| value == "1"))
+}
+
+// --- occupancy --------------------------------------------------------------------------------
+
+fn blocks_per_multiprocessor(function: &Function, block: i32, dynamic: usize) -> Done<u32> {
+    if block <= 0 || block as u32 > MAX_THREADS {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let warps = (block as u32).div_ceil(32);
+    let by_threads = THREADS_PER_MULTIPROCESSOR / (warps * 32);
+    let registers = function.kernel.registers.max(16) as u32;
+    let by_registers = REGISTERS / (registers.next_multiple_of(8) * 32 * warps);
+    let shared = function.kernel.shared_bytes as usize + dynamic;
+    let by_shared = (SHARED_PER_MULTIPROCESSOR as usize)
+        .checked_div(shared)
+        .unwrap_or(usize::MAX);
+    let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);
+    Ok(by_threads
+        .min(by_registers)
+        .min(by_shared)
+        .min(BLOCKS_PER_MULTIPROCESSOR))
+}
+
+fn occupancy(out: *mut i32, function: CuFunction, block: i32, dynamic: usize) -> Done {
+    let function = module::function(function)?;
+    write(
+        out,
+        blocks_per_multiprocessor(&function, block, dynamic)? as i32,
+    )
+}
+
+fn best_block(
+    min_grid: *mut i32,
+    block_out: *mut i32,
+    function: CuFunction,
+    dynamic_of: CuOccupancyB2DSize,
+    dynamic: usize,
+    limit: i32,
+) -> Done {
+    let function = module::function(function)?;
+    let most = if limit > 0 {
+        limit.min(MAX_THREADS as i32)
+    } else {
+        MAX_THREADS as i32
+    };
+    let own = function.kernel.max_threads;
+    let most = if own > 0 { most.min(own) } else { most };
+    let mut best = (0, 0);
+    for block in (1..=most / 32).rev().map(|warps| warps * 32) {
+        // SAFETY: the program's function, called as its contract says.
+        let shared = dynamic_of.map_or(dynamic, |of| unsafe { of(block) });
+        let blocks = blocks_per_multiprocessor(&function, block, shared)? as i32;
+        if blocks * block > best.0 * best.1 {
+            best = (blocks, block);
+        }
+    }
+    write(min_grid, best.0 * MULTIPROCESSORS as i32)?;
+    write(block_out, best.1)
+}
+
+
+pub(crate) fn cuLaunchKernel(
+    function: CuFunction,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    shared: u32,
+    stream: CuStream,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Done {
+    let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+    launch(&Call {
+        function,
+        grid,
+        block,
+        shared,
+        stream,
+        params,
+        extra,
+        attributes: &[],
+    })
+}
+
+pub(crate) fn cuLaunchKernelEx(
+    config: *const CuLaunchConfig,
+    function: CuFunction,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Done {
+    let config = read(config)?;
+    let attributes = read_all(
+        config.attributes.cast_const(),
+        config.num_attributes as usize,
+    )?;
+    launch(&Call {
+        function,
+        grid: [config.grid_x, config.grid_y, config.grid_z],
+        block: [config.block_x, config.block_y, config.block_z],
+        shared: config.shared_bytes,
+        stream: config.stream,
+        params,
+        extra,
+        attributes: &attributes,
+    })
+}
+
+fn cooperative(call: &Call<'_>) -> Done {
+    let function = module::function(call.function)?;
+    let threads = call.block.iter().product::<u32>() as i32;
+    let each = blocks_per_multiprocessor(&function, threads, call.shared as usize)?;
+    let blocks = call.grid.iter().map(|&n| u64::from(n)).product::<u64>();
+    if blocks > u64::from(each) * u64::from(MULTIPROCESSORS) {
+        return Err(CuResult::COOPERATIVE_LAUNCH_TOO_LARGE);
+    }
+    launch(call)
+}
+
+pub(crate) fn cuLaunchCooperativeKernel(
+    function: CuFunction,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    shared: u32,
+    stream: CuStream,
+    params: *mut *mut c_void,
+) -> Done {
+    let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+    let extra = std::ptr::null_mut();
+    cooperative(&Call {
+        function,
+        grid,
+        block,
+        shared,
+        stream,
+        params,
+        extra,
+        attributes: &[],
+    })
+}
+
+pub(crate) fn cuLaunchCooperativeKernelMultiDevice(
+    launch_params_list: *mut CuLaunchParams,
+    count_devices: u32,
+    flags: u32,
+) -> Done {
+    if count_devices == 0 || flags > 3 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    for p in read_all(launch_params_list.cast_const(), count_devices as usize)? {
+        if stream::find(p.stream)?.kind == stream::Kind::Legacy {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        cooperative(&Call {
+            function: p.function,
+            grid: [p.grid_x, p.grid_y, p.grid_z],
+            block: [p.block_x, p.block_y, p.block_z],
+            shared: p.shared_bytes,
+            stream: p.stream,
+            params: p.params,
+            extra: std::ptr::null_mut(),
+            attributes: &[],
+        })?;
+    }
+    Ok(())
+}
+
+/// A launch of the old kind: block, shared memory and parameters were set on the function before.
+fn old_launch(function: CuFunction, width: i32, height: i32, stream: CuStream) -> Done {
+    let found = module::function(function)?;
+    let old = lock(&found.old_style).clone();
+    if width <= 0 || height <= 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let mut size = old.parameters.len();
+    let mut extra: [*mut c_void; 5] = [
+        std::ptr::without_provenance_mut(1),
+        old.parameters.as_ptr().cast_mut().cast(),
+        std::ptr::without_provenance_mut(2),
+        (&raw mut size).cast(),
+        std::ptr::null_mut(),
+    ];
+    launch(&Call {
+        function,
+        grid: [width as u32, height as u32, 1],
+        block: old.block,
+        shared: old.shared,
+        stream,
+        params: std::ptr::null_mut(),
+        extra: extra.as_mut_ptr(),
+        attributes: &[],
+    })
+}
+
+pub(crate) fn cuLaunch(function: CuFunction) -> Done {
+    old_launch(function, 1, 1, std::ptr::null_mut())
+}
+
+pub(crate) fn cuLaunchGrid(function: CuFunction, grid_width: i32, grid_height: i32) -> Done {
+    old_launch(function, grid_width, grid_height, std::ptr::null_mut())
+}
+
+pub(crate) fn cuLaunchGridAsync(
+    function: CuFunction,
+    grid_width: i32,
+    grid_height: i32,
+    stream: CuStream,
+) -> Done {
+    old_launch(function, grid_width, grid_height, stream)
+}
+
+pub(crate) fn cuFuncSetBlockShape(function: CuFunction, x: i32, y: i32, z: i32) -> Done {
+    if x <= 0 || y <= 0 || z <= 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    lock(&module::function(function)?.old_style).block = [x as u32, y as u32, z as u32];
+    Ok(())
+}
+
+pub(crate) fn cuFuncSetSharedSize(function: CuFunction, bytes: u32) -> Done {
+    lock(&module::function(function)?.old_style).shared = bytes;
+    Ok(())
+}
+
+pub(crate) fn cuParamSetSize(function: CuFunction, numbytes: u32) -> Done {
+    lock(&module::function(function)?.old_style)
+        .parameters
+        .resize(numbytes as usize, 0);
+    Ok(())
+}
+
+fn set_parameter(function: CuFunction, offset: i32, bytes: &[u8]) -> Done {
+    let function = module::function(function)?;
+    let mut old = lock(&function.old_style);
+    let start = usize::try_from(offset).map_err(|_| CuResult::INVALID_VALUE)?;
+    let end = start + bytes.len();
+    if end > 4096 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if old.parameters.len() < end {
+        old.parameters.resize(end, 0);
+    }
+    old.parameters[start..end].copy_from_slice(bytes);
+    Ok(())
+}
+
+pub(crate) fn cuParamSeti(function: CuFunction, offset: i32, value: u32) -> Done {
+    set_parameter(function, offset, &value.to_le_bytes())
+}
+
+pub(crate) fn cuParamSetf(function: CuFunction, offset: i32, value: f32) -> Done {
+    set_parameter(function, offset, &value.to_le_bytes())
+}
+
+pub(crate) fn cuParamSetv(
+    function: CuFunction,
+    offset: i32,
+    ptr: *mut c_void,
+    numbytes: u32,
+) -> Done {
+    let bytes = read_all(ptr.cast::<u8>().cast_const(), numbytes as usize)?;
+    set_parameter(function, offset, &bytes)
+}
+
+pub(crate) fn cuParamSetTexRef(function: CuFunction, _texunit: i32, _tex_ref: CuTexref) -> Done {
+    module::function(function).map(drop)
+}
+
+pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    count_blocks: *mut i32,
+    function: CuFunction,
+    block_size: i32,
+    dynamic: usize,
+) -> Done {
+    occupancy(count_blocks, function, block_size, dynamic)
+}
+
+pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    count_blocks: *mut i32,
+    function: CuFunction,
+    block_size: i32,
+    dynamic: usize,
+    _flags: u32,
+) -> Done {
+    occupancy(count_blocks, function, block_size, dynamic)
+}
+
+pub(crate) fn cuOccupancyMaxPotentialBlockSize(
+    min_grid_size: *mut i32,
+    block_size: *mut i32,
+    function: CuFunction,
+    dynamic_of: CuOccupancyB2DSize,
+    dynamic: usize,
+    limit: i32,
+) -> Done {
+    best_block(
+        min_grid_size,
+        block_size,
+        function,
+        dynamic_of,
+        dynamic,
+        limit,
+    )
+}
+
+pub(crate) fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+    min_grid_size: *mut i32,
+    block_size: *mut i32,
+    function: CuFunction,
+    dynamic_of: CuOccupancyB2DSize,
+    dynamic: usize,
+    limit: i32,
+    _flags: u32,
+) -> Done {
+    best_block(
+        min_grid_size,
+        block_size,
+        function,
+        dynamic_of,
+        dynamic,
+        limit,
+    )
+}
+
+pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
+    out: *mut usize,
+    function: CuFunction,
+    count_blocks: i32,
+    block_size: i32,
+) -> Done {
+    let function = module::function(function)?;
+    if count_blocks <= 0 || block_size <= 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let each = SHARED_PER_MULTIPROCESSOR / count_blocks as u32;
+    let most = each.min(SHARED_BYTES_OPT_IN) as usize;
+    write(
+        out,
+        most.saturating_sub(function.kernel.shared_bytes as usize),
+    )
+}
+
+pub(crate) fn cuOccupancyMaxPotentialClusterSize(
+    cluster_size: *mut i32,
+    function: CuFunction,
+    config: *const CuLaunchConfig,
+) -> Done {
+    module::function(function)?;
+    read(config)?;
+    write(cluster_size, 8)
+}
+
+pub(crate) fn cuOccupancyMaxActiveClusters(
+    count_clusters: *mut i32,
+    function: CuFunction,
+    config: *const CuLaunchConfig,
+) -> Done {
+    let function = module::function(function)?;
+    let config = read(config)?;
+    let threads = config.block_x * config.block_y * config.block_z;
+    let shared = config.shared_bytes as usize;
+    let each = blocks_per_multiprocessor(&function, threads as i32, shared)?;
+    write(count_clusters, (each * MULTIPROCESSORS / 8) as i32)
+}

@@ -1,0 +1,569 @@
+//! The functions of plain memory: device, pitched, managed and host memory, hints, free bytes,
+//! attributes of pointers.
+
+use cuda_api::driver::*;
+use cuda_sim::board;
+
+use crate::base::border::{Done, check_out, read, write, write_if};
+use crate::base::space;
+use crate::memory::blocks::{
+    Block, Kind, PITCH, block, end, find, make, managed, place_at, remove, rounded,
+};
+use crate::memory::context;
+use crate::memory::graph_memory;
+use crate::process::driver;
+use crate::process::driver::Driver;
+use crate::process::location;
+use crate::process::location::Place;
+use crate::streams::stream;
+
+// --- device memory ------------------------------------------------------------------------------
+
+fn alloc(bytes: u64, kind: Kind, low: bool) -> Done<u64> {
+    let context = context::current()?;
+    if bytes == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    make(context, bytes, rounded(bytes), kind, low)
+}
+
+pub(crate) fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> Done {
+    check_out(out)?;
+    let base = alloc(bytes as u64, Kind::Device, false)?;
+    write(out, CuDevicePtr(base))
+}
+
+pub(crate) fn cuMemAlloc(ptr: *mut u32, bytes: u32) -> Done {
+    check_out(ptr)?;
+    let base = alloc(u64::from(bytes), Kind::Device, true)?;
+    write(ptr, base as u32)
+}
+
+fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Done<(u64, u64)> {
+    if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let pitch = width
+        .checked_next_multiple_of(PITCH)
+        .ok_or(CuResult::OUT_OF_MEMORY)?;
+    let bytes = pitch.checked_mul(height).ok_or(CuResult::OUT_OF_MEMORY)?;
+    Ok((alloc(bytes, Kind::Device, low)?, pitch))
+}
+
+pub(crate) fn cuMemAllocPitch_v2(
+    out: *mut CuDevicePtr,
+    pitch: *mut usize,
+    width_bytes: usize,
+    height: usize,
+    element_bytes: u32,
+) -> Done {
+    check_out(out)?;
+    check_out(pitch)?;
+    let (base, row) = alloc_pitch(width_bytes as u64, height as u64, element_bytes, false)?;
+    write(pitch, row as usize)?;
+    write(out, CuDevicePtr(base))
+}
+
+pub(crate) fn cuMemAllocPitch(
+    ptr: *mut u32,
+    pitch: *mut u32,
+    width_bytes: u32,
+    height: u32,
+    element_bytes: u32,
+) -> Done {
+    check_out(ptr)?;
+    check_out(pitch)?;
+    let (base, row) = alloc_pitch(width_bytes.into(), height.into(), element_bytes, true)?;
+    write(pitch, row as u32)?;
+    write(ptr, base as u32)
+}
+
+const ATTACH_GLOBAL: u32 = 1;
+
+const ATTACH_HOST: u32 = 2;
+
+pub(crate) fn cuMemAllocManaged(out: *mut CuDevicePtr, bytes: usize, flags: u32) -> Done {
+    check_out(out)?;
+    if flags != ATTACH_GLOBAL && flags != ATTACH_HOST {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let base = alloc(bytes as u64, Kind::Managed, false)?;
+    write(out, CuDevicePtr(base))
+}
+
+fn free(base: u64) -> Done {
+    let context = context::current()?;
+    if base == 0 {
+        return Ok(());
+    }
+    stream::before_free(context)?;
+    if graph_memory::is_graphs(base) {
+        return if graph_memory::free(base) {
+            Ok(())
+        } else {
+            Err(CuResult::INVALID_VALUE)
+        };
+    }
+    let own = |block: &Block| {
+        matches!(
+            block.kind,
+            Kind::Device | Kind::Managed | Kind::Pool(_) | Kind::External
+        )
+    };
+    let block = remove(base, own).ok_or(CuResult::INVALID_VALUE)?;
+    end(base, &block);
+    Ok(())
+}
+
+pub(crate) fn cuMemFree_v2(ptr: CuDevicePtr) -> Done {
+    free(ptr.0)
+}
+
+pub(crate) fn cuMemFree(ptr: u32) -> Done {
+    free(ptr.into())
+}
+
+fn range_of(address: u64) -> Done<(u64, u64)> {
+    context::current()?;
+    let (base, block) = find(address)
+        .filter(|(_, block)| !matches!(block.kind, Kind::Array | Kind::Registered))
+        .ok_or(CuResult::NOT_FOUND)?;
+    Ok((base, block.bytes))
+}
+
+pub(crate) fn cuMemGetAddressRange_v2(
+    base_out: *mut CuDevicePtr,
+    size_out: *mut usize,
+    ptr: CuDevicePtr,
+) -> Done {
+    let (base, bytes) = range_of(ptr.0)?;
+    write_if(base_out, CuDevicePtr(base));
+    write_if(size_out, bytes as usize);
+    Ok(())
+}
+
+pub(crate) fn cuMemGetAddressRange(base_out: *mut u32, size_out: *mut u32, ptr: u32) -> Done {
+    let (base, bytes) = range_of(ptr.into())?;
+    write_if(base_out, base as u32);
+    write_if(size_out, bytes as u32);
+    Ok(())
+}
+
+fn info() -> Done<(u64, u64)> {
+    let context = context::current()?;
+    let driver = driver::the()?;
+    let board = &driver.board;
+    if let Some(part) = driver.instance {
+        let own = |other: &board::ProcessUse| other.instance == Some(part.index);
+        let used: u64 = board
+            .processes(context.gpu)
+            .iter()
+            .filter(|process| own(process))
+            .map(|process| process.alloc_bytes + process.overhead_bytes)
+            .sum();
+        return Ok((part.bytes.saturating_sub(used), part.bytes));
+    }
+    let total = board.total_bytes(context.gpu);
+    Ok((total.saturating_sub(board.used_bytes(context.gpu)), total))
+}
+
+pub(crate) fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Done {
+    let (left, all) = info()?;
+    write(free, left as usize)?;
+    write(total, all as usize)
+}
+
+pub(crate) fn cuMemGetInfo(free: *mut u32, total: *mut u32) -> Done {
+    let (left, all) = info()?;
+    write(free, u32::try_from(left).unwrap_or(u32::MAX))?;
+    write(total, u32::try_from(all).unwrap_or(u32::MAX))
+}
+
+// --- host memory --------------------------------------------------------------------------------
+
+/// Portable, device map, write combined.
+const HOST_FLAGS: u32 = 7;
+
+/// Portable, device map, I/O memory, read only.
+const REGISTER_FLAGS: u32 = 15;
+
+fn alloc_host(out: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
+    check_out(out)?;
+    let context = context::current()?;
+    if bytes == 0 || flags & !HOST_FLAGS != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let base = make(context, bytes as u64, 0, Kind::Host { flags }, false)?;
+    write(out, space::address(base))
+}
+
+pub(crate) fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
+    alloc_host(out, bytes, flags)
+}
+
+pub(crate) fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) -> Done {
+    alloc_host(out, bytes, 0)
+}
+
+pub(crate) fn cuMemAllocHost(out: *mut *mut c_void, bytes: u32) -> Done {
+    alloc_host(out, bytes as usize, 0)
+}
+
+pub(crate) fn cuMemFreeHost(p: *mut c_void) -> Done {
+    context::current()?;
+    if p.is_null() {
+        return Ok(());
+    }
+    let base = p.addr() as u64;
+    let block = remove(base, |block| matches!(block.kind, Kind::Host { .. }))
+        .ok_or(CuResult::INVALID_VALUE)?;
+    end(base, &block);
+    Ok(())
+}
+
+fn register(p: *mut c_void, bytes: usize, flags: u32) -> Done {
+    let context = context::current()?;
+    if p.is_null() || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let mut block = block(bytes as u64, context.gpu, Kind::Registered);
+    block.context = Some(context);
+    place_at(p.addr() as u64, block).map_err(|_| CuResult::HOST_MEMORY_ALREADY_REGISTERED)
+}
+
+pub(crate) fn cuMemHostRegister_v2(p: *mut c_void, bytes: usize, flags: u32) -> Done {
+    register(p, bytes, flags)
+}
+
+pub(crate) fn cuMemHostRegister(p: *mut c_void, bytes: usize, flags: u32) -> Done {
+    register(p, bytes, flags)
+}
+
+pub(crate) fn cuMemHostUnregister(p: *mut c_void) -> Done {
+    context::current()?;
+    let registered = |block: &Block| matches!(block.kind, Kind::Registered);
+    let block = remove(p.addr() as u64, registered).ok_or(CuResult::HOST_MEMORY_NOT_REGISTERED)?;
+    end(p.addr() as u64, &block);
+    Ok(())
+}
+
+fn host_block(p: *mut c_void) -> Done<(u64, Block)> {
+    context::current()?;
+    find(p.addr() as u64)
+        .filter(|(_, block)| block.kind.is_host())
+        .ok_or(CuResult::INVALID_VALUE)
+}
+
+pub(crate) fn cuMemHostGetDevicePointer_v2(
+    out: *mut CuDevicePtr,
+    p: *mut c_void,
+    flags: u32,
+) -> Done {
+    host_block(p)?;
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, CuDevicePtr(p.addr() as u64))
+}
+
+pub(crate) fn cuMemHostGetDevicePointer(out: *mut u32, p: *mut c_void, flags: u32) -> Done {
+    host_block(p)?;
+    let address = u32::try_from(p.addr()).map_err(|_| CuResult::INVALID_VALUE)?;
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, address)
+}
+
+pub(crate) fn cuMemHostGetFlags(flags: *mut u32, p: *mut c_void) -> Done {
+    let (_, block) = host_block(p)?;
+    let Kind::Host { flags: own } = block.kind else {
+        return Err(CuResult::INVALID_VALUE);
+    };
+    // Everything is mapped where there is one address space.
+    const DEVICE_MAP: u32 = 2;
+    write(flags, own | DEVICE_MAP)
+}
+
+// --- managed memory: hints ------------------------------------------------------------------------
+
+fn advise(address: CuDevicePtr, bytes: usize, advice: u32, device: i32) -> Done {
+    const HOST: i32 = -1;
+    managed(address.0, bytes)?;
+    if !(1..=6).contains(&advice) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if advice >= 3 && device != HOST {
+        driver::the()?.gpu(CuDevice(device))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn cuMemAdvise(
+    dev_ptr: CuDevicePtr,
+    count: usize,
+    advice: CuMemAdvise,
+    device: CuDevice,
+) -> Done {
+    advise(dev_ptr, count, advice, device.0)
+}
+
+pub(crate) fn cuMemAdvise_v2(
+    dev_ptr: CuDevicePtr,
+    count: usize,
+    advice: CuMemAdvise,
+    location: CuMemLocation,
+) -> Done {
+    advise(dev_ptr, count, advice, location_device(location)?)
+}
+
+/// The device of a location, -1 for the host.
+fn location_device(location: CuMemLocation) -> Done<i32> {
+    const NOWHERE: u32 = 0;
+    if location.kind == NOWHERE {
+        return Ok(-1);
+    }
+    Ok(match location::of(location)? {
+        Place::Gpu(gpu) => driver::the()?.ordinal(gpu).map_or(-1, |device| device.0),
+        Place::Host => -1,
+    })
+}
+
+fn prefetch(address: CuDevicePtr, bytes: usize, device: i32) -> Done {
+    context::current()?;
+    managed(address.0, bytes)?;
+    if device != -1 {
+        driver::the()?.gpu(CuDevice(device))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn cuMemPrefetchAsync(
+    dev_ptr: CuDevicePtr,
+    count: usize,
+    dst: CuDevice,
+    _stream: CuStream,
+) -> Done {
+    prefetch(dev_ptr, count, dst.0)
+}
+
+pub(crate) fn cuMemPrefetchAsync_v2(
+    dev_ptr: CuDevicePtr,
+    count: usize,
+    location: CuMemLocation,
+    flags: u32,
+    _stream: CuStream,
+) -> Done {
+    if flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    prefetch(dev_ptr, count, location_device(location)?)
+}
+
+/// Every range of a batch, checked: where managed memory lies costs nothing here.
+fn batch(ptrs: *mut CuDevicePtr, sizes: *mut usize, count: usize, flags: u64) -> Done {
+    context::current()?;
+    if count == 0 || flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    for index in 0..count {
+        let ptr = read(ptrs.wrapping_add(index))?;
+        managed(ptr.0, read(sizes.wrapping_add(index))?)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn cuMemPrefetchBatchAsync(
+    dptrs: *mut CuDevicePtr,
+    sizes: *mut usize,
+    count: usize,
+    _prefetch_locs: *mut CuMemLocation,
+    _prefetch_loc_idxs: *mut usize,
+    _count_prefetch_locs: usize,
+    flags: u64,
+    _stream: CuStream,
+) -> Done {
+    batch(dptrs, sizes, count, flags)
+}
+
+pub(crate) fn cuMemDiscardBatchAsync(
+    dptrs: *mut CuDevicePtr,
+    sizes: *mut usize,
+    count: usize,
+    flags: u64,
+    _stream: CuStream,
+) -> Done {
+    batch(dptrs, sizes, count, flags)
+}
+
+pub(crate) fn cuMemDiscardAndPrefetchBatchAsync(
+    dptrs: *mut CuDevicePtr,
+    sizes: *mut usize,
+    count: usize,
+    _prefetch_locs: *mut CuMemLocation,
+    _prefetch_loc_idxs: *mut usize,
+    _count_prefetch_locs: usize,
+    flags: u64,
+    _stream: CuStream,
+) -> Done {
+    batch(dptrs, sizes, count, flags)
+}
+
+fn range_attribute(
+    data: *mut c_void,
+    bytes: usize,
+    attribute: u32,
+    address: CuDevicePtr,
+    count: usize,
+) -> Done {
+    const NOWHERE: i32 = -2;
+    managed(address.0, count)?;
+    check_out(data)?;
+    let value = match attribute {
+        // Read mostly: nobody set it.
+        1 => 0,
+        // Preferred, accessed by, last prefetched to: nowhere.
+        2..=4 => NOWHERE,
+        5..=8 => 0,
+        _ => return Err(CuResult::INVALID_VALUE),
+    };
+    if bytes == 0 || !bytes.is_multiple_of(4) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    for index in 0..bytes / 4 {
+        write(data.cast::<i32>().wrapping_add(index), value)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn cuMemRangeGetAttribute(
+    data: *mut c_void,
+    data_size: usize,
+    attribute: CuMemRangeAttribute,
+    dev_ptr: CuDevicePtr,
+    count: usize,
+) -> Done {
+    range_attribute(data, data_size, attribute, dev_ptr, count)
+}
+
+pub(crate) fn cuMemRangeGetAttributes(
+    data: *mut *mut c_void,
+    data_sizes: *mut usize,
+    attributes: *mut CuMemRangeAttribute,
+    count_attributes: usize,
+    dev_ptr: CuDevicePtr,
+    count: usize,
+) -> Done {
+    for index in 0..count_attributes {
+        let data = read(data.wrapping_add(index))?;
+        let bytes = read(data_sizes.wrapping_add(index))?;
+        let attribute = read(attributes.wrapping_add(index))?;
+        range_attribute(data, bytes, attribute, dev_ptr, count)?;
+    }
+    Ok(())
+}
+
+// --- what a pointer is ------------------------------------------------------------------------------
+
+/// An attribute's value, in its C type.
+enum Value {
+    Int(i32),
+    Long(u64),
+}
+
+fn pointer_attribute(attribute: u32, address: u64) -> Done<Value> {
+    const HOST: i32 = 1;
+    const DEVICE: i32 = 2;
+    let driver = driver::the()?;
+    let (base, block) = find(address)
+        .filter(|(_, block)| !matches!(block.kind, Kind::Array))
+        .ok_or(CuResult::INVALID_VALUE)?;
+    let is_host = block.kind.is_host();
+    let yes = |yes: bool| Value::Int(i32::from(yes));
+    Ok(match attribute {
+        1 => {
+            let context = block.context.or_else(|| context::any_on(block.gpu));
+            Value::Long(context.map_or(0, |context| context.handle as u64))
+        }
+        2 => Value::Int(if is_host { HOST } else { DEVICE }),
+        3 => Value::Long(address),
+        4 if is_host || matches!(block.kind, Kind::Managed) => Value::Long(address),
+        6 | 15 | 21 => yes(false),
+        7 => Value::Long(block.id),
+        8 => yes(matches!(block.kind, Kind::Managed)),
+        9 => Value::Int(ordinal(driver, &block)),
+        10 => yes(matches!(block.kind, Kind::Device)),
+        11 => Value::Long(base),
+        12 | 18 => Value::Long(block.bytes),
+        13 => yes(true),
+        14 => Value::Long(match &block.kind {
+            Kind::Mapped(mapping) => mapping.handle_types(),
+            Kind::Pool(pool) => pool.handle_types(),
+            _ => 0,
+        }),
+        16 => Value::Int(match &block.kind {
+            Kind::Mapped(mapping) => mapping.access_of(context::current()?.gpu) as i32,
+            _ => 3,
+        }),
+        17 => Value::Long(match &block.kind {
+            Kind::Pool(pool) => pool.as_handle().addr() as u64,
+            _ => 0,
+        }),
+        19 => Value::Long(base),
+        20 => Value::Long(block.id),
+        _ => return Err(CuResult::INVALID_VALUE),
+    })
+}
+
+fn ordinal(driver: &Driver, block: &Block) -> i32 {
+    driver.ordinal(block.gpu).map_or(-1, |device| device.0)
+}
+
+fn put_value(data: *mut c_void, value: &Value) -> Done {
+    match *value {
+        Value::Int(value) => write(data.cast::<i32>(), value),
+        Value::Long(value) => write(data.cast::<u64>(), value),
+    }
+}
+
+pub(crate) fn cuPointerGetAttribute(
+    data: *mut c_void,
+    attribute: CuPointerAttribute,
+    ptr: CuDevicePtr,
+) -> Done {
+    let value = pointer_attribute(attribute, ptr.0)?;
+    put_value(data, &value)
+}
+
+/// A pointer that the driver does not know is no error here: its attributes are all zero.
+pub(crate) fn cuPointerGetAttributes(
+    count_attributes: u32,
+    attributes: *mut CuPointerAttribute,
+    data: *mut *mut c_void,
+    ptr: CuDevicePtr,
+) -> Done {
+    for index in 0..count_attributes as usize {
+        let attribute = read(attributes.wrapping_add(index))?;
+        let data = read(data.wrapping_add(index))?;
+        let nothing = match attribute {
+            2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => Value::Int(0),
+            9 => Value::Int(-2),
+            _ => Value::Long(0),
+        };
+        let value = pointer_attribute(attribute, ptr.0).unwrap_or(nothing);
+        put_value(data, &value)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn cuPointerSetAttribute(
+    value: *const c_void,
+    attribute: CuPointerAttribute,
+    ptr: CuDevicePtr,
+) -> Done {
+    const SYNC_MEMOPS: u32 = 6;
+    if value.is_null() || attribute != SYNC_MEMOPS || find(ptr.0).is_none() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    Ok(())
+}

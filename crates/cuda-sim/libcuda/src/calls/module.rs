@@ -1,0 +1,820 @@
+//! The functions of modules and libraries, of what is found in them, and of the linker that makes one
+//! image of several.
+
+use cuda_api::driver::*;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::CString;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::base::border::{Done, handle, lock, read_all, text, write, write_if};
+use crate::base::declared;
+use crate::base::declared::Variable;
+use crate::base::image;
+use crate::base::image::{Image, Unreadable};
+use crate::base::table::Table;
+use crate::memory::blocks;
+use crate::memory::context;
+use crate::memory::context::Ctx;
+use crate::process::choices;
+use crate::process::driver;
+use crate::process::work::exec;
+use crate::streams::launch::{MAX_THREADS, SHARED_BYTES_OPT_IN};
+use crate::streams::module::{
+    FUNCTIONS, Function, LIBRARIES, Library, MODULES, Module, OldStyle, Owner, Unread, function,
+    load, load_for, module_of, place, runtime_code,
+};
+
+static LINKS: Table<Link> = Table::new();
+
+// --- loading ------------------------------------------------------------------------------------
+
+fn unreadable(error: Unreadable) -> CuResult {
+    match error {
+        Unreadable::Ptx => CuResult::INVALID_PTX,
+        Unreadable::Image => CuResult::INVALID_IMAGE,
+    }
+}
+
+/// Reads the image that a program points to.
+fn image_at(start: *const c_void) -> Done<Image> {
+    if start.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    Image::parse(&image::copied(start.cast())).map_err(unreadable)
+}
+
+fn image_in(path: *const c_char) -> Done<Image> {
+    let path = text(path)?;
+    let bytes = std::fs::read(path).map_err(|_| CuResult::FILE_NOT_FOUND)?;
+    Image::parse(&bytes).map_err(unreadable)
+}
+
+fn load_current(out: *mut CuModule, image: impl FnOnce() -> Done<Image>) -> Done {
+    let context = context::current()?;
+    if out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, handle(load(context, Arc::new(image()?), 0)?))
+}
+
+fn make_function(name: &str, kernel: declared::Kernel, owner: Owner) -> Done<Arc<Function>> {
+    let function = Arc::new(Function {
+        name: CString::new(name).map_err(|_| CuResult::INVALID_VALUE)?,
+        kernel,
+        duration: exec()?.script().kernel(name),
+        attributes: Mutex::new(HashMap::new()),
+        old_style: Mutex::new(OldStyle {
+            block: [1; 3],
+            shared: 0,
+            parameters: Vec::new(),
+        }),
+        owner,
+        own: AtomicUsize::new(0),
+    });
+    let own = FUNCTIONS.insert(Arc::clone(&function));
+    function.own.store(own, Ordering::Relaxed);
+    Ok(function)
+}
+
+/// A kernel of an image by name; an image that cannot be read is believed to have it.
+fn kernel_in(image: &Image, name: &str) -> Done<declared::Kernel> {
+    match image.kernels.get(name) {
+        Some(kernel) => Ok(kernel.clone()),
+        None if image.opaque => Ok(declared::Kernel {
+            registers: 32,
+            ..declared::Kernel::default()
+        }),
+        None => Err(CuResult::NOT_FOUND),
+    }
+}
+
+fn function_in(
+    known: &Mutex<BTreeMap<String, Arc<Function>>>,
+    image: &Image,
+    name: &str,
+    owner: Owner,
+) -> Done<usize> {
+    let mut known = lock(known);
+    if let Some(function) = known.get(name) {
+        return Ok(function.handle());
+    }
+    let function = make_function(name, kernel_in(image, name)?, owner)?;
+    let handle = function.handle();
+    known.insert(name.to_owned(), function);
+    Ok(handle)
+}
+
+fn find_module(module: CuModule) -> Done<Arc<Module>> {
+    MODULES.get(module.addr()).ok_or(CuResult::INVALID_HANDLE)
+}
+
+fn find_library(library: CuLibrary) -> Done<Arc<Library>> {
+    LIBRARIES
+        .get(library.addr())
+        .ok_or(CuResult::INVALID_HANDLE)
+}
+
+/// The module that a library is in a context, if it is loaded there.
+fn loaded_in(library: usize, context: Ctx) -> Done<Option<usize>> {
+    let found = LIBRARIES.get(library).ok_or(CuResult::INVALID_HANDLE)?;
+    let modules = lock(&found.modules);
+    Ok(modules.get(&context.home().handle).copied())
+}
+
+fn module_function(module: usize, name: &str) -> Done<usize> {
+    let found = MODULES.get(module).ok_or(CuResult::INVALID_HANDLE)?;
+    function_in(&found.functions, &found.image, name, Owner::Module(module))
+}
+
+fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
+    module.room.fill()?;
+    if let Some(place) = lock(&module.variables).get(name) {
+        return Ok(*place);
+    }
+    if module.image.opaque {
+        // Where its size is not known: eight bytes hold what most programs look for.
+        let unknown = Variable {
+            bytes: 8,
+            constant: false,
+            managed: false,
+        };
+        let declared = match &module.unread {
+            Some(unread) => {
+                take_declared(module, unread)?;
+                unread.image().variables.get(name).copied()
+            }
+            None => None,
+        };
+        let place = place(module.context, declared.unwrap_or(unknown))?;
+        lock(&module.variables).insert(name.to_owned(), place);
+        return Ok(place);
+    }
+    Err(CuResult::NOT_FOUND)
+}
+
+/// Takes what a runtime's image declares, once the program has asked for one of its variables.
+fn take_declared(module: &Module, unread: &Unread) -> Done {
+    let is_known = unread.image.get().is_some();
+    let declared = unread.image().declared_bytes();
+    if is_known || declared == 0 {
+        return Ok(());
+    }
+    runtime_code(module.context, |bytes| {
+        *bytes = bytes.saturating_add(declared)
+    })?;
+    module.taken.fetch_add(declared, Ordering::SeqCst);
+    Ok(())
+}
+
+fn variable_of(module: CuModule, name: *const c_char) -> Done<(u64, usize)> {
+    let name = text(name)?;
+    let module = find_module(module)?;
+    match module_variable(&module, &name) {
+        Err(CuResult::NOT_FOUND) if module.library != 0 => {
+            managed_variable(&*find_library(handle(module.library))?, &name)
+        }
+        found => found,
+    }
+}
+
+fn managed_variable(library: &Library, name: &str) -> Done<(u64, usize)> {
+    let declared = library
+        .image
+        .variables
+        .get(name)
+        .filter(|variable| variable.managed);
+    let variable = *declared.ok_or(CuResult::NOT_FOUND)?;
+    let mut managed = lock(&library.managed);
+    if let Some(place) = managed.get(name) {
+        return Ok(*place);
+    }
+    let place = place(context::current()?, variable)?;
+    managed.insert(name.to_owned(), place);
+    Ok(place)
+}
+
+fn load_library(out: *mut CuLibrary, image: impl FnOnce() -> Done<Image>) -> Done {
+    if out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let library = Arc::new(Library {
+        image: Arc::new(image()?),
+        kernels: Mutex::new(BTreeMap::new()),
+        modules: Mutex::new(HashMap::new()),
+        managed: Mutex::new(BTreeMap::new()),
+    });
+    let library = LIBRARIES.insert(library);
+    if !choices::says_lazy() {
+        for context in context::all() {
+            module_of(library, context).inspect_err(|_| unload_library(library))?;
+        }
+    }
+    write(out, handle(library))
+}
+
+fn unload_library(library: usize) {
+    let Some(found) = LIBRARIES.remove(library) else {
+        return;
+    };
+    for (_, module) in std::mem::take(&mut *lock(&found.modules)) {
+        if let Some(module) = MODULES.remove(module) {
+            module.unload();
+        }
+    }
+    for kernel in lock(&found.kernels).values() {
+        FUNCTIONS.remove(kernel.handle());
+    }
+    for (_, place) in std::mem::take(&mut *lock(&found.managed)) {
+        blocks::drop_variables(place.0);
+    }
+}
+
+pub(crate) fn cuModuleLoad(module: *mut CuModule, fname: *const c_char) -> Done {
+    load_current(module, || image_in(fname))
+}
+
+pub(crate) fn cuModuleLoadData(module: *mut CuModule, image: *const c_void) -> Done {
+    load_current(module, || image_at(image))
+}
+
+pub(crate) fn cuModuleLoadDataEx(
+    module: *mut CuModule,
+    image: *const c_void,
+    count_options: u32,
+    options: *mut CuJitOption,
+    option_values: *mut *mut c_void,
+) -> Done {
+    answer_options(count_options, options, option_values)?;
+    load_current(module, || image_at(image))
+}
+
+pub(crate) fn cuModuleLoadFatBinary(module: *mut CuModule, fat_cubin: *const c_void) -> Done {
+    load_current(module, || image_at(fat_cubin))
+}
+
+pub(crate) fn cuModuleUnload(module: CuModule) -> Done {
+    let found = find_module(module)?;
+    if found.library != 0 {
+        return Err(CuResult::NOT_PERMITTED);
+    }
+    if let Some(module) = MODULES.remove(module.addr()) {
+        module.unload();
+    }
+    Ok(())
+}
+
+/// Answers the options that ask something: the logs of a compiler that did not run are empty.
+fn answer_options(count: u32, options: *mut CuJitOption, values: *mut *mut c_void) -> Done {
+    const WALL_TIME: u32 = 2;
+    const LOG_SIZES: [u32; 2] = [4, 6];
+    for (index, option) in read_all(options.cast_const(), count as usize)?
+        .into_iter()
+        .enumerate()
+    {
+        if LOG_SIZES.contains(&option) || option == WALL_TIME {
+            // SAFETY: as many values as options, and these are the driver's to write.
+            write_if(unsafe { values.add(index) }, std::ptr::null_mut());
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn cuModuleGetLoadingMode(mode: *mut CuModuleLoadingMode) -> Done {
+    const EAGER: u32 = 1;
+    const LAZY: u32 = 2;
+    let eager = !choices::says_lazy();
+    write(mode, if eager { EAGER } else { LAZY })
+}
+
+pub(crate) fn cuModuleGetFunction(
+    function: *mut CuFunction,
+    module: CuModule,
+    name: *const c_char,
+) -> Done {
+    let name = text(name)?;
+    find_module(module)?;
+    write(function, handle(module_function(module.addr(), &name)?))
+}
+
+pub(crate) fn cuModuleGetFunctionCount(count: *mut u32, module: CuModule) -> Done {
+    write(count, find_module(module)?.image.kernels.len() as u32)
+}
+
+pub(crate) fn cuModuleEnumerateFunctions(
+    functions: *mut CuFunction,
+    count_functions: u32,
+    module: CuModule,
+) -> Done {
+    let image = Arc::clone(&find_module(module)?.image);
+    for (index, name) in image
+        .kernels
+        .keys()
+        .take(count_functions as usize)
+        .enumerate()
+    {
+        let found = module_function(module.addr(), name)?;
+        // SAFETY: the program's array has as much room as it says.
+        write(unsafe { functions.add(index) }, handle(found))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn cuModuleGetGlobal_v2(
+    ptr: *mut CuDevicePtr,
+    bytes: *mut usize,
+    module: CuModule,
+    name: *const c_char,
+) -> Done {
+    let (address, size) = variable_of(module, name)?;
+    write_if(ptr, CuDevicePtr(address));
+    write_if(bytes, size);
+    Ok(())
+}
+
+pub(crate) fn cuModuleGetTexRef(
+    tex_ref: *mut CuTexref,
+    module: CuModule,
+    name: *const c_char,
+) -> Done {
+    write(tex_ref, handle(reference(module, name)?))
+}
+
+pub(crate) fn cuModuleGetSurfRef(
+    surf_ref: *mut CuSurfref,
+    module: CuModule,
+    name: *const c_char,
+) -> Done {
+    write(surf_ref, handle(reference(module, name)?))
+}
+
+/// A reference is a name that nobody reads through: the module's address stands for it.
+fn reference(module: CuModule, name: *const c_char) -> Done<usize> {
+    let name = text(name)?;
+    let found = find_module(module)?;
+    if found.image.opaque || found.image.references.contains(&name) {
+        Ok(module.addr())
+    } else {
+        Err(CuResult::NOT_FOUND)
+    }
+}
+
+// --- functions ----------------------------------------------------------------------------------
+
+fn attribute_of(function: &Function, attribute: u32) -> Done<i32> {
+    const PTX_VERSION: i32 = 80;
+    if let Some(&set) = lock(&function.attributes).get(&attribute) {
+        return Ok(set);
+    }
+    let kernel = &function.kernel;
+    Ok(match attribute {
+        0 if kernel.max_threads > 0 => kernel.max_threads,
+        0 => MAX_THREADS as i32,
+        1 => kernel.shared_bytes,
+        3 => kernel.local_bytes,
+        4 => kernel.registers.max(8),
+        5 | 6 => PTX_VERSION,
+        8 => (48 << 10) - kernel.shared_bytes,
+        9 => -1,
+        2 | 7 | 10..=15 => 0,
+        _ => return Err(CuResult::INVALID_VALUE),
+    })
+}
+
+fn set_attribute(function: &Function, attribute: u32, value: i32) -> Done {
+    const DYNAMIC_SHARED: u32 = 8;
+    if attribute == DYNAMIC_SHARED {
+        let most = SHARED_BYTES_OPT_IN as i32 - function.kernel.shared_bytes;
+        if value < 0 || value > most {
+            return Err(CuResult::INVALID_VALUE);
+        }
+    } else if !(9..=15).contains(&attribute) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    lock(&function.attributes).insert(attribute, value);
+    Ok(())
+}
+
+fn parameter(function: &Function, index: usize, offset: *mut usize, size: *mut usize) -> Done {
+    let (at, bytes) = *function
+        .kernel
+        .parameters
+        .get(index)
+        .ok_or(CuResult::INVALID_VALUE)?;
+    write(offset, at)?;
+    write_if(size, bytes);
+    Ok(())
+}
+
+pub(crate) fn cuFuncGetAttribute(
+    out: *mut i32,
+    attribute: CuFunctionAttribute,
+    func: CuFunction,
+) -> Done {
+    write(out, attribute_of(&*function(func)?, attribute)?)
+}
+
+pub(crate) fn cuFuncSetAttribute(
+    func: CuFunction,
+    attribute: CuFunctionAttribute,
+    value: i32,
+) -> Done {
+    set_attribute(&*function(func)?, attribute, value)
+}
+
+pub(crate) fn cuFuncSetCacheConfig(func: CuFunction, config: CuFuncCache) -> Done {
+    if config > 3 {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        function(func).map(drop)
+    }
+}
+
+pub(crate) fn cuFuncSetSharedMemConfig(func: CuFunction, config: CuSharedconfig) -> Done {
+    if config > 2 {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        function(func).map(drop)
+    }
+}
+
+pub(crate) fn cuFuncGetModule(module: *mut CuModule, func: CuFunction) -> Done {
+    let number = match function(func)?.owner {
+        Owner::Module(module) => module,
+        Owner::Library(library) => module_of(library, context::current()?)?,
+    };
+    write(module, handle(number))
+}
+
+pub(crate) fn cuFuncGetName(name: *mut *const c_char, func: CuFunction) -> Done {
+    write(name, function(func)?.name.as_ptr())
+}
+
+pub(crate) fn cuFuncGetParamCount(func: CuFunction, param_count: *mut usize) -> Done {
+    write(param_count, function(func)?.kernel.parameters.len())
+}
+
+pub(crate) fn cuFuncGetParamInfo(
+    func: CuFunction,
+    param_index: usize,
+    param_offset: *mut usize,
+    param_size: *mut usize,
+) -> Done {
+    parameter(&*function(func)?, param_index, param_offset, param_size)
+}
+
+pub(crate) fn cuFuncIsLoaded(state: *mut CuFunctionLoadingState, func: CuFunction) -> Done {
+    let module = match function(func)?.owner {
+        Owner::Module(module) => Some(module),
+        // A question loads nothing.
+        Owner::Library(library) => loaded_in(library, context::current()?)?,
+    };
+    let module = module.and_then(|module| MODULES.get(module));
+    let loaded = module.is_some_and(|module| module.room.is_full());
+    write(state, u32::from(loaded))
+}
+
+pub(crate) fn cuFuncLoad(func: CuFunction) -> Done {
+    load_for(&*function(func)?, context::current()?)
+}
+
+// --- libraries ----------------------------------------------------------------------------------
+
+pub(crate) fn cuLibraryLoadData(
+    library: *mut CuLibrary,
+    code: *const c_void,
+    jit_options: *mut CuJitOption,
+    jit_options_values: *mut *mut c_void,
+    count_jit_options: u32,
+    _library_options: *mut CuLibraryOption,
+    _library_option_values: *mut *mut c_void,
+    _count_library_options: u32,
+) -> Done {
+    answer_options(count_jit_options, jit_options, jit_options_values)?;
+    load_library(library, || image_at(code))
+}
+
+pub(crate) fn cuLibraryLoadFromFile(
+    library: *mut CuLibrary,
+    file_name: *const c_char,
+    jit_options: *mut CuJitOption,
+    jit_options_values: *mut *mut c_void,
+    count_jit_options: u32,
+    _library_options: *mut CuLibraryOption,
+    _library_option_values: *mut *mut c_void,
+    _count_library_options: u32,
+) -> Done {
+    answer_options(count_jit_options, jit_options, jit_options_values)?;
+    load_library(library, || image_in(file_name))
+}
+
+pub(crate) fn cuLibraryUnload(library: CuLibrary) -> Done {
+    find_library(library)?;
+    unload_library(library.addr());
+    Ok(())
+}
+
+fn kernel_of(library: CuLibrary, name: &str) -> Done<usize> {
+    let found = find_library(library)?;
+    function_in(
+        &found.kernels,
+        &found.image,
+        name,
+        Owner::Library(library.addr()),
+    )
+}
+
+pub(crate) fn cuLibraryGetKernel(
+    kernel: *mut CuKernel,
+    library: CuLibrary,
+    name: *const c_char,
+) -> Done {
+    write(kernel, handle(kernel_of(library, &text(name)?)?))
+}
+
+pub(crate) fn cuLibraryGetKernelCount(count: *mut u32, lib: CuLibrary) -> Done {
+    write(count, find_library(lib)?.image.kernels.len() as u32)
+}
+
+pub(crate) fn cuLibraryEnumerateKernels(
+    kernels: *mut CuKernel,
+    count_kernels: u32,
+    lib: CuLibrary,
+) -> Done {
+    let image = Arc::clone(&find_library(lib)?.image);
+    for (index, name) in image
+        .kernels
+        .keys()
+        .take(count_kernels as usize)
+        .enumerate()
+    {
+        let found = kernel_of(lib, name)?;
+        // SAFETY: the program's array has as much room as it says.
+        write(unsafe { kernels.add(index) }, handle(found))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) -> Done {
+    write(
+        module,
+        handle(module_of(library.addr(), context::current()?)?),
+    )
+}
+
+pub(crate) fn cuLibraryGetGlobal(
+    ptr: *mut CuDevicePtr,
+    bytes: *mut usize,
+    library: CuLibrary,
+    name: *const c_char,
+) -> Done {
+    let module = module_of(library.addr(), context::current()?)?;
+    let (address, size) = variable_of(handle(module), name)?;
+    write_if(ptr, CuDevicePtr(address));
+    write_if(bytes, size);
+    Ok(())
+}
+
+pub(crate) fn cuLibraryGetManaged(
+    ptr: *mut CuDevicePtr,
+    bytes: *mut usize,
+    library: CuLibrary,
+    name: *const c_char,
+) -> Done {
+    let (address, size) = managed_variable(&*find_library(library)?, &text(name)?)?;
+    write_if(ptr, CuDevicePtr(address));
+    write_if(bytes, size);
+    Ok(())
+}
+
+pub(crate) fn cuLibraryGetUnifiedFunction(
+    fptr: *mut *mut c_void,
+    library: CuLibrary,
+    symbol: *const c_char,
+) -> Done {
+    let _no_device_symbols = (fptr, text(symbol)?);
+    find_library(library)?;
+    Err(CuResult::NOT_FOUND)
+}
+
+pub(crate) fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) -> Done {
+    let found = function(kernel.cast())?;
+    let Owner::Library(library) = found.owner else {
+        return Err(CuResult::INVALID_HANDLE);
+    };
+    let module = module_of(library, context::current()?)?;
+    let name = found.name.to_string_lossy();
+    write(func, handle(module_function(module, &name)?))
+}
+
+pub(crate) fn cuKernelGetLibrary(lib: *mut CuLibrary, kernel: CuKernel) -> Done {
+    match function(kernel.cast())?.owner {
+        Owner::Library(library) => write(lib, handle(library)),
+        Owner::Module(_) => Err(CuResult::INVALID_HANDLE),
+    }
+}
+
+pub(crate) fn cuKernelGetName(name: *mut *const c_char, kernel: CuKernel) -> Done {
+    write(name, function(kernel.cast())?.name.as_ptr())
+}
+
+pub(crate) fn cuKernelGetAttribute(
+    out: *mut i32,
+    attribute: CuFunctionAttribute,
+    kernel: CuKernel,
+    device: CuDevice,
+) -> Done {
+    driver::the()?.gpu(device)?;
+    write(out, attribute_of(&*function(kernel.cast())?, attribute)?)
+}
+
+pub(crate) fn cuKernelSetAttribute(
+    attribute: CuFunctionAttribute,
+    val: i32,
+    kernel: CuKernel,
+    device: CuDevice,
+) -> Done {
+    driver::the()?.gpu(device)?;
+    set_attribute(&*function(kernel.cast())?, attribute, val)
+}
+
+pub(crate) fn cuKernelSetCacheConfig(
+    kernel: CuKernel,
+    config: CuFuncCache,
+    device: CuDevice,
+) -> Done {
+    driver::the()?.gpu(device)?;
+    if config > 3 {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        function(kernel.cast()).map(drop)
+    }
+}
+
+pub(crate) fn cuKernelGetParamCount(kernel: CuKernel, param_count: *mut usize) -> Done {
+    write(
+        param_count,
+        function(kernel.cast())?.kernel.parameters.len(),
+    )
+}
+
+pub(crate) fn cuKernelGetParamInfo(
+    kernel: CuKernel,
+    param_index: usize,
+    param_offset: *mut usize,
+    param_size: *mut usize,
+) -> Done {
+    parameter(
+        &*function(kernel.cast())?,
+        param_index,
+        param_offset,
+        param_size,
+    )
+}
+
+// --- linking ------------------------------------------------------------------------------------
+
+/// What a program links: the pieces, and once it is complete, the image.
+#[derive(Debug, Default)]
+struct Link {
+    pieces: Mutex<Vec<(u32, Vec<u8>)>>,
+    image: OnceLock<Vec<u8>>,
+}
+
+const INPUT_CUBIN: u32 = 0;
+
+const INPUT_PTX: u32 = 1;
+
+const INPUT_FATBIN: u32 = 2;
+
+fn link_add(state: CuLinkState, kind: u32, bytes: Vec<u8>) -> Done {
+    let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+    if kind > 5 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if kind == INPUT_PTX || kind == INPUT_CUBIN || kind == INPUT_FATBIN {
+        Image::parse(&bytes).map_err(unreadable)?;
+    }
+    lock(&link.pieces).push((kind, bytes));
+    Ok(())
+}
+
+/// The pieces as one image: the only cubin as it is, everything else as a fat binary.
+fn linked(pieces: &[(u32, Vec<u8>)]) -> Vec<u8> {
+    if let [(INPUT_CUBIN, cubin)] = pieces {
+        return cubin.clone();
+    }
+    let mut entries = Vec::new();
+    for (kind, bytes) in pieces {
+        image::append_entry(&mut entries, *kind == INPUT_PTX, bytes);
+    }
+    image::fatbin_of(entries)
+}
+
+fn link_data(state: CuLinkState, kind: u32, data: *mut c_void, size: usize) -> Done {
+    link_add(state, kind, read_all(data.cast::<u8>().cast_const(), size)?)
+}
+
+fn link_file(state: CuLinkState, kind: u32, path: *const c_char) -> Done {
+    let bytes = std::fs::read(text(path)?).map_err(|_| CuResult::FILE_NOT_FOUND)?;
+    link_add(state, kind, bytes)
+}
+
+fn link_create(
+    count: u32,
+    options: *mut CuJitOption,
+    values: *mut *mut c_void,
+    state_out: *mut CuLinkState,
+) -> Done {
+    context::current()?;
+    if state_out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    answer_options(count, options, values)?;
+    write(state_out, handle(LINKS.insert(Arc::new(Link::default()))))
+}
+
+pub(crate) fn cuLinkCreate(
+    count_options: u32,
+    options: *mut CuJitOption,
+    option_values: *mut *mut c_void,
+    state_out: *mut CuLinkState,
+) -> Done {
+    link_create(count_options, options, option_values, state_out)
+}
+
+pub(crate) fn cuLinkCreate_v2(
+    count_options: u32,
+    options: *mut CuJitOption,
+    option_values: *mut *mut c_void,
+    state_out: *mut CuLinkState,
+) -> Done {
+    link_create(count_options, options, option_values, state_out)
+}
+
+pub(crate) fn cuLinkAddData(
+    state: CuLinkState,
+    kind: CuJitInputType,
+    data: *mut c_void,
+    size: usize,
+    _name: *const c_char,
+    _count_options: u32,
+    _options: *mut CuJitOption,
+    _option_values: *mut *mut c_void,
+) -> Done {
+    link_data(state, kind, data, size)
+}
+
+pub(crate) fn cuLinkAddData_v2(
+    state: CuLinkState,
+    kind: CuJitInputType,
+    data: *mut c_void,
+    size: usize,
+    _name: *const c_char,
+    _count_options: u32,
+    _options: *mut CuJitOption,
+    _option_values: *mut *mut c_void,
+) -> Done {
+    link_data(state, kind, data, size)
+}
+
+pub(crate) fn cuLinkAddFile(
+    state: CuLinkState,
+    kind: CuJitInputType,
+    path: *const c_char,
+    _count_options: u32,
+    _options: *mut CuJitOption,
+    _option_values: *mut *mut c_void,
+) -> Done {
+    link_file(state, kind, path)
+}
+
+pub(crate) fn cuLinkAddFile_v2(
+    state: CuLinkState,
+    kind: CuJitInputType,
+    path: *const c_char,
+    _count_options: u32,
+    _options: *mut CuJitOption,
+    _option_values: *mut *mut c_void,
+) -> Done {
+    link_file(state, kind, path)
+}
+
+pub(crate) fn cuLinkComplete(
+    state: CuLinkState,
+    cubin_out: *mut *mut c_void,
+    size_out: *mut usize,
+) -> Done {
+    let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+    let image = link.image.get_or_init(|| linked(&lock(&link.pieces)));
+    write(cubin_out, image.as_ptr().cast_mut().cast())?;
+    write_if(size_out, image.len());
+    Ok(())
+}
+
+pub(crate) fn cuLinkDestroy(state: CuLinkState) -> Done {
+    LINKS
+        .remove(state.addr())
+        .map(drop)
+        .ok_or(CuResult::INVALID_HANDLE)
+}

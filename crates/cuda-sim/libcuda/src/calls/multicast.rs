@@ -1,0 +1,226 @@
+//! Multicast objects: addresses that stand for the memory of several devices. Memory that is bound to one lives until
+//! it is unbound, or the object is gone. Copies through a multicast address stay in the object's own pages.
+
+use cuda_api::driver::*;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::base::border::{Done, check_out, lock, read, write};
+use crate::memory::blocks;
+use crate::memory::blocks::Kind;
+use crate::memory::physical;
+use crate::memory::physical::{Binding, Multicast, Physical, held};
+use crate::process::choices::granularity;
+use crate::process::driver;
+
+const FILE_DESCRIPTOR: u64 = 1;
+
+pub(crate) fn cuMulticastGetGranularity(
+    out: *mut usize,
+    prop: *const CuMulticastObjectProp,
+    option: CuMulticastGranularityFlags,
+) -> Done {
+    let prop = read(prop)?;
+    if option > 1 || prop.num_devices == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    write(out, granularity() as usize)
+}
+
+/// A multicast object: addresses without memory of their own.
+pub(crate) fn cuMulticastCreate(
+    mc_handle: *mut CuMemAllocationHandle,
+    prop: *const CuMulticastObjectProp,
+) -> Done {
+    check_out(mc_handle)?;
+    let prop = read(prop)?;
+    let bytes = prop.size as u64;
+    let shareable = prop.handle_types & FILE_DESCRIPTOR != 0;
+    let whole = bytes > 0 && bytes.is_multiple_of(granularity());
+    if prop.num_devices == 0 || !whole || prop.flags != 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let object = Multicast {
+        count: prop.num_devices,
+        devices: AtomicU32::new(0),
+        bound: Mutex::default(),
+    };
+    let made = physical::make_multicast(bytes, shareable, object)?;
+    write(mc_handle, made)
+}
+
+fn found(handle: CuMemAllocationHandle) -> Done<Arc<Physical>> {
+    held(handle).and_then(|physical| match physical.multicast {
+        Some(_) => Ok(physical),
+        None => Err(CuResult::INVALID_VALUE),
+    })
+}
+
+fn of(object: &Physical) -> Done<&Multicast> {
+    object.multicast.as_ref().ok_or(CuResult::INVALID_VALUE)
+}
+
+pub(crate) fn cuMulticastAddDevice(mc_handle: CuMemAllocationHandle, device: CuDevice) -> Done {
+    let object = found(mc_handle)?;
+    let object = of(&object)?;
+    let bit = 1 << driver::the()?.gpu(device)?;
+    // Relaxed: a mask, and nothing else.
+    let joined = object.devices.load(Ordering::Relaxed);
+    let room = joined.count_ones() < object.count;
+    if joined & bit != 0 || !room {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    object.devices.fetch_or(bit, Ordering::Relaxed);
+    Ok(())
+}
+
+/// A part of an object, if it is one.
+fn part(object: &Physical, offset: usize, bytes: usize) -> Done<(u64, u64)> {
+    let (offset, bytes) = (offset as u64, bytes as u64);
+    let whole = bytes.is_multiple_of(granularity()) && offset.is_multiple_of(granularity());
+    let inside = offset
+        .checked_add(bytes)
+        .is_some_and(|end| end <= object.bytes);
+    if bytes == 0 || !whole || !inside {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        Ok((offset, bytes))
+    }
+}
+
+fn bind(
+    handle: CuMemAllocationHandle,
+    offset: usize,
+    bytes: usize,
+    gpu: usize,
+    memory: Option<Arc<Physical>>,
+) -> Done {
+    let object = found(handle)?;
+    let (offset, bytes) = part(&object, offset, bytes)?;
+    lock(&of(&object)?.bound).push(Binding {
+        gpu,
+        offset,
+        bytes,
+        memory,
+    });
+    Ok(())
+}
+
+fn bind_memory(
+    mc_handle: CuMemAllocationHandle,
+    device: Option<CuDevice>,
+    mc_offset: usize,
+    mem_handle: CuMemAllocationHandle,
+    mem_offset: usize,
+    size: usize,
+    flags: u64,
+) -> Done {
+    let memory = held(mem_handle)?;
+    let inside = mem_offset
+        .checked_add(size)
+        .is_some_and(|end| end as u64 <= memory.bytes);
+    if flags != 0 || !inside || memory.multicast.is_some() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let gpu = match device {
+        Some(device) => driver::the()?.gpu(device)?,
+        None => memory.gpu,
+    };
+    bind(mc_handle, mc_offset, size, gpu, Some(memory))
+}
+
+fn bind_address(
+    mc_handle: CuMemAllocationHandle,
+    device: Option<CuDevice>,
+    mc_offset: usize,
+    address: u64,
+    size: usize,
+    flags: u64,
+) -> Done {
+    if flags != 0 || !blocks::is_reachable(address, size as u64) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let (_, block) = blocks::find(address).ok_or(CuResult::INVALID_VALUE)?;
+    let memory = match &block.kind {
+        Kind::Mapped(mapping) => Some(Arc::clone(mapping.physical())),
+        _ => None,
+    };
+    let gpu = match device {
+        Some(device) => driver::the()?.gpu(device)?,
+        None => block.gpu,
+    };
+    bind(mc_handle, mc_offset, size, gpu, memory)
+}
+
+pub(crate) fn cuMulticastBindMem(
+    mc_handle: CuMemAllocationHandle,
+    mc_offset: usize,
+    mem_handle: CuMemAllocationHandle,
+    mem_offset: usize,
+    size: usize,
+    flags: u64,
+) -> Done {
+    bind_memory(
+        mc_handle, None, mc_offset, mem_handle, mem_offset, size, flags,
+    )
+}
+
+pub(crate) fn cuMulticastBindMem_v2(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+    mc_offset: usize,
+    mem_handle: CuMemAllocationHandle,
+    mem_offset: usize,
+    size: usize,
+    flags: u64,
+) -> Done {
+    let device = Some(device);
+    bind_memory(
+        mc_handle, device, mc_offset, mem_handle, mem_offset, size, flags,
+    )
+}
+
+pub(crate) fn cuMulticastBindAddr(
+    mc_handle: CuMemAllocationHandle,
+    mc_offset: usize,
+    memptr: CuDevicePtr,
+    size: usize,
+    flags: u64,
+) -> Done {
+    bind_address(mc_handle, None, mc_offset, memptr.0, size, flags)
+}
+
+pub(crate) fn cuMulticastBindAddr_v2(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+    mc_offset: usize,
+    memptr: CuDevicePtr,
+    size: usize,
+    flags: u64,
+) -> Done {
+    bind_address(mc_handle, Some(device), mc_offset, memptr.0, size, flags)
+}
+
+pub(crate) fn cuMulticastUnbind(
+    mc_handle: CuMemAllocationHandle,
+    device: CuDevice,
+    mc_offset: usize,
+    size: usize,
+) -> Done {
+    let gpu = driver::the()?.gpu(device)?;
+    let object = found(mc_handle)?;
+    let (offset, bytes) = part(&object, mc_offset, size)?;
+    let gone: Vec<Binding> = lock(&of(&object)?.bound)
+        .extract_if(.., |binding| {
+            let inside =
+                binding.offset >= offset && binding.offset + binding.bytes <= offset + bytes;
+            binding.gpu == gpu && inside
+        })
+        .collect();
+    // May be the last that held the memory; nothing is locked here.
+    for binding in gone {
+        drop(binding.memory);
+    }
+    Ok(())
+}

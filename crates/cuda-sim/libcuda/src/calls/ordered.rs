@@ -1,0 +1,76 @@
+//! Allocation in stream order: from pools, or as nodes of the graph that a stream captures.
+
+use cuda_api::driver::*;
+
+use crate::base::border::{Done, check_out, write};
+use crate::memory::blocks;
+use crate::memory::blocks::Kind;
+use crate::memory::graph_memory;
+use crate::memory::pool;
+use crate::process::driver;
+use crate::streams::capturing;
+use crate::streams::graph::Body;
+use crate::streams::queue;
+use crate::streams::stream;
+
+fn device_of(gpu: usize) -> Done<CuDevice> {
+    driver::the()?.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)
+}
+
+fn alloc(
+    out: *mut CuDevicePtr,
+    bytes: usize,
+    pool: Option<CuMemoryPool>,
+    stream: CuStream,
+) -> Done {
+    check_out(out)?;
+    let found = stream::find(stream)?;
+    let pool = match pool {
+        Some(pool) => pool::find(pool)?,
+        None => pool::current_of(found.context.gpu),
+    };
+    let mut base = 0;
+    let is_node = capturing::takes(&found, || {
+        let node = graph_memory::reserve_for(pool.gpu, device_of(pool.gpu)?, bytes as u64)?;
+        base = node.address();
+        Ok(Body::MemAlloc(node))
+    })?;
+    if !is_node {
+        base = pool.allocate(bytes as u64)?;
+    }
+    write(out, CuDevicePtr(base))
+}
+
+pub(crate) fn cuMemAllocAsync(out: *mut CuDevicePtr, bytes: usize, stream: CuStream) -> Done {
+    alloc(out, bytes, None, stream)
+}
+
+pub(crate) fn cuMemAllocFromPoolAsync(
+    out: *mut CuDevicePtr,
+    bytes: usize,
+    pool: CuMemoryPool,
+    stream: CuStream,
+) -> Done {
+    alloc(out, bytes, Some(pool), stream)
+}
+
+pub(crate) fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) -> Done {
+    let found = stream::find(stream)?;
+    let node = || graph_memory::make_free(ptr.0).map(Body::MemFree);
+    if capturing::takes(&found, node)? {
+        return Ok(());
+    }
+    if graph_memory::is_graphs(ptr.0) {
+        if !graph_memory::is_live(ptr.0) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        return queue::free_in_order(&found, move || {
+            graph_memory::free(ptr.0);
+        });
+    }
+    // Plain memory may be freed like this too.
+    let own =
+        |block: &blocks::Block| matches!(block.kind, Kind::Pool(_) | Kind::Device | Kind::Managed);
+    let block = blocks::remove(ptr.0, own).ok_or(CuResult::INVALID_VALUE)?;
+    queue::free_in_order(&found, move || blocks::end(ptr.0, &block))
+}

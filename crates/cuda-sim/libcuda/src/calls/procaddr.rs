@@ -1,0 +1,216 @@
+//! `cuGetProcAddress`: names to addresses, by version and default-stream mode, from the recorded table.
+//! Answers only names that a driver of the reported version has.
+
+use core::ffi::{CStr, c_char, c_void};
+use cuda_api::driver::*;
+use cuda_api::{PROC_ADDRESSES, ProcAddress};
+
+use crate::ADDRESSES;
+use crate::base::border::{Done, write, write_if};
+use crate::calls::init;
+use crate::process::choices;
+use crate::process::exported;
+
+const PER_THREAD_DEFAULT_STREAM: u64 = 2;
+
+const FOUND: CuDriverProcAddressQueryResult = 0;
+
+const NO_SUCH_SYMBOL: CuDriverProcAddressQueryResult = 1;
+
+const VERSION_NOT_SUFFICIENT: CuDriverProcAddressQueryResult = 2;
+
+pub(crate) fn cuGetProcAddress(
+    symbol: *const c_char,
+    out: *mut *mut c_void,
+    cuda_version: i32,
+    flags: u64,
+) -> Done {
+    let found = look_up(symbol, out, cuda_version, flags)?;
+    // The first form, of CUDA 11, has no other way to say it.
+    if found == FOUND {
+        Ok(())
+    } else {
+        Err(CuResult::NOT_FOUND)
+    }
+}
+
+pub(crate) fn cuGetProcAddress_v2(
+    symbol: *const c_char,
+    out: *mut *mut c_void,
+    cuda_version: i32,
+    flags: u64,
+    symbol_status: *mut CuDriverProcAddressQueryResult,
+) -> Done {
+    let found = look_up(symbol, out, cuda_version, flags)?;
+    write_if(symbol_status, found);
+    Ok(())
+}
+
+fn look_up(
+    symbol: *const c_char,
+    out: *mut *mut c_void,
+    version: i32,
+    flags: u64,
+) -> Done<CuDriverProcAddressQueryResult> {
+    if symbol.is_null() || flags > PER_THREAD_DEFAULT_STREAM {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // SAFETY: the caller passes a string.
+    let name = unsafe { CStr::from_ptr(symbol) }
+        .to_str()
+        .unwrap_or_default();
+    let answer = resolve(
+        name,
+        version,
+        flags == PER_THREAD_DEFAULT_STREAM,
+        init::driver_version(),
+    );
+    let address = answer
+        .ok()
+        .filter(|row| exported::has(row.symbol))
+        .map_or(std::ptr::null(), |row| handed_out(row.symbol));
+    write(out, address.cast_mut().cast::<c_void>())?;
+    Ok(match answer {
+        Ok(_) if !address.is_null() => FOUND,
+        Err(Absent::TooOld) => VERSION_NOT_SUFFICIENT,
+        Ok(_) | Err(Absent::NoName) => NO_SUCH_SYMBOL,
+    })
+}
+
+/// Why a name has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    NoName,
+    TooOld,
+}
+
+/// The row that a name means to a program of this version, under a driver of `driver_version`.
+/// Lenient as the real one is: a name that is a little newer than the version asked for (the same
+/// major version) is answered with its first form.
+fn resolve(
+    name: &str,
+    version: i32,
+    per_thread: bool,
+    driver_version: i32,
+) -> Result<&'static ProcAddress, Absent> {
+    let start = PROC_ADDRESSES.partition_point(|row| row.name < name);
+    let rows = PROC_ADDRESSES[start..]
+        .iter()
+        .take_while(|row| row.name == name)
+        .filter(|row| row.since <= driver_version);
+    let newest = |thread: bool| {
+        rows.clone()
+            .filter(|row| row.per_thread == thread && row.since <= version)
+            .max_by_key(|row| row.since)
+    };
+    if let Some(row) = per_thread
+        .then(|| newest(true))
+        .flatten()
+        .or_else(|| newest(false))
+    {
+        return Ok(row);
+    }
+    let first = rows
+        .clone()
+        .filter(|row| !row.per_thread)
+        .min_by_key(|row| row.since);
+    match first {
+        None => Err(Absent::NoName),
+        Some(row) if row.since / 1000 == version / 1000 => {
+            let own =
+                |other: &&ProcAddress| other.per_thread == per_thread && other.since == row.since;
+            Ok(rows.clone().find(own).unwrap_or(row))
+        }
+        Some(_) => Err(Absent::TooOld),
+    }
+}
+
+/// The address that a program is given for a function: what is exported, or another one of the same function.
+fn handed_out(symbol: &str) -> *const () {
+    if !choices::hands_out_other_addresses() {
+        return address_of(symbol);
+    }
+    let found = ADDRESSES.binary_search_by(|address| address.name.cmp(symbol));
+    found.map_or(std::ptr::null(), |index| ADDRESSES[index].other)
+}
+
+/// Where a driver function is, by its exact name; null when there is none.
+#[must_use]
+pub(crate) fn address_of(symbol: &str) -> *const () {
+    ADDRESSES
+        .binary_search_by(|address| address.name.cmp(symbol))
+        .map_or(std::ptr::null(), |index| ADDRESSES[index].address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_recorded_answer_is_given_for_its_version_and_stream_mode() {
+        for row in PROC_ADDRESSES {
+            assert_eq!(
+                resolve(row.name, row.since, row.per_thread, 99_000),
+                Ok(row)
+            );
+            assert!(
+                !address_of(row.symbol).is_null(),
+                "{} is nowhere",
+                row.symbol
+            );
+        }
+    }
+
+    #[test]
+    fn a_version_between_two_rows_gets_the_older_one() {
+        let symbol =
+            |version| resolve("cuStreamGetCaptureInfo", version, false, 12_040).map(|r| r.symbol);
+
+        assert_eq!(symbol(11_020), Ok("cuStreamGetCaptureInfo"));
+        assert_eq!(symbol(12_020), Ok("cuStreamGetCaptureInfo_v2"));
+        assert_eq!(symbol(13_000), Ok("cuStreamGetCaptureInfo_v3"));
+    }
+
+    #[test]
+    fn a_name_newer_than_the_driver_is_unknown_to_it() {
+        assert_eq!(
+            resolve("cuCtxCreate", 13_000, false, 12_040)
+                .unwrap()
+                .symbol,
+            "cuCtxCreate_v3"
+        );
+        assert_eq!(
+            resolve("cuLogsCurrent", 13_000, false, 12_040),
+            Err(Absent::NoName)
+        );
+        assert!(resolve("cuLogsCurrent", 13_000, false, 13_000).is_ok());
+    }
+
+    #[test]
+    fn a_program_a_little_older_than_a_name_still_gets_it() {
+        assert_eq!(
+            resolve("cuMemAllocAsync", 11_000, false, 12_040)
+                .unwrap()
+                .since,
+            11_020
+        );
+        assert_eq!(
+            resolve("cuMemAllocAsync", 10_020, false, 12_040),
+            Err(Absent::TooOld)
+        );
+    }
+
+    #[test]
+    fn a_name_without_a_form_for_the_threads_own_stream_gets_the_plain_one() {
+        assert_eq!(
+            resolve("cuMemFree", 12_000, true, 12_040).unwrap().symbol,
+            "cuMemFree_v2"
+        );
+        assert_eq!(
+            resolve("cuMemcpyHtoD", 12_000, true, 12_040)
+                .unwrap()
+                .symbol,
+            "cuMemcpyHtoD_v2_ptds"
+        );
+    }
+}

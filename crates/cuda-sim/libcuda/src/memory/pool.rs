@@ -1,0 +1,338 @@
+//! Memory pools. A pool takes memory of its GPU in chunks, and gives empty ones back when a call waits
+//! for the GPU and the pool keeps more than its threshold, or when it is trimmed.
+//! The memory of graphs is in `graph_memory`.
+
+use cuda_api::driver::*;
+use cuda_sim::board;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::base::border::Done;
+use crate::process::choices;
+use crate::process::driver;
+
+const PIECE_STEP: u64 = 512;
+
+pub(crate) const HANDLE_NONE: u64 = 0;
+
+pub(crate) const HANDLE_FILE_DESCRIPTOR: u64 = 1;
+
+/// A pool. Never freed: memory that outlives its destruction still comes back to it.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) gpu: usize,
+    pub(crate) sort: Sort,
+    /// The driver's own, which cannot be destroyed.
+    pub(crate) is_default: bool,
+    pub(crate) handle_types: u64,
+    max_bytes: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Sort {
+    /// Of a device's memory.
+    Device,
+    /// Managed: on the device while there is room, else on the host.
+    Managed,
+    /// Another process's: only its pointers come in.
+    Imported,
+    /// Host memory, which takes nothing of a GPU.
+    Host,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) is_destroyed: bool,
+    chunks: Vec<Chunk>,
+    free_chunk_slots: Vec<usize>,
+    pub(crate) pieces: HashMap<u64, Piece>,
+    reserved: u64,
+    used: u64,
+    reserved_high: u64,
+    used_high: u64,
+    pub(crate) threshold: u64,
+    pub(crate) reuse: [i32; 3],
+    pub(crate) access: Vec<(i32, u32)>,
+}
+
+#[derive(Debug, Default)]
+struct Chunk {
+    bytes: u64,
+    used: u64,
+    /// What it takes of the GPU: nothing when it lies on the host.
+    taken: u64,
+}
+
+/// Part of a chunk that is allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    chunk: usize,
+    bytes: u64,
+    /// Its memory is the processes' that hold it together: it does not come back to the pool.
+    is_detached: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Pools {
+    pub(crate) all: Vec<&'static Pool>,
+    defaults: HashMap<(usize, Sort), &'static Pool>,
+    pub(crate) current: HashMap<(usize, Sort), &'static Pool>,
+}
+
+static POOLS: Mutex<Option<Pools>> = Mutex::new(None);
+
+pub(crate) fn with<T>(body: impl FnOnce(&mut Pools) -> T) -> T {
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    body(pools.get_or_insert_with(Pools::default))
+}
+
+pub(crate) fn new(
+    gpu: usize,
+    sort: Sort,
+    is_default: bool,
+    handle_types: u64,
+    max_bytes: u64,
+) -> &'static Pool {
+    let state = Mutex::new(State {
+        reuse: [1; 3],
+        ..State::default()
+    });
+    Box::leak(Box::new(Pool {
+        gpu,
+        sort,
+        is_default,
+        handle_types,
+        max_bytes,
+        state,
+    }))
+}
+
+/// A GPU's own pool.
+pub(crate) fn default_of(gpu: usize) -> &'static Pool {
+    default_at(gpu, Sort::Device)
+}
+
+/// The driver's own pool of a sort.
+pub(crate) fn default_at(gpu: usize, sort: Sort) -> &'static Pool {
+    with(|pools| {
+        if let Some(pool) = pools.defaults.get(&(gpu, sort)) {
+            return *pool;
+        }
+        let pool = new(gpu, sort, true, HANDLE_NONE, 0);
+        pools.defaults.insert((gpu, sort), pool);
+        pools.all.push(pool);
+        pool
+    })
+}
+
+/// The pool that stream-ordered allocation on a GPU takes from.
+pub(crate) fn current_of(gpu: usize) -> &'static Pool {
+    current_at(gpu, Sort::Device)
+}
+
+pub(crate) fn current_at(gpu: usize, sort: Sort) -> &'static Pool {
+    let set = with(|pools| pools.current.get(&(gpu, sort)).copied());
+    set.unwrap_or_else(|| default_at(gpu, sort))
+}
+
+/// The pool of a handle.
+///
+/// # Errors
+/// When it is none, or was destroyed.
+pub(crate) fn find(handle: CuMemoryPool) -> Done<&'static Pool> {
+    let wanted = handle.addr();
+    with(|pools| {
+        pools
+            .all
+            .iter()
+            .copied()
+            .find(|pool| pool.as_handle().addr() == wanted)
+    })
+    .ok_or(CuResult::INVALID_VALUE)
+}
+
+/// Something of this GPU has been waited for: its pools give back what is empty and beyond their
+/// threshold.
+pub(crate) fn synchronized(gpu: usize) {
+    if choices::pools_keep() {
+        return;
+    }
+    let pools = with(|pools| pools.all.clone());
+    for pool in pools.into_iter().filter(|pool| pool.gpu == gpu) {
+        let keep = pool.state().threshold;
+        pool.trim(keep);
+    }
+}
+
+impl Pool {
+    pub(crate) fn as_handle(&self) -> CuMemoryPool {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+
+    pub(crate) fn handle_types(&self) -> u64 {
+        self.handle_types
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a part of the pool's memory, and more of the GPU's when it has no room.
+    ///
+    /// # Errors
+    /// When the GPU, or the pool's greatest size, has no room.
+    pub(crate) fn take(&self, bytes: u64) -> Done<Piece> {
+        let bytes = bytes
+            .checked_next_multiple_of(PIECE_STEP)
+            .ok_or(CuResult::OUT_OF_MEMORY)?;
+        let mut state = self.state();
+        let fitting = state
+            .chunks
+            .iter()
+            .position(|chunk| chunk.bytes - chunk.used >= bytes);
+        let chunk = match fitting {
+            Some(chunk) => chunk,
+            None => {
+                let grown = bytes
+                    .checked_next_multiple_of(choices::granularity())
+                    .ok_or(CuResult::OUT_OF_MEMORY)?;
+                let chunk = choices::pool_chunk();
+                let grown = grown.max(chunk);
+                if self.max_bytes != 0 && state.reserved + grown > self.max_bytes.max(chunk) {
+                    return Err(CuResult::OUT_OF_MEMORY);
+                }
+                drop(state);
+                let taken = self.grow(grown)?;
+                state = self.state();
+                let slot = state.free_chunk_slots.pop();
+                let chunk = slot.unwrap_or(state.chunks.len());
+                if slot.is_none() {
+                    state.chunks.push(Chunk::default());
+                }
+                state.chunks[chunk] = Chunk {
+                    bytes: grown,
+                    used: 0,
+                    taken,
+                };
+                state.reserved += grown;
+                state.reserved_high = state.reserved_high.max(state.reserved);
+                chunk
+            }
+        };
+        state.chunks[chunk].used += bytes;
+        state.used += bytes;
+        state.used_high = state.used_high.max(state.used);
+        Ok(Piece {
+            chunk,
+            bytes,
+            is_detached: false,
+        })
+    }
+
+    /// Takes memory of the GPU; when there is none, what this process's pools keep empty first. Says how much of the
+    /// GPU it is.
+    fn grow(&self, bytes: u64) -> Done<u64> {
+        if self.sort == Sort::Host {
+            return Ok(0);
+        }
+        let driver = driver::the()?;
+        let take = || driver.take(self.gpu, bytes, board::Kind::Alloc);
+        let taken = take().or_else(|_| {
+            for pool in with(|pools| pools.all.clone()) {
+                if pool.gpu == self.gpu {
+                    pool.trim(0);
+                }
+            }
+            take()
+        });
+        match taken {
+            Err(_) if self.sort == Sort::Managed => Ok(0),
+            taken => taken.map(|()| bytes),
+        }
+    }
+
+    /// Gives a part back to the pool, which keeps it unless its memory was detached.
+    pub(crate) fn give(&self, piece: Piece) {
+        let mut state = self.state();
+        state.used -= piece.bytes;
+        state.chunks[piece.chunk].used -= piece.bytes;
+        if piece.is_detached {
+            state.reserved -= piece.bytes;
+            state.chunks[piece.chunk].bytes -= piece.bytes;
+            if state.chunks[piece.chunk].bytes == 0 {
+                state.chunks[piece.chunk] = Chunk::default();
+                state.free_chunk_slots.push(piece.chunk);
+            }
+        }
+        let is_destroyed = state.is_destroyed;
+        drop(state);
+        if is_destroyed {
+            self.trim(0);
+        }
+    }
+
+    /// Gives empty chunks back to the GPU until at most `keep` bytes are left, or none is empty.
+    pub(crate) fn trim(&self, keep: u64) {
+        let mut state = self.state();
+        let mut given = 0;
+        for chunk in 0..state.chunks.len() {
+            if state.reserved <= keep {
+                break;
+            }
+            let Chunk { bytes, used, taken } = state.chunks[chunk];
+            if bytes > 0 && used == 0 {
+                state.chunks[chunk] = Chunk::default();
+                state.free_chunk_slots.push(chunk);
+                state.reserved -= bytes;
+                given += taken;
+            }
+        }
+        drop(state);
+        if let Some(driver) = driver::get().filter(|_| given > 0) {
+            driver.give(self.gpu, given, board::Kind::Alloc);
+        }
+    }
+
+    /// One of its blocks has ended.
+    pub(crate) fn freed(&self, base: u64) {
+        let piece = self.state().pieces.remove(&base);
+        if let Some(piece) = piece {
+            self.give(piece);
+        }
+    }
+
+    /// Takes a block's memory out of the pool, for processes to hold together. Until this process frees the block, the
+    /// pool's figures still count it: naming an allocation to others does not change what its pool holds.
+    pub(crate) fn detach(&self, base: u64) -> Option<u64> {
+        let mut state = self.state();
+        let piece = state.pieces.get_mut(&base).filter(|it| !it.is_detached)?;
+        piece.is_detached = true;
+        let Piece { chunk, bytes, .. } = *piece;
+        let taken = bytes.min(state.chunks[chunk].taken);
+        state.chunks[chunk].taken -= taken;
+        Some(taken)
+    }
+
+    /// Bytes used, their high mark, bytes reserved, their high mark.
+    pub(crate) fn figures(&self) -> [u64; 4] {
+        let state = self.state();
+        [
+            state.used,
+            state.used_high,
+            state.reserved,
+            state.reserved_high,
+        ]
+    }
+
+    /// Sets the high marks to what there is: that of the used bytes, that of the reserved.
+    pub(crate) fn reset_marks(&self, used: bool, reserved: bool) {
+        let mut state = self.state();
+        if used {
+            state.used_high = state.used;
+        }
+        if reserved {
+            state.reserved_high = state.reserved;
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Blocks of addresses over the memory of pools.
+
+use cuda_api::driver::*;
+
+use crate::base::border::Done;
+use crate::memory::blocks;
+use crate::memory::blocks::Kind;
+use crate::memory::context;
+use crate::memory::context::Context;
+use crate::memory::pool::{Pool, Sort, with};
+
+/// The last context of a process on a GPU is gone: so is what its pools gave out there.
+pub(crate) fn context_gone(context: &'static Context) {
+    if context::any_on(context.gpu).is_some() {
+        return;
+    }
+    let own =
+        |block: &blocks::Block| block.gpu == context.gpu && matches!(block.kind, Kind::Pool(_));
+    for (base, _) in blocks::select(0..u64::MAX, own) {
+        if let Some(block) = blocks::remove(base, own) {
+            blocks::end(base, &block);
+        }
+    }
+    for pool in with(|pools| pools.all.clone()) {
+        if pool.gpu == context.gpu {
+            pool.trim(0);
+        }
+    }
+}
+
+impl Pool {
+    /// Allocates: a block of addresses over a part of the pool.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub(crate) fn allocate(&'static self, bytes: u64) -> Done<u64> {
+        if bytes == 0 || self.sort == Sort::Imported {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let piece = self.take(bytes)?;
+        let block = blocks::block(bytes, self.gpu, Kind::Pool(self));
+        let base = blocks::place(block, false).inspect_err(|_| self.give(piece))?;
+        self.state().pieces.insert(base, piece);
+        Ok(base)
+    }
+}

@@ -1,0 +1,109 @@
+//! Memory of arrays that are made without any: physical memory that `cuMemMapArrayAsync` puts under a part of one and
+//! takes away again, in stream order. Memory that lies under an array lives as long as it does there. What the array
+//! holds stays in pages of its own: copies never look here.
+
+use cuda_api::driver::*;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use crate::base::border::{Done, lock};
+use crate::memory::array;
+use crate::memory::array::TILE_BYTES;
+use crate::memory::context::Context;
+use crate::memory::physical::Physical;
+
+/// `CUarrayMapInfo`, word by word.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MapInfo {
+    resource_kind: u32,
+    _pad: u32,
+    resource: usize,
+    part_kind: u32,
+    _pad2: u32,
+    /// A level, a layer, an offset and an extent; or a layer, an offset and a size of the mipmap's tail.
+    part: [u32; 8],
+    pub(crate) operation: u32,
+    handle_kind: u32,
+    pub(crate) handle: u64,
+    offset: u64,
+    devices: u32,
+    flags: u32,
+    reserved: [u32; 2],
+}
+
+const _: () = assert!(size_of::<MapInfo>() == 96);
+
+/// A tile of an array, or its tail: the array, whether it is the tail, and which tile it is, or where the tail begins.
+type Part = (usize, bool, [u32; 5]);
+
+pub(crate) struct Under {
+    pub(crate) _memory: Arc<Physical>,
+    pub(crate) context: &'static Context,
+}
+
+static MAPPED: Mutex<Option<HashMap<Part, Under>>> = Mutex::new(None);
+
+pub(crate) fn with<T>(body: impl FnOnce(&mut HashMap<Part, Under>) -> T) -> T {
+    body(lock(&MAPPED).get_or_insert_with(HashMap::new))
+}
+
+/// Takes out what `gone` holds for. What was under an array may be the last that held its memory: it is dropped
+/// once nothing is locked.
+fn take_out(gone: impl Fn(&Part, &Under) -> bool) {
+    let out: Vec<_> = with(|mapped| mapped.extract_if(|part, under| gone(part, under)).collect());
+    drop(out);
+}
+
+/// An array is gone, and so is what was under it.
+pub(crate) fn forget(resource: usize) {
+    take_out(|part, _| part.0 == resource);
+}
+
+/// A context is gone, and its arrays with it.
+pub(crate) fn context_gone(context: &'static Context) {
+    take_out(|_, under| std::ptr::eq(under.context, context));
+}
+
+impl MapInfo {
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        let [level, layer, x, y, z, width, height, depth] = self.part;
+        if self.part_kind == 1 {
+            // Nothing stands between layer and offset.
+            return vec![(self.resource, true, [level, 0, x, y, z])];
+        }
+        let Some([wide, high, deep]) = array::tile(self.resource) else {
+            return vec![(self.resource, false, [level, layer, 0, 0, 0])];
+        };
+        let span = |from: u32, length: u32, side: u32| {
+            from / side..from.saturating_add(length.max(1)).div_ceil(side)
+        };
+        let mut parts = Vec::new();
+        for slice in span(z, depth, deep) {
+            for row in span(y, height, high) {
+                let columns = span(x, width, wide);
+                parts.extend(
+                    columns.map(|it| (self.resource, false, [level, layer, it, row, slice])),
+                );
+            }
+        }
+        parts
+    }
+
+    pub(crate) fn checked(&self) -> Done {
+        const GENERIC: u32 = 0;
+        let whole = self.offset.is_multiple_of(TILE_BYTES);
+        if self.resource_kind > 1 || self.part_kind > 1 || !whole || self.flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // No array is larger on any side, nor has as many tiles.
+        let [.., width, height, depth] = self.part;
+        let texels = u64::from(width.max(1)) * u64::from(height.max(1));
+        let is_too_large =
+            self.part_kind == 0 && texels.saturating_mul(depth.max(1).into()) > 1 << 32;
+        if is_too_large || self.handle_kind != GENERIC || !array::waits_for_memory(self.resource) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,15 @@
+//! Work: modules and their kernels, launches, events, graphs, captures and the streams that all of it
+//! goes to.
+
+pub(crate) mod capture;
+pub(crate) mod capturing;
+pub(crate) mod copies;
+pub(crate) mod event;
+pub(crate) mod execs;
+pub(crate) mod graph;
+pub(crate) mod launch;
+pub(crate) mod launching;
+pub(crate) mod module;
+pub(crate) mod queue;
+pub(crate) mod recording;
+pub(crate) mod stream;

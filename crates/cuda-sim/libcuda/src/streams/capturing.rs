@@ -1,0 +1,360 @@
+//! Stream capture, and what is not allowed while it goes on: as the driver enforces it, so that one
+//! call too many spoils a capture here too.
+//!
+//! A capture begins in a stream and draws in every stream that waits for an event of it; work given
+//! to those becomes nodes of a graph. It ends where it began, with all streams joined again. What
+//! it must not meet: calls that may not wait ("unsafe" ones, by the mode of the capture and of the
+//! calling thread), questions about captured streams and events, and the legacy stream.
+
+use cuda_api::driver::*;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::base::border::{Done, lock};
+use crate::memory::context::Ctx;
+use crate::streams::capture::{CAPTURES, Capture, GLOBAL, Membership, RELAXED, numbered};
+use crate::streams::graph::Body;
+use crate::streams::stream;
+use crate::streams::stream::{Kind, Stream};
+
+pub(crate) static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    pub(crate) static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
+}
+
+fn anything_captures() -> bool {
+    ACTIVE.load(Ordering::SeqCst) != 0
+}
+
+// --- what is not allowed --------------------------------------------------------------------
+
+/// A call that a capture cannot see, and that may wait for the GPU: `cuMemAlloc`, `cuEventQuery`.
+///
+/// # Errors
+/// `STREAM_CAPTURE_UNSUPPORTED` when the capture's mode and the thread's forbid it; the capture is
+/// spoilt then.
+pub(crate) fn unsafe_call() -> Done {
+    if !anything_captures() || MODE.get() == RELAXED {
+        return Ok(());
+    }
+    let (thread, own_mode) = (stream::thread_number(), MODE.get());
+    let mut met = false;
+    for capture in lock(&CAPTURES)
+        .iter()
+        .filter(|capture| !capture.is_invalid())
+    {
+        let own = capture.thread == thread && capture.mode != RELAXED;
+        let others = own_mode == GLOBAL && capture.mode == GLOBAL && capture.thread != thread;
+        if own || others {
+            capture.invalidate();
+            met = true;
+        }
+    }
+    if met {
+        Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
+    } else {
+        Ok(())
+    }
+}
+
+/// A question about how far a stream is, or a wait for it.
+///
+/// # Errors
+/// When it captures, or stands for streams that do; that capture is spoilt then.
+pub(crate) fn query_of_stream(stream: &Stream) -> Done {
+    if !anything_captures() {
+        return Ok(());
+    }
+    forbidden(stream)?;
+    if stream.kind == Kind::Legacy {
+        legacy_used(stream)?;
+    }
+    unsafe_call()
+}
+
+/// Something that a capturing stream cannot do.
+///
+/// # Errors
+/// When the stream captures; the capture is spoilt then.
+pub(crate) fn forbidden(stream: &Stream) -> Done {
+    match stream.capture() {
+        Some(capture) if capture.is_invalid() => Err(CuResult::STREAM_CAPTURE_INVALIDATED),
+        Some(capture) => {
+            capture.invalidate();
+            Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
+        }
+        None => Ok(()),
+    }
+}
+
+/// A wait for everything that a context was given.
+///
+/// # Errors
+/// When one of its streams captures; that capture is spoilt then.
+pub(crate) fn query_of_context(context: Ctx) -> Done {
+    if !anything_captures() {
+        return Ok(());
+    }
+    let mut met = false;
+    for capture in lock(&CAPTURES)
+        .iter()
+        .filter(|capture| capture.context == context.handle)
+    {
+        capture.invalidate();
+        met = true;
+    }
+    if met {
+        return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    unsafe_call()
+}
+
+/// The legacy stream would wait for blocking streams, and a captured one has nothing to wait for.
+fn legacy_used(stream: &Stream) -> Done {
+    let mut met = false;
+    for other in stream::of_context(stream.context) {
+        if other.is_blocking()
+            && let Some(capture) = other.capture()
+        {
+            capture.invalidate();
+            met = true;
+        }
+    }
+    if met {
+        Err(CuResult::STREAM_CAPTURE_IMPLICIT)
+    } else {
+        Ok(())
+    }
+}
+
+/// Asks a stream for something that works while it captures, but not once that is spoilt.
+///
+/// # Errors
+/// When the stream's capture is spoilt.
+pub(crate) fn still_good(stream: &Stream) -> Done {
+    match stream.capture() {
+        Some(capture) if capture.is_invalid() => Err(CuResult::STREAM_CAPTURE_INVALIDATED),
+        _ => Ok(()),
+    }
+}
+
+/// A stream is made to wait for work that is in no capture.
+///
+/// # Errors
+/// When the stream captures; the capture is spoilt then.
+pub(crate) fn waits_outside(stream: &Stream) -> Done {
+    if !anything_captures() {
+        return Ok(());
+    }
+    match stream.capture() {
+        Some(capture) if capture.is_invalid() => Err(CuResult::STREAM_CAPTURE_INVALIDATED),
+        Some(capture) => {
+            capture.invalidate();
+            Err(CuResult::STREAM_CAPTURE_ISOLATION)
+        }
+        None if stream.kind == Kind::Legacy => legacy_used(stream),
+        None => Ok(()),
+    }
+}
+
+/// The driver functions that are "unsafe" while something captures: not given to a stream, and free
+/// to wait for the GPU. Sorted. Those that ask for a stream or an event stand with their own rules.
+const UNSAFE: &[&str] = &[
+    "cuArray3DCreate",
+    "cuArray3DCreate_v2",
+    "cuArrayCreate",
+    "cuArrayCreate_v2",
+    "cuArrayDestroy",
+    "cuCtxSetLimit",
+    "cuIpcCloseMemHandle",
+    "cuIpcOpenMemHandle",
+    "cuIpcOpenMemHandle_v2",
+    "cuMemAlloc",
+    "cuMemAllocHost",
+    "cuMemAllocHost_v2",
+    "cuMemAllocManaged",
+    "cuMemAllocPitch",
+    "cuMemAllocPitch_v2",
+    "cuMemAlloc_v2",
+    "cuMemFree",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemHostRegister",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMipmappedArrayCreate",
+    "cuMipmappedArrayDestroy",
+    "cuModuleUnload",
+];
+
+/// Lets a driver call in, or says that something captures which it would spoil (and spoils it).
+///
+/// # Errors
+/// As [`unsafe_call`], for the functions that are unsafe.
+#[inline]
+pub(crate) fn admits(name: &str) -> Done {
+    if anything_captures() && UNSAFE.binary_search(&name).is_ok() {
+        unsafe_call()
+    } else {
+        Ok(())
+    }
+}
+
+// --- work that becomes nodes ----------------------------------------------------------------
+
+/// Makes a node of work that is given to a stream, when that stream captures; says whether it did.
+///
+/// # Errors
+/// When the capture is spoilt, or the work cannot be a node (which spoils it), or the work is for
+/// the legacy stream while a blocking stream captures.
+pub(crate) fn takes(stream: &Stream, make: impl FnOnce() -> Done<Body>) -> Done<bool> {
+    if !anything_captures() {
+        return Ok(false);
+    }
+    let mut membership = lock(&stream.capture);
+    let Some(membership) = membership.as_mut() else {
+        drop(membership);
+        if stream.kind == Kind::Legacy {
+            legacy_used(stream)?;
+        }
+        return Ok(false);
+    };
+    let capture = Arc::clone(&membership.capture);
+    if capture.is_invalid() {
+        return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
+    }
+    let added = make().and_then(|body| capture.graph.add(body, &membership.after));
+    match added {
+        Ok(node) => {
+            membership.after = vec![node];
+            Ok(true)
+        }
+        Err(code) => {
+            capture.invalidate();
+            Err(code)
+        }
+    }
+}
+
+/// Where a stream stands in its capture: what an event records. `None` when it captures nothing.
+///
+/// # Errors
+/// When the capture is spoilt, or the legacy stream is used while a blocking stream captures.
+pub(crate) fn place(stream: &Stream) -> Done<Option<(Arc<Capture>, Vec<usize>)>> {
+    if !anything_captures() {
+        return Ok(None);
+    }
+    let membership = lock(&stream.capture);
+    let Some(membership) = membership.as_ref() else {
+        drop(membership);
+        if stream.kind == Kind::Legacy {
+            legacy_used(stream)?;
+        }
+        return Ok(None);
+    };
+    if membership.capture.is_invalid() {
+        return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
+    }
+    Ok(Some((
+        Arc::clone(&membership.capture),
+        membership.after.clone(),
+    )))
+}
+
+/// A stream waits for a captured event: it becomes part of that capture.
+///
+/// # Errors
+/// When the capture is over or spoilt, when the stream is in another one (both are spoilt then), or
+/// is the legacy stream.
+pub(crate) fn join(stream: &Stream, capture: u64, nodes: &[usize]) -> Done {
+    let capture = &numbered(capture).ok_or(CuResult::CAPTURED_EVENT)?;
+    if capture.is_invalid() {
+        return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
+    }
+    if stream.kind == Kind::Legacy {
+        capture.invalidate();
+        return Err(CuResult::STREAM_CAPTURE_IMPLICIT);
+    }
+    let mut own = lock(&stream.capture);
+    match own.as_mut() {
+        None => {
+            *own = Some(Membership {
+                capture: Arc::clone(capture),
+                after: nodes.to_vec(),
+            });
+        }
+        Some(member) if Arc::ptr_eq(&member.capture, capture) => {
+            for &node in nodes {
+                if !member.after.contains(&node) {
+                    member.after.push(node);
+                }
+            }
+        }
+        Some(member) => {
+            member.capture.invalidate();
+            capture.invalidate();
+            return Err(CuResult::STREAM_CAPTURE_MERGE);
+        }
+    }
+    Ok(())
+}
+
+// --- beginning and ending -------------------------------------------------------------------
+
+pub(crate) fn finish(capture: &Arc<Capture>) {
+    for stream in stream::all() {
+        let mut membership = lock(&stream.capture);
+        if membership
+            .as_ref()
+            .is_some_and(|m| Arc::ptr_eq(&m.capture, capture))
+        {
+            *membership = None;
+        }
+    }
+    let mut captures = lock(&CAPTURES);
+    let before = captures.len();
+    captures.retain(|other| !Arc::ptr_eq(other, capture));
+    ACTIVE.fetch_sub(before - captures.len(), Ordering::SeqCst);
+}
+
+/// A context is gone, and what its streams captured.
+pub(crate) fn context_gone(context: Ctx) {
+    let gone: Vec<_> = lock(&CAPTURES)
+        .iter()
+        .filter(|c| c.context == context.handle)
+        .cloned()
+        .collect();
+    for capture in gone {
+        capture.invalidate();
+        finish(&capture);
+    }
+}
+
+/// A stream is gone: a capture that began in it can never end; one that drew it in goes on.
+pub(crate) fn stream_gone(stream: &Stream) {
+    let Some(Membership { capture, after }) = lock(&stream.capture).take() else {
+        return;
+    };
+    if capture.origin == stream.id {
+        capture.invalidate();
+        finish(&capture);
+    } else {
+        lock(&capture.left_behind).extend(after);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_functions_are_sorted_and_exist() {
+        assert!(UNSAFE.is_sorted());
+        for name in UNSAFE {
+            assert!(cuda_api::DRIVER_SYMBOLS.contains(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What is copied: each end of a copy is checked against the table of blocks, as the device's own page
+//! tables would; host addresses are the caller's word.
+
+use cuda_api::driver::*;
+
+use crate::base::border::Done;
+use crate::base::space::address;
+use crate::memory::array;
+use crate::memory::blocks;
+
+pub(crate) fn device(at: u64, bytes: u64) -> Done<u64> {
+    if blocks::is_reachable(at, bytes) {
+        Ok(at)
+    } else {
+        Err(CuResult::INVALID_VALUE)
+    }
+}
+
+/// An address of which a call does not say where it lies: known ones are checked.
+pub(crate) fn either(at: u64, bytes: u64) -> Done<u64> {
+    let known = blocks::find(at).is_some();
+    if at == 0 || known && !blocks::is_reachable(at, bytes) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    Ok(at)
+}
+
+pub(crate) fn host<T>(at: *const T) -> Done<u64> {
+    if at.is_null() {
+        Err(CuResult::INVALID_VALUE)
+    } else {
+        Ok(at.expose_provenance() as u64)
+    }
+}
+
+/// A copy of a box, from and to anything.
+pub(crate) struct Box3 {
+    src: Side,
+    dst: Side,
+    pub(crate) width: u64,
+    pub(crate) height: u64,
+    pub(crate) depth: u64,
+}
+
+/// One end of it.
+struct Side {
+    /// 1 host, 2 device, 3 array, 4 either.
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: CuArray,
+    pitch: u64,
+    /// Rows of a slice.
+    rows: u64,
+    x: u64,
+    y: u64,
+    z: u64,
+}
+
+/// Where a side's rows lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    start: u64,
+    pitch: u64,
+    slice: u64,
+}
+
+impl Side {
+    fn place(&self, width: u64, height: u64, depth: u64) -> Done<Place> {
+        let small = |at: u64| at < 1 << 40;
+        if ![self.x, self.y, self.z, self.pitch, self.rows]
+            .into_iter()
+            .all(small)
+        {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let (base, pitch, rows) = match self.kind {
+            1 => (self.host, self.pitch, self.rows),
+            2 | 4 => (self.device, self.pitch, self.rows),
+            3 => {
+                let (base, pitch, rows) = array::layout(self.array)?;
+                (base, pitch, rows)
+            }
+            _ => return Err(CuResult::INVALID_VALUE),
+        };
+        // One row, one slice: the caller need not say how far apart they would be.
+        let pitch = if pitch == 0 { self.x + width } else { pitch };
+        let rows = if rows == 0 { self.y + height } else { rows };
+        if pitch < self.x + width && height * depth > 1 || rows < self.y + height && depth > 1 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let slice = pitch * rows;
+        let start = base + self.z * slice + self.y * pitch + self.x;
+        let bytes = (depth - 1) * slice + (height - 1) * pitch + width;
+        match self.kind {
+            1 if base == 0 => return Err(CuResult::INVALID_VALUE),
+            1 => {}
+            4 => {
+                either(start, bytes)?;
+            }
+            _ => {
+                device(start, bytes)?;
+            }
+        }
+        Ok(Place {
+            start,
+            pitch,
+            slice,
+        })
+    }
+}
+
+pub(crate) fn ends(copy: &Box3) -> Done<Option<(Place, Place)>> {
+    let (width, height, depth) = (copy.width, copy.height, copy.depth);
+    if width == 0 || height == 0 || depth == 0 {
+        return Ok(None);
+    }
+    if [width, height, depth]
+        .into_iter()
+        .any(|side| side >= 1 << 40)
+    {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    Ok(Some((
+        copy.src.place(width, height, depth)?,
+        copy.dst.place(width, height, depth)?,
+    )))
+}
+
+pub(crate) fn move_rows(from: Place, to: Place, width: u64, height: u64, depth: u64) {
+    for z in 0..depth {
+        for y in 0..height {
+            let src = from.start + z * from.slice + y * from.pitch;
+            let dst = to.start + z * to.slice + y * to.pitch;
+            // SAFETY: device and array addresses were checked against the blocks; host addresses are
+            // good for the box that the caller describes.
+            unsafe { std::ptr::copy(address::<u8>(src), address::<u8>(dst), width as usize) };
+        }
+    }
+}
+
+/// Makes a copy of a graph, now.
+///
+/// # Errors
+/// When its addresses are none.
+pub(crate) fn perform_3d(copy: &CuMemcpy3D) -> Done {
+    let copy = Box3::from(*copy);
+    if let Some((from, to)) = ends(&copy)? {
+        move_rows(from, to, copy.width, copy.height, copy.depth);
+    }
+    Ok(())
+}
+
+/// A description of CUDA's as a box; the fields of all its forms have the same names.
+macro_rules! boxes {
+    ($($ty:ty: $device:expr, $z:expr, $rows:expr, $depth:expr;)*) => {$(
+        impl From<$ty> for Box3 {
+            fn from(copy: $ty) -> Self {
+                let wide = |value| -> u64 { number(value) };
+                let device = $device;
+                let (src_z, dst_z) = $z(&copy);
+                let (src_rows, dst_rows) = $rows(&copy);
+                Self {
+                    src: Side {
+                        kind: copy.src_memory_type,
+                        host: copy.src_host.expose_provenance() as u64,
+                        device: device(copy.src_device),
+                        array: copy.src_array,
+                        pitch: wide(copy.src_pitch),
+                        rows: src_rows,
+                        x: wide(copy.src_x_bytes),
+                        y: wide(copy.src_y),
+                        z: src_z,
+                    },
+                    dst: Side {
+                        kind: copy.dst_memory_type,
+                        host: copy.dst_host.expose_provenance() as u64,
+                        device: device(copy.dst_device),
+                        array: copy.dst_array,
+                        pitch: wide(copy.dst_pitch),
+                        rows: dst_rows,
+                        x: wide(copy.dst_x_bytes),
+                        y: wide(copy.dst_y),
+                        z: dst_z,
+                    },
+                    width: wide(copy.width_bytes),
+                    height: wide(copy.height),
+                    depth: $depth(&copy),
+                }
+            }
+        }
+    )*};
+}
+
+/// A size of either width.
+trait Number {
+    fn wide(self) -> u64;
+}
+
+impl Number for u32 {
+    fn wide(self) -> u64 {
+        self.into()
+    }
+}
+
+impl Number for usize {
+    fn wide(self) -> u64 {
+        self as u64
+    }
+}
+
+fn number(value: impl Number) -> u64 {
+    value.wide()
+}
+
+boxes! {
+    CuMemcpy2DV1: u64::from, |_: &CuMemcpy2DV1| (0, 0), |_: &CuMemcpy2DV1| (0, 0), |_: &CuMemcpy2DV1| 1;
+    CuMemcpy2D: |at: CuDevicePtr| at.0, |_: &CuMemcpy2D| (0, 0), |_: &CuMemcpy2D| (0, 0), |_: &CuMemcpy2D| 1;
+    CuMemcpy3DV1: u64::from, |c: &CuMemcpy3DV1| (number(c.src_z), number(c.dst_z)),
+        |c: &CuMemcpy3DV1| (number(c.src_height), number(c.dst_height)), |c: &CuMemcpy3DV1| number(c.depth);
+    CuMemcpy3D: |at: CuDevicePtr| at.0, |c: &CuMemcpy3D| (number(c.src_z), number(c.dst_z)),
+        |c: &CuMemcpy3D| (number(c.src_height), number(c.dst_height)), |c: &CuMemcpy3D| number(c.depth);
+    CuMemcpy3DPeer: |at: CuDevicePtr| at.0, |c: &CuMemcpy3DPeer| (number(c.src_z), number(c.dst_z)),
+        |c: &CuMemcpy3DPeer| (number(c.src_height), number(c.dst_height)), |c: &CuMemcpy3DPeer| number(c.depth);
+}

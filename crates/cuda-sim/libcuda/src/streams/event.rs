@@ -1,0 +1,54 @@
+//! An event, and where it was recorded last. Its times are the board's, exact in its model.
+
+use cuda_api::driver::*;
+use cuda_sim::exec::{EventId, Record};
+use std::sync::{Arc, Mutex};
+
+use crate::base::border::Done;
+use crate::base::table::Table;
+use crate::memory::context::Ctx;
+use crate::process::work::exec;
+
+/// An event.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) id: EventId,
+    pub(crate) context: Ctx,
+    pub(crate) flags: u32,
+    /// It is another process's.
+    pub(crate) opened: bool,
+    pub(crate) last: Mutex<Last>,
+}
+
+/// Where an event was recorded last.
+#[derive(Debug, Clone)]
+pub(crate) enum Last {
+    /// Nowhere, or in another process: the board knows.
+    Board,
+    /// In a stream of this process.
+    Recorded(Record),
+    /// In a stream that captured: in the capture of this number, after these nodes.
+    Captured { capture: u64, nodes: Vec<usize> },
+}
+
+pub(crate) static EVENTS: Table<Event> = Table::new();
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if !self.opened
+            && let Ok(exec) = exec()
+        {
+            exec.close_event(self.id);
+        }
+    }
+}
+
+/// The event that a program means.
+pub(crate) fn find(event: CuEvent) -> Done<Arc<Event>> {
+    EVENTS.get(event.addr()).ok_or(CuResult::INVALID_HANDLE)
+}
+
+/// A context is gone: its events are dropped with it.
+pub(crate) fn context_gone(context: Ctx) {
+    EVENTS.take(|event| event.context.handle == context.handle);
+}

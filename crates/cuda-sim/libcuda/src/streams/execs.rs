@@ -1,0 +1,407 @@
+//! Graphs that can be launched: what a launch gives to its stream.
+//!
+//! Nodes that depend on nothing of each other run side by side, so a stretch of kernels and copies
+//! takes as long as its longest path, and keeps the GPU busy while any kernel of it runs. A node that
+//! something else has to act for (a host function, an event, a value, a kernel that spins) ends a
+//! stretch: what was before it in the order of the graph is done first.
+
+use cuda_api::driver::*;
+use cuda_sim::exec::{Place, Work};
+use std::sync::{Arc, Mutex};
+
+use crate::base::border;
+use crate::base::border::{Done, lock};
+use crate::base::table::Table;
+use crate::memory::blocks;
+use crate::memory::context;
+use crate::memory::graph_memory;
+use crate::process::helper;
+use crate::process::work::exec;
+use crate::streams::capturing;
+use crate::streams::graph;
+use crate::streams::graph::{Body, Conditional, CopyParams, Graph, Memset};
+use crate::streams::stream;
+use crate::streams::stream::Stream;
+
+pub(crate) const AUTO_FREE: u64 = 1;
+
+/// An instantiated graph.
+#[derive(Debug)]
+pub(crate) struct Exec {
+    pub(crate) nodes: Mutex<Vec<ExecNode>>,
+    pub(crate) flags: u64,
+    pub(crate) id: u64,
+    /// The end of its last launch: the next one comes after it, in whatever stream.
+    pub(crate) last: Mutex<Option<Place>>,
+    /// For a launch into a stream that captures; none when the graph cannot be copied.
+    pub(crate) template: Mutex<Option<Arc<Graph>>>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct ExecNode {
+    /// The node that it was made from.
+    pub(crate) origin: usize,
+    pub(crate) body: Body,
+    pub(crate) after: Vec<usize>,
+    pub(crate) is_enabled: bool,
+}
+
+pub(crate) static EXECS: Table<Exec> = Table::new();
+
+pub(crate) fn find(exec: CuGraphExec) -> Done<Arc<Exec>> {
+    EXECS.get(exec.addr()).ok_or(CuResult::INVALID_VALUE)
+}
+
+pub(crate) fn nodes_of(graph: &Graph) -> Done<Vec<ExecNode>> {
+    let ordered = graph.in_order()?;
+    Ok(ordered
+        .into_iter()
+        .map(|(node, after)| {
+            let body = lock(&node.body).clone();
+            ExecNode {
+                origin: node.handle(),
+                body,
+                after,
+                is_enabled: true,
+            }
+        })
+        .collect())
+}
+
+// --- a launch -------------------------------------------------------------------------------
+
+/// What a stretch of a graph does to memory, in order.
+type Acts = Vec<Arc<dyn Fn() + Send + Sync>>;
+
+/// A stretch of nodes that need nobody's help.
+#[derive(Default)]
+struct Stretch {
+    /// Start, end, and whether a kernel runs in between (else a copy).
+    spans: Vec<(u64, u64, bool)>,
+    acts: Acts,
+}
+
+impl Stretch {
+    /// The times as work of one channel: the GPU is taken while any kernel runs, and a copy engine
+    /// while only copies do.
+    fn works(&self) -> Vec<Work> {
+        let mut times: Vec<u64> = self
+            .spans
+            .iter()
+            .flat_map(|span| [span.0, span.1])
+            .collect();
+        times.sort_unstable();
+        times.dedup();
+        let mut works: Vec<Work> = Vec::new();
+        for pair in times.windows(2) {
+            let [from, to] = *pair else { continue };
+            let within = |span: &&(u64, u64, bool)| span.0 <= from && to <= span.1;
+            let mut running = self.spans.iter().filter(within).peekable();
+            if running.peek().is_none() {
+                continue;
+            }
+            let length = to - from;
+            let is_kernel = running.any(|span| span.2);
+            match works.last_mut() {
+                Some(Work::Kernel { ns }) if is_kernel => *ns += length,
+                Some(Work::Copy { ns }) if !is_kernel => *ns += length,
+                _ if is_kernel => works.push(Work::Kernel { ns: length }),
+                _ => works.push(Work::Copy { ns: length }),
+            }
+        }
+        works
+    }
+
+    fn submit(&mut self, stream: &Stream) -> Done {
+        let acts = std::mem::take(&mut self.acts);
+        if !acts.is_empty() {
+            stream::in_order(stream, move || acts.iter().for_each(|act| act()))?;
+        }
+        for work in self.works() {
+            stream::submit(stream, work)?;
+        }
+        self.spans.clear();
+        Ok(())
+    }
+}
+
+/// Plays nodes into a stream.
+struct Player<'a> {
+    stream: &'a Stream,
+    stretch: Stretch,
+}
+
+impl Player<'_> {
+    fn play(&mut self, nodes: &[ExecNode]) -> Done {
+        let mut ends = vec![0_u64; nodes.len()];
+        for (index, node) in nodes.iter().enumerate() {
+            let start = node
+                .after
+                .iter()
+                .map(|&before| ends[before])
+                .max()
+                .unwrap_or(0);
+            ends[index] = start;
+            if !node.is_enabled {
+                continue;
+            }
+            match &node.body {
+                Body::Empty | Body::MemAlloc(_) => {}
+                Body::MemFree(address) => {
+                    graph_memory::free(*address);
+                }
+                Body::Kernel(launch) => {
+                    let plan = launch.plan()?;
+                    match plan.time_in(self.stream.context)? {
+                        Some(ns) => ends[index] = self.span(start, ns, true),
+                        None => {
+                            self.cut(&mut ends)?;
+                            plan.submit(self.stream)?;
+                        }
+                    }
+                }
+                Body::Copy { act, bytes } => {
+                    ends[index] = self.copy(start, *bytes, Arc::clone(act))?;
+                }
+                Body::Memcpy(params) => {
+                    let params = *params;
+                    let bytes = params.0.width_bytes * params.0.height * params.0.depth.max(1);
+                    let act = Arc::new(move || copy_now(&params));
+                    ends[index] = self.copy(start, bytes as u64, act)?;
+                }
+                Body::Memset(set) => {
+                    let set = *set;
+                    let bytes = set.width * set.height * set.element_size as usize;
+                    ends[index] = self.copy(start, bytes as u64, Arc::new(move || fill(&set)))?;
+                }
+                Body::Host { function, data } => {
+                    self.cut(&mut ends)?;
+                    let (function, data) = (*function, *data);
+                    stream::submit_call(self.stream, move || border::call_host(function, data))?;
+                }
+                Body::EventRecord(event) => {
+                    self.cut(&mut ends)?;
+                    event.record_in(self.stream)?;
+                }
+                Body::EventWait(event) => {
+                    self.cut(&mut ends)?;
+                    event.wait_in(self.stream)?;
+                }
+                Body::BatchMemOp(ops) => {
+                    self.cut(&mut ends)?;
+                    for op in ops {
+                        stream::submit_value(self.stream, op.0)?;
+                    }
+                }
+                Body::Child(child) => {
+                    self.cut(&mut ends)?;
+                    self.play(&nodes_of(child)?)?;
+                    self.cut(&mut ends)?;
+                }
+                Body::Conditional(conditional) => {
+                    self.cut(&mut ends)?;
+                    if let Some(body) = chosen(conditional) {
+                        let nodes = nodes_of(body)?;
+                        for _ in 0..times(conditional, &nodes)? {
+                            self.play(&nodes)?;
+                            self.stretch.submit(self.stream)?;
+                        }
+                    }
+                    self.cut(&mut ends)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn span(&mut self, start: u64, ns: u64, is_kernel: bool) -> u64 {
+        let end = start.saturating_add(ns);
+        self.stretch.spans.push((start, end, is_kernel));
+        end
+    }
+
+    fn copy(&mut self, start: u64, bytes: u64, act: Arc<dyn Fn() + Send + Sync>) -> Done<u64> {
+        self.stretch.acts.push(act);
+        Ok(self.span(start, exec()?.script().copy_ns(bytes), false))
+    }
+
+    /// Ends a stretch: what comes next starts when all of it is done.
+    fn cut(&mut self, ends: &mut [u64]) -> Done {
+        ends.fill(0);
+        self.stretch.submit(self.stream)
+    }
+}
+
+/// The body that a conditional node runs.
+fn chosen(conditional: &Conditional) -> Option<&Arc<Graph>> {
+    let value = graph::condition(conditional.handle) as usize;
+    match conditional.kind {
+        0 => conditional.bodies.get(usize::from(value == 0)),
+        WHILE => conditional.bodies.first().filter(|_| value != 0),
+        _ => conditional.bodies.get(value),
+    }
+}
+
+const WHILE: u32 = 1;
+
+/// How often a conditional node's body runs. A loop's condition is a kernel's to change, and kernels
+/// compute nothing: so the script says it by the name of a kernel in the loop, else it is the
+/// condition's own value.
+fn times(conditional: &Conditional, body: &[ExecNode]) -> Done<u32> {
+    const AT_MOST: u32 = 10_000;
+    if conditional.kind != WHILE {
+        return Ok(1);
+    }
+    let (script, draw) = (exec()?.script(), crate::streams::launch::draw()?);
+    let said = body.iter().find_map(|node| match &node.body {
+        Body::Kernel(launch) => script.loops(&launch.function.name.to_string_lossy(), draw),
+        _ => None,
+    });
+    Ok(said.unwrap_or_else(|| graph::condition(conditional.handle).min(AT_MOST)))
+}
+
+/// The allocation nodes among nodes, those of child graphs too.
+pub(crate) fn allocations(nodes: &[ExecNode]) -> Done<Vec<graph_memory::Allocation>> {
+    let mut found = Vec::new();
+    for node in nodes.iter().filter(|node| node.is_enabled) {
+        match &node.body {
+            Body::MemAlloc(allocation) => found.push(allocation.clone()),
+            Body::Child(child) => found.extend(allocations(&nodes_of(child)?)?),
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Takes the memory of a graph's allocation nodes; all of it or none.
+fn take_memory(nodes: &[ExecNode], free_first: bool) -> Done {
+    let mut taken = Vec::new();
+    for allocation in allocations(nodes)? {
+        if let Err(code) = allocation.launch(free_first) {
+            for address in taken {
+                graph_memory::free(address);
+            }
+            return Err(code);
+        }
+        taken.push(allocation.address());
+    }
+    Ok(())
+}
+
+pub(crate) fn launch(graph_exec: CuGraphExec, stream: CuStream) -> Done {
+    if helper::is_helper() {
+        return Err(CuResult::NOT_PERMITTED);
+    }
+    let made = find(graph_exec)?;
+    let stream = stream::find(stream)?;
+    context::current()?;
+    let captured = capturing::takes(&stream, || {
+        let template = lock(&made.template);
+        let graph = template.as_ref().ok_or(CuResult::NOT_SUPPORTED)?;
+        Ok(Body::Child(graph.copy()?))
+    })?;
+    if captured {
+        return Ok(());
+    }
+    let nodes = lock(&made.nodes).clone();
+    for node in &nodes {
+        if let Body::Kernel(launch) = &node.body {
+            crate::streams::module::load_for(&launch.function, stream.context)?;
+        }
+    }
+    take_memory(&nodes, made.flags & AUTO_FREE != 0)?;
+    // Not locked over the wait for room in the stream.
+    let last = *lock(&made.last);
+    if let Some(place) = last {
+        stream::submit(&stream, Work::WaitChannel { place })?;
+    }
+    let mut player = Player {
+        stream: &stream,
+        stretch: Stretch::default(),
+    };
+    player.play(&nodes)?;
+    player.stretch.submit(&stream)?;
+    *lock(&made.last) = exec()?.last_place(stream.channel);
+    Ok(())
+}
+
+// --- memory -----------------------------------------------------------------------------------
+
+fn fill(set: &Memset) {
+    let row = set.width * set.element_size as usize;
+    for line in 0..set.height {
+        let start = set.dst + (line * set.pitch) as u64;
+        if !blocks::is_reachable(start, row as u64) {
+            return;
+        }
+        let value = set.value.to_le_bytes();
+        let unit = set.element_size as usize;
+        // SAFETY: these addresses are the driver's own, as was just asked.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(crate::base::space::address::<u8>(start), row)
+        };
+        for element in bytes.chunks_exact_mut(unit) {
+            element.copy_from_slice(&value[..unit]);
+        }
+    }
+}
+
+fn copy_now(params: &CopyParams) {
+    // A copy that the driver would refuse at launch has been refused when the node was made.
+    crate::streams::copies::perform_3d(&params.0).ok();
+}
+
+// --- updates ----------------------------------------------------------------------------------
+
+pub(crate) fn set(
+    graph_exec: CuGraphExec,
+    node: CuGraphNode,
+    make: impl FnOnce() -> Done<Body>,
+) -> Done {
+    let made = find(graph_exec)?;
+    let body = make()?;
+    let mut nodes = lock(&made.nodes);
+    let found = nodes.iter_mut().find(|known| known.origin == node.addr());
+    let found = found.ok_or(CuResult::INVALID_VALUE)?;
+    if found.body.kind() != body.kind() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    found.body = body;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stretch_keeps_the_gpu_while_any_kernel_runs() {
+        // Two branches: a kernel of 5 beside a copy of 8, then a kernel of 2.
+        let spans = vec![(0, 5, true), (0, 8, false), (8, 10, true)];
+        let stretch = Stretch {
+            spans,
+            acts: Vec::new(),
+        };
+
+        let works = stretch.works();
+
+        assert_eq!(
+            works,
+            [
+                Work::Kernel { ns: 5 },
+                Work::Copy { ns: 3 },
+                Work::Kernel { ns: 2 }
+            ]
+        );
+    }
+
+    #[test]
+    fn kernels_side_by_side_take_as_long_as_the_longest() {
+        let stretch = Stretch {
+            spans: vec![(0, 5, true), (0, 9, true), (9, 12, true)],
+            acts: Vec::new(),
+        };
+
+        assert_eq!(stretch.works(), [Work::Kernel { ns: 12 }]);
+    }
+}

@@ -1,0 +1,559 @@
+//! Graphs: nodes and what they come after, as the program or a capture makes them. What a graph does
+//! when it is launched stands in `execs`.
+
+use cuda_api::driver::*;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use crate::base::border;
+use crate::base::border::{Done, Opaque, handle, lock, read, read_all, write};
+use crate::base::table::Table;
+use crate::base::values;
+use crate::base::values::ValueOp;
+use crate::memory::graph_memory;
+use crate::streams::event;
+use crate::streams::event::Event;
+use crate::streams::launch::Launch;
+
+/// One operation of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BatchOp(pub(crate) ValueOp);
+
+/// A copy's description as the program passed it: addresses that the program vouches for at launch.
+#[derive(Clone, Copy)]
+pub(crate) struct CopyParams(pub(crate) CuMemcpy3D);
+
+// SAFETY: addresses of the program's, read through only when the graph is launched.
+unsafe impl Send for CopyParams {}
+
+// SAFETY: as above.
+unsafe impl Sync for CopyParams {}
+
+/// What a node does.
+#[derive(Clone)]
+pub(crate) enum Body {
+    Kernel(Launch),
+    Memcpy(CopyParams),
+    Memset(Memset),
+    /// A copy or a fill that a capture took over: done by whoever gave it.
+    Copy {
+        act: Arc<dyn Fn() + Send + Sync>,
+        bytes: u64,
+    },
+    Host {
+        function: unsafe extern "C-unwind" fn(*mut c_void),
+        data: Opaque,
+    },
+    Child(Arc<Graph>),
+    Empty,
+    EventRecord(Arc<Event>),
+    EventWait(Arc<Event>),
+    MemAlloc(graph_memory::Allocation),
+    MemFree(u64),
+    BatchMemOp(Vec<BatchOp>),
+    Conditional(Conditional),
+}
+
+impl std::fmt::Debug for Body {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "node of type {}", self.kind())
+    }
+}
+
+/// A fill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Memset {
+    pub(crate) dst: u64,
+    pub(crate) pitch: usize,
+    pub(crate) value: u32,
+    pub(crate) element_size: u32,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}
+
+impl Memset {
+    pub(crate) fn as_params(&self) -> CuMemsetNodeParams {
+        CuMemsetNodeParams {
+            dst: CuDevicePtr(self.dst),
+            pitch: self.pitch,
+            value: self.value,
+            element_size: self.element_size,
+            width: self.width,
+            height: self.height,
+        }
+    }
+}
+
+/// Graphs of which one runs, or one that runs again, as a value says that kernels would set; kernels
+/// do not compute here, so it is the value that the handle was made with.
+#[derive(Debug, Clone)]
+pub(crate) struct Conditional {
+    pub(crate) handle: u64,
+    /// 0 if, 1 while, 2 switch.
+    pub(crate) kind: u32,
+    pub(crate) bodies: Vec<Arc<Graph>>,
+    /// The array of graphs that the program reads.
+    pub(crate) shown: usize,
+}
+
+impl Body {
+    /// The number that programs know the kind by.
+    pub(crate) fn kind(&self) -> u32 {
+        match self {
+            Self::Kernel(_) => 0,
+            Self::Memcpy(_) | Self::Copy { .. } => 1,
+            Self::Memset(_) => 2,
+            Self::Host { .. } => 3,
+            Self::Child(_) => 4,
+            Self::Empty => 5,
+            Self::EventWait(_) => 6,
+            Self::EventRecord(_) => 7,
+            Self::MemAlloc(_) => 10,
+            Self::MemFree(_) => 11,
+            Self::BatchMemOp(_) => 12,
+            Self::Conditional(_) => 13,
+        }
+    }
+}
+
+/// A node.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) graph: Weak<Graph>,
+    pub(crate) body: Mutex<Body>,
+    /// In the graph that this one's graph was cloned from.
+    pub(crate) original: usize,
+    pub(crate) id: u64,
+}
+
+impl Node {
+    pub(crate) fn handle(self: &Arc<Self>) -> usize {
+        Arc::as_ptr(self).expose_provenance()
+    }
+}
+
+/// A graph.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    nodes: Mutex<Nodes>,
+    own: OnceLock<Weak<Self>>,
+    pub(crate) id: u64,
+    pub(crate) users: Mutex<HashMap<usize, u32>>,
+}
+
+#[derive(Debug, Default)]
+struct Nodes {
+    /// In the order in which they were added.
+    list: Vec<Arc<Node>>,
+    /// What each comes after.
+    after: HashMap<usize, Vec<usize>>,
+}
+
+pub(crate) static GRAPHS: Table<Graph> = Table::new();
+
+static NODES: Table<Node> = Table::new();
+
+pub(crate) static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        for node in &lock(&self.nodes).list {
+            NODES.remove(node.handle());
+        }
+        for (object, count) in lock(&self.users).drain() {
+            release_user_object(object, count);
+        }
+    }
+}
+
+/// Makes an empty graph that nobody holds yet.
+fn fresh() -> Arc<Graph> {
+    let graph = Arc::new(Graph {
+        nodes: Mutex::new(Nodes::default()),
+        own: OnceLock::new(),
+        // Relaxed: only has to differ from every other.
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        users: Mutex::new(HashMap::new()),
+    });
+    let weak = Arc::downgrade(&graph);
+    graph.own.get_or_init(|| weak);
+    graph
+}
+
+/// Makes an empty graph that the program will hold.
+pub(crate) fn create() -> Arc<Graph> {
+    let graph = fresh();
+    GRAPHS.insert(Arc::clone(&graph));
+    graph
+}
+
+/// The graph that a program means.
+pub(crate) fn find(graph: CuGraph) -> Done<Arc<Graph>> {
+    GRAPHS.get(graph.addr()).ok_or(CuResult::INVALID_VALUE)
+}
+
+/// The node that a program means.
+pub(crate) fn find_node(node: CuGraphNode) -> Done<Arc<Node>> {
+    NODES.get(node.addr()).ok_or(CuResult::INVALID_VALUE)
+}
+
+impl Graph {
+    pub(crate) fn handle(self: &Arc<Self>) -> usize {
+        Arc::as_ptr(self).expose_provenance()
+    }
+
+    /// Adds a node after others of this graph; answers its handle.
+    pub(crate) fn add(&self, body: Body, after: &[usize]) -> Done<usize> {
+        let mut nodes = lock(&self.nodes);
+        let distinct: HashSet<usize> = after.iter().copied().collect();
+        if distinct.len() != after.len()
+            || !after
+                .iter()
+                .all(|&before| nodes.list.iter().any(|node| node.handle() == before))
+        {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let graph = self.own.get().cloned().unwrap_or_default();
+        // Relaxed: only has to differ from every other.
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let node = Arc::new(Node {
+            graph,
+            body: Mutex::new(body),
+            original: 0,
+            id,
+        });
+        let handle = node.handle();
+        NODES.insert(Arc::clone(&node));
+        nodes.list.push(node);
+        nodes.after.insert(handle, after.to_vec());
+        Ok(handle)
+    }
+
+    pub(crate) fn has(&self, node: usize) -> bool {
+        lock(&self.nodes)
+            .list
+            .iter()
+            .any(|known| known.handle() == node)
+    }
+
+    /// Those nodes, and everything that they come after.
+    pub(crate) fn ancestors(&self, nodes: &[usize]) -> HashSet<usize> {
+        let known = lock(&self.nodes);
+        let mut found: HashSet<usize> = HashSet::new();
+        let mut left = nodes.to_vec();
+        while let Some(node) = left.pop() {
+            if found.insert(node) {
+                left.extend(known.after.get(&node).into_iter().flatten());
+            }
+        }
+        found
+    }
+
+    /// The nodes so that each comes after what it has to, with the places of those in the answer.
+    /// `INVALID_VALUE` when they go round in a circle.
+    pub(crate) fn in_order(&self) -> Done<Vec<(Arc<Node>, Vec<usize>)>> {
+        let nodes = lock(&self.nodes);
+        let mut places: HashMap<usize, usize> = HashMap::new();
+        let mut ordered: Vec<(Arc<Node>, Vec<usize>)> = Vec::new();
+        let mut left: Vec<&Arc<Node>> = nodes.list.iter().collect();
+        while !left.is_empty() {
+            let before = left.len();
+            left.retain(|node| {
+                let after = &nodes.after[&node.handle()];
+                let known: Option<Vec<usize>> = after
+                    .iter()
+                    .map(|other| places.get(other).copied())
+                    .collect();
+                let Some(known) = known else { return true };
+                places.insert(node.handle(), ordered.len());
+                ordered.push((Arc::clone(node), known));
+                false
+            });
+            if left.len() == before {
+                return Err(CuResult::INVALID_VALUE);
+            }
+        }
+        Ok(ordered)
+    }
+
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
+        lock(&self.nodes).list.clone()
+    }
+
+    pub(crate) fn after(&self, node: usize) -> Vec<usize> {
+        lock(&self.nodes)
+            .after
+            .get(&node)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// A graph like this one, with nodes of its own.
+    pub(crate) fn copy(self: &Arc<Self>) -> Done<Arc<Self>> {
+        let copy = fresh();
+        let nodes = lock(&self.nodes);
+        let mut named = HashMap::new();
+        {
+            let mut copied = lock(&copy.nodes);
+            for node in &nodes.list {
+                let body = match &*lock(&node.body) {
+                    Body::Child(child) => Body::Child(child.copy()?),
+                    Body::MemAlloc(_) | Body::MemFree(_) => return Err(CuResult::NOT_SUPPORTED),
+                    other => other.clone(),
+                };
+                let twin = Arc::new(Node {
+                    graph: Arc::downgrade(&copy),
+                    body: Mutex::new(body),
+                    original: node.handle(),
+                    // Relaxed: only has to differ from every other.
+                    id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+                });
+                NODES.insert(Arc::clone(&twin));
+                named.insert(node.handle(), twin.handle());
+                copied.list.push(twin);
+            }
+            for (node, after) in &nodes.after {
+                let after = after.iter().map(|other| named[other]).collect();
+                copied.after.insert(named[node], after);
+            }
+        }
+        Ok(copy)
+    }
+
+    pub(crate) fn remove_node(&self, node: usize) -> Done {
+        let mut nodes = lock(&self.nodes);
+        let place = nodes.list.iter().position(|known| known.handle() == node);
+        let gone = nodes.list.remove(place.ok_or(CuResult::INVALID_VALUE)?);
+        if matches!(&*lock(&gone.body), Body::MemAlloc(_) | Body::MemFree(_)) {
+            nodes.list.push(gone);
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+        nodes.after.remove(&node);
+        for after in nodes.after.values_mut() {
+            after.retain(|&other| other != node);
+        }
+        NODES.remove(node);
+        Ok(())
+    }
+
+    pub(crate) fn link(&self, from: usize, to: usize) -> Done {
+        if from == to || !self.has(from) || !self.has(to) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let mut nodes = lock(&self.nodes);
+        let after = nodes.after.entry(to).or_default();
+        if after.contains(&from) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        after.push(from);
+        Ok(())
+    }
+
+    pub(crate) fn unlink(&self, from: usize, to: usize) -> Done {
+        let mut nodes = lock(&self.nodes);
+        let after = nodes.after.get_mut(&to).ok_or(CuResult::INVALID_VALUE)?;
+        let place = after.iter().position(|&other| other == from);
+        after.remove(place.ok_or(CuResult::INVALID_VALUE)?);
+        Ok(())
+    }
+
+    /// Whether it, or a graph within it, allocates or frees memory.
+    pub(crate) fn has_memory_nodes(&self) -> bool {
+        self.nodes().iter().any(|node| match &*lock(&node.body) {
+            Body::MemAlloc(_) | Body::MemFree(_) => true,
+            Body::Child(child) => child.has_memory_nodes(),
+            _ => false,
+        })
+    }
+}
+
+// --- making nodes ---------------------------------------------------------------------------
+
+pub(crate) fn add(
+    out: *mut CuGraphNode,
+    graph: CuGraph,
+    after: *const CuGraphNode,
+    count: usize,
+    make: impl FnOnce() -> Done<Body>,
+) -> Done {
+    if out.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let graph = find(graph)?;
+    let after: Vec<usize> = read_all(after, count)?
+        .iter()
+        .map(|node| node.addr())
+        .collect();
+    if !after.iter().all(|&node| graph.has(node)) {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let body = make()?;
+    write(out, handle(graph.add(body, &after)?))
+}
+
+pub(crate) fn host(params: *const CuHostNodeParams) -> Done<Body> {
+    let params = read(params)?;
+    let function = params.callback.ok_or(CuResult::INVALID_VALUE)?;
+    Ok(Body::Host {
+        function,
+        data: Opaque(params.data),
+    })
+}
+
+pub(crate) fn memset(params: &CuMemsetNodeParams) -> Done<Body> {
+    let CuMemsetNodeParams {
+        dst,
+        pitch,
+        value,
+        element_size,
+        width,
+        height,
+    } = *params;
+    if !matches!(element_size, 1 | 2 | 4) || dst.0 == 0 || width == 0 || height == 0 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    Ok(Body::Memset(Memset {
+        dst: dst.0,
+        pitch,
+        value,
+        element_size,
+        width,
+        height,
+    }))
+}
+
+pub(crate) fn memcpy(params: *const CuMemcpy3D) -> Done<Body> {
+    Ok(Body::Memcpy(CopyParams(read(params)?)))
+}
+
+pub(crate) fn child(graph: CuGraph) -> Done<Body> {
+    let graph = find(graph)?;
+    if graph.has_memory_nodes() {
+        return Err(CuResult::NOT_SUPPORTED);
+    }
+    Ok(Body::Child(graph.copy()?))
+}
+
+pub(crate) fn batch(params: &CuBatchMemOpNodeParams) -> Done<Body> {
+    let ops = values::value_ops(params.ops, params.count)?;
+    Ok(Body::BatchMemOp(ops.into_iter().map(BatchOp).collect()))
+}
+
+pub(crate) fn kernel_v1(params: *const CuKernelNodeParamsV1) -> Done<Body> {
+    let p = read(params)?;
+    let grid = [p.grid_x, p.grid_y, p.grid_z];
+    let block = [p.block_x, p.block_y, p.block_z];
+    Launch::read(p.function, grid, block, p.shared_bytes, p.params, p.extra).map(Body::Kernel)
+}
+
+pub(crate) fn kernel(params: &CuKernelNodeParams) -> Done<Body> {
+    let p = *params;
+    let function = if p.function.is_null() {
+        p.kernel.cast()
+    } else {
+        p.function
+    };
+    let grid = [p.grid_x, p.grid_y, p.grid_z];
+    let block = [p.block_x, p.block_y, p.block_z];
+    Launch::read(function, grid, block, p.shared_bytes, p.params, p.extra).map(Body::Kernel)
+}
+
+/// Reads the parameters that `cuGraphAddNode` and its like take, and answers in them.
+pub(crate) fn any(params: *mut CuGraphNodeParams) -> Done<Body> {
+    if params.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // SAFETY: an argument of a driver function, not null; it is the caller's to write.
+    let params = unsafe { &mut *params };
+    match params.kind {
+        0 => kernel(&read(params.body::<CuKernelNodeParams>())?),
+        1 => {
+            let copy = read(params.body::<CuMemcpyNodeParams>())?.copy;
+            Ok(Body::Memcpy(CopyParams(copy)))
+        }
+        2 => memset(&read(params.body::<CuMemsetNodeParams>())?),
+        3 => host(params.body::<CuHostNodeParams>()),
+        4 => child(read(params.body::<CuChildGraphNodeParams>())?.graph),
+        5 => Ok(Body::Empty),
+        6 => event::find(read(params.body::<CuEvent>())?).map(Body::EventWait),
+        7 => event::find(read(params.body::<CuEvent>())?).map(Body::EventRecord),
+        10 => graph_memory::make(params.body_mut::<CuMemAllocNodeParams>()).map(Body::MemAlloc),
+        11 => graph_memory::make_free(read(params.body::<CuDevicePtr>())?.0).map(Body::MemFree),
+        12 => batch(&read(params.body::<CuBatchMemOpNodeParams>())?),
+        13 => conditional(params.body_mut::<CuConditionalNodeParams>()),
+        _ => Err(CuResult::NOT_SUPPORTED),
+    }
+}
+
+pub(crate) fn conditional(params: *mut CuConditionalNodeParams) -> Done<Body> {
+    let mut p = read(params.cast_const())?;
+    if p.kind > 2 || p.size == 0 || (p.kind == 1 && p.size != 1) || p.size > 64 {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    if !lock(&CONDITIONS)
+        .get_or_insert_with(HashMap::new)
+        .contains_key(&p.handle)
+    {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let bodies: Vec<Arc<Graph>> = (0..p.size).map(|_| create()).collect();
+    // The program reads the graphs from an array that the driver keeps for it.
+    let shown: Vec<CuGraph> = bodies.iter().map(|graph| handle(graph.handle())).collect();
+    p.graphs_out = Box::leak(shown.into_boxed_slice()).as_mut_ptr();
+    write(params, p)?;
+    Ok(Body::Conditional(Conditional {
+        handle: p.handle,
+        kind: p.kind,
+        bodies,
+        shown: p.graphs_out.expose_provenance(),
+    }))
+}
+
+/// Values of conditional handles, as they are at a launch's beginning.
+pub(crate) static CONDITIONS: Mutex<Option<HashMap<u64, u32>>> = Mutex::new(None);
+
+/// The value of a conditional handle.
+pub(crate) fn condition(handle: u64) -> u32 {
+    lock(&CONDITIONS)
+        .as_ref()
+        .and_then(|all| all.get(&handle).copied())
+        .unwrap_or(0)
+}
+
+/// Copies handles into a program's array, which may be null to ask how many there are.
+pub(crate) fn list<T>(handles: &[usize], out: *mut *mut T, count: *mut usize) -> Done {
+    if out.is_null() {
+        return write(count, handles.len());
+    }
+    let room = read(count.cast_const())?;
+    for index in 0..room {
+        let value = handles.get(index).copied().unwrap_or(0);
+        // SAFETY: the program's array has as much room as it says.
+        write(unsafe { out.add(index) }, handle(value))?;
+    }
+    write(count, handles.len().min(room))
+}
+
+// --- user objects ---------------------------------------------------------------------------
+
+pub(crate) struct UserObject {
+    pub(crate) data: Opaque,
+    pub(crate) destroy: unsafe extern "C-unwind" fn(*mut c_void),
+    pub(crate) count: Mutex<u32>,
+}
+
+pub(crate) static USER_OBJECTS: Table<UserObject> = Table::new();
+
+pub(crate) fn release_user_object(object: usize, count: u32) {
+    let Some(found) = USER_OBJECTS.get(object) else {
+        return;
+    };
+    let mut left = lock(&found.count);
+    *left = left.saturating_sub(count);
+    if *left == 0 {
+        drop(left);
+        USER_OBJECTS.remove(object);
+        border::call_host(found.destroy, found.data);
+    }
+}
