@@ -1,10 +1,12 @@
 //! Makes the exported functions: one for each row of `cuda_api::driver_functions!` whose name a
-//! module of src/ implements, and an answer "not supported" for every other name of the driver.
+//! module of src/calls/ implements, and an answer "not supported" for every other name of the driver.
 //!
-//! A module implements a driver function by writing it under its own name, as plain Rust:
-//! `pub(crate) fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> Done`. The export
-//! around it takes its types from the row, so another signature does not compile. A `_ptsz` or `_ptds`
-//! form that no module writes is the plain form with per-thread default streams.
+//! A module implements a driver function under the driver's own name, in one of two ways. In its table,
+//! `calls! { cuEventQuery(event) => …; }`, where the types of the arguments come from the row: build.rs
+//! writes the macro `typed!` with the signature of each row for that. Or as plain Rust,
+//! `pub(crate) fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> Done`. The export around it takes
+//! its types from the row, so another signature does not compile. A `_ptsz` or `_ptds` form that no
+//! module writes is the plain form with per-thread default streams.
 //! It also links the library as the real one is: its SONAME, and its own symbols bound to itself.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,6 +60,35 @@ fn main() {
     let written = written_functions();
     let out = env::var("OUT_DIR").expect("cargo sets it");
     fs::write(Path::new(&out).join("exports.rs"), exports(&written)).expect("OUT_DIR is ours");
+    fs::write(Path::new(&out).join("typed.rs"), typed()).expect("OUT_DIR is ours");
+}
+
+/// `typed!`: a driver function with the signature of its row around a body.
+fn typed() -> String {
+    let mut out = String::from("// Made by build.rs.\nmacro_rules! typed {\n");
+    for (name, arguments) in ROWS {
+        let named: Vec<String> = arguments
+            .iter()
+            .map(|(arg, _)| format!("${arg}:ident"))
+            .collect();
+        let declared: Vec<String> = arguments
+            .iter()
+            .map(|(arg, ty)| format!("${arg}: {ty}"))
+            .collect();
+        writeln!(
+            out,
+            "    ({name} ({}) $body:expr) => {{ pub(crate) fn {name}({}) -> $crate::base::border::Done {{ $body }} }};",
+            named.join(", "),
+            declared.join(", "),
+        )
+        .expect("a string takes all");
+    }
+    out.push_str(
+        "    ($name:ident $arguments:tt $body:expr) => {
+        compile_error!(concat!(stringify!($name), \": no row of driver_functions! has this name and number of arguments\"));
+    };\n}\n",
+    );
+    out
 }
 
 /// The driver functions that modules write: name, and the module's path.
@@ -76,6 +107,7 @@ fn written_functions() -> BTreeMap<String, String> {
 fn collect(file: &Path, below: &Path, module: &str, found: &mut BTreeMap<String, String>) {
     let text = fs::read_to_string(file)
         .unwrap_or_else(|error| panic!("{} is declared, but: {error}", file.display()));
+    let mut is_in_table = false;
     for line in text.lines() {
         let declared = line
             .strip_prefix("pub(crate) ")
@@ -90,21 +122,48 @@ fn collect(file: &Path, below: &Path, module: &str, found: &mut BTreeMap<String,
                 found,
             );
         }
-        let Some(rest) = line.strip_prefix("pub(crate) fn cu") else {
-            continue;
+        match line {
+            "calls! {" => is_in_table = true,
+            "}" => is_in_table = false,
+            _ => {}
+        }
+        let names = if is_in_table {
+            names_in_table(line)
+        } else {
+            line.strip_prefix("pub(crate) fn ").into_iter().collect()
         };
-        let name: String = rest
-            .chars()
-            .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
-            .collect();
-        if name.starts_with(|c: char| c.is_ascii_uppercase()) {
-            let earlier = found.insert(format!("cu{name}"), module.to_owned());
+        for name in names.into_iter().filter_map(function_name) {
+            let earlier = found.insert(name.to_owned(), module.to_owned());
             assert!(
                 earlier.is_none(),
-                "cu{name} is written twice: {earlier:?} and {module}"
+                "{name} is written twice: {earlier:?} and {module}"
             );
         }
     }
+}
+
+/// What stands before the arguments of a row of a table, or in a line of names that goes on.
+fn names_in_table(line: &str) -> Vec<&str> {
+    let Some(row) = line
+        .strip_prefix("    ")
+        .filter(|row| row.starts_with("cu"))
+    else {
+        return Vec::new();
+    };
+    let names = row.split_once('(').map_or(row, |(names, _)| names);
+    names.split(',').map(str::trim).collect()
+}
+
+/// The driver function that a text begins with.
+fn function_name(text: &str) -> Option<&str> {
+    let end = text
+        .find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+        .unwrap_or(text.len());
+    let name = text.get(..end)?;
+    let is_drivers = name
+        .strip_prefix("cu")
+        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
+    is_drivers.then_some(name)
 }
 
 fn exports(written: &BTreeMap<String, String>) -> String {

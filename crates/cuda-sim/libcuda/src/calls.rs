@@ -1,6 +1,18 @@
 //! The driver's functions, a file for each topic: they check what the program passes and call the
 //! layers below. `entry` stands around each of them.
 
+/// Driver functions, a row for each: its names, its arguments, and what it does. The types of the
+/// arguments are those of its row in `cuda_api::driver_functions!`, so functions that differ in types
+/// alone share a row here.
+macro_rules! calls {
+    (@row [$($name:ident)+] $arguments:tt $body:expr) => {
+        $(typed! { $name $arguments $body })+
+    };
+    ($($($name:ident),+ ($($argument:ident),*) => $body:expr;)*) => {
+        $(calls! { @row [$($name)+] ($($argument),*) $body })*
+    };
+}
+
 pub(crate) mod array;
 pub(crate) mod capture;
 pub(crate) mod checkpoint;

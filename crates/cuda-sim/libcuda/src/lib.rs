@@ -1,8 +1,10 @@
 //! libcuda.so.1 of the simulated board: the driver API over `cuda_sim`, with every name that the
 //! real library exports. What no module writes answers `CUDA_ERROR_NOT_SUPPORTED`.
 //!
-//! A module writes a driver function under the driver's own name, as plain Rust, beginning its line
-//! with `pub(crate) fn cu…`; build.rs finds it there and makes the export around it.
+//! The driver's functions stand in `calls`. A short one is a row of its file's table `calls!`, which
+//! takes the types of the arguments from `cuda_api::driver_functions!`; a longer one is plain Rust
+//! under the driver's own name, on a line that begins with `pub(crate) fn cu…`. build.rs finds both and
+//! makes the exports around them.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
@@ -18,6 +20,11 @@
     missing_docs,
     reason = "the exports are the driver's own, documented by its maker"
 )]
+
+#[macro_use]
+mod signatures {
+    include!(concat!(env!("OUT_DIR"), "/typed.rs"));
+}
 
 mod base;
 mod calls;

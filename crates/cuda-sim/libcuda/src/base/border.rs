@@ -4,9 +4,10 @@
 //! keeps to the driver's contract, which makes such a pointer null or good for one value (or for as
 //! many as the call says).
 
-use cuda_api::driver::*;
 use std::ffi::CStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_api::driver::*;
 
 /// A driver function's outcome before it becomes a code.
 pub(crate) type Done<T = ()> = Result<T, CuResult>;
@@ -90,9 +91,41 @@ unsafe impl Send for Opaque {}
 // SAFETY: as above.
 unsafe impl Sync for Opaque {}
 
-
 /// Calls a program's host function, on the helper thread.
 pub(crate) fn call_host(function: unsafe extern "C-unwind" fn(*mut c_void), data: Opaque) {
     // SAFETY: the program vouches for its function and its data until it has run.
     unsafe { function(data.0) };
+}
+
+/// A size or an address of either width: the first forms of the functions have 32 bits for both.
+pub(crate) trait Number {
+    fn wide(self) -> u64;
+}
+
+impl Number for u32 {
+    fn wide(self) -> u64 {
+        self.into()
+    }
+}
+
+impl Number for u64 {
+    fn wide(self) -> u64 {
+        self
+    }
+}
+
+impl Number for usize {
+    fn wide(self) -> u64 {
+        self as u64
+    }
+}
+
+impl Number for CuDevicePtr {
+    fn wide(self) -> u64 {
+        self.0
+    }
+}
+
+pub(crate) fn number(value: impl Number) -> u64 {
+    value.wide()
 }

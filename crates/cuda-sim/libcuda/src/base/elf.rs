@@ -1,6 +1,5 @@
 //! Cubins: the sections and symbols of an ELF file. Bytes in, values out.
 
-
 pub(crate) struct Elf<'a> {
     file: &'a [u8],
     pub(crate) sections: Vec<Section<'a>>,

@@ -453,7 +453,6 @@ pub(crate) fn fatbin_of(entries: Vec<u8>) -> Vec<u8> {
     fatbin
 }
 
-
 /// Unpacks an LZ4 block of at most 256 MiB.
 fn lz4(packed: &[u8], unpacked: usize) -> Option<Vec<u8>> {
     if unpacked > 256 << 20 {

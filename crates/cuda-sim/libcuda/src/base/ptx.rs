@@ -2,7 +2,6 @@
 
 use crate::base::declared::{Kernel, Variable};
 
-
 pub(crate) struct Statement<'a> {
     pub(crate) text: &'a str,
     pub(crate) end: char,

@@ -1,10 +1,10 @@
 //! Words of memory that a stream waits for or writes.
 
-use cuda_api::driver::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::border::Done;
+use cuda_api::driver::*;
 
+use crate::base::border::Done;
 
 /// What a stream does to a word of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

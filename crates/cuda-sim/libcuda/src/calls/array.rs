@@ -1,7 +1,8 @@
 //! The functions of arrays and mipmaps.
 
-use cuda_api::driver::*;
 use std::sync::Arc;
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, read, write};
 use crate::memory::array;
@@ -13,6 +14,68 @@ use crate::memory::blocks::Kind;
 use crate::memory::context;
 use crate::memory::sparse;
 use crate::process::driver;
+
+calls! {
+    cuArray3DCreate_v2(handle, desc) => {
+        check_out(handle)?;
+        let desc = read(desc)?;
+        write(handle, create(shape_3d(&desc))?)
+    };
+    cuArrayGetDescriptor_v2(desc, array) => {
+        let told = find(array)?.desc.told();
+        let told = CuArrayDescriptor {
+            width: told.width,
+            height: told.height,
+            format: told.format,
+            num_channels: told.num_channels,
+        };
+        write(desc, told)
+    };
+    cuArrayGetDescriptor(desc, array) => {
+        let told = find(array)?.desc.told();
+        let told = CuArrayDescriptorV1 {
+            width: told.width as u32,
+            height: told.height as u32,
+            format: told.format,
+            num_channels: told.num_channels,
+        };
+        write(desc, told)
+    };
+    cuArray3DGetDescriptor_v2(desc, array) => write(desc, find(array)?.desc.told());
+    // How much memory an array wants that was made without memory (`cuArrayGetMemoryRequirements`).
+    cuArrayGetMemoryRequirements(memory_requirements, array, device) => {
+        driver::the()?.gpu(device)?;
+        let desc = find(array)?.desc;
+        let told = requirements(desc.flags, desc.bytes()?)?;
+        write(memory_requirements, told)
+    };
+    cuArrayGetSparseProperties(out, array) => {
+        let told = sparse_properties(&find(array)?.desc)?;
+        write(out, told)
+    };
+    // Planes are for video formats of several.
+    cuArrayGetPlane(_plane_array, array, _plane_idx)
+        => { find(array)?; Err(CuResult::INVALID_VALUE) };
+    cuMipmappedArrayGetLevel(level_array, mipmapped_array, level) => {
+        let found = find_mipmap(mipmapped_array)?;
+        let handle = *found
+            .levels
+            .get(level as usize)
+            .ok_or(CuResult::INVALID_VALUE)?;
+        write(level_array, std::ptr::without_provenance_mut(handle))
+    };
+    // How much memory a mipmapped array wants that was made without memory (`cuMipmappedArrayGetMemoryRequirements`).
+    cuMipmappedArrayGetMemoryRequirements(memory_requirements, mipmap, device) => {
+        driver::the()?.gpu(device)?;
+        let (bytes, shape) = first_level(mipmap)?;
+        let told = requirements(shape.flags, bytes)?;
+        write(memory_requirements, told)
+    };
+    cuMipmappedArrayGetSparseProperties(out, mipmap) => {
+        let told = sparse_properties(&first_level(mipmap)?.1)?;
+        write(out, told)
+    };
+}
 
 fn find_mipmap(handle: CuMipmappedArray) -> Done<Arc<Mipmap>> {
     with(|arrays| arrays.mipmaps.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
@@ -67,12 +130,6 @@ pub(crate) fn cuArrayCreate(handle: *mut CuArray, desc: *const CuArrayDescriptor
     write(handle, create(shape)?)
 }
 
-pub(crate) fn cuArray3DCreate_v2(handle: *mut CuArray, desc: *const CuArray3DDescriptor) -> Done {
-    check_out(handle)?;
-    let desc = read(desc)?;
-    write(handle, create(shape_3d(&desc))?)
-}
-
 pub(crate) fn cuArray3DCreate(handle: *mut CuArray, desc: *const CuArray3DDescriptorV1) -> Done {
     check_out(handle)?;
     let desc = read(desc)?;
@@ -99,32 +156,6 @@ pub(crate) fn cuArrayDestroy(array: CuArray) -> Done {
     Ok(())
 }
 
-pub(crate) fn cuArrayGetDescriptor_v2(desc: *mut CuArrayDescriptor, array: CuArray) -> Done {
-    let told = find(array)?.desc.told();
-    let told = CuArrayDescriptor {
-        width: told.width,
-        height: told.height,
-        format: told.format,
-        num_channels: told.num_channels,
-    };
-    write(desc, told)
-}
-
-pub(crate) fn cuArrayGetDescriptor(desc: *mut CuArrayDescriptorV1, array: CuArray) -> Done {
-    let told = find(array)?.desc.told();
-    let told = CuArrayDescriptorV1 {
-        width: told.width as u32,
-        height: told.height as u32,
-        format: told.format,
-        num_channels: told.num_channels,
-    };
-    write(desc, told)
-}
-
-pub(crate) fn cuArray3DGetDescriptor_v2(desc: *mut CuArray3DDescriptor, array: CuArray) -> Done {
-    write(desc, find(array)?.desc.told())
-}
-
 pub(crate) fn cuArray3DGetDescriptor(desc: *mut CuArray3DDescriptorV1, array: CuArray) -> Done {
     let told = find(array)?.desc.told();
     let told = CuArray3DDescriptorV1 {
@@ -138,18 +169,6 @@ pub(crate) fn cuArray3DGetDescriptor(desc: *mut CuArray3DDescriptorV1, array: Cu
     write(desc, told)
 }
 
-/// How much memory an array wants that was made without memory (`cuArrayGetMemoryRequirements`).
-pub(crate) fn cuArrayGetMemoryRequirements(
-    memory_requirements: *mut CuArrayMemoryRequirements,
-    array: CuArray,
-    device: CuDevice,
-) -> Done {
-    driver::the()?.gpu(device)?;
-    let desc = find(array)?.desc;
-    let told = requirements(desc.flags, desc.bytes()?)?;
-    write(memory_requirements, told)
-}
-
 fn requirements(flags: u32, bytes: u64) -> Done<CuArrayMemoryRequirements> {
     if flags & DEFERRED == 0 {
         return Err(CuResult::INVALID_VALUE);
@@ -159,20 +178,6 @@ fn requirements(flags: u32, bytes: u64) -> Done<CuArrayMemoryRequirements> {
         alignment: array::TILE_BYTES as usize,
         reserved: [0; 4],
     })
-}
-
-pub(crate) fn cuArrayGetSparseProperties(
-    out: *mut CuArraySparseProperties,
-    array: CuArray,
-) -> Done {
-    let told = sparse_properties(&find(array)?.desc)?;
-    write(out, told)
-}
-
-/// Planes are for video formats of several.
-pub(crate) fn cuArrayGetPlane(_plane_array: *mut CuArray, array: CuArray, _plane_idx: u32) -> Done {
-    find(array)?;
-    Err(CuResult::INVALID_VALUE)
 }
 
 // --- mipmaps ----------------------------------------------------------------------------------------
@@ -216,19 +221,6 @@ pub(crate) fn cuMipmappedArrayDestroy(mipmapped_array: CuMipmappedArray) -> Done
     Ok(())
 }
 
-pub(crate) fn cuMipmappedArrayGetLevel(
-    level_array: *mut CuArray,
-    mipmapped_array: CuMipmappedArray,
-    level: u32,
-) -> Done {
-    let found = find_mipmap(mipmapped_array)?;
-    let handle = *found
-        .levels
-        .get(level as usize)
-        .ok_or(CuResult::INVALID_VALUE)?;
-    write(level_array, std::ptr::without_provenance_mut(handle))
-}
-
 fn first_level(mipmap: CuMipmappedArray) -> Done<(u64, Shape)> {
     let found = find_mipmap(mipmap)?;
     let level = found.levels.first().copied().unwrap_or(0);
@@ -236,24 +228,4 @@ fn first_level(mipmap: CuMipmappedArray) -> Done<(u64, Shape)> {
         found.bytes,
         find(std::ptr::without_provenance_mut(level))?.desc,
     ))
-}
-
-/// How much memory a mipmapped array wants that was made without memory (`cuMipmappedArrayGetMemoryRequirements`).
-pub(crate) fn cuMipmappedArrayGetMemoryRequirements(
-    memory_requirements: *mut CuArrayMemoryRequirements,
-    mipmap: CuMipmappedArray,
-    device: CuDevice,
-) -> Done {
-    driver::the()?.gpu(device)?;
-    let (bytes, shape) = first_level(mipmap)?;
-    let told = requirements(shape.flags, bytes)?;
-    write(memory_requirements, told)
-}
-
-pub(crate) fn cuMipmappedArrayGetSparseProperties(
-    out: *mut CuArraySparseProperties,
-    mipmap: CuMipmappedArray,
-) -> Done {
-    let told = sparse_properties(&first_level(mipmap)?.1)?;
-    write(out, told)
 }

@@ -1,9 +1,10 @@
 //! The functions of stream capture: begin, end, ask, change the dependencies.
 
-use cuda_api::driver::*;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, handle, lock, read, read_all, write, write_if};
 use crate::streams::capture::{CAPTURES, Capture, GLOBAL, Membership, RELAXED};
@@ -12,6 +13,29 @@ use crate::streams::graph;
 use crate::streams::graph::Graph;
 use crate::streams::stream;
 use crate::streams::stream::{Kind, Stream};
+
+calls! {
+    cuStreamBeginCapture(stream) => begin(stream, GLOBAL, None);
+    cuStreamBeginCapture_v2(stream, mode) => begin(stream, mode, None);
+    cuStreamEndCapture(stream, out) => end(stream, out);
+    cuStreamIsCapturing(stream, capture_status) => write(capture_status, status(&*ask(stream)?));
+    cuStreamGetCaptureInfo(stream, capture_status_out, id_out) => {
+        let null = std::ptr::null_mut();
+        let (graph, nodes, count) = (null, std::ptr::null_mut(), std::ptr::null_mut());
+        info(stream, capture_status_out, id_out, graph, nodes, count)
+    };
+    cuStreamUpdateCaptureDependencies(stream, dependencies, count, flags)
+        => update_dependencies(stream, dependencies, count, flags);
+    cuStreamUpdateCaptureDependencies_v2(stream, dependencies, _dependency_data, count, flags)
+        => update_dependencies(stream, dependencies, count, flags);
+    cuThreadExchangeStreamCaptureMode(mode) => {
+        let wanted = read(mode)?;
+        if wanted > THREAD_LOCAL.max(RELAXED) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        write(mode, MODE.replace(wanted))
+    };
+}
 
 const THREAD_LOCAL: u32 = 1;
 
@@ -200,14 +224,6 @@ fn update_dependencies(
     Ok(())
 }
 
-pub(crate) fn cuStreamBeginCapture(stream: CuStream) -> Done {
-    begin(stream, GLOBAL, None)
-}
-
-pub(crate) fn cuStreamBeginCapture_v2(stream: CuStream, mode: CuStreamCaptureMode) -> Done {
-    begin(stream, mode, None)
-}
-
 pub(crate) fn cuStreamBeginCaptureToGraph(
     stream: CuStream,
     graph: CuGraph,
@@ -225,27 +241,6 @@ pub(crate) fn cuStreamBeginCaptureToGraph(
         return Err(CuResult::INVALID_VALUE);
     }
     begin(stream, mode, Some((graph, after)))
-}
-
-pub(crate) fn cuStreamEndCapture(stream: CuStream, out: *mut CuGraph) -> Done {
-    end(stream, out)
-}
-
-pub(crate) fn cuStreamIsCapturing(
-    stream: CuStream,
-    capture_status: *mut CuStreamCaptureStatus,
-) -> Done {
-    write(capture_status, status(&*ask(stream)?))
-}
-
-pub(crate) fn cuStreamGetCaptureInfo(
-    stream: CuStream,
-    capture_status_out: *mut CuStreamCaptureStatus,
-    id_out: *mut u64,
-) -> Done {
-    let null = std::ptr::null_mut();
-    let (graph, nodes, count) = (null, std::ptr::null_mut(), std::ptr::null_mut());
-    info(stream, capture_status_out, id_out, graph, nodes, count)
 }
 
 pub(crate) fn cuStreamGetCaptureInfo_v2(
@@ -284,31 +279,4 @@ pub(crate) fn cuStreamGetCaptureInfo_v3(
         dependencies_out,
         count_out,
     )
-}
-
-pub(crate) fn cuStreamUpdateCaptureDependencies(
-    stream: CuStream,
-    dependencies: *mut CuGraphNode,
-    count: usize,
-    flags: u32,
-) -> Done {
-    update_dependencies(stream, dependencies, count, flags)
-}
-
-pub(crate) fn cuStreamUpdateCaptureDependencies_v2(
-    stream: CuStream,
-    dependencies: *mut CuGraphNode,
-    _dependency_data: *const CuGraphEdgeData,
-    count: usize,
-    flags: u32,
-) -> Done {
-    update_dependencies(stream, dependencies, count, flags)
-}
-
-pub(crate) fn cuThreadExchangeStreamCaptureMode(mode: *mut CuStreamCaptureMode) -> Done {
-    let wanted = read(mode)?;
-    if wanted > THREAD_LOCAL.max(RELAXED) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    write(mode, MODE.replace(wanted))
 }

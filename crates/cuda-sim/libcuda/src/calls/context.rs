@@ -1,8 +1,9 @@
 //! The functions of contexts: create, destroy, push and pop, limits, peers, primary contexts.
 
+use std::sync::atomic::Ordering;
+
 use cuda_api::driver::*;
 use cuda_sim::board::Kind;
-use std::sync::atomic::Ordering;
 
 use crate::base::border::{Done, read, write, write_if};
 use crate::memory::context::{
@@ -11,13 +12,119 @@ use crate::memory::context::{
 };
 use crate::process::driver;
 
+calls! {
+    cuCtxCreate(out, flags, device) => create(out, flags, device, 3010);
+    cuCtxCreate_v2(out, flags, device) => create(out, flags, device, 3020);
+    cuCtxCreate_v3(out, _params_array, count_params, flags, device) => {
+        if count_params > 0 {
+            // Limits by MPS; there is none.
+            return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
+        }
+        create(out, flags, device, 3020)
+    };
+    cuCtxDestroy, cuCtxDestroy_v2(context) => destroy(context);
+    cuCtxAttach(out, flags) => {
+        let context = current()?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        write(out, context.as_handle())?;
+        // Relaxed: a count.
+        context.attached.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    };
+    cuCtxDetach(context) => {
+        match find(context) {
+            // AcqRel: the last one ends it, after the others.
+            Ok(found) if found.attached.fetch_sub(1, Ordering::AcqRel) == 1 => destroy(context),
+            Ok(_) => Ok(()),
+            Err(code) => Err(code),
+        }
+    };
+    cuCtxPushCurrent, cuCtxPushCurrent_v2(context) => push_current(context);
+    cuCtxPopCurrent, cuCtxPopCurrent_v2(out) => pop_current(out);
+    cuCtxSetCurrent(context) => {
+        if context.is_null() {
+            pop();
+            return Ok(());
+        }
+        let found = find(context)?;
+        pop();
+        push(Some(found))
+    };
+    cuCtxGetCurrent(out) => {
+        let handle = top().map_or(std::ptr::null_mut(), Context::as_handle);
+        write(out, handle)
+    };
+    cuCtxGetDevice(device) => write(device, current()?.device);
+    cuCtxGetDevice_v2(device, context) => write(device, find_or_current(context)?.device);
+    // Relaxed: one number.
+    cuCtxGetFlags(flags) => write(flags, current()?.flags.load(Ordering::Relaxed));
+    cuCtxSetFlags(flags) => {
+        if flags & !FLAGS != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // Relaxed: one number.
+        current()?.flags.store(flags, Ordering::Relaxed);
+        Ok(())
+    };
+    cuCtxGetId(context, ctx_id) => write(ctx_id, find_or_current(context)?.id);
+    cuCtxGetApiVersion(context, version) => write(version, find_or_current(context)?.version);
+    cuCtxGetCacheConfig(config) => write(config, current()?.settings().cache);
+    cuCtxSetCacheConfig(config) => {
+        if config > 3 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        current()?.settings().cache = config;
+        Ok(())
+    };
+    cuCtxGetSharedMemConfig(config) => write(config, current()?.settings().shared);
+    cuCtxSetSharedMemConfig(config) => {
+        if config > 2 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        current()?.settings().shared = config;
+        Ok(())
+    };
+    cuCtxResetPersistingL2Cache() => current().map(drop);
+    cuCtxGetExecAffinity(exec_affinity, kind) => {
+        current()?;
+        let _nobody_sets_one = (exec_affinity, kind);
+        Err(CuResult::UNSUPPORTED_EXEC_AFFINITY)
+    };
+    cuCtxGetLimit(value, limit) => {
+        let limits = current()?.settings().limits;
+        let found = *limits
+            .get(limit as usize)
+            .ok_or(CuResult::UNSUPPORTED_LIMIT)?;
+        write(value, found)
+    };
+    cuCtxDisablePeerAccess(peer_context) => {
+        let peer = find(peer_context)?;
+        let mut settings = current()?.settings();
+        let found = settings.peers.iter().position(|&gpu| gpu == peer.gpu);
+        settings
+            .peers
+            .swap_remove(found.ok_or(CuResult::PEER_ACCESS_NOT_ENABLED)?);
+        Ok(())
+    };
+    cuDevicePrimaryCtxRetain(out, device) => {
+        if out.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let context = retain_primary(device)?;
+        write(out, context.as_handle())
+    };
+    cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2(device) => release_primary(device);
+    cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2(device) => reset_primary(device);
+    cuDevicePrimaryCtxSetFlags_v2(device, flags) => set_primary_flags(device, flags);
+}
+
 const STACK_LIMIT: usize = 0;
 
 const PRINTF_LIMIT: usize = 1;
 
 const HEAP_LIMIT: usize = 2;
-
-// --- the calling thread's context -----------------------------------------------------------
 
 // --- making and ending ------------------------------------------------------------------------
 
@@ -36,28 +143,6 @@ const FLAGS: u32 = 0xff;
 const SCHEDULING: u32 = 7;
 
 const BLOCKING: u32 = 4;
-
-pub(crate) fn cuCtxCreate(out: *mut CuContext, flags: u32, device: CuDevice) -> Done {
-    create(out, flags, device, 3010)
-}
-
-pub(crate) fn cuCtxCreate_v2(out: *mut CuContext, flags: u32, device: CuDevice) -> Done {
-    create(out, flags, device, 3020)
-}
-
-pub(crate) fn cuCtxCreate_v3(
-    out: *mut CuContext,
-    _params_array: *mut CuExecAffinityParam,
-    count_params: i32,
-    flags: u32,
-    device: CuDevice,
-) -> Done {
-    if count_params > 0 {
-        // Limits by MPS; there is none.
-        return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
-    }
-    create(out, flags, device, 3020)
-}
 
 pub(crate) fn cuCtxCreate_v4(
     out: *mut CuContext,
@@ -90,46 +175,10 @@ fn destroy(handle: CuContext) -> Done {
     Ok(())
 }
 
-pub(crate) fn cuCtxDestroy(context: CuContext) -> Done {
-    destroy(context)
-}
-
-pub(crate) fn cuCtxDestroy_v2(context: CuContext) -> Done {
-    destroy(context)
-}
-
-pub(crate) fn cuCtxAttach(out: *mut CuContext, flags: u32) -> Done {
-    let context = current()?;
-    if flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    write(out, context.as_handle())?;
-    // Relaxed: a count.
-    context.attached.fetch_add(1, Ordering::Relaxed);
-    Ok(())
-}
-
-pub(crate) fn cuCtxDetach(context: CuContext) -> Done {
-    match find(context) {
-        // AcqRel: the last one ends it, after the others.
-        Ok(found) if found.attached.fetch_sub(1, Ordering::AcqRel) == 1 => destroy(context),
-        Ok(_) => Ok(()),
-        Err(code) => Err(code),
-    }
-}
-
 // --- the stack --------------------------------------------------------------------------------
 
 fn push_current(context: CuContext) -> Done {
     push(Some(find(context)?))
-}
-
-pub(crate) fn cuCtxPushCurrent(context: CuContext) -> Done {
-    push_current(context)
-}
-
-pub(crate) fn cuCtxPushCurrent_v2(context: CuContext) -> Done {
-    push_current(context)
 }
 
 fn pop_current(out: *mut CuContext) -> Done {
@@ -138,88 +187,7 @@ fn pop_current(out: *mut CuContext) -> Done {
     Ok(())
 }
 
-pub(crate) fn cuCtxPopCurrent(out: *mut CuContext) -> Done {
-    pop_current(out)
-}
-
-pub(crate) fn cuCtxPopCurrent_v2(out: *mut CuContext) -> Done {
-    pop_current(out)
-}
-
-pub(crate) fn cuCtxSetCurrent(context: CuContext) -> Done {
-    if context.is_null() {
-        pop();
-        return Ok(());
-    }
-    let found = find(context)?;
-    pop();
-    push(Some(found))
-}
-
-pub(crate) fn cuCtxGetCurrent(out: *mut CuContext) -> Done {
-    let handle = top().map_or(std::ptr::null_mut(), Context::as_handle);
-    write(out, handle)
-}
-
-pub(crate) fn cuCtxGetDevice(device: *mut CuDevice) -> Done {
-    write(device, current()?.device)
-}
-
-pub(crate) fn cuCtxGetDevice_v2(device: *mut CuDevice, context: CuContext) -> Done {
-    write(device, find_or_current(context)?.device)
-}
-
 // --- what a context says of itself --------------------------------------------------------------
-
-pub(crate) fn cuCtxGetFlags(flags: *mut u32) -> Done {
-    // Relaxed: one number.
-    write(flags, current()?.flags.load(Ordering::Relaxed))
-}
-
-pub(crate) fn cuCtxSetFlags(flags: u32) -> Done {
-    if flags & !FLAGS != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    // Relaxed: one number.
-    current()?.flags.store(flags, Ordering::Relaxed);
-    Ok(())
-}
-
-pub(crate) fn cuCtxGetId(context: CuContext, ctx_id: *mut u64) -> Done {
-    write(ctx_id, find_or_current(context)?.id)
-}
-
-pub(crate) fn cuCtxGetApiVersion(context: CuContext, version: *mut u32) -> Done {
-    write(version, find_or_current(context)?.version)
-}
-
-pub(crate) fn cuCtxGetCacheConfig(config: *mut CuFuncCache) -> Done {
-    write(config, current()?.settings().cache)
-}
-
-pub(crate) fn cuCtxSetCacheConfig(config: CuFuncCache) -> Done {
-    if config > 3 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    current()?.settings().cache = config;
-    Ok(())
-}
-
-pub(crate) fn cuCtxGetSharedMemConfig(config: *mut CuSharedconfig) -> Done {
-    write(config, current()?.settings().shared)
-}
-
-pub(crate) fn cuCtxSetSharedMemConfig(config: CuSharedconfig) -> Done {
-    if config > 2 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    current()?.settings().shared = config;
-    Ok(())
-}
-
-pub(crate) fn cuCtxResetPersistingL2Cache() -> Done {
-    current().map(drop)
-}
 
 pub(crate) fn cuCtxGetStreamPriorityRange(
     least_priority: *mut i32,
@@ -229,23 +197,6 @@ pub(crate) fn cuCtxGetStreamPriorityRange(
     write_if(least_priority, 0);
     write_if(greatest_priority, -5);
     Ok(())
-}
-
-pub(crate) fn cuCtxGetExecAffinity(
-    exec_affinity: *mut CuExecAffinityParam,
-    kind: CuExecAffinityType,
-) -> Done {
-    current()?;
-    let _nobody_sets_one = (exec_affinity, kind);
-    Err(CuResult::UNSUPPORTED_EXEC_AFFINITY)
-}
-
-pub(crate) fn cuCtxGetLimit(value: *mut usize, limit: CuLimit) -> Done {
-    let limits = current()?.settings().limits;
-    let found = *limits
-        .get(limit as usize)
-        .ok_or(CuResult::UNSUPPORTED_LIMIT)?;
-    write(value, found)
 }
 
 /// Threads that a GPU runs at once, each with a stack.
@@ -301,25 +252,7 @@ pub(crate) fn cuCtxEnablePeerAccess(peer_context: CuContext, flags: u32) -> Done
     Ok(())
 }
 
-pub(crate) fn cuCtxDisablePeerAccess(peer_context: CuContext) -> Done {
-    let peer = find(peer_context)?;
-    let mut settings = current()?.settings();
-    let found = settings.peers.iter().position(|&gpu| gpu == peer.gpu);
-    settings
-        .peers
-        .swap_remove(found.ok_or(CuResult::PEER_ACCESS_NOT_ENABLED)?);
-    Ok(())
-}
-
 // --- primary contexts -----------------------------------------------------------------------------
-
-pub(crate) fn cuDevicePrimaryCtxRetain(out: *mut CuContext, device: CuDevice) -> Done {
-    if out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let context = retain_primary(device)?;
-    write(out, context.as_handle())
-}
 
 /// Ends a device's primary context, however often it is held, and the green ones over it: a reset cleans up all resources of the
 /// device in this process.
@@ -360,22 +293,6 @@ fn set_primary_flags(device: CuDevice, flags: u32) -> Done {
     Ok(())
 }
 
-pub(crate) fn cuDevicePrimaryCtxRelease(device: CuDevice) -> Done {
-    release_primary(device)
-}
-
-pub(crate) fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) -> Done {
-    release_primary(device)
-}
-
-pub(crate) fn cuDevicePrimaryCtxReset(device: CuDevice) -> Done {
-    reset_primary(device)
-}
-
-pub(crate) fn cuDevicePrimaryCtxReset_v2(device: CuDevice) -> Done {
-    reset_primary(device)
-}
-
 /// The first form refuses to change the flags of a context that is there.
 pub(crate) fn cuDevicePrimaryCtxSetFlags(device: CuDevice, flags: u32) -> Done {
     let gpu = driver::the()?.gpu(device)?;
@@ -383,10 +300,6 @@ pub(crate) fn cuDevicePrimaryCtxSetFlags(device: CuDevice, flags: u32) -> Done {
     if active {
         return Err(CuResult::PRIMARY_CONTEXT_ACTIVE);
     }
-    set_primary_flags(device, flags)
-}
-
-pub(crate) fn cuDevicePrimaryCtxSetFlags_v2(device: CuDevice, flags: u32) -> Done {
     set_primary_flags(device, flags)
 }
 

@@ -2,13 +2,87 @@
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, read, write_if};
+use crate::base::border::{Done, Number, number, read, write_if};
 use crate::base::space::address;
-use crate::memory::array;
 use crate::memory::context;
-use crate::streams::copies::{Box3, device, either, ends, host, move_rows};
+use crate::streams::copies::{Box3, device, either, ends, host, move_rows, within};
 use crate::streams::queue;
 use crate::streams::stream;
+
+calls! {
+    cuMemcpyHtoD, cuMemcpyHtoD_v2(dst, src, bytes)
+        => straight(device(dst, bytes), host(src), bytes, Wait::Until);
+    cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2(dst, src, bytes, stream)
+        => straight(device(dst, bytes), host(src), bytes, Wait::Not(stream));
+    cuMemcpyDtoH, cuMemcpyDtoH_v2(dst, src, bytes)
+        => straight(host(dst), device(src, bytes), bytes, Wait::Until);
+    cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2(dst, src, bytes, stream)
+        => straight(host(dst), device(src, bytes), bytes, Wait::Not(stream));
+    cuMemcpyDtoD, cuMemcpyDtoD_v2(dst, src, bytes)
+        => straight(device(dst, bytes), device(src, bytes), bytes, Wait::Until);
+    cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2(dst, src, bytes, stream)
+        => straight(device(dst, bytes), device(src, bytes), bytes, Wait::Not(stream));
+    cuMemcpy(dst, src, bytes)
+        => straight(either(dst, bytes), either(src, bytes), bytes, Wait::Until);
+    cuMemcpyAsync(dst, src, bytes, stream)
+        => straight(either(dst, bytes), either(src, bytes), bytes, Wait::Not(stream));
+    cuMemcpyWithAttributesAsync(dst, src, bytes, _attribute, stream)
+        => straight(either(dst, bytes), either(src, bytes), bytes, Wait::Not(stream));
+    cuMemcpyPeer(dst, dst_context, src, src_context, bytes) => {
+        context::find(dst_context).and_then(|_| context::find(src_context))?;
+        straight(device(dst, bytes), device(src, bytes), bytes, Wait::Until)
+    };
+    cuMemcpyPeerAsync(dst, dst_context, src, src_context, bytes, stream) => {
+        context::find(dst_context).and_then(|_| context::find(src_context))?;
+        straight(device(dst, bytes), device(src, bytes), bytes, Wait::Not(stream))
+    };
+
+    // One-dimensional arrays.
+    cuMemcpyHtoA, cuMemcpyHtoA_v2(dst, offset, src, bytes)
+        => straight(within(dst, offset, bytes), host(src), bytes, Wait::Until);
+    cuMemcpyHtoAAsync, cuMemcpyHtoAAsync_v2(dst, offset, src, bytes, stream)
+        => straight(within(dst, offset, bytes), host(src), bytes, Wait::Not(stream));
+    cuMemcpyAtoH, cuMemcpyAtoH_v2(dst, src, offset, bytes)
+        => straight(host(dst), within(src, offset, bytes), bytes, Wait::Until);
+    cuMemcpyAtoHAsync, cuMemcpyAtoHAsync_v2(dst, src, offset, bytes, stream)
+        => straight(host(dst), within(src, offset, bytes), bytes, Wait::Not(stream));
+    cuMemcpyDtoA, cuMemcpyDtoA_v2(dst, offset, src, bytes)
+        => straight(within(dst, offset, bytes), device(src, bytes), bytes, Wait::Until);
+    cuMemcpyAtoD, cuMemcpyAtoD_v2(dst, src, offset, bytes)
+        => straight(device(dst, bytes), within(src, offset, bytes), bytes, Wait::Until);
+    cuMemcpyAtoA, cuMemcpyAtoA_v2(dst, dst_offset, src, src_offset, bytes) => {
+        let (dst, src) = (within(dst, dst_offset, bytes), within(src, src_offset, bytes));
+        straight(dst, src, bytes, Wait::Until)
+    };
+
+    // Boxes.
+    cuMemcpy2D, cuMemcpy2D_v2, cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2,
+    cuMemcpy3D, cuMemcpy3D_v2, cuMemcpy3DPeer(copy) => boxed_from(copy, Wait::Until);
+    cuMemcpy2DAsync, cuMemcpy2DAsync_v2, cuMemcpy3DAsync, cuMemcpy3DAsync_v2,
+    cuMemcpy3DPeerAsync(copy, stream) => boxed_from(copy, Wait::Not(stream));
+
+    // Batches. The hints of where memory lies change nothing here.
+    cuMemcpyBatchAsync(dsts, srcs, sizes, count, _attributes, _indexes, _hints, failed, stream)
+        => batch(dsts, srcs, sizes, count, failed, stream);
+    cuMemcpyBatchAsync_v2(dsts, srcs, sizes, count, _attributes, _indexes, _hints, stream)
+        => batch(dsts, srcs, sizes, count, std::ptr::null_mut(), stream);
+
+    // Fills.
+    cuMemsetD8, cuMemsetD8_v2, cuMemsetD16, cuMemsetD16_v2, cuMemsetD32, cuMemsetD32_v2(
+        dst, value, count) => fill(number(dst), 0, value, number(count), 1, Wait::Until);
+    cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async(dst, value, count, stream)
+        => fill(number(dst), 0, value, number(count), 1, Wait::Not(stream));
+    cuMemsetD2D8, cuMemsetD2D8_v2, cuMemsetD2D16, cuMemsetD2D16_v2,
+    cuMemsetD2D32, cuMemsetD2D32_v2(dst, pitch, value, width, height) => {
+        let (width, height) = (number(width), number(height));
+        fill(number(dst), number(pitch), value, width, height, Wait::Until)
+    };
+    cuMemsetD2D8Async, cuMemsetD2D16Async, cuMemsetD2D32Async(
+        dst, pitch, value, width, height, stream) => {
+        let (width, height) = (number(width), number(height));
+        fill(number(dst), number(pitch), value, width, height, Wait::Not(stream))
+    };
+}
 
 /// How a call waits: not at all, or until the bytes are there.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,8 +102,9 @@ fn run(wait: Wait, bytes: u64, act: impl Fn() + Send + Sync + 'static) -> Done {
     }
 }
 
-fn straight(dst: Done<u64>, src: Done<u64>, bytes: u64, wait: Wait) -> Done {
+fn straight(dst: Done<u64>, src: Done<u64>, bytes: impl Number, wait: Wait) -> Done {
     context::current()?;
+    let bytes = number(bytes);
     if bytes == 0 {
         return Ok(());
     }
@@ -97,637 +172,7 @@ where
     boxed(&Box3::from(read(copy)?), wait)
 }
 
-
-pub(crate) fn cuMemcpyHtoD(dst: u32, src: *const c_void, bytes: u32) -> Done {
-    let bytes = u64::from(bytes);
-    straight(device(dst.into(), bytes), host(src), bytes, Wait::Until)
-}
-
-pub(crate) fn cuMemcpyHtoDAsync(
-    dst: u32,
-    src: *const c_void,
-    bytes: u32,
-    stream: CuStream,
-) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        device(dst.into(), bytes),
-        host(src),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyHtoD_v2(dst: CuDevicePtr, src: *const c_void, bytes: usize) -> Done {
-    let bytes = bytes as u64;
-    straight(device(dst.0, bytes), host(src), bytes, Wait::Until)
-}
-
-pub(crate) fn cuMemcpyHtoDAsync_v2(
-    dst: CuDevicePtr,
-    src: *const c_void,
-    bytes: usize,
-    stream: CuStream,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(device(dst.0, bytes), host(src), bytes, Wait::Not(stream))
-}
-
-pub(crate) fn cuMemcpyDtoH(dst: *mut c_void, src: u32, bytes: u32) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        host(dst.cast_const()),
-        device(src.into(), bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyDtoHAsync(dst: *mut c_void, src: u32, bytes: u32, stream: CuStream) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        host(dst.cast_const()),
-        device(src.into(), bytes),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CuDevicePtr, bytes: usize) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        host(dst.cast_const()),
-        device(src.0, bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyDtoHAsync_v2(
-    dst: *mut c_void,
-    src: CuDevicePtr,
-    bytes: usize,
-    stream: CuStream,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        host(dst.cast_const()),
-        device(src.0, bytes),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyDtoD(dst: u32, src: u32, bytes: u32) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        device(dst.into(), bytes),
-        device(src.into(), bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyDtoDAsync(dst: u32, src: u32, bytes: u32, stream: CuStream) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        device(dst.into(), bytes),
-        device(src.into(), bytes),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyDtoD_v2(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        device(dst.0, bytes),
-        device(src.0, bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyDtoDAsync_v2(
-    dst: CuDevicePtr,
-    src: CuDevicePtr,
-    bytes: usize,
-    stream: CuStream,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        device(dst.0, bytes),
-        device(src.0, bytes),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpy(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        either(dst.0, bytes),
-        either(src.0, bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyPeer(
-    dst: CuDevicePtr,
-    dst_context: CuContext,
-    src: CuDevicePtr,
-    src_context: CuContext,
-    bytes: usize,
-) -> Done {
-    let bytes = bytes as u64;
-    context::find(dst_context).and_then(|_| context::find(src_context))?;
-    straight(
-        device(dst.0, bytes),
-        device(src.0, bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyAsync(
-    dst: CuDevicePtr,
-    src: CuDevicePtr,
-    bytes: usize,
-    stream: CuStream,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        either(dst.0, bytes),
-        either(src.0, bytes),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyPeerAsync(
-    dst: CuDevicePtr,
-    dst_context: CuContext,
-    src: CuDevicePtr,
-    src_context: CuContext,
-    bytes: usize,
-    stream: CuStream,
-) -> Done {
-    let bytes = bytes as u64;
-    context::find(dst_context).and_then(|_| context::find(src_context))?;
-    straight(
-        device(dst.0, bytes),
-        device(src.0, bytes),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyWithAttributesAsync(
-    dst: CuDevicePtr,
-    src: CuDevicePtr,
-    size: usize,
-    _attribute: *mut CuMemcpyAttributes,
-    stream: CuStream,
-) -> Done {
-    let bytes = size as u64;
-    straight(
-        either(dst.0, bytes),
-        either(src.0, bytes),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyHtoA(dst: CuArray, dst_offset: u32, src: *const c_void, bytes: u32) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        array::place(dst, u64::from(dst_offset), bytes),
-        host(src),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyHtoAAsync(
-    dst: CuArray,
-    dst_offset: u32,
-    src: *const c_void,
-    bytes: u32,
-    stream: CuStream,
-) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        array::place(dst, u64::from(dst_offset), bytes),
-        host(src),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyAtoH(dst: *mut c_void, src: CuArray, src_offset: u32, bytes: u32) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        host(dst.cast_const()),
-        array::place(src, u64::from(src_offset), bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyAtoHAsync(
-    dst: *mut c_void,
-    src: CuArray,
-    src_offset: u32,
-    bytes: u32,
-    stream: CuStream,
-) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        host(dst.cast_const()),
-        array::place(src, u64::from(src_offset), bytes),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyDtoA(dst: CuArray, dst_offset: u32, src: u32, bytes: u32) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        array::place(dst, u64::from(dst_offset), bytes),
-        device(src.into(), bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyAtoD(dst: u32, src: CuArray, src_offset: u32, bytes: u32) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        device(dst.into(), bytes),
-        array::place(src, u64::from(src_offset), bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyAtoA(
-    dst: CuArray,
-    dst_offset: u32,
-    src: CuArray,
-    src_offset: u32,
-    bytes: u32,
-) -> Done {
-    let bytes = u64::from(bytes);
-    straight(
-        array::place(dst, u64::from(dst_offset), bytes),
-        array::place(src, u64::from(src_offset), bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyHtoA_v2(
-    dst: CuArray,
-    dst_offset: usize,
-    src: *const c_void,
-    bytes: usize,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        array::place(dst, dst_offset as u64, bytes),
-        host(src),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyHtoAAsync_v2(
-    dst: CuArray,
-    dst_offset: usize,
-    src: *const c_void,
-    bytes: usize,
-    stream: CuStream,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        array::place(dst, dst_offset as u64, bytes),
-        host(src),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyAtoH_v2(
-    dst: *mut c_void,
-    src: CuArray,
-    src_offset: usize,
-    bytes: usize,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        host(dst.cast_const()),
-        array::place(src, src_offset as u64, bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyAtoHAsync_v2(
-    dst: *mut c_void,
-    src: CuArray,
-    src_offset: usize,
-    bytes: usize,
-    stream: CuStream,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        host(dst.cast_const()),
-        array::place(src, src_offset as u64, bytes),
-        bytes,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpyDtoA_v2(
-    dst: CuArray,
-    dst_offset: usize,
-    src: CuDevicePtr,
-    bytes: usize,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        array::place(dst, dst_offset as u64, bytes),
-        device(src.0, bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyAtoD_v2(
-    dst: CuDevicePtr,
-    src: CuArray,
-    src_offset: usize,
-    bytes: usize,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        device(dst.0, bytes),
-        array::place(src, src_offset as u64, bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemcpyAtoA_v2(
-    dst: CuArray,
-    dst_offset: usize,
-    src: CuArray,
-    src_offset: usize,
-    bytes: usize,
-) -> Done {
-    let bytes = bytes as u64;
-    straight(
-        array::place(dst, dst_offset as u64, bytes),
-        array::place(src, src_offset as u64, bytes),
-        bytes,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemsetD8(dst: u32, value: u8, count: u32) -> Done {
-    fill(dst.into(), 0, value, count.into(), 1, Wait::Until)
-}
-
-pub(crate) fn cuMemsetD2D8(dst: u32, dst_pitch: u32, value: u8, width: u32, height: u32) -> Done {
-    fill(
-        dst.into(),
-        dst_pitch.into(),
-        value,
-        width.into(),
-        height.into(),
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemsetD8_v2(dst: CuDevicePtr, value: u8, count: usize) -> Done {
-    fill(dst.0, 0, value, count as u64, 1, Wait::Until)
-}
-
-pub(crate) fn cuMemsetD2D8_v2(
-    dst: CuDevicePtr,
-    dst_pitch: usize,
-    value: u8,
-    width: usize,
-    height: usize,
-) -> Done {
-    fill(
-        dst.0,
-        dst_pitch as u64,
-        value,
-        width as u64,
-        height as u64,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemsetD8Async(dst: CuDevicePtr, value: u8, count: usize, stream: CuStream) -> Done {
-    fill(dst.0, 0, value, count as u64, 1, Wait::Not(stream))
-}
-
-pub(crate) fn cuMemsetD2D8Async(
-    dst: CuDevicePtr,
-    dst_pitch: usize,
-    value: u8,
-    width: usize,
-    height: usize,
-    stream: CuStream,
-) -> Done {
-    fill(
-        dst.0,
-        dst_pitch as u64,
-        value,
-        width as u64,
-        height as u64,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemsetD16(dst: u32, value: u16, count: u32) -> Done {
-    fill(dst.into(), 0, value, count.into(), 1, Wait::Until)
-}
-
-pub(crate) fn cuMemsetD2D16(dst: u32, dst_pitch: u32, value: u16, width: u32, height: u32) -> Done {
-    fill(
-        dst.into(),
-        dst_pitch.into(),
-        value,
-        width.into(),
-        height.into(),
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemsetD16_v2(dst: CuDevicePtr, value: u16, count: usize) -> Done {
-    fill(dst.0, 0, value, count as u64, 1, Wait::Until)
-}
-
-pub(crate) fn cuMemsetD2D16_v2(
-    dst: CuDevicePtr,
-    dst_pitch: usize,
-    value: u16,
-    width: usize,
-    height: usize,
-) -> Done {
-    fill(
-        dst.0,
-        dst_pitch as u64,
-        value,
-        width as u64,
-        height as u64,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemsetD16Async(
-    dst: CuDevicePtr,
-    value: u16,
-    count: usize,
-    stream: CuStream,
-) -> Done {
-    fill(dst.0, 0, value, count as u64, 1, Wait::Not(stream))
-}
-
-pub(crate) fn cuMemsetD2D16Async(
-    dst: CuDevicePtr,
-    dst_pitch: usize,
-    value: u16,
-    width: usize,
-    height: usize,
-    stream: CuStream,
-) -> Done {
-    fill(
-        dst.0,
-        dst_pitch as u64,
-        value,
-        width as u64,
-        height as u64,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemsetD32(dst: u32, value: u32, count: u32) -> Done {
-    fill(dst.into(), 0, value, count.into(), 1, Wait::Until)
-}
-
-pub(crate) fn cuMemsetD2D32(dst: u32, dst_pitch: u32, value: u32, width: u32, height: u32) -> Done {
-    fill(
-        dst.into(),
-        dst_pitch.into(),
-        value,
-        width.into(),
-        height.into(),
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemsetD32_v2(dst: CuDevicePtr, value: u32, count: usize) -> Done {
-    fill(dst.0, 0, value, count as u64, 1, Wait::Until)
-}
-
-pub(crate) fn cuMemsetD2D32_v2(
-    dst: CuDevicePtr,
-    dst_pitch: usize,
-    value: u32,
-    width: usize,
-    height: usize,
-) -> Done {
-    fill(
-        dst.0,
-        dst_pitch as u64,
-        value,
-        width as u64,
-        height as u64,
-        Wait::Until,
-    )
-}
-
-pub(crate) fn cuMemsetD32Async(
-    dst: CuDevicePtr,
-    value: u32,
-    count: usize,
-    stream: CuStream,
-) -> Done {
-    fill(dst.0, 0, value, count as u64, 1, Wait::Not(stream))
-}
-
-pub(crate) fn cuMemsetD2D32Async(
-    dst: CuDevicePtr,
-    dst_pitch: usize,
-    value: u32,
-    width: usize,
-    height: usize,
-    stream: CuStream,
-) -> Done {
-    fill(
-        dst.0,
-        dst_pitch as u64,
-        value,
-        width as u64,
-        height as u64,
-        Wait::Not(stream),
-    )
-}
-
-pub(crate) fn cuMemcpy2D(copy: *const CuMemcpy2DV1) -> Done {
-    boxed_from(copy, Wait::Until)
-}
-
-pub(crate) fn cuMemcpy2DAsync(copy: *const CuMemcpy2DV1, stream: CuStream) -> Done {
-    boxed_from(copy, Wait::Not(stream))
-}
-
-pub(crate) fn cuMemcpy2DUnaligned(copy: *const CuMemcpy2DV1) -> Done {
-    boxed_from(copy, Wait::Until)
-}
-
-pub(crate) fn cuMemcpy2D_v2(copy: *const CuMemcpy2D) -> Done {
-    boxed_from(copy, Wait::Until)
-}
-
-pub(crate) fn cuMemcpy2DAsync_v2(copy: *const CuMemcpy2D, stream: CuStream) -> Done {
-    boxed_from(copy, Wait::Not(stream))
-}
-
-pub(crate) fn cuMemcpy2DUnaligned_v2(copy: *const CuMemcpy2D) -> Done {
-    boxed_from(copy, Wait::Until)
-}
-
-pub(crate) fn cuMemcpy3D(copy: *const CuMemcpy3DV1) -> Done {
-    boxed_from(copy, Wait::Until)
-}
-
-pub(crate) fn cuMemcpy3DAsync(copy: *const CuMemcpy3DV1, stream: CuStream) -> Done {
-    boxed_from(copy, Wait::Not(stream))
-}
-
-pub(crate) fn cuMemcpy3D_v2(copy: *const CuMemcpy3D) -> Done {
-    boxed_from(copy, Wait::Until)
-}
-
-pub(crate) fn cuMemcpy3DAsync_v2(copy: *const CuMemcpy3D, stream: CuStream) -> Done {
-    boxed_from(copy, Wait::Not(stream))
-}
-
-pub(crate) fn cuMemcpy3DPeer(copy: *const CuMemcpy3DPeer) -> Done {
-    boxed_from(copy, Wait::Until)
-}
-
-pub(crate) fn cuMemcpy3DPeerAsync(copy: *const CuMemcpy3DPeer, stream: CuStream) -> Done {
-    boxed_from(copy, Wait::Not(stream))
-}
-
-/// Each copy of a batch in stream order; the hints of where memory lies change nothing here.
+/// Makes each copy of a batch in stream order.
 fn batch(
     dsts: *mut CuDevicePtr,
     srcs: *mut CuDevicePtr,
@@ -757,31 +202,4 @@ fn batch(
         }
     }
     Ok(())
-}
-
-pub(crate) fn cuMemcpyBatchAsync(
-    dsts: *mut CuDevicePtr,
-    srcs: *mut CuDevicePtr,
-    sizes: *mut usize,
-    count: usize,
-    _attrs: *mut CuMemcpyAttributes,
-    _attrs_idxs: *mut usize,
-    _count_attrs: usize,
-    fail_idx: *mut usize,
-    stream: CuStream,
-) -> Done {
-    batch(dsts, srcs, sizes, count, fail_idx, stream)
-}
-
-pub(crate) fn cuMemcpyBatchAsync_v2(
-    dsts: *mut CuDevicePtr,
-    srcs: *mut CuDevicePtr,
-    sizes: *mut usize,
-    count: usize,
-    _attrs: *mut CuMemcpyAttributes,
-    _attrs_idxs: *mut usize,
-    _count_attrs: usize,
-    stream: CuStream,
-) -> Done {
-    batch(dsts, srcs, sizes, count, std::ptr::null_mut(), stream)
 }

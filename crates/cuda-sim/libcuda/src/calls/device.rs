@@ -2,6 +2,7 @@
 //! but for their memory; the numbers are those of a data centre GPU of compute capability 9.0.
 
 use core::ffi::{CStr, c_char};
+
 use cuda_api::driver::*;
 use cuda_sim::mig::Instance;
 use cuda_sim::pci::Address;
@@ -12,6 +13,79 @@ use crate::memory::context;
 use crate::process::driver;
 use crate::process::driver::Driver;
 
+calls! {
+    cuDeviceGetCount(count) => {
+        let devices = driver::the()?.device_count() as i32;
+        write(count, devices)
+    };
+    cuDeviceGet(device, ordinal) => {
+        if device.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        driver_of(CuDevice(ordinal))?;
+        write(device, CuDevice(ordinal))
+    };
+    cuDeviceGetName(name, len, device)
+        => { driver_of(device)?; put_text(name, len, NAME.to_bytes()) };
+    // The GPU's; from CUDA 13.0 on the MIG device's, where the process works on one.
+    cuDeviceGetUuid(uuid, device) => {
+        if crate::calls::init::driver_version() >= 13_000 {
+            return cuDeviceGetUuid_v2(uuid, device);
+        }
+        write(uuid, uuid_of(device)?)
+    };
+    // The MIG device's, where the process works on one.
+    cuDeviceGetUuid_v2(uuid, device) => {
+        let (driver, gpu) = driver_of(device)?;
+        let of_part = |part: Instance| driver.board.instance_uuid_bytes(gpu, part.index);
+        let bytes = driver
+            .instance
+            .map_or_else(|| driver.board.uuid_bytes(gpu), of_part);
+        write(uuid, CuUuid { bytes })
+    };
+    cuDeviceTotalMem(bytes, device) => {
+        let total = u32::try_from(total_of(device)?).unwrap_or(u32::MAX);
+        write(bytes, total)
+    };
+    cuDeviceTotalMem_v2(bytes, device) => write(bytes, total_of(device)? as usize);
+    cuDeviceComputeCapability(major, minor, device)
+        => { driver_of(device)?; write(major, CAPABILITY.0)?; write(minor, CAPABILITY.1) };
+    cuDeviceGetPCIBusId(pci_bus_id, len, device) => {
+        let (driver, gpu) = driver_of(device)?;
+        let text = driver.board.pci(gpu).to_string();
+        if usize::try_from(len).unwrap_or(0) <= text.len() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        put_text(pci_bus_id, len, text.as_bytes())
+    };
+    cuDeviceCanAccessPeer(can_access_peer, device, peer_dev) => {
+        let (_, one) = driver_of(device)?;
+        let (_, other) = driver_of(peer_dev)?;
+        write(can_access_peer, i32::from(one != other))
+    };
+    cuDeviceGetP2PAttribute(value, attribute, src, dst) => {
+        let (_, one) = driver_of(src)?;
+        let (_, other) = driver_of(dst)?;
+        if one == other || !(1..=4).contains(&attribute) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // Performance rank 0, the best; access, atomics and arrays all work.
+        write(value, i32::from(attribute != 1))
+    };
+    cuDeviceGetExecAffinitySupport(out, kind, device) => {
+        driver_of(device)?;
+        if kind != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        write(out, 0)
+    };
+    cuDeviceGetTexture1DLinearMaxWidth(max_width_in_elements, _format, _count_channels, device)
+        => { driver_of(device)?; write(max_width_in_elements, 268_435_456) };
+    cuFlushGPUDirectRDMAWrites(_target, _scope) => context::current().map(drop);
+    cuProfilerInitialize(_config, _output, _mode) => Err(CuResult::PROFILER_DISABLED);
+    cuProfilerStart, cuProfilerStop() => context::current().map(drop);
+}
+
 const CAPABILITY: (i32, i32) = (9, 0);
 
 /// File descriptors: what VMM and pools can be exported as.
@@ -20,24 +94,6 @@ const HANDLE_FILE_DESCRIPTOR: i32 = 1;
 fn driver_of(device: CuDevice) -> Done<(&'static Driver, usize)> {
     let driver = driver::the()?;
     Ok((driver, driver.gpu(device)?))
-}
-
-pub(crate) fn cuDeviceGetCount(count: *mut i32) -> Done {
-    let devices = driver::the()?.device_count() as i32;
-    write(count, devices)
-}
-
-pub(crate) fn cuDeviceGet(device: *mut CuDevice, ordinal: i32) -> Done {
-    if device.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    driver_of(CuDevice(ordinal))?;
-    write(device, CuDevice(ordinal))
-}
-
-pub(crate) fn cuDeviceGetName(name: *mut c_char, len: i32, device: CuDevice) -> Done {
-    driver_of(device)?;
-    put_text(name, len, NAME.to_bytes())
 }
 
 /// Writes what fits of a text, and its end.
@@ -61,57 +117,11 @@ fn uuid_of(device: CuDevice) -> Done<CuUuid> {
     })
 }
 
-/// The GPU's; from CUDA 13.0 on the MIG device's, where the process works on one.
-pub(crate) fn cuDeviceGetUuid(uuid: *mut CuUuid, device: CuDevice) -> Done {
-    if crate::calls::init::driver_version() >= 13_000 {
-        return cuDeviceGetUuid_v2(uuid, device);
-    }
-    write(uuid, uuid_of(device)?)
-}
-
-/// The MIG device's, where the process works on one.
-pub(crate) fn cuDeviceGetUuid_v2(uuid: *mut CuUuid, device: CuDevice) -> Done {
-    let (driver, gpu) = driver_of(device)?;
-    let of_part = |part: Instance| driver.board.instance_uuid_bytes(gpu, part.index);
-    let bytes = driver
-        .instance
-        .map_or_else(|| driver.board.uuid_bytes(gpu), of_part);
-    write(uuid, CuUuid { bytes })
-}
-
 fn total_of(device: CuDevice) -> Done<u64> {
     let (driver, gpu) = driver_of(device)?;
     Ok(driver
         .instance
         .map_or_else(|| driver.board.total_bytes(gpu), |part| part.bytes))
-}
-
-pub(crate) fn cuDeviceTotalMem(bytes: *mut u32, device: CuDevice) -> Done {
-    let total = u32::try_from(total_of(device)?).unwrap_or(u32::MAX);
-    write(bytes, total)
-}
-
-pub(crate) fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CuDevice) -> Done {
-    write(bytes, total_of(device)? as usize)
-}
-
-pub(crate) fn cuDeviceComputeCapability(
-    major: *mut i32,
-    minor: *mut i32,
-    device: CuDevice,
-) -> Done {
-    driver_of(device)?;
-    write(major, CAPABILITY.0)?;
-    write(minor, CAPABILITY.1)
-}
-
-pub(crate) fn cuDeviceGetPCIBusId(pci_bus_id: *mut c_char, len: i32, device: CuDevice) -> Done {
-    let (driver, gpu) = driver_of(device)?;
-    let text = driver.board.pci(gpu).to_string();
-    if usize::try_from(len).unwrap_or(0) <= text.len() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    put_text(pci_bus_id, len, text.as_bytes())
 }
 
 pub(crate) fn cuDeviceGetByPCIBusId(device: *mut CuDevice, pci_bus_id: *const c_char) -> Done {
@@ -261,74 +271,4 @@ fn attribute_of(attribute: u32, gpu: usize, devices: usize) -> Option<i32> {
         known if known != 0 && known <= LAST_ATTRIBUTE => 0,
         _ => return None,
     })
-}
-
-pub(crate) fn cuDeviceCanAccessPeer(
-    can_access_peer: *mut i32,
-    device: CuDevice,
-    peer_dev: CuDevice,
-) -> Done {
-    let (_, one) = driver_of(device)?;
-    let (_, other) = driver_of(peer_dev)?;
-    write(can_access_peer, i32::from(one != other))
-}
-
-pub(crate) fn cuDeviceGetP2PAttribute(
-    value: *mut i32,
-    attribute: CuDeviceP2PAttribute,
-    src: CuDevice,
-    dst: CuDevice,
-) -> Done {
-    let (_, one) = driver_of(src)?;
-    let (_, other) = driver_of(dst)?;
-    if one == other || !(1..=4).contains(&attribute) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    // Performance rank 0, the best; access, atomics and arrays all work.
-    write(value, i32::from(attribute != 1))
-}
-
-pub(crate) fn cuDeviceGetExecAffinitySupport(
-    out: *mut i32,
-    kind: CuExecAffinityType,
-    device: CuDevice,
-) -> Done {
-    driver_of(device)?;
-    if kind != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    write(out, 0)
-}
-
-pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(
-    max_width_in_elements: *mut usize,
-    _format: CuArrayFormat,
-    _count_channels: u32,
-    device: CuDevice,
-) -> Done {
-    driver_of(device)?;
-    write(max_width_in_elements, 268_435_456)
-}
-
-pub(crate) fn cuFlushGPUDirectRDMAWrites(
-    _target: CuFlushGPUDirectRDMAWritesTarget,
-    _scope: CuFlushGPUDirectRDMAWritesScope,
-) -> Done {
-    context::current().map(drop)
-}
-
-pub(crate) fn cuProfilerInitialize(
-    _config: *const c_char,
-    _output: *const c_char,
-    _mode: u32,
-) -> Done {
-    Err(CuResult::PROFILER_DISABLED)
-}
-
-pub(crate) fn cuProfilerStart() -> Done {
-    context::current().map(drop)
-}
-
-pub(crate) fn cuProfilerStop() -> Done {
-    context::current().map(drop)
 }

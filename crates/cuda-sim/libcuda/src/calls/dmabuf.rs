@@ -1,11 +1,12 @@
 //! Handles of address ranges: descriptors (dma-bufs) for other devices. What one was made of stays taken until its
 //! last copy is closed, whatever becomes of the allocation and of the process.
 
-use cuda_api::driver::*;
-use cuda_sim::board::SharedId;
 use std::fs::OpenOptions;
 use std::os::fd::IntoRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+
+use cuda_api::driver::*;
+use cuda_sim::board::SharedId;
 
 use crate::base::border::{Done, check_out, write};
 use crate::base::space::PAGE;

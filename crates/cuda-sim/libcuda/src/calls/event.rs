@@ -1,8 +1,9 @@
 //! The functions of events. An event can be handed to another process, which sees the same one.
 
+use std::sync::{Arc, Mutex};
+
 use cuda_api::driver::*;
 use cuda_sim::exec::EventId;
-use std::sync::{Arc, Mutex};
 
 use crate::base::border::{Done, handle, read, write};
 use crate::memory::context;
@@ -11,6 +12,26 @@ use crate::streams::capturing;
 use crate::streams::event::{EVENTS, Event, Last, find};
 use crate::streams::recording::{record, wait};
 use crate::streams::stream;
+
+calls! {
+    cuEventCreate(out, flags) => create(flags, out);
+    cuEventDestroy, cuEventDestroy_v2(event) => destroy(event);
+    cuEventRecord(event, stream) => record(&*stream::find(stream)?, event, 0);
+    cuEventRecordWithFlags(event, stream, flags) => record(&*stream::find(stream)?, event, flags);
+    cuEventElapsedTime, cuEventElapsedTime_v2(milliseconds, start, end)
+        => elapsed(milliseconds, start, end);
+    cuCtxRecordEvent(ctx, event) => {
+        // In the context's default stream, which comes after all its others.
+        let context = context::find_or_current(ctx)?;
+        record(&*stream::legacy(context)?, event, 0)
+    };
+    cuCtxWaitEvent(ctx, event) => {
+        for stream in stream::of_context(context::find_or_current(ctx)?) {
+            wait(&stream, event, 0)?;
+        }
+        Ok(())
+    };
+}
 
 const BLOCKING_SYNC: u32 = 1;
 
@@ -63,26 +84,6 @@ fn elapsed(out: *mut f32, start: CuEvent, end: CuEvent) -> Done {
     write(out, ((end as f64 - start as f64) / 1e6) as f32)
 }
 
-pub(crate) fn cuEventCreate(out: *mut CuEvent, flags: u32) -> Done {
-    create(flags, out)
-}
-
-pub(crate) fn cuEventDestroy(event: CuEvent) -> Done {
-    destroy(event)
-}
-
-pub(crate) fn cuEventDestroy_v2(event: CuEvent) -> Done {
-    destroy(event)
-}
-
-pub(crate) fn cuEventRecord(event: CuEvent, stream: CuStream) -> Done {
-    record(&*stream::find(stream)?, event, 0)
-}
-
-pub(crate) fn cuEventRecordWithFlags(event: CuEvent, stream: CuStream, flags: u32) -> Done {
-    record(&*stream::find(stream)?, event, flags)
-}
-
 pub(crate) fn cuEventQuery(event: CuEvent) -> Done {
     let record = find(event)?.record_to_query()?;
     capturing::unsafe_call()?;
@@ -98,27 +99,6 @@ pub(crate) fn cuEventSynchronize(event: CuEvent) -> Done {
     capturing::unsafe_call()?;
     if record.number != 0 {
         exec()?.wait_record(record);
-    }
-    Ok(())
-}
-
-pub(crate) fn cuEventElapsedTime(milliseconds: *mut f32, start: CuEvent, end: CuEvent) -> Done {
-    elapsed(milliseconds, start, end)
-}
-
-pub(crate) fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CuEvent, end: CuEvent) -> Done {
-    elapsed(milliseconds, start, end)
-}
-
-pub(crate) fn cuCtxRecordEvent(ctx: CuContext, event: CuEvent) -> Done {
-    // In the context's default stream, which comes after all its others.
-    let context = context::find_or_current(ctx)?;
-    record(&*stream::legacy(context)?, event, 0)
-}
-
-pub(crate) fn cuCtxWaitEvent(ctx: CuContext, event: CuEvent) -> Done {
-    for stream in stream::of_context(context::find_or_current(ctx)?) {
-        wait(&stream, event, 0)?;
     }
     Ok(())
 }

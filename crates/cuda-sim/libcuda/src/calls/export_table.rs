@@ -4,9 +4,10 @@
 //! The table by which later runtimes have a driver prove that it is genuine is not answered, on
 //! purpose: this driver is not, and says so.
 
-use cuda_api::driver::*;
 use std::collections::HashMap;
 use std::sync::Mutex;
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, answer, handle, lock, read, write};
 use crate::memory::context;

@@ -2,11 +2,12 @@
 //! exporter took of it; here the file stands for that, and its bytes count for the process that imports it, until the
 //! program destroys it or its context ends.
 
-use cuda_api::driver::*;
-use cuda_sim::board;
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use cuda_api::driver::*;
+use cuda_sim::board;
 
 use crate::base::border::{Done, check_out, read, write};
 use crate::base::space::PAGE;
@@ -19,6 +20,46 @@ use crate::memory::shared;
 use crate::process::driver;
 use crate::process::files;
 use crate::streams::stream;
+
+calls! {
+    cuExternalMemoryGetMappedBuffer(dev_ptr, ext_mem, buffer_desc) => {
+        check_out(dev_ptr)?;
+        let desc = read(buffer_desc)?;
+        if desc.flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let base = map(&*find(ext_mem)?, desc.offset, desc.size)?;
+        write(dev_ptr, CuDevicePtr(base))
+    };
+    cuExternalMemoryGetMappedMipmappedArray(mipmap, ext_mem, mipmap_desc) => {
+        check_out(mipmap)?;
+        let desc = read(mipmap_desc)?;
+        let memory = find(ext_mem)?;
+        let bytes = memory.bytes.saturating_sub(desc.offset);
+        let base = map(&memory, desc.offset, bytes)?;
+        let made = array::mipmap_over(base, &desc.array, desc.num_levels)?;
+        write(mipmap, made)
+    };
+    cuDestroyExternalMemory(ext_mem) => {
+        let gone = with(|imports| imports.memories.remove(&ext_mem.addr()));
+        if gone.is_some() {
+            Ok(())
+        } else {
+            Err(CuResult::INVALID_HANDLE)
+        }
+    };
+    cuDestroyExternalSemaphore(ext_sem) => {
+        let gone = with(|imports| imports.semaphores.remove(&ext_sem.addr()));
+        if gone.is_some() {
+            Ok(())
+        } else {
+            Err(CuResult::INVALID_HANDLE)
+        }
+    };
+    cuSignalExternalSemaphoresAsync,
+    cuWaitExternalSemaphoresAsync(ext_sem_array, _params_array, count_ext_sems, stream)
+        => all_known(ext_sem_array, count_ext_sems, stream);
+}
 
 #[derive(Debug)]
 struct Memory {
@@ -144,43 +185,6 @@ fn map(memory: &Memory, offset: u64, bytes: u64) -> Done<u64> {
     Ok(base)
 }
 
-pub(crate) fn cuExternalMemoryGetMappedBuffer(
-    dev_ptr: *mut CuDevicePtr,
-    ext_mem: CuExternalMemory,
-    buffer_desc: *const CuExternalMemoryBufferDesc,
-) -> Done {
-    check_out(dev_ptr)?;
-    let desc = read(buffer_desc)?;
-    if desc.flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let base = map(&*find(ext_mem)?, desc.offset, desc.size)?;
-    write(dev_ptr, CuDevicePtr(base))
-}
-
-pub(crate) fn cuExternalMemoryGetMappedMipmappedArray(
-    mipmap: *mut CuMipmappedArray,
-    ext_mem: CuExternalMemory,
-    mipmap_desc: *const CuExternalMemoryMipmappedArrayDesc,
-) -> Done {
-    check_out(mipmap)?;
-    let desc = read(mipmap_desc)?;
-    let memory = find(ext_mem)?;
-    let bytes = memory.bytes.saturating_sub(desc.offset);
-    let base = map(&memory, desc.offset, bytes)?;
-    let made = array::mipmap_over(base, &desc.array, desc.num_levels)?;
-    write(mipmap, made)
-}
-
-pub(crate) fn cuDestroyExternalMemory(ext_mem: CuExternalMemory) -> Done {
-    let gone = with(|imports| imports.memories.remove(&ext_mem.addr()));
-    if gone.is_some() {
-        Ok(())
-    } else {
-        Err(CuResult::INVALID_HANDLE)
-    }
-}
-
 // --- semaphores: signalled and waited for at once, since nothing else runs on their other side ------
 
 pub(crate) fn cuImportExternalSemaphore(
@@ -203,15 +207,6 @@ pub(crate) fn cuImportExternalSemaphore(
     write(ext_sem_out, std::ptr::without_provenance_mut(handle))
 }
 
-pub(crate) fn cuDestroyExternalSemaphore(ext_sem: CuExternalSemaphore) -> Done {
-    let gone = with(|imports| imports.semaphores.remove(&ext_sem.addr()));
-    if gone.is_some() {
-        Ok(())
-    } else {
-        Err(CuResult::INVALID_HANDLE)
-    }
-}
-
 fn all_known(semaphores: *const CuExternalSemaphore, count: u32, stream: CuStream) -> Done {
     stream::find(stream)?;
     for index in 0..count as usize {
@@ -221,22 +216,4 @@ fn all_known(semaphores: *const CuExternalSemaphore, count: u32, stream: CuStrea
         }
     }
     Ok(())
-}
-
-pub(crate) fn cuSignalExternalSemaphoresAsync(
-    ext_sem_array: *const CuExternalSemaphore,
-    _params_array: *const c_void,
-    count_ext_sems: u32,
-    stream: CuStream,
-) -> Done {
-    all_known(ext_sem_array, count_ext_sems, stream)
-}
-
-pub(crate) fn cuWaitExternalSemaphoresAsync(
-    ext_sem_array: *const CuExternalSemaphore,
-    _params_array: *const c_void,
-    count_ext_sems: u32,
-    stream: CuStream,
-) -> Done {
-    all_known(ext_sem_array, count_ext_sems, stream)
 }

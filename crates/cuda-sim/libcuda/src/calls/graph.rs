@@ -1,9 +1,10 @@
 //! The functions of graphs: create, add nodes, link them, read them back, user objects.
 
-use cuda_api::driver::*;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, Opaque, handle, lock, read, read_all, text, write};
 use crate::memory::graph_memory;
@@ -13,6 +14,207 @@ use crate::streams::graph::{
     batch, child, create, find, find_node, host, kernel, kernel_v1, list, memcpy, memset,
     release_user_object,
 };
+
+calls! {
+    cuGraphCreate(out, flags) => {
+        if flags != 0 || out.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        write(out, handle(create().handle()))
+    };
+    cuGraphDestroy(graph) => GRAPHS.remove(graph.addr()).map(drop).ok_or(CuResult::INVALID_VALUE);
+    cuGraphClone(out, original_graph) => {
+        if out.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let copy = find(original_graph)?.copy()?;
+        GRAPHS.insert(Arc::clone(&copy));
+        write(out, handle(copy.handle()))
+    };
+    cuGraphAddKernelNode(out, graph, dependencies, count, params)
+        => add(out, graph, dependencies, count, || kernel_v1(params));
+    cuGraphAddKernelNode_v2(out, graph, dependencies, count, params)
+        => add(out, graph, dependencies, count, || kernel(&read(params)?));
+    cuGraphAddMemcpyNode(out, graph, dependencies, count, copy_params, _context)
+        => add(out, graph, dependencies, count, || memcpy(copy_params));
+    cuGraphAddMemsetNode(out, graph, dependencies, count, memset_params, _context) => {
+        add(out, graph, dependencies, count, || {
+            memset(&read(memset_params)?)
+        })
+    };
+    cuGraphAddHostNode(out, graph, dependencies, count, params)
+        => add(out, graph, dependencies, count, || host(params));
+    cuGraphAddChildGraphNode(out, graph, dependencies, count, child_graph)
+        => add(out, graph, dependencies, count, || child(child_graph));
+    cuGraphAddEmptyNode(out, graph, dependencies, count)
+        => add(out, graph, dependencies, count, || Ok(Body::Empty));
+    cuGraphAddEventRecordNode(out, graph, dependencies, count, event) => {
+        let make = || event::find(event).map(Body::EventRecord);
+        add(out, graph, dependencies, count, make)
+    };
+    cuGraphAddEventWaitNode(out, graph, dependencies, count, event) => {
+        let make = || event::find(event).map(Body::EventWait);
+        add(out, graph, dependencies, count, make)
+    };
+    cuGraphAddMemAllocNode(out, graph, dependencies, count, params) => {
+        let make = || graph_memory::make(params).map(Body::MemAlloc);
+        add(out, graph, dependencies, count, make)
+    };
+    cuGraphAddMemFreeNode(out, graph, dependencies, count, ptr) => {
+        let make = || graph_memory::make_free(ptr.0).map(Body::MemFree);
+        add(out, graph, dependencies, count, make)
+    };
+    cuGraphAddBatchMemOpNode(out, graph, dependencies, count, params)
+        => add(out, graph, dependencies, count, || batch(&read(params)?));
+    cuGraphAddNode(out, graph, dependencies, count, params)
+        => add(out, graph, dependencies, count, || any(params));
+    cuGraphAddNode_v2(out, graph, dependencies, _dependency_data, count, params)
+        => add(out, graph, dependencies, count, || any(params));
+    cuGraphNodeGetType(node, kind) => get(node, kind, |body| Some(body.kind()));
+    cuGraphGetNodes(graph, nodes, count_nodes) => {
+        let handles: Vec<usize> = find(graph)?.nodes().iter().map(Node::handle).collect();
+        list(&handles, nodes, count_nodes)
+    };
+    cuGraphGetRootNodes(graph, root_nodes, count_root_nodes) => {
+        let graph = find(graph)?;
+        let mut roots: Vec<usize> = graph.nodes().iter().map(Node::handle).collect();
+        roots.retain(|&node| graph.after(node).is_empty());
+        list(&roots, root_nodes, count_root_nodes)
+    };
+    cuGraphGetEdges(graph, from, to, count_edges) => edges(graph, from, to, count_edges);
+    cuGraphGetEdges_v2(graph, from, to, _edge_data, count_edges)
+        => edges(graph, from, to, count_edges);
+    cuGraphNodeGetDependencies(node, out, count) => dependencies(node, out, count);
+    cuGraphNodeGetDependencies_v2(node, out, _edge_data, count) => dependencies(node, out, count);
+    cuGraphNodeGetDependentNodes(node, out, count) => dependents(node, out, count);
+    cuGraphNodeGetDependentNodes_v2(node, out, _edge_data, count) => dependents(node, out, count);
+    cuGraphAddDependencies(graph, from, to, count) => relink(graph, from, to, count, Graph::link);
+    cuGraphAddDependencies_v2(graph, from, to, _edge_data, count)
+        => relink(graph, from, to, count, Graph::link);
+    cuGraphRemoveDependencies(graph, from, to, count)
+        => relink(graph, from, to, count, Graph::unlink);
+    cuGraphRemoveDependencies_v2(graph, from, to, _edge_data, count)
+        => relink(graph, from, to, count, Graph::unlink);
+    cuGraphDestroyNode(node) => {
+        let (node, graph) = graph_of(node)?;
+        graph.remove_node(node.handle())
+    };
+    cuGraphKernelNodeGetParams(node, params) => {
+        get(node, params, |body| match body {
+            Body::Kernel(launch) => Some(launch.as_params_v1()),
+            _ => None,
+        })
+    };
+    cuGraphKernelNodeGetParams_v2(node, params) => {
+        get(node, params, |body| match body {
+            Body::Kernel(launch) => Some(launch.as_params()),
+            _ => None,
+        })
+    };
+    cuGraphKernelNodeSetParams(node, params) => set(node, || kernel_v1(params));
+    cuGraphKernelNodeSetParams_v2(node, params) => set(node, || kernel(&read(params)?));
+    cuGraphKernelNodeSetAttribute(node, attribute, value) => {
+        let words = read(value)?.words;
+        match &mut *lock(&find_node(node)?.body) {
+            Body::Kernel(launch) => {
+                launch.set_attribute(attribute, words);
+                Ok(())
+            }
+            _ => Err(CuResult::INVALID_VALUE),
+        }
+    };
+    cuGraphKernelNodeGetAttribute(node, attribute, value_out) => {
+        get(node, value_out, |body| match body {
+            Body::Kernel(launch) => Some(CuLaunchAttributeValue {
+                words: launch.attribute(attribute).unwrap_or([0; 8]),
+            }),
+            _ => None,
+        })
+    };
+    cuGraphMemcpyNodeGetParams(node, params) => {
+        get(node, params, |body| match body {
+            Body::Memcpy(copy) => Some(copy.0),
+            Body::Copy { .. } => Some(CuMemcpy3D::zeroed()),
+            _ => None,
+        })
+    };
+    cuGraphMemcpyNodeSetParams(node, params) => set(node, || memcpy(params));
+    cuGraphMemsetNodeGetParams(node, params) => {
+        get(node, params, |body| match *body {
+            Body::Memset(set) => Some(set.as_params()),
+            _ => None,
+        })
+    };
+    cuGraphMemsetNodeSetParams(node, params) => set(node, || memset(&read(params)?));
+    cuGraphHostNodeGetParams(node, params) => {
+        get(node, params, |body| match *body {
+            Body::Host { function, data } => Some(CuHostNodeParams {
+                callback: Some(function),
+                data: data.0,
+            }),
+            _ => None,
+        })
+    };
+    cuGraphHostNodeSetParams(node, params) => set(node, || host(params));
+    cuGraphChildGraphNodeGetGraph(node, out) => {
+        let node = find_node(node)?;
+        let Body::Child(child) = lock(&node.body).clone() else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        write(out, handle(show(&child)))
+    };
+    cuGraphEventRecordNodeGetEvent(node, event_out) => {
+        get(node, event_out, |body| match body {
+            Body::EventRecord(event) => Some(handle(Arc::as_ptr(event).addr())),
+            _ => None,
+        })
+    };
+    cuGraphEventWaitNodeGetEvent(node, event_out) => {
+        get(node, event_out, |body| match body {
+            Body::EventWait(event) => Some(handle(Arc::as_ptr(event).addr())),
+            _ => None,
+        })
+    };
+    cuGraphEventRecordNodeSetEvent(node, event)
+        => set(node, || event::find(event).map(Body::EventRecord));
+    cuGraphEventWaitNodeSetEvent(node, event)
+        => set(node, || event::find(event).map(Body::EventWait));
+    cuGraphBatchMemOpNodeSetParams(node, params) => set(node, || batch(&read(params)?));
+    cuGraphMemAllocNodeGetParams(node, params_out) => {
+        get(node, params_out, |body| match body {
+            Body::MemAlloc(allocation) => Some(allocation.as_params()),
+            _ => None,
+        })
+    };
+    cuGraphMemFreeNodeGetParams(node, dptr_out) => {
+        get(node, dptr_out, |body| match *body {
+            Body::MemFree(address) => Some(CuDevicePtr(address)),
+            _ => None,
+        })
+    };
+    cuGraphNodeGetParams(node, params) => get_any(node, params);
+    cuGraphNodeSetParams(node, params) => set(node, || any(params));
+    cuGraphNodeGetLocalId(node, node_id) => write(node_id, find_node(node)?.id as u32);
+    cuGraphNodeGetToolsId(node, tools_node_id) => write(tools_node_id, find_node(node)?.id);
+    cuGraphNodeGetContainingGraph(node, out) => write(out, handle(graph_of(node)?.1.handle()));
+    cuGraphGetId(graph, graph_id) => write(graph_id, find(graph)?.id as u32);
+    cuUserObjectRetain(object, count) => {
+        let found = USER_OBJECTS
+            .get(object.addr())
+            .ok_or(CuResult::INVALID_VALUE)?;
+        *lock(&found.count) += count;
+        Ok(())
+    };
+    cuGraphReleaseUserObject(graph, object, count) => {
+        let graph = find(graph)?;
+        let mut users = lock(&graph.users);
+        let held = users.get_mut(&object.addr()).filter(|held| **held >= count);
+        *held.ok_or(CuResult::INVALID_VALUE)? -= count;
+        drop(users);
+        release_user_object(object.addr(), count);
+        Ok(())
+    };
+}
 
 // --- making nodes ---------------------------------------------------------------------------
 
@@ -157,30 +359,6 @@ fn relink(
     Ok(())
 }
 
-
-pub(crate) fn cuGraphCreate(out: *mut CuGraph, flags: u32) -> Done {
-    if flags != 0 || out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    write(out, handle(create().handle()))
-}
-
-pub(crate) fn cuGraphDestroy(graph: CuGraph) -> Done {
-    GRAPHS
-        .remove(graph.addr())
-        .map(drop)
-        .ok_or(CuResult::INVALID_VALUE)
-}
-
-pub(crate) fn cuGraphClone(out: *mut CuGraph, original_graph: CuGraph) -> Done {
-    if out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let copy = find(original_graph)?.copy()?;
-    GRAPHS.insert(Arc::clone(&copy));
-    write(out, handle(copy.handle()))
-}
-
 pub(crate) fn cuGraphNodeFindInClone(
     node_out: *mut CuGraphNode,
     original_node: CuGraphNode,
@@ -195,154 +373,6 @@ pub(crate) fn cuGraphNodeFindInClone(
         node_out,
         handle(twin.ok_or(CuResult::INVALID_VALUE)?.handle()),
     )
-}
-
-pub(crate) fn cuGraphAddKernelNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    params: *const CuKernelNodeParamsV1,
-) -> Done {
-    add(out, graph, dependencies, count, || kernel_v1(params))
-}
-
-pub(crate) fn cuGraphAddKernelNode_v2(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    params: *const CuKernelNodeParams,
-) -> Done {
-    add(out, graph, dependencies, count, || kernel(&read(params)?))
-}
-
-pub(crate) fn cuGraphAddMemcpyNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    copy_params: *const CuMemcpy3D,
-    _context: CuContext,
-) -> Done {
-    add(out, graph, dependencies, count, || memcpy(copy_params))
-}
-
-pub(crate) fn cuGraphAddMemsetNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    memset_params: *const CuMemsetNodeParams,
-    _context: CuContext,
-) -> Done {
-    add(out, graph, dependencies, count, || {
-        memset(&read(memset_params)?)
-    })
-}
-
-pub(crate) fn cuGraphAddHostNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    params: *const CuHostNodeParams,
-) -> Done {
-    add(out, graph, dependencies, count, || host(params))
-}
-
-pub(crate) fn cuGraphAddChildGraphNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    child_graph: CuGraph,
-) -> Done {
-    add(out, graph, dependencies, count, || child(child_graph))
-}
-
-pub(crate) fn cuGraphAddEmptyNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-) -> Done {
-    add(out, graph, dependencies, count, || Ok(Body::Empty))
-}
-
-pub(crate) fn cuGraphAddEventRecordNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    event: CuEvent,
-) -> Done {
-    let make = || event::find(event).map(Body::EventRecord);
-    add(out, graph, dependencies, count, make)
-}
-
-pub(crate) fn cuGraphAddEventWaitNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    event: CuEvent,
-) -> Done {
-    let make = || event::find(event).map(Body::EventWait);
-    add(out, graph, dependencies, count, make)
-}
-
-pub(crate) fn cuGraphAddMemAllocNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    params: *mut CuMemAllocNodeParams,
-) -> Done {
-    let make = || graph_memory::make(params).map(Body::MemAlloc);
-    add(out, graph, dependencies, count, make)
-}
-
-pub(crate) fn cuGraphAddMemFreeNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    ptr: CuDevicePtr,
-) -> Done {
-    let make = || graph_memory::make_free(ptr.0).map(Body::MemFree);
-    add(out, graph, dependencies, count, make)
-}
-
-pub(crate) fn cuGraphAddBatchMemOpNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    params: *const CuBatchMemOpNodeParams,
-) -> Done {
-    add(out, graph, dependencies, count, || batch(&read(params)?))
-}
-
-pub(crate) fn cuGraphAddNode(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    count: usize,
-    params: *mut CuGraphNodeParams,
-) -> Done {
-    add(out, graph, dependencies, count, || any(params))
-}
-
-pub(crate) fn cuGraphAddNode_v2(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    _dependency_data: *const CuGraphEdgeData,
-    count: usize,
-    params: *mut CuGraphNodeParams,
-) -> Done {
-    add(out, graph, dependencies, count, || any(params))
 }
 
 pub(crate) fn cuGraphConditionalHandleCreate(
@@ -365,188 +395,6 @@ pub(crate) fn cuGraphConditionalHandleCreate(
     write(handle_out, id)
 }
 
-pub(crate) fn cuGraphNodeGetType(node: CuGraphNode, kind: *mut CuGraphNodeType) -> Done {
-    get(node, kind, |body| Some(body.kind()))
-}
-
-pub(crate) fn cuGraphGetNodes(
-    graph: CuGraph,
-    nodes: *mut CuGraphNode,
-    count_nodes: *mut usize,
-) -> Done {
-    let handles: Vec<usize> = find(graph)?.nodes().iter().map(Node::handle).collect();
-    list(&handles, nodes, count_nodes)
-}
-
-pub(crate) fn cuGraphGetRootNodes(
-    graph: CuGraph,
-    root_nodes: *mut CuGraphNode,
-    count_root_nodes: *mut usize,
-) -> Done {
-    let graph = find(graph)?;
-    let mut roots: Vec<usize> = graph.nodes().iter().map(Node::handle).collect();
-    roots.retain(|&node| graph.after(node).is_empty());
-    list(&roots, root_nodes, count_root_nodes)
-}
-
-pub(crate) fn cuGraphGetEdges(
-    graph: CuGraph,
-    from: *mut CuGraphNode,
-    to: *mut CuGraphNode,
-    count_edges: *mut usize,
-) -> Done {
-    edges(graph, from, to, count_edges)
-}
-
-pub(crate) fn cuGraphGetEdges_v2(
-    graph: CuGraph,
-    from: *mut CuGraphNode,
-    to: *mut CuGraphNode,
-    _edge_data: *mut CuGraphEdgeData,
-    count_edges: *mut usize,
-) -> Done {
-    edges(graph, from, to, count_edges)
-}
-
-pub(crate) fn cuGraphNodeGetDependencies(
-    node: CuGraphNode,
-    out: *mut CuGraphNode,
-    count: *mut usize,
-) -> Done {
-    dependencies(node, out, count)
-}
-
-pub(crate) fn cuGraphNodeGetDependencies_v2(
-    node: CuGraphNode,
-    out: *mut CuGraphNode,
-    _edge_data: *mut CuGraphEdgeData,
-    count: *mut usize,
-) -> Done {
-    dependencies(node, out, count)
-}
-
-pub(crate) fn cuGraphNodeGetDependentNodes(
-    node: CuGraphNode,
-    out: *mut CuGraphNode,
-    count: *mut usize,
-) -> Done {
-    dependents(node, out, count)
-}
-
-pub(crate) fn cuGraphNodeGetDependentNodes_v2(
-    node: CuGraphNode,
-    out: *mut CuGraphNode,
-    _edge_data: *mut CuGraphEdgeData,
-    count: *mut usize,
-) -> Done {
-    dependents(node, out, count)
-}
-
-pub(crate) fn cuGraphAddDependencies(
-    graph: CuGraph,
-    from: *const CuGraphNode,
-    to: *const CuGraphNode,
-    count: usize,
-) -> Done {
-    relink(graph, from, to, count, Graph::link)
-}
-
-pub(crate) fn cuGraphAddDependencies_v2(
-    graph: CuGraph,
-    from: *const CuGraphNode,
-    to: *const CuGraphNode,
-    _edge_data: *const CuGraphEdgeData,
-    count: usize,
-) -> Done {
-    relink(graph, from, to, count, Graph::link)
-}
-
-pub(crate) fn cuGraphRemoveDependencies(
-    graph: CuGraph,
-    from: *const CuGraphNode,
-    to: *const CuGraphNode,
-    count: usize,
-) -> Done {
-    relink(graph, from, to, count, Graph::unlink)
-}
-
-pub(crate) fn cuGraphRemoveDependencies_v2(
-    graph: CuGraph,
-    from: *const CuGraphNode,
-    to: *const CuGraphNode,
-    _edge_data: *const CuGraphEdgeData,
-    count: usize,
-) -> Done {
-    relink(graph, from, to, count, Graph::unlink)
-}
-
-pub(crate) fn cuGraphDestroyNode(node: CuGraphNode) -> Done {
-    let (node, graph) = graph_of(node)?;
-    graph.remove_node(node.handle())
-}
-
-pub(crate) fn cuGraphKernelNodeGetParams(
-    node: CuGraphNode,
-    params: *mut CuKernelNodeParamsV1,
-) -> Done {
-    get(node, params, |body| match body {
-        Body::Kernel(launch) => Some(launch.as_params_v1()),
-        _ => None,
-    })
-}
-
-pub(crate) fn cuGraphKernelNodeGetParams_v2(
-    node: CuGraphNode,
-    params: *mut CuKernelNodeParams,
-) -> Done {
-    get(node, params, |body| match body {
-        Body::Kernel(launch) => Some(launch.as_params()),
-        _ => None,
-    })
-}
-
-pub(crate) fn cuGraphKernelNodeSetParams(
-    node: CuGraphNode,
-    params: *const CuKernelNodeParamsV1,
-) -> Done {
-    set(node, || kernel_v1(params))
-}
-
-pub(crate) fn cuGraphKernelNodeSetParams_v2(
-    node: CuGraphNode,
-    params: *const CuKernelNodeParams,
-) -> Done {
-    set(node, || kernel(&read(params)?))
-}
-
-pub(crate) fn cuGraphKernelNodeSetAttribute(
-    node: CuGraphNode,
-    attribute: CuLaunchAttributeId,
-    value: *const CuLaunchAttributeValue,
-) -> Done {
-    let words = read(value)?.words;
-    match &mut *lock(&find_node(node)?.body) {
-        Body::Kernel(launch) => {
-            launch.set_attribute(attribute, words);
-            Ok(())
-        }
-        _ => Err(CuResult::INVALID_VALUE),
-    }
-}
-
-pub(crate) fn cuGraphKernelNodeGetAttribute(
-    node: CuGraphNode,
-    attribute: CuLaunchAttributeId,
-    value_out: *mut CuLaunchAttributeValue,
-) -> Done {
-    get(node, value_out, |body| match body {
-        Body::Kernel(launch) => Some(CuLaunchAttributeValue {
-            words: launch.attribute(attribute).unwrap_or([0; 8]),
-        }),
-        _ => None,
-    })
-}
-
 pub(crate) fn cuGraphKernelNodeCopyAttributes(dst: CuGraphNode, src: CuGraphNode) -> Done {
     let attributes = match &*lock(&find_node(src)?.body) {
         Body::Kernel(launch) => launch.attributes.clone(),
@@ -557,127 +405,6 @@ pub(crate) fn cuGraphKernelNodeCopyAttributes(dst: CuGraphNode, src: CuGraphNode
         _ => return Err(CuResult::INVALID_VALUE),
     }
     Ok(())
-}
-
-pub(crate) fn cuGraphMemcpyNodeGetParams(node: CuGraphNode, params: *mut CuMemcpy3D) -> Done {
-    get(node, params, |body| match body {
-        Body::Memcpy(copy) => Some(copy.0),
-        Body::Copy { .. } => Some(CuMemcpy3D::zeroed()),
-        _ => None,
-    })
-}
-
-pub(crate) fn cuGraphMemcpyNodeSetParams(node: CuGraphNode, params: *const CuMemcpy3D) -> Done {
-    set(node, || memcpy(params))
-}
-
-pub(crate) fn cuGraphMemsetNodeGetParams(
-    node: CuGraphNode,
-    params: *mut CuMemsetNodeParams,
-) -> Done {
-    get(node, params, |body| match *body {
-        Body::Memset(set) => Some(set.as_params()),
-        _ => None,
-    })
-}
-
-pub(crate) fn cuGraphMemsetNodeSetParams(
-    node: CuGraphNode,
-    params: *const CuMemsetNodeParams,
-) -> Done {
-    set(node, || memset(&read(params)?))
-}
-
-pub(crate) fn cuGraphHostNodeGetParams(node: CuGraphNode, params: *mut CuHostNodeParams) -> Done {
-    get(node, params, |body| match *body {
-        Body::Host { function, data } => Some(CuHostNodeParams {
-            callback: Some(function),
-            data: data.0,
-        }),
-        _ => None,
-    })
-}
-
-pub(crate) fn cuGraphHostNodeSetParams(node: CuGraphNode, params: *const CuHostNodeParams) -> Done {
-    set(node, || host(params))
-}
-
-pub(crate) fn cuGraphChildGraphNodeGetGraph(node: CuGraphNode, out: *mut CuGraph) -> Done {
-    let node = find_node(node)?;
-    let Body::Child(child) = lock(&node.body).clone() else {
-        return Err(CuResult::INVALID_VALUE);
-    };
-    write(out, handle(show(&child)))
-}
-
-pub(crate) fn cuGraphEventRecordNodeGetEvent(node: CuGraphNode, event_out: *mut CuEvent) -> Done {
-    get(node, event_out, |body| match body {
-        Body::EventRecord(event) => Some(handle(Arc::as_ptr(event).addr())),
-        _ => None,
-    })
-}
-
-pub(crate) fn cuGraphEventWaitNodeGetEvent(node: CuGraphNode, event_out: *mut CuEvent) -> Done {
-    get(node, event_out, |body| match body {
-        Body::EventWait(event) => Some(handle(Arc::as_ptr(event).addr())),
-        _ => None,
-    })
-}
-
-pub(crate) fn cuGraphEventRecordNodeSetEvent(node: CuGraphNode, event: CuEvent) -> Done {
-    set(node, || event::find(event).map(Body::EventRecord))
-}
-
-pub(crate) fn cuGraphEventWaitNodeSetEvent(node: CuGraphNode, event: CuEvent) -> Done {
-    set(node, || event::find(event).map(Body::EventWait))
-}
-
-pub(crate) fn cuGraphBatchMemOpNodeSetParams(
-    node: CuGraphNode,
-    params: *const CuBatchMemOpNodeParams,
-) -> Done {
-    set(node, || batch(&read(params)?))
-}
-
-pub(crate) fn cuGraphMemAllocNodeGetParams(
-    node: CuGraphNode,
-    params_out: *mut CuMemAllocNodeParams,
-) -> Done {
-    get(node, params_out, |body| match body {
-        Body::MemAlloc(allocation) => Some(allocation.as_params()),
-        _ => None,
-    })
-}
-
-pub(crate) fn cuGraphMemFreeNodeGetParams(node: CuGraphNode, dptr_out: *mut CuDevicePtr) -> Done {
-    get(node, dptr_out, |body| match *body {
-        Body::MemFree(address) => Some(CuDevicePtr(address)),
-        _ => None,
-    })
-}
-
-pub(crate) fn cuGraphNodeGetParams(node: CuGraphNode, params: *mut CuGraphNodeParams) -> Done {
-    get_any(node, params)
-}
-
-pub(crate) fn cuGraphNodeSetParams(node: CuGraphNode, params: *mut CuGraphNodeParams) -> Done {
-    set(node, || any(params))
-}
-
-pub(crate) fn cuGraphNodeGetLocalId(node: CuGraphNode, node_id: *mut u32) -> Done {
-    write(node_id, find_node(node)?.id as u32)
-}
-
-pub(crate) fn cuGraphNodeGetToolsId(node: CuGraphNode, tools_node_id: *mut u64) -> Done {
-    write(tools_node_id, find_node(node)?.id)
-}
-
-pub(crate) fn cuGraphNodeGetContainingGraph(node: CuGraphNode, out: *mut CuGraph) -> Done {
-    write(out, handle(graph_of(node)?.1.handle()))
-}
-
-pub(crate) fn cuGraphGetId(graph: CuGraph, graph_id: *mut u32) -> Done {
-    write(graph_id, find(graph)?.id as u32)
 }
 
 /// Writes the graph in the language of `dot`.
@@ -714,14 +441,6 @@ pub(crate) fn cuUserObjectCreate(
     write(object_out, handle(USER_OBJECTS.insert(object)))
 }
 
-pub(crate) fn cuUserObjectRetain(object: CuUserObject, count: u32) -> Done {
-    let found = USER_OBJECTS
-        .get(object.addr())
-        .ok_or(CuResult::INVALID_VALUE)?;
-    *lock(&found.count) += count;
-    Ok(())
-}
-
 pub(crate) fn cuUserObjectRelease(object: CuUserObject, count: u32) -> Done {
     USER_OBJECTS
         .get(object.addr())
@@ -745,15 +464,5 @@ pub(crate) fn cuGraphRetainUserObject(
         *lock(&found.count) += count;
     }
     *lock(&graph.users).entry(object.addr()).or_insert(0) += count;
-    Ok(())
-}
-
-pub(crate) fn cuGraphReleaseUserObject(graph: CuGraph, object: CuUserObject, count: u32) -> Done {
-    let graph = find(graph)?;
-    let mut users = lock(&graph.users);
-    let held = users.get_mut(&object.addr()).filter(|held| **held >= count);
-    *held.ok_or(CuResult::INVALID_VALUE)? -= count;
-    drop(users);
-    release_user_object(object.addr(), count);
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! The functions of graphs that can be launched: instantiate, upload, launch, update, set the
 //! parameters of a node.
 
-use cuda_api::driver::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, handle, lock, read, write, write_if};
 use crate::memory::graph_memory;
@@ -14,6 +15,65 @@ use crate::streams::execs::{AUTO_FREE, EXECS, Exec, allocations, find, launch, n
 use crate::streams::graph;
 use crate::streams::graph::Body;
 use crate::streams::stream;
+
+calls! {
+    cuGraphInstantiate,
+    cuGraphInstantiate_v2(out, graph, error_node_out, _log_buffer, _buffer_size)
+        => { write_if(error_node_out, std::ptr::null_mut()); instantiate(out, graph, 0).map(drop) };
+    cuGraphInstantiateWithFlags(out, graph, flags) => instantiate(out, graph, flags).map(drop);
+    cuGraphLaunch(graph, stream) => launch(graph, stream);
+    cuGraphUpload(graph, stream) => {
+        let made = find(graph)?;
+        capturing::forbidden(&*stream::find(stream)?)?;
+        upload(&made)
+    };
+    cuGraphExecDestroy(graph_exec)
+        => EXECS.remove(graph_exec.addr()).map(drop).ok_or(CuResult::INVALID_VALUE);
+    cuGraphExecGetFlags(graph_exec, flags) => write(flags, find(graph_exec)?.flags);
+    cuGraphExecGetId(graph_exec, graph_id) => write(graph_id, find(graph_exec)?.id as u32);
+    cuGraphExecUpdate(graph_exec, graph, error_node_out, update_result_out) => {
+        let (result, node) = update(graph_exec, graph)?;
+        write_if(error_node_out, handle(node));
+        write(update_result_out, result)?;
+        if result == UPDATE_SUCCESS {
+            Ok(())
+        } else {
+            Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
+        }
+    };
+    cuGraphExecKernelNodeSetParams(graph_exec, node, params)
+        => set(graph_exec, node, || graph::kernel_v1(params));
+    cuGraphExecKernelNodeSetParams_v2(graph_exec, node, params)
+        => set(graph_exec, node, || graph::kernel(&read(params)?));
+    cuGraphExecMemcpyNodeSetParams(graph_exec, node, copy_params, _context)
+        => set(graph_exec, node, || graph::memcpy(copy_params));
+    cuGraphExecMemsetNodeSetParams(graph_exec, node, memset_params, _context)
+        => set(graph_exec, node, || graph::memset(&read(memset_params)?));
+    cuGraphExecHostNodeSetParams(graph_exec, node, params)
+        => set(graph_exec, node, || graph::host(params));
+    cuGraphExecChildGraphNodeSetParams(graph_exec, node, child_graph)
+        => set(graph_exec, node, || graph::child(child_graph));
+    cuGraphExecEventRecordNodeSetEvent(graph_exec, node, event) => {
+        set(graph_exec, node, || {
+            event::find(event).map(Body::EventRecord)
+        })
+    };
+    cuGraphExecEventWaitNodeSetEvent(graph_exec, node, event)
+        => set(graph_exec, node, || event::find(event).map(Body::EventWait));
+    cuGraphExecBatchMemOpNodeSetParams(graph_exec, node, params)
+        => set(graph_exec, node, || graph::batch(&read(params)?));
+    cuGraphExecNodeSetParams(graph_exec, node, params)
+        => set(graph_exec, node, || graph::any(params));
+    cuGraphNodeGetEnabled(graph_exec, node, is_enabled) => {
+        let made = find(graph_exec)?;
+        let nodes = lock(&made.nodes);
+        let found = nodes.iter().find(|known| known.origin == node.addr());
+        write(
+            is_enabled,
+            u32::from(found.ok_or(CuResult::INVALID_VALUE)?.is_enabled),
+        )
+    };
+}
 
 const UPLOAD: u64 = 2;
 
@@ -85,37 +145,6 @@ fn update(graph_exec: CuGraphExec, graph: CuGraph) -> Done<(u32, usize)> {
     Ok((UPDATE_SUCCESS, 0))
 }
 
-
-pub(crate) fn cuGraphInstantiate(
-    out: *mut CuGraphExec,
-    graph: CuGraph,
-    error_node_out: *mut CuGraphNode,
-    _log_buffer: *mut c_char,
-    _buffer_size: usize,
-) -> Done {
-    write_if(error_node_out, std::ptr::null_mut());
-    instantiate(out, graph, 0).map(drop)
-}
-
-pub(crate) fn cuGraphInstantiate_v2(
-    out: *mut CuGraphExec,
-    graph: CuGraph,
-    error_node_out: *mut CuGraphNode,
-    _log_buffer: *mut c_char,
-    _buffer_size: usize,
-) -> Done {
-    write_if(error_node_out, std::ptr::null_mut());
-    instantiate(out, graph, 0).map(drop)
-}
-
-pub(crate) fn cuGraphInstantiateWithFlags(
-    out: *mut CuGraphExec,
-    graph: CuGraph,
-    flags: u64,
-) -> Done {
-    instantiate(out, graph, flags).map(drop)
-}
-
 pub(crate) fn cuGraphInstantiateWithParams(
     out: *mut CuGraphExec,
     graph: CuGraph,
@@ -138,47 +167,6 @@ pub(crate) fn cuGraphInstantiateWithParams(
     made.map(drop)
 }
 
-pub(crate) fn cuGraphLaunch(graph: CuGraphExec, stream: CuStream) -> Done {
-    launch(graph, stream)
-}
-
-pub(crate) fn cuGraphUpload(graph: CuGraphExec, stream: CuStream) -> Done {
-    let made = find(graph)?;
-    capturing::forbidden(&*stream::find(stream)?)?;
-    upload(&made)
-}
-
-pub(crate) fn cuGraphExecDestroy(graph_exec: CuGraphExec) -> Done {
-    EXECS
-        .remove(graph_exec.addr())
-        .map(drop)
-        .ok_or(CuResult::INVALID_VALUE)
-}
-
-pub(crate) fn cuGraphExecGetFlags(graph_exec: CuGraphExec, flags: *mut u64) -> Done {
-    write(flags, find(graph_exec)?.flags)
-}
-
-pub(crate) fn cuGraphExecGetId(graph_exec: CuGraphExec, graph_id: *mut u32) -> Done {
-    write(graph_id, find(graph_exec)?.id as u32)
-}
-
-pub(crate) fn cuGraphExecUpdate(
-    graph_exec: CuGraphExec,
-    graph: CuGraph,
-    error_node_out: *mut CuGraphNode,
-    update_result_out: *mut CuGraphExecUpdateResult,
-) -> Done {
-    let (result, node) = update(graph_exec, graph)?;
-    write_if(error_node_out, handle(node));
-    write(update_result_out, result)?;
-    if result == UPDATE_SUCCESS {
-        Ok(())
-    } else {
-        Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
-    }
-}
-
 pub(crate) fn cuGraphExecUpdate_v2(
     graph_exec: CuGraphExec,
     graph: CuGraph,
@@ -199,90 +187,6 @@ pub(crate) fn cuGraphExecUpdate_v2(
     }
 }
 
-pub(crate) fn cuGraphExecKernelNodeSetParams(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    params: *const CuKernelNodeParamsV1,
-) -> Done {
-    set(graph_exec, node, || graph::kernel_v1(params))
-}
-
-pub(crate) fn cuGraphExecKernelNodeSetParams_v2(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    params: *const CuKernelNodeParams,
-) -> Done {
-    set(graph_exec, node, || graph::kernel(&read(params)?))
-}
-
-pub(crate) fn cuGraphExecMemcpyNodeSetParams(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    copy_params: *const CuMemcpy3D,
-    _context: CuContext,
-) -> Done {
-    set(graph_exec, node, || graph::memcpy(copy_params))
-}
-
-pub(crate) fn cuGraphExecMemsetNodeSetParams(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    memset_params: *const CuMemsetNodeParams,
-    _context: CuContext,
-) -> Done {
-    set(graph_exec, node, || graph::memset(&read(memset_params)?))
-}
-
-pub(crate) fn cuGraphExecHostNodeSetParams(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    params: *const CuHostNodeParams,
-) -> Done {
-    set(graph_exec, node, || graph::host(params))
-}
-
-pub(crate) fn cuGraphExecChildGraphNodeSetParams(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    child_graph: CuGraph,
-) -> Done {
-    set(graph_exec, node, || graph::child(child_graph))
-}
-
-pub(crate) fn cuGraphExecEventRecordNodeSetEvent(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    event: CuEvent,
-) -> Done {
-    set(graph_exec, node, || {
-        event::find(event).map(Body::EventRecord)
-    })
-}
-
-pub(crate) fn cuGraphExecEventWaitNodeSetEvent(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    event: CuEvent,
-) -> Done {
-    set(graph_exec, node, || event::find(event).map(Body::EventWait))
-}
-
-pub(crate) fn cuGraphExecBatchMemOpNodeSetParams(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    params: *const CuBatchMemOpNodeParams,
-) -> Done {
-    set(graph_exec, node, || graph::batch(&read(params)?))
-}
-
-pub(crate) fn cuGraphExecNodeSetParams(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    params: *mut CuGraphNodeParams,
-) -> Done {
-    set(graph_exec, node, || graph::any(params))
-}
-
 pub(crate) fn cuGraphNodeSetEnabled(
     graph_exec: CuGraphExec,
     node: CuGraphNode,
@@ -298,18 +202,4 @@ pub(crate) fn cuGraphNodeSetEnabled(
     }
     found.is_enabled = is_enabled != 0;
     Ok(())
-}
-
-pub(crate) fn cuGraphNodeGetEnabled(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    is_enabled: *mut u32,
-) -> Done {
-    let made = find(graph_exec)?;
-    let nodes = lock(&made.nodes);
-    let found = nodes.iter().find(|known| known.origin == node.addr());
-    write(
-        is_enabled,
-        u32::from(found.ok_or(CuResult::INVALID_VALUE)?.is_enabled),
-    )
 }

@@ -1,9 +1,10 @@
 //! Green contexts: a share of a device's multiprocessors with streams of its own. A kernel takes as
 //! much longer there as the share is smaller than the whole; nobody is kept off another one's share.
 
-use cuda_api::driver::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, handle, read, read_all, write, write_if};
 use crate::base::model::MULTIPROCESSORS;
@@ -13,6 +14,47 @@ use crate::memory::context::{Ctx, share_of};
 use crate::process::driver;
 use crate::streams::recording;
 use crate::streams::stream;
+
+calls! {
+    cuDeviceGetDevResource(device, out, kind)
+        => { driver::the()?.gpu(device)?; put_resource(out, kind, MULTIPROCESSORS as u32) };
+    cuCtxGetDevResource(ctx, out, kind)
+        => put_resource(out, kind, share_of(context::find_or_current(ctx)?));
+    cuGreenCtxGetDevResource(ctx, out, kind) => put_resource(out, kind, find(ctx)?.multiprocessors);
+    cuStreamGetDevResource(stream, out, kind)
+        => put_resource(out, kind, share_of(stream::find(stream)?.context));
+    cuDevSmResourceSplitByCount(result, groups, input, remainder, _flags, min_count)
+        => split_by_count(result, groups, input, remainder, min_count);
+    cuDevSmResourceSplit(result, groups, input, remainder, _flags, params)
+        => split(result, groups, input, remainder, params);
+    cuGreenCtxDestroy(ctx) => {
+        let green = find(ctx)?;
+        if !green.is_gone.swap(true, Ordering::SeqCst) {
+            context::destroy_green(green.context);
+        }
+        Ok(())
+    };
+    cuCtxFromGreenCtx(out, ctx) => write(out, find(ctx)?.context.as_handle());
+    cuGreenCtxGetId(green_ctx, id) => write(id, find(green_ctx)?.id);
+    cuGreenCtxStreamCreate(out, green_ctx, flags, priority) => {
+        const NON_BLOCKING: u32 = 1;
+        let green = find(green_ctx)?;
+        // The default stream of another context is none of its business.
+        if flags & NON_BLOCKING == 0 || out.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let made = stream::create(green.context, flags, priority)?;
+        write(out, handle(Arc::as_ptr(&made).expose_provenance()))
+    };
+    cuGreenCtxRecordEvent(ctx, event)
+        => recording::record(&*stream::legacy(find(ctx)?.context)?, event, 0);
+    cuGreenCtxWaitEvent(ctx, event) => {
+        for stream in stream::of_context(find(ctx)?.context) {
+            recording::wait(&stream, event, 0)?;
+        }
+        Ok(())
+    };
+}
 
 const SM: u32 = 1;
 
@@ -150,61 +192,6 @@ pub(crate) fn context_gone(context: Ctx) {
     GREENS.take(|green| green.context.handle == context.handle);
 }
 
-pub(crate) fn cuDeviceGetDevResource(
-    device: CuDevice,
-    out: *mut CuDevResource,
-    kind: CuDevResourceType,
-) -> Done {
-    driver::the()?.gpu(device)?;
-    put_resource(out, kind, MULTIPROCESSORS as u32)
-}
-
-pub(crate) fn cuCtxGetDevResource(
-    ctx: CuContext,
-    out: *mut CuDevResource,
-    kind: CuDevResourceType,
-) -> Done {
-    put_resource(out, kind, share_of(context::find_or_current(ctx)?))
-}
-
-pub(crate) fn cuGreenCtxGetDevResource(
-    ctx: CuGreenCtx,
-    out: *mut CuDevResource,
-    kind: CuDevResourceType,
-) -> Done {
-    put_resource(out, kind, find(ctx)?.multiprocessors)
-}
-
-pub(crate) fn cuStreamGetDevResource(
-    stream: CuStream,
-    out: *mut CuDevResource,
-    kind: CuDevResourceType,
-) -> Done {
-    put_resource(out, kind, share_of(stream::find(stream)?.context))
-}
-
-pub(crate) fn cuDevSmResourceSplitByCount(
-    result: *mut CuDevResource,
-    groups: *mut u32,
-    input: *const CuDevResource,
-    remainder: *mut CuDevResource,
-    _flags: u32,
-    min_count: u32,
-) -> Done {
-    split_by_count(result, groups, input, remainder, min_count)
-}
-
-pub(crate) fn cuDevSmResourceSplit(
-    result: *mut CuDevResource,
-    groups: u32,
-    input: *const CuDevResource,
-    remainder: *mut CuDevResource,
-    _flags: u32,
-    params: *mut CuDevSmResourceGroupParams,
-) -> Done {
-    split(result, groups, input, remainder, params)
-}
-
 pub(crate) fn cuDevResourceGenerateDesc(
     out: *mut CuDevResourceDesc,
     resources: *mut CuDevResource,
@@ -247,47 +234,4 @@ pub(crate) fn cuGreenCtxCreate(
         is_gone: AtomicBool::new(false),
     };
     write(out, handle(GREENS.insert(Arc::new(green))))
-}
-
-pub(crate) fn cuGreenCtxDestroy(ctx: CuGreenCtx) -> Done {
-    let green = find(ctx)?;
-    if !green.is_gone.swap(true, Ordering::SeqCst) {
-        context::destroy_green(green.context);
-    }
-    Ok(())
-}
-
-pub(crate) fn cuCtxFromGreenCtx(out: *mut CuContext, ctx: CuGreenCtx) -> Done {
-    write(out, find(ctx)?.context.as_handle())
-}
-
-pub(crate) fn cuGreenCtxGetId(green_ctx: CuGreenCtx, id: *mut u64) -> Done {
-    write(id, find(green_ctx)?.id)
-}
-
-pub(crate) fn cuGreenCtxStreamCreate(
-    out: *mut CuStream,
-    green_ctx: CuGreenCtx,
-    flags: u32,
-    priority: i32,
-) -> Done {
-    const NON_BLOCKING: u32 = 1;
-    let green = find(green_ctx)?;
-    // The default stream of another context is none of its business.
-    if flags & NON_BLOCKING == 0 || out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let made = stream::create(green.context, flags, priority)?;
-    write(out, handle(Arc::as_ptr(&made).expose_provenance()))
-}
-
-pub(crate) fn cuGreenCtxRecordEvent(ctx: CuGreenCtx, event: CuEvent) -> Done {
-    recording::record(&*stream::legacy(find(ctx)?.context)?, event, 0)
-}
-
-pub(crate) fn cuGreenCtxWaitEvent(ctx: CuGreenCtx, event: CuEvent) -> Done {
-    for stream in stream::of_context(find(ctx)?.context) {
-        recording::wait(&stream, event, 0)?;
-    }
-    Ok(())
 }

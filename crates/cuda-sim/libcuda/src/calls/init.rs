@@ -1,6 +1,7 @@
 //! `cuInit`, the version, and what the codes are called.
 
 use core::ffi::{CStr, c_char};
+
 use cuda_api::driver::*;
 
 use crate::base::border::{Done, write};
@@ -8,17 +9,18 @@ use crate::process::driver;
 use crate::process::exported;
 use crate::process::ours;
 
-pub(crate) fn cuInit(flags: u32) -> Done {
-    if flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    driver::init()?;
-    ours::board_work().inspect(|exec| ours::take_part(exec));
-    Ok(())
-}
-
-pub(crate) fn cuDriverGetVersion(version: *mut i32) -> Done {
-    write(version, driver_version())
+calls! {
+    cuInit(flags) => {
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        driver::init()?;
+        ours::board_work().inspect(|exec| ours::take_part(exec));
+        Ok(())
+    };
+    cuDriverGetVersion(version) => write(version, driver_version());
+    cuGetErrorString(error, text) => tell(error.text(), text);
+    cuGetErrorName(error, text) => tell(error.name(), text);
 }
 
 /// The version that the driver reports: the board's, or before `cuInit` what it would be made with.
@@ -32,14 +34,6 @@ pub(crate) fn driver_version() -> i32 {
 
 fn early_version() -> i32 {
     exported::wanted().version as i32
-}
-
-pub(crate) fn cuGetErrorString(error: CuResult, text: *mut *const c_char) -> Done {
-    tell(error.text(), text)
-}
-
-pub(crate) fn cuGetErrorName(error: CuResult, text: *mut *const c_char) -> Done {
-    tell(error.name(), text)
 }
 
 fn tell(known: Option<&'static CStr>, out: *mut *const c_char) -> Done {

@@ -10,16 +10,19 @@ use crate::memory::context;
 use crate::memory::shared::{open, share};
 use crate::process::files::Name;
 
-
-pub(crate) fn cuIpcGetMemHandle(handle: *mut CuIpcMemHandle, ptr: CuDevicePtr) -> Done {
-    check_out(handle)?;
-    let (base, block) = blocks::find(ptr.0)
-        .filter(|(_, block)| matches!(block.kind, Kind::Device))
-        .ok_or(CuResult::INVALID_VALUE)?;
-    let name = share(base, &block, || Some(block.taken))?;
-    let mut made = CuIpcMemHandle { reserved: [0; 64] };
-    name.write(&mut made.reserved);
-    write(handle, made)
+calls! {
+    cuIpcGetMemHandle(handle, ptr) => {
+        check_out(handle)?;
+        let (base, block) = blocks::find(ptr.0)
+            .filter(|(_, block)| matches!(block.kind, Kind::Device))
+            .ok_or(CuResult::INVALID_VALUE)?;
+        let name = share(base, &block, || Some(block.taken))?;
+        let mut made = CuIpcMemHandle { reserved: [0; 64] };
+        name.write(&mut made.reserved);
+        write(handle, made)
+    };
+    cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2(out, handle, flags)
+        => open_handle(out, handle, flags);
 }
 
 fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32) -> Done {
@@ -49,22 +52,6 @@ fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32) -> Don
         None => open(&name, Kind::Opened { times: 1 }, Some(context))?,
     };
     write(out, CuDevicePtr(base))
-}
-
-pub(crate) fn cuIpcOpenMemHandle(
-    out: *mut CuDevicePtr,
-    handle: CuIpcMemHandle,
-    flags: u32,
-) -> Done {
-    open_handle(out, handle, flags)
-}
-
-pub(crate) fn cuIpcOpenMemHandle_v2(
-    out: *mut CuDevicePtr,
-    handle: CuIpcMemHandle,
-    flags: u32,
-) -> Done {
-    open_handle(out, handle, flags)
 }
 
 pub(crate) fn cuIpcCloseMemHandle(ptr: CuDevicePtr) -> Done {

@@ -1,9 +1,10 @@
 //! The functions of launches: every form of `cuLaunch*`, occupancy, cooperative launches, the
 //! functions of CUDA 3.
 
+use std::sync::OnceLock;
+
 use cuda_api::driver::*;
 use cuda_sim::script::LAUNCH_ATTRIBUTE_NS;
-use std::sync::OnceLock;
 
 use crate::base::border::{Done, lock, read, read_all, write};
 use crate::memory::context;
@@ -15,6 +16,42 @@ use crate::streams::launch::{
 use crate::streams::module;
 use crate::streams::module::Function;
 use crate::streams::stream;
+
+calls! {
+    cuLaunch(function) => old_launch(function, 1, 1, std::ptr::null_mut());
+    cuLaunchGrid(function, grid_width, grid_height)
+        => old_launch(function, grid_width, grid_height, std::ptr::null_mut());
+    cuLaunchGridAsync(function, grid_width, grid_height, stream)
+        => old_launch(function, grid_width, grid_height, stream);
+    cuFuncSetBlockShape(function, x, y, z) => {
+        if x <= 0 || y <= 0 || z <= 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        lock(&module::function(function)?.old_style).block = [x as u32, y as u32, z as u32];
+        Ok(())
+    };
+    cuFuncSetSharedSize(function, bytes)
+        => { lock(&module::function(function)?.old_style).shared = bytes; Ok(()) };
+    cuParamSeti, cuParamSetf(function, offset, value)
+        => set_parameter(function, offset, &value.to_le_bytes());
+    cuParamSetv(function, offset, ptr, numbytes) => {
+        let bytes = read_all(ptr.cast::<u8>().cast_const(), numbytes as usize)?;
+        set_parameter(function, offset, &bytes)
+    };
+    cuParamSetTexRef(function, _texunit, _tex_ref) => module::function(function).map(drop);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(count_blocks, function, block_size, dynamic)
+        => occupancy(count_blocks, function, block_size, dynamic);
+    cuOccupancyMaxPotentialClusterSize(cluster_size, function, config)
+        => { module::function(function)?; read(config)?; write(cluster_size, 8) };
+    cuOccupancyMaxActiveClusters(count_clusters, function, config) => {
+        let function = module::function(function)?;
+        let config = read(config)?;
+        let threads = config.block_x * config.block_y * config.block_z;
+        let shared = config.shared_bytes as usize;
+        let each = blocks_per_multiprocessor(&function, threads as i32, shared)?;
+        write(count_clusters, (each * MULTIPROCESSORS / 8) as i32)
+    };
+}
 
 const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
 
@@ -162,7 +199,6 @@ fn best_block(
     write(block_out, best.1)
 }
 
-
 pub(crate) fn cuLaunchKernel(
     function: CuFunction,
     grid_x: u32,
@@ -302,36 +338,6 @@ fn old_launch(function: CuFunction, width: i32, height: i32, stream: CuStream) -
     })
 }
 
-pub(crate) fn cuLaunch(function: CuFunction) -> Done {
-    old_launch(function, 1, 1, std::ptr::null_mut())
-}
-
-pub(crate) fn cuLaunchGrid(function: CuFunction, grid_width: i32, grid_height: i32) -> Done {
-    old_launch(function, grid_width, grid_height, std::ptr::null_mut())
-}
-
-pub(crate) fn cuLaunchGridAsync(
-    function: CuFunction,
-    grid_width: i32,
-    grid_height: i32,
-    stream: CuStream,
-) -> Done {
-    old_launch(function, grid_width, grid_height, stream)
-}
-
-pub(crate) fn cuFuncSetBlockShape(function: CuFunction, x: i32, y: i32, z: i32) -> Done {
-    if x <= 0 || y <= 0 || z <= 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    lock(&module::function(function)?.old_style).block = [x as u32, y as u32, z as u32];
-    Ok(())
-}
-
-pub(crate) fn cuFuncSetSharedSize(function: CuFunction, bytes: u32) -> Done {
-    lock(&module::function(function)?.old_style).shared = bytes;
-    Ok(())
-}
-
 pub(crate) fn cuParamSetSize(function: CuFunction, numbytes: u32) -> Done {
     lock(&module::function(function)?.old_style)
         .parameters
@@ -352,37 +358,6 @@ fn set_parameter(function: CuFunction, offset: i32, bytes: &[u8]) -> Done {
     }
     old.parameters[start..end].copy_from_slice(bytes);
     Ok(())
-}
-
-pub(crate) fn cuParamSeti(function: CuFunction, offset: i32, value: u32) -> Done {
-    set_parameter(function, offset, &value.to_le_bytes())
-}
-
-pub(crate) fn cuParamSetf(function: CuFunction, offset: i32, value: f32) -> Done {
-    set_parameter(function, offset, &value.to_le_bytes())
-}
-
-pub(crate) fn cuParamSetv(
-    function: CuFunction,
-    offset: i32,
-    ptr: *mut c_void,
-    numbytes: u32,
-) -> Done {
-    let bytes = read_all(ptr.cast::<u8>().cast_const(), numbytes as usize)?;
-    set_parameter(function, offset, &bytes)
-}
-
-pub(crate) fn cuParamSetTexRef(function: CuFunction, _texunit: i32, _tex_ref: CuTexref) -> Done {
-    module::function(function).map(drop)
-}
-
-pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    count_blocks: *mut i32,
-    function: CuFunction,
-    block_size: i32,
-    dynamic: usize,
-) -> Done {
-    occupancy(count_blocks, function, block_size, dynamic)
 }
 
 pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
@@ -448,27 +423,4 @@ pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
         out,
         most.saturating_sub(function.kernel.shared_bytes as usize),
     )
-}
-
-pub(crate) fn cuOccupancyMaxPotentialClusterSize(
-    cluster_size: *mut i32,
-    function: CuFunction,
-    config: *const CuLaunchConfig,
-) -> Done {
-    module::function(function)?;
-    read(config)?;
-    write(cluster_size, 8)
-}
-
-pub(crate) fn cuOccupancyMaxActiveClusters(
-    count_clusters: *mut i32,
-    function: CuFunction,
-    config: *const CuLaunchConfig,
-) -> Done {
-    let function = module::function(function)?;
-    let config = read(config)?;
-    let threads = config.block_x * config.block_y * config.block_z;
-    let shared = config.shared_bytes as usize;
-    let each = blocks_per_multiprocessor(&function, threads as i32, shared)?;
-    write(count_clusters, (each * MULTIPROCESSORS / 8) as i32)
 }

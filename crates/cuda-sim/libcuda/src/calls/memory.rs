@@ -17,6 +17,127 @@ use crate::process::location;
 use crate::process::location::Place;
 use crate::streams::stream;
 
+calls! {
+    cuMemAlloc_v2(out, bytes) => {
+        check_out(out)?;
+        let base = alloc(bytes as u64, Kind::Device, false)?;
+        write(out, CuDevicePtr(base))
+    };
+    cuMemAlloc(ptr, bytes) => {
+        check_out(ptr)?;
+        let base = alloc(u64::from(bytes), Kind::Device, true)?;
+        write(ptr, base as u32)
+    };
+    cuMemAllocPitch_v2(out, pitch, width_bytes, height, element_bytes) => {
+        check_out(out)?;
+        check_out(pitch)?;
+        let (base, row) = alloc_pitch(width_bytes as u64, height as u64, element_bytes, false)?;
+        write(pitch, row as usize)?;
+        write(out, CuDevicePtr(base))
+    };
+    cuMemAllocPitch(ptr, pitch, width_bytes, height, element_bytes) => {
+        check_out(ptr)?;
+        check_out(pitch)?;
+        let (base, row) = alloc_pitch(width_bytes.into(), height.into(), element_bytes, true)?;
+        write(pitch, row as u32)?;
+        write(ptr, base as u32)
+    };
+    cuMemAllocManaged(out, bytes, flags) => {
+        check_out(out)?;
+        if flags != ATTACH_GLOBAL && flags != ATTACH_HOST {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let base = alloc(bytes as u64, Kind::Managed, false)?;
+        write(out, CuDevicePtr(base))
+    };
+    cuMemFree_v2(ptr) => free(ptr.0);
+    cuMemFree(ptr) => free(ptr.into());
+    cuMemGetAddressRange_v2(base_out, size_out, ptr) => {
+        let (base, bytes) = range_of(ptr.0)?;
+        write_if(base_out, CuDevicePtr(base));
+        write_if(size_out, bytes as usize);
+        Ok(())
+    };
+    cuMemGetAddressRange(base_out, size_out, ptr) => {
+        let (base, bytes) = range_of(ptr.into())?;
+        write_if(base_out, base as u32);
+        write_if(size_out, bytes as u32);
+        Ok(())
+    };
+    cuMemGetInfo_v2(free, total) => {
+        let (left, all) = info()?;
+        write(free, left as usize)?;
+        write(total, all as usize)
+    };
+    cuMemGetInfo(free, total) => {
+        let (left, all) = info()?;
+        write(free, u32::try_from(left).unwrap_or(u32::MAX))?;
+        write(total, u32::try_from(all).unwrap_or(u32::MAX))
+    };
+    cuMemHostAlloc(out, bytes, flags) => alloc_host(out, bytes, flags);
+    cuMemAllocHost_v2(out, bytes) => alloc_host(out, bytes, 0);
+    cuMemAllocHost(out, bytes) => alloc_host(out, bytes as usize, 0);
+    cuMemHostRegister_v2, cuMemHostRegister(p, bytes, flags) => register(p, bytes, flags);
+    cuMemHostGetDevicePointer_v2(out, p, flags) => {
+        host_block(p)?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        write(out, CuDevicePtr(p.addr() as u64))
+    };
+    cuMemHostGetDevicePointer(out, p, flags) => {
+        host_block(p)?;
+        let address = u32::try_from(p.addr()).map_err(|_| CuResult::INVALID_VALUE)?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        write(out, address)
+    };
+    cuMemHostGetFlags(flags, p) => {
+        let (_, block) = host_block(p)?;
+        let Kind::Host { flags: own } = block.kind else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        // Everything is mapped where there is one address space.
+        const DEVICE_MAP: u32 = 2;
+        write(flags, own | DEVICE_MAP)
+    };
+    cuMemAdvise(dev_ptr, count, advice, device) => advise(dev_ptr, count, advice, device.0);
+    cuMemAdvise_v2(dev_ptr, count, advice, location)
+        => advise(dev_ptr, count, advice, location_device(location)?);
+    cuMemPrefetchAsync(dev_ptr, count, dst, _stream) => prefetch(dev_ptr, count, dst.0);
+    cuMemPrefetchAsync_v2(dev_ptr, count, location, flags, _stream) => {
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        prefetch(dev_ptr, count, location_device(location)?)
+    };
+    cuMemDiscardBatchAsync(dptrs, sizes, count, flags, _stream)
+        => batch(dptrs, sizes, count, flags);
+    cuMemRangeGetAttribute(data, data_size, attribute, dev_ptr, count)
+        => range_attribute(data, data_size, attribute, dev_ptr, count);
+    cuMemRangeGetAttributes(data, data_sizes, attributes, count_attributes, dev_ptr, count) => {
+        for index in 0..count_attributes {
+            let data = read(data.wrapping_add(index))?;
+            let bytes = read(data_sizes.wrapping_add(index))?;
+            let attribute = read(attributes.wrapping_add(index))?;
+            range_attribute(data, bytes, attribute, dev_ptr, count)?;
+        }
+        Ok(())
+    };
+    cuPointerGetAttribute(data, attribute, ptr) => {
+        let value = pointer_attribute(attribute, ptr.0)?;
+        put_value(data, &value)
+    };
+    cuPointerSetAttribute(value, attribute, ptr) => {
+        const SYNC_MEMOPS: u32 = 6;
+        if value.is_null() || attribute != SYNC_MEMOPS || find(ptr.0).is_none() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        Ok(())
+    };
+}
+
 // --- device memory ------------------------------------------------------------------------------
 
 fn alloc(bytes: u64, kind: Kind, low: bool) -> Done<u64> {
@@ -25,18 +146,6 @@ fn alloc(bytes: u64, kind: Kind, low: bool) -> Done<u64> {
         return Err(CuResult::INVALID_VALUE);
     }
     make(context, bytes, rounded(bytes), kind, low)
-}
-
-pub(crate) fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> Done {
-    check_out(out)?;
-    let base = alloc(bytes as u64, Kind::Device, false)?;
-    write(out, CuDevicePtr(base))
-}
-
-pub(crate) fn cuMemAlloc(ptr: *mut u32, bytes: u32) -> Done {
-    check_out(ptr)?;
-    let base = alloc(u64::from(bytes), Kind::Device, true)?;
-    write(ptr, base as u32)
 }
 
 fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Done<(u64, u64)> {
@@ -50,46 +159,9 @@ fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Done<(u64, u
     Ok((alloc(bytes, Kind::Device, low)?, pitch))
 }
 
-pub(crate) fn cuMemAllocPitch_v2(
-    out: *mut CuDevicePtr,
-    pitch: *mut usize,
-    width_bytes: usize,
-    height: usize,
-    element_bytes: u32,
-) -> Done {
-    check_out(out)?;
-    check_out(pitch)?;
-    let (base, row) = alloc_pitch(width_bytes as u64, height as u64, element_bytes, false)?;
-    write(pitch, row as usize)?;
-    write(out, CuDevicePtr(base))
-}
-
-pub(crate) fn cuMemAllocPitch(
-    ptr: *mut u32,
-    pitch: *mut u32,
-    width_bytes: u32,
-    height: u32,
-    element_bytes: u32,
-) -> Done {
-    check_out(ptr)?;
-    check_out(pitch)?;
-    let (base, row) = alloc_pitch(width_bytes.into(), height.into(), element_bytes, true)?;
-    write(pitch, row as u32)?;
-    write(ptr, base as u32)
-}
-
 const ATTACH_GLOBAL: u32 = 1;
 
 const ATTACH_HOST: u32 = 2;
-
-pub(crate) fn cuMemAllocManaged(out: *mut CuDevicePtr, bytes: usize, flags: u32) -> Done {
-    check_out(out)?;
-    if flags != ATTACH_GLOBAL && flags != ATTACH_HOST {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let base = alloc(bytes as u64, Kind::Managed, false)?;
-    write(out, CuDevicePtr(base))
-}
 
 fn free(base: u64) -> Done {
     let context = context::current()?;
@@ -115,38 +187,12 @@ fn free(base: u64) -> Done {
     Ok(())
 }
 
-pub(crate) fn cuMemFree_v2(ptr: CuDevicePtr) -> Done {
-    free(ptr.0)
-}
-
-pub(crate) fn cuMemFree(ptr: u32) -> Done {
-    free(ptr.into())
-}
-
 fn range_of(address: u64) -> Done<(u64, u64)> {
     context::current()?;
     let (base, block) = find(address)
         .filter(|(_, block)| !matches!(block.kind, Kind::Array | Kind::Registered))
         .ok_or(CuResult::NOT_FOUND)?;
     Ok((base, block.bytes))
-}
-
-pub(crate) fn cuMemGetAddressRange_v2(
-    base_out: *mut CuDevicePtr,
-    size_out: *mut usize,
-    ptr: CuDevicePtr,
-) -> Done {
-    let (base, bytes) = range_of(ptr.0)?;
-    write_if(base_out, CuDevicePtr(base));
-    write_if(size_out, bytes as usize);
-    Ok(())
-}
-
-pub(crate) fn cuMemGetAddressRange(base_out: *mut u32, size_out: *mut u32, ptr: u32) -> Done {
-    let (base, bytes) = range_of(ptr.into())?;
-    write_if(base_out, base as u32);
-    write_if(size_out, bytes as u32);
-    Ok(())
 }
 
 fn info() -> Done<(u64, u64)> {
@@ -167,18 +213,6 @@ fn info() -> Done<(u64, u64)> {
     Ok((total.saturating_sub(board.used_bytes(context.gpu)), total))
 }
 
-pub(crate) fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Done {
-    let (left, all) = info()?;
-    write(free, left as usize)?;
-    write(total, all as usize)
-}
-
-pub(crate) fn cuMemGetInfo(free: *mut u32, total: *mut u32) -> Done {
-    let (left, all) = info()?;
-    write(free, u32::try_from(left).unwrap_or(u32::MAX))?;
-    write(total, u32::try_from(all).unwrap_or(u32::MAX))
-}
-
 // --- host memory --------------------------------------------------------------------------------
 
 /// Portable, device map, write combined.
@@ -195,18 +229,6 @@ fn alloc_host(out: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
     }
     let base = make(context, bytes as u64, 0, Kind::Host { flags }, false)?;
     write(out, space::address(base))
-}
-
-pub(crate) fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
-    alloc_host(out, bytes, flags)
-}
-
-pub(crate) fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) -> Done {
-    alloc_host(out, bytes, 0)
-}
-
-pub(crate) fn cuMemAllocHost(out: *mut *mut c_void, bytes: u32) -> Done {
-    alloc_host(out, bytes as usize, 0)
 }
 
 pub(crate) fn cuMemFreeHost(p: *mut c_void) -> Done {
@@ -231,14 +253,6 @@ fn register(p: *mut c_void, bytes: usize, flags: u32) -> Done {
     place_at(p.addr() as u64, block).map_err(|_| CuResult::HOST_MEMORY_ALREADY_REGISTERED)
 }
 
-pub(crate) fn cuMemHostRegister_v2(p: *mut c_void, bytes: usize, flags: u32) -> Done {
-    register(p, bytes, flags)
-}
-
-pub(crate) fn cuMemHostRegister(p: *mut c_void, bytes: usize, flags: u32) -> Done {
-    register(p, bytes, flags)
-}
-
 pub(crate) fn cuMemHostUnregister(p: *mut c_void) -> Done {
     context::current()?;
     let registered = |block: &Block| matches!(block.kind, Kind::Registered);
@@ -254,37 +268,6 @@ fn host_block(p: *mut c_void) -> Done<(u64, Block)> {
         .ok_or(CuResult::INVALID_VALUE)
 }
 
-pub(crate) fn cuMemHostGetDevicePointer_v2(
-    out: *mut CuDevicePtr,
-    p: *mut c_void,
-    flags: u32,
-) -> Done {
-    host_block(p)?;
-    if flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    write(out, CuDevicePtr(p.addr() as u64))
-}
-
-pub(crate) fn cuMemHostGetDevicePointer(out: *mut u32, p: *mut c_void, flags: u32) -> Done {
-    host_block(p)?;
-    let address = u32::try_from(p.addr()).map_err(|_| CuResult::INVALID_VALUE)?;
-    if flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    write(out, address)
-}
-
-pub(crate) fn cuMemHostGetFlags(flags: *mut u32, p: *mut c_void) -> Done {
-    let (_, block) = host_block(p)?;
-    let Kind::Host { flags: own } = block.kind else {
-        return Err(CuResult::INVALID_VALUE);
-    };
-    // Everything is mapped where there is one address space.
-    const DEVICE_MAP: u32 = 2;
-    write(flags, own | DEVICE_MAP)
-}
-
 // --- managed memory: hints ------------------------------------------------------------------------
 
 fn advise(address: CuDevicePtr, bytes: usize, advice: u32, device: i32) -> Done {
@@ -297,24 +280,6 @@ fn advise(address: CuDevicePtr, bytes: usize, advice: u32, device: i32) -> Done 
         driver::the()?.gpu(CuDevice(device))?;
     }
     Ok(())
-}
-
-pub(crate) fn cuMemAdvise(
-    dev_ptr: CuDevicePtr,
-    count: usize,
-    advice: CuMemAdvise,
-    device: CuDevice,
-) -> Done {
-    advise(dev_ptr, count, advice, device.0)
-}
-
-pub(crate) fn cuMemAdvise_v2(
-    dev_ptr: CuDevicePtr,
-    count: usize,
-    advice: CuMemAdvise,
-    location: CuMemLocation,
-) -> Done {
-    advise(dev_ptr, count, advice, location_device(location)?)
 }
 
 /// The device of a location, -1 for the host.
@@ -338,28 +303,6 @@ fn prefetch(address: CuDevicePtr, bytes: usize, device: i32) -> Done {
     Ok(())
 }
 
-pub(crate) fn cuMemPrefetchAsync(
-    dev_ptr: CuDevicePtr,
-    count: usize,
-    dst: CuDevice,
-    _stream: CuStream,
-) -> Done {
-    prefetch(dev_ptr, count, dst.0)
-}
-
-pub(crate) fn cuMemPrefetchAsync_v2(
-    dev_ptr: CuDevicePtr,
-    count: usize,
-    location: CuMemLocation,
-    flags: u32,
-    _stream: CuStream,
-) -> Done {
-    if flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    prefetch(dev_ptr, count, location_device(location)?)
-}
-
 /// Every range of a batch, checked: where managed memory lies costs nothing here.
 fn batch(ptrs: *mut CuDevicePtr, sizes: *mut usize, count: usize, flags: u64) -> Done {
     context::current()?;
@@ -380,16 +323,6 @@ pub(crate) fn cuMemPrefetchBatchAsync(
     _prefetch_locs: *mut CuMemLocation,
     _prefetch_loc_idxs: *mut usize,
     _count_prefetch_locs: usize,
-    flags: u64,
-    _stream: CuStream,
-) -> Done {
-    batch(dptrs, sizes, count, flags)
-}
-
-pub(crate) fn cuMemDiscardBatchAsync(
-    dptrs: *mut CuDevicePtr,
-    sizes: *mut usize,
-    count: usize,
     flags: u64,
     _stream: CuStream,
 ) -> Done {
@@ -432,33 +365,6 @@ fn range_attribute(
     }
     for index in 0..bytes / 4 {
         write(data.cast::<i32>().wrapping_add(index), value)?;
-    }
-    Ok(())
-}
-
-pub(crate) fn cuMemRangeGetAttribute(
-    data: *mut c_void,
-    data_size: usize,
-    attribute: CuMemRangeAttribute,
-    dev_ptr: CuDevicePtr,
-    count: usize,
-) -> Done {
-    range_attribute(data, data_size, attribute, dev_ptr, count)
-}
-
-pub(crate) fn cuMemRangeGetAttributes(
-    data: *mut *mut c_void,
-    data_sizes: *mut usize,
-    attributes: *mut CuMemRangeAttribute,
-    count_attributes: usize,
-    dev_ptr: CuDevicePtr,
-    count: usize,
-) -> Done {
-    for index in 0..count_attributes {
-        let data = read(data.wrapping_add(index))?;
-        let bytes = read(data_sizes.wrapping_add(index))?;
-        let attribute = read(attributes.wrapping_add(index))?;
-        range_attribute(data, bytes, attribute, dev_ptr, count)?;
     }
     Ok(())
 }
@@ -526,15 +432,6 @@ fn put_value(data: *mut c_void, value: &Value) -> Done {
     }
 }
 
-pub(crate) fn cuPointerGetAttribute(
-    data: *mut c_void,
-    attribute: CuPointerAttribute,
-    ptr: CuDevicePtr,
-) -> Done {
-    let value = pointer_attribute(attribute, ptr.0)?;
-    put_value(data, &value)
-}
-
 /// A pointer that the driver does not know is no error here: its attributes are all zero.
 pub(crate) fn cuPointerGetAttributes(
     count_attributes: u32,
@@ -552,18 +449,6 @@ pub(crate) fn cuPointerGetAttributes(
         };
         let value = pointer_attribute(attribute, ptr.0).unwrap_or(nothing);
         put_value(data, &value)?;
-    }
-    Ok(())
-}
-
-pub(crate) fn cuPointerSetAttribute(
-    value: *const c_void,
-    attribute: CuPointerAttribute,
-    ptr: CuDevicePtr,
-) -> Done {
-    const SYNC_MEMOPS: u32 = 6;
-    if value.is_null() || attribute != SYNC_MEMOPS || find(ptr.0).is_none() {
-        return Err(CuResult::INVALID_VALUE);
     }
     Ok(())
 }

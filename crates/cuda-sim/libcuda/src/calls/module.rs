@@ -1,11 +1,12 @@
 //! The functions of modules and libraries, of what is found in them, and of the linker that makes one
 //! image of several.
 
-use cuda_api::driver::*;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, handle, lock, read_all, text, write, write_if};
 use crate::base::declared;
@@ -24,6 +25,152 @@ use crate::streams::module::{
     FUNCTIONS, Function, LIBRARIES, Library, MODULES, Module, OldStyle, Owner, Unread, function,
     load, load_for, module_of, place, runtime_code,
 };
+
+calls! {
+    cuModuleLoad(module, fname) => load_current(module, || image_in(fname));
+    cuModuleLoadData, cuModuleLoadFatBinary(module, image)
+        => load_current(module, || image_at(image));
+    cuModuleUnload(module) => {
+        let found = find_module(module)?;
+        if found.library != 0 {
+            return Err(CuResult::NOT_PERMITTED);
+        }
+        if let Some(module) = MODULES.remove(module.addr()) {
+            module.unload();
+        }
+        Ok(())
+    };
+    cuModuleGetLoadingMode(mode) => {
+        const EAGER: u32 = 1;
+        const LAZY: u32 = 2;
+        let eager = !choices::says_lazy();
+        write(mode, if eager { EAGER } else { LAZY })
+    };
+    cuModuleGetFunction(function, module, name) => {
+        let name = text(name)?;
+        find_module(module)?;
+        write(function, handle(module_function(module.addr(), &name)?))
+    };
+    cuModuleGetFunctionCount(count, module)
+        => write(count, find_module(module)?.image.kernels.len() as u32);
+    cuModuleGetGlobal_v2(ptr, bytes, module, name) => {
+        let (address, size) = variable_of(module, name)?;
+        write_if(ptr, CuDevicePtr(address));
+        write_if(bytes, size);
+        Ok(())
+    };
+    cuModuleGetTexRef, cuModuleGetSurfRef(tex_ref, module, name)
+        => write(tex_ref, handle(reference(module, name)?));
+    cuFuncGetAttribute(out, attribute, func)
+        => write(out, attribute_of(&*function(func)?, attribute)?);
+    cuFuncSetAttribute(func, attribute, value)
+        => set_attribute(&*function(func)?, attribute, value);
+    cuFuncSetCacheConfig(func, config) => {
+        if config > 3 {
+            Err(CuResult::INVALID_VALUE)
+        } else {
+            function(func).map(drop)
+        }
+    };
+    cuFuncSetSharedMemConfig(func, config) => {
+        if config > 2 {
+            Err(CuResult::INVALID_VALUE)
+        } else {
+            function(func).map(drop)
+        }
+    };
+    cuFuncGetModule(module, func) => {
+        let number = match function(func)?.owner {
+            Owner::Module(module) => module,
+            Owner::Library(library) => module_of(library, context::current()?)?,
+        };
+        write(module, handle(number))
+    };
+    cuFuncGetName(name, func) => write(name, function(func)?.name.as_ptr());
+    cuFuncGetParamCount(func, param_count)
+        => write(param_count, function(func)?.kernel.parameters.len());
+    cuFuncGetParamInfo(func, param_index, param_offset, param_size)
+        => parameter(&*function(func)?, param_index, param_offset, param_size);
+    cuFuncIsLoaded(state, func) => {
+        let module = match function(func)?.owner {
+            Owner::Module(module) => Some(module),
+            // A question loads nothing.
+            Owner::Library(library) => loaded_in(library, context::current()?)?,
+        };
+        let module = module.and_then(|module| MODULES.get(module));
+        let loaded = module.is_some_and(|module| module.room.is_full());
+        write(state, u32::from(loaded))
+    };
+    cuFuncLoad(func) => load_for(&*function(func)?, context::current()?);
+    cuLibraryUnload(library) => { find_library(library)?; unload_library(library.addr()); Ok(()) };
+    cuLibraryGetKernel(kernel, library, name)
+        => write(kernel, handle(kernel_of(library, &text(name)?)?));
+    cuLibraryGetKernelCount(count, lib)
+        => write(count, find_library(lib)?.image.kernels.len() as u32);
+    cuLibraryGetModule(module, library)
+        => write(module, handle(module_of(library.addr(), context::current()?)?));
+    cuLibraryGetGlobal(ptr, bytes, library, name) => {
+        let module = module_of(library.addr(), context::current()?)?;
+        let (address, size) = variable_of(handle(module), name)?;
+        write_if(ptr, CuDevicePtr(address));
+        write_if(bytes, size);
+        Ok(())
+    };
+    cuLibraryGetManaged(ptr, bytes, library, name) => {
+        let (address, size) = managed_variable(&*find_library(library)?, &text(name)?)?;
+        write_if(ptr, CuDevicePtr(address));
+        write_if(bytes, size);
+        Ok(())
+    };
+    cuLibraryGetUnifiedFunction(fptr, library, symbol) => {
+        let _no_device_symbols = (fptr, text(symbol)?);
+        find_library(library)?;
+        Err(CuResult::NOT_FOUND)
+    };
+    cuKernelGetFunction(func, kernel) => {
+        let found = function(kernel.cast())?;
+        let Owner::Library(library) = found.owner else {
+            return Err(CuResult::INVALID_HANDLE);
+        };
+        let module = module_of(library, context::current()?)?;
+        let name = found.name.to_string_lossy();
+        write(func, handle(module_function(module, &name)?))
+    };
+    cuKernelGetLibrary(lib, kernel) => {
+        match function(kernel.cast())?.owner {
+            Owner::Library(library) => write(lib, handle(library)),
+            Owner::Module(_) => Err(CuResult::INVALID_HANDLE),
+        }
+    };
+    cuKernelGetName(name, kernel) => write(name, function(kernel.cast())?.name.as_ptr());
+    cuKernelSetCacheConfig(kernel, config, device) => {
+        driver::the()?.gpu(device)?;
+        if config > 3 {
+            Err(CuResult::INVALID_VALUE)
+        } else {
+            function(kernel.cast()).map(drop)
+        }
+    };
+    cuKernelGetParamCount(kernel, param_count)
+        => write(param_count, function(kernel.cast())?.kernel.parameters.len());
+    cuKernelGetParamInfo(kernel, param_index, param_offset, param_size)
+        => parameter(&*function(kernel.cast())?, param_index, param_offset, param_size);
+    cuLinkCreate, cuLinkCreate_v2(count_options, options, option_values, state_out)
+        => link_create(count_options, options, option_values, state_out);
+    cuLinkAddData,
+    cuLinkAddData_v2(state, kind, data, size, _name, _count_options, _options, _option_values)
+        => link_data(state, kind, data, size);
+    cuLinkAddFile, cuLinkAddFile_v2(state, kind, path, _count_options, _options, _option_values)
+        => link_file(state, kind, path);
+    cuLinkComplete(state, cubin_out, size_out) => {
+        let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+        let image = link.image.get_or_init(|| linked(&lock(&link.pieces)));
+        write(cubin_out, image.as_ptr().cast_mut().cast())?;
+        write_if(size_out, image.len());
+        Ok(())
+    };
+    cuLinkDestroy(state) => LINKS.remove(state.addr()).map(drop).ok_or(CuResult::INVALID_HANDLE);
+}
 
 static LINKS: Table<Link> = Table::new();
 
@@ -230,14 +377,6 @@ fn unload_library(library: usize) {
     }
 }
 
-pub(crate) fn cuModuleLoad(module: *mut CuModule, fname: *const c_char) -> Done {
-    load_current(module, || image_in(fname))
-}
-
-pub(crate) fn cuModuleLoadData(module: *mut CuModule, image: *const c_void) -> Done {
-    load_current(module, || image_at(image))
-}
-
 pub(crate) fn cuModuleLoadDataEx(
     module: *mut CuModule,
     image: *const c_void,
@@ -247,21 +386,6 @@ pub(crate) fn cuModuleLoadDataEx(
 ) -> Done {
     answer_options(count_options, options, option_values)?;
     load_current(module, || image_at(image))
-}
-
-pub(crate) fn cuModuleLoadFatBinary(module: *mut CuModule, fat_cubin: *const c_void) -> Done {
-    load_current(module, || image_at(fat_cubin))
-}
-
-pub(crate) fn cuModuleUnload(module: CuModule) -> Done {
-    let found = find_module(module)?;
-    if found.library != 0 {
-        return Err(CuResult::NOT_PERMITTED);
-    }
-    if let Some(module) = MODULES.remove(module.addr()) {
-        module.unload();
-    }
-    Ok(())
 }
 
 /// Answers the options that ask something: the logs of a compiler that did not run are empty.
@@ -278,27 +402,6 @@ fn answer_options(count: u32, options: *mut CuJitOption, values: *mut *mut c_voi
         }
     }
     Ok(())
-}
-
-pub(crate) fn cuModuleGetLoadingMode(mode: *mut CuModuleLoadingMode) -> Done {
-    const EAGER: u32 = 1;
-    const LAZY: u32 = 2;
-    let eager = !choices::says_lazy();
-    write(mode, if eager { EAGER } else { LAZY })
-}
-
-pub(crate) fn cuModuleGetFunction(
-    function: *mut CuFunction,
-    module: CuModule,
-    name: *const c_char,
-) -> Done {
-    let name = text(name)?;
-    find_module(module)?;
-    write(function, handle(module_function(module.addr(), &name)?))
-}
-
-pub(crate) fn cuModuleGetFunctionCount(count: *mut u32, module: CuModule) -> Done {
-    write(count, find_module(module)?.image.kernels.len() as u32)
 }
 
 pub(crate) fn cuModuleEnumerateFunctions(
@@ -318,34 +421,6 @@ pub(crate) fn cuModuleEnumerateFunctions(
         write(unsafe { functions.add(index) }, handle(found))?;
     }
     Ok(())
-}
-
-pub(crate) fn cuModuleGetGlobal_v2(
-    ptr: *mut CuDevicePtr,
-    bytes: *mut usize,
-    module: CuModule,
-    name: *const c_char,
-) -> Done {
-    let (address, size) = variable_of(module, name)?;
-    write_if(ptr, CuDevicePtr(address));
-    write_if(bytes, size);
-    Ok(())
-}
-
-pub(crate) fn cuModuleGetTexRef(
-    tex_ref: *mut CuTexref,
-    module: CuModule,
-    name: *const c_char,
-) -> Done {
-    write(tex_ref, handle(reference(module, name)?))
-}
-
-pub(crate) fn cuModuleGetSurfRef(
-    surf_ref: *mut CuSurfref,
-    module: CuModule,
-    name: *const c_char,
-) -> Done {
-    write(surf_ref, handle(reference(module, name)?))
 }
 
 /// A reference is a name that nobody reads through: the module's address stands for it.
@@ -406,78 +481,6 @@ fn parameter(function: &Function, index: usize, offset: *mut usize, size: *mut u
     Ok(())
 }
 
-pub(crate) fn cuFuncGetAttribute(
-    out: *mut i32,
-    attribute: CuFunctionAttribute,
-    func: CuFunction,
-) -> Done {
-    write(out, attribute_of(&*function(func)?, attribute)?)
-}
-
-pub(crate) fn cuFuncSetAttribute(
-    func: CuFunction,
-    attribute: CuFunctionAttribute,
-    value: i32,
-) -> Done {
-    set_attribute(&*function(func)?, attribute, value)
-}
-
-pub(crate) fn cuFuncSetCacheConfig(func: CuFunction, config: CuFuncCache) -> Done {
-    if config > 3 {
-        Err(CuResult::INVALID_VALUE)
-    } else {
-        function(func).map(drop)
-    }
-}
-
-pub(crate) fn cuFuncSetSharedMemConfig(func: CuFunction, config: CuSharedconfig) -> Done {
-    if config > 2 {
-        Err(CuResult::INVALID_VALUE)
-    } else {
-        function(func).map(drop)
-    }
-}
-
-pub(crate) fn cuFuncGetModule(module: *mut CuModule, func: CuFunction) -> Done {
-    let number = match function(func)?.owner {
-        Owner::Module(module) => module,
-        Owner::Library(library) => module_of(library, context::current()?)?,
-    };
-    write(module, handle(number))
-}
-
-pub(crate) fn cuFuncGetName(name: *mut *const c_char, func: CuFunction) -> Done {
-    write(name, function(func)?.name.as_ptr())
-}
-
-pub(crate) fn cuFuncGetParamCount(func: CuFunction, param_count: *mut usize) -> Done {
-    write(param_count, function(func)?.kernel.parameters.len())
-}
-
-pub(crate) fn cuFuncGetParamInfo(
-    func: CuFunction,
-    param_index: usize,
-    param_offset: *mut usize,
-    param_size: *mut usize,
-) -> Done {
-    parameter(&*function(func)?, param_index, param_offset, param_size)
-}
-
-pub(crate) fn cuFuncIsLoaded(state: *mut CuFunctionLoadingState, func: CuFunction) -> Done {
-    let module = match function(func)?.owner {
-        Owner::Module(module) => Some(module),
-        // A question loads nothing.
-        Owner::Library(library) => loaded_in(library, context::current()?)?,
-    };
-    let module = module.and_then(|module| MODULES.get(module));
-    let loaded = module.is_some_and(|module| module.room.is_full());
-    write(state, u32::from(loaded))
-}
-
-pub(crate) fn cuFuncLoad(func: CuFunction) -> Done {
-    load_for(&*function(func)?, context::current()?)
-}
-
 // --- libraries ----------------------------------------------------------------------------------
 
 pub(crate) fn cuLibraryLoadData(
@@ -508,12 +511,6 @@ pub(crate) fn cuLibraryLoadFromFile(
     load_library(library, || image_in(file_name))
 }
 
-pub(crate) fn cuLibraryUnload(library: CuLibrary) -> Done {
-    find_library(library)?;
-    unload_library(library.addr());
-    Ok(())
-}
-
 fn kernel_of(library: CuLibrary, name: &str) -> Done<usize> {
     let found = find_library(library)?;
     function_in(
@@ -522,18 +519,6 @@ fn kernel_of(library: CuLibrary, name: &str) -> Done<usize> {
         name,
         Owner::Library(library.addr()),
     )
-}
-
-pub(crate) fn cuLibraryGetKernel(
-    kernel: *mut CuKernel,
-    library: CuLibrary,
-    name: *const c_char,
-) -> Done {
-    write(kernel, handle(kernel_of(library, &text(name)?)?))
-}
-
-pub(crate) fn cuLibraryGetKernelCount(count: *mut u32, lib: CuLibrary) -> Done {
-    write(count, find_library(lib)?.image.kernels.len() as u32)
 }
 
 pub(crate) fn cuLibraryEnumerateKernels(
@@ -555,69 +540,6 @@ pub(crate) fn cuLibraryEnumerateKernels(
     Ok(())
 }
 
-pub(crate) fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) -> Done {
-    write(
-        module,
-        handle(module_of(library.addr(), context::current()?)?),
-    )
-}
-
-pub(crate) fn cuLibraryGetGlobal(
-    ptr: *mut CuDevicePtr,
-    bytes: *mut usize,
-    library: CuLibrary,
-    name: *const c_char,
-) -> Done {
-    let module = module_of(library.addr(), context::current()?)?;
-    let (address, size) = variable_of(handle(module), name)?;
-    write_if(ptr, CuDevicePtr(address));
-    write_if(bytes, size);
-    Ok(())
-}
-
-pub(crate) fn cuLibraryGetManaged(
-    ptr: *mut CuDevicePtr,
-    bytes: *mut usize,
-    library: CuLibrary,
-    name: *const c_char,
-) -> Done {
-    let (address, size) = managed_variable(&*find_library(library)?, &text(name)?)?;
-    write_if(ptr, CuDevicePtr(address));
-    write_if(bytes, size);
-    Ok(())
-}
-
-pub(crate) fn cuLibraryGetUnifiedFunction(
-    fptr: *mut *mut c_void,
-    library: CuLibrary,
-    symbol: *const c_char,
-) -> Done {
-    let _no_device_symbols = (fptr, text(symbol)?);
-    find_library(library)?;
-    Err(CuResult::NOT_FOUND)
-}
-
-pub(crate) fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) -> Done {
-    let found = function(kernel.cast())?;
-    let Owner::Library(library) = found.owner else {
-        return Err(CuResult::INVALID_HANDLE);
-    };
-    let module = module_of(library, context::current()?)?;
-    let name = found.name.to_string_lossy();
-    write(func, handle(module_function(module, &name)?))
-}
-
-pub(crate) fn cuKernelGetLibrary(lib: *mut CuLibrary, kernel: CuKernel) -> Done {
-    match function(kernel.cast())?.owner {
-        Owner::Library(library) => write(lib, handle(library)),
-        Owner::Module(_) => Err(CuResult::INVALID_HANDLE),
-    }
-}
-
-pub(crate) fn cuKernelGetName(name: *mut *const c_char, kernel: CuKernel) -> Done {
-    write(name, function(kernel.cast())?.name.as_ptr())
-}
-
 pub(crate) fn cuKernelGetAttribute(
     out: *mut i32,
     attribute: CuFunctionAttribute,
@@ -636,40 +558,6 @@ pub(crate) fn cuKernelSetAttribute(
 ) -> Done {
     driver::the()?.gpu(device)?;
     set_attribute(&*function(kernel.cast())?, attribute, val)
-}
-
-pub(crate) fn cuKernelSetCacheConfig(
-    kernel: CuKernel,
-    config: CuFuncCache,
-    device: CuDevice,
-) -> Done {
-    driver::the()?.gpu(device)?;
-    if config > 3 {
-        Err(CuResult::INVALID_VALUE)
-    } else {
-        function(kernel.cast()).map(drop)
-    }
-}
-
-pub(crate) fn cuKernelGetParamCount(kernel: CuKernel, param_count: *mut usize) -> Done {
-    write(
-        param_count,
-        function(kernel.cast())?.kernel.parameters.len(),
-    )
-}
-
-pub(crate) fn cuKernelGetParamInfo(
-    kernel: CuKernel,
-    param_index: usize,
-    param_offset: *mut usize,
-    param_size: *mut usize,
-) -> Done {
-    parameter(
-        &*function(kernel.cast())?,
-        param_index,
-        param_offset,
-        param_size,
-    )
 }
 
 // --- linking ------------------------------------------------------------------------------------
@@ -732,89 +620,4 @@ fn link_create(
     }
     answer_options(count, options, values)?;
     write(state_out, handle(LINKS.insert(Arc::new(Link::default()))))
-}
-
-pub(crate) fn cuLinkCreate(
-    count_options: u32,
-    options: *mut CuJitOption,
-    option_values: *mut *mut c_void,
-    state_out: *mut CuLinkState,
-) -> Done {
-    link_create(count_options, options, option_values, state_out)
-}
-
-pub(crate) fn cuLinkCreate_v2(
-    count_options: u32,
-    options: *mut CuJitOption,
-    option_values: *mut *mut c_void,
-    state_out: *mut CuLinkState,
-) -> Done {
-    link_create(count_options, options, option_values, state_out)
-}
-
-pub(crate) fn cuLinkAddData(
-    state: CuLinkState,
-    kind: CuJitInputType,
-    data: *mut c_void,
-    size: usize,
-    _name: *const c_char,
-    _count_options: u32,
-    _options: *mut CuJitOption,
-    _option_values: *mut *mut c_void,
-) -> Done {
-    link_data(state, kind, data, size)
-}
-
-pub(crate) fn cuLinkAddData_v2(
-    state: CuLinkState,
-    kind: CuJitInputType,
-    data: *mut c_void,
-    size: usize,
-    _name: *const c_char,
-    _count_options: u32,
-    _options: *mut CuJitOption,
-    _option_values: *mut *mut c_void,
-) -> Done {
-    link_data(state, kind, data, size)
-}
-
-pub(crate) fn cuLinkAddFile(
-    state: CuLinkState,
-    kind: CuJitInputType,
-    path: *const c_char,
-    _count_options: u32,
-    _options: *mut CuJitOption,
-    _option_values: *mut *mut c_void,
-) -> Done {
-    link_file(state, kind, path)
-}
-
-pub(crate) fn cuLinkAddFile_v2(
-    state: CuLinkState,
-    kind: CuJitInputType,
-    path: *const c_char,
-    _count_options: u32,
-    _options: *mut CuJitOption,
-    _option_values: *mut *mut c_void,
-) -> Done {
-    link_file(state, kind, path)
-}
-
-pub(crate) fn cuLinkComplete(
-    state: CuLinkState,
-    cubin_out: *mut *mut c_void,
-    size_out: *mut usize,
-) -> Done {
-    let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
-    let image = link.image.get_or_init(|| linked(&lock(&link.pieces)));
-    write(cubin_out, image.as_ptr().cast_mut().cast())?;
-    write_if(size_out, image.len());
-    Ok(())
-}
-
-pub(crate) fn cuLinkDestroy(state: CuLinkState) -> Done {
-    LINKS
-        .remove(state.addr())
-        .map(drop)
-        .ok_or(CuResult::INVALID_HANDLE)
 }

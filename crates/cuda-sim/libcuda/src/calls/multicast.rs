@@ -1,10 +1,11 @@
 //! Multicast objects: addresses that stand for the memory of several devices. Memory that is bound to one lives until
 //! it is unbound, or the object is gone. Copies through a multicast address stay in the object's own pages.
 
-use cuda_api::driver::*;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, lock, read, write};
 use crate::memory::blocks;
@@ -14,19 +15,29 @@ use crate::memory::physical::{Binding, Multicast, Physical, held};
 use crate::process::choices::granularity;
 use crate::process::driver;
 
-const FILE_DESCRIPTOR: u64 = 1;
-
-pub(crate) fn cuMulticastGetGranularity(
-    out: *mut usize,
-    prop: *const CuMulticastObjectProp,
-    option: CuMulticastGranularityFlags,
-) -> Done {
-    let prop = read(prop)?;
-    if option > 1 || prop.num_devices == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    write(out, granularity() as usize)
+calls! {
+    cuMulticastGetGranularity(out, prop, option) => {
+        let prop = read(prop)?;
+        if option > 1 || prop.num_devices == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        write(out, granularity() as usize)
+    };
+    cuMulticastBindMem(mc_handle, mc_offset, mem_handle, mem_offset, size, flags)
+        => bind_memory(mc_handle, None, mc_offset, mem_handle, mem_offset, size, flags);
+    cuMulticastBindMem_v2(mc_handle, device, mc_offset, mem_handle, mem_offset, size, flags) => {
+        let device = Some(device);
+        bind_memory(
+            mc_handle, device, mc_offset, mem_handle, mem_offset, size, flags,
+        )
+    };
+    cuMulticastBindAddr(mc_handle, mc_offset, memptr, size, flags)
+        => bind_address(mc_handle, None, mc_offset, memptr.0, size, flags);
+    cuMulticastBindAddr_v2(mc_handle, device, mc_offset, memptr, size, flags)
+        => bind_address(mc_handle, Some(device), mc_offset, memptr.0, size, flags);
 }
+
+const FILE_DESCRIPTOR: u64 = 1;
 
 /// A multicast object: addresses without memory of their own.
 pub(crate) fn cuMulticastCreate(
@@ -151,55 +162,6 @@ fn bind_address(
         None => block.gpu,
     };
     bind(mc_handle, mc_offset, size, gpu, memory)
-}
-
-pub(crate) fn cuMulticastBindMem(
-    mc_handle: CuMemAllocationHandle,
-    mc_offset: usize,
-    mem_handle: CuMemAllocationHandle,
-    mem_offset: usize,
-    size: usize,
-    flags: u64,
-) -> Done {
-    bind_memory(
-        mc_handle, None, mc_offset, mem_handle, mem_offset, size, flags,
-    )
-}
-
-pub(crate) fn cuMulticastBindMem_v2(
-    mc_handle: CuMemAllocationHandle,
-    device: CuDevice,
-    mc_offset: usize,
-    mem_handle: CuMemAllocationHandle,
-    mem_offset: usize,
-    size: usize,
-    flags: u64,
-) -> Done {
-    let device = Some(device);
-    bind_memory(
-        mc_handle, device, mc_offset, mem_handle, mem_offset, size, flags,
-    )
-}
-
-pub(crate) fn cuMulticastBindAddr(
-    mc_handle: CuMemAllocationHandle,
-    mc_offset: usize,
-    memptr: CuDevicePtr,
-    size: usize,
-    flags: u64,
-) -> Done {
-    bind_address(mc_handle, None, mc_offset, memptr.0, size, flags)
-}
-
-pub(crate) fn cuMulticastBindAddr_v2(
-    mc_handle: CuMemAllocationHandle,
-    device: CuDevice,
-    mc_offset: usize,
-    memptr: CuDevicePtr,
-    size: usize,
-    flags: u64,
-) -> Done {
-    bind_address(mc_handle, Some(device), mc_offset, memptr.0, size, flags)
 }
 
 pub(crate) fn cuMulticastUnbind(

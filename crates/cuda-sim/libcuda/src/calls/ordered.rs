@@ -13,6 +13,11 @@ use crate::streams::graph::Body;
 use crate::streams::queue;
 use crate::streams::stream;
 
+calls! {
+    cuMemAllocAsync(out, bytes, stream) => alloc(out, bytes, None, stream);
+    cuMemAllocFromPoolAsync(out, bytes, pool, stream) => alloc(out, bytes, Some(pool), stream);
+}
+
 fn device_of(gpu: usize) -> Done<CuDevice> {
     driver::the()?.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)
 }
@@ -39,19 +44,6 @@ fn alloc(
         base = pool.allocate(bytes as u64)?;
     }
     write(out, CuDevicePtr(base))
-}
-
-pub(crate) fn cuMemAllocAsync(out: *mut CuDevicePtr, bytes: usize, stream: CuStream) -> Done {
-    alloc(out, bytes, None, stream)
-}
-
-pub(crate) fn cuMemAllocFromPoolAsync(
-    out: *mut CuDevicePtr,
-    bytes: usize,
-    pool: CuMemoryPool,
-    stream: CuStream,
-) -> Done {
-    alloc(out, bytes, Some(pool), stream)
 }
 
 pub(crate) fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) -> Done {

@@ -15,6 +15,33 @@ use crate::process::files;
 use crate::process::location;
 use crate::process::location::Place;
 
+calls! {
+    cuMemPoolTrimTo(pool, min_bytes_to_keep)
+        => { find(pool)?.trim(min_bytes_to_keep as u64); Ok(()) };
+    cuDeviceGetDefaultMemPool(pool_out, device) => {
+        let gpu = driver::the()?.gpu(device)?;
+        write(pool_out, default_of(gpu).as_handle())
+    };
+    cuDeviceGetMemPool(pool, device) => {
+        let gpu = driver::the()?.gpu(device)?;
+        write(pool, current_of(gpu).as_handle())
+    };
+    cuDeviceSetMemPool(device, pool)
+        => set_current(driver::the()?.gpu(device)?, Sort::Device, pool);
+    cuMemGetDefaultMemPool(pool_out, location, kind) => {
+        let (gpu, sort) = sort_at(location, kind)?;
+        write(pool_out, default_at(gpu, sort).as_handle())
+    };
+    cuMemGetMemPool(pool, location, kind) => {
+        let (gpu, sort) = sort_at(location, kind)?;
+        write(pool, current_at(gpu, sort).as_handle())
+    };
+    cuMemSetMemPool(location, kind, pool) => {
+        let (gpu, sort) = sort_at(location, kind)?;
+        set_current(gpu, sort, pool)
+    };
+}
+
 // --- pools ----------------------------------------------------------------------------------------
 
 const PINNED: u32 = 1;
@@ -67,11 +94,6 @@ pub(crate) fn cuMemPoolDestroy(pool: CuMemoryPool) -> Done {
     });
     found.state().is_destroyed = true;
     found.trim(0);
-    Ok(())
-}
-
-pub(crate) fn cuMemPoolTrimTo(pool: CuMemoryPool, min_bytes_to_keep: usize) -> Done {
-    find(pool)?.trim(min_bytes_to_keep as u64);
     Ok(())
 }
 
@@ -159,16 +181,6 @@ pub(crate) fn cuMemPoolGetAccess(
     write(flags, set.unwrap_or(own))
 }
 
-pub(crate) fn cuDeviceGetDefaultMemPool(pool_out: *mut CuMemoryPool, device: CuDevice) -> Done {
-    let gpu = driver::the()?.gpu(device)?;
-    write(pool_out, default_of(gpu).as_handle())
-}
-
-pub(crate) fn cuDeviceGetMemPool(pool: *mut CuMemoryPool, device: CuDevice) -> Done {
-    let gpu = driver::the()?.gpu(device)?;
-    write(pool, current_of(gpu).as_handle())
-}
-
 fn set_current(gpu: usize, sort: Sort, pool: CuMemoryPool) -> Done {
     let pool = find(pool)?;
     if pool.gpu != gpu || pool.sort != sort {
@@ -178,40 +190,9 @@ fn set_current(gpu: usize, sort: Sort, pool: CuMemoryPool) -> Done {
     Ok(())
 }
 
-pub(crate) fn cuDeviceSetMemPool(device: CuDevice, pool: CuMemoryPool) -> Done {
-    set_current(driver::the()?.gpu(device)?, Sort::Device, pool)
-}
-
 /// The same in the forms of CUDA 13.
 fn sort_at(location: *mut CuMemLocation, kind: u32) -> Done<(usize, Sort)> {
     sort_of(read(location)?, kind)
-}
-
-pub(crate) fn cuMemGetDefaultMemPool(
-    pool_out: *mut CuMemoryPool,
-    location: *mut CuMemLocation,
-    kind: CuMemAllocationType,
-) -> Done {
-    let (gpu, sort) = sort_at(location, kind)?;
-    write(pool_out, default_at(gpu, sort).as_handle())
-}
-
-pub(crate) fn cuMemGetMemPool(
-    pool: *mut CuMemoryPool,
-    location: *mut CuMemLocation,
-    kind: CuMemAllocationType,
-) -> Done {
-    let (gpu, sort) = sort_at(location, kind)?;
-    write(pool, current_at(gpu, sort).as_handle())
-}
-
-pub(crate) fn cuMemSetMemPool(
-    location: *mut CuMemLocation,
-    kind: CuMemAllocationType,
-    pool: CuMemoryPool,
-) -> Done {
-    let (gpu, sort) = sort_at(location, kind)?;
-    set_current(gpu, sort, pool)
 }
 
 // --- pools that processes share -------------------------------------------------------------------

@@ -2,6 +2,7 @@
 //! Answers only names that a driver of the reported version has.
 
 use core::ffi::{CStr, c_char, c_void};
+
 use cuda_api::driver::*;
 use cuda_api::{PROC_ADDRESSES, ProcAddress};
 
@@ -11,6 +12,23 @@ use crate::calls::init;
 use crate::process::choices;
 use crate::process::exported;
 
+calls! {
+    cuGetProcAddress(symbol, out, cuda_version, flags) => {
+        let found = look_up(symbol, out, cuda_version, flags)?;
+        // The first form, of CUDA 11, has no other way to say it.
+        if found == FOUND {
+            Ok(())
+        } else {
+            Err(CuResult::NOT_FOUND)
+        }
+    };
+    cuGetProcAddress_v2(symbol, out, cuda_version, flags, symbol_status) => {
+        let found = look_up(symbol, out, cuda_version, flags)?;
+        write_if(symbol_status, found);
+        Ok(())
+    };
+}
+
 const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 
 const FOUND: CuDriverProcAddressQueryResult = 0;
@@ -18,33 +36,6 @@ const FOUND: CuDriverProcAddressQueryResult = 0;
 const NO_SUCH_SYMBOL: CuDriverProcAddressQueryResult = 1;
 
 const VERSION_NOT_SUFFICIENT: CuDriverProcAddressQueryResult = 2;
-
-pub(crate) fn cuGetProcAddress(
-    symbol: *const c_char,
-    out: *mut *mut c_void,
-    cuda_version: i32,
-    flags: u64,
-) -> Done {
-    let found = look_up(symbol, out, cuda_version, flags)?;
-    // The first form, of CUDA 11, has no other way to say it.
-    if found == FOUND {
-        Ok(())
-    } else {
-        Err(CuResult::NOT_FOUND)
-    }
-}
-
-pub(crate) fn cuGetProcAddress_v2(
-    symbol: *const c_char,
-    out: *mut *mut c_void,
-    cuda_version: i32,
-    flags: u64,
-    symbol_status: *mut CuDriverProcAddressQueryResult,
-) -> Done {
-    let found = look_up(symbol, out, cuda_version, flags)?;
-    write_if(symbol_status, found);
-    Ok(())
-}
 
 fn look_up(
     symbol: *const c_char,

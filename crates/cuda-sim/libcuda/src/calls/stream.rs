@@ -1,7 +1,8 @@
 //! The functions of streams: create, wait, callbacks, host functions, attributes, values in memory.
 
-use cuda_api::driver::*;
 use std::sync::Arc;
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, Opaque, call_host, lock, read, write};
 use crate::base::values::{ValueOp, value_ops};
@@ -15,6 +16,86 @@ use crate::streams::stream::{
     PER_THREAD, STREAMS, create, drain_context, find, ordered_idle, submit_call, submit_value,
     synchronize,
 };
+
+calls! {
+    cuStreamCreate(out, flags) => make(out, flags, 0);
+    cuStreamCreateWithPriority(out, flags, priority) => make(out, flags, priority);
+    cuStreamDestroy, cuStreamDestroy_v2(stream) => destroy(stream);
+    cuStreamQuery(stream) => {
+        let stream = find(stream)?;
+        capturing::query_of_stream(&stream)?;
+        if ordered_idle(&stream)? {
+            Ok(())
+        } else {
+            Err(CuResult::NOT_READY)
+        }
+    };
+    cuStreamSynchronize(stream) => {
+        let stream = find(stream)?;
+        capturing::query_of_stream(&stream)?;
+        synchronize(&stream)?;
+        crate::memory::pool::synchronized(stream.context.gpu);
+        Ok(())
+    };
+    cuCtxSynchronize() => synchronize_context(context::current()?);
+    cuCtxSynchronize_v2(context) => synchronize_context(context::find_or_current(context)?);
+    cuStreamWaitEvent(stream, event, flags) => {
+        let stream = find(stream)?;
+        recording::wait(&stream, event, flags)
+    };
+    cuLaunchHostFunc(stream, function, data) => launch_host(stream, function, data);
+    cuLaunchHostFunc_v2(stream, function, data, _sync_mode) => launch_host(stream, function, data);
+    cuStreamGetPriority(stream, priority) => write(priority, find(stream)?.priority);
+    cuStreamGetFlags(stream, flags) => write(flags, find(stream)?.flags);
+    cuStreamGetId(stream, stream_id) => write(stream_id, find(stream)?.id);
+    cuStreamGetCtx(stream, out) => {
+        let stream = find(stream)?;
+        capturing::still_good(&stream)?;
+        write(out, stream.context.as_handle())
+    };
+    cuStreamGetCtx_v2(stream, out, green_ctx) => {
+        let stream = find(stream)?;
+        let green = crate::calls::green::of_context(stream.context);
+        write(green_ctx, std::ptr::with_exposed_provenance_mut(green))?;
+        if green == 0 {
+            write(out, stream.context.as_handle())
+        } else {
+            write(out, std::ptr::null_mut())
+        }
+    };
+    cuStreamGetGreenCtx(stream, ctx_out) => {
+        let green = crate::calls::green::of_context(find(stream)?.context);
+        write(ctx_out, std::ptr::with_exposed_provenance_mut(green))
+    };
+    cuStreamGetDevice(stream, device) => write(device, find(stream)?.context.device);
+    cuStreamGetAttribute(stream, attribute, value) => {
+        let stream = find(stream)?;
+        let words = lock(&stream.attributes)
+            .get(&attribute)
+            .copied()
+            .unwrap_or([0; 8]);
+        write(value, CuLaunchAttributeValue { words })
+    };
+    cuStreamSetAttribute(stream, attribute, value) => {
+        let value = read(value)?;
+        lock(&find(stream)?.attributes).insert(attribute, value.words);
+        Ok(())
+    };
+    cuStreamCopyAttributes(dst, src) => {
+        let attributes = lock(&find(src)?.attributes).clone();
+        *lock(&find(dst)?.attributes) = attributes;
+        Ok(())
+    };
+    cuStreamAttachMemAsync(stream, ptr, length, flags) => {
+        let _unused = (ptr, length);
+        if !matches!(flags, 1 | 2 | 4) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        find(stream).map(drop)
+    };
+    cuStreamBatchMemOp, cuStreamBatchMemOp_v2(stream, count, param_array, flags)
+        => batch(stream, count, param_array, flags);
+}
 
 // --- values ---------------------------------------------------------------------------------
 
@@ -44,7 +125,6 @@ fn batch(stream: CuStream, count: u32, ops: *mut CuStreamBatchMemOpParams, flags
     Ok(())
 }
 
-
 /// A stream's handle on its way to a callback.
 #[derive(Clone, Copy)]
 struct Handle(CuStream);
@@ -62,58 +142,11 @@ fn destroy(handle: CuStream) -> Done {
     Ok(())
 }
 
-pub(crate) fn cuStreamCreate(out: *mut CuStream, flags: u32) -> Done {
-    make(out, flags, 0)
-}
-
-pub(crate) fn cuStreamCreateWithPriority(out: *mut CuStream, flags: u32, priority: i32) -> Done {
-    make(out, flags, priority)
-}
-
-pub(crate) fn cuStreamDestroy(stream: CuStream) -> Done {
-    destroy(stream)
-}
-
-pub(crate) fn cuStreamDestroy_v2(stream: CuStream) -> Done {
-    destroy(stream)
-}
-
-pub(crate) fn cuStreamQuery(stream: CuStream) -> Done {
-    let stream = find(stream)?;
-    capturing::query_of_stream(&stream)?;
-    if ordered_idle(&stream)? {
-        Ok(())
-    } else {
-        Err(CuResult::NOT_READY)
-    }
-}
-
-pub(crate) fn cuStreamSynchronize(stream: CuStream) -> Done {
-    let stream = find(stream)?;
-    capturing::query_of_stream(&stream)?;
-    synchronize(&stream)?;
-    crate::memory::pool::synchronized(stream.context.gpu);
-    Ok(())
-}
-
 fn synchronize_context(context: Ctx) -> Done {
     capturing::query_of_context(context)?;
     drain_context(context)?;
     crate::memory::pool::synchronized(context.gpu);
     Ok(())
-}
-
-pub(crate) fn cuCtxSynchronize() -> Done {
-    synchronize_context(context::current()?)
-}
-
-pub(crate) fn cuCtxSynchronize_v2(context: CuContext) -> Done {
-    synchronize_context(context::find_or_current(context)?)
-}
-
-pub(crate) fn cuStreamWaitEvent(stream: CuStream, event: CuEvent, flags: u32) -> Done {
-    let stream = find(stream)?;
-    recording::wait(&stream, event, flags)
 }
 
 pub(crate) fn cuStreamAddCallback(
@@ -144,121 +177,6 @@ fn launch_host(stream: CuStream, function: CuHostFn, data: *mut c_void) -> Done 
         return Ok(());
     }
     submit_call(&stream, move || call_host(function, data))
-}
-
-pub(crate) fn cuLaunchHostFunc(stream: CuStream, function: CuHostFn, data: *mut c_void) -> Done {
-    launch_host(stream, function, data)
-}
-
-pub(crate) fn cuLaunchHostFunc_v2(
-    stream: CuStream,
-    function: CuHostFn,
-    data: *mut c_void,
-    _sync_mode: u32,
-) -> Done {
-    launch_host(stream, function, data)
-}
-
-pub(crate) fn cuStreamGetPriority(stream: CuStream, priority: *mut i32) -> Done {
-    write(priority, find(stream)?.priority)
-}
-
-pub(crate) fn cuStreamGetFlags(stream: CuStream, flags: *mut u32) -> Done {
-    write(flags, find(stream)?.flags)
-}
-
-pub(crate) fn cuStreamGetId(stream: CuStream, stream_id: *mut u64) -> Done {
-    write(stream_id, find(stream)?.id)
-}
-
-pub(crate) fn cuStreamGetCtx(stream: CuStream, out: *mut CuContext) -> Done {
-    let stream = find(stream)?;
-    capturing::still_good(&stream)?;
-    write(out, stream.context.as_handle())
-}
-
-pub(crate) fn cuStreamGetCtx_v2(
-    stream: CuStream,
-    out: *mut CuContext,
-    green_ctx: *mut CuGreenCtx,
-) -> Done {
-    let stream = find(stream)?;
-    let green = crate::calls::green::of_context(stream.context);
-    write(green_ctx, std::ptr::with_exposed_provenance_mut(green))?;
-    if green == 0 {
-        write(out, stream.context.as_handle())
-    } else {
-        write(out, std::ptr::null_mut())
-    }
-}
-
-pub(crate) fn cuStreamGetGreenCtx(stream: CuStream, ctx_out: *mut CuGreenCtx) -> Done {
-    let green = crate::calls::green::of_context(find(stream)?.context);
-    write(ctx_out, std::ptr::with_exposed_provenance_mut(green))
-}
-
-pub(crate) fn cuStreamGetDevice(stream: CuStream, device: *mut CuDevice) -> Done {
-    write(device, find(stream)?.context.device)
-}
-
-pub(crate) fn cuStreamGetAttribute(
-    stream: CuStream,
-    attribute: CuLaunchAttributeId,
-    value: *mut CuLaunchAttributeValue,
-) -> Done {
-    let stream = find(stream)?;
-    let words = lock(&stream.attributes)
-        .get(&attribute)
-        .copied()
-        .unwrap_or([0; 8]);
-    write(value, CuLaunchAttributeValue { words })
-}
-
-pub(crate) fn cuStreamSetAttribute(
-    stream: CuStream,
-    attribute: CuLaunchAttributeId,
-    value: *const CuLaunchAttributeValue,
-) -> Done {
-    let value = read(value)?;
-    lock(&find(stream)?.attributes).insert(attribute, value.words);
-    Ok(())
-}
-
-pub(crate) fn cuStreamCopyAttributes(dst: CuStream, src: CuStream) -> Done {
-    let attributes = lock(&find(src)?.attributes).clone();
-    *lock(&find(dst)?.attributes) = attributes;
-    Ok(())
-}
-
-pub(crate) fn cuStreamAttachMemAsync(
-    stream: CuStream,
-    ptr: CuDevicePtr,
-    length: usize,
-    flags: u32,
-) -> Done {
-    let _unused = (ptr, length);
-    if !matches!(flags, 1 | 2 | 4) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    find(stream).map(drop)
-}
-
-pub(crate) fn cuStreamBatchMemOp(
-    stream: CuStream,
-    count: u32,
-    param_array: *mut CuStreamBatchMemOpParams,
-    flags: u32,
-) -> Done {
-    batch(stream, count, param_array, flags)
-}
-
-pub(crate) fn cuStreamBatchMemOp_v2(
-    stream: CuStream,
-    count: u32,
-    param_array: *mut CuStreamBatchMemOpParams,
-    flags: u32,
-) -> Done {
-    batch(stream, count, param_array, flags)
 }
 
 pub(crate) fn cuStreamWaitValue32(

@@ -1,14 +1,179 @@
 //! Textures, surfaces and tensor maps. Kernels do not read through them here, so each is what was said
 //! of it: checked where the driver checks, kept, and told again.
 
-use cuda_api::driver::*;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, read, write, write_if};
 use crate::memory::array;
 use crate::memory::blocks;
 use crate::memory::context;
+
+calls! {
+    cuTexObjectDestroy(tex_object) => {
+        match with(|textures| textures.textures.remove(&tex_object)) {
+            Some(_) => Ok(()),
+            None => Err(CuResult::INVALID_VALUE),
+        }
+    };
+    cuTexObjectGetResourceDesc(res_desc, tex_object)
+        => write(res_desc.cast(), texture(tex_object)?.resource);
+    cuTexObjectGetTextureDesc(tex_desc, tex_object) => {
+        let told = texture(tex_object)?
+            .texture
+            .ok_or(CuResult::INVALID_VALUE)?;
+        write(tex_desc.cast(), told)
+    };
+    cuTexObjectGetResourceViewDesc(res_view_desc, tex_object) => {
+        let told = texture(tex_object)?.view.ok_or(CuResult::INVALID_VALUE)?;
+        write(res_view_desc.cast(), told)
+    };
+    cuSurfObjectDestroy(surf_object) => {
+        match with(|textures| textures.surfaces.remove(&surf_object)) {
+            Some(_) => Ok(()),
+            None => Err(CuResult::INVALID_VALUE),
+        }
+    };
+    cuSurfObjectGetResourceDesc(res_desc, surf_object) => {
+        let found = with(|textures| textures.surfaces.get(&surf_object).copied());
+        write(
+            res_desc.cast(),
+            found.ok_or(CuResult::INVALID_VALUE)?.resource,
+        )
+    };
+    cuTexRefCreate(tex_ref) => {
+        check_out(tex_ref)?;
+        let made = with(|textures| {
+            // Numbers that no module's address is.
+            let made = number(textures) as usize;
+            textures.references.insert(made, UNSET);
+            made
+        });
+        write(tex_ref, std::ptr::without_provenance_mut(made))
+    };
+    cuTexRefDestroy(tex_ref) => {
+        match with(|textures| textures.references.remove(&tex_ref.addr())) {
+            Some(_) => Ok(()),
+            None => Err(CuResult::INVALID_VALUE),
+        }
+    };
+    cuTexRefSetAddress_v2(byte_offset, tex_ref, ptr, bytes) => {
+        if ptr.0 != 0 && !blocks::is_reachable(ptr.0, bytes as u64) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        write_if(byte_offset, 0);
+        change(tex_ref.addr(), |reference| reference.address = ptr.0)
+    };
+    cuTexRefSetAddress(byte_offset, tex_ref, ptr, bytes) => {
+        if ptr != 0 && !blocks::is_reachable(ptr.into(), bytes.into()) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        write_if(byte_offset, 0);
+        change(tex_ref.addr(), |reference| reference.address = ptr.into())
+    };
+    cuTexRefSetAddress2D(tex_ref, desc, ptr, _pitch) => {
+        let desc = read(desc)?;
+        set_2d(tex_ref, desc.format, desc.num_channels, ptr.into())
+    };
+    cuTexRefSetAddress2D_v2, cuTexRefSetAddress2D_v3(tex_ref, desc, ptr, _pitch)
+        => set_2d_wide(tex_ref, desc, ptr);
+    cuTexRefSetArray(tex_ref, array, _flags) => {
+        if array::layout(array).is_err() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        change(tex_ref.addr(), |reference| reference.array = array.addr())
+    };
+    cuTexRefSetMipmappedArray(tex_ref, mipmapped_array, _flags) => {
+        if !array::is_mipmap(mipmapped_array.addr()) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        change(tex_ref.addr(), |reference| {
+            reference.mipmap = mipmapped_array.addr()
+        })
+    };
+    cuTexRefSetFormat(tex_ref, fmt, count_packed_components) => {
+        change(tex_ref.addr(), |reference| {
+            (reference.format, reference.channels) = (fmt, count_packed_components);
+        })
+    };
+    cuTexRefSetFilterMode(tex_ref, fm) => change(tex_ref.addr(), |reference| reference.filter = fm);
+    cuTexRefSetMipmapFilterMode(tex_ref, fm)
+        => change(tex_ref.addr(), |reference| reference.mipmap_filter = fm);
+    cuTexRefSetMipmapLevelBias(tex_ref, bias)
+        => change(tex_ref.addr(), |reference| reference.bias = bias);
+    cuTexRefSetMipmapLevelClamp(tex_ref, min_mipmap_level_clamp, max_mipmap_level_clamp) => {
+        let clamp = (min_mipmap_level_clamp, max_mipmap_level_clamp);
+        change(tex_ref.addr(), |reference| reference.clamp = clamp)
+    };
+    cuTexRefSetMaxAnisotropy(tex_ref, max_aniso) => {
+        change(tex_ref.addr(), |reference| {
+            reference.anisotropy = max_aniso as i32
+        })
+    };
+    cuTexRefSetBorderColor(tex_ref, border_color) => {
+        let border = read(border_color.cast::<[f32; 4]>())?;
+        change(tex_ref.addr(), |reference| reference.border = border)
+    };
+    cuTexRefSetFlags(tex_ref, flags) => change(tex_ref.addr(), |reference| reference.flags = flags);
+    cuTexRefGetAddress_v2(out, tex_ref) => {
+        tell(tex_ref.addr(), out, |reference| {
+            CuDevicePtr(reference.address)
+        })
+    };
+    cuTexRefGetAddress(out, tex_ref)
+        => tell(tex_ref.addr(), out, |reference| reference.address as u32);
+    cuTexRefGetArray, cuSurfRefGetArray(array_out, tex_ref) => {
+        let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.array);
+        tell(tex_ref.addr(), array_out, handle)
+    };
+    cuTexRefGetMipmappedArray(mipmapped_array_out, tex_ref) => {
+        let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.mipmap);
+        tell(tex_ref.addr(), mipmapped_array_out, handle)
+    };
+    cuTexRefGetAddressMode(pam, tex_ref, dim) => {
+        let Some(dim) = usize::try_from(dim).ok().filter(|dim| *dim <= 2) else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        tell(tex_ref.addr(), pam, |reference| {
+            reference.address_modes[dim]
+        })
+    };
+    cuTexRefGetFilterMode(pfm, tex_ref) => tell(tex_ref.addr(), pfm, |reference| reference.filter);
+    cuTexRefGetMipmapFilterMode(pfm, tex_ref)
+        => tell(tex_ref.addr(), pfm, |reference| reference.mipmap_filter);
+    cuTexRefGetMipmapLevelBias(pbias, tex_ref)
+        => tell(tex_ref.addr(), pbias, |reference| reference.bias);
+    cuTexRefGetMaxAnisotropy(pmax_aniso, tex_ref)
+        => tell(tex_ref.addr(), pmax_aniso, |reference| reference.anisotropy);
+    cuTexRefGetBorderColor(border_color, tex_ref)
+        => tell(tex_ref.addr(), border_color.cast::<[f32; 4]>(), |reference| reference.border);
+    cuTexRefGetFlags(flags, tex_ref) => tell(tex_ref.addr(), flags, |reference| reference.flags);
+    cuTexRefGetFormat(format, count_channels, tex_ref) => {
+        tell(tex_ref.addr(), format, |reference| reference.format)?;
+        tell(tex_ref.addr(), count_channels, |reference| {
+            reference.channels
+        })
+    };
+    cuSurfRefSetArray(surf_ref, array, flags) => {
+        if array::layout(array).is_err() || flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        change(surf_ref.addr(), |reference| reference.array = array.addr())
+    };
+    cuTensorMapEncodeIm2col(tensor_map, _tensor_data_type, tensor_rank, global_address,
+        _global_dim, _global_strides, _pixel_box_lower_corner, _pixel_box_upper_corner, _channels_per_pixel, _pixels_per_column, _element_strides, _interleave, _swizzle, _l2_promotion, _oob_fill) => {
+        if tensor_rank < 3 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        encode(tensor_map, tensor_rank, global_address)
+    };
+    cuTensorMapReplaceAddress(tensor_map, global_address) => {
+        let words = read(tensor_map.cast::<[u64; 16]>())?;
+        encode(tensor_map, words[1] as u32, global_address)
+    };
+}
 
 /// A description of a resource, a texture, a view: CUDA's bytes, of which only the first is read.
 #[derive(Clone, Copy)]
@@ -142,29 +307,6 @@ fn texture(object: u64) -> Done<Object> {
     with(|textures| textures.textures.get(&object).copied()).ok_or(CuResult::INVALID_VALUE)
 }
 
-pub(crate) fn cuTexObjectDestroy(tex_object: u64) -> Done {
-    match with(|textures| textures.textures.remove(&tex_object)) {
-        Some(_) => Ok(()),
-        None => Err(CuResult::INVALID_VALUE),
-    }
-}
-
-pub(crate) fn cuTexObjectGetResourceDesc(res_desc: *mut c_void, tex_object: u64) -> Done {
-    write(res_desc.cast(), texture(tex_object)?.resource)
-}
-
-pub(crate) fn cuTexObjectGetTextureDesc(tex_desc: *mut c_void, tex_object: u64) -> Done {
-    let told = texture(tex_object)?
-        .texture
-        .ok_or(CuResult::INVALID_VALUE)?;
-    write(tex_desc.cast(), told)
-}
-
-pub(crate) fn cuTexObjectGetResourceViewDesc(res_view_desc: *mut c_void, tex_object: u64) -> Done {
-    let told = texture(tex_object)?.view.ok_or(CuResult::INVALID_VALUE)?;
-    write(res_view_desc.cast(), told)
-}
-
 pub(crate) fn cuSurfObjectCreate(surf_object: *mut u64, res_desc: *const c_void) -> Done {
     check_out(surf_object)?;
     context::current()?;
@@ -188,21 +330,6 @@ pub(crate) fn cuSurfObjectCreate(surf_object: *mut u64, res_desc: *const c_void)
     write(surf_object, made)
 }
 
-pub(crate) fn cuSurfObjectDestroy(surf_object: u64) -> Done {
-    match with(|textures| textures.surfaces.remove(&surf_object)) {
-        Some(_) => Ok(()),
-        None => Err(CuResult::INVALID_VALUE),
-    }
-}
-
-pub(crate) fn cuSurfObjectGetResourceDesc(res_desc: *mut c_void, surf_object: u64) -> Done {
-    let found = with(|textures| textures.surfaces.get(&surf_object).copied());
-    write(
-        res_desc.cast(),
-        found.ok_or(CuResult::INVALID_VALUE)?.resource,
-    )
-}
-
 // --- references -------------------------------------------------------------------------------------
 
 /// Changes a reference; a module's own begins unset.
@@ -222,50 +349,6 @@ fn tell<T>(handle: usize, out: *mut T, body: impl FnOnce(&Reference) -> T) -> Do
     write(out, told)
 }
 
-pub(crate) fn cuTexRefCreate(tex_ref: *mut CuTexref) -> Done {
-    check_out(tex_ref)?;
-    let made = with(|textures| {
-        // Numbers that no module's address is.
-        let made = number(textures) as usize;
-        textures.references.insert(made, UNSET);
-        made
-    });
-    write(tex_ref, std::ptr::without_provenance_mut(made))
-}
-
-pub(crate) fn cuTexRefDestroy(tex_ref: CuTexref) -> Done {
-    match with(|textures| textures.references.remove(&tex_ref.addr())) {
-        Some(_) => Ok(()),
-        None => Err(CuResult::INVALID_VALUE),
-    }
-}
-
-pub(crate) fn cuTexRefSetAddress_v2(
-    byte_offset: *mut usize,
-    tex_ref: CuTexref,
-    ptr: CuDevicePtr,
-    bytes: usize,
-) -> Done {
-    if ptr.0 != 0 && !blocks::is_reachable(ptr.0, bytes as u64) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    write_if(byte_offset, 0);
-    change(tex_ref.addr(), |reference| reference.address = ptr.0)
-}
-
-pub(crate) fn cuTexRefSetAddress(
-    byte_offset: *mut u32,
-    tex_ref: CuTexref,
-    ptr: u32,
-    bytes: u32,
-) -> Done {
-    if ptr != 0 && !blocks::is_reachable(ptr.into(), bytes.into()) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    write_if(byte_offset, 0);
-    change(tex_ref.addr(), |reference| reference.address = ptr.into())
-}
-
 fn set_2d(tex_ref: CuTexref, format: u32, channels: u32, address: u64) -> Done {
     if !blocks::is_reachable(address, 1) {
         return Err(CuResult::INVALID_VALUE);
@@ -281,64 +364,6 @@ fn set_2d_wide(tex_ref: CuTexref, desc: *const CuArrayDescriptor, ptr: CuDeviceP
     set_2d(tex_ref, desc.format, desc.num_channels, ptr.0)
 }
 
-pub(crate) fn cuTexRefSetAddress2D(
-    tex_ref: CuTexref,
-    desc: *const CuArrayDescriptorV1,
-    ptr: u32,
-    _pitch: u32,
-) -> Done {
-    let desc = read(desc)?;
-    set_2d(tex_ref, desc.format, desc.num_channels, ptr.into())
-}
-
-pub(crate) fn cuTexRefSetAddress2D_v2(
-    tex_ref: CuTexref,
-    desc: *const CuArrayDescriptor,
-    ptr: CuDevicePtr,
-    _pitch: usize,
-) -> Done {
-    set_2d_wide(tex_ref, desc, ptr)
-}
-
-pub(crate) fn cuTexRefSetAddress2D_v3(
-    tex_ref: CuTexref,
-    desc: *const CuArrayDescriptor,
-    ptr: CuDevicePtr,
-    _pitch: usize,
-) -> Done {
-    set_2d_wide(tex_ref, desc, ptr)
-}
-
-pub(crate) fn cuTexRefSetArray(tex_ref: CuTexref, array: CuArray, _flags: u32) -> Done {
-    if array::layout(array).is_err() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    change(tex_ref.addr(), |reference| reference.array = array.addr())
-}
-
-pub(crate) fn cuTexRefSetMipmappedArray(
-    tex_ref: CuTexref,
-    mipmapped_array: CuMipmappedArray,
-    _flags: u32,
-) -> Done {
-    if !array::is_mipmap(mipmapped_array.addr()) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    change(tex_ref.addr(), |reference| {
-        reference.mipmap = mipmapped_array.addr()
-    })
-}
-
-pub(crate) fn cuTexRefSetFormat(
-    tex_ref: CuTexref,
-    fmt: CuArrayFormat,
-    count_packed_components: i32,
-) -> Done {
-    change(tex_ref.addr(), |reference| {
-        (reference.format, reference.channels) = (fmt, count_packed_components);
-    })
-}
-
 pub(crate) fn cuTexRefSetAddressMode(tex_ref: CuTexref, dim: i32, am: CuAddressMode) -> Done {
     let Ok(dim) = usize::try_from(dim) else {
         return Err(CuResult::INVALID_VALUE);
@@ -351,86 +376,6 @@ pub(crate) fn cuTexRefSetAddressMode(tex_ref: CuTexref, dim: i32, am: CuAddressM
     })
 }
 
-pub(crate) fn cuTexRefSetFilterMode(tex_ref: CuTexref, fm: CuFilterMode) -> Done {
-    change(tex_ref.addr(), |reference| reference.filter = fm)
-}
-
-pub(crate) fn cuTexRefSetMipmapFilterMode(tex_ref: CuTexref, fm: CuFilterMode) -> Done {
-    change(tex_ref.addr(), |reference| reference.mipmap_filter = fm)
-}
-
-pub(crate) fn cuTexRefSetMipmapLevelBias(tex_ref: CuTexref, bias: f32) -> Done {
-    change(tex_ref.addr(), |reference| reference.bias = bias)
-}
-
-pub(crate) fn cuTexRefSetMipmapLevelClamp(
-    tex_ref: CuTexref,
-    min_mipmap_level_clamp: f32,
-    max_mipmap_level_clamp: f32,
-) -> Done {
-    let clamp = (min_mipmap_level_clamp, max_mipmap_level_clamp);
-    change(tex_ref.addr(), |reference| reference.clamp = clamp)
-}
-
-pub(crate) fn cuTexRefSetMaxAnisotropy(tex_ref: CuTexref, max_aniso: u32) -> Done {
-    change(tex_ref.addr(), |reference| {
-        reference.anisotropy = max_aniso as i32
-    })
-}
-
-pub(crate) fn cuTexRefSetBorderColor(tex_ref: CuTexref, border_color: *mut f32) -> Done {
-    let border = read(border_color.cast::<[f32; 4]>())?;
-    change(tex_ref.addr(), |reference| reference.border = border)
-}
-
-pub(crate) fn cuTexRefSetFlags(tex_ref: CuTexref, flags: u32) -> Done {
-    change(tex_ref.addr(), |reference| reference.flags = flags)
-}
-
-pub(crate) fn cuTexRefGetAddress_v2(out: *mut CuDevicePtr, tex_ref: CuTexref) -> Done {
-    tell(tex_ref.addr(), out, |reference| {
-        CuDevicePtr(reference.address)
-    })
-}
-
-pub(crate) fn cuTexRefGetAddress(out: *mut u32, tex_ref: CuTexref) -> Done {
-    tell(tex_ref.addr(), out, |reference| reference.address as u32)
-}
-
-pub(crate) fn cuTexRefGetArray(array_out: *mut CuArray, tex_ref: CuTexref) -> Done {
-    let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.array);
-    tell(tex_ref.addr(), array_out, handle)
-}
-
-pub(crate) fn cuTexRefGetMipmappedArray(
-    mipmapped_array_out: *mut CuMipmappedArray,
-    tex_ref: CuTexref,
-) -> Done {
-    let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.mipmap);
-    tell(tex_ref.addr(), mipmapped_array_out, handle)
-}
-
-pub(crate) fn cuTexRefGetAddressMode(pam: *mut CuAddressMode, tex_ref: CuTexref, dim: i32) -> Done {
-    let Some(dim) = usize::try_from(dim).ok().filter(|dim| *dim <= 2) else {
-        return Err(CuResult::INVALID_VALUE);
-    };
-    tell(tex_ref.addr(), pam, |reference| {
-        reference.address_modes[dim]
-    })
-}
-
-pub(crate) fn cuTexRefGetFilterMode(pfm: *mut CuFilterMode, tex_ref: CuTexref) -> Done {
-    tell(tex_ref.addr(), pfm, |reference| reference.filter)
-}
-
-pub(crate) fn cuTexRefGetMipmapFilterMode(pfm: *mut CuFilterMode, tex_ref: CuTexref) -> Done {
-    tell(tex_ref.addr(), pfm, |reference| reference.mipmap_filter)
-}
-
-pub(crate) fn cuTexRefGetMipmapLevelBias(pbias: *mut f32, tex_ref: CuTexref) -> Done {
-    tell(tex_ref.addr(), pbias, |reference| reference.bias)
-}
-
 pub(crate) fn cuTexRefGetMipmapLevelClamp(
     pmin_mipmap_level_clamp: *mut f32,
     pmax_mipmap_level_clamp: *mut f32,
@@ -438,45 +383,6 @@ pub(crate) fn cuTexRefGetMipmapLevelClamp(
 ) -> Done {
     tell(tex_ref.addr(), pmin_mipmap_level_clamp, |r| r.clamp.0)?;
     tell(tex_ref.addr(), pmax_mipmap_level_clamp, |r| r.clamp.1)
-}
-
-pub(crate) fn cuTexRefGetMaxAnisotropy(pmax_aniso: *mut i32, tex_ref: CuTexref) -> Done {
-    tell(tex_ref.addr(), pmax_aniso, |reference| reference.anisotropy)
-}
-
-pub(crate) fn cuTexRefGetBorderColor(border_color: *mut f32, tex_ref: CuTexref) -> Done {
-    tell(
-        tex_ref.addr(),
-        border_color.cast::<[f32; 4]>(),
-        |reference| reference.border,
-    )
-}
-
-pub(crate) fn cuTexRefGetFlags(flags: *mut u32, tex_ref: CuTexref) -> Done {
-    tell(tex_ref.addr(), flags, |reference| reference.flags)
-}
-
-pub(crate) fn cuTexRefGetFormat(
-    format: *mut CuArrayFormat,
-    count_channels: *mut i32,
-    tex_ref: CuTexref,
-) -> Done {
-    tell(tex_ref.addr(), format, |reference| reference.format)?;
-    tell(tex_ref.addr(), count_channels, |reference| {
-        reference.channels
-    })
-}
-
-pub(crate) fn cuSurfRefSetArray(surf_ref: CuSurfref, array: CuArray, flags: u32) -> Done {
-    if array::layout(array).is_err() || flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    change(surf_ref.addr(), |reference| reference.array = array.addr())
-}
-
-pub(crate) fn cuSurfRefGetArray(array_out: *mut CuArray, surf_ref: CuSurfref) -> Done {
-    let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.array);
-    tell(surf_ref.addr(), array_out, handle)
 }
 
 // --- tensor maps ------------------------------------------------------------------------------------
@@ -508,35 +414,4 @@ pub(crate) fn cuTensorMapEncodeTiled(
     _oob_fill: CuTensorMapFloatOOBfill,
 ) -> Done {
     encode(tensor_map, tensor_rank, global_address)
-}
-
-pub(crate) fn cuTensorMapEncodeIm2col(
-    tensor_map: *mut c_void,
-    _tensor_data_type: CuTensorMapDataType,
-    tensor_rank: u32,
-    global_address: *mut c_void,
-    _global_dim: *const u64,
-    _global_strides: *const u64,
-    _pixel_box_lower_corner: *const i32,
-    _pixel_box_upper_corner: *const i32,
-    _channels_per_pixel: u32,
-    _pixels_per_column: u32,
-    _element_strides: *const u32,
-    _interleave: CuTensorMapInterleave,
-    _swizzle: CuTensorMapSwizzle,
-    _l2_promotion: CuTensorMapL2promotion,
-    _oob_fill: CuTensorMapFloatOOBfill,
-) -> Done {
-    if tensor_rank < 3 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    encode(tensor_map, tensor_rank, global_address)
-}
-
-pub(crate) fn cuTensorMapReplaceAddress(
-    tensor_map: *mut c_void,
-    global_address: *mut c_void,
-) -> Done {
-    let words = read(tensor_map.cast::<[u64; 16]>())?;
-    encode(tensor_map, words[1] as u32, global_address)
 }

@@ -1,11 +1,12 @@
 //! The functions of virtual memory: reserve addresses, make physical memory, map, set access, export,
 //! import.
 
-use cuda_api::driver::*;
-use cuda_sim::board::{self, SharedId};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+
+use cuda_api::driver::*;
+use cuda_sim::board::{self, SharedId};
 
 use crate::base::border::{Done, check_out, read, write};
 use crate::base::space::{address, blank};
@@ -21,6 +22,24 @@ use crate::process::driver;
 use crate::process::files;
 use crate::process::location;
 use crate::process::location::Place;
+
+calls! {
+    cuMemGetAllocationGranularity(out, prop, option) => {
+        checked(&read(prop)?)?;
+        if option > 1 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        write(out, granularity() as usize)
+    };
+    cuMemUnmap(ptr, size) => {
+        for (base, block) in mappings(ptr.0, size as u64)? {
+            blank(base, block.bytes, false);
+            // Gives the memory back, if its handle was released before.
+            drop(blocks::remove(base, is_mapping));
+        }
+        Ok(())
+    };
+}
 
 const PINNED: u32 = 1;
 
@@ -126,18 +145,6 @@ fn checked(prop: &CuMemAllocationProp) -> Done<(usize, bool)> {
         Place::Gpu(gpu) => (gpu, false),
         Place::Host => (0, true),
     })
-}
-
-pub(crate) fn cuMemGetAllocationGranularity(
-    out: *mut usize,
-    prop: *const CuMemAllocationProp,
-    option: CuMemAllocationGranularityFlags,
-) -> Done {
-    checked(&read(prop)?)?;
-    if option > 1 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    write(out, granularity() as usize)
 }
 
 pub(crate) fn cuMemCreate(
@@ -289,15 +296,6 @@ fn mappings(base: u64, bytes: u64) -> Done<Vec<(u64, Block)>> {
     } else {
         Err(CuResult::INVALID_VALUE)
     }
-}
-
-pub(crate) fn cuMemUnmap(ptr: CuDevicePtr, size: usize) -> Done {
-    for (base, block) in mappings(ptr.0, size as u64)? {
-        blank(base, block.bytes, false);
-        // Gives the memory back, if its handle was released before.
-        drop(blocks::remove(base, is_mapping));
-    }
-    Ok(())
 }
 
 pub(crate) fn cuMemSetAccess(

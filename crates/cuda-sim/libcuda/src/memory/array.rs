@@ -1,8 +1,9 @@
 //! Arrays and mipmaps: memory with a shape, in rows of 512 bytes' multiples, that ends with its context.
 
-use cuda_api::driver::*;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use cuda_api::driver::*;
 
 use crate::base::border::Done;
 use crate::memory::blocks;

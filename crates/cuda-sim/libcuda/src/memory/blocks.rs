@@ -4,11 +4,12 @@
 //! Device memory is host memory at the same address, so copies move real bytes. What a block takes of
 //! its GPU is rounded as the driver rounds it.
 
-use cuda_api::driver::*;
-use cuda_sim::board;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+use cuda_api::driver::*;
+use cuda_sim::board;
 
 use crate::base::border::Done;
 use crate::base::space;

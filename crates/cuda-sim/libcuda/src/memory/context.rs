@@ -1,12 +1,13 @@
 //! Contexts: how they are made and end, the primary ones, and the one that each thread has current.
 //! What lives in a context belongs to other modules; `AT_END` tells them when it ends.
 
-use cuda_api::driver::*;
-use cuda_sim::board::Kind;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_api::driver::*;
+use cuda_sim::board::Kind;
 
 use crate::base::border::Done;
 use crate::base::model::MULTIPROCESSORS;

@@ -2,10 +2,11 @@
 //! GPU when its graph is launched, until it is freed. The end of the graph does not free it. What a GPU
 //! keeps for graphs grows in chunks and is given back when it is trimmed.
 
-use cuda_api::driver::*;
-use cuda_sim::board::Kind as Taken;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
+
+use cuda_api::driver::*;
+use cuda_sim::board::Kind as Taken;
 
 use crate::base::border::{Done, lock, read, write};
 use crate::memory::blocks;

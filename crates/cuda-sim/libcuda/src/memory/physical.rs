@@ -1,13 +1,14 @@
 //! Physical memory (`cuMemCreate`), its handles, and its mappings. It lives until its last handle is
 //! released and its last mapping gone, in whichever process that is. A multicast object is one, too.
 
-use cuda_api::driver::*;
-use cuda_sim::board::{self, SharedId};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_api::driver::*;
+use cuda_sim::board::{self, SharedId};
 
 use crate::base::border::Done;
 use crate::process::choices;

@@ -2,10 +2,11 @@
 //! for the GPU and the pool keeps more than its threshold, or when it is trimmed.
 //! The memory of graphs is in `graph_memory`.
 
-use cuda_api::driver::*;
-use cuda_sim::board;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_api::driver::*;
+use cuda_sim::board;
 
 use crate::base::border::Done;
 use crate::process::choices;

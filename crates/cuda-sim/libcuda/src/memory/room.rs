@@ -1,8 +1,9 @@
 //! The memory that a module takes of its GPU, code and variables: at once, or at its first use.
 
+use std::sync::Mutex;
+
 use cuda_api::driver::CuResult;
 use cuda_sim::board::Kind;
-use std::sync::Mutex;
 
 use crate::base::border::{Done, lock};
 use crate::memory::context::Ctx;

@@ -1,11 +1,12 @@
 //! Memory that several processes hold: a block becomes a file that others map. The files and their
 //! names are in `process::files`.
 
-use cuda_api::driver::*;
-use cuda_sim::board::SharedId;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use cuda_api::driver::*;
+use cuda_sim::board::SharedId;
 
 use crate::base::border::Done;
 use crate::base::space::{PAGE, address};
@@ -14,7 +15,6 @@ use crate::memory::blocks::{Block, Kind};
 use crate::memory::context::Context;
 use crate::process::driver;
 use crate::process::files::{MAGIC, Name, path_of, sweep};
-
 
 /// Makes a block one that other processes can open; `carried` takes it out of whatever else carries
 /// its memory, and says how much that is.

@@ -2,9 +2,10 @@
 //! takes away again, in stream order. Memory that lies under an array lives as long as it does there. What the array
 //! holds stays in pages of its own: copies never look here.
 
-use cuda_api::driver::*;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, lock};
 use crate::memory::array;

@@ -1,13 +1,14 @@
 //! This process's driver: the board that it has joined, the devices that it may see. Made by `cuInit`,
 //! gone in a forked child. It knows no context and no pointer.
 
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
 use cuda_api::driver::{CuDevice, CuResult};
 use cuda_sim::Board;
 use cuda_sim::board::{Kind, Member, Refused};
 use cuda_sim::faults::Faults;
 use cuda_sim::mig::Instance;
 use cuda_sim::nodes::Nodes;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::base::border::Done;
 use crate::process::visible::Visible;

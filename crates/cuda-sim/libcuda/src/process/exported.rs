@@ -1,8 +1,9 @@
 //! Which names the library has: those of the driver that the board has, no newer ones. Decided when the library is
 //! loaded.
 
-use cuda_sim::exports::{self, Wanted};
 use std::sync::OnceLock;
+
+use cuda_sim::exports::{self, Wanted};
 
 use crate::exports::SINCE;
 

@@ -1,14 +1,15 @@
 //! Files that hold memory which processes share, and the names by which it is passed on: descriptors
 //! that the program gets, records in them, tokens. The board counts what the memory takes of its GPU.
 
-use cuda_api::driver::*;
-use cuda_sim::board::SharedId;
 use std::ffi::CStr;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use cuda_api::driver::*;
+use cuda_sim::board::SharedId;
 
 use crate::base::border::Done;
 use crate::process::choices;

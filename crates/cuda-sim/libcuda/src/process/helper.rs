@@ -4,12 +4,13 @@
 //!
 //! It never calls the driver itself, and never runs anything while a lock is held.
 
-use cuda_sim::clock::ClockKind;
-use cuda_sim::exec::{Exec, ProcessId};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
+
+use cuda_sim::clock::ClockKind;
+use cuda_sim::exec::{Exec, ProcessId};
 
 /// What the helper does once a stream stands at it.
 pub(crate) enum Action {

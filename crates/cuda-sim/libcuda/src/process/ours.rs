@@ -2,10 +2,11 @@
 //! test, and the truth for who measures. All of them may be called from any thread at any time, before
 //! `cuInit` too; they keep `errno` and take no lock that is held while anybody waits.
 
+use std::sync::OnceLock;
+
 use cuda_sim::Board;
 use cuda_sim::clock::monotonic_ns;
 use cuda_sim::exec::Exec;
-use std::sync::OnceLock;
 
 /// Tells libraries that look for the real driver that this one is simulated.
 #[allow(non_upper_case_globals, reason = "a symbol's name")]

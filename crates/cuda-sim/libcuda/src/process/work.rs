@@ -1,8 +1,9 @@
 //! The board's work, and this process's place in it.
 
+use std::sync::OnceLock;
+
 use cuda_api::driver::*;
 use cuda_sim::exec::{Exec, ProcessId, Refused};
-use std::sync::OnceLock;
 
 use crate::base::border::Done;
 use crate::process::driver;

@@ -6,10 +6,11 @@
 //! it must not meet: calls that may not wait ("unsafe" ones, by the mode of the capture and of the
 //! calling thread), questions about captured streams and events, and the legacy stream.
 
-use cuda_api::driver::*;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cuda_api::driver::*;
 
 use crate::base::border::{Done, lock};
 use crate::memory::context::Ctx;

@@ -3,12 +3,14 @@
 
 use cuda_api::driver::*;
 
-use crate::base::border::Done;
+use crate::base::border::{Done, Number, number};
 use crate::base::space::address;
 use crate::memory::array;
 use crate::memory::blocks;
 
-pub(crate) fn device(at: u64, bytes: u64) -> Done<u64> {
+/// An address in device memory.
+pub(crate) fn device(at: impl Number, bytes: impl Number) -> Done<u64> {
+    let (at, bytes) = (number(at), number(bytes));
     if blocks::is_reachable(at, bytes) {
         Ok(at)
     } else {
@@ -17,7 +19,8 @@ pub(crate) fn device(at: u64, bytes: u64) -> Done<u64> {
 }
 
 /// An address of which a call does not say where it lies: known ones are checked.
-pub(crate) fn either(at: u64, bytes: u64) -> Done<u64> {
+pub(crate) fn either(at: impl Number, bytes: impl Number) -> Done<u64> {
+    let (at, bytes) = (number(at), number(bytes));
     let known = blocks::find(at).is_some();
     if at == 0 || known && !blocks::is_reachable(at, bytes) {
         return Err(CuResult::INVALID_VALUE);
@@ -31,6 +34,11 @@ pub(crate) fn host<T>(at: *const T) -> Done<u64> {
     } else {
         Ok(at.expose_provenance() as u64)
     }
+}
+
+/// The address of a stretch of a one-dimensional array.
+pub(crate) fn within(array: CuArray, offset: impl Number, bytes: impl Number) -> Done<u64> {
+    array::place(array, number(offset), number(bytes))
 }
 
 /// A copy of a box, from and to anything.
@@ -59,14 +67,14 @@ struct Side {
 
 /// Where a side's rows lie.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct Rows {
     start: u64,
     pitch: u64,
     slice: u64,
 }
 
 impl Side {
-    fn place(&self, width: u64, height: u64, depth: u64) -> Done<Place> {
+    fn place(&self, width: u64, height: u64, depth: u64) -> Done<Rows> {
         let small = |at: u64| at < 1 << 40;
         if ![self.x, self.y, self.z, self.pitch, self.rows]
             .into_iter()
@@ -102,7 +110,7 @@ impl Side {
                 device(start, bytes)?;
             }
         }
-        Ok(Place {
+        Ok(Rows {
             start,
             pitch,
             slice,
@@ -110,7 +118,7 @@ impl Side {
     }
 }
 
-pub(crate) fn ends(copy: &Box3) -> Done<Option<(Place, Place)>> {
+pub(crate) fn ends(copy: &Box3) -> Done<Option<(Rows, Rows)>> {
     let (width, height, depth) = (copy.width, copy.height, copy.depth);
     if width == 0 || height == 0 || depth == 0 {
         return Ok(None);
@@ -127,7 +135,7 @@ pub(crate) fn ends(copy: &Box3) -> Done<Option<(Place, Place)>> {
     )))
 }
 
-pub(crate) fn move_rows(from: Place, to: Place, width: u64, height: u64, depth: u64) {
+pub(crate) fn move_rows(from: Rows, to: Rows, width: u64, height: u64, depth: u64) {
     for z in 0..depth {
         for y in 0..height {
             let src = from.start + z * from.slice + y * from.pitch;
@@ -151,75 +159,51 @@ pub(crate) fn perform_3d(copy: &CuMemcpy3D) -> Done {
     Ok(())
 }
 
-/// A description of CUDA's as a box; the fields of all its forms have the same names.
+/// A description of CUDA's as a box; the fields of all its forms have the same names, those of a
+/// two-dimensional one but for the third direction.
 macro_rules! boxes {
-    ($($ty:ty: $device:expr, $z:expr, $rows:expr, $depth:expr;)*) => {$(
+    (@from $ty:ty, |$copy:ident| $z:expr, $rows:expr, $depth:expr) => {
         impl From<$ty> for Box3 {
-            fn from(copy: $ty) -> Self {
-                let wide = |value| -> u64 { number(value) };
-                let device = $device;
-                let (src_z, dst_z) = $z(&copy);
-                let (src_rows, dst_rows) = $rows(&copy);
+            fn from($copy: $ty) -> Self {
+                let ((src_z, dst_z), (src_rows, dst_rows)) = ($z, $rows);
                 Self {
                     src: Side {
-                        kind: copy.src_memory_type,
-                        host: copy.src_host.expose_provenance() as u64,
-                        device: device(copy.src_device),
-                        array: copy.src_array,
-                        pitch: wide(copy.src_pitch),
+                        kind: $copy.src_memory_type,
+                        host: $copy.src_host.expose_provenance() as u64,
+                        device: number($copy.src_device),
+                        array: $copy.src_array,
+                        pitch: number($copy.src_pitch),
                         rows: src_rows,
-                        x: wide(copy.src_x_bytes),
-                        y: wide(copy.src_y),
+                        x: number($copy.src_x_bytes),
+                        y: number($copy.src_y),
                         z: src_z,
                     },
                     dst: Side {
-                        kind: copy.dst_memory_type,
-                        host: copy.dst_host.expose_provenance() as u64,
-                        device: device(copy.dst_device),
-                        array: copy.dst_array,
-                        pitch: wide(copy.dst_pitch),
+                        kind: $copy.dst_memory_type,
+                        host: $copy.dst_host.expose_provenance() as u64,
+                        device: number($copy.dst_device),
+                        array: $copy.dst_array,
+                        pitch: number($copy.dst_pitch),
                         rows: dst_rows,
-                        x: wide(copy.dst_x_bytes),
-                        y: wide(copy.dst_y),
+                        x: number($copy.dst_x_bytes),
+                        y: number($copy.dst_y),
                         z: dst_z,
                     },
-                    width: wide(copy.width_bytes),
-                    height: wide(copy.height),
-                    depth: $depth(&copy),
+                    width: number($copy.width_bytes),
+                    height: number($copy.height),
+                    depth: $depth,
                 }
             }
         }
-    )*};
-}
-
-/// A size of either width.
-trait Number {
-    fn wide(self) -> u64;
-}
-
-impl Number for u32 {
-    fn wide(self) -> u64 {
-        self.into()
-    }
-}
-
-impl Number for usize {
-    fn wide(self) -> u64 {
-        self as u64
-    }
-}
-
-fn number(value: impl Number) -> u64 {
-    value.wide()
+    };
+    (flat: $($flat:ty),*; deep: $($deep:ty),*;) => {
+        $(boxes! { @from $flat, |copy| (0, 0), (0, 0), 1 })*
+        $(boxes! { @from $deep, |copy| (number(copy.src_z), number(copy.dst_z)),
+            (number(copy.src_height), number(copy.dst_height)), number(copy.depth) })*
+    };
 }
 
 boxes! {
-    CuMemcpy2DV1: u64::from, |_: &CuMemcpy2DV1| (0, 0), |_: &CuMemcpy2DV1| (0, 0), |_: &CuMemcpy2DV1| 1;
-    CuMemcpy2D: |at: CuDevicePtr| at.0, |_: &CuMemcpy2D| (0, 0), |_: &CuMemcpy2D| (0, 0), |_: &CuMemcpy2D| 1;
-    CuMemcpy3DV1: u64::from, |c: &CuMemcpy3DV1| (number(c.src_z), number(c.dst_z)),
-        |c: &CuMemcpy3DV1| (number(c.src_height), number(c.dst_height)), |c: &CuMemcpy3DV1| number(c.depth);
-    CuMemcpy3D: |at: CuDevicePtr| at.0, |c: &CuMemcpy3D| (number(c.src_z), number(c.dst_z)),
-        |c: &CuMemcpy3D| (number(c.src_height), number(c.dst_height)), |c: &CuMemcpy3D| number(c.depth);
-    CuMemcpy3DPeer: |at: CuDevicePtr| at.0, |c: &CuMemcpy3DPeer| (number(c.src_z), number(c.dst_z)),
-        |c: &CuMemcpy3DPeer| (number(c.src_height), number(c.dst_height)), |c: &CuMemcpy3DPeer| number(c.depth);
+    flat: CuMemcpy2DV1, CuMemcpy2D;
+    deep: CuMemcpy3DV1, CuMemcpy3D, CuMemcpy3DPeer;
 }

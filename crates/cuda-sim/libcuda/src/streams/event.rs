@@ -1,8 +1,9 @@
 //! An event, and where it was recorded last. Its times are the board's, exact in its model.
 
+use std::sync::{Arc, Mutex};
+
 use cuda_api::driver::*;
 use cuda_sim::exec::{EventId, Record};
-use std::sync::{Arc, Mutex};
 
 use crate::base::border::Done;
 use crate::base::table::Table;

@@ -5,9 +5,10 @@
 //! something else has to act for (a host function, an event, a value, a kernel that spins) ends a
 //! stretch: what was before it in the order of the graph is done first.
 
+use std::sync::{Arc, Mutex};
+
 use cuda_api::driver::*;
 use cuda_sim::exec::{Place, Work};
-use std::sync::{Arc, Mutex};
 
 use crate::base::border;
 use crate::base::border::{Done, lock};

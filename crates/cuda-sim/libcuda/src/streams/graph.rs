@@ -1,10 +1,11 @@
 //! Graphs: nodes and what they come after, as the program or a capture makes them. What a graph does
 //! when it is launched stands in `execs`.
 
-use cuda_api::driver::*;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use cuda_api::driver::*;
 
 use crate::base::border;
 use crate::base::border::{Done, Opaque, handle, lock, read, read_all, write};

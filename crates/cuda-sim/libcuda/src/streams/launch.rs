@@ -1,10 +1,11 @@
 //! A launch: what a program passes is checked as the driver checks it, and its arguments are copied. A
 //! kernel never computes anything: its plan, by the board's script, says how long it takes.
 
-use cuda_api::driver::*;
-use cuda_sim::script::{Duration, LAUNCH_ATTRIBUTE_NS};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use cuda_api::driver::*;
+use cuda_sim::script::{Duration, LAUNCH_ATTRIBUTE_NS};
 
 use crate::base::border::{Done, handle, lock, read, read_all};
 use crate::process::work::{exec, process};

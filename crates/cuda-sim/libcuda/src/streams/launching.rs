@@ -1,8 +1,9 @@
 //! Giving a kernel to a stream: how long it takes in its context, and what a driver call costs.
 
+use std::sync::OnceLock;
+
 use cuda_sim::clock::ClockKind;
 use cuda_sim::exec::Work;
-use std::sync::OnceLock;
 
 use crate::base::border::Done;
 use crate::base::values;

@@ -1,13 +1,14 @@
 //! Modules, libraries and functions. A loaded module takes memory of its GPU: its image, rounded to
 //! 2 MiB. What stands in an image is read by `base::image`; nothing is compiled.
 
-use cuda_api::driver::*;
-use cuda_sim::board::Kind as Taken;
-use cuda_sim::script::Duration;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+
+use cuda_api::driver::*;
+use cuda_sim::board::Kind as Taken;
+use cuda_sim::script::Duration;
 
 use crate::base::border::{Done, handle, lock, write};
 use crate::base::declared;

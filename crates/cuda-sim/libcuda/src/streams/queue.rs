@@ -1,7 +1,8 @@
 //! Copies and frees in stream order, or as nodes of the graph that the stream captures.
 
-use cuda_sim::exec::Work;
 use std::sync::Arc;
+
+use cuda_sim::exec::Work;
 
 use crate::base::border::Done;
 use crate::process::helper;
@@ -9,7 +10,6 @@ use crate::process::work::exec;
 use crate::streams::capturing;
 use crate::streams::graph::Body;
 use crate::streams::stream::{Stream, in_order, ordered_idle, submit, submit_call};
-
 
 /// Does something to memory in stream order, and lets the stream's copy engine take the time for
 /// that many bytes; a stream that captures gets a node instead, which does it at each launch.

@@ -1,9 +1,10 @@
 //! Events in streams: recording them, waiting for them; in a stream that captures, both become part
 //! of its graph.
 
+use std::sync::Arc;
+
 use cuda_api::driver::*;
 use cuda_sim::exec::Record;
-use std::sync::Arc;
 
 use crate::base::border::{Done, lock};
 use crate::process::work::{exec, refused};

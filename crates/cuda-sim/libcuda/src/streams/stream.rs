@@ -5,12 +5,13 @@
 //!
 //! Time is the board's (`cuda_sim::exec`).
 
-use cuda_api::driver::*;
-use cuda_sim::exec::{ChannelId, Place, Work};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+
+use cuda_api::driver::*;
+use cuda_sim::exec::{ChannelId, Place, Work};
 
 use crate::base::border::{Done, lock};
 use crate::base::table::Table;
@@ -385,7 +386,6 @@ pub(crate) fn submit_value(stream: &Stream, op: ValueOp) -> Done {
         } => submit_call(stream, move || store(address, value, bits)),
     }
 }
-
 
 /// The highest priority that a stream can have; 0 is the lowest.
 pub(crate) const GREATEST_PRIORITY: i32 = -5;
