@@ -5,7 +5,7 @@
     reason = "the fields are CUDA's own, and its documentation describes them"
 )]
 
-use crate::driver::*;
+use crate::driver_types::*;
 
 /// States the size and the offsets of a structure beside it: a change that moves a field does not compile.
 macro_rules! assert_layout {

@@ -7,9 +7,11 @@ mod classes;
 pub mod driver;
 mod driver_structs;
 mod driver_table;
+mod driver_types;
 mod generated;
 pub mod nvml;
 mod nvml_structs;
+mod nvml_types;
 
 pub use classes::{Class, class_of, symbols_of};
 pub use driver::*;

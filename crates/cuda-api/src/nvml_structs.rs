@@ -1,7 +1,9 @@
 //! NVML's structures, laid out as C lays them out, as far as a hook or the simulated library reads
 //! or writes them. Plain values; who owns the memory behind a pointer is the caller's business.
 
-use crate::nvml::{NO_INSTANCE, NvmlDevice, NvmlGpuInstance, NvmlReturn, c_char, struct_version};
+use crate::nvml_types::{
+    NO_INSTANCE, NvmlDevice, NvmlGpuInstance, NvmlReturn, c_char, struct_version,
+};
 
 macro_rules! structs {
     ($($(#[$doc:meta])* struct $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* } size $size:literal;)*) => {$(
@@ -53,7 +55,7 @@ structs! {
     struct NvmlProcessInfoV1 {
         /// Process id in the namespace of the driver (the host's).
         pid: u32,
-        /// Device memory in bytes, or [`crate::nvml::VALUE_NOT_AVAILABLE`].
+        /// Device memory in bytes, or [`crate::nvml_types::VALUE_NOT_AVAILABLE`].
         used_gpu_memory: u64,
     } size 16;
 
@@ -61,7 +63,7 @@ structs! {
     struct NvmlProcessInfo {
         /// Process id in the namespace of the driver (the host's).
         pid: u32,
-        /// Device memory in bytes, or [`crate::nvml::VALUE_NOT_AVAILABLE`].
+        /// Device memory in bytes, or [`crate::nvml_types::VALUE_NOT_AVAILABLE`].
         used_gpu_memory: u64,
         /// MIG GPU instance, or [`NO_INSTANCE`].
         gpu_instance_id: u32,
@@ -73,7 +75,7 @@ structs! {
     struct NvmlProcessDetail {
         /// Process id in the namespace of the driver (the host's).
         pid: u32,
-        /// Device memory in bytes, or [`crate::nvml::VALUE_NOT_AVAILABLE`].
+        /// Device memory in bytes, or [`crate::nvml_types::VALUE_NOT_AVAILABLE`].
         used_gpu_memory: u64,
         /// MIG GPU instance, or [`NO_INSTANCE`].
         gpu_instance_id: u32,

@@ -16,6 +16,7 @@ mod card;
 mod device;
 mod event;
 mod late;
+mod load;
 mod mig;
 mod newer;
 mod process;
