@@ -1,5 +1,5 @@
-//! The driver's structures that somebody here reads or writes, laid out as its callers lay them out.
-//! Plain values, all `Copy`; what nobody reads crosses the border as a bare pointer instead.
+//! The driver's structures that our code reads or writes, laid out as its callers lay them out.
+//! Plain values, all `Copy`; what is not read crosses the border as a bare pointer instead.
 #![allow(
     missing_docs,
     reason = "the fields are CUDA's own, and its documentation describes them"
@@ -99,7 +99,7 @@ structs! {
     CuExternalMemoryHandleDesc { kind: u32, handle: CuExternalHandle, size: u64, flags: u32, reserved: [u32; 16] } size 104, handle @ 8, size @ 24;
     CuExternalMemoryBufferDesc { offset: u64, size: u64, flags: u32, reserved: [u32; 16] } size 88;
     CuExternalMemoryMipmappedArrayDesc { offset: u64, array: CuArray3DDescriptor, num_levels: u32, reserved: [u32; 16] } size 120;
-    /// Same layout as the semaphore's handle; nobody reads more than the descriptor's kind and handle.
+    /// Same layout as the semaphore's handle; only the descriptor's kind and handle are read.
     CuExternalSemaphoreHandleDesc { kind: u32, handle: CuExternalHandle, flags: u32, reserved: [u32; 16] } size 96;
 
     CuLaunchConfig {

@@ -1,6 +1,6 @@
 //! The driver's C signatures: one row for each symbol, each version and each `_ptds`/`_ptsz` form a
 //! row of its own. Hooks, simulator and tests are all made from these rows, so they cannot disagree.
-//! States nothing but signatures; what a call means stands with whoever implements or hooks it.
+//! States nothing but signatures; what a call means stands where it is implemented or hooked.
 
 /// Hands every row to a macro of the caller's, as `fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize);`.
 /// All rows return a `CuResult`. Bring `cuda_api::driver::*` into scope where the rows are expanded.

@@ -6,7 +6,7 @@ use core::ffi::CStr;
 pub use core::ffi::{c_char, c_void};
 
 /// What a driver function returns. A newtype rather than an enum: the next driver answers with a
-/// code that nobody here has heard of, and it has to come back to the caller as it is.
+/// code that is unknown here, and it has to come back to the caller as it is.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]

@@ -5,7 +5,7 @@ pub use crate::nvml_structs::*;
 pub use crate::nvml_types::*;
 
 /// Hands each row of NVML's signatures to `$callback!`. All of them return [`NvmlReturn`]; the two
-/// that do not (`nvmlErrorString`) or whose type nobody outside knows (`nvmlInternalGetExportTable`)
+/// that do not (`nvmlErrorString`) or whose type is not public (`nvmlInternalGetExportTable`)
 /// are left out. A row for every symbol that a hook or the simulated library implements; types are
 /// resolved where the macro is used (`use cuda_api::nvml::*`).
 #[macro_export]

@@ -1,5 +1,5 @@
 //! NVML's structures, laid out as C lays them out, as far as a hook or the simulated library reads
-//! or writes them. Plain values; who owns the memory behind a pointer is the caller's business.
+//! or writes them. Plain values; the caller knows what owns the memory behind a pointer.
 
 use crate::nvml_types::{
     NO_INSTANCE, NvmlDevice, NvmlGpuInstance, NvmlReturn, c_char, struct_version,
@@ -21,7 +21,7 @@ structs! {
     struct NvmlMemory {
         /// All of it.
         total: u64,
-        /// Not used by anybody.
+        /// Not in use.
         free: u64,
         /// Used, the driver's reserve included.
         used: u64,
@@ -35,7 +35,7 @@ structs! {
         total: u64,
         /// Kept by driver and firmware.
         reserved: u64,
-        /// Not used by anybody.
+        /// Not in use.
         free: u64,
         /// Used, without the reserve.
         used: u64,
@@ -473,7 +473,7 @@ versions! {
     NvmlGpuInstanceProfileInfoV2 = 2;
 }
 
-/// A value whose kind is said elsewhere: C's union, kept as its eight bytes so that nobody has to
+/// A value whose kind is said elsewhere: C's union, kept as its eight bytes so that no reader has to
 /// read a union.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

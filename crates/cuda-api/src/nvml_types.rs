@@ -5,7 +5,7 @@ use core::ffi::CStr;
 pub use core::ffi::{c_char, c_ulong, c_void};
 
 /// What an NVML function returns. A newtype rather than an enum: the next driver answers with a
-/// code that nobody here has heard of, and it has to come back to the caller as it is.
+/// code that is unknown here, and it has to come back to the caller as it is.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
@@ -97,7 +97,7 @@ handles! {
     NvmlGpuInstance;
     /// A compute instance of a GPU instance.
     NvmlComputeInstance;
-    /// A set of events that somebody waits for.
+    /// A set of events that a program waits for.
     NvmlEventSet;
 }
 

@@ -278,7 +278,7 @@ fn versions(out: &mut String) {
     out.push_str("];\n");
 }
 
-/// What may be asked of a driver that nobody has initialised.
+/// Functions that a program may call before `cuInit`.
 const NEED_NO_INIT: &[&str] = &[
     "cuCheckpointOperationComplete",
     "cuCheckpointProcessCheckpoint",

@@ -1,8 +1,8 @@
-//! The board's memory: one file that every process maps, who has taken how much of which GPU, and
+//! The board's memory: one file that every process maps, how much of which GPU each has taken, and
 //! what processes hold together. It is the truth that tests compare with. It never sees a pointer:
 //! addresses and contents are the driver library's.
 //!
-//! A process's memory ends with the process, as with the real driver: whoever looks next finds it
+//! A process's memory ends with the process, as with the real driver: the next process that looks finds it
 //! gone and gives its memory back (after `release_delay_ms`, when a test wants to see that).
 
 mod checkpoint;
@@ -111,7 +111,7 @@ struct Process {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Holder {
+struct Hold {
     /// Index of the process, plus one; 0 is empty.
     process: u32,
     count: u32,
@@ -120,14 +120,14 @@ struct Holder {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Shared {
+struct SharedAllocation {
     /// 0 is empty.
     id: u64,
     device: u64,
     bytes: u64,
     /// 1 where descriptors of its file keep it too, as those of a dma-buf do.
     exported: u64,
-    holders: [Holder; MAX_HOLDERS],
+    holders: [Hold; MAX_HOLDERS],
 }
 
 #[repr(C)]
@@ -166,7 +166,7 @@ struct State {
     devices: [Device; MAX_GPUS],
     cuts: [mig::Cut; MAX_GPUS],
     processes: [Process; MAX_PROCESSES],
-    shared: [Shared; MAX_SHARED],
+    shared: [SharedAllocation; MAX_SHARED],
 }
 
 const TEXT: usize = 4096;
@@ -279,7 +279,7 @@ impl Board {
         // SAFETY: the file has an Area's size, and the file lock keeps every other process out of
         // it until the magic is published.
         let area = unsafe { &mut *self.map.as_mut_ptr().cast::<Area>() };
-        // SeqCst: nobody may take an old magic for the new content.
+        // SeqCst: no process may take an old magic for the new content.
         area.magic.store(0, Ordering::SeqCst);
         area.version = VERSION;
         area.boot_id = process::boot_id();
@@ -337,7 +337,7 @@ impl Board {
                 *cut = mig::Cut::into(&sizes).map_err(invalid)?;
             }
         }
-        // The work of an earlier board at this place is nobody's.
+        // The work of an earlier board at this path belongs to no process.
         drop(fs::remove_file(self.exec_path()));
         let exec = ExecConfig {
             clock: config.clock,
@@ -345,7 +345,7 @@ impl Board {
             mps: config.mps,
         };
         Exec::open(&self.exec_path(), &exec)?;
-        // Release: pairs with the Acquire of whoever joins.
+        // Release: pairs with the Acquire of a process that joins.
         area.magic.store(MAGIC, Ordering::Release);
         Ok(())
     }
@@ -504,7 +504,7 @@ fn instance_of(process: &Process) -> Option<u32> {
 }
 
 impl State {
-    /// After a holder of the lock died: `used` is derived from who holds what.
+    /// After a holder of the lock died: `used` is derived from what each process holds.
     fn repair(&mut self) {
         for gpu in 0..MAX_GPUS {
             let own: u64 = self
@@ -546,7 +546,7 @@ impl State {
             .filter(|process| is_of(process))
             .map(|process| process.uses[gpu].alloc + process.uses[gpu].overhead)
             .sum();
-        let of_first_holder = |shared: &&Shared| {
+        let of_first_holder = |shared: &&SharedAllocation| {
             let first = shared.holders.iter().find(|holder| holder.process != 0);
             first.is_some_and(|first| is_of(&self.processes[first.process as usize - 1]))
         };
@@ -564,11 +564,11 @@ impl State {
         (self.process_end as usize).min(MAX_PROCESSES)
     }
 
-    fn shared(&self) -> &[Shared] {
+    fn shared(&self) -> &[SharedAllocation] {
         &self.shared[..(self.shared_end as usize).min(MAX_SHARED)]
     }
 
-    fn shared_mut(&mut self, id: SharedId) -> Option<&mut Shared> {
+    fn shared_mut(&mut self, id: SharedId) -> Option<&mut SharedAllocation> {
         let end = (self.shared_end as usize).min(MAX_SHARED);
         self.shared[..end]
             .iter_mut()

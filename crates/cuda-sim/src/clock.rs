@@ -15,7 +15,7 @@ pub enum ClockKind {
     Real,
     /// Stands still until a test calls `Clock::advance`.
     Virtual,
-    /// Stands still while programs compute; whoever waits for the GPU moves it to the next thing
+    /// Stands still while programs compute; a process that waits for the GPU moves it to the next thing
     /// that happens on the board. So a program runs at once, and its times are exact.
     Jump,
     /// The same for several processes and threads: moves only when every thread that takes part waits
@@ -78,7 +78,7 @@ pub struct ClockWords {
 pub const START_NS: u64 = 1_000_000_000;
 
 impl ClockWords {
-    /// Sets the kind, once, before anybody else looks.
+    /// Sets the kind, once, before another process looks.
     pub(crate) fn init(&self, kind: ClockKind) {
         self.now_ns.store(START_NS, Ordering::SeqCst);
         self.kind.store(kind.word(), Ordering::SeqCst);
@@ -158,7 +158,7 @@ pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, longest: Duration) {
     };
 }
 
-/// Wakes everybody who waits on `word`, in any process.
+/// Wakes all threads that wait on `word`, in any process.
 pub(crate) fn futex_wake_all(word: &AtomicU32) {
     // SAFETY: the word outlives the call; a wake touches no memory.
     unsafe {

@@ -1,4 +1,4 @@
-//! What a board is made of, and the environment that says so. It counts for whoever creates the
+//! What a board is made of, and the environment that says so. It counts for the process that creates the
 //! board; later processes join it as it is. It never opens anything.
 
 use std::env;

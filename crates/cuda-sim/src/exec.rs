@@ -1,9 +1,9 @@
 //! The board's work, shared: one file that every process maps, a lock that survives its holder, and
-//! the waits. What happens in it is `model`'s; this file never decides who runs.
+//! the waits. What happens in it is `model`'s; this file never decides which process runs.
 //!
-//! Nothing drives the GPUs: whoever looks first plays what has happened since somebody looked last.
+//! Nothing drives the GPUs: the next process that looks plays what has happened since the last look.
 //! The lock is a robust one: when its holder is killed, the next one repairs what is derived and goes
-//! on. Nobody waits for the GPU while he holds it.
+//! on. No process waits for the GPU while it holds the lock.
 
 mod board_clock;
 mod lockstep;
@@ -27,7 +27,7 @@ use crate::script::{MAX_SCRIPT_BYTES, Script};
 pub use board_clock::{Away, Clock, LockstepCounts, Participant};
 pub use lockstep::{LockstepWords, MAX_PARTICIPANTS};
 pub use model::{
-    BusyStretch, DEPTH, MAX_DEVICES, Place, ProcessTruth, STRETCHES, UtilizationSample, Waiting,
+    BusyStretch, DEPTH, MAX_DEVICES, Position, ProcessTruth, STRETCHES, UtilizationSample, Waiting,
     Work,
 };
 use model::{Settings, State};
@@ -41,7 +41,7 @@ pub const CLOCK_OFFSET: usize = 64;
 /// Where the words of a clock in lockstep lie in the file: see [`LockstepWords`].
 pub const LOCKSTEP_OFFSET: usize = 128;
 
-/// What counts for whoever creates the file; later ones join it as it is.
+/// Read by the process that creates the file; later ones join it as it is.
 #[derive(Debug, Clone, Default)]
 pub struct ExecConfig {
     /// Where time comes from.
@@ -165,7 +165,7 @@ impl Exec {
             in_lockstep: false,
         };
         if fresh || exec.area().magic.load(Ordering::Acquire) == 0 || exec.is_of_an_earlier_boot() {
-            // All zeros again: nobody is left who works on what was there.
+            // All zeros again: no process is left that works on what was there.
             file.set_len(0)?;
             file.set_len(size_of::<Area>() as u64)?;
             exec.create(config)?;
@@ -243,7 +243,7 @@ impl Exec {
     /// Takes the lock and plays everything up to now.
     fn now(&self) -> Guard<'_> {
         let mut guard = self.lock();
-        // Read under the lock, so that nobody plays a time that another has gone past.
+        // Read under the lock, so that no process plays a time that another has gone past.
         let now_ns = self.clock().now();
         self.reap_sometimes(&mut guard, now_ns);
         guard.advance(now_ns);
@@ -261,7 +261,7 @@ impl Exec {
         unsafe { process::Locked::take(lock, state, State::repair) }
     }
 
-    /// Looks whether those who have work are alive, at most every 10 ms of real time.
+    /// Looks whether the processes that have work are alive, at most every 10 ms of real time.
     fn reap_sometimes(&self, state: &mut State, board_ns: u64) {
         let now_ns = match self.clock().kind() {
             ClockKind::Real => board_ns,

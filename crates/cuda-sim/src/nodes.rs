@@ -1,9 +1,9 @@
 //! Which of the board's GPUs a process was given, where a folder of device nodes says so, as `/dev` does it for a
 //! container. It decides nothing about memory or time.
 //!
-//! With `VGPU_SIM_DEVICES_DIR` set, GPU *n* is there for those who can open `nvidia<n>` in that folder, and a driver
+//! With `VGPU_SIM_DEVICES_DIR` set, GPU *n* is there for processes that can open `nvidia<n>` in that folder, and a driver
 //! library without `nvidiactl` finds no driver. What was opened stays open, so that a person sees in `/proc/<pid>/fd`
-//! who has which GPU, as with the real driver.
+//! which GPUs a process has, as with the real driver.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Who a process is and whether it lives, and the locks that survive their holder. It knows nothing
+//! The identity of a process, whether it lives, and the locks that survive their holder. It knows nothing
 //! of memory or time.
 
 use std::cell::Cell;
@@ -118,7 +118,7 @@ pub(crate) fn has_thread(process: &Identity, tid: u32) -> bool {
     if process.pid_namespace != own_pid_namespace() {
         return true;
     }
-    // SAFETY: signal 0 is sent to nobody: it only asks whether there is such a thread.
+    // SAFETY: signal 0 is not delivered: it only asks whether there is such a thread.
     let answer = unsafe { libc::syscall(libc::SYS_tgkill, process.pid, tid, 0) };
     answer == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
@@ -183,7 +183,7 @@ fn own_pid_namespace() -> u64 {
 }
 
 /// Where the node's processes stand, for one in a container: `VGPU_SIM_PROC`, a mount of the node's `/proc`. There a
-/// process is known by the node's number, as the real driver knows it, and all can see who lives.
+/// process is known by the node's number, as the real driver knows it, and all can see which ones live.
 fn node_proc() -> Option<&'static str> {
     static NODE: OnceLock<Option<String>> = OnceLock::new();
     NODE.get_or_init(|| {
@@ -216,7 +216,7 @@ pub(crate) fn own_pid() -> u32 {
     pid
 }
 
-/// The running kernel's boot: what an earlier one left in a file is nobody's.
+/// The running kernel's boot: what an earlier one left in a file belongs to no process.
 #[must_use]
 pub(crate) fn boot_id() -> [u8; 40] {
     let mut id = [0; 40];

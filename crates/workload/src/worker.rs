@@ -1,4 +1,4 @@
-//! What a workload launches, and how it talks with who started it: a line `ready PID`, then it reads one
+//! What a workload launches, and how it talks with the program that started it: a line `ready PID`, then it reads one
 //! byte, works, and tells what it did. Owns the protocol and the patterns.
 //!
 //! Never measures a share itself on a simulated GPU: the board knows better.
@@ -111,15 +111,15 @@ pub enum WorkError {
     /// The driver refused.
     #[error("{0}")]
     Driver(#[from] DriverError),
-    /// Nobody listens.
-    #[error("cannot talk with who started it: {0}")]
+    /// The other end is closed.
+    #[error("cannot talk with the program that started it: {0}")]
     Talk(#[from] std::io::Error),
 }
 
 /// Does a job in this process. `again` starts another process for the job that it is given.
 ///
 /// # Errors
-/// The driver refused something, or nobody listens any more.
+/// The driver refused something, or the other end is closed.
 pub fn run(job: &Job, again: impl FnOnce(&Job) -> Command) -> Result<(), WorkError> {
     let mut worker = Worker::start(job)?;
     say(&format!("ready {}", std::process::id()))?;

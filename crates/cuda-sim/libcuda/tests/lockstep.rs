@@ -142,7 +142,7 @@ fn history(name: &str, order: &[u32]) -> (Vec<u64>, u64) {
     let exec = Board::create(&path, &config).unwrap().exec().unwrap();
     let part = exec.clock().join_thread();
     exec.clock().expect_threads(1 + programs);
-    // Whoever is there first, they go on by their ranks.
+    // Whichever starts first, they go on by their ranks.
     let mut children: Vec<_> = order
         .iter()
         .map(|number| {

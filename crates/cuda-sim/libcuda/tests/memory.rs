@@ -348,7 +348,7 @@ fn physical_memory_lives_until_its_last_mapping_is_gone() {
                 CuResult::INVALID_VALUE
             );
 
-            // Nobody may touch it yet.
+            // No GPU may touch it yet.
             let byte = 7_u8;
             let early = call!(driver, cuMemcpyHtoD_v2(base, (&raw const byte).cast(), 1));
             assert_eq!(early, CuResult::INVALID_VALUE);

@@ -35,7 +35,7 @@ pub(crate) struct ProcessSample {
 /// The board, and the work on it.
 struct Machine {
     board: Board,
-    /// `None` when nobody can tell who is busy; then nobody is.
+    /// `None` when NVML cannot tell which process is busy; then none is.
     work: Option<Exec>,
     faults: Faults,
     nodes: Nodes,
@@ -54,7 +54,7 @@ fn machine() -> Option<&'static Machine> {
         .get_or_init(|| match join() {
             Ok(machine) => Some(machine),
             Err(error) => {
-                // The real library says nothing either; who wonders sets the variable.
+                // The real library says nothing either; set the variable to learn why.
                 if let Some(path) = std::env::var_os("VGPU_SIM_LOG") {
                     drop(std::fs::write(path, format!("nvmlInit: {error}\n")));
                 }
@@ -112,7 +112,7 @@ pub(crate) fn faults() -> Option<&'static Faults> {
 }
 
 /// Waits while the driver hangs; fails where it is gone or of another version than this library, as it says to `begins`
-/// (an `nvmlInit`) and to those who were there before.
+/// (an `nvmlInit`) and to those that were there before.
 pub(crate) fn driver_answers(begins: bool) -> Result<(), NvmlReturn> {
     // Not opened by asking: a program that has not begun knows no board.
     let Some(Some(machine)) = MACHINE.get() else {
@@ -296,7 +296,7 @@ impl Card {
         board().map_or((0, 0), |board| board.fault_count(self.0))
     }
 
-    /// Who computes on it, as far and as soon as this NVML tells.
+    /// The processes that compute on it, as far and as soon as this NVML tells.
     pub(crate) fn processes(self) -> Vec<Process> {
         let lacks = lacks();
         if lacks.processes {

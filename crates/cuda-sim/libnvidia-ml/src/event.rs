@@ -1,4 +1,4 @@
-//! Event sets: what somebody waits for. The board's faults are the only events that happen.
+//! Event sets: what a program waits for. The board's faults are the only events that happen.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ pub(crate) fn nvmlEventSetWait(
     get(data)?;
     let end = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
     loop {
-        // Who waits for an event is not told that the driver hangs: the wait takes longer.
+        // A program that waits for an event is not told that the driver hangs: the wait takes longer.
         crate::card::driver_answers(false)?;
         for (index, seen) in watched(set)?.iter_mut() {
             let Some(card) = Card::at(*index) else {

@@ -18,7 +18,7 @@ pub(crate) struct Process {
     pub(crate) instance: u32,
 }
 
-/// A look at a card: the card, when, and who was there.
+/// A look at a card: the card, when, and the processes that were there.
 type Look = (usize, u64, Vec<Process>);
 
 static LOOKS: Mutex<VecDeque<Look>> = Mutex::new(VecDeque::new());

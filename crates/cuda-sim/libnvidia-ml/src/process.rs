@@ -1,4 +1,4 @@
-//! Who uses a device: process lists, utilisation by process, accounting. As coarse and as late as
+//! The users of a device: process lists, utilisation by process, accounting. As coarse and as late as
 //! NVML is; the board decides both.
 
 use cuda_api::nvml::*;
@@ -59,7 +59,7 @@ fn mps_list_v1(device: NvmlDevice, count: *mut u32, infos: *mut NvmlProcessInfoV
     if under_mps(device)? {
         list_v1(device, count, infos)
     } else {
-        nobody(device, count, infos)
+        no_process(device, count, infos)
     }
 }
 
@@ -67,12 +67,12 @@ fn mps_list(device: NvmlDevice, count: *mut u32, infos: *mut NvmlProcessInfo) ->
     if under_mps(device)? {
         list(device, count, infos)
     } else {
-        nobody(device, count, infos)
+        no_process(device, count, infos)
     }
 }
 
-/// Nobody draws on a simulated card.
-fn nobody<T: Copy>(device: NvmlDevice, count: *mut u32, infos: *mut T) -> Answer {
+/// No process draws on a simulated device.
+fn no_process<T: Copy>(device: NvmlDevice, count: *mut u32, infos: *mut T) -> Answer {
     target(device)?;
     put_list(count, infos, &[])
 }
@@ -89,9 +89,9 @@ process_lists! {
     nvmlDeviceGetComputeRunningProcesses, NvmlProcessInfoV1 => list_v1;
     nvmlDeviceGetComputeRunningProcesses_v2, NvmlProcessInfo => list;
     nvmlDeviceGetComputeRunningProcesses_v3, NvmlProcessInfo => list;
-    nvmlDeviceGetGraphicsRunningProcesses, NvmlProcessInfoV1 => nobody;
-    nvmlDeviceGetGraphicsRunningProcesses_v2, NvmlProcessInfo => nobody;
-    nvmlDeviceGetGraphicsRunningProcesses_v3, NvmlProcessInfo => nobody;
+    nvmlDeviceGetGraphicsRunningProcesses, NvmlProcessInfoV1 => no_process;
+    nvmlDeviceGetGraphicsRunningProcesses_v2, NvmlProcessInfo => no_process;
+    nvmlDeviceGetGraphicsRunningProcesses_v3, NvmlProcessInfo => no_process;
     nvmlDeviceGetMPSComputeRunningProcesses, NvmlProcessInfoV1 => mps_list_v1;
     nvmlDeviceGetMPSComputeRunningProcesses_v2, NvmlProcessInfo => mps_list;
     nvmlDeviceGetMPSComputeRunningProcesses_v3, NvmlProcessInfo => mps_list;
@@ -254,7 +254,7 @@ pub(crate) fn nvmlDeviceGetSamples(
     put_list(count, samples, &list[list.len() - room..])
 }
 
-// Accounting is on, and remembers those who are alive.
+// Accounting is on, and remembers the processes that are alive.
 
 pub(crate) fn nvmlDeviceGetAccountingMode(device: NvmlDevice, mode: *mut u32) -> Answer {
     whole(device)?;

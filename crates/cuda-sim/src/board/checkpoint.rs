@@ -1,4 +1,4 @@
-//! Processes that are taken off the GPUs and put back, as `cuCheckpointProcess…` does it. Only who holds what changes;
+//! Processes that are taken off the GPUs and put back, as `cuCheckpointProcess…` does it. Only what each process holds changes;
 //! contents stay where they are.
 
 use std::sync::atomic::Ordering;

@@ -1,8 +1,8 @@
 //! The driver's side of a board: processes that join it, and the memory that they take, give back and share.
 
 use super::{
-    Board, Holder, Kind, MAX_HOLDERS, MAX_PROCESSES, MAX_SHARED, Member, Process, Refused, Shared,
-    SharedId, State, Use, files, instance_of,
+    Board, Hold, Kind, MAX_HOLDERS, MAX_PROCESSES, MAX_SHARED, Member, Process, Refused,
+    SharedAllocation, SharedId, State, Use, files, instance_of,
 };
 use crate::config::MAX_GPUS;
 use crate::process::Identity;
@@ -144,17 +144,17 @@ impl Board {
         let id = state.next_shared;
         state.next_shared += 1;
         state.shared_end = state.shared_end.max(slot as u64 + 1);
-        let mut holders = [Holder {
+        let mut holders = [Hold {
             process: 0,
             count: 0,
             generation: 0,
         }; MAX_HOLDERS];
-        holders[0] = Holder {
+        holders[0] = Hold {
             process: member.index as u32 + 1,
             count: 1,
             generation: member.generation,
         };
-        state.shared[slot] = Shared {
+        state.shared[slot] = SharedAllocation {
             id,
             device: gpu as u64,
             bytes,
@@ -174,7 +174,7 @@ impl Board {
         let own = member.index as u32 + 1;
         let shared = state.shared_mut(id).ok_or(Refused::Unknown)?;
         let is_own =
-            |holder: &Holder| holder.process == own && holder.generation == member.generation;
+            |holder: &Hold| holder.process == own && holder.generation == member.generation;
         if let Some(holder) = shared.holders.iter_mut().find(|holder| is_own(holder)) {
             holder.count += 1;
             return Ok(());
@@ -185,7 +185,7 @@ impl Board {
             .find(|holder| holder.process == 0)
             .ok_or(Refused::NoRoom)?;
         // The place may be one of a process that died with holds of its own.
-        *holder = Holder {
+        *holder = Hold {
             process: own,
             count: 1,
             generation: member.generation,
@@ -213,7 +213,7 @@ impl Board {
         state.drop_if_unheld(id)
     }
 
-    /// Device and size of a shared allocation, while anybody holds it.
+    /// Device and size of a shared allocation, while a process holds it.
     #[must_use]
     pub fn shared(&self, id: SharedId) -> Option<(usize, u64)> {
         let mut state = self.lock();

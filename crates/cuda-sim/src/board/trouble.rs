@@ -1,5 +1,5 @@
 //! What goes wrong on a board while it runs: XIDs, a card that falls off the bus, rows of memory that wait for a reset,
-//! a driver that hangs, was replaced or is gone. Whoever opens the board can make it happen and end; what it does to a
+//! a driver that hangs, was replaced or is gone. Any process that opens the board can make it happen and end; what it does to a
 //! call is the libraries' affair.
 
 use std::sync::atomic::Ordering;

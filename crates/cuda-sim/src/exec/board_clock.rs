@@ -29,7 +29,7 @@ impl<'a> Clock<'a> {
         self.words.now()
     }
 
-    /// Moves a clock that is not real forward by `ns` and wakes who waits; returns the new time.
+    /// Moves a clock that is not real forward by `ns` and wakes its waiters; returns the new time.
     /// A real clock is left alone.
     pub fn advance(&self, ns: u64) -> u64 {
         match self.kind() {
@@ -99,7 +99,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// The same with a rank: of those who can go on at a moment the lowest goes first. A process has
+    /// The same with a rank: of the threads that can go on at a moment the one with the lowest goes first. A process has
     /// the one that `VGPU_SIM_RANK` says, the last without it.
     pub fn join_thread_as(&self, rank: u32) -> Participant<'a> {
         self.exec.take_part_as(rank);

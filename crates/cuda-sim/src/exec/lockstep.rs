@@ -1,16 +1,16 @@
-//! Time that several processes and threads share in step: who takes part, who waits for what, and to
-//! which moment time moves once nobody runs. It decides with the table and the board's work as they
+//! Time that several processes and threads share in step: the participants, what each waits for, and to
+//! which moment time moves once none of them runs. It decides with the table and the board's work as they
 //! stand; it takes no lock (the board's is held around every change) and never waits.
 //!
 //! A participant is a thread. It runs from its joining until it blocks in a wait that the clock knows,
-//! leaves, says that it is away, or dies. When nobody runs, the first by rank and place in the table
-//! who can go on at this moment goes on, alone; when none can, time moves to the next moment at which something
-//! happens that somebody waits for. So what is true at a moment does not depend on the machine.
+//! leaves, says that it is away, or dies. When none runs, the first by rank and place in the table
+//! that can go on at this moment goes on, alone; when none can, time moves to the next moment at which something
+//! happens that a participant waits for. So what is true at a moment does not depend on the machine.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::Record;
-use super::model::{Place, State};
+use super::model::{Position, State};
 use crate::process::{self, Identity};
 
 /// Threads that can take part at a time.
@@ -19,11 +19,11 @@ pub const MAX_PARTICIPANTS: usize = 1024;
 /// How long all that run must have slept in something that the clock does not know before they count
 /// as away.
 const ASLEEP_NS: u64 = 250_000_000;
-/// How long nothing may happen before whoever runs counts as away, busy or not.
+/// How long nothing may happen before the running participant counts as away, busy or not.
 const STALLED_NS: u64 = 2_000_000_000;
-/// How long those who have joined wait for the others that are expected.
+/// How long participants that have joined wait for the others that are expected.
 const EXPECTED_NS: u64 = 30_000_000_000;
-/// How often it is looked whether those who run still live.
+/// The interval at which running participants are checked for being alive.
 pub(super) const WATCH_NS: u64 = 10_000_000;
 
 const FREE: u32 = 0;
@@ -44,11 +44,11 @@ pub(super) enum Wait {
     /// The others that are expected.
     Others,
     /// A stream is past a place.
-    Place(Place),
+    Position(Position),
     /// A record is reached, or its event is gone.
     Record(Record),
     /// A process's streams stand at work that it has to do, or at conditions that it has to look at
-    /// whenever somebody has run or time has moved.
+    /// whenever a participant has run or time has moved.
     Act {
         /// The process.
         process: u32,
@@ -73,7 +73,7 @@ const KIND_OTHERS: u32 = 4;
 /// | 16 | u64 | how often time was moved |
 /// | 24 | u64 | participants taken for away since nothing happened for 2 s |
 /// | 32 | u64 | participants taken for away since all slept in something unknown for 250 ms |
-/// | 40 | u64 | counts each change of who runs |
+/// | 40 | u64 | counts each change of the running participant |
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct LockstepWords {
@@ -86,7 +86,7 @@ pub struct LockstepWords {
     steps: AtomicU64,
     /// Changes whenever a polled condition may have.
     epoch: AtomicU64,
-    /// Real time of the next look at who lives.
+    /// Real time of the next look for dead participants.
     watch_ns: AtomicU64,
     seen_steps: AtomicU64,
     seen_ns: AtomicU64,
@@ -105,7 +105,7 @@ pub struct LockstepWords {
 /// | 8 | u32, u64 ×3 | process: number, then at 16 start time, pid namespace, stack |
 /// | 40 | u64 | the moment that it waits for |
 /// | 48 | u32 | what else it waits for: 0 nothing, 1 a place, 2 a record, 3 host work, 4 others |
-/// | 60 | u32 | rank: the lowest of those who can go on at a moment goes first |
+/// | 60 | u32 | rank: the lowest of those that can go on at a moment goes first |
 #[repr(C, align(64))]
 #[derive(Debug)]
 struct ParticipantWords {
@@ -153,7 +153,7 @@ impl ParticipantWords {
         );
         let number = self.number.load(LOCKED);
         match self.kind.load(LOCKED) {
-            KIND_PLACE => Wait::Place(Place {
+            KIND_PLACE => Wait::Position(Position {
                 channel: target,
                 generation,
                 sequence: number,
@@ -175,7 +175,7 @@ impl ParticipantWords {
         let (kind, target, generation, number) = match wait {
             Wait::Time => (KIND_TIME, 0, 0, 0),
             Wait::Others => (KIND_OTHERS, 0, 0, 0),
-            Wait::Place(place) => (KIND_PLACE, place.channel, place.generation, place.sequence),
+            Wait::Position(place) => (KIND_PLACE, place.channel, place.generation, place.sequence),
             Wait::Record(Record { event, number }) => {
                 (KIND_RECORD, event.index, event.generation, number)
             }
@@ -196,7 +196,7 @@ impl ParticipantWords {
     }
 }
 
-/// A participant that may go on and sleeps in the kernel: whoever changed it wakes it, without the
+/// A participant that may go on and sleeps in the kernel: the thread that changed it wakes it, without the
 /// board's lock.
 #[derive(Debug, Default)]
 #[must_use]
@@ -217,7 +217,7 @@ impl LockstepWords {
 
     // --- taking part -----------------------------------------------------------------------
 
-    /// The participant that a thread of this process is, running or not. Needs no lock: nobody else
+    /// The participant that a thread of this process is, running or not. Needs no lock: no other thread
     /// makes or ends it while the thread lives.
     pub(super) fn find(&self, tid: u32) -> Option<usize> {
         self.participants().iter().position(|participant| {
@@ -363,7 +363,7 @@ impl LockstepWords {
         match participant.wait() {
             Wait::Time => false,
             Wait::Others => !self.expects_more(),
-            Wait::Place(place) => state.is_past(place),
+            Wait::Position(place) => state.is_past(place),
             Wait::Record(Record { event, number }) => {
                 state.records(event.index, event.generation).is_none()
                     || state.event_done(event.index, number)
@@ -391,7 +391,7 @@ impl LockstepWords {
             .map(|(slot, _)| slot)
     }
 
-    /// When nobody runs, lets one go on: at this moment, or else at the next one at which one can.
+    /// When no participant runs, lets one go on: at this moment, or else at the next one at which one can.
     pub(super) fn go_on(&self, state: &mut State, now: &AtomicU64) -> Woken {
         if self.anybody_runs() {
             return Woken::default();
@@ -429,7 +429,7 @@ impl LockstepWords {
         }
     }
 
-    /// Wakes who may go on.
+    /// Wakes the participant that may go on.
     pub(super) fn wake(&self, woken: &Woken) {
         if let Some(slot) = woken.0 {
             crate::clock::futex_wake_all(&self.participants[slot].state);
@@ -452,9 +452,9 @@ impl LockstepWords {
         !matches!(state.load(Ordering::Acquire), WAITS | SLEEPS)
     }
 
-    // --- who lives, and who does not get on ----------------------------------------------------
+    // --- the dead, and those that stand still ---------------------------------------------------
 
-    /// Whether it is time for a look at who lives; needs no lock.
+    /// Whether it is time to look for dead participants; needs no lock.
     pub(super) fn is_watch_due(&self, real_ns: u64) -> bool {
         real_ns >= self.watch_ns.load(LOCKED)
     }
@@ -472,7 +472,7 @@ impl LockstepWords {
         }
     }
 
-    /// Looks after those who keep time standing still: the dead are forgotten, and who has not got on
+    /// Looks after participants that keep time standing still: the dead are forgotten, and one that has made no progress
     /// for too long is taken for away. The caller has let the board forget dead processes.
     pub(super) fn watch(&self, state: &mut State, now: &AtomicU64, real_ns: u64) -> Woken {
         self.watch_ns.store(real_ns + WATCH_NS, LOCKED);
@@ -511,7 +511,7 @@ impl LockstepWords {
         } else if stalled >= STALLED_NS {
             self.take_for_away(&self.stalls);
         } else if asleep > WATCH_NS {
-            // It may wait for one who could go on at this moment.
+            // It may wait for one that could go on at this moment.
             let now_ns = now.load(Ordering::SeqCst);
             state.advance(now_ns);
             return self
@@ -532,7 +532,7 @@ impl LockstepWords {
         }
     }
 
-    /// How often those who run have given up the processor, when all of them sleep.
+    /// How often the running participants have given up the processor, when all of them sleep.
     fn asleep(&self) -> Option<u64> {
         self.participants()
             .iter()

@@ -2,7 +2,7 @@
 //! turns, and the moment at which each thing is done.
 //!
 //! Exact and lazy: [`State::advance`] plays everything that happens up to a moment, in order of
-//! time, whoever calls it. Pure: no clock, no lock, no system call; the same bytes in every process.
+//! time, whichever process calls it. Pure: no clock, no lock, no system call; the same bytes in every process.
 //! It is written so that a process killed between any two of its stores leaves queues that can be
 //! read: an item is written before the tail that shows it, and only derived words are rebuilt by
 //! [`State::repair`].
@@ -33,10 +33,10 @@ pub const DEPTH: usize = 1024;
 pub(super) const MAX_EVENTS: usize = 1 << 17;
 /// Samples kept for each GPU.
 pub(super) const SAMPLES: usize = 1024;
-/// Stretches of work kept for each GPU: who held it, from when to when.
+/// Stretches of work kept for each GPU: which process held it, from when to when.
 pub const STRETCHES: usize = 1 << 16;
 
-const NOBODY: u32 = u32::MAX;
+const NO_PROCESS: u32 = u32::MAX;
 
 /// A piece of work, as it is handed to a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub enum Work {
         token: u64,
     },
     /// Stops the channel until its owner has seen a condition hold and releases it. Other than with
-    /// [`Work::Host`] nobody is about to act, so a jumping clock goes on.
+    /// [`Work::Host`] no process is about to act, so a jumping clock goes on.
     Poll {
         /// The owner's name for it.
         token: u64,
@@ -89,7 +89,7 @@ pub enum Work {
     WaitEvent {
         /// The event's index.
         event: u32,
-        /// The event's generation; a freed event stops nobody.
+        /// The event's generation; a freed event stops no channel.
         generation: u32,
         /// Which record of it.
         number: u64,
@@ -97,14 +97,14 @@ pub enum Work {
     /// Stops the channel until another channel has come past a place.
     WaitChannel {
         /// The place.
-        place: Place,
+        place: Position,
     },
 }
 
 /// A place in a channel's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
-pub struct Place {
+pub struct Position {
     /// The channel's index.
     pub channel: u32,
     /// The channel's generation: a closed one is past every place.
@@ -113,7 +113,7 @@ pub struct Place {
     pub sequence: u64,
 }
 
-const NOWHERE: Place = Place {
+const NOWHERE: Position = Position {
     channel: 0,
     generation: 0,
     sequence: 0,
@@ -206,7 +206,7 @@ impl Item {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiting {
     /// Where it stands.
-    pub place: Place,
+    pub place: Position,
     /// The owner's name for it.
     pub token: u64,
 }
@@ -221,7 +221,7 @@ struct Channel {
     generation: u32,
     head: u64,
     tail: u64,
-    last_wait: Place,
+    last_wait: Position,
     reserved: [u64; 2],
 }
 
@@ -237,7 +237,7 @@ struct Event {
     recorded: u64,
     done: u64,
     time_ns: u64,
-    last: Place,
+    last: Position,
 }
 
 #[repr(C)]
@@ -275,7 +275,7 @@ struct RawSample {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Device {
-    current: u32, // process + 1; 0 is nobody
+    current: u32, // process + 1; 0 is none
     reserved: u32,
     slice_end_ns: u64,
     busy_ns: u64,

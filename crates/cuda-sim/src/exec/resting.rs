@@ -73,7 +73,7 @@ impl Exec {
             let sleep_ns = (hint_ns - SPIN_NS).min(20_000_000);
             self.clock().wait(seen, Duration::from_nanos(sleep_ns));
         } else if hint_ns == 0 {
-            // Somebody has to act, and announces it; or another process's turn has to end.
+            // Another process has to act, and announces it; or its turn has to end.
             self.clock().wait(seen, Duration::from_micros(50));
         } else {
             let until = monotonic_ns() + hint_ns;
@@ -128,7 +128,7 @@ impl Exec {
         }
     }
 
-    /// Makes this thread a participant of that rank, if it is none; who has a rank waits for those that
+    /// Makes this thread a participant of that rank, if it is none; one with a rank waits for those that
     /// are expected.
     pub(crate) fn take_part_as(&self, rank: u32) -> bool {
         if !self.in_lockstep || self.own_part().is_some() {
@@ -171,7 +171,7 @@ impl Exec {
         true
     }
 
-    /// Lets time move on if nobody runs.
+    /// Lets time move on if no participant runs.
     pub(super) fn go_on(&self, mut state: Guard<'_>) {
         let woken = self.lockstep().go_on(&mut state, self.area().clock.word());
         drop(state);
@@ -212,7 +212,7 @@ impl Exec {
         }
     }
 
-    /// A waiter's look at those who keep time standing still.
+    /// A waiter's look at participants that keep time standing still.
     pub(super) fn watch(&self) {
         let real_ns = monotonic_ns();
         if !self.lockstep().is_watch_due(real_ns) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::lockstep::Wait;
-use super::model::{Place, Waiting, Work};
+use super::model::{Position, Waiting, Work};
 use super::{ChannelId, EventId, Exec, ProcessId, Record, Refused};
 use crate::process::Identity;
 
@@ -64,7 +64,7 @@ impl Exec {
     ///
     /// # Errors
     /// When the stream is closed.
-    pub fn submit(&self, channel: ChannelId, work: Work) -> Result<Place, Refused> {
+    pub fn submit(&self, channel: ChannelId, work: Work) -> Result<Position, Refused> {
         self.submit_after(channel, &[], work)
     }
 
@@ -77,7 +77,7 @@ impl Exec {
         channel: ChannelId,
         after: &[ChannelId],
         work: Work,
-    ) -> Result<Place, Refused> {
+    ) -> Result<Position, Refused> {
         let after: &[(u32, u32)] = &after
             .iter()
             .map(|id| (id.index, id.generation))
@@ -92,12 +92,12 @@ impl Exec {
             if let Some(place) = state.submit_after(channel.index, after, work) {
                 return Ok(place);
             }
-            let first = Place {
+            let first = Position {
                 sequence: end.sequence - state.queued(channel.index),
                 ..end
             };
             let hint = state.at_least_ns(first);
-            self.rest(state, seen, hint, Wait::Place(first));
+            self.rest(state, seen, hint, Wait::Position(first));
         }
     }
 
@@ -114,13 +114,13 @@ impl Exec {
 
     /// The place before which everything lies that a stream has been given; `None` when all of it
     /// is done.
-    pub fn last_place(&self, channel: ChannelId) -> Option<Place> {
+    pub fn last_place(&self, channel: ChannelId) -> Option<Position> {
         let state = self.now();
         let end = state.end_of(channel.index);
         if end.generation != channel.generation || state.queued(channel.index) == 0 {
             return None;
         }
-        Some(Place {
+        Some(Position {
             sequence: end.sequence - 1,
             ..end
         })
@@ -134,12 +134,12 @@ impl Exec {
     }
 
     /// Whether the item at a place is done.
-    pub fn is_past(&self, place: Place) -> bool {
+    pub fn is_past(&self, place: Position) -> bool {
         self.now().is_past(place)
     }
 
     /// Waits until the item at a place is done.
-    pub fn wait(&self, place: Place) {
+    pub fn wait(&self, place: Position) {
         loop {
             let seen = self.clock().changes();
             let state = self.now();
@@ -147,7 +147,7 @@ impl Exec {
                 return;
             }
             let hint = state.at_least_ns(place);
-            self.rest(state, seen, hint, Wait::Place(place));
+            self.rest(state, seen, hint, Wait::Position(place));
         }
     }
 
@@ -257,7 +257,7 @@ impl Exec {
     }
 
     /// The owner has done what a stream stood at.
-    pub fn release(&self, place: Place) {
+    pub fn release(&self, place: Position) {
         let mut state = self.now();
         state.release(place);
         state.advance(self.clock().now());
@@ -291,7 +291,7 @@ impl Exec {
     }
 
     /// Nanoseconds that must at least go by before a place is past.
-    pub fn at_least_ns(&self, place: Place) -> u64 {
+    pub fn at_least_ns(&self, place: Position) -> u64 {
         self.now().at_least_ns(place)
     }
 }

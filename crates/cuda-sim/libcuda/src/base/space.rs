@@ -61,7 +61,7 @@ impl Space {
         let start = start.expose_provenance() as u64;
         if at != 0 && start != at {
             // A kernel that does not know the flag takes the address for a wish.
-            // SAFETY: the mapping made above, which nobody knows of.
+            // SAFETY: the mapping made above, which no caller has seen.
             unsafe { libc::munmap(address(start), bytes as usize) };
             return None;
         }
@@ -146,7 +146,7 @@ impl Space {
 
 /// Gives the pages of a piece back to the machine.
 fn discard(piece: u64, bytes: u64) {
-    // SAFETY: a piece of a mapping of ours that nobody uses any more.
+    // SAFETY: a piece of a mapping of ours that is no longer used.
     unsafe { libc::madvise(address(piece), bytes as usize, libc::MADV_DONTNEED) };
 }
 
@@ -156,15 +156,15 @@ pub(crate) fn address<T>(device: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(device as usize)
 }
 
-/// Makes pages nobody's again: nothing can be read there, or, with `usable`, zeroes can.
+/// Frees pages: nothing can be read there afterwards, or, with `usable`, zeroes can.
 pub(crate) fn blank(base: u64, bytes: u64, usable: bool) {
     let protection = if usable {
         libc::PROT_READ | libc::PROT_WRITE
     } else {
         libc::PROT_NONE
     };
-    // SAFETY: replaces pages of a mapping of ours that nobody uses any more. Where the machine
-    // refuses, the old pages stay, and nobody is told of their address again.
+    // SAFETY: replaces pages of a mapping of ours that are no longer used. Where the machine
+    // refuses, the old pages stay, and their address is not handed out again.
     unsafe {
         libc::mmap(
             address(base),

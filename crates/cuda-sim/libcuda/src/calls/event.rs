@@ -106,7 +106,7 @@ pub(crate) fn cuEventSynchronize(event: CuEvent) -> Done {
 /// What stands in an event's handle for other processes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Shared {
+struct HandleContents {
     magic: u64,
     index: u32,
     generation: u32,
@@ -114,7 +114,7 @@ struct Shared {
     rest: [u32; 11],
 }
 
-const SHARED: u64 = u64::from_le_bytes(*b"simevent");
+const MAGIC: u64 = u64::from_le_bytes(*b"simevent");
 
 pub(crate) fn cuIpcGetEventHandle(out: *mut CuIpcEventHandle, event: CuEvent) -> Done {
     let event = find(event)?;
@@ -122,19 +122,19 @@ pub(crate) fn cuIpcGetEventHandle(out: *mut CuIpcEventHandle, event: CuEvent) ->
         return Err(CuResult::INVALID_HANDLE);
     }
     let EventId { index, generation } = event.id;
-    let shared = Shared {
-        magic: SHARED,
+    let shared = HandleContents {
+        magic: MAGIC,
         index,
         generation,
         flags: event.flags,
         rest: [0; 11],
     };
-    write(out.cast::<Shared>(), shared)
+    write(out.cast::<HandleContents>(), shared)
 }
 
 pub(crate) fn cuIpcOpenEventHandle(out: *mut CuEvent, event_handle: CuIpcEventHandle) -> Done {
-    let shared = read((&raw const event_handle).cast::<Shared>())?;
-    if shared.magic != SHARED {
+    let shared = read((&raw const event_handle).cast::<HandleContents>())?;
+    if shared.magic != MAGIC {
         return Err(CuResult::INVALID_HANDLE);
     }
     let id = EventId {

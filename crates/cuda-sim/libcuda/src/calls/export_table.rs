@@ -22,7 +22,7 @@ struct Entry(*const ());
 // SAFETY: addresses of functions and numbers; nothing is read through them here.
 unsafe impl Sync for Entry {}
 
-/// What a runtime gets for an entry that nobody has seen it call.
+/// What a runtime gets for an entry that it was never seen to call.
 extern "C-unwind" fn not_there() -> CuResult {
     CuResult::NOT_SUPPORTED
 }
@@ -47,7 +47,7 @@ static RUNTIME: [Entry; 10] = [
     NOT_THERE,
 ];
 
-/// Where tools hook the runtime's calls: memory that a runtime looks at and nobody sets.
+/// Where tools hook the runtime's calls: memory that a runtime reads and no tool sets.
 static HOOKS: [Entry; 7] = [
     size_of_table(7),
     NOT_THERE,

@@ -231,7 +231,7 @@ fn get_any(node: CuGraphNode, out: *mut CuGraphNodeParams) -> Done {
             memcpy.copy = *copy;
             write(params.body_mut(), memcpy)?;
         }
-        // What a capture took over as it was is known to whoever gave it only.
+        // A copy that a capture took over cannot be told: only the call that made it knew its parameters.
         Body::Copy { .. } | Body::BatchMemOp(_) => return Err(CuResult::NOT_SUPPORTED),
         Body::Memset(set) => write(params.body_mut(), set.as_params())?,
         Body::Host { function, data } => {

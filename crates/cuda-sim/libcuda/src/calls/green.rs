@@ -1,5 +1,5 @@
 //! Green contexts: a share of a device's multiprocessors with streams of its own. A kernel takes as
-//! much longer there as the share is smaller than the whole; nobody is kept off another one's share.
+//! much longer there as the share is smaller than the whole; a context is not kept off another one's share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -104,7 +104,7 @@ fn put_resource(out: *mut CuDevResource, kind: u32, multiprocessors: u32) -> Don
 
 fn find(green: CuGreenCtx) -> Done<Arc<Green>> {
     let found = GREENS.get(green.addr()).ok_or(CuResult::INVALID_HANDLE)?;
-    // SeqCst: destroyed once, by whoever comes first.
+    // SeqCst: destroyed once, by the first call.
     if found.is_gone.load(Ordering::SeqCst) {
         Err(CuResult::INVALID_HANDLE)
     } else {

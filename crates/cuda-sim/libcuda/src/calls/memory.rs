@@ -14,7 +14,7 @@ use crate::memory::graph_memory;
 use crate::process::driver;
 use crate::process::driver::Driver;
 use crate::process::location;
-use crate::process::location::Place;
+use crate::process::location::Location;
 use crate::streams::stream;
 
 calls! {
@@ -289,8 +289,8 @@ fn location_device(location: CuMemLocation) -> Done<i32> {
         return Ok(-1);
     }
     Ok(match location::of(location)? {
-        Place::Gpu(gpu) => driver::the()?.ordinal(gpu).map_or(-1, |device| device.0),
-        Place::Host => -1,
+        Location::Gpu(gpu) => driver::the()?.ordinal(gpu).map_or(-1, |device| device.0),
+        Location::Host => -1,
     })
 }
 
@@ -353,7 +353,7 @@ fn range_attribute(
     managed(address.0, count)?;
     check_out(data)?;
     let value = match attribute {
-        // Read mostly: nobody set it.
+        // Read mostly: no advice has set it.
         1 => 0,
         // Preferred, accessed by, last prefetched to: nowhere.
         2..=4 => NOWHERE,

@@ -423,7 +423,7 @@ pub(crate) fn cuModuleEnumerateFunctions(
     Ok(())
 }
 
-/// A reference is a name that nobody reads through: the module's address stands for it.
+/// A reference is a name that kernels do not read through here: the module's address stands for it.
 fn reference(module: CuModule, name: *const c_char) -> Done<usize> {
     let name = text(name)?;
     let found = find_module(module)?;

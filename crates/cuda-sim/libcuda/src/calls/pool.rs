@@ -13,7 +13,7 @@ use crate::memory::shared;
 use crate::process::driver;
 use crate::process::files;
 use crate::process::location;
-use crate::process::location::Place;
+use crate::process::location::Location;
 
 calls! {
     cuMemPoolTrimTo(pool, min_bytes_to_keep)
@@ -53,16 +53,16 @@ fn sort_of(location: CuMemLocation, kind: u32) -> Done<(usize, Sort)> {
     const NOWHERE: u32 = 0;
     match kind {
         PINNED => Ok(match location::of(location)? {
-            Place::Gpu(gpu) => (gpu, Sort::Device),
-            Place::Host => (0, Sort::Host),
+            Location::Gpu(gpu) => (gpu, Sort::Device),
+            Location::Host => (0, Sort::Host),
         }),
-        // Managed memory comes to whoever uses it first; here that is the calling thread's GPU.
+        // Managed memory moves to the GPU that uses it first; here that is the calling thread's GPU.
         MANAGED if location.kind == NOWHERE => {
             Ok((context::current().map_or(0, |it| it.gpu), Sort::Managed))
         }
         MANAGED => Ok(match location::of(location)? {
-            Place::Gpu(gpu) => (gpu, Sort::Managed),
-            Place::Host => (0, Sort::Managed),
+            Location::Gpu(gpu) => (gpu, Sort::Managed),
+            Location::Host => (0, Sort::Managed),
         }),
         _ => Err(CuResult::INVALID_VALUE),
     }

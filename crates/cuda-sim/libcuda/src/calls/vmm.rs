@@ -21,7 +21,7 @@ use crate::process::choices::granularity;
 use crate::process::driver;
 use crate::process::files;
 use crate::process::location;
-use crate::process::location::Place;
+use crate::process::location::Location;
 
 calls! {
     cuMemGetAllocationGranularity(out, prop, option) => {
@@ -70,7 +70,7 @@ pub(crate) fn cuMemAddressReserve(
 }
 
 fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Done<u64> {
-    const NOBODY: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    const NO_PAGES: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let map = |hint: u64, length: u64, flags: i32| {
         // SAFETY: a new mapping that replaces none.
         let mapped = unsafe {
@@ -78,7 +78,7 @@ fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Done<u64> {
                 address(hint),
                 length as usize,
                 libc::PROT_NONE,
-                NOBODY | flags,
+                NO_PAGES | flags,
                 -1,
                 0,
             )
@@ -98,7 +98,7 @@ fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Done<u64> {
     let base = start.next_multiple_of(alignment);
     let unmap = |from: u64, to: u64| {
         if to > from {
-            // SAFETY: the ends of the mapping made above, which nobody knows of.
+            // SAFETY: the ends of the mapping made above, which no caller has seen.
             unsafe { libc::munmap(address(from), (to - from) as usize) };
         }
     };
@@ -142,8 +142,8 @@ fn checked(prop: &CuMemAllocationProp) -> Done<(usize, bool)> {
         return Err(CuResult::NOT_SUPPORTED);
     }
     Ok(match location::of(prop.location)? {
-        Place::Gpu(gpu) => (gpu, false),
-        Place::Host => (0, true),
+        Location::Gpu(gpu) => (gpu, false),
+        Location::Host => (0, true),
     })
 }
 
@@ -311,8 +311,8 @@ pub(crate) fn cuMemSetAccess(
     for index in 0..count {
         let desc = read(desc.wrapping_add(index))?;
         let bit = match location::of(desc.location)? {
-            Place::Gpu(gpu) => 1 << gpu,
-            Place::Host => 1 << 31,
+            Location::Gpu(gpu) => 1 << gpu,
+            Location::Host => 1 << 31,
         };
         let (read, write) = match desc.flags {
             0 => (false, false),
@@ -363,8 +363,8 @@ pub(crate) fn cuMemGetAccess(
         return Err(CuResult::INVALID_VALUE);
     };
     let gpu = match location::of(location)? {
-        Place::Gpu(gpu) => gpu,
-        Place::Host => 31,
+        Location::Gpu(gpu) => gpu,
+        Location::Host => 31,
     };
     write(flags, mapping.access_of(gpu).into())
 }

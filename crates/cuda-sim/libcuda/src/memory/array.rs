@@ -298,7 +298,7 @@ pub(crate) fn keep_mipmap(
     std::ptr::without_provenance_mut(handle)
 }
 
-/// A mipmap over memory that is somebody else's.
+/// A mipmap over memory that something else owns.
 ///
 /// # Errors
 /// When the shape is none.

@@ -216,7 +216,7 @@ pub(crate) fn place(block: Block, low: bool) -> Done<u64> {
     })
 }
 
-/// Puts a block at addresses that somebody else has chosen.
+/// Puts a block at addresses that the caller has chosen.
 ///
 /// # Errors
 /// When something is there already.

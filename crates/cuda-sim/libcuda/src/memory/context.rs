@@ -102,7 +102,7 @@ impl Context {
 
     /// Whether it has not been destroyed.
     pub(crate) fn is_alive(&self) -> bool {
-        // Acquire: pairs with the Release of whoever makes or ends it.
+        // Acquire: pairs with the Release of the thread that makes or ends it.
         self.alive.load(Ordering::Acquire)
     }
 
@@ -266,7 +266,7 @@ fn charge(gpu: usize, is_green: bool) -> Done<u64> {
 
 /// Ends a context and everything in it. Its object stays, and says that it is gone.
 pub(crate) fn end(context: Ctx) {
-    // AcqRel: whoever ends it first does the rest, after everything that made it.
+    // AcqRel: the first thread to end it does the rest, after everything that made it.
     if !context.alive.swap(false, Ordering::AcqRel) {
         return;
     }
@@ -297,7 +297,7 @@ pub(crate) fn make_green(device: CuDevice, multiprocessors: u32) -> Done<Ctx> {
     let context = make(device, 0, 3020, false, Some(primary)).inspect_err(|_| {
         release_primary(device).ok();
     })?;
-    // Relaxed: read by whoever got the context from us.
+    // Relaxed: read only after this call has returned the context.
     context
         .multiprocessors
         .store(multiprocessors, Ordering::Relaxed);

@@ -196,7 +196,7 @@ pub(crate) fn make(params: *mut CuMemAllocNodeParams) -> Done<Allocation> {
     Ok(allocation)
 }
 
-/// An allocation in a graph that nobody has launched: `cuMemAllocAsync` in a capture.
+/// An allocation in a graph that was not launched yet: `cuMemAllocAsync` in a capture.
 ///
 /// # Errors
 /// When there are no addresses left.

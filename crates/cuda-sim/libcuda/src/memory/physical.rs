@@ -140,7 +140,7 @@ pub(crate) struct Mapping {
     pub(crate) access: Arc<Access>,
 }
 
-/// Who may touch a mapping: a bit for each GPU.
+/// Which GPUs may touch a mapping: a bit for each.
 #[derive(Debug, Default)]
 pub(crate) struct Access {
     pub(crate) read: AtomicU32,
@@ -154,7 +154,7 @@ impl Mapping {
         &self.physical
     }
 
-    /// Whether anybody may touch it.
+    /// Whether any GPU may touch it.
     pub(crate) fn is_accessible(&self) -> bool {
         // Relaxed, as all in `Access`: the program orders its own calls.
         self.access.any.load(Ordering::Relaxed)

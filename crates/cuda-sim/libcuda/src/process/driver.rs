@@ -91,7 +91,7 @@ pub(crate) fn init() -> Done {
 
 fn make() -> Done {
     let board = Board::from_env().map_err(|error| {
-        // The real driver says nothing either; a test that wonders sets the variable.
+        // The real driver says nothing either; set the variable to learn why.
         if let Some(path) = std::env::var_os("VGPU_SIM_LOG") {
             drop(std::fs::write(path, format!("cuInit: {error}\n")));
         }

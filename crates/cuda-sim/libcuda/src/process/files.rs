@@ -84,7 +84,7 @@ pub(crate) fn memory_file(name: &CStr, bytes: u64) -> Done<File> {
     if fd < 0 {
         return Err(CuResult::OPERATING_SYSTEM);
     }
-    // SAFETY: the descriptor was made above and is nobody else's.
+    // SAFETY: the descriptor was made above, and nothing else owns it.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
     moved_up(&file)
@@ -101,7 +101,7 @@ fn moved_up(file: &File) -> Done<File> {
     let fd = copied(LEAST_DESCRIPTOR)
         .or_else(|| copied(0))
         .ok_or(CuResult::OPERATING_SYSTEM)?;
-    // SAFETY: made above, and nobody else's.
+    // SAFETY: made above, and nothing else owns it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 

@@ -92,7 +92,7 @@ fn start(exec: &'static Exec, process: ProcessId) -> bool {
             .name("cuda-host".to_owned())
             .spawn(move || {
                 IS_HELPER.set(true);
-                // Whoever queued the work goes on, and may wait, only once the clock counts this thread.
+                // The thread that queued the work goes on, and may wait, only once the clock counts this thread.
                 let _part = exec.clock().join_thread();
                 there.wait();
                 run(exec, process);
@@ -147,7 +147,7 @@ fn run(exec: &Exec, process: ProcessId) {
                 }
                 Taken::Poll => polls = true,
                 Taken::Nothing => {
-                    // Its action was forgotten: nobody will ever do it.
+                    // Its action was forgotten, so it will never be done.
                     exec.release(work.place);
                 }
             }

@@ -14,7 +14,7 @@ const DEVICE_LOCALITY_DOMAIN: u32 = 6;
 
 /// What a location means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     /// The board's GPU.
     Gpu(usize),
     Host,
@@ -24,13 +24,13 @@ pub(crate) enum Place {
 ///
 /// # Errors
 /// When it is none that this driver knows, or names no device of the process.
-pub(crate) fn of(location: CuMemLocation) -> Done<Place> {
+pub(crate) fn of(location: CuMemLocation) -> Done<Location> {
     let driver = driver::the()?;
     match location.kind {
-        DEVICE => driver.gpu(CuDevice(location.id)).map(Place::Gpu),
-        kind if HOST.contains(&kind) => Ok(Place::Host),
+        DEVICE => driver.gpu(CuDevice(location.id)).map(Location::Gpu),
+        kind if HOST.contains(&kind) => Ok(Location::Host),
         DEVICE_LOCALITY_DOMAIN if driver.board.driver_version() >= 13_040 => {
-            driver.gpu(CuDevice(location.id & 0xff)).map(Place::Gpu)
+            driver.gpu(CuDevice(location.id & 0xff)).map(Location::Gpu)
         }
         _ => Err(CuResult::INVALID_VALUE),
     }
@@ -42,7 +42,7 @@ pub(crate) fn of(location: CuMemLocation) -> Done<Place> {
 /// As for [`of`], and on the host.
 pub(crate) fn gpu_of(location: CuMemLocation) -> Done<usize> {
     match of(location)? {
-        Place::Gpu(gpu) => Ok(gpu),
-        Place::Host => Err(CuResult::INVALID_VALUE),
+        Location::Gpu(gpu) => Ok(gpu),
+        Location::Host => Err(CuResult::INVALID_VALUE),
     }
 }

@@ -1,6 +1,6 @@
 //! The only names here that no real driver has: the marker, the board's clock for libraries under
-//! test, and the truth for who measures. All of them may be called from any thread at any time, before
-//! `cuInit` too; they keep `errno` and take no lock that is held while anybody waits.
+//! test, and the truth for tests that measure. All of them may be called from any thread at any time, before
+//! `cuInit` too; they keep `errno` and take no lock that is held during a wait.
 
 use std::sync::OnceLock;
 
@@ -56,7 +56,7 @@ pub extern "C" fn vgpuSimLeave() {
 }
 
 /// Nanoseconds in which a kernel of the process `pid` (as it sees itself) has held the device, up to
-/// this moment: the truth, for those who measure shares. 0 where there is no such process.
+/// this moment: the truth, for tests that measure shares. 0 where there is no such process.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn vgpuSimBusyNs(device: u32, pid: u32) -> u64 {
     keeping_errno(|| {
@@ -75,7 +75,7 @@ pub(crate) fn board_work() -> Option<&'static Exec> {
 }
 
 /// This thread takes part in a clock in lockstep, until it ends. The first thread's end is its
-/// process's, which everybody notices.
+/// process's, which the other processes notice.
 #[inline]
 pub(crate) fn take_part(exec: &'static Exec) {
     if exec.take_part() {

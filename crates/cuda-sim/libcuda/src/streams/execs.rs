@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
-use cuda_sim::exec::{Place, Work};
+use cuda_sim::exec::{Position, Work};
 
 use crate::base::border;
 use crate::base::border::{Done, lock};
@@ -33,7 +33,7 @@ pub(crate) struct Exec {
     pub(crate) flags: u64,
     pub(crate) id: u64,
     /// The end of its last launch: the next one comes after it, in whatever stream.
-    pub(crate) last: Mutex<Option<Place>>,
+    pub(crate) last: Mutex<Option<Position>>,
     /// For a launch into a stream that captures; none when the graph cannot be copied.
     pub(crate) template: Mutex<Option<Arc<Graph>>>,
 }
@@ -74,7 +74,7 @@ pub(crate) fn nodes_of(graph: &Graph) -> Done<Vec<ExecNode>> {
 /// What a stretch of a graph does to memory, in order.
 type Acts = Vec<Arc<dyn Fn() + Send + Sync>>;
 
-/// A stretch of nodes that need nobody's help.
+/// A stretch of nodes that the GPU alone can run.
 #[derive(Default)]
 struct Stretch {
     /// Start, end, and whether a kernel runs in between (else a copy).

@@ -37,7 +37,7 @@ pub(crate) enum Body {
     Kernel(Launch),
     Memcpy(CopyParams),
     Memset(Memset),
-    /// A copy or a fill that a capture took over: done by whoever gave it.
+    /// A copy or a fill that a capture took over: the closure of the call that made it does it.
     Copy {
         act: Arc<dyn Fn() + Send + Sync>,
         bytes: u64,
@@ -168,7 +168,7 @@ impl Drop for Graph {
     }
 }
 
-/// Makes an empty graph that nobody holds yet.
+/// Makes an empty graph without a handle.
 fn fresh() -> Arc<Graph> {
     let graph = Arc::new(Graph {
         nodes: Mutex::new(Nodes::default()),

@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     pointers: Vec<*mut c_void>,
 }
 
-// SAFETY: the pointers point into `values`, which nobody changes.
+// SAFETY: the pointers point into `values`, which is never changed.
 unsafe impl Send for Arguments {}
 
 // SAFETY: as above.

@@ -52,7 +52,7 @@ pub(crate) enum Owner {
 
 impl Function {
     pub(crate) fn handle(&self) -> usize {
-        // Relaxed: written once, before anybody else could see it.
+        // Relaxed: written once, before another thread could see it.
         self.own.load(Ordering::Relaxed)
     }
 }
@@ -70,7 +70,7 @@ pub(crate) struct Module {
     /// The library that it belongs to, if any.
     pub(crate) library: usize,
     loaded: AtomicBool,
-    /// Where a runtime's image lies; it is read when somebody asks for a variable.
+    /// Where a runtime's image lies; it is read when the program asks for a variable.
     pub(crate) unread: Option<Unread>,
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
-use cuda_sim::exec::{ChannelId, Place, Work};
+use cuda_sim::exec::{ChannelId, Position, Work};
 
 use crate::base::border::{Done, lock};
 use crate::base::table::Table;
@@ -276,7 +276,7 @@ pub(crate) fn context_gone(context: Ctx) {
 // --- giving work to a stream ----------------------------------------------------------------
 
 /// Puts work at a stream's end, in the order that default streams ask for.
-pub(crate) fn submit(stream: &Stream, work: Work) -> Done<Place> {
+pub(crate) fn submit(stream: &Stream, work: Work) -> Done<Position> {
     let before = others_before(stream);
     exec()?
         .submit_after(stream.channel, &before, work)

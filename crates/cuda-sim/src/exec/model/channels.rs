@@ -3,7 +3,7 @@
 use super::{
     CLOSING, Channel, DEPTH, FLAG_ARRIVED, FLAG_RELEASED, FREE, Item, KIND_COPY, KIND_HOST,
     KIND_KERNEL, KIND_POLL, KIND_RENDEZVOUS, KIND_SPIN, KIND_WAIT_CHANNEL, KIND_WAIT_EVENT,
-    MAX_CHANNELS, MAX_DEVICES, NOWHERE, OPEN, Place, State, Waiting, Work,
+    MAX_CHANNELS, MAX_DEVICES, NOWHERE, OPEN, Position, State, Waiting, Work,
 };
 
 impl State {
@@ -50,7 +50,7 @@ impl State {
     }
 
     /// Puts work at the end of a channel; `None` when 1,024 items wait there.
-    pub(in crate::exec) fn submit(&mut self, index: u32, work: Work) -> Option<Place> {
+    pub(in crate::exec) fn submit(&mut self, index: u32, work: Work) -> Option<Position> {
         let index = index as usize;
         let Channel {
             generation,
@@ -61,7 +61,7 @@ impl State {
         if tail - head >= DEPTH as u64 {
             return None;
         }
-        let place = Place {
+        let place = Position {
             channel: index as u32,
             generation,
             sequence: tail,
@@ -84,7 +84,7 @@ impl State {
         index: u32,
         after: &[(u32, u32)],
         work: Work,
-    ) -> Option<Place> {
+    ) -> Option<Position> {
         let channel = &self.channels[index as usize];
         if channel.tail - channel.head + after.len() as u64 + 1 > DEPTH as u64 {
             return None;
@@ -97,7 +97,7 @@ impl State {
             {
                 continue;
             }
-            let place = Place {
+            let place = Position {
                 channel: other,
                 generation,
                 sequence: other_channel.tail - 1,
@@ -128,7 +128,7 @@ impl State {
             });
             if let Some(sequence) = first {
                 let generation = channel.generation;
-                let place = Place {
+                let place = Position {
                     channel: index as u32,
                     generation,
                     sequence,
@@ -143,9 +143,9 @@ impl State {
     }
 
     /// Where the next item of a channel will stand.
-    pub(in crate::exec) fn end_of(&self, index: u32) -> Place {
+    pub(in crate::exec) fn end_of(&self, index: u32) -> Position {
         let channel = &self.channels[index as usize];
-        Place {
+        Position {
             channel: index,
             generation: channel.generation,
             sequence: channel.tail,
@@ -159,7 +159,7 @@ impl State {
     }
 
     /// Whether the item at a place is done.
-    pub(in crate::exec) fn is_past(&self, place: Place) -> bool {
+    pub(in crate::exec) fn is_past(&self, place: Position) -> bool {
         let channel = &self.channels[place.channel as usize];
         channel.state == FREE
             || channel.generation != place.generation
@@ -167,11 +167,11 @@ impl State {
     }
 
     /// Nanoseconds that must at least go by before the item at a place is done.
-    pub(in crate::exec) fn at_least_ns(&self, place: Place) -> u64 {
+    pub(in crate::exec) fn at_least_ns(&self, place: Position) -> u64 {
         self.at_least(place, 4)
     }
 
-    pub(super) fn at_least(&self, place: Place, depth: u32) -> u64 {
+    pub(super) fn at_least(&self, place: Position, depth: u32) -> u64 {
         if self.is_past(place) {
             return 0;
         }
@@ -192,7 +192,7 @@ impl State {
                     }
                 }
                 KIND_WAIT_CHANNEL if depth > 0 => {
-                    let place = Place {
+                    let place = Position {
                         channel: item.target,
                         generation: item.extra,
                         sequence: item.number,
@@ -221,7 +221,7 @@ impl State {
                 && item.has(FLAG_ARRIVED)
                 && !item.has(FLAG_RELEASED)
             {
-                let place = Place {
+                let place = Position {
                     channel: index as u32,
                     generation: channel.generation,
                     sequence: channel.head,
@@ -271,7 +271,7 @@ impl State {
     }
 
     /// The owner has acted: the item at a place may go on.
-    pub(in crate::exec) fn release(&mut self, place: Place) {
+    pub(in crate::exec) fn release(&mut self, place: Position) {
         if self.is_past(place) {
             return;
         }

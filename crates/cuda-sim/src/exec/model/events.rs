@@ -1,6 +1,6 @@
 //! Events: records of the time at which a channel came past a place.
 
-use super::{Event, MAX_EVENTS, NOWHERE, Place, State};
+use super::{Event, MAX_EVENTS, NOWHERE, Position, State};
 
 impl State {
     /// A new event: its index and generation; `None` when there is no room.
@@ -23,7 +23,7 @@ impl State {
         Some((index as u32, generation))
     }
 
-    /// Forgets an event; who waits for it goes on.
+    /// Forgets an event; its waiters go on.
     pub(in crate::exec) fn close_event(&mut self, event: u32, generation: u32) {
         if let Some(slot) = self.events.get_mut(event as usize)
             && slot.generation == generation
@@ -57,7 +57,7 @@ impl State {
     }
 
     /// Where an event was recorded last.
-    pub(in crate::exec) fn event_place(&self, event: u32) -> Place {
+    pub(in crate::exec) fn event_place(&self, event: u32) -> Position {
         self.events[event as usize].last
     }
 }

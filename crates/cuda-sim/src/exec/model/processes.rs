@@ -1,4 +1,4 @@
-//! Processes of a board: who has joined, what each has done, what the dead leave.
+//! Processes of a board: which have joined, what each has done, what the dead leave.
 
 use super::{
     BusyStretch, FREE, MAX_CHANNELS, MAX_DEVICES, MAX_PROCESSES, Process, ProcessTruth, RawStretch,
@@ -59,7 +59,7 @@ impl State {
         }
     }
 
-    /// The same, but looks only at processes that have work queued: the others hold nobody up.
+    /// The same, but looks only at processes that have work queued: the others hold up no work.
     pub(in crate::exec) fn reap_busy(&mut self, is_alive: impl Fn(&Identity) -> bool) {
         let mut looked_at = [0_u64; MAX_PROCESSES / 64];
         let mut from = 0;
@@ -108,7 +108,7 @@ impl State {
         self.mps != 0
     }
 
-    /// Who held the device between two moments, cut at both, in the order in which each began; `None`
+    /// Which processes held the device between two moments, cut at both, in the order in which each began; `None`
     /// when that is longer ago than what is kept.
     pub(in crate::exec) fn stretches(
         &self,

@@ -4,7 +4,7 @@ use super::turns::{Turns, bits};
 use super::{
     CLOSING, Channel, DEPTH, FLAG_ARRIVED, FLAG_RELEASED, FREE, Item, KIND_COPY, KIND_HOST,
     KIND_KERNEL, KIND_POLL, KIND_RECORD, KIND_RENDEZVOUS, KIND_SPIN, KIND_WAIT_CHANNEL,
-    KIND_WAIT_EVENT, MAX_DEVICES, MAX_PROCESSES, NOBODY, Place, State,
+    KIND_WAIT_EVENT, MAX_DEVICES, MAX_PROCESSES, NO_PROCESS, Position, State,
 };
 
 impl State {
@@ -47,7 +47,7 @@ impl State {
         }
     }
 
-    /// When something happens next that needs nobody's help; `None` when nothing would.
+    /// When something happens next without a process's help; `None` when nothing would.
     pub(in crate::exec) fn next_event_ns(&mut self) -> Option<u64> {
         let turns = self.arrange();
         self.next_change(&turns)
@@ -144,12 +144,12 @@ impl State {
             KIND_WAIT_EVENT => self.events.get(item.target as usize).is_none_or(|event| {
                 event.process == 0 || event.generation != item.extra || event.done >= item.number
             }),
-            KIND_WAIT_CHANNEL => self.is_past(Place {
+            KIND_WAIT_CHANNEL => self.is_past(Position {
                 channel: item.target,
                 generation: item.extra,
                 sequence: item.number,
             }),
-            // An item that nobody wrote whole: its writer died.
+            // An item that was not written whole: its writer died.
             _ => true,
         };
         if !done {
@@ -259,7 +259,7 @@ impl State {
             let (end_ns, slice_ns) = (self.devices[device].slice_end_ns, self.slice_ns);
             self.devices[device].current = next + 1;
             self.devices[device].slice_end_ns = if runs && next + 1 == current {
-                // Counted from its first slice, so that it does not matter when somebody looks.
+                // Counted from its first slice, so that it does not matter when a process looks.
                 end_ns + ((self.time_ns - end_ns) / slice_ns + 1) * slice_ns
             } else {
                 self.time_ns + slice_ns
@@ -270,7 +270,7 @@ impl State {
     pub(super) fn turns_taken(&self, mut turns: Turns) -> Turns {
         for device in bits(self.devices_used) {
             turns.current[device] = match self.devices[device].current {
-                0 => NOBODY,
+                0 => NO_PROCESS,
                 process => process - 1,
             };
         }

@@ -1,6 +1,6 @@
-//! Whose turn it is on each device, and which kernels run in it.
+//! Which process has its turn on each device, and which kernels run in it.
 
-use super::{MAX_DEVICES, MAX_PROCESSES, NOBODY};
+use super::{MAX_DEVICES, MAX_PROCESSES, NO_PROCESS};
 
 /// The places of a word's set bits, lowest first.
 pub(super) fn bits(mut word: u64) -> impl Iterator<Item = usize> {
@@ -14,14 +14,14 @@ pub(super) fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Who has kernels to run, and whose turn it is.
+/// Which processes have kernels to run, and which one has its turn.
 #[derive(Debug)]
 pub(super) struct Turns {
     pub(super) waiting: [[u64; MAX_PROCESSES / 64]; MAX_DEVICES],
     pub(super) current: [u32; MAX_DEVICES],
     pub(super) copying: bool,
     pub(super) running: bool,
-    /// Nobody waits for a turn.
+    /// No process waits for a turn.
     pub(super) all_run: bool,
 }
 
@@ -29,7 +29,7 @@ impl Default for Turns {
     fn default() -> Self {
         Self {
             waiting: Default::default(),
-            current: [NOBODY; MAX_DEVICES],
+            current: [NO_PROCESS; MAX_DEVICES],
             copying: false,
             running: false,
             all_run: false,
@@ -63,7 +63,7 @@ impl Turns {
         }
         let mut words = [0; MAX_PROCESSES / 64];
         let current = self.current[device];
-        if current != NOBODY {
+        if current != NO_PROCESS {
             words[current as usize / 64] = 1 << (current % 64);
         }
         words
