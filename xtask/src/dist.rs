@@ -21,6 +21,9 @@ pub(crate) struct Args {
     /// Only libvgpu.so, which takes seconds.
     #[arg(long)]
     pub(crate) library: bool,
+    /// Only what runs on nodes and in clusters: the simulated driver, which `vgpu sim` loads, is not built.
+    #[arg(long, conflicts_with = "library")]
+    pub(crate) no_simulator: bool,
 }
 
 /// Where `dist` puts what it built.
@@ -76,19 +79,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         library.display()
     );
     if !args.library {
-        let products = [
-            "vgpu",
-            "vgpu-monitor",
-            "scheduler",
-            "webhook",
-            "cuda-sim-libcuda",
-            "cuda-sim-libnvidia-ml",
-        ];
-        let packages = products.iter().flat_map(|name| ["-p", name]);
-        zigbuild(&path, &packages.chain(["--release"]).collect::<Vec<_>>())?;
+        release(&path, &["vgpu", "vgpu-monitor", "scheduler", "webhook"])?;
         for program in ["vgpu", "vgpu-monitor", "vgpu-scheduler", "vgpu-webhook"] {
             place(&built("release", program), &dist.join("bin").join(program))?;
         }
+    }
+    if !args.library && !args.no_simulator {
+        release(&path, &["cuda-sim-libcuda", "cuda-sim-libnvidia-ml"])?;
         for (name, file) in SIM_NAMES {
             place(
                 &built("release", file),
@@ -98,6 +95,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     println!("built {}", dist.display());
     Ok(())
+}
+
+fn release(path: &std::ffi::OsStr, packages: &[&str]) -> anyhow::Result<()> {
+    let packages = packages.iter().flat_map(|name| ["-p", name]);
+    zigbuild(path, &packages.chain(["--release"]).collect::<Vec<_>>())
 }
 
 fn zigbuild(path: &std::ffi::OsStr, args: &[&str]) -> anyhow::Result<()> {
