@@ -392,7 +392,7 @@ mod tests {
     use crate::{DRIVER_SYMBOLS, PROC_ADDRESSES};
 
     #[test]
-    fn every_name_that_a_driver_exports_or_hands_out_stands_in_a_class() {
+    fn every_name_of_a_driver_stands_in_a_class() {
         let missing: Vec<_> = DRIVER_SYMBOLS
             .iter()
             .copied()

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_nobody_has_heard_of_keeps_its_number() {
+    fn an_unknown_code_keeps_its_number() {
         assert_eq!(NvmlReturn(4242).text(), None);
         assert_eq!(
             NvmlReturn::INSUFFICIENT_SIZE.text(),

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_on_a_jumping_clock_comes_out_at_the_exact_time() {
+    fn a_wait_on_a_jumping_clock_ends_at_the_exact_time() {
         let (_directory, exec) = board(ClockKind::Jump);
         let process = exec.join().unwrap();
         let channel = exec.open_channel(process, 0).unwrap();
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_in_lockstep_do_the_same_at_the_same_moments_each_time() {
+    fn processes_in_lockstep_have_the_same_history_each_time() {
         for processes in [2, 4] {
             let first = run_in_lockstep(processes);
             for _ in 0..5 {
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_lockstep_moves_to_the_earliest_sleeper_and_no_further() {
+    fn lockstep_time_moves_to_the_earliest_sleeper() {
         let (_directory, exec) = board(ClockKind::Lockstep);
         let clock = exec.clock();
         clock.expect_threads(2);
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_lockstep_stands_still_while_a_thread_runs_and_goes_on_while_it_is_away() {
+    fn lockstep_time_stands_still_while_a_participant_runs() {
         let (_directory, exec) = board(ClockKind::Lockstep);
         let clock = exec.clock();
         let part = clock.join_thread();
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_participant_keeps_nobody() {
+    fn a_killed_participant_holds_up_no_other() {
         let (directory, exec) = board(ClockKind::Lockstep);
         let path = directory.path().join("exec");
         let clock = exec.clock();
@@ -648,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn a_participant_that_waits_for_something_unknown_is_taken_for_away_and_counted() {
+    fn a_participant_in_an_unknown_wait_counts_as_away() {
         let (_directory, exec) = board(ClockKind::Lockstep);
         let clock = exec.clock();
         let _part = clock.join_thread();

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_are_made_where_there_is_room_and_destroyed_when_nobody_works_on_them() {
+    fn a_mig_instance_needs_room_and_ends_only_when_idle() {
         let directory = tempfile::tempdir().unwrap();
         let config = Config {
             mig: "0=on".to_owned(),

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_the_gpus_whose_nodes_it_can_open_and_holds_them_open() {
+    fn a_process_has_the_gpus_whose_device_nodes_it_can_open() {
         let directory = tempfile::tempdir().unwrap();
         for name in ["nvidiactl", "nvidia-uvm", "nvidia1", "nvidia3"] {
             std::fs::write(directory.path().join(name), "").unwrap();

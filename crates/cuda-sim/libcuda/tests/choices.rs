@@ -521,8 +521,8 @@ fn imported_memory_of_another_api_takes_memory() {
 }
 
 #[test]
-fn a_contrary_driver_makes_later_contexts_smaller_and_grains_finer() {
-    let name = "a_contrary_driver_makes_later_contexts_smaller_and_grains_finer";
+fn a_contrary_driver_has_smaller_contexts_and_grains() {
+    let name = "a_contrary_driver_has_smaller_contexts_and_grains";
     on_both(name, &[], |driver, contrary| {
         driver.context(0);
         driver.context(0);

@@ -253,9 +253,9 @@ fn host_functions_take_their_turn_in_lockstep() {
 }
 
 #[test]
-fn who_waits_for_a_value_goes_on_at_the_moment_at_which_it_is_written() {
+fn a_wait_for_a_value_ends_at_the_moment_of_the_write() {
     alone(
-        "who_waits_for_a_value_goes_on_at_the_moment_at_which_it_is_written",
+        "a_wait_for_a_value_ends_at_the_moment_of_the_write",
         LOCKSTEP,
         |driver| {
             driver.context(0);

@@ -244,9 +244,9 @@ fn the_primary_context_lives_while_it_is_retained() {
 }
 
 #[test]
-fn a_pool_grows_in_chunks_and_shrinks_when_somebody_waits() {
+fn a_pool_grows_in_chunks_and_shrinks_at_a_wait() {
     alone(
-        "a_pool_grows_in_chunks_and_shrinks_when_somebody_waits",
+        "a_pool_grows_in_chunks_and_shrinks_at_a_wait",
         &[],
         |driver| {
             driver.context(0);

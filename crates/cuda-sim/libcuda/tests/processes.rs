@@ -200,8 +200,8 @@ fn an_ipc_handle_opens_the_same_bytes_and_outlives_its_maker() {
 }
 
 #[test]
-fn memory_passed_as_a_descriptor_outlives_its_maker_while_mapped() {
-    let name = "memory_passed_as_a_descriptor_outlives_its_maker_while_mapped";
+fn mapped_memory_of_a_descriptor_outlives_its_maker() {
+    let name = "mapped_memory_of_a_descriptor_outlives_its_maker";
     alone(name, &[], |driver| {
         let size = 4 << 20;
         if is_other() {
@@ -420,8 +420,8 @@ fn alone_refused(name: &str, settings: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_process_of_a_container_is_known_by_the_node_s_number_and_ends_for_all() {
-    let name = "a_process_of_a_container_is_known_by_the_node_s_number_and_ends_for_all";
+fn a_container_process_is_known_by_its_host_pid() {
+    let name = "a_container_process_is_known_by_its_host_pid";
     let node = [("VGPU_SIM_PROC", "/proc")];
     if std::env::var_os("VGPU_TEST_CHILD").is_none() {
         let may = std::process::Command::new("unshare")

@@ -404,7 +404,7 @@ fn a_cut_card_shows_its_mig_devices_each_with_its_shape() {
 }
 
 #[test]
-fn a_cut_card_does_not_say_who_uses_it_how_much() {
+fn a_partitioned_device_has_no_use_by_process() {
     let session = session();
     let nvml = session.nvml();
     let card = session.device(CUT);

@@ -8,7 +8,7 @@ use cuda_sim::{Board, Config};
 use libloading::Library;
 
 #[test]
-fn under_mps_who_computes_stands_in_both_lists() {
+fn under_mps_a_computing_process_stands_in_both_lists() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("board");
     let config = Config {

@@ -112,7 +112,7 @@ fn an_nvml_without_a_look_up_by_uuid_has_no_such_name() {
 }
 
 #[test]
-fn it_is_called_libnvidia_ml_so_1_and_binds_its_own_names_to_itself() {
+fn its_soname_is_real_and_it_binds_its_own_names() {
     let printed = tool("readelf", &["-d", "-W"]);
 
     assert!(

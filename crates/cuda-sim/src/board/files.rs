@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_a_dead_process_stays_while_a_forked_child_has_the_device_open() {
+    fn a_forked_child_keeps_the_memory_of_its_dead_parent() {
         let (_directory, board) = board();
         // SAFETY: the child uses the board alone, and is killed.
         let parent = unsafe { libc::fork() };

@@ -154,7 +154,7 @@ mod tests {
     use crate::Config;
 
     #[test]
-    fn what_a_line_says_happens_for_everybody_on_the_board() {
+    fn a_line_of_trouble_happens_for_all_processes() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("board");
         let one = Board::create(&path, &Config::default()).unwrap();

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_recorded_answer_is_given_for_its_version_and_stream_mode() {
+    fn every_recorded_answer_is_given_for_version_and_mode() {
         for row in PROC_ADDRESSES {
             assert_eq!(
                 resolve(row.name, row.since, row.per_thread, 99_000),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_a_form_for_the_threads_own_stream_gets_the_plain_one() {
+    fn a_name_without_a_per_thread_form_gets_the_plain_one() {
         assert_eq!(
             resolve("cuMemFree", 12_000, true, 12_040).unwrap().symbol,
             "cuMemFree_v2"
