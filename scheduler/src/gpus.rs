@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use kube_api::object::Pod;
 use pages::Why;
-use pages::gpus::{GpuSource, Holder, Monitors, OfGpu, Picture, Share};
+use pages::gpus::{GpuPod, GpuSource, Monitors, OfGpu, Picture, Share};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as Turn, Semaphore, watch};
 
 use self::history::{History, Key};
-use self::picture::{Latest, Seen};
+use self::picture::{Latest, LedgerView};
 use self::scrape::Scraper;
 use crate::Scheduler;
 use crate::explain::{Detail, Source as _, explain};
@@ -126,7 +126,7 @@ impl Gpus {
         }
     }
 
-    fn seen(&self) -> Seen {
+    fn seen(&self) -> LedgerView {
         let scheduler = &self.0.scheduler;
         let synced = scheduler.is_synced();
         let standby = match scheduler.0.leadership.answers() {
@@ -139,7 +139,7 @@ impl Gpus {
                 .reservations()
                 .filter(|held| ledger.bound_pod(&held.pod.uid).is_none())
                 .map(|held| held.pod.uid.as_str().into());
-            Seen {
+            LedgerView {
                 unbound: unbound.collect(),
                 waiting: ledger
                     .waiting()
@@ -232,7 +232,7 @@ impl GpuSource for Gpus {
     fn history(&self, namespace: &str, pod: &str) -> Vec<OfGpu> {
         // The GPUs of a pod that is there are known; those of one that has ended are looked for.
         let picture = self.0.kept.lock().1.clone();
-        let order = |holder: &Holder| (&*holder.namespace, &*holder.pod).cmp(&(namespace, pod));
+        let order = |holder: &GpuPod| (&*holder.namespace, &*holder.pod).cmp(&(namespace, pod));
         let held = picture.holders.binary_search_by(order).ok();
         let held = held.and_then(|at| picture.holders.get(at));
         let remembered = self.0.remembered.lock();

@@ -133,7 +133,7 @@ impl fmt::Debug for Leadership {
 }
 
 struct Handle {
-    shared: Arc<Shared>,
+    shared: Arc<LeadershipState>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -143,7 +143,7 @@ impl Drop for Handle {
     }
 }
 
-struct Shared {
+struct LeadershipState {
     settings: Settings,
     view: Mutex<View>,
     /// Whether the last look said yes; those who wait for a change wait here.
@@ -161,7 +161,7 @@ impl Leadership {
 
     /// Starts to follow the Lease. Needs a running tokio. Until the Lease has been read the answer is no.
     pub fn follow(client: kube::Client, settings: Settings) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LeadershipState {
             settings,
             view: Mutex::default(),
             answers: watch::Sender::new(false),
@@ -231,7 +231,7 @@ impl Leadership {
     }
 }
 
-impl Shared {
+impl LeadershipState {
     fn lease(&self) -> String {
         format!("{}/{}", self.settings.namespace, self.settings.name)
     }
@@ -243,7 +243,7 @@ impl Shared {
     }
 }
 
-async fn follow(client: kube::Client, shared: Arc<Shared>) {
+async fn follow(client: kube::Client, shared: Arc<LeadershipState>) {
     let api: Api<Lease> = Api::namespaced(client, &shared.settings.namespace);
     loop {
         let read = timeout(CALL, api.get_opt(&shared.settings.name)).await;
@@ -314,13 +314,13 @@ impl Record {
 /// The Lease as it was last read, and since when it has been so.
 #[derive(Debug, Default)]
 struct View {
-    seen: Option<Seen>,
+    seen: Option<LeaseReading>,
     /// Why the last read failed; empty where it did not.
     problem: String,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct LeaseReading {
     /// None: there is no such Lease.
     record: Option<Record>,
     /// When it was seen to become so; none where it was so at the first read, and old by its own word.
@@ -338,7 +338,7 @@ impl View {
                 .is_some_and(|record| record.is_fresh(clock))
                 .then_some(now),
         };
-        self.seen = Some(Seen { record, since });
+        self.seen = Some(LeaseReading { record, since });
     }
 
     fn judge(&self, host: &str, lease: &str, now: Instant) -> Result<(), NotLeader> {

@@ -53,7 +53,7 @@ pub struct Ledger {
     cluster: Cluster,
     /// What the pods that wait have been told already.
     remembered: Remembered,
-    holders: HashMap<Arc<str>, Holder>,
+    holders: HashMap<Arc<str>, LedgerEntry>,
     waiting: HashMap<Arc<str>, Waiting>,
     /// Pods for which room was made by preemption.
     nominated: BTreeMap<Arc<str>, Nominated>,
@@ -135,7 +135,7 @@ pub enum Notice {
 }
 
 #[derive(Debug)]
-enum Holder {
+enum LedgerEntry {
     Reserved(Box<Reserved>),
     Bound {
         /// When that was said last.
@@ -286,18 +286,18 @@ impl Ledger {
     /// The pod as it was asked for, while it is reserved and not bound.
     pub fn reserved_pod(&self, uid: &str) -> Option<Arc<Pod>> {
         match self.holders.get(uid)? {
-            Holder::Reserved(reserved) => Some(Arc::clone(&reserved.pod)),
-            Holder::Bound { .. } => None,
+            LedgerEntry::Reserved(reserved) => Some(Arc::clone(&reserved.pod)),
+            LedgerEntry::Bound { .. } => None,
         }
     }
 
     /// The priority of a pod that is bound, and what kube-scheduler counts of it.
     pub fn bound_pod(&self, uid: &str) -> Option<(i32, &Counted)> {
         match self.holders.get(uid)? {
-            Holder::Bound {
+            LedgerEntry::Bound {
                 priority, counted, ..
             } => Some((*priority, counted)),
-            Holder::Reserved(_) => None,
+            LedgerEntry::Reserved(_) => None,
         }
     }
 
@@ -384,9 +384,9 @@ impl Ledger {
     /// The answer for a pod whose node is settled: it is bound, or its binding may still happen.
     fn settled(&self, uid: &str, among: Among<'_>) -> Option<Filtered> {
         let certain = match self.holders.get(uid)? {
-            Holder::Bound { .. } => true,
-            Holder::Reserved(reserved) if reserved.binding != Binding::NotAsked => false,
-            Holder::Reserved(_) => return None,
+            LedgerEntry::Bound { .. } => true,
+            LedgerEntry::Reserved(reserved) if reserved.binding != Binding::NotAsked => false,
+            LedgerEntry::Reserved(_) => return None,
         };
         let held = &self.cluster.reservation(uid)?.placement;
         let asked = match among {
@@ -443,7 +443,7 @@ impl Ledger {
             doubted_until: None,
         };
         self.holders
-            .insert(uid, Holder::Reserved(Box::new(reserved)));
+            .insert(uid, LedgerEntry::Reserved(Box::new(reserved)));
     }
 
     fn refuse(&mut self, request: &Request, misfits: &[NodeMisfit], now: Duration) {
@@ -466,13 +466,13 @@ impl Ledger {
         let held = self.cluster.reservation(uid).map(|held| &held.placement);
         match self.holders.get_mut(uid) {
             None => Begun::NotReserved,
-            Some(Holder::Bound { .. }) => match held {
+            Some(LedgerEntry::Bound { .. }) => match held {
                 Some(held) if *held.node != *node => Begun::Elsewhere {
                     node: Arc::clone(&held.node),
                 },
                 _ => Begun::Done,
             },
-            Some(Holder::Reserved(reserved)) => match (reserved.binding, held) {
+            Some(LedgerEntry::Reserved(reserved)) => match (reserved.binding, held) {
                 (Binding::UnderWay, _) => Begun::UnderWay,
                 // Somebody else took what was promised, or a card is no more what it was.
                 (Binding::NotAsked, Some(held)) if !still_fits(&self.cluster, held) => {
@@ -539,7 +539,7 @@ impl Ledger {
 
     /// The binding has happened.
     pub fn bound(&mut self, uid: &str, now: Duration) {
-        if let Some(Holder::Reserved(reserved)) = self.holders.get(uid) {
+        if let Some(LedgerEntry::Reserved(reserved)) = self.holders.get(uid) {
             let pod = Arc::clone(&reserved.pod);
             self.settle(&pod, uid, now);
         }
@@ -547,13 +547,13 @@ impl Ledger {
 
     /// The binding was refused, or never sent: what the pod held is free, unless an earlier binding may still happen.
     pub fn bind_refused(&mut self, uid: &str) {
-        if let Some(Holder::Reserved(reserved)) = self.holders.get_mut(uid)
+        if let Some(LedgerEntry::Reserved(reserved)) = self.holders.get_mut(uid)
             && let Some(until) = reserved.doubted_until.filter(|until| *until > self.latest)
         {
             reserved.binding = Binding::InDoubt { until };
             return;
         }
-        let under_way = matches!(self.holders.get(uid), Some(Holder::Reserved(reserved)) if reserved.binding != Binding::NotAsked);
+        let under_way = matches!(self.holders.get(uid), Some(LedgerEntry::Reserved(reserved)) if reserved.binding != Binding::NotAsked);
         if under_way && let Some(node) = self.release(uid) {
             self.freed(node);
         }
@@ -563,7 +563,7 @@ impl Ledger {
     /// what was reserved.
     pub fn bound_otherwise(&mut self, pod: &Pod, now: Duration) {
         let uid = uid_of(pod);
-        if let Some(Holder::Reserved(reserved)) = self.holders.get_mut(&uid) {
+        if let Some(LedgerEntry::Reserved(reserved)) = self.holders.get_mut(&uid) {
             reserved.binding = Binding::NotAsked;
         }
         self.set_pod(pod, now);
@@ -573,7 +573,7 @@ impl Ledger {
     /// doubt, since the watch may be silent about what has long happened; kube-scheduler asks again for a pod that it
     /// could not bind, and is answered with the same node.
     pub fn bind_in_doubt(&mut self, uid: &str, now: Duration) {
-        if let Some(Holder::Reserved(reserved)) = self.holders.get_mut(uid) {
+        if let Some(LedgerEntry::Reserved(reserved)) = self.holders.get_mut(uid) {
             let until = now.saturating_add(BINDING_MAY_LAND);
             reserved.binding = Binding::InDoubt { until };
             reserved.doubted_until = Some(until);
@@ -582,7 +582,7 @@ impl Ledger {
 
     /// Takes back what a filter gave, because it could not be written down.
     pub fn undo(&mut self, uid: &str) {
-        let unbound = matches!(self.holders.get(uid), Some(Holder::Reserved(reserved)) if reserved.binding == Binding::NotAsked);
+        let unbound = matches!(self.holders.get(uid), Some(LedgerEntry::Reserved(reserved)) if reserved.binding == Binding::NotAsked);
         if unbound && let Some(node) = self.release(uid) {
             self.freed(node);
         }
@@ -593,7 +593,7 @@ impl Ledger {
         let unbound: Vec<Arc<str>> = self
             .holders
             .iter()
-            .filter(|(_, holder)| matches!(holder, Holder::Reserved(reserved) if reserved.binding == Binding::NotAsked))
+            .filter(|(_, holder)| matches!(holder, LedgerEntry::Reserved(reserved) if reserved.binding == Binding::NotAsked))
             .map(|(uid, _)| Arc::clone(uid))
             .collect();
         for uid in unbound {
@@ -611,7 +611,7 @@ impl Ledger {
                 break;
             }
             self.deadlines.pop_first();
-            let Some(Holder::Reserved(reserved)) = self.holders.get_mut(&uid) else {
+            let Some(LedgerEntry::Reserved(reserved)) = self.holders.get_mut(&uid) else {
                 continue;
             };
             let again = match reserved.binding {
@@ -674,7 +674,7 @@ impl Ledger {
     }
 
     fn drop_deadline(&mut self, uid: &str) {
-        if let Some((uid, Holder::Reserved(reserved))) = self.holders.get_key_value(uid) {
+        if let Some((uid, LedgerEntry::Reserved(reserved))) = self.holders.get_key_value(uid) {
             self.deadlines.remove(&(reserved.deadline, Arc::clone(uid)));
         }
     }

@@ -44,7 +44,7 @@ impl fmt::Debug for Waker {
 }
 
 struct Handle {
-    shared: Arc<Shared>,
+    shared: Arc<WakerState>,
     tasks: [tokio::task::JoinHandle<()>; 2],
 }
 
@@ -57,7 +57,7 @@ impl Drop for Handle {
 }
 
 #[derive(Default)]
-struct Shared {
+struct WakerState {
     /// Nodes with room that nobody was told of, and when each may be told of.
     freed: Mutex<HashMap<String, Due>>,
     news: Notify,
@@ -76,7 +76,7 @@ struct Due {
 impl Waker {
     /// Starts the tasks that tell. Needs a running tokio.
     pub fn start(client: kube::Client) -> Self {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(WakerState::default());
         let nudging = nudge::run(
             client.clone(),
             Arc::clone(&shared.nudges),
@@ -152,7 +152,7 @@ fn count(counter: &AtomicU64) {
 
 struct Task {
     client: kube::Client,
-    shared: Arc<Shared>,
+    shared: Arc<WakerState>,
     /// When each node was last told of; older than `EVERY_OF_NODE` is forgotten.
     told: HashMap<String, Instant>,
     last: i64,

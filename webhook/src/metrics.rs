@@ -39,11 +39,9 @@ pub struct Meters {
     rotations: Family<Reason, Counter>,
     writes: Family<Reason, Counter>,
     failures: Counter,
-    holder: Gauge<u64, Holder>,
+    holder: Gauge<u64, AtomicU64>,
     traces: Traces,
 }
-
-type Holder = AtomicU64;
 
 impl Default for Meters {
     fn default() -> Self {

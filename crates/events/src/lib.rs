@@ -162,7 +162,7 @@ impl fmt::Debug for Events {
 }
 
 struct Handle {
-    shared: Arc<Shared>,
+    outbox: Arc<Outbox>,
     sender: tokio::task::JoinHandle<()>,
 }
 
@@ -172,7 +172,8 @@ impl Drop for Handle {
     }
 }
 
-struct Shared {
+/// What the callers and the sending task share: the queue, its limits and the counters.
+struct Outbox {
     limits: Limits,
     queue: Mutex<Queue>,
     news: Notify,
@@ -259,7 +260,7 @@ impl Events {
         limits: Limits,
         now: fn() -> Timestamp,
     ) -> Self {
-        let shared = Arc::new(Shared {
+        let outbox = Arc::new(Outbox {
             limits,
             queue: Mutex::default(),
             news: Notify::new(),
@@ -269,9 +270,9 @@ impl Events {
             limited: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         });
-        let sender = Sender::new(client, component, Arc::clone(&shared), now);
+        let sender = Sender::new(client, component, Arc::clone(&outbox), now);
         Self(Some(Arc::new(Handle {
-            shared,
+            outbox,
             sender: tokio::spawn(sender.run()),
         })))
     }
@@ -296,22 +297,22 @@ impl Events {
         let Some(handle) = &self.0 else {
             return Counts::default();
         };
-        let shared = &handle.shared;
+        let outbox = &handle.outbox;
         // Relaxed: each counter is read for itself.
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {
-            waiting: u64::try_from(shared.queue.lock().said.len()).unwrap_or(u64::MAX),
-            sent: read(&shared.sent),
-            merged: read(&shared.merged),
-            dropped: read(&shared.dropped),
-            limited: read(&shared.limited),
-            refused: read(&shared.refused),
+            waiting: u64::try_from(outbox.queue.lock().said.len()).unwrap_or(u64::MAX),
+            sent: read(&outbox.sent),
+            merged: read(&outbox.merged),
+            dropped: read(&outbox.dropped),
+            limited: read(&outbox.limited),
+            refused: read(&outbox.refused),
         }
     }
 
     fn say(&self, about: About, kind: Kind, reason: &str, message: String) {
         let Some(handle) = &self.0 else { return };
-        let shared = &handle.shared;
+        let outbox = &handle.outbox;
         let now = Timestamp::now();
         let topic = Topic {
             about,
@@ -325,26 +326,26 @@ impl Events {
             last: now,
             since: Instant::now(),
         };
-        let mut queue = shared.queue.lock();
+        let mut queue = outbox.queue.lock();
         if let Some(before) = queue.said.get_mut(&topic) {
             said.count = before.count.saturating_add(1);
             said.first = before.first;
             said.since = before.since;
             *before = said;
-            count(&shared.merged);
+            count(&outbox.merged);
             return;
         }
-        if !queue.has_room(shared.limits.waiting, kind) {
-            count(&shared.dropped);
+        if !queue.has_room(outbox.limits.waiting, kind) {
+            count(&outbox.dropped);
             return;
         }
-        if queue.shrink_to(shared.limits.waiting.saturating_sub(1)) {
-            count(&shared.dropped);
+        if queue.shrink_to(outbox.limits.waiting.saturating_sub(1)) {
+            count(&outbox.dropped);
         }
         queue.line(kind).push_back(topic.clone());
         queue.said.insert(topic, said);
         drop(queue);
-        shared.news.notify_one();
+        outbox.news.notify_one();
     }
 }
 

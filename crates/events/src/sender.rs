@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::words::cut;
-use super::{About, Kind, Said, Shared, Topic, count};
+use super::{About, Kind, Outbox, Said, Topic, count};
 
 /// So many at once, then one each so often.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +64,7 @@ const CALL: Duration = Duration::from_secs(5);
 pub(super) struct Sender {
     client: kube::Client,
     component: String,
-    shared: Arc<Shared>,
+    outbox: Arc<Outbox>,
     now: fn() -> Timestamp,
     tokens: Bucket,
     objects: HashMap<About, Object>,
@@ -98,14 +98,14 @@ impl Sender {
     pub(super) fn new(
         client: kube::Client,
         component: &str,
-        shared: Arc<Shared>,
+        outbox: Arc<Outbox>,
         now: fn() -> Timestamp,
     ) -> Self {
-        let tokens = Bucket::new(shared.limits.burst, shared.limits.every);
+        let tokens = Bucket::new(outbox.limits.burst, outbox.limits.every);
         Self {
             client,
             component: component.to_owned(),
-            shared,
+            outbox,
             now,
             tokens,
             objects: HashMap::new(),
@@ -114,20 +114,20 @@ impl Sender {
     }
 
     pub(super) async fn run(mut self) {
-        let shared = Arc::clone(&self.shared);
+        let outbox = Arc::clone(&self.outbox);
         loop {
-            let next = shared.queue.lock().next();
+            let next = outbox.queue.lock().next();
             let Some((topic, said)) = next else {
-                shared.news.notified().await;
+                outbox.news.notified().await;
                 continue;
             };
             // While the API server is away, old news is not even tried.
-            if said.since.elapsed() >= shared.limits.patience {
-                count(&shared.dropped);
+            if said.since.elapsed() >= outbox.limits.patience {
+                count(&outbox.dropped);
                 continue;
             }
             if !self.object_may_speak(&topic.about) {
-                count(&shared.limited);
+                count(&outbox.limited);
                 continue;
             }
             while let Err(wait) = self.tokens.take(Instant::now()) {
@@ -147,7 +147,7 @@ impl Sender {
                 self.objects.retain(|_, object| object.used > middle);
             }
         }
-        let limits = &self.shared.limits;
+        let limits = &self.outbox.limits;
         let object = self.objects.entry(about.clone()).or_insert_with(|| Object {
             tokens: Bucket::new(limits.burst_of_object, limits.every_of_object),
             used: now,
@@ -162,18 +162,18 @@ impl Sender {
         let mut pause = Duration::from_millis(500);
         loop {
             match self.try_send(topic, said).await {
-                Ok(()) => return count(&self.shared.sent),
+                Ok(()) => return count(&self.outbox.sent),
                 Err(Failed::Refused(reason)) => {
                     tracing::debug!(object = %topic.about.name, reason = %topic.reason, %reason, "event refused");
-                    return count(&self.shared.refused);
+                    return count(&self.outbox.refused);
                 }
                 Err(Failed::Gone) => continue,
                 Err(Failed::Away(reason)) => {
                     tracing::debug!(object = %topic.about.name, reason = %topic.reason, %reason, "event not sent yet");
                 }
             }
-            if said.since.elapsed() >= self.shared.limits.patience {
-                return count(&self.shared.dropped);
+            if said.since.elapsed() >= self.outbox.limits.patience {
+                return count(&self.outbox.dropped);
             }
             sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(30));

@@ -42,7 +42,7 @@ pub struct Picture {
     /// By node, then by index.
     pub gpus: Vec<Gpu>,
     /// By namespace, then by name.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<GpuPod>,
     /// Pods that asked for GPUs and got none, by namespace and name.
     pub pending: Vec<Pending>,
     /// The sums over all GPUs, the oldest first, one for each step.
@@ -92,7 +92,7 @@ pub struct Gpu {
 
 /// A pod that holds GPUs.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Holder {
+pub struct GpuPod {
     /// Its namespace.
     pub namespace: Arc<str>,
     /// Its name.

@@ -14,7 +14,7 @@ use crate::view::{Slice, address};
 
 /// The entries of the navigation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum NavSection {
     Overview,
     Objects,
     Configuration,
@@ -22,7 +22,7 @@ pub(crate) enum Place {
     Data,
 }
 
-impl Place {
+impl NavSection {
     /// The navigation, as a page of this place has it.
     pub(crate) fn entries(self, compare: bool) -> Vec<Entry> {
         let entry = |title: &str, href: &str, place| Entry::new(title, href, self == place);

@@ -18,7 +18,7 @@ use tokio::sync::{oneshot, watch};
 use crate::board::{Board, identity, text};
 use crate::frame::Shell;
 use crate::kind::Kind;
-use crate::pages::{self, Place, ProblemPage};
+use crate::pages::{self, NavSection, ProblemPage};
 use crate::serve::dressed;
 use crate::serve::{code, print, shown};
 use crate::source::{Refused, Source};
@@ -144,7 +144,7 @@ impl Site {
     }
 
     /// What stands around a page. Made before the page's values are read, so that no change falls between the two.
-    fn shell(&self, title: &str, place: Place) -> Shell {
+    fn shell(&self, title: &str, section: NavSection) -> Shell {
         Shell {
             title: format!("{title} – {BRAND}"),
             brand: BRAND,
@@ -163,7 +163,7 @@ impl Site {
             _ => "That did not work",
         };
         let page = ProblemPage {
-            shell: self.shell(heading, Place::Overview),
+            shell: self.shell(heading, NavSection::Overview),
             heading: heading.to_owned(),
             what: refused.message.clone(),
         };

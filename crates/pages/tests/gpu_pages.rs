@@ -6,7 +6,7 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use pages::assigner::{self, DeviceRow, DeviceSource, DeviceState, Happening, Inventory};
-use pages::gpus::{self, Gpu, GpuSource, Holder, OfGpu, Pending, Picture, Point, Share, Usage};
+use pages::gpus::{self, Gpu, GpuPod, GpuSource, OfGpu, Pending, Picture, Point, Share, Usage};
 use pages::{Future, Way, Why};
 use tokio::sync::watch;
 use tower::ServiceExt as _;
@@ -89,8 +89,8 @@ fn gpu(node: &Arc<str>, id: &Arc<str>, index: u32) -> Gpu {
     }
 }
 
-fn holder(namespace: &str, pod: &str, node: &Arc<str>, id: &Arc<str>) -> Holder {
-    Holder {
+fn holder(namespace: &str, pod: &str, node: &Arc<str>, id: &Arc<str>) -> GpuPod {
+    GpuPod {
         namespace: namespace.into(),
         pod: pod.into(),
         node: node.clone(),

@@ -114,7 +114,7 @@ pub fn concerns(plugin: Plugin, event: Event) -> bool {
 
 /// Where a pod waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum PodStage {
     /// It is next when it is the first.
     Active,
     /// It waits until its time is over.
@@ -145,7 +145,7 @@ type Rank = (Reverse<i32>, u64, Arc<str>);
 #[derive(Debug, Clone)]
 struct Entry {
     pod: Arc<Pod>,
-    place: Place,
+    place: PodStage,
     attempts: u32,
     /// How often it failed in a row.
     failures: u32,
@@ -206,7 +206,7 @@ impl Queue {
         let key = Arc::clone(&pod.key);
         let entry = Entry {
             pod,
-            place: Place::Gated,
+            place: PodStage::Gated,
             attempts: 0,
             failures: 0,
             since_ms: now_ms,
@@ -216,7 +216,7 @@ impl Queue {
         };
         self.entries.insert(Arc::clone(&key), entry);
         if !gated {
-            self.put(&key, Place::Active);
+            self.put(&key, PodStage::Active);
         }
     }
 
@@ -233,7 +233,7 @@ impl Queue {
         self.take_out(&key);
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.pod = pod;
-            if place == Place::InFlight && !same {
+            if place == PodStage::InFlight && !same {
                 entry.missed.push(Event::Anything);
             }
         }
@@ -242,10 +242,10 @@ impl Queue {
             .get(&key)
             .is_some_and(|entry| !entry.pod.gates.is_empty());
         let place = match place {
-            Place::InFlight => Place::InFlight,
-            _ if gated => Place::Gated,
-            Place::Gated => Place::Active,
-            Place::Unschedulable if !same => self.after_backoff(&key, now_ms),
+            PodStage::InFlight => PodStage::InFlight,
+            _ if gated => PodStage::Gated,
+            PodStage::Gated => PodStage::Active,
+            PodStage::Unschedulable if !same => self.after_backoff(&key, now_ms),
             place => place,
         };
         self.put(&key, place);
@@ -262,7 +262,7 @@ impl Queue {
         self.flush(now_ms);
         let (_, _, key) = self.active.pop_first()?;
         let entry = self.entries.get_mut(&key)?;
-        entry.place = Place::InFlight;
+        entry.place = PodStage::InFlight;
         entry.attempts += 1;
         entry.missed.clear();
         Some(Popped {
@@ -287,9 +287,9 @@ impl Queue {
         let gated = !entry.pod.gates.is_empty();
         self.take_out(key);
         let place = match (gated, again) {
-            (true, _) => Place::Gated,
+            (true, _) => PodStage::Gated,
             (false, true) => self.after_backoff(key, now_ms),
-            (false, false) => Place::Unschedulable,
+            (false, false) => PodStage::Unschedulable,
         };
         self.put(key, place);
     }
@@ -298,7 +298,7 @@ impl Queue {
     /// many.
     pub fn event(&mut self, event: Event, now_ms: u64) -> usize {
         for entry in self.entries.values_mut() {
-            if entry.place == Place::InFlight && !entry.missed.contains(&event) {
+            if entry.place == PodStage::InFlight && !entry.missed.contains(&event) {
                 entry.missed.push(event);
             }
         }
@@ -334,7 +334,7 @@ impl Queue {
     }
 
     /// Where a pod waits. `key` is `namespace/name`.
-    pub fn place(&self, key: &str) -> Option<Place> {
+    pub fn place(&self, key: &str) -> Option<PodStage> {
         self.entries.get(key).map(|entry| entry.place)
     }
 
@@ -343,11 +343,11 @@ impl Queue {
         let mut counts = BTreeMap::new();
         for entry in self.entries.values() {
             let place = match entry.place {
-                Place::Active => "active",
-                Place::Backoff { .. } => "backoff",
-                Place::Unschedulable => "unschedulable",
-                Place::Gated => "gated",
-                Place::InFlight => "in flight",
+                PodStage::Active => "active",
+                PodStage::Backoff { .. } => "backoff",
+                PodStage::Unschedulable => "unschedulable",
+                PodStage::Gated => "gated",
+                PodStage::InFlight => "in flight",
             };
             *counts.entry(place).or_default() += 1;
         }
@@ -365,7 +365,7 @@ impl Queue {
             && until <= now_ms
         {
             self.take_out(&key);
-            self.put(&key, Place::Active);
+            self.put(&key, PodStage::Active);
         }
         while let Some((since, key)) = self.unschedulable.first().cloned()
             && since.saturating_add(MOST_UNSCHEDULABLE_MS) <= now_ms
@@ -376,12 +376,12 @@ impl Queue {
         }
     }
 
-    fn after_backoff(&self, key: &str, now_ms: u64) -> Place {
+    fn after_backoff(&self, key: &str, now_ms: u64) -> PodStage {
         let Some(entry) = self.entries.get(key) else {
-            return Place::Active;
+            return PodStage::Active;
         };
         let Some(doublings) = entry.failures.checked_sub(1) else {
-            return Place::Active;
+            return PodStage::Active;
         };
         let factor = 1_u64.checked_shl(doublings).unwrap_or(u64::MAX);
         let wait = self
@@ -390,9 +390,9 @@ impl Queue {
             .min(self.most_backoff_ms);
         let until_ms = entry.since_ms.saturating_add(wait);
         if until_ms <= now_ms {
-            Place::Active
+            PodStage::Active
         } else {
-            Place::Backoff { until_ms }
+            PodStage::Backoff { until_ms }
         }
     }
 
@@ -401,37 +401,37 @@ impl Queue {
             return;
         };
         match entry.place {
-            Place::Active => {
+            PodStage::Active => {
                 self.active.remove(&entry.rank());
             }
-            Place::Backoff { until_ms } => {
+            PodStage::Backoff { until_ms } => {
                 self.backoff.remove(&(until_ms, Arc::clone(&entry.pod.key)));
             }
-            Place::Unschedulable => {
+            PodStage::Unschedulable => {
                 let waits = (entry.since_ms, Arc::clone(&entry.pod.key));
                 self.unschedulable.remove(&waits);
             }
-            Place::Gated | Place::InFlight => {}
+            PodStage::Gated | PodStage::InFlight => {}
         }
     }
 
-    fn put(&mut self, key: &str, place: Place) {
+    fn put(&mut self, key: &str, place: PodStage) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
         entry.place = place;
         match place {
-            Place::Active => {
+            PodStage::Active => {
                 self.active.insert(entry.rank());
             }
-            Place::Backoff { until_ms } => {
+            PodStage::Backoff { until_ms } => {
                 self.backoff.insert((until_ms, Arc::clone(&entry.pod.key)));
             }
-            Place::Unschedulable => {
+            PodStage::Unschedulable => {
                 let waits = (entry.since_ms, Arc::clone(&entry.pod.key));
                 self.unschedulable.insert(waits);
             }
-            Place::Gated | Place::InFlight => {}
+            PodStage::Gated | PodStage::InFlight => {}
         }
     }
 }
@@ -492,7 +492,7 @@ mod tests {
         queue.add(pod("a", 0, &["hold"]), 0);
 
         assert_eq!(queue.pop(0), None);
-        assert_eq!(queue.place("default/a"), Some(Place::Gated));
+        assert_eq!(queue.place("default/a"), Some(PodStage::Gated));
         queue.update(pod("a", 0, &[]), 5);
         assert_eq!(name(queue.pop(5)).as_deref(), Some("default/a"));
     }
@@ -508,7 +508,7 @@ mod tests {
         assert_eq!(queue.event(Event::PodRemoved, 20), 1);
         assert_eq!(
             queue.place("default/a"),
-            Some(Place::Backoff { until_ms: 1_000 })
+            Some(PodStage::Backoff { until_ms: 1_000 })
         );
         assert_eq!(queue.pop(999), None);
         assert_eq!(queue.next_ms(), Some(1_000));
@@ -544,7 +544,7 @@ mod tests {
 
         assert_eq!(
             queue.place("default/a"),
-            Some(Place::Backoff { until_ms: 1_002 })
+            Some(PodStage::Backoff { until_ms: 1_002 })
         );
     }
 

@@ -19,10 +19,10 @@ use rustls::{InconsistentKeys, RootCertStore};
 /// next handshake on all of them shows; connections that stand keep what they have.
 #[derive(Clone)]
 pub struct Tls {
-    shared: Arc<Shared>,
+    shared: Arc<TlsState>,
 }
 
-struct Shared {
+struct TlsState {
     /// Nothing until there is a certificate: every handshake is refused until then.
     shown: RwLock<Option<Shown>>,
     source: Source,
@@ -160,7 +160,7 @@ impl Tls {
 
     fn new(shown: Option<Shown>, source: Source, read: Option<Pems>) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(TlsState {
                 shown: RwLock::new(shown),
                 source,
                 read: RwLock::new(read),

@@ -12,7 +12,7 @@ use super::told::{Told, Use};
 
 /// What the ledger says.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct LedgerView {
     pub(crate) cluster: Cluster,
     /// Uids of pods that hold something and are not bound yet.
     pub(crate) unbound: Vec<Arc<str>>,
@@ -96,7 +96,7 @@ fn by_gpu(held: &[&str], uses: &[Use]) -> Vec<Option<Now>> {
 }
 
 /// A step: what every pod that holds GPUs used of them.
-pub(crate) fn record(history: &mut History, seen: &Seen, latest: &Latest) {
+pub(crate) fn record(history: &mut History, seen: &LedgerView, latest: &Latest) {
     history.begin();
     let mut used_bytes = None;
     let mut used_compute = None;
@@ -164,14 +164,14 @@ fn compute(cores: u32, of: u32) -> Option<u32> {
 
 /// How things stand, without its version.
 pub(crate) fn picture(
-    seen: &Seen,
+    seen: &LedgerView,
     history: &History,
     latest: &Latest,
     monitors: &Monitors,
     step_seconds: u32,
 ) -> Picture {
     let gpus = gpus(&seen.cluster, latest);
-    let mut holders: Vec<Holder> = seen
+    let mut holders: Vec<GpuPod> = seen
         .cluster
         .reservations()
         .map(|reservation| holder(seen, history, reservation))
@@ -243,7 +243,7 @@ fn gpus(cluster: &Cluster, latest: &Latest) -> Vec<Gpu> {
     gpus
 }
 
-fn holder(seen: &Seen, history: &History, reservation: &Reservation) -> Holder {
+fn holder(seen: &LedgerView, history: &History, reservation: &Reservation) -> GpuPod {
     let node = seen.cluster.node(&reservation.placement.node);
     let uid = reservation.pod.uid.as_str();
     let mut ooms = 0_u32;
@@ -266,7 +266,7 @@ fn holder(seen: &Seen, history: &History, reservation: &Reservation) -> Holder {
         })
         .collect();
     shares.sort_by_key(|(index, _)| *index);
-    Holder {
+    GpuPod {
         namespace: reservation.pod.namespace.as_str().into(),
         pod: reservation.pod.name.as_str().into(),
         node: Arc::clone(&reservation.placement.node),
@@ -307,7 +307,7 @@ mod tests {
         }
     }
 
-    fn seen() -> Seen {
+    fn seen() -> LedgerView {
         let mut cluster = Cluster::new();
         let node = Node {
             name: "n1".into(),
@@ -325,11 +325,11 @@ mod tests {
             containers: vec![granted],
         };
         cluster.reserve(Pod::named("ns", "train"), placement);
-        Seen {
+        LedgerView {
             cluster,
             waiting: vec![("ns".into(), "large".into(), "CardInsufficientMemory")],
             synced: true,
-            ..Seen::default()
+            ..LedgerView::default()
         }
     }
 

@@ -8,7 +8,7 @@ use kube_api::object::Pod;
 use kube_api::request::{Defaults, request};
 use placement::Request;
 
-use super::{Holder, Ledger};
+use super::{Ledger, LedgerEntry};
 
 /// A pod for which others were evicted.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Ledger {
                 .map(|held| held.pod.uid.as_str())
                 .filter(|uid| {
                     let holder = self.holders.get(*uid);
-                    matches!(holder, Some(Holder::Bound { leaving: true, .. }))
+                    matches!(holder, Some(LedgerEntry::Bound { leaving: true, .. }))
                 })
                 .collect();
             let placement =

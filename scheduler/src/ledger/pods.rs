@@ -9,7 +9,7 @@ use kube_api::object::Pod;
 use placement::{Placement, Reservation};
 
 use super::read::{counted, initialised, shares, unscheduled, version_of};
-use super::{Binding, Counted, Holder, Ledger, Notice, Tried, identity, uid_of};
+use super::{Binding, Counted, Ledger, LedgerEntry, Notice, Tried, identity, uid_of};
 
 /// How many kinds of pods share what they are counted with; above, it is forgotten what was shared.
 const MOST_COUNTED: usize = 1024;
@@ -37,7 +37,7 @@ impl Ledger {
         if pod.metadata.deletion_timestamp.is_some() {
             self.waiting.remove(uid);
         }
-        let Some(Holder::Reserved(reserved)) = self.holders.get(uid) else {
+        let Some(LedgerEntry::Reserved(reserved)) = self.holders.get(uid) else {
             return;
         };
         if reserved.binding != Binding::NotAsked {
@@ -107,8 +107,8 @@ impl Ledger {
     /// Whether it is known what the pod holds on that node: it was seen there before, or bound there from here.
     fn is_settled(&self, uid: &str, node: &str) -> bool {
         let asked = match self.holders.get(uid) {
-            Some(Holder::Bound { .. }) => true,
-            Some(Holder::Reserved(reserved)) => reserved.binding != Binding::NotAsked,
+            Some(LedgerEntry::Bound { .. }) => true,
+            Some(LedgerEntry::Reserved(reserved)) => reserved.binding != Binding::NotAsked,
             None => false,
         };
         asked
@@ -120,7 +120,7 @@ impl Ledger {
 
     pub(super) fn settle(&mut self, pod: &Pod, uid: &str, now: Duration) {
         self.drop_deadline(uid);
-        let bound = Holder::Bound {
+        let bound = LedgerEntry::Bound {
             since: now,
             priority: pod.spec.priority.unwrap_or_default(),
             counted: self.count(pod),
@@ -213,7 +213,7 @@ impl Ledger {
         self.tried.remove(uid);
         self.broken_pods.remove(uid);
         self.forget_claimant(uid);
-        let reserved = matches!(self.holders.get(uid), Some(Holder::Reserved(_)));
+        let reserved = matches!(self.holders.get(uid), Some(LedgerEntry::Reserved(_)));
         let Some(node) = self.release(uid) else {
             return;
         };
@@ -232,8 +232,8 @@ impl Ledger {
             .iter()
             .filter(|(uid, _)| !listed.contains(*uid))
             .filter(|(_, holder)| match holder {
-                Holder::Bound { since, .. } => *since < began,
-                Holder::Reserved(reserved) => {
+                LedgerEntry::Bound { since, .. } => *since < began,
+                LedgerEntry::Reserved(reserved) => {
                     reserved.since < began && reserved.binding != Binding::UnderWay
                 }
             })
@@ -254,12 +254,12 @@ impl Ledger {
     /// The list began when no binding in doubt could happen any more, and shows these pods without a node: they were
     /// not bound, and are to be let go of like any other reservation that is too old.
     fn end_doubts(&mut self, began: Duration) {
-        let over = |holder: &Holder| match holder {
-            Holder::Reserved(reserved) => match reserved.binding {
+        let over = |holder: &LedgerEntry| match holder {
+            LedgerEntry::Reserved(reserved) => match reserved.binding {
                 Binding::InDoubt { until } => until < began,
                 _ => false,
             },
-            Holder::Bound { .. } => false,
+            LedgerEntry::Bound { .. } => false,
         };
         let over: Vec<Arc<str>> = self
             .holders
@@ -269,7 +269,7 @@ impl Ledger {
             .collect();
         for uid in over {
             self.drop_deadline(&uid);
-            if let Some(Holder::Reserved(reserved)) = self.holders.get_mut(&uid) {
+            if let Some(LedgerEntry::Reserved(reserved)) = self.holders.get_mut(&uid) {
                 reserved.binding = Binding::NotAsked;
                 reserved.deadline = began;
                 self.deadlines.insert((began, uid));

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
 
-use super::{Holder, Picture, Share};
+use super::{GpuPod, Picture, Share};
 use crate::view::address::segment;
 
 /// Where pages and parts are.
@@ -257,8 +257,8 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn holder(namespace: &str, pod: &str, node: &str, shares: Vec<Share>) -> Holder {
-        Holder {
+    pub(crate) fn holder(namespace: &str, pod: &str, node: &str, shares: Vec<Share>) -> GpuPod {
+        GpuPod {
             namespace: namespace.into(),
             pod: pod.into(),
             node: node.into(),
@@ -279,7 +279,7 @@ pub(crate) mod tests {
             synced: true,
             gpus,
             holders: vec![
-                Holder {
+                GpuPod {
                     ooms: 3,
                     ..holder(
                         "team-a",

@@ -21,7 +21,7 @@ use super::view::gpus::gpu_list;
 use super::view::namespaces::namespace_list;
 use super::view::overview::{overview, pending};
 use super::view::pods::pod_list;
-use super::{GpuSource, Holder, Picture};
+use super::{GpuPod, GpuSource, Picture};
 use crate::frame::{Entry, Shell};
 use crate::pages::{GonePart, ProblemPage, WhyPart};
 use crate::serve::list::{Asking, addressed, asked};
@@ -102,7 +102,7 @@ async fn nowhere(State(site): State<Site>) -> Response {
     missing(&picture, "There is no such page.".to_owned())
 }
 
-fn history<'a>(site: &'a Site) -> impl Fn(&Holder) -> Vec<super::OfGpu> + 'a {
+fn history<'a>(site: &'a Site) -> impl Fn(&GpuPod) -> Vec<super::OfGpu> + 'a {
     |holder| site.history(&holder.namespace, &holder.pod)
 }
 

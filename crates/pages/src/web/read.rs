@@ -11,8 +11,8 @@ use crate::board::{Board, OtherRow};
 use crate::frame::Shell;
 use crate::kind::Kind;
 use crate::pages::{
-    GonePart, KindLink, NodeDetail, NodePart, NodesPart, ObjectLine, ObjectList, ObjectsPage,
-    ObjectsPart, OverviewPage, PendingPart, Place, PodDetail, PodPart, PodsPage, PodsPart,
+    GonePart, KindLink, NavSection, NodeDetail, NodePart, NodesPart, ObjectLine, ObjectList,
+    ObjectsPage, ObjectsPart, OverviewPage, PendingPart, PodDetail, PodPart, PodsPage, PodsPart,
     SummaryPart, Tab, WhyPart,
 };
 use crate::source::Refused;
@@ -90,7 +90,7 @@ pub(super) fn plain<T: Default>(query: Asking<T>) -> T {
 
 pub(super) async fn overview(State(site): State<Site>, query: Asking<Asked>) -> Response {
     let asked = plain(query);
-    let shell = site.shell("Overview", Place::Overview);
+    let shell = site.shell("Overview", NavSection::Overview);
     let (summary, pending, nodes, mut pods) = site
         .read(|board| {
             (
@@ -183,7 +183,7 @@ pub(super) async fn pod(
     query: Asking<Asked>,
 ) -> Response {
     let asked = plain(query);
-    let shell = site.shell(&format!("Pod {name}"), Place::Objects);
+    let shell = site.shell(&format!("Pod {name}"), NavSection::Objects);
     match found_pod(&site, &namespace, &name, asked.page()).await {
         Ok(pod) => shown(&PodDetail {
             shell: asked.tell(shell),
@@ -218,7 +218,7 @@ pub(super) async fn node(
     query: Asking<Asked>,
 ) -> Response {
     let asked = plain(query);
-    let shell = site.shell(&format!("Node {name}"), Place::Objects);
+    let shell = site.shell(&format!("Node {name}"), NavSection::Objects);
     let found = site
         .read(|board| {
             let row = board.node(&name)?;
@@ -345,7 +345,7 @@ pub(super) async fn objects(
         Ok(kind) => kind,
         Err(refused) => return site.problem(&refused),
     };
-    let shell = asked.tell(site.shell(kind.title(), Place::Objects));
+    let shell = asked.tell(site.shell(kind.title(), NavSection::Objects));
     let tabs = site.read(|board| tabs(board, kind)).await;
     let link = KindLink {
         title: kind.title(),

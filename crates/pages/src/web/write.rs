@@ -15,7 +15,9 @@ use super::read::{Asked, Asking, kind, plain};
 use super::{Site, code, print, shown};
 use crate::board::{identity, text};
 use crate::kind::Kind;
-use crate::pages::{ComparePage, ConfirmPage, DataPage, EditPage, Editor, Place, TemplateLink};
+use crate::pages::{
+    ComparePage, ConfirmPage, DataPage, EditPage, Editor, NavSection, TemplateLink,
+};
 use crate::source::{Compare, Refused};
 use crate::view::address;
 use crate::view::compare::compared;
@@ -115,7 +117,7 @@ fn new_page(site: &Site, kind: Kind, template: &str) -> EditPage {
     };
     let heading = format!("New {}", kind.singular());
     EditPage {
-        shell: site.shell(&heading, Place::Objects),
+        shell: site.shell(&heading, NavSection::Objects),
         editor: Editor {
             heading,
             help: "generateName makes a name of its own for each object that is created; write name instead to choose one."
@@ -201,7 +203,7 @@ fn is_of(kind: Kind, object: &Value) -> Result<(), Refused> {
 fn edit_page(site: &Site, kind: Kind, namespace: &str, name: &str) -> EditPage {
     let heading = format!("Edit {} {name}", kind.singular());
     EditPage {
-        shell: site.shell(&heading, Place::Objects),
+        shell: site.shell(&heading, NavSection::Objects),
         editor: Editor {
             heading,
             help: if kind == Kind::Pods {
@@ -360,7 +362,7 @@ fn delete_page(site: &Site, kind: Kind, namespace: &str, name: &str) -> ConfirmP
         _ => "It cannot be brought back.",
     };
     ConfirmPage {
-        shell: site.shell(&format!("Delete {name}"), Place::Objects),
+        shell: site.shell(&format!("Delete {name}"), NavSection::Objects),
         question: format!("Delete {} {name}?", kind.singular()),
         what: what.to_owned(),
         button: format!("Delete {name}"),
@@ -413,7 +415,7 @@ pub(super) async fn delete(
 
 fn configuration_page(site: &Site) -> EditPage {
     EditPage {
-        shell: site.shell("Scheduler configuration", Place::Configuration),
+        shell: site.shell("Scheduler configuration", NavSection::Configuration),
         editor: Editor {
             heading: "Scheduler configuration".to_owned(),
             help: "A KubeSchedulerConfiguration. Its profiles say which plugins run with which weights; its extenders are asked over HTTP. Both are taken over, other fields stay as they are. A configuration that cannot run is refused, and the former one stays."
@@ -470,7 +472,7 @@ pub(super) async fn configure(
 pub(super) async fn data(State(site): State<Site>, query: Asking<Asked>) -> Response {
     let asked: Asked = plain(query);
     shown(&DataPage {
-        shell: asked.tell(site.shell("Import and export", Place::Data)),
+        shell: asked.tell(site.shell("Import and export", NavSection::Data)),
         error: String::new(),
         text: String::new(),
         replace: false,
@@ -554,7 +556,7 @@ pub(super) async fn import(
                 text.clear();
             }
             let page = DataPage {
-                shell: site.shell("Import and export", Place::Data),
+                shell: site.shell("Import and export", NavSection::Data),
                 error: refused.message.clone(),
                 text,
                 replace,
@@ -596,7 +598,7 @@ pub(super) async fn export(State(site): State<Site>, query: Asking<Wanted>) -> R
 
 fn reset_page(site: &Site) -> ConfirmPage {
     ConfirmPage {
-        shell: site.shell("Reset", Place::Data),
+        shell: site.shell("Reset", NavSection::Data),
         question: "Reset everything?".to_owned(),
         what: "All objects and the scheduler's configuration go back to what they were when the simulator started. Export first to keep what is there."
             .to_owned(),
@@ -639,7 +641,7 @@ pub(super) struct Question {
 
 fn compare_page(site: &Site, question: Question) -> ComparePage {
     ComparePage {
-        shell: site.shell("Compare", Place::Compare),
+        shell: site.shell("Compare", NavSection::Compare),
         error: String::new(),
         configuration: question.configuration,
         add_nodes: question.add_nodes,

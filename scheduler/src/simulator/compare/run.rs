@@ -9,7 +9,7 @@ use embedded_cluster::{Cluster, DeleteOptions, Options, Resource, Status, Target
 use kube_api::vendor::Vendors;
 use placement::{Compute, Container, Memory, Request};
 use scheduling::cycle::Failed;
-use scheduling::queue::Place;
+use scheduling::queue::PodStage;
 use scheduling::snapshot::Snapshot;
 use serde_json::Value;
 
@@ -219,8 +219,8 @@ impl<'a> Run<'a> {
         let queue = self.turns.queue();
         queue.pods().any(|pod| {
             let waits = match queue.place(&pod.key) {
-                Some(Place::Backoff { .. }) => true,
-                Some(Place::Unschedulable) => goes_on,
+                Some(PodStage::Backoff { .. }) => true,
+                Some(PodStage::Unschedulable) => goes_on,
                 _ => false,
             };
             waits && self.tried.get(&pod.key) != Some(&self.changes)

@@ -116,8 +116,8 @@ pub fn pod_detail(
     })
 }
 
-fn holder<'a>(picture: &'a Picture, namespace: &str, name: &str) -> Option<&'a Holder> {
-    let key = |holder: &Holder| (&*holder.namespace, &*holder.pod).cmp(&(namespace, name));
+fn holder<'a>(picture: &'a Picture, namespace: &str, name: &str) -> Option<&'a GpuPod> {
+    let key = |holder: &GpuPod| (&*holder.namespace, &*holder.pod).cmp(&(namespace, name));
     let at = picture.holders.binary_search_by(key).ok()?;
     picture.holders.get(at)
 }
@@ -127,7 +127,7 @@ pub fn gpu_detail(
     picture: &Picture,
     node: &str,
     id: &str,
-    history: impl Fn(&Holder) -> Vec<OfGpu>,
+    history: impl Fn(&GpuPod) -> Vec<OfGpu>,
 ) -> Option<GpuDetail> {
     let mut gpus = picture.gpus.iter().zip(picture.indexed());
     let (gpu, indexed) = gpus.find(|(gpu, _)| *gpu.node == *node && *gpu.id == *id)?;

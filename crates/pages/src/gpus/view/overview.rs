@@ -1,7 +1,7 @@
 //! The first page: how much of the GPUs is held and used, over time; who was refused memory; which pods wait; what is
 //! held and not used.
 
-use super::super::{Holder, Monitors, Pending, Picture, Total};
+use super::super::{GpuPod, Monitors, Pending, Picture, Total};
 use super::gpus::Link;
 use super::meter::{self, Meter};
 use super::namespaces::{NamespaceRow, namespace_list};
@@ -91,7 +91,7 @@ pub fn overview(picture: &Picture) -> Overview {
     let whole_compute = u64::try_from(counted.count()).unwrap_or(u64::MAX) * 1000;
     let mut nodes: Vec<&str> = picture.gpus.iter().map(|gpu| &*gpu.node).collect();
     nodes.dedup();
-    let mut refused: Vec<&Holder> = picture.holders.iter().filter(|pod| pod.ooms > 0).collect();
+    let mut refused: Vec<&GpuPod> = picture.holders.iter().filter(|pod| pod.ooms > 0).collect();
     refused.sort_by_key(|holder| std::cmp::Reverse(holder.ooms));
     let namespaces = namespace_list(picture, &Query::default());
     let over_time = charts(picture);
@@ -128,7 +128,7 @@ pub fn overview(picture: &Picture) -> Overview {
     }
 }
 
-fn link(holder: &Holder) -> Link {
+fn link(holder: &GpuPod) -> Link {
     Link {
         text: format!("{}/{}", holder.namespace, holder.pod),
         href: at::pod(&holder.namespace, &holder.pod),

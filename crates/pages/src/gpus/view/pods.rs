@@ -1,6 +1,6 @@
 //! The list of pods that hold GPUs.
 
-use super::super::{Gpu, Holder, OfGpu, Picture, Point};
+use super::super::{Gpu, GpuPod, OfGpu, Picture, Point};
 use super::meter::{self, Meter};
 use super::{Sum, at, compute};
 use crate::text;
@@ -58,10 +58,10 @@ pub struct PodRow {
 pub fn pod_list(
     picture: &Picture,
     query: &Query,
-    history: impl Fn(&Holder) -> Vec<OfGpu>,
+    history: impl Fn(&GpuPod) -> Vec<OfGpu>,
 ) -> PodList {
     let words = query.words();
-    let mut rows: Vec<(&Holder, Sum)> = picture
+    let mut rows: Vec<(&GpuPod, Sum)> = picture
         .holders
         .iter()
         .filter(|holder| has_all(&words, &[&holder.namespace, &holder.pod, &holder.node]))
@@ -125,7 +125,7 @@ pub fn pod_list(
     }
 }
 
-fn row(picture: &Picture, holder: &Holder, sum: &Sum, history: &[OfGpu]) -> PodRow {
+fn row(picture: &Picture, holder: &GpuPod, sum: &Sum, history: &[OfGpu]) -> PodRow {
     PodRow {
         namespace: holder.namespace.to_string(),
         name: holder.pod.to_string(),
@@ -170,7 +170,7 @@ pub(super) fn gpu_of<'a>(picture: &'a Picture, node: &str, id: &str) -> Option<&
 }
 
 /// `GPU 0` or `GPUs 0, 1, 2`.
-fn which(picture: &Picture, holder: &Holder) -> String {
+fn which(picture: &Picture, holder: &GpuPod) -> String {
     let index = |share: &super::Share| {
         gpu_of(picture, &holder.node, &share.gpu)
             .map_or_else(|| share.gpu.to_string(), |gpu| gpu.index.to_string())
