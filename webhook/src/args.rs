@@ -1,5 +1,5 @@
-//! Every setting of the webhook: a flag, its variable, its default. Names are the reference's where
-//! it has one. Never acts on them.
+//! The webhook's command-line flags, their environment variables and defaults. Names are HAMi's
+//! where HAMi has the flag. Nothing here acts on them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -43,8 +43,8 @@ pub struct Args {
     )]
     pub metrics_bind_address: Address,
 
-    /// A certificate to show instead of one of our own CA: PEM, the server's first. The file is
-    /// followed.
+    /// Show this certificate instead of one from the webhook's own CA: PEM, the server's
+    /// certificate first. The file is re-read when it changes.
     #[arg(
         long = "cert_file",
         alias = "cert-file",
@@ -62,26 +62,27 @@ pub struct Args {
     )]
     pub key_file: Option<PathBuf>,
 
-    /// With --cert_file: the CA that goes into the caBundle. Without it the caBundle is left to
-    /// whoever keeps it (cert-manager does).
+    /// With --cert_file: the CA to write into the caBundle. Without this flag the webhook does not
+    /// touch the caBundle; another program (cert-manager does it) must fill it in.
     #[arg(long, value_name = "FILE", requires = "cert_file")]
     pub ca_file: Option<PathBuf>,
 
-    /// Serve only clients with a certificate of these CAs: PEM. The API server needs one in its
-    /// admission kubeconfig. The file is followed.
+    /// Serve only clients with a certificate of these CAs: PEM. The API server then needs such a
+    /// certificate in its admission kubeconfig. The file is re-read when it changes.
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
 
-    /// The scheduler that pods which ask for our devices get; empty leaves them theirs.
+    /// The scheduler name to write into pods that ask for vgpu's devices; empty leaves their own
+    /// name.
     #[arg(long, default_value = "hami-scheduler", value_name = "NAME")]
     pub scheduler_name: String,
 
-    /// Whether pods of default-scheduler are taken, too.
+    /// Whether pods of default-scheduler get this scheduler's name, too.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = true,
           default_missing_value = "true", require_equals = true)]
     pub force_overwrite_default_scheduler: bool,
 
-    /// device-config.yaml, as HAMi reads it; without it the standard one.
+    /// A device-config.yaml in HAMi's format; without it the built-in one.
     #[arg(
         long,
         alias = "device-config",
@@ -90,49 +91,51 @@ pub struct Args {
     )]
     pub device_config_file: Option<PathBuf>,
 
-    /// Whether Huawei Ascend is looked at.
+    /// Whether to admit Huawei Ascend devices.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
           default_missing_value = "true", require_equals = true)]
     pub enable_ascend: bool,
 
-    /// Whether Iluvatar is looked at.
+    /// Whether to admit Iluvatar devices.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
           default_missing_value = "true", require_equals = true)]
     pub enable_iluvatar: bool,
 
-    /// A kubeconfig; without it the pod's service account, or KUBECONFIG.
+    /// A kubeconfig; without it the pod's service account is used, or KUBECONFIG.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Our namespace: of the Secret, the Lease, the Service. By default the pod's.
+    /// The webhook's namespace, which holds the Secret, the Lease and the Service. By default the
+    /// pod's.
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Our name in the Lease; by default the host's, which is the pod's.
+    /// This replica's name in the Lease; by default the host name, which is the pod's name.
     #[arg(long, env = "POD_NAME", value_name = "NAME")]
     pub identity: Option<String>,
 
-    /// The Service by which the API server reaches us.
+    /// The Service through which the API server reaches the webhook.
     #[arg(long, default_value = "vgpu-webhook", value_name = "NAME")]
     pub service_name: String,
 
-    /// Its port.
+    /// The Service's port.
     #[arg(long, default_value_t = 443, value_name = "PORT")]
     pub service_port: u16,
 
-    /// Where the API server reaches us, instead of by a Service: https://HOST:PORT.
+    /// The URL at which the API server reaches the webhook, instead of a Service:
+    /// https://HOST:PORT.
     #[arg(long, value_name = "URL", value_parser = url)]
     pub webhook_url: Option<String>,
 
-    /// Further names and addresses for our certificate.
+    /// Further DNS names and IP addresses for the webhook's certificate.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub certificate_names: Vec<String>,
 
-    /// The Secret of our CA.
+    /// The Secret that holds the webhook's CA.
     #[arg(long, default_value = "vgpu-webhook-ca", value_name = "NAME")]
     pub secret_name: String,
 
-    /// The Lease of the replica that writes.
+    /// The Lease of the one replica that writes to the cluster.
     #[arg(long, default_value = "vgpu-webhook", value_name = "NAME")]
     pub lease_name: String,
 
@@ -140,34 +143,35 @@ pub struct Args {
     #[arg(long, default_value = "vgpu-webhook", value_name = "NAME")]
     pub webhook_config_name: String,
 
-    /// A ClusterRole that owns the webhook configurations: when it is deleted, they are, too. The
-    /// chart names its own, so that nothing is left behind.
+    /// A ClusterRole that owns the webhook configurations: deleting it deletes them, too. The chart
+    /// names its own, so that uninstalling leaves nothing behind.
     #[arg(long, value_name = "NAME")]
     pub owner_cluster_role: Option<String>,
 
-    /// Whether the webhook configurations are kept by us.
+    /// Whether the webhook creates and updates its own webhook configurations.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = true,
           default_missing_value = "true", require_equals = true)]
     pub write_configuration: bool,
 
-    /// How long our CA is valid. It is replaced when a third of that is left.
+    /// How long the webhook's CA is valid. It is replaced when a third of that time is left.
     #[arg(long, default_value = "365d", value_name = "TIME", value_parser = duration)]
     pub ca_lifetime: SignedDuration,
 
-    /// How long a certificate of our CA is valid. It is replaced when a third of that is left.
+    /// How long a serving certificate is valid. It is replaced when a third of that time is left.
     #[arg(long, default_value = "30d", value_name = "TIME", value_parser = duration)]
     pub certificate_lifetime: SignedDuration,
 
-    /// How long a CA that was replaced stays trusted.
+    /// How long a CA stays trusted after it was replaced.
     #[arg(long, default_value = "24h", value_name = "TIME", value_parser = duration)]
     pub ca_overlap: SignedDuration,
 
-    /// How long a new CA is trusted before a certificate of it is shown: until all API servers
-    /// have seen it.
+    /// How long a new CA is trusted before the webhook shows a certificate signed by it, so that
+    /// all API servers have seen the new CA.
     #[arg(long, default_value = "30s", value_name = "TIME", value_parser = duration)]
     pub ca_settle: SignedDuration,
 
-    /// Namespaces whose pods are left alone. Ours always is.
+    /// Namespaces whose pods are not checked or changed. The webhook's own namespace is always
+    /// among them.
     #[arg(
         long,
         value_delimiter = ',',
@@ -176,8 +180,9 @@ pub struct Args {
     )]
     pub exempt_namespaces: Vec<String>,
 
-    /// Service accounts of ours, which may write what only scheduler and node agents write:
-    /// NAME (in our namespace), NAMESPACE/NAME, or a user name with a colon.
+    /// The product's own service accounts, which may write what only the scheduler and the node
+    /// agents write: NAME (in the webhook's namespace), NAMESPACE/NAME, or a user name with a
+    /// colon.
     #[arg(
         long,
         value_delimiter = ',',
@@ -186,26 +191,27 @@ pub struct Args {
     )]
     pub own_service_accounts: Vec<String>,
 
-    /// Who may keep a pod from us by the label hami.io/webhook=ignore, named as in
-    /// --own-service-accounts.
+    /// Accounts that may exempt a pod from the webhook by the label hami.io/webhook=ignore, named
+    /// as in --own-service-accounts.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub ignore_label_accounts: Vec<String>,
 
-    /// Everybody may, as in the reference: a label in a pod then switches its limits off.
+    /// Let every account do so, as HAMi does: a label in a pod then switches the pod's limits off.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
           default_missing_value = "true", require_equals = true)]
     pub ignore_label_for_all: bool,
 
-    /// Who gives containers their devices.
+    /// The agent that gives containers their devices.
     #[arg(long, value_enum, default_value_t = NodeAgent::Vgpu)]
     pub node_agent: NodeAgent,
 
-    /// Set LD_PRELOAD in every container with a GPU, and not only in those that set it themselves.
+    /// Set LD_PRELOAD in every container with a GPU, and not only in containers that set it
+    /// themselves.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
           default_missing_value = "true", require_equals = true)]
     pub always_preload: bool,
 
-    /// The library, as a path in the container.
+    /// The path of vgpu's library in the container.
     #[arg(
         long,
         default_value = "/usr/local/vgpu/libvgpu.so",
@@ -213,47 +219,48 @@ pub struct Args {
     )]
     pub library: String,
 
-    /// Give containers NVIDIA_VISIBLE_DEVICES from their pod's annotation, for nodes whose runtime
-    /// has no CDI (containerd 1.6).
+    /// Set NVIDIA_VISIBLE_DEVICES in containers from their pod's annotation, for nodes whose
+    /// runtime has no CDI (containerd 1.6).
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
           default_missing_value = "true", require_equals = true)]
     pub devices_by_annotation: bool,
 
-    /// Whether pods with a GPU may share the host's process ids.
+    /// Whether pods with a GPU may use the host's process ids.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
           default_missing_value = "true", require_equals = true)]
     pub allow_host_pid: bool,
 
-    /// Whether a pod that alone exceeds a ResourceQuota of its namespace, or a ComputeQuota with what
-    /// its status says is used, is refused at the door.
+    /// Whether to refuse a pod at creation when it alone exceeds a ResourceQuota of its namespace.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = true,
           default_missing_value = "true", require_equals = true)]
     pub check_quotas: bool,
 
-    /// Node policy of pods that name none: binpack or spread.
+    /// The node policy of pods that name none: binpack or spread.
     #[arg(long, default_value = "binpack", value_name = "POLICY")]
     pub node_scheduler_policy: String,
 
-    /// Device policy of pods that name none.
+    /// The device policy of pods that name none: spread, binpack, mutex, topology-aware, or a list
+    /// such as binpack,numa.
     #[arg(long, default_value = "spread", value_name = "POLICY")]
     pub gpu_scheduler_policy: String,
 
-    /// Seconds that the API server waits for an answer.
+    /// How long the API server waits for an answer, in seconds.
     #[arg(long, default_value_t = 10, value_name = "SECONDS",
           value_parser = clap::value_parser!(u8).range(1..=30))]
     pub webhook_timeout: u8,
 
-    /// Seconds to serve on after the signal to stop, not ready any more: the API servers learn of
-    /// it by and by, and refuse pods that they cannot ask about.
+    /// How long to go on serving after the signal to stop, in seconds. The webhook is not ready
+    /// during that time; the API servers learn of it little by little, and refuse pods that they
+    /// cannot send for review.
     #[arg(long, default_value_t = 5, value_name = "SECONDS",
           value_parser = clap::value_parser!(u8).range(0..=120))]
     pub shutdown_delay: u8,
 
-    /// Where traces go.
+    /// Where to send traces.
     #[command(flatten)]
     pub traces: TraceArgs,
 
-    /// What to log: error, warn, info, debug, or directives such as warn,webhook=debug.
+    /// What to log: error, warn, info or debug, or directives such as warn,webhook=debug.
     #[arg(
         long,
         env = "VGPU_WEBHOOK_LOG",
@@ -262,7 +269,7 @@ pub struct Args {
     )]
     pub log: String,
 
-    /// How a log line looks.
+    /// The format of log lines.
     #[arg(long, env = "VGPU_WEBHOOK_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
@@ -271,19 +278,19 @@ pub struct Args {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address(pub Option<SocketAddr>);
 
-/// Who gives containers their devices.
+/// The agent that gives containers their devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NodeAgent {
     /// vgpu-monitor.
     Vgpu,
     /// HAMi's device plugin.
     Hami,
-    /// Nobody: LD_PRELOAD is set in each container with a GPU.
+    /// No agent: LD_PRELOAD is set in each container with a GPU.
     None,
 }
 
 impl Args {
-    /// What admission is told. `namespace` is ours.
+    /// The settings for admission. `namespace` is the webhook's own.
     #[must_use]
     pub fn settings(&self, namespace: &str) -> Settings {
         let named = |names: &[String]| {
@@ -322,10 +329,11 @@ impl Args {
         }
     }
 
-    /// How long certificates last.
+    /// The lifetimes of certificates.
     ///
     /// # Errors
-    /// They do not go together.
+    ///
+    /// They contradict each other.
     pub fn lifetimes(&self) -> Result<Lifetimes, String> {
         let lifetimes = Lifetimes {
             ca: self.ca_lifetime,
@@ -336,7 +344,7 @@ impl Args {
         lifetimes.checked()
     }
 
-    /// Where the API server finds us.
+    /// The address at which the API server finds the webhook.
     #[must_use]
     pub fn client_config(&self, namespace: &str) -> ClientConfig {
         match &self.webhook_url {
@@ -353,8 +361,8 @@ impl Args {
         }
     }
 
-    /// What our certificate is for: the Service's names in full and in short, the URL's host, and
-    /// what was given.
+    /// The names in the webhook's certificate: the Service's full and short names, the URL's host,
+    /// and the names given by flag.
     #[must_use]
     pub fn names(&self, namespace: &str) -> Vec<String> {
         let service = &self.service_name;
@@ -378,7 +386,7 @@ impl Args {
     }
 }
 
-/// `name`, `namespace/name` or a user name as the API server has it.
+/// A user name as the API server writes it, from `name`, `namespace/name` or a user name.
 fn user_name(name: &str, namespace: &str) -> String {
     if name.contains(':') {
         return name.to_owned();
@@ -432,7 +440,7 @@ fn duration(text: &str) -> Result<SignedDuration, String> {
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {
-    // The reference takes ":443", as all of Go does.
+    // HAMi accepts ":443", as all Go programs do.
     let port = text
         .strip_prefix(':')
         .and_then(|port| port.parse::<u16>().ok());

@@ -1,6 +1,8 @@
-//! The webhook's own certificate authority as values: made, read, judged, and what it signs.
+//! The webhook's own certificate authority as values: making, reading and judging a CA, and signing
+//! with it.
 //!
-//! Never asks for the time and never talks to anybody: who calls brings both.
+//! The caller passes the time in, and stores the results: nothing here reads a clock or uses the
+//! network.
 
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
@@ -11,20 +13,21 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use time::OffsetDateTime;
 
-/// A certificate is valid from this long before it was made: the API server's clock may be behind.
+/// A certificate is valid from this long before it was made, because the API server's clock may be
+/// behind.
 pub const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
 
-/// How long things last.
+/// How long the CA and the certificates last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
     /// A CA. It is replaced when a third of it is left.
     pub ca: SignedDuration,
     /// A serving certificate. It is replaced when a third of it is left.
     pub serving: SignedDuration,
-    /// A CA that was replaced stays trusted for so long after.
+    /// How long a CA stays trusted after it was replaced.
     pub overlap: SignedDuration,
-    /// From a CA's being in every `caBundle` to the first certificate of it that is shown: the API
-    /// servers learn of a changed `caBundle` by a watch.
+    /// The time between a CA's arrival in every `caBundle` and the first certificate signed by it
+    /// that is shown: the API servers learn of a changed `caBundle` by a watch.
     pub settle: SignedDuration,
 }
 
@@ -40,10 +43,11 @@ impl Default for Lifetimes {
 }
 
 impl Lifetimes {
-    /// These, if they can be lived with.
+    /// Returns these lifetimes if they are consistent.
     ///
     /// # Errors
-    /// Which of them is too short for another.
+    ///
+    /// One of them is too short for another; the text names both.
     pub fn checked(self) -> Result<Self, String> {
         let longest = (self.ca / 3).min(self.serving / 3);
         if self.settle >= longest {
@@ -79,18 +83,18 @@ pub enum Broken {
     /// Not a private key.
     #[error("{0} is not a private key in PEM that can be used (ECDSA, Ed25519 or RSA in PKCS#8)")]
     Key(&'static str),
-    /// The key of something else.
+    /// The private key belongs to another certificate.
     #[error("ca.key is not the key of ca.crt")]
     Mismatch,
-    /// Its time is over.
+    /// It has expired.
     #[error("ca.crt expired at {0}")]
     Expired(Timestamp),
-    /// Its time has not come: a clock is wrong, or was.
+    /// It is not valid yet: a clock is wrong, or was.
     #[error("ca.crt is not valid before {0}")]
     NotYet(Timestamp),
 }
 
-/// A CA's certificate, and from when to when it is valid.
+/// A CA's certificate, with its period of validity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaCertificate {
     pem: String,
@@ -105,7 +109,7 @@ pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// A certificate for the port, its key, and its end.
+/// A certificate for the port, with its key and its expiry.
 pub struct Serving {
     /// PEM.
     pub certificate: String,
@@ -113,23 +117,24 @@ pub struct Serving {
     pub key: String,
     /// When it was made.
     pub made: Timestamp,
-    /// When it ends.
+    /// When it expires.
     pub not_after: Timestamp,
 }
 
 impl CaCertificate {
-    /// The first certificate of the PEM. `place` is for the error.
+    /// Reads the first certificate of the PEM. `place` names the source in errors.
     ///
     /// # Errors
-    /// It is none, or not a CA's.
+    ///
+    /// It is not a certificate, or not a CA's.
     pub fn read(pem: &str, place: &'static str) -> Result<Self, Broken> {
         let der = CertificateDer::from_pem_slice(pem.as_bytes())
             .map_err(|_| Broken::Certificate(place))?;
         Self::of(&der, place)
     }
 
-    /// The CAs in a PEM of several, up to the first block that is none in PEM; other certificates
-    /// are left out.
+    /// The CA certificates in a PEM with several blocks, up to the first block that is not PEM.
+    /// Other certificates are skipped.
     #[must_use]
     pub fn read_all(pem: &str) -> Vec<Self> {
         CertificateDer::pem_slice_iter(pem.as_bytes())
@@ -146,26 +151,27 @@ impl CaCertificate {
         }
         let at = |seconds| Timestamp::from_second(seconds).map_err(|_| Broken::Certificate(place));
         Ok(Self {
-            // Written anew: what stands around it in the PEM does not get into a caBundle.
+            // Encoded anew, so that text around the certificate in the PEM does not get into a
+            // caBundle.
             pem: to_pem(der),
             not_before: at(parsed.validity().not_before.timestamp())?,
             not_after: at(parsed.validity().not_after.timestamp())?,
         })
     }
 
-    /// PEM: one certificate, with a line break at its end.
+    /// The certificate as PEM, ending in a line break.
     #[must_use]
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// When it ends.
+    /// When it expires.
     #[must_use]
     pub fn not_after(&self) -> Timestamp {
         self.not_after
     }
 
-    /// When it was made, as far as the certificate tells.
+    /// When it was made, as far as the certificate shows.
     #[must_use]
     pub fn made(&self) -> Timestamp {
         self.not_before
@@ -183,7 +189,7 @@ impl CaCertificate {
         if now >= self.not_after {
             return Err(Broken::Expired(self.not_after));
         }
-        // A little behind its maker is no reason to replace it.
+        // A clock slightly behind the one that made the CA is no reason to replace it.
         if self.not_before > now.saturating_add(BACKDATED).unwrap_or(Timestamp::MAX) {
             return Err(Broken::NotYet(self.not_before));
         }
@@ -197,10 +203,11 @@ fn is_due(from: Timestamp, to: Timestamp, now: Timestamp) -> bool {
 }
 
 impl Authority {
-    /// A new one.
+    /// Makes a new CA.
     ///
     /// # Errors
-    /// The system gives no random numbers.
+    ///
+    /// The system provides no random numbers.
     pub fn make(now: Timestamp, lifetimes: &Lifetimes) -> Result<Self, rcgen::Error> {
         let key = KeyPair::generate()?;
         let (not_before, not_after) = validity(now, lifetimes.ca);
@@ -214,7 +221,7 @@ impl Authority {
             KeyUsagePurpose::DigitalSignature,
         ];
         params.distinguished_name = DistinguishedName::new();
-        // With the time in it, so that two CAs in one caBundle can be told apart by people.
+        // The name contains the time, so that a person can tell two CAs in one caBundle apart.
         let made = now.strftime("%Y-%m-%dT%H:%M:%SZ");
         params
             .distinguished_name
@@ -231,7 +238,7 @@ impl Authority {
         })
     }
 
-    /// A CA from its two PEMs, if it can sign now.
+    /// Reads a CA from its two PEMs, if it can sign at `now`.
     ///
     /// # Errors
     /// See [`Broken`].
@@ -261,17 +268,18 @@ impl Authority {
         &self.certificate
     }
 
-    /// Its private key, PEM. For the Secret and nobody else.
+    /// Its private key, PEM. Written to the Secret and nowhere else.
     #[must_use]
     pub fn key_pem(&self) -> &str {
         &self.key_pem
     }
 
-    /// A certificate for a server of these names, with a key of its own. It does not outlive the
-    /// CA.
+    /// Signs a certificate for a server with these names, with a new key. It expires no later than
+    /// the CA.
     ///
     /// # Errors
-    /// A name is not one, or the system gives no random numbers.
+    ///
+    /// A name is not a DNS name or an IP address, or the system provides no random numbers.
     pub fn sign(
         &self,
         names: &[String],
@@ -288,8 +296,8 @@ impl Authority {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
         params.distinguished_name = DistinguishedName::new();
-        // A service's full name may be longer than the 64 letters that a common name may have; a
-        // client looks at the alternative names alone.
+        // A service's full name may be longer than the 64 characters of a common name; clients
+        // check only the alternative names.
         params
             .distinguished_name
             .push(DnType::CommonName, "vgpu-webhook");
@@ -310,24 +318,25 @@ impl Serving {
     }
 }
 
-/// What the replicas agree on: who signs, and who has signed not long ago.
+/// The CA that the replicas agree on, and the CAs that signed until recently.
 pub struct Agreed {
-    /// Signs.
+    /// The CA that signs.
     pub current: Authority,
-    /// Have signed; the newest first. All of them are trusted still.
+    /// The replaced CAs that are still trusted, the newest first.
     pub old: Vec<CaCertificate>,
     /// When the newest of those was replaced.
     pub since: Timestamp,
 }
 
-/// Old CAs that are kept; several are there only after several accidents in a day.
+/// How many replaced CAs are kept; there are several only after several accidents in one day.
 const OLD: usize = 4;
 
 impl Agreed {
-    /// A new CA in the place of whatever there was.
+    /// Replaces whatever was there by a new CA.
     ///
     /// # Errors
-    /// The system gives no random numbers.
+    ///
+    /// The system provides no random numbers.
     pub fn anew(
         old: Vec<CaCertificate>,
         now: Timestamp,
@@ -342,7 +351,7 @@ impl Agreed {
         Ok(agreed)
     }
 
-    /// Trusts these, too, from now on: those that are valid, and not more than a few.
+    /// Also trusts those of these CAs that are valid, up to [`OLD`] of them.
     pub fn trust(&mut self, more: Vec<CaCertificate>, now: Timestamp) {
         let before = std::mem::take(&mut self.old);
         for certificate in more.into_iter().chain(before) {
@@ -365,7 +374,7 @@ impl Agreed {
         self.trusted().map(CaCertificate::pem).collect()
     }
 
-    /// Whether the old ones are trusted no longer: they were replaced long enough ago.
+    /// Whether the replaced CAs may be dropped: the newest was replaced long enough ago.
     #[must_use]
     pub fn old_are_over(&self, now: Timestamp, lifetimes: &Lifetimes) -> bool {
         !self.old.is_empty() && self.since.duration_until(now) >= lifetimes.overlap
@@ -373,7 +382,7 @@ impl Agreed {
 }
 
 fn validity(now: Timestamp, lifetime: SignedDuration) -> (Timestamp, Timestamp) {
-    // A certificate has no fractions of a second.
+    // A certificate stores no fractions of a second.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     (
         now.saturating_sub(BACKDATED).unwrap_or(Timestamp::MIN),
@@ -417,7 +426,7 @@ mod tests {
         assert_eq!(made.certificate().made().as_second(), noon().as_second());
         assert!(at(end - SignedDuration::from_secs(1)).is_ok());
         assert_eq!(at(end).unwrap_err(), Broken::Expired(end));
-        // A clock that is an hour behind is forgiven, and one that is a day behind is not.
+        // A clock that is an hour behind is tolerated; one that is a day behind is not.
         assert!(at(noon() - HOUR * 2 + SignedDuration::from_secs(1)).is_ok());
         assert!(matches!(
             at(noon() - HOUR * 24).unwrap_err(),

@@ -1,8 +1,8 @@
-//! The webhook's configurations in the API server: what is wanted of one, what differs, and the
-//! smallest patch for that.
+//! The webhook's configurations in the API server: the wanted state, the difference to the live
+//! state, and the smallest patch for it.
 //!
-//! Never makes up what is wanted: `admission` says it. Fields that nobody here knows are left to
-//! the API server, whose next version has new ones.
+//! `admission` defines what is wanted. Fields that this program does not know are left to the API
+//! server, because its next version will have new ones.
 
 #![allow(
     clippy::indexing_slicing,
@@ -18,8 +18,8 @@ use crate::secret::{WRITER, labels, writing};
 /// Kubernetes has match conditions from this minor version of 1 on.
 const MATCH_CONDITIONS: u32 = 28;
 
-/// Which of the two forms this API server can have, by what `/version` says. `28+` is 28; what
-/// cannot be read is taken for a present one.
+/// Which of the two forms this API server supports, judged by `/version`. `28+` counts as 28; a
+/// version that cannot be read counts as a current one.
 #[must_use]
 pub fn has_match_conditions(major: &str, minor: &str) -> bool {
     let number = |text: &str| {
@@ -53,7 +53,7 @@ pub fn resource(kind: &str) -> ApiResource {
     ))
 }
 
-/// What a field is when nobody says it.
+/// The API server's defaults for fields that are left out.
 fn defaults() -> [(&'static str, Value); 6] {
     [
         ("failurePolicy", json!("Fail")),
@@ -65,11 +65,11 @@ fn defaults() -> [(&'static str, Value); 6] {
     ]
 }
 
-/// What is wanted, whole: with its name, our label, the `caBundle` in each entry and every default
-/// that the API server would fill in, so that it can be compared.
+/// The complete wanted configuration: its name, our label, the `caBundle` in each entry and every
+/// default that the API server would fill in, so that the two can be compared.
 ///
-/// `owner` is its `ownerReferences`, null for whatever there is. `bundle` is PEM; without one each
-/// entry keeps the `caBundle` that it has in `live`, whoever put it there.
+/// `owner` is its `ownerReferences`; null leaves them as they are. `bundle` is PEM; without it each
+/// entry keeps the `caBundle` that it has in `live`.
 #[must_use]
 pub fn whole(
     mut wanted: Value,
@@ -129,12 +129,12 @@ fn entry_named<'a>(configuration: &'a Value, name: &Value) -> Option<&'a Value> 
 }
 
 fn base64(text: &str) -> Value {
-    // The API's own encoding of bytes.
+    // The API's own encoding of bytes (base64).
     serde_json::to_value(k8s_openapi::ByteString(text.as_bytes().to_vec())).unwrap_or(Value::Null)
 }
 
-/// A merge patch that makes `live` what is wanted and leaves alone what nobody here wants
-/// anything of; nothing when it is that already.
+/// A merge patch that makes `live` equal to what is wanted and leaves all other fields alone; none
+/// when they already agree.
 #[must_use]
 pub fn change(live: &Value, wanted: &Value) -> Option<Value> {
     let mut patch = Map::new();
@@ -144,15 +144,15 @@ pub fn change(live: &Value, wanted: &Value) -> Option<Value> {
             metadata.insert(field.to_owned(), wanted["metadata"][field].clone());
         }
     }
-    // An entry is found by its name, but who is called first is the order's to say: the list is
-    // right or it is written whole.
+    // Entries are matched by name, but the list's order decides which webhook is called first, so a
+    // list that differs is written whole.
     if !holds(&live["webhooks"], &wanted["webhooks"]) {
         patch.insert("webhooks".to_owned(), wanted["webhooks"].clone());
     }
     if patch.is_empty() && metadata.is_empty() {
         return None;
     }
-    // Of what was read, and of nothing that came after.
+    // Tied to the version that was read, so that a later write is not overwritten.
     metadata.insert(
         "resourceVersion".to_owned(),
         live["metadata"]["resourceVersion"].clone(),
@@ -161,13 +161,13 @@ pub fn change(live: &Value, wanted: &Value) -> Option<Value> {
     Some(patch.into())
 }
 
-/// Whether `live` has everything that is wanted. What is empty may be absent.
+/// Whether `live` contains everything that is wanted. A wanted empty value may be absent.
 fn holds(live: &Value, wanted: &Value) -> bool {
     match (live, wanted) {
-        // Nothing is said of it.
+        // Null means that any value will do.
         (_, Value::Null) => true,
         (Value::Object(live), Value::Object(wanted)) => {
-            // A selector with more in it selects less: these are compared whole.
+            // A selector with more entries selects fewer objects, so selectors are compared whole.
             let selector = wanted.is_empty()
                 || wanted.contains_key("matchLabels")
                 || wanted.contains_key("matchExpressions");
@@ -189,7 +189,7 @@ fn holds(live: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// Whether each entry trusts this CA (PEM, as we write it).
+/// Whether each entry trusts this CA (PEM, in the form that this program writes).
 #[must_use]
 pub fn trusts(live: &Value, ca: &str) -> bool {
     let entries = live["webhooks"].as_array().map(Vec::as_slice);
@@ -201,23 +201,24 @@ pub fn trusts(live: &Value, ca: &str) -> bool {
     })
 }
 
-/// What was done to a configuration.
+/// The result of writing a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Written {
-    /// It was as it is wanted.
+    /// It was already as wanted.
     Nothing,
-    /// It was not there.
+    /// It did not exist.
     Created,
-    /// It was another.
+    /// It differed.
     Changed,
-    /// Somebody wrote at the same time; the next look decides.
+    /// Another writer changed it at the same time; the next look decides.
     Again,
 }
 
-/// The configuration as it stands; nothing when there is none.
+/// Reads the configuration; none when it does not exist.
 ///
 /// # Errors
-/// The API server does not answer, or does not let us.
+///
+/// The API server does not answer, or refuses.
 pub async fn read(
     client: &kube::Client,
     kind: &str,
@@ -232,10 +233,11 @@ pub async fn read(
         .map_err(kube::Error::SerdeError)
 }
 
-/// Makes the configuration what is wanted ([`whole`]).
+/// Creates or changes the configuration so that it equals the wanted one ([`whole`]).
 ///
 /// # Errors
-/// The API server does not answer, or does not let us.
+///
+/// The API server does not answer, or refuses.
 pub async fn write(
     client: &kube::Client,
     live: Option<&Value>,

@@ -1,14 +1,13 @@
-//! Keeps the webhook reachable: a certificate on the port, its CA in the Secret, that CA and our
-//! rules in the webhook configurations; all of it again and again, and from memory while there is
-//! no API server.
+//! Keeps the webhook reachable: a certificate on the port, its CA in the Secret, and that CA and the webhook's rules in
+//! the webhook configurations. It repeats this for as long as the process runs, and works from memory while the API
+//! server is away.
 //!
-//! Every replica has a serving certificate of its own, signed in memory: its key never leaves the
-//! process, renewing it asks nobody, and it goes on while the API server is away. What all of them
-//! share is the CA in the Secret. Only the holder of the Lease replaces things, so replicas do not
-//! undo each other's work, also while two releases of us run side by side; only creating the
-//! Secret is everybody's, because there one wins by itself.
+//! Every replica has its own serving certificate, signed in memory: the key never leaves the process, and a renewal
+//! needs no API server. The replicas share the CA in the Secret. Only the holder of the Lease replaces objects, so
+//! replicas do not undo each other's work, even while two releases run side by side. Every replica may create the
+//! Secret, because the API server lets exactly one creation win.
 //!
-//! Never reviews a pod, and never reads the machine's clock: that is handed in.
+//! The keeper reviews no pods. It does not read the machine's clock: the time is passed in.
 
 mod agree;
 mod configure;
@@ -26,28 +25,28 @@ use crate::lease::Contest;
 use crate::metrics::Meters;
 use configure::Trust;
 
-/// What time it is.
+/// Returns the current time.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// The configurations that are wanted, without a `caBundle`. It is told whether this API server
-/// has match conditions.
+/// Returns the wanted configurations, without a `caBundle`. The argument says whether this API server has match
+/// conditions.
 pub type Wanted = Arc<dyn Fn(bool) -> Vec<Value> + Send + Sync>;
 
 /// Where the certificate on the port comes from.
 #[derive(Clone)]
 pub enum Source {
-    /// From our own CA.
+    /// Signed by the webhook's own CA.
     Own {
         /// Name of the CA's Secret.
         secret: String,
-        /// What the certificate is for: DNS names and IP addresses.
+        /// The names in the certificate: DNS names and IP addresses.
         names: Vec<String>,
-        /// How long things last.
+        /// How long the CA and the certificates last.
         lifetimes: Lifetimes,
     },
-    /// Somebody gives it, and the port follows its files.
+    /// Given as files. The port follows the files.
     Given {
-        /// What goes into the `caBundle`, PEM; without it that is somebody else's, too.
+        /// The CA to write into the `caBundle`, PEM; without it another program keeps the `caBundle`, too.
         bundle: Option<std::path::PathBuf>,
     },
 }
@@ -55,30 +54,30 @@ pub enum Source {
 /// The webhook configurations.
 #[derive(Clone)]
 pub struct Configurations {
-    /// Name of both.
+    /// The name of both.
     pub name: String,
-    /// What they say.
+    /// Their contents.
     pub wanted: Wanted,
-    /// A ClusterRole that owns them: with it the cluster's garbage collector deletes them. What
-    /// is installed with us is deleted with us; what we wrote would stay behind and, with nobody
-    /// to answer, refuse pods.
+    /// A ClusterRole that owns them, so that the cluster's garbage collector deletes them with it. Helm deletes only
+    /// what it installed; without an owner the configurations would stay behind and, with no webhook to answer, refuse
+    /// pods.
     pub owner: Option<String>,
 }
 
 /// What a [`Keeper`] keeps.
 #[derive(Clone)]
 pub struct Settings {
-    /// Where Secret and Lease are.
+    /// The namespace of the Secret and the Lease.
     pub namespace: String,
     /// Where the certificate comes from.
     pub source: Source,
-    /// Nothing where they are not ours to keep.
+    /// None where another program keeps the configurations.
     pub configurations: Option<Configurations>,
-    /// What time it is.
+    /// Returns the current time.
     pub clock: Clock,
 }
 
-/// One replica's part.
+/// The work of one replica.
 pub struct Keeper {
     client: kube::Client,
     settings: Settings,
@@ -86,20 +85,20 @@ pub struct Keeper {
     tls: Tls,
     readiness: Readiness,
     meters: Meters,
-    /// As the Secret had it last.
+    /// The contents of the Secret when it was last read.
     agreed: Option<Agreed>,
-    /// What the port shows, and the CA (PEM) that has signed it.
+    /// The CA (PEM) that signed the certificate on the port, and that certificate.
     shown: Option<(String, Serving)>,
-    /// The CA (PEM) that all configurations trust, and since when we know.
+    /// The CA (PEM) that all configurations trust, and since when this replica has known that.
     trusted: Option<(String, Timestamp)>,
     match_conditions: Option<(bool, Timestamp)>,
 }
 
-/// For one look at the cluster.
+/// The time limit for one look at the cluster.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Keeper {
-    /// A replica that has done nothing yet: `tls` shows no certificate, unless it is given.
+    /// A replica that has done nothing yet: `tls` shows no certificate, unless one was given.
     #[must_use]
     pub fn new(
         client: kube::Client,
@@ -123,11 +122,12 @@ impl Keeper {
         }
     }
 
-    /// Looks once and does what there is to do. Whether anything was written: then another look
-    /// has more to see.
+    /// Looks at the cluster once and does what is needed. Returns whether anything was written; the caller should then
+    /// look again soon.
     ///
     /// # Errors
-    /// What could not be done. All that could be done is done, and what is served stays.
+    ///
+    /// Something could not be done. The rest has been done, and the port goes on serving.
     pub async fn look(&mut self) -> anyhow::Result<bool> {
         if matches!(self.settings.source, Source::Given { .. }) {
             self.meters.given(self.tls.certificate().as_deref());
@@ -142,7 +142,7 @@ impl Keeper {
         self.meters.holds(self.contest.is_ours());
         if let Err(error) = &looked {
             self.meters.failed();
-            // The same rules, with what is remembered: a certificate is renewed in time.
+            // The same rules apply to what is remembered, so that a certificate is renewed in time.
             if let Err(error) = self.show(&Trust::default()) {
                 tracing::error!(error = format!("{error:#}"), "no certificate from memory");
             }
@@ -154,19 +154,19 @@ impl Keeper {
         looked
     }
 
-    /// How often to look when nothing happens.
+    /// How often to look when nothing changes.
     #[must_use]
     pub fn rhythm(&self) -> Duration {
         let rhythm = self.contest.rhythm();
         let Source::Own { lifetimes, .. } = &self.settings.source else {
             return rhythm;
         };
-        // Whoever wants it to go fast, for a test, looks as fast.
+        // Short lifetimes, as tests set them, shorten the interval.
         let fast = lifetimes.settle.min(lifetimes.serving / 10).unsigned_abs();
         rhythm.min(fast.max(Duration::from_secs(1)))
     }
 
-    /// Leaves the Lease to the next one.
+    /// Gives the Lease up, so that another replica can take it.
     pub async fn let_go(&mut self) {
         let let_go = tokio::time::timeout(Duration::from_secs(2), self.contest.let_go()).await;
         if !matches!(let_go, Ok(Ok(()))) {
@@ -179,7 +179,7 @@ impl Keeper {
     }
 
     async fn look_at_cluster(&mut self) -> anyhow::Result<bool> {
-        // A Lease that cannot be had is no reason not to serve: what fails is told at the end.
+        // A replica that cannot get the Lease still serves; the failure is reported at the end.
         let turn = self.contest.turn(self.now()).await;
         let ours = *turn.as_ref().unwrap_or(&false);
         let mut wrote = self.agree(ours).await?;
@@ -199,8 +199,8 @@ impl Keeper {
                  holder of the Lease writes it"
             )),
             None if self.has_certificate() => match trust.absent {
-                // Whoever installs waits for us, and then makes pods. One that was ready stays so: nobody can be sent
-                // to it until the configuration is there again.
+                // An installer waits until this replica is ready, and then creates pods. A replica that was ready stays
+                // ready: no pod is sent to it until the configuration exists again.
                 Some(name) if self.readiness.reason().is_some() => {
                     self.readiness.not_ready(format!(
                         "{name} is not there yet, so no pod is sent; the holder of the Lease writes it"
@@ -219,7 +219,7 @@ impl Keeper {
         self.tls.certificate().is_some()
     }
 
-    /// Shows another certificate where it must be another.
+    /// Changes the certificate on the port where that is needed.
     fn show(&mut self, trust: &Trust) -> anyhow::Result<()> {
         let Source::Own {
             names, lifetimes, ..
@@ -247,8 +247,8 @@ impl Keeper {
         let another = match &self.shown {
             None => true,
             Some((ca, serving)) if ca == current => serving.is_due(now),
-            // Signed by a CA that was replaced: that is trusted until the new one is everywhere;
-            // unless it is not, or the certificate has ended.
+            // Signed by a CA that was replaced. That CA stays trusted until all API servers have seen the new one,
+            // unless it is no longer trusted or the certificate has expired.
             Some((_, serving)) => {
                 let better = trust.stranger.is_some() && trust.current == Some(true);
                 settled || better || now >= serving.not_after
@@ -279,7 +279,7 @@ fn sign(
         .with_context(|| format!("cannot sign a certificate for {}", names.join(", ")))
 }
 
-/// What the API server says, without the rest of its answer.
+/// The API server's error message, without the rest of its answer.
 fn told(error: kube::Error) -> anyhow::Error {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => anyhow!("{}", status.message),

@@ -1,7 +1,7 @@
-//! Which replica writes: the holder of a Lease.
+//! Decides which replica writes: the holder of a Lease.
 //!
-//! Never does what the holder may do, and takes nobody's clock for true: a holder is gone when its
-//! Lease has not changed for as long as it says, by our own clock.
+//! Trusts no other machine's clock: a holder counts as gone when its Lease has not changed for the
+//! Lease's duration, measured by this machine's clock.
 
 use std::time::Duration;
 
@@ -11,21 +11,22 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
 use tokio::time::Instant;
 
-/// Our part in the contest for a Lease.
+/// This replica's part in the contest for a Lease.
 pub struct Contest {
     api: Api<Lease>,
     name: String,
     identity: String,
-    /// How long a holder may be silent.
+    /// How long a holder may be silent before another replica takes the Lease.
     patience: Duration,
     held_until: Option<Instant>,
     renewed: Option<Instant>,
-    /// Another's Lease as we saw it last, and when we first saw it so.
+    /// Another replica's Lease as last read, and when it was first read in that state.
     seen: Option<(String, Instant)>,
 }
 
 impl Contest {
-    /// `identity` is one of this process alone. A holder that is silent for `patience` loses.
+    /// `identity` must be unique to this process. A holder that is silent for `patience` loses the
+    /// Lease.
     #[must_use]
     pub fn new(api: Api<Lease>, name: String, identity: String, patience: Duration) -> Self {
         Self {
@@ -39,23 +40,25 @@ impl Contest {
         }
     }
 
-    /// Whether it is ours, by what we know.
+    /// Whether this replica holds the Lease, as far as it knows.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.held_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// How often [`Contest::turn`] wants to be called.
+    /// How often to call [`Contest::turn`].
     #[must_use]
     pub fn rhythm(&self) -> Duration {
         self.patience / 3
     }
 
-    /// Takes the Lease, keeps it or looks at who has it. Whether it is ours. `wall` is what the
-    /// Lease shows to people.
+    /// Takes the Lease, renews it, or sees that another replica holds it. Returns whether this
+    /// replica holds it. `wall` is the time to write into the Lease for people to read.
     ///
     /// # Errors
-    /// The API server does not answer, or does not let us. What we hold, we hold until it ends.
+    ///
+    /// The API server does not answer, or refuses. A Lease that this replica holds stays held until
+    /// it expires.
     pub async fn turn(&mut self, wall: Timestamp) -> Result<bool, kube::Error> {
         let now = Instant::now();
         if self.is_ours()
@@ -91,7 +94,7 @@ impl Contest {
             let silent_for = spec
                 .lease_duration_seconds
                 .and_then(|s| u64::try_from(s).ok());
-            // A Lease that says a year would be nobody's for a year.
+            // A Lease with a duration of a year would block all replicas for a year.
             let silent_for = silent_for.map_or(self.patience, Duration::from_secs);
             if now.duration_since(since) < silent_for.min(self.patience * 10) {
                 return Ok(false);
@@ -102,7 +105,7 @@ impl Contest {
                 "its holder is silent: it is taken over"
             );
         }
-        // With the version that was read: of two who take it, one does.
+        // The write names the version that was read, so that of two replicas only one succeeds.
         lease.spec = Some(self.spec(Some(&spec), wall));
         let replaced = self
             .api
@@ -125,7 +128,7 @@ impl Contest {
                         "the Lease is ours"
                     );
                 }
-                // From before the call: the others count from its arrival.
+                // Counted from before the call, because the other replicas count from its arrival.
                 self.held_until = Some(now + self.patience);
                 self.renewed = Some(now);
                 Ok(true)
@@ -140,10 +143,11 @@ impl Contest {
         }
     }
 
-    /// Lets the next one have it at once.
+    /// Releases the Lease, so that another replica can take it at once.
     ///
     /// # Errors
-    /// The API server does not answer: it will be silent long enough.
+    ///
+    /// The API server does not answer. The Lease then expires by itself.
     pub async fn let_go(&mut self) -> Result<(), kube::Error> {
         if !self.is_ours() {
             return Ok(());

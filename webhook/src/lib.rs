@@ -1,5 +1,5 @@
-//! The admission webhook as a process: TLS with its own CA, its own configuration in the API server. Never decides:
-//! `admission` does.
+//! The admission webhook as a process: TLS with its own CA, and its own configurations in the API server. All decisions
+//! about pods are in `admission`.
 
 #![forbid(unsafe_code)]
 

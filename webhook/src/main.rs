@@ -1,4 +1,4 @@
-//! The admission webhook as a process: settings, ports, a signal to stop.
+//! The admission webhook as a process: settings, ports, and the signal to stop.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +25,7 @@ use webhook::quotas::Limits;
 use webhook::run::{Watched, keep};
 use webhook::{keeper, router};
 
-/// A holder of the Lease that is silent for so long is followed by another.
+/// A holder of the Lease that is silent for this long loses it to another replica.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
@@ -35,11 +35,11 @@ fn main() -> ExitCode {
     server::program("vgpu-webhook", format, &filter, runtime, run(args))
 }
 
-/// How far the end has come.
+/// The stages of stopping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Serving,
-    /// Another replica writes; reviews that come are answered still.
+    /// Another replica takes over writing; reviews that arrive are still answered.
     Leaving,
     Stopped,
 }
@@ -62,7 +62,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let cluster = if own || args.write_configuration || args.check_quotas {
         match cluster(&args).await {
             Ok(config) => Some(config),
-            // Nobody has named a cluster, and reviews can be answered without one.
+            // No cluster was named, and reviews can be answered without one.
             Err(error) if !own && args.kubeconfig.is_none() && !in_a_pod() => {
                 tracing::warn!("{error:#}; no configuration is written and no quota is known");
                 None
@@ -138,10 +138,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
                         .then(|| args.webhook_config_name.clone()),
                 };
                 keep(keeper, client, watched, stopped(Stage::Leaving)).await;
-                // A look that ended at the same moment may have said otherwise.
+                // A look that ended at the same moment may have set it to ready.
                 readiness.not_ready("stopping");
             }
-            // A given certificate, and nothing to keep.
+            // The certificate was given and there is nothing to keep.
             _ => readiness.ready(),
         }
     };
@@ -192,7 +192,7 @@ fn vendors(args: &Args) -> anyhow::Result<Vendors> {
     Vendors::new(config, switches).with_context(place)
 }
 
-/// Whether an API server was named by a kubelet.
+/// Whether a kubelet has set the address of an API server.
 fn in_a_pod() -> bool {
     std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
@@ -206,7 +206,7 @@ async fn cluster(args: &Args) -> anyhow::Result<kube::Config> {
             let config = kube::Config::from_custom_kubeconfig(file, &options).await;
             config.with_context(place)?
         }
-        // Its text has its causes in it.
+        // The error's text already contains its causes.
         None => kube::Config::infer().await.map_err(|error| {
             anyhow::anyhow!(
                 "no cluster: --kubeconfig FILE, KUBECONFIG or a pod's service account is needed, \
@@ -282,7 +282,7 @@ fn keeper(
     )
 }
 
-/// One of this process alone: a pod's name comes back when its container does.
+/// Unique to this process: a pod's name is the same after its container has restarted.
 fn identity(args: &Args) -> String {
     let host = || {
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();

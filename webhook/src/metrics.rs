@@ -1,6 +1,6 @@
-//! What the webhook shows of itself at `/metrics`.
+//! The webhook's own metrics at `/metrics`.
 //!
-//! Never decides by a number in here.
+//! No decision depends on them.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -18,17 +18,17 @@ use server::{Seconds, TraceContext, Traces};
 struct Review {
     /// `CREATE`, `UPDATE`, …; `unknown` where the body could not be read.
     operation: &'static str,
-    /// `allowed`, `mutated`, `denied`, `broken`.
+    /// `allowed`, `mutated`, `denied`, or `broken` for a body that could not be judged.
     outcome: &'static str,
 }
 
-/// Why something was written.
+/// Why an object was written.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
     reason: &'static str,
 }
 
-/// Counts and times. Clones share them.
+/// Counters and durations. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Meters {
     reviews: Family<Review, Counter>,
@@ -45,7 +45,8 @@ pub struct Meters {
 
 impl Default for Meters {
     fn default() -> Self {
-        // DESIGN's row is 0.15 ms at p50 and 0.5 ms at p99; the API server gives up after seconds.
+        // The target in DESIGN is 0.15 ms at p50 and 0.5 ms at p99; the API server gives up after
+        // seconds.
         let bounds = [
             0.000_05, 0.000_1, 0.000_15, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.1,
             0.5, 1.0, 5.0,
@@ -66,14 +67,14 @@ impl Default for Meters {
 }
 
 impl Meters {
-    /// Shows, too, what became of these spans.
+    /// Adds the counters of these spans.
     #[must_use]
     pub fn with_traces(mut self, traces: Traces) -> Self {
         self.traces = traces;
         self
     }
 
-    /// All of it, to be shown.
+    /// All metrics in one registry.
     #[must_use]
     pub fn registry(&self) -> Registry {
         let mut all = Registry::default();
@@ -86,37 +87,37 @@ impl Meters {
         );
         registry.register(
             "review_duration_seconds",
-            "From a review's arrival to its answer",
+            "Time from a review's arrival to its answer",
             self.seconds.clone(),
         );
         registry.register(
             "certificate_expiry_timestamp_seconds",
-            "When the certificate that is shown ends",
+            "When the certificate on the port expires",
             self.certificate_end.clone(),
         );
         registry.register(
             "ca_expiry_timestamp_seconds",
-            "When the CA that signs ends; 0 with a given certificate",
+            "When the CA that signs expires; 0 where the certificate is given as a file",
             self.ca_end.clone(),
         );
         registry.register(
             "certificates_shown",
-            "Certificates that this replica has shown, one after the other",
+            "Certificates that this replica has put on its port",
             self.certificates.clone(),
         );
         registry.register(
             "ca_rotations",
-            "CAs that this replica has made: created, due, deleted, broken",
+            "CAs that this replica has made, by reason: created, due, deleted, broken",
             self.rotations.clone(),
         );
         registry.register(
             "configuration_writes",
-            "Webhook configurations that this replica has written: created, changed",
+            "Webhook configurations that this replica has written, by reason: created, changed",
             self.writes.clone(),
         );
         registry.register(
             "cluster_failures",
-            "Looks at the cluster that failed, and were tried again",
+            "Looks at the cluster that failed and were repeated",
             self.failures.clone(),
         );
         registry.register(
@@ -127,7 +128,7 @@ impl Meters {
         all
     }
 
-    /// A review was answered; the trace of its pod, where there is one.
+    /// Counts an answered review, with the trace of its pod where there is one.
     pub fn reviewed(
         &self,
         operation: &'static str,
@@ -141,13 +142,13 @@ impl Meters {
         self.seconds.observe(took, trace);
     }
 
-    /// Another certificate is shown.
+    /// Counts a new certificate on the port.
     pub fn shown(&self, until: Timestamp) {
         self.certificates.inc();
         self.certificate_end.set(seconds(until));
     }
 
-    /// This certificate (DER) is shown, and somebody else takes care of it.
+    /// Records the expiry of a certificate (DER) that another program renews.
     pub(crate) fn given(&self, certificate: Option<&[u8]>) {
         let parsed = certificate.map(x509_parser::parse_x509_certificate);
         if let Some(Ok((_, certificate))) = parsed {
@@ -158,7 +159,7 @@ impl Meters {
         }
     }
 
-    /// This CA signs.
+    /// Records the expiry of the CA that signs.
     pub fn signs(&self, until: Timestamp) {
         self.ca_end.set(seconds(until));
     }

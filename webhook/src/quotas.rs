@@ -1,8 +1,8 @@
 //! What the quotas of a namespace allow a pod that is being made.
 //!
-//! A pod that alone exceeds a ResourceQuota is refused here, where its author sees it at once. So is a pod that exceeds
-//! a ComputeQuota by what the quota's status says is used, which the scheduler writes within a second or two. This
-//! process keeps no ledger: the scheduler's filter and bind decide.
+//! What the namespace uses already is not counted here: the scheduler's ledger knows that, and the
+//! scheduler refuses by it. A pod that alone exceeds its quota is refused here, where its author
+//! sees the error at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -102,13 +102,15 @@ impl Limits {
                 Ok(Event::InitDone) => *self.write() = std::mem::take(&mut coming),
                 Ok(Event::Apply(quota)) => put(&mut self.write(), &quota, vendors),
                 Ok(Event::Delete(quota)) => take(&mut self.write(), &quota),
-                Err(error) => tracing::debug!(%error, "quotas are as they were known last"),
+                Err(error) => {
+                    tracing::debug!(%error, "quotas could not be read; the last known ones stay in force")
+                }
             }
         }
     }
 
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, Known> {
-        // A map is whole between two lines.
+        // The map is consistent after every statement, so a poisoned lock can be used.
         self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -125,7 +127,7 @@ fn put(known: &mut Known, quota: &ResourceQuota, vendors: &Vendors) {
     let (allowed, errors) = limits(quota, vendors);
     let (namespace, name) = names(quota);
     for error in errors {
-        tracing::warn!(namespace, quota = name, %error, "this line limits nothing");
+        tracing::warn!(namespace, quota = name, %error, "this line of the quota cannot be read and limits nothing");
     }
     if allowed.is_empty() {
         return take(known, quota);
@@ -193,7 +195,7 @@ impl Quotas for Limits {
     }
 }
 
-/// Of several quotas the narrowest counts.
+/// If there are several quotas, the lowest one counts.
 fn least<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.min(other)),

@@ -1,7 +1,7 @@
-//! What the webhook serves: admission's routes behind a limit for bodies, counted and timed, and
-//! how it is.
+//! The webhook's HTTP routes: admission's routes behind a limit for bodies, with counters and
+//! timing, and the health and metrics routes.
 //!
-//! Never looks into a review.
+//! Nothing here reads a review's contents.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use server::{Bodies, Manners, Readiness};
 
 use crate::metrics::Meters;
 
-/// What API servers may draw out. They come over HTTP/1.1, one connection for each review in
-/// flight, perhaps all from one address, and keep idle ones for 90 s.
+/// Limits on the connections of API servers. They use HTTP/1.1 with one connection for each review
+/// in flight, perhaps all from one address, and keep idle connections for 90 s.
 #[must_use]
 pub fn manners() -> Manners {
     Manners {
@@ -27,7 +27,7 @@ pub fn manners() -> Manners {
     }
 }
 
-/// For the TLS port: reviews, and everything of [`plain`].
+/// The routes of the TLS port: reviews, and everything of [`plain`].
 pub fn tls(admission: Arc<Admission>, meters: &Meters, readiness: Readiness) -> Router {
     let bodies = Bodies {
         together: 128 << 20,
@@ -39,7 +39,7 @@ pub fn tls(admission: Arc<Admission>, meters: &Meters, readiness: Readiness) -> 
     reviews.merge(plain(meters, readiness))
 }
 
-/// For the port without TLS: `/metrics`, `/healthz`, `/readyz`.
+/// The routes of the port without TLS: `/metrics`, `/healthz`, `/readyz`.
 pub fn plain(meters: &Meters, readiness: Readiness) -> Router {
     server::metrics(meters.registry()).merge(server::health(readiness))
 }
@@ -56,8 +56,8 @@ async fn measure(State(meters): State<Meters>, request: Request, next: Next) -> 
     response
 }
 
-/// What it was and what came of it. Without a word from admission it never got there: a body that
-/// was too long or broke off, a path that there is not.
+/// The operation and outcome of a review. A response without admission's extension never reached
+/// admission: its body was too long or broke off, or the path does not exist.
 fn what(response: &Response) -> Reviewed {
     let nothing = Reviewed {
         operation: "unknown",

@@ -1,7 +1,6 @@
-//! The keeper's rhythm: it looks when something has changed, when time has passed, and again soon
-//! when a look failed.
+//! When the keeper looks: after a change, at intervals, and soon again when a look failed.
 //!
-//! Never decides what there is to do.
+//! What to do is the keeper's decision.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,23 +16,23 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::configuration::{KINDS, resource};
 use crate::keeper::Keeper;
 
-/// Between two looks that changes ask for; up to the keeper's rhythm while what we write is changed
-/// again each time.
+/// The pause between two looks caused by changes. It grows up to the keeper's interval while
+/// another program undoes what this one writes.
 const GAP: Duration = Duration::from_secs(1);
-/// After a look that failed; doubled each time.
+/// The pause after a look that failed; doubled each time.
 const AGAIN: Duration = Duration::from_secs(1);
 const LONGEST_AGAIN: Duration = Duration::from_secs(30);
 
-/// Objects whose changes the keeper wants to see at once.
+/// The objects whose changes the keeper wants to see at once.
 #[derive(Debug, Clone, Default)]
 pub struct Watched {
     /// Namespace and name.
     pub secret: Option<(String, String)>,
-    /// Name of both.
+    /// The name of both configurations.
     pub configurations: Option<String>,
 }
 
-/// Keeps, until `stop` is ready; then leaves the Lease to another replica.
+/// Keeps everything until `stop` is ready, then gives the Lease up.
 pub async fn keep(mut keeper: Keeper, client: kube::Client, watched: Watched, stop: impl Future) {
     let changed = Arc::new(Notify::new());
     let mut watchers = JoinSet::new();
@@ -56,7 +55,7 @@ pub async fn keep(mut keeper: Keeper, client: kube::Client, watched: Watched, st
     keeper.let_go().await;
 }
 
-/// Never ends.
+/// Never returns.
 async fn look_on(keeper: &mut Keeper, changed: &Notify) {
     let mut gap = GAP;
     let mut again = AGAIN;
@@ -65,10 +64,10 @@ async fn look_on(keeper: &mut Keeper, changed: &Notify) {
         let wait = match keeper.look().await {
             Ok(wrote) => {
                 if failing.take().is_some() {
-                    tracing::info!("the cluster is as it has to be again");
+                    tracing::info!("the Secret and the configurations are as wanted again");
                 }
                 again = AGAIN;
-                // Somebody who undoes each of our writes is not answered ever faster.
+                // A program that undoes every write is answered more slowly each time.
                 if wrote {
                     gap = (gap * 2).min(keeper.rhythm());
                 }
@@ -76,7 +75,7 @@ async fn look_on(keeper: &mut Keeper, changed: &Notify) {
             }
             Err(error) => {
                 let error = format!("{error:#}");
-                // The same failure every few seconds is one failure.
+                // A failure that repeats every few seconds is logged once.
                 if failing.as_ref() == Some(&error) {
                     tracing::debug!(error, "it fails still");
                 } else {
@@ -97,7 +96,7 @@ async fn look_on(keeper: &mut Keeper, changed: &Notify) {
     }
 }
 
-/// Tells of every change. Never ends; a watch that breaks is begun again.
+/// Signals every change. Never returns; a watch that breaks is started again.
 async fn follow(api: Api<DynamicObject>, name: String, changed: Arc<Notify>) {
     let config = Config::default().fields(&format!("metadata.name={name}"));
     let mut events = std::pin::pin!(watcher(api, config).default_backoff());

@@ -1,7 +1,7 @@
-//! The Secret in which the replicas agree on a CA: read, created by whoever is first, replaced
-//! only as it was read.
+//! The Secret in which the replicas agree on a CA. The first replica creates it; a replacement
+//! succeeds only if nothing changed since it was read.
 //!
-//! Never decides that a CA is replaced: `keeper` does.
+//! `keeper` decides when a CA is replaced.
 
 use std::collections::BTreeMap;
 
@@ -17,23 +17,23 @@ use crate::authority::{Agreed, Authority, Broken, CaCertificate};
 pub const CERTIFICATE: &str = "ca.crt";
 /// Its private key, PEM.
 pub const KEY: &str = "ca.key";
-/// CAs that have signed not long ago, PEM, the newest first.
+/// The replaced CAs that are still trusted, PEM, the newest first.
 pub const OLD: &str = "old.crt";
 
 /// When the newest of [`OLD`] was replaced, RFC 3339.
 pub const SINCE: &str = "old.since";
 
-/// Who writes, for `managedFields`.
+/// The field manager's name, for `managedFields`.
 pub(crate) const WRITER: &str = "vgpu-webhook";
 
-/// What the Secret holds.
+/// The Secret's contents.
 pub struct Kept {
-    /// What can be used of it.
+    /// The CA and the replaced CAs, if they can be used.
     pub agreed: Result<Agreed, Broken>,
-    /// CA certificates in it, whether the rest can be used or not: replicas may be showing
-    /// certificates that these have signed.
+    /// The CA certificates in it, even where the rest cannot be used: replicas may show
+    /// certificates that these CAs have signed.
     pub certificates: Vec<CaCertificate>,
-    /// For a replacement of exactly this.
+    /// The resource version that was read; a replacement names it.
     pub version: String,
 }
 
@@ -54,7 +54,7 @@ impl Kept {
         Self {
             agreed: current.map(|current| {
                 let since = text(SINCE).ok().and_then(|since| since.trim().parse().ok());
-                // One from the future would never be over.
+                // A time in the future would never be long enough ago.
                 let since = since.filter(|since| *since <= now);
                 Agreed {
                     since: since.unwrap_or_else(|| current.certificate().made()),
@@ -68,10 +68,11 @@ impl Kept {
     }
 }
 
-/// What the Secret holds; nothing when there is none.
+/// Reads the Secret; none when it does not exist.
 ///
 /// # Errors
-/// The API server does not answer, or does not let us.
+///
+/// The API server does not answer, or refuses.
 pub async fn read(
     api: &Api<Secret>,
     name: &str,
@@ -95,10 +96,12 @@ fn data(agreed: &Agreed) -> BTreeMap<String, ByteString> {
     ])
 }
 
-/// Creates it. Whether it was us: somebody else may have been first, and theirs counts.
+/// Creates the Secret. Returns whether this replica created it; if another replica was faster, that
+/// one's CA counts.
 ///
 /// # Errors
-/// The API server does not answer, or does not let us.
+///
+/// The API server does not answer, or refuses.
 pub async fn create(api: &Api<Secret>, name: &str, agreed: &Agreed) -> Result<bool, kube::Error> {
     let secret = Secret {
         metadata: ObjectMeta {
@@ -120,17 +123,18 @@ pub async fn create(api: &Api<Secret>, name: &str, agreed: &Agreed) -> Result<bo
     }
 }
 
-/// Replaces what was read at this version. Whether it was still that.
+/// Replaces the Secret as it was read at this version. Returns false if it has changed since.
 ///
 /// # Errors
-/// The API server does not answer, or does not let us.
+///
+/// The API server does not answer, or refuses.
 pub async fn replace(
     api: &Api<Secret>,
     name: &str,
     version: &str,
     agreed: &Agreed,
 ) -> Result<bool, kube::Error> {
-    // A merge: labels and annotations of others stay.
+    // A merge patch, so that labels and annotations of other programs stay.
     let patch = json!({
         "metadata": { "resourceVersion": version, "labels": labels() },
         "data": data(agreed),
@@ -149,7 +153,7 @@ pub(crate) fn writing() -> PatchParams {
     }
 }
 
-/// What says whose an object is.
+/// The labels that mark an object as this program's.
 pub(crate) fn labels() -> BTreeMap<String, String> {
     BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), WRITER.to_owned())])
 }

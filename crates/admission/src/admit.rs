@@ -1,5 +1,5 @@
-//! The order in which a pod is looked at and changed. Never keeps anything between two reviews, and never asks anybody
-//! but [`Quotas`].
+//! Admission of one object: the order in which a pod is checked and changed. Keeps nothing between two reviews, and
+//! asks nothing outside but [`Quotas`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::settings::Settings;
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
 const IGNORE: &str = "ignore";
 
-/// What the webhook does to a pod. Cheap to ask, from any thread.
+/// The webhook's checks and changes of pods. Cheap to call, from any thread.
 pub struct Admission {
     vendors: Arc<Vendors>,
     settings: Settings,
@@ -38,27 +38,27 @@ pub struct Admission {
     traces: Traces,
 }
 
-/// A "yes", and what goes with it.
+/// An object that is admitted, with the changes and messages that go with it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Admitted {
-    /// What to change of the object, in this order; empty to leave it.
+    /// The changes to the object, in this order; empty if there are none.
     pub patch: Vec<PatchOperation>,
-    /// Why nothing is changed, where that may surprise.
+    /// Why nothing is changed, where that may surprise the author.
     pub message: Option<String>,
-    /// For whoever wrote the object; kubectl prints them.
+    /// Warnings for the author of the object; kubectl prints them.
     pub warnings: Vec<String>,
     /// The pod's trace, where it has one.
     pub trace: Option<TraceContext>,
 }
 
-/// Why a pod is looked at.
+/// Why a pod is reviewed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// To change it, and to write this trace on it.
+    /// To change it. This trace is written on it.
     Change(Option<TraceContext>),
-    /// To see that nobody has changed it for the worse since.
+    /// To check that no other program has changed it for the worse since it was admitted.
     Look,
-    /// To see whether it has been here.
+    /// To check whether it has been admitted here.
     Recognise,
 }
 
@@ -74,30 +74,30 @@ impl Admission {
         }
     }
 
-    /// Asks `quotas` what a namespace has left before a pod is let in.
+    /// Uses `quotas` to refuse a pod that its namespace has no room for.
     #[must_use]
     pub fn with_quotas(mut self, quotas: Arc<dyn Quotas>) -> Self {
         self.quotas = Some(quotas);
         self
     }
 
-    /// Begins the trace of each pod that it changes, and names it in an annotation.
+    /// Starts a trace for each pod that it changes, and names the trace in an annotation.
     #[must_use]
     pub fn with_traces(mut self, traces: Traces) -> Self {
         self.traces = traces;
         self
     }
 
-    /// The settings that it was made with.
+    /// The settings that it was built with.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// What to change of a pod, as a mutating webhook.
+    /// The changes to a pod, as a mutating webhook.
     ///
     /// # Errors
     ///
-    /// When the pod cannot be: the text names container, field and cure.
+    /// The pod is refused: the text names the container, the field and the cure.
     pub fn mutate(
         &self,
         pod: &Value,
@@ -106,25 +106,25 @@ impl Admission {
         self.admit(pod, context).map(|admitted| admitted.patch)
     }
 
-    /// Like [`Admission::mutate`], with what is to be said to whoever wrote the pod.
+    /// Like [`Admission::mutate`], with the messages for the author of the pod.
     ///
     /// # Errors
     ///
-    /// When the pod cannot be: the text names container, field and cure.
+    /// The pod is refused: the text names the container, the field and the cure.
     pub fn admit(&self, object: &Value, context: &Context<'_>) -> Result<Admitted, Denied> {
         let mut span = self.span(object, context);
         let judged = self.judge(object, context, Purpose::Change(span.context()));
         match &judged {
             Ok(admitted) if admitted.trace.is_some() => {}
-            // Not a pod that wants a device of us.
+            // Not a pod that asks for a device of ours.
             Ok(_) => span.forget(),
             Err(denied) => span.fail(denied.to_string()),
         }
         judged
     }
 
-    /// The span of a pod's admission; nothing where traces are off. Its parent may be whatever the pod's maker says, so
-    /// that a pipeline finds its pods in its own trace.
+    /// The span of a pod's admission; an empty span where traces are off. Its parent may be any span that the pod's
+    /// author names, so that a pipeline finds its pods in its own trace.
     fn span(&self, object: &Value, context: &Context<'_>) -> Span {
         if !self.traces.is_on() {
             return self.traces.span("admission", None);
@@ -146,28 +146,29 @@ impl Admission {
         span
     }
 
-    /// Whether a pod can be as it is, as a validating webhook: what others changed of it after us is seen.
+    /// Checks a pod without changing it, as a validating webhook: this sees what other webhooks changed after ours.
     ///
     /// # Errors
     ///
-    /// When the pod cannot be: the text names container, field and cure.
+    /// The pod is refused: the text names the container, the field and the cure.
     pub fn validate(&self, object: &Value, context: &Context<'_>) -> Result<(), Denied> {
         self.judge(object, context, Purpose::Look).map(|_| ())
     }
 
-    /// Whether a pod that waits for a node has been admitted here: nothing would be refused or changed. For the
-    /// scheduler, where the API server knows no match conditions and so a webhook that is down is passed by.
+    /// Whether a pending pod has been admitted here, which is the case when nothing would be refused or changed. The
+    /// scheduler asks this where the API server knows no match conditions: such an API server skips a webhook that is
+    /// down.
     ///
     /// # Errors
     ///
-    /// When it has not: the text says what it lacks.
+    /// It has not been admitted: the text names what it lacks.
     pub fn passed(&self, pod: &Value) -> Result<(), Denied> {
         let admitted = self.judge(pod, &Context::default(), Purpose::Recognise)?;
         match admitted.patch.first() {
             None => Ok(()),
             Some(operation) => Err(Denied::pod(
                 operation.path().to_string(),
-                "the pod was made without the webhook, which would have changed this; delete it and make it again \
+                "the pod was created without the webhook, which would have changed this; delete it and make it again \
                  while the webhook answers",
             )),
         }
@@ -186,7 +187,7 @@ impl Admission {
         let trusted = among(&self.settings.own_accounts, context.user);
         match (context.operation, context.subresource) {
             (Operation::Create, "") => self.create(object, context, namespace, trusted, purpose),
-            // A binding's annotations become the pod's.
+            // The annotations of a binding become the pod's.
             (Operation::Create, "binding") | (Operation::Update, _) if !trusted => {
                 self.reserved.check(context.old, object, |_, _| false)?;
                 if context.subresource == "ephemeralcontainers" {
@@ -219,7 +220,7 @@ impl Admission {
             return Ok(admitted);
         }
         let is_foreign = self.belongs_to_another_scheduler(&pod);
-        // What another scheduler takes is not ours to round or to refuse.
+        // The amounts of a pod that another scheduler places are neither rounded nor refused.
         let edits = if is_foreign {
             Vec::new()
         } else {
@@ -234,7 +235,7 @@ impl Admission {
         if !trusted && purpose != Purpose::Recognise {
             self.reserved.check(None, object, is_ours)?;
         }
-        // Defaults can make a pod ask that says nothing of a card itself.
+        // Defaults can add a device to a pod that asks for none itself.
         let mut patch = Patch::of(object);
         for (at, edits) in &edits {
             self.write_edits(*at, edits, &mut pod, &mut patch);
@@ -311,7 +312,7 @@ impl Admission {
         Ok(admitted)
     }
 
-    /// Whether the label that keeps us away counts. Where it does not, that is said.
+    /// Whether the label that exempts a pod from admission counts. A warning says so where it does not.
     fn is_to_be_ignored(
         &self,
         pod: &Pod,
@@ -347,11 +348,12 @@ impl Admission {
             || (name == DEFAULT_SCHEDULER && self.settings.force_overwrite_default_scheduler))
     }
 
-    /// What the vendors change of each container; those of which they change nothing are left out.
+    /// The vendors' changes of each container; unchanged containers are left out.
     fn edits(&self, pod: &Pod) -> Result<Vec<(At, Edits)>, Denied> {
         let mut all = Vec::new();
         for (at, container) in At::of(pod) {
-            // There a vendor's own name is only for its device plugin, and says nothing of a share.
+            // In such a container a vendor's own resource name is only for its device plugin, and is not a request for
+            // a share.
             if hcs::concerns(container, &self.vendors) {
                 continue;
             }
@@ -413,7 +415,7 @@ impl Admission {
         }
     }
 
-    /// The API server wants of a resource of ours a limit, and a request that equals it.
+    /// For our resources the API server requires a limit, and a request that equals it.
     fn equalise(&self, at: At, container: &Container, patch: &mut Patch<'_>) {
         let index = at.index.to_string();
         let resources = &container.resources;
@@ -432,7 +434,7 @@ impl Admission {
         }
     }
 
-    /// What cannot be of a pod with devices as a whole.
+    /// Refuses what is not allowed for a pod with devices as a whole.
     fn check_pod(&self, pod: &Pod, object: &Value) -> Result<(), Denied> {
         if !pod.spec.node_name.is_empty() && !self.settings.scheduler_name.is_empty() {
             return Err(Denied::pod(
@@ -475,8 +477,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Capabilities with which a container could take the agent's mounts away. Not refused: file systems in user space
-    /// need the same.
+    /// Warns of capabilities with which a container could unmount the agent's mounts. They are not refused, because
+    /// file systems in user space need the same ones.
     fn warn_of_capabilities(&self, pod: &Pod, object: &Value, warnings: &mut Vec<String>) {
         for (at, container) in At::of(pod) {
             let added = at
@@ -488,7 +490,7 @@ impl Admission {
                 .flatten()
                 .filter_map(Value::as_str)
                 .find(|added| {
-                    // Container runtimes read them in any case.
+                    // Container runtimes accept capability names in upper and lower case.
                     let name = added.to_ascii_uppercase();
                     let name = name.strip_prefix("CAP_").unwrap_or(&name);
                     matches!(name, "ALL" | "SYS_ADMIN" | "SYS_MODULE")
@@ -532,7 +534,7 @@ impl Admission {
         })
     }
 
-    /// Whether any container names a resource of ours, with an amount.
+    /// Whether any container names a resource of ours with an amount.
     fn mentions(&self, pod: &Pod) -> bool {
         self.mentions_where(pod, |_| true)
     }
@@ -563,12 +565,12 @@ impl Admission {
 
 fn decode(object: &Value) -> Result<Pod, Denied> {
     if !object.is_object() {
-        return Err(Denied::unreadable("it is no pod: it is no JSON object"));
+        return Err(Denied::unreadable("it is no pod: it is not a JSON object"));
     }
     Pod::deserialize(object).map_err(|error| Denied::unreadable(format!("it is no pod: {error}")))
 }
 
-/// The request's namespace: a pod that is being made may leave its own out.
+/// The namespace of the request: a pod that is being created may leave its own out.
 fn namespace<'a>(object: &'a Value, context: &Context<'a>) -> &'a str {
     if !context.namespace.is_empty() {
         return context.namespace;
@@ -583,13 +585,13 @@ fn among(names: &[String], name: &str) -> bool {
     names.iter().any(|one| one == name)
 }
 
-/// Whether two amounts are one, however they are written: `3k` is what the API server makes of `3000`.
+/// Whether two amounts are equal, however they are written: the API server turns `3000` into `3k`.
 fn same(one: &Quantity, other: &Quantity) -> bool {
     if one == other {
         return true;
     }
     match (one.parse(), other.parse()) {
-        // In a memory resource the form decides what a number means.
+        // For a memory resource the notation decides the unit.
         (Ok(one), Ok(other)) => one == other,
         _ => false,
     }

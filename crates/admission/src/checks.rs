@@ -1,27 +1,28 @@
-//! What would switch a limit off: variables, mounts, rights. Values in, a refusal out; never changes anything.
+//! Refuses settings that would switch a limit off: variables, mounts, privileges. Values in, a refusal out; nothing is
+//! changed.
 //!
-//! What admission cannot see is not looked for here: the image's own environment, what `envFrom` brings from a
-//! ConfigMap or Secret, and what a program sets for its children. `/etc/ld.so.preload` and attestation on the node are
-//! there for those.
+//! Some variables are invisible to admission: the image's own environment, variables that `envFrom` takes from a
+//! ConfigMap or Secret, and variables that a program sets for its children. `/etc/ld.so.preload` and attestation on the
+//! node cover those.
 
 use kube_api::object::{Container, EnvVar};
 use serde_json::Value;
 
 use crate::denied::Denied;
 
-/// Which devices NVIDIA's container runtime lets a container see.
+/// The variable that tells NVIDIA's container runtime which devices a container sees.
 pub(crate) const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
 const AUDIT: &str = "LD_AUDIT";
-/// Values that let a container see no device.
+/// Values with which a container sees no device.
 pub(crate) const NO_DEVICES: [&str; 3] = ["", "none", "void"];
-/// Where NVIDIA's container runtime takes the names of mounts for the devices to give.
+/// The directories in which NVIDIA's container runtime reads the names of mounts as names of devices to give.
 pub(crate) const RUNTIME_DEVICE_MOUNTS: [&str; 2] = [
     "/run/nvidia-container-devices",
     "/var/run/nvidia-container-devices",
 ];
 
-/// What limits a container's share in our library and in the peers', and is the host's to say.
+/// Variables that limit a container's share, in our library and in the peers'. Only the host may set them.
 const LIMITS: [&str; 5] = [
     "CUDA_DEVICE_MEMORY_LIMIT",
     "CUDA_DEVICE_SM_LIMIT",
@@ -29,15 +30,15 @@ const LIMITS: [&str; 5] = [
     "CUDA_OVERSUBSCRIBE",
     "HCS_VRAM_QUOTA",
 ];
-/// Of our own variables, those that only say how much is logged.
+/// Those of our own variables that only control logging.
 const HARMLESS: [&str; 2] = ["VGPU_LOG", "VGPU_LOG_LEVEL"];
 const OWN_PREFIX: &str = "VGPU_";
 const DISABLE: &str = "CUDA_DISABLE_CONTROL";
 const CORE_POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
-/// What Go reads as false, so that the peers' agent takes it for "keep the limits".
+/// The values that Go reads as false; for the peers' agent they mean "keep the limits".
 const FALSE: [&str; 6] = ["0", "f", "F", "false", "False", "FALSE"];
 
-/// Where the agent mounts the library, the limits and the region.
+/// The paths at which the agent mounts the library, the limits and the region.
 const OWN_PATHS: [&str; 5] = [
     "/etc/ld.so.preload",
     "/etc/vgpu",
@@ -46,7 +47,7 @@ const OWN_PATHS: [&str; 5] = [
     "/usr/local/vgpu",
 ];
 
-/// What is wrong with a variable that a pod sets; none when nothing is.
+/// Why a variable that a pod sets is refused; none when it is not.
 fn fault(variable: &EnvVar, asks_for_devices: bool) -> Option<String> {
     let name = variable.name.as_str();
     let elsewhere = variable.value_from.is_some();
@@ -74,14 +75,14 @@ fn fault(variable: &EnvVar, asks_for_devices: bool) -> Option<String> {
             format!("{read} would switch the limits off; remove it, and ask for the whole card if it is needed")
         }),
         AUDIT => (elsewhere || !value.is_empty()).then(|| {
-            format!("{read} would come before the library that keeps the limits; remove it")
+            format!("{read} would be loaded before the library that keeps the limits; remove it")
         }),
         PRELOAD => elsewhere.then(|| {
             "its value comes from elsewhere, so the library that keeps the limits cannot be put before it; write the \
              value itself"
                 .to_owned()
         }),
-        // Only what is known to leave the limit on: the kubelet expands $(OTHER) after us.
+        // Only values that are known to leave the limit on: the kubelet expands $(OTHER) after admission.
         CORE_POLICY => (elsewhere || !["", "default", "force"].contains(&value)).then(|| {
             format!(
                 "{read} would switch the limit on compute off, or could; use \"default\" or \"force\", or remove it"
@@ -103,7 +104,7 @@ fn fault(variable: &EnvVar, asks_for_devices: bool) -> Option<String> {
     }
 }
 
-/// Whether the container's variables leave the limits on. `ours` says which of them admission itself put there.
+/// Checks that the container's variables leave the limits on. `ours` says which of them admission itself set.
 pub(crate) fn environment(
     container: &Container,
     asks_for_devices: bool,
@@ -123,7 +124,7 @@ pub(crate) fn environment(
     Ok(())
 }
 
-/// Whether the container's mounts leave the agent's where they are. `value` is the container as it came.
+/// Checks that the container's mounts leave the agent's mounts in place. `value` is the container as JSON, as it came.
 pub(crate) fn mounts(
     container: &Container,
     value: &Value,
@@ -161,7 +162,7 @@ pub(crate) fn mounts(
     Ok(())
 }
 
-/// A path without `.`, `..` and doubled slashes, from the root.
+/// An absolute path without `.`, `..` and doubled slashes.
 fn normal(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -176,7 +177,7 @@ fn normal(path: &str) -> String {
     parts.iter().flat_map(|part| ["/", part]).collect()
 }
 
-/// Whether the container has the host's devices anyway.
+/// Refuses a container that has the host's devices anyway.
 pub(crate) fn rights(container: &Container) -> Result<(), Denied> {
     let privileged = container
         .security_context

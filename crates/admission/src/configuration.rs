@@ -1,9 +1,9 @@
-//! The webhook's own configuration: which objects an API server sends, written from the device configuration. Never
-//! sends it anywhere, and never says more than what is in it: a pod that no condition names is not stopped by a webhook
-//! that is down.
+//! The webhook configurations: which objects an API server sends for review, derived from the device configuration.
+//! Nothing here contacts an API server. The conditions select only pods that need a review, so that a webhook that is
+//! down does not stop other pods.
 //!
 //! Conditions are in CEL. An error in one of them refuses the object under `failurePolicy: Fail`, so every field is
-//! asked for with `has()` before it is read, and the tests evaluate them on pods of all shapes.
+//! checked with `has()` before it is read, and the tests evaluate the conditions on pods of all shapes.
 
 use kube_api::keys;
 use kube_api::vendor::Vendors;
@@ -13,7 +13,7 @@ use crate::checks::{NO_DEVICES, RUNTIME_DEVICE_MOUNTS, VISIBLE_DEVICES};
 use crate::forgery;
 use crate::settings::Settings;
 
-/// Where an API server finds the webhook.
+/// The address at which an API server finds the webhook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientConfig {
     /// Behind a Service of the cluster.
@@ -24,14 +24,14 @@ pub enum ClientConfig {
         name: String,
         /// Its port.
         port: u16,
-        /// The certificates to trust, as PEM text in base64; none leaves the field to whoever keeps it.
+        /// The certificates to trust, as PEM text in base64; none leaves the field to the program that keeps it.
         ca_bundle: Option<String>,
     },
     /// At an address.
     Url {
         /// `https://host:port`, without a path.
         base: String,
-        /// The certificates to trust, as PEM text in base64; none leaves the field to whoever keeps it.
+        /// The certificates to trust, as PEM text in base64; none leaves the field to the program that keeps it.
         ca_bundle: Option<String>,
     },
 }
@@ -60,7 +60,7 @@ impl ClientConfig {
     }
 }
 
-/// Which writes an entry is asked about: operation and resource.
+/// The operation and the resources for which an entry is called.
 type Rule = (&'static str, &'static [&'static str]);
 
 const MADE: [Rule; 2] = [
@@ -69,7 +69,7 @@ const MADE: [Rule; 2] = [
 ];
 const CHANGED: [Rule; 2] = [
     ("UPDATE", &["pods", "pods/status"]),
-    // `bindings` is the older way to the same.
+    // `bindings` is the older name of the same resource.
     ("CREATE", &["pods/binding", "bindings"]),
 ];
 
@@ -92,7 +92,8 @@ pub fn webhook_configurations(
         mutating.push(entry.of_the_rest(&concerns));
     }
     for entry in mutating.iter_mut().filter_map(Value::as_object_mut) {
-        // What others put into a pod after us is looked at again; done twice, our changes are done once.
+        // Called again when another webhook changes the pod after ours; applying our changes twice gives the same
+        // result.
         entry.insert("reinvocationPolicy".into(), json!("IfNeeded"));
     }
     let validating = vec![
@@ -135,7 +136,7 @@ struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Containers of all other pods are to see no card either, where the device configuration says so. No reason to
+    /// All other pods, whose containers must not see a GPU where the device configuration says so. That is no reason to
     /// stop a pod while the webhook is down.
     fn of_the_rest(&self, concerns: &str) -> Value {
         let silent = format!(
@@ -217,7 +218,8 @@ impl Entry<'_> {
     }
 }
 
-/// A pod that asks for a resource of ours, shows itself devices, or says what only the scheduler says.
+/// A pod that asks for a resource of ours, makes devices visible to itself, or sets a field that only the scheduler may
+/// set.
 fn concerns_devices(vendors: &Vendors) -> String {
     let ours = vendors.resources().map(|(name, _, _)| name);
     let resources = list(ours.chain(kube_api::hcs_request::names(vendors)));
@@ -235,7 +237,7 @@ fn concerns_devices(vendors: &Vendors) -> String {
         text(VISIBLE_DEVICES),
         list(NO_DEVICES)
     );
-    // The last part of both paths: what comes before it may be written in many ways.
+    // The last part of both paths, because the part before it may be written in many ways.
     let mounted = RUNTIME_DEVICE_MOUNTS
         .iter()
         .filter_map(|path| path.rsplit('/').next())
@@ -262,7 +264,7 @@ fn containers() -> String {
     format!("(has(object.spec) ? {} : [])", lists.join(" + "))
 }
 
-/// Somebody writes, changes or takes away what only the scheduler and the node agents may.
+/// A user writes, changes or removes a field that only the scheduler and the node agents may.
 fn changes_reserved(vendors: &Vendors) -> String {
     let changes = |field: &str, reserved: &str| {
         format!(
@@ -295,7 +297,7 @@ fn not_by(accounts: &[String]) -> String {
     )
 }
 
-/// A text of CEL. What it holds comes from a configuration file, so it may hold anything.
+/// A string literal in CEL. The text comes from a configuration file, so it may contain any character.
 fn text(value: &str) -> String {
     let mut quoted = String::with_capacity(value.len() + 2);
     quoted.push('\'');

@@ -1,32 +1,33 @@
-//! What is done to an object, and by whom.
+//! The operation on an object, and the user that requests it.
 
 use serde_json::Value;
 
-/// What is done to an object.
+/// The operation on an object.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Operation {
-    /// It is made.
+    /// The object is created.
     #[default]
     Create,
-    /// It is changed.
+    /// The object is changed.
     Update,
-    /// Deleted, connected to, or what a newer API server has.
+    /// Deletion, connection, or an operation of a newer API server.
     Other,
 }
 
-/// What a review says beside the object.
+/// The facts of a review besides the object.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Context<'a> {
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
     /// `status`, `ephemeralcontainers`, `binding` or another; empty for the pod itself.
     pub subresource: &'a str,
-    /// The namespace of the request. A pod that is being made may not say it itself.
+    /// The namespace of the request. A pod that is being created may leave its own out.
     pub namespace: &'a str,
-    /// Who does it (`system:serviceaccount:team-a:default`).
+    /// The user that requests it (`system:serviceaccount:team-a:default`).
     pub user: &'a str,
-    /// The object as it is; none when it is made.
+    /// The object before the operation; none when it is created.
     pub old: Option<&'a Value>,
-    /// Whether nothing will be written. The answer is the same: admission keeps nothing.
+    /// Whether the API server will discard the result. The answer is the same, because admission
+    /// keeps nothing.
     pub dry_run: bool,
 }

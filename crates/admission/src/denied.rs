@@ -1,4 +1,4 @@
-//! A "no", with the words for whoever wrote the pod.
+//! A refusal, with the text for the author of the pod.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,13 +9,14 @@ use kube_api::vendor::Rejection;
 /// Why an object is refused. As text: `container c0: env[LD_AUDIT]: what is wrong; what to do`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denied {
-    /// Which container, where it is about one.
+    /// The container, where the refusal is about one.
     pub container: Option<String>,
-    /// Which field of it, else of the object.
+    /// The field of the container, or of the object.
     pub field: String,
-    /// What was read, why that cannot be, and what to do.
+    /// The value that was read, why it is refused, and what to do.
     pub problem: String,
-    /// The code that the API server gives on: 403, or 400 for an object that is none.
+    /// The HTTP code that the API server passes on: 403, or 400 for a body that is not an object of
+    /// the expected kind.
     pub code: u16,
 }
 
@@ -66,7 +67,7 @@ impl fmt::Display for Denied {
     }
 }
 
-/// A name that the API server has not looked at yet may be as long as the object.
+/// A name may be as long as the object, because the API server has not validated it yet.
 const MOST_OF_A_NAME: usize = 400;
 const MOST_OF_A_TEXT: usize = 2000;
 

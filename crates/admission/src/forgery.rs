@@ -1,5 +1,5 @@
-//! What only the scheduler and the node agents write of a pod: annotations that say what it holds, and the label of its
-//! node. Says which of them somebody else wrote, changed or took away. Never reads what they say.
+//! The fields of a pod that only the scheduler and the node agents write: annotations that say what the pod holds, and
+//! the label of its node. Finds out which of them another user wrote, changed or removed. The values are not read.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::denied::Denied;
 
-/// The keys that are not a tenant's to write.
+/// The keys that a tenant must not write.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     annotations: HashSet<String>,
@@ -26,8 +26,8 @@ impl Reserved {
         self.annotations.contains(key) || key.starts_with(keys::VISIBLE_DEVICES_PREFIX)
     }
 
-    /// Whether `new` has no reserved key that `old` lacks or has otherwise, and lacks none that `old` has. `ours` says
-    /// which annotations admission itself puts there.
+    /// Checks that every reserved key is the same in `new` as in `old`. `ours` says which annotations admission itself
+    /// sets.
     pub(crate) fn check(
         &self,
         old: Option<&Value>,
@@ -79,7 +79,7 @@ impl Reserved {
     }
 }
 
-/// All reserved annotations by name, sorted, for the webhook's configuration.
+/// The names of all reserved annotations, sorted, for the webhook's configuration.
 pub(crate) fn annotations(vendors: &Vendors) -> Vec<String> {
     let mut annotations: Vec<String> = vendors
         .allocation_keys()

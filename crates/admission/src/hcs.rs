@@ -1,5 +1,6 @@
-//! Requests of hcs.io at the door: what an API server would refuse of `ai.compute/*` becomes what it accepts, and the
-//! pod gets what its vendor's driver and runtime need. Never chooses a device.
+//! Pods that ask by hcs.io's resource names: amounts of `ai.compute/*` that an API server would refuse become amounts
+//! that it accepts, and the pod gets what its vendor's driver and runtime need. Which device the pod gets is decided
+//! elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +20,10 @@ use crate::patch::Patch;
 use crate::place::At;
 use crate::settings::{Agent, Settings};
 
-/// A container of such a pod and what it asks for.
+/// A container of such a pod, and its request.
 type Asking = (At, Asked);
 
-/// Whether the container's amounts are of hcs.io.
+/// Whether the container uses hcs.io's resource names.
 pub(crate) fn concerns(container: &Container, vendors: &Vendors) -> bool {
     let needs = &container.resources;
     needs
@@ -74,7 +75,7 @@ pub(crate) fn admit(
     Ok(only.is_none())
 }
 
-/// The families that the pod takes devices of.
+/// The families of devices that the pod accepts.
 fn acceptable<'v>(
     vendors: &'v Vendors,
     preferences: Preferences,
@@ -92,7 +93,7 @@ fn acceptable<'v>(
         .collect()
 }
 
-/// Limits equal requests, as the API server wants it. A limit above its request is kept in an annotation.
+/// Makes limits equal to requests, as the API server requires. A limit above its request is kept in an annotation.
 fn equalise(
     vendors: &Vendors,
     asking: &[Asking],
@@ -149,7 +150,7 @@ fn equalise(
                 if amounts.get(&name) == Some(&request) {
                     continue;
                 }
-                // A request that is left out is the limit.
+                // A request that is left out equals the limit.
                 if kind == "requests" && !amounts.contains_key(&name) {
                     continue;
                 }
@@ -166,7 +167,7 @@ fn equalise(
     Ok(())
 }
 
-/// The count that each vendor's device plugin goes by. A kubelet passes over those that its node does not have.
+/// The count that each vendor's device plugin expects. A kubelet ignores counts of devices that its node does not have.
 fn add_vendor_limits(rows: &[&Row], asking: &[Asking], pod: &mut Pod, patch: &mut Patch<'_>) {
     for (at, asked) in asking {
         let index = at.index.to_string();
@@ -188,7 +189,7 @@ fn add_vendor_limits(rows: &[&Row], asking: &[Asking], pod: &mut Pod, patch: &mu
     }
 }
 
-/// The variable by which each vendor's driver or runtime is told which devices a container sees.
+/// The variable that tells each vendor's driver or runtime which devices a container sees.
 const VISIBLE: [(Maker, &str); 4] = [
     (Maker::Nvidia, "NVIDIA_VISIBLE_DEVICES"),
     (Maker::Huawei, "ASCEND_VISIBLE_DEVICES"),
@@ -226,7 +227,8 @@ fn inject(
                 let Some(row) = rows.iter().find(of_maker) else {
                     continue;
                 };
-                // A variable of the pod beats the one of the vendor's device plugin, which knows better.
+                // The vendor's device plugin sets the variable itself and knows better. A variable in the pod would
+                // override it.
                 let has_plugin = row.resource(Role::Count).is_some()
                     && (maker != Maker::Nvidia || settings.agent != Agent::None);
                 if !has_plugin && lacks(patch, *at, name) {
@@ -258,7 +260,7 @@ fn inject(
     Ok(())
 }
 
-/// Replaces images by the first rule of the vendor that matches, and notes what they were.
+/// Replaces images by the vendor's first rule that matches, and notes the original images.
 fn rebind_images(
     images: &[ImageRule],
     maker: Maker,
@@ -267,7 +269,7 @@ fn rebind_images(
     patch: &mut Patch<'_>,
 ) {
     let noted = ["metadata", "annotations", keys::ORIGINAL_IMAGES];
-    // Where the note is there, this is a second look at the same pod.
+    // If the note exists, this pod has been admitted before.
     if patch.get(&noted).is_some() {
         return;
     }
@@ -314,7 +316,7 @@ fn field_path() -> String {
     format!("metadata.annotations['{}']", keys::ASSIGNED_DEVICES)
 }
 
-/// Whether the variable is what we ourselves put there: only the scheduler writes the annotation that it reads.
+/// Whether this reference to an annotation is the one that admission sets. Only the scheduler writes the annotation.
 pub(crate) fn is_own_reference(variable: &EnvVar, vendors: &Vendors) -> bool {
     vendors.hcs().is_some()
         && VISIBLE.iter().any(|(_, name)| *name == variable.name)

@@ -1,5 +1,5 @@
-//! What a container is given in its environment: which cards it sees, and the library that keeps its limits. Only changes
-//! what a patch says; what a pod may set itself was looked at before.
+//! The environment that admission gives a container: the GPUs that it sees, and the library that keeps its limits. Only
+//! changes the patch; variables that a pod sets itself were checked before.
 
 use kube_api::keys;
 use kube_api::object::{Container, EnvVar, Pod};
@@ -11,10 +11,10 @@ use crate::patch::Patch;
 use crate::place::At;
 use crate::settings::{Agent, Settings};
 
-/// The word of the vendor whose cards the library and its container runtime are about.
+/// The vendor whose GPUs the library supports.
 pub(crate) const NVIDIA: &str = "NVIDIA";
 
-/// What containers are given beside their amounts.
+/// What containers get besides their amounts.
 pub(crate) fn inject(
     settings: &Settings,
     pod: &Pod,
@@ -38,7 +38,7 @@ pub(crate) fn inject(
                 .any(|ask| ask.count > 0 && ask.vendor.as_str() == NVIDIA)
         })
     };
-    // The request's containers stand in the same order.
+    // The request lists its containers in the same order.
     let containers: Vec<(At, &Container)> = At::of(pod).collect();
     if !(0..containers.len()).any(has) {
         return;
@@ -48,8 +48,8 @@ pub(crate) fn inject(
             hide_devices(patch, at);
             continue;
         }
-        // What comes with `envFrom` cannot be seen. It would beat what the node agent says, and is beaten by what
-        // stands in `env`.
+        // Variables from `envFrom` are invisible here. They override the node agent's, and variables in `env` override
+        // them.
         let unseen = at
             .value(object)
             .get("envFrom")
@@ -65,7 +65,8 @@ pub(crate) fn inject(
     }
 }
 
-/// Puts the library before whatever else the pod preloads, and alone where nothing else is but it shall be there.
+/// Puts the library before the other libraries that the pod preloads. Where the pod preloads none, the library is set
+/// only if `always` says so.
 fn preload(library: &str, patch: &mut Patch<'_>, at: At, always: bool) {
     let index = at.index.to_string();
     let env = ["spec", at.list, index.as_str(), "env"];
@@ -92,7 +93,7 @@ fn preload(library: &str, patch: &mut Patch<'_>, at: At, always: bool) {
     }
 }
 
-/// Whether the variable is what we ourselves put there for the node agent to fill.
+/// Whether this variable is the reference that admission sets for the node agent to fill.
 pub(crate) fn is_own_reference(container: &Container, variable: &EnvVar) -> bool {
     variable.name == VISIBLE_DEVICES
         && variable
@@ -102,7 +103,7 @@ pub(crate) fn is_own_reference(container: &Container, variable: &EnvVar) -> bool
             .is_some_and(|path| *path == field_path(&container.name))
 }
 
-/// The last variable of a name, which is the one that counts.
+/// The last variable of a name; it is the one that counts.
 fn variable<'p>(patch: &'p Patch<'_>, at: At, name: &str) -> Option<(usize, &'p Value)> {
     let index = at.index.to_string();
     patch
@@ -113,7 +114,7 @@ fn variable<'p>(patch: &'p Patch<'_>, at: At, name: &str) -> Option<(usize, &'p 
         .rfind(|(_, variable)| variable.get("name").is_some_and(|its| its == name))
 }
 
-/// Lets the variable be this one: the last of its name is replaced where it says another thing.
+/// Sets the variable: the last one of its name is replaced if it differs.
 pub(crate) fn set_variable(patch: &mut Patch<'_>, at: At, name: &str, wanted: &Value) {
     let index = at.index.to_string();
     let path = ["spec", at.list, index.as_str(), "env"];
@@ -132,8 +133,8 @@ pub(crate) fn set_variable(patch: &mut Patch<'_>, at: At, name: &str, wanted: &V
     }
 }
 
-/// What a variable says: its value, or the field that it takes it from. The API server adds to the latter which version
-/// of the object is meant.
+/// The content of a variable: its value, or the field that it refers to. The API server adds to the latter the version
+/// of the object that is meant.
 fn says(variable: &Value) -> (&str, Option<&Value>) {
     let value = variable.get("value").and_then(Value::as_str);
     let from = variable.get("valueFrom").filter(|from| !from.is_null());
@@ -141,7 +142,8 @@ fn says(variable: &Value) -> (&str, Option<&Value>) {
     (value.unwrap_or_default(), field)
 }
 
-/// Lets a container see no card, unless it says so itself. What else it may say was looked at before.
+/// Makes all GPUs invisible to a container that does not set the variable itself. A value that it sets was checked
+/// before.
 pub(crate) fn hide_devices(patch: &mut Patch<'_>, at: At) {
     if variable(patch, at, VISIBLE_DEVICES).is_none() {
         let void = json!({ "name": VISIBLE_DEVICES, "value": "void" });
@@ -163,7 +165,7 @@ fn reference(container: &str) -> Value {
     })
 }
 
-/// A list of libraries with ours at its beginning, once. The dynamic linker takes spaces for colons.
+/// A list of libraries that starts with ours, once. The dynamic linker accepts spaces as well as colons.
 fn first(library: &str, value: &str) -> String {
     let mut names = value.split([':', ' ']).filter(|name| !name.is_empty());
     if names.next() == Some(library) {

@@ -1,8 +1,9 @@
-//! What the webhook does to a pod: defaults, units, the scheduler's name, injection; and what it refuses. Pure: a
-//! review in, an answer out. Never talks to anybody; its routes only carry bodies.
+//! The webhook's decisions about a pod: defaults, units, the scheduler's name, injection, and refusals. Pure: a review
+//! in, an answer out. Nothing here makes a network call; the routes only pass bodies.
 //!
-//! The way in is [`Admission::review`] for the bytes of an `AdmissionReview`, [`Admission::admit`] for an object and
-//! who changes it. [`routes`] serves the first, [`webhook_configurations`] says to an API server which pods to send.
+//! The entry points are [`Admission::review`] for the bytes of an `AdmissionReview`, and [`Admission::admit`] for an
+//! object and the user that changes it. [`routes`] serves the first; [`webhook_configurations`] tells an API server
+//! which pods to send.
 
 #![forbid(unsafe_code)]
 

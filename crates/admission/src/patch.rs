@@ -1,5 +1,5 @@
-//! A JSON Patch (RFC 6902) on an object as it came. Owns the escaping of paths and which operation is the smallest;
-//! never knows what a field means.
+//! A JSON Patch (RFC 6902) on an object as it came: escapes paths and chooses the smallest operations. Knows no field's
+//! meaning.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,17 +8,17 @@ use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation, ReplaceOperation};
 use serde_json::{Map, Value};
 
-/// What shall be changed of an object, and the object as it is after that.
+/// The changes to an object, and the object with these changes.
 #[derive(Debug)]
 pub struct Patch<'a> {
     object: Cow<'a, Value>,
     operations: Vec<PatchOperation>,
-    /// Which operation made a list, by the list's path.
+    /// The operation that created a list, by the list's path.
     lists: HashMap<PointerBuf, usize>,
 }
 
 impl<'a> Patch<'a> {
-    /// Nothing is changed yet.
+    /// A patch without changes.
     pub fn of(object: &'a Value) -> Self {
         Self {
             object: Cow::Borrowed(object),
@@ -27,15 +27,15 @@ impl<'a> Patch<'a> {
         }
     }
 
-    /// What stands at a path; none when nothing does, or null.
+    /// The value at a path; none if it is missing or null.
     pub fn get(&self, path: &[&str]) -> Option<&Value> {
         path.iter()
             .try_fold(&*self.object, |value, token| child(value, token))
             .filter(|value| !value.is_null())
     }
 
-    /// Lets `value` stand at a path. What is missing on the way there is made, in one operation. Nothing happens where
-    /// it stands there already.
+    /// Sets the value at a path. Missing parents are created in the same operation. Does nothing if the value is
+    /// already there.
     pub fn set(&mut self, path: &[&str], value: Value) {
         if self.get(path) == Some(&value) {
             return;
@@ -49,7 +49,7 @@ impl<'a> Patch<'a> {
             at = below;
             known += 1;
         }
-        // One level more is named by the operation; the rest is nested into its value.
+        // The operation names one more level; the rest is nested in its value.
         let (named, nested) = path.split_at(path.len().min(known + 1));
         let value = nested.iter().rev().fold(value, |value, token| {
             Value::Object(Map::from_iter([((*token).to_owned(), value)]))
@@ -69,14 +69,14 @@ impl<'a> Patch<'a> {
         put(self.object.to_mut(), named, value);
     }
 
-    /// Adds `value` at the end of the list at a path, which is made where there is none.
+    /// Adds `value` at the end of the list at a path, which is created if it is missing.
     pub fn append(&mut self, path: &[&str], value: Value) {
         let Some(length) = self.get(path).and_then(Value::as_array).map(Vec::len) else {
             let pointer = PointerBuf::from_tokens(path.iter().copied());
             self.lists.insert(pointer, self.operations.len());
             return self.set(path, Value::Array(vec![value]));
         };
-        // Where this patch made the list itself, the list grows in that operation.
+        // If this patch created the list, the list grows inside that operation.
         let pointer = PointerBuf::from_tokens(path.iter().copied());
         let mine = self
             .lists
@@ -98,7 +98,7 @@ impl<'a> Patch<'a> {
         put(self.object.to_mut(), &path, value);
     }
 
-    /// What there is to do, in its order.
+    /// The operations, in order.
     pub fn into_operations(self) -> Vec<PatchOperation> {
         self.operations
     }
@@ -120,7 +120,7 @@ fn child_mut<'v>(value: &'v mut Value, token: &str) -> Option<&'v mut Value> {
     }
 }
 
-/// Does to the object what the operation will do to the API server's.
+/// Applies to the object what the operation will do to the API server's copy.
 fn put(object: &mut Value, path: &[&str], value: Value) {
     let Some((last, parents)) = path.split_last() else {
         *object = value;
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// The operations of a change, after seeing that they do what the patch says of its own object.
+    /// Returns the operations of a change, after checking that they turn the object into the patch's own copy.
     fn check(object: &Value, change: impl FnOnce(&mut Patch<'_>)) -> Value {
         let mut patch = Patch::of(object);
         change(&mut patch);

@@ -1,9 +1,9 @@
-//! Where a container stands in a pod, typed and as it came. Never judges what is in it.
+//! The position of a container in a pod, to read it both typed and as it came. Judges no content.
 
 use kube_api::object::{Container, Pod};
 use serde_json::Value;
 
-/// Where a container stands in a pod.
+/// The position of a container in a pod.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
     pub(crate) list: &'static str,
@@ -22,7 +22,7 @@ impl At {
         init.map(at(Self::INIT)).chain(app.map(at(Self::APP)))
     }
 
-    /// The container as it came.
+    /// The container as JSON, as it came.
     pub(crate) fn value(self, object: &Value) -> &Value {
         object
             .get("spec")

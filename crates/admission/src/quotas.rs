@@ -1,5 +1,5 @@
-//! Quota at the door: a pod whose explicit sizes exceed what its namespace has left is refused before it exists. A
-//! courtesy to whoever wrote it; what counts is the scheduler's ledger. Never keeps a count.
+//! The quota check at creation: a pod whose explicit sizes exceed what its namespace has left is refused before it
+//! exists. This only gives its author an early error; the scheduler's ledger enforces the quota. Keeps no count.
 
 use kube_api::object::Pod;
 use kube_api::vendor::{Role, Vendors};
@@ -9,17 +9,17 @@ use crate::denied::Denied;
 
 /// Knows what namespaces have left of their quotas.
 pub trait Quotas: Send + Sync {
-    /// What the namespace may still take of the vendor's devices; what is none is not limited.
+    /// What the namespace may still take of the vendor's devices; a missing value means no limit.
     fn left(&self, namespace: &str, vendor: &Vendor) -> Quota;
 
-    /// Why a ComputeQuota of the namespace does not allow what the pod names of `ai.compute/*`; none where it does.
+    /// Why a ComputeQuota of the namespace does not allow the pod's amounts of `ai.compute/*`; none where it does.
     fn exceeded(&self, namespace: &str, pod: &Pod) -> Option<String> {
         let _ = (namespace, pod);
         None
     }
 }
 
-/// What a pod asks for by number. Shares of a card whose size is not known yet count nothing.
+/// The amounts that a pod asks for by number. Shares of a GPU whose size is not known yet count as 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Asked {
     memory_bytes: u64,
@@ -28,8 +28,8 @@ struct Asked {
 }
 
 impl Asked {
-    /// Those that run beside each other add up; of those that run one after the other the largest counts. No more than
-    /// what the engine will charge.
+    /// Containers that run side by side add up; of containers that run one after the other the largest counts. Never
+    /// more than the placement engine will charge.
     fn of(request: &Request, vendor: &Vendor) -> Self {
         let (mut beside, mut before) = (Self::default(), Self::default());
         for container in &request.containers {
@@ -65,7 +65,7 @@ impl Asked {
     }
 }
 
-/// Whether what is left has room for what the pod asks for.
+/// Refuses a pod that asks for more than is left.
 pub(crate) fn check(
     request: &Request,
     pod: &Pod,

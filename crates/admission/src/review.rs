@@ -1,5 +1,5 @@
-//! `AdmissionReview` of `admission.k8s.io/v1` and `v1beta1`, in and out. Lenient in what it reads: null is absent, and
-//! what a newer API server adds is skipped. Never decides.
+//! `AdmissionReview` of `admission.k8s.io/v1` and `v1beta1`: parsing and answering. Parsing is lenient: null counts as
+//! absent, and fields of a newer API server are skipped. Decides nothing.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,39 +11,38 @@ use crate::admit::{Admission, Admitted};
 use crate::context::{Context, Operation};
 use crate::denied::Denied;
 
-/// Which kind of webhook is asked.
+/// The kind of webhook that the API server calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Door {
-    /// A mutating one: the answer may carry a patch.
+    /// A mutating webhook: the answer may carry a patch.
     Mutate,
-    /// A validating one: yes or no, after everybody has changed the object.
+    /// A validating webhook: it only allows or denies, after all changes to the object.
     Validate,
 }
 
-/// What goes back.
+/// The answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// An `AdmissionReview` as JSON, status 200, whatever it says.
+    /// An `AdmissionReview` as JSON, status 200, for every decision.
     Reviewed(String),
-    /// The body is no `AdmissionReview`; status 400, with the reason. There is no uid to answer to.
+    /// The body is not an `AdmissionReview`; status 400, with the reason. There is no uid to answer to.
     Unreadable(String),
-    /// It could not be judged; status 500.
+    /// The review failed; status 500.
     Failed(String),
 }
 
-/// What a review was about and what came of it, for those who count: the routes put it into each response as an
-/// extension.
+/// The operation and outcome of a review, for metrics: the routes put it into each response as an extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reviewed {
     /// `CREATE`, `UPDATE`, `DELETE`, `CONNECT` or `unknown`.
     pub operation: &'static str,
-    /// `allowed`, `mutated`, `denied`, or `broken` where there was nothing that could be judged.
+    /// `allowed`, `mutated`, `denied`, or `broken` for a body that could not be judged.
     pub outcome: &'static str,
     /// The trace of the pod that it changed, where traces are on.
     pub trace: Option<TraceContext>,
 }
 
-/// The newest version, and what a body that names none is answered in.
+/// The newest version, and the one in which a body that names none is answered.
 const V1: &str = "admission.k8s.io/v1";
 const V1BETA1: &str = "admission.k8s.io/v1beta1";
 
@@ -92,9 +91,9 @@ struct User {
 }
 
 impl Request {
-    /// Which part of a pod it is about, empty for all of it; none where it is about something else. Told by its
-    /// resource, where that is missing by its kind, else it is taken for a pod. `bindings` is the older way to
-    /// `pods/binding`.
+    /// The subresource that the review is about, empty for the pod itself; none for another object. The resource
+    /// decides, or where it is missing the kind; where both are missing the object is taken for a pod. `bindings` is
+    /// the older name of `pods/binding`.
     fn part(&self) -> Option<&str> {
         let core = |group: &Option<String>| group.as_deref().unwrap_or_default().is_empty();
         let resource = self.resource.as_ref().map(|resource| {
@@ -183,7 +182,7 @@ impl Admission {
         self.count_at(door, body).0
     }
 
-    /// Answers an `AdmissionReview`, and says what came of it.
+    /// Answers an `AdmissionReview`, and returns its operation and outcome.
     pub(crate) fn count_at(&self, door: Door, body: &[u8]) -> (Answer, Reviewed) {
         let mut reviewed = Reviewed {
             operation: "unknown",
@@ -195,11 +194,11 @@ impl Admission {
     }
 
     fn answer_at(&self, door: Door, body: &[u8], reviewed: &mut Reviewed) -> Answer {
-        // A list would do for a structure without names.
+        // serde would accept a list in place of an object.
         let is_object = body.trim_ascii_start().first() == Some(&b'{');
         let review: Review = match serde_json::from_slice(body) {
             Ok(_) if !is_object => {
-                return Answer::Unreadable("the body is no JSON object".into());
+                return Answer::Unreadable("the body is not a JSON object".into());
             }
             Ok(review) => review,
             Err(error) => {
@@ -242,14 +241,14 @@ impl Admission {
                 uid = ?uid,
                 namespace = ?request.namespace.as_deref().unwrap_or_default(),
                 user = ?request.context("").user,
-                // Names in it come from the object, and are not looked at yet.
+                // Names in it come from the object and have not been validated.
                 why = ?denied.to_string(),
                 "refused"
             );
         }
         match answer(uid, version, judged) {
             Ok(json) => Answer::Reviewed(json),
-            Err(error) => Answer::Failed(format!("the answer could not be written: {error}")),
+            Err(error) => Answer::Failed(format!("the answer could not be encoded: {error}")),
         }
     }
 
@@ -298,7 +297,7 @@ fn answer(
                     reason: None,
                     code: 200,
                 },
-                // `v1beta1` has the field since Kubernetes 1.19, and older servers skip it.
+                // `v1beta1` has the field since Kubernetes 1.19; older servers ignore it.
                 warnings: admitted.warnings,
             }
         }

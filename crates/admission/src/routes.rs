@@ -12,13 +12,13 @@ use axum::{Extension, Router};
 use crate::admit::Admission;
 use crate::review::{Answer, Door};
 
-/// The largest body that is read; an API server sends an object and the one before it, 1.5 MiB each.
+/// The largest body that is read. An API server sends an object and its previous version, 1.5 MiB each.
 const BODY_LIMIT: usize = 64 << 20;
-/// A body above this is judged beside the threads that serve.
+/// A larger body is reviewed on a blocking thread, away from the threads that serve.
 const LARGE: usize = 1 << 20;
 
-/// `POST /webhook`, `/mutate`, `/mutate-v1-pod` change pods; `/validate-v1-pod` only says yes or no. Each response has a
-/// [`Reviewed`](crate::Reviewed) among its extensions.
+/// `POST /webhook`, `/mutate` and `/mutate-v1-pod` change pods; `/validate-v1-pod` only allows or denies. Each response
+/// has a [`Reviewed`](crate::Reviewed) among its extensions.
 pub fn routes(admission: Arc<Admission>) -> Router {
     Router::new()
         .route("/webhook", post(mutate))

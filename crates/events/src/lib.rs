@@ -1,10 +1,9 @@
-//! What happened to a pod or a node, for whoever looks at it with `kubectl describe`. Owns the queue, the limits and
-//! the length of a sentence; the words are the scheduler's and the node agent's. Never waits in a caller, and never
-//! costs more than a bounded piece of memory: an API server that is gone makes events late, then lost, and the loss is
-//! counted.
+//! Kubernetes events about pods and nodes, for readers of `kubectl describe`. Owns the queue, the rate limits and the
+//! length of a message; the words come from the scheduler and the node agent. Callers never wait, and the memory is
+//! bounded: while the API server is away events become late, then lost, and losses are counted.
 //!
-//! One `Event` object stands for all that is said of one object under one reason: it is patched with the latest
-//! sentence and a count, so a pod that stays pending does not fill etcd.
+//! One `Event` object stands for all messages about one object with one reason: it is patched with the latest message
+//! and a count, so a pod that stays pending does not fill etcd.
 
 #![forbid(unsafe_code)]
 
@@ -27,12 +26,12 @@ use words::bounded;
 
 pub use words::MOST_MESSAGE_BYTES;
 
-/// Whether all is well.
+/// Whether the event is good news.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// It is.
+    /// All is well.
     Normal,
-    /// Somebody should look.
+    /// A person should look.
     Warning,
 }
 
@@ -69,7 +68,7 @@ impl About {
         }
     }
 
-    /// A node. `kubectl describe node` looks for its name in the place of a uid.
+    /// A node. `kubectl describe node` looks for its name where other objects have a uid.
     pub fn node(name: &str) -> Self {
         Self {
             kind: "Node",
@@ -104,20 +103,20 @@ impl From<(&str, &str, &str)> for About {
     }
 }
 
-/// How much is said, and how often.
+/// How many events are sent, and how often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How many events wait at most; beyond that the oldest is lost, good news first.
+    /// How many events wait at most. Beyond that the oldest is lost, `Normal` ones first.
     pub waiting: usize,
     /// How many are sent in a row after a quiet time.
     pub burst: u32,
-    /// How long one more takes after that.
+    /// After that, one event may be sent in each of these intervals.
     pub every: Duration,
     /// How many of one object are sent in a row after a quiet time.
     pub burst_of_object: u32,
-    /// How long one more of it takes after that.
+    /// After that, one event of the object may be sent in each of these intervals.
     pub every_of_object: Duration,
-    /// An event that could not be sent for so long is lost.
+    /// An event that could not be sent for this long is lost.
     pub patience: Duration,
 }
 
@@ -134,24 +133,24 @@ impl Default for Limits {
     }
 }
 
-/// What became of events since the start.
+/// Numbers of events since the start, by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Waiting at this moment.
+    /// Waiting now.
     pub waiting: u64,
-    /// Written to the API server, counting each repetition that was written.
+    /// Written to the API server; each repetition that was written counts.
     pub sent: u64,
-    /// Said again before the first was sent, so that one was written for both.
+    /// Repeated before the first was sent, so that one write covered both.
     pub merged: u64,
     /// Lost because too many waited, or because the API server was away for too long.
     pub dropped: u64,
-    /// Left out because the same object had said enough.
+    /// Not sent because of the limit for one object.
     pub limited: u64,
     /// Refused by the API server.
     pub refused: u64,
 }
 
-/// Says what happened. A clone speaks through the same queue; the last one that goes takes the queue with it.
+/// Emits events. Clones share one queue; dropping the last clone drops the queue and what waits in it.
 #[derive(Clone)]
 pub struct Events(Option<Arc<Handle>>);
 
@@ -184,7 +183,7 @@ struct Outbox {
     refused: AtomicU64,
 }
 
-/// What is said of one object under one reason.
+/// One object and one reason: all events of a topic go into one `Event` object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Topic {
     about: About,
@@ -201,7 +200,7 @@ struct Said {
     since: Instant,
 }
 
-/// Warnings go before good news; each in the order in which it was first said.
+/// The events that wait. Warnings are sent before `Normal` events; within each kind the oldest topic is first.
 #[derive(Default)]
 struct Queue {
     warnings: VecDeque<Topic>,
@@ -226,12 +225,12 @@ impl Queue {
         Some((topic, said))
     }
 
-    /// Whether one more may wait, perhaps in another's place. No good news takes the place of a warning.
+    /// Whether one more event may wait, perhaps in place of another. A `Normal` event never displaces a warning.
     fn has_room(&self, most: usize, kind: Kind) -> bool {
         most > 0 && (self.said.len() < most || kind == Kind::Warning || !self.good_news.is_empty())
     }
 
-    /// Makes room; returns whether something was lost.
+    /// Drops events until at most `most` wait; returns whether any was lost.
     fn shrink_to(&mut self, most: usize) -> bool {
         let mut lost = false;
         while self.said.len() > most {
@@ -248,12 +247,12 @@ impl Queue {
 }
 
 impl Events {
-    /// Starts the task that sends. `component` is who speaks: the scheduler's name. Needs a running tokio.
+    /// Starts the task that sends. `component` names the program that emits the events. Needs a running tokio.
     pub fn start(client: kube::Client, component: &str) -> Self {
         Self::start_with(client, component, Limits::default(), Timestamp::now)
     }
 
-    /// The same with limits and a clock of the caller's.
+    /// As [`Events::start`], with the caller's limits and clock.
     pub fn start_with(
         client: kube::Client,
         component: &str,
@@ -277,28 +276,28 @@ impl Events {
         })))
     }
 
-    /// Says nothing to nobody.
+    /// Emits nothing.
     pub fn silent() -> Self {
         Self(None)
     }
 
-    /// Says this of a pod.
+    /// Emits an event about a pod.
     pub fn pod(&self, pod: impl Into<About>, kind: Kind, reason: &str, message: impl Into<String>) {
         self.say(pod.into(), kind, reason, message.into());
     }
 
-    /// Says this of a node.
+    /// Emits an event about a node.
     pub fn node(&self, name: &str, kind: Kind, reason: &str, message: impl Into<String>) {
         self.say(About::node(name), kind, reason, message.into());
     }
 
-    /// What became of all that was said.
+    /// The numbers of events by outcome.
     pub fn counts(&self) -> Counts {
         let Some(handle) = &self.0 else {
             return Counts::default();
         };
         let outbox = &handle.outbox;
-        // Relaxed: each counter is read for itself.
+        // Relaxed: the counters are independent of each other.
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {
             waiting: u64::try_from(outbox.queue.lock().said.len()).unwrap_or(u64::MAX),
@@ -350,6 +349,6 @@ impl Events {
 }
 
 fn count(counter: &AtomicU64) {
-    // Relaxed: the counter guards no other memory.
+    // Relaxed: the counter orders no other memory.
     counter.fetch_add(1, Ordering::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! The task that writes events: at what rate, how often of one object, and what when the API server is away.
+//! The task that writes events: its rate, its limit for one object, and its retries while the API server is away.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::words::cut;
 use super::{About, Kind, Outbox, Said, Topic, count};
 
-/// So many at once, then one each so often.
+/// A token bucket: `burst` at once, then one for each interval.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     most: u32,
@@ -33,7 +33,7 @@ impl Bucket {
         }
     }
 
-    /// Takes one, or says how long until there is one.
+    /// Takes a token, or returns how long until there is one.
     fn take(&mut self, now: Instant) -> Result<(), Duration> {
         let passed = now.saturating_duration_since(self.since);
         let every = self.every.max(Duration::from_nanos(1));
@@ -55,10 +55,10 @@ impl Bucket {
     }
 }
 
-/// Objects that are remembered, so that what is said again becomes a patch.
+/// How many objects are remembered, so that a repeated event becomes a patch.
 const MOST_OBJECTS: usize = 4096;
 
-/// How long one call may take.
+/// The time limit of one call.
 const CALL: Duration = Duration::from_secs(5);
 
 pub(super) struct Sender {
@@ -84,11 +84,11 @@ struct Written {
     count: i32,
 }
 
-/// How a call ended that did not succeed.
+/// Why a call failed.
 enum Failed {
-    /// The API server says no, and will say so again.
+    /// The API server refuses, and would refuse again.
     Refused(String),
-    /// It cannot be reached, or has no time.
+    /// The API server cannot be reached, or is overloaded.
     Away(String),
     /// The event to patch is no longer there.
     Gone,
@@ -121,7 +121,7 @@ impl Sender {
                 outbox.news.notified().await;
                 continue;
             };
-            // While the API server is away, old news is not even tried.
+            // While the API server is away, events that are too old are not sent at all.
             if said.since.elapsed() >= outbox.limits.patience {
                 count(&outbox.dropped);
                 continue;
@@ -140,7 +140,8 @@ impl Sender {
     fn object_may_speak(&mut self, about: &About) -> bool {
         let now = Instant::now();
         if self.objects.len() >= MOST_OBJECTS && !self.objects.contains_key(about) {
-            // Half of them go, the longest silent first: what is said of them later is a new event.
+            // Half of the remembered objects are forgotten, those first that have been silent the longest. A later
+            // event about one of them becomes a new `Event` object.
             let mut used: Vec<Instant> = self.objects.values().map(|object| object.used).collect();
             used.sort_unstable();
             if let Some(middle) = used.get(used.len() / 2).copied() {
@@ -157,7 +158,7 @@ impl Sender {
         object.tokens.take(now).is_ok()
     }
 
-    /// Tries until it is written, refused or too old.
+    /// Retries until the event is written, refused or too old.
     async fn send(&mut self, topic: &Topic, said: &Said) {
         let mut pause = Duration::from_millis(500);
         loop {
@@ -213,7 +214,7 @@ impl Sender {
         let event = self.event(topic, said, namespace);
         let name = event.metadata.name.clone().unwrap_or_default();
         match call(api.create(&PostParams::default(), &event)).await {
-            // Nothing to patch here: the namespace is gone.
+            // A creation that is answered with 404: the namespace is gone.
             Err(Failed::Gone) => return Err(Failed::Refused("not found".to_owned())),
             Err(failed) => return Err(failed),
             Ok(()) => {}
@@ -232,7 +233,8 @@ impl Sender {
     fn event(&mut self, topic: &Topic, said: &Said, namespace: &str) -> Event {
         self.number = self.number.wrapping_add(1);
         let about = &topic.about;
-        // As client-go names them; the number keeps two of one nanosecond apart. A name has 253 bytes at most.
+        // Named as client-go does; the number tells two events of the same nanosecond apart. A name has 253 bytes at
+        // most.
         let name = format!(
             "{}.{:x}{:04x}",
             cut(&about.name, 220),
@@ -277,7 +279,7 @@ async fn call<T>(answer: impl Future<Output = kube::Result<T>>) -> Result<(), Fa
     match timeout(CALL, answer).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(Failed::Gone),
-        // Too many requests, and what a server says that cannot do its work now.
+        // Too many requests, or an error of a server that cannot work at the moment.
         Ok(Err(kube::Error::Api(status)))
             if (400..500).contains(&status.code) && status.code != 429 =>
         {

@@ -1,9 +1,10 @@
-//! How long a sentence may be, and that it is one line. Never says anything itself.
+//! Limits on a message: its length, and that it is one line.
 
-/// A sentence is at most this long, in bytes; what is longer ends in `…`. (It is what the newer events API takes.)
+/// A message is at most this long, in bytes; a longer one is cut and ends in `…`. (The newer events API has the same
+/// limit.)
 pub const MOST_MESSAGE_BYTES: usize = 1024;
 
-/// At most so many bytes, on one line; what was cut off is shown by `…`.
+/// The message on one line, with at most `most` bytes; `…` marks a cut.
 pub(super) fn bounded(message: &str, most: usize) -> String {
     let line: String = message
         .chars()
@@ -23,7 +24,7 @@ pub(super) fn bounded(message: &str, most: usize) -> String {
     text
 }
 
-/// At most so many bytes of it.
+/// The longest prefix of at most `most` bytes.
 pub(super) fn cut(text: &str, most: usize) -> &str {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {

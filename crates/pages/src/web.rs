@@ -148,7 +148,7 @@ impl Site {
         Shell {
             title: format!("{title} – {BRAND}"),
             brand: BRAND,
-            entries: place.entries(self.0.source.can_compare()),
+            entries: section.entries(self.0.source.can_compare()),
             menu: pages::menu(),
             done: String::new(),
             seen: self.0.board.read().changes(),

@@ -1,7 +1,7 @@
-//! Bodies of requests: read whole before the handler sees them, so that what is too long, too
-//! slow or broken off is answered in one place and in one form, `{"Error": "…"}`.
+//! Request bodies, read whole before the handler runs, so that a body that is too long, too slow or
+//! broken off is refused in one place and in one form, `{"Error": "…"}`.
 //!
-//! Never looks into a body.
+//! The contents are not examined.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use axum::response::{IntoResponse, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// What bodies may be.
+/// Limits on bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bodies {
-    /// Bytes of one body; more is answered with 413.
+    /// Bytes of one body; a longer one is answered with 413.
     pub bytes: usize,
-    /// For a whole body to arrive; slower ones are answered with 408.
+    /// The time for a whole body to arrive; a slower one is answered with 408.
     pub time: Duration,
-    /// Bytes of all bodies at a time, beyond the first [`Bodies::FREE`] of each: who would go
-    /// over it waits, and is answered with 503 when his time is over. So long bodies of one
-    /// client do not take the memory of all, and short ones never wait.
+    /// Bytes of all bodies at a time, beyond the first [`Bodies::FREE`] of each. A request that
+    /// would exceed this waits, and is answered with 503 when its time is over. So the long bodies
+    /// of one client cannot take all memory, and short bodies never wait.
     pub together: usize,
 }
 
@@ -42,17 +42,17 @@ impl Default for Bodies {
 }
 
 impl Bodies {
-    /// Bytes of a body that nobody else waits for.
+    /// The first bytes of a body; they do not count against [`Bodies::together`].
     pub const FREE: usize = 1 << 20;
 
-    /// The router behind these limits.
+    /// Wraps the router in these limits.
     ///
     /// Its handlers get bodies that have arrived in full; axum's own limit (2 MiB) is off.
     pub fn limit(self, router: Router) -> Router {
         self.limit_answering(router, error)
     }
 
-    /// As [`Bodies::limit`], with refusals in a form of the caller's.
+    /// As [`Bodies::limit`], with refusals in the caller's form.
     pub fn limit_answering(
         self,
         router: Router,
@@ -71,13 +71,13 @@ impl Bodies {
 
 struct Door {
     limits: Bodies,
-    /// How a refusal is told.
+    /// Encodes a refusal.
     answer: fn(StatusCode, &str) -> Response,
-    /// A permit is a byte.
+    /// One permit is one byte.
     room: Arc<Semaphore>,
 }
 
-/// A body that arrived, and its part of the shared room for as long as its request lasts.
+/// A body that has arrived, with its part of the shared room for as long as its request lasts.
 struct Arrived {
     bytes: Vec<u8>,
     room: Option<OwnedSemaphorePermit>,
@@ -96,8 +96,8 @@ async fn pass(State(door): State<Arc<Door>>, request: Request, next: Next) -> Re
             response
         }
         Err(refusal) => {
-            // Who waits for our word before sending reads the answer; who is sending already
-            // reads it only when he is not cut off.
+            // A client that sent `Expect` waits for the answer before it sends, and reads it. A
+            // client that is already sending reads the answer only if the connection stays open.
             if refusal == Refusal::TooLong && !parts.headers.contains_key(EXPECT) {
                 tokio::spawn(swallow(body, door.limits));
             }
@@ -146,7 +146,7 @@ impl Refusal {
     }
 }
 
-/// An answer of the form that HAMi's clients read: `{"Error": "…"}`.
+/// An answer in the form that HAMi's clients read: `{"Error": "…"}`.
 #[must_use]
 pub fn error(status: StatusCode, text: &str) -> Response {
     let mut json = String::with_capacity(text.len() + 16);
@@ -193,7 +193,7 @@ impl Door {
             let part = frame.map_err(|error| Refusal::Broken(error.to_string()))?;
             let length = arrived.bytes.len() + part.len();
             if length > limits.bytes {
-                // What was taken in goes before the answer does.
+                // The memory of the body is released before the answer is sent.
                 return Err(Refusal::TooLong);
             }
             if length > arrived.bytes.capacity() {
@@ -204,8 +204,8 @@ impl Door {
         }
     }
 
-    /// Room for `length` bytes, and for more to come: twice as much, or what was declared. A
-    /// declaration counts from the first mebibyte on, when a part of it has come.
+    /// Room for `length` bytes and for more to come: twice as much, or the declared length. The
+    /// declaration counts only after the first mebibyte has arrived.
     async fn grow(
         &self,
         arrived: &mut Arrived,
@@ -238,7 +238,7 @@ impl Door {
     }
 }
 
-/// The next bytes of the body; nothing at its end. Trailers are left out.
+/// The next bytes of the body; none at its end. Trailers are dropped.
 async fn next_frame(body: &mut Body) -> Option<Result<Bytes, axum::Error>> {
     loop {
         match std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await? {
@@ -251,8 +251,8 @@ async fn next_frame(body: &mut Body) -> Option<Result<Bytes, axum::Error>> {
     }
 }
 
-/// Reads on and forgets, for a while and up to four times what is accepted: a client that writes
-/// all of it before it reads would lose the answer to a reset.
+/// Reads and discards the rest, for a limited time and up to four times the accepted length: a
+/// client that writes the whole body before it reads would lose the answer to a connection reset.
 async fn swallow(mut body: Body, limits: Bodies) {
     let reading = async {
         let mut read = 0;

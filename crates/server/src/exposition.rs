@@ -1,7 +1,7 @@
-//! The two text formats in which metrics are shown, and which one a client wants.
+//! The two text formats of metrics, and the choice between them.
 //!
-//! `prometheus-client` writes OpenMetrics; the older Prometheus text is made from that, so both
-//! always say the same. Never looks at what a metric means.
+//! `prometheus-client` writes OpenMetrics; the older Prometheus text is derived from it, so both
+//! always have the same values.
 
 use std::borrow::Cow;
 
@@ -10,15 +10,15 @@ use std::borrow::Cow;
 pub enum Format {
     /// OpenMetrics 1.0.0.
     OpenMetrics,
-    /// The Prometheus text format 0.0.4: what everything can read.
+    /// The Prometheus text format 0.0.4, which every collector can read.
     PrometheusText,
 }
 
 impl Format {
-    /// What the client likes best, by the values of its `Accept` headers.
+    /// The format that the client prefers, by the values of its `Accept` headers.
     ///
-    /// OpenMetrics only for those who name it; all others, also those who ask for something that
-    /// there is not, get the Prometheus text.
+    /// OpenMetrics only for clients that name it; all others get the Prometheus text, also those
+    /// that ask for a format that does not exist here.
     pub fn wanted<'a>(accept: impl Iterator<Item = &'a str>) -> Self {
         let mut open_metrics: u16 = 0;
         let mut text: u16 = 0;
@@ -73,8 +73,8 @@ fn thousandths(text: &str) -> u16 {
     }
 }
 
-/// OpenMetrics as Prometheus text 0.0.4: counters are declared under the name of their sample,
-/// types that the old format lacks become its nearest, exemplars and units go.
+/// Converts OpenMetrics to Prometheus text 0.0.4: counters are declared under the name of their
+/// sample, types that the old format lacks become the nearest one, exemplars and units are dropped.
 #[must_use]
 pub fn prometheus_text(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
@@ -85,7 +85,7 @@ pub fn prometheus_text(open_metrics: &str) -> String {
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').unwrap_or((rest, "unknown"));
             let (name, kind) = declared(name, kind);
-            // The format wants the help first, under the same name.
+            // The format requires the help first, under the same name.
             if let Some((_, help)) = help.take() {
                 push_line(&mut text, &["# HELP ", &name, " ", help]);
             }
@@ -114,7 +114,7 @@ fn push_line(text: &mut String, parts: &[&str]) {
     text.push('\n');
 }
 
-/// The sample without what stands behind a ` # ` that is no part of a label's value.
+/// The sample without its exemplar: everything after a ` # ` that is not inside a label's value.
 fn without_exemplar(sample: &str) -> &str {
     let mut quoted = false;
     let mut escaped = false;

@@ -1,6 +1,6 @@
 //! `/healthz` (the process serves) and `/readyz` (it can do its work, or why not).
 //!
-//! Never looks at anything itself: whoever knows says so through [`Readiness`].
+//! Nothing is measured here: the parts of the daemon report their state through [`Readiness`].
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
 
-/// Whether the daemon can do its work. Clones share one answer.
+/// Whether the daemon can do its work. Clones share one state.
 #[derive(Debug, Clone)]
 pub struct Readiness {
     reason: Arc<Mutex<Option<String>>>,
@@ -23,24 +23,24 @@ impl Readiness {
         }
     }
 
-    /// Ready from here on.
+    /// Sets the state to ready.
     pub fn ready(&self) {
         *self.lock() = None;
     }
 
-    /// Not ready from here on; the reason is what `/readyz` shows.
+    /// Sets the state to not ready; `/readyz` shows the reason.
     pub fn not_ready(&self, reason: impl Into<String>) {
         *self.lock() = Some(reason.into());
     }
 
-    /// Why it is not ready; nothing when it is.
+    /// Why the daemon is not ready; none when it is.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
         self.lock().clone()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<String>> {
-        // A text cannot be half written: a panic elsewhere does not spoil it.
+        // The text is replaced in one step, so a poisoned lock can be used.
         self.reason.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

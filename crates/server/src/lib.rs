@@ -1,8 +1,8 @@
-//! What every daemon of ours does besides its work: listen, serve, say that it lives, show its
-//! metrics, log, stop when it is told to.
+//! What every daemon needs besides its own work: listening, serving, health, metrics, logging,
+//! traces, and stopping on request.
 //!
-//! Never knows a route or a setting of one daemon, and never waits without an end for whoever is
-//! at the other end of a connection.
+//! Knows no route or setting of a single daemon. Every wait for the other end of a connection has a
+//! time limit.
 
 #![forbid(unsafe_code)]
 

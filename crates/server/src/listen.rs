@@ -1,7 +1,7 @@
-//! Accepting connections and serving a router on them, with an end to everything that the other
-//! side could draw out: headers, reading the answer, the number of connections, stopping.
+//! Accepts connections and serves a router on them, with a limit on everything that a client could
+//! drag out: headers, reading the answer, the number of connections, stopping.
 //!
-//! Never decides what is served.
+//! The router decides what is served.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,26 +24,26 @@ use tokio_rustls::server::TlsStream;
 use crate::patience::Patient;
 use crate::tls::Tls;
 
-/// What a client may draw out, and for how long.
+/// The limits on a client's connections and requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Manners {
     /// Connections at a time; further ones are closed at once.
     pub connections: usize,
-    /// Of these from one address, so that nobody shuts out the others.
+    /// Connections from one address, so that one client cannot shut out the others.
     pub connections_per_address: usize,
-    /// For a whole TLS handshake.
+    /// The time for a whole TLS handshake.
     pub handshake_timeout: Duration,
-    /// For a whole request head, and between two requests on one connection. Go's clients, the
-    /// API server and kube-scheduler among them, drop an idle connection after 90 s; a server
-    /// that does so first can meet their next request on its way.
+    /// The time for a whole request head, and between two requests on one connection. Go's clients,
+    /// among them the API server and kube-scheduler, drop an idle connection after 90 s. A server
+    /// that drops it earlier can lose a request that the client is just sending.
     pub head_timeout: Duration,
-    /// For progress while an answer is written.
+    /// The longest time without progress while an answer is written.
     pub write_timeout: Duration,
-    /// Bytes of a request head; more is answered with 431.
+    /// Bytes of a request head; a longer one is answered with 431.
     pub head_bytes: usize,
-    /// Headers of a request; more is answered with 431.
+    /// Headers of a request; a request with more is answered with 431.
     pub headers: usize,
-    /// For requests in flight when the daemon is asked to stop.
+    /// The time for requests in flight when the daemon is asked to stop.
     pub stop_timeout: Duration,
 }
 
@@ -62,10 +62,10 @@ impl Default for Manners {
     }
 }
 
-/// Why nothing listens.
+/// Why the daemon cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Somebody else has the address.
+    /// Another process has the address.
     #[error(
         "cannot listen on {address}: the port is in use; `ss -ltnp 'sport = :{port}'` as root \
          shows by which process",
@@ -75,7 +75,7 @@ pub enum BindError {
         /// The address.
         address: SocketAddr,
     },
-    /// Ports below 1024 are root's.
+    /// Ports below 1024 need root.
     #[error(
         "cannot listen on {address}: permission denied; ports below 1024 need root or \
          CAP_NET_BIND_SERVICE"
@@ -93,17 +93,17 @@ pub enum BindError {
         /// The address.
         address: SocketAddr,
     },
-    /// The system said something else.
+    /// Another error of the system.
     #[error("cannot listen on {address}: {error}")]
     System {
         /// The address.
         address: SocketAddr,
-        /// The answer.
+        /// The system's error.
         error: io::Error,
     },
 }
 
-/// A port on which somebody listens and nobody is served yet.
+/// A bound port. Connections wait in its queue until it is served.
 #[derive(Debug)]
 pub struct Listener {
     listener: TcpListener,
@@ -111,9 +111,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Takes the address; port 0 takes any free one.
+    /// Binds the address; port 0 takes any free port.
     ///
     /// # Errors
+    ///
     /// See [`BindError`].
     pub async fn bind(address: SocketAddr) -> Result<Self, BindError> {
         let bound = async {
@@ -129,23 +130,23 @@ impl Listener {
         })
     }
 
-    /// The address with the port that was taken.
+    /// The address, with the port that was bound.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `stop` is ready; then lets requests in flight finish, for as long as the
-    /// manners say.
+    /// Serves until `stop` is ready; then lets requests in flight finish, up to the stop timeout of
+    /// `manners`.
     pub async fn serve(self, router: Router, manners: Manners, stop: impl Future) {
         self.serve_both(router, manners, None, stop).await;
     }
 
-    /// As [`Listener::serve`], over TLS. Looks at the certificate's files again every ten seconds,
-    /// when it has any.
+    /// As [`Listener::serve`], over TLS. Checks the certificate's files for changes every ten
+    /// seconds, when it has any.
     pub async fn serve_tls(self, router: Router, manners: Manners, tls: Tls, stop: impl Future) {
         let followed = async {
-            // In memory it is replaced by who has it.
+            // A certificate in memory is replaced by its owner.
             if !tls.has_files() {
                 std::future::pending::<()>().await;
             }
@@ -177,7 +178,7 @@ impl Listener {
             let accepted = tokio::select! {
                 _ = &mut stop => break,
                 accepted = self.listener.accept() => accepted,
-                // Ended connections are taken off at once: their memory goes with them.
+                // Ended connections are removed at once, to free their memory.
                 Some(_) = connections.join_next() => continue,
             };
             match accepted {
@@ -189,8 +190,8 @@ impl Listener {
                     let (http, router, tls) = (http.clone(), router.clone(), tls.clone());
                     let mut stopped = stopped.clone();
                     connections.spawn(async move {
-                        // An answer leaves as it is written; a failure here costs some
-                        // milliseconds, no more.
+                        // Send an answer as soon as it is written. If this fails, the answer is
+                        // some milliseconds late, no more.
                         drop(stream.set_nodelay(true));
                         match tls {
                             None => {
@@ -208,10 +209,10 @@ impl Listener {
                         drop(guest);
                     });
                 }
-                // The connection was gone before it was accepted.
+                // The client closed the connection before it was accepted.
                 Err(error) if is_the_clients(&error) => {}
                 Err(error) => {
-                    // Out of descriptors or memory: those come back when connections end.
+                    // Out of descriptors or memory: both come back when connections end.
                     tracing::warn!(%error, "cannot accept a connection");
                     sleep(Duration::from_millis(100)).await;
                 }
@@ -227,11 +228,11 @@ impl Listener {
     }
 }
 
-/// How often the files of a certificate are looked at. A kubelet takes up to a minute to bring a
-/// changed Secret into a pod; this adds little to it.
+/// How often the files of a certificate are checked. A kubelet takes up to a minute to bring a
+/// changed Secret into a pod; this adds little to that.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Never ends.
+/// Never returns.
 async fn follow(tls: &Tls) {
     loop {
         sleep(LOOK).await;
@@ -247,8 +248,8 @@ async fn follow(tls: &Tls) {
     }
 }
 
-/// The stream under TLS; nothing when the other end is too slow, speaks something else, or we
-/// stop.
+/// The stream under TLS; none when the client is too slow or speaks another protocol, or the daemon
+/// stops.
 async fn shake_hands(
     stream: TcpStream,
     tls: &Tls,
@@ -262,7 +263,8 @@ async fn shake_hands(
         if first.get(..read).is_some_and(is_plain_http) {
             stream.write_all(PLAIN_HTTP).await?;
             stream.shutdown().await?;
-            // What is left unread at the close would reset the connection, and the answer with it.
+            // Unread bytes at the close would reset the connection, and the client would lose the
+            // answer.
             tokio::io::copy(&mut stream.take(64 << 10), &mut tokio::io::sink()).await?;
             return Err(io::Error::other("it speaks HTTP without TLS"));
         }
@@ -288,7 +290,7 @@ async fn shake_hands(
     }
 }
 
-/// For whoever forgot the `s` of `https`.
+/// The answer to a client that speaks `http` to an `https` port.
 const PLAIN_HTTP: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\
     content-length: 49\r\nconnection: close\r\n\r\nthis port speaks https: use https:// to reach it\n";
 
@@ -316,7 +318,7 @@ async fn serve_one(
         }
     };
     if let Err(error) = ended {
-        // The other end went away, was too slow or does not speak HTTP: its business.
+        // The client went away, was too slow or does not speak HTTP. That is the client's problem.
         tracing::debug!(%error, "connection ended");
     }
 }
@@ -330,13 +332,13 @@ fn is_the_clients(error: &io::Error) -> bool {
     )
 }
 
-/// Who is connected, by address.
+/// The number of connections of each address.
 #[derive(Debug, Clone, Default)]
 struct Guests {
     by_address: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
-/// One connection of an address; it leaves when this is dropped.
+/// One connection of an address; it stops counting when this is dropped.
 struct Guest {
     guests: Guests,
     address: IpAddr,
@@ -358,7 +360,7 @@ impl Guests {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, usize>> {
-        // Counts are whole between two lines: a panic elsewhere does not spoil them.
+        // The counts are consistent after every statement, so a poisoned lock can be used.
         self.by_address
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -1,25 +1,26 @@
-//! Where a daemon's log goes: standard error, as lines for people or JSON for collectors.
+//! A daemon's log: standard error, as lines for people or JSON for collectors.
 //!
-//! Never writes to standard output, which is for answers.
+//! Standard output is for answers and gets no log line.
 
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// How a log line looks.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Lines for people.
     Text,
     /// One JSON object a line.
     Json,
 }
 
-/// Logs to standard error from here on. `filter` is `info`, or directives such as
-/// `warn,vgpu_monitor=debug`. Colour only on a terminal.
+/// Starts to log to standard error. `filter` is `info`, or directives such as
+/// `warn,vgpu_monitor=debug`. Colours only on a terminal.
 ///
 /// # Errors
+///
 /// The filter cannot be read, or the process logs already.
 pub fn log_to_stderr(format: LogFormat, filter: &str) -> Result<(), LogError> {
     let filter = EnvFilter::try_new(filter).map_err(|error| LogError::Filter {
@@ -37,7 +38,7 @@ pub fn log_to_stderr(format: LogFormat, filter: &str) -> Result<(), LogError> {
     started.map_err(|_| LogError::Twice)
 }
 
-/// Why there is no log.
+/// Why logging could not start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
     /// The filter cannot be read.
@@ -46,7 +47,7 @@ pub enum LogError {
          directives such as warn,vgpu_monitor=debug"
     )]
     Filter {
-        /// What was given.
+        /// The filter as given.
         filter: String,
         /// What is wrong with it.
         reason: String,

@@ -1,7 +1,7 @@
-//! `/metrics`: a registry, encoded when somebody asks.
+//! `/metrics`: a registry that is encoded at each scrape.
 //!
-//! One encoding at a time, off the thread that serves: collectors read files. Never keeps an
-//! answer: what a scrape shows is what there was when it came.
+//! One encoding runs at a time, off the threads that serve, because collectors read files. No
+//! answer is cached: a scrape shows the state at its time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::exposition::{Format, prometheus_text};
 
-/// Prometheus gives up after 10 s by default; an answer after that reaches nobody.
+/// Prometheus gives up after 10 s by default, so a later answer would be lost.
 const PATIENCE: Duration = Duration::from_secs(9);
 
 struct Exposition {
@@ -71,8 +71,8 @@ async fn scrape(State(exposition): State<Arc<Exposition>>, headers: HeaderMap) -
 
 async fn encode(exposition: Arc<Exposition>, format: Format) -> Result<String, String> {
     let turn = Arc::clone(&exposition.turn);
-    // The permit goes into the task: a scraper that gives up does not let a second encoding start
-    // beside a first one that hangs.
+    // The permit moves into the task, so that a scraper that gives up does not let a second
+    // encoding start beside a first one that hangs.
     let permit = turn
         .acquire_owned()
         .await

@@ -1,7 +1,7 @@
-//! A connection whose other end must take what it asked for: a write that makes no progress for
-//! too long is an error, so nobody holds a connection by not reading.
+//! A stream whose client must read: a write without progress for too long is an error, so a client
+//! cannot hold a connection by not reading.
 //!
-//! Never looks at what is written, and leaves reading to the HTTP layer's own time limits.
+//! Reads are left to the HTTP layer's own time limits.
 
 use std::io;
 use std::pin::Pin;
@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A stream with an end to its patience for writing.
+/// A stream with a time limit for writing.
 pub(crate) struct Patient<S> {
     stream: S,
     patience: Duration,
-    /// Runs out when nothing could be written for so long; only looked at while a write waits.
+    /// When a blocked write fails; only checked while a write waits.
     deadline: Pin<Box<Sleep>>,
     waiting: bool,
 }

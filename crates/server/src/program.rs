@@ -1,4 +1,4 @@
-//! A daemon's first and last moments: its log, its runtime, its exit code.
+//! A daemon's start and end: its log, its runtime, its exit code.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -7,8 +7,8 @@ use tokio::runtime::Builder;
 
 use crate::logging::{LogFormat, log_to_stderr};
 
-/// Runs a daemon to its end, which is said in its exit code and, where it is an error, on standard error behind
-/// `name`. What still hangs then, in a file system or at somebody else's server, does not keep the process.
+/// Runs a daemon to its end. The result becomes the exit code and, for an error, a line on standard error that starts
+/// with `name`. Tasks that still hang in a file system or a remote server do not keep the process alive.
 pub fn program<E: Display>(
     name: &str,
     format: LogFormat,
@@ -33,7 +33,7 @@ pub fn program<E: Display>(
 
 #[expect(
     clippy::print_stderr,
-    reason = "the log may not be there; an error is for whoever started us"
+    reason = "the log may not be there, and the caller of the program must see the error"
 )]
 fn complain(name: &str, error: &dyn Display) -> ExitCode {
     eprintln!("{name}: {error:#}");

@@ -1,14 +1,15 @@
-//! When to stop: SIGTERM (Kubernetes, systemd) or SIGINT (a terminal).
+//! The signals to stop: SIGTERM (Kubernetes, systemd) and SIGINT (a terminal).
 //!
-//! Never ends the process: the caller finishes what it does.
+//! The process is not ended here: the caller finishes its work first.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Ready when the process is asked to stop; says by which signal. The handlers stand from the
-/// call on, not from the first poll.
+/// Ready when the process is asked to stop; returns the signal's name. The handlers are installed
+/// by the call, not by the first poll.
 ///
 /// # Errors
-/// The system gives no signal handler.
+///
+/// The system installs no signal handler.
 pub fn asked_to_stop() -> std::io::Result<impl Future<Output = &'static str> + Send + 'static> {
     let mut terminate: Signal = signal(SignalKind::terminate())?;
     let mut interrupt: Signal = signal(SignalKind::interrupt())?;

@@ -1,7 +1,8 @@
-//! The certificate that a port shows: from PEM in memory or from files, and another one while the
+//! The certificate of a TLS port: read from PEM in memory or from files, and replaceable while the
 //! port is served.
 //!
-//! Never makes a certificate, and never shows a key: an error names where a key was read from.
+//! Certificates are not made here, and a key never appears in an error: errors name the place that
+//! a key was read from.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,44 +16,44 @@ use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{InconsistentKeys, RootCertStore};
 
-/// What a TLS port shows and asks for. Clones share it: [`Tls::replace`] on one changes what the
-/// next handshake on all of them shows; connections that stand keep what they have.
+/// The certificate and client CAs of a TLS port. Clones share them: [`Tls::replace`] on one changes
+/// the next handshake of all of them; open connections keep what they have.
 #[derive(Clone)]
 pub struct Tls {
     shared: Arc<TlsState>,
 }
 
 struct TlsState {
-    /// Nothing until there is a certificate: every handshake is refused until then.
+    /// None until there is a certificate; every handshake is refused until then.
     shown: RwLock<Option<Shown>>,
     source: Source,
-    /// What was given, or what the files held when they were read last, good or not.
+    /// The PEMs that were given or last read from files, whether they could be used or not.
     read: RwLock<Option<Pems>>,
 }
 
 #[derive(Clone)]
 struct Shown {
     config: Arc<ServerConfig>,
-    /// The server's own, without the intermediate ones.
+    /// The server's own certificate, without the intermediate ones.
     certificate: CertificateDer<'static>,
 }
 
 enum Source {
-    /// Whoever has it gives it; the CAs of clients come from a file even so.
+    /// The owner passes the certificate in; the CAs of clients still come from a file.
     Memory {
         client_ca: Option<PathBuf>,
     },
     Files(TlsFiles),
 }
 
-/// Where a certificate is read from. All are PEM.
+/// The files of a certificate. All are PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The server's certificate, then the intermediate ones.
     pub certificate: PathBuf,
     /// Its private key: PKCS#8, PKCS#1 or SEC1.
     pub key: PathBuf,
-    /// The CAs of clients. With them a client without a certificate of theirs is refused.
+    /// The CAs of clients. With them, a client without a certificate of one of them is refused.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -72,7 +73,7 @@ pub enum TlsError {
     Read {
         /// The file.
         path: String,
-        /// The system's answer.
+        /// The system's error.
         error: std::io::Error,
     },
     /// The PEM has no certificate, or a broken one.
@@ -97,7 +98,7 @@ pub enum TlsError {
         /// What is wrong.
         reason: String,
     },
-    /// The two do not belong together.
+    /// The key does not belong to the certificate.
     #[error(
         "the key in {key} is not that of the first certificate in {certificate}; replace both \
          together"
@@ -121,16 +122,17 @@ pub enum TlsError {
 }
 
 impl Tls {
-    /// No certificate yet: handshakes are refused until [`Tls::replace`].
+    /// Without a certificate: handshakes are refused until [`Tls::replace`].
     #[must_use]
     pub fn without_certificate() -> Self {
         Self::new(None, Source::Memory { client_ca: None }, None)
     }
 
-    /// As [`Tls::without_certificate`], for clients with a certificate of these CAs (PEM) alone. A
-    /// port that serves it looks at the file again every ten seconds.
+    /// As [`Tls::without_certificate`], only for clients with a certificate of these CAs (PEM). A
+    /// port that serves it checks the file for changes every ten seconds.
     ///
     /// # Errors
+    ///
     /// The file cannot be read, or holds no CA.
     pub fn for_clients_of(client_ca: PathBuf) -> Result<Self, TlsError> {
         client_verifier(&read(&client_ca)?, &client_ca, &provider())?;
@@ -138,9 +140,11 @@ impl Tls {
         Ok(Self::new(None, Source::Memory { client_ca }, None))
     }
 
-    /// This certificate (PEM: the server's first, then the intermediate ones) and its key (PEM).
+    /// Uses this certificate (PEM: the server's first, then the intermediate ones) and its key
+    /// (PEM).
     ///
     /// # Errors
+    ///
     /// See [`TlsError`].
     pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, TlsError> {
         let tls = Self::without_certificate();
@@ -148,9 +152,11 @@ impl Tls {
         Ok(tls)
     }
 
-    /// What the files hold. A port that serves it looks at them again every ten seconds.
+    /// Uses the contents of the files. A port that serves it checks them for changes every ten
+    /// seconds.
     ///
     /// # Errors
+    ///
     /// See [`TlsError`].
     pub fn from_files(files: TlsFiles) -> Result<Self, TlsError> {
         let pems = Pems::read(&files)?;
@@ -168,9 +174,10 @@ impl Tls {
         }
     }
 
-    /// Shows this certificate from the next handshake on. After an error it shows what it showed.
+    /// Shows this certificate from the next handshake on. After an error the previous one stays.
     ///
     /// # Errors
+    ///
     /// See [`TlsError`].
     pub fn replace(&self, certificate: &[u8], key: &[u8]) -> Result<(), TlsError> {
         let places = self.places();
@@ -188,14 +195,15 @@ impl Tls {
         Ok(())
     }
 
-    /// Looks at the files again and shows what they hold. Whether that is something new; nothing
-    /// is ever new in memory. After an error it shows what it showed before, and an error is told
-    /// once for each content: files that are replaced one after the other do not belong together
-    /// for a moment.
+    /// Reads the files again and shows the certificate in them. Returns whether it changed; in
+    /// memory it never does. After an error the previous certificate stays, and the error is
+    /// returned once for each content, because files that are replaced one after the other do not
+    /// match for a moment.
     ///
-    /// Reads files: not for a thread that serves.
+    /// Reads files, so it must not run on a thread that serves.
     ///
     /// # Errors
+    ///
     /// See [`TlsError`].
     pub fn look_again(&self) -> Result<bool, TlsError> {
         let found = match &self.shared.source {
@@ -222,18 +230,18 @@ impl Tls {
         Ok(true)
     }
 
-    /// The certificate that is shown, as DER; nothing while there is none.
+    /// The certificate on the port, as DER; none while there is none.
     #[must_use]
     pub fn certificate(&self) -> Option<Vec<u8>> {
         Some(self.shown()?.certificate.to_vec())
     }
 
-    /// Whether there are files to look at again.
+    /// Whether there are files to check for changes.
     pub(crate) fn has_files(&self) -> bool {
         !matches!(self.shared.source, Source::Memory { client_ca: None })
     }
 
-    /// Where things are read, for errors.
+    /// The names of the sources, for errors.
     fn places(&self) -> TlsFiles {
         match &self.shared.source {
             Source::Files(files) => files.clone(),
@@ -252,7 +260,7 @@ impl Tls {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the next handshake is made with; nothing while there is no certificate.
+    /// The configuration of the next handshake; none while there is no certificate.
     pub(crate) fn config(&self) -> Option<Arc<ServerConfig>> {
         Some(self.shown()?.config)
     }
@@ -267,8 +275,8 @@ impl Tls {
     }
 
     fn show(&self, new: Shown) {
-        // A whole new config, not a new certificate in the old one: a session that was agreed
-        // under the old certificate, or by a client of an old CA, is not resumed.
+        // A new config instead of a new certificate in the old one: this way no session is resumed
+        // that was agreed under the old certificate or by a client of an old CA.
         let mut shown = self
             .shared
             .shown
@@ -342,7 +350,7 @@ impl Pems {
             .map_err(|error| key_error(error.to_string()))?;
         let certified = CertifiedKey::new(chain, key);
         match certified.keys_match() {
-            // A key that cannot tell its public half: the handshakes will show.
+            // The key cannot derive its public half. If it does not match, handshakes will fail.
             Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => {
                 Ok((first, certified))
             }
@@ -380,7 +388,7 @@ fn client_verifier(
         .map_err(|error| broken(error.to_string()))
 }
 
-/// All certificates of a PEM, and at least one.
+/// All certificates of a PEM; at least one.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let found = found.map_err(|error| told(&error))?;
@@ -397,7 +405,7 @@ fn told(error: &pem::Error) -> String {
     }
 }
 
-/// More is not a certificate, and a device file has no end.
+/// A longer file is not a certificate, and a device file has no end.
 const LONGEST_FILE: u64 = 1 << 20;
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {

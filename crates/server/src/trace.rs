@@ -1,8 +1,8 @@
 //! Spans for an OpenTelemetry collector, by OTLP over HTTP in protobuf: one trace for each pod, across our programs.
 //!
-//! Off where nobody names a collector; then a span is nothing. Never waits: a span that does not fit into the queue, or
-//! that no collector takes, is dropped and counted. Never lets a trace's identifier decide anything: it comes from a
-//! pod's annotation, which its owner may write.
+//! Off unless a collector is configured; a span is then empty. Callers never wait: a span that does not fit into the
+//! queue, or that the collector refuses, is dropped and counted. A trace's identifier comes from a pod's annotation,
+//! which the pod's owner may write, so no decision depends on it.
 
 mod client;
 mod context;
@@ -33,25 +33,26 @@ use deliver::{Counts, Item};
 
 /// Spans that wait for the collector; further ones are dropped. A few megabytes at most.
 const QUEUE: usize = 2048;
-/// What is longer is cut: reasons name every node of a cluster.
+/// Longer values are cut: reasons may name every node of a cluster.
 const LONGEST_VALUE: usize = 1024;
-/// How long the last spans may take when a program ends.
+/// The time limit for sending the last spans when a program ends.
 const LAST_SPANS: Duration = Duration::from_secs(3);
 
-/// The setting that turns traces on, for a daemon's `Args` (`#[command(flatten)]`).
+/// The flag that turns traces on, for a daemon's `Args` (`#[command(flatten)]`).
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct TraceArgs {
-    /// Send traces there by OTLP/HTTP (http://collector:4318; /v1/traces is added). By default nowhere.
+    /// Send traces to this collector by OTLP/HTTP (http://collector:4318; /v1/traces is added). By default no traces
+    /// are sent.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
 }
 
 impl TraceArgs {
-    /// Begins to send, or does nothing where no endpoint is named.
+    /// Starts to send, or returns a disabled `Traces` where no endpoint is configured.
     ///
     /// # Errors
     ///
-    /// The endpoint is no URL, or its certificates cannot be read.
+    /// The endpoint is not a URL, or its certificates cannot be read.
     pub fn start(&self, service: &str, version: &str) -> Result<Traces, TraceError> {
         let endpoint = self.otlp_endpoint.as_deref().unwrap_or_default().trim();
         if endpoint.is_empty() {
@@ -64,20 +65,20 @@ impl TraceArgs {
 /// Why traces cannot be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// What was given is no URL of a collector.
+    /// The endpoint is not the URL of a collector.
     #[error(
         "--otlp-endpoint {given:?}: expected http:// or https://, a host and a port, such as http://collector:4318"
     )]
     Endpoint {
-        /// As it was given.
+        /// The endpoint as given.
         given: String,
     },
-    /// No certificates to know the collector by.
+    /// There are no certificates to verify the collector with.
     #[error("--otlp-endpoint {given:?}: {why}")]
     Certificates {
-        /// As it was given.
+        /// The endpoint as given.
         given: String,
-        /// Which, and what is wrong with them.
+        /// The file or the certificates, and what is wrong with them.
         why: String,
     },
     /// The exporter refuses its settings, which come from `OTEL_…` variables.
@@ -85,7 +86,7 @@ pub enum TraceError {
     Settings(String),
 }
 
-/// Where spans go. Cheap to clone; clones share one queue.
+/// The destination of spans. Cheap to clone; clones share one queue.
 #[derive(Clone, Default)]
 pub struct Traces(Option<Arc<On>>);
 
@@ -107,18 +108,19 @@ impl fmt::Debug for Traces {
 }
 
 impl Traces {
-    /// Every span is nothing.
+    /// Disabled: every span is empty.
     #[must_use]
     pub fn off() -> Self {
         Self(None)
     }
 
-    /// Sends to the collector at `endpoint`, in the name of `service`. Needs a tokio runtime, on which it goes on until
-    /// [`Traces::stop`].
+    /// Sends to the collector at `endpoint`, with `service` as the service name. Needs a tokio runtime, on which it
+    /// runs until [`Traces::stop`].
     ///
     /// # Errors
     ///
-    /// The endpoint is no URL, or its certificates cannot be read. That nobody listens there is no error.
+    /// The endpoint is not a URL, or its certificates cannot be read. An endpoint where no collector listens is not an
+    /// error.
     pub fn start(endpoint: &str, service: &str, version: &str) -> Result<Self, TraceError> {
         let url = traces_url(endpoint)?;
         let client = Client::for_url(&url).map_err(|why| TraceError::Certificates {
@@ -131,7 +133,7 @@ impl Traces {
             .with_endpoint(url)
             .with_protocol(Protocol::HttpBinary)
             .with_timeout(deliver::PATIENCE)
-            // What the collector does not take at once is dropped: what comes after it is worth as much.
+            // A batch that the collector does not accept at once is dropped: the next spans are worth as much.
             .with_retry_policy(RetryPolicy::disabled())
             .build()
             .map_err(|error| TraceError::Settings(error.to_string()))?;
@@ -162,14 +164,14 @@ impl Traces {
         }))))
     }
 
-    /// Whether a span is anything.
+    /// Whether traces are on.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Begins a span. Without a parent, or with one that says so, it is the first of a new trace. It is sent when it
-    /// is dropped.
+    /// Starts a span. Without a parent, or with one that has no span, it is the first of a new trace. It is sent when
+    /// it is dropped.
     pub fn span(&self, name: &'static str, parent: Option<TraceContext>) -> Span {
         let Some(on) = &self.0 else {
             return Span(None);
@@ -191,20 +193,20 @@ impl Traces {
         span
     }
 
-    /// Counters of what was sent and what was lost; nothing where traces are off.
+    /// Registers the counters of sent and lost spans; does nothing where traces are off.
     pub fn register(&self, registry: &mut Registry) {
         if let Some(on) = &self.0 {
             on.counts.register(registry);
         }
     }
 
-    /// Sends what waits, for a few seconds at most.
+    /// Sends the spans that wait, for a few seconds at most.
     pub async fn stop(&self) {
         let Some(on) = &self.0 else { return };
         let (sent, all_sent) = oneshot::channel();
         let flushed = async {
             if on.queue.send(Item::Flush(sent)).await.is_ok() {
-                // An error: the task is gone, and there is nobody to wait for.
+                // An error means that the task is gone, so there is nothing to wait for.
                 drop(all_sent.await);
             }
         };
@@ -214,7 +216,7 @@ impl Traces {
     }
 }
 
-/// Something that takes time, on its way to the collector. Nothing at all where traces are off.
+/// A timed operation that will be sent to the collector. Empty where traces are off.
 #[must_use = "a span ends when it is dropped"]
 pub struct Span(Option<Box<Live>>);
 
@@ -237,7 +239,7 @@ impl fmt::Debug for Span {
 }
 
 impl Span {
-    /// Makes it a part of the parent's trace.
+    /// Moves the span into the parent's trace.
     pub fn adopt(&mut self, parent: TraceContext) {
         if let Some(live) = &mut self.0 {
             live.own = live.own.within(parent);
@@ -245,21 +247,21 @@ impl Span {
         }
     }
 
-    /// Gives it this name for itself, which was handed out before.
+    /// Gives the span this identifier, which was handed out before.
     pub fn be(&mut self, own: TraceContext) {
         if let Some(live) = &mut self.0 {
             live.own = own;
         }
     }
 
-    /// Says something more of it; long texts are cut.
+    /// Adds an attribute; a long text is cut.
     pub fn set(&mut self, key: &'static str, value: impl Into<String>) {
         if let Some(live) = &mut self.0 {
             live.attributes.push(KeyValue::new(key, cut(value.into())));
         }
     }
 
-    /// A number that belongs to it.
+    /// Adds a number as an attribute.
     pub fn count(&mut self, key: &'static str, value: u64) {
         if let Some(live) = &mut self.0 {
             let value = i64::try_from(value).unwrap_or(i64::MAX);
@@ -267,29 +269,30 @@ impl Span {
         }
     }
 
-    /// It did not come to what it was begun for.
+    /// Marks the span as failed.
     pub fn fail(&mut self, why: impl Into<String>) {
         if let Some(live) = &mut self.0 {
             live.status = Status::error(cut(why.into()));
         }
     }
 
-    /// It was at this time, and not now.
+    /// Sets the start and the end, instead of the current times.
     pub fn lasted(&mut self, began: SystemTime, ended: SystemTime) {
         if let Some(live) = &mut self.0 {
             live.began = began;
-            // Two clocks, or one that was set back: a span that ends before it begins is read by nobody.
+            // The times may come from two clocks, or from one that was set back. Readers ignore a span that ends before
+            // it begins.
             live.ended = Some(ended.max(began));
         }
     }
 
-    /// What others name as their parent; nothing where traces are off.
+    /// The identifier that other spans name as their parent; none where traces are off.
     #[must_use]
     pub fn context(&self) -> Option<TraceContext> {
         self.0.as_ref().map(|live| live.own)
     }
 
-    /// Nothing came of it: it is not sent.
+    /// Discards the span: it is not sent.
     pub fn forget(mut self) {
         self.0 = None;
     }
@@ -308,7 +311,7 @@ impl Drop for Span {
             attributes,
             status,
         } = *live;
-        // Whoever began the trace has said that it is not to be kept.
+        // The program that started the trace has marked it as not sampled.
         if !own.is_sampled() {
             return;
         }
@@ -347,7 +350,7 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// The URL for spans under that of a collector.
+/// The URL for spans, derived from the collector's.
 fn traces_url(endpoint: &str) -> Result<String, TraceError> {
     let wrong = || TraceError::Endpoint {
         given: endpoint.to_owned(),

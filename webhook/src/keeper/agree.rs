@@ -1,4 +1,5 @@
-//! The Secret's part of a look: what it says is remembered, and made or replaced where it must be.
+//! One part of a look at the cluster: the Secret is read and remembered, and created or replaced
+//! where needed.
 
 use anyhow::{Context, anyhow};
 use k8s_openapi::api::core::v1::Secret;
@@ -9,17 +10,17 @@ use super::{Keeper, Source, told};
 use crate::authority::Agreed;
 use crate::secret::{self, WRITER};
 
-/// What becomes of a Secret that can be used.
+/// What to do with a Secret that can be used.
 enum Next {
     Stays(Agreed),
-    /// Another CA signs: why, as a word and as a text.
+    /// A new CA signs from now on. The two texts are the reason, as a word and as a sentence.
     Replaced(Result<Agreed, rcgen::Error>, &'static str, &'static str),
-    /// The same one signs, and others are trusted beside it.
+    /// The same CA signs, and the set of other trusted CAs changes. The text is the reason.
     Trusted(Agreed, &'static str),
 }
 
 impl Keeper {
-    /// What the Secret says, made or replaced where it must be. Whether it was written.
+    /// Reads the Secret, and creates or replaces it where needed. Returns whether it was written.
     pub(super) async fn agree(&mut self, ours: bool) -> anyhow::Result<bool> {
         let Source::Own {
             secret: name,
@@ -31,7 +32,7 @@ impl Keeper {
         };
         let (name, lifetimes) = (name.clone(), *lifetimes);
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
-        // Others write, too: each time somebody was faster there is something new to look at.
+        // Other replicas write, too. If another one was faster, the Secret is read again.
         for _ in 0..4 {
             let now = self.now();
             let remembered = self.agreed.iter().flat_map(Agreed::trusted).cloned();
@@ -116,11 +117,11 @@ impl Keeper {
             };
         }
         Err(anyhow!(
-            "the Secret {name} changes all the time; somebody else writes it, too"
+            "the Secret {name} changes all the time; another program writes it, too"
         ))
     }
 
-    /// What follows from a Secret that can be used.
+    /// Decides what to do with a Secret that can be used.
     fn next(&self, ours: bool, mut agreed: Agreed) -> Next {
         let Source::Own { lifetimes, .. } = &self.settings.source else {
             return Next::Stays(agreed);
@@ -129,8 +130,8 @@ impl Keeper {
         if !ours {
             return Next::Stays(agreed);
         }
-        // Somebody put another CA there, from a backup perhaps, or made it while we looked away:
-        // what is shown has to stay trusted until the new one is.
+        // The Secret holds a CA that this replica does not know, for example from a backup. The CA
+        // of the certificate on the port has to stay trusted until the new one is.
         let shown = self.shown.as_ref().map(|(ca, _)| ca.as_str());
         let lost = self.agreed.iter().flat_map(Agreed::trusted);
         let lost = lost.filter(|ca| Some(ca.pem()) == shown && ca.not_after() > now);
@@ -179,7 +180,7 @@ impl Keeper {
         self.event(reason, text).await;
     }
 
-    /// For whoever looks at the Secret. The log has it in any case.
+    /// Emits an event on the Secret. The log has the same text in any case.
     async fn event(&self, reason: &'static str, note: &str) {
         let Source::Own { secret, .. } = &self.settings.source else {
             return;

@@ -1,4 +1,5 @@
-//! The configurations' part of a look: who trusts us is seen, and what they say is put right.
+//! One part of a look at the cluster: which configurations trust the CA is determined, and
+//! configurations that differ from the wanted ones are corrected.
 
 use anyhow::{Context, anyhow};
 use jiff::SignedDuration;
@@ -9,22 +10,23 @@ use super::{Configurations, Keeper, Source, told};
 use crate::authority::Agreed;
 use crate::configuration::{self, KINDS, Written};
 
-/// A cluster is upgraded now and then.
+/// The API server's version is asked again after this time, because clusters are upgraded.
 const VERSION_HOLDS: SignedDuration = SignedDuration::from_mins(10);
 
-/// What a look at the configurations has shown.
+/// What a look at the configurations found.
 #[derive(Default)]
 pub(super) struct Trust {
-    /// Whether all that exist trust the CA that signs; nothing when that is not known.
+    /// Whether all existing configurations trust the CA that signs; none when that is not known.
     pub(super) current: Option<bool>,
-    /// The first that does not trust the certificate that is shown.
+    /// The first that does not trust the certificate on the port.
     pub(super) stranger: Option<String>,
     /// The first that does not exist.
     pub(super) absent: Option<String>,
 }
 
 impl Keeper {
-    /// The configurations: looked at by all, written by the holder. Whether one was written.
+    /// Looks at the configurations (every replica) and writes them (only the holder of the Lease).
+    /// Returns whether one was written.
     pub(super) async fn configure(
         &mut self,
         ours: bool,
@@ -83,7 +85,7 @@ impl Keeper {
                             .get_or_insert_with(|| format!("the {kind} {name}"));
                     }
                 }
-                // One that cannot be written does not keep the other from being so.
+                // A failure to write one does not keep the other from being written.
                 Err(error) => failed = Some(error),
             }
         }
@@ -96,8 +98,8 @@ impl Keeper {
         }
     }
 
-    /// `ownerReferences` for the configurations; null, of which nobody wants anything, when the
-    /// owner is not there: an owner that is not there would have them deleted.
+    /// The `ownerReferences` of the configurations. Null, which means any value, when the owner
+    /// does not exist: with an owner that does not exist they would be deleted.
     async fn owner(&self, name: &str) -> anyhow::Result<Value> {
         let roles = GroupVersionKind::gvk("rbac.authorization.k8s.io", "v1", "ClusterRole");
         let api: Api<DynamicObject> =
@@ -107,7 +109,7 @@ impl Keeper {
         let Some(uid) = role.and_then(|role| role.metadata.uid) else {
             tracing::debug!(
                 name,
-                "there is no such ClusterRole: nobody owns the configurations"
+                "there is no such ClusterRole, so the configurations have no owner"
             );
             return Ok(Value::Null);
         };
@@ -117,7 +119,7 @@ impl Keeper {
         }]))
     }
 
-    /// Whether it was written, and how it stands.
+    /// Returns whether it was written, and its contents.
     async fn configure_one(
         &self,
         ours: bool,
@@ -144,8 +146,8 @@ impl Keeper {
                 self.meters.wrote("changed");
                 Ok((true, Some(wanted)))
             }
-            // Somebody wrote between: what stands there is known after the next look.
-            Written::Again => Err(anyhow!("somebody else wrote it at the same time")),
+            // Another writer was faster: the next look reads the result.
+            Written::Again => Err(anyhow!("another writer changed it at the same time")),
         }
     }
 
@@ -172,7 +174,7 @@ impl Keeper {
         }
     }
 
-    /// What goes into every `caBundle`; nothing where that is not ours to say.
+    /// The CAs for every `caBundle`; none where another program keeps the `caBundle`.
     fn bundle(&self) -> anyhow::Result<Option<String>> {
         match &self.settings.source {
             Source::Own { .. } => Ok(self.agreed.as_ref().map(Agreed::bundle)),

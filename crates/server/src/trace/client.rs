@@ -1,4 +1,4 @@
-//! HTTP to the collector: hyper with our own TLS. Never reads an answer without an end.
+//! HTTP to the collector: hyper with our own TLS. Answers are read up to a limit.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, RootCertStore};
 
-/// Of a collector's answer no more is read: it says how many spans it refused.
+/// The part of a collector's answer that is read; it says how many spans were refused.
 const LONGEST_ANSWER: usize = 64 << 10;
-/// A further CA to know the collector by, PEM: OpenTelemetry's own variable.
+/// Another CA to verify the collector with, PEM: OpenTelemetry's own variable.
 const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
 
-/// Sends requests; whoever uses it says how long they may take.
+/// Sends requests; the caller sets the time limit.
 pub(super) struct Client(Hyper<HttpsConnector<HttpConnector>, Full<Bytes>>);
 
 impl fmt::Debug for Client {
@@ -28,7 +28,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// For `https` with the CAs of this machine (`SSL_CERT_FILE` names others) and that of the variable.
+    /// For `https`, trusts the CAs of this machine (`SSL_CERT_FILE` names others) and that of the variable.
     pub(super) fn for_url(url: &str) -> Result<Self, String> {
         let roots = if url.starts_with("https:") {
             roots()?

@@ -1,10 +1,10 @@
-//! Which span of which trace, as W3C's `traceparent` writes it. Never believes it: it is a tenant's text.
+//! Identifies a span of a trace, in the format of W3C's `traceparent`. The text is a tenant's and is not trusted.
 
 use std::fmt;
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
-/// A span of a trace, or a trace without one yet.
+/// A span of a trace, or a trace that has no span yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceContext {
     trace: TraceId,
@@ -22,7 +22,7 @@ impl TraceContext {
     }
 
     /// Reads `00-<32 hex digits>-<16 hex digits>-<2 hex digits>`: lower case, neither identifier all zeros, as the
-    /// recommendation has it. Other versions and longer forms are not read. Anything else is no parent at all.
+    /// recommendation requires. Other versions and longer forms are not read. Anything else gives no parent.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text.split('-').take(5).collect();
@@ -51,8 +51,8 @@ impl TraceContext {
         })
     }
 
-    /// The trace of a pod that has no `traceparent`: its uid, so that all who see the pod name the same one. Nothing
-    /// where the uid is no UUID.
+    /// The trace of a pod that has no `traceparent`: its uid, so that all programs that see the pod use the same trace.
+    /// None where the uid is not a UUID.
     #[must_use]
     pub fn of_uid(uid: &str) -> Option<Self> {
         let digits: String = uid.chars().filter(|letter| *letter != '-').collect();
@@ -67,7 +67,7 @@ impl TraceContext {
         })
     }
 
-    /// The parent of what is done for a pod: what its annotation says, else its uid's trace.
+    /// The parent of spans about a pod: the span in its annotation, or else its uid's trace.
     #[must_use]
     pub fn of_pod(annotation: Option<&str>, uid: &str) -> Option<Self> {
         annotation
@@ -75,7 +75,7 @@ impl TraceContext {
             .or_else(|| Self::of_uid(uid))
     }
 
-    /// The same span in another's trace.
+    /// The same span in the trace of `parent`.
     pub(super) fn within(self, parent: Self) -> Self {
         Self {
             trace: parent.trace,
@@ -98,13 +98,13 @@ impl TraceContext {
         )
     }
 
-    /// Whether whoever began the trace wants it kept.
+    /// Whether the program that started the trace wants it kept.
     #[must_use]
     pub fn is_sampled(self) -> bool {
         self.sampled
     }
 
-    /// The trace, in 32 hex digits: what a person types into a search.
+    /// The trace in 32 hex digits: the text that a person types into a search.
     #[must_use]
     pub fn trace_id(self) -> String {
         self.trace.to_string()
@@ -112,7 +112,7 @@ impl TraceContext {
 }
 
 impl fmt::Display for TraceContext {
-    /// As `traceparent`.
+    /// Formats as `traceparent`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flags = u8::from(self.sampled);
         write!(formatter, "00-{}-{}-{flags:02x}", self.trace, self.span)

@@ -1,4 +1,5 @@
-//! The way from the queue to the collector: batches, patience, counts. Never holds more than the queue and one batch.
+//! The task that sends spans from the queue to the collector, in batches, with time limits and counters. Holds at most
+//! the queue and one batch.
 
 use std::time::Duration;
 
@@ -11,28 +12,28 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// How long the collector may take for a batch.
+/// The time that the collector may take for a batch.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the first span of a batch waits for others.
 const LINGER: Duration = Duration::from_secs(1);
-/// Spans of a batch.
+/// The most spans in a batch.
 const BATCH: usize = 512;
-/// How often the log says that spans are lost.
+/// How often the log reports that spans are lost.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
-/// What stands in the queue.
+/// An item of the queue.
 pub(super) enum Item {
     Span(Box<SpanData>),
-    /// Whoever waits is told when all before it has been sent, or lost.
+    /// The sender waits until all spans before this item have been sent or lost.
     Flush(oneshot::Sender<()>),
 }
 
 /// Why a span was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lost {
-    /// Too many waited.
+    /// The queue was full.
     Queue,
-    /// The collector did not take it.
+    /// The collector did not accept it.
     Collector,
 }
 
@@ -52,7 +53,7 @@ impl From<Lost> for Reason {
     }
 }
 
-/// What became of spans. Clones count together.
+/// Counters of sent and lost spans. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Counts {
     sent: Counter,
@@ -63,7 +64,7 @@ impl Default for Counts {
     fn default() -> Self {
         let lost = Family::<Reason, Counter>::default();
         for reason in [Lost::Queue, Lost::Collector] {
-            // A series that is there at 0 has an increase from its first event on.
+            // A series that starts at 0 shows an increase from its first event on.
             drop(lost.get_or_create(&reason.into()));
         }
         Self {
@@ -93,7 +94,7 @@ impl Counts {
     }
 }
 
-/// Sends until nobody is left who could record a span.
+/// Sends until the last sender of the queue is dropped.
 pub(super) async fn deliver(
     mut queue: mpsc::Receiver<Item>,
     exporter: SpanExporter,
@@ -141,7 +142,7 @@ pub(super) async fn deliver(
             }
         }
         if let Some(told) = waits {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             told.send(()).ok();
         }
     }

@@ -1,5 +1,5 @@
-//! A histogram of durations whose buckets each remember the trace of a request that fell into them. OpenMetrics shows
-//! it as an exemplar; the older text has none. Never keeps a trace that is not sent.
+//! A histogram of durations in which each bucket remembers the trace of one of its requests. OpenMetrics shows it as an
+//! exemplar; the older text format has none. Traces that are not sent are not remembered.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 
 use super::{Span, TraceContext};
 
-/// How an exemplar names its trace.
+/// The labels of an exemplar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TraceLabel {
     trace_id: String,
@@ -20,13 +20,13 @@ struct TraceLabel {
 pub struct Seconds(HistogramWithExemplars<TraceLabel>);
 
 impl Seconds {
-    /// With these bounds of buckets, in seconds.
+    /// A histogram with these bucket bounds, in seconds.
     #[must_use]
     pub fn new(bounds: impl IntoIterator<Item = f64>) -> Self {
         Self(HistogramWithExemplars::new(bounds.into_iter()))
     }
 
-    /// Something took so long; the trace that it was a part of, where there is one that is kept.
+    /// Records a duration, with its trace where there is one that is kept.
     pub fn observe(&self, took: Duration, trace: Option<TraceContext>) {
         let kept = trace.filter(|context| context.is_sampled());
         let label = kept.map(|context| TraceLabel {
@@ -36,7 +36,7 @@ impl Seconds {
         self.0.observe(took.as_secs_f64(), label, now);
     }
 
-    /// The same for what a span is about.
+    /// As [`Seconds::observe`], with the trace of a span.
     pub fn observe_span(&self, took: Duration, span: &Span) {
         self.observe(took, span.context());
     }
