@@ -1,4 +1,5 @@
-//! All routes on one page. A handler decodes, asks the scheduler, encodes; no branch in it is about anything but HTTP.
+//! All routes on one page. A handler decodes, calls the scheduler and encodes; it makes no decision that is not about
+//! HTTP.
 
 pub mod assigner;
 mod extender;
@@ -18,7 +19,7 @@ use futures_util::FutureExt;
 
 use crate::{Scheduler, explain, metrics};
 
-/// `/healthz` and `/readyz`: for whoever watches over the process.
+/// `/healthz` and `/readyz`, for the kubelet and for monitoring.
 pub fn health(scheduler: Scheduler) -> Router {
     Router::new()
         .route("/healthz", get(StatusCode::OK))
@@ -26,7 +27,7 @@ pub fn health(scheduler: Scheduler) -> Router {
         .with_state(scheduler)
 }
 
-/// The verbs: for kube-scheduler.
+/// The routes that kube-scheduler calls.
 pub fn verbs(scheduler: Scheduler) -> Router {
     let routes = Router::new()
         .route("/filter", post(extender::filter))
@@ -37,14 +38,14 @@ pub fn verbs(scheduler: Scheduler) -> Router {
     routes.layer(from_fn_with_state(scheduler, own_up))
 }
 
-/// `/metrics` and `/explain`: for people and for Prometheus.
+/// `/metrics` and `/explain`, for people and Prometheus.
 pub fn figures(scheduler: &Scheduler, legacy: bool) -> Router {
     let meters = scheduler.meters().clone();
     let source: Arc<Scheduler> = Arc::new(scheduler.clone());
     metrics::routes(source.clone(), meters, legacy).merge(explain::routes(source))
 }
 
-/// All routes but those of [`health`], with `/webhook` where there is an admission.
+/// All routes but those of [`health`], with `/webhook` if `admission` is given.
 pub fn work(scheduler: &Scheduler, admission: Option<Arc<Admission>>, legacy: bool) -> Router {
     let routes = verbs(scheduler.clone()).merge(figures(scheduler, legacy));
     match admission {
@@ -58,8 +59,8 @@ pub fn routes(scheduler: &Scheduler, admission: Option<Arc<Admission>>, legacy: 
     health(scheduler.clone()).merge(work(scheduler, admission, legacy))
 }
 
-/// Ready once the cluster has been read: a replica that stands by is ready, too, and says so. With `?answers` only the
-/// one that answers is.
+/// Ready once the cluster has been read. A replica that stands by is also ready, and says so. With `?answers` only the
+/// replica that answers is ready.
 async fn ready(State(scheduler): State<Scheduler>, request: Request) -> (StatusCode, String) {
     let answers = scheduler.answers();
     let unready = match (&answers, request.uri().query()) {
@@ -80,7 +81,7 @@ async fn ready(State(scheduler): State<Scheduler>, request: Request) -> (StatusC
     }
 }
 
-/// A defect of ours is answered for, and the ledger, which it may have left half changed, is made anew.
+/// After a panic in our code: answers with an error, and has the ledger rebuilt, because it may be half changed.
 async fn own_up(State(scheduler): State<Scheduler>, request: Request, next: Next) -> Response {
     match AssertUnwindSafe(next.run(request)).catch_unwind().await {
         Ok(response) => response,

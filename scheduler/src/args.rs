@@ -1,4 +1,4 @@
-//! The flags of `vgpu-scheduler`: the reference's names where it has one, and what each means here. Never acts on them.
+//! The flags of `vgpu-scheduler`, with HAMi's names where HAMi has the flag. Nothing here acts on them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,8 +14,8 @@ use crate::{ClaimSettings, parse};
 /// Chooses the GPU and the node of every pod that asks for devices, next to a stock kube-scheduler that calls it.
 ///
 /// Serves /filter, /bind, /prioritize and /preempt for kube-scheduler, /webhook for the API server, /explain and
-/// /metrics for people, /healthz and /readyz. With --embedded it is its own cluster, and serves the Kubernetes API of
-/// it on the same address. docs/configuration.md explains every flag.
+/// /metrics for people, and /healthz and /readyz. With --embedded the program contains a cluster, and serves that
+/// cluster's Kubernetes API on the same address. docs/configuration.md explains every flag.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "vgpu-scheduler",
@@ -25,7 +25,7 @@ use crate::{ClaimSettings, parse};
     disable_help_subcommand = true
 )]
 pub struct Args {
-    /// What to be besides the scheduler of a cluster.
+    /// Run another of the program's parts instead of a cluster's scheduler.
     #[command(subcommand)]
     pub command: Option<Command>,
 
@@ -89,17 +89,17 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "embedded")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Run on a cluster in this process, made of this file: {"nodes":[…],"pods":[…],"resourceQuotas":[…]}. The file
-    /// is read once and never written.
+    /// Run on a cluster inside this process, built from this file: {"nodes":[…],"pods":[…],"resourceQuotas":[…]}. The
+    /// file is read once and never written.
     #[arg(long, value_name = "STATE.json")]
     pub embedded: Option<PathBuf>,
 
-    /// With --embedded: pods made or changed over the API go through admission, as they do where the webhook is
-    /// installed.
+    /// With --embedded: pods that are created or changed over the API go through admission, as in a cluster with the
+    /// webhook.
     #[arg(long, requires = "embedded")]
     pub admit: bool,
 
-    /// With --embedded: ask for this bearer token. Needed where --http_bind is not a loopback address.
+    /// With --embedded: require this bearer token. Needed where --http_bind is not a loopback address.
     #[arg(
         long,
         env = "VGPU_TOKEN",
@@ -109,24 +109,25 @@ pub struct Args {
     )]
     pub token: Option<String>,
 
-    /// The scheduler that pods name, and that events come from. Empty: pods keep the one that they name.
+    /// The scheduler name of pods to place, and the source of events. Empty: pods keep the name that they have.
     #[arg(long, value_name = "NAME", default_value = "hami-scheduler")]
     pub scheduler_name: String,
 
-    /// Which node is taken where a pod says nothing: binpack (the fullest) or spread (the emptiest).
+    /// The node policy of pods that name none: binpack (the fullest node) or spread (the emptiest).
     #[arg(long, value_name = "POLICY", default_value = "binpack")]
     pub node_scheduler_policy: String,
 
-    /// Which GPU is taken where a pod says nothing: spread, binpack, mutex, topology-aware, or a list such as
+    /// The device policy of pods that name none: spread, binpack, mutex, topology-aware, or a list such as
     /// binpack,numa.
     #[arg(long, value_name = "POLICY", default_value = "spread")]
     pub gpu_scheduler_policy: String,
 
-    /// Only nodes with these labels take pods that ask for devices: gpu=on, several separated by commas.
+    /// Place pods that ask for devices only on nodes with these labels: gpu=on, several separated by commas.
     #[arg(long, value_name = "LABELS", default_value = "")]
     pub node_label_selector: String,
 
-    /// Names and units of resources, as HAMi's device-config.yaml; by default HAMi's own.
+    /// A file with the names and units of resources, in the format of HAMi's device-config.yaml; by default HAMi's own
+    /// values.
     #[arg(
         long = "device-config-file",
         alias = "device-config",
@@ -134,45 +135,46 @@ pub struct Args {
     )]
     pub device_config_file: Option<PathBuf>,
 
-    /// Look at Huawei Ascend devices. By default only with --embedded.
+    /// Place Huawei Ascend devices. By default only with --embedded.
     #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub enable_ascend: Option<bool>,
 
-    /// Serve hcs.io/v1alpha1, whose definitions the cluster has to have: ComputeNodes of silent agents become NotReady,
-    /// and devices that other vendors' plugins register get ComputeNodes.
+    /// Serve hcs.io/v1alpha1, whose definitions the cluster must have: sets the ComputeNodes of silent agents to
+    /// NotReady, and creates ComputeNodes for devices that other vendors' plugins register.
     #[arg(long, env = "VGPU_HCS", value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_missing_value = "true", default_value_t = false, require_equals = true)]
     pub hcs: bool,
 
-    /// Look at Iluvatar devices. By default only with --embedded.
+    /// Place Iluvatar devices. By default only with --embedded.
     #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub enable_iluvatar: Option<bool>,
 
-    /// Whether admission takes pods of default-scheduler that ask for devices.
+    /// Whether admission gives pods of default-scheduler that ask for devices this scheduler's name.
     #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
     pub force_overwrite_default_scheduler: bool,
 
-    /// Who may write what only the scheduler and the agents write, for admission: system:serviceaccount:NS:NAME.
+    /// A user that may write what only the scheduler and the agents write, for admission:
+    /// system:serviceaccount:NS:NAME.
     #[arg(long = "own-account", value_name = "USER")]
     pub own_accounts: Vec<String>,
 
-    /// Answer only while the neighbouring kube-scheduler holds its Lease. By default where a Lease is named.
+    /// Answer only while the kube-scheduler on the same host holds its Lease. By default on where a Lease is named.
     #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub leader_elect: Option<bool>,
 
-    /// Name of that Lease; by default the scheduler's name.
+    /// The name of that Lease; by default the scheduler's name.
     #[arg(long, value_name = "NAME")]
     pub leader_elect_resource_name: Option<String>,
 
-    /// Namespace of that Lease; by default this pod's own, else kube-system.
+    /// The namespace of that Lease; by default this pod's own, else kube-system.
     #[arg(long, value_name = "NAMESPACE")]
     pub leader_elect_resource_namespace: Option<String>,
 
-    /// The host name with which the neighbour's identity begins; by default this host's.
+    /// The host name with which that kube-scheduler's identity begins; by default this host's.
     #[arg(
         long = "leader-elect-identity",
         env = "HOSTNAME",
@@ -181,8 +183,8 @@ pub struct Args {
     )]
     pub host: Option<String>,
 
-    /// Write what a pod got to its annotations at its filter, and not only with its binding. For those who read them
-    /// then; --embedded does so.
+    /// Write a pod's devices to its annotations at the filter, and not only with its binding, for programs that read
+    /// them before. --embedded implies it.
     #[arg(long)]
     pub write_at_filter: bool,
 
@@ -191,11 +193,12 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = parse::duration)]
     pub reservation_timeout: Duration,
 
-    /// Calls of the API server a second; 0 for no limit, which is right: a limit here is a limit on pods a second.
+    /// The most calls of the API server a second; 0, the recommended value, sets no limit. A limit here also limits how
+    /// many pods are bound a second.
     #[arg(long, value_name = "N", default_value_t = 0.0)]
     pub kube_qps: f64,
 
-    /// Calls of the API server at once, where --kube-qps limits them.
+    /// The most calls of the API server in a burst, where --kube-qps limits them.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub kube_burst: u32,
 
@@ -203,18 +206,19 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = parse::duration)]
     pub kube_timeout: Duration,
 
-    /// Serve HAMi's older metric names beside the present ones.
+    /// Serve HAMi's older metric names beside the current ones.
     #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub legacy_metrics: bool,
 
-    /// Be the device assigner, too: whole GPUs for pods that ask by label. It shares the ledger, so that no GPU is given
-    /// twice. Serves /finalize and /devices here as well.
+    /// Run the device assigner, too, which hands out whole GPUs to pods that ask by label. It shares the ledger, so
+    /// that no GPU is given twice. Also serves /finalize and /devices on this address.
     #[arg(long)]
     pub assigner: bool,
 
-    /// Where reservations of GPUs by label are, as Leases: what another process, the assigner, has reserved is not given.
-    /// Holds the Lease of a GPU while a pod is bound to it. With --assigner by default gpu-claims; without, none count.
+    /// The namespace of the Leases that hold claims, which are reservations of GPUs by label. GPUs that another
+    /// process, the assigner, has claimed are not given to other pods, and the scheduler holds the Lease of a GPU while
+    /// it binds a pod to it. By default gpu-claims with --assigner; without it, claims do not count.
     #[arg(long, value_name = "NAMESPACE")]
     pub claims_namespace: Option<String>,
 
@@ -231,15 +235,15 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = parse::address)]
     pub assigner_ui_bind: SocketAddr,
 
-    /// With --assigner: how the node of a pod is settled.
+    /// With --assigner: how a pod is tied to its node.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Pin::Affinity)]
     pub assigner_pin: Pin,
 
-    /// Where traces go.
+    /// Where to send traces.
     #[command(flatten)]
     pub traces: TraceArgs,
 
-    /// What to log: error, warn, info, debug, or directives such as warn,scheduler=debug.
+    /// What to log: error, warn, info or debug, or directives such as warn,scheduler=debug.
     #[arg(
         long,
         env = "VGPU_SCHEDULER_LOG",
@@ -248,7 +252,7 @@ pub struct Args {
     )]
     pub log: String,
 
-    /// How a log line looks.
+    /// The format of log lines.
     #[arg(
         long,
         env = "VGPU_SCHEDULER_LOG_FORMAT",
@@ -261,11 +265,11 @@ pub struct Args {
     #[arg(long)]
     pub debug: bool,
 
-    /// HAMi's verbosity: 5 and more logs as --log=debug.
+    /// HAMi's verbosity: 5 and above logs as --log=debug.
     #[arg(short = 'v', long = "v", value_name = "N", default_value_t = 0)]
     pub verbosity: u8,
 
-    /// Accepted for HAMi's charts; there is no profile to serve.
+    /// Accepted for HAMi's charts; does nothing, because there is no profile to serve.
     #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub profiling: bool,
@@ -279,7 +283,7 @@ pub struct Args {
     pub node_lock_retry_timeout: Option<Duration>,
 }
 
-/// What the program can be besides the scheduler of a cluster.
+/// The program's other parts.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Try, replay and explain scheduling without a cluster.
@@ -289,7 +293,7 @@ pub enum Command {
 }
 
 impl Args {
-    /// The directives of the log.
+    /// The log directives.
     pub fn log_filter(&self) -> &str {
         if self.debug || self.verbosity >= 5 {
             "debug,hyper=info,hyper_util=info,tower=info,rustls=info,kube=info,kube_client=info,h2=info"
@@ -298,14 +302,14 @@ impl Args {
         }
     }
 
-    /// Whether only the replica beside the Lease's holder answers.
+    /// Whether only the replica on the Lease holder's host answers.
     pub fn follows_lease(&self) -> bool {
         self.leader_elect
             .unwrap_or(self.leader_elect_resource_name.is_some())
             && self.embedded.is_none()
     }
 
-    /// Where reservations of GPUs by label are, where they count.
+    /// The settings of claims; none where they do not count.
     pub fn claims(&self) -> Option<ClaimSettings> {
         let standard = self.assigner.then(|| ClaimSettings::default().namespace);
         let namespace = self.claims_namespace.clone().or(standard)?;
@@ -315,7 +319,7 @@ impl Args {
         })
     }
 
-    /// What was given that does nothing here, and why.
+    /// The given flags that do nothing here, with the reason.
     pub fn without_effect(&self) -> Vec<&'static str> {
         let mut said = Vec::new();
         if self.profiling {

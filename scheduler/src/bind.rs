@@ -1,6 +1,6 @@
-//! `/bind`: what a pod got is written with its binding, in one call, so that there is no half state. Also what is
-//! written at filter time where somebody reads it then. Never chooses a node or a card but for a pod that comes
-//! without a reservation.
+//! `/bind`: a pod's devices are written together with its binding, in one call, so that there is no half-written state.
+//! Also writes them at filter time where a program reads them then. The node and devices were chosen by the filter;
+//! only a pod without a reservation is fitted here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,22 +22,22 @@ use crate::leases::guards::{GIVE_UP_AFTER, Guard, Guarded, Known, NotGuarded};
 use crate::ledger::{Begun, identity, uid_of};
 use crate::{DEFAULT_NAMESPACE, Scheduler};
 
-/// Who writes, to the API server.
+/// The field manager of our writes.
 const FIELD_MANAGER: &str = "vgpu-scheduler";
 
-/// The vendor whose GPUs are given by label, too.
+/// The vendor whose GPUs can also be requested by label.
 const NVIDIA: &str = "NVIDIA";
 
-/// Whether it is known what became of a binding.
+/// Whether the outcome of a binding is known.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     /// It happened, or never will.
     Settled,
-    /// It may have happened, or may yet.
+    /// It may have happened, or may yet happen.
     InDoubt,
 }
 
-/// What became of a call that writes.
+/// The outcome of a call that writes.
 enum Sent {
     Done,
     /// It did not happen, and will not.
@@ -45,24 +45,24 @@ enum Sent {
         code: u16,
         text: String,
     },
-    /// It may have happened, or may yet.
+    /// It may have happened, or may yet happen.
     Unknown(String),
 }
 
 impl Scheduler {
-    /// Binds the pod to the node with what it holds there; a pod without a reservation is fitted there first. Goes on
-    /// to its end when the caller does not wait for it.
+    /// Binds the pod to the node with its devices there; a pod without a reservation is fitted first. The binding
+    /// continues to its end even if the caller stops waiting.
     ///
     /// # Errors
     ///
-    /// Why it is not bound, in a sentence for the pod's events.
+    /// Why the pod is not bound, in a sentence for its events.
     pub async fn bind(&self, mut args: ExtenderBindingArgs) -> Result<(), String> {
         if args.pod_namespace.is_empty() {
             args.pod_namespace = DEFAULT_NAMESPACE.to_owned();
         }
         let scheduler = self.clone();
         let about = args.clone();
-        // A caller that gives up does not leave a binding half judged.
+        // In a task of its own, so that a caller that gives up does not leave a half-finished binding.
         let task = tokio::spawn(async move { scheduler.bind_to_its_end(&args).await });
         let result = match task.await {
             Ok(result) => result,
@@ -102,7 +102,7 @@ impl Scheduler {
                 let uid = uid_of(&pod);
                 self.bind_guarded(args, &uid, &pod, &placement).await
             }
-            // It asks for no devices.
+            // The pod asks for no devices.
             Begun::NotReserved => self.bind_plainly(args).await,
             Begun::Done => Ok(()),
             Begun::OverQuota(why) => Err(why),
@@ -172,7 +172,7 @@ impl Scheduler {
     }
 
     async fn bind_plainly(&self, args: &ExtenderBindingArgs) -> Result<(), String> {
-        // The API server binds a pod to any name. A node outside the selector is one all the same.
+        // The API server binds a pod to a node that does not exist. A node outside the selector does exist.
         if !self.with_ledger(|ledger| ledger.knows_node(&args.node)) {
             let nodes: Api<Node> = Api::all(self.0.client.clone());
             let call = nodes.get_opt(&args.node);
@@ -292,7 +292,7 @@ impl Scheduler {
         }
     }
 
-    /// A binding that is refused by a conflict has perhaps happened by an earlier call whose answer was lost.
+    /// After a conflict, checks whether an earlier call, whose answer was lost, bound the pod.
     async fn after_conflict(
         &self,
         args: &ExtenderBindingArgs,
@@ -302,7 +302,7 @@ impl Scheduler {
     ) -> (Result<(), String>, Outcome) {
         let pod = match self.read_pod(args).await {
             Ok(Some(pod)) if *uid_of(&pod) == *uid => pod,
-            // Another pod of that name, or none: this one is gone.
+            // Another pod has the name, or none: this pod is gone.
             Ok(_) => {
                 self.change(|ledger, _| ledger.bind_refused(uid));
                 return (Err(text), Outcome::Settled);
@@ -357,7 +357,7 @@ impl Scheduler {
         })
     }
 
-    /// What is written with the binding: HAMi's device plugin finds its pod by the phase and the time.
+    /// The fields written with the binding: HAMi's device plugin finds its pod by the phase and the time.
     fn written_at_bind(&self, pod: &Pod, placement: &Placement) -> Written {
         let mut written = self.written(pod, placement);
         let time = Timestamp::now().as_second().to_string();
@@ -382,11 +382,11 @@ impl Scheduler {
         judge(tokio::time::timeout(patience, call).await)
     }
 
-    /// Writes what the pod got to its annotations and labels before it is bound.
+    /// Writes a pod's devices to its annotations and labels before it is bound.
     ///
     /// # Errors
     ///
-    /// Why it may not be written.
+    /// Why they may not be written.
     pub(crate) async fn write_at_filter(
         &self,
         pod: &Arc<Pod>,
@@ -404,7 +404,7 @@ impl Scheduler {
             "labels": written.labels,
         });
         if let (Some(uid), Some(metadata)) = (&pod.metadata.uid, metadata.as_object_mut()) {
-            // Not another pod of that name.
+            // The uid makes sure that no other pod of the same name is changed.
             metadata.insert("uid".into(), uid.as_str().into());
         }
         let patch = json!({ "metadata": metadata });
@@ -413,7 +413,7 @@ impl Scheduler {
             ..PatchParams::default()
         };
         let patience = self.0.settings.kube_timeout;
-        // To its end, also when the caller gives up.
+        // In a task, so that the write finishes even if the caller gives up.
         let call = tokio::spawn(async move {
             let patch = Patch::Merge(patch);
             let call = pods.patch(&name, &params, &patch);
@@ -444,7 +444,7 @@ impl Known for Scheduler {
 fn judge<T>(result: Result<kube::Result<T>, tokio::time::error::Elapsed>) -> Sent {
     match result {
         Ok(Ok(_)) => Sent::Done,
-        // What the server itself refuses has not happened. Of its own trouble it cannot know that.
+        // A write that the server refuses has not happened. After an internal error of the server it may have.
         Ok(Err(kube::Error::Api(status)))
             if (400..500).contains(&status.code) && status.code != 408 =>
         {
@@ -453,7 +453,7 @@ fn judge<T>(result: Result<kube::Result<T>, tokio::time::error::Elapsed>) -> Sen
                 text: status.message.clone(),
             }
         }
-        // The server's answer, that of a write that happened, is in words that we do not read.
+        // The write happened, and the server's answer has a form that is not needed here.
         Ok(Err(kube::Error::SerdeError(_))) => Sent::Done,
         Ok(Err(error)) => Sent::Unknown(error.to_string()),
         Err(elapsed) => Sent::Unknown(format!("no answer from the API server: {elapsed}")),
@@ -467,7 +467,7 @@ fn binding(args: &ExtenderBindingArgs, uid: &str, written: &Written) -> Value {
         "metadata": {
             "name": args.pod_name,
             "namespace": args.pod_namespace,
-            // Not another pod of that name; null where nobody said which.
+            // The uid makes sure that no other pod of that name is bound; null where the caller sent none.
             "uid": Some(uid).filter(|uid| !uid.is_empty()),
             "annotations": written.annotations,
             "labels": written.labels,
@@ -476,7 +476,7 @@ fn binding(args: &ExtenderBindingArgs, uid: &str, written: &Written) -> Value {
     })
 }
 
-/// Whether the pod has what was to be written, but for times.
+/// Whether the pod has everything that was to be written, apart from times.
 fn carries(pod: &Pod, written: &Written) -> bool {
     let empty = std::collections::BTreeMap::new();
     let annotations = pod.metadata.annotations.as_ref().unwrap_or(&empty);

@@ -140,11 +140,11 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
     answer.asks = asked(&request);
     if !request.asks_for_devices() {
         return match nobody_has {
-            outside::NobodyHas::Resource(name) if pod.spec.node_name.is_empty() => answer.with(
+            outside::NowhereFound::Resource(name) if pod.spec.node_name.is_empty() => answer.with(
                 Verdict::DoesNotFit,
                 format!("does not fit: no node has {name}"),
             ),
-            outside::NobodyHas::Count(name) => answer.with(
+            outside::NowhereFound::Count(name) => answer.with(
                 Verdict::Missed,
                 format!("says how much of a device it wants, and not how many ({name})"),
             ),

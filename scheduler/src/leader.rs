@@ -1,20 +1,20 @@
-//! Whether this replica answers. The kube-scheduler beside it is elected by a Lease; whoever stands beside the one that
-//! holds it answers, the others say that they do not. Never takes part in an election, and never writes a Lease.
+//! Whether this replica answers. The kube-schedulers elect a leader by a Lease. The replica on the leader's host
+//! answers; the others say that they do not. This module only reads the Lease and takes no part in the election.
 //!
-//! What answers when:
+//! When the replica answers:
 //!
 //! | the Lease | answer |
 //! |---|---|
 //! | not read yet | no |
-//! | does not exist, or names nobody | no |
+//! | does not exist, or has no holder | no |
 //! | names another host | no |
 //! | names this host, and was seen to change within its duration | yes |
 //! | names this host, and was just read for the first time | yes where its `renewTime` is within its duration of this machine's clock, else after the next renewal |
 //! | names this host, and has not changed for its duration | no |
 //! | cannot be read (API server away) | as at the last read, until its duration has passed: no |
 //!
-//! After the first read only the machine's monotonic clock counts, from the moment at which the Lease was seen to change,
-//! as in client-go: a clock that is set forward or back, or that differs from the holder's, changes nothing.
+//! After the first read only the machine's monotonic clock counts, from the moment at which the Lease was seen to
+//! change, as in client-go. So it does not matter if a clock is set, or differs from the holder's.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,33 +28,33 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-/// How often the Lease is read; kube-scheduler renews it as often.
+/// How often the Lease is read; kube-scheduler renews it at the same interval.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// The least time between two reads, however often somebody asks.
+/// The least time between two reads, however often callers ask.
 const LEAST: Duration = Duration::from_millis(100);
 
-/// How long a read may take.
+/// The time limit of a read.
 const CALL: Duration = Duration::from_secs(5);
 
-/// What a Lease without a duration is read as; kube-scheduler's own default.
+/// The duration of a Lease that names none; kube-scheduler's own default.
 const DURATION: Duration = Duration::from_secs(15);
 
-/// Which Lease is followed, and who we are.
+/// The Lease to follow, and this replica's host.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Namespace of the Lease: `kube-system` for kube-scheduler's default.
+    /// The namespace of the Lease: `kube-system` for kube-scheduler's default.
     pub namespace: String,
     /// Its name: `kube-scheduler`, or the scheduler's own name as the chart sets it.
     pub name: String,
-    /// The host name that we share with the neighbour: its identity is this, `_` and a uuid.
+    /// The host name that this replica shares with its kube-scheduler, whose identity is this, `_` and a uuid.
     pub host: String,
     /// The machine's clock.
     pub now: fn() -> Timestamp,
 }
 
 impl Settings {
-    /// This Lease, for this host, by the machine's clock.
+    /// The settings for this Lease and host, with the machine's clock.
     pub fn new(namespace: &str, name: &str, host: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -73,10 +73,10 @@ pub enum NotLeader {
     Unknown {
         /// Namespace and name.
         lease: String,
-        /// What stood in the way; empty where nothing has.
+        /// Why not; empty where no read has failed.
         problem: String,
     },
-    /// There is none.
+    /// The Lease does not exist.
     #[error(
         "there is no lease {lease}: no kube-scheduler with leader election runs, or it has another name (--leader-elect-resource-name)"
     )]
@@ -84,9 +84,9 @@ pub enum NotLeader {
         /// Namespace and name.
         lease: String,
     },
-    /// It names nobody.
-    #[error("nobody holds the lease {lease}")]
-    Nobody {
+    /// The Lease has no holder.
+    #[error("the lease {lease} has no holder")]
+    NoHolder {
         /// Namespace and name.
         lease: String,
     },
@@ -95,21 +95,21 @@ pub enum NotLeader {
     Other {
         /// Namespace and name.
         lease: String,
-        /// Who holds it.
+        /// The holder's identity.
         holder: String,
-        /// Who we are.
+        /// This replica's host.
         host: String,
     },
-    /// Ours holds it and does not renew it, or we cannot see that it does.
+    /// This host's kube-scheduler holds it and does not renew it, or the Lease cannot be read.
     #[error("{holder} holds the lease {lease} and was not seen to renew it for {seconds} s{}", because(.problem))]
     Expired {
         /// Namespace and name.
         lease: String,
-        /// Who holds it.
+        /// The holder's identity.
         holder: String,
-        /// How long it may stay without renewal.
+        /// How long it may go without a renewal.
         seconds: u64,
-        /// What stands in the way of reading it; empty where nothing does.
+        /// Why it cannot be read; empty where it can.
         problem: String,
     },
 }
@@ -122,7 +122,7 @@ fn because(problem: &str) -> String {
     }
 }
 
-/// Whether this replica answers. A clone asks the same.
+/// Says whether this replica answers. Clones share one state.
 #[derive(Clone)]
 pub struct Leadership(Option<Arc<Handle>>);
 
@@ -146,7 +146,7 @@ impl Drop for Handle {
 struct LeadershipState {
     settings: Settings,
     view: Mutex<View>,
-    /// Whether the last look said yes; those who wait for a change wait here.
+    /// Whether the last read said yes. Callers that wait for a change wait on this.
     answers: watch::Sender<bool>,
     asked: Notify,
     looked: Notify,
@@ -154,7 +154,7 @@ struct LeadershipState {
 }
 
 impl Leadership {
-    /// There is only this replica.
+    /// For a single replica, which always answers.
     pub fn always() -> Self {
         Self(None)
     }
@@ -177,7 +177,7 @@ impl Leadership {
     ///
     /// # Errors
     ///
-    /// Why it does not.
+    /// The reason why it does not.
     pub fn answers(&self) -> Result<(), NotLeader> {
         match &self.0 {
             None => Ok(()),
@@ -185,12 +185,12 @@ impl Leadership {
         }
     }
 
-    /// The same, but a no is looked at again for so long: the Lease is read at once, so that the first question after a
-    /// takeover does not fail because the last look was a second ago.
+    /// As [`Leadership::answers`], but reads the Lease again while the answer is no, up to `patience`. So the first
+    /// question after a takeover does not fail because the last read was a second ago.
     ///
     /// # Errors
     ///
-    /// Why this replica does not answer even then.
+    /// The reason why this replica does not answer even then.
     pub async fn wait(&self, patience: Duration) -> Result<(), NotLeader> {
         let Some(handle) = &self.0 else { return Ok(()) };
         let shared = &handle.shared;
@@ -208,21 +208,20 @@ impl Leadership {
         }
     }
 
-    /// Ends when the answer is another one than when it was called. Never ends where there is only this replica.
+    /// Returns when the answer differs from the one at the call. Never returns for a single replica.
     pub async fn changed(&self) {
         let Some(handle) = &self.0 else {
             return std::future::pending().await;
         };
         let mut answers = handle.shared.answers.subscribe();
         let before = *answers.borrow_and_update();
-        // The sender lives as long as the handle, which we hold.
+        // Cannot fail: the sender lives as long as the handle, which is held here.
         if answers.wait_for(|now| *now != before).await.is_err() {
             std::future::pending().await
         }
     }
 
-    /// How many times this replica has begun to answer: whoever keeps a view of the cluster reads it anew when this has
-    /// grown.
+    /// How many times this replica has begun to answer. When this has grown, a view of the cluster must be read again.
     pub fn terms(&self) -> u64 {
         match &self.0 {
             None => 1,
@@ -271,7 +270,7 @@ async fn follow(client: kube::Client, shared: Arc<LeadershipState>) {
             *before = yes;
             match &answer {
                 Ok(()) => {
-                    // Relaxed: the counter guards no other memory.
+                    // Relaxed: the counter orders no other memory.
                     shared.terms.fetch_add(1, Ordering::Relaxed);
                     tracing::info!(lease = %shared.lease(), "this replica answers");
                 }
@@ -288,7 +287,7 @@ async fn follow(client: kube::Client, shared: Arc<LeadershipState>) {
     }
 }
 
-/// What a Lease says.
+/// The fields of a Lease that count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Record {
     holder: String,
@@ -311,7 +310,7 @@ impl Record {
     }
 }
 
-/// The Lease as it was last read, and since when it has been so.
+/// The last read of the Lease.
 #[derive(Debug, Default)]
 struct View {
     seen: Option<LeaseReading>,
@@ -321,9 +320,9 @@ struct View {
 
 #[derive(Debug)]
 struct LeaseReading {
-    /// None: there is no such Lease.
+    /// None: the Lease does not exist.
     record: Option<Record>,
-    /// When it was seen to become so; none where it was so at the first read, and old by its own word.
+    /// When it was seen to change to this; none if it was so at the first read, and expired by its own time.
     since: Option<Instant>,
 }
 
@@ -352,7 +351,7 @@ impl View {
         };
         let holder = record.holder.clone();
         if holder.is_empty() {
-            return Err(NotLeader::Nobody { lease });
+            return Err(NotLeader::NoHolder { lease });
         }
         let ours = holder
             .strip_prefix(host)
@@ -381,7 +380,7 @@ impl View {
 }
 
 impl Record {
-    /// Whether it was renewed just now by the machine's clock.
+    /// Whether its renewal is recent by the machine's clock.
     fn is_fresh(&self, clock: Timestamp) -> bool {
         self.renewed.is_some_and(|renewed| {
             let age = clock.duration_since(renewed).unsigned_abs();

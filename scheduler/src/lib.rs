@@ -1,8 +1,9 @@
-//! The scheduler: the cluster's view, the ledger of reservations, and the HTTP API that kube-scheduler calls. Never
-//! computes a fit itself (`placement` does), never touches a node.
+//! The scheduler: the view of the cluster, the ledger of reservations, and the HTTP API that kube-scheduler calls. Fits
+//! are computed by `placement`; nodes are never changed.
 //!
-//! kube-scheduler asks `/filter` for a pod; the [`ledger`] chooses a node and holds it for the pod; `/bind` writes what
-//! the pod got together with its binding. [`view`] keeps the ledger up with the API server. No node is ever locked.
+//! kube-scheduler calls `/filter` for a pod; the [`ledger`] chooses a node and reserves devices on it for the pod;
+//! `/bind` writes the devices together with the binding. [`view`] keeps the ledger up to date with the API server. No
+//! node is ever locked.
 
 #![forbid(unsafe_code)]
 
@@ -57,41 +58,41 @@ use tokio::sync::{Notify, watch};
 use view::Progress;
 use wake::Waker;
 
-/// Where a pod is that does not say where.
+/// The namespace of a pod that names none.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// How a scheduler behaves.
+/// The settings of a scheduler.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The scheduler that pods name; empty for any.
+    /// The scheduler name of pods to place; empty for any.
     pub scheduler_name: String,
-    /// What holds where a pod says nothing.
+    /// The policies of pods that name none.
     pub defaults: Defaults,
     /// Only nodes with these labels have devices (`gpu=on`); empty for all.
     pub node_selector: String,
-    /// Whether what a pod got is written at its filter, too, and not only with its binding.
+    /// Whether a pod's devices are written at the filter, too, and not only with the binding.
     pub write_at_filter: bool,
     /// How long a call of the API server may take.
     pub kube_timeout: Duration,
-    /// Where spans go.
+    /// Where spans are sent.
     pub traces: Traces,
-    /// How long a reservation stands that nobody binds.
+    /// How long a reservation lasts without a binding.
     pub reservation_timeout: Duration,
-    /// How long a question waits for the first sight of the cluster.
+    /// How long a question waits until the cluster has been read.
     pub patience: Duration,
-    /// Where reservations of GPUs by label are; none where they do not count.
+    /// Where claims are kept; none where they do not count.
     pub claims: Option<ClaimSettings>,
     /// Whether this process writes the statuses of ComputeQuotas and runs ComputeTasks, where it reads hcs.io at all.
     pub keeps_hcs: bool,
 }
 
-/// Where reservations of GPUs by label are, and how their times are judged.
+/// Where claims are kept, and how their times are judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimSettings {
-    /// Namespace of the Leases.
+    /// The namespace of the Leases.
     pub namespace: String,
-    /// How far the clocks of those who write Leases may differ from this machine's. Counts only for Leases that are
-    /// older than this process: of all others it knows itself when they changed.
+    /// How far the clocks of programs that write Leases may differ from this machine's. Counts only for Leases that are
+    /// older than this process; of all others the process has seen the changes itself.
     pub clock_skew: Duration,
 }
 
@@ -112,7 +113,7 @@ impl ClaimSettings {
 }
 
 impl Settings {
-    /// A ledger that knows nothing yet.
+    /// An empty ledger.
     fn ledger(&self, vendors: &Arc<Vendors>) -> Ledger {
         let ledger = Ledger::new(Arc::clone(vendors), self.reservation_timeout);
         match self.claims {
@@ -139,19 +140,19 @@ impl Default for Settings {
     }
 }
 
-/// Those whom the scheduler tells and asks.
+/// The scheduler's connections to other parts.
 #[derive(Debug, Clone)]
 pub struct Company {
-    /// Who writes events.
+    /// Emits events.
     pub events: Events,
-    /// Who makes kube-scheduler look again at pods that wait.
+    /// Makes kube-scheduler try pending pods again.
     pub waker: Waker,
-    /// Who says whether this replica answers.
+    /// Says whether this replica answers.
     pub leadership: Leadership,
 }
 
 impl Company {
-    /// Nobody is told, and there is only this replica.
+    /// No events and no waking, and this is the only replica.
     pub fn none() -> Self {
         Self {
             events: Events::silent(),
@@ -161,7 +162,7 @@ impl Company {
     }
 }
 
-/// One replica of the scheduler. A clone is the same one.
+/// One replica of the scheduler. Clones share it.
 #[derive(Clone)]
 pub struct Scheduler(Arc<Inner>);
 
@@ -175,7 +176,7 @@ struct Inner {
     settings: Settings,
     vendors: Arc<Vendors>,
     ledger: Mutex<Ledger>,
-    /// How far the view has come.
+    /// How much of the cluster has been read.
     progress: watch::Sender<Progress>,
     client: kube::Client,
     events: Events,
@@ -192,7 +193,7 @@ struct Inner {
     broke: Notify,
     began: Instant,
     embedded: Option<embedded::Embedded>,
-    /// Asked whether a pod has passed the webhook, where an API server may pass it by.
+    /// Checks whether a pod has passed the webhook, for API servers that may skip it.
     admission: OnceLock<Arc<Admission>>,
 }
 
@@ -202,13 +203,14 @@ pub enum NoAnswer {
     /// Another replica answers.
     #[error("another replica answers: {0}")]
     NotLeader(#[from] NotLeader),
-    /// The cluster has not been seen yet.
+    /// The cluster has not been read yet.
     #[error("the nodes and pods have not been read from the API server yet: {0}; try again")]
     NotSynced(String),
 }
 
 impl Scheduler {
-    /// A scheduler that speaks to the cluster through `client`. It sees nothing until [`Scheduler::follow`] runs.
+    /// A scheduler that calls the API server through `client`. It knows nothing of the cluster until
+    /// [`Scheduler::follow`] runs.
     pub fn new(
         client: kube::Client,
         vendors: Arc<Vendors>,
@@ -256,13 +258,13 @@ impl Scheduler {
         &self.0.vendors
     }
 
-    /// From here on a pod that asks for devices and has not passed this admission fits nowhere. For API servers before
-    /// Kubernetes 1.28: their webhook configuration has to be of the kind that is passed by when nobody answers.
+    /// After this call a pod that asks for devices and has not passed this admission fits nowhere. For API servers
+    /// before Kubernetes 1.28: they skip a webhook that does not answer.
     pub fn refuse_unadmitted(&self, admission: Arc<Admission>) {
         drop(self.0.admission.set(admission));
     }
 
-    /// Looks at the ledger. Nothing else is answered meanwhile.
+    /// Runs `look` on the ledger. Other calls wait meanwhile.
     pub fn with_ledger<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
         look(&self.0.ledger.lock())
     }
@@ -272,21 +274,21 @@ impl Scheduler {
         self.0.progress.borrow().is_synced()
     }
 
-    /// What has not been read from the API server yet.
+    /// The kinds of objects that have not been read from the API server yet.
     fn missing(&self) -> String {
         self.0.progress.borrow().missing()
     }
 
-    /// What requests and reservations are counted into.
+    /// The counters of requests and reservations.
     pub fn meters(&self) -> &Meters {
         &self.0.meters
     }
 
-    /// Whether this replica answers, and why not. It stands by while another one does.
+    /// Whether this replica answers. It stands by while another replica does.
     ///
     /// # Errors
     ///
-    /// Why it does not.
+    /// The reason why it does not.
     pub fn answers(&self) -> Result<(), NoAnswer> {
         self.0.leadership.answers()?;
         if self.is_fresh() {
@@ -300,14 +302,14 @@ impl Scheduler {
         self.0.progress.borrow().is_of(self.0.leadership.terms())
     }
 
-    /// Waits until it may be answered, for as long as the settings say.
+    /// Waits until this replica may answer, up to the time in the settings.
     async fn may_answer(&self) -> Result<(), NoAnswer> {
         self.0.leadership.wait(self.0.settings.patience).await?;
         if self.is_fresh() {
             return Ok(());
         }
         let mut progress = self.0.progress.subscribe();
-        // Who has just begun to answer reads everything anew first.
+        // A replica that has just begun to answer reads everything again first.
         let seen = progress.wait_for(|progress| progress.is_of(self.0.leadership.terms()));
         if tokio::time::timeout(self.0.settings.patience, seen)
             .await
@@ -318,8 +320,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Makes the view meet the question: in the embedded cluster, what was changed before it is waited for, and a pod
-    /// that nobody has made is made.
+    /// Brings the view up to date for the question: in the embedded cluster it waits for earlier changes, and creates
+    /// the pod of the question if it does not exist.
     async fn meet(&self, mut args: ExtenderArgs, body: &[u8]) -> Result<ExtenderArgs, String> {
         self.catch_up().await;
         if let Some(pod) = &mut args.pod
@@ -341,12 +343,12 @@ impl Scheduler {
         Ok(args)
     }
 
-    /// Time as the ledger counts it.
+    /// The time as the ledger counts it.
     fn now(&self) -> Duration {
         self.0.began.elapsed()
     }
 
-    /// Changes the ledger, and tells others what they should hear of it.
+    /// Changes the ledger, and passes on the notices that follow.
     fn change<T>(&self, change: impl FnOnce(&mut Ledger, Duration) -> T) -> T {
         let mut ledger = self.0.ledger.lock();
         let result = change(&mut ledger, self.now());
@@ -397,7 +399,7 @@ impl Scheduler {
                     tracing::warn!(namespace, quota = name, problem, "a quota cannot be read");
                 }
                 Notice::Expired { pod, node } => {
-                    tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %node, "a reservation that nobody bound expired");
+                    tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %node, "a reservation expired without a binding");
                     self.0.meters.expired();
                 }
                 Notice::GivenBack => self.0.meters.given_back(),
@@ -406,7 +408,7 @@ impl Scheduler {
         }
     }
 
-    /// After a defect of ours: what the ledger says may be half changed, so it is made anew from the API server before
+    /// Called after a defect in our code: the ledger may be half changed, so it is rebuilt from the API server before
     /// the next answer.
     fn break_off(&self) {
         self.0
@@ -415,12 +417,12 @@ impl Scheduler {
         self.0.broke.notify_one();
     }
 
-    /// What the pod asks for. Its uid is the one under which the ledger knows it.
+    /// The pod's request. Its uid is the one under which the ledger knows it.
     fn request(&self, pod: &Pod) -> Result<Request, RequestError> {
         kube_api::request::request(pod, &self.0.vendors, &self.0.settings.defaults)
     }
 
-    /// Lets go of what is held for too long, once in a while.
+    /// Periodically drops what has been held for too long.
     async fn expire(self) {
         let mut tick = tokio::time::interval(Duration::from_secs(1));
         loop {

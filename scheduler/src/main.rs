@@ -1,4 +1,4 @@
-//! The scheduler as a process: flags, the cluster, listeners, a signal to stop.
+//! The scheduler as a process: flags, the cluster, listeners, and the signal to stop.
 
 #![forbid(unsafe_code)]
 
@@ -73,7 +73,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     );
     if cluster.is_none() && !scheduler.has_match_conditions().await {
         tracing::warn!(
-            "this API server passes a webhook by that does not answer (it is older than Kubernetes 1.28): pods that did not pass admission fit nowhere"
+            "this API server skips a webhook that does not answer (it is older than Kubernetes 1.28): pods that did not pass admission fit nowhere"
         );
         scheduler.refuse_unadmitted(Arc::clone(&admission));
     }
@@ -148,7 +148,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves the GPU page on a listener of its own: to this machine, or to those who have the token.
+/// Serves the GPU page on its own listener: to this machine, or to clients with the token.
 async fn gpu_page(
     args: &Args,
     address: SocketAddr,
@@ -182,7 +182,7 @@ async fn gpu_page(
     }))
 }
 
-/// The assigner over the scheduler's ledger, where the flags ask for one.
+/// The assigner over the scheduler's ledger; none unless the flags ask for one.
 fn beside(args: &Args, scheduler: &Scheduler) -> Option<Assigner> {
     let settings = assigner::Settings {
         pin: args.assigner_pin,
@@ -207,7 +207,7 @@ async fn serve_assigner(args: &Args, assigner: &Assigner) -> anyhow::Result<Serv
     Ok(Serving::start(assigner, api, Some(ui), interval, 0.2))
 }
 
-/// Who has the token, or is on this machine: others see nothing of an embedded cluster.
+/// Restricts an embedded cluster to clients with the token, or to this machine.
 fn guarded(router: Router, listener: &Listener, args: &Args, flag: &str) -> anyhow::Result<Router> {
     embedded_cluster::guard(router, listener.address(), args.token.as_deref())
         .map_err(|error| anyhow!("{error} (--token, or {flag} 127.0.0.1:PORT)"))
@@ -223,7 +223,7 @@ async fn serve(
     let manners = Manners {
         connections: 4096,
         connections_per_address: 2048,
-        // Go's clients drop a connection after 90 s: whoever drops it first can lose a question.
+        // Go's clients drop an idle connection after 90 s. A server that drops it earlier can lose a request.
         head_timeout: Duration::from_secs(120),
         ..Manners::default()
     };
@@ -234,7 +234,7 @@ async fn serve(
     Ok(())
 }
 
-/// The certificate that the flags name.
+/// The certificate in the flags.
 fn tls(args: &Args) -> anyhow::Result<Option<Tls>> {
     let (Some(certificate), Some(key)) = (&args.cert_file, &args.key_file) else {
         return Ok(None);
@@ -292,8 +292,8 @@ fn defaults(args: &Args) -> Defaults {
     }
 }
 
-/// What nobody knows is found out now, and not by the first pod. (In a pod's annotations unknown words are the default,
-/// as in the reference: one pod is less than a cluster.)
+/// Refuses unknown words in the flags at the start, before a pod needs them. (In a pod's annotations unknown words mean
+/// the default, as in HAMi, because there they affect only one pod.)
 fn check_words(settings: &Settings) -> anyhow::Result<()> {
     let node = settings.defaults.node_policy.as_str();
     if !["binpack", "spread"].contains(&node) {
@@ -374,7 +374,8 @@ async fn on_cluster(
             "no cluster: --kubeconfig FILE names one, --embedded STATE.json runs without one",
         )?,
     };
-    // A call that is repeated in the dark is a binding that is refused: whoever calls decides.
+    // Repeating a call whose result is unknown would get a binding refused, so the caller of each call decides about
+    // retries.
     config.default_retry = false;
     let namespace = config.default_namespace.clone();
     let client = limit::client(config, args.kube_qps, args.kube_burst)

@@ -1,8 +1,9 @@
-//! What the scheduler shows at `/metrics`: every device, share and quota under the reference's names, and how the
-//! scheduler itself does. `docs/metrics.md` explains each series. Owns the names, the labels and the units; never
-//! decides, and never keeps an answer: each scrape shows a snapshot taken when it came.
+//! The scheduler's `/metrics`: every device, share and quota under HAMi's names, and the state of the scheduler itself.
+//! `docs/metrics.md` explains each series. Owns the names, labels and units. Each scrape shows a snapshot taken at its
+//! arrival.
 //!
-//! 5,000 nodes of 8 cards are 40 MB of text. So it is written in pieces while it is sent, and nowhere stands as a whole.
+//! 5,000 nodes of 8 GPUs make 40 MB of text, so it is written in pieces while it is sent, and never held in memory as a
+//! whole.
 
 mod page;
 mod series;
@@ -34,31 +35,31 @@ use crate::events;
 use crate::ledger::QuotaUse;
 use page::{Page, Piece};
 
-/// Prometheus gives up after 10 s by default; what is sent later reaches nobody.
+/// Prometheus gives up after 10 s by default, so later output would be lost.
 const PATIENCE: Duration = Duration::from_secs(9);
 
-/// Where the scheduler stands at one moment.
+/// The state of the scheduler at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// All nodes and what is taken of them.
+    /// All nodes, and what is taken of them.
     pub cluster: Cluster,
     /// The names of resources.
     pub vendors: Arc<Vendors>,
     /// MIG instances that an agent has made: their names on the node.
     pub instances: HashMap<InstanceAt, InstanceNames>,
-    /// Pods that asked and got nothing, by the most frequent reason (`CardInsufficientMemory`).
+    /// Pending pods that were refused, by their most frequent reason (`CardInsufficientMemory`).
     pub pending: BTreeMap<String, u64>,
-    /// Reservations made at filter that no binding has confirmed yet.
+    /// Reservations made at the filter without a confirmed binding.
     pub unconfirmed: u64,
-    /// Nodes with something that cannot be read.
+    /// Nodes with a report that cannot be read.
     pub broken_nodes: u64,
-    /// Pods with something that cannot be read.
+    /// Pods with an allocation that cannot be read.
     pub broken_pods: u64,
     /// Whether this replica answers.
     pub answers: bool,
     /// Whether its view of the cluster is complete.
     pub synced: bool,
-    /// What became of events.
+    /// The numbers of events by outcome.
     pub events: events::Counts,
     /// Nodes annotated to wake pending pods, since the start.
     pub woken: u64,
@@ -68,14 +69,14 @@ pub struct Snapshot {
     pub compute_tasks: Option<BTreeMap<&'static str, u64>>,
 }
 
-/// Where a MIG instance lies.
+/// The position of a MIG instance.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InstanceAt {
     /// Name of the node.
     pub node: String,
-    /// Identifier of the card.
+    /// The identifier of the GPU.
     pub device: String,
-    /// Where on the card.
+    /// The position on the GPU.
     pub span: Span,
 }
 
@@ -90,13 +91,13 @@ pub struct InstanceNames {
     pub compute_instance: String,
 }
 
-/// Where a snapshot comes from.
+/// The source of snapshots.
 pub trait Source: Send + Sync + 'static {
-    /// How things stand now. Runs off the threads that serve; whatever lock it takes it holds for a clone.
+    /// The current state. Called on a blocking thread; must hold a lock only for the time of a clone.
     fn snapshot(&self) -> Snapshot;
 }
 
-/// Which of the scheduler's verbs.
+/// A route that kube-scheduler calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verb {
     /// `POST /filter`.
@@ -109,18 +110,18 @@ pub enum Verb {
     Bind,
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// A node was found, the pod was bound, the question was answered.
+    /// A node was found, the pod was bound, or the question was answered.
     Ok,
     /// The pod asks for no device.
     NotOurs,
-    /// It fits nowhere.
+    /// The pod fits nowhere.
     NoNode,
-    /// The body could not be read, or what the pod asks for cannot be understood.
+    /// The body, or the pod's request, could not be understood.
     BadRequest,
-    /// Another replica answers, or the view of the cluster is not complete yet.
+    /// Another replica answers, or the cluster has not been read yet.
     NotReady,
     /// Something failed here, or the API server did not do what was asked.
     Failed,
@@ -162,7 +163,7 @@ struct RequestLabels {
     outcome: Outcome,
 }
 
-/// What handlers and the ledger count. A clone counts into the same series.
+/// The counters of handlers and of the ledger. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Meters {
     requests: Family<RequestLabels, Seconds>,
@@ -180,7 +181,7 @@ impl Default for Meters {
 impl Meters {
     /// All at 0.
     pub fn new() -> Self {
-        // From 0.1 ms, where a small cluster's filter is, to the 30 s after which kube-scheduler hangs up.
+        // From 0.1 ms, the time of a small cluster's filter, to 30 s, after which kube-scheduler hangs up.
         let seconds = || {
             Seconds::new([
                 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0,
@@ -195,19 +196,19 @@ impl Meters {
         }
     }
 
-    /// Shows, too, what became of these spans.
+    /// Adds the counters of these spans.
     #[must_use]
     pub fn with_traces(mut self, traces: Traces) -> Self {
         self.traces = traces;
         self
     }
 
-    /// A request has been answered.
+    /// Counts an answered request.
     pub fn answered(&self, verb: Verb, outcome: Outcome, took: Duration) {
         self.answered_in(verb, outcome, took, None);
     }
 
-    /// A request of this trace has been answered.
+    /// Counts an answered request of this trace.
     pub fn answered_in(
         &self,
         verb: Verb,
@@ -220,12 +221,12 @@ impl Meters {
             .observe(took, trace);
     }
 
-    /// A reservation was dropped because no binding came.
+    /// Counts a reservation that was dropped because no binding came.
     pub fn expired(&self) {
         self.expired.inc();
     }
 
-    /// A reservation was dropped because its pod was not scheduled, or is gone, before it was bound.
+    /// Counts a reservation that was dropped because its pod was not scheduled, or disappeared, before the binding.
     pub fn given_back(&self) {
         self.given_back.inc();
     }
@@ -261,7 +262,7 @@ struct Exposition {
     turn: Arc<Semaphore>,
 }
 
-/// `GET /metrics`. With `legacy` the reference's older names stand beside the present ones.
+/// `GET /metrics`. With `legacy` it also has HAMi's older names.
 pub fn routes(source: Arc<dyn Source>, meters: Meters, legacy: bool) -> Router {
     let exposition = Exposition {
         source,
@@ -290,7 +291,7 @@ async fn scrape(State(exposition): State<Arc<Exposition>>, headers: HeaderMap) -
     tokio::task::spawn_blocking(move || {
         let _permit = permit;
         let mut page = Page::new(|piece| {
-            // The other end is gone, or takes nothing: nobody reads on.
+            // The client has closed the connection or stopped reading.
             runtime
                 .block_on(pieces.send_timeout(piece, PATIENCE))
                 .map_err(|_| fmt::Error)
@@ -305,7 +306,7 @@ async fn scrape(State(exposition): State<Arc<Exposition>>, headers: HeaderMap) -
         match sent.recv().await {
             Some(Piece::More(bytes)) => Some((Ok(bytes), Some(sent))),
             Some(Piece::End) => None,
-            // Without this a scrape that broke off would look whole.
+            // The error makes the client notice that the scrape is incomplete.
             None => Some((Err(io::Error::other("the scrape broke off")), None)),
         }
     });

@@ -1,5 +1,6 @@
-//! `/preempt`: whether the pods that kube-scheduler would evict make room, and who else has to go. It does not know
-//! what a GPU holds, so it may name too few, or evict in vain. Never evicts anybody.
+//! `/preempt`: whether evicting the pods that kube-scheduler names makes room, and which other pods have to go.
+//! kube-scheduler does not know what a GPU holds, so it may name too few pods, or evict in vain. Nothing is evicted
+//! here.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +11,10 @@ use crate::Scheduler;
 use crate::ledger::Ledger;
 
 impl Scheduler {
-    /// The nodes on which evicting makes room, and whom: those that kube-scheduler named, and as few pods of lower
-    /// priority beside them as are needed; a named one whom these make needless stays. How many disruption budgets the added ones break is not known here, so the
-    /// count is kube-scheduler's.
+    /// The nodes on which an eviction makes room, with the victims: the pods that kube-scheduler named, and as few
+    /// further pods of lower priority as needed. A named pod that becomes needless because of the further ones stays.
+    /// The number of disruption budgets that the further ones break is not known here, so kube-scheduler's count is
+    /// passed on.
     ///
     /// # Errors
     ///
@@ -47,7 +49,7 @@ impl Scheduler {
     }
 }
 
-/// Whom to evict from the node; nothing where that is in vain.
+/// The victims on the node; none where an eviction would be in vain.
 fn make_room(
     ledger: &Ledger,
     request: &Request,
@@ -64,7 +66,7 @@ fn make_room(
         Err(_) => {}
     }
     let mut others = evictable(ledger, cluster, request, priority, node, &given);
-    // Those of the lowest priority go first; of several the one that holds most, so that few have to go.
+    // The pods of the lowest priority go first; among equals the one that holds the most, so that few have to go.
     others.sort_by(|a, b| (a.priority, b.holds, a.uid).cmp(&(b.priority, a.holds, b.uid)));
     let all: Vec<&str> = given
         .iter()
@@ -72,7 +74,7 @@ fn make_room(
         .chain(others.iter().map(|other| other.uid))
         .collect();
     fits(&all).ok()?;
-    // Whoever can stay, stays: the most important first.
+    // A pod that can stay, stays, the most important one first.
     let mut going = others;
     for at in (0..going.len()).rev() {
         let without: Vec<&str> = given
@@ -101,9 +103,9 @@ fn make_room(
     Some(uids)
 }
 
-/// Those named ones that can stay: whose devices are not needed, and instead of whom the added ones free at least as
-/// much of all that kube-scheduler counts. (Host ports and affinities are not looked at: where one of them was why a pod
-/// was named, kube-scheduler names it again.)
+/// The named pods that can stay: their devices are not needed, and the further victims free at least as much of every
+/// resource that kube-scheduler counts. (Host ports and affinities are not checked: if a pod was named for one of them,
+/// kube-scheduler names it again.)
 fn spared<'a>(
     ledger: &Ledger,
     named: &[&'a str],
@@ -121,7 +123,7 @@ fn spared<'a>(
     }
     let mut staying: Vec<&str> = Vec::new();
     for uid in named {
-        // Of a pod that holds no devices it is not known what it frees.
+        // It is not known what a pod without devices frees.
         let Some((_, counted)) = ledger.bound_pod(uid) else {
             continue;
         };

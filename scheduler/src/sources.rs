@@ -1,5 +1,5 @@
-//! The scheduler as others ask it: for `/metrics`, for `/explain`, for the quotas that admission looks at. Each gets a
-//! copy, so that no question of theirs holds up an answer to kube-scheduler for longer than a clone takes.
+//! Read access to the scheduler: for `/metrics`, for `/explain`, and for admission's quota check. Each reader gets a
+//! copy, so that it delays an answer to kube-scheduler only for the time of a clone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -101,7 +101,8 @@ impl explain::Source for Scheduler {
             compute_quotas,
             vendors: Arc::clone(&self.0.vendors),
             defaults: settings.defaults.clone(),
-            // Whoever asks the embedded cluster's scheduler for a pod means this one, whatever the pod says.
+            // A question to the embedded cluster's scheduler about a pod always means this scheduler, whichever name
+            // the pod has.
             scheduler_name: match self.0.embedded {
                 Some(_) => String::new(),
                 None => settings.scheduler_name.clone(),
@@ -113,8 +114,8 @@ impl explain::Source for Scheduler {
 }
 
 impl Scheduler {
-    /// Whether the API server knows match conditions, without which a webhook that is down is passed by: Kubernetes
-    /// 1.28 and later. One that does not answer is taken for a present one.
+    /// Whether the API server knows match conditions: Kubernetes 1.28 and later. Without them a webhook that is down is
+    /// skipped. An API server that does not answer counts as a current one.
     pub async fn has_match_conditions(&self) -> bool {
         let version = self.0.client.apiserver_version();
         let version = tokio::time::timeout(self.0.settings.patience, version).await;
@@ -158,7 +159,7 @@ impl assigner::Books for Scheduler {
 }
 
 impl Scheduler {
-    /// The assigner over this scheduler's ledger; none where reservations by label do not count.
+    /// The assigner over this scheduler's ledger; none where claims do not count.
     pub fn assigner(&self, settings: assigner::Settings) -> Option<assigner::Assigner> {
         let claims = self.0.settings.claims.as_ref()?;
         let store = claims.store(&self.0.client, self.0.settings.kube_timeout);

@@ -1,5 +1,5 @@
-//! Keeps the ledger up with the API server: nodes, pods, quotas and the Leases of reserved GPUs, by lists and watches that begin again by
-//! themselves. Never answers anybody and never decides.
+//! Keeps the ledger up to date with the API server: nodes, pods, quotas and the Leases of claims, by lists and watches
+//! that restart by themselves.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -20,41 +20,41 @@ use tokio::task::JoinSet;
 use crate::Scheduler;
 use crate::ledger::{Ledger, named, uid_of};
 
-/// What is watched, in the order of [`Progress`]' figures.
+/// The kinds of watched objects, in the order of the arrays in [`Progress`].
 pub(crate) const KINDS: [&str; 4] = ["nodes", "pods", "resourcequotas", "leases"];
 
-/// What has ended holds nothing, and is not read.
+/// Pods that have ended hold nothing, and are not read.
 pub(crate) const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 const MOST_PAUSE: Duration = Duration::from_secs(10);
 
-/// How far the view has come with each kind of object.
+/// How much has been read of each kind of object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// In which term of this replica's leadership reading began.
+    /// The term of this replica's leadership in which reading began.
     term: Option<u64>,
-    /// Whether all of the kind was read.
+    /// Whether the kind's first list is complete.
     listed: [bool; 4],
-    /// The version of the newest that was read.
+    /// The newest resource version that was read.
     pub(crate) seen: [u64; 4],
-    /// Why nothing is read, as far as that is known.
+    /// Why a kind cannot be read, if known.
     trouble: [String; 4],
 }
 
 impl Progress {
-    /// Whether all of each kind was read.
+    /// Whether the first list of every kind is complete.
     pub fn is_synced(&self) -> bool {
         self.listed.iter().all(|listed| *listed)
     }
 
-    /// Whether all of each kind was read since this term began.
+    /// Whether the first list of every kind is complete since this term began.
     pub(crate) fn is_of(&self, term: u64) -> bool {
         self.is_synced() && self.term >= Some(term)
     }
 
-    /// What was not read yet, and why.
+    /// The kinds that have not been read yet, and why.
     pub(crate) fn missing(&self) -> String {
         let missing: Vec<String> = KINDS
             .iter()
@@ -72,24 +72,24 @@ impl Progress {
     }
 }
 
-/// What the ledger does with one kind of object.
+/// How one kind of object enters the ledger.
 trait Watched:
     kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static
 {
     /// Position in [`KINDS`].
     const KIND: usize;
-    /// What tells one from another.
+    /// The object's identity.
     fn key(&self) -> Arc<str>;
-    /// `listed` says how far the clocks of this machine and of the object's writer may differ, where the object was
-    /// there before it was watched.
+    /// Puts the object into the ledger. `listed` is given for an object that existed before it was watched: how far
+    /// this machine's clock and the writer's may differ.
     fn set(self, ledger: &mut Ledger, now: Duration, listed: Option<SignedDuration>);
     fn remove(&self, ledger: &mut Ledger);
-    /// Whether the ledger keeps anything of it, so that its going has to be noticed after a list.
+    /// Whether the ledger keeps anything of the object, so that its disappearance must be noticed after a list.
     fn matters(key: &str, ledger: &Ledger) -> bool {
         let _ = (key, ledger);
         true
     }
-    /// A list is complete.
+    /// A list is complete: drops the objects that are not in it.
     fn keep(
         ledger: &mut Ledger,
         listed: &HashSet<Arc<str>>,
@@ -217,8 +217,8 @@ impl Watched for Lease {
 }
 
 impl Scheduler {
-    /// Keeps the ledger up with the API server until the future is dropped. Whoever begins to answer reads everything
-    /// anew first; whoever ceases to lets go of what nobody bound.
+    /// Keeps the ledger up to date with the API server until the future is dropped. A replica that begins to answer
+    /// first reads everything again; a replica that stops answering drops the reservations without a binding.
     pub async fn follow(&self) {
         let mut term = self.0.leadership.terms();
         let mut tasks = self.start_view(term);
@@ -226,7 +226,7 @@ impl Scheduler {
             let now = self.0.leadership.terms();
             if now != term {
                 tracing::info!("this replica answers from here on");
-                // From an earlier term: nobody binds it any more.
+                // Reservations of an earlier term will not be bound any more.
                 self.change(|ledger, _| ledger.forget_unbound());
                 term = now;
                 tasks = self.start_view(term);
@@ -238,7 +238,7 @@ impl Scheduler {
                         self.change(|ledger, _| ledger.forget_unbound());
                     }
                 }
-                // A change between two looks is seen by the term.
+                // A change of leadership between two checks shows in the term.
                 () = tokio::time::sleep(LOOK_EVERY) => {}
                 () = self.0.broke.notified() => {
                     tracing::error!("the ledger is made anew");
@@ -247,7 +247,7 @@ impl Scheduler {
                     tasks = self.start_view(term);
                 }
                 ended = tasks.join_next() => {
-                    // A watch never ends by itself.
+                    // A watch never ends by itself, so this is a defect.
                     tracing::error!(?ended, "a view ended");
                     tokio::time::sleep(LEAST_PAUSE).await;
                     self.break_off();
@@ -350,8 +350,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes the object into the ledger. A defect of ours in reading one object is not the others' loss: as if it were
-    /// not there.
+    /// Puts the object into the ledger. If our code panics on one object, that object is left out and the others are
+    /// not affected.
     fn set<K: Watched>(&self, object: K, listed: Option<SignedDuration>) {
         let key = object.key();
         let set = AssertUnwindSafe(|| self.change(|ledger, now| object.set(ledger, now, listed)));

@@ -1,7 +1,8 @@
-//! Tells kube-scheduler that there is room again where it cannot know: a reservation expired or was given back without
-//! any pod or node having changed. A pod that nobody could place is looked at again only when something that it waits
-//! for changes, or after five minutes; a node's annotation is such a change. Owns when and how often; never decides
-//! whether there is room. Pods that were refused without our being asked are `nudge`'s.
+//! Tells kube-scheduler about room that it cannot know of: a reservation expired or was given back, but no pod or node
+//! changed. kube-scheduler tries an unschedulable pod again only when something that the pod waits for changes, or
+//! after five minutes; an annotation of a node is such a change. This module decides when and how often to write one;
+//! the ledger knows whether there is room. `nudge` handles pods that kube-scheduler refused without calling the
+//! extender.
 
 mod nudge;
 
@@ -20,20 +21,20 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Between two annotations of one node.
+/// The least time between two annotations of one node.
 const EVERY_OF_NODE: Duration = Duration::from_secs(1);
 
-/// Between any two annotations: a whole cluster that becomes free does not flood the API server.
+/// The least time between any two annotations, so that a whole cluster that becomes free does not flood the API server.
 const EVERY: Duration = Duration::from_millis(50);
 
-/// Before the first look at a node, so that what is freed together is told once, and a pod that was refused just
-/// before counts as waiting.
+/// The wait before the first annotation of a node, so that several releases are announced together, and a pod that was
+/// refused just before counts as waiting.
 const DELAY: Duration = Duration::from_millis(100);
 
-/// How long one call may take.
+/// The time limit of one call.
 const CALL: Duration = Duration::from_secs(5);
 
-/// Wakes pending pods. A clone works on the same queue.
+/// Wakes pending pods. Clones share one queue.
 #[derive(Clone)]
 pub struct Waker(Option<Arc<Handle>>);
 
@@ -58,7 +59,7 @@ impl Drop for Handle {
 
 #[derive(Default)]
 struct WakerState {
-    /// Nodes with room that nobody was told of, and when each may be told of.
+    /// Nodes with room that kube-scheduler has not been told of, and when to announce each.
     freed: Mutex<HashMap<String, Due>>,
     news: Notify,
     waiting: AtomicUsize,
@@ -74,7 +75,7 @@ struct Due {
 }
 
 impl Waker {
-    /// Starts the tasks that tell. Needs a running tokio.
+    /// Starts the tasks that announce. Needs a running tokio.
     pub fn start(client: kube::Client) -> Self {
         let shared = Arc::new(WakerState::default());
         let nudging = nudge::run(
@@ -95,22 +96,21 @@ impl Waker {
         })))
     }
 
-    /// Wakes nobody.
+    /// Wakes no pods.
     pub fn silent() -> Self {
         Self(None)
     }
 
-    /// How many pods asked for devices and got none, and wait. While it is 0, nobody is woken. Whoever calls this counts
-    /// under the lock under which it refuses and frees, so that no pod falls between the two.
+    /// Sets the number of pods that asked for devices, got none, and wait. While it is 0, no pod is woken. The caller
+    /// must hold the lock under which it refuses and frees, so that no pod is missed between the two.
     pub fn waiting(&self, pods: usize) {
         if let Some(handle) = &self.0 {
-            // Relaxed: the task looks again DELAY after any news.
+            // Relaxed: the task reads it again DELAY after any news.
             handle.shared.waiting.store(pods, Ordering::Relaxed);
         }
     }
 
-    /// There is room on the node that there was not before, and no pod or node has changed that kube-scheduler watches.
-    /// Returns at once.
+    /// Announces room on the node that no watched change of a pod or node shows to kube-scheduler. Returns at once.
     pub fn freed(&self, node: &str) {
         let Some(handle) = &self.0 else { return };
         let at = Instant::now() + DELAY;
@@ -124,21 +124,21 @@ impl Waker {
         handle.shared.news.notify_one();
     }
 
-    /// The kubelet of the node counts more slots than before, and kube-scheduler has refused the pod: it and all that
-    /// matter less are tried again. Returns at once.
+    /// Announces that the node's kubelet counts more slots than before. `pod` was refused by kube-scheduler; it and all
+    /// pods of the same or lower priority are tried again. Returns at once.
     pub fn more_slots(&self, node: &str, pod: &placement::Pod) {
         if let Some(handle) = &self.0 {
             handle.shared.nudges.want(node, pod);
         }
     }
 
-    /// How many times kube-scheduler was told since the start.
+    /// How many announcements were made since the start.
     pub fn woken(&self) -> u64 {
         let woken = |handle: &Arc<Handle>| handle.shared.woken.load(Ordering::Relaxed);
         self.0.as_ref().map_or(0, woken)
     }
 
-    /// How many could not be written at their first try.
+    /// How many announcements failed at their first try.
     pub fn failed(&self) -> u64 {
         let failed = |handle: &Arc<Handle>| handle.shared.failed.load(Ordering::Relaxed);
         self.0.as_ref().map_or(0, failed)
@@ -146,14 +146,14 @@ impl Waker {
 }
 
 fn count(counter: &AtomicU64) {
-    // Relaxed: the counter guards no other memory.
+    // Relaxed: the counter orders no other memory.
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
 struct Task {
     client: kube::Client,
     shared: Arc<WakerState>,
-    /// When each node was last told of; older than `EVERY_OF_NODE` is forgotten.
+    /// When each node was last announced; entries older than `EVERY_OF_NODE` are removed.
     told: HashMap<String, Instant>,
     last: i64,
 }
@@ -183,7 +183,7 @@ impl Task {
         }
     }
 
-    /// The node that may be told of first.
+    /// The node that may be announced first.
     fn earliest(&mut self) -> Option<(String, Due)> {
         let now = Instant::now();
         self.told
@@ -201,7 +201,8 @@ impl Task {
     }
 
     async fn tell(&mut self, node: String, due: Due) {
-        // Two in one millisecond, or a clock that was set back, still make a change.
+        // The value grows even for two announcements in one millisecond, or after the clock was set back, so that each
+        // is a change.
         self.last = Timestamp::now().as_millisecond().max(self.last + 1);
         let api: Api<Node> = Api::all(self.client.clone());
         let patch = Patch::Merge(json!({
@@ -218,7 +219,7 @@ impl Task {
                 self.told.insert(node, Instant::now());
                 return;
             }
-            // There is no such node any more, or we may not: trying again changes nothing.
+            // The node is gone, or the write is forbidden: a retry would not help.
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403 | 404 | 422) => {
                 tracing::warn!(%node, reason = %status.message, "pending pods not woken");
                 return;

@@ -1,4 +1,4 @@
-//! The assigner's routes. Every body is read as far as its length allows; refusals have the documented shapes.
+//! The assigner's routes. Bodies are read up to a limit; refusals have the documented shapes.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use server::Bodies;
 use crate::assigner::page::Devices;
 use crate::assigner::{Assigner, review};
 
-/// What an API server sends at most: an object and the one before it, 1.5 MiB each.
+/// An API server sends at most an object and its previous version, 1.5 MiB each.
 const BODIES: Bodies = Bodies {
     bytes: 8 << 20,
     time: std::time::Duration::from_secs(30),
     together: 64 << 20,
 };
 
-/// For the API server: `/mutate`, `/finalize`, `/devices`, and how the process is.
+/// For the API server: `/mutate`, `/finalize`, `/devices`, and the process's health.
 pub fn api(assigner: &Assigner) -> Router {
     let routes = Router::new()
         .route("/mutate", post(mutate))
@@ -37,7 +37,7 @@ pub fn ui(assigner: &Assigner) -> Router {
     both(assigner).merge(pages::assigner::router(Arc::new(assigner.clone())))
 }
 
-/// What both listeners serve.
+/// The routes of both listeners.
 fn both(assigner: &Assigner) -> Router {
     limited(shared(assigner))
         .merge(
@@ -51,7 +51,7 @@ fn both(assigner: &Assigner) -> Router {
         ))
 }
 
-/// `/finalize` and `/devices`, to be merged into the routes of another door.
+/// `/finalize` and `/devices`, to be merged into another listener's routes.
 pub fn shared(assigner: &Assigner) -> Router {
     Router::new()
         .route("/finalize", post(finalize))

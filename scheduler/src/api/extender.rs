@@ -1,4 +1,4 @@
-//! The verbs that kube-scheduler calls. Every answer has the shape that the caller reads, also where it is a refusal.
+//! The routes that kube-scheduler calls. Every answer, including a refusal, has the shape that the caller reads.
 
 use std::time::Instant;
 
@@ -20,7 +20,8 @@ use crate::filter::Answer;
 use crate::metrics::{Outcome, Verb};
 use crate::{Scheduler, spans};
 
-/// A body above this is worked on beside the threads that serve: whole nodes by the thousands take a while.
+/// A larger body is handled on a blocking thread, away from the threads that serve: thousands of whole nodes take a
+/// while.
 const LARGE: usize = 1 << 20;
 
 /// A node that does not fit is an answer, not an error: kube-scheduler shows its reason to the user.
@@ -124,7 +125,7 @@ pub(super) async fn bind(State(scheduler): State<Scheduler>, body: Bytes) -> Res
     error(StatusCode::OK, why)
 }
 
-/// The question, once it may be answered.
+/// Decodes the question, once this replica may answer it.
 async fn ready<T: DeserializeOwned>(
     scheduler: &Scheduler,
     verb: Verb,
@@ -151,7 +152,7 @@ fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
         .map_err(|error| format!("the request's body cannot be read: {error}"))
 }
 
-/// A request on its way to being counted.
+/// Counts a request when its outcome is known.
 struct Count<'a> {
     scheduler: &'a Scheduler,
     verb: Verb,

@@ -1,5 +1,5 @@
-//! The routes of the simulator. A handler decodes, asks, encodes; what HTTP asks of all of them (CORS, errors in one
-//! form, `405` for `HEAD`) stands beside the routes.
+//! The simulator's routes. A handler decodes, calls and encodes; the HTTP rules for all of them (CORS, one form of
+//! errors, `405` for `HEAD`) stand beside the routes.
 
 mod answers;
 mod browsers;
@@ -26,14 +26,14 @@ use self::cors::allow as cors;
 pub use self::origins::Origins;
 use crate::simulator::{Import, Merge, Pages, Refusal, Simulator, Starts};
 
-/// How often a stream of Server-Sent Events says that it is there.
+/// How often a stream of Server-Sent Events sends a sign of life.
 const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(15);
 
 /// The longest body of one object that an API server reads, in bytes.
 const MOST_OBJECT: usize = 3 << 20;
 
-/// All routes of the simulator's listener: its own, the API of its cluster, and the web page. Must be called in a Tokio
-/// runtime: the page follows the cluster.
+/// All routes of the simulator's listener: its own, its cluster's API, and the web page. Must be called in a Tokio
+/// runtime, because the page follows the cluster.
 pub fn routes(simulator: &Simulator, origins: Origins, bodies: Bodies) -> Router {
     let own = Router::new()
         .route(
@@ -56,12 +56,12 @@ pub fn routes(simulator: &Simulator, origins: Origins, bodies: Bodies) -> Router
     cors(origins, bodies.limit_answering(own, error).merge(cluster))
 }
 
-/// All routes of the listener of the cluster alone.
+/// All routes of the listener that serves only the cluster.
 pub fn kubernetes(simulator: &Simulator, origins: Origins, bodies: Bodies) -> Router {
     cors(origins, of_kubernetes(simulator.cluster().router(), bodies))
 }
 
-/// Behind the limit of an API server, whose words are used for a body that is too long.
+/// Applies an API server's body limit, with an API server's words for a body that is too long.
 fn of_kubernetes(router: Router, bodies: Bodies) -> Router {
     let bodies = Bodies {
         bytes: MOST_OBJECT.min(bodies.bytes),
@@ -78,7 +78,7 @@ fn of_kubernetes(router: Router, bodies: Bodies) -> Router {
     })
 }
 
-/// Other methods are refused in this API's form, `HEAD` among them.
+/// Refuses other methods, `HEAD` among them, in this API's form.
 fn only(methods: &'static str, routes: MethodRouter<Simulator>) -> MethodRouter<Simulator> {
     let refuse = move || async move {
         let answer = error(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
@@ -87,7 +87,7 @@ fn only(methods: &'static str, routes: MethodRouter<Simulator>) -> MethodRouter<
     routes.head(refuse).fallback(refuse)
 }
 
-/// `/` is the page for those who ask for a page, and for other clients what it is in the reference: nothing.
+/// Serves the page at `/` to clients that accept HTML. Other clients get what the reference answers there: nothing.
 async fn for_browsers(request: Request, next: Next) -> Response {
     if request.uri().path() == "/" && !accepts(request.headers(), "text/html") {
         return not_found().await;
@@ -95,7 +95,7 @@ async fn for_browsers(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Whether the client names this type among those that it wants.
+/// Whether the client's `Accept` names this type.
 fn accepts(headers: &HeaderMap, kind: &str) -> bool {
     headers
         .get_all(ACCEPT)
@@ -108,7 +108,7 @@ async fn not_found() -> Response {
     error(StatusCode::NOT_FOUND, "Not Found")
 }
 
-/// A path below `/api/v1` that no route serves is answered as the simulator answers, and not as a Kubernetes API does.
+/// Answers an unknown path below `/api/v1` in the simulator's form, not in a Kubernetes API's.
 async fn known(State(simulator): State<Simulator>, request: Request, next: Next) -> Response {
     let below = request.uri().path().strip_prefix("/api/v1/");
     let first = below.and_then(|path| path.split('/').next());
@@ -124,7 +124,7 @@ async fn configuration(State(simulator): State<Simulator>) -> Response {
     json(&simulator.setup().shown)
 }
 
-/// Where the reference answers 500, this does so, too, and says why.
+/// Answers 500 where the reference does, with a reason.
 async fn configure(
     State(simulator): State<Simulator>,
     headers: HeaderMap,
@@ -166,7 +166,7 @@ async fn import(
     Ok(empty(StatusCode::OK))
 }
 
-/// JSON lines, or Server-Sent Events for those who ask for them.
+/// JSON lines, or Server-Sent Events for clients that accept them.
 async fn list_watch(
     State(simulator): State<Simulator>,
     uri: Uri,
@@ -191,7 +191,7 @@ fn parameters(uri: &Uri) -> Result<Vec<(String, String)>, Refusal> {
         .map_err(|why| Refusal::Unreadable(format!("the query cannot be read: {why}")))
 }
 
-/// Passes a question on to an extender of the configuration. The scheduling loop asks extenders itself.
+/// Passes a request on to an extender of the configuration. The scheduling loop calls extenders itself.
 async fn extender(
     State(simulator): State<Simulator>,
     Path((verb, id)): Path<(String, String)>,
@@ -212,7 +212,7 @@ async fn extender(
     }
 }
 
-/// A body of JSON; no body is an empty object.
+/// A JSON body; an empty body is an empty object.
 fn decode(headers: &HeaderMap, body: &[u8]) -> Result<Value, Refusal> {
     if body.is_empty() {
         return Ok(Value::Object(serde_json::Map::new()));

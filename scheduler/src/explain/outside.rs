@@ -13,7 +13,7 @@ use super::View;
 const AGENT_LABEL: (&str, &str) = ("gpu", "on");
 
 /// What a pod lacks that seems to ask for nothing.
-pub(super) enum NobodyHas {
+pub(super) enum NowhereFound {
     /// All there is.
     Nothing,
     /// It asks for this resource, which is nobody's.
@@ -23,8 +23,8 @@ pub(super) enum NobodyHas {
 }
 
 /// Adds a line for each resource that no vendor and no node has. The answer is about the first.
-pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> NobodyHas {
-    let mut first = NobodyHas::Nothing;
+pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> NowhereFound {
+    let mut first = NowhereFound::Nothing;
     let mut told = BTreeSet::new();
     let spec = &pod.spec;
     for container in spec.init_containers.iter().chain(&spec.containers) {
@@ -32,8 +32,8 @@ pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> Nobo
             if !told.insert(resource) {
                 continue;
             }
-            if matches!(first, NobodyHas::Nothing) {
-                first = NobodyHas::Resource(resource.to_owned());
+            if matches!(first, NowhereFound::Nothing) {
+                first = NowhereFound::Resource(resource.to_owned());
             }
             let nearest = view
                 .vendors
@@ -62,8 +62,8 @@ pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> Nobo
             if let (Some(share), Some(count), false) =
                 (share, row.resource(Role::Count), has(Role::Count))
             {
-                if matches!(first, NobodyHas::Nothing) {
-                    first = NobodyHas::Count(count.to_owned());
+                if matches!(first, NowhereFound::Nothing) {
+                    first = NowhereFound::Count(count.to_owned());
                 }
                 notes.push(format!(
                     "container {} has {} and no {count}: the webhook puts the count there, and has not seen this pod",

@@ -1,10 +1,11 @@
-//! Makes kube-scheduler try pods again that it refused without asking us. Owns when and how; never decides which pod.
+//! Makes kube-scheduler try pods again that it refused without calling the extender. Decides when and how; the caller
+//! decides which pod.
 //!
-//! kube-scheduler tries such a pod again when a node's allocatable amounts grow, if the pod fits then by *all* that it
-//! asks for. That look counts the extender's own resources (`nvidia.com/gpumem`), although its filter ignores them, and
-//! no node has any: so a pod that was refused for its count of slots is not tried again when the slots come. What it
-//! does heed is a pod that loses its nominated node: then it tries all refused pods of that priority and below. A pod
-//! without a node is nominated here for one, and then for none. docs/decisions/0007-a-pod-is-nominated-to-be-tried.md
+//! kube-scheduler tries such a pod again when a node's allocatable amounts grow, if the pod then fits by *all* of its
+//! requests. That check counts the extender's own resources (`nvidia.com/gpumem`), although the filter ignores them,
+//! and no node has any. So a pod that was refused for its count of slots is not tried again when slots are added. But
+//! when a pod loses its nominated node, kube-scheduler tries all refused pods of that priority and below. So here a pod
+//! without a node is nominated for a node, and then for none. docs/decisions/0007-a-pod-is-nominated-to-be-tried.md
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -19,23 +20,23 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{CALL, DELAY, count};
 
-/// From one nudge to the next while its pod has no node: kube-scheduler's watch of the node may be behind ours, and then
-/// it judges the pod by the node as it was.
+/// The pauses between nudges while the pod has no node: kube-scheduler's watch of the node may lag behind ours, and
+/// then it judges the pod by the old state of the node.
 const AGAIN: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(8)];
 
-/// Between any two nudges: each makes kube-scheduler try many pods.
+/// The least time between any two nudges, because each makes kube-scheduler try many pods.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The longest pause after calls that failed.
 const MOST_PAUSE: Duration = Duration::from_secs(30);
 
-/// A pod that is to be nudged.
+/// A pod to nudge.
 #[derive(Debug, Clone)]
 struct Nudge {
     pod: placement::Pod,
     node: String,
     at: Instant,
-    /// How many nudges it has had.
+    /// How many times it has been nudged.
     done: usize,
 }
 
@@ -47,12 +48,12 @@ pub(super) struct Nudges {
 }
 
 impl Nudges {
-    /// The pod is to be tried again, since that node has more slots. Replaces the pod before it: one nudge makes
+    /// Asks for a nudge of the pod, because the node has more slots. Replaces a pod that waits: one nudge makes
     /// kube-scheduler try all of them.
     pub(super) fn want(&self, node: &str, pod: &placement::Pod) {
         let mut next = self.next.lock();
         let at = Instant::now() + DELAY;
-        // A stream of news does not put the nudge off.
+        // The time of a waiting nudge stays, so that frequent news cannot postpone it for ever.
         let at = match &*next {
             Some(waiting) if waiting.done == 0 => waiting.at.min(at),
             _ => at,
@@ -68,17 +69,17 @@ impl Nudges {
     }
 }
 
-/// What a look at the pod, or a change of it, came to.
+/// The outcome of reading or changing the pod.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// It has a node, or is gone, or is nominated by another, or may not be changed.
+    /// No nudge is needed: the pod has a node, is gone, is nominated by another program, or may not be changed.
     Needless,
     /// The API server did not answer, or another writer was faster.
     Failed(String),
 }
 
-/// Nudges until it is dropped.
+/// Runs until it is dropped.
 pub(super) async fn run(
     client: kube::Client,
     nudges: Arc<Nudges>,
@@ -133,8 +134,8 @@ pub(super) async fn run(
     }
 }
 
-/// Nominates the pod for the node, and for none again. Only the second matters to kube-scheduler, and what the first
-/// reserves there for the pod lasts as long as the two calls.
+/// Nominates the pod for the node, and then for none. kube-scheduler reacts only to the second change. The first
+/// reserves room for the pod on the node, but only for the time between the two calls.
 async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Outcome {
     let api: Api<Pod> = Api::namespaced(client.clone(), &nudge.pod.namespace);
     let pod = match timeout(CALL, api.get_opt(&nudge.pod.name)).await {
@@ -162,7 +163,7 @@ async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Outcome {
     if named == Outcome::Needless {
         return named;
     }
-    // Also where nobody knows what became of the first. It keeps room for the pod, so it does not stay.
+    // The nomination keeps room for the pod, so it is withdrawn even where the outcome of the first call is unknown.
     let mut pause = EVERY;
     loop {
         match nominate(&api, &nudge.pod, Value::Null, None).await {

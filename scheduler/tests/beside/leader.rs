@@ -89,7 +89,7 @@ async fn the_one_beside_the_holder_answers_and_no_other() {
     sleep(Duration::from_secs(3)).await;
     assert!(matches!(
         leadership.answers(),
-        Err(NotLeader::Nobody { .. })
+        Err(NotLeader::NoHolder { .. })
     ));
 
     leases(&api)
